@@ -1,0 +1,149 @@
+"""The ``gpuaug`` command."""
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+INTERRUPTED = 130  # 128 + SIGINT, what a shell reports
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status.
+
+    Args:
+        arguments: The command line without the program's name; ``sys.argv`` when left out.
+    """
+    parser = argparse.ArgumentParser(prog="gpuaug", description="Feed a training loop from the GPU side.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    _add_bench(commands)
+    try:
+        options = parser.parse_args(arguments)
+        status: int = options.run(options)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return status
+
+
+def _add_bench(commands: Any) -> None:
+    parser = commands.add_parser(
+        "bench",
+        help="measure training loops on real photographs, with and without gpuaug",
+        description="Measures three uses on real photographs: training a classifier, training a head on a frozen "
+        "encoder, and augmentation alone. Takes about two minutes, and downloads nothing.",
+    )
+    parser.add_argument("--data", type=Path, help="your own images, in a folder of class folders")
+    parser.add_argument("--device", type=_device, help="where to train (default: cuda, or cpu without it)")
+    parser.add_argument("--batch-size", type=_at_least(int, 1), help="images a step (default: by device)")
+    parser.add_argument("--workers", type=_at_least(int, 0), help="DataLoader workers (default: by cores)")
+    parser.add_argument("--seconds", type=_at_least(float, 0.001), help="length of a window (default: by device)")
+    parser.add_argument("--repeats", type=_at_least(int, 1), default=5, help="rounds of windows (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write the result here, with hardware, versions and commit")
+    parser.set_defaults(run=lambda options: _bench(parser, options))
+
+
+def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    missing = [name for name in ("kornia", "rich", "skimage", "torchvision") if importlib.util.find_spec(name) is None]
+    if missing:
+        print(
+            f"gpuaug bench must find kornia, rich, skimage and torchvision, got no {' and no '.join(missing)}. "
+            "Run: pip install 'gpuaug[bench]'",
+            file=sys.stderr,
+        )
+        return 2
+    from rich.console import Console
+
+    from gpuaug.bench import results
+    from gpuaug.bench.environment import environment
+    from gpuaug.bench.loops import cores_shared, setup_for
+    from gpuaug.bench.photos import class_folders, photographs
+    from gpuaug.bench.uses import three_uses
+
+    device = options.device or _device("cuda" if torch.cuda.is_available() else "cpu")
+    if options.json is not None and options.json.is_dir():
+        parser.error(f"--json must be a file to write, got the folder {str(options.json)!r}. Add a file name.")
+    console = Console()
+    with console.status("preparing the photographs"):
+        data = options.data or photographs()
+        try:
+            images = class_folders(data, None)
+        except ValueError as error:
+            parser.error(f"--{error}")
+    setup = setup_for(device, images, batch_size=options.batch_size, workers=options.workers)
+    seconds = options.seconds or (2.0 if device.type == "cuda" else 1.0)
+    with cores_shared(setup):
+        before = environment(device)
+        rows = _measure(three_uses(setup), setup.batch_size, device, seconds, options.repeats, console)
+    settings = setup.settings() | {
+        "seconds": seconds,
+        "repeats": options.repeats,
+        "data": "photographs of scikit-image" if options.data is None else "the user's",
+    }
+    where = before["gpu"]["name"] if before["gpu"] else f"{before['cpu']['cores_allowed']} cores, {before['cpu']['model']}"
+    title = f"{where}; {setup.model}, {setup.crop_px} px, batch {setup.batch_size}, workers: {setup.workers}"
+    console.print(results.table(rows, title))
+    console.print("ratio: of steps/s to the row marked 1.00, median over paired rounds; spread: its range")
+    if options.json is not None:
+        results.write(options.json, results.result("uses", rows=rows, settings=settings, device=device, environment=before))
+        console.print(f"written to {options.json}")
+    return 0
+
+
+def _measure(
+    uses: Sequence[Any], batch_size: int, device: torch.device, seconds: float, repeats: int, console: Any
+) -> list[dict[str, Any]]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from gpuaug.bench.windows import interleave, summarise
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    rows: list[dict[str, Any]] = []
+    # Drawn between windows only: the thread that would redraw it takes the GIL from the loop being measured.
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
+        task = progress.add_task("", total=sum(len(use.variants) * (repeats + 1) for use in uses))
+
+        def advance(_name: str) -> None:
+            progress.update(task, advance=1, refresh=True)
+
+        for use in uses:
+            progress.update(task, description=use.case, refresh=True)
+            windows = interleave(use.variants, device=device, seconds=seconds, repeats=repeats, progress=advance)
+            summary = summarise(windows, baseline=use.baseline)
+            rows += [row.record(case=use.case, batch_size=batch_size) for row in summary]
+    return rows
+
+
+def _device(text: str) -> torch.device:
+    try:
+        device = torch.device(text)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # a torch built without CUDA asserts
+        reason = str(error).splitlines()[0]
+        raise argparse.ArgumentTypeError(
+            f"device must be one that torch can use here, got {text!r} ({reason}). Pass cpu to run without a GPU."
+        ) from None
+    return device
+
+
+def _at_least(kind: Callable[[str], Any], least: float) -> Callable[[str], Any]:
+    def number(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not value >= least:
+            raise argparse.ArgumentTypeError(
+                f"value must be a number of at least {least}, got {text!r}. Leave it out for the default."
+            )
+        return value
+
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,347 @@
+"""``StreamedLoader``: batches that are on the device, transformed and encoded, when the training loop asks for them."""
+
+import operator
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+
+from gpuaug import seeding, stages, streams
+from gpuaug.batch import Batch
+from gpuaug.copying import Copier
+from gpuaug.errors import ArgumentError, ArgumentTypeError
+from gpuaug.feed import Feed, Pulled
+from gpuaug.seeding import Position
+from gpuaug.streams import Lane, Lanes, Mark, Pace, span
+
+
+@dataclass(slots=True)
+class Stats:
+    """Running counters of one loader, for a training log."""
+
+    batches: int = 0
+    """Batches handed over."""
+    copied_bytes: int = 0
+    """Bytes copied to the device."""
+    starved: int = 0
+    """Times that nothing was ready and the training thread waited for the wrapped loader."""
+    starved_ms: float = 0.0
+    """How long it waited so."""
+    held_back: int = 0
+    """Times that the training thread was too far ahead of the device and waited for it."""
+    held_back_ms: float = 0.0
+    """How long it waited so."""
+
+
+class StreamedLoader:
+    """Iterates over a loader's batches on the device, each ready on the stream that is current when it is handed over.
+
+    Copies run on a copy lane and every stage on a lane of its own, up to ``depth`` batches ahead of the training loop. What
+    comes out is bit for bit what ``depth=0`` gives, which runs the same work with an immediate wait.
+
+    Args:
+        loader: Any iterable of batches: a ``DataLoader``, a list, a generator function's result. Batches may be any nesting of
+            tensors in tuples, lists, mappings, named tuples and dataclasses. An iterator that can be read once (a generator)
+            has been read ahead when a loop is left early.
+        stages: What is done to a batch after its copy, in order: :class:`TransformStage`, :class:`FeatureStage`, or any
+            callable on the images. May be replaced between epochs.
+        device: Where batches go. Left out: this machine's accelerator, or the CPU without one.
+        depth: How many batches are worked on ahead of the one that is handed over.
+        seed: What the draws of stages depend on. Left out: ``torch.initial_seed()``, which consumes nothing.
+        rank: The data-parallel rank, which makes ranks draw differently. Left out: ``torch.distributed``'s, or 0.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, DeviceError: At once, for arguments that cannot work.
+
+    Cost:
+        A batch of two tensors and no stages costs the training thread two copies, three marks and three waits. Memory on the
+        device: the batches on their way (``depth + 1``) and two batches' intermediates.
+
+    Example:
+        >>> loader = StreamedLoader([torch.ones(2), torch.zeros(1)], [lambda x: x * 3], device="cpu")
+        >>> len(loader), [batch.tolist() for batch in loader]
+        (2, [[3.0, 3.0], [0.0]])
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Batch],
+        stages: Sequence[Any] = (),
+        *,
+        device: torch.device | str | int | None = None,
+        depth: int = 2,
+        seed: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        if not callable(getattr(type(loader), "__iter__", None)) and not hasattr(type(loader), "__getitem__"):
+            raise ArgumentTypeError(
+                f"loader must be an iterable of batches, got {type(loader).__name__}. Pass a DataLoader, a list or a generator."
+            )
+        self.loader = loader
+        self.depth = _whole("depth", depth, "Use 0 for the in-line reference, 2 to overlap.")
+        self.seed = seeding.default_seed() if seed is None else _whole("seed", seed, "Leave it out for torch's own.")
+        self._rank = None if rank is None else _whole("rank", rank, "Leave it out for torch.distributed's.")
+        self._lanes = Lanes(streams.resolve(device))
+        self._copier = Copier(self._lanes.device)
+        self._epoch = -1
+        self._epoch_chosen = False
+        self._stats = Stats()
+        self._launching = threading.Lock()
+        self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
+        self.stages = stages
+
+    def __iter__(self) -> Iterator[Batch]:
+        # A generator: nothing starts before the first next(), and frameworks call iter() more often than they iterate.
+        with closing(_Flight(self, self._open_feed(), self._next_epoch())) as flight:
+            while True:
+                consumer = self._lanes.consumer()  # the stream that is current now, on this thread
+                flight.catch_up(consumer)
+                if not flight.waiting:
+                    return
+                yield flight.hand_over(consumer)
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        names = ", ".join(f"{bound.name}={stage!r}" for bound, stage in zip(self._bound, self._stages, strict=True))
+        return f"StreamedLoader({type(self.loader).__name__}, stages=[{names}], device={self.device}, depth={self.depth})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches go."""
+        return self._lanes.device
+
+    @property
+    def stages(self) -> tuple[stages.Stage, ...]:
+        """What is done to a batch after its copy. Assign a new sequence between epochs to change it."""
+        return self._stages
+
+    @stages.setter
+    def stages(self, value: Sequence[Any]) -> None:
+        self._stages = tuple(stages.as_stages(value))
+        self._bound = stages.bind_all(self._stages, self._lanes)
+
+    @property
+    def dataset(self) -> Any:
+        """The wrapped loader's dataset."""
+        return self.loader.dataset  # type: ignore[attr-defined]
+
+    @property
+    def batch_size(self) -> Any:
+        """The wrapped loader's batch size."""
+        return self.loader.batch_size  # type: ignore[attr-defined]
+
+    @property
+    def sampler(self) -> Any:
+        """The wrapped loader's sampler."""
+        return self.loader.sampler  # type: ignore[attr-defined]
+
+    @property
+    def batch_sampler(self) -> Any:
+        """The wrapped loader's batch sampler."""
+        return self.loader.batch_sampler  # type: ignore[attr-defined]
+
+    @property
+    def drop_last(self) -> Any:
+        """Whether the wrapped loader drops its last partial batch."""
+        return self.loader.drop_last  # type: ignore[attr-defined]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iterator, here and in the wrapped loader.
+
+        Calls ``set_epoch`` of the loader if it has one, otherwise of its sampler, its batch sampler, the batch sampler's
+        sampler and its dataset, those that have one. Without a call each iterator takes the next epoch.
+
+        Raises:
+            ArgumentError: If ``epoch`` is negative.
+        """
+        self._epoch = _whole("epoch", epoch, "Count epochs from 0.")
+        self._epoch_chosen = True
+        if hasattr(self.loader, "set_epoch"):
+            self.loader.set_epoch(epoch)
+            return
+        told: list[Any] = []
+        for path in ("sampler", "batch_sampler", "batch_sampler.sampler", "dataset"):
+            with suppress(AttributeError):
+                part = operator.attrgetter(path)(self.loader)
+                if hasattr(part, "set_epoch") and not any(part is other for other in told):
+                    told.append(part)
+        for part in told:
+            part.set_epoch(epoch)
+
+    def stats(self) -> Stats:
+        """The counters so far. The object is live: copy what is to be kept."""
+        return self._stats
+
+    def close(self) -> None:
+        """End iterators that are still open, and a wrapped ``DataLoader``'s persistent workers.
+
+        The loader can be iterated again: workers are then started anew. Also called on leaving a ``with`` block.
+        """
+        for feed in list(self._feeds):
+            feed.close()
+        if _has_persistent_workers(self.loader):
+            self.loader._iterator = None  # type: ignore[attr-defined]  # as DataLoader itself holds them
+        self._lanes.reclaim(keep=0)
+
+    def _next_epoch(self) -> int:
+        if not self._epoch_chosen:
+            self._epoch += 1
+        self._epoch_chosen = False
+        return self._epoch
+
+    def _open_feed(self) -> Feed:
+        # Where iter() gives the same object again, only one iterator can read it. The newer one does, as in DataLoader.
+        if _has_persistent_workers(self.loader):
+            for feed in list(self._feeds):
+                feed.take_over()
+        feed = Feed(self.loader, self._lanes.current_stream)
+        for other in list(self._feeds):
+            if other.iterator is feed.iterator:
+                other.take_over()
+        self._feeds.add(feed)
+        return feed
+
+
+@dataclass(slots=True)
+class _Launched:
+    """A batch whose work has been queued, or the error that stands in its place."""
+
+    batch: Batch = None
+    ready: Mark | None = None
+    resident: Sequence[torch.Tensor] = ()
+    error: BaseException | None = None
+
+
+class _Flight:
+    """The batches of one iterator between the wrapped loader and the training loop."""
+
+    def __init__(self, loader: StreamedLoader, feed: Feed, epoch: int) -> None:
+        self._loader = loader
+        self._lanes: Lanes = loader._lanes
+        self._bound = loader._bound
+        self._feed = feed
+        self._rank = seeding.default_rank() if loader._rank is None else loader._rank
+        self._epoch = epoch
+        self._index = 0
+        self._ended = False
+        self._memory: dict[str, Any] = {}
+        self.waiting: deque[_Launched] = deque()
+        # In line there is nothing to overlap with: launching ahead would only put off the batch that is wanted.
+        self._most = 1 if self._lanes.in_line else loader.depth + 1
+        self._pace = Pace(loader.depth + 2)
+
+    def catch_up(self, consumer: Lane) -> None:
+        """Queue work until ``depth`` batches follow the next one, as far as the wrapped loader has batches now.
+
+        Blocks only when there is nothing to hand over.
+        """
+        stats = self._loader._stats
+        done = consumer.mark()
+        waited_s = self._pace.keep(done)
+        if waited_s is not None:
+            stats.held_back += 1
+            stats.held_back_ms += waited_s * 1e3
+        ordered = False
+        while len(self.waiting) < self._most and not self._ended:
+            pulled = self._feed.get(block=False)
+            if pulled is None:
+                if self.waiting:
+                    return
+                start = time.perf_counter()
+                with span("gpuaug/pull"):
+                    pulled = self._feed.get(block=True)
+                stats.starved += 1
+                stats.starved_ms += (time.perf_counter() - start) * 1e3
+            assert pulled is not None
+            self._ended = pulled.ended
+            if pulled.error is not None:
+                pulled.error.add_note(f"gpuaug: raised by the wrapped loader, at batch {self._index} of epoch {self._epoch}.")
+                self.waiting.append(_Launched(error=pulled.error))
+            elif not pulled.ended:
+                with self._loader._launching:
+                    if not ordered:
+                        self._lanes.wait_for_consumers(consumer, done)
+                        ordered = True
+                    self._launch(pulled)
+                self._index += 1
+
+    def hand_over(self, consumer: Lane) -> Batch:
+        """The next batch, which ``consumer`` waits for on the device; or the error in its place."""
+        launched = self.waiting.popleft()
+        if launched.error is not None:
+            self._ended = True
+            try:
+                raise launched.error
+            finally:
+                del launched  # or the error would hold itself through its traceback, and the batch with it
+        assert launched.ready is not None
+        with span("gpuaug/wait"):
+            self._lanes.hand_over(launched.ready, consumer)
+        for tensor in launched.resident:
+            consumer.reads(tensor)
+        self._loader._stats.batches += 1
+        return launched.batch
+
+    def close(self) -> None:
+        self._feed.close()
+        self.waiting.clear()
+        self._lanes.reclaim(keep=0)
+
+    def _launch(self, pulled: Pulled) -> None:
+        position = Position(self._loader.seed, self._epoch, self._rank, self._index)
+        read_by_stages: list[Any] = []
+        lane, doing = self._lanes.copy, "its copy"
+        try:
+            self._lanes.reclaim()
+            with span("gpuaug/copy"), lane.work():
+                copied = self._loader._copier.copy(pulled.batch)
+            if copied.resident:
+                self._lanes.follow(pulled.stream)
+            batch, ready = copied.batch, lane.mark()
+            for bound in self._bound:
+                lane, doing = bound.lane, f"stage {bound.name!r}"
+                with span(f"gpuaug/stage/{bound.name}"):
+                    values = bound.read(batch)
+                    read_by_stages.append(values)
+                    for tensor in copied.resident:
+                        lane.reads(tensor)
+                    result = bound.run(values, ready, position, self._memory)
+                    ready = lane.mark()
+                    batch = bound.write(batch, result)
+            self._loader._stats.copied_bytes += copied.num_bytes
+            self.waiting.append(_Launched(batch, ready, copied.resident))
+        except Exception as error:
+            # It is raised at its own batch, after those before it have been handed over.
+            error.add_note(f"gpuaug: raised in {doing}, at batch {self._index} of epoch {self._epoch}.")
+            self.waiting.append(_Launched(error=error))
+            self._ended = True
+        finally:
+            self._lanes.retire(read_by_stages, lane.mark())
+
+
+def _whole(name: str, value: Any, way_out: str) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise ArgumentTypeError(f"{name} must be a whole number, got {value!r}. {way_out}") from error
+    if number < 0:
+        raise ArgumentError(f"{name} must be 0 or more, got {value!r}. {way_out}")
+    return number
+
+
+def _has_persistent_workers(loader: Any) -> bool:
+    return bool(getattr(loader, "persistent_workers", False)) and hasattr(loader, "_iterator")

@@ -1,0 +1,27 @@
+"""Every Python example of the documentation runs, in order, in one namespace a page."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "```python" in page.read_text()], ids=lambda page: page.name)
+@pytest.mark.filterwarnings("ignore:Batches must be page-locked")
+def test_examples_run(page):
+    text = page.read_text()
+    namespace = {}
+    for match in BLOCK.finditer(text):
+        line = text[: match.start()].count("\n") + 1
+        exec(compile("\n" * line + match[1], str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_pictures_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
