@@ -6,8 +6,8 @@ from gpuaug.errors import (
     DeviceError,
     GpuAugError,
     GpuAugWarning,
+    IteratorEndedError,
     SelectionError,
-    TakenOverError,
 )
 from gpuaug.features import FeatureStage
 from gpuaug.loader import Stats, StreamedLoader
@@ -22,10 +22,10 @@ __all__ = [
     "FeatureStage",
     "GpuAugError",
     "GpuAugWarning",
+    "IteratorEndedError",
     "SelectionError",
     "Stage",
     "Stats",
     "StreamedLoader",
-    "TakenOverError",
     "TransformStage",
 ]

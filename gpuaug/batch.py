@@ -79,6 +79,8 @@ def leaves(batch: Batch) -> list[Any]:
         >>> leaves({"a": 1, "b": [2, (3,)]})
         [1, 2, 3]
     """
+    if isinstance(batch, tuple | list) and all(type(value) is torch.Tensor for value in batch):
+        return list(batch)  # most batches
     found: list[Any] = []
 
     def note(leaf: Any) -> Any:

@@ -48,11 +48,11 @@ def _add_bench(commands: Any) -> None:
 
 
 def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    missing = [name for name in ("kornia", "rich", "skimage", "torchvision") if importlib.util.find_spec(name) is None]
+    needed = ("kornia", "rich", "torchvision") if options.data else ("kornia", "rich", "skimage", "torchvision")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         print(
-            f"gpuaug bench must find kornia, rich, skimage and torchvision, got no {' and no '.join(missing)}. "
-            "Run: pip install 'gpuaug[bench]'",
+            f"gpuaug bench must find {', '.join(needed)}, got no {' and no '.join(missing)}. Run: pip install 'gpuaug[bench]'",
             file=sys.stderr,
         )
         return 2
@@ -87,7 +87,7 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     where = before["gpu"]["name"] if before["gpu"] else f"{before['cpu']['cores_allowed']} cores, {before['cpu']['model']}"
     title = f"{where}; {setup.model}, {setup.crop_px} px, batch {setup.batch_size}, workers: {setup.workers}"
     console.print(results.table(rows, title))
-    console.print("ratio: of steps/s to the row marked 1.00, median over paired rounds; spread: its range")
+    console.print("ratio: to the steps/s of the row at 1.00, median of paired rounds; spread: range")
     if options.json is not None:
         results.write(options.json, results.result("uses", rows=rows, settings=settings, device=device, environment=before))
         console.print(f"written to {options.json}")

@@ -4,11 +4,12 @@ import inspect
 import logging
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from gpuaug import batch as batches
 from gpuaug.batch import Batch
@@ -17,11 +18,11 @@ from gpuaug.errors import DeviceError, GpuAugWarning
 SMALL_BYTES = 32 * 1024
 """Leaves up to this size are packed. Above it a copy of its own costs less than another copy on the host."""
 
-FEWEST_TO_PACK = 4
-"""Packing costs about as much host time as three copies, so it starts to pay at four."""
+FEWEST_TO_PACK = 8
+"""Packing twelve costs the training thread what copying them one by one does (``bench/handover.py``), fewer more."""
 
 ALIGN_BYTES = 256
-"""Start of each packed leaf: vectorised kernels take their fast path on memory that is aligned as fresh memory is."""
+"""Start of each dtype's tensors in a packed buffer, aligned for any of them."""
 
 PAGEABLE_WARN_BYTES = 64 * 1024
 """The driver stages smaller pageable copies without waiting, so they are not worth a warning."""
@@ -40,6 +41,8 @@ class Copied:
     num_bytes: int = 0
     resident: list[torch.Tensor] = field(default_factory=list)
     """Leaves that were on the device already. Their memory belongs to another stream."""
+    resident_objects: bool = False
+    """Whether an object with a ``to`` method was on the device already."""
 
 
 class Copier:
@@ -49,7 +52,7 @@ class Copier:
     and the first batch logs which.
 
     Cost:
-        For each tensor one asynchronous copy and about 10 µs of host time; four or more small ones share one copy. The host
+        For each tensor one asynchronous copy and about 10 µs of host time; eight or more small ones share one copy. The host
         waits only for memory that is not page-locked, which is warned about once.
     """
 
@@ -70,7 +73,7 @@ class Copier:
             self._examined = True
         copied = Copied(None)
         # One tensor that stands in two places of a batch stays one tensor.
-        moved: dict[int, Any] = self._pack(batch, copied) if self._device.type == "cuda" else {}
+        moved: dict[int, Any] = {**self._pack(batch, copied)} if self._device.type == "cuda" else {}
 
         def move(leaf: Any) -> Any:
             if id(leaf) not in moved:
@@ -97,19 +100,23 @@ class Copier:
             kind = type(leaf)
             if kind not in self._takes_non_blocking:
                 self._takes_non_blocking[kind] = _accepts_non_blocking(leaf.to)
-            if self._non_blocking and self._takes_non_blocking[kind]:
-                return leaf.to(self._device, non_blocking=True)
-            return leaf.to(self._device)
+            asynchronous = self._non_blocking and self._takes_non_blocking[kind]
+            moved = leaf.to(self._device, non_blocking=True) if asynchronous else leaf.to(self._device)
+            copied.resident_objects |= moved is leaf
+            return moved
         return leaf
 
-    def _pack(self, batch: Batch, copied: Copied) -> dict[int, Any]:
-        small = {id(leaf): leaf for leaf in batches.leaves(batch) if _can_be_packed(leaf)}
+    def _pack(self, batch: Batch, copied: Copied) -> Mapping[int, Any]:
+        leaves = batches.leaves(batch)
+        if len(leaves) < FEWEST_TO_PACK:
+            return {}
+        small = {id(leaf): leaf for leaf in leaves if _can_be_packed(leaf)}
         if len(small) < FEWEST_TO_PACK:
             return {}
-        packed, starts = pack(list(small.values()), pin=True)
+        layout = Layout(list(small.values()))
+        packed = layout.pack(pin=True)
         copied.num_bytes += packed.nbytes
-        parts = unpack(packed.to(self._device, non_blocking=True), list(small.values()), starts)
-        return dict(zip(small, parts, strict=True))
+        return layout.unpack(packed.to(self._device, non_blocking=True))
 
     def _examine(self, batch: Batch) -> None:
         """Say once what the first batch shows: leaves that stay behind, and memory that makes the host wait."""
@@ -137,46 +144,55 @@ class Copier:
             )
 
 
-def pack(leaves: Sequence[torch.Tensor], *, pin: bool) -> tuple[torch.Tensor, list[int]]:
-    """Copy small tensors behind one another into one buffer of bytes.
+class Layout:
+    """Where each of some small tensors stands in one buffer of bytes: those of one dtype behind one another.
 
     Args:
-        leaves: Contiguous CPU tensors.
-        pin: Whether the buffer is page-locked. PyTorch keeps such memory until copies from it have ended.
+        leaves: CPU tensors.
 
-    Returns:
-        The buffer, and where in it each tensor starts.
+    Cost:
+        About ten tensor operations on the host, and one for each leaf.
     """
-    starts, end = [], 0
-    for leaf in leaves:
-        starts.append(end)
-        end += math.ceil(leaf.nbytes / ALIGN_BYTES) * ALIGN_BYTES
-    buffer = torch.empty(end, dtype=torch.uint8, pin_memory=pin)
-    for leaf, start in zip(leaves, starts, strict=True):
-        buffer[start : start + leaf.nbytes].copy_(leaf.reshape(-1).view(torch.uint8))
-    return buffer, starts
 
+    def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
+        groups: dict[torch.dtype, list[torch.Tensor]] = {}
+        for leaf in leaves:
+            groups.setdefault(leaf.dtype, []).append(leaf)
+        self._groups: list[tuple[torch.dtype, int, int, list[torch.Tensor]]] = []
+        self._num_bytes = 0
+        for dtype, members in groups.items():
+            start, size = self._num_bytes, sum(leaf.nbytes for leaf in members)
+            self._groups.append((dtype, start, start + size, members))
+            self._num_bytes += math.ceil(size / ALIGN_BYTES) * ALIGN_BYTES
 
-def unpack(buffer: torch.Tensor, like: Sequence[torch.Tensor], starts: Sequence[int]) -> list[torch.Tensor]:
-    """The tensors in ``buffer``, with the dtypes and shapes of ``like``. They share its memory, and nothing else.
+    def pack(self, *, pin: bool) -> torch.Tensor:
+        """The leaves in one new buffer, which is page-locked if ``pin``. PyTorch keeps it until copies from it have ended."""
+        buffer = torch.empty(self._num_bytes, dtype=torch.uint8, pin_memory=pin)
+        for dtype, start, end, members in self._groups:
+            buffer[start:end].view(dtype).copy_(_flatten_dense_tensors(members))
+        return buffer
 
-    ``data`` gives each a version counter of its own: as plain views of one buffer, changing the labels in place would make
-    autograd refuse a backward pass that has saved the weights.
-    """
-    return [
-        buffer[start : start + leaf.nbytes].view(leaf.dtype).view(leaf.shape).data
-        for leaf, start in zip(like, starts, strict=True)
-    ]
+    def unpack(self, buffer: torch.Tensor) -> dict[int, torch.Tensor]:
+        """The tensors in ``buffer``, a copy of the packed one, by the ``id`` of the leaf that each stands for.
+
+        They share the buffer's memory, and nothing else: ``data`` gives each a version counter of its own. As plain views,
+        changing the labels in place would make autograd refuse a backward pass that has saved the weights.
+        """
+        parts: dict[int, torch.Tensor] = {}
+        for dtype, start, end, members in self._groups:
+            for leaf, part in zip(members, _unflatten_dense_tensors(buffer[start:end].view(dtype), members), strict=True):
+                parts[id(leaf)] = part.data
+        return parts
 
 
 def _can_be_packed(leaf: Any) -> bool:
     return (
         type(leaf) is torch.Tensor
-        and leaf.device.type == "cpu"
+        and leaf.is_cpu
         and leaf.layout is torch.strided
         and 0 < leaf.nbytes <= SMALL_BYTES
         and leaf.is_contiguous()
-        and not (leaf.requires_grad or leaf.is_complex() or leaf.is_quantized or leaf.is_conj() or leaf.is_neg())
+        and not (leaf.requires_grad or leaf.is_quantized)
     )
 
 

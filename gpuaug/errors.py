@@ -24,8 +24,8 @@ class DeviceError(GpuAugError, RuntimeError):
     """A tensor or a module is on a device where the loader cannot use it."""
 
 
-class TakenOverError(GpuAugError, RuntimeError):
-    """A newer iterator took over the workers that this iterator was reading from."""
+class IteratorEndedError(GpuAugError, RuntimeError):
+    """An iterator was asked for a batch after its loader was closed or its workers were taken over by a newer one."""
 
 
 class GpuAugWarning(UserWarning):

@@ -25,7 +25,7 @@ class FeatureStage(Stage):
 
     Args:
         encoder: A module on the loader's device whose parameters do not require grad; or a mapping of names to such modules,
-            which run side by side on the same input, a lane each, and give a mapping of results.
+            which run side by side on the same input, a lane each, and give a mapping of results. They must not write to it.
         on: What is encoded. Left out: the batch if it is a tensor, index 0 if it is a tuple or list.
         into: Where the features go. Left out: in place of the input.
         autocast: Run under ``torch.autocast`` with this dtype. Left out: as the training thread is set in ``next()``.
@@ -173,7 +173,9 @@ class _BoundFeature(BoundStage):
         results = {}
         try:
             for name, branch in self._branches.items():
-                results[name] = branch.run(values, ready, position, memory)
+                if branch.lane is not self.lane:
+                    branch.lane.wait(ready)
+                results[name] = branch.run(values, position, memory)
         finally:
             # The loader marks this stage's own lane, so it must come after every branch's.
             for branch in self._branches.values():
@@ -208,22 +210,21 @@ class _Branch:
         self._runner = GraphRunner(self._encode, encoder, lane, stage.memory_format) if captures else None
         self._warned = False
 
-    def run(self, values: tuple[Any, ...], ready: Mark, position: Position, memory: dict[str, Any]) -> Any:
+    def run(self, values: tuple[Any, ...], position: Position, memory: dict[str, Any]) -> Any:
         key = position.key(self._name)
-        self.lane.wait(ready)
-        with self.lane.work():
-            if self._runner is None:
-                with self._generators.keyed(key):
-                    return self._encode(*values)
-            try:
-                with self._generators.keyed(key):
-                    return self._runner.run(values, memory.setdefault(self._name, set()))
-            except CaptureError:
-                self._generators = Generators(self._device)
-                with self._generators.keyed(key):
-                    return self._encode(*values)
-            finally:
-                self._warn_if_eager()
+        self.lane.make_current()
+        if self._runner is None:
+            with self._generators.keyed(key):
+                return self._encode(*values)
+        try:
+            with self._generators.keyed(key):
+                return self._runner.run(values, memory.setdefault(self._name, set()))
+        except CaptureError:
+            self._generators = Generators(self._device)
+            with self._generators.keyed(key):
+                return self._encode(*values)
+        finally:
+            self._warn_if_eager()
 
     def refresh(self) -> None:
         if self._runner is not None:

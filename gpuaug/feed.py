@@ -2,26 +2,37 @@
 
 ``iter(loader)`` is called on the consumer's thread, because it starts workers and draws their seed from the global generator.
 The thread then only calls ``next``; it makes no CUDA calls of its own, so graphs that the user captures survive it.
+
+The two threads share one interpreter. A training thread that launches kernels lets go of it at every launch, so what the other
+thread does in Python is time that training loses: it does as little as it can, and its queues wait in C.
 """
 
 import contextvars
 import logging
 import threading
 import weakref
-from collections import deque
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
 
-from gpuaug.errors import TakenOverError
+from gpuaug.errors import IteratorEndedError
 
 QUEUED = 2
 """Host batches that wait for the training thread. The loader's workers keep their own; more here only holds memory."""
 
 STOP_S = 5.0
 """How long leaving a loop waits for a loader that is inside ``next``, as long as ``DataLoader`` waits for its workers."""
+
+_TAKEN_OVER = (
+    "An iterator must be the only one on workers that persist, got a newer one that took them over. "
+    "Finish the first loop before starting the next, or pass persistent_workers=False to the DataLoader."
+)
+_CLOSED = "An iterator must be read before its loader is closed, got next() after close(). Start a new iterator."
 
 _log = logging.getLogger("gpuaug")
 
@@ -37,84 +48,138 @@ class Pulled:
     """The CUDA stream that was current when the batch was pulled, where its resident tensors were written."""
 
 
-class Feed:
-    """One pass over a loader, pulled in the background.
+class Feed(ABC):
+    """One pass over a loader."""
 
-    Args:
-        loader: Any iterable of host batches.
-        current_stream: Called in the thread after each pull.
+    def __init__(self, iterator: Iterator[Any], current_stream: Callable[[], Any]) -> None:
+        self.iterator = iterator
+        self._current_stream = current_stream
+        self._why_ended: str | None = None
 
-    Raises:
-        Exception: Whatever ``iter(loader)`` raises.
-    """
+    def get(self, *, block: bool) -> Pulled | None:
+        """The next batch, error or end, in order; ``None`` if there is none yet and ``block`` is false.
 
-    def __init__(self, loader: Iterable[Any], current_stream: Callable[[], Any]) -> None:
-        self.iterator = iter(loader)
+        Raises:
+            IteratorEndedError: If the loader was closed, or a newer iterator has taken its workers over.
+        """
+        if self._why_ended is not None:
+            raise IteratorEndedError(self._why_ended)
+        return self._get(block)
+
+    def refill(self) -> None:
+        """Have batches pulled in place of those that were taken. Called when a batch is handed over, not before.
+
+        Whoever pulls competes for the interpreter, and launches that a batch needs come first.
+        """
+
+    def take_over(self) -> None:
+        """End this pass in favour of a newer one on the same iterator."""
+        self._why_ended = _TAKEN_OVER
+
+    def close(self) -> None:
+        """Let go of the loader's iterator, whose workers end with it. Idempotent."""
+        self._why_ended = self._why_ended or _CLOSED
+        self.iterator = iter(())
+
+    @abstractmethod
+    def _get(self, block: bool) -> Pulled | None: ...
+
+
+class ListFeed(Feed):
+    """One pass over a list or tuple, whose batches are all there: nothing to wait for, so no thread."""
+
+    def _get(self, block: bool) -> Pulled | None:
+        for batch in self.iterator:
+            return Pulled(batch, stream=self._current_stream())
+        return Pulled(ended=True)
+
+
+class ThreadFeed(Feed):
+    """One pass over any other loader, pulled in the background."""
+
+    def __init__(self, iterator: Iterator[Any], current_stream: Callable[[], Any]) -> None:
+        super().__init__(iterator, current_stream)
         self._box = _Mailbox()
-        target = _pull_in(_ThreadState(), self.iterator, self._box, current_stream)
+        target = _puller(_ThreadState(), iterator, self._box, current_stream)
         self._thread = threading.Thread(target=contextvars.copy_context().run, args=(target,), name="gpuaug-feed", daemon=True)
         self._thread.start()
         # Also runs when the interpreter ends, before it takes the modules away from under the thread.
         self._stop = weakref.finalize(self, _stop, self._box, self._thread)
 
-    def get(self, *, block: bool) -> Pulled | None:
-        """The next thing pulled, in order; ``None`` if there is none yet and ``block`` is false.
-
-        Raises:
-            TakenOverError: If a newer iterator has taken the loader's workers over.
-        """
-        return self._box.take(block=block)
-
     def take_over(self) -> None:
-        """End this pass in favour of a newer one. The next :meth:`get` raises."""
-        self._box.taken_over = True
+        """End this pass, when the loader has returned from its ``next``, in favour of a newer one."""
+        super().take_over()
         self._box.close()
-        self._thread.join()  # a persistent loader must not be reset while it is being read
+        self._thread.join()  # a loader must not be reset while it is being read
 
     def close(self) -> None:
         """End the thread and let go of the loader's iterator, whose workers end with it. Idempotent."""
+        super().close()
         self._stop()
-        self.iterator = iter(())
+
+    def refill(self) -> None:
+        """Let the thread pull as many batches as were taken."""
+        self._box.refill()
+
+    def _get(self, block: bool) -> Pulled | None:
+        return self._box.take(block=block)
+
+
+def open_feed(loader: Iterable[Any], current_stream: Callable[[], Any]) -> Feed:
+    """Begin a pass over ``loader``.
+
+    Args:
+        loader: Any iterable of host batches.
+        current_stream: Says which stream is current on the thread that calls it.
+
+    Raises:
+        Exception: Whatever ``iter(loader)`` raises.
+    """
+    kind = ListFeed if type(loader) in {list, tuple} else ThreadFeed
+    return kind(iter(loader), current_stream)
 
 
 class _Mailbox:
-    """A queue of a few items between the two threads, which either side can close."""
+    """A queue of a few items between the two threads, which either side can close.
+
+    Made of two queues that wait in C, one of items and one of places for them: a ``Condition`` costs both threads some 20 µs of
+    the interpreter an item.
+    """
 
     def __init__(self) -> None:
-        self._items: deque[Pulled] = deque()
-        self._changed = threading.Condition()
-        self.closed = False
-        self.taken_over = False
+        self._items: SimpleQueue[Pulled] = SimpleQueue()
+        self._places: SimpleQueue[None] = SimpleQueue()
+        self._taken = QUEUED
+        self._closed = False
+        self.refill()
 
-    def put(self, item: Pulled) -> bool:
-        """Wait for room and add ``item``. False when the mailbox was closed meanwhile."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.closed or len(self._items) < QUEUED)
-            if not self.closed:
-                self._items.append(item)
-                self._changed.notify_all()
-            return not self.closed
+    def wait_for_place(self) -> bool:
+        """Wait until an item may be put. False when the mailbox was closed meanwhile."""
+        self._places.get()
+        return not self._closed
+
+    def put(self, item: Pulled) -> None:
+        self._items.put(item)
 
     def take(self, *, block: bool) -> Pulled | None:
-        with self._changed:
-            if block:
-                self._changed.wait_for(lambda: self.closed or self._items)
-            if self.taken_over:
-                raise TakenOverError(
-                    "An iterator must be the only one on workers that persist, got a newer one that took them over. "
-                    "Finish the first loop before starting the next, or pass persistent_workers=False to the DataLoader."
-                )
-            if not self._items:
-                return Pulled(ended=True) if self.closed else None
-            item = self._items.popleft()
-            self._changed.notify_all()
-            return item
+        try:
+            item = self._items.get(block)
+        except Empty:
+            return None
+        self._taken += 1
+        return item
+
+    def refill(self) -> None:
+        for _ in range(self._taken):
+            self._places.put(None)
+        self._taken = 0
 
     def close(self) -> None:
-        with self._changed:
-            self.closed = True
-            self._items.clear()
-            self._changed.notify_all()
+        self._closed = True
+        self._places.put(None)
+        with suppress(Empty):
+            while True:
+                self._items.get(block=False)  # let go of batches that nobody will ask for
 
 
 class _ThreadState:
@@ -124,7 +189,6 @@ class _ThreadState:
         self._grad = torch.is_grad_enabled()
         self._inference = torch.is_inference_mode_enabled()
         self._autocast = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")}
-        self._num_threads = torch.get_num_threads()
         self._default_device = torch.get_default_device()
         self._cuda_device = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
 
@@ -134,7 +198,6 @@ class _ThreadState:
         for kind, (enabled, dtype) in self._autocast.items():
             torch.set_autocast_enabled(kind, enabled)
             torch.set_autocast_dtype(kind, dtype)
-        torch.set_num_threads(self._num_threads)
         if self._default_device != torch.get_default_device():
             torch.set_default_device(self._default_device)
         if self._cuda_device:
@@ -144,25 +207,24 @@ class _ThreadState:
         return torch.inference_mode(self._inference)
 
 
-def _pull_in(
+def _puller(
     state: _ThreadState, iterator: Iterator[Any], box: _Mailbox, current_stream: Callable[[], Any]
 ) -> Callable[[], None]:
-    # A closure over the parts, not a method: a thread that held the Feed would keep it from ever being collected.
+    # A closure over the parts, not a method: a thread that held the feed would keep it from ever being collected.
     def pull() -> None:
-        state.adopt()
         with state.inference_mode():
-            while not box.closed:
+            state.adopt()  # within, because entering a block of inference mode sets the grad mode too
+            ended = False
+            while not ended and box.wait_for_place():
                 try:
-                    item = Pulled(batch=next(iterator))
+                    item = Pulled(next(iterator), stream=current_stream())
                 except StopIteration:
                     item = Pulled(ended=True)
-                except BaseException as error:
+                except BaseException as error:  # nobody else could hear of it
                     item = Pulled(error=error, ended=True)
-                item.stream = current_stream()
                 ended = item.ended
-                if not box.put(item) or ended:
-                    return
-                del item  # or the thread would hold a batch while it waits for the next
+                box.put(item)
+                del item  # or the thread would hold a batch while it waits for the next place
 
     return pull
 

@@ -12,11 +12,12 @@ from typing import Any, Self
 
 import torch
 
+from gpuaug import batch as batches
 from gpuaug import seeding, stages, streams
 from gpuaug.batch import Batch
 from gpuaug.copying import Copier
 from gpuaug.errors import ArgumentError, ArgumentTypeError
-from gpuaug.feed import Feed, Pulled
+from gpuaug.feed import Feed, Pulled, open_feed
 from gpuaug.seeding import Position
 from gpuaug.streams import Lane, Lanes, Mark, Pace, span
 
@@ -92,6 +93,7 @@ class StreamedLoader:
         self._epoch = -1
         self._epoch_chosen = False
         self._stats = Stats()
+        self._pace = Pace()
         self._launching = threading.Lock()
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
         self.stages = stages
@@ -195,7 +197,17 @@ class StreamedLoader:
             feed.close()
         if _has_persistent_workers(self.loader):
             self.loader._iterator = None  # type: ignore[attr-defined]  # as DataLoader itself holds them
-        self._lanes.reclaim(keep=0)
+        self._reclaim()
+
+    def _reclaim(self) -> None:
+        """Drop intermediates of batches that nobody waits for any more."""
+        # An abandoned iterator is closed wherever the garbage collector runs, in the middle of a launch too. The lane that is
+        # being launched on has not waited for what would be dropped here; the next launch does it in its place.
+        if self._launching.acquire(blocking=False):
+            try:
+                self._lanes.reclaim(keep=0)
+            finally:
+                self._launching.release()
 
     def _next_epoch(self) -> int:
         if not self._epoch_chosen:
@@ -208,7 +220,7 @@ class StreamedLoader:
         if _has_persistent_workers(self.loader):
             for feed in list(self._feeds):
                 feed.take_over()
-        feed = Feed(self.loader, self._lanes.current_stream)
+        feed = open_feed(self.loader, self._lanes.current_stream)
         for other in list(self._feeds):
             if other.iterator is feed.iterator:
                 other.take_over()
@@ -223,6 +235,8 @@ class _Launched:
     batch: Batch = None
     ready: Mark | None = None
     resident: Sequence[torch.Tensor] = ()
+    source: Lane | None = None
+    """Where objects were made that came to us on the device, and whose tensors cannot be seen."""
     error: BaseException | None = None
 
 
@@ -242,7 +256,6 @@ class _Flight:
         self.waiting: deque[_Launched] = deque()
         # In line there is nothing to overlap with: launching ahead would only put off the batch that is wanted.
         self._most = 1 if self._lanes.in_line else loader.depth + 1
-        self._pace = Pace(loader.depth + 2)
 
     def catch_up(self, consumer: Lane) -> None:
         """Queue work until ``depth`` batches follow the next one, as far as the wrapped loader has batches now.
@@ -251,7 +264,7 @@ class _Flight:
         """
         stats = self._loader._stats
         done = consumer.mark()
-        waited_s = self._pace.keep(done)
+        waited_s = self._loader._pace.keep(done, ahead=self._loader.depth + 2)
         if waited_s is not None:
             stats.held_back += 1
             stats.held_back_ms += waited_s * 1e3
@@ -276,7 +289,8 @@ class _Flight:
                     if not ordered:
                         self._lanes.wait_for_consumers(consumer, done)
                         ordered = True
-                    self._launch(pulled)
+                    with self._lanes.launching(consumer):
+                        self._launch(pulled)
                 self._index += 1
 
     def hand_over(self, consumer: Lane) -> Batch:
@@ -293,44 +307,59 @@ class _Flight:
             self._lanes.hand_over(launched.ready, consumer)
         for tensor in launched.resident:
             consumer.reads(tensor)
+        if launched.source is not None:
+            launched.source.wait(launched.ready)
         self._loader._stats.batches += 1
+        self._feed.refill()
         return launched.batch
 
     def close(self) -> None:
         self._feed.close()
         self.waiting.clear()
-        self._lanes.reclaim(keep=0)
+        self._loader._reclaim()
 
     def _launch(self, pulled: Pulled) -> None:
         position = Position(self._loader.seed, self._epoch, self._rank, self._index)
         read_by_stages: list[Any] = []
-        lane, doing = self._lanes.copy, "its copy"
+        lane, doing, ready = self._lanes.copy, "its copy", None
         try:
             self._lanes.reclaim()
-            with span("gpuaug/copy"), lane.work():
+            lane.make_current()
+            with span("gpuaug/copy"):
                 copied = self._loader._copier.copy(pulled.batch)
-            if copied.resident:
-                self._lanes.follow(pulled.stream)
+            source = self._lanes.follow(pulled.stream) if copied.resident or copied.resident_objects else None
             batch, ready = copied.batch, lane.mark()
             for bound in self._bound:
-                lane, doing = bound.lane, f"stage {bound.name!r}"
+                doing = f"stage {bound.name!r}"
                 with span(f"gpuaug/stage/{bound.name}"):
                     values = bound.read(batch)
-                    read_by_stages.append(values)
+                    read_by_stages.extend(_parts(values))
+                    bound.lane.wait(ready)
+                    lane = bound.lane  # from here on its mark covers all that was done for this batch
                     for tensor in copied.resident:
                         lane.reads(tensor)
                     result = bound.run(values, ready, position, self._memory)
                     ready = lane.mark()
                     batch = bound.write(batch, result)
             self._loader._stats.copied_bytes += copied.num_bytes
-            self.waiting.append(_Launched(batch, ready, copied.resident))
+            self.waiting.append(_Launched(batch, ready, copied.resident, source if copied.resident_objects else None))
         except Exception as error:
             # It is raised at its own batch, after those before it have been handed over.
             error.add_note(f"gpuaug: raised in {doing}, at batch {self._index} of epoch {self._epoch}.")
             self.waiting.append(_Launched(error=error))
             self._ended = True
+            ready = None  # the lane may have been given work after its last mark
         finally:
-            self._lanes.retire(read_by_stages, lane.mark())
+            if read_by_stages:
+                self._lanes.retire(read_by_stages, ready or lane.mark())
+
+
+def _parts(values: tuple[Any, ...]) -> Iterator[Any]:
+    """What has to be kept while a stage reads ``values``: not containers, whose members a transform may exchange."""
+    for leaf in batches.leaves(values):
+        yield leaf
+        if type(leaf) is not torch.Tensor and batches.moves_itself(leaf):
+            yield dict(getattr(leaf, "__dict__", ()))
 
 
 def _whole(name: str, value: Any, way_out: str) -> int:

@@ -7,10 +7,8 @@ goes on drawing from where the first call ended, so the two calls differ.
 
 import hashlib
 import struct
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import distributed
@@ -48,29 +46,37 @@ def default_rank() -> int:
 
 
 class Generators:
-    """Torch's global generators of the host and of one device.
+    """Torch's global generators of the host and of one device, keyed for the length of a stage.
 
-    Python's and NumPy's generators are left alone: stages that draw from them are not reproducible, and not disturbed.
+    ``with generators.keyed(key): …`` draws from ``key`` and leaves the generators as they were found. Python's and NumPy's are
+    left alone: stages that draw from them are not reproducible, and not disturbed.
+
+    Cost:
+        A few microseconds of host time. No synchronisation: a CUDA generator's state lives on the host.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = _device_generator(device)
+        self._key = 0
+        self._found: Any = None
 
-    @contextmanager
-    def keyed(self, key: int) -> Iterator[None]:
-        """Let the global generators draw from ``key`` within the block, and leave them as they were found.
+    def keyed(self, key: int) -> Self:
+        """A block whose draws depend on ``key`` alone."""
+        self._key = key
+        return self
 
-        Cost:
-            A few microseconds of host time. No synchronisation: a CUDA generator's state lives on the host.
-        """
-        host = torch.default_generator
-        found = host.get_state()
-        with ExitStack() as stack:
-            stack.callback(host.set_state, found)
-            host.manual_seed(key)
+    def __enter__(self) -> None:
+        self._found = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(self._key)
+        if self._device is not None:
+            self._device.lend(self._key)
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            torch.default_generator.set_state(self._found)
+        finally:
             if self._device is not None:
-                stack.enter_context(self._device.keyed(key))
-            yield
+                self._device.give_back()
 
 
 class _CudaGenerator:
@@ -83,16 +89,15 @@ class _CudaGenerator:
     def __init__(self, index: int) -> None:
         self._generator = torch.cuda.default_generators[index]
         self._private = torch.Generator(torch.device("cuda", index))
+        self._found: Any = None
 
-    @contextmanager
-    def keyed(self, key: int) -> Iterator[None]:
-        found = self._generator.graphsafe_get_state()
+    def lend(self, key: int) -> None:
+        self._found = self._generator.graphsafe_get_state()
+        self._private.manual_seed(key)
         self._generator.graphsafe_set_state(self._private)
-        try:
-            self._generator.manual_seed(key)
-            yield
-        finally:
-            self._generator.graphsafe_set_state(found)
+
+    def give_back(self) -> None:
+        self._generator.graphsafe_set_state(self._found)
 
 
 class _ModuleGenerator:
@@ -100,15 +105,14 @@ class _ModuleGenerator:
 
     def __init__(self, device: torch.device) -> None:
         self._module: Any = torch.get_device_module(device)
+        self._found: Any = None
 
-    @contextmanager
-    def keyed(self, key: int) -> Iterator[None]:
-        found = self._module.get_rng_state()
-        try:
-            self._module.manual_seed(key)
-            yield
-        finally:
-            self._module.set_rng_state(found)
+    def lend(self, key: int) -> None:
+        self._found = self._module.get_rng_state()
+        self._module.manual_seed(key)
+
+    def give_back(self) -> None:
+        self._module.set_rng_state(self._found)
 
 
 def _device_generator(device: torch.device) -> Any:

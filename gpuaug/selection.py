@@ -5,6 +5,8 @@ from collections.abc import Hashable, Mapping
 from types import EllipsisType
 from typing import Any
 
+import torch
+
 from gpuaug import batch as batches
 from gpuaug.batch import Batch
 from gpuaug.errors import ArgumentError, SelectionError
@@ -70,9 +72,7 @@ class Selection:
             return result
         targets = self.on if self.into is ... else self.into
         if targets is ...:
-            if not _members(batch):
-                return result
-            targets = 0
+            return result if _form(batch) == "leaf" else batches.replace(batch, {0: result})
         if not isinstance(targets, tuple | Mapping):
             return self._put(batch, {targets: result})
         places = tuple(targets)
@@ -147,6 +147,11 @@ class Selection:
 
 
 def _form(batch: Batch) -> str:
+    kind = type(batch)
+    if kind is tuple or kind is list:
+        return "sequence"
+    if kind is torch.Tensor:
+        return "leaf"
     if isinstance(batch, Mapping):
         return "mapping"
     if batches.is_namedtuple(batch) or batches.is_record(batch):

@@ -49,11 +49,11 @@ class BoundStage(ABC):
 
     @abstractmethod
     def run(self, values: tuple[Any, ...], ready: Mark, position: Position, memory: dict[str, Any]) -> Any:
-        """Queue the stage's work on its lane, to start when ``ready`` has been passed.
+        """Queue the stage's work. Its lane has been made to wait for ``ready``.
 
         Args:
             values: What :meth:`read` returned.
-            ready: Marks the last write to ``values``.
+            ready: Marks the last write to ``values``, for lanes that the stage has besides.
             position: What the stage's draws depend on.
             memory: What stages remember for the length of one iterator.
         """
@@ -63,8 +63,9 @@ class TransformStage(Stage):
     """Any callable on device tensors, on a lane of its own: an augmentation pipeline, a tokeniser, a function.
 
     It is called as it is: never moved, compiled or put into another mode. It may draw from torch's global generators, whose
-    states then depend on the batch's position alone and are put back afterwards. It must leave its input's storage alone
-    where ``into`` keeps the input, or where the loader yields the same tensors again.
+    states then depend on the batch's position alone and are put back afterwards. It must not write to its input where
+    ``into`` keeps that, or where the loader yields the same tensors again; and what it keeps of its input for a later call it
+    must clone.
 
     Args:
         transform: A callable or ``nn.Module``. Called with the values that ``on`` names, in order, and with ``data_keys=``
@@ -119,8 +120,8 @@ class _BoundTransform(BoundStage):
         self._named = {"data_keys": keys} if keys is not None else {}
 
     def run(self, values: tuple[Any, ...], ready: Mark, position: Position, memory: dict[str, Any]) -> Any:
-        self.lane.wait(ready)
-        with self.lane.work(), self._generators.keyed(position.key(self.name)):
+        self.lane.make_current()
+        with self._generators.keyed(position.key(self.name)):
             try:
                 return self._transform(*values, **self._named)
             except Exception as error:

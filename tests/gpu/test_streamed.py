@@ -105,7 +105,7 @@ def test_delayed_lanes_dropped_references_and_poisoned_memory(encoder, slow, mon
 
     def delayed(consumer, mark):
         gate(consumer, mark)
-        with lanes.lane(slow).work():
+        with torch.cuda.stream(lanes.lane(slow).stream):
             torch.cuda._sleep(CYCLES)
 
     if slow != "consumer":
@@ -131,7 +131,7 @@ def test_lanes_delayed_after_their_launch(encoder, slow):
     got = []
     for batch in loader:
         got.append(tuple(t.clone() for t in batch))
-        with loader._lanes.lane(slow).work():
+        with torch.cuda.stream(loader._lanes.lane(slow).stream):
             torch.cuda._sleep(CYCLES)
     assert_same(got, want)
 
@@ -166,7 +166,7 @@ def test_the_race_tests_can_fail(encoder, broken, monkeypatch):
         if broken == "wait_for_consumers":
             torch.cuda._sleep(CYCLES)
         elif index % 2 == 0:
-            with transform.work():
+            with torch.cuda.stream(transform.stream):
                 torch.cuda._sleep(CYCLES)
         got.append((images.double().sum(), labels.sum()))
         del images, labels

@@ -1,0 +1,115 @@
+"""Draw the results: a PNG and an SVG for each file in bench/results, into docs/images.
+
+    python -m bench.plot
+
+Every suite that counts steps or images gets a panel for each case or batch size, with a bar for each variant: grey
+for what users do today, green for gpuaug, hatched for ceilings, which leave work out. Whiskers are the slowest and
+the fastest round. The picture of the lanes has its own program, ``bench.lanes``, and is drawn along.
+"""
+
+import json
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bench import lanes
+
+RESULTS = Path("bench/results")
+IMAGES = Path("docs/images")
+
+# The figures a row may be drawn by, the first that it has, and what the axis says.
+_FIGURES = {"steps_per_s": "steps/s", "images_per_s": "images/s", "median_us": "µs", "step_ms": "ms a step"}
+
+
+def draw(result: dict[str, Any]) -> Figure | None:
+    """Draw one result, or nothing if its rows have no figure that is known here."""
+    rows = result["rows"]
+    key = next((key for key in _FIGURES if key in rows[0]), None)
+    if key is None:
+        return None
+    panels: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        panels.setdefault(panel(row, rows), []).append(row)
+    columns = min(3, len(panels))
+    lines = -(-len(panels) // columns)
+    most = max(map(len, panels.values()))
+    figure = Figure(figsize=(1.8 + 3.0 * columns, (0.7 + 0.3 * most) * lines + 0.7), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False).flatten()
+    for axis in axes[len(panels) :]:
+        axis.remove()
+    for index, (title, shown) in enumerate(panels.items()):
+        _bars(axes[index], shown, key, result["settings"])
+        axes[index].set_title(title, loc="left", fontsize=9)
+        axes[index].set_xlabel(_FIGURES[key], fontsize=8)
+        same = index % columns and [row["name"] for row in shown] == [row["name"] for row in panels[next(iter(panels))]]
+        if same:
+            axes[index].set_yticklabels([])
+    figure.suptitle(f"{result['suite'].replace('_', ' ')}, {hardware(result)}", fontsize=10)
+    return figure
+
+
+def panel(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """What groups rows: the case if they have one, and the batch size where it differs."""
+    parts = [str(row["case"])] if row.get("case") else []
+    if "batch_size" in row and (not parts or len({other.get("batch_size") for other in rows}) > 1):
+        parts.append(f"B={row['batch_size']}")
+    return ", ".join(parts)
+
+
+def hardware(result: dict[str, Any]) -> str:
+    """The GPU that a result was measured on, or that there was none."""
+    gpu = result["environment"]["gpu"]
+    return gpu["name"] if gpu else "CPU"
+
+
+def _bars(axis: Axes, rows: list[dict[str, Any]], key: str, settings: dict[str, Any]) -> None:
+    ours, ceilings = settings.get("ours", ()), settings.get("ceilings", ())
+    values = [row[key] for row in rows]
+    for height, row in enumerate(rows):
+        ceiling = row["name"] in ceilings
+        colour = "#2a9d5c" if row["name"] in ours else "white" if ceiling else "#9aa0a6"
+        axis.barh(height, row[key], color=colour, edgecolor="#9aa0a6", hatch="////" if ceiling else None, linewidth=0.6)
+        rounds = row.get("rounds") if key == "steps_per_s" else None
+        if rounds:
+            axis.hlines(height, min(rounds), max(rounds), color="black", linewidth=0.8)
+        reach = max(row[key], max(rounds or [0]))
+        axis.annotate(f"{row[key]:.3g}" if row[key] < 1000 else f"{row[key]:,.0f}", (reach, height), (3, 0),
+                      textcoords="offset points", va="center", fontsize=7)  # fmt: skip
+    axis.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8)
+    axis.invert_yaxis()
+    if min(values) > 0 and max(values) > 30 * min(values):
+        axis.set_xscale("log")
+    axis.margins(x=0.18)
+    axis.tick_params(axis="x", labelsize=7)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def main(argv: Sequence[str] | None = None) -> list[Path]:
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of JSON files (default: %(default)s)")
+    parser.add_argument("--images", type=Path, default=IMAGES, help="folder to draw into (default: %(default)s)")
+    options = parser.parse_args(argv)
+    drawn = []
+    for path in sorted(options.results.rglob("*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        options.images.mkdir(parents=True, exist_ok=True)
+        if result["suite"] == "lanes":
+            lanes.draw(result, options.images / "lanes.png")
+            drawn.append(options.images / "lanes.png")
+            continue
+        figure = draw(result)
+        for suffix in (".png", ".svg") if figure is not None else ():
+            target = options.images / f"{path.stem}{suffix}"
+            # Without a date, drawing the same figures again leaves the file as it was.
+            figure.savefig(target, dpi=150, metadata={"Date": None} if suffix == ".svg" else None)
+            drawn.append(target)
+    print("\n".join(map(str, drawn)) or f"plot: no results in {options.results}")
+    return drawn
+
+
+if __name__ == "__main__":
+    main()

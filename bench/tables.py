@@ -1,0 +1,130 @@
+"""Write the tables in the documentation from the results, so that no figure is typed by hand.
+
+    python -m bench.tables           rewrite README.md and docs/*.md
+    python -m bench.tables --check   fail if one of them is not what the results say
+
+A table stands between ``<!-- table: SUITE -->`` and ``<!-- end -->``; SUITE is the name of a file in bench/results.
+Text whose file is missing is left alone.
+"""
+
+import json
+import re
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.plot import RESULTS, hardware, panel
+
+_TABLE = re.compile(r"(<!-- table: (?P<suite>[\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+# Keys of a row that are for machines or that its other columns say already.
+_HIDDEN = ("rounds", "ratio_low", "ratio_high", "batch_size")
+
+
+def rewrite(text: str, results: dict[str, dict[str, Any]]) -> str:
+    """``text`` with every table between markers made anew from ``results``, by suite."""
+
+    def replace(match: re.Match[str]) -> str:
+        result = results.get(match["suite"])
+        return match[0] if result is None else f"{match[1]}{markdown(result)}{match[3]}"
+
+    return _TABLE.sub(replace, text)
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """A result as a Markdown table with a line that says where it was measured."""
+    rows = result["rows"]
+    lines = _by_case(rows, result) if "steps_per_s" in rows[0] else _flat(rows)
+    return "\n".join(["", *lines, "", _caption(result), ""]) + "\n"
+
+
+def _by_case(rows: list[dict[str, Any]], result: dict[str, Any]) -> list[str]:
+    columns = list(dict.fromkeys(panel(row, rows) for row in rows))
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    cells = {(row["name"], panel(row, rows)): _rate(row, result) for row in rows}
+    ceilings = result["settings"].get("ceilings", ())
+    body = [
+        [f"*{name}* (ceiling)" if name in ceilings else name, *(cells.get((name, column), "") for column in columns)]
+        for name in names
+    ]
+    return _lines(["steps/s", *columns], body)
+
+
+def _rate(row: dict[str, Any], result: dict[str, Any]) -> str:
+    ratio = row.get("ratio")
+    shown = _figure(row["steps_per_s"])
+    return shown if ratio is None or row["name"] == result["settings"].get("baseline") else f"{shown} ({ratio:.2f}x)"
+
+
+def _flat(rows: list[dict[str, Any]]) -> list[str]:
+    keys = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in _HIDDEN]
+    # A file's keys are in alphabetical order: what a row is called, then times, then the rest.
+    keys.sort(key=lambda key: (key != "case", key != "name", not key.endswith(("_us", "_ms")), key))
+    headings = [key.removesuffix("_bytes") + ", MB" if key.endswith("_bytes") else key for key in keys]
+    body = [[_cell(key, row.get(key)) for key in keys] for row in rows]
+    return _lines([_heading(heading) for heading in headings], body)
+
+
+def _heading(key: str) -> str:
+    for unit in ("us", "ms", "s"):
+        if key.endswith(f"_{unit}"):
+            return f"{key.removesuffix(f'_{unit}').replace('_', ' ')}, {unit.replace('us', 'µs')}"
+    return key.replace("_", " ")
+
+
+def _cell(key: str, value: Any) -> str:
+    if key.endswith("_bytes") and value is not None:
+        return _figure(value / 1e6)
+    return "" if value is None else _figure(value) if isinstance(value, (int, float)) else str(value)
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def _lines(heading: list[str], body: list[list[str]]) -> list[str]:
+    rule = ["---" if title in {"steps/s", "case", "name"} else "---:" for title in heading]
+    return [f"| {' | '.join(cells)} |" for cells in (heading, rule, *body)]
+
+
+def _caption(result: dict[str, Any]) -> str:
+    versions, cpu = result["environment"]["versions"], result["environment"]["cpu"]
+    parts = [
+        hardware(result),
+        f"{cpu['cores_allowed']} cores",
+        f"torch {versions['torch']}",
+        f"{result['settings']['workers']} workers" if "workers" in result["settings"] else "",
+        f"measured {result['environment']['time_utc'][:10]}",
+    ]
+    text = ", ".join(filter(None, parts))
+    baseline = result["settings"].get("baseline")
+    paired = f" In brackets: the ratio to *{baseline}*, paired within rounds." if "ratio" in result["rows"][0] else ""
+    return f"<sub>{text}.{paired}</sub>"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", type=Path, nargs="*", help="Markdown files (default: README.md and docs/*.md)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of JSON files (default: %(default)s)")
+    parser.add_argument("--check", action="store_true", help="change nothing, fail if a table is out of date")
+    options = parser.parse_args(argv)
+    results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(options.results.rglob("*.json"))}
+    stale = []
+    for path in options.files or [Path("README.md"), *sorted(Path("docs").rglob("*.md"))]:
+        if not path.exists():
+            continue
+        text = path.read_text(encoding="utf-8")
+        written = rewrite(text, results)
+        if written != text:
+            stale.append(path)
+            if not options.check:
+                path.write_text(written, encoding="utf-8")
+    for path in stale:
+        print(f"{path}: {'out of date' if options.check else 'rewritten'}")
+    return 1 if options.check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

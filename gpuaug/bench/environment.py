@@ -1,0 +1,147 @@
+"""What a figure was measured on: without it a benchmark result says nothing."""
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gpuaug
+
+# nvidia-smi's names for what we keep, by the key it is kept under.
+_GPU_FIELDS = {
+    "driver": "driver_version",
+    "clock_sm_mhz": "clocks.sm",
+    "clock_sm_max_mhz": "clocks.max.sm",
+    "clock_memory_mhz": "clocks.mem",
+    "power_limit_w": "power.limit",
+    "pcie_gen": "pcie.link.gen.current",
+    "pcie_gen_max": "pcie.link.gen.max",
+    "pcie_width": "pcie.link.width.current",
+}
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Describe the machine, the versions and the commit; what cannot be found out is None.
+
+    Read it before measuring: afterwards the load average and the clocks are the benchmark's own.
+    """
+    return {
+        "time_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        **_checkout(),
+        "versions": _versions(),
+        "device": str(device),
+        "gpu": _gpu(device),
+        "cpu": _cpu(),
+    }
+
+
+def cores_allowed() -> int:
+    """Cores that this process may use: affinity and, in a container, its CPU quota, rounded down to at least one."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(affinity, int(quota) // int(period)))
+    except (OSError, ValueError):  # another system, or no quota: the file then says "max"
+        return affinity
+
+
+def _checkout() -> dict[str, Any]:
+    if "GPUAUG_COMMIT" in os.environ:  # where the files were copied to, without their repository
+        return {"commit": os.environ["GPUAUG_COMMIT"], "dirty": False}
+    root = Path(gpuaug.__file__).resolve().parent.parent
+    # An environment may lie inside somebody else's checkout, whose commit would say nothing about gpuaug.
+    top = _output("git", "-C", str(root), "rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() != root:
+        return {"commit": None, "dirty": None}
+    status = _output("git", "--no-optional-locks", "-C", str(root), "status", "--porcelain")
+    return {
+        "commit": _output("git", "-C", str(root), "rev-parse", "HEAD"),
+        "dirty": bool(status) if status is not None else None,
+    }
+
+
+def _versions() -> dict[str, Any]:
+    packages = ("torchvision", "kornia", "numpy", "triton")
+    return {
+        "gpuaug": gpuaug.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        **{package: _version(package) for package in packages},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _gpu(device: torch.device) -> dict[str, Any] | None:
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    described: dict[str, Any] = {
+        "name": properties.name,
+        "memory_bytes": properties.total_memory,
+        "count": torch.cuda.device_count(),
+    }
+    # By UUID, because CUDA_VISIBLE_DEVICES renumbers the devices and nvidia-smi does not follow.
+    values = _output(
+        "nvidia-smi",
+        f"--id=GPU-{properties.uuid}",
+        f"--query-gpu={','.join(_GPU_FIELDS.values())}",
+        "--format=csv,noheader,nounits",
+    )
+    found = values.split(", ") if values else []
+    if len(found) != len(_GPU_FIELDS):
+        found = [""] * len(_GPU_FIELDS)
+    described |= {key: value if key == "driver" else _number(value) for key, value in zip(_GPU_FIELDS, found, strict=True)}
+    described["driver"] = described["driver"] or None
+    return described
+
+
+def _cpu() -> dict[str, Any]:
+    return {
+        "model": _proc("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        "cores_allowed": cores_allowed(),
+        "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
+        "memory_bytes": _memory_bytes(),
+        "load_average": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
+        "torch_threads": torch.get_num_threads(),
+        "system": platform.system(),
+    }
+
+
+def _memory_bytes() -> int | None:
+    kib = _proc("/proc/meminfo", "MemTotal")
+    return int(kib.split()[0]) * 1024 if kib else None
+
+
+def _proc(path: str, key: str) -> str | None:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), None)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:  # nvidia-smi writes "[N/A]" where a card does not say
+        return None
+
+
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

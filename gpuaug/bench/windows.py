@@ -1,0 +1,205 @@
+"""Timed windows over endless training loops, interleaved so that drift falls on all of them alike."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way of running a loop, to be compared with others.
+
+    Args:
+        name: What the row is called.
+        steps: Opens an endless iterator. Each ``next`` does one training step and returns the number of images in it;
+            the host may run ahead of the device.
+        discard: Steps at the start of each window that are not counted: at least the batches that queue up while
+            other variants have their turn, so that a full queue is not counted as throughput.
+    """
+
+    name: str
+    steps: Callable[[], Iterator[int]]
+    discard: int = 0
+
+
+@dataclass(frozen=True)
+class Window:
+    """What one window counted.
+
+    ``host_seconds`` ends when the last step returned, ``seconds`` when the device had done all of them.
+    """
+
+    steps: int
+    images: int
+    seconds: float
+    host_seconds: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """Medians over the windows of one variant; ratios are taken within a round, where the machine was the same."""
+
+    name: str
+    steps_per_s: float
+    images_per_s: float
+    host_ms: float
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    rounds: list[float]
+
+    def record(self, **labels: Any) -> dict[str, Any]:
+        """The row as a dict for a result file, with ``labels`` such as ``case`` and ``batch_size`` beside it."""
+        return labels | asdict(self)
+
+
+def interleave(
+    variants: Sequence[Variant],
+    *,
+    device: torch.device,
+    seconds: float = 2.0,
+    repeats: int = 5,
+    warmup: int = 3,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, list[Window]]:
+    """Measure ``variants`` in rounds of one window each, every other round in reverse order.
+
+    The device is synchronised at the edges of a window and nowhere inside it: a synchronisation in each step would
+    destroy the overlap that is being measured.
+
+    Args:
+        variants: What to compare; each is opened once and stays open, so its workers and captures outlive a window.
+        device: The device the steps run on.
+        seconds: How long a window lets the host start new steps.
+        repeats: Number of rounds.
+        warmup: Steps each variant takes before the first round, beyond its ``discard``.
+        progress: Called with the variant's name when its warm-up and each of its windows is over.
+
+    Returns:
+        For each name, its windows in the order of the rounds.
+
+    Raises:
+        ValueError: If two variants share a name, or a number is out of range.
+        RuntimeError: If a variant's iterator ends.
+    """
+    names = [variant.name for variant in variants]
+    if len(set(names)) != len(names):
+        raise ValueError(f"names of variants must be distinct, got {names}. Rename one.")
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1, got {repeats}. One round gives a figure without a spread.")
+    if not seconds > 0:
+        raise ValueError(f"seconds must be positive, got {seconds}. It is the length of one window.")
+    report = progress if progress is not None else lambda _name: None
+    windows: dict[str, list[Window]] = {name: [] for name in names}
+    with ExitStack() as stack:
+        opened: list[_Opened] = []
+        for variant in variants:
+            run = _Opened(variant)
+            stack.callback(run.close)
+            opened.append(run)
+        for run in opened:
+            for _ in range(warmup + run.variant.discard):
+                run.step()
+            synchronize(device)
+            report(run.variant.name)
+        for round_index in range(repeats):
+            for run in opened if round_index % 2 == 0 else reversed(opened):
+                windows[run.variant.name].append(_window(run, device, seconds))
+                report(run.variant.name)
+    return windows
+
+
+def summarise(windows: dict[str, list[Window]], *, baseline: str | None) -> list[Row]:
+    """Turn windows into rows, in their order.
+
+    Args:
+        windows: What ``interleave`` returned.
+        baseline: The variant whose steps per second the ratios are to, or None for no ratios.
+
+    Raises:
+        ValueError: If ``baseline`` is not among ``windows``.
+    """
+    if baseline is not None and baseline not in windows:
+        raise ValueError(f"baseline must be one of {list(windows)}, got {baseline!r}. Pass None for no ratios.")
+    base = _rates(windows[baseline]) if baseline is not None else None
+    rows = []
+    for name, measured in windows.items():
+        rounds = _rates(measured)
+        ratios = [rate / reference for rate, reference in zip(rounds, base, strict=True)] if base else None
+        rows.append(
+            Row(
+                name=name,
+                steps_per_s=median(rounds),
+                images_per_s=median(window.images / window.seconds for window in measured),
+                host_ms=median(1e3 * window.host_seconds / window.steps for window in measured),
+                ratio=median(ratios) if ratios else None,
+                ratio_low=min(ratios) if ratios else None,
+                ratio_high=max(ratios) if ratios else None,
+                rounds=rounds,
+            )
+        )
+    return rows
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until everything enqueued on ``device`` is done; on a CPU there is nothing to wait for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+    elif device.type == "xpu":
+        torch.xpu.synchronize(device)
+
+
+class _Opened:
+    """A variant with its iterator; errors leave it with the variant's name on them."""
+
+    def __init__(self, variant: Variant) -> None:
+        self.variant = variant
+        self.taken = 0
+        self._iterator: Iterator[int] | None = None
+
+    def step(self) -> int:
+        try:
+            if self._iterator is None:
+                self._iterator = iter(self.variant.steps())
+            images = next(self._iterator)
+        except StopIteration:
+            raise RuntimeError(
+                f"steps of variant {self.variant.name!r} must be endless, got an end after {self.taken}. "
+                "Start over when the data ends."
+            ) from None
+        except Exception as error:
+            error.add_note(f"raised in step {self.taken} of variant {self.variant.name!r}")
+            raise
+        self.taken += 1
+        return images
+
+    def close(self) -> None:
+        close = getattr(self._iterator, "close", None)
+        if close is not None:
+            close()
+
+
+def _window(run: _Opened, device: torch.device, seconds: float) -> Window:
+    for _ in range(run.variant.discard):
+        run.step()
+    synchronize(device)
+    steps = images = 0
+    start = now = perf_counter()
+    end = start + seconds
+    while now < end:
+        images += run.step()
+        steps += 1
+        now = perf_counter()
+    synchronize(device)
+    return Window(steps=steps, images=images, seconds=perf_counter() - start, host_seconds=now - start)
+
+
+def _rates(measured: list[Window]) -> list[float]:
+    return [window.steps / window.seconds for window in measured]

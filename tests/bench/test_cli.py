@@ -1,0 +1,130 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuaug import cli
+from gpuaug.bench import results
+
+ROOT = Path(__file__).parents[2]
+TINY = ["bench", "--device", "cpu", "--batch-size", "4", "--seconds", "0.05", "--repeats", "1"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_bench_prints_one_table_and_writes_a_good_result(class_folder, tmp_path, capsys, workers):
+    path = tmp_path / "uses.json"
+    command = [*TINY, "--workers", str(workers), "--data", str(class_folder), "--json", str(path)]
+    assert cli.main(command) == 0
+    result = json.loads(path.read_text())
+    results.check(result)
+    assert result["settings"]["workers"] == workers
+    assert result["settings"]["data"] == "the user's"
+    assert str(class_folder) not in path.read_text()
+    cases = [row["case"] for row in result["rows"]]
+    assert sorted(set(cases), key=cases.index) == ["train resnet18", "train a head on frozen resnet18", "augment alone"]
+    assert [row["batch_size"] for row in result["rows"]] == [4] * len(cases)
+    printed = capsys.readouterr().out
+    assert printed.count("steps/s  images/s") == 1
+    for row in result["rows"]:
+        assert row["name"] in printed
+
+
+def test_bench_uses_the_photographs_when_there_is_no_data(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cli, "_measure", lambda *_: [{"name": "a", "case": "b", "steps_per_s": 1.0}])
+    assert cli.main([*TINY, "--json", str(tmp_path / "uses.json")]) == 0
+    settings = json.loads((tmp_path / "uses.json").read_text())["settings"]
+    assert settings["data"] == "photographs of scikit-image"
+    assert settings["images"] >= 200
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--data", "/no/such/folder"], "--data must be a folder of class folders with images in them, got '/no/such"),
+        (["--batch-size", "0"], "value must be a number of at least 1, got '0'. Leave it out for the default."),
+        (["--seconds", "nan"], "value must be a number of at least 0.001, got 'nan'."),
+        (["--workers", "many"], "value must be a number of at least 0, got 'many'."),
+        (["--device", "abacus"], "device must be one that torch can use here, got 'abacus'"),
+        (["--json", "/"], "--json must be a file to write, got the folder '/'. Add a file name."),
+    ],
+)
+def test_a_bad_flag_is_one_clear_line_and_status_2(flags, text, capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.main([*TINY, *flags])
+    assert left.value.code == 2
+    assert text in " ".join(capsys.readouterr().err.split())
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
+    found = cli.importlib.util.find_spec
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "skimage" else found(name))
+    assert cli.main(TINY) == 2
+    printed = capsys.readouterr().err
+    assert printed == (
+        "gpuaug bench must find kornia, rich, skimage, torchvision, got no skimage. Run: pip install 'gpuaug[bench]'\n"
+    )
+
+
+def test_an_error_in_a_loop_is_shown_and_named(class_folder, monkeypatch):
+    from gpuaug.bench import loops
+
+    def broken(setup):
+        raise ZeroDivisionError("broken on purpose")
+
+    monkeypatch.setattr(loops, "classifier_step", broken)
+    with pytest.raises(ZeroDivisionError, match="on purpose") as raised:
+        cli.main([*TINY, "--workers", "0", "--data", str(class_folder)])
+    assert "CPU augmentation in workers" in raised.value.__notes__[0]
+
+
+def test_importing_the_command_loads_no_extra():
+    code = "import sys, gpuaug.cli; print(sorted({'kornia', 'rich', 'skimage', 'torchvision'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
+def test_ctrl_c_ends_the_workers_and_leaves_no_traceback(class_folder):
+    command = [*TINY, "--seconds", "60", "--workers", "2", "--data", str(class_folder)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpuaug.cli", *command], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while len(workers := _children(process.pid)) < 2:
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        time.sleep(2)
+        workers = _children(process.pid)
+        os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to the workers too
+        _, printed = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130
+    assert "Traceback" not in printed
+    assert printed.endswith("interrupted\n")
+    assert not [worker for worker in workers if Path(f"/proc/{worker}").exists()]
+
+
+def _children(pid):
+    listed = (path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    return [child for children in listed for child in children]
+
+
+@pytest.mark.gpu
+def test_bench_runs_on_a_gpu(class_folder, tmp_path):
+    path = tmp_path / "uses.json"
+    command = [*TINY, "--device", "cuda", "--workers", "1", "--data", str(class_folder), "--json", str(path)]
+    assert cli.main(command) == 0
+    result = json.loads(path.read_text())
+    results.check(result)
+    assert result["environment"]["gpu"]["name"]
+    assert (result["settings"]["half"], result["settings"]["pin_memory"]) == (True, True)

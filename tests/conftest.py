@@ -1,0 +1,62 @@
+"""What holds for every test: which cards it needs, and what it must leave as it was."""
+
+import gc
+import os
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+CARDS = {"gpu": 1, "multigpu": 2}
+"""How many CUDA devices a test with each marker needs."""
+
+SETTLE_S = 5.0
+"""How long a thread that was told to end may take."""
+
+# No test asserts a speed: a busy machine is no failure.
+settings.register_profile("gpuaug", deadline=None)
+settings.load_profile("gpuaug")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    needed = max((cards for marker, cards in CARDS.items() if item.get_closest_marker(marker)), default=0)
+    have = torch.cuda.device_count() if needed and torch.cuda.is_available() else 0
+    if have >= needed:
+        return
+    text = f"needs {needed} CUDA device{'s' if needed > 1 else ''}, got {have}"
+    if os.environ.get("GPUAUG_REQUIRE_GPU") == "1":
+        pytest.fail(f"{text}, and GPUAUG_REQUIRE_GPU=1 says that there must be", pytrace=False)
+    pytest.skip(text)
+
+
+@pytest.fixture(autouse=True)
+def _generators_are_put_back():
+    host, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    cards = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    yield
+    torch.set_rng_state(host)
+    random.setstate(python)
+    np.random.set_state(numpy)
+    if cards is not None:
+        torch.cuda.set_rng_state_all(cards)
+
+
+@pytest.fixture(autouse=True)
+def _no_feed_is_left_running():
+    before = set(threading.enumerate())  # a failed test's traceback may still hold an iterator
+    yield
+
+    def left():
+        return [t for t in threading.enumerate() if t.name == "gpuaug-feed" and t not in before]
+
+    if left():
+        gc.collect()
+    deadline = time.monotonic() + SETTLE_S
+    while left() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not left(), "the test has ended, and the thread of one of its iterators has not"

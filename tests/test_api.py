@@ -1,0 +1,82 @@
+"""What a user may rely on. A change of this table is a change of the interface: it belongs into the changelog."""
+
+import inspect
+import re
+from importlib import metadata
+
+import gpuaug
+
+PUBLIC = {
+    "ArgumentError": "GpuAugError, ValueError",
+    "ArgumentTypeError": "GpuAugError, TypeError",
+    "DeviceError": "GpuAugError, RuntimeError",
+    "FeatureStage": "(encoder, *, on=…, into=…, autocast=None, memory_format=None, capture='auto', name=None)",
+    "FeatureStage.bind": "(self, name, lanes)",
+    "FeatureStage.branches": "property",
+    "FeatureStage.update": "(self)",
+    "GpuAugError": "Exception",
+    "GpuAugWarning": "UserWarning",
+    "IteratorEndedError": "GpuAugError, RuntimeError",
+    "SelectionError": "GpuAugError, LookupError",
+    "Stage": "(*, on, into, name)",
+    "Stage.bind": "(self, name, lanes)",
+    "Stats": "(batches=0, copied_bytes=0, starved=0, starved_ms=0.0, held_back=0, held_back_ms=0.0)",
+    "StreamedLoader": "(loader, stages=(), *, device=None, depth=2, seed=None, rank=None)",
+    "StreamedLoader.batch_sampler": "property",
+    "StreamedLoader.batch_size": "property",
+    "StreamedLoader.close": "(self)",
+    "StreamedLoader.dataset": "property",
+    "StreamedLoader.device": "property",
+    "StreamedLoader.drop_last": "property",
+    "StreamedLoader.sampler": "property",
+    "StreamedLoader.set_epoch": "(self, epoch)",
+    "StreamedLoader.stages": "property",
+    "StreamedLoader.stats": "(self)",
+    "TransformStage": "(transform, *, on=…, into=…, name=None)",
+    "TransformStage.bind": "(self, name, lanes)",
+}
+
+
+def signature(function):
+    found = inspect.signature(function)
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in found.parameters.values()]
+    return str(found.replace(parameters=bare, return_annotation=inspect.Signature.empty)).replace("Ellipsis", "…")
+
+
+def inventory():
+    found = {}
+    for name in gpuaug.__all__:
+        value = getattr(gpuaug, name)
+        if issubclass(value, BaseException):
+            found[name] = ", ".join(base.__name__ for base in value.__bases__)
+            continue
+        found[name] = signature(value)
+        for member, what in vars(value).items():
+            if member.startswith("_"):
+                continue
+            if isinstance(what, property):
+                found[f"{name}.{member}"] = "property"
+            elif inspect.isfunction(what):
+                found[f"{name}.{member}"] = signature(what)
+    return found
+
+
+def test_the_public_interface_is_what_it_was():
+    assert inventory() == PUBLIC
+
+
+def test_public_names_are_listed_in_order_and_once():
+    assert sorted(gpuaug.__all__) == gpuaug.__all__
+    assert len(set(gpuaug.__all__)) == len(gpuaug.__all__)
+
+
+def test_every_public_name_says_where_it_is_from_and_what_it_is():
+    for name in gpuaug.__all__:
+        value = getattr(gpuaug, name)
+        assert value.__doc__, name
+        assert value.__module__.startswith("gpuaug."), name
+
+
+def test_the_version_is_that_of_the_package():
+    assert gpuaug.__version__ == metadata.version("gpuaug")
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", gpuaug.__version__)

@@ -1,0 +1,228 @@
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpuaug.bench import results
+
+pytest.importorskip("rich")
+pytest.importorskip("matplotlib")
+
+ROOT = Path(__file__).parents[1]
+TINY = ["--device", "cpu", "--size", "32", "--batch", "2", "--seconds", "0.02", "--repeats", "1", "--workers", "0"]
+
+# Module, flags that make it small, and the variants that must be there on a CPU.
+WINDOWED = [
+    ("encoder_decoder", "--width 4", {"serial", "streamed", "streamed, eager encoder", "resident", "loader"}),
+    ("encoder_decoder", "--width 4 --resident", {"serial", "encoder alone", "training alone", "feature stage"}),
+    ("frozen_resnet", "--model resnet18", {"serial", "captured, in line", "feature stage", "feature stage, eager"}),
+    ("classifier", "--width 1", {"serial", "workers", "streamed", "resident", "loader"}),
+    ("resnet_step", "--model squeezenet1_1", {"serial", "streamed", "resident", "loader"}),
+    ("chain", "--width 4", {"serial", "one lane, eager", "two lanes", "two lanes, four ahead"}),
+    ("branches", "", {"serial", "one module", "branches", "branches, eager"}),
+]
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    # The experiments are scripts beside the package, found from the root of the repository.
+    monkeypatch.syspath_prepend(str(ROOT))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def experiment(name):
+    return importlib.import_module(f"bench.{name}")
+
+
+@pytest.mark.parametrize(("name", "flags", "variants"), WINDOWED, ids=lambda value: value if isinstance(value, str) else "")
+def test_measures_every_variant(name, flags, variants, tmp_path):
+    path = tmp_path / "result.json"
+    made = experiment(name).main([*TINY, *flags.split(), "--json", str(path)])
+    assert variants <= {row["name"] for row in made["rows"]}
+    assert all(row["batch_size"] == 2 for row in made["rows"])
+    assert made["settings"]["baseline"] in variants
+    results.check(json.loads(path.read_text()))
+
+
+def test_rows_chooses_variants_and_keeps_the_baseline(tmp_path):
+    made = experiment("chain").main([*TINY, "--width", "4", "--rows", "two lanes;one lane, eager"])
+    assert [row["name"] for row in made["rows"]] == ["serial", "one lane, eager", "two lanes"]
+    with pytest.raises(SystemExit, match=r"--rows must be among serial; .*, got three lanes"):
+        experiment("chain").main([*TINY, "--width", "4", "--rows", "three lanes"])
+
+
+def test_items_has_both_datasets_and_both_endings(tmp_path):
+    made = experiment("items").main([*TINY, "--model", "squeezenet1_1", "--json", str(tmp_path / "items.json")])
+    assert {row["case"] for row in made["rows"]} == {
+        f"{source}{ending}" for source in ("workers", "no workers, Python", "no workers, torch") for ending in ("", ", .item()")
+    }
+    assert all(row["name"] in ("serial", "streamed") for row in made["rows"])
+
+
+def test_handover_times_each_next(tmp_path):
+    made = experiment("handover").main([*TINY, "--calls", "20", "--json", str(tmp_path / "handover.json")])
+    assert {row["case"] for row in made["rows"]} == {"two tensors, large", "two tensors, small", "many leaves"}
+    assert all(row["median_us"] > 0 and row["calls"] == 20 for row in made["rows"])
+    results.check(made)
+
+
+def test_lifetimes_is_skipped_without_a_gpu(capsys):
+    assert experiment("lifetimes").main([*TINY]) is None
+    assert "skipped" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+def test_lifetimes_finds_no_wrong_pixel():
+    made = experiment("lifetimes").main(["--device", "cuda", "--size", "64", "--batch", "4", "--seconds", "0.1"])
+    assert [row["wrong"] for row in made["rows"]] == [0] * 12
+
+
+@pytest.mark.gpu
+def test_published_loops_run_on_a_gpu():
+    flags = ["--device", "cuda", "--size", "32", "--batch", "2", "--seconds", "0.05", "--repeats", "1", "--workers", "2"]
+    for name in ("encoder_decoder", "classifier"):
+        made = experiment(name).main(flags)
+        assert "two streams, as published" in {row["name"] for row in made["rows"]}
+
+
+def test_lanes_has_a_span_for_each_lane_and_draws_it(tmp_path):
+    path, image = tmp_path / "lanes.json", tmp_path / "lanes.png"
+    lanes = experiment("lanes")
+    lanes.main([*TINY, "--width", "4", "--json", str(path)])
+    assert path.stat().st_size < 200_000
+    made = json.loads(path.read_text())
+    results.check(made)
+    for case in ("serial", "streamed"):
+        rows = [row for row in made["rows"] if row["case"] == case]
+        assert {row["lane"] for row in rows} == set(lanes.LANES)
+        assert all(0 <= row["start_ms"] <= row["end_ms"] for row in rows)
+    lanes.main(["--draw", str(path), "--image", str(image)])
+    assert image.read_bytes().startswith(b"\x89PNG")
+
+
+def trace():
+    """Steps of a GPU trace, 3 ms each: kernels run 1 ms after their launches, and autograd launches from its own thread."""
+    for step in range(12):
+        start = 3000.0 * step
+        yield {"cat": "user_annotation", "name": "gpuaug/copy", "tid": 1, "ts": start, "dur": 100.0}
+        yield {"cat": "user_annotation", "name": "train", "tid": 1, "ts": start + 200, "dur": 1000.0}
+        launches = {"copy": (1, start + 50, 13), "forward": (1, start + 300, 7), "backward": (2, start + 800, 7)}
+        for number, (tid, ts, stream) in enumerate(launches.values()):
+            correlation = {"correlation": 10 * step + number}
+            yield {"cat": "cuda_runtime", "name": "launch", "tid": tid, "ts": ts, "dur": 5.0, "args": correlation}
+            lane = {"cat": "gpu_memcpy" if stream == 13 else "kernel", "name": "work", "tid": stream}
+            yield {**lane, "ts": ts + 1000, "dur": 500.0, "args": {**correlation, "stream": stream}}
+        yield {"cat": "kernel", "name": "not launched in a range", "ts": start, "dur": 1.0, "args": {"stream": 7}}
+
+
+def test_spans_follow_kernels_to_the_range_that_launched_them():
+    made = experiment("lanes").spans(trace())
+    train = [span for span in made if span["lane"] == "train"]
+    assert [span["batch"] for span in train] == [5, 6, 7, 8, 9, 10]
+    assert {(span["stream"], round(span["end_ms"] - span["start_ms"], 3)) for span in train} == {(7, 1.0)}
+    assert train[1]["start_ms"] == 3.0
+    copies = [span for span in made if span["lane"] == "copy"]
+    assert {span["stream"] for span in copies} == {13}
+    # The picture begins in the middle of a copy.
+    assert {round(span["end_ms"] - span["start_ms"], 3) for span in copies} == {0.25, 0.5}
+
+
+def test_run_writes_a_file_for_each_experiment_and_names_what_failed(tmp_path, capsys):
+    run = experiment("run")
+    assert run.main([*TINY, "--width", "4", "--only", "chain", "--results", str(tmp_path)]) == 0
+    results.check(json.loads((tmp_path / "chain.json").read_text()))
+    monkeyed = {**run.EXPERIMENTS, "missing": ("no_such_experiment", [])}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "EXPERIMENTS", monkeyed)
+        assert run.main([*TINY, "--only", "missing", "--results", str(tmp_path)]) == 1
+    assert "failed: missing" in capsys.readouterr().err
+
+
+def test_every_experiment_that_run_names_exists():
+    run = experiment("run")
+    assert {module for module, _ in run.EXPERIMENTS.values()} <= {path.stem for path in (ROOT / "bench").glob("*.py")}
+
+
+@pytest.fixture
+def measured(tmp_path):
+    rows = [
+        {"name": name, "batch_size": batch_size, "steps_per_s": rate, "ratio": rate / 100.0, "rounds": [rate, rate + 1]}
+        for batch_size in (8, 32)
+        for name, rate in (("serial", 100.0), ("streamed", 131.4), ("resident", 150.0))
+    ]
+    settings = {"baseline": "serial", "ours": ["streamed"], "ceilings": ["resident"], "workers": 4}
+    made = results.result("encoder_decoder", rows=rows, settings=settings, device=torch.device("cpu"))
+    flat = [
+        {"case": "short", "name": policy, "step_ms": 1.25, "peak_reserved_bytes": 512_000_000, "wrong": 0}
+        for policy in ("record_stream", "reverse waits")
+    ]
+    folder = tmp_path / "results"
+    results.write(folder / "encoder_decoder.json", made)
+    results.write(folder / "lifetimes.json", results.result("lifetimes", rows=flat, settings={}, device=torch.device("cpu")))
+    return folder
+
+
+TEXT = """Before.
+<!-- table: encoder_decoder -->
+stale
+<!-- end -->
+Between.
+<!-- table: lifetimes -->
+<!-- end -->
+<!-- table: unmeasured -->
+kept
+<!-- end -->
+After.
+"""
+
+
+def test_tables_are_rewritten_from_the_results(measured, tmp_path, capsys):
+    tables = experiment("tables")
+    page = tmp_path / "page.md"
+    page.write_text(TEXT)
+    flags = [str(page), "--results", str(measured)]
+    assert tables.main([*flags, "--check"]) == 1
+    assert page.read_text() == TEXT
+    assert "out of date" in capsys.readouterr().out
+    assert tables.main(flags) == 0
+    text = page.read_text()
+    assert "| streamed | 131 (1.31x) | 131 (1.31x) |" in text
+    assert "| *resident* (ceiling) | 150 (1.50x) |" in text
+    assert "| serial | 100 | 100 |" in text
+    assert "| short | record_stream | 1.25 | 512 | 0 |" in text
+    assert "stale" not in text
+    assert "kept" in text
+    assert text.startswith("Before.\n")
+    assert text.endswith("After.\n")
+    assert tables.main([*flags, "--check"]) == 0
+
+
+def test_tables_leave_text_alone_without_results(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(TEXT)
+    assert experiment("tables").main([str(page), "--results", str(tmp_path / "none"), "--check"]) == 0
+
+
+def test_plot_draws_each_result(measured, tmp_path):
+    drawn = experiment("plot").main(["--results", str(measured), "--images", str(tmp_path / "images")])
+    assert sorted(path.name for path in drawn) == [
+        "encoder_decoder.png",
+        "encoder_decoder.svg",
+        "lifetimes.png",
+        "lifetimes.svg",
+    ]
+    assert all(path.stat().st_size > 1000 for path in drawn)
+
+
+def test_help_says_what_is_measured(capsys):
+    with pytest.raises(SystemExit) as stop:
+        experiment("encoder_decoder").main(["--help"])
+    assert stop.value.code == 0
+    assert "Segmentation with a frozen encoder" in capsys.readouterr().out
+    assert "bench" in sys.modules
