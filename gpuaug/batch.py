@@ -6,6 +6,7 @@ it is, so types that merely look like containers (``torch.Size``, a list of file
 
 import copy
 import dataclasses
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence
 from typing import Any
 
@@ -28,14 +29,8 @@ def is_record(value: object) -> bool:
 
 
 def moves_itself(value: object) -> bool:
-    """Whether ``value`` is an object with a ``to`` method of its own, such as a ``PackedSequence``.
-
-    A mapping is walked even if it has one (Hugging Face's ``BatchEncoding``): its ``to`` changes it in place, and the batch
-    may still be in use by the loader that made it.
-    """
-    return (
-        not isinstance(value, torch.Tensor | Mapping | type) and callable(getattr(value, "to", None)) and not _is_plain(value)
-    )
+    """Whether ``value`` has a ``to`` method of its own, as a ``PackedSequence``, ``BatchEncoding`` or ``TensorDict`` has."""
+    return not isinstance(value, _NEVER_MOVES_ITSELF) and callable(getattr(value, "to", None))
 
 
 def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
@@ -79,7 +74,7 @@ def leaves(batch: Batch) -> list[Any]:
         >>> leaves({"a": 1, "b": [2, (3,)]})
         [1, 2, 3]
     """
-    if isinstance(batch, tuple | list) and all(type(value) is torch.Tensor for value in batch):
+    if type(batch) in {tuple, list} and all(type(value) is torch.Tensor for value in batch):
         return list(batch)  # most batches
     found: list[Any] = []
 
@@ -162,9 +157,7 @@ def _map_uncommon(function: Callable[[Any], Any], batch: Any) -> Any:
     return function(batch)
 
 
-def _is_plain(value: object) -> bool:
-    """Containers of the standard library, for which a lookup of ``to`` would be wasted."""
-    return type(value) in {tuple, list, dict, str, bytes, int, float, bool, type(None)}
+_NEVER_MOVES_ITSELF = (torch.Tensor, type)
 
 
 def _same(new: Any, old: Any) -> bool:
@@ -192,7 +185,7 @@ def _rebuild_mapping(container: Mapping[Any, Any], values: Mapping[Any, Any]) ->
     try:
         if isinstance(container, MutableMapping):
             # A copy keeps what the constructor does not take: a defaultdict's factory, an encoding's own attributes.
-            clone = copy.copy(container)
+            clone = _shallow_copy(container)
             for key, value in values.items():  # not update(), which some mappings of model outputs refuse
                 clone[key] = value
             return clone
@@ -202,9 +195,22 @@ def _rebuild_mapping(container: Mapping[Any, Any], values: Mapping[Any, Any]) ->
 
 
 def _rebuild_record(record: Any, values: Mapping[str, Any]) -> Any:
-    clone = copy.copy(record)
-    for name, value in values.items():
+    # Not copy.copy, which reads every field of a record with slots, and a field without a value cannot be read.
+    clone = object.__new__(type(record))
+    fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if hasattr(record, f.name)}
+    for name, value in {**getattr(record, "__dict__", {}), **fields, **values}.items():
         object.__setattr__(clone, name, value)  # a frozen dataclass refuses plain assignment
+    return clone
+
+
+def _shallow_copy(container: MutableMapping[Any, Any]) -> Any:
+    clone = copy.copy(container)
+    if isinstance(container, dict | UserDict):
+        return clone
+    # Another mapping keeps its items in an attribute, which a copy of it shares.
+    for name, value in vars(clone).items() if hasattr(clone, "__dict__") else ():
+        if isinstance(value, MutableMapping):
+            setattr(clone, name, copy.copy(value))
     return clone
 
 

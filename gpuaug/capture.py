@@ -7,6 +7,7 @@ odd last batch of an epoch runs eager.
 """
 
 import gc
+import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -25,6 +26,9 @@ MOST_GRAPHS = 4
 
 Encode = Callable[..., Any]
 Signature = tuple[Any, ...]
+
+
+_COPIED_OUT = (torch.Tensor, int, float, str, type(None))
 
 
 class CaptureError(Exception):
@@ -120,6 +124,9 @@ class GraphRunner:
             self.reason = f"its forward makes the host wait for the device ({waits[0]})"
         elif crossings.found is not None:
             self.reason = f"its forward copies a tensor {crossings.found}"
+        for leaf in batches.leaves(outputs):
+            if not isinstance(leaf, _COPIED_OUT):
+                self.reason = f"it returns a {type(leaf).__name__}, whose tensors cannot be copied out of a graph"
         return outputs
 
     def _capture(self, inputs: tuple[torch.Tensor, ...]) -> _Graph:
@@ -177,8 +184,10 @@ class GraphRunner:
 
 def why_not_capturable(encoder: nn.Module) -> str | None:
     """What can be told of ``encoder`` without running it."""
+    dynamo: Any = sys.modules.get("torch._dynamo")  # importing it takes a second, and who compiled something has done so
     for name, module in encoder.named_modules():
-        if isinstance(module, torch._dynamo.OptimizedModule) or getattr(module, "_compiled_call_impl", None) is not None:
+        compiled = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+        if compiled or getattr(module, "_compiled_call_impl", None) is not None:
             return "it is compiled, and may be running from graphs of its own"
         if module._forward_hooks or module._forward_pre_hooks:
             return f"it has forward hooks (on {name or 'the encoder itself'}), which a replay would not call"

@@ -1,5 +1,6 @@
 """The copy lane's work: a batch from the host to the device, leaf by leaf, with many small leaves in one go."""
 
+import copy
 import inspect
 import logging
 import math
@@ -72,13 +73,14 @@ class Copier:
             self._examine(batch)
             self._examined = True
         copied = Copied(None)
-        # One tensor that stands in two places of a batch stays one tensor.
-        moved: dict[int, Any] = {**self._pack(batch, copied)} if self._device.type == "cuda" else {}
+        # One tensor that stands in two places of a batch stays one tensor. The leaf is kept beside what became of it: some
+        # mappings make their values when asked, and another object may get the id of one that has gone.
+        moved: dict[int, tuple[Any, Any]] = self._pack(batch, copied) if self._device.type == "cuda" else {}
 
         def move(leaf: Any) -> Any:
             if id(leaf) not in moved:
-                moved[id(leaf)] = self._move(leaf, copied)
-            return moved[id(leaf)]
+                moved[id(leaf)] = (leaf, self._move(leaf, copied))
+            return moved[id(leaf)][1]
 
         copied.batch = batches.map_leaves(move, batch)
         return copied
@@ -94,19 +96,21 @@ class Copier:
                     f"A batch must be on the CPU or on {self._device}, got a tensor on {leaf.device}. "
                     f"Give the loader device={str(leaf.device)!r}, or leave the batch on the CPU."
                 )
-            copied.num_bytes += leaf.nbytes
+            copied.num_bytes += _num_bytes(leaf)
             return leaf.to(self._device, non_blocking=self._non_blocking)
         if batches.moves_itself(leaf):
             kind = type(leaf)
             if kind not in self._takes_non_blocking:
                 self._takes_non_blocking[kind] = _accepts_non_blocking(leaf.to)
             asynchronous = self._non_blocking and self._takes_non_blocking[kind]
-            moved = leaf.to(self._device, non_blocking=True) if asynchronous else leaf.to(self._device)
+            # A mapping's ``to`` may change it in place, and the loader may still be using it.
+            mover: Any = copy.copy(leaf) if isinstance(leaf, Mapping) else leaf
+            moved = mover.to(self._device, non_blocking=True) if asynchronous else mover.to(self._device)
             copied.resident_objects |= moved is leaf
             return moved
         return leaf
 
-    def _pack(self, batch: Batch, copied: Copied) -> Mapping[int, Any]:
+    def _pack(self, batch: Batch, copied: Copied) -> dict[int, tuple[Any, Any]]:
         leaves = batches.leaves(batch)
         if len(leaves) < FEWEST_TO_PACK:
             return {}
@@ -116,7 +120,8 @@ class Copier:
         layout = Layout(list(small.values()))
         packed = layout.pack(pin=True)
         copied.num_bytes += packed.nbytes
-        return layout.unpack(packed.to(self._device, non_blocking=True))
+        parts = layout.unpack(packed.to(self._device, non_blocking=True))
+        return {number: (leaf, parts[number]) for number, leaf in small.items()}
 
     def _examine(self, batch: Batch) -> None:
         """Say once what the first batch shows: leaves that stay behind, and memory that makes the host wait."""
@@ -131,7 +136,7 @@ class Copier:
         if self._device.type != "cuda":
             return
         pageable = sum(
-            leaf.nbytes
+            _num_bytes(leaf)
             for leaf in batches.tensors(batch)
             if leaf.device.type == "cpu" and not _can_be_packed(leaf) and not leaf.is_pinned()
         )
@@ -167,7 +172,7 @@ class Layout:
 
     def pack(self, *, pin: bool) -> torch.Tensor:
         """The leaves in one new buffer, which is page-locked if ``pin``. PyTorch keeps it until copies from it have ended."""
-        buffer = torch.empty(self._num_bytes, dtype=torch.uint8, pin_memory=pin)
+        buffer = torch.empty(self._num_bytes, dtype=torch.uint8, device="cpu", pin_memory=pin)
         for dtype, start, end, members in self._groups:
             buffer[start:end].view(dtype).copy_(_flatten_dense_tensors(members))
         return buffer
@@ -190,10 +195,16 @@ def _can_be_packed(leaf: Any) -> bool:
         type(leaf) is torch.Tensor
         and leaf.is_cpu
         and leaf.layout is torch.strided
+        and not leaf.is_nested
         and 0 < leaf.nbytes <= SMALL_BYTES
         and leaf.is_contiguous()
         and not (leaf.requires_grad or leaf.is_quantized)
     )
+
+
+def _num_bytes(leaf: torch.Tensor) -> int:
+    """Bytes of a tensor's values; those of a sparse one are not counted."""
+    return leaf.nbytes if leaf.layout is torch.strided else 0
 
 
 def _accepts_non_blocking(to: Callable[..., Any]) -> bool:

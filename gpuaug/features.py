@@ -84,12 +84,12 @@ class FeatureStage(Stage):
         return f"FeatureStage({names})"
 
     @property
-    def branches(self) -> dict[str, nn.Module]:
-        """The encoders by name; a single one has the empty name."""
+    def branches(self) -> dict[str | None, nn.Module]:
+        """The encoders by name; a single one has none."""
         if isinstance(self.encoder, nn.Module) and not isinstance(self.encoder, nn.ModuleDict):
-            return {"": self.encoder}
+            return {None: self.encoder}
         if isinstance(self.encoder, Mapping | nn.ModuleDict):
-            branches = dict(self.encoder.items())
+            branches: dict[str | None, nn.Module] = dict(self.encoder.items())
             if branches and all(isinstance(module, nn.Module) for module in branches.values()):
                 return branches
         raise ArgumentTypeError(
@@ -133,7 +133,7 @@ class FeatureStage(Stage):
         for branch, module in self.branches.items():
             for key, tensor in _weights(module):
                 if tensor.device != lanes.device:
-                    which = f"encoder {branch!r}" if branch else "encoder"
+                    which = "encoder" if branch is None else f"encoder {branch!r}"
                     raise DeviceError(
                         f"The {which} must be on the loader's device, {lanes.device}, got {key} on {tensor.device}. "
                         f"Move it with encoder.to({str(lanes.device)!r})."
@@ -162,15 +162,15 @@ class _BoundFeature(BoundStage):
             branch: _Branch(
                 module,
                 stage,
-                f"{name}/{branch}" if branch else name,
-                lanes.lane(f"stage/{name}/{branch}") if branch else self.lane,
+                name if branch is None else f"{name}/{branch}",
+                self.lane if branch is None else lanes.lane(f"stage/{name}/{branch}"),
                 lanes,
             )
             for branch, module in stage.branches.items()
         }
 
     def run(self, values: tuple[Any, ...], ready: Mark, position: Position, memory: dict[str, Any]) -> Any:
-        results = {}
+        results: dict[str | None, Any] = {}
         try:
             for name, branch in self._branches.items():
                 if branch.lane is not self.lane:
@@ -181,7 +181,7 @@ class _BoundFeature(BoundStage):
             for branch in self._branches.values():
                 if branch.lane is not self.lane:
                     self.lane.wait(branch.lane.mark())
-        return results.get("", results)  # a single encoder has the empty name
+        return results.get(None, results)  # a single encoder has no name
 
     def before_update(self) -> None:
         consumer = self._lanes.consumer()
@@ -248,8 +248,8 @@ class _Branch:
             return
         self._warned = True
         warnings.warn(
-            f"The encoder of stage {self._name!r} must launch its kernels one by one: {self._runner.reason}. "
-            "Remove that, or say capture='never' to run it so.",
+            f"The encoder of stage {self._name!r} must be one that a CUDA graph can hold, got one that it cannot: "
+            f"{self._runner.reason}. Its kernels are launched one by one. Remove that, or say capture='never' to run it so.",
             GpuAugWarning,
             stacklevel=2,
         )

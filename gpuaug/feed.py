@@ -51,7 +51,8 @@ class Pulled:
 class Feed(ABC):
     """One pass over a loader."""
 
-    def __init__(self, iterator: Iterator[Any], current_stream: Callable[[], Any]) -> None:
+    def __init__(self, loader: Iterable[Any], iterator: Iterator[Any], current_stream: Callable[[], Any]) -> None:
+        self.loader = loader
         self.iterator = iterator
         self._current_stream = current_stream
         self._why_ended: str | None = None
@@ -79,7 +80,7 @@ class Feed(ABC):
     def close(self) -> None:
         """Let go of the loader's iterator, whose workers end with it. Idempotent."""
         self._why_ended = self._why_ended or _CLOSED
-        self.iterator = iter(())
+        self.loader = self.iterator = iter(())
 
     @abstractmethod
     def _get(self, block: bool) -> Pulled | None: ...
@@ -97,8 +98,8 @@ class ListFeed(Feed):
 class ThreadFeed(Feed):
     """One pass over any other loader, pulled in the background."""
 
-    def __init__(self, iterator: Iterator[Any], current_stream: Callable[[], Any]) -> None:
-        super().__init__(iterator, current_stream)
+    def __init__(self, loader: Iterable[Any], iterator: Iterator[Any], current_stream: Callable[[], Any]) -> None:
+        super().__init__(loader, iterator, current_stream)
         self._box = _Mailbox()
         target = _puller(_ThreadState(), iterator, self._box, current_stream)
         self._thread = threading.Thread(target=contextvars.copy_context().run, args=(target,), name="gpuaug-feed", daemon=True)
@@ -128,6 +129,9 @@ class ThreadFeed(Feed):
 def open_feed(loader: Iterable[Any], current_stream: Callable[[], Any]) -> Feed:
     """Begin a pass over ``loader``.
 
+    Where ``iter`` gives the same object again, only one pass can read it: a generator, or a ``DataLoader`` whose workers
+    persist. The newer one does, as in ``DataLoader`` itself, and the older is ended before it could read beside it.
+
     Args:
         loader: Any iterable of host batches.
         current_stream: Says which stream is current on the thread that calls it.
@@ -135,8 +139,27 @@ def open_feed(loader: Iterable[Any], current_stream: Callable[[], Any]) -> Feed:
     Raises:
         Exception: Whatever ``iter(loader)`` raises.
     """
-    kind = ListFeed if type(loader) in {list, tuple} else ThreadFeed
-    return kind(iter(loader), current_stream)
+    if has_persistent_workers(loader):
+        _take_over(feed for feed in _open if feed.loader is loader)
+    iterator = iter(loader)
+    _take_over(feed for feed in _open if feed.iterator is iterator)
+    feed = (ListFeed if type(loader) in {list, tuple} else ThreadFeed)(loader, iterator, current_stream)
+    _open.add(feed)
+    return feed
+
+
+def has_persistent_workers(loader: Any) -> bool:
+    """Whether ``loader`` is a ``DataLoader`` that keeps its workers, and its one iterator, from epoch to epoch."""
+    return bool(getattr(loader, "persistent_workers", False)) and hasattr(loader, "_iterator")
+
+
+_open: weakref.WeakSet[Feed] = weakref.WeakSet()
+"""Passes of all loaders in this process: two of them may wrap one ``DataLoader``."""
+
+
+def _take_over(feeds: Iterable[Feed]) -> None:
+    for feed in list(feeds):
+        feed.take_over()
 
 
 class _Mailbox:
@@ -160,6 +183,8 @@ class _Mailbox:
 
     def put(self, item: Pulled) -> None:
         self._items.put(item)
+        if self._closed:
+            self._drain()
 
     def take(self, *, block: bool) -> Pulled | None:
         try:
@@ -177,9 +202,14 @@ class _Mailbox:
     def close(self) -> None:
         self._closed = True
         self._places.put(None)
+        self._drain()
+
+    def _drain(self) -> None:
+        """Let go of batches that nobody will ask for, and of an error whose traceback would hold the thread's own frame."""
         with suppress(Empty):
             while True:
-                self._items.get(block=False)  # let go of batches that nobody will ask for
+                self._items.get(block=False)
+        self._items.put(Pulled(ended=True))
 
 
 class _ThreadState:

@@ -17,7 +17,7 @@ from gpuaug import seeding, stages, streams
 from gpuaug.batch import Batch
 from gpuaug.copying import Copier
 from gpuaug.errors import ArgumentError, ArgumentTypeError
-from gpuaug.feed import Feed, Pulled, open_feed
+from gpuaug.feed import Feed, Pulled, has_persistent_workers, open_feed
 from gpuaug.seeding import Position
 from gpuaug.streams import Lane, Lanes, Mark, Pace, span
 
@@ -133,8 +133,9 @@ class StreamedLoader:
 
     @stages.setter
     def stages(self, value: Sequence[Any]) -> None:
-        self._stages = tuple(stages.as_stages(value))
-        self._bound = stages.bind_all(self._stages, self._lanes)
+        new = tuple(stages.as_stages(value))
+        self._bound = stages.bind_all(new, self._lanes)
+        self._stages = new
 
     @property
     def dataset(self) -> Any:
@@ -195,7 +196,7 @@ class StreamedLoader:
         """
         for feed in list(self._feeds):
             feed.close()
-        if _has_persistent_workers(self.loader):
+        if has_persistent_workers(self.loader):
             self.loader._iterator = None  # type: ignore[attr-defined]  # as DataLoader itself holds them
         self._reclaim()
 
@@ -216,14 +217,7 @@ class StreamedLoader:
         return self._epoch
 
     def _open_feed(self) -> Feed:
-        # Where iter() gives the same object again, only one iterator can read it. The newer one does, as in DataLoader.
-        if _has_persistent_workers(self.loader):
-            for feed in list(self._feeds):
-                feed.take_over()
         feed = open_feed(self.loader, self._lanes.current_stream)
-        for other in list(self._feeds):
-            if other.iterator is feed.iterator:
-                other.take_over()
         self._feeds.add(feed)
         return feed
 
@@ -370,7 +364,3 @@ def _whole(name: str, value: Any, way_out: str) -> int:
     if number < 0:
         raise ArgumentError(f"{name} must be 0 or more, got {value!r}. {way_out}")
     return number
-
-
-def _has_persistent_workers(loader: Any) -> bool:
-    return bool(getattr(loader, "persistent_workers", False)) and hasattr(loader, "_iterator")

@@ -40,6 +40,9 @@ class Selection:
             )
         if isinstance(on, tuple | Mapping) and not on:
             raise ArgumentError(f"on must name at least one member of the batch, got {on!r}. Leave it out for the default.")
+        for what, given in {"on": on, "into": into}.items():
+            if isinstance(given, tuple) and len(set(given)) < len(given):
+                raise ArgumentError(f"{what} must name each member once, got {given!r}. Leave the repeated one out.")
         self.on = on
         self.into = into
         self._kind = kind
@@ -94,10 +97,11 @@ class Selection:
             if form == "sequence":
                 selector = 0
             else:
-                example = next(iter(_members(batch)), "name")
+                there = _members(batch)
+                line = f": write {self._kind}(…, on={there[0]!r})" if there else ", so there is nothing to work on"
                 raise SelectionError(
                     f"on must name what the stage works on in a {type(batch).__name__}, got nothing. "
-                    f"It has {_listed(_members(batch))}: write {self._kind}(…, on={example!r})."
+                    f"It has {_listed(there)}{line}."
                 )
         if form == "leaf":
             raise SelectionError(
@@ -108,7 +112,7 @@ class Selection:
             if not _is_index(selector) or not -len(batch) <= selector < len(batch):
                 raise SelectionError(
                     f"on must be an index of a {type(batch).__name__} of {len(batch)}, got {selector!r}. "
-                    f"Give one from 0 to {len(batch) - 1}."
+                    + (f"Give one from 0 to {len(batch) - 1}." if batch else "Say on=None for batches that may be empty.")
                 )
             return batch[selector]
         if selector not in _members(batch):
@@ -130,13 +134,19 @@ class Selection:
                     f"into must be an index of a {type(batch).__name__} of {len(batch)} or the one past its end, "
                     f"got {place!r}. Give one from 0 to {len(batch)}."
                 )
-            if form == "record" and place not in _members(batch):
+            if form == "record" and place not in _fields(batch):
                 raise SelectionError(
                     f"into must be a field of {type(batch).__name__}, which cannot grow, got {place!r}. "
-                    f"It has {_listed(_members(batch))}."
+                    f"It has {_listed(_fields(batch))}."
                 )
         if form == "sequence":
-            values = {place % len(batch) if place < 0 else place: value for place, value in values.items()}
+            from_start = {place % len(batch) if place < 0 else place: value for place, value in values.items()}
+            if len(from_start) < len(values):
+                raise SelectionError(
+                    f"into must name each member of a {type(batch).__name__} of {len(batch)} once, got {tuple(values)}. "
+                    "Count all from the start."
+                )
+            values = from_start
             past = sorted(place for place in values if place >= len(batch))
             if past != list(range(len(batch), len(batch) + len(past))):
                 raise SelectionError(
@@ -164,11 +174,16 @@ def _members(batch: Batch) -> list[Any]:
         case "mapping":
             return list(batch)
         case "record":
-            return [field.name for field in dataclasses.fields(batch)] if batches.is_record(batch) else list(batch._fields)
+            return [name for name in _fields(batch) if hasattr(batch, name)]
         case "sequence":
             return list(range(len(batch)))
         case _:
             return []
+
+
+def _fields(record: Any) -> list[str]:
+    """Every field, also one that has no value yet."""
+    return [field.name for field in dataclasses.fields(record)] if batches.is_record(record) else list(record._fields)
 
 
 def _is_index(selector: Any) -> bool:

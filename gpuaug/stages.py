@@ -4,8 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from torch import nn
-
 from gpuaug import batch as batches
 from gpuaug.batch import Batch
 from gpuaug.errors import ArgumentError, ArgumentTypeError
@@ -136,7 +134,7 @@ def as_stages(stages: Any) -> list[Stage]:
         ArgumentTypeError: If it is not a sequence of stages and callables.
         ArgumentError: If two stages were given one name.
     """
-    if isinstance(stages, Stage | nn.Module) or not isinstance(stages, Sequence) or isinstance(stages, str):
+    if not isinstance(stages, Sequence) or isinstance(stages, str):
         raise ArgumentTypeError(
             f"stages must be a sequence of stages, got {type(stages).__name__}. Put it into a list: stages=[…]."
         )

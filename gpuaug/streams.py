@@ -255,10 +255,10 @@ def resolve(device: torch.device | str | int | None) -> torch.device:
             have = ", ".join(f"cuda:{i}" for i in range(count)) or "no CUDA device"
             raise DeviceError(f"device must be one that this machine has, got {wanted}. It has {have}; 'cpu' always works.")
         return torch.device("cuda", index)
-    module = getattr(torch, wanted.type, None)
+    module: Any = getattr(torch, wanted.type, None)
     if wanted.type != "cpu" and not (hasattr(module, "is_available") and module.is_available()):
         raise DeviceError(f"device must be one that this machine has, got {wanted}. 'cpu' always works.")
-    return wanted
+    return torch.device("cpu") if wanted.type == "cpu" else wanted  # there is only one, however it is numbered
 
 
 def span(name: str) -> AbstractContextManager[Any]:

@@ -120,7 +120,6 @@ CONTAINERS = {
     "mapping proxy": keyed(MappingProxyType),
     "immutable mapping": keyed(Fixed),
     "mutable mapping": keyed(Store),
-    "mapping with to": keyed(Encoding),
     "dataclass": Record,
     "frozen dataclass with slots": Frozen,
 }
@@ -311,7 +310,7 @@ def test_objects_that_move_themselves_are_leaves_even_if_they_are_named_tuples(e
         (nn.Linear(1, 1), True),
         (pack_sequence([torch.zeros(2)]), True),
         (torch.zeros(1), False),
-        (Encoding(), False),
+        (Encoding(), True),
         (Moves, False),
         (Pair(1, 2), False),
         ([1], False),

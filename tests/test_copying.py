@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import warnings
+from collections import UserDict
 from collections.abc import Mapping
 
 import pytest
@@ -371,3 +372,21 @@ def test_leaves_that_stay_are_handed_on_as_they_are():
     names = ["a.jpg"]
     ((_, same),) = StreamedLoader([(torch.zeros(1), names)], device="cpu")
     assert same is names
+
+
+class Encoding(UserDict):
+    """As Hugging Face's ``BatchEncoding``: its ``to`` changes it in place."""
+
+    def to(self, device, non_blocking=False):
+        self.data = {key: value.to(device) for key, value in self.items()}
+        return self
+
+
+def test_a_mapping_is_moved_by_its_own_to_and_left_as_it_was():
+    batch = Encoding({"ids": torch.arange(3)})
+    before = batch.data
+    copied = Copier(torch.device("cpu")).copy([batch]).batch[0]
+    assert type(copied) is Encoding
+    assert copied is not batch
+    assert copied["ids"].tolist() == [0, 1, 2]
+    assert batch.data is before

@@ -121,7 +121,7 @@ def script_arrivals(patch, there):
             except Exception as error:
                 return Pulled(error=error, ended=True)
 
-    patch.setattr(loader, "open_feed", lambda source, current_stream: ScriptedFeed(iter(source), current_stream))
+    patch.setattr(loader, "open_feed", lambda source, current_stream: ScriptedFeed(source, iter(source), current_stream))
 
 
 def kernel(cuda, *values):

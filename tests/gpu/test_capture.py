@@ -159,8 +159,8 @@ class Hooked(nn.Module):
 )
 def test_what_cannot_be_captured_is_found_before_and_runs_eager(encoder, reason):
     batches = host_batches()
+    loader = StreamedLoader(batches, [FeatureStage(encoder)])
     with pytest.warns(gpuaug.GpuAugWarning, match=reason) as caught:
-        loader = StreamedLoader(batches, [FeatureStage(encoder)])
         got = list(loader)
     assert len(caught) == 1
     assert graphs_of(loader) == [0]
