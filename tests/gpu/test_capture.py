@@ -336,3 +336,24 @@ def test_closing_the_loader_gives_the_graphs_memory_back():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() <= before + (32 << 20)
+
+
+class Sealed:
+    """A result whose tensors cannot be seen from outside."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+class Seals(nn.Module):
+    def forward(self, images):
+        return Sealed(images * 2)
+
+
+def test_an_encoder_whose_result_cannot_be_copied_out_of_a_graph_runs_eager():
+    batches = host_batches()
+    loader = StreamedLoader(batches, [FeatureStage(Seals())])
+    with pytest.warns(gpuaug.GpuAugWarning, match="returns a Sealed"):
+        got = list(loader)
+    for sealed, batch in zip(got, batches, strict=True):
+        assert torch.equal(sealed.tensor, batch.cuda() * 2)
