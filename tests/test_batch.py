@@ -1,7 +1,7 @@
 import collections
 import dataclasses
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from mappings import Encoding, Fixed, Store
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
@@ -33,52 +34,6 @@ class Record:
 class Frozen:
     left: object
     right: object
-
-
-class Fixed(Mapping):
-    """A mapping that cannot be changed, and is made from another."""
-
-    def __init__(self, items):
-        self._items = dict(items)
-
-    def __getitem__(self, key):
-        return self._items[key]
-
-    def __iter__(self):
-        return iter(self._items)
-
-    def __len__(self):
-        return len(self._items)
-
-
-class Store(MutableMapping):
-    """A mapping that keeps its items in an attribute, as most of those in the wild do."""
-
-    def __init__(self, items):
-        self._items = dict(items)
-
-    def __getitem__(self, key):
-        return self._items[key]
-
-    def __setitem__(self, key, value):
-        self._items[key] = value
-
-    def __delitem__(self, key):
-        del self._items[key]
-
-    def __iter__(self):
-        return iter(self._items)
-
-    def __len__(self):
-        return len(self._items)
-
-
-class Encoding(UserDict):
-    """As Hugging Face's ``BatchEncoding``: its ``to`` changes it in place."""
-
-    def to(self, device):
-        self.data = {key: value.to(device) for key, value in self.items()}
-        return self
 
 
 class Marked(list):

@@ -3,13 +3,13 @@
 import dataclasses
 import logging
 import warnings
-from collections import UserDict
 from collections.abc import Mapping
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from mappings import Encoding
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torchvision import tv_tensors
 
@@ -372,14 +372,6 @@ def test_leaves_that_stay_are_handed_on_as_they_are():
     names = ["a.jpg"]
     ((_, same),) = StreamedLoader([(torch.zeros(1), names)], device="cpu")
     assert same is names
-
-
-class Encoding(UserDict):
-    """As Hugging Face's ``BatchEncoding``: its ``to`` changes it in place."""
-
-    def to(self, device, non_blocking=False):
-        self.data = {key: value.to(device) for key, value in self.items()}
-        return self
 
 
 def test_a_mapping_is_moved_by_its_own_to_and_left_as_it_was():

@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
-from collections.abc import Mapping, MutableMapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 import kornia.augmentation as K
 import pytest
 import torch
+from mappings import Fixed, Store
 from torch.nn.utils.rnn import pack_sequence
 
 from gpuaug import ArgumentError, FeatureStage, SelectionError, StreamedLoader, TransformStage
@@ -55,44 +55,6 @@ class Derived:
 
     def __post_init__(self):
         self.count = len(self.labels)
-
-
-class Fixed(Mapping):
-    """A mapping that cannot be changed, and is made from another."""
-
-    def __init__(self, items):
-        self._items = dict(items)
-
-    def __getitem__(self, key):
-        return self._items[key]
-
-    def __iter__(self):
-        return iter(self._items)
-
-    def __len__(self):
-        return len(self._items)
-
-
-class Store(MutableMapping):
-    """A mapping that keeps its items in an attribute, as most of those in the wild do."""
-
-    def __init__(self, items):
-        self._items = dict(items)
-
-    def __getitem__(self, key):
-        return self._items[key]
-
-    def __setitem__(self, key, value):
-        self._items[key] = value
-
-    def __delitem__(self, key):
-        del self._items[key]
-
-    def __iter__(self):
-        return iter(self._items)
-
-    def __len__(self):
-        return len(self._items)
 
 
 def keyed(kind):
