@@ -100,7 +100,8 @@ def _caption(result: dict[str, Any]) -> str:
     ]
     text = ", ".join(filter(None, parts))
     baseline = result["settings"].get("baseline")
-    paired = f" In brackets: the ratio to *{baseline}*, paired within rounds." if "ratio" in result["rows"][0] else ""
+    to = "the row at 1.00" if baseline is None else f"*{baseline}*"
+    paired = f" In brackets: the ratio to {to}, paired within rounds." if "ratio" in result["rows"][0] else ""
     return f"<sub>{text}.{paired}</sub>"
 
 
