@@ -53,7 +53,7 @@ class Copier:
     and the first batch logs which.
 
     Cost:
-        For each tensor one asynchronous copy and about 10 µs of host time; eight or more small ones share one copy. The host
+        For each tensor one asynchronous copy (``bench/handover.py``); eight or more small ones share one copy. The host
         waits only for memory that is not page-locked, which is warned about once.
     """
 
