@@ -41,7 +41,7 @@ class FeatureStage(Stage):
 
     Cost:
         From a graph: one launch, a copy of the input and one of the output, whatever the encoder (``bench/frozen_resnet.py``).
-        The first capture of a shape costs about as much as two eager batches. Each graph (four at most) holds its activations.
+        Capturing a shape launches the encoder once more. Each graph (four at most) holds its activations.
 
     Example:
         >>> encoder = nn.Linear(4, 2).requires_grad_(False)
