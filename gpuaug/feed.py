@@ -165,8 +165,8 @@ def _take_over(feeds: Iterable[Feed]) -> None:
 class _Mailbox:
     """A queue of a few items between the two threads, which either side can close.
 
-    Made of two queues that wait in C, one of items and one of places for them. A ``Condition`` does the same in Python, for which
-    both threads would hold the interpreter.
+    Made of two queues that wait in C, one of items and one of places for them. A ``Condition`` does the same in Python, and
+    both threads would hold the interpreter for that.
     """
 
     def __init__(self) -> None:
