@@ -33,6 +33,11 @@ def moves_itself(value: object) -> bool:
     return not isinstance(value, _NEVER_MOVES_ITSELF) and callable(getattr(value, "to", None))
 
 
+def members(value: Any) -> list[Any]:
+    """What can be seen inside an object that moves itself: a mapping's values, any other's attributes."""
+    return list(value.values() if isinstance(value, Mapping) else getattr(value, "__dict__", {}).values())
+
+
 def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
     """Apply ``function`` to every leaf, in order, and rebuild each container as what it was.
 

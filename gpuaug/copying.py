@@ -43,7 +43,7 @@ class Copied:
     resident: list[torch.Tensor] = field(default_factory=list)
     """Leaves that were on the device already. Their memory belongs to another stream."""
     resident_objects: bool = False
-    """Whether an object with a ``to`` method was on the device already."""
+    """Whether an object with a ``to`` method was, or may have been, on the device already."""
 
 
 class Copier:
@@ -106,7 +106,9 @@ class Copier:
             # A mapping's ``to`` may change it in place, and the loader may still be using it.
             mover: Any = copy.copy(leaf) if isinstance(leaf, Mapping) else leaf
             moved = mover.to(self._device, non_blocking=True) if asynchronous else mover.to(self._device)
-            copied.resident_objects |= moved is leaf
+            copied.resident_objects |= moved is mover or any(
+                isinstance(member, torch.Tensor) and member.device == self._device for member in batches.members(leaf)
+            )
             return moved
         return leaf
 

@@ -309,19 +309,24 @@ class _Flight:
 
     def close(self) -> None:
         self._feed.close()
+        for launched in self.waiting:  # they will not be handed over, and are dropped while lanes may still be reading them
+            if launched.source is not None and launched.ready is not None:
+                launched.source.wait(launched.ready)
         self.waiting.clear()
         self._loader._reclaim()
 
     def _launch(self, pulled: Pulled) -> None:
         position = Position(self._loader.seed, self._epoch, self._rank, self._index)
         read_by_stages: list[Any] = []
-        lane, doing, ready = self._lanes.copy, "its copy", None
+        lane, doing, source, end = self._lanes.copy, "its copy", None, None
         try:
             self._lanes.reclaim()
             lane.make_current()
             with span("gpuaug/copy"):
                 copied = self._loader._copier.copy(pulled.batch)
-            source = self._lanes.follow(pulled.stream) if copied.resident or copied.resident_objects else None
+            if copied.resident or copied.resident_objects:
+                followed = self._lanes.follow(pulled.stream)
+                source = followed if copied.resident_objects else None
             batch, ready = copied.batch, lane.mark()
             for bound in self._bound:
                 doing = f"stage {bound.name!r}"
@@ -336,16 +341,20 @@ class _Flight:
                     ready = lane.mark()
                     batch = bound.write(batch, result)
             self._loader._stats.copied_bytes += copied.num_bytes
-            self.waiting.append(_Launched(batch, ready, copied.resident, source if copied.resident_objects else None))
+            end = ready
+            self.waiting.append(_Launched(batch, ready, copied.resident, source))
         except Exception as error:
             # It is raised at its own batch, after those before it have been handed over.
             error.add_note(f"gpuaug: raised in {doing}, at batch {self._index} of epoch {self._epoch}.")
             self.waiting.append(_Launched(error=error))
             self._ended = True
-            ready = None  # the lane may have been given work after its last mark
         finally:
+            if end is None:  # an error or an interrupt, after which the lane may hold work that is not marked
+                end = lane.mark()
+                if source is not None:
+                    source.wait(end)
             if read_by_stages:
-                self._lanes.retire(read_by_stages, ready or lane.mark())
+                self._lanes.retire(read_by_stages, end)
 
 
 def _parts(values: tuple[Any, ...]) -> Iterator[Any]:
@@ -353,7 +362,7 @@ def _parts(values: tuple[Any, ...]) -> Iterator[Any]:
     for leaf in batches.leaves(values):
         yield leaf
         if type(leaf) is not torch.Tensor and batches.moves_itself(leaf):
-            yield dict(getattr(leaf, "__dict__", ()))
+            yield batches.members(leaf)
 
 
 def _whole(name: str, value: Any, way_out: str) -> int:

@@ -382,3 +382,26 @@ def test_a_mapping_is_moved_by_its_own_to_and_left_as_it_was():
     assert copied is not batch
     assert copied["ids"].tolist() == [0, 1, 2]
     assert batch.data is before
+
+
+class Wrapped:
+    """An object whose ``to`` gives another that may share the tensor."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def to(self, device):
+        return Wrapped(self.tensor.to(device))
+
+
+@pytest.mark.parametrize(
+    ("leaf", "resident"),
+    [
+        (Encoding({"ids": torch.zeros(2)}), True),  # changed in place, so it cannot be told from one that was there
+        (Wrapped(torch.zeros(2)), True),
+        (Wrapped(torch.nn.Identity()), False),
+    ],
+    ids=["in place", "shares its tensor", "holds none"],
+)
+def test_objects_that_may_be_on_the_device_already_are_known(leaf, resident):
+    assert Copier(torch.device("cpu")).copy([leaf]).resident_objects is resident

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import threading
+from collections import UserDict
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
@@ -598,6 +599,78 @@ def test_a_transform_may_change_its_container_in_place(cuda, monkeypatch, form):
     streamed = StreamedLoader(source, [TransformStage(augment, on=None)], device="cuda")
     for received in streamed:
         cuda.read(*batch.leaves(received))
+    assert not cuda.history.violations, cuda.history.report()
+
+
+def test_an_interrupt_within_a_stage_leaves_its_reads_ordered(cuda, monkeypatch):
+    script_arrivals(monkeypatch, [True])
+
+    def interrupted(images):
+        kernel(cuda, images)
+        raise KeyboardInterrupt
+
+    streamed = StreamedLoader(Source(cuda, 3), [interrupted], device="cuda")
+    for _ in range(4):
+        with suppress(KeyboardInterrupt):
+            next(iter(streamed))
+        gc.collect()
+    assert not cuda.history.violations, cuda.history.report()
+
+
+class Encoding(UserDict):
+    """A mapping that is moved by its own ``to``, in place."""
+
+    def to(self, device, non_blocking=False):
+        self.data = {key: value.to(device) for key, value in self.items()}
+        return self
+
+
+def test_a_mapping_that_moves_itself_may_be_changed_in_place(cuda, monkeypatch):
+    def augment(members):
+        members["images"] = kernel(cuda, members["images"])
+        return members
+
+    script_arrivals(monkeypatch, [True])
+    source = Source(cuda, 8, lambda leaves: Encoding(zip(("images", "labels"), leaves, strict=True)))
+    for received in StreamedLoader(source, [TransformStage(augment, on=None)], device="cuda"):
+        cuda.read(*received.values())
+    assert not cuda.history.violations, cuda.history.report()
+
+
+class Holder:
+    """An object that is on the device already, so its ``to`` has nothing to do."""
+
+    def __init__(self, held):
+        self.held = held
+
+    def to(self, device):
+        return self
+
+
+@pytest.mark.parametrize("ending", ["left early", "a stage fails"])
+def test_objects_on_the_device_are_read_before_their_memory_is_used_again(cuda, monkeypatch, ending):
+    def made():
+        for number in range(6):
+            yield Holder(cuda.new("resident", number))
+
+    class Objects:
+        def __iter__(self):
+            return made()
+
+    def augment(holder):
+        result = kernel(cuda, holder.held)
+        if ending == "a stage fails":
+            raise ValueError("planted")
+        return result
+
+    script_arrivals(monkeypatch, [True])
+    streamed = StreamedLoader(Objects(), [augment], device="cuda")
+    for _ in range(4):
+        iterator = iter(streamed)
+        with suppress(ValueError):
+            cuda.read(next(iterator))
+        iterator.close()
+        gc.collect()
     assert not cuda.history.violations, cuda.history.report()
 
 
