@@ -10,6 +10,10 @@ from gpuaug.errors import (
     SelectionError,
 )
 from gpuaug.features import FeatureStage
+
+# Like ``from time import time``: the function takes the place of the subpackage's name here, and the subpackage's modules are
+# imported as ``from gpuaug.fuse.plan import Plan``.
+from gpuaug.fuse import Draws, Explanation, Fused, fuse
 from gpuaug.loader import Stats, StreamedLoader
 from gpuaug.stages import Stage, TransformStage
 
@@ -19,7 +23,10 @@ __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
     "DeviceError",
+    "Draws",
+    "Explanation",
     "FeatureStage",
+    "Fused",
     "GpuAugError",
     "GpuAugWarning",
     "IteratorEndedError",
@@ -28,4 +35,5 @@ __all__ = [
     "Stats",
     "StreamedLoader",
     "TransformStage",
+    "fuse",
 ]

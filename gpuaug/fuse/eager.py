@@ -1,0 +1,52 @@
+"""What is left to Kornia: a module that runs as it is, in its place, with draws that are keyed like all others."""
+
+from typing import Any
+
+import torch
+from kornia import augmentation as K
+from kornia.augmentation.container.params import ParamItem
+from torch import Tensor, nn
+
+from gpuaug.fuse.draws import Source
+from gpuaug.fuse.ops import Drawn, Size
+from gpuaug.seeding import Generators
+
+
+class EagerOp:
+    """A module that is not lowered.
+
+    Args:
+        name: Its name in its container.
+        module: The user's module, called as it is.
+        reason: Why it is not lowered, in words for the user.
+    """
+
+    def __init__(self, name: str, module: nn.Module, reason: str) -> None:
+        self.name = name
+        self.module = module
+        self.reason = reason
+        # Kornia's container knows how each of its modules treats masks, boxes and keypoints. It is kept out of the module
+        # tree, and without features it keeps no output alive.
+        self._container = K.AugmentationSequential(module, transformation_matrix_mode="skip")
+        self._container.disable_features = True
+
+    def draw(self, source: Source, size: Size) -> Drawn:
+        """Kornia's own parameters, drawn under a seed from ``source``, and a seed for modules that draw when they run."""
+        key = source.key()
+        shape = torch.Size((size.batch, size.channels, size.height, size.width))
+        with Generators(torch.device("cpu")).keyed(key):
+            return {"params": self._container.forward_parameters(shape), "key": key}
+
+    def out(self, size: Size, drawn: Drawn) -> Size:
+        """The size of what comes out, as far as the parameters tell."""
+        item: ParamItem = drawn["params"][0]
+        if isinstance(item.data, dict) and "output_size" in item.data and bool((item.data["batch_prob"] > 0.5).all()):
+            height, width = item.data["output_size"][0].tolist()
+            return size.to(int(height), int(width))
+        return size
+
+    def run(self, values: list[Any], keys: list[str], drawn: Drawn, device: torch.device) -> list[Any]:
+        """The module on images (float32) and what follows them."""
+        with Generators(device).keyed(drawn["key"]), torch.no_grad():
+            done = self._container(*values, params=drawn["params"], data_keys=keys)
+        return list(done) if isinstance(done, list | tuple) else [done]

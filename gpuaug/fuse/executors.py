@@ -1,0 +1,84 @@
+"""Which executor runs a plan: Triton on a GPU where a probe kernel ran, torch everywhere else."""
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpuaug.errors import GpuAugWarning
+from gpuaug.fuse import run_torch
+from gpuaug.fuse.gather import Columns, Gather
+from gpuaug.fuse.ops import Array, Drawn, Size
+from gpuaug.fuse.plan import Pass, Plan
+
+
+def run(
+    plan: Plan,
+    images: Tensor,
+    table: Tensor,
+    dtype: torch.dtype = torch.float32,
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> Tensor:
+    """Run a plan on images, with whichever executor fits their device.
+
+    Shape:
+        - images: (B, C, H, W), uint8 or floating
+        - table: (B, at least ``plan.width``) float32
+        - returns: (B, C, H', W') of ``dtype`` and ``memory_format``
+    """
+    if not images.numel() or not plan.out.height or not plan.out.width:
+        shape = images.shape[0], images.shape[1], plan.out.height, plan.out.width
+        return images.new_zeros(shape, dtype=dtype).to(memory_format=memory_format)
+    if images.is_cuda and _usable(images.device):
+        from gpuaug.fuse import run_triton
+
+        return run_triton.run(plan, images, table, dtype, memory_format)
+    return run_torch.run(plan, images, table).to(dtype, memory_format=memory_format)
+
+
+def run_mask(step: Pass, masks: Tensor, table: Tensor) -> Tensor:
+    """Take masks, (B, C, H, W) of any type, through the gather of a pass."""
+    if not isinstance(step.front, Gather) or not step.front.order:
+        return masks
+    assert isinstance(step.columns, Columns)
+    if masks.is_cuda and masks.numel() and _usable(masks.device):
+        from gpuaug.fuse import run_triton
+
+        return run_triton.run_mask(step.front, step.columns, masks, table, step.out)
+    return run_torch.gather_mask(step.front, step.columns, masks, table, step.out)
+
+
+def name(device: torch.device) -> str:
+    """The executor for a device: ``"torch"`` or ``"triton"``."""
+    return "triton" if device.type == "cuda" and _usable(device) else "torch"
+
+
+@functools.cache
+def _usable(device: torch.device) -> bool:
+    # That Triton can be imported does not mean that it can compile: it needs a C compiler, and a driver that it knows.
+    try:
+        from gpuaug.fuse import run_triton
+
+        run_triton.probe(device)
+    except Exception as error:
+        warnings.warn(
+            f"Triton kernels do not run here ({type(error).__name__}: {error}). gpuaug.fuse uses plain torch, which is slower. "
+            "Install triton and a C compiler to have them.",
+            GpuAugWarning,
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
+def fill_front(step: Pass, drawn_of: Callable[[Any], Drawn], size: Size, table: Array) -> None:
+    """Write each sample's numbers for the front of a pass into ``table``, (B, K) float32."""
+    if isinstance(step.front, Gather):
+        assert isinstance(step.columns, Columns)
+        step.front.rows(drawn_of, size, step.columns, table)
+    else:
+        assert isinstance(step.columns, int)
+        step.front.rows(drawn_of(step.front), size, table[:, step.columns : step.columns + step.front.row_width(size.channels)])

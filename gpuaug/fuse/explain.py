@@ -1,0 +1,83 @@
+"""What became of a pipeline, as a table to read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gpuaug.fuse.eager import EagerOp
+from gpuaug.fuse.ops import Size
+from gpuaug.fuse.plan import Pass, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One pass, or one module that Kornia runs."""
+
+    modules: tuple[str, ...]
+    what: str
+    launches: int | None
+    """Kernels that the Triton executor launches; ``None``: as many as Kornia wants."""
+    read_bytes: int | None
+    written_bytes: int | None
+    reason: str = ""
+    """Why Kornia runs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What became of each module, for images of one shape and type. Print it."""
+
+    lines: tuple[Line, ...]
+    shape: tuple[int, int, int, int]
+
+    @property
+    def launches(self) -> int | None:
+        """Kernels a batch; ``None`` where Kornia runs some of it."""
+        counts = [line.launches for line in self.lines]
+        return None if None in counts else sum(count for count in counts if count is not None)
+
+    def __str__(self) -> str:
+        rows = [("pass", "modules", "what", "launches", "reads", "writes")]
+        for number, line in enumerate(self.lines, 1):
+            rows.append(
+                (
+                    "Kornia" if line.reason else str(number),
+                    ", ".join(line.modules),
+                    f"left to Kornia: {line.reason}" if line.reason else line.what,
+                    "?" if line.launches is None else str(line.launches),
+                    _megabytes(line.read_bytes),
+                    _megabytes(line.written_bytes),
+                )
+            )
+        widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+        head = f"images {self.shape}, uint8"
+        return "\n".join([head, *("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)])
+
+
+def explanation(parts: Sequence[tuple[EagerOp | None, Plan | None]], size: Size, dtype: torch.dtype) -> Explanation:
+    """Describe the parts of a pipeline for uint8 images of one size."""
+    lines: list[Line] = []
+    element = 1
+    for number, (eager, planned) in enumerate(parts):
+        if eager is not None:
+            lines.append(Line((eager.name,), "", None, None, None, eager.reason))
+            element = 4
+            continue
+        assert planned is not None
+        for index, step in enumerate(planned.passes):
+            last = number == len(parts) - 1 and index == len(planned.passes) - 1
+            lines.append(_line(step, size.batch, element, dtype.itemsize if last else 4))
+            element = 4
+    return Explanation(tuple(lines), (size.batch, size.channels, size.height, size.width))
+
+
+def _line(step: Pass, batch: int, read: int, written: int) -> Line:
+    pixels_in = batch * step.source.channels * step.source.height * step.source.width
+    pixels_out = batch * step.out.channels * step.out.height * step.out.width
+    names = tuple(op.name for op in step.ops)
+    return Line(names, step.describe(), 1 + step.mean, pixels_in * read, pixels_out * written)
+
+
+def _megabytes(count: int | None) -> str:
+    return "?" if count is None else f"{count / 1e6:.1f} MB"

@@ -1,0 +1,156 @@
+"""Ops on a pixel and its neighbours: blur and sharpness."""
+
+from abc import abstractmethod
+from typing import Any, Literal
+
+import torch
+from kornia import augmentation as K
+from kornia.constants import BorderType
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gpuaug.fuse.draws import Source
+from gpuaug.fuse.ops import Array, Drawn, Op, Size
+from gpuaug.fuse.points import bounds, column
+
+Border = Literal["constant", "reflect", "replicate"]
+
+
+class FilterOp(Op):
+    """An op that needs a pixel's neighbours, and so begins a pass."""
+
+    width: int
+    """How many numbers a row holds. The first is the gate, as in a pointwise op."""
+
+    def row_width(self, channels: int) -> int:
+        """How many numbers a row holds."""
+        return self.width
+
+    def rows(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """Fill ``out``, (B, row_width) float32."""
+        out[:, 0] = drawn["gate"]
+        self.write(drawn, out)
+
+    @abstractmethod
+    def write(self, drawn: Drawn, out: Array) -> None:
+        """Fill everything in ``out`` but column 0."""
+
+    @abstractmethod
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """The op on every sample, (B, C, H, W) float32, as if every gate were open."""
+
+
+class Blur(FilterOp):
+    """RandomGaussianBlur: along rows, then along columns."""
+
+    width = 2
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        size: Any = self.flags["kernel_size"]
+        self.height, self.across = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+        self.border: Border = self.flags["border_type"].name.lower()
+        self._bounds = bounds(module._param_generator.sigma_sampler)  # type: ignore[union-attr]
+
+    @classmethod
+    def cannot(cls, module: nn.Module) -> str | None:
+        """Why this module is left to Kornia, or ``None``."""
+        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
+        size = flags["kernel_size"]
+        sides = (size, size) if isinstance(size, int) else size
+        if any(side % 2 == 0 or side < 1 for side in sides):
+            return f"kernel_size={size} has an even side"
+        if flags["border_type"] not in (BorderType.REFLECT, BorderType.REPLICATE, BorderType.CONSTANT):
+            return f"border_type={flags['border_type'].name.lower()!r}"
+        if bounds(module._param_generator.sigma_sampler)[0] <= 0:  # type: ignore[union-attr]
+            return "sigma may be 0"
+        return None
+
+    def refuses(self, size: Size) -> str | None:
+        """A reflection reaches no further than the image, which is Kornia's to say."""
+        if self.border == "reflect" and (size.height <= self.height // 2 or size.width <= self.across // 2):
+            return f"kernel_size={(self.height, self.across)} reaches further than the image"
+        return None
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """A width of the Gaussian for each sample."""
+        return {"sigma": source.within(*self._bounds)}
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """The same."""
+        return {"sigma": torch.from_numpy(drawn["sigma"])}
+
+    def write(self, drawn: Drawn, out: Array) -> None:
+        """The width of the Gaussian."""
+        out[:, 1] = drawn["sigma"]
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Sums of shifted copies: no convolution, which a GPU may compute in TF32."""
+        mode = self.border
+        for side, axis in ((self.across, 3), (self.height, 2)):
+            reach = side // 2
+            padding = (reach, reach, 0, 0) if axis == 3 else (0, 0, reach, reach)
+            padded = functional.pad(images, padding, mode=mode)
+            weights = gaussian(side, rows[:, 1])
+            length = images.shape[axis]
+            images = sum(  # type: ignore[assignment]
+                (padded.narrow(axis, shift, length) * column(weights, shift) for shift in range(1, side)),
+                padded.narrow(axis, 0, length) * column(weights, 0),
+            )
+        return images
+
+    def describe(self) -> str:
+        """In a few words."""
+        return f"blur {self.height}x{self.across}"
+
+
+class Sharpness(FilterOp):
+    """RandomSharpness: away from, or towards, a 3x3 mean; the border stays."""
+
+    width = 2
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        self._bounds = bounds(module._param_generator.sampler_dict["sharpness"])  # type: ignore[union-attr]
+
+    def refuses(self, size: Size) -> str | None:
+        """A smaller image has no 3x3 mean, which is Kornia's to say."""
+        return "the image has no 3x3 pixels" if size.height < 3 or size.width < 3 else None
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """A factor for each sample."""
+        return {"sharpness": source.within(*self._bounds)}
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """The same."""
+        return {"sharpness": torch.from_numpy(drawn["sharpness"])}
+
+    def write(self, drawn: Drawn, out: Array) -> None:
+        """The factor."""
+        out[:, 1] = drawn["sharpness"]
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Clamp, weigh the neighbours (1 each, 5 the pixel itself, of 13), clamp, blend, clamp."""
+        images = images.clamp(0, 1)
+        height, width = images.shape[2] - 2, images.shape[3] - 2
+        total = 4 * images[:, :, 1:-1, 1:-1]
+        for down in range(3):
+            for across in range(3):
+                total = total + images[:, :, down : down + height, across : across + width]
+        smooth = images.clone()
+        smooth[:, :, 1:-1, 1:-1] = (total / 13).clamp(0, 1)
+        return (smooth + (images - smooth) * column(rows, 1)).clamp(0, 1)
+
+    def describe(self) -> str:
+        """In a word."""
+        return "sharpen"
+
+
+def gaussian(side: int, sigma: Tensor) -> Tensor:
+    """Weights that add up to one, (B, side), for widths (B,)."""
+    distance = torch.arange(side, device=sigma.device, dtype=sigma.dtype) - side // 2
+    weights = torch.exp(-(distance**2) / (2 * sigma[:, None] ** 2))
+    return weights / weights.sum(1, keepdim=True)
+
+
+LOWERED: dict[type[nn.Module], type[FilterOp]] = {K.RandomGaussianBlur: Blur, K.RandomSharpness: Sharpness}

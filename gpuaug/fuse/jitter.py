@@ -1,0 +1,109 @@
+"""ColorJitter and ColorJiggle: four adjustments in an order that is drawn once for the batch."""
+
+from typing import Any
+
+import torch
+from kornia import augmentation as K
+from torch import Tensor, nn
+
+from gpuaug.fuse.draws import Source
+from gpuaug.fuse.ops import Array, Drawn, PointOp, Size
+from gpuaug.fuse.points import bounds, column, grey_of, hue_turned, saturated
+
+FACTORS = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")
+_NEUTRAL = (1.0, 1.0, 1.0, 0.0)
+NONE = 4
+"""In the place of an adjustment that is left out."""
+
+
+class _Jitter(PointOp):
+    width = 9
+    rgb_only = True
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        generator: Any = module._param_generator
+        self.bounds = [bounds(getattr(generator, factor.replace("_factor", "_sampler"))) for factor in FACTORS]
+        self._fixed: tuple[int, ...] | None = module._fixed_order  # type: ignore[assignment]
+        used = range(4) if self._fixed is None else self._fixed
+        # What is neutral for the whole batch Kornia leaves out, so what can only be neutral never takes part.
+        self._active = [index in used and self.bounds[index] != (_NEUTRAL[index], _NEUTRAL[index]) for index in range(4)]
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """Four factors a sample, and the order."""
+        drawn: Drawn = {name: source.within(*between) for name, between in zip(FACTORS, self.bounds, strict=True)}
+        drawn["order"] = source.permutation(4)
+        return drawn
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """The same factors and order."""
+        return {**{name: torch.from_numpy(drawn[name]) for name in FACTORS}, "order": torch.from_numpy(drawn["order"])}
+
+    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """The factors, then the order, with :data:`NONE` in the place of what is left out."""
+        for index, name in enumerate(FACTORS):
+            out[:, 1 + index] = drawn[name]
+        order = self._fixed if self._fixed is not None else drawn["order"]
+        # Neutral for every sample by chance, too.
+        kept = [self._active[index] and bool((drawn[FACTORS[index]] != _NEUTRAL[index]).any()) for index in range(4)]
+        steps = [int(index) if kept[index] else NONE for index in order]
+        out[:, 5:9] = steps + [NONE] * (4 - len(steps))
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Clamp, the adjustments in order, clamp."""
+        values = images.clamp(0, 1)
+        for position in range(4):
+            step = rows[:, 5 + position, None, None, None]
+            changed = values
+            for index, active in enumerate(self._active):
+                if active:
+                    changed = torch.where(step == index, self.adjusted(index, values, column(rows, 1 + index)), changed)
+            values = changed
+        return values.clamp(0, 1)
+
+    def adjusted(self, index: int, values: Tensor, factor: Tensor) -> Tensor:
+        """One adjustment: 0 brightness, 1 contrast, 2 saturation, 3 hue."""
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """In a word."""
+        return "jitter"
+
+
+class ColorJitter(_Jitter):
+    """ColorJitter: as torchvision's, with contrast around the mean grey of the image as it is by then."""
+
+    code = 16
+
+    @property
+    def needs_mean(self) -> bool:
+        """Whether contrast can take part."""
+        return self._active[1]
+
+    def adjusted(self, index: int, values: Tensor, factor: Tensor) -> Tensor:
+        """One adjustment: 0 brightness, 1 contrast, 2 saturation, 3 hue."""
+        if index == 0:
+            return (values * factor).clamp(0, 1)
+        if index == 1:
+            mean = grey_of(values).mean((-2, -1), keepdim=True)
+            return (values * factor + mean * (1 - factor)).clamp(0, 1)
+        if index == 2:
+            return ((1 - factor) * grey_of(values) + factor * values).clamp(0, 1)
+        return hue_turned(values, factor)
+
+
+class ColorJiggle(_Jitter):
+    """ColorJiggle: as the single ops, with contrast as a plain product."""
+
+    code = 17
+
+    def adjusted(self, index: int, values: Tensor, factor: Tensor) -> Tensor:
+        """One adjustment: 0 brightness, 1 contrast, 2 saturation, 3 hue."""
+        if index == 0:
+            return (values + (factor - 1)).clamp(0, 1)
+        if index == 1:
+            return (values * factor).clamp(0, 1)
+        return saturated(values, factor) if index == 2 else hue_turned(values, factor)
+
+
+LOWERED: dict[type[nn.Module], type[PointOp]] = {K.ColorJitter: ColorJitter, K.ColorJiggle: ColorJiggle}

@@ -1,0 +1,119 @@
+"""Kornia modules → ops, by exact type; everything unknown stays what it is.
+
+A subclass may override ``apply_transform``, so it is never taken for its base. What a container holds becomes a tree, whose
+leaves keep their names: the tree gives Kornia's own form of a batch's draws back.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from kornia import augmentation as K
+from torch import nn
+
+from gpuaug.errors import ArgumentError, ArgumentTypeError
+from gpuaug.fuse import crops, filters, jitter, points, warps
+from gpuaug.fuse.eager import EagerOp
+from gpuaug.fuse.ops import Op
+
+LOWERED: dict[type[nn.Module], type[Op]] = {
+    **crops.LOWERED,
+    **warps.LOWERED,
+    **points.LOWERED,
+    **jitter.LOWERED,
+    **filters.LOWERED,
+}
+
+TESTED = ((0, 9), (0, 10))
+"""Kornia versions from the first up to, and without, the second: those whose modules the ops were compared with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One module."""
+
+    name: str
+    op: Op | EagerOp
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A container; its own name is empty where the user passed it, or a plain sequence."""
+
+    name: str
+    items: tuple["Leaf | Group", ...]
+    is_container: bool
+
+
+Tree = Leaf | Group
+
+
+def lower(pipeline: Any) -> Tree:
+    """What a pipeline consists of.
+
+    Raises:
+        ArgumentTypeError: If it is nothing that has augmentations in it.
+        ArgumentError: If it is empty.
+    """
+    if isinstance(pipeline, type):
+        raise ArgumentTypeError(
+            f"pipeline must be an instance, got the class {pipeline.__name__}. Call it first: {pipeline.__name__}(…)."
+        )
+    tree = _tree("", pipeline, _unknown_version())
+    if not list(leaves(tree)):
+        raise ArgumentError(f"pipeline must hold at least one augmentation, got an empty {type(pipeline).__name__}.")
+    return tree
+
+
+def leaves(tree: Tree) -> Iterator[Leaf]:
+    """All modules, in the order in which they run."""
+    if isinstance(tree, Leaf):
+        yield tree
+    else:
+        for item in tree.items:
+            yield from leaves(item)
+
+
+def _tree(name: str, module: Any, unknown: str | None) -> Tree:
+    if type(module) in (K.AugmentationSequential, K.ImageSequential):
+        if module.random_apply is False:
+            items = tuple(_tree(child_name, child, unknown) for child_name, child in module.named_children())
+            return Group(name, items, is_container=True)
+        return Leaf(name or type(module).__name__, EagerOp(name, module, "random_apply picks and orders modules for each batch"))
+    if type(module) is nn.Sequential:
+        module = list(module)
+    if isinstance(module, Sequence) and not isinstance(module, str):
+        named = [(f"{type(child).__name__}_{index}", child) for index, child in enumerate(module)]
+        return Group(name, tuple(_tree(child_name, child, unknown) for child_name, child in named), is_container=False)
+    if not isinstance(module, nn.Module):
+        raise ArgumentTypeError(
+            "pipeline must be a Kornia augmentation, a Kornia container or a sequence of augmentations, "
+            f"got {type(module).__name__}. Wrap a function in an nn.Module to have it run in its place."
+        )
+    name = name or type(module).__name__
+    reason = unknown or _why_not(module)
+    return Leaf(name, EagerOp(name, module, reason) if reason else LOWERED[type(module)](name, module))
+
+
+def _why_not(module: nn.Module) -> str | None:
+    kind = LOWERED.get(type(module))
+    if kind is None:
+        base = next((base for base in type(module).__mro__ if base in LOWERED), None)
+        if base is not None:
+            return f"a subclass of {base.__name__}, which may do anything"
+        return "no lowering for this type" if type(module).__module__.startswith("kornia.") else "not one of Kornia's modules"
+    if any(isinstance(value, torch.Tensor) and value.is_cuda for value in vars(module).values()):
+        return "its parameters are on the GPU; leave the pipeline on the CPU, where it draws"
+    cannot = getattr(kind, "cannot", None)
+    reason: str | None = cannot(module) if cannot is not None else None
+    return reason
+
+
+def _unknown_version() -> str | None:
+    found = version("kornia")
+    numbers = tuple(int(part) for part in found.split(".")[:2])
+    if TESTED[0] <= numbers < TESTED[1]:
+        return None
+    return f"Kornia {found} is not one of the versions compared with (0.9)"

@@ -1,0 +1,262 @@
+"""``fuse``: the module that a user calls, and the driver that takes a batch through the passes."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gpuaug.errors import ArgumentError, ArgumentTypeError
+from gpuaug.fuse import executors, explain
+from gpuaug.fuse.batchdraws import Draws
+from gpuaug.fuse.draws import Source
+from gpuaug.fuse.eager import EagerOp
+from gpuaug.fuse.lower import Leaf, leaves, lower
+from gpuaug.fuse.ops import Drawn, Op, Size
+from gpuaug.fuse.plan import Plan, plan
+from gpuaug.fuse.targets import Targets, matrix_of
+
+_OUTPUT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+_FORMATS = (torch.contiguous_format, torch.channels_last)
+
+
+class Stretch(NamedTuple):
+    """Ops that follow one another and are run by one plan, or the one op that Kornia runs."""
+
+    start: int
+    ops: tuple[Op, ...]
+    eager: EagerOp | None
+
+    @property
+    def stop(self) -> int:
+        """The index of the first op after it."""
+        return self.start + (1 if self.eager is not None else len(self.ops))
+
+
+def fuse(
+    pipeline: Any, *, dtype: torch.dtype = torch.float32, memory_format: torch.memory_format = torch.contiguous_format
+) -> "Fused":
+    """Run a Kornia pipeline in as few launches as possible.
+
+    Args:
+        pipeline: A ``kornia.augmentation.AugmentationSequential`` or ``ImageSequential``, one augmentation, or a sequence of
+            them. It is read, and never changed or moved.
+        dtype: Of the images that come out: float32, bfloat16 or float16. The arithmetic is float32 whatever it is.
+        memory_format: Of the images that come out.
+
+    Returns:
+        A module to be called on images, or to be put into ``stages`` of a :class:`gpuaug.StreamedLoader`.
+
+    Raises:
+        ArgumentTypeError: If ``pipeline`` is nothing that has augmentations in it.
+        ArgumentError: If it is empty, or ``dtype`` or ``memory_format`` is none of those above.
+
+    Example:
+        >>> import kornia.augmentation as K
+        >>> augment = fuse(K.AugmentationSequential(K.RandomResizedCrop((8, 8)), K.RandomHorizontalFlip()))
+        >>> augment(torch.zeros(4, 3, 16, 16, dtype=torch.uint8)).shape
+        torch.Size([4, 3, 8, 8])
+    """
+    return Fused(pipeline, dtype=dtype, memory_format=memory_format)
+
+
+class Fused(nn.Module):
+    """A Kornia pipeline that runs in few launches; made by :func:`fuse`.
+
+    Every call draws anew. Used by itself, a call takes one number from torch's global generator; in a stage of a
+    :class:`gpuaug.StreamedLoader` that generator depends on the batch's position alone. It has no parameters, adds nothing to
+    a ``state_dict``, and ``eval()`` changes nothing, as in Kornia.
+    """
+
+    def __init__(self, pipeline: Any, *, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
+        super().__init__()
+        if dtype not in _OUTPUT_TYPES:
+            raise ArgumentError(
+                f"dtype must be torch.float32, torch.bfloat16 or torch.float16, got {dtype}. "
+                "Leave it out for float32 and convert the result."
+            )
+        if memory_format not in _FORMATS:
+            raise ArgumentError(
+                f"memory_format must be torch.contiguous_format or torch.channels_last, got {memory_format}. Leave it out."
+            )
+        self.dtype, self.memory_format = dtype, memory_format
+        # In a tuple, so that it is no child: a child would be moved, and would have its buffers in the state_dict.
+        self._pipeline = (pipeline,)
+        self._tree = lower(pipeline)
+        self._ops = tuple(leaf.op for leaf in leaves(self._tree))
+        keys = getattr(pipeline, "data_keys", None)
+        self._data_keys = tuple(key.name.lower() for key in keys) if keys else ("input",)
+        self._extra_args = getattr(pipeline, "extra_args", None)
+        self._keepdim = all(getattr(leaf.op.module, "keepdim", False) for leaf in leaves(self._tree))
+        self._plans: dict[tuple[int, Size, bool], tuple[Stretch, Plan | None]] = {}
+        self._seen: Size | None = None
+
+    def extra_repr(self) -> str:
+        """The modules, and those left to Kornia."""
+        left = [op.name for op in self._ops if isinstance(op, EagerOp)]
+        return ", ".join(op.name for op in self._ops) + (f"; left to Kornia: {', '.join(left)}" if left else "")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made, (self._pipeline[0], self.dtype, self.memory_format)
+
+    def draw(self, shape: Sequence[int], seed: int | None = None) -> Draws:
+        """Draw for one batch, without images.
+
+        Args:
+            shape: (B, C, H, W) of the images.
+            seed: What the draws depend on. Left out: one number from torch's global generator.
+
+        Raises:
+            ArgumentError: If ``shape`` is not that of a batch of images.
+
+        Cost:
+            Host time alone; no launch.
+        """
+        if len(shape) != 4:
+            raise ArgumentError(f"shape must be (B, C, H, W), got {tuple(shape)}. Pass images.shape of a batch.")
+        size = first = Size(*(int(side) for side in shape))
+        source = Source(_seed() if seed is None else seed, size.batch)
+        drawn: list[Drawn] = []
+        sizes: list[Size] = []
+        while len(drawn) < len(self._ops):
+            stretch, _ = self._stretch(len(drawn), size, masks=False)
+            if stretch.eager is not None:
+                drawn.append(stretch.eager.draw(source, size))
+                sizes.append(size)
+                size = stretch.eager.out(size, drawn[-1])
+            for op in stretch.ops:
+                drawn.append(op.draw(source, size))
+                sizes.append(size)
+                size = op.out(size)
+        return Draws((first.batch, first.channels, first.height, first.width), self._tree, tuple(drawn), tuple(sizes))
+
+    def forward(self, *inputs: Any, data_keys: Sequence[Any] | None = None, draws: Draws | None = None) -> Any:
+        """Augment a batch.
+
+        Args:
+            inputs: Images, and what follows them: masks, boxes, keypoints, labels.
+            data_keys: What each input is, as in Kornia. Left out: the pipeline's own, images alone by default.
+            draws: Draws to replay instead of drawing.
+
+        Shape:
+            - images: (B, C, H, W) uint8, scaled to [0, 1], or floating
+            - returns: (B, C, H', W'); (B, C, H', W') and the rest as a list where there is more than one input
+
+        Raises:
+            ArgumentTypeError: If an input is not what its key says.
+            ArgumentError: If the inputs do not fit one another, or the draws.
+
+        Cost:
+            The launches that :meth:`explain` lists and one pinned copy of some bytes a sample; no synchronisation.
+        """
+        keys = self._data_keys if data_keys is None else tuple(data_keys)
+        if data_keys is None and len(inputs) == 1:
+            keys = ("input",)
+        targets = Targets(inputs, keys, self._extra_args)
+        size = targets.size
+        self._seen = size
+        if draws is None:
+            draws = self.draw((size.batch, size.channels, size.height, size.width))
+        elif draws.shape != (size.batch, size.channels, size.height, size.width):
+            raise ArgumentError(
+                f"draws must be for images of the same shape, got draws for {draws.shape} and images of {tuple(targets.shape)}. "
+                "Draw with the images' own shape."
+            )
+        elif len(draws._drawn) != len(self._ops):
+            raise ArgumentError(
+                f"draws must come from the same pipeline, got draws of {len(draws._drawn)} modules for {len(self._ops)}. "
+                "Draw with this module."
+            )
+        with torch.no_grad():
+            self._run(targets, draws)
+        return targets.results(self.dtype, self.memory_format, keepdim=self._keepdim)
+
+    def explain(self, shape: Sequence[int] | None = None) -> "explain.Explanation":
+        """What became of each module: its pass, launches and bytes a batch, and why Kornia runs what it runs.
+
+        Args:
+            shape: (B, C, H, W) of the images. Left out: that of the last call, else (256, 3, 256, 256).
+        """
+        size = Size(*shape) if shape is not None else self._seen or Size(256, 3, 256, 256)
+        parts = []
+        at, start = size, 0
+        while start < len(self._ops):
+            stretch, planned = self._stretch(start, at, masks=False)
+            parts.append((stretch.eager, planned))
+            if planned is not None:
+                at = planned.out
+            elif stretch.eager is not None:
+                at = stretch.eager.out(at, stretch.eager.draw(Source(0, at.batch), at))
+            start = stretch.stop
+        return explain.explanation(parts, size, self.dtype)
+
+    def _stretch(self, start: int, size: Size, *, masks: bool) -> tuple[Stretch, Plan | None]:
+        # Plans do not depend on how many images there are.
+        key = (start, Size(0, size.channels, size.height, size.width), masks)
+        found = self._plans.get(key)
+        if found is None:
+            stretch = _take(self._ops, start, size)
+            found = stretch, plan(stretch.ops, size, masks=masks) if stretch.eager is None else None
+            if len(self._plans) >= 256:
+                self._plans.clear()
+            self._plans[key] = found
+        return found
+
+    def _run(self, targets: Targets, draws: Draws) -> None:
+        start, size = 0, targets.size
+        while start < len(self._ops):
+            stretch, planned = self._stretch(start, size, masks=targets.has_masks)
+            drawn = draws._drawn[start : stretch.stop]
+            last = stretch.stop == len(self._ops)
+            if stretch.eager is not None:
+                targets.run_eager(stretch.eager, drawn[0])
+                size = stretch.eager.out(size, drawn[0])
+            elif planned is not None:
+                self._run_plan(planned, size, dict(zip(stretch.ops, drawn, strict=True)), targets, last)
+                size = size.to(planned.out.height, planned.out.width)
+            start = stretch.stop
+
+    def _run_plan(self, planned: Plan, size: Size, drawn: dict[Op, Drawn], targets: Targets, last: bool) -> None:
+        device = targets.device
+        width = planned.width + (9 if targets.has_points else 0)
+        pinned = torch.empty((size.batch, width), dtype=torch.float32, pin_memory=device.type == "cuda")
+        fill_table(planned, size, drawn, pinned.numpy())
+        if targets.has_points:
+            pinned.numpy()[:, planned.width :] = matrix_of(planned, size, drawn).reshape(-1, 9)
+        table = pinned.to(device, non_blocking=True)
+        targets.run_plan(planned, table, *((self.dtype, self.memory_format) if last else ()))
+
+
+def fill_table(planned: Plan, size: Size, drawn: dict[Op, Drawn], table: np.ndarray[Any, Any]) -> None:
+    """Write each sample's numbers for all passes, (B, ``planned.width``) float32."""
+    at = size
+    for step in planned.passes:
+        for op, (_, column) in zip(step.points, step.program, strict=True):
+            after = size.to(step.out.height, step.out.width)
+            op.rows(drawn[op], after, table[:, column : column + op.row_width(size.channels)])
+        executors.fill_front(step, lambda op: drawn[op], at, table)
+        at = size.to(step.out.height, step.out.width)
+
+
+def _take(ops: Sequence[Op | EagerOp], start: int, size: Size) -> Stretch:
+    """The longest run of ops from ``start`` that one plan can hold for images of this size, or one op for Kornia."""
+    taken: list[Op] = []
+    for op in ops[start:]:
+        reason = op.reason if isinstance(op, EagerOp) else op.refuses(size)
+        if reason is None and isinstance(op, Op):
+            taken.append(op)
+            size = op.out(size)
+            continue
+        if taken:
+            break
+        return Stretch(start, (), op if isinstance(op, EagerOp) else EagerOp(op.name, op.module, reason or ""))
+    return Stretch(start, tuple(taken), None)
+
+
+def _made(pipeline: Any, dtype: torch.dtype, memory_format: torch.memory_format) -> Fused:
+    return Fused(pipeline, dtype=dtype, memory_format=memory_format)
+
+
+def _seed() -> int:
+    return int(torch.randint(0, 2**63 - 1, ()).item())

@@ -1,0 +1,147 @@
+"""What a Kornia module becomes: an op that draws for a whole batch, and says what it does to an image.
+
+An op knows nothing of devices, launches or passes. It turns uniform numbers into the parameters that Kornia would have drawn
+(:meth:`Op.draw`), tells Kornia's own module about them (:meth:`Op.params`), and gives the executors one row of float32
+numbers per sample. ``drawn`` is a dict of NumPy arrays with the batch first, or of plain numbers where all samples share one.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from gpuaug.fuse.draws import Source
+
+Array = NDArray[Any]
+Drawn = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The shape of a batch of images, (B, C, H, W)."""
+
+    batch: int
+    channels: int
+    height: int
+    width: int
+
+    def to(self, height: int, width: int) -> "Size":
+        """The same batch with images of another size."""
+        return Size(self.batch, self.channels, height, width)
+
+
+class Op(ABC):
+    """One lowered module.
+
+    Args:
+        name: The module's name in its container, such as ``RandomHorizontalFlip_1``.
+        module: The user's module. It is read, never changed, moved or called.
+    """
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self.name = name
+        self.module = module
+        self.p = float(getattr(module, "p", 1.0))
+        self.p_batch = float(getattr(module, "p_batch", 1.0))
+        self.same_on_batch = bool(getattr(module, "same_on_batch", False))
+        self.flags: dict[str, Any] = getattr(module, "flags", {})
+
+    @property
+    def gated(self) -> bool:
+        """Whether some samples may be left as they are. As in Kornia, a certain op does not look at its gate."""
+        return not (self.p == 1.0 and self.p_batch == 1.0)
+
+    def refuses(self, size: Size) -> str | None:
+        """Why the op cannot be lowered for images of this size, or ``None``."""
+        return None
+
+    def out(self, size: Size) -> Size:
+        """The size of what comes out."""
+        return size
+
+    def draw(self, source: Source, size: Size) -> Drawn:
+        """Draw for a whole batch, the gate (``"gate"``, bool, (B,)) included."""
+        drawn = self.draw_parameters(source.same() if self.same_on_batch else source, size)
+        drawn["gate"] = self.draw_gate(source, size.batch)
+        return drawn
+
+    def draw_gate(self, source: Source, batch: int) -> Array:
+        """Which samples the op applies to: with ``p_batch`` for the batch, and with ``p`` for each sample."""
+        applies = np.ones(batch, dtype=bool)
+        if self.p_batch < 1:
+            applies &= bool(source.number() < self.p_batch)
+        if self.p < 1:
+            applies &= (source.same() if self.same_on_batch else source).uniform() < self.p
+        return applies
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """Draw everything but the gate."""
+        return {}
+
+    def params(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """The same draws as Kornia's module takes them in ``params=``."""
+        return {
+            **self.kornia_parameters(drawn, size),
+            "batch_prob": torch.from_numpy(drawn["gate"].astype(np.float32)),
+            "forward_input_shape": torch.tensor([size.batch, size.channels, size.height, size.width]),
+        }
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """Everything in ``params=`` but the gate and the shape."""
+        return {}
+
+    @abstractmethod
+    def describe(self) -> str:
+        """What the op is, in a few words for ``explain()``."""
+
+
+class PointOp(Op):
+    """An op on each pixel by itself: it needs the pixel, its place, and the sample's row of numbers.
+
+    Subclasses fill a row in :meth:`write`, and are computed from rows in two places that must agree: :meth:`apply` for torch,
+    and the branch for :attr:`code` in the Triton kernels.
+    """
+
+    code: ClassVar[int]
+    """Which branch of the kernel it is."""
+
+    width: ClassVar[int]
+    """How many numbers a row holds. The first is the gate: 1 to apply, 0 to leave the sample as it is, bit for bit."""
+
+    positional: ClassVar[bool] = False
+    """Whether the result depends on where the pixel is. If not, the op commutes with a flip."""
+
+    rgb_only: ClassVar[bool] = False
+    """Whether it mixes channels, and so needs images of three."""
+
+    def refuses(self, size: Size) -> str | None:
+        """Ops that mix channels take RGB alone."""
+        if self.rgb_only and size.channels != 3:
+            return f"needs 3 channels, the images have {size.channels}"
+        return None
+
+    def row_width(self, channels: int) -> int:
+        """How many numbers a row holds for images of so many channels."""
+        return self.width
+
+    def rows(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """Fill ``out``, (B, row_width) float32."""
+        out[:, 0] = drawn["gate"]
+        self.write(drawn, size, out)
+
+    @abstractmethod
+    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """Fill everything in ``out`` but column 0."""
+
+    @abstractmethod
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """The op on every sample, as if every gate were open.
+
+        Args:
+            images: (B, C, H, W), float32.
+            rows: (B, row_width), float32, on the same device. A column is used as ``rows[:, k, None, None, None]``.
+        """

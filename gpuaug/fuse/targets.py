@@ -1,0 +1,165 @@
+"""What is augmented together: images, and the masks, boxes, keypoints and labels that follow them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from kornia.constants import DataKey, Resample
+from torch import Tensor
+
+from gpuaug.errors import ArgumentError, ArgumentTypeError, DeviceError
+from gpuaug.fuse import executors
+from gpuaug.fuse.boxes import move_boxes, move_keypoints
+from gpuaug.fuse.eager import EagerOp
+from gpuaug.fuse.gather import Gather
+from gpuaug.fuse.geometry import GatherOp
+from gpuaug.fuse.ops import Array, Drawn, Op, Size
+from gpuaug.fuse.plan import Plan
+
+_NAMES = {DataKey.IMAGE: "input", DataKey.LABEL: "class"}
+_POINTS = ("bbox", "bbox_xyxy", "bbox_xywh", "keypoints")
+
+
+class Targets:
+    """The inputs of one call, on their way through the passes.
+
+    Args:
+        inputs: As the user passed them.
+        keys: What each is, in Kornia's words.
+        extra_args: Of the user's container: how masks are to be resampled.
+    """
+
+    def __init__(self, inputs: Sequence[Any], keys: Sequence[Any], extra_args: Any) -> None:
+        self.keys = [_name(key) for key in keys]
+        if len(inputs) != len(self.keys):
+            raise ArgumentError(
+                f"data_keys must name each input, got {len(self.keys)} for {len(inputs)} inputs. "
+                f"Pass as many as there are: data_keys={self.keys}."
+            )
+        if "input" not in self.keys:
+            raise ArgumentError(f"data_keys must contain 'input', got {self.keys}. Pass the images along.")
+        first = inputs[self.keys.index("input")]
+        self._unbatched = isinstance(first, Tensor) and first.ndim == 3
+        self.values = [self._checked(key, value) for key, value in zip(self.keys, inputs, strict=True)]
+        images: Tensor = self.values[self.keys.index("input")]
+        self.device = images.device
+        self.size = Size(*images.shape)
+        self.shape = tuple(images.shape)
+        for key, value in zip(self.keys, self.values, strict=True):
+            self._check_fit(key, value)
+        if self.has_masks and extra_args and extra_args.get(DataKey.MASK, {}).get("resample", Resample.NEAREST) != Resample.NEAREST:
+            raise ArgumentError("extra_args must resample masks to the nearest, got another way. Leave extra_args out.")
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether masks follow."""
+        return "mask" in self.keys
+
+    @property
+    def has_points(self) -> bool:
+        """Whether boxes or keypoints follow."""
+        return any(key in _POINTS for key in self.keys)
+
+    def _checked(self, key: str, value: Any) -> Any:
+        if key == "class":
+            return value
+        if not isinstance(value, Tensor):
+            raise ArgumentTypeError(
+                f"{key} must be a tensor, got {type(value).__name__}. Stack the samples of a batch: torch.stack(…)."
+            )
+        if key in _POINTS:
+            return value
+        if key == "input":
+            if value.dtype != torch.uint8 and not value.is_floating_point():
+                raise ArgumentTypeError(
+                    f"images must be uint8 or floating, got {value.dtype}. Convert them: images.to(torch.uint8) or images.float()."
+                )
+            if value.requires_grad and torch.is_grad_enabled():
+                raise ArgumentError(
+                    "images must not require gradients, got images that do: fused augmentations are not differentiable. "
+                    "Pass images.detach(), or use Kornia itself."
+                )
+        if value.ndim == 3:
+            # As in Kornia, a single image is a batch of one, and a mask without channels has one.
+            return value[None] if key == "input" or self._unbatched else value[:, None]
+        if value.ndim != 4:
+            raise ArgumentError(
+                f"{key} must be (B, C, H, W) or one (C, H, W), got {tuple(value.shape)}. "
+                "Flatten what comes before the channels: x.flatten(0, -4)."
+            )
+        return value
+
+    def _check_fit(self, key: str, value: Any) -> None:
+        if key == "class":
+            return
+        if value.device != self.device:
+            raise DeviceError(f"{key} must be on {self.device}, where the images are, got {value.device}. Move it there first.")
+        if value.shape[0] != self.size.batch:
+            raise ArgumentError(
+                f"{key} must hold one entry for each of the {self.size.batch} images, got {tuple(value.shape)}. Pass a batch of them."
+            )
+        wanted: tuple[int, ...] = ()
+        if key == "input":
+            wanted = self.shape
+        elif key == "mask":
+            wanted = (self.shape[0], value.shape[1], *self.shape[2:])
+        if wanted and tuple(value.shape) != wanted:
+            raise ArgumentError(
+                f"{key} must be of the images' size {self.shape}, got {tuple(value.shape)}. Resize it to theirs first."
+            )
+
+    def run_plan(
+        self, plan: Plan, table: Tensor, dtype: torch.dtype = torch.float32, memory_format: torch.memory_format = torch.contiguous_format
+    ) -> None:
+        """Take everything through the passes of a plan."""
+        for index, key in enumerate(self.keys):
+            value = self.values[index]
+            if key == "input":
+                self.values[index] = executors.run(plan, value, table, dtype, memory_format)
+            elif key == "mask":
+                for step in plan.passes:
+                    value = executors.run_mask(step, value, table)
+                self.values[index] = value
+            elif key in _POINTS:
+                matrix = table[:, plan.width :].unflatten(1, (3, 3))
+                self.values[index] = move_keypoints(value, matrix) if key == "keypoints" else move_boxes(value, matrix, key)
+
+    def run_eager(self, op: EagerOp, drawn: Drawn) -> None:
+        """Take everything through a module that Kornia runs."""
+        values = [_as_float(value) if key == "input" else value for key, value in zip(self.keys, self.values, strict=True)]
+        self.values = op.run(values, self.keys, drawn, self.device)
+
+    def results(self, dtype: torch.dtype, memory_format: torch.memory_format, *, keepdim: bool) -> Any:
+        """What the call returns: the images, or a list of all that went in."""
+        values = [
+            value.to(dtype, memory_format=memory_format) if key == "input" else value
+            for key, value in zip(self.keys, self.values, strict=True)
+        ]
+        if self._unbatched and keepdim:
+            values = [value[0] if key in ("input", "mask") else value for key, value in zip(self.keys, values, strict=True)]
+        return values[0] if len(values) == 1 else values
+
+
+def matrix_of(plan: Plan, size: Size, drawn: dict[Op, Drawn]) -> Array:
+    """Input pixel coordinates → output pixel coordinates over all passes, (B, 3, 3) or (1, 3, 3) float64."""
+    total = np.eye(3)[None]
+    for step in plan.passes:
+        for op in step.front.order if isinstance(step.front, Gather) else ():
+            assert isinstance(op, GatherOp)
+            total = op.matrix(drawn[op], size) @ total
+            size = op.out(size)
+    return total
+
+
+def _name(key: Any) -> str:
+    try:
+        found = DataKey.get(key)
+    except Exception as error:
+        names = sorted({_NAMES.get(known, known.name.lower()) for known in DataKey})
+        raise ArgumentError(f"data_keys must be among {', '.join(names)}, got {key!r}. Use Kornia's names.") from error
+    return _NAMES.get(found, found.name.lower())
+
+
+def _as_float(images: Tensor) -> Tensor:
+    return images.float() / 255 if images.dtype == torch.uint8 else images.float()

@@ -1,0 +1,49 @@
+"""The same rows through the torch executor and through the kernels."""
+
+import torch
+from fuse.pipelines import EXACT, JUMPS, RGB_EXACT, TIES
+from fuse.replay import photographs
+
+import gpuaug
+from gpuaug.fuse import run_triton
+from gpuaug.fuse.module import fill_table
+from gpuaug.fuse.ops import Size
+from gpuaug.fuse.run_torch import gather_mask, run
+
+
+def through_both(modules, images, dtype, memory_format):
+    """Images and masks as torch makes them, and as the kernels do, pass by pass."""
+    augment = gpuaug.fuse(modules)
+    draws = augment.draw(images.shape, seed=1)
+    masks = (photographs(images.shape[0], 2, *images.shape[2:], seed=5).long() // 16).to(torch.int16).to(images.device)
+    expected, expected_masks, got_masks = images, masks, masks
+    stretch, plan = augment._stretch(0, Size(*images.shape), masks=True)
+    assert stretch.stop == len(augment._ops), f"left to Kornia: {stretch.eager}"
+    table = torch.zeros(images.shape[0], plan.width)
+    fill_table(plan, Size(*images.shape), dict(zip(stretch.ops, draws._drawn, strict=True)), table.numpy())
+    table = table.to(images.device)
+    expected = run(plan, images, table).to(dtype)
+    got = run_triton.run(plan, images, table, dtype, memory_format)
+    for step in plan.passes:
+        if getattr(step.front, "order", ()):
+            expected_masks = gather_mask(step.front, step.columns, expected_masks, table, step.out)
+            got_masks = run_triton.run_mask(step.front, step.columns, got_masks, table, step.out)
+    return expected, got, expected_masks, got_masks
+
+
+def disagreement(name, modules, images, dtype=torch.float32, memory_format=torch.contiguous_format, tolerance=2e-5):
+    """What is wrong with the kernels' result, in words, or an empty string."""
+    expected, got, expected_masks, got_masks = through_both(modules, images, dtype, memory_format)
+    if got.shape != expected.shape or not got.is_contiguous(memory_format=memory_format):
+        return f"shape {tuple(got.shape)}, strides {got.stride()}"
+    if (expected_masks != got_masks).float().mean() > 0.01:
+        return "masks differ"
+    if (name in EXACT or name in RGB_EXACT) and dtype == torch.float32:
+        return "" if torch.equal(got, expected) else f"not the same bits: {(got - expected).abs().max():.1e}"
+    step = {torch.float32: tolerance, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
+    wrong = (got.float() - expected.float()).abs() > step * (1 + expected.float().abs())
+    share = 0.01 if name in TIES else 2e-3 if name in JUMPS else 0.0
+    if wrong.float().mean() > share:
+        worst = (got.float() - expected.float()).abs().max()
+        return f"{wrong.float().mean():.1e} of the pixels are off, by up to {worst:.1e}"
+    return ""

@@ -1,0 +1,81 @@
+"""Pipelines that reach every branch of the kernels, for the executors to be compared on."""
+
+import kornia.augmentation as K
+import torch
+
+MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+
+EXACT = {
+    "nothing": lambda: [K.RandomHorizontalFlip(p=0.0)],
+    "flips": lambda: [K.RandomHorizontalFlip(), K.RandomVerticalFlip()],
+    "crop, padded": lambda: [K.RandomHorizontalFlip(), K.RandomCrop((14, 16), padding=4, fill=0.25)],
+    "crop, reflected": lambda: [K.RandomCrop((14, 16), padding=7, padding_mode="reflect"), K.RandomVerticalFlip()],
+    "crop, replicated": lambda: [K.RandomCrop((14, 16), padding=(2, 9), padding_mode="replicate")],
+    "gates": lambda: [K.RandomInvert(), K.RandomErasing(value=0.5), K.RandomHorizontalFlip(), K.RandomChannelDropout(fill_value=0.5)],
+    "posterize": lambda: [K.RandomPosterize((0.0, 8.0), p=0.8)],
+}
+"""Permutations, gates and whole numbers: both executors give the same bits."""
+
+RGB_EXACT = {"shuffle": lambda: [K.RandomChannelShuffle()]}
+
+CLOSE = {
+    "resized crop, flip": lambda: [K.RandomResizedCrop((16, 20)), K.RandomHorizontalFlip()],
+    "resized crop, squares": lambda: [K.RandomResizedCrop((16, 20), align_corners=False)],
+    "crop, resize, pad": lambda: [
+        K.RandomCrop((14, 14), padding=3, fill=0.5),
+        K.Resize((12, 30)),
+        K.PadTo((20, 36), pad_value=0.25),
+    ],
+    "rotation": lambda: [K.RandomRotation(40.0)],
+    "padded, rotation, flip": lambda: [
+        K.RandomCrop((20, 24), padding=3, fill=0.5),
+        K.RandomRotation(40.0, p=1.0),
+        K.RandomHorizontalFlip(),
+    ],
+    "affine, border": lambda: [K.RandomAffine(20.0, (0.1, 0.1), (0.8, 1.2), padding_mode="border")],
+    "perspective": lambda: [K.RandomPerspective(0.5, p=0.8)],
+    "two passes": lambda: [K.RandomResizedCrop((16, 20)), K.RandomRotation(30.0), K.Normalize(0.5, 0.25)],
+    "tone": lambda: [
+        K.RandomBrightness((0.6, 1.5), p=0.7),
+        K.RandomContrast((0.6, 1.5), clip_output=False, p=0.7),
+        K.RandomGamma((0.4, 2.2), (0.8, 1.2), p=0.7),
+        K.Normalize(0.5, 0.25),
+        K.Denormalize(0.5, 0.25),
+    ],
+    "solarize": lambda: [K.RandomSolarize(0.3, 0.2, p=0.8)],
+    "noise": lambda: [K.RandomGaussianNoise(0.1, 0.3, p=0.8), K.RandomVerticalFlip()],
+    "noise, same": lambda: [K.RandomGaussianNoise(0.1, 0.3, p=0.8, same_on_batch=True)],
+    "blur": lambda: [K.RandomHorizontalFlip(), K.RandomGaussianBlur((5, 9), (0.3, 2.0), p=0.7), K.RandomInvert()],
+    "blur, constant": lambda: [K.RandomGaussianBlur((3, 3), (0.3, 2.0), border_type="constant", p=0.7)],
+    "blur, replicate": lambda: [K.RandomGaussianBlur((3, 1), (0.3, 2.0), border_type="replicate", p=1.0)],
+    "sharpness": lambda: [K.RandomSharpness((0.0, 3.0), p=0.8), K.Normalize(0.5, 0.25)],
+}
+
+RGB_CLOSE = {
+    "colour": lambda: [
+        K.RandomResizedCrop((16, 20)),
+        K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8),
+        K.RandomGrayscale(p=0.5),
+        K.Normalize(MEAN, STD),
+    ],
+    "jitter, then jitter": lambda: [K.ColorJitter(0.4, 0.9, p=0.7), K.ColorJitter(0.4, 0.9, order=(1, 0))],
+    "jiggle": lambda: [K.ColorJiggle(0.4, 0.4, 0.4, 0.1, p=0.8)],
+    "hue, saturation": lambda: [K.RandomHue((-0.5, 0.5), p=0.7), K.RandomSaturation((0.2, 1.8), p=0.7)],
+    "self-supervised": lambda: [
+        K.RandomResizedCrop((24, 24)),
+        K.RandomHorizontalFlip(),
+        K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8),
+        K.RandomGrayscale(p=0.2),
+        K.RandomGaussianBlur((11, 11), (0.1, 2.0), p=0.5),
+        K.Normalize(MEAN, STD),
+    ],
+}
+
+TIES = {
+    "resized crop, nearest": lambda: [K.RandomResizedCrop((16, 20), resample="nearest")],
+    "affine, nearest": lambda: [K.RandomAffine(20.0, resample="nearest", p=1.0)],
+}
+"""A tap on the other side of a tie is another pixel."""
+
+JUMPS = {"colour", "jitter, then jitter", "jiggle", "hue, saturation", "self-supervised", "solarize"}
+"""A pixel at a threshold may fall on either side of it."""
