@@ -1,66 +1,81 @@
 """Boxes and keypoints under the geometry of a pipeline, in the forms that Kornia takes them.
 
-Kornia maps the four corners of a box and returns the upright box around them, whatever form it was given in; it neither clips
-nor drops. Coordinates are those of pixel centres, so that a box of one pixel ends where it begins.
+As in Kornia, the four corners of a box are mapped, through all modules, and what comes out is the upright box around them: it
+is neither clipped nor dropped. Coordinates are those of pixel centres, so that a box of one pixel ends where it begins. Unlike
+Kornia, nothing looks at the values, which would have the host wait for the device: boxes without an extent are mapped too.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpuaug.errors import ArgumentError
 
+FORMS: dict[str, tuple[int, ...]] = {"bbox": (4, 2), "bbox_xyxy": (4,), "bbox_xywh": (4,), "keypoints": (2,)}
+"""What follows (B, N) in the shape, by Kornia's name: four corners, the first and the last pixel, the first pixel and the
+sides, or points (x, y)."""
 
-def move_boxes(boxes: Tensor, matrix: Tensor, form: str) -> Tensor:
-    """Map boxes.
 
-    Args:
-        boxes: In the form that ``form`` names.
-        matrix: Input → output pixels.
-        form: ``"bbox"``: four corners; ``"bbox_xyxy"``: the first and the last pixel; ``"bbox_xywh"``: the first pixel and the
-            sides.
+def vertices(values: Any, form: str) -> Tensor:
+    """What is mapped: the corners of boxes, clockwise from the top left, or points as they are; float32 at least.
 
     Shape:
-        - boxes: (B, N, 4, 2) for ``"bbox"``, else (B, N, 4)
-        - matrix: (B, 3, 3) float32
-        - returns: as boxes, floating
+        - values: (B, N) and what :data:`FORMS` says
+        - returns: (B, N, 4, 2), or (B, N, 2) for keypoints
+
+    Raises:
+        ArgumentError: If ``values`` have another shape.
+
+    Cost:
+        At most four launches.
     """
-    wanted = (4, 2) if form == "bbox" else (4,)
-    if boxes.ndim != 2 + len(wanted) or tuple(boxes.shape[2:]) != wanted:
+    tail = FORMS[form]
+    if values.ndim != 2 + len(tail) or tuple(values.shape[2:]) != tail:
         raise ArgumentError(
-            f"{form} must be (B, N, {', '.join(map(str, wanted))}), got {tuple(boxes.shape)}. Pad the samples to one N."
+            f"{form} must be (B, N, {', '.join(map(str, tail))}), got {tuple(values.shape)}. Pad the samples to one N."
         )
-    if not boxes.is_floating_point():
-        boxes = boxes.float()
-    if form == "bbox":
-        corners = boxes
-    else:
-        first, second = boxes[..., :2], boxes[..., 2:]
-        last = second if form == "bbox_xyxy" else first + second - 1
-        corners = _corners(first, last)
-    moved = _moved(corners.flatten(1, 2), matrix).unflatten(1, corners.shape[1:3])
-    least, most = moved.amin(2), moved.amax(2)
+    if values.dtype != torch.float64:
+        values = values.float()
     if form == "bbox_xyxy":
-        return torch.cat((least, most), -1)
+        return _corners(values[..., :2], values[..., 2:])
     if form == "bbox_xywh":
-        return torch.cat((least, most - least + 1), -1)
-    return _corners(least, most)
+        return _corners(values[..., :2], values[..., :2] + values[..., 2:] - 1)
+    return values  # type: ignore[no-any-return]
 
 
-def move_keypoints(points: Tensor, matrix: Tensor) -> Tensor:
-    """Map points, (B, N, 2) in (x, y), by (B, 3, 3) matrices."""
-    if points.ndim != 3 or points.shape[2] != 2:
-        raise ArgumentError(f"keypoints must be (B, N, 2), got {tuple(points.shape)}. Pad the samples to one N.")
-    if points.is_floating_point():
-        return _moved(points, matrix)
-    return _moved(points.float(), matrix).to(points.dtype)
+def move(points: Tensor, matrix: Tensor) -> Tensor:
+    """Map points, (B, …, 2) as (x, y), by matrices, (B, 3, 3) float32.
 
-
-def _moved(points: Tensor, matrix: Tensor) -> Tensor:
-    matrix = matrix.to(points.dtype)
+    Cost:
+        Three launches.
+    """
+    m = matrix.to(points.dtype)[:, None]
+    flat = points.flatten(1, -2)
     # Not a matrix product: on a GPU it may be computed in TF32, which is whole pixels off.
-    x, y = points[..., 0:1], points[..., 1:2]
-    mapped = matrix[:, None, :, 0] * x + matrix[:, None, :, 1] * y + matrix[:, None, :, 2]
-    return mapped[..., :2] / mapped[..., 2:]
+    mapped = torch.addcmul(torch.addcmul(m[..., 2], m[..., 0], flat[..., :1]), m[..., 1], flat[..., 1:])
+    return (mapped[..., :2] / mapped[..., 2:]).reshape(points.shape)
+
+
+def from_vertices(points: Tensor, form: str, dtype: torch.dtype) -> Tensor:
+    """Boxes or keypoints in the form in which they came, of ``dtype``; float where that is a type of whole numbers.
+
+    Shape:
+        - points: (B, N, 4, 2), or (B, N, 2) for keypoints
+        - returns: (B, N) and what :data:`FORMS` says
+
+    Cost:
+        At most five launches.
+    """
+    if form == "keypoints":
+        made = points
+    else:
+        least, most = torch.aminmax(points, dim=2)
+        if form == "bbox":
+            made = _corners(least, most)
+        else:
+            made = torch.cat((least, most if form == "bbox_xyxy" else most - least + 1), -1)
+    return made.to(dtype if dtype.is_floating_point else torch.get_default_dtype())
 
 
 def _corners(first: Tensor, last: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from gpuaug.fuse.eager import EagerOp
+from gpuaug.fuse.filters import FilterOp
 from gpuaug.fuse.ops import Size
 from gpuaug.fuse.plan import Pass, Plan
 
@@ -75,8 +76,9 @@ def explanation(parts: Sequence[tuple[EagerOp | None, Plan | None]], size: Size,
 def _line(step: Pass, batch: int, read: int, written: int) -> Line:
     pixels_in = batch * step.source.channels * step.source.height * step.source.width
     pixels_out = batch * step.out.channels * step.out.height * step.out.width
+    launches = step.front.launches if isinstance(step.front, FilterOp) else 1 + step.mean
     names = tuple(op.name for op in step.ops)
-    return Line(names, step.describe(), 1 + step.mean, pixels_in * read, pixels_out * written)
+    return Line(names, step.describe(), launches, pixels_in * read, pixels_out * written)
 
 
 def _megabytes(count: int | None) -> str:

@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 import torch
 from kornia import augmentation as K
-from kornia.constants import BorderType
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -13,11 +12,17 @@ from gpuaug.fuse.draws import Source
 from gpuaug.fuse.ops import Array, Drawn, Op, Size
 from gpuaug.fuse.points import bounds, column
 
-Border = Literal["constant", "reflect", "replicate"]
+Border = Literal["constant", "reflect", "replicate", "circular"]
+
+ONE_LAUNCH = 9
+"""The largest kernel that is blurred along both axes at once: a larger one would be read too often."""
 
 
 class FilterOp(Op):
     """An op that needs a pixel's neighbours, and so begins a pass."""
+
+    launches: int = 1
+    """Kernels that a pass takes."""
 
     width: int
     """How many numbers a row holds. The first is the gate, as in a pointwise op."""
@@ -40,15 +45,15 @@ class FilterOp(Op):
         """The op on every sample, (B, C, H, W) float32, as if every gate were open."""
 
 
-class Blur(FilterOp):
-    """RandomGaussianBlur: along rows, then along columns."""
+class BlurOp(FilterOp):
+    """RandomGaussianBlur: a Gaussian along each axis."""
 
-    width = 2
+    width = 3
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
         size: Any = self.flags["kernel_size"]
-        self.height, self.across = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+        self.kernel_size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
         self.border: Border = self.flags["border_type"].name.lower()
         self._bounds = bounds(module._param_generator.sigma_sampler)  # type: ignore[union-attr]
 
@@ -60,17 +65,21 @@ class Blur(FilterOp):
         sides = (size, size) if isinstance(size, int) else size
         if any(side % 2 == 0 or side < 1 for side in sides):
             return f"kernel_size={size} has an even side"
-        if flags["border_type"] not in (BorderType.REFLECT, BorderType.REPLICATE, BorderType.CONSTANT):
-            return f"border_type={flags['border_type'].name.lower()!r}"
         if bounds(module._param_generator.sigma_sampler)[0] <= 0:  # type: ignore[union-attr]
             return "sigma may be 0"
         return None
 
     def refuses(self, size: Size) -> str | None:
-        """A reflection reaches no further than the image, which is Kornia's to say."""
-        if self.border == "reflect" and (size.height <= self.height // 2 or size.width <= self.across // 2):
-            return f"kernel_size={(self.height, self.across)} reaches further than the image"
-        return None
+        """A border is made of the image, and no larger, which is Kornia's to say."""
+        down, across = (side // 2 for side in self.kernel_size)
+        reflects = self.border == "reflect" and (size.height <= down or size.width <= across)
+        repeats = self.border == "circular" and (size.height < down or size.width < across)
+        return f"kernel_size={self.kernel_size} reaches further than the image" if reflects or repeats else None
+
+    @property
+    def launches(self) -> int:
+        """Kernels that a pass takes."""
+        return 1 if max(self.kernel_size) <= ONE_LAUNCH else 2
 
     def draw_parameters(self, source: Source, size: Size) -> Drawn:
         """A width of the Gaussian for each sample."""
@@ -81,13 +90,14 @@ class Blur(FilterOp):
         return {"sigma": torch.from_numpy(drawn["sigma"])}
 
     def write(self, drawn: Drawn, out: Array) -> None:
-        """The width of the Gaussian."""
-        out[:, 1] = drawn["sigma"]
+        """The width of the Gaussian, down and across."""
+        out[:, 1] = out[:, 2] = drawn["sigma"]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Sums of shifted copies: no convolution, which a GPU may compute in TF32."""
         mode = self.border
-        for side, axis in ((self.across, 3), (self.height, 2)):
+        down, across = self.kernel_size
+        for side, axis in ((across, 3), (down, 2)):
             reach = side // 2
             padding = (reach, reach, 0, 0) if axis == 3 else (0, 0, reach, reach)
             padded = functional.pad(images, padding, mode=mode)
@@ -101,10 +111,10 @@ class Blur(FilterOp):
 
     def describe(self) -> str:
         """In a few words."""
-        return f"blur {self.height}x{self.across}"
+        return "blur {}x{}".format(*self.kernel_size)
 
 
-class Sharpness(FilterOp):
+class SharpnessOp(FilterOp):
     """RandomSharpness: away from, or towards, a 3x3 mean; the border stays."""
 
     width = 2
@@ -153,4 +163,4 @@ def gaussian(side: int, sigma: Tensor) -> Tensor:
     return weights / weights.sum(1, keepdim=True)
 
 
-LOWERED: dict[type[nn.Module], type[FilterOp]] = {K.RandomGaussianBlur: Blur, K.RandomSharpness: Sharpness}
+LOWERED: dict[type[nn.Module], type[FilterOp]] = {K.RandomGaussianBlur: BlurOp, K.RandomSharpness: SharpnessOp}

@@ -61,7 +61,7 @@ def untouched(pointer, SCALE: tl.constexpr):
 def falling(sigma):
     """What a squared distance is multiplied by in the exponent of a Gaussian."""
     # A square too small for a float has all its weight in the middle.
-    return -tl.div_rn(1.0, tl.maximum(2 * sigma * sigma, 1.17549435e-38))
+    return -tl.div_rn(tl.full((), 1.0, tl.float32), tl.maximum(2 * sigma * sigma, 1.2e-38))
 
 
 @triton.jit
@@ -70,7 +70,7 @@ def share(fall, TAPS: tl.constexpr):
     total = fall * 0
     for tap in tl.static_range(TAPS):
         total += tl.exp((tap - TAPS // 2) * (tap - TAPS // 2) * fall)
-    return tl.div_rn(1.0, total)
+    return tl.div_rn(tl.full((), 1.0, tl.float32), total)
 
 
 @triton.jit

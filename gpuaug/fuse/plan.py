@@ -83,9 +83,6 @@ class _Open:
             self.front = self.front.adding(op)
             return True
         assert isinstance(op, PointOp)
-        if op.rgb_only and isinstance(self.front, FilterOp):
-            # A filter makes one channel at a time.
-            return False
         if needs_mean(op) and (not isinstance(self.front, Gather) or any(map(needs_mean, self.points))):
             return False
         self.points.append(op)

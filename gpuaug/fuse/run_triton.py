@@ -1,14 +1,15 @@
 """The plan in Triton kernels: one launch a pass, one more where a contrast needs a mean."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from triton import next_power_of_2
 
-from gpuaug.fuse.filters import Blur, Sharpness
+from gpuaug.fuse.filters import BlurOp
 from gpuaug.fuse.gather import Columns, Gather, Part
-from gpuaug.fuse.kernels_filters import blur_kernel, sharpness_kernel
+from gpuaug.fuse.kernels_filters import blur, sharpen
 from gpuaug.fuse.kernels_gather import gather_kernel, mask_kernel
 from gpuaug.fuse.ops import Size
 from gpuaug.fuse.plan import Pass, Plan
@@ -21,9 +22,6 @@ TILE = (8, 128)
 """Height and width of a block's tile: wide, so that neighbours in a row are read and stored together."""
 
 MEAN_TILE = (32, 64)
-
-STRIP = (32, 128)
-"""Height and width of what a block blurs: high, since each strip also reads what lies above and below."""
 
 
 def run(plan: Plan, images: Tensor, table: Tensor, dtype: torch.dtype, memory_format: torch.memory_format) -> Tensor:
@@ -39,6 +37,12 @@ def run(plan: Plan, images: Tensor, table: Tensor, dtype: torch.dtype, memory_fo
     """
     if images.dtype == torch.float64:
         images = images.float()
+    # Triton launches on the current device, whatever the tensors are on.
+    with torch.cuda.device(images.device) if images.is_cuda else nullcontext():
+        return _run(plan, images, table, dtype, memory_format)
+
+
+def _run(plan: Plan, images: Tensor, table: Tensor, dtype: torch.dtype, memory_format: torch.memory_format) -> Tensor:
     for index, step in enumerate(plan.passes):
         last = index == len(plan.passes) - 1
         shape = images.shape[0], images.shape[1], step.out.height, step.out.width
@@ -51,7 +55,8 @@ def run(plan: Plan, images: Tensor, table: Tensor, dtype: torch.dtype, memory_fo
         if isinstance(step.front, Gather):
             gather(step, images, table, out)
         else:
-            filtered(step, images, table, out)
+            launch = blur if isinstance(step.front, BlurOp) else sharpen
+            launch(step, images, table, out)
         images = out
     return images
 
@@ -96,33 +101,6 @@ def gather(step: Pass, images: Tensor, table: Tensor, out: Tensor) -> None:
         images, out, table, partial, *source, across, table.stride(0), across * down, blocks, *strides,
         out.stride(0), out.stride(1), out.stride(2),
         OUT_W=out.stride(3), REDUCE=False, MEAN=step.mean, PARTIALS=partials, TILE_H=TILE[0], TILE_W=TILE[1], **constants,
-    )  # fmt: skip
-
-
-def filtered(step: Pass, images: Tensor, table: Tensor, out: Tensor) -> None:
-    """Launch a filter pass into ``out``."""
-    front = step.front
-    assert isinstance(front, Blur | Sharpness)
-    batch, channels, height, width = images.shape
-    blurs = isinstance(front, Blur)
-    tile = STRIP if blurs else TILE
-    across, down = _tiles(step.out, tile)
-    constants: dict[str, Any] = {
-        "SOURCE_W": images.stride(3),
-        "OUT_W": out.stride(3),
-        "PROGRAM": step.program,
-        "COUNT": len(step.program),
-        "CHANNELS": channels,
-        "SCALE": images.dtype == torch.uint8,
-        "COLUMN": step.columns,
-    }
-    if isinstance(front, Blur):
-        constants |= {"BORDER": _MAPS[front.border], "REACH_X": front.across // 2, "REACH_Y": front.height // 2}
-    kernel = blur_kernel if blurs else sharpness_kernel
-    constants |= {"STRIP_H" if blurs else "TILE_H": tile[0], "STRIP_W" if blurs else "TILE_W": tile[1]}
-    kernel[(across * down, batch, channels)](
-        images, out, table, height, width, across, table.stride(0), images.stride(0), images.stride(1), images.stride(2),
-        out.stride(0), out.stride(1), out.stride(2), **constants,
     )  # fmt: skip
 
 

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import torch
 from kornia.constants import DataKey, Resample
+from kornia.geometry.boxes import Boxes
 from torch import Tensor
 
 from gpuaug.errors import ArgumentError, ArgumentTypeError, DeviceError
 from gpuaug.fuse import executors
-from gpuaug.fuse.boxes import move_boxes, move_keypoints
+from gpuaug.fuse.boxes import FORMS, from_vertices, move, vertices
 from gpuaug.fuse.eager import EagerOp
 from gpuaug.fuse.gather import Gather
 from gpuaug.fuse.geometry import GatherOp
@@ -18,7 +19,6 @@ from gpuaug.fuse.ops import Array, Drawn, Op, Size
 from gpuaug.fuse.plan import Plan
 
 _NAMES = {DataKey.IMAGE: "input", DataKey.LABEL: "class"}
-_POINTS = ("bbox", "bbox_xyxy", "bbox_xywh", "keypoints")
 
 
 class Targets:
@@ -46,9 +46,22 @@ class Targets:
         self.device = images.device
         self.size = Size(*images.shape)
         self.shape = tuple(images.shape)
-        for key, value in zip(self.keys, self.values, strict=True):
-            self._check_fit(key, value)
-        if self.has_masks and extra_args and extra_args.get(DataKey.MASK, {}).get("resample", Resample.NEAREST) != Resample.NEAREST:
+        # Boxes and keypoints of one image may come without a batch, and leave as they came.
+        self._lone = [
+            key in FORMS and self.size.batch == 1 and value.ndim == 1 + len(FORMS[key])
+            for key, value in zip(self.keys, self.values, strict=True)
+        ]
+        self._dtypes = [getattr(value, "dtype", torch.float32) for value in self.values]
+        for index, key in enumerate(self.keys):
+            if key in FORMS:
+                value = self.values[index]
+                self.values[index] = vertices(value[None] if self._lone[index] else value, key)
+            self._check_fit(key, self.values[index], tuple(getattr(inputs[index], "shape", ())))
+        if (
+            self.has_masks
+            and extra_args
+            and extra_args.get(DataKey.MASK, {}).get("resample", Resample.NEAREST) != Resample.NEAREST
+        ):
             raise ArgumentError("extra_args must resample masks to the nearest, got another way. Leave extra_args out.")
 
     @property
@@ -59,7 +72,7 @@ class Targets:
     @property
     def has_points(self) -> bool:
         """Whether boxes or keypoints follow."""
-        return any(key in _POINTS for key in self.keys)
+        return any(key in FORMS for key in self.keys)
 
     def _checked(self, key: str, value: Any) -> Any:
         if key == "class":
@@ -68,7 +81,7 @@ class Targets:
             raise ArgumentTypeError(
                 f"{key} must be a tensor, got {type(value).__name__}. Stack the samples of a batch: torch.stack(…)."
             )
-        if key in _POINTS:
+        if key in FORMS:
             return value
         if key == "input":
             if value.dtype != torch.uint8 and not value.is_floating_point():
@@ -90,14 +103,14 @@ class Targets:
             )
         return value
 
-    def _check_fit(self, key: str, value: Any) -> None:
+    def _check_fit(self, key: str, value: Any, given: tuple[int, ...]) -> None:
         if key == "class":
             return
         if value.device != self.device:
             raise DeviceError(f"{key} must be on {self.device}, where the images are, got {value.device}. Move it there first.")
         if value.shape[0] != self.size.batch:
             raise ArgumentError(
-                f"{key} must hold one entry for each of the {self.size.batch} images, got {tuple(value.shape)}. Pass a batch of them."
+                f"{key} must hold one entry for each of the {self.size.batch} images, got {given}. Pass a batch of them."
             )
         wanted: tuple[int, ...] = ()
         if key == "input":
@@ -110,7 +123,11 @@ class Targets:
             )
 
     def run_plan(
-        self, plan: Plan, table: Tensor, dtype: torch.dtype = torch.float32, memory_format: torch.memory_format = torch.contiguous_format
+        self,
+        plan: Plan,
+        table: Tensor,
+        dtype: torch.dtype = torch.float32,
+        memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
         """Take everything through the passes of a plan."""
         for index, key in enumerate(self.keys):
@@ -121,21 +138,24 @@ class Targets:
                 for step in plan.passes:
                     value = executors.run_mask(step, value, table)
                 self.values[index] = value
-            elif key in _POINTS:
-                matrix = table[:, plan.width :].unflatten(1, (3, 3))
-                self.values[index] = move_keypoints(value, matrix) if key == "keypoints" else move_boxes(value, matrix, key)
+            elif key in FORMS:
+                self.values[index] = move(value, table[:, plan.width :].unflatten(1, (3, 3)))
 
     def run_eager(self, op: EagerOp, drawn: Drawn) -> None:
         """Take everything through a module that Kornia runs."""
-        values = [_as_float(value) if key == "input" else value for key, value in zip(self.keys, self.values, strict=True)]
-        self.values = op.run(values, self.keys, drawn, self.device)
+        values = [_to_kornia(key, value) for key, value in zip(self.keys, self.values, strict=True)]
+        done = op.run(values, self.keys, drawn, self.device)
+        self.values = [value.data if isinstance(value, Boxes) else value for value in done]
 
     def results(self, dtype: torch.dtype, memory_format: torch.memory_format, *, keepdim: bool) -> Any:
         """What the call returns: the images, or a list of all that went in."""
-        values = [
-            value.to(dtype, memory_format=memory_format) if key == "input" else value
-            for key, value in zip(self.keys, self.values, strict=True)
-        ]
+        values = list(self.values)
+        for index, key in enumerate(self.keys):
+            if key == "input":
+                values[index] = values[index].to(dtype, memory_format=memory_format)
+            elif key in FORMS:
+                made = from_vertices(values[index], key, self._dtypes[index])
+                values[index] = made[0] if self._lone[index] else made
         if self._unbatched and keepdim:
             values = [value[0] if key in ("input", "mask") else value for key, value in zip(self.keys, values, strict=True)]
         return values[0] if len(values) == 1 else values
@@ -161,5 +181,8 @@ def _name(key: Any) -> str:
     return _NAMES.get(found, found.name.lower())
 
 
-def _as_float(images: Tensor) -> Tensor:
-    return images.float() / 255 if images.dtype == torch.uint8 else images.float()
+def _to_kornia(key: str, value: Any) -> Any:
+    if key == "input":
+        return value.float() / 255 if value.dtype == torch.uint8 else value.float()
+    # Given as a tensor, boxes would come out upright, and the next rotation would turn those.
+    return Boxes(value, False, mode="vertices_plus") if key.startswith("bbox") else value

@@ -11,7 +11,6 @@ from gpuaug.fuse import run_triton
 
 # The interpreter takes its time for every block.
 run_triton.TILE = run_triton.MEAN_TILE = (16, 32)
-run_triton.STRIP = (16, 32)
 
 UINT8, FLOAT = photographs(3, 3, 21, 37), photographs(2, 3, 21, 37, dtype=torch.float32)
 BATCHES = [

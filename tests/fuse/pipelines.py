@@ -47,6 +47,7 @@ CLOSE = {
     "noise, same": lambda: [K.RandomGaussianNoise(0.1, 0.3, p=0.8, same_on_batch=True)],
     "blur": lambda: [K.RandomHorizontalFlip(), K.RandomGaussianBlur((5, 9), (0.3, 2.0), p=0.7), K.RandomInvert()],
     "blur, constant": lambda: [K.RandomGaussianBlur((3, 3), (0.3, 2.0), border_type="constant", p=0.7)],
+    "blur, circular": lambda: [K.RandomGaussianBlur((5, 3), (0.3, 2.0), border_type="circular", p=0.7)],
     "blur, replicate": lambda: [K.RandomGaussianBlur((3, 1), (0.3, 2.0), border_type="replicate", p=1.0)],
     "sharpness": lambda: [K.RandomSharpness((0.0, 3.0), p=0.8), K.Normalize(0.5, 0.25)],
 }

@@ -1,7 +1,6 @@
 """What ``fuse`` takes, refuses, leaves to Kornia, and leaves alone."""
 
 import copy
-import io
 import pickle
 
 import kornia.augmentation as K
@@ -88,10 +87,7 @@ def test_it_is_a_module_without_state():
     trained = augment(images, draws=draws)
     assert torch.equal(augment.eval()(images, draws=draws), trained)
     assert torch.equal(copy.deepcopy(augment)(images, draws=draws), trained)
-    stored = io.BytesIO()
-    torch.save(augment, stored)
-    stored.seek(0)
-    assert torch.equal(torch.load(stored, weights_only=False)(images, draws=draws), trained)
+    assert torch.equal(pickle.loads(pickle.dumps(augment))(images, draws=draws), trained)
 
 
 def test_the_users_pipeline_is_left_as_it_was():

@@ -1,0 +1,145 @@
+"""The kernels on a GPU: equal to the torch executor, without a synchronisation, in a loader, and for every size."""
+
+import warnings
+
+import kornia.augmentation as K
+import pytest
+import torch
+from fuse import pipelines
+from fuse.executors import disagreement
+from fuse.replay import both, photographs
+
+import gpuaug
+from gpuaug.fuse import executors, run_triton
+
+pytestmark = pytest.mark.gpu
+
+BATCHES = {
+    "uint8": (lambda: photographs(7, 3, 37, 53), torch.float32, torch.contiguous_format),
+    "one": (lambda: photographs(1, 3, 64, 48), torch.float32, torch.contiguous_format),
+    "large, bfloat16, channels last": (lambda: photographs(3, 3, 230, 260), torch.bfloat16, torch.channels_last),
+    "float, half": (lambda: photographs(4, 3, 40, 41, dtype=torch.float32), torch.float16, torch.contiguous_format),
+    "channels last": (
+        lambda: photographs(4, 3, 40, 41).to(memory_format=torch.channels_last),
+        torch.float32,
+        torch.channels_last,
+    ),
+    "half, strided": (lambda: photographs(4, 3, 40, 82, dtype=torch.float16)[..., ::2], torch.float32, torch.contiguous_format),
+    "two channels": (lambda: photographs(4, 2, 40, 41), torch.float32, torch.contiguous_format),
+}
+GROUPS = [(group, name) for group in ("EXACT", "RGB_EXACT", "CLOSE", "RGB_CLOSE", "TIES") for name in getattr(pipelines, group)]
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("group", "name"), GROUPS, ids=lambda value: value)
+def test_the_kernels_agree_with_torch(group, name, batch):
+    if group.startswith("RGB") and batch == "two channels":
+        pytest.skip("needs three channels")
+    made, dtype, memory_format = BATCHES[batch]
+    images = made().cuda()
+    # Coordinates are float32: their error grows with the image, as Kornia's own does.
+    tolerance = 1e-4 if max(images.shape[2:]) > 64 else 2e-5
+    said = disagreement(name, getattr(pipelines, group)[name](), images, dtype, memory_format, tolerance)
+    assert not said, said
+
+
+@pytest.mark.parametrize("name", pipelines.CLOSE)
+def test_the_kernels_agree_with_kornia_on_the_same_draws(name):
+    made = K.AugmentationSequential(*pipelines.CLOSE[name]())
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    expected, got = both(made, photographs(5, 3, 37, 53).cuda())
+    wrong = (got - expected).abs() > 2.5e-4 / (1 if "Normalize" not in repr(made) else 0.25)
+    assert wrong.float().mean() <= (1e-3 if name in pipelines.JUMPS else 0)
+
+
+def test_a_call_does_not_synchronise_and_copies_from_pinned_memory():
+    augment = gpuaug.fuse(pipelines.RGB_CLOSE["self-supervised"](), dtype=torch.bfloat16, memory_format=torch.channels_last)
+    images = photographs(6, 3, 64, 64).cuda()
+    masks, boxes = torch.zeros(6, 1, 64, 64, dtype=torch.int64, device="cuda"), torch.ones(6, 2, 4, device="cuda")
+    keys = ["input", "mask", "bbox_xyxy"]
+    augment(images, masks, boxes, data_keys=keys)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2 * 10**9)
+    started = torch.cuda.Event()
+    started.record()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        augment(images)
+        augment(images, masks, boxes, data_keys=keys)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    # A pageable copy would have waited for the sleep without being reported.
+    assert not started.query()
+    torch.cuda.synchronize()
+
+
+def test_other_sizes_compile_nothing():
+    augment = gpuaug.fuse(pipelines.RGB_CLOSE["self-supervised"]())
+    augment(photographs(6, 3, 64, 64).cuda())
+    compiled = sum(len(cache[0]) for cache in kernel_caches())
+    for batch, height, width in ((5, 64, 64), (1, 64, 64), (16, 48, 80), (3, 33, 57), (32, 128, 128)):
+        augment(photographs(batch, 3, height, width).cuda())
+    assert sum(len(cache[0]) for cache in kernel_caches()) == compiled
+
+
+def kernel_caches():
+    from gpuaug.fuse import kernels_filters, kernels_gather
+
+    for module in (kernels_filters, kernels_gather):
+        for value in vars(module).values():
+            if hasattr(value, "device_caches"):
+                yield from value.device_caches.values()
+
+
+def test_the_same_draws_on_a_cpu_and_on_a_gpu():
+    made = pipelines.RGB_CLOSE["self-supervised"]()
+    images = photographs(6, 3, 64, 64)
+    augment = gpuaug.fuse(made)
+    draws = augment.draw(images.shape, seed=4)
+    here, there = augment(images, draws=draws), augment(images.cuda(), draws=draws).cpu()
+    assert ((here - there).abs() > 1e-3).float().mean() < 1e-3
+
+
+def test_in_a_loader_batches_are_the_same_at_every_depth_and_however_lanes_are_delayed():
+    batches = [(photographs(4, seed=index), torch.arange(4)) for index in range(6)]
+    augment = gpuaug.fuse(pipelines.RGB_CLOSE["self-supervised"]())
+
+    def slow(images):
+        torch.cuda._sleep(3 * 10**7)
+        return augment(images)
+
+    seen = []
+    for depth, stage in ((0, augment), (2, augment), (2, slow)):
+        loader = gpuaug.StreamedLoader(batches, [gpuaug.TransformStage(stage, name="augment")], depth=depth, seed=7)
+        seen.append([images.clone() for images, _ in loader])
+    assert all(torch.equal(one, other) for other_run in seen[1:] for one, other in zip(seen[0], other_run, strict=True))
+
+
+def test_triton_is_the_executor_and_its_absence_is_said_once(monkeypatch):
+    assert executors.name(torch.device("cuda")) == "triton"
+
+    def broken(device):
+        raise RuntimeError("no compiler")
+
+    executors._usable.cache_clear()
+    monkeypatch.setattr(run_triton, "probe", broken)
+    images = photographs(2).cuda()
+    augment = gpuaug.fuse(K.RandomHorizontalFlip())
+    try:
+        with pytest.warns(gpuaug.GpuAugWarning, match=r"Triton kernels do not run here \(RuntimeError: no compiler\)"):
+            result = augment(images)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            augment(images)
+        assert result.is_cuda
+    finally:
+        executors._usable.cache_clear()
+
+
+@pytest.mark.multigpu
+def test_images_on_a_gpu_that_is_not_current():
+    images = photographs(3).to("cuda:1")
+    assert torch.cuda.current_device() == 0
+    expected, got = both(K.AugmentationSequential(K.RandomVerticalFlip()), images)
+    assert got.device == images.device
+    assert torch.equal(got, expected)
