@@ -81,4 +81,4 @@ def from_vertices(points: Tensor, form: str, dtype: torch.dtype) -> Tensor:
 def _corners(first: Tensor, last: Tensor) -> Tensor:
     """(B, N, 4, 2) clockwise from two opposite corners, (B, N, 2) each."""
     left, top, right, bottom = first[..., 0], first[..., 1], last[..., 0], last[..., 1]
-    return torch.stack((left, top, right, top, right, bottom, left, bottom), -1).unflatten(-1, (4, 2))
+    return torch.stack((left, top, right, top, right, bottom, left, bottom), -1).view(*left.shape, 4, 2)

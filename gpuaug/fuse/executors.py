@@ -40,15 +40,18 @@ def run(
 
 
 def run_mask(step: Pass, masks: Tensor, table: Tensor) -> Tensor:
-    """Take masks, (B, C, H, W) of any type, through the gather of a pass."""
-    if not isinstance(step.front, Gather) or not step.front.order:
-        return masks
-    assert isinstance(step.columns, Columns)
-    if masks.is_cuda and masks.numel() and _usable(masks.device):
-        from gpuaug.fuse import run_triton
+    """Take masks, (B, C, H, W) of any type, through what a pass moves and erases."""
+    if not masks.numel():
+        return masks.new_zeros((*masks.shape[:2], step.out.height, step.out.width))
+    if isinstance(step.front, Gather) and step.front.order:
+        assert isinstance(step.columns, Columns)
+        if masks.is_cuda and _usable(masks.device):
+            from gpuaug.fuse import run_triton
 
-        return run_triton.run_mask(step.front, step.columns, masks, table, step.out)
-    return run_torch.gather_mask(step.front, step.columns, masks, table, step.out)
+            masks = run_triton.run_mask(step.front, step.columns, masks, table, step.out)
+        else:
+            masks = run_torch.gather_mask(step.front, step.columns, masks, table, step.out)
+    return run_torch.erased(step, masks, table)
 
 
 def name(device: torch.device) -> str:

@@ -154,6 +154,17 @@ def sharpened(
 
 
 @triton.jit
+def placed(value, channel, r, g, b, RGB: tl.constexpr):
+    """Three channels, one of them new; or one channel and two copies.
+
+    What makes a channel stands once, in a loop at run time: Triton takes nine times as long to compile three of them.
+    """
+    if RGB:
+        return tl.where(channel == 0, value, r), tl.where(channel == 1, value, g), tl.where(channel == 2, value, b)
+    return value, value, value
+
+
+@triton.jit
 def stored(
     r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h,
     OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
@@ -215,14 +226,13 @@ def blur_rows_kernel(
     if tl.load(row + COLUMN) != 0:
         sigma = tl.load(row + COLUMN + 2)
         start = made + (sample.to(tl.int64) * CHANNELS + plane) * height * width
-        r = blurred_along(start, first, width, height, across, sigma, TAPS, BORDER, False, ALONG, ACROSS)
+        r = tl.zeros((ALONG, ACROSS), tl.float32)
         g = r
         b = r
-        if RGB:
-            start += height * width
-            g = blurred_along(start, first, width, height, across, sigma, TAPS, BORDER, False, ALONG, ACROSS)
-            start += height * width
-            b = blurred_along(start, first, width, height, across, sigma, TAPS, BORDER, False, ALONG, ACROSS)
+        for channel in range(3 if RGB else 1):
+            at = start + channel * height * width
+            value = blurred_along(at, first, width, height, across, sigma, TAPS, BORDER, False, ALONG, ACROSS)
+            r, g, b = placed(value, channel, r, g, b, RGB)
         if SCALE:
             r, g, b = r * (1 / 255), g * (1 / 255), b * (1 / 255)
     else:
@@ -255,21 +265,15 @@ def blur_kernel(
     if tl.load(row + COLUMN) != 0:
         sigma_y = tl.load(row + COLUMN + 1)
         sigma_x = tl.load(row + COLUMN + 2)
-        r = blurred_both(
-            pointer, first, x, height, width, source_h, sigma_y, sigma_x,
-            TAPS_Y, TAPS_X, BORDER, SOURCE_W, SCALE, ALONG, ACROSS,
-        )  # fmt: skip
+        r = tl.zeros((ALONG, ACROSS), tl.float32)
         g = r
         b = r
-        if RGB:
-            g = blurred_both(
-                pointer + source_c, first, x, height, width, source_h, sigma_y, sigma_x,
+        for channel in range(3 if RGB else 1):
+            value = blurred_both(
+                pointer + channel * source_c, first, x, height, width, source_h, sigma_y, sigma_x,
                 TAPS_Y, TAPS_X, BORDER, SOURCE_W, SCALE, ALONG, ACROSS,
             )  # fmt: skip
-            b = blurred_both(
-                pointer + 2 * source_c, first, x, height, width, source_h, sigma_y, sigma_x,
-                TAPS_Y, TAPS_X, BORDER, SOURCE_W, SCALE, ALONG, ACROSS,
-            )  # fmt: skip
+            r, g, b = placed(value, channel, r, g, b, RGB)
         if SCALE:
             r, g, b = r * (1 / 255), g * (1 / 255), b * (1 / 255)
     else:
@@ -299,14 +303,13 @@ def sharpness_kernel(
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     if tl.load(row + COLUMN) != 0:
         factor = tl.load(row + COLUMN + 1)
-        r = sharpened(pointer, first, x, height, width, source_h, factor, SOURCE_W, SCALE, ALONG, ACROSS)
+        r = tl.zeros((ALONG, ACROSS), tl.float32)
         g = r
         b = r
-        if RGB:
-            pointer += source_c
-            g = sharpened(pointer, first, x, height, width, source_h, factor, SOURCE_W, SCALE, ALONG, ACROSS)
-            pointer += source_c
-            b = sharpened(pointer, first, x, height, width, source_h, factor, SOURCE_W, SCALE, ALONG, ACROSS)
+        for channel in range(3 if RGB else 1):
+            at = pointer + channel * source_c
+            value = sharpened(at, first, x, height, width, source_h, factor, SOURCE_W, SCALE, ALONG, ACROSS)
+            r, g, b = placed(value, channel, r, g, b, RGB)
     else:
         pixel = pointer + tl.minimum(y, height - 1) * source_h + tl.minimum(x, width - 1) * SOURCE_W
         r = untouched(pixel, SCALE)
@@ -380,8 +383,8 @@ def _arguments(
         "ACROSS": ACROSS,
         "num_warps": 1,
     }
-    # Interleaved channels are stored by one block too, or it would write parts of cache lines.
-    rgb = channels == 3 and (len(step.program) > 0 or out.stride(1) == 1)
+    # A block of three planes is three times the code, which takes seconds to compile for a large kernel.
+    rgb = channels == 3 and any(op.rgb_only for op in step.points)
     constants = {
         "OUT_W": out.stride(3),
         "PROGRAM": step.program,

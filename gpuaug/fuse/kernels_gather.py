@@ -274,7 +274,7 @@ def gather_kernel(
     RGB: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, HALF: tl.constexpr, NEAREST: tl.constexpr, ZEROS: tl.constexpr,
     AFTER: tl.constexpr, AFTER_AT: tl.constexpr, AFTER_FILL: tl.constexpr, WARP_AT: tl.constexpr,
     BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr, BEFORE_FILL: tl.constexpr,
-    REDUCE: tl.constexpr, MEAN: tl.constexpr, PARTIALS: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
+    REDUCE: tl.constexpr, GATE_AT: tl.constexpr, MEAN: tl.constexpr, PARTIALS: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
 ):
     """Make the tiles of a gather pass; with ``REDUCE`` only the sums of grey that its contrast needs.
 
@@ -284,6 +284,9 @@ def gather_kernel(
     sample = tl.program_id(1)
     plane = tl.program_id(2)
     row = rows + sample * row_stride
+    if REDUCE:
+        if tl.load(row + GATE_AT) == 0:
+            return
     # A tile has x first. Where the compiler cannot see in which order places follow one another, as with taps, it spreads a
     # warp along the first axis; that has to be a row of the image.
     x = (tile % tiles_x) * TILE_W + tl.arange(0, TILE_W)[:, None]

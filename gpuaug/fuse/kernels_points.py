@@ -274,10 +274,9 @@ def points(
     along and never stored, so that the compiler drops them.
     """
     for index in tl.static_range(COUNT):
-        code: tl.constexpr = PROGRAM[index][0]
         own = row + PROGRAM[index][1]
         if tl.load(own) != 0:
-            r, g, b = point(r, g, b, x, y, plane, width, own, mean, code, CHANNELS, RGB)
+            r, g, b = point(r, g, b, x, y, plane, width, own, mean, PROGRAM[index][0], CHANNELS, RGB)
     return r, g, b
 
 
@@ -289,9 +288,8 @@ def grey_before_contrast(
     """The grey that the contrast of the program's jitter takes the mean of."""
     grey = grey_of(r, g, b)
     for index in tl.static_range(COUNT):
-        code: tl.constexpr = PROGRAM[index][0]
         own = row + PROGRAM[index][1]
-        if code == JITTER:
+        if PROGRAM[index][0] == JITTER:
             r, g, b = unit(r), unit(g), unit(b)
             waiting = 1
             for position in tl.static_range(4):
@@ -301,5 +299,5 @@ def grey_before_contrast(
                 r, g, b = jittered(r, g, b, own, 0.0, tl.where(waiting == 1, step, 4), True)
             grey = grey_of(r, g, b)
         elif tl.load(own) != 0:
-            r, g, b = point(r, g, b, x, y, plane, width, own, 0.0, code, CHANNELS, RGB)
+            r, g, b = point(r, g, b, x, y, plane, width, own, 0.0, PROGRAM[index][0], CHANNELS, RGB)
     return grey

@@ -6,6 +6,7 @@ from torch import Tensor
 from gpuaug.fuse.gather import Columns, Gather, Part
 from gpuaug.fuse.ops import Op, Size
 from gpuaug.fuse.plan import Pass, Plan
+from gpuaug.fuse.points import Erasing
 
 
 def run(plan: Plan, images: Tensor, table: Tensor) -> Tensor:
@@ -46,7 +47,12 @@ def run_pass(step: Pass, images: Tensor, table: Tensor) -> Tensor:
 
 def unit_range(images: Tensor) -> Tensor:
     """Float32 images; uint8 is scaled to [0, 1]."""
-    return images.float() / 255 if images.dtype == torch.uint8 else images.float()
+    return _byte_share(images.float()) if images.dtype == torch.uint8 else images.float()
+
+
+def _byte_share(values: Tensor) -> Tensor:
+    # By a tensor: by a number, torch multiplies with its inverse on a GPU, which is not the same for half of all bytes.
+    return values / torch.full((), 255.0, device=values.device)
 
 
 def gated(op: Op, images: Tensor, rows: Tensor) -> Tensor:
@@ -68,7 +74,7 @@ def gather(front: Gather, columns: Columns, images: Tensor, table: Tensor, out: 
         values = taps.read(x, y, None)
     else:
         values = _interpolated(front, place, columns.warp, taps, x, y, nearest=front.nearest, half=front.half)
-    values = values.float() / 255 if images.dtype == torch.uint8 else values.float()
+    values = _byte_share(values.float()) if images.dtype == torch.uint8 else values.float()
     if inside is not None:
         values = torch.where(inside[:, None], values, place.channels(columns.after_fill, out.channels))
     return values
@@ -93,8 +99,18 @@ def gather_mask(front: Gather, columns: Columns, masks: Tensor, table: Tensor, o
     else:
         values = _interpolated(front, place, columns.mask_warp, taps, x, y, nearest=True, half=True)
     if inside is not None:
-        values = torch.where(inside[:, None], values, torch.full((), mask_fill(front.after), dtype=values.dtype, device=values.device))
+        fill = torch.full((), mask_fill(front.after), dtype=values.dtype, device=values.device)
+        values = torch.where(inside[:, None], values, fill)
     return values
+
+
+def erased(step: Pass, masks: Tensor, table: Tensor) -> Tensor:
+    """Masks, (B, C, H, W), with zeros where the pass erases their images, as in Kornia."""
+    for op, (_, column) in zip(step.points, step.program, strict=True):
+        if isinstance(op, Erasing):
+            rows = table[:, column:]
+            masks = masks.masked_fill(op.covers(masks, rows) & (rows[:, 0, None, None, None] != 0), 0)
+    return masks
 
 
 def mask_fill(part: Part) -> float:
@@ -128,13 +144,14 @@ class _Taps:
     """Reads of the source through the permutations before the interpolation."""
 
     def __init__(self, source: Tensor, front: Gather, columns: Columns, place: _Place, fill: float | None = None) -> None:
-        self._flat = source.reshape(source.shape[0], source.shape[1], -1)
+        self._flat = source.flatten(2)
         self._stride = source.shape[3]
         self._part, self._column, self._place = front.before, columns.before, place
-        self._fill: Tensor | float = fill if fill is not None else place.channels(columns.before_fill, source.shape[1])
-        if fill is None and source.dtype == torch.uint8:
-            self._fill = self._fill * 255
-        self._empty = source.shape[2] * source.shape[3] == 0
+        # Masks keep their type. A fill for images may lie between two bytes, and then their values leave as floats.
+        if fill is not None:
+            self._fill = torch.full((), fill, dtype=source.dtype, device=source.device)
+        else:
+            self._fill = place.channels(columns.before_fill, source.shape[1]) * (255 if source.dtype == torch.uint8 else 1)
 
     def read(self, x: Tensor, y: Tensor, inside: Tensor | None) -> Tensor:
         """The source at whole pixels; 0 where not ``inside``. Floats, unless nothing is filled."""
@@ -150,10 +167,11 @@ class _Taps:
         index = index[:, None].expand(-1, self._flat.shape[1], -1, -1).reshape(*self._flat.shape[:2], -1)
         values = self._flat.gather(2, index).reshape(*self._flat.shape[:2], height, width)
         if within is not None:
-            fill = torch.as_tensor(self._fill, device=values.device)
-            values = torch.where(within[:, None], values, fill if values.dtype == torch.uint8 and fill.is_floating_point() else fill.to(values.dtype))
+            fill = self._fill if values.dtype == torch.uint8 else self._fill.to(values.dtype)
+            values = torch.where(within[:, None], values, fill)
         if inside is not None:
-            values = values * inside[:, None]
+            # Not a product: what lies outside may stand on a pixel that is no number.
+            values = values.masked_fill(~inside[:, None], 0)
         return values
 
 

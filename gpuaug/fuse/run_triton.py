@@ -12,7 +12,7 @@ from gpuaug.fuse.gather import Columns, Gather, Part
 from gpuaug.fuse.kernels_filters import blur, sharpen
 from gpuaug.fuse.kernels_gather import gather_kernel, mask_kernel
 from gpuaug.fuse.ops import Size
-from gpuaug.fuse.plan import Pass, Plan
+from gpuaug.fuse.plan import Pass, Plan, needs_mean
 from gpuaug.fuse.run_torch import mask_fill
 
 _KINDS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
@@ -88,19 +88,20 @@ def gather(step: Pass, images: Tensor, table: Tensor, out: Tensor) -> None:
     strides = (images.stride(0), images.stride(1), images.stride(2))
     partial, blocks, partials = table, 0, 1
     if step.mean:
+        gate = next(column for op, (_, column) in zip(step.points, step.program, strict=True) if needs_mean(op))
         across, down = _tiles(step.out, MEAN_TILE)
         blocks = across * down
         partial = torch.empty((batch, blocks), dtype=torch.float32, device=images.device)
         partials = next_power_of_2(blocks)
         gather_kernel[(blocks, batch, 1)](
             images, out, table, partial, *source, across, table.stride(0), blocks, blocks, *strides, 0, 0, 0,
-            OUT_W=1, REDUCE=True, MEAN=False, PARTIALS=1, TILE_H=MEAN_TILE[0], TILE_W=MEAN_TILE[1], num_warps=8, **constants,
+            OUT_W=1, REDUCE=True, GATE_AT=gate, MEAN=False, PARTIALS=1, TILE_H=MEAN_TILE[0], TILE_W=MEAN_TILE[1], num_warps=8, **constants,
         )  # fmt: skip
     across, down = _tiles(step.out, TILE)
     gather_kernel[(across * down, batch, 1 if rgb else channels)](
         images, out, table, partial, *source, across, table.stride(0), across * down, blocks, *strides,
         out.stride(0), out.stride(1), out.stride(2),
-        OUT_W=out.stride(3), REDUCE=False, MEAN=step.mean, PARTIALS=partials, TILE_H=TILE[0], TILE_W=TILE[1], **constants,
+        OUT_W=out.stride(3), REDUCE=False, GATE_AT=0, MEAN=step.mean, PARTIALS=partials, TILE_H=TILE[0], TILE_W=TILE[1], **constants,
     )  # fmt: skip
 
 

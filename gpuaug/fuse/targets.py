@@ -18,7 +18,7 @@ from gpuaug.fuse.geometry import GatherOp
 from gpuaug.fuse.ops import Array, Drawn, Op, Size
 from gpuaug.fuse.plan import Plan
 
-_NAMES = {DataKey.IMAGE: "input", DataKey.LABEL: "class"}
+_NAMES: dict[Any, str] = {DataKey.IMAGE: "input", DataKey.LABEL: "class"}
 
 
 class Targets:
@@ -39,24 +39,21 @@ class Targets:
             )
         if "input" not in self.keys:
             raise ArgumentError(f"data_keys must contain 'input', got {self.keys}. Pass the images along.")
-        first = inputs[self.keys.index("input")]
-        self._unbatched = isinstance(first, Tensor) and first.ndim == 3
-        self.values = [self._checked(key, value) for key, value in zip(self.keys, inputs, strict=True)]
-        images: Tensor = self.values[self.keys.index("input")]
-        self.device = images.device
+        for key, value in zip(self.keys, inputs, strict=True):
+            _check(key, value)
+        images = inputs[self.keys.index("input")]
+        self._unbatched = images.ndim == 3
+        images = images[None] if self._unbatched else images
+        self.device: torch.device = images.device
         self.size = Size(*images.shape)
         self.shape = tuple(images.shape)
-        # Boxes and keypoints of one image may come without a batch, and leave as they came.
-        self._lone = [
-            key in FORMS and self.size.batch == 1 and value.ndim == 1 + len(FORMS[key])
-            for key, value in zip(self.keys, self.values, strict=True)
-        ]
-        self._dtypes = [getattr(value, "dtype", torch.float32) for value in self.values]
-        for index, key in enumerate(self.keys):
-            if key in FORMS:
-                value = self.values[index]
-                self.values[index] = vertices(value[None] if self._lone[index] else value, key)
-            self._check_fit(key, self.values[index], tuple(getattr(inputs[index], "shape", ())))
+        self._dtypes = [getattr(value, "dtype", torch.float32) for value in inputs]
+        self._missing = [self._missing_axis(key, value) for key, value in zip(self.keys, inputs, strict=True)]
+        self.values: list[Any] = []
+        for key, value, axis in zip(self.keys, inputs, self._missing, strict=True):
+            whole = value if axis is None else value.unsqueeze(axis)
+            self.values.append(vertices(whole, key) if key in FORMS else whole)
+            self._check_fit(key, self.values[-1], tuple(getattr(value, "shape", ())))
         if (
             self.has_masks
             and extra_args
@@ -74,34 +71,13 @@ class Targets:
         """Whether boxes or keypoints follow."""
         return any(key in FORMS for key in self.keys)
 
-    def _checked(self, key: str, value: Any) -> Any:
-        if key == "class":
-            return value
-        if not isinstance(value, Tensor):
-            raise ArgumentTypeError(
-                f"{key} must be a tensor, got {type(value).__name__}. Stack the samples of a batch: torch.stack(…)."
-            )
-        if key in FORMS:
-            return value
-        if key == "input":
-            if value.dtype != torch.uint8 and not value.is_floating_point():
-                raise ArgumentTypeError(
-                    f"images must be uint8 or floating, got {value.dtype}. Convert them: images.to(torch.uint8) or images.float()."
-                )
-            if value.requires_grad and torch.is_grad_enabled():
-                raise ArgumentError(
-                    "images must not require gradients, got images that do: fused augmentations are not differentiable. "
-                    "Pass images.detach(), or use Kornia itself."
-                )
-        if value.ndim == 3:
-            # As in Kornia, a single image is a batch of one, and a mask without channels has one.
-            return value[None] if key == "input" or self._unbatched else value[:, None]
-        if value.ndim != 4:
-            raise ArgumentError(
-                f"{key} must be (B, C, H, W) or one (C, H, W), got {tuple(value.shape)}. "
-                "Flatten what comes before the channels: x.flatten(0, -4)."
-            )
-        return value
+    def _missing_axis(self, key: str, value: Any) -> int | None:
+        # As in Kornia, a single image is a batch of one, and a mask without channels has one.
+        if key in ("input", "mask") and value.ndim == 3:
+            return 0 if key == "input" or self._unbatched else 1
+        if key in FORMS and value.ndim == 1 + len(FORMS[key]) and self.size.batch == 1:
+            return 0
+        return None
 
     def _check_fit(self, key: str, value: Any, given: tuple[int, ...]) -> None:
         if key == "class":
@@ -154,10 +130,11 @@ class Targets:
             if key == "input":
                 values[index] = values[index].to(dtype, memory_format=memory_format)
             elif key in FORMS:
-                made = from_vertices(values[index], key, self._dtypes[index])
-                values[index] = made[0] if self._lone[index] else made
-        if self._unbatched and keepdim:
-            values = [value[0] if key in ("input", "mask") else value for key, value in zip(self.keys, values, strict=True)]
+                values[index] = from_vertices(values[index], key, self._dtypes[index])
+            axis = self._missing[index]
+            # As in Kornia, boxes and keypoints leave as they came.
+            if axis is not None and (keepdim or key in FORMS):
+                values[index] = values[index].squeeze(axis)
         return values[0] if len(values) == 1 else values
 
 
@@ -170,6 +147,29 @@ def matrix_of(plan: Plan, size: Size, drawn: dict[Op, Drawn]) -> Array:
             total = op.matrix(drawn[op], size) @ total
             size = op.out(size)
     return total
+
+
+def _check(key: str, value: Any) -> None:
+    if key == "class":
+        return
+    if not isinstance(value, Tensor):
+        raise ArgumentTypeError(
+            f"{key} must be a tensor, got {type(value).__name__}. Stack the samples of a batch: torch.stack(…)."
+        )
+    if key == "input" and value.dtype != torch.uint8 and not value.is_floating_point():
+        raise ArgumentTypeError(
+            f"images must be uint8 or floating, got {value.dtype}. Convert them: images.to(torch.uint8) or images.float()."
+        )
+    if key == "input" and value.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(
+            "images must not require gradients, got images that do: fused augmentations are not differentiable. "
+            "Pass images.detach(), or use Kornia itself."
+        )
+    if key not in FORMS and value.ndim not in (3, 4):
+        raise ArgumentError(
+            f"{key} must be (B, C, H, W) or one (C, H, W), got {tuple(value.shape)}. "
+            "Flatten what comes before the channels: x.flatten(0, -4)."
+        )
 
 
 def _name(key: Any) -> str:

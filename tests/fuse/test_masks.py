@@ -22,12 +22,21 @@ EXACT = {
     "resize down": lambda p: [K.Resize((16, 23)), K.PadTo((30, 30))],
     "resize by half": lambda p: [K.Resize((16, 24), align_corners=False)],
     "pad, resize, crop": lambda p: [K.PadTo((40, 50)), K.Resize((33, 44)), K.RandomCrop((30, 40), padding=4)],
+    "pads between two classes": lambda p: [
+        K.PadTo((40, 50), pad_value=2.75),
+        K.Resize((33, 44)),
+        K.RandomCrop((30, 40), padding=4, fill=0.5),
+    ],
     "quarters": lambda p: [K.RandomRotation90((-3, 3), p=p)],
     "colour alone": lambda p: [K.RandomInvert(p=p), K.RandomGaussianBlur((3, 3), (0.5, 1.0), p=p)],
     "erasing": lambda p: [K.RandomHorizontalFlip(p=p), K.RandomErasing((0.1, 0.5), p=p), K.RandomVerticalFlip(p=p)],
     "erasing after a blur": lambda p: [K.RandomGaussianBlur((3, 3), (0.5, 1.0)), K.RandomErasing((0.1, 0.5), p=p)],
     "erasing twice": lambda p: [K.RandomErasing((0.1, 0.3), value=0.5, p=p), K.RandomErasing((0.1, 0.3), p=p)],
-    "a module of Kornia's between": lambda p: [K.RandomHorizontalFlip(p=p), K.RandomEqualize(p=p), K.RandomResizedCrop((20, 24))],
+    "a module of Kornia's between": lambda p: [
+        K.RandomHorizontalFlip(p=p),
+        K.RandomEqualize(p=p),
+        K.RandomResizedCrop((20, 24)),
+    ],
 }
 
 WARPED = {
@@ -93,7 +102,7 @@ def near_ties(matrix, height, width):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(5, 1, 32, 48), (5, 4, 32, 48), (5, 32, 48)], ids=str)
-@pytest.mark.parametrize("name", ["crop, padded", "pad, resize, crop", "resized crop", "erasing", "quarters"])
+@pytest.mark.parametrize("name", ["pads between two classes", "pad, resize, crop", "resized crop", "erasing", "quarters"])
 def test_types_and_shapes_are_kept(name, shape, dtype):
     expected, got, _ = followed(EXACT[name](0.5), photographs(5), masks(*shape, dtype=dtype))
     assert torch.equal(got, expected)
@@ -162,7 +171,9 @@ def test_memory_layout_makes_no_difference():
 
 def test_masks_resampled_in_another_way_are_refused():
     pipeline = K.AugmentationSequential(
-        K.RandomHorizontalFlip(), data_keys=["input", "mask"], extra_args={K.container.augment.DataKey.MASK: {"resample": "bilinear"}}
+        K.RandomHorizontalFlip(),
+        data_keys=["input", "mask"],
+        extra_args={K.container.augment.DataKey.MASK: {"resample": "bilinear"}},
     )
-    with pytest.raises(gpuaug.ArgumentError, match="extra_args must resample masks to the nearest, got another way. Leave"):
+    with pytest.raises(gpuaug.ArgumentError, match=r"extra_args must resample masks to the nearest, got another way. Leave"):
         gpuaug.fuse(pipeline)(photographs(2), masks(2, 1, 32, 48))
