@@ -85,6 +85,16 @@ def test_types_come_out_as_in_kornia(name, key, dtype):
     assert_alike(*followed(PIPELINES[name](0.5), photographs(5), key, values), tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("key", KEYS)
+def test_half_precision_is_the_float_result_rounded(key, dtype):
+    augment, images, values = gpuaug.fuse(PIPELINES["several warps"](0.7)), photographs(5), annotations(key).to(dtype)
+    draws = augment.draw(images.shape, seed=1)
+    _, got = augment(images, values, data_keys=["input", key], draws=draws)
+    _, full = augment(images, values.float(), data_keys=["input", key], draws=draws)
+    assert torch.equal(got, full.to(dtype))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
 @pytest.mark.parametrize(("batch", "count"), [(5, 0), (0, 3), (0, 0), (1, 1)])
 @pytest.mark.parametrize("key", KEYS)
