@@ -59,8 +59,8 @@ class Crop(IndexOp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        self._height, self._width = (int(side) for side in self.flags["size"])
-        self.fill = self.flags["fill"]
+        self._height, self._width = (int(side) for side in self.settings["size"])
+        self.fill = self.settings["fill"]
 
     @classmethod
     def cannot(cls, module: nn.Module) -> str | None:
@@ -75,8 +75,8 @@ class Crop(IndexOp):
     @property
     def edge(self) -> Edge:  # type: ignore[override]
         """What padding holds; nothing where there is none."""
-        padded = self.flags["padding"] is not None or self.flags["pad_if_needed"]
-        return self.flags["padding_mode"] if padded else ""
+        padded = self.settings["padding"] is not None or self.settings["pad_if_needed"]
+        return self.settings["padding_mode"] if padded else ""
 
     def _padding(self, size: Size) -> list[int]:
         shape = (size.batch, size.channels, size.height, size.width)
@@ -154,7 +154,7 @@ class CenterCrop(IndexOp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        self._height, self._width = (int(side) for side in self.flags["size"])
+        self._height, self._width = (int(side) for side in self.settings["size"])
 
     @classmethod
     def cannot(cls, module: nn.Module) -> str | None:
@@ -199,8 +199,8 @@ class PadTo(IndexOp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        self.edge = self.flags["pad_mode"]
-        self.fill = self.flags["pad_value"]
+        self.edge = self.settings["pad_mode"]
+        self.fill = self.settings["pad_value"]
 
     @classmethod
     def cannot(cls, module: nn.Module) -> str | None:
@@ -210,8 +210,8 @@ class PadTo(IndexOp):
 
     def out(self, size: Size) -> Size:
         """The size padded to; without ``crop_if_exceeds`` at least that of the image."""
-        height, width = self.flags["size"]
-        if not self.flags.get("crop_if_exceeds", True):
+        height, width = self.settings["size"]
+        if not self.settings.get("crop_if_exceeds", True):
             height, width = max(height, size.height), max(width, size.width)
         return size.to(height, width)
 
@@ -230,7 +230,7 @@ class PadTo(IndexOp):
 
     def describe(self) -> str:
         """In a few words."""
-        return "pad to {}x{}".format(*self.flags["size"])
+        return "pad to {}x{}".format(*self.settings["size"])
 
 
 class ResizedCrop(ResampleOp):
@@ -238,9 +238,9 @@ class ResizedCrop(ResampleOp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        self._height, self._width = (int(side) for side in self.flags["size"])
-        self.nearest = self.flags["resample"] == Resample.NEAREST
-        self.half = not self.flags["align_corners"]
+        self._height, self._width = (int(side) for side in self.settings["size"])
+        self.nearest = self.settings["resample"] == Resample.NEAREST
+        self.half = not self.settings["align_corners"]
         generator: Any = module._param_generator
         self._scale = tuple(float(bound) for bound in generator.scale)
         self._ratio = tuple(float(bound) for bound in generator.ratio)
@@ -325,8 +325,8 @@ class Resize(ResampleOp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        self.nearest = self.flags["resample"] == Resample.NEAREST
-        self.half = not self.flags["align_corners"]
+        self.nearest = self.settings["resample"] == Resample.NEAREST
+        self.half = not self.settings["align_corners"]
 
     @classmethod
     def cannot(cls, module: nn.Module) -> str | None:
@@ -346,7 +346,7 @@ class Resize(ResampleOp):
 
     def out(self, size: Size) -> Size:
         """The size given, or one side of it with the other in proportion."""
-        wanted, side = self.flags["size"], self.flags["side"]
+        wanted, side = self.settings["size"], self.settings["side"]
         if not isinstance(wanted, int):
             return size.to(int(wanted[0]), int(wanted[1]))
         ratio = size.width / size.height
@@ -374,7 +374,7 @@ class Resize(ResampleOp):
 
     def describe(self) -> str:
         """In a few words."""
-        return f"resize to {self.flags['size']}"
+        return f"resize to {self.settings['size']}"
 
 
 def whole(length: int) -> Axis:

@@ -21,11 +21,13 @@ ONE_LAUNCH = 9
 class FilterOp(Op):
     """An op that needs a pixel's neighbours, and so begins a pass."""
 
-    launches: int = 1
-    """Kernels that a pass takes."""
-
     width: int
     """How many numbers a row holds. The first is the gate, as in a pointwise op."""
+
+    @property
+    def launches(self) -> int:
+        """Kernels that a pass takes."""
+        return 1
 
     def row_width(self, channels: int) -> int:
         """How many numbers a row holds."""
@@ -52,9 +54,9 @@ class BlurOp(FilterOp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        size: Any = self.flags["kernel_size"]
+        size: Any = self.settings["kernel_size"]
         self.kernel_size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-        self.border: Border = self.flags["border_type"].name.lower()
+        self.border: Border = self.settings["border_type"].name.lower()
         self._bounds = bounds(module._param_generator.sigma_sampler)  # type: ignore[union-attr]
 
     @classmethod
@@ -121,7 +123,7 @@ class SharpnessOp(FilterOp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        self._bounds = bounds(module._param_generator.sampler_dict["sharpness"])  # type: ignore[union-attr]
+        self._bounds = bounds(module._param_generator.sampler_dict["sharpness"])  # type: ignore[union-attr, index]
 
     def refuses(self, size: Size) -> str | None:
         """A smaller image has no 3x3 mean, which is Kornia's to say."""

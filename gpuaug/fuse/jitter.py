@@ -29,6 +29,11 @@ class _Jitter(PointOp):
         # What is neutral for the whole batch Kornia leaves out, so what can only be neutral never takes part.
         self._active = [index in used and self.bounds[index] != (_NEUTRAL[index], _NEUTRAL[index]) for index in range(4)]
 
+    @property
+    def flags(self) -> int:  # type: ignore[override]
+        """A bit for each adjustment that can take part."""
+        return sum(1 << index for index, active in enumerate(self._active) if active)
+
     def draw_parameters(self, source: Source, size: Size) -> Drawn:
         """Four factors a sample, and the order."""
         drawn: Drawn = {name: source.within(*between) for name, between in zip(FACTORS, self.bounds, strict=True)}

@@ -15,6 +15,7 @@ from torch import Tensor
 from gpuaug.fuse.filters import BlurOp
 from gpuaug.fuse.kernels_gather import as_float, byte_share, corrected
 from gpuaug.fuse.kernels_points import points, unit
+from gpuaug.fuse.launching import launch
 from gpuaug.fuse.plan import Pass
 
 ALONG = 16
@@ -345,19 +346,25 @@ def blur(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> int:
     common, last, planes = _arguments(step, source, rows, out)
     wide, high = triton.cdiv(width, ACROSS), triton.cdiv(height, ALONG)
     if op.launches == 1:
-        blur_kernel[(wide * high, batch, planes)](
-            source, out, rows, height, width, wide, *last[0], TAPS_Y=down, TAPS_X=across, BORDER=border, **common, **last[1]
-        )  # fmt: skip
+        constants = {**common, **last[1], "TAPS_Y": down, "TAPS_X": across, "BORDER": border}
+        launch(blur_kernel, (wide * high, batch, planes), (source, out, rows, height, width, wide, *last[0]), constants, warps=1)
         return 1
     made = torch.empty((batch, channels, width, height), dtype=torch.float32, device=source.device)
-    blur_columns_kernel[(wide * high, batch, channels)](
-        source, made, rows, height, width, wide, rows.stride(0), *source.stride()[:3],
-        TAPS=down, BORDER=border, CHANNELS=channels, **common,
-    )  # fmt: skip
+    launch(
+        blur_columns_kernel,
+        (wide * high, batch, channels),
+        (source, made, rows, height, width, wide, rows.stride(0), *source.stride()[:3]),
+        {**common, "TAPS": down, "BORDER": border, "CHANNELS": channels},
+        warps=1,
+    )
     wide, high = triton.cdiv(width, ALONG), triton.cdiv(height, ACROSS)
-    blur_rows_kernel[(wide * high, batch, planes)](
-        source, made, out, rows, height, width, high, *last[0], TAPS=across, BORDER=border, **common, **last[1]
-    )  # fmt: skip
+    launch(
+        blur_rows_kernel,
+        (wide * high, batch, planes),
+        (source, made, out, rows, height, width, high, *last[0]),
+        {**common, **last[1], "TAPS": across, "BORDER": border},
+        warps=1,
+    )
     return 2
 
 
@@ -366,7 +373,8 @@ def sharpen(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> int:
     batch, _, height, width = source.shape
     common, last, planes = _arguments(step, source, rows, out)
     wide, high = triton.cdiv(width, ACROSS), triton.cdiv(height, ALONG)
-    sharpness_kernel[(wide * high, batch, planes)](source, out, rows, height, width, wide, *last[0], **common, **last[1])
+    args = (source, out, rows, height, width, wide, *last[0])
+    launch(sharpness_kernel, (wide * high, batch, planes), args, {**common, **last[1]}, warps=1)
     return 1
 
 
@@ -381,7 +389,6 @@ def _arguments(
         "SCALE": source.dtype == torch.uint8,
         "ALONG": ALONG,
         "ACROSS": ACROSS,
-        "num_warps": 1,
     }
     # A block of three planes is three times the code, which takes seconds to compile for a large kernel.
     rgb = channels == 3 and any(op.rgb_only for op in step.points)

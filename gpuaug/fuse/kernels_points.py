@@ -1,6 +1,6 @@
 """The pointwise ops as Triton functions, to be called by the kernels of passes between reading and storing a pixel.
 
-A program is a compile-time list of (op, column of its row), so that a pass holds the code of its own ops and no other. What
+A program is a compile-time list of (op, column of its row, flags), so that a pass holds the code of its own ops and no other. What
 differs between samples is read from the sample's row. The torch form of each op stands in ``points.py`` and ``jitter.py``.
 """
 
@@ -41,7 +41,8 @@ BLUE = tl.constexpr(p.GREY[2])
 @triton.jit
 def unit(v):
     """Clamped to [0, 1]; what is not a number stays so, as in torch."""
-    return tl.where(v == v, tl.minimum(tl.maximum(v, 0.0), 1.0), v)
+    v = tl.maximum(v, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(v, 1.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -143,36 +144,40 @@ def normal(x, y, channel, field, width, seed):
 
 
 @triton.jit
-def jittered(r, g, b, row, mean, step, AROUND_MEAN: tl.constexpr):
-    """One adjustment: 0 brightness, 1 contrast, 2 saturation, 3 hue, 4 none."""
-    if step == 0:
-        factor = tl.load(row + 1)
-        if AROUND_MEAN:
-            r, g, b = unit(r * factor), unit(g * factor), unit(b * factor)
-        else:
-            r, g, b = unit(r + (factor - 1)), unit(g + (factor - 1)), unit(b + (factor - 1))
-    elif step == 1:
-        factor = tl.load(row + 2)
-        if AROUND_MEAN:
-            base = mean * (1 - factor)
-            r, g, b = unit(r * factor + base), unit(g * factor + base), unit(b * factor + base)
-        else:
-            r, g, b = unit(r * factor), unit(g * factor), unit(b * factor)
-    elif step == 2:
-        factor = tl.load(row + 3)
-        if AROUND_MEAN:
-            base = (1 - factor) * grey_of(r, g, b)
-            r, g, b = unit(r * factor + base), unit(g * factor + base), unit(b * factor + base)
-        else:
-            r, g, b = saturated(r, g, b, factor)
-    elif step == 3:
-        r, g, b = hue_turned(r, g, b, tl.load(row + 4))
+def jittered(r, g, b, row, mean, step, AROUND_MEAN: tl.constexpr, ACTIVE: tl.constexpr):
+    """One adjustment: 0 brightness, 1 contrast, 2 saturation, 3 hue, 4 none. ``ACTIVE`` has a bit for each that there is."""
+    if ACTIVE & 1:
+        if step == 0:
+            factor = tl.load(row + 1)
+            if AROUND_MEAN:
+                r, g, b = unit(r * factor), unit(g * factor), unit(b * factor)
+            else:
+                r, g, b = unit(r + (factor - 1)), unit(g + (factor - 1)), unit(b + (factor - 1))
+    if ACTIVE & 2:
+        if step == 1:
+            factor = tl.load(row + 2)
+            if AROUND_MEAN:
+                base = mean * (1 - factor)
+                r, g, b = unit(r * factor + base), unit(g * factor + base), unit(b * factor + base)
+            else:
+                r, g, b = unit(r * factor), unit(g * factor), unit(b * factor)
+    if ACTIVE & 4:
+        if step == 2:
+            factor = tl.load(row + 3)
+            if AROUND_MEAN:
+                grey = (1 - factor) * grey_of(r, g, b)
+                r, g, b = unit(r * factor + grey), unit(g * factor + grey), unit(b * factor + grey)
+            else:
+                r, g, b = saturated(r, g, b, factor)
+    if ACTIVE & 8:
+        if step == 3:
+            r, g, b = hue_turned(r, g, b, tl.load(row + 4))
     return r, g, b
 
 
 @triton.jit
 def point(
-    r, g, b, x, y, plane, width, row, mean, CODE: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr
+    r, g, b, x, y, plane, width, row, mean, CODE: tl.constexpr, FLAGS: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr
 ):  # fmt: skip
     """One op on the pixels of a sample whose gate is open. ``row`` begins with the gate."""
     second: tl.constexpr = 1 if RGB else 0
@@ -257,9 +262,12 @@ def point(
             b = b * tl.load(stds + third) + tl.load(means + third)
     elif CODE == JITTER or CODE == JIGGLE:
         r, g, b = unit(r), unit(g), unit(b)
-        for position in tl.static_range(4):
-            r, g, b = jittered(r, g, b, row, mean, tl.load(row + 5 + position).to(tl.int32), CODE == JITTER)
-        r, g, b = unit(r), unit(g), unit(b)
+        # A loop, not four copies: those would not fit into the instruction cache.
+        for position in range(4):
+            r, g, b = jittered(r, g, b, row, mean, tl.load(row + 5 + position).to(tl.int32), CODE == JITTER, FLAGS)
+        if FLAGS & 12:
+            # Those that end with a clamp of their own need no other.
+            r, g, b = unit(r), unit(g), unit(b)
     return r, g, b
 
 
@@ -276,7 +284,7 @@ def points(
     for index in tl.static_range(COUNT):
         own = row + PROGRAM[index][1]
         if tl.load(own) != 0:
-            r, g, b = point(r, g, b, x, y, plane, width, own, mean, PROGRAM[index][0], CHANNELS, RGB)
+            r, g, b = point(r, g, b, x, y, plane, width, own, mean, PROGRAM[index][0], PROGRAM[index][2], CHANNELS, RGB)
     return r, g, b
 
 
@@ -292,12 +300,12 @@ def grey_before_contrast(
         if PROGRAM[index][0] == JITTER:
             r, g, b = unit(r), unit(g), unit(b)
             waiting = 1
-            for position in tl.static_range(4):
+            for position in range(4):
                 step = tl.load(own + 5 + position).to(tl.int32)
                 waiting = tl.where(step == 1, 0, waiting)
                 # What comes after the contrast is of no interest.
-                r, g, b = jittered(r, g, b, own, 0.0, tl.where(waiting == 1, step, 4), True)
+                r, g, b = jittered(r, g, b, own, 0.0, tl.where(waiting == 1, step, 4), True, PROGRAM[index][2] & 13)
             grey = grey_of(r, g, b)
         elif tl.load(own) != 0:
-            r, g, b = point(r, g, b, x, y, plane, width, own, 0.0, PROGRAM[index][0], CHANNELS, RGB)
+            r, g, b = point(r, g, b, x, y, plane, width, own, 0.0, PROGRAM[index][0], PROGRAM[index][2], CHANNELS, RGB)
     return grey

@@ -232,7 +232,7 @@ def fill_table(planned: Plan, size: Size, drawn: dict[Op, Drawn], table: np.ndar
     """Write each sample's numbers for all passes, (B, ``planned.width``) float32."""
     at = size
     for step in planned.passes:
-        for op, (_, column) in zip(step.points, step.program, strict=True):
+        for op, (_, column, _) in zip(step.points, step.program, strict=True):
             after = size.to(step.out.height, step.out.width)
             op.rows(drawn[op], after, table[:, column : column + op.row_width(size.channels)])
         executors.fill_front(step, lambda op: drawn[op], at, table)

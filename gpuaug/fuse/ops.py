@@ -48,7 +48,7 @@ class Op(ABC):
         self.p = float(getattr(module, "p", 1.0))
         self.p_batch = float(getattr(module, "p_batch", 1.0))
         self.same_on_batch = bool(getattr(module, "same_on_batch", False))
-        self.flags: dict[str, Any] = getattr(module, "flags", {})
+        self.settings: dict[str, Any] = getattr(module, "flags", {})
 
     @property
     def gated(self) -> bool:
@@ -111,6 +111,9 @@ class PointOp(Op):
 
     width: ClassVar[int]
     """How many numbers a row holds. The first is the gate: 1 to apply, 0 to leave the sample as it is, bit for bit."""
+
+    flags: int = 0
+    """What the branch needs to know to leave out code that an instance cannot reach."""
 
     positional: ClassVar[bool] = False
     """Whether the result depends on where the pixel is. If not, the op commutes with a flip."""

@@ -20,7 +20,7 @@ Front = Gather | FilterOp
 class Pass:
     """What one reading of the images does.
 
-    ``program`` holds the pointwise ops with the column in which the row of each begins.
+    ``program`` holds the pointwise ops' codes, the columns in which their rows begin, and their flags.
     """
 
     front: Front
@@ -28,7 +28,7 @@ class Pass:
     source: Size
     out: Size
     columns: Columns | int
-    program: tuple[tuple[int, int], ...]
+    program: tuple[tuple[int, int, int], ...]
 
     @property
     def mean(self) -> bool:
@@ -120,7 +120,7 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
             column += each.front.row_width(size.channels)
         program = []
         for point in each.points:
-            program.append((point.code, column))
+            program.append((point.code, column, point.flags))
             column += point.row_width(size.channels)
         passes.append(Pass(each.front, tuple(each.points), source, at, columns, tuple(program)))
     return Plan(tuple(passes), max(column, 1), size, at, masks)

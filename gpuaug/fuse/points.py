@@ -160,7 +160,7 @@ class Invert(PointOp):
 
     def write(self, drawn: Drawn, size: Size, out: Array) -> None:
         """What is subtracted from."""
-        out[:, 1] = float(self.flags["max_val"])
+        out[:, 1] = float(self.settings["max_val"])
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Subtract."""
@@ -398,8 +398,8 @@ class Normalize(PointOp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        self._mean = np.asarray(torch.as_tensor(self.flags["mean"]).float().reshape(-1))
-        self._std = np.asarray(torch.as_tensor(self.flags["std"]).float().reshape(-1))
+        self._mean = np.asarray(torch.as_tensor(self.settings["mean"]).float().reshape(-1))
+        self._std = np.asarray(torch.as_tensor(self.settings["std"]).float().reshape(-1))
 
     def refuses(self, size: Size) -> str | None:
         """A mean for other channels than the images have is Kornia's to complain about."""

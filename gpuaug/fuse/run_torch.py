@@ -40,7 +40,7 @@ def run_pass(step: Pass, images: Tensor, table: Tensor) -> Tensor:
     else:
         assert isinstance(step.columns, int)
         values = gated(step.front, unit_range(images), table[:, step.columns :])
-    for op, (_, column) in zip(step.points, step.program, strict=True):
+    for op, (_, column, _) in zip(step.points, step.program, strict=True):
         values = gated(op, values, table[:, column:])
     return values
 
@@ -106,7 +106,7 @@ def gather_mask(front: Gather, columns: Columns, masks: Tensor, table: Tensor, o
 
 def erased(step: Pass, masks: Tensor, table: Tensor) -> Tensor:
     """Masks, (B, C, H, W), with zeros where the pass erases their images, as in Kornia."""
-    for op, (_, column) in zip(step.points, step.program, strict=True):
+    for op, (_, column, _) in zip(step.points, step.program, strict=True):
         if isinstance(op, Erasing):
             rows = table[:, column:]
             masks = masks.masked_fill(op.covers(masks, rows) & (rows[:, 0, None, None, None] != 0), 0)

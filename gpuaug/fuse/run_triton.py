@@ -1,6 +1,5 @@
 """The plan in Triton kernels: one launch a pass, one more where a contrast needs a mean."""
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from gpuaug.fuse.filters import BlurOp
 from gpuaug.fuse.gather import Columns, Gather, Part
 from gpuaug.fuse.kernels_filters import blur, sharpen
 from gpuaug.fuse.kernels_gather import gather_kernel, mask_kernel
+from gpuaug.fuse.launching import launch, on_device
 from gpuaug.fuse.ops import Size
 from gpuaug.fuse.plan import Pass, Plan, needs_mean
 from gpuaug.fuse.run_torch import mask_fill
@@ -18,10 +18,10 @@ from gpuaug.fuse.run_torch import mask_fill
 _KINDS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
 _MAPS = {"": 1, "constant": 2, "reflect": 3, "replicate": 4}
 
-TILE = (8, 128)
-"""Height and width of a block's tile: wide, so that neighbours in a row are read and stored together."""
+TILE = (32, 32)
+"""Height and width of a block's tile: a warp makes a row of it, and the rows below are near in the source, too."""
 
-MEAN_TILE = (32, 64)
+MEAN_TILE = (32, 32)
 
 
 def run(plan: Plan, images: Tensor, table: Tensor, dtype: torch.dtype, memory_format: torch.memory_format) -> Tensor:
@@ -37,8 +37,7 @@ def run(plan: Plan, images: Tensor, table: Tensor, dtype: torch.dtype, memory_fo
     """
     if images.dtype == torch.float64:
         images = images.float()
-    # Triton launches on the current device, whatever the tensors are on.
-    with torch.cuda.device(images.device) if images.is_cuda else nullcontext():
+    with on_device(images.device):
         return _run(plan, images, table, dtype, memory_format)
 
 
@@ -68,41 +67,45 @@ def gather(step: Pass, images: Tensor, table: Tensor, out: Tensor) -> None:
     assert isinstance(columns, Columns)
     batch, channels, height, width = images.shape
     rgb = channels == 3
-    program: tuple[Any, ...] = step.program
     constants = {
         "SOURCE_W": images.stride(3),
-        "PROGRAM": program,
-        "COUNT": len(program),
+        "PROGRAM": step.program,
+        "COUNT": len(step.program),
         "CHANNELS": channels,
         "RGB": rgb,
         "SCALE": images.dtype == torch.uint8,
-        "KIND": _KINDS[front.kind],
-        "HALF": front.half,
-        "NEAREST": front.nearest,
-        "ZEROS": front.zeros,
-        **_part("AFTER", front.after, columns.after, columns.after_fill),
-        "WARP_AT": max(columns.warp, 0),
-        **_part("BEFORE", front.before, columns.before, columns.before_fill),
+        **_constants(front, columns),
     }
     source = (height, width, step.out.height, step.out.width)
-    strides = (images.stride(0), images.stride(1), images.stride(2))
+    strides = images.stride()[:3]
     partial, blocks, partials = table, 0, 1
     if step.mean:
-        gate = next(column for op, (_, column) in zip(step.points, step.program, strict=True) if needs_mean(op))
+        gate = next(column for op, (_, column, _) in zip(step.points, step.program, strict=True) if needs_mean(op))
         across, down = _tiles(step.out, MEAN_TILE)
         blocks = across * down
         partial = torch.empty((batch, blocks), dtype=torch.float32, device=images.device)
         partials = next_power_of_2(blocks)
-        gather_kernel[(blocks, batch, 1)](
-            images, out, table, partial, *source, across, table.stride(0), blocks, blocks, *strides, 0, 0, 0,
-            OUT_W=1, REDUCE=True, GATE_AT=gate, MEAN=False, PARTIALS=1, TILE_H=MEAN_TILE[0], TILE_W=MEAN_TILE[1], num_warps=8, **constants,
-        )  # fmt: skip
+        launch(
+            gather_kernel,
+            (blocks, batch, 1),
+            (images, out, table, partial, *source, across, table.stride(0), blocks, blocks, *strides, 0, 0, 0),
+            {**constants, "OUT_W": 1, "REDUCE": True, "GATE_AT": gate, "MEAN": False, "PARTIALS": 1, **_tile(MEAN_TILE)},
+        )
     across, down = _tiles(step.out, TILE)
-    gather_kernel[(across * down, batch, 1 if rgb else channels)](
-        images, out, table, partial, *source, across, table.stride(0), across * down, blocks, *strides,
-        out.stride(0), out.stride(1), out.stride(2),
-        OUT_W=out.stride(3), REDUCE=False, GATE_AT=0, MEAN=step.mean, PARTIALS=partials, TILE_H=TILE[0], TILE_W=TILE[1], **constants,
-    )  # fmt: skip
+    launch(
+        gather_kernel,
+        (across * down, batch, 1 if rgb else channels),
+        (images, out, table, partial, *source, across, table.stride(0), across * down, blocks, *strides, *out.stride()[:3]),
+        {
+            **constants,
+            "OUT_W": out.stride(3),
+            "REDUCE": False,
+            "GATE_AT": 0,
+            "MEAN": step.mean,
+            "PARTIALS": partials,
+            **_tile(TILE),
+        },
+    )
 
 
 def run_mask(front: Gather, columns: Columns, masks: Tensor, table: Tensor, out: Size) -> Tensor:
@@ -111,17 +114,18 @@ def run_mask(front: Gather, columns: Columns, masks: Tensor, table: Tensor, out:
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[masks.dtype.itemsize]
     across, down = _tiles(out, TILE)
     before, after = (int(torch.tensor(mask_fill(part)).to(masks.dtype).view(bits).item()) for part in (front.before, front.after))
-    constants = {
-        **_part("AFTER", front.after, columns.after, 0),
-        **_part("BEFORE", front.before, columns.before, 0),
-    }
-    del constants["AFTER_FILL"], constants["BEFORE_FILL"]
-    mask_kernel[(across * down, masks.shape[0], masks.shape[1])](
-        masks.view(bits), made.view(bits), table, before, after, masks.shape[2], masks.shape[3], out.height, out.width, across,
-        table.stride(0), masks.stride(0), masks.stride(1), masks.stride(2), made.stride(0), made.stride(1), made.stride(2),
-        SOURCE_W=masks.stride(3), KIND=_KINDS[front.kind], ZEROS=front.zeros, WARP_AT=max(columns.mask_warp, 0),
-        TILE_H=TILE[0], TILE_W=TILE[1], **constants,
-    )  # fmt: skip
+    constants = {**_constants(front, columns), "WARP_AT": max(columns.mask_warp, 0), "SOURCE_W": masks.stride(3), **_tile(TILE)}
+    for name in ("HALF", "NEAREST", "AFTER_FILL", "BEFORE_FILL"):
+        del constants[name]
+    source = (masks.shape[2], masks.shape[3], out.height, out.width)
+    strides = (*masks.stride()[:3], *made.stride()[:3])
+    with on_device(masks.device):
+        launch(
+            mask_kernel,
+            (across * down, masks.shape[0], masks.shape[1]),
+            (masks.view(bits), made.view(bits), table, before, after, *source, across, table.stride(0), *strides),
+            constants,
+        )
     return made
 
 
@@ -138,12 +142,29 @@ def probe(device: torch.device) -> None:
     gather(step, images, images.view(1, 1), torch.empty_like(images))
 
 
-def _part(name: str, part: Part, column: int, fill: int) -> dict[str, int]:
+def _constants(front: Gather, columns: Columns) -> dict[str, Any]:
+    """What of a gather is compiled into its kernels."""
     return {
-        name: _MAPS[part.edge] if part.ops else 0,
-        f"{name}_AT": max(column, 0),
-        f"{name}_FILL": max(fill, 0),
+        "KIND": _KINDS[front.kind],
+        "HALF": front.half,
+        "NEAREST": front.nearest,
+        "ZEROS": front.zeros,
+        "AFTER": _map(front.after),
+        "AFTER_AT": max(columns.after, 0),
+        "AFTER_FILL": max(columns.after_fill, 0),
+        "WARP_AT": max(columns.warp, 0),
+        "BEFORE": _map(front.before),
+        "BEFORE_AT": max(columns.before, 0),
+        "BEFORE_FILL": max(columns.before_fill, 0),
     }
+
+
+def _map(part: Part) -> int:
+    return _MAPS[part.edge] if part.ops else 0
+
+
+def _tile(tile: tuple[int, int]) -> dict[str, int]:
+    return {"TILE_H": tile[0], "TILE_W": tile[1]}
 
 
 def _tiles(size: Size, tile: tuple[int, int]) -> tuple[int, int]:

@@ -21,9 +21,9 @@ from gpuaug.fuse.points import bounds
 class _Warp(WarpOp):
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        self.nearest = self.flags["resample"] == Resample.NEAREST
+        self.nearest = self.settings["resample"] == Resample.NEAREST
         self.edge: Literal["zeros", "border"] = (
-            "border" if self.flags.get("padding_mode") == SamplePadding.BORDER else "zeros"
+            "border" if self.settings.get("padding_mode") == SamplePadding.BORDER else "zeros"
         )
 
     @classmethod

@@ -21,7 +21,7 @@ class CompileOnly:
     """Stands in for a kernel: a launch compiles it for the arguments, and runs nothing."""
 
     def __init__(self, kernel, made):
-        self.kernel, self.made = kernel, made
+        self.kernel, self.made, self.arg_names = kernel, made, kernel.arg_names
 
     def __getitem__(self, grid):
         return self.launch
