@@ -4,13 +4,17 @@ Every pipeline takes uint8 images. On the GPU they become float on the card firs
 advises.
 """
 
+from typing import Any
+
 import kornia.augmentation as K
 import torch
+from kornia.augmentation.auto import RandAugment
 from torch import Tensor, nn
+from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-_MEAN = (0.485, 0.456, 0.406)
-_STD = (0.229, 0.224, 0.225)
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
 
 
 class Scaled(nn.Module):
@@ -20,8 +24,8 @@ class Scaled(nn.Module):
         super().__init__()
         self.transform = transform
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.transform(images.float() / 255)
+    def forward(self, images: Tensor, *rest: Tensor) -> Any:
+        return self.transform(images.float() / 255, *rest)
 
 
 def heavy_worker(size: int) -> nn.Module:
@@ -33,7 +37,7 @@ def heavy_worker(size: int) -> nn.Module:
             v2.RandomRotation(45),
             v2.GaussianBlur(7),
             v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(_MEAN, _STD),
+            v2.Normalize(MEAN, STD),
         ]
     )
 
@@ -45,29 +49,93 @@ class HeavyPublished(nn.Module):
         super().__init__()
         self.before = v2.Compose([v2.RandomCrop(size // 2), v2.Resize(size, antialias=True)])
         self.rotate = v2.RandomRotation(45)
-        self.after = v2.Compose([v2.GaussianBlur(7), v2.Normalize(_MEAN, _STD)])
+        self.after = v2.Compose([v2.GaussianBlur(7), v2.Normalize(MEAN, STD)])
 
     def forward(self, images: Tensor) -> Tensor:
         images = self.before(images)
         return self.after(torch.stack([self.rotate(image) for image in images]))
 
 
-def heavy_kornia(size: int) -> nn.Module:
-    """The heavy pipeline in Kornia, every image with its own draws. Cropping by a warp is its form without a loop."""
+def heavy_kornia(size: int, *, cropping: str = "resample", **container: Any) -> nn.Module:
+    """The heavy pipeline in Kornia, every image with its own draws.
+
+    Args:
+        size: Side of the images.
+        cropping: ``"resample"`` crops by a warp, Kornia's form without a loop; ``"slice"`` is what Kornia does unless told.
+        container: Further arguments of the container, here and below.
+    """
     return K.AugmentationSequential(
-        K.RandomCrop((size // 2, size // 2), cropping_mode="resample"),
+        K.RandomCrop((size // 2, size // 2), cropping_mode=cropping),
         K.Resize((size, size)),
         K.RandomRotation(45.0, p=1.0),
         K.RandomGaussianBlur((7, 7), (0.1, 2.0), p=1.0),
-        K.Normalize(torch.tensor(_MEAN), torch.tensor(_STD)),
+        K.Normalize(torch.tensor(MEAN), torch.tensor(STD)),
+        **container,
     )
 
 
-def classification_kornia(size: int) -> nn.Module:
+def classification_kornia(size: int, *, cropping: str = "resample", **container: Any) -> nn.Module:
     """The usual pipeline of ImageNet training in Kornia, to ``size`` pixels."""
     return K.AugmentationSequential(
-        K.RandomResizedCrop((size, size), cropping_mode="resample"),
+        K.RandomResizedCrop((size, size), cropping_mode=cropping),
         K.RandomHorizontalFlip(),
         K.ColorJitter(0.4, 0.4, 0.4, 0.0, p=1.0),
-        K.Normalize(torch.tensor(_MEAN), torch.tensor(_STD)),
+        K.Normalize(torch.tensor(MEAN), torch.tensor(STD)),
+        **container,
     )
+
+
+def contrastive_kornia(size: int, *, cropping: str = "resample", **container: Any) -> nn.Module:
+    """One view of contrastive learning in Kornia, to ``size`` pixels."""
+    return K.AugmentationSequential(
+        K.RandomResizedCrop((size, size), cropping_mode=cropping),
+        K.RandomHorizontalFlip(),
+        K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8),
+        K.RandomGrayscale(p=0.2),
+        K.RandomGaussianBlur((23, 23), (0.1, 2.0), p=0.5),
+        K.Normalize(torch.tensor(MEAN), torch.tensor(STD)),
+        **container,
+    )
+
+
+def randaugment_kornia(size: int, *, cropping: str = "resample", **container: Any) -> nn.Module:
+    """RandAugment of whole images in Kornia, which draws its ops once a batch; nothing in it is cropped or resized."""
+    return K.AugmentationSequential(RandAugment(n=2, m=10), K.Normalize(torch.tensor(MEAN), torch.tensor(STD)), **container)
+
+
+def classification_torchvision(size: int) -> nn.Module:
+    """The usual pipeline of ImageNet training in torchvision, one draw for what it is called with."""
+    return v2.Compose(
+        [
+            v2.RandomResizedCrop(size, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.ColorJitter(0.4, 0.4, 0.4),
+            v2.ToDtype(_floats(), scale=True),
+            v2.Normalize(MEAN, STD),
+        ]
+    )
+
+
+def contrastive_torchvision(size: int) -> nn.Module:
+    """One view of contrastive learning in torchvision, one draw for what it is called with."""
+    return v2.Compose(
+        [
+            v2.RandomResizedCrop(size, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.RandomApply([v2.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8),
+            v2.RandomGrayscale(p=0.2),
+            v2.RandomApply([v2.GaussianBlur(23, (0.1, 2.0))], p=0.5),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(MEAN, STD),
+        ]
+    )
+
+
+def randaugment_torchvision(size: int) -> nn.Module:
+    """RandAugment of whole images in torchvision, one draw for what it is called with."""
+    return v2.Compose([v2.RandAugment(num_ops=2, magnitude=10), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
+
+
+def _floats() -> dict[Any, torch.dtype | None]:
+    """Images become float; a mask, if there is one, stays what it is."""
+    return {tv_tensors.Image: torch.float32, torch.Tensor: torch.float32, "others": None}

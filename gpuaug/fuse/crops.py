@@ -1,5 +1,6 @@
 """Flips, crops, resizes and padding."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -244,6 +245,7 @@ class ResizedCrop(ResampleOp):
         generator: Any = module._param_generator
         self._scale = tuple(float(bound) for bound in generator.scale)
         self._ratio = tuple(float(bound) for bound in generator.ratio)
+        self._log_ratio = math.log(self._ratio[0]), math.log(self._ratio[1])
 
     @classmethod
     def cannot(cls, module: nn.Module) -> str | None:
@@ -266,22 +268,29 @@ class ResizedCrop(ResampleOp):
     def draw_parameters(self, source: Source, size: Size) -> Drawn:
         """The first of ten candidates that fits the image, else as much of the image as the ratios allow."""
         height, width = size.height, size.width
+        share, shape, x, y = source.uniform(4)
+        across, down = self._sides(share, shape, size)
+        # Most fit at once, so the other nine are drawn for those that do not.
+        misses = np.flatnonzero((across > width) | (down > height) | (across < 1) | (down < 1))
+        if misses.size:
+            numbers = source.several(18, misses.size)
+            wide, high = self._sides(numbers[:9], numbers[9:], size)
+            fits = (wide > 0) & (wide <= width) & (high > 0) & (high <= height)
+            choice, sample = fits.argmax(0), np.arange(misses.size)
+            found = fits[choice, sample]
+            most_across, most_down = self._fallback(size)
+            across[misses] = np.where(found, wide[choice, sample], min(max(most_across, 1), width))
+            down[misses] = np.where(found, high[choice, sample], min(max(most_down, 1), height))
+        return {"x": np.floor(x * (width + 1 - across)), "y": np.floor(y * (height + 1 - down)), "width": across, "height": down}
+
+    def _sides(self, share: Array, shape: Array, size: Size) -> tuple[Array, Array]:
+        """Whole sides of crops, from numbers in [0, 1) for their areas and for their ratios."""
         low, high = self._scale
-        shape = source.uniform(20)
-        area = (shape[:10] * np.float32(high - low) + np.float32(low)) * np.float32(height * width)
-        first, last = np.log(np.float32(self._ratio[0])), np.log(np.float32(self._ratio[1]))
-        root = np.exp((shape[10:] * (last - first) + first) * np.float32(0.5))
-        side = np.sqrt(area)
-        across, down = np.rint(side * root), np.rint(side / root)
-        fits = (across > 0) & (across <= width) & (down > 0) & (down <= height)
-        choice = fits.argmax(0)
-        sample = np.arange(size.batch)
-        found = fits[choice, sample]
-        fallback_width, fallback_height = self._fallback(size)
-        across = np.where(found, across[choice, sample], np.float32(fallback_width)).clip(1, width)
-        down = np.where(found, down[choice, sample], np.float32(fallback_height)).clip(1, height)
-        x, y = source.uniform(2)
-        return {"x": np.floor(x * (width - across + 1)), "y": np.floor(y * (height - down + 1)), "width": across, "height": down}
+        pixels = size.height * size.width
+        side = np.sqrt(share * np.float32((high - low) * pixels) + np.float32(low * pixels))
+        first, last = self._log_ratio
+        root = np.exp(shape * np.float32((last - first) / 2) + np.float32(first / 2))
+        return np.rint(side * root), np.rint(side / root)
 
     def _fallback(self, size: Size) -> tuple[int, int]:
         narrowest, widest = min(self._ratio), max(self._ratio)

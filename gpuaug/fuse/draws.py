@@ -1,24 +1,31 @@
 """Where draws come from: one counter-based generator for a batch, and uniform numbers taken from it a column at a time."""
 
+import threading
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
+
+_OPEN: dict[int, NDArray[np.bool_]] = {}
 
 
 class Source:
     """Uniform numbers for one batch, the same on every machine for one key.
 
-    Numbers are made a block at a time, because one call of NumPy's Philox costs as much for sixteen columns as for one.
+    Sources of one thread share a generator, since to make one takes longer than to draw a batch. So a source ends where the
+    thread makes the next.
 
     Args:
         key: Any integer in [0, 2⁶⁴).
         batch: How many samples a column is for.
     """
 
-    _COLUMNS = 32
+    _COLUMNS = 12
+    """As many are drawn at once: a call of NumPy costs as much as some columns."""
 
     def __init__(self, key: int, batch: int) -> None:
         self.batch = batch
-        self._generator = np.random.Generator(np.random.Philox(key=key))
+        self._generator = _generator(key)
         self._block = self._generator.random((self._COLUMNS, batch), dtype=np.float32)
         self._taken = 0
 
@@ -31,6 +38,10 @@ class Source:
         taken = self._block[self._taken : self._taken + wanted]
         self._taken += wanted
         return taken[0] if columns is None else taken
+
+    def several(self, columns: int, samples: int) -> NDArray[np.float32]:
+        """Numbers in [0, 1) for some of the samples, (columns, samples)."""
+        return self._generator.random((columns, samples), dtype=np.float32)
 
     def within(self, low: float, high: float) -> NDArray[np.float32]:
         """Numbers in [low, high), (B,)."""
@@ -61,6 +72,39 @@ class Source:
     def same(self) -> "Source":
         """The same source for draws that all samples share: one number, repeated."""
         return _Shared(self)
+
+
+def open_gate(batch: int) -> NDArray[np.bool_]:
+    """A gate that is open for all samples; not to be written to."""
+    found = _OPEN.get(batch)
+    if found is None:
+        found = np.ones(batch, dtype=bool)
+        found.flags.writeable = False
+        if len(_OPEN) > 64:
+            _OPEN.clear()
+        _OPEN[batch] = found
+    return found
+
+
+_local = threading.local()
+_NO_WORDS = np.zeros(4, dtype=np.uint64)
+
+
+def _generator(key: int) -> np.random.Generator:
+    """This thread's generator, as ``Generator(Philox(key=key))`` would be."""
+    generator: np.random.Generator | None = getattr(_local, "generator", None)
+    if generator is None:
+        generator = _local.generator = np.random.Generator(np.random.Philox(key=0))
+    state: dict[str, Any] = {
+        "bit_generator": "Philox",
+        "state": {"counter": _NO_WORDS, "key": np.array((key, 0), dtype=np.uint64)},
+        "buffer": _NO_WORDS,
+        "buffer_pos": 4,
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    generator.bit_generator.state = state
+    return generator
 
 
 class _Shared(Source):

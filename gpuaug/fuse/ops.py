@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gpuaug.fuse.draws import Source
+from gpuaug.fuse.draws import Source, open_gate
 
 Array = NDArray[Any]
 Drawn = dict[str, Any]
@@ -71,11 +71,11 @@ class Op(ABC):
 
     def draw_gate(self, source: Source, batch: int) -> Array:
         """Which samples the op applies to: with ``p_batch`` for the batch, and with ``p`` for each sample."""
-        applies = np.ones(batch, dtype=bool)
-        if self.p_batch < 1:
-            applies &= bool(source.number() < self.p_batch)
+        applies: Array = open_gate(batch)
         if self.p < 1:
-            applies &= (source.same() if self.same_on_batch else source).uniform() < self.p
+            applies = (source.same() if self.same_on_batch else source).uniform() < self.p
+        if self.p_batch < 1:
+            applies = applies & (source.number() < self.p_batch)
         return applies
 
     def draw_parameters(self, source: Source, size: Size) -> Drawn:
