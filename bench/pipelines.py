@@ -10,7 +10,6 @@ import kornia.augmentation as K
 import torch
 from kornia.augmentation.auto import RandAugment
 from torch import Tensor, nn
-from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 MEAN = (0.485, 0.456, 0.406)
@@ -98,8 +97,8 @@ def contrastive_kornia(size: int, *, cropping: str = "resample", **container: An
     )
 
 
-def randaugment_kornia(size: int, *, cropping: str = "resample", **container: Any) -> nn.Module:
-    """RandAugment of whole images in Kornia, which draws its ops once a batch; nothing in it is cropped or resized."""
+def randaugment_kornia(**container: Any) -> nn.Module:
+    """RandAugment of whole images in Kornia, which draws its ops once a batch."""
     return K.AugmentationSequential(RandAugment(n=2, m=10), K.Normalize(torch.tensor(MEAN), torch.tensor(STD)), **container)
 
 
@@ -110,7 +109,7 @@ def classification_torchvision(size: int) -> nn.Module:
             v2.RandomResizedCrop(size, antialias=True),
             v2.RandomHorizontalFlip(),
             v2.ColorJitter(0.4, 0.4, 0.4),
-            v2.ToDtype(_floats(), scale=True),
+            v2.ToDtype(torch.float32, scale=True),
             v2.Normalize(MEAN, STD),
         ]
     )
@@ -131,11 +130,7 @@ def contrastive_torchvision(size: int) -> nn.Module:
     )
 
 
-def randaugment_torchvision(size: int) -> nn.Module:
+def randaugment_torchvision() -> nn.Module:
     """RandAugment of whole images in torchvision, one draw for what it is called with."""
     return v2.Compose([v2.RandAugment(num_ops=2, magnitude=10), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
 
-
-def _floats() -> dict[Any, torch.dtype | None]:
-    """Images become float; a mask, if there is one, stays what it is."""
-    return {tv_tensors.Image: torch.float32, torch.Tensor: torch.float32, "others": None}

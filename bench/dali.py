@@ -1,0 +1,162 @@
+"""The augmentation pipelines of the experiments in NVIDIA DALI, over a batch that stays where it is.
+
+DALI reads its images through ``external_source`` without a copy, in its own (B, H, W, C) layout, draws for every image,
+and hands the result over as a view on the current stream. It prepares two batches ahead on its own threads and streams,
+its default. It has no bfloat16, so half-precision pipelines end in float16, which is as many bytes. Crops and
+resizes are not antialiased, as in Kornia.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.pipelines import MEAN, STD
+
+_AREA, _ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
+
+
+def build(name: str, images: Tensor, masks: Tensor | None, dtype: torch.dtype) -> Callable[[], Any]:
+    """What augments ``images`` once a call.
+
+    Args:
+        name: Of the pipeline.
+        images: (B, C, H, W) uint8. On a CPU, DALI's CPU operators run.
+        masks: (B, 1, H, W) uint8, or none.
+        dtype: Of the images that come out; bfloat16 becomes float16.
+
+    Raises:
+        ImportError: If DALI is not installed.
+        KeyError: If there is no such pipeline for DALI.
+    """
+    from nvidia.dali import fn, pipeline_def, types
+
+    device = images.device
+    on = "gpu" if device.type == "cuda" else "cpu"
+    side = images.shape[-1]
+    # In DALI's layout once and for all; the arrays of CPU operators are NumPy's.
+    sources = [part.permute(0, 2, 3, 1).contiguous() for part in (images, masks) if part is not None]
+    if on == "cpu":
+        sources = [part.numpy() for part in sources]
+    body = PIPELINES[name]
+
+    @pipeline_def(
+        batch_size=len(images),
+        num_threads=4,
+        device_id=device.index or 0 if on == "gpu" else None,
+        seed=0,
+        prefetch_queue_depth=2,
+        exec_dynamic=True,
+        enable_conditionals=True,
+    )
+    def pipeline() -> Any:
+        read = fn.external_source(
+            source=lambda: tuple(sources),
+            num_outputs=len(sources),
+            device=on,
+            layout="HWC",
+            dtype=types.UINT8,
+            ndim=3,
+            no_copy=True,
+        )
+        return body(fn, types, side, dtype, *read)
+
+    made = pipeline()
+    made.build()
+
+    def call() -> Any:
+        parts = made.run(cuda_stream=torch.cuda.current_stream(device)) if on == "gpu" else made.run()
+        found = [torch.from_dlpack(part.as_tensor()) for part in parts]
+        # float32 pipelines leave DALI as (B, C, H, W) already.
+        found = [part if part.dtype == torch.float32 else part.permute(0, 3, 1, 2) for part in found]
+        return found[0] if len(found) == 1 else found
+
+    return call
+
+
+def heavy(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any) -> Any:
+    """Random crop, resize, rotation and blur."""
+    images = fn.crop(
+        images, crop=(side // 2, side // 2), crop_pos_x=fn.random.uniform(range=(0, 1)), crop_pos_y=fn.random.uniform(range=(0, 1))
+    )
+    images = fn.resize(images, size=(side, side), antialias=False)
+    images = fn.rotate(images, angle=fn.random.uniform(range=(-45.0, 45.0)), keep_size=True, fill_value=0)
+    images = fn.gaussian_blur(images, sigma=fn.random.uniform(range=(0.1, 2.0)), window_size=7)
+    return _normalize(fn, types, dtype, images)
+
+
+def classification(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any) -> Any:
+    """Random resized crop, flip and jitter."""
+    images = fn.random_resized_crop(
+        images, size=(side * 7 // 8,) * 2, random_area=_AREA, random_aspect_ratio=_ASPECT, antialias=False
+    )
+    images = fn.color_twist(images, brightness=_factor(fn), contrast=_factor(fn), saturation=_factor(fn))
+    return _normalize(fn, types, dtype, images, mirror=fn.random.coin_flip())
+
+
+def contrastive(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any) -> Any:
+    """Random resized crop, flip, jitter with hue, grey and blur, each applied to some of the images."""
+    images = fn.random_resized_crop(
+        images, size=(side * 7 // 8,) * 2, random_area=_AREA, random_aspect_ratio=_ASPECT, antialias=False
+    )
+    jittered = fn.random.coin_flip(probability=0.8)
+    images = fn.color_twist(
+        images,
+        brightness=_factor(fn) * jittered + (1.0 - jittered),
+        contrast=_factor(fn) * jittered + (1.0 - jittered),
+        saturation=_factor(fn) * jittered + (1.0 - jittered),
+        # Degrees: a tenth of the circle, as Kornia's and torchvision's 0.1.
+        hue=fn.random.uniform(range=(-36.0, 36.0)) * jittered,
+    )
+    images = fn.saturation(images, saturation=1.0 - fn.random.coin_flip(probability=0.2))
+    # A condition, so that only half of the images are blurred.
+    if fn.random.coin_flip(probability=0.5, dtype=types.BOOL):
+        images = fn.gaussian_blur(images, sigma=fn.random.uniform(range=(0.1, 2.0)), window_size=23)
+    return _normalize(fn, types, dtype, images, mirror=fn.random.coin_flip())
+
+
+def segmentation(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any, masks: Any) -> Any:
+    """The pipeline of classification, with masks that follow crop and flip."""
+    start, extent = fn.random_crop_generator([side, side], random_area=_AREA, random_aspect_ratio=_ASPECT)
+    start = fn.cast(start, dtype=types.FLOAT)
+    end = start + fn.cast(extent, dtype=types.FLOAT)
+    size = (side * 7 // 8,) * 2
+    images = fn.resize(images, size=size, roi_start=start, roi_end=end, antialias=False)
+    masks = fn.resize(masks, size=size, roi_start=start, roi_end=end, interp_type=types.INTERP_NN)
+    images = fn.color_twist(images, brightness=_factor(fn), contrast=_factor(fn), saturation=_factor(fn))
+    mirror = fn.random.coin_flip()
+    return _normalize(fn, types, dtype, images, mirror=mirror), fn.flip(masks, horizontal=mirror)
+
+
+def randaugment(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any) -> Any:
+    """DALI's own RandAugment, whose ops are drawn for every image."""
+    from nvidia.dali.auto_aug import rand_augment
+
+    return _normalize(fn, types, dtype, rand_augment.rand_augment(images, n=2, m=10))
+
+
+PIPELINES = {
+    "seed": heavy,
+    "cls": classification,
+    "ssl": contrastive,
+    "masks": segmentation,
+    "randaugment": randaugment,
+}
+"""By the name of the pipeline: what builds DALI's graph from its namespaces, the images' side and the output's dtype."""
+
+
+def _factor(fn: Any) -> Any:
+    return fn.random.uniform(range=(0.6, 1.4))
+
+
+def _normalize(fn: Any, types: Any, dtype: torch.dtype, images: Any, mirror: Any = 0) -> Any:
+    full = dtype == torch.float32
+    return fn.crop_mirror_normalize(
+        images,
+        mirror=mirror,
+        mean=[255 * value for value in MEAN],
+        std=[255 * value for value in STD],
+        dtype=types.FLOAT if full else types.FLOAT16,
+        output_layout="CHW" if full else "HWC",
+    )
