@@ -78,7 +78,10 @@ def build(name: str, images: Tensor, masks: Tensor | None, dtype: torch.dtype) -
 def heavy(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any) -> Any:
     """Random crop, resize, rotation and blur."""
     images = fn.crop(
-        images, crop=(side // 2, side // 2), crop_pos_x=fn.random.uniform(range=(0, 1)), crop_pos_y=fn.random.uniform(range=(0, 1))
+        images,
+        crop=(side // 2, side // 2),
+        crop_pos_x=fn.random.uniform(range=(0, 1)),
+        crop_pos_y=fn.random.uniform(range=(0, 1)),
     )
     images = fn.resize(images, size=(side, side), antialias=False)
     images = fn.rotate(images, angle=fn.random.uniform(range=(-45.0, 45.0)), keep_size=True, fill_value=0)

@@ -133,4 +133,3 @@ def contrastive_torchvision(size: int) -> nn.Module:
 def randaugment_torchvision() -> nn.Module:
     """RandAugment of whole images in torchvision, one draw for what it is called with."""
     return v2.Compose([v2.RandAugment(num_ops=2, magnitude=10), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
-

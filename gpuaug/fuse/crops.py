@@ -10,7 +10,17 @@ from kornia.constants import Resample
 from torch import Tensor, nn
 
 from gpuaug.fuse.draws import Source
-from gpuaug.fuse.geometry import Axis, Edge, GatherOp, IndexMap, IndexOp, ResampleOp, Resampling, changes_size_by_chance, scale_of
+from gpuaug.fuse.geometry import (
+    Axis,
+    Edge,
+    GatherOp,
+    IndexMap,
+    IndexOp,
+    ResampleOp,
+    Resampling,
+    changes_size_by_chance,
+    scale_of,
+)
 from gpuaug.fuse.ops import Array, Drawn, Size
 
 
@@ -27,7 +37,7 @@ class _Flip(IndexOp):
         return IndexMap(whole(size.width), flipped)
 
     def matrix(self, drawn: Drawn, size: Size) -> Array:
-        """x → W - 1 - x, or the same for y, where the gate is open."""
+        """X → W - 1 - x, or the same for y, where the gate is open."""
         k, length = (0, size.width) if self.axis == "x" else (1, size.height)
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
         matrix[drawn["gate"], k, k] = -1.0
@@ -281,7 +291,12 @@ class ResizedCrop(ResampleOp):
             most_across, most_down = self._fallback(size)
             across[misses] = np.where(found, wide[choice, sample], min(max(most_across, 1), width))
             down[misses] = np.where(found, high[choice, sample], min(max(most_down, 1), height))
-        return {"x": np.floor(x * (width + 1 - across)), "y": np.floor(y * (height + 1 - down)), "width": across, "height": down}
+        return {
+            "x": np.floor(x * (width + 1 - across)),
+            "y": np.floor(y * (height + 1 - down)),
+            "width": across,
+            "height": down,
+        }
 
     def _sides(self, share: Array, shape: Array, size: Size) -> tuple[Array, Array]:
         """Whole sides of crops, from numbers in [0, 1) for their areas and for their ratios."""

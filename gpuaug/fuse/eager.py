@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from kornia import augmentation as K
 from kornia.augmentation.container.params import ParamItem
-from torch import Tensor, nn
+from torch import nn
 
 from gpuaug.fuse.draws import Source
 from gpuaug.fuse.ops import Drawn, Size

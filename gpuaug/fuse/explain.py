@@ -53,7 +53,9 @@ class Explanation:
             )
         widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
         head = f"images {self.shape}, uint8"
-        return "\n".join([head, *("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)])
+        return "\n".join(
+            [head, *("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)]
+        )
 
 
 def explanation(parts: Sequence[tuple[EagerOp | None, Plan | None]], size: Size, dtype: torch.dtype) -> Explanation:

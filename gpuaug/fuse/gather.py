@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-
 from gpuaug.fuse.geometry import Edge, GatherOp, IndexMap, IndexOp, ResampleOp, Resampling, WarpOp
 from gpuaug.fuse.ops import Array, Drawn, Size
 

@@ -347,7 +347,9 @@ def blur(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> int:
     wide, high = triton.cdiv(width, ACROSS), triton.cdiv(height, ALONG)
     if op.launches == 1:
         constants = {**common, **last[1], "TAPS_Y": down, "TAPS_X": across, "BORDER": border}
-        launch(blur_kernel, (wide * high, batch, planes), (source, out, rows, height, width, wide, *last[0]), constants, warps=1)
+        launch(
+            blur_kernel, (wide * high, batch, planes), (source, out, rows, height, width, wide, *last[0]), constants, warps=1
+        )
         return 1
     made = torch.empty((batch, channels, width, height), dtype=torch.float32, device=source.device)
     launch(

@@ -101,7 +101,7 @@ def hue_turned(r, g, b, turns):
 
 @triton.jit
 def raised(v, gamma):
-    """v to the power of gamma, for v in [0, 1]."""
+    """V to the power of gamma, for v in [0, 1]."""
     power = tl.exp2(gamma * tl.log2(tl.where(v > 0, v, 1.0)))
     return tl.where(v > 0, power, tl.where(v == 0, tl.where(gamma == 0, 1.0, 0.0), v))
 

@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from gpuaug.errors import ArgumentError, ArgumentTypeError
+from gpuaug.errors import ArgumentError
 from gpuaug.fuse import executors, explain
 from gpuaug.fuse.batchdraws import Draws
 from gpuaug.fuse.draws import Source
 from gpuaug.fuse.eager import EagerOp
-from gpuaug.fuse.lower import Leaf, leaves, lower
+from gpuaug.fuse.lower import leaves, lower
 from gpuaug.fuse.ops import Drawn, Op, Size
 from gpuaug.fuse.plan import Plan, plan
 from gpuaug.fuse.targets import Targets, matrix_of

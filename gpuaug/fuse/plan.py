@@ -78,7 +78,9 @@ class _Open:
         if isinstance(op, GatherOp):
             if not isinstance(self.front, Gather) or not self.front.accepts(op):
                 return False
-            if self.points and not (isinstance(op, HorizontalFlip | VerticalFlip) and not any(point.positional for point in self.points)):
+            if self.points and not (
+                isinstance(op, HorizontalFlip | VerticalFlip) and not any(point.positional for point in self.points)
+            ):
                 return False
             self.front = self.front.adding(op)
             return True

@@ -481,9 +481,7 @@ def hue_turned(images: Tensor, turns: Tensor) -> Tensor:
     def channel(peak_from: int) -> Tensor:
         # A channel rises, stays for two sixths, falls and stays low for two: the same course, starting elsewhere.
         at = torch.remainder(whole + peak_from, 6)
-        return torch.where(
-            at == 0, rising, torch.where(at <= 2, most, torch.where(at == 3, falling, low))
-        )
+        return torch.where(at == 0, rising, torch.where(at <= 2, most, torch.where(at == 3, falling, low)))
 
     return torch.stack((channel(2), channel(0), channel(4)), 1)
 

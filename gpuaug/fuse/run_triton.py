@@ -113,7 +113,9 @@ def run_mask(front: Gather, columns: Columns, masks: Tensor, table: Tensor, out:
     made = torch.empty((*masks.shape[:2], out.height, out.width), dtype=masks.dtype, device=masks.device)
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[masks.dtype.itemsize]
     across, down = _tiles(out, TILE)
-    before, after = (int(torch.tensor(mask_fill(part)).to(masks.dtype).view(bits).item()) for part in (front.before, front.after))
+    before, after = (
+        int(torch.tensor(mask_fill(part)).to(masks.dtype).view(bits).item()) for part in (front.before, front.after)
+    )
     constants = {**_constants(front, columns), "WARP_AT": max(columns.mask_warp, 0), "SOURCE_W": masks.stride(3), **_tile(TILE)}
     for name in ("HALF", "NEAREST", "AFTER_FILL", "BEFORE_FILL"):
         del constants[name]

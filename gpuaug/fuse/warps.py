@@ -292,8 +292,16 @@ def _from_unit_square(quad: Array) -> Array:
     g = (rest[:, 0] * left[:, 1] - left[:, 0] * rest[:, 1]) / whole
     h = (right[:, 0] * rest[:, 1] - rest[:, 0] * right[:, 1]) / whole
     matrix = np.empty((len(quad), 3, 3))
-    matrix[:, 0, 0], matrix[:, 0, 1], matrix[:, 0, 2] = x[:, 1] - x[:, 0] + g * x[:, 1], x[:, 3] - x[:, 0] + h * x[:, 3], x[:, 0]
-    matrix[:, 1, 0], matrix[:, 1, 1], matrix[:, 1, 2] = y[:, 1] - y[:, 0] + g * y[:, 1], y[:, 3] - y[:, 0] + h * y[:, 3], y[:, 0]
+    matrix[:, 0, 0], matrix[:, 0, 1], matrix[:, 0, 2] = (
+        x[:, 1] - x[:, 0] + g * x[:, 1],
+        x[:, 3] - x[:, 0] + h * x[:, 3],
+        x[:, 0],
+    )
+    matrix[:, 1, 0], matrix[:, 1, 1], matrix[:, 1, 2] = (
+        y[:, 1] - y[:, 0] + g * y[:, 1],
+        y[:, 3] - y[:, 0] + h * y[:, 3],
+        y[:, 0],
+    )
     matrix[:, 2, 0], matrix[:, 2, 1], matrix[:, 2, 2] = g, h, 1
     return matrix
 

@@ -11,7 +11,12 @@ EXACT = {
     "crop, padded": lambda: [K.RandomHorizontalFlip(), K.RandomCrop((14, 16), padding=4, fill=0.25)],
     "crop, reflected": lambda: [K.RandomCrop((14, 16), padding=7, padding_mode="reflect"), K.RandomVerticalFlip()],
     "crop, replicated": lambda: [K.RandomCrop((14, 16), padding=(2, 9), padding_mode="replicate")],
-    "gates": lambda: [K.RandomInvert(), K.RandomErasing(value=0.5), K.RandomHorizontalFlip(), K.RandomChannelDropout(fill_value=0.5)],
+    "gates": lambda: [
+        K.RandomInvert(),
+        K.RandomErasing(value=0.5),
+        K.RandomHorizontalFlip(),
+        K.RandomChannelDropout(fill_value=0.5),
+    ],
     "posterize": lambda: [K.RandomPosterize((0.0, 8.0), p=0.8)],
 }
 """Permutations, gates and whole numbers: both executors give the same bits."""

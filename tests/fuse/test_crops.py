@@ -25,7 +25,12 @@ EXACT = {
     "pad": lambda p: K.PadTo((50, 60), pad_value=0.5),
     "pad and crop": lambda p: K.PadTo((20, 60)),
     "pad, never crop": lambda p: K.PadTo((20, 60), crop_if_exceeds=False),
-    "flips and crops": lambda p: [K.RandomVerticalFlip(p=p), K.RandomCrop((14, 16), padding=3), K.RandomHorizontalFlip(p=p), K.CenterCrop(8)],
+    "flips and crops": lambda p: [
+        K.RandomVerticalFlip(p=p),
+        K.RandomCrop((14, 16), padding=3),
+        K.RandomHorizontalFlip(p=p),
+        K.CenterCrop(8),
+    ],
 }
 
 CLOSE = {
@@ -41,7 +46,12 @@ CLOSE = {
     "resize, short side": lambda: K.Resize(20),
     "resize, long side": lambda: K.Resize(20, side="long"),
     "crop, resize, flip": lambda: [K.RandomCrop((14, 14), padding=2), K.Resize((30, 30)), K.RandomHorizontalFlip()],
-    "flip, resize, pad": lambda: [K.RandomVerticalFlip(), K.Resize((12, 30)), K.PadTo((40, 32), pad_value=0.5), K.RandomCrop((16, 16))],
+    "flip, resize, pad": lambda: [
+        K.RandomVerticalFlip(),
+        K.Resize((12, 30)),
+        K.PadTo((40, 32), pad_value=0.5),
+        K.RandomCrop((16, 16)),
+    ],
 }
 
 

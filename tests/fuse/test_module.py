@@ -16,7 +16,10 @@ MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.2
 
 def pipeline():
     return K.AugmentationSequential(
-        K.RandomResizedCrop((16, 20)), K.RandomHorizontalFlip(), K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8), K.Normalize(MEAN, STD)
+        K.RandomResizedCrop((16, 20)),
+        K.RandomHorizontalFlip(),
+        K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8),
+        K.Normalize(MEAN, STD),
     )
 
 
@@ -181,8 +184,18 @@ def test_in_a_loader_each_batch_has_its_own_draws_whatever_the_depth():
         ((K.RandomInvert,), {}, gpuaug.ArgumentTypeError, r"pipeline must be an instance, got the class RandomInvert. Call it"),
         ((3,), {}, gpuaug.ArgumentTypeError, "pipeline must be a Kornia augmentation, .* got int. Wrap a function"),
         (([],), {}, gpuaug.ArgumentError, "pipeline must hold at least one augmentation, got an empty list."),
-        ((K.RandomInvert(),), {"dtype": torch.float64}, gpuaug.ArgumentError, "dtype must be torch.float32, .* got torch.float64. Leave"),
-        ((K.RandomInvert(),), {"memory_format": torch.preserve_format}, gpuaug.ArgumentError, "memory_format must be .* Leave it out"),
+        (
+            (K.RandomInvert(),),
+            {"dtype": torch.float64},
+            gpuaug.ArgumentError,
+            "dtype must be torch.float32, .* got torch.float64. Leave",
+        ),
+        (
+            (K.RandomInvert(),),
+            {"memory_format": torch.preserve_format},
+            gpuaug.ArgumentError,
+            "memory_format must be .* Leave it out",
+        ),
     ],
 )
 def test_bad_arguments(arguments, options, error, text):
@@ -193,13 +206,33 @@ def test_bad_arguments(arguments, options, error, text):
 @pytest.mark.parametrize(
     ("inputs", "options", "error", "text"),
     [
-        ((torch.zeros(2, 3, 4, 4, dtype=torch.int64),), {}, gpuaug.ArgumentTypeError, "images must be uint8 or floating, got torch.int64. C"),
+        (
+            (torch.zeros(2, 3, 4, 4, dtype=torch.int64),),
+            {},
+            gpuaug.ArgumentTypeError,
+            "images must be uint8 or floating, got torch.int64. C",
+        ),
         (([1, 2],), {}, gpuaug.ArgumentTypeError, "input must be a tensor, got list. Stack the samples"),
         ((torch.zeros(4, 4),), {}, gpuaug.ArgumentError, r"input must be \(B, C, H, W\) or one \(C, H, W\), got \(4, 4\)"),
-        ((torch.zeros(2, 3, 4, 4, requires_grad=True),), {}, gpuaug.ArgumentError, "images must not require gradients, .* Pass images.detach"),
+        (
+            (torch.zeros(2, 3, 4, 4, requires_grad=True),),
+            {},
+            gpuaug.ArgumentError,
+            "images must not require gradients, .* Pass images.detach",
+        ),
         ((torch.zeros(2, 3, 4, 4),) * 2, {}, gpuaug.ArgumentError, "data_keys must name each input, got 1 for 2 inputs"),
-        ((torch.zeros(2, 3, 4, 4),), {"data_keys": ["mask"]}, gpuaug.ArgumentError, r"data_keys must contain 'input', got \['mask'\]"),
-        ((torch.zeros(2, 3, 4, 4),), {"data_keys": ["picture"]}, gpuaug.ArgumentError, "data_keys must be among .* got 'picture'"),
+        (
+            (torch.zeros(2, 3, 4, 4),),
+            {"data_keys": ["mask"]},
+            gpuaug.ArgumentError,
+            r"data_keys must contain 'input', got \['mask'\]",
+        ),
+        (
+            (torch.zeros(2, 3, 4, 4),),
+            {"data_keys": ["picture"]},
+            gpuaug.ArgumentError,
+            "data_keys must be among .* got 'picture'",
+        ),
         (
             (torch.zeros(2, 3, 4, 4), torch.zeros(2, 1, 5, 4)),
             {"data_keys": ["input", "mask"]},

@@ -46,7 +46,18 @@ CLOSE = {
     "jiggle": lambda p: K.ColorJiggle(0.4, 0.4, 0.4, 0.1, p=p),
     "jiggle, ordered": lambda p: K.ColorJiggle(0.4, 0.4, 0.4, 0.1, p=p, order=(2, 0)),
 }
-GREY_TOO = ["brightness", "contrast", "gamma", "solarize", "invert", "posterize", "dropout", "erasing", "noise", "normalize, one"]
+GREY_TOO = [
+    "brightness",
+    "contrast",
+    "gamma",
+    "solarize",
+    "invert",
+    "posterize",
+    "dropout",
+    "erasing",
+    "noise",
+    "normalize, one",
+]
 JUMPS = {"hue", "solarize", "posterize", "jitter", "jiggle", "saturation"}
 
 
