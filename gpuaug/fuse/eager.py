@@ -1,6 +1,6 @@
 """What is left to Kornia: a module that runs as it is, in its place, with draws that are keyed like all others."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from kornia import augmentation as K
@@ -27,7 +27,7 @@ class EagerOp:
         self.reason = reason
         # Kornia's container knows how each of its modules treats masks, boxes and keypoints. It is kept out of the module
         # tree, and without features it keeps no output alive.
-        self._container = K.AugmentationSequential(module, transformation_matrix_mode="skip")
+        self._container = K.AugmentationSequential(cast(Any, module), transformation_matrix_mode="skip")
         self._container.disable_features = True
 
     def draw(self, source: Source, size: Size) -> Drawn:

@@ -47,7 +47,8 @@ def bordered(index, size, BORDER: tl.constexpr):
 def read(pointer, inside, BORDER: tl.constexpr, SCALE: tl.constexpr):
     """Pixels, of 0 to 255 in bytes; zeros outside where that is the border."""
     if BORDER == 0:
-        return corrected(as_float(tl.load(pointer, mask=inside, other=0), SCALE), SCALE)
+        # In the interpreter of Triton 3.9 a truth is a whole number where a scalar was joined with a block.
+        return corrected(as_float(tl.load(pointer, mask=inside != 0, other=0), SCALE), SCALE)
     return corrected(as_float(tl.load(pointer), SCALE), SCALE)
 
 
@@ -98,7 +99,8 @@ def blurred_along(
     total = tl.zeros((ALONG, ACROSS), tl.float32)
     for position in tl.static_range(ALONG + TAPS - 1):
         index = first + (position - TAPS // 2)
-        line = read(pointer + bordered(index, size, BORDER) * step + across, (index >= 0) & (index < size), BORDER, SCALE)
+        inside = (index >= 0) & (index < size) & (across >= 0)
+        line = read(pointer + bordered(index, size, BORDER) * step + across, inside, BORDER, SCALE)
         total = added(total, line, position, fall, part, TAPS, ALONG)
     return total
 

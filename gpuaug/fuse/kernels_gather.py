@@ -58,8 +58,10 @@ def tap_axis(index, start, count, row, AXIS: tl.constexpr, ZEROS: tl.constexpr, 
 
 @triton.jit
 def as_float(value, SCALE: tl.constexpr):
-    """Float32 of a pixel. Of a byte it is 2²³ more: its bits put into a float, since a GPU converts at a quarter of its speed
-    of adding, and differences of two need no correction.
+    """Float32 of a pixel; of a byte, 2²³ more.
+
+    A byte's bits are put into a float, since a GPU converts at a quarter of its speed of adding, and differences of two need no
+    correction.
     """
     if SCALE:
         return (value.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
@@ -251,35 +253,20 @@ def gathered(
             w01 = within_x0 & within_y1
             w11 = within_x1 & within_y1
             r = blended(
-                pointer, o00, o10, o01, o11, f00, f10, f01, f11, w00, w10, w01, w11, right, lower, fill_r, SCALE, ZEROS, BEFORE
-            )
+                pointer, o00, o10, o01, o11, f00, f10, f01, f11, w00, w10, w01, w11, right, lower, fill_r,
+                SCALE, ZEROS, BEFORE,
+            )  # fmt: skip
             g = r
             b = r
             if RGB:
                 g = blended(
-                    green,
-                    o00,
-                    o10,
-                    o01,
-                    o11,
-                    f00,
-                    f10,
-                    f01,
-                    f11,
-                    w00,
-                    w10,
-                    w01,
-                    w11,
-                    right,
-                    lower,
-                    fill_g,
-                    SCALE,
-                    ZEROS,
-                    BEFORE,
-                )
+                    green, o00, o10, o01, o11, f00, f10, f01, f11, w00, w10, w01, w11, right, lower, fill_g,
+                    SCALE, ZEROS, BEFORE,
+                )  # fmt: skip
                 b = blended(
-                    blue, o00, o10, o01, o11, f00, f10, f01, f11, w00, w10, w01, w11, right, lower, fill_b, SCALE, ZEROS, BEFORE
-                )
+                    blue, o00, o10, o01, o11, f00, f10, f01, f11, w00, w10, w01, w11, right, lower, fill_b,
+                    SCALE, ZEROS, BEFORE,
+                )  # fmt: skip
     if SCALE:
         if KIND == 1 and not NEAREST:
             r, g, b = r * (1 / 255), g * (1 / 255), b * (1 / 255)
@@ -298,26 +285,9 @@ def gathered(
 
 @triton.jit
 def blended(
-    pointer,
-    o00,
-    o10,
-    o01,
-    o11,
-    f00,
-    f10,
-    f01,
-    f11,
-    w00,
-    w10,
-    w01,
-    w11,
-    right,
-    lower,
-    fill,
-    SCALE: tl.constexpr,
-    ZEROS: tl.constexpr,
-    BEFORE: tl.constexpr,
-):
+    pointer, o00, o10, o01, o11, f00, f10, f01, f11, w00, w10, w01, w11, right, lower, fill,
+    SCALE: tl.constexpr, ZEROS: tl.constexpr, BEFORE: tl.constexpr,
+):  # fmt: skip
     """One channel, bilinearly."""
     v00 = read(pointer, o00, f00, w00, fill, SCALE, ZEROS, BEFORE)
     v10 = read(pointer, o10, f10, w10, fill, SCALE, ZEROS, BEFORE)
@@ -330,49 +300,15 @@ def blended(
 
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "out", "rows", "partial"])
 def gather_kernel(
-    source,
-    out,
-    rows,
-    partial,
-    source_height,
-    source_width,
-    out_height,
-    out_width,
-    tiles_x,
-    row_stride,
-    tiles,
-    blocks,
-    source_b,
-    source_c,
-    source_h,
-    out_b,
-    out_c,
-    out_h,
-    SOURCE_W: tl.constexpr,
-    OUT_W: tl.constexpr,
-    PROGRAM: tl.constexpr,
-    COUNT: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    RGB: tl.constexpr,
-    SCALE: tl.constexpr,
-    KIND: tl.constexpr,
-    HALF: tl.constexpr,
-    NEAREST: tl.constexpr,
-    ZEROS: tl.constexpr,
-    AFTER: tl.constexpr,
-    AFTER_AT: tl.constexpr,
-    AFTER_FILL: tl.constexpr,
-    WARP_AT: tl.constexpr,
-    BEFORE: tl.constexpr,
-    BEFORE_AT: tl.constexpr,
-    BEFORE_FILL: tl.constexpr,
-    REDUCE: tl.constexpr,
-    GATE_AT: tl.constexpr,
-    MEAN: tl.constexpr,
-    PARTIALS: tl.constexpr,
-    TILE_H: tl.constexpr,
-    TILE_W: tl.constexpr,
-):
+    source, out, rows, partial, source_height, source_width, out_height, out_width, tiles_x, row_stride, tiles, blocks,
+    source_b, source_c, source_h, out_b, out_c, out_h,
+    SOURCE_W: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr,
+    RGB: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, HALF: tl.constexpr, NEAREST: tl.constexpr, ZEROS: tl.constexpr,
+    AFTER: tl.constexpr, AFTER_AT: tl.constexpr, AFTER_FILL: tl.constexpr, WARP_AT: tl.constexpr,
+    BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr, BEFORE_FILL: tl.constexpr,
+    REDUCE: tl.constexpr, GATE_AT: tl.constexpr, MEAN: tl.constexpr, PARTIALS: tl.constexpr,
+    TILE_H: tl.constexpr, TILE_W: tl.constexpr,
+):  # fmt: skip
     """Make the tiles of a gather pass; with ``REDUCE`` only the sums of grey that its contrast needs.
 
     Grid: (tiles of an image, samples, planes; one plane where a block makes all three).
@@ -390,31 +326,10 @@ def gather_kernel(
     y = (tile // tiles_x) * TILE_H + tl.arange(0, TILE_H)[None, :]
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     r, g, b = gathered(
-        pointer,
-        tl.minimum(x, out_width - 1),
-        tl.minimum(y, out_height - 1),
-        row,
-        source_c,
-        source_h,
-        SOURCE_W,
-        plane,
-        SCALE,
-        RGB,
-        CHANNELS,
-        KIND,
-        HALF,
-        NEAREST,
-        ZEROS,
-        AFTER,
-        AFTER_AT,
-        AFTER_FILL,
-        WARP_AT,
-        BEFORE,
-        BEFORE_AT,
-        BEFORE_FILL,
-        source_height,
-        source_width,
-    )
+        pointer, tl.minimum(x, out_width - 1), tl.minimum(y, out_height - 1), row, source_c, source_h, SOURCE_W, plane,
+        SCALE, RGB, CHANNELS, KIND, HALF, NEAREST, ZEROS, AFTER, AFTER_AT, AFTER_FILL, WARP_AT, BEFORE, BEFORE_AT, BEFORE_FILL,
+        source_height, source_width,
+    )  # fmt: skip
     live = (x < out_width) & (y < out_height)
     if REDUCE:
         grey = grey_before_contrast(r, g, b, x, y, sample, plane, out_height, out_width, row, PROGRAM, COUNT, CHANNELS, RGB)
@@ -437,34 +352,11 @@ def gather_kernel(
     do_not_specialize=[*SIZES, *STRIDES, "before_fill", "after_fill"], do_not_specialize_on_alignment=["source", "out", "rows"]
 )
 def mask_kernel(
-    source,
-    out,
-    rows,
-    before_fill,
-    after_fill,
-    source_height,
-    source_width,
-    out_height,
-    out_width,
-    tiles_x,
-    row_stride,
-    source_b,
-    source_c,
-    source_h,
-    out_b,
-    out_c,
-    out_h,
-    SOURCE_W: tl.constexpr,
-    KIND: tl.constexpr,
-    ZEROS: tl.constexpr,
-    AFTER: tl.constexpr,
-    AFTER_AT: tl.constexpr,
-    WARP_AT: tl.constexpr,
-    BEFORE: tl.constexpr,
-    BEFORE_AT: tl.constexpr,
-    TILE_H: tl.constexpr,
-    TILE_W: tl.constexpr,
-):
+    source, out, rows, before_fill, after_fill, source_height, source_width, out_height, out_width, tiles_x, row_stride,
+    source_b, source_c, source_h, out_b, out_c, out_h,
+    SOURCE_W: tl.constexpr, KIND: tl.constexpr, ZEROS: tl.constexpr, AFTER: tl.constexpr, AFTER_AT: tl.constexpr,
+    WARP_AT: tl.constexpr, BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
+):  # fmt: skip
     """The nearest pixel of a mask, its bits unread. Grid: (tiles of an image, samples, planes)."""
     tile = tl.program_id(0)
     sample = tl.program_id(1)

@@ -1,7 +1,7 @@
 """The pointwise ops as Triton functions, to be called by the kernels of passes between reading and storing a pixel.
 
-A program is a compile-time list of (op, column of its row, flags), so that a pass holds the code of its own ops and no other. What
-differs between samples is read from the sample's row. The torch form of each op stands in ``points.py`` and ``jitter.py``.
+A program is a compile-time list of (op, column of its row, flags), so that a pass holds the code of its own ops and no other.
+What differs between samples is read from the sample's row. The torch form of each op stands in ``points.py`` and ``jitter.py``.
 """
 
 import triton

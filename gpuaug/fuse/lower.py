@@ -14,7 +14,7 @@ from kornia import augmentation as K
 from torch import nn
 
 from gpuaug.errors import ArgumentError, ArgumentTypeError
-from gpuaug.fuse import crops, filters, jitter, points, warps
+from gpuaug.fuse import crops, filters, jitter, mixes, points, warps
 from gpuaug.fuse.eager import EagerOp
 from gpuaug.fuse.ops import Op
 
@@ -24,6 +24,7 @@ LOWERED: dict[type[nn.Module], type[Op]] = {
     **points.LOWERED,
     **jitter.LOWERED,
     **filters.LOWERED,
+    **mixes.LOWERED,
 }
 
 TESTED = ((0, 9), (0, 10))

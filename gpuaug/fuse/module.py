@@ -13,6 +13,7 @@ from gpuaug.fuse.batchdraws import Draws
 from gpuaug.fuse.draws import Source
 from gpuaug.fuse.eager import EagerOp
 from gpuaug.fuse.lower import leaves, lower
+from gpuaug.fuse.mixes import MixOp
 from gpuaug.fuse.ops import Drawn, Op, Size
 from gpuaug.fuse.plan import Plan, plan
 from gpuaug.fuse.targets import Targets, matrix_of
@@ -154,14 +155,17 @@ class Fused(nn.Module):
         if data_keys is None and len(inputs) == 1:
             keys = ("input",)
         targets = Targets(inputs, keys, self._extra_args)
+        for op in self._ops:
+            if isinstance(op, MixOp):
+                targets.check_mix(op)
         size = targets.size
         self._seen = size
         if draws is None:
             draws = self.draw((size.batch, size.channels, size.height, size.width))
         elif draws.shape != (size.batch, size.channels, size.height, size.width):
             raise ArgumentError(
-                f"draws must be for images of the same shape, got draws for {draws.shape} and images of {tuple(targets.shape)}. "
-                "Draw with the images' own shape."
+                f"draws must be for images of the same shape, got draws for {draws.shape} and images of "
+                f"{tuple(targets.shape)}. Draw with the images' own shape."
             )
         elif len(draws._drawn) != len(self._ops):
             raise ArgumentError(

@@ -1,6 +1,6 @@
-"""Gaussian noise from a seed and a place: Philox 4x32-10 in whole numbers, equal on every device, then Box–Muller.
+"""Gaussian noise from a seed and a place: Philox 4x32-10 in whole numbers, equal on every device, then Box-Muller.
 
-Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Box–Muller takes logarithms and sines, which
+Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Box-Muller takes logarithms and sines, which
 differ by some units in the last place from device to device.
 """
 

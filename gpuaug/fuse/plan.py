@@ -11,9 +11,10 @@ from gpuaug.fuse.crops import HorizontalFlip, VerticalFlip
 from gpuaug.fuse.filters import FilterOp
 from gpuaug.fuse.gather import Columns, Gather
 from gpuaug.fuse.geometry import GatherOp
+from gpuaug.fuse.mixes import MixOp
 from gpuaug.fuse.ops import Op, PointOp, Size
 
-Front = Gather | FilterOp
+Front = Gather | FilterOp | MixOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class _Open:
 
     def take(self, op: Op) -> bool:
         """Add ``op`` if it fits."""
-        if isinstance(op, FilterOp):
+        if isinstance(op, FilterOp | MixOp):
             if self.empty:
                 self.front = op
                 return True

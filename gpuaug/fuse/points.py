@@ -43,7 +43,7 @@ class UniformOp(PointOp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        samplers = module._param_generator.sampler_dict  # type: ignore[union-attr]
+        samplers: Any = module._param_generator.sampler_dict  # type: ignore[union-attr]
         self.bounds = [bounds(samplers[parameter]) for parameter in self.names]
 
     def draw_parameters(self, source: Source, size: Size) -> Drawn:
@@ -193,7 +193,7 @@ class Posterize(PointOp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        self._bounds = bounds(module._param_generator.bit_sampler)  # type: ignore[union-attr]
+        self._bounds = bounds(module._param_generator.bit_sampler)  # type: ignore[union-attr, index]
 
     def draw_parameters(self, source: Source, size: Size) -> Drawn:
         """A rounded number of bits a sample."""

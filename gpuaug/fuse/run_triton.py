@@ -10,7 +10,9 @@ from gpuaug.fuse.filters import BlurOp
 from gpuaug.fuse.gather import Columns, Gather, Part
 from gpuaug.fuse.kernels_filters import blur, sharpen
 from gpuaug.fuse.kernels_gather import gather_kernel, mask_kernel
+from gpuaug.fuse.kernels_mixes import mix
 from gpuaug.fuse.launching import launch, on_device
+from gpuaug.fuse.mixes import MixOp
 from gpuaug.fuse.ops import Size
 from gpuaug.fuse.plan import Pass, Plan, needs_mean
 from gpuaug.fuse.run_torch import mask_fill
@@ -53,9 +55,12 @@ def _run(plan: Plan, images: Tensor, table: Tensor, dtype: torch.dtype, memory_f
         )
         if isinstance(step.front, Gather):
             gather(step, images, table, out)
+        elif isinstance(step.front, MixOp):
+            mix(step, images, table, out)
+        elif isinstance(step.front, BlurOp):
+            blur(step, images, table, out)
         else:
-            launch = blur if isinstance(step.front, BlurOp) else sharpen
-            launch(step, images, table, out)
+            sharpen(step, images, table, out)
         images = out
     return images
 

@@ -15,6 +15,7 @@ from gpuaug.fuse.boxes import FORMS, from_vertices, move, vertices
 from gpuaug.fuse.eager import EagerOp
 from gpuaug.fuse.gather import Gather
 from gpuaug.fuse.geometry import GatherOp
+from gpuaug.fuse.mixes import MixOp
 from gpuaug.fuse.ops import Array, Drawn, Op, Size
 from gpuaug.fuse.plan import Plan
 
@@ -98,6 +99,28 @@ class Targets:
                 f"{key} must be of the images' size {self.shape}, got {tuple(value.shape)}. Resize it to theirs first."
             )
 
+    def check_mix(self, op: MixOp) -> None:
+        """Refuse what cannot be mixed before anything is run.
+
+        Raises:
+            ArgumentError: If something else than images and labels goes along.
+            ArgumentTypeError: If labels are no tensor.
+            DeviceError: If they are not where the images are.
+        """
+        others = [key for key in self.keys if key not in op.targets]
+        if others:
+            raise ArgumentError(
+                f"data_keys must be among {', '.join(op.targets)} where {op.name} mixes images, got {', '.join(others)}. "
+                "Mix in a stage of its own, without them."
+            )
+        for key, value in zip(self.keys, self.values, strict=True):
+            if key == "class" and not isinstance(value, Tensor):
+                raise ArgumentTypeError(f"class must be a tensor, got {type(value).__name__}. Pass one index for each image.")
+            if key == "class" and value.device != self.device:
+                raise DeviceError(
+                    f"class must be on {self.device}, where the images are, got {value.device}. Move it there first."
+                )
+
     def run_plan(
         self,
         plan: Plan,
@@ -113,6 +136,12 @@ class Targets:
             elif key == "mask":
                 for step in plan.passes:
                     value = executors.run_mask(step, value, table)
+                self.values[index] = value
+            elif key == "class":
+                for step in plan.passes:
+                    if isinstance(step.front, MixOp):
+                        assert isinstance(step.columns, int)
+                        value = step.front.labels(value, table[:, step.columns :])
                 self.values[index] = value
             elif key in FORMS:
                 self.values[index] = move(value, table[:, plan.width :].unflatten(1, (3, 3)))

@@ -64,7 +64,7 @@ class Rotation(_Warp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        self._bounds = bounds(module._param_generator.sampler_dict["degrees"])  # type: ignore[union-attr]
+        self._bounds = bounds(module._param_generator.sampler_dict["degrees"])  # type: ignore[union-attr, index]
 
     def draw_parameters(self, source: Source, size: Size) -> Drawn:
         """An angle a sample, in degrees."""
@@ -88,7 +88,7 @@ class Rotation90(_Warp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        self._bounds = bounds(module._param_generator.sampler_dict["times"])  # type: ignore[union-attr]
+        self._bounds = bounds(module._param_generator.sampler_dict["times"])  # type: ignore[union-attr, index]
 
     def draw_parameters(self, source: Source, size: Size) -> Drawn:
         """A number of quarters a sample, before it is rounded."""

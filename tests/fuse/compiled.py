@@ -26,7 +26,7 @@ class CompileOnly:
     def __getitem__(self, grid):
         return self.launch
 
-    def launch(self, *args, num_warps=4, **constants):
+    def launch(self, *args, num_warps=4, enable_fp_fusion, **constants):
         names = self.kernel.arg_names
         signature, values = {}, {}
         for name, value in zip(names, [*args, *(None,) * (len(names) - len(args))], strict=True):
@@ -37,4 +37,6 @@ class CompileOnly:
         key = (self.kernel.__name__, tuple(signature.items()), tuple(values.items()), num_warps)
         if key not in self.made:
             source = ASTSource(self.kernel, signature, values, {})
-            self.made[key] = triton.compile(source, target=HOPPER, options={"num_warps": num_warps})
+            self.made[key] = triton.compile(
+                source, target=HOPPER, options={"num_warps": num_warps, "enable_fp_fusion": enable_fp_fusion}
+            )

@@ -17,6 +17,11 @@ EXACT = {
         K.RandomHorizontalFlip(),
         K.RandomChannelDropout(fill_value=0.5),
     ],
+    "cutmix": lambda: [
+        K.RandomHorizontalFlip(),
+        K.RandomCutMixV2(p=1.0, cut_size=(0.3, 0.6), use_correct_lambda=True),
+        K.RandomInvert(),
+    ],
     "posterize": lambda: [K.RandomPosterize((0.0, 8.0), p=0.8)],
 }
 """Permutations, gates and whole numbers: both executors give the same bits."""
@@ -54,10 +59,13 @@ CLOSE = {
     "blur, constant": lambda: [K.RandomGaussianBlur((3, 3), (0.3, 2.0), border_type="constant", p=0.7)],
     "blur, circular": lambda: [K.RandomGaussianBlur((5, 3), (0.3, 2.0), border_type="circular", p=0.7)],
     "blur, replicate": lambda: [K.RandomGaussianBlur((3, 1), (0.3, 2.0), border_type="replicate", p=1.0)],
+    "mixup, never": lambda: [K.RandomMixUpV2(p=0.0)],
+    "mixup, alone": lambda: [K.RandomMixUpV2(p=1.0)],
     "sharpness": lambda: [K.RandomSharpness((0.0, 3.0), p=0.8), K.Normalize(0.5, 0.25)],
 }
 
 RGB_CLOSE = {
+    "mixup": lambda: [K.RandomGrayscale(), K.RandomMixUpV2(p=1.0), K.RandomGrayscale(), K.Normalize(0.5, 0.25)],
     "colour": lambda: [
         K.RandomResizedCrop((16, 20)),
         K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8),

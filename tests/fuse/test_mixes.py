@@ -7,7 +7,7 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
-from fuse.replay import photographs
+from fuse.replay import as_kornia_takes_them, photographs
 
 import gpuaug
 from gpuaug.fuse.draws import Source
@@ -153,6 +153,46 @@ def test_kornia_takes_no_more_targets_than_are_listed(name, key):
     shape = {"mask": (2, 1, 8, 8), "bbox": (2, 1, 4, 2), "keypoints": (2, 1, 2)}.get(key, (2, 1, 4))
     with pytest.raises(NotImplementedError):
         module(torch.rand(2, 3, 8, 8), torch.ones(shape), data_keys=["input", key])
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0])
+@pytest.mark.parametrize("name", MIXES)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
+def test_a_fused_pipeline_mixes_images_and_labels(name, p, dtype):
+    mix = MIXES[name](p=p, data_keys=["input", "class"])
+    pipeline = K.AugmentationSequential(K.RandomHorizontalFlip(), mix, K.Normalize(0.5, 0.25))
+    images, labels = photographs(5, dtype=dtype), torch.arange(5) * 10
+    augment = gpuaug.fuse(pipeline)
+    draws = augment.draw(images.shape, seed=3)
+    # Kornia's container takes no labels where it mixes, so its images stand beside the module's own labels.
+    expected = pipeline(as_kornia_takes_them(images), params=draws.as_kornia())
+    _, expected_labels = mix(as_kornia_takes_them(images), labels, params=draws.as_kornia()[1].data)
+    got, got_labels = augment(images, labels, data_keys=["input", "class"], draws=draws)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+    assert torch.equal(got_labels, expected_labels)
+    torch.testing.assert_close(augment(images, draws=draws), got, atol=0, rtol=0)
+
+
+def test_labels_pass_a_pipeline_without_a_mix_untouched():
+    images, labels = photographs(5), torch.arange(5)
+    augment = gpuaug.fuse(K.RandomHorizontalFlip())
+    assert augment(images, labels, data_keys=["input", "class"])[1] is labels
+
+
+@pytest.mark.parametrize(
+    ("keys", "other", "kind", "text"),
+    [
+        (["input", "mask"], torch.ones(5, 1, 32, 48), gpuaug.ArgumentError, "data_keys must be among input, class where Rand"),
+        (["input", "bbox_xyxy"], torch.ones(5, 1, 4), gpuaug.ArgumentError, "mixes images, got bbox_xyxy. Mix in a stage of"),
+        (["input", "class"], [0] * 5, gpuaug.ArgumentTypeError, "class must be a tensor, got list. Pass one index for each"),
+        (["input", "class"], torch.ones(5, 10), gpuaug.ArgumentError, "class must be one label for each of the 5 images"),
+        (["input", "class"], torch.ones(5, device="meta"), gpuaug.DeviceError, "class must be on cpu, .* got meta. Move it"),
+    ],
+)
+def test_what_cannot_be_mixed_is_refused(keys, other, kind, text):
+    augment = gpuaug.fuse([K.RandomHorizontalFlip(), K.RandomMixUpV2(p=1.0)])
+    with pytest.raises(kind, match=text):
+        augment(photographs(5), other, data_keys=keys)
 
 
 COUNT = 4000

@@ -101,7 +101,7 @@ def test_the_users_pipeline_is_left_as_it_was():
 
 
 class Doubled(K.RandomInvert):
-    def apply_transform(self, input, params, flags, transform=None):
+    def apply_transform(self, input, params, flags, transform=None):  # noqa: A002 (Kornia's name)
         return input * 2
 
 

@@ -1,0 +1,46 @@
+"""Every kernel compiles for a GPU, on a machine that has none: what the interpreter forgives, the compiler does not."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from fuse import pipelines
+from fuse.compiled import CompileOnly
+from fuse.executors import through_both
+from fuse.replay import photographs
+
+from gpuaug.fuse import kernels_filters, kernels_mixes, run_triton
+
+KERNELS = {
+    "gather_kernel": run_triton,
+    "mask_kernel": run_triton,
+    "mix_kernel": kernels_mixes,
+    "blur_kernel": kernels_filters,
+    "blur_columns_kernel": kernels_filters,
+    "blur_rows_kernel": kernels_filters,
+    "sharpness_kernel": kernels_filters,
+}
+CHOSEN = [
+    "colour",
+    "padded, rotation, flip",
+    "perspective",
+    "gates",
+    "noise",
+    "blur",
+    "sharpness",
+    "mixup",
+    "cutmix",
+    "self-supervised",
+]
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_kernels_compile_for_a_gpu(name, monkeypatch):
+    made = {}
+    for kernel, module in KERNELS.items():
+        monkeypatch.setattr(module, kernel, CompileOnly(getattr(module, kernel), made))
+    modules = next(group[name] for group in (pipelines.EXACT, pipelines.CLOSE, pipelines.RGB_CLOSE) if name in group)
+    through_both(modules(), photographs(2), torch.bfloat16, torch.channels_last)
+    assert made
+    assert all(compiled.asm["cubin"] for compiled in made.values())
