@@ -48,7 +48,7 @@ def run_mask(step: Pass, masks: Tensor, table: Tensor) -> Tensor:
         if masks.is_cuda and _usable(masks.device):
             from gpuaug.fuse import run_triton
 
-            masks = run_triton.run_mask(step.front, step.columns, masks, table, step.out)
+            masks = run_triton.run_mask(step, masks, table)
         else:
             masks = run_torch.gather_mask(step.front, step.columns, masks, table, step.out)
     return run_torch.erased(step, masks, table)

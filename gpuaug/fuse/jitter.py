@@ -15,6 +15,9 @@ _NEUTRAL = (1.0, 1.0, 1.0, 0.0)
 NONE = 4
 """In the place of an adjustment that is left out."""
 
+CLEAN = 16
+"""A bit of the flags beside those of the adjustments: every pixel is known to be a number."""
+
 
 class _Jitter(PointOp):
     width = 9

@@ -15,7 +15,7 @@ from torch import Tensor
 from gpuaug.fuse.filters import BlurOp
 from gpuaug.fuse.kernels_gather import as_float, byte_share, corrected
 from gpuaug.fuse.kernels_points import points, unit
-from gpuaug.fuse.launching import launch
+from gpuaug.fuse.launching import Launch, prepared
 from gpuaug.fuse.plan import Pass
 
 ALONG = 16
@@ -342,44 +342,67 @@ def blur(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> int:
     """
     op = step.front
     assert isinstance(op, BlurOp)
-    batch, channels, height, width = source.shape
-    down, across = op.kernel_size
-    border = BORDERS[op.border]
-    common, last, planes = _arguments(step, source, rows, out)
-    wide, high = triton.cdiv(width, ACROSS), triton.cdiv(height, ALONG)
     if op.launches == 1:
-        constants = {**common, **last[1], "TAPS_Y": down, "TAPS_X": across, "BORDER": border}
-        launch(
-            blur_kernel, (wide * high, batch, planes), (source, out, rows, height, width, wide, *last[0]), constants, warps=1
-        )
+        prepared(step, source, rows, out, _blurring)((source, out, rows))
         return 1
+    batch, channels, height, width = source.shape
+    columns, last = prepared(step, source, rows, out, _blurring_twice)
     made = torch.empty((batch, channels, width, height), dtype=torch.float32, device=source.device)
-    launch(
-        blur_columns_kernel,
-        (wide * high, batch, channels),
-        (source, made, rows, height, width, wide, rows.stride(0), *source.stride()[:3]),
-        {**common, "TAPS": down, "BORDER": border, "CHANNELS": channels},
-        warps=1,
-    )
-    wide, high = triton.cdiv(width, ALONG), triton.cdiv(height, ACROSS)
-    launch(
-        blur_rows_kernel,
-        (wide * high, batch, planes),
-        (source, made, out, rows, height, width, high, *last[0]),
-        {**common, **last[1], "TAPS": across, "BORDER": border},
-        warps=1,
-    )
+    columns((source, made, rows))
+    last((source, made, out, rows))
     return 2
 
 
 def sharpen(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> int:
     """Launch a pass with a sharpness in front on the current stream; as :func:`blur`, in one launch."""
+    prepared(step, source, rows, out, _sharpening)((source, out, rows))
+    return 1
+
+
+def _blurring(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> Launch:
+    op = step.front
+    assert isinstance(op, BlurOp)
+    batch, _, height, width = source.shape
+    down, across = op.kernel_size
+    common, last, planes = _arguments(step, source, rows, out)
+    wide, high = triton.cdiv(width, ACROSS), triton.cdiv(height, ALONG)
+    constants = {**common, **last[1], "TAPS_Y": down, "TAPS_X": across, "BORDER": BORDERS[op.border]}
+    return Launch(blur_kernel, (wide * high, batch, planes), (height, width, wide, *last[0]), constants, warps=1)
+
+
+def _blurring_twice(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> tuple[Launch, Launch]:
+    op = step.front
+    assert isinstance(op, BlurOp)
+    batch, channels, height, width = source.shape
+    down, across = op.kernel_size
+    common, last, planes = _arguments(step, source, rows, out)
+    common["BORDER"] = BORDERS[op.border]
+    wide, high = triton.cdiv(width, ACROSS), triton.cdiv(height, ALONG)
+    columns = Launch(
+        blur_columns_kernel,
+        (wide * high, batch, channels),
+        (height, width, wide, rows.stride(0), *source.stride()[:3]),
+        {**common, "TAPS": down, "CHANNELS": channels},
+        warps=1,
+    )
+    wide, high = triton.cdiv(width, ALONG), triton.cdiv(height, ACROSS)
+    lines = Launch(
+        blur_rows_kernel,
+        (wide * high, batch, planes),
+        (height, width, high, *last[0]),
+        {**common, **last[1], "TAPS": across},
+        warps=1,
+    )
+    return columns, lines
+
+
+def _sharpening(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> Launch:
     batch, _, height, width = source.shape
     common, last, planes = _arguments(step, source, rows, out)
     wide, high = triton.cdiv(width, ACROSS), triton.cdiv(height, ALONG)
-    args = (source, out, rows, height, width, wide, *last[0])
-    launch(sharpness_kernel, (wide * high, batch, planes), args, {**common, **last[1]}, warps=1)
-    return 1
+    return Launch(
+        sharpness_kernel, (wide * high, batch, planes), (height, width, wide, *last[0]), {**common, **last[1]}, warps=1
+    )
 
 
 def _arguments(

@@ -148,31 +148,12 @@ def half_to_even(at):
 
 @triton.jit
 def gathered(
-    pointer,
-    x,
-    y,
-    row,
-    source_c,
-    source_h,
-    SOURCE_W: tl.constexpr,
-    first_channel,
-    SCALE: tl.constexpr,
-    RGB: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    KIND: tl.constexpr,
-    HALF: tl.constexpr,
-    NEAREST: tl.constexpr,
-    ZEROS: tl.constexpr,
-    AFTER: tl.constexpr,
-    AFTER_AT: tl.constexpr,
-    AFTER_FILL: tl.constexpr,
-    WARP_AT: tl.constexpr,
-    BEFORE: tl.constexpr,
-    BEFORE_AT: tl.constexpr,
-    BEFORE_FILL: tl.constexpr,
-    source_height,
-    source_width,
-):
+    pointer, x, y, row, source_c, source_h, SOURCE_C: tl.constexpr, SOURCE_W: tl.constexpr, first_channel,
+    SCALE: tl.constexpr, RGB: tl.constexpr, CHANNELS: tl.constexpr, KIND: tl.constexpr, HALF: tl.constexpr,
+    NEAREST: tl.constexpr, ZEROS: tl.constexpr, AFTER: tl.constexpr, AFTER_AT: tl.constexpr, AFTER_FILL: tl.constexpr,
+    WARP_AT: tl.constexpr, BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr, BEFORE_FILL: tl.constexpr,
+    source_height, source_width,
+):  # fmt: skip
     """The pixels of a tile: three channels, or one and two copies of it."""
     inside_x = x == x
     inside_y = y == y
@@ -193,15 +174,20 @@ def gathered(
         fill_b = tl.load(row + BEFORE_FILL + first_channel + third)
         if SCALE and KIND > 0:
             fill_r, fill_g, fill_b = fill_r * 255, fill_g * 255, fill_b * 255
-    green = pointer + second * source_c
-    blue = pointer + third * source_c
+    if SOURCE_C > 0:
+        # Part of the instruction that reads, which saves an addition of 64 bits for each tap of two channels.
+        green = pointer + second * SOURCE_C
+        blue = pointer + third * SOURCE_C
+    else:
+        green = pointer + second * source_c
+        blue = pointer + third * source_c
     if KIND == 0:
         within_x = inside_x
         within_y = inside_y
         if BEFORE > 0:
             x, within_x = mapped(x, before, 0, BEFORE)
             y, within_y = mapped(y, before, 1, BEFORE)
-        offset = y * source_h + x * SOURCE_W
+        offset = (y * source_h + x * SOURCE_W).to(tl.uint32)
         within = within_x & within_y
         r = read(pointer, offset, within, within, fill_r, SCALE, False, BEFORE)
         g = read(green, offset, within, within, fill_g, SCALE, False, BEFORE) if RGB else r
@@ -218,7 +204,7 @@ def gathered(
                 top = half_to_even(at_y)
             px, framed_x, within_x = tap_axis(left, start_x, count_x, before, 0, ZEROS, BEFORE)
             py, framed_y, within_y = tap_axis(top, start_y, count_y, before, 1, ZEROS, BEFORE)
-            offset = py * source_h + px * SOURCE_W
+            offset = (py * source_h + px * SOURCE_W).to(tl.uint32)
             framed = framed_x & framed_y
             within = within_x & within_y
             r = read(pointer, offset, framed, within, fill_r, SCALE, ZEROS, BEFORE)
@@ -240,10 +226,11 @@ def gathered(
             x1 *= SOURCE_W
             y0 *= source_h
             y1 *= source_h
-            o00 = y0 + x0
-            o10 = y0 + x1
-            o01 = y1 + x0
-            o11 = y1 + x1
+            # Without a sign, so that adding one to a pointer extends nothing.
+            o00 = (y0 + x0).to(tl.uint32)
+            o10 = (y0 + x1).to(tl.uint32)
+            o01 = (y1 + x0).to(tl.uint32)
+            o11 = (y1 + x1).to(tl.uint32)
             f00 = framed_x0 & framed_y0
             f10 = framed_x1 & framed_y0
             f01 = framed_x0 & framed_y1
@@ -302,8 +289,9 @@ def blended(
 def gather_kernel(
     source, out, rows, partial, source_height, source_width, out_height, out_width, tiles_x, row_stride, tiles, blocks,
     source_b, source_c, source_h, out_b, out_c, out_h,
-    SOURCE_W: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr,
-    RGB: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, HALF: tl.constexpr, NEAREST: tl.constexpr, ZEROS: tl.constexpr,
+    SOURCE_C: tl.constexpr, SOURCE_W: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr,
+    CHANNELS: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, HALF: tl.constexpr,
+    NEAREST: tl.constexpr, ZEROS: tl.constexpr,
     AFTER: tl.constexpr, AFTER_AT: tl.constexpr, AFTER_FILL: tl.constexpr, WARP_AT: tl.constexpr,
     BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr, BEFORE_FILL: tl.constexpr,
     REDUCE: tl.constexpr, GATE_AT: tl.constexpr, MEAN: tl.constexpr, PARTIALS: tl.constexpr,
@@ -326,9 +314,9 @@ def gather_kernel(
     y = (tile // tiles_x) * TILE_H + tl.arange(0, TILE_H)[None, :]
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     r, g, b = gathered(
-        pointer, tl.minimum(x, out_width - 1), tl.minimum(y, out_height - 1), row, source_c, source_h, SOURCE_W, plane,
-        SCALE, RGB, CHANNELS, KIND, HALF, NEAREST, ZEROS, AFTER, AFTER_AT, AFTER_FILL, WARP_AT, BEFORE, BEFORE_AT, BEFORE_FILL,
-        source_height, source_width,
+        pointer, tl.minimum(x, out_width - 1), tl.minimum(y, out_height - 1), row, source_c, source_h, SOURCE_C, SOURCE_W,
+        plane, SCALE, RGB, CHANNELS, KIND, HALF, NEAREST, ZEROS, AFTER, AFTER_AT, AFTER_FILL, WARP_AT,
+        BEFORE, BEFORE_AT, BEFORE_FILL, source_height, source_width,
     )  # fmt: skip
     live = (x < out_width) & (y < out_height)
     if REDUCE:

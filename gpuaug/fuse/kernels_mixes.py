@@ -9,8 +9,8 @@ from torch import Tensor
 
 from gpuaug.fuse.kernels_gather import as_float, byte_share, corrected
 from gpuaug.fuse.kernels_points import points
-from gpuaug.fuse.launching import launch
-from gpuaug.fuse.mixes import CutMix, MixOp
+from gpuaug.fuse.launching import Launch, prepared
+from gpuaug.fuse.mixes import CutMix
 from gpuaug.fuse.plan import Pass
 
 TILE = 1024
@@ -89,13 +89,15 @@ def mix(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> None:
         - source, out: (B, C, H, W)
         - rows: (B, K), float32
     """
-    op = step.front
-    assert isinstance(op, MixOp)
+    prepared(step, source, rows, out, _mixing)((source, out, rows))
+
+
+def _mixing(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> Launch:
     batch, channels, height, width = source.shape
     rgb = channels == 3 and (out.stride(1) == 1 or any(point.rgb_only for point in step.points))
     constants: dict[str, Any] = {
         "COLUMN": step.columns,
-        "CUT": isinstance(op, CutMix),
+        "CUT": isinstance(step.front, CutMix),
         "SOURCE_W": source.stride(3),
         "SCALE": source.dtype == torch.uint8,
         "OUT_W": out.stride(3),
@@ -105,5 +107,5 @@ def mix(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> None:
         "RGB": rgb,
         "TILE": TILE,
     }
-    args = (source, out, rows, height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
-    launch(mix_kernel, (triton.cdiv(height * width, TILE), batch, 1 if rgb else channels), args, constants)
+    numbers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
+    return Launch(mix_kernel, (triton.cdiv(height * width, TILE), batch, 1 if rgb else channels), numbers, constants)

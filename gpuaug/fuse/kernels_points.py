@@ -4,8 +4,11 @@ A program is a compile-time list of (op, column of its row, flags), so that a pa
 What differs between samples is read from the sample's row. The torch form of each op stands in ``points.py`` and ``jitter.py``.
 """
 
+import os
+
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 from gpuaug.fuse import jitter as j
 from gpuaug.fuse import noise
@@ -29,6 +32,11 @@ DENORMALIZE = tl.constexpr(p.Denormalize.code)
 JITTER = tl.constexpr(j.ColorJitter.code)
 JIGGLE = tl.constexpr(j.ColorJiggle.code)
 
+CLEAN = tl.constexpr(j.CLEAN)
+ALL_BUT_CONTRAST = tl.constexpr(j.CLEAN | 13)
+SATURATES = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
+"""The interpreter has no functions of libdevice."""
+
 MULTIPLIER_0 = tl.constexpr(noise.MULTIPLIERS[0])
 MULTIPLIER_1 = tl.constexpr(noise.MULTIPLIERS[1])
 INCREMENT_0 = tl.constexpr(noise.INCREMENTS[0])
@@ -43,6 +51,14 @@ def unit(v):
     """Clamped to [0, 1]; what is not a number stays so, as in torch."""
     v = tl.maximum(v, 0.0, propagate_nan=tl.PropagateNan.ALL)
     return tl.minimum(v, 1.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def clamped(r, g, b, FLAGS: tl.constexpr):
+    """Each clamped to [0, 1]; where the flags say that all are numbers, by the instructions that made them."""
+    if SATURATES and CLEAN & FLAGS:
+        return libdevice.saturatef(r), libdevice.saturatef(g), libdevice.saturatef(b)
+    return unit(r), unit(g), unit(b)
 
 
 @triton.jit
@@ -145,28 +161,31 @@ def normal(x, y, channel, field, width, seed):
 
 @triton.jit
 def jittered(r, g, b, row, mean, step, AROUND_MEAN: tl.constexpr, ACTIVE: tl.constexpr):
-    """One adjustment: 0 brightness, 1 contrast, 2 saturation, 3 hue, 4 none. ``ACTIVE`` has a bit for each that there is."""
+    """One adjustment: 0 brightness, 1 contrast, 2 saturation, 3 hue, 4 none.
+
+    ``ACTIVE`` has a bit for each that there is, and one (``CLEAN``) that says that all pixels are numbers.
+    """
     if ACTIVE & 1:
         if step == 0:
             factor = tl.load(row + 1)
             if AROUND_MEAN:
-                r, g, b = unit(r * factor), unit(g * factor), unit(b * factor)
+                r, g, b = clamped(r * factor, g * factor, b * factor, ACTIVE)
             else:
-                r, g, b = unit(r + (factor - 1)), unit(g + (factor - 1)), unit(b + (factor - 1))
+                r, g, b = clamped(r + (factor - 1), g + (factor - 1), b + (factor - 1), ACTIVE)
     if ACTIVE & 2:
         if step == 1:
             factor = tl.load(row + 2)
             if AROUND_MEAN:
                 base = mean * (1 - factor)
-                r, g, b = unit(r * factor + base), unit(g * factor + base), unit(b * factor + base)
+                r, g, b = clamped(r * factor + base, g * factor + base, b * factor + base, ACTIVE)
             else:
-                r, g, b = unit(r * factor), unit(g * factor), unit(b * factor)
+                r, g, b = clamped(r * factor, g * factor, b * factor, ACTIVE)
     if ACTIVE & 4:
         if step == 2:
             factor = tl.load(row + 3)
             if AROUND_MEAN:
                 grey = (1 - factor) * grey_of(r, g, b)
-                r, g, b = unit(r * factor + grey), unit(g * factor + grey), unit(b * factor + grey)
+                r, g, b = clamped(r * factor + grey, g * factor + grey, b * factor + grey, ACTIVE)
             else:
                 r, g, b = saturated(r, g, b, factor)
     if ACTIVE & 8:
@@ -252,22 +271,22 @@ def point(
         means = row + 1 + plane
         stds = means + CHANNELS
         if CODE == NORMALIZE:
-            # Fast division is a product with the inverse within two units in the last place: the tolerance of colour.
-            r = (r - tl.load(means)) / tl.load(stds)
-            g = (g - tl.load(means + second)) / tl.load(stds + second)
-            b = (b - tl.load(means + third)) / tl.load(stds + third)
+            # One inverse for all pixels of a sample: within two units in the last place, the tolerance of colour.
+            r = (r - tl.load(means)) * (1.0 / tl.load(stds))
+            g = (g - tl.load(means + second)) * (1.0 / tl.load(stds + second))
+            b = (b - tl.load(means + third)) * (1.0 / tl.load(stds + third))
         else:
             r = r * tl.load(stds) + tl.load(means)
             g = g * tl.load(stds + second) + tl.load(means + second)
             b = b * tl.load(stds + third) + tl.load(means + third)
     elif CODE == JITTER or CODE == JIGGLE:
-        r, g, b = unit(r), unit(g), unit(b)
+        r, g, b = clamped(r, g, b, FLAGS)
         # A loop, not four copies: those would not fit into the instruction cache.
         for position in range(4):
             r, g, b = jittered(r, g, b, row, mean, tl.load(row + 5 + position).to(tl.int32), CODE == JITTER, FLAGS)
         if FLAGS & 12:
             # Those that end with a clamp of their own need no other.
-            r, g, b = unit(r), unit(g), unit(b)
+            r, g, b = clamped(r, g, b, FLAGS)
     return r, g, b
 
 
@@ -298,13 +317,14 @@ def grey_before_contrast(
     for index in tl.static_range(COUNT):
         own = row + PROGRAM[index][1]
         if PROGRAM[index][0] == JITTER:
-            r, g, b = unit(r), unit(g), unit(b)
+            flags: tl.constexpr = PROGRAM[index][2]
+            r, g, b = clamped(r, g, b, flags)
             waiting = 1
             for position in range(4):
                 step = tl.load(own + 5 + position).to(tl.int32)
                 waiting = tl.where(step == 1, 0, waiting)
                 # What comes after the contrast is of no interest.
-                r, g, b = jittered(r, g, b, own, 0.0, tl.where(waiting == 1, step, 4), True, PROGRAM[index][2] & 13)
+                r, g, b = jittered(r, g, b, own, 0.0, tl.where(waiting == 1, step, 4), True, ALL_BUT_CONTRAST & flags)
             grey = grey_of(r, g, b)
         elif tl.load(own) != 0:
             r, g, b = point(r, g, b, x, y, plane, width, own, 0.0, PROGRAM[index][0], PROGRAM[index][2], CHANNELS, RGB)

@@ -1,40 +1,68 @@
 """Launching Triton kernels with less of the training thread's time."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-_compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+from gpuaug.fuse.plan import Pass
+
+T = TypeVar("T")
 
 
-def launch(kernel: Any, grid: tuple[int, int, int], args: Sequence[Any], constants: dict[str, Any], *, warps: int = 4) -> None:
-    """Launch ``kernel`` on the current stream of the current device.
+class Launch:
+    """A launch of one kernel for tensors of one kind, to be made again for others of that kind.
 
     Triton works out anew at each launch which compiled form of a kernel its arguments need, from every argument's value. Our
-    kernels are specialised on no value but their constants, so the constants and the tensors' types decide alone.
+    kernels are specialised on no value but their constants, so that what the first launch compiled serves all that follow.
 
     Args:
-        kernel: A ``triton.jit`` function whose constants come last.
+        kernel: A ``triton.jit`` function that takes tensors, then numbers, then constants.
         grid: Three numbers of blocks.
-        args: Everything but the constants, in order.
+        numbers: What follows the tensors, in order.
         constants: The constants by name.
         warps: Warps in a block.
     """
-    types = tuple(arg.dtype for arg in args if isinstance(arg, Tensor))
-    device = args[0].device.index
-    # 32 bits hold every other argument; a stride may need more, and then Triton has to see it.
-    wide = any(arg.__class__ is int and arg > 0x7FFFFFFF for arg in args)
-    key = (kernel, device, types, wide, warps, *constants.values())
-    found = _compiled.get(key)
-    if found is not None:
-        found[0][grid](*args, *found[1])
-        return
-    # Fused products and sums are what makes a byte's share of 255 exact; the compiler's default differs between versions.
-    made = kernel[grid](*args, **constants, num_warps=warps, enable_fp_fusion=True)
-    if made is not None:  # the interpreter compiles nothing
-        _compiled[key] = made, tuple(constants[name] for name in kernel.arg_names[len(args) :])
+
+    __slots__ = ("_compiled", "_constants", "_grid", "_kernel", "_tail", "_warps")
+
+    def __init__(
+        self, kernel: Any, grid: tuple[int, int, int], numbers: Sequence[int], constants: dict[str, Any], *, warps: int = 4
+    ) -> None:
+        self._kernel, self._grid, self._tail, self._constants, self._warps = kernel, grid, tuple(numbers), constants, warps
+        self._compiled: dict[int, tuple[Any, tuple[Any, ...]]] = {}
+
+    def __call__(self, tensors: Sequence[Tensor]) -> None:
+        """Launch on the current stream of the current device, which the tensors are on.
+
+        Cost:
+            No synchronisation; the first launch of a form compiles it.
+        """
+        device = tensors[0].get_device()
+        found = self._compiled.get(device)
+        if found is not None:
+            found[0](*tensors, *found[1])
+            return
+        # Fused products and sums are what makes a byte's share of 255 exact; the compiler's default differs between versions.
+        made = self._kernel[self._grid](*tensors, *self._tail, **self._constants, num_warps=self._warps, enable_fp_fusion=True)
+        if made is not None:  # the interpreter compiles nothing
+            names = self._kernel.arg_names[len(tensors) + len(self._tail) :]
+            self._compiled[device] = made[self._grid], (*self._tail, *(self._constants[name] for name in names))
+
+
+def prepared(step: Pass, source: Tensor, rows: Tensor, out: Tensor, make: Callable[[Pass, Tensor, Tensor, Tensor], T]) -> T:
+    """What ``make`` has worked out for a pass and tensors of this kind, from the second time on without calling it.
+
+    A pass belongs to images of one size, so the kind is the types, the strides and the number of samples.
+    """
+    key = (make, source.dtype, out.dtype, source.shape[0], source.shape[1], rows.stride(0), source.stride(), out.stride())
+    found: T | None = step.prepared.get(key)
+    if found is None:
+        if len(step.prepared) >= 64:
+            step.prepared.clear()
+        found = step.prepared[key] = make(step, source, rows, out)
+    return found
 
 
 def on_device(device: torch.device) -> Any:

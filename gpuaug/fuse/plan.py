@@ -6,6 +6,7 @@ pixel, in order. The first pass reads the user's images, the last one writes the
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpuaug.fuse.crops import HorizontalFlip, VerticalFlip
 from gpuaug.fuse.filters import FilterOp
@@ -30,6 +31,8 @@ class Pass:
     out: Size
     columns: Columns | int
     program: tuple[tuple[int, int, int], ...]
+    prepared: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What an executor has worked out for batches of one kind, by that kind."""
 
     @property
     def mean(self) -> bool:

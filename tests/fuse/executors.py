@@ -27,7 +27,7 @@ def through_both(modules, images, dtype, memory_format):
     for step in plan.passes:
         if getattr(step.front, "order", ()):
             expected_masks = gather_mask(step.front, step.columns, expected_masks, table, step.out)
-            got_masks = run_triton.run_mask(step.front, step.columns, got_masks, table, step.out)
+            got_masks = run_triton.run_mask(step, got_masks, table)
     return expected, got, expected_masks, got_masks
 
 

@@ -56,6 +56,7 @@ def test_a_call_does_not_synchronise_and_copies_from_pinned_memory():
     images = photographs(6, 3, 64, 64).cuda()
     masks, boxes = torch.zeros(6, 1, 64, 64, dtype=torch.int64, device="cuda"), torch.ones(6, 2, 4, device="cuda")
     keys = ["input", "mask", "bbox_xyxy"]
+    augment(images)
     augment(images, masks, boxes, data_keys=keys)
     torch.cuda.synchronize()
     torch.cuda._sleep(2 * 10**9)
@@ -72,11 +73,12 @@ def test_a_call_does_not_synchronise_and_copies_from_pinned_memory():
     torch.cuda.synchronize()
 
 
-def test_other_sizes_compile_nothing():
+def test_the_first_size_compiles_and_all_others_share_one_compilation():
     augment = gpuaug.fuse(pipelines.RGB_CLOSE["self-supervised"]())
-    augment(photographs(6, 3, 64, 64).cuda())
+    for side in (64, 56):
+        augment(photographs(6, 3, side, side).cuda())
     compiled = sum(len(cache[0]) for cache in kernel_caches())
-    for batch, height, width in ((5, 64, 64), (1, 64, 64), (16, 48, 80), (3, 33, 57), (32, 128, 128)):
+    for batch, height, width in ((5, 64, 64), (1, 56, 64), (16, 48, 80), (3, 33, 57), (32, 128, 128)):
         augment(photographs(batch, 3, height, width).cuda())
     assert sum(len(cache[0]) for cache in kernel_caches()) == compiled
 
@@ -91,9 +93,9 @@ def full_precision():
 
 
 def kernel_caches():
-    from gpuaug.fuse import kernels_filters, kernels_gather
+    from gpuaug.fuse import kernels_filters, kernels_gather, kernels_mixes
 
-    for module in (kernels_filters, kernels_gather):
+    for module in (kernels_filters, kernels_gather, kernels_mixes):
         for value in vars(module).values():
             if hasattr(value, "device_caches"):
                 yield from value.device_caches.values()
@@ -150,4 +152,4 @@ def test_images_on_a_gpu_that_is_not_current():
     assert torch.cuda.current_device() == 0
     expected, got = both(K.AugmentationSequential(K.RandomVerticalFlip()), images)
     assert got.device == images.device
-    assert torch.equal(got, expected)
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=0)  # Kornia is given x / 255, which a GPU rounds otherwise
