@@ -47,6 +47,10 @@ class Source:
         """Numbers in [low, high), (B,)."""
         return self.uniform() * np.float32(high - low) + np.float32(low)
 
+    def between(self, low: NDArray[np.float32], high: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Numbers in [low, high), (K, B), for bounds of K columns, (K, 1)."""
+        return self.uniform(len(low)) * (high - low) + low
+
     def number(self) -> float:
         """One number in [0, 1) for the whole batch."""
         return float(self._generator.random(dtype=np.float32))

@@ -77,11 +77,11 @@ def _usable(device: torch.device) -> bool:
     return True
 
 
-def fill_front(step: Pass, drawn_of: Callable[[Any], Drawn], size: Size, table: Array) -> None:
-    """Write each sample's numbers for the front of a pass into ``table``, (B, K) float32."""
+def fill_front(step: Pass, drawn_of: Callable[[Any], Drawn], size: Size, table: Array, *, fixed: bool) -> None:
+    """Write each sample's numbers for the front of a pass into ``table``, (B, K) float32; without ``fixed``, the drawn ones."""
     if isinstance(step.front, Gather):
         assert isinstance(step.columns, Columns)
-        step.front.rows(drawn_of, size, step.columns, table)
+        step.front.rows(drawn_of, size, step.columns, table, fixed=fixed)
     else:
         assert isinstance(step.columns, int)
         step.front.rows(drawn_of(step.front), size, table[:, step.columns : step.columns + step.front.row_width(size.channels)])

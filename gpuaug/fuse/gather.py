@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gpuaug.fuse.geometry import Edge, GatherOp, IndexMap, IndexOp, ResampleOp, Resampling, WarpOp
+import numpy as np
+
+from gpuaug.fuse.geometry import Edge, GatherOp, IndexMap, IndexOp, ResampleOp, Resampling, Rows, WarpOp
 from gpuaug.fuse.ops import Array, Drawn, Size
 
 Kind = Literal["", "resample", "affine", "perspective"]
@@ -123,8 +125,10 @@ class Gather:
             places["mask_warp"] = places["warp"]
         return Columns(**places, end=at)
 
-    def rows(self, drawn_of: Callable[[GatherOp], Drawn], size: Size, columns: Columns, table: Array) -> None:
-        """Write every sample's numbers into ``table``, (B, K) float32."""
+    def rows(
+        self, drawn_of: Callable[[GatherOp], Drawn], size: Size, columns: Columns, table: Array, *, fixed: bool = True
+    ) -> None:
+        """Write every sample's numbers into ``table``, (B, K) float32; only those that are drawn where not ``fixed``."""
         at = size
         before: IndexMap | None = None
         after: IndexMap | None = None
@@ -136,45 +140,51 @@ class Gather:
                 else:
                     after = map_ if after is None else map_.after(after)
             else:
-                self._write_warp(op, drawn_of(op), at, columns, table)
+                self._write_warp(op, drawn_of(op), at, columns, table, fixed)
             at = op.out(at)
         for map_at, part, column, fill_column in (
             (before, self.before, columns.before, columns.before_fill),
             (after, self.after, columns.after, columns.after_fill),
         ):
             if map_at is not None:
-                _write_map(map_at, bool(part.edge), table, column)
-            if fill_column >= 0:
+                _write_map(map_at, bool(part.edge), table, column, fixed)
+            if fill_column >= 0 and fixed:
                 table[:, fill_column : fill_column + size.channels] = part.fill
 
-    def _write_warp(self, op: GatherOp, drawn: Drawn, size: Size, columns: Columns, table: Array) -> None:
+    def _write_warp(self, op: GatherOp, drawn: Drawn, size: Size, columns: Columns, table: Array, fixed: bool) -> None:
         start = columns.warp
         if isinstance(op, ResampleOp):
-            _write_resampling(op.resampling(drawn, size, self.half), table, start)
+            _write_resampling(op.resampling(drawn, size, self.half), table, start, fixed)
             if columns.mask_warp not in (-1, start):
-                _write_resampling(op.resampling(drawn, size, True), table, columns.mask_warp)
+                _write_resampling(op.resampling(drawn, size, True), table, columns.mask_warp, fixed)
             return
         assert isinstance(op, WarpOp)
         inverse = op.warp(drawn, size).inverse
         numbers = 6 if op.kind == "affine" else 9
         table[:, start : start + numbers] = inverse.reshape(-1, 9)[:, :numbers]
-        table[:, start + numbers] = size.width
-        table[:, start + numbers + 1] = size.height
+        if fixed:
+            table[:, start + numbers] = size.width
+            table[:, start + numbers + 1] = size.height
 
     def describe(self) -> str:
         """In a few words."""
         return ", ".join(op.describe() for op in self.order) or "read"
 
 
-def _write_map(map_: IndexMap, bounded: bool, table: Array, column: int) -> None:
-    values: Sequence[Any] = (map_.x.sign, map_.x.offset, map_.y.sign, map_.y.offset)
+def _write_map(map_: IndexMap, bounded: bool, table: Array, column: int, fixed: bool) -> None:
+    values: tuple[Rows, ...] = (map_.x.sign, map_.x.offset, map_.y.sign, map_.y.offset)
     if bounded:
         values = (*values, map_.x.low, map_.x.high, map_.y.low, map_.y.high)
-    for k, value in enumerate(values):
-        table[:, column + k] = value
+    _write(values, table, column, fixed)
 
 
-def _write_resampling(made: Resampling, table: Array, column: int) -> None:
+def _write_resampling(made: Resampling, table: Array, column: int, fixed: bool) -> None:
     values = (made.scale_x, made.start_x, made.count_x, made.scale_y, made.start_y, made.count_y)
+    _write(values, table, column, fixed)
+
+
+def _write(values: Sequence[Rows], table: Array, column: int, fixed: bool) -> None:
     for k, value in enumerate(values):
-        table[:, column + k] = value
+        # What is a plain number is so for every batch of this size.
+        if fixed or isinstance(value, np.ndarray):
+            table[:, column + k] = value

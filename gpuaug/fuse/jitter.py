@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from gpuaug.fuse.ops import Array, Drawn, PointOp, Size
 from gpuaug.fuse.points import bounds, column, grey_of, hue_turned, saturated
 
 FACTORS = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")
-_NEUTRAL = (1.0, 1.0, 1.0, 0.0)
+_NEUTRAL = np.array([[1.0], [1.0], [1.0], [0.0]], dtype=np.float32)
 NONE = 4
 """In the place of an adjustment that is left out."""
 
@@ -30,7 +31,8 @@ class _Jitter(PointOp):
         self._fixed: tuple[int, ...] | None = module._fixed_order  # type: ignore[assignment]
         used = range(4) if self._fixed is None else self._fixed
         # What is neutral for the whole batch Kornia leaves out, so what can only be neutral never takes part.
-        self._active = [index in used and self.bounds[index] != (_NEUTRAL[index], _NEUTRAL[index]) for index in range(4)]
+        self._active = [index in used and self.bounds[index] != (_NEUTRAL[index, 0],) * 2 for index in range(4)]
+        self._low, self._high = np.array(self.bounds, dtype=np.float32).T[..., None]
 
     @property
     def flags(self) -> int:  # type: ignore[override]
@@ -39,22 +41,21 @@ class _Jitter(PointOp):
 
     def draw_parameters(self, source: Source, size: Size) -> Drawn:
         """Four factors a sample, and the order."""
-        drawn: Drawn = {name: source.within(*between) for name, between in zip(FACTORS, self.bounds, strict=True)}
-        drawn["order"] = source.permutation(4)
-        return drawn
+        return {"factors": source.between(self._low, self._high), "order": source.permutation(4)}
 
     def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
         """The same factors and order."""
-        return {**{name: torch.from_numpy(drawn[name]) for name in FACTORS}, "order": torch.from_numpy(drawn["order"])}
+        factors = dict(zip(FACTORS, torch.from_numpy(drawn["factors"]), strict=True))
+        return {**factors, "order": torch.from_numpy(drawn["order"])}
 
     def write(self, drawn: Drawn, size: Size, out: Array) -> None:
         """The factors, then the order, with :data:`NONE` in the place of what is left out."""
-        for index, name in enumerate(FACTORS):
-            out[:, 1 + index] = drawn[name]
-        order = self._fixed if self._fixed is not None else drawn["order"]
+        factors: Array = drawn["factors"]
+        out[:, 1:5] = factors.T
+        order = self._fixed if self._fixed is not None else drawn["order"].tolist()
         # Neutral for every sample by chance, too.
-        kept = [self._active[index] and bool((drawn[FACTORS[index]] != _NEUTRAL[index]).any()) for index in range(4)]
-        steps = [int(index) if kept[index] else NONE for index in order]
+        kept = (factors != _NEUTRAL).any(1).tolist()
+        steps = [index if kept[index] and self._active[index] else NONE for index in order]
         out[:, 5:9] = steps + [NONE] * (4 - len(steps))
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:

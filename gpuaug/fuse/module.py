@@ -91,7 +91,8 @@ class Fused(nn.Module):
         self._extra_args = getattr(pipeline, "extra_args", None)
         self._keepdim = all(getattr(leaf.op.module, "keepdim", False) for leaf in leaves(self._tree))
         self._plans: dict[tuple[int, Size, bool], tuple[Stretch, Plan | None]] = {}
-        self._seen: Size | None = None
+        # Of the last call. In a list, since a module takes its time to set an attribute.
+        self._seen: list[Size] = []
 
     def extra_repr(self) -> str:
         """The modules, and those left to Kornia."""
@@ -159,7 +160,7 @@ class Fused(nn.Module):
             if isinstance(op, MixOp):
                 targets.check_mix(op)
         size = targets.size
-        self._seen = size
+        self._seen[:] = (size,)
         if draws is None:
             draws = self.draw((size.batch, size.channels, size.height, size.width))
         elif draws.shape != (size.batch, size.channels, size.height, size.width):
@@ -182,7 +183,7 @@ class Fused(nn.Module):
         Args:
             shape: (B, C, H, W) of the images. Left out: that of the last call, else (256, 3, 256, 256).
         """
-        size = Size(*shape) if shape is not None else self._seen or Size(256, 3, 256, 256)
+        size = Size(*shape) if shape is not None else (*self._seen, Size(256, 3, 256, 256))[0]
         parts = []
         at, start = size, 0
         while start < len(self._ops):
@@ -233,14 +234,21 @@ class Fused(nn.Module):
 
 
 def fill_table(planned: Plan, size: Size, drawn: dict[Op, Drawn], table: np.ndarray[Any, Any]) -> None:
-    """Write each sample's numbers for all passes, (B, ``planned.width``) float32."""
+    """Write each sample's numbers for all passes, (B, at least ``planned.width``) float32."""
+    # What no draw changes is written once for a plan, and copied from then on.
+    first = planned.template is None
+    if not first:
+        table[:, : planned.width] = planned.template
     at = size
     for step in planned.passes:
+        after = at.to(step.out.height, step.out.width)
         for op, (_, column, _) in zip(step.points, step.program, strict=True):
-            after = size.to(step.out.height, step.out.width)
-            op.rows(drawn[op], after, table[:, column : column + op.row_width(size.channels)])
-        executors.fill_front(step, lambda op: drawn[op], at, table)
-        at = size.to(step.out.height, step.out.width)
+            if first or op.gated or not op.fixed:
+                op.rows(drawn[op], after, table[:, column : column + op.row_width(size.channels)])
+        executors.fill_front(step, drawn.__getitem__, at, table, fixed=first)
+        at = after
+    if first and size.batch:
+        planned.template = table[0, : planned.width].copy()
 
 
 def _take(ops: Sequence[Op | EagerOp], start: int, size: Size) -> Stretch:

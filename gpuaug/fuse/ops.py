@@ -118,6 +118,9 @@ class PointOp(Op):
     positional: ClassVar[bool] = False
     """Whether the result depends on where the pixel is. If not, the op commutes with a flip."""
 
+    fixed: ClassVar[bool] = False
+    """Whether a row depends on nothing that is drawn but the gate."""
+
     rgb_only: ClassVar[bool] = False
     """Whether it mixes channels, and so needs images of three."""
 

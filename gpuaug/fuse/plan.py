@@ -13,7 +13,7 @@ from gpuaug.fuse.filters import FilterOp
 from gpuaug.fuse.gather import Columns, Gather
 from gpuaug.fuse.geometry import GatherOp
 from gpuaug.fuse.mixes import MixOp
-from gpuaug.fuse.ops import Op, PointOp, Size
+from gpuaug.fuse.ops import Array, Op, PointOp, Size
 
 Front = Gather | FilterOp | MixOp
 
@@ -50,7 +50,7 @@ class Pass:
         return ", ".join([self.front.describe(), *(op.describe() for op in self.points)])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plan:
     """The passes of a run of ops for images of one size, and the width of a sample's row of numbers."""
 
@@ -59,6 +59,8 @@ class Plan:
     source: Size
     out: Size
     masks: bool = False
+    template: Array | None = None
+    """A row of which the numbers that are the same for all samples and batches hold."""
 
 
 @dataclass(slots=True)

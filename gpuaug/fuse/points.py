@@ -386,7 +386,7 @@ class Erasing(PointOp):
 class Normalize(PointOp):
     """Normalize: less the mean, over the deviation."""
 
-    code, width = 14, 0
+    code, width, fixed = 14, 0, True
 
     @classmethod
     def cannot(cls, module: nn.Module) -> str | None:

@@ -1,5 +1,6 @@
 """What is augmented together: images, and the masks, boxes, keypoints and labels that follow them."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -201,6 +202,7 @@ def _check(key: str, value: Any) -> None:
         )
 
 
+@functools.cache
 def _name(key: Any) -> str:
     try:
         found = DataKey.get(key)
