@@ -66,7 +66,8 @@ def build(name: str, images: Tensor, masks: Tensor | None, dtype: torch.dtype) -
     made.build()
 
     def call() -> Any:
-        parts = made.run(cuda_stream=torch.cuda.current_stream(device)) if on == "gpu" else made.run()
+        # Told the stream, it returns before the batch is ready, and that stream waits.
+        parts = made.run(torch.cuda.current_stream(device)) if on == "gpu" else made.run()
         found = [torch.from_dlpack(part.as_tensor()) for part in parts]
         # float32 pipelines leave DALI as (B, C, H, W) already.
         found = [part if part.dtype == torch.float32 else part.permute(0, 3, 1, 2) for part in found]
@@ -132,7 +133,7 @@ def segmentation(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any
     return _normalize(fn, types, dtype, images, mirror=mirror), fn.flip(masks, horizontal=mirror)
 
 
-def randaugment(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any) -> Any:
+def randaugment(fn: Any, types: Any, _side: int, dtype: torch.dtype, images: Any) -> Any:
     """DALI's own RandAugment, whose ops are drawn for every image."""
     from nvidia.dali.auto_aug import rand_augment
 

@@ -97,8 +97,9 @@ def contrastive_kornia(size: int, *, cropping: str = "resample", **container: An
     )
 
 
-def randaugment_kornia(**container: Any) -> nn.Module:
+def randaugment_kornia(*, cropping: str = "resample", **container: Any) -> nn.Module:
     """RandAugment of whole images in Kornia, which draws its ops once a batch."""
+    del cropping  # there is no crop
     return K.AugmentationSequential(RandAugment(n=2, m=10), K.Normalize(torch.tensor(MEAN), torch.tensor(STD)), **container)
 
 

@@ -32,7 +32,7 @@ def draw(result: dict[str, Any]) -> Figure | None:
     if key is None:
         return None
     panels: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
+    for row in shown_rows(result):
         panels.setdefault(panel(row, rows), []).append(row)
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)
@@ -45,11 +45,20 @@ def draw(result: dict[str, Any]) -> Figure | None:
         _bars(axes[index], shown, key, result["settings"])
         axes[index].set_title(title, loc="left", fontsize=9)
         axes[index].set_xlabel(_FIGURES[key], fontsize=8)
-        same = index % columns and [row["name"] for row in shown] == [row["name"] for row in panels[next(iter(panels))]]
-        if same:
+        beside = list(panels.values())[index - index % columns]
+        if index % columns and [row["name"] for row in shown] == [row["name"] for row in beside]:
             axes[index].set_yticklabels([])
     figure.suptitle(f"{result['suite'].replace('_', ' ')}, {hardware(result)}", fontsize=10)
     return figure
+
+
+def shown_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows that a picture or table of the whole shows: of the largest batch size, where a row has many figures."""
+    rows = result["rows"]
+    if "columns" not in result["settings"]:
+        return rows
+    largest = max(row["batch_size"] for row in rows)
+    return [row for row in rows if row["batch_size"] == largest]
 
 
 def panel(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
@@ -71,10 +80,10 @@ def _bars(axis: Axes, rows: list[dict[str, Any]], key: str, settings: dict[str, 
     values = [row[key] for row in rows]
     for height, row in enumerate(rows):
         ceiling = row["name"] in ceilings
-        green = row["name"] in ours or row["name"].startswith("StreamedLoader")
+        green = row["name"] in ours or row["name"].startswith(("StreamedLoader", "gpuaug"))
         colour = "#2a9d5c" if green else "white" if ceiling else "#9aa0a6"
         axis.barh(height, row[key], color=colour, edgecolor="#9aa0a6", hatch="////" if ceiling else None, linewidth=0.6)
-        rounds = row.get("rounds") if key == "steps_per_s" else None
+        rounds = row.get("rounds") if key.endswith("_per_s") else None
         if rounds:
             axis.hlines(height, min(rounds), max(rounds), color="black", linewidth=0.8)
         reach = max(row[key], max(rounds or [0]))

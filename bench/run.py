@@ -1,6 +1,6 @@
 """Run experiments one after another and write bench/results/NAME.json for each.
 
-    python -m bench.run                                  all of them, about ten minutes on an H200
+    python -m bench.run                                  all of them, about a quarter of an hour on an H200
     python -m bench.run --only chain,branches --quick    some, with flags that all of these take
 
 One that fails does not stop the others; the failures are listed at the end.
@@ -31,6 +31,7 @@ EXPERIMENTS = {
     "handover": ("handover", []),
     "lifetimes": ("lifetimes", []),
     "items": ("items", []),
+    "augment": ("augment", []),
     "lanes": ("lanes", []),
 }
 

@@ -3,8 +3,8 @@
     python -m bench.tables           rewrite README.md and docs/*.md
     python -m bench.tables --check   fail if one of them is not what the results say
 
-A table stands between ``<!-- table: SUITE -->`` and ``<!-- end -->``; SUITE is the name of a file in bench/results.
-Text whose file is missing is left alone.
+A table stands between ``<!-- table: SUITE -->`` and ``<!-- end -->``; SUITE is the name of a file in bench/results, and
+SUITE.CASE all figures of one of its cases. Text whose file or case is missing is left alone.
 """
 
 import json
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.plot import RESULTS, hardware, panel
+from bench.plot import RESULTS, hardware, panel, shown_rows
 
 _TABLE = re.compile(r"(<!-- table: (?P<suite>[\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -27,47 +27,65 @@ def rewrite(text: str, results: dict[str, dict[str, Any]]) -> str:
     """``text`` with every table between markers made anew from ``results``, by suite."""
 
     def replace(match: re.Match[str]) -> str:
-        result = results.get(match["suite"])
-        return match[0] if result is None else f"{match[1]}{markdown(result)}{match[3]}"
+        suite, _, case = match["suite"].partition(".")
+        result = results.get(suite)
+        if result is None or (case and case not in {row.get("case") for row in result["rows"]}):
+            return match[0]
+        return f"{match[1]}{markdown(result, case)}{match[3]}"
 
     return _TABLE.sub(replace, text)
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """A result as a Markdown table with a line that says where it was measured."""
-    rows = result["rows"]
-    lines = _by_case(rows, result) if "steps_per_s" in rows[0] else _flat(rows)
-    return "\n".join(["", *lines, "", _caption(result), ""]) + "\n"
+def markdown(result: dict[str, Any], case: str = "") -> str:
+    """A result, or one case of it, as a Markdown table with a line that says where it was measured.
+
+    A result that names ``columns`` has many figures a row: as a whole it is shown by its rates at the largest batch size.
+    """
+    rows, columns = result["rows"], result["settings"].get("columns")
+    if case:
+        lines = _flat([row for row in rows if row["case"] == case], [key for key in columns or () if key != "case"])
+    elif columns:
+        rates = shown_rows(result)
+        lines = _by_case(rates, result, "images_per_s", f"images/s, B={rates[0]['batch_size']}")
+    elif "steps_per_s" in rows[0]:
+        lines = _by_case(rows, result, "steps_per_s", "steps/s")
+    else:
+        lines = _flat(rows)
+    return "\n".join(["", *lines, "", _caption(result, ratios=not case), ""]) + "\n"
 
 
-def _by_case(rows: list[dict[str, Any]], result: dict[str, Any]) -> list[str]:
+def _by_case(rows: list[dict[str, Any]], result: dict[str, Any], key: str, heading: str) -> list[str]:
     columns = list(dict.fromkeys(panel(row, rows) for row in rows))
     names = list(dict.fromkeys(row["name"] for row in rows))
-    cells = {(row["name"], panel(row, rows)): _rate(row, result) for row in rows}
+    cells = {(row["name"], panel(row, rows)): _rate(row, result, key) for row in rows}
     ceilings = result["settings"].get("ceilings", ())
     body = [
         [f"*{name}* (ceiling)" if name in ceilings else name, *(cells.get((name, column), "") for column in columns)]
         for name in names
     ]
-    return _lines(["steps/s", *columns], body)
+    return _lines([heading, *columns], body)
 
 
-def _rate(row: dict[str, Any], result: dict[str, Any]) -> str:
+def _rate(row: dict[str, Any], result: dict[str, Any], key: str) -> str:
     ratio = row.get("ratio")
-    shown = _figure(row["steps_per_s"])
+    shown = _figure(row[key])
     return shown if ratio is None or row["name"] == result["settings"].get("baseline") else f"{shown} ({ratio:.2f}x)"
 
 
-def _flat(rows: list[dict[str, Any]]) -> list[str]:
+def _flat(rows: list[dict[str, Any]], columns: Sequence[str] = ()) -> list[str]:
     keys = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in _HIDDEN]
     # A file's keys are in alphabetical order: what a row is called, then times, then the rest.
     keys.sort(key=lambda key: (key != "case", key != "name", not key.endswith(("_us", "_ms")), key))
+    if columns:
+        keys = [key for key in columns if any(key in row for row in rows)]
     headings = [key.removesuffix("_bytes") + ", MB" if key.endswith("_bytes") else key for key in keys]
     body = [[_cell(key, row.get(key)) for key in keys] for row in rows]
     return _lines([_heading(heading) for heading in headings], body)
 
 
 def _heading(key: str) -> str:
+    if key.endswith("_per_s"):
+        return f"{key.removesuffix('_per_s').replace('_', ' ')}/s"
     for unit in ("us", "ms", "s"):
         if key.endswith(f"_{unit}"):
             return f"{key.removesuffix(f'_{unit}').replace('_', ' ')}, {unit.replace('us', 'µs')}"
@@ -85,11 +103,11 @@ def _figure(value: float) -> str:
 
 
 def _lines(heading: list[str], body: list[list[str]]) -> list[str]:
-    rule = ["---" if title in {"steps/s", "case", "name"} else "---:" for title in heading]
+    rule = ["---" if index == 0 or title == "name" else "---:" for index, title in enumerate(heading)]
     return [f"| {' | '.join(cells)} |" for cells in (heading, rule, *body)]
 
 
-def _caption(result: dict[str, Any]) -> str:
+def _caption(result: dict[str, Any], *, ratios: bool = True) -> str:
     versions, cpu = result["environment"]["versions"], result["environment"]["cpu"]
     parts = [
         hardware(result),
@@ -101,7 +119,7 @@ def _caption(result: dict[str, Any]) -> str:
     text = ", ".join(filter(None, parts))
     baseline = result["settings"].get("baseline")
     to = "the row at 1.00" if baseline is None else f"*{baseline}*"
-    paired = f" In brackets: the ratio to {to}, paired within rounds." if "ratio" in result["rows"][0] else ""
+    paired = f" In brackets: the ratio to {to}, paired within rounds." if ratios and "ratio" in result["rows"][0] else ""
     return f"<sub>{text}.{paired}</sub>"
 
 

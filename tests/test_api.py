@@ -10,10 +10,19 @@ PUBLIC = {
     "ArgumentError": "GpuAugError, ValueError",
     "ArgumentTypeError": "GpuAugError, TypeError",
     "DeviceError": "GpuAugError, RuntimeError",
+    "Draws": "(shape, _tree, _drawn, _sizes)",
+    "Draws.as_kornia": "(self)",
+    "Explanation": "(lines, shape)",
+    "Explanation.launches": "property",
     "FeatureStage": "(encoder, *, on=…, into=…, autocast=None, memory_format=None, capture='auto', name=None)",
     "FeatureStage.bind": "(self, name, lanes)",
     "FeatureStage.branches": "property",
     "FeatureStage.update": "(self)",
+    "Fused": "(pipeline, *, dtype, memory_format)",
+    "Fused.draw": "(self, shape, seed=None)",
+    "Fused.explain": "(self, shape=None)",
+    "Fused.extra_repr": "(self)",
+    "Fused.forward": "(self, *inputs, data_keys=None, draws=None)",
     "GpuAugError": "Exception",
     "GpuAugWarning": "UserWarning",
     "IteratorEndedError": "GpuAugError, RuntimeError",
@@ -34,6 +43,7 @@ PUBLIC = {
     "StreamedLoader.stats": "(self)",
     "TransformStage": "(transform, *, on=…, into=…, name=None)",
     "TransformStage.bind": "(self, name, lanes)",
+    "fuse": "(pipeline, *, dtype=torch.float32, memory_format=torch.contiguous_format)",
 }
 
 
@@ -47,7 +57,7 @@ def inventory():
     found = {}
     for name in gpuaug.__all__:
         value = getattr(gpuaug, name)
-        if issubclass(value, BaseException):
+        if inspect.isclass(value) and issubclass(value, BaseException):
             found[name] = ", ".join(base.__name__ for base in value.__bases__)
             continue
         found[name] = signature(value)

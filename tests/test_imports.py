@@ -100,7 +100,7 @@ def test_one_file_knows_of_streams_and_events():
 @pytest.mark.timeout(120)
 def test_importing_the_package_is_quiet_and_light():
     code = (
-        "import json, sys, torch, kornia.augmentation; before = set(sys.modules); import gpuaug; "
+        "import json, sys, numpy.random, torch, kornia.augmentation; before = set(sys.modules); import gpuaug; "
         "print(json.dumps([sorted(set(sys.modules) - before), torch.cuda.is_initialized()]))"
     )
     done = subprocess.run([sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, timeout=100)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, RandomSampler
 from torchvision.transforms import InterpolationMode, v2
 
+import gpuaug
 from gpuaug.bench.environment import cores_allowed
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -128,19 +129,29 @@ def cpu_augmentation(setup: Setup) -> Any:
 
 
 def kornia_augmentation(setup: Setup) -> Callable[[Tensor], Tensor]:
-    """The augmentation on the device: uint8 images in, normalised float32 images out."""
-    pipeline = K.AugmentationSequential(
-        K.RandomResizedCrop((setup.crop_px, setup.crop_px)),
-        K.RandomHorizontalFlip(),
-        K.ColorJitter(*_JITTER),
-        K.Normalize(torch.tensor(_MEAN), torch.tensor(_STD)),
-    ).to(setup.device)
+    """The augmentation on the device by Kornia: uint8 images in, normalised float32 images out."""
+    pipeline = _pipeline(setup).to(setup.device)
 
     def augment(images: Tensor) -> Tensor:
         augmented: Tensor = pipeline(images.float() / 255)
         return augmented
 
     return augment
+
+
+def fused_augmentation(setup: Setup) -> Callable[[Tensor], Tensor]:
+    """The same pipeline fused: uint8 images in, normalised images out, in the type and layout that the model computes in."""
+    dtype = torch.bfloat16 if setup.half else torch.float32
+    return gpuaug.fuse(_pipeline(setup), dtype=dtype, memory_format=setup.memory_format)
+
+
+def _pipeline(setup: Setup) -> Any:
+    return K.AugmentationSequential(
+        K.RandomResizedCrop((setup.crop_px, setup.crop_px)),
+        K.RandomHorizontalFlip(),
+        K.ColorJitter(*_JITTER),
+        K.Normalize(torch.tensor(_MEAN), torch.tensor(_STD)),
+    )
 
 
 def images_with(setup: Setup, transform: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -43,9 +44,9 @@ def classifier(setup: Setup) -> Use:
             step(augment(images), labels)
             yield len(labels)
 
-    def streamed() -> Iterator[int]:
+    def streamed(augmentation: Callable[[Setup], Callable[[Tensor], Tensor]]) -> Iterator[int]:
         step = loops.classifier_step(setup)
-        yield from _streamed(setup, step, [gpuaug.TransformStage(loops.kornia_augmentation(setup))])
+        yield from _streamed(setup, step, [gpuaug.TransformStage(augmentation(setup))])
 
     def resident() -> Iterator[int]:
         step = loops.classifier_step(setup)
@@ -61,7 +62,8 @@ def classifier(setup: Setup) -> Use:
         [
             Variant("CPU augmentation in workers", in_workers, setup.discard),
             Variant("Kornia in the loop (serial)", serial, setup.discard),
-            Variant("StreamedLoader", streamed, setup.discard),
+            Variant("StreamedLoader", partial(streamed, loops.kornia_augmentation), setup.discard),
+            Variant("StreamedLoader, fused", partial(streamed, loops.fused_augmentation), setup.discard),
             Variant("step alone, batch resident", resident),
         ],
     )
@@ -107,6 +109,7 @@ def augmentation(setup: Setup) -> Use:
     """Augmentation alone, over a batch that is already on the device. Another way of augmenting is one more line."""
     ways: dict[str, Callable[[Setup], Callable[[Tensor], Tensor]]] = {
         "Kornia, eager": loops.kornia_augmentation,
+        "gpuaug.fuse": loops.fused_augmentation,
     }
 
     def looped(build: Callable[[Setup], Callable[[Tensor], Tensor]]) -> Callable[[], Iterator[int]]:

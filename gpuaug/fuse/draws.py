@@ -120,6 +120,9 @@ class _Shared(Source):
         shape = (1,) if columns is None else (columns, 1)
         return np.repeat(self._generator.random(shape, dtype=np.float32), self.batch, axis=-1)
 
+    def several(self, columns: int, samples: int) -> NDArray[np.float32]:
+        return np.repeat(self._generator.random((columns, 1), dtype=np.float32), samples, axis=-1)
+
     def beta(self, concentration: float) -> NDArray[np.float32]:
         return np.repeat(self._generator.beta(concentration, concentration, 1).astype(np.float32), self.batch)
 

@@ -8,7 +8,7 @@ from kornia.augmentation.container.params import ParamItem
 from torch import nn
 
 from gpuaug.fuse.draws import Source
-from gpuaug.fuse.ops import Drawn, Size
+from gpuaug.fuse.ops import Drawn, Op, Size
 from gpuaug.seeding import Generators
 
 
@@ -19,12 +19,14 @@ class EagerOp:
         name: Its name in its container.
         module: The user's module, called as it is.
         reason: Why it is not lowered, in words for the user.
+        lowered: The op that it would be for images of another size, which knows the size of what comes out.
     """
 
-    def __init__(self, name: str, module: nn.Module, reason: str) -> None:
+    def __init__(self, name: str, module: nn.Module, reason: str, lowered: Op | None = None) -> None:
         self.name = name
         self.module = module
         self.reason = reason
+        self._lowered = lowered
         # Kornia's container knows how each of its modules treats masks, boxes and keypoints. It is kept out of the module
         # tree, and without features it keeps no output alive.
         self._container = K.AugmentationSequential(cast(Any, module), transformation_matrix_mode="skip")
@@ -40,7 +42,11 @@ class EagerOp:
     def out(self, size: Size, drawn: Drawn) -> Size:
         """The size of what comes out, as far as the parameters tell."""
         item: ParamItem = drawn["params"][0]
-        if isinstance(item.data, dict) and "output_size" in item.data and bool((item.data["batch_prob"] > 0.5).all()):
+        if not isinstance(item.data, dict) or not bool((item.data["batch_prob"] > 0.5).all()):
+            return size
+        if self._lowered is not None:
+            return self._lowered.out(size)
+        if "output_size" in item.data and len(item.data["output_size"]):
             height, width = item.data["output_size"][0].tolist()
             return size.to(int(height), int(width))
         return size

@@ -36,7 +36,7 @@ def run(
         from gpuaug.fuse import run_triton
 
         return run_triton.run(plan, images, table, dtype, memory_format)
-    return run_torch.run(plan, images, table).to(dtype, memory_format=memory_format)
+    return run_torch.run(plan, images, table).to(dtype).contiguous(memory_format=memory_format)
 
 
 def run_mask(step: Pass, masks: Tensor, table: Tensor) -> Tensor:

@@ -82,9 +82,8 @@ def _tree(name: str, module: Any, unknown: str | None) -> Tree:
         if module.random_apply is False:
             items = tuple(_tree(child_name, child, unknown) for child_name, child in module.named_children())
             return Group(name, items, is_container=True)
-        return Leaf(
-            name or type(module).__name__, EagerOp(name, module, "random_apply picks and orders modules for each batch")
-        )
+        name = name or type(module).__name__
+        return Leaf(name, EagerOp(name, module, "random_apply picks and orders modules for each batch"))
     if type(module) is nn.Sequential:
         module = list(module)
     if isinstance(module, Sequence) and not isinstance(module, str):

@@ -217,6 +217,7 @@ class Fused(nn.Module):
             if stretch.eager is not None:
                 targets.run_eager(stretch.eager, drawn[0])
                 size = stretch.eager.out(size, drawn[0])
+                targets.check_size(stretch.eager, size)
             elif planned is not None:
                 self._run_plan(planned, size, dict(zip(stretch.ops, drawn, strict=True)), targets, last)
                 size = size.to(planned.out.height, planned.out.width)
@@ -262,7 +263,7 @@ def _take(ops: Sequence[Op | EagerOp], start: int, size: Size) -> Stretch:
             continue
         if taken:
             break
-        return Stretch(start, (), op if isinstance(op, EagerOp) else EagerOp(op.name, op.module, reason or ""))
+        return Stretch(start, (), op if isinstance(op, EagerOp) else EagerOp(op.name, op.module, reason or "", op))
     return Stretch(start, tuple(taken), None)
 
 

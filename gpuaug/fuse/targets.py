@@ -153,12 +153,26 @@ class Targets:
         done = op.run(values, self.keys, drawn, self.device)
         self.values = [value.data if isinstance(value, Boxes) else value for value in done]
 
+    def check_size(self, op: EagerOp, size: Size) -> None:
+        """Refuse images of another size than the draws of the modules that follow are for.
+
+        Raises:
+            ArgumentError: If they are.
+        """
+        shape = tuple(self.values[self.keys.index("input")].shape)
+        if shape != (size.batch, size.channels, size.height, size.width):
+            raise ArgumentError(
+                f"{op.name} must leave images of {(size.batch, size.channels, size.height, size.width)}, as its draws say, "
+                f"got {shape}. Put it into a stage of its own, and what follows it into another."
+            )
+
     def results(self, dtype: torch.dtype, memory_format: torch.memory_format, *, keepdim: bool) -> Any:
         """What the call returns: the images, or a list of all that went in."""
         values = list(self.values)
         for index, key in enumerate(self.keys):
             if key == "input":
-                values[index] = values[index].to(dtype, memory_format=memory_format)
+                # Not in one call: that keeps the strides of what has the type already.
+                values[index] = values[index].to(dtype).contiguous(memory_format=memory_format)
             elif key in FORMS:
                 values[index] = from_vertices(values[index], key, self._dtypes[index])
             axis = self._missing[index]

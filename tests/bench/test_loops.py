@@ -1,5 +1,6 @@
 import json
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -36,14 +37,21 @@ def test_the_transform_of_one_loop_leaves_the_others_alone(setup):
     assert setup.images.transform is None
 
 
-def test_both_augmentations_hand_the_model_the_same_kind_of_images(setup):
+def test_all_augmentations_hand_the_model_the_same_kind_of_images(setup):
     on_cpu, _ = next(iter(loops.batches(setup, loops.cpu_augmentation(setup))))
     images, _ = next(iter(loops.batches(setup, loops.uint8_images(setup))))
-    by_kornia = loops.kornia_augmentation(setup)(images)
-    assert on_cpu.shape == by_kornia.shape == (4, 3, setup.crop_px, setup.crop_px)
-    assert on_cpu.dtype == by_kornia.dtype == torch.float32
-    for augmented in (on_cpu, by_kornia):
+    for augmented in (on_cpu, loops.kornia_augmentation(setup)(images), loops.fused_augmentation(setup)(images)):
+        assert augmented.shape == (4, 3, setup.crop_px, setup.crop_px)
+        assert augmented.dtype == torch.float32
         assert -2.2 < augmented.min() < 0 < augmented.max() < 2.7, "normalised from [0, 1], not from [0, 255]"
+
+
+def test_the_fused_pipeline_writes_what_a_half_precision_model_reads(setup):
+    setup = replace(setup, half=True)
+    images, _ = next(iter(loops.batches(setup, loops.uint8_images(setup))))
+    augmented = loops.fused_augmentation(setup)(images)
+    assert augmented.dtype == torch.bfloat16
+    assert augmented.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_step_trains(setup, monkeypatch):
@@ -82,6 +90,12 @@ def test_discarded_steps_cover_what_the_loader_prefetches(class_folder):
 def test_each_use_has_its_baseline_among_its_variants(setup):
     for use in uses.three_uses(setup):
         assert use.baseline in [variant.name for variant in use.variants]
+
+
+def test_the_fused_pipeline_stands_beside_kornia_in_the_loop_and_alone(setup):
+    names = {use.case: [variant.name for variant in use.variants] for use in uses.three_uses(setup)}
+    assert {"StreamedLoader", "StreamedLoader, fused"} <= set(names["train resnet18"])
+    assert names["augment alone"] == ["Kornia, eager", "gpuaug.fuse"]
 
 
 def test_each_variant_steps_and_can_be_left(setup):

@@ -261,3 +261,30 @@ def test_bad_draws():
         augment(images, draws=other.draw(images.shape))
     with pytest.raises(gpuaug.ArgumentError, match=r"shape must be \(B, C, H, W\), got \(3, 4\)"):
         augment.draw((3, 4))
+
+
+@pytest.mark.parametrize("made", [K.RandomGrayscale(p=1.0), K.RandomHorizontalFlip(p=0.0), K.RandomMixUpV2(p=1.0)])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_what_comes_out_has_the_memory_format_that_was_asked_for(made, memory_format):
+    images = photographs(4, 3, 8, 10, dtype=torch.float32).transpose(2, 3)
+    got = gpuaug.fuse(made, memory_format=memory_format)(images)
+    assert got.is_contiguous(memory_format=memory_format)
+    got.add_(1)  # no two pixels share their memory
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 11, 22), (0, 3, 11, 22)], ids=str)
+@pytest.mark.parametrize("first", [K.PadTo((11, 9), pad_mode="replicate"), K.CenterCrop(8, p=0.0), K.Resize((0, 4))], ids=repr)
+def test_ops_that_refuse_a_size_pass_on_the_size_that_kornia_makes(first, shape):
+    images, pipeline = photographs(*shape, dtype=torch.float32), K.AugmentationSequential(first, K.RandomHorizontalFlip(p=1.0))
+    try:
+        expected = pipeline(images)
+    except Exception:
+        pytest.skip("Kornia raises")
+    assert gpuaug.fuse(pipeline)(images).shape == expected.shape
+
+
+def test_a_module_that_changes_the_size_unforeseen_is_refused():
+    augment = gpuaug.fuse([torch.nn.Upsample(scale_factor=2), K.RandomHorizontalFlip(p=1.0)])
+    text = r"Upsample_0 must leave images of \(2, 3, 8, 9\), as its draws say, got \(2, 3, 16, 18\). Put it into a stage of"
+    with pytest.raises(gpuaug.ArgumentError, match=text):
+        augment(photographs(2, 3, 8, 9))

@@ -1,0 +1,240 @@
+"""Augmentation alone, over a batch of uint8 images that lies on the device: gpuaug beside what its users could take.
+
+    python -m bench.augment --json bench/results/augment.json
+    python -m bench.augment --cases cls,ssl --batch 32,64,128,256,512 --rows "DALI;gpuaug"
+
+Cases:
+
+seed           RandomCrop 128, Resize 256, RandomRotation 45 degrees, GaussianBlur 7, Normalize; float32 out
+cls            RandomResizedCrop 224, HorizontalFlip, ColorJitter without hue, Normalize; bfloat16 out
+ssl            cls with hue, the jitter for 80 % of the images, Grayscale for 20 %, GaussianBlur 23 for 50 %
+masks          cls with uint8 masks that follow
+randaugment    RandAugment of two ops, Normalize; bfloat16 out
+
+Rows:
+
+torchvision loop            as published: a call of the rotation for each image (seed)
+torchvision v2              the whole batch in one call, and so one draw for all of its images
+Kornia                      as it is
+Kornia, matrices skipped    with transformation_matrix_mode="skip"
+Kornia compiled             torch.compile of the pipeline (seed, cls, ssl; the largest batch; not with --quick or on a CPU
+                            unless named in --rows)
+fuse-augmentations, DALI    where they are installed
+gpuaug                      gpuaug.fuse
+gpuaug, streamed            cls as a stage of a StreamedLoader, with the copy from page-locked memory
+
+Figures of a row: images a second of a loop of calls, in windows taken in turns; the host's time of one call; the GPU's
+time of one call with the host's left out, or the loop's where a call waits for the GPU or works on streams of its own
+(``timed_by`` wall); kernels launched; the GPU's time over that of a copy of as many bytes as go in and come out; seconds
+to the first batch, compilation included. A row that cannot be had here is named with its reason, under ``skipped``.
+"""
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from bench import common, kernels, peers
+from gpuaug.bench import results
+from gpuaug.bench.environment import environment
+from gpuaug.bench.windows import Row, Variant, interleave, summarise, synchronize
+
+COLUMNS = (
+    "case",
+    "batch_size",
+    "name",
+    "images_per_s",
+    "gpuaug_over_row",
+    "host_ms",
+    "gpu_ms",
+    "timed_by",
+    "gpu_images_per_s",
+    "launches",
+    "times_a_copy",
+    "first_batch_s",
+)
+"""What is shown of a row, in this order."""
+
+_HOST_CALLS, _HOST_SECONDS = 30, 0.15
+_LAUNCH_CALLS = 4
+
+
+def rows_of(
+    case: peers.Case, batch_size: int, options: Namespace, bandwidth: float | None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows of one case at one batch size, and what was skipped with its reason."""
+    labels = {"case": case.name, "batch_size": batch_size}
+    skipped: list[dict[str, Any]] = []
+    figures: dict[str, dict[str, Any]] = {}
+    calls: dict[str, peers.Call] = {}
+    batch = peers.sample(case, batch_size, options.size, options.device)
+
+    def skip(name: str, error: Exception) -> None:
+        reason = str(error) if isinstance(error, peers.MissingError) else f"{type(error).__name__}: {error}"
+        skipped.append(labels | {"name": name, "reason": (reason.strip().splitlines() or [""])[0]})
+        common.console.print(f"augment: {case.name}, B={batch_size}: {name} skipped: {skipped[-1]['reason']}", markup=False)
+
+    with ExitStack() as stack:
+        for name in chosen(case, batch_size, options):
+            try:
+                start = perf_counter()
+                call = peers.WAYS[name](case, batch, stack)
+                call()
+                synchronize(options.device)
+                figures[name] = {"first_batch_s": perf_counter() - start} | one_call(name, call, options.device)
+                calls[name] = call
+            # Whatever a peer raises is the reason why its row is missing, and no reason for the others to be.
+            except Exception as error:
+                skip(name, error)
+        rows = _throughput(calls, options, skip)
+    made = []
+    for row in rows:
+        own = figures[row.name]
+        record = row.record(**labels) | own
+        # In images a second, like what is plotted.
+        record["rounds"] = [rate * batch_size for rate in row.rounds]
+        del record["steps_per_s"]
+        ours = next((other for other in rows if other.name == peers.OURS), None)
+        if ours is not None:
+            record["gpuaug_over_row"] = median(a / b for a, b in zip(ours.rounds, row.rounds, strict=True))
+        if bandwidth is not None and row.name != peers.STREAMED:
+            record |= _gpu_figures(record, case, batch, bandwidth)
+        made.append(record)
+    return made, skipped
+
+
+def chosen(case: peers.Case, batch_size: int, options: Namespace) -> list[str]:
+    """The rows to measure for a case: all there are, or those of ``--rows`` and the baseline."""
+    wanted = set(options.rows.split(";")) | {peers.EAGER} if options.rows else set(peers.WAYS)
+    if not options.rows and (options.quick or options.device.type != "cuda"):
+        wanted -= {peers.COMPILED}
+    if batch_size != max(options.batch):
+        wanted -= {peers.COMPILED}
+    return [name for name in peers.rows(case) if name in wanted]
+
+
+def one_call(name: str, call: peers.Call, device: torch.device) -> dict[str, Any]:
+    """What one call costs: the host's time with an idle device, and on a GPU its kernels and its time there."""
+    taken: list[float] = []
+    end = perf_counter() + _HOST_SECONDS
+    while len(taken) < 3 or (perf_counter() < end and len(taken) < _HOST_CALLS):
+        synchronize(device)
+        start = perf_counter()
+        call()
+        taken.append(1e3 * (perf_counter() - start))
+    synchronize(device)
+    found: dict[str, Any] = {"host_ms": median(taken)}
+    if device.type == "cuda":
+        found["launches"] = len(kernels.launched(call, _LAUNCH_CALLS)) / _LAUNCH_CALLS
+        # These work on streams of their own, ahead of the call.
+        if name not in (peers.DALI, peers.STREAMED):
+            on_gpu = kernels.gpu_ms(call, launches=found["launches"], host_ms=found["host_ms"])
+            found |= {} if on_gpu is None else {"gpu_ms": on_gpu, "timed_by": "events"}
+    return found
+
+
+def _throughput(calls: dict[str, peers.Call], options: Namespace, skip: Callable[[str, Exception], None]) -> Sequence[Row]:
+    """Rounds of windows over the calls that worked; one that fails here is left out, and the others start anew."""
+    while calls:
+        failed: list[tuple[str, Exception]] = []
+
+        def steps(name: str, call: peers.Call, failed: list[tuple[str, Exception]] = failed) -> Iterator[int]:
+            while True:
+                try:
+                    found = call()
+                    images = len(found[0] if isinstance(found, (list, tuple)) else found)
+                except Exception as error:
+                    failed.append((name, error))
+                    raise
+                yield images
+
+        variants = [
+            Variant(name, partial(steps, name, call), discard=common.DEPTH + 2 if name == peers.STREAMED else 0)
+            for name, call in calls.items()
+        ]
+        try:
+            windows = interleave(variants, device=options.device, seconds=options.seconds, repeats=options.repeats, warmup=1)
+        except Exception:
+            if not failed:
+                raise
+            skip(*failed[0])
+            calls = {name: call for name, call in calls.items() if name != failed[0][0]}
+            continue
+        return summarise(windows, baseline=peers.EAGER if peers.EAGER in calls else None)
+    return []
+
+
+def _gpu_figures(row: dict[str, Any], case: peers.Case, batch: peers.Batch, bandwidth: float) -> dict[str, Any]:
+    """The GPU's time, from the loop where it could not be had alone, and how it stands to a copy of what goes in and out."""
+    size = row["batch_size"]
+    found = {key: row[key] for key in ("gpu_ms", "timed_by") if key in row}
+    if not found:
+        found = {"gpu_ms": 1e3 * size / row["images_per_s"], "timed_by": "wall"}
+    elif row["name"] == peers.OURS:
+        found["gpu_images_per_s"] = 1e3 * size / found["gpu_ms"]
+    out_pixels = size * case.out**2
+    written = 3 * out_pixels * case.dtype.itemsize + (out_pixels if case.masks else 0)
+    found["floor_bytes"] = sum(part.nbytes for part in batch.parts) + written
+    found["times_a_copy"] = found["gpu_ms"] / 1e3 / (found["floor_bytes"] / bandwidth)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = common.parser(__doc__, batch="64,256", seconds=0.15, repeats=3)
+    parser.add_argument("--cases", help="comma-separated (default: all)")
+    options = common.read(parser, argv)
+    del options.workers  # nothing is loaded
+    cases = _cases(options)
+    found_environment, start = environment(options.device), perf_counter()
+    found_environment["versions"] |= peers.versions()
+    bandwidth = kernels.copy_bandwidth(options.device) if options.device.type == "cuda" else None
+    settings: dict[str, Any] = {
+        "baseline": peers.EAGER,
+        "ours": [peers.OURS, peers.STREAMED],
+        "ceilings": [],
+        "columns": COLUMNS,
+        "skipped": [],
+        "copy_gb_per_s": bandwidth and bandwidth / 1e9,
+    }
+    rows: list[dict[str, Any]] = []
+    for batch_size in options.batch:
+        for case in cases:
+            # Every case starts from the same numbers, whichever cases ran before it.
+            torch.manual_seed(0)
+            made, skipped = rows_of(case, batch_size, options, bandwidth)
+            rows += made
+            settings["skipped"] += skipped
+            present = [key for key in COLUMNS[2:] if any(key in row for row in made)]
+            shown = [{key: row.get(key, "") for key in present} for row in made]
+            common.show(shown, f"augment: {case.name}, batch size {batch_size}")
+            common.release(options.device)
+            if options.json is not None and rows:
+                # What there is so far, so that an interruption costs one case.
+                partial_result = results.result(
+                    "augment", rows=rows, settings=settings, device=options.device, environment=found_environment
+                )
+                results.write(options.json, partial_result)
+    return common.finish("augment", options, rows, settings, found_environment, start)
+
+
+def _cases(options: Namespace) -> list[peers.Case]:
+    """Those of ``--cases``; wrong names of cases and rows end the program before anything is measured."""
+    cases = peers.cases(options.size)
+    known = [case.name for case in cases]
+    wanted = options.cases.split(",") if options.cases else known
+    if not set(wanted) <= set(known):
+        raise SystemExit(f"--cases must be among {', '.join(known)}, got {options.cases}. Leave it out to measure all of them.")
+    if options.rows and not set(options.rows.split(";")) <= set(peers.WAYS):
+        raise SystemExit(
+            f"--rows must be among {'; '.join(peers.WAYS)}, got {options.rows}. Leave it out to measure all of them."
+        )
+    return [case for case in cases if case.name in wanted]
+
+
+if __name__ == "__main__":
+    main()
