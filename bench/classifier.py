@@ -11,6 +11,7 @@ workers                      torchvision in the DataLoader workers
 torchvision on the GPU       in the loop, as published: the rotation is called once an image (needs a GPU)
 two streams, as published    the same one batch ahead on a side stream, racy (needs a GPU)
 streamed                     the same Kornia pipeline as a stage of a StreamedLoader
+streamed, fused              the same through gpuaug.fuse
 resident                     ceiling: training alone on augmented batches that are on the card already
 loader                       ceiling: iterating and copying alone
 
@@ -37,6 +38,7 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Vari
     device = options.device
     plain = data.RandomImages(options.size)
     on_workers = data.RandomImages(options.size, transform=pipelines.heavy_worker(options.size))
+    fused = gpuaug.fuse(pipelines.heavy_kornia(options.size, cropping="slice"))
     kornia = pipelines.Scaled(pipelines.heavy_kornia(options.size)).to(device)
     published = pipelines.Scaled(pipelines.HeavyPublished(options.size))
     train = Trainer(models.Classifier(data.CLASSES, options.width).to(device), autocast=None)
@@ -56,13 +58,17 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Vari
         loader = data.endless(dataset, batch_size, options)
         made.append(Variant(name, loop(kind(loader, device, prepare), step), data.queued(loader)))
 
-    loader = data.endless(plain, batch_size, options)
-    streamed = gpuaug.StreamedLoader(loader, [kornia], device=device, depth=common.DEPTH)
-    stack.callback(streamed.close)
+    stages = {"streamed": kornia, "streamed, fused": fused}
+    ours = []
+    for name, stage in stages.items():
+        loader = data.endless(plain, batch_size, options)
+        streamed = gpuaug.StreamedLoader(loader, [stage], device=device, depth=common.DEPTH)
+        stack.callback(streamed.close)
+        ours.append(Variant(name, loop(streamed, train), data.queued(loader)))
     resident = data.cycle([(kornia(images), labels) for images, labels in data.sample(plain, batch_size, 4, device)])
     # Before the ceiling that the loop above ended with, where a reader looks for it.
     made[-1:-1] = [
-        Variant("streamed", loop(streamed, train), data.queued(loader)),
+        *ours,
         Variant("resident", loop(resident, train)),
     ]
     return made
@@ -77,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         options,
         [({"batch_size": size}, partial(variants, options, size)) for size in options.batch],
         baseline="serial",
-        ours=("streamed",),
+        ours=("streamed", "streamed, fused"),
         ceilings=("resident", "loader"),
     )
 
