@@ -23,9 +23,11 @@ fuse-augmentations, DALI    where they are installed
 gpuaug                      gpuaug.fuse
 gpuaug, streamed            cls as a stage of a StreamedLoader, with the copy from page-locked memory
 
-Figures of a row: images a second of a loop of calls, in windows taken in turns; the host's time of one call; the GPU's
+Figures of a row: images a second of a loop of calls, in windows taken in turns; the host's time of one call, and what of
+it drawing takes; the GPU's
 time of one call with the host's left out, or the loop's where a call waits for the GPU or works on streams of its own
-(``timed_by`` wall); kernels launched; the GPU's time over that of a copy of as many bytes as go in and come out; seconds
+(``timed_by`` wall); kernels launched, counted for the largest batch after everything else, since the profiler slows every
+launch that follows it; the GPU's time over that of a copy of as many bytes as go in and come out; seconds
 to the first batch, compilation included. A row that cannot be had here is named with its reason, under ``skipped``.
 """
 
@@ -51,6 +53,7 @@ COLUMNS = (
     "images_per_s",
     "gpuaug_over_row",
     "host_ms",
+    "draw_ms",
     "gpu_ms",
     "timed_by",
     "gpu_images_per_s",
@@ -62,6 +65,9 @@ COLUMNS = (
 
 _HOST_CALLS, _HOST_SECONDS = 30, 0.15
 _LAUNCH_CALLS = 4
+_DRAWS = 100
+_FEW, _MANY = 8, 400
+"""About as many launches as a call makes: so many calls are queued at once as a stream takes in without the host waiting."""
 
 
 def rows_of(
@@ -88,6 +94,8 @@ def rows_of(
                 synchronize(options.device)
                 figures[name] = {"first_batch_s": perf_counter() - start} | one_call(name, call, options.device)
                 calls[name] = call
+                if name == peers.OURS:
+                    figures[name]["draw_ms"] = draw_ms(case, batch_size, options.size)
             # Whatever a peer raises is the reason why its row is missing, and no reason for the others to be.
             except Exception as error:
                 skip(name, error)
@@ -119,7 +127,7 @@ def chosen(case: peers.Case, batch_size: int, options: Namespace) -> list[str]:
 
 
 def one_call(name: str, call: peers.Call, device: torch.device) -> dict[str, Any]:
-    """What one call costs: the host's time with an idle device, and on a GPU its kernels and its time there."""
+    """What one call costs: the host's time with an idle device, and its time on a GPU."""
     taken: list[float] = []
     end = perf_counter() + _HOST_SECONDS
     while len(taken) < 3 or (perf_counter() < end and len(taken) < _HOST_CALLS):
@@ -129,13 +137,37 @@ def one_call(name: str, call: peers.Call, device: torch.device) -> dict[str, Any
         taken.append(1e3 * (perf_counter() - start))
     synchronize(device)
     found: dict[str, Any] = {"host_ms": median(taken)}
-    if device.type == "cuda":
-        found["launches"] = len(kernels.launched(call, _LAUNCH_CALLS)) / _LAUNCH_CALLS
-        # These work on streams of their own, ahead of the call.
-        if name not in (peers.DALI, peers.STREAMED):
-            on_gpu = kernels.gpu_ms(call, launches=found["launches"], host_ms=found["host_ms"])
-            found |= {} if on_gpu is None else {"gpu_ms": on_gpu, "timed_by": "events"}
+    # These work on streams of their own, ahead of the call.
+    if device.type == "cuda" and name not in (peers.DALI, peers.STREAMED):
+        on_gpu = kernels.gpu_ms(call, launches=_FEW if name == peers.OURS else _MANY, host_ms=found["host_ms"])
+        found |= {} if on_gpu is None else {"gpu_ms": on_gpu, "timed_by": "events"}
     return found
+
+
+def draw_ms(case: peers.Case, batch_size: int, size: int) -> float:
+    """Milliseconds that gpuaug takes to draw for a batch."""
+    augment = peers.fused(case)
+    taken = []
+    for _ in range(_DRAWS):
+        start = perf_counter()
+        augment.draw((batch_size, 3, size, size))
+        taken.append(1e3 * (perf_counter() - start))
+    return median(taken)
+
+
+def count_launches(rows: list[dict[str, Any]], cases: Sequence[peers.Case], options: Namespace) -> None:
+    """Add the kernels of one call to the rows of the largest batch; compiled ones are not compiled again for that."""
+    size = max(options.batch)
+    for case in cases:
+        batch = peers.sample(case, size, options.size, options.device)
+        own = [row for row in rows if (row["case"], row["batch_size"]) == (case.name, size) and row["name"] != peers.COMPILED]
+        with ExitStack() as stack:
+            for row in own:
+                call = peers.WAYS[row["name"]](case, batch, stack)
+                for _ in range(_LAUNCH_CALLS):
+                    call()
+                row["launches"] = len(kernels.launched(call, _LAUNCH_CALLS)) / _LAUNCH_CALLS
+        common.release(options.device)
 
 
 def _throughput(calls: dict[str, peers.Call], options: Namespace, skip: Callable[[str, Exception], None]) -> Sequence[Row]:
@@ -219,6 +251,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
                     "augment", rows=rows, settings=settings, device=options.device, environment=found_environment
                 )
                 results.write(options.json, partial_result)
+    if options.device.type == "cuda":
+        count_launches(rows, cases, options)
     return common.finish("augment", options, rows, settings, found_environment, start)
 
 

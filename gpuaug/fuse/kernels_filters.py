@@ -417,8 +417,8 @@ def _arguments(
         "ALONG": ALONG,
         "ACROSS": ACROSS,
     }
-    # A block of three planes is three times the code, which takes seconds to compile for a large kernel.
-    rgb = channels == 3 and any(op.rgb_only for op in step.points)
+    # A block of three planes stores whole pixels where those lie together.
+    rgb = channels == 3 and (out.stride(1) == 1 or any(op.rgb_only for op in step.points))
     constants = {
         "OUT_W": out.stride(3),
         "PROGRAM": step.program,

@@ -285,19 +285,36 @@ def blended(
     return upper + lower * (below - upper)
 
 
-@triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "out", "rows", "partial"])
+@triton.jit
+def at_rest(value):
+    """A number in [0, 1] in 16 bits, the nearest: a byte's share of 255 exactly."""
+    # Above 2²³ a float's last bits are a whole number.
+    return (value * 65535.0 + 8388608.0).to(tl.int32, bitcast=True).to(tl.uint16)
+
+
+@triton.jit
+def rested(pointer, at, live):
+    """What :func:`at_rest` made of a number, as a number."""
+    bits = tl.load(pointer + at, mask=live, other=0).to(tl.int32) | 0x4B000000
+    return (bits.to(tl.float32, bitcast=True) - 8388608.0) * (1 / 65535)
+
+
+@triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "out", "rows", "partial", "kept"])
 def gather_kernel(
-    source, out, rows, partial, source_height, source_width, out_height, out_width, tiles_x, row_stride, tiles, blocks,
+    source, out, rows, partial, kept, source_height, source_width, out_height, out_width, tiles_x, row_stride, tiles, blocks,
     source_b, source_c, source_h, out_b, out_c, out_h,
     SOURCE_C: tl.constexpr, SOURCE_W: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr,
     CHANNELS: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, HALF: tl.constexpr,
     NEAREST: tl.constexpr, ZEROS: tl.constexpr,
     AFTER: tl.constexpr, AFTER_AT: tl.constexpr, AFTER_FILL: tl.constexpr, WARP_AT: tl.constexpr,
     BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr, BEFORE_FILL: tl.constexpr,
-    REDUCE: tl.constexpr, GATE_AT: tl.constexpr, MEAN: tl.constexpr, PARTIALS: tl.constexpr,
+    REDUCE: tl.constexpr, GATE_AT: tl.constexpr, KEEP: tl.constexpr, MEAN: tl.constexpr, PARTIALS: tl.constexpr,
     TILE_H: tl.constexpr, TILE_W: tl.constexpr,
 ):  # fmt: skip
     """Make the tiles of a gather pass; with ``REDUCE`` only the sums of grey that its contrast needs.
+
+    With ``KEEP`` the reduction also leaves what it gathered for the samples whose gate is open, in 16 bits a channel, and the
+    pass reads that. With 2 there is no gate, and so nothing else to read.
 
     Grid: (tiles of an image, samples, planes; one plane where a block makes all three).
     """
@@ -313,13 +330,27 @@ def gather_kernel(
     x = (tile % tiles_x) * TILE_W + tl.arange(0, TILE_W)[:, None]
     y = (tile // tiles_x) * TILE_H + tl.arange(0, TILE_H)[None, :]
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
-    r, g, b = gathered(
-        pointer, tl.minimum(x, out_width - 1), tl.minimum(y, out_height - 1), row, source_c, source_h, SOURCE_C, SOURCE_W,
-        plane, SCALE, RGB, CHANNELS, KIND, HALF, NEAREST, ZEROS, AFTER, AFTER_AT, AFTER_FILL, WARP_AT,
-        BEFORE, BEFORE_AT, BEFORE_FILL, source_height, source_width,
-    )  # fmt: skip
     live = (x < out_width) & (y < out_height)
+    place = kept + sample.to(tl.int64) * (3 * out_height * out_width)
+    at = (y * out_width + x).to(tl.uint32)
+    resting = KEEP == 2 and not REDUCE
+    if KEEP == 1 and not REDUCE:
+        resting = tl.load(row + GATE_AT) != 0
+    if resting:
+        r = rested(place, at, live)
+        g = rested(place + out_height * out_width, at, live)
+        b = rested(place + 2 * out_height * out_width, at, live)
+    else:
+        r, g, b = gathered(
+            pointer, tl.minimum(x, out_width - 1), tl.minimum(y, out_height - 1), row, source_c, source_h, SOURCE_C, SOURCE_W,
+            plane, SCALE, RGB, CHANNELS, KIND, HALF, NEAREST, ZEROS, AFTER, AFTER_AT, AFTER_FILL, WARP_AT,
+            BEFORE, BEFORE_AT, BEFORE_FILL, source_height, source_width,
+        )  # fmt: skip
     if REDUCE:
+        if KEEP:
+            tl.store(place + at, at_rest(r), mask=live)
+            tl.store(place + out_height * out_width + at, at_rest(g), mask=live)
+            tl.store(place + 2 * out_height * out_width + at, at_rest(b), mask=live)
         grey = grey_before_contrast(r, g, b, x, y, sample, plane, out_height, out_width, row, PROGRAM, COUNT, CHANNELS, RGB)
         tl.store(partial + sample * tiles + tile, tl.sum(tl.where(live, grey, 0.0)))
     else:

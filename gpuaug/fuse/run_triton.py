@@ -68,11 +68,13 @@ def run(plan: Plan, images: Tensor, table: Tensor, dtype: torch.dtype, memory_fo
 def gather(step: Pass, images: Tensor, table: Tensor, out: Tensor) -> None:
     """Launch a gather pass into ``out``, and before it the sums that a contrast needs."""
     found = prepared(step, images, table, out, _gathering)
-    partial = table
+    partial = kept = table
     if found.sums is not None:
         partial = torch.empty(found.partials, dtype=torch.float32, device=images.device)
-        found.sums((images, out, table, partial))
-    found.pixels((images, out, table, partial))
+        if found.keeps:
+            kept = torch.empty(out.shape, dtype=torch.uint16, device=images.device)
+        found.sums((images, out, table, partial, kept))
+    found.pixels((images, out, table, partial, kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class _Gathering:
 
     sums: Launch | None
     partials: tuple[int, int]
+    keeps: bool
     pixels: Launch
 
 
@@ -92,7 +95,7 @@ def _gathering(step: Pass, images: Tensor, table: Tensor, out: Tensor) -> _Gathe
     rgb = channels == 3
     constants = {
         "SOURCE_W": images.stride(3),
-        "PROGRAM": _program(step, images.dtype == torch.uint8),
+        "PROGRAM": _program(step, images),
         "COUNT": len(step.program),
         "CHANNELS": channels,
         "RGB": rgb,
@@ -103,9 +106,11 @@ def _gathering(step: Pass, images: Tensor, table: Tensor, out: Tensor) -> _Gathe
     source = (height, width, step.out.height, step.out.width)
     strides = images.stride()[:3]
     row_stride = table.stride(0)
-    sums, blocks, partials = None, 0, 1
+    sums, blocks, partials, gate, keep = None, 0, 1, 0, 0
     if step.mean:
-        gate = next(column for op, (_, column, _) in zip(step.points, step.program, strict=True) if needs_mean(op))
+        op, gate = next((op, column) for op, (_, column, _) in zip(step.points, step.program, strict=True) if needs_mean(op))
+        if _clean(step, images) and out.dtype.itemsize == 2:
+            keep = 1 if op.gated else 2
         across, down = _tiles(step.out, COLOUR_TILE)
         blocks = across * down
         partials = next_power_of_2(blocks)
@@ -113,7 +118,16 @@ def _gathering(step: Pass, images: Tensor, table: Tensor, out: Tensor) -> _Gathe
             gather_kernel,
             (blocks, batch, 1),
             (*source, across, row_stride, blocks, blocks, *strides, 0, 0, 0),
-            {**constants, "OUT_W": 1, "REDUCE": True, "GATE_AT": gate, "MEAN": False, "PARTIALS": 1, **_tile(COLOUR_TILE)},
+            {
+                **constants,
+                "OUT_W": 1,
+                "REDUCE": True,
+                "GATE_AT": gate,
+                "KEEP": keep,
+                "MEAN": False,
+                "PARTIALS": 1,
+                **_tile(COLOUR_TILE),
+            },
         )
     tile = COLOUR_TILE if step.mean else TILES[front.kind]
     across, down = _tiles(step.out, tile)
@@ -125,13 +139,14 @@ def _gathering(step: Pass, images: Tensor, table: Tensor, out: Tensor) -> _Gathe
             **constants,
             "OUT_W": out.stride(3),
             "REDUCE": False,
-            "GATE_AT": 0,
+            "GATE_AT": gate,
+            "KEEP": keep,
             "MEAN": step.mean,
             "PARTIALS": partials,
             **_tile(tile),
         },
     )
-    return _Gathering(sums, (batch, blocks), pixels)
+    return _Gathering(sums, (batch, blocks), keep > 0, pixels)
 
 
 _planes: dict[tuple[Any, ...], int] = {}
@@ -194,11 +209,16 @@ def probe(device: torch.device) -> None:
     gather(step, images, images.view(1, 1), torch.empty_like(images))
 
 
-def _program(step: Pass, from_bytes: bool) -> tuple[tuple[int, int, int], ...]:
-    """The program, with the jitters marked that see nothing but numbers, which cost less to clamp."""
+def _clean(step: Pass, images: Tensor) -> bool:
+    """Whether what a pass gathers is certain to lie in [0, 1]: bytes do, and a fill may be anything."""
     assert isinstance(step.front, Gather)
-    # A fill may be anything, and so may what a normalisation or an unclamped op makes.
-    clean = from_bytes and "constant" not in (step.front.before.edge, step.front.after.edge)
+    return images.dtype == torch.uint8 and "constant" not in (step.front.before.edge, step.front.after.edge)
+
+
+def _program(step: Pass, images: Tensor) -> tuple[tuple[int, int, int], ...]:
+    """The program, with the jitters marked that see nothing but numbers, which cost less to clamp."""
+    # What a normalisation or an unclamped op makes may be anything.
+    clean = _clean(step, images)
     marked = []
     for op, (code, column, flags) in zip(step.points, step.program, strict=True):
         jitter = isinstance(op, ColorJitter | ColorJiggle)

@@ -11,6 +11,7 @@ TYPES = {
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
     torch.uint8: "*u8",
+    torch.uint16: "*u16",
     torch.int16: "*i16",
     torch.int32: "*i32",
     torch.int64: "*i64",

@@ -18,7 +18,7 @@ UINT8, FLOAT = photographs(3, 3, 21, 37), photographs(2, 3, 21, 37, dtype=torch.
 BATCHES = [
     (UINT8, torch.float32, torch.contiguous_format),
     (FLOAT, torch.float16, torch.channels_last),
-    (UINT8[:2].to(memory_format=torch.channels_last), torch.float32, torch.contiguous_format),
+    (UINT8[:2].to(memory_format=torch.channels_last), torch.float16, torch.contiguous_format),
 ]
 TWO_CHANNELS = (photographs(2, 2, 21, 37), torch.float32, torch.contiguous_format)
 
