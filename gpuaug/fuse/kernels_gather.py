@@ -329,7 +329,8 @@ def mean_of(partial, sample, blocks, pixels, PARTIALS: tl.constexpr):
     return tl.sum(tl.load(partial + sample * blocks + at, mask=at < blocks, other=0.0)) / pixels
 
 
-@triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "out", "rows", "partial"])
+# Were it known how the places to keep pixels at are aligned, a thread would get several of a row, and taps would be far apart.
+@triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "out", "rows", "partial", "kept"])
 def gather_kernel(
     source, out, rows, partial, kept, source_height, source_width, out_height, out_width, tiles_x, row_stride, tiles, blocks,
     source_b, source_c, source_h, out_b, out_c, out_h,
