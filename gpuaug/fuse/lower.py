@@ -15,8 +15,10 @@ from torch import nn
 
 from gpuaug.errors import ArgumentError, ArgumentTypeError
 from gpuaug.fuse import crops, filters, jitter, mixes, points, warps
+from gpuaug.fuse.choices import Pick
 from gpuaug.fuse.eager import EagerOp
 from gpuaug.fuse.ops import Op
+from gpuaug.fuse.policies import POLICIES, lower_policy
 
 LOWERED: dict[type[nn.Module], type[Op]] = {
     **crops.LOWERED,
@@ -51,8 +53,12 @@ class Group:
 Tree = Leaf | Group
 
 
-def lower(pipeline: Any) -> Tree:
+def lower(pipeline: Any, pick: Pick = "batch") -> Tree:
     """What a pipeline consists of.
+
+    Args:
+        pipeline: The user's.
+        pick: Whether policies pick for the batch, as Kornia does, or for each sample.
 
     Raises:
         ArgumentTypeError: If it is nothing that has augmentations in it.
@@ -62,7 +68,7 @@ def lower(pipeline: Any) -> Tree:
         raise ArgumentTypeError(
             f"pipeline must be an instance, got the class {pipeline.__name__}. Call it first: {pipeline.__name__}(…)."
         )
-    tree = _tree("", pipeline, _unknown_version())
+    tree = _tree("", pipeline, pick, _unknown_version())
     if not list(leaves(tree)):
         raise ArgumentError(f"pipeline must hold at least one augmentation, got an empty {type(pipeline).__name__}.")
     return tree
@@ -77,10 +83,10 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
             yield from leaves(item)
 
 
-def _tree(name: str, module: Any, unknown: str | None) -> Tree:
+def _tree(name: str, module: Any, pick: Pick, unknown: str | None) -> Tree:
     if type(module) in (K.AugmentationSequential, K.ImageSequential):
         if module.random_apply is False:
-            items = tuple(_tree(child_name, child, unknown) for child_name, child in module.named_children())
+            items = tuple(_tree(child_name, child, pick, unknown) for child_name, child in module.named_children())
             return Group(name, items, is_container=True)
         name = name or type(module).__name__
         return Leaf(name, EagerOp(name, module, "random_apply picks and orders modules for each batch"))
@@ -88,13 +94,16 @@ def _tree(name: str, module: Any, unknown: str | None) -> Tree:
         module = list(module)
     if isinstance(module, Sequence) and not isinstance(module, str):
         named = [(f"{type(child).__name__}_{index}", child) for index, child in enumerate(module)]
-        return Group(name, tuple(_tree(child_name, child, unknown) for child_name, child in named), is_container=False)
+        return Group(name, tuple(_tree(child_name, child, pick, unknown) for child_name, child in named), is_container=False)
     if not isinstance(module, nn.Module):
         raise ArgumentTypeError(
             "pipeline must be a Kornia augmentation, a Kornia container or a sequence of augmentations, "
             f"got {type(module).__name__}. Wrap a function in an nn.Module to have it run in its place."
         )
     name = name or type(module).__name__
+    if type(module) in POLICIES and unknown is None:
+        policy = lower_policy(name, module, LOWERED, pick)
+        return Leaf(name, EagerOp(name, module, policy) if isinstance(policy, str) else policy)
     reason = unknown or _why_not(module)
     return Leaf(name, EagerOp(name, module, reason) if reason else LOWERED[type(module)](name, module))
 
@@ -102,7 +111,7 @@ def _tree(name: str, module: Any, unknown: str | None) -> Tree:
 def _why_not(module: nn.Module) -> str | None:
     kind = LOWERED.get(type(module))
     if kind is None:
-        base = next((base for base in type(module).__mro__ if base in LOWERED), None)
+        base = next((base for base in type(module).__mro__ if base in LOWERED or base in POLICIES), None)
         if base is not None:
             return f"a subclass of {base.__name__}, which may do anything"
         return "no lowering for this type" if type(module).__module__.startswith("kornia.") else "not one of Kornia's modules"

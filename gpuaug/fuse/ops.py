@@ -42,6 +42,9 @@ class Op(ABC):
         module: The user's module. It is read, never changed, moved or called.
     """
 
+    alone: bool = False
+    """Whether a batch's draws cannot be made together with those of other batches."""
+
     def __init__(self, name: str, module: nn.Module) -> None:
         self.name = name
         self.module = module

@@ -3,7 +3,7 @@
 Matrices are computed on the host, in float64: the numbers that reach the device are within half a unit in the last place.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -272,6 +272,40 @@ class Perspective(_Warp):
     def describe(self) -> str:
         """In a word."""
         return "perspective"
+
+
+class AnyAffine(WarpOp):
+    """One of several affine warps, picked for each sample or for all: what policies pick from, as one warp.
+
+    Args:
+        name: Of the module that picks.
+        edge: What lies outside, for all of them.
+        nearest: Whether all of them take the nearest pixel.
+    """
+
+    def __init__(self, name: str, edge: Literal["zeros", "border"], nearest: bool) -> None:
+        super().__init__(name, nn.Identity())
+        self.edge, self.nearest = edge, nearest
+
+    def warp(self, drawn: Drawn, size: Size) -> Warp:
+        """Output → input pixels; the identity where nothing was picked."""
+        return Warp(self._parts(drawn, size, lambda op, own: op.warp(own, size).inverse))
+
+    def matrix(self, drawn: Drawn, size: Size) -> Array:
+        """Input → output pixels; the identity where nothing was picked."""
+        return self._parts(drawn, size, lambda op, own: op.matrix(own, size))
+
+    def _parts(self, drawn: Drawn, size: Size, matrix_of: Callable[[WarpOp, Drawn], Array]) -> Array:
+        # Each an op, its draws, and the samples (None: all).
+        made = np.tile(np.eye(3), (size.batch, 1, 1))
+        for op, own, where in drawn["parts"]:
+            picked = slice(None) if where is None else where
+            made[picked] = matrix_of(op, own)[picked]
+        return made
+
+    def describe(self) -> str:
+        """In a few words."""
+        return "one of several affine warps"
 
 
 def _about_centre(a: Array, b: Array, c: Array, d: Array, size: Size) -> Array:

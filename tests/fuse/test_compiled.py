@@ -26,6 +26,8 @@ CHOSEN = [
     "padded, rotation, flip",
     "perspective",
     "gates",
+    "one of colours",
+    "shears, shifts",
     "noise",
     "blur",
     "sharpness",
