@@ -62,7 +62,11 @@ class Entry(NamedTuple):
 
 
 class Step(NamedTuple):
-    """An op that runs for a batch. One that ``begins`` starts a plan, so that its kernel is the same whatever ran before."""
+    """An op that runs for a batch.
+
+    One that ``begins`` starts a plan, so that its kernel is the same whatever ran before. There are as many kernels as kinds
+    of ops, and not as many as their orders; what is pointwise and one of several joins any of them.
+    """
 
     op: Op | EagerOp
     drawn: Drawn
@@ -197,7 +201,7 @@ class Choice(Op):
             for entry in entries[1:]:
                 drawn = {name: np.where(entry.where, entry.drawn[name], values) for name, values in drawn.items()}
             drawn["gate"] = gate
-        return Step(made, drawn, not isinstance(made, PointOp))
+        return Step(made, drawn, kind != _POINT or occurrence % _TOGETHER == 0 < occurrence)
 
     def _left_step(self, entry: Entry) -> Step | None:
         eager, drawn = self._left(entry.child, entry.position, entry.size), entry.drawn
@@ -268,11 +272,17 @@ class Choice(Op):
         """How many kernels it takes at most; ``None`` where Kornia may run something."""
         if self.left(size):
             return None
-        each = {_kind_of(member.op): _launches(member.op) for member in self._members if isinstance(member.op, Op)}
+        each: dict[Any, int] = {}
+        for member in self._members:
+            assert isinstance(member.op, Op)
+            kind = _kind_of(member.op)
+            each[kind] = max(each.get(kind, 0), _launches(member.op))
         return self.most * (max(each.values(), default=0) if self.pick == "batch" else sum(each.values()))
 
 
 _POINT = ("point",)
+_TOGETHER = 4
+"""Pointwise picks that share a kernel at most: each is as much code again."""
 
 
 def _kind_of(op: Op) -> tuple[Any, ...]:

@@ -15,10 +15,11 @@ from torch import nn
 
 from gpuaug.errors import ArgumentError, ArgumentTypeError
 from gpuaug.fuse import crops, filters, jitter, mixes, points, warps
-from gpuaug.fuse.choices import Pick
+from gpuaug.fuse.choices import Child, Member, Pick
 from gpuaug.fuse.eager import EagerOp
 from gpuaug.fuse.ops import Op
 from gpuaug.fuse.policies import POLICIES, lower_policy
+from gpuaug.fuse.random_apply import lower_random_apply
 
 LOWERED: dict[type[nn.Module], type[Op]] = {
     **crops.LOWERED,
@@ -85,11 +86,16 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
 
 def _tree(name: str, module: Any, pick: Pick, unknown: str | None) -> Tree:
     if type(module) in (K.AugmentationSequential, K.ImageSequential):
+        items = tuple(_tree(child_name, child, pick, unknown) for child_name, child in module.named_children())
         if module.random_apply is False:
-            items = tuple(_tree(child_name, child, pick, unknown) for child_name, child in module.named_children())
             return Group(name, items, is_container=True)
         name = name or type(module).__name__
-        return Leaf(name, EagerOp(name, module, "random_apply picks and orders modules for each batch"))
+        children = _children(items)
+        if children is None:
+            choice: Any = "random_apply over containers in containers"
+        else:
+            choice = unknown or lower_random_apply(name, module, children, pick)
+        return Leaf(name, EagerOp(name, module, choice) if isinstance(choice, str) else choice)
     if type(module) is nn.Sequential:
         module = list(module)
     if isinstance(module, Sequence) and not isinstance(module, str):
@@ -106,6 +112,18 @@ def _tree(name: str, module: Any, pick: Pick, unknown: str | None) -> Tree:
         return Leaf(name, EagerOp(name, module, policy) if isinstance(policy, str) else policy)
     reason = unknown or _why_not(module)
     return Leaf(name, EagerOp(name, module, reason) if reason else LOWERED[type(module)](name, module))
+
+
+def _children(items: Sequence[Tree]) -> list[Child] | None:
+    """What a container picks from; ``None`` if containers stand in the containers in it."""
+    children = []
+    for item in items:
+        inner = (item,) if isinstance(item, Leaf) else item.items
+        if any(isinstance(each, Group) for each in inner):
+            return None
+        members = tuple(Member(each.name, each.op) for each in inner if isinstance(each, Leaf))
+        children.append(Child(item.name, members, is_container=isinstance(item, Group)))
+    return children
 
 
 def _why_not(module: nn.Module) -> str | None:
