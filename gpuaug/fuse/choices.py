@@ -218,12 +218,18 @@ class Choice(Op):
         return op
 
     def _left(self, child: int, position: int, size: Size) -> EagerOp:
-        op = self.children[child].members[position].op
+        member = self.children[child].members[position]
+        op = member.op
         if isinstance(op, EagerOp):
             return op
         found = self._eager.get((child, position))
         if found is None:
-            found = self._eager[child, position] = EagerOp(op.name, op.module, op.refuses(size) or "", op)
+            module = op.module
+            if member.operation is not None:
+                # A certain module does not look at its gate, which holds the pick here.
+                module = copy.copy(module)
+                module.p = 0.5  # type: ignore[assignment]
+            found = self._eager[child, position] = EagerOp(op.name, module, op.refuses(size) or "", op)
         return found
 
     def params(self, drawn: Drawn, size: Size) -> Any:

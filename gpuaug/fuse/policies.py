@@ -1,5 +1,6 @@
 """RandAugment, TrivialAugment and AutoAugment: what they pick, and with which magnitudes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,10 @@ class Gate(Op):
 class Policy(Choice):
     """A policy of Kornia's."""
 
+    def __init__(self, name: str, module: nn.Module, children: Sequence[Child], pick: Pick) -> None:
+        super().__init__(name, module, children, pick)
+        self._sets: dict[Any, Array] = {}
+
     @property
     def count(self) -> int:
         """How many children are picked."""
@@ -59,32 +64,34 @@ class Policy(Choice):
         factor = operation._factor_name
         if factor is None:
             return drawn
-        values = torch.from_numpy(np.array(drawn[factor], dtype=np.float32))
-        magnitude = self._magnitude(operation, size)
-        if magnitude is not None:
-            values = torch.zeros_like(values) + magnitude
-        change: Any = operation._magnitude_fn
+        rand = isinstance(self.module, auto.RandAugment)
+        values = self._set(operation, size) if rand else self._moved(operation, drawn[factor])
         if operation.symmetric_megnitude:
-            sign = np.where(source.uniform() > 0.5, np.float32(1), np.float32(-1))
-            values = change.fn(values) * torch.from_numpy(sign)
-        else:
-            values = change(values)
-        drawn[factor] = values.float().numpy()
+            values = np.where(source.uniform() > 0.5, values, -values)
+        drawn[factor] = values if len(values) == size.batch else np.repeat(values, size.batch)
         return drawn
 
-    def _magnitude(self, operation: Any, size: Size) -> torch.Tensor | None:
-        if not isinstance(self.module, auto.RandAugment):
-            own: torch.Tensor | None = operation.magnitude
-            return None if own is None else own.detach()
-        if operation.magnitude_range is None:
-            return None
-        # In the order of Kornia's float32 operations, so that the numbers are the same.
-        share = torch.tensor([self.module.m / 30])
-        low, high = operation.magnitude_range
-        share = 1 - share if operation._factor_name == "bits_factor" else share
-        magnitude: torch.Tensor = share * float(high - low) + low
-        side = {"translate_x": size.width, "translate_y": size.height}.get(operation._factor_name)
-        return magnitude if side is None else magnitude * side
+    def _moved(self, operation: Any, values: Array) -> Array:
+        """What was drawn, or the operation's own magnitude, through its mapping."""
+        own = operation.magnitude
+        made = torch.from_numpy(values) if own is None else own.detach().expand(len(values))
+        return _mapped(operation, made)
+
+    def _set(self, operation: Any, size: Size) -> Array:
+        """RandAugment's magnitude of an operation, (1,)."""
+        key = operation, self.module.m, size.width, size.height
+        found = self._sets.get(key)
+        if found is None:
+            # In the order of Kornia's float32 operations, so that the numbers are the same.
+            share = torch.tensor([self.module.m / 30])  # type: ignore[operator]
+            low, high = operation.magnitude_range
+            share = 1 - share if operation._factor_name == "bits_factor" else share
+            magnitude = share * float(high - low) + low
+            side = {"translate_x": size.width, "translate_y": size.height}.get(operation._factor_name, 1)
+            if len(self._sets) > 256:
+                self._sets.clear()
+            found = self._sets[key] = _mapped(operation, magnitude * side)
+        return found
 
     @property
     def _longest(self) -> int:
@@ -115,6 +122,13 @@ def lower_policy(name: str, module: nn.Module, lowered: dict[type[nn.Module], ty
             members.append(found)
         children.append(Child(child_name, tuple(members), is_container=True))
     return Policy(name, module, children, pick)
+
+
+def _mapped(operation: Any, values: torch.Tensor) -> Array:
+    """Magnitudes through an operation's mapping, but for the sign."""
+    change = operation._magnitude_fn
+    made: Array = (change.fn if operation.symmetric_megnitude else change)(values).float().numpy()
+    return made
 
 
 def _member(name: str, operation: Any, lowered: dict[type[nn.Module], type[Op]]) -> Member | str:

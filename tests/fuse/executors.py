@@ -13,7 +13,8 @@ from gpuaug.fuse.run_torch import gather_mask, run
 
 def through_both(modules, images, dtype, memory_format):
     """Images and masks as torch makes them, and as the kernels do, pass by pass."""
-    augment = gpuaug.fuse(modules)
+    # Each sample picks for itself, so that one launch holds several picks.
+    augment = gpuaug.fuse(modules, pick="sample")
     draws = augment.draw(images.shape, seed=1)
     masks = (photographs(images.shape[0], 2, *images.shape[2:], seed=5).long() // 16).to(torch.int16).to(images.device)
     expected, got, expected_masks, got_masks = images, images, masks, masks

@@ -240,3 +240,74 @@ def test_magnitudes_and_signs_are_those_of_kornia(name, kind):
             points = torch.cat([a, b])
             gap = (torch.searchsorted(a, points, right=True) - torch.searchsorted(b, points, right=True)).abs().max() / len(a)
             assert gap < 1.95 * (2 / len(a)) ** 0.5, key
+
+
+def sample_by_sample(augment, images, draws):
+    """Every sample alone through Kornia's own operations, with what it drew."""
+    choice = augment._ops[0]
+    done = []
+    for index in range(len(images)):
+        image = as_kornia_takes_them(images[index : index + 1])
+        for layer in draws._drawn[0]["layers"]:
+            for entry in [entry for entry in layer if entry.where[index]]:
+                member = choice.children[entry.child].members[entry.position]
+                params = member.op.params(entry.drawn, entry.size)
+                own = {key: values[index : index + 1] for key, values in params.items()}
+                image = member.operation(image, params={**own, "forward_input_shape": torch.tensor(image.shape)})
+        done.append(image)
+    return torch.cat(done)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_samples_that_pick_for_themselves_are_as_if_each_were_alone(name):
+    made = MADE[name]()
+    augment, images = gpuaug.fuse(made, pick="sample"), photographs(12)
+    for seed in range(6):
+        draws = augment.draw(images.shape, seed=seed)
+        expected, got = sample_by_sample(augment, images, draws), augment(images, draws=draws)
+        wrong = ((got - expected).abs() > 5e-5).flatten(1).float().mean(1)
+        # Samples in which an operation makes jumps of the last bit of what it is given.
+        assert (wrong > 0.01).sum() <= 2
+        assert wrong.median() == 0
+
+
+def test_samples_pick_as_often_and_differently():
+    augment, batch = gpuaug.fuse(auto.RandAugment(2, 10), pick="sample"), 6000
+    layers = augment.draw((batch, 3, 8, 8), seed=1)._drawn[0]["layers"]
+    picked = np.full((2, batch), -1)
+    for row, layer in zip(picked, layers, strict=True):
+        for entry in layer:
+            assert (row[entry.where] == -1).all()
+            row[entry.where] = entry.child
+    assert (picked >= 0).all()
+    assert (picked[0] != picked[1]).all()
+    pairs = np.bincount(picked[0] * 15 + picked[1], minlength=225)
+    assert (pairs > 0).sum() == 210
+    assert abs(pairs[pairs > 0] - batch / 210).max() < 6 * (batch / 210) ** 0.5
+
+
+def test_masks_follow_where_samples_pick_for_themselves():
+    policy = [ONE_BY_ONE["shear_x"], ONE_BY_ONE["invert"], ONE_BY_ONE["translate_y"], ONE_BY_ONE["equalize"]]
+    augment = gpuaug.fuse(auto.RandAugment(2, 20, policy), pick="sample")
+    images = photographs(8, dtype=torch.float32)
+    positions = torch.arange(32 * 48).reshape(1, 1, 32, 48).expand(8, 1, 32, 48).contiguous()
+    draws = augment.draw(images.shape, seed=4)
+    _, masks = augment(images, positions, draws=draws, data_keys=["input", "mask"])
+    for index in range(8):
+        names = [augment._ops[0].children[e.child].name for layer in draws._drawn[0]["layers"] for e in layer if e.where[index]]
+        moved = bool({"PolicySequential_0", "PolicySequential_2"} & set(names))
+        assert torch.equal(masks[index], positions[index]) == (not moved)
+
+
+def test_few_programs_are_compiled_where_samples_pick():
+    augment = gpuaug.fuse([K.RandomHorizontalFlip(), auto.RandAugment(2, 10), K.Normalize(0.5, 0.5)], pick="sample")
+    assert len(programs(augment, (16, 3, 32, 32), 50)) <= 16
+
+
+def test_kornia_has_no_form_for_what_samples_pick():
+    draws = gpuaug.fuse(auto.TrivialAugment(), pick="sample").draw((2, 3, 8, 8), seed=0)
+    text = "pick must be 'batch' for draws to have Kornia's form, got 'sample': .* Fuse with pick='batch' to compare the two."
+    with pytest.raises(gpuaug.ArgumentError, match=text):
+        draws.as_kornia()
+    with pytest.raises(gpuaug.ArgumentError, match="pick must be 'batch' or 'sample', got 'image'"):
+        gpuaug.fuse(auto.TrivialAugment(), pick="image")
