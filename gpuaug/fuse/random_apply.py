@@ -66,8 +66,12 @@ def lower_random_apply(name: str, module: Any, children: Sequence[Child], pick: 
             f"orders would share no pass. Leave pick out, or give the modules of {name} a p each instead of random_apply."
         )
     weights: torch.Tensor = module.random_apply_weights
-    if not children or weights.is_cuda or not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()):
-        return "random_apply_weights that Kornia does not take, or on the GPU"
+    if not children:
+        return "there is nothing in it"
+    if weights.is_cuda:
+        return "random_apply_weights are on the GPU; leave the pipeline on the CPU, where it draws"
+    if not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()):
+        return "random_apply_weights are not what Kornia takes"
     ops = [member.op for child in children for member in child.members]
     if any(isinstance(op, Choice) for op in ops):
         return "random_apply over modules that pick again"

@@ -3,7 +3,7 @@
 Matrices are computed on the host, in float64: the numbers that reach the device are within half a unit in the last place.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -289,18 +289,18 @@ class AnyAffine(WarpOp):
 
     def warp(self, drawn: Drawn, size: Size) -> Warp:
         """Output → input pixels; the identity where nothing was picked."""
-        return Warp(self._parts(drawn, size, lambda op, own: op.warp(own, size).inverse))
+        return Warp(_inverse(self.matrix(drawn, size)))
 
     def matrix(self, drawn: Drawn, size: Size) -> Array:
         """Input → output pixels; the identity where nothing was picked."""
-        return self._parts(drawn, size, lambda op, own: op.matrix(own, size))
-
-    def _parts(self, drawn: Drawn, size: Size, matrix_of: Callable[[WarpOp, Drawn], Array]) -> Array:
-        # Each an op, its draws, and the samples (None: all).
+        # Each part is an op, its draws, and the samples (None: all).
+        if len(drawn["parts"]) == 1 and drawn["parts"][0][2] is None:
+            op, own, _ = drawn["parts"][0]
+            whole: Array = op.matrix(own, size)
+            return whole
         made = np.tile(np.eye(3), (size.batch, 1, 1))
         for op, own, where in drawn["parts"]:
-            picked = slice(None) if where is None else where
-            made[picked] = matrix_of(op, own)[picked]
+            made[where] = op.matrix(own, size)[where]
         return made
 
     def describe(self) -> str:

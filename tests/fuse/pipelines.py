@@ -83,6 +83,10 @@ RGB_CLOSE = {
         auto.RandAugment(3, 10, [[("color", 0.1, 1.9)], [("contrast", 0.1, 1.9)], [("solarize_add", 0.0, 0.43)]]),
         K.Normalize(MEAN, STD),
     ],
+    "one of, then jitter": lambda: [
+        auto.AutoAugment([[("color", 0.8, 8), ("posterize", 0.6, 2)], [("invert", 0.5, None), ("rotate", 0.7, 1)]]),
+        K.ColorJitter(0.4, 0.9, p=0.7),
+    ],
     "jiggle": lambda: [K.ColorJiggle(0.4, 0.4, 0.4, 0.1, p=0.8)],
     "hue, saturation": lambda: [K.RandomHue((-0.5, 0.5), p=0.7), K.RandomSaturation((0.2, 1.8), p=0.7)],
     "self-supervised": lambda: [
@@ -101,5 +105,14 @@ TIES = {
 }
 """A tap on the other side of a tie is another pixel."""
 
-JUMPS = {"colour", "jitter, then jitter", "jiggle", "hue, saturation", "self-supervised", "solarize", "one of colours"}
+JUMPS = {
+    "colour",
+    "jitter, then jitter",
+    "jiggle",
+    "hue, saturation",
+    "self-supervised",
+    "solarize",
+    "one of colours",
+    "one of, then jitter",
+}
 """A pixel at a threshold may fall on either side of it."""
