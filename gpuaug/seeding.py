@@ -3,10 +3,14 @@
 A stage may be any callable, and a callable draws from torch's global generators. So for the length of a stage the global
 generators are set to a state derived from the position, and put back as they were. Called twice within one stage, a pipeline
 goes on drawing from where the first call ended, so the two calls differ.
+
+What draws by itself needs no generator: it takes one seed a call (:func:`next_seed`), and may ask for those of the calls that
+are expected after it (:func:`following_seeds`).
 """
 
 import hashlib
 import struct
+import threading
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -35,6 +39,49 @@ class Position:
         return int.from_bytes(digest, "little") >> 1
 
 
+class Calls:
+    """The seeds of the calls within one stage at one position: each call has its own."""
+
+    def __init__(self, position: Position, stage: str) -> None:
+        self._position, self._stage, self._made = position, stage, 0
+
+    def next(self) -> int:
+        """The seed of a call that is being made."""
+        self._made += 1
+        return self._position.key(f"{self._stage}/{self._made}")
+
+    def following(self, count: int) -> list[int]:
+        """The seeds of the same call for the batches that come after this one."""
+        at, name = self._position, f"{self._stage}/{self._made}"
+        return [Position(at.seed, at.epoch, at.rank, at.batch + 1 + index).key(name) for index in range(count)]
+
+
+_local = threading.local()
+
+
+def next_seed() -> int:
+    """A seed for a call that is being made, in [0, 2⁶³): within a stage the position's, else a number of torch's generator."""
+    calls: Calls | None = getattr(_local, "calls", None)
+    return calls.next() if calls is not None else int(torch.randint(0, _SEEDS, ()).item())
+
+
+def following_seeds(count: int) -> list[int]:
+    """What :func:`next_seed` will give to the calls after the last one, if nothing else draws. Takes nothing."""
+    calls: Calls | None = getattr(_local, "calls", None)
+    if calls is not None:
+        return calls.following(count)
+    # Drawn from a copy: to draw and put back would undo what another thread draws meanwhile.
+    copy: torch.Generator | None = getattr(_local, "copy", None)
+    if copy is None:
+        copy = _local.copy = torch.Generator()
+    copy.set_state(torch.default_generator.get_state())
+    made: list[int] = torch.randint(0, _SEEDS, (count,), generator=copy).tolist()
+    return made
+
+
+_SEEDS = 2**63 - 1
+
+
 def default_seed() -> int:
     """The seed of torch's global generator. Reading it draws nothing."""
     return torch.initial_seed()
@@ -58,20 +105,24 @@ class Generators:
     def __init__(self, device: torch.device) -> None:
         self._device = _device_generator(device)
         self._key = 0
+        self._calls: Calls | None = None
+        self._outer: Calls | None = None
         self._found: Any = None
 
-    def keyed(self, key: int) -> Self:
-        """A block whose draws depend on ``key`` alone."""
-        self._key = key
+    def keyed(self, key: int, calls: Calls | None = None) -> Self:
+        """A block whose draws depend on ``key`` alone, and whose seeds are those of ``calls`` where there are any."""
+        self._key, self._calls = key, calls
         return self
 
     def __enter__(self) -> None:
+        self._outer, _local.calls = getattr(_local, "calls", None), self._calls
         self._found = torch.default_generator.get_state()
         torch.default_generator.manual_seed(self._key)
         if self._device is not None:
             self._device.lend(self._key)
 
     def __exit__(self, *exc: object) -> None:
+        _local.calls = self._outer
         try:
             torch.default_generator.set_state(self._found)
         finally:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from gpuaug import batch as batches
 from gpuaug.batch import Batch
 from gpuaug.errors import ArgumentError, ArgumentTypeError
-from gpuaug.seeding import Generators, Position
+from gpuaug.seeding import Calls, Generators, Position
 from gpuaug.selection import Into, On, Selection
 from gpuaug.streams import Lanes, Mark
 
@@ -120,7 +120,7 @@ class _BoundTransform(BoundStage):
 
     def run(self, values: tuple[Any, ...], ready: Mark, position: Position, memory: dict[str, Any]) -> Any:
         self.lane.make_current()
-        with self._generators.keyed(position.key(self.name)):
+        with self._generators.keyed(position.key(self.name), Calls(position, self.name)):
             try:
                 return self._transform(*values, **self._named)
             except Exception as error:

@@ -104,6 +104,10 @@ class Choice(Op):
         """Whether a single image stays one, as in Kornia, whatever is picked."""
         return all(getattr(member.op.module, "keepdim", False) for member in self._members)
 
+    def number(self, source: Source) -> float:
+        """A number in [0, 1) that all samples of the batch share, of which there may be none."""
+        return source.integer(0, 2**53) / 2**53
+
     @abstractmethod
     def picks(self, source: Source) -> list[int]:
         """Which children run for the batch, in order."""

@@ -283,7 +283,7 @@ class ResizedCrop(ResampleOp):
         # Most fit at once, so the other nine are drawn for those that do not.
         misses = np.flatnonzero((across > width) | (down > height) | (across < 1) | (down < 1))
         if misses.size:
-            numbers = source.several(18, misses.size)
+            numbers = source.several(18, misses)
             wide, high = self._sides(numbers[:9], numbers[9:], size)
             fits = (wide > 0) & (wide <= width) & (high > 0) & (high <= height)
             choice, sample = fits.argmax(0), np.arange(misses.size)

@@ -1,6 +1,7 @@
 """Where draws come from: one counter-based generator for a batch, and uniform numbers taken from it a column at a time."""
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,38 +11,51 @@ _OPEN: dict[int, NDArray[np.bool_]] = {}
 
 
 class Source:
-    """Uniform numbers for one batch, the same on every machine for one key.
+    """Uniform numbers for one batch, the same on every machine for one key; or for several batches at once.
 
-    Sources of one thread share a generator, since to make one takes longer than to draw a batch. So a source ends where the
-    thread makes the next.
+    Several batches come out as one, one after the other, and each as it would by itself. Sources of one thread share their
+    generators, since to make one takes longer than to draw a batch. So a source ends where the thread makes the next.
 
     Args:
-        key: Any integer in [0, 2⁶⁴).
-        batch: How many samples a column is for.
+        keys: One for each batch: any integers in [0, 2⁶⁴).
+        each: How many samples each has.
     """
 
     _COLUMNS = 12
     """As many are drawn at once: a call of NumPy costs as much as some columns."""
 
-    def __init__(self, key: int, batch: int) -> None:
-        self.batch = batch
-        self._generator = _generator(key)
-        self._block = self._generator.random((self._COLUMNS, batch), dtype=np.float32)
+    def __init__(self, keys: Sequence[int], each: int) -> None:
+        self.batches, self.each, self.batch = len(keys), each, len(keys) * each
+        self._generators = _generators(keys)
+        self._block = self._columns(self._COLUMNS)
         self._taken = 0
+
+    def _columns(self, count: int) -> NDArray[np.float32]:
+        if self.batches == 1:
+            return self._generators[0].random((count, self.each), dtype=np.float32)
+        made = np.empty((self.batches, count, self.each), dtype=np.float32)
+        for generator, place in zip(self._generators, made, strict=True):
+            generator.random(out=place, dtype=np.float32)
+        return made.transpose(1, 0, 2).reshape(count, self.batch)
 
     def uniform(self, columns: int | None = None) -> NDArray[np.float32]:
         """Numbers in [0, 1) with 24 random bits, as ``torch.rand`` gives: (B,), or (columns, B)."""
         wanted = 1 if columns is None else columns
         if self._taken + wanted > len(self._block):
-            fresh = self._generator.random((max(self._COLUMNS, wanted), self.batch), dtype=np.float32)
-            self._block, self._taken = fresh, 0
+            self._block, self._taken = self._columns(max(self._COLUMNS, wanted)), 0
         taken = self._block[self._taken : self._taken + wanted]
         self._taken += wanted
         return taken[0] if columns is None else taken
 
-    def several(self, columns: int, samples: int) -> NDArray[np.float32]:
-        """Numbers in [0, 1) for some of the samples, (columns, samples)."""
-        return self._generator.random((columns, samples), dtype=np.float32)
+    def several(self, columns: int, samples: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Numbers in [0, 1) for some of the samples, whose places are given in order: (columns, samples)."""
+        counts = np.bincount(samples // self.each, minlength=self.batches).tolist()
+        made = [
+            generator.random((columns, count), dtype=np.float32)
+            for generator, count in zip(self._generators, counts, strict=True)
+            if count
+        ]
+        return made[0] if len(made) == 1 else np.concatenate(made, axis=1)
 
     def within(self, low: float, high: float) -> NDArray[np.float32]:
         """Numbers in [low, high), (B,)."""
@@ -51,30 +65,39 @@ class Source:
         """Numbers in [low, high), (K, B), for bounds of K columns, (K, 1)."""
         return self.uniform(len(low)) * (high - low) + low
 
-    def number(self) -> float:
-        """One number in [0, 1) for the whole batch."""
-        return float(self._generator.random(dtype=np.float32))
+    def number(self) -> NDArray[np.float32]:
+        """One number in [0, 1) for each batch, which all its samples share: (B,)."""
+        return self._repeated([generator.random(dtype=np.float32) for generator in self._generators])
+
+    def _repeated(self, numbers: Sequence[Any]) -> NDArray[np.float32]:
+        return np.repeat(np.array(numbers, dtype=np.float32), self.each, axis=0).T
 
     def beta(self, concentration: float) -> NDArray[np.float32]:
         """Numbers from the symmetric beta distribution, (B,)."""
         if concentration == 1.0:
             return self.uniform()
-        return self._generator.beta(concentration, concentration, self.batch).astype(np.float32)
+        made = [generator.beta(concentration, concentration, self.each) for generator in self._generators]
+        return np.concatenate(made).astype(np.float32)
 
     def permutation(self, count: int) -> NDArray[np.int64]:
-        """A random order of ``count`` things, for the whole batch."""
-        return self._generator.permutation(count)
+        """A random order of ``count`` things for each batch, (batches, count)."""
+        return np.stack([generator.permutation(count) for generator in self._generators])
 
     def integer(self, low: int, high: int) -> int:
-        """One whole number in [low, high), for the whole batch."""
-        return int(self._generator.integers(low, high))
+        """One whole number in [low, high), for the whole of one batch."""
+        return int(self._only.integers(low, high))
 
     def key(self) -> int:
-        """A seed for another generator, in [0, 2³¹)."""
-        return int(self._generator.integers(0, 2**31))
+        """A seed for another generator, in [0, 2³¹), for the whole of one batch."""
+        return int(self._only.integers(0, 2**31))
+
+    @property
+    def _only(self) -> np.random.Generator:
+        assert self.batches == 1, "an op that takes a number for a whole batch must say that it draws alone"
+        return self._generators[0]
 
     def same(self) -> "Source":
-        """The same source for draws that all samples share: one number, repeated."""
+        """The same source for draws that all samples of a batch share: one number, repeated."""
         return _Shared(self)
 
 
@@ -94,37 +117,42 @@ _local = threading.local()
 _NO_WORDS = np.zeros(4, dtype=np.uint64)
 
 
-def _generator(key: int) -> np.random.Generator:
-    """This thread's generator, as ``Generator(Philox(key=key))`` would be."""
-    generator: np.random.Generator | None = getattr(_local, "generator", None)
-    if generator is None:
-        generator = _local.generator = np.random.Generator(np.random.Philox(key=0))
-    state: dict[str, Any] = {
-        "bit_generator": "Philox",
-        "state": {"counter": _NO_WORDS, "key": np.array((key, 0), dtype=np.uint64)},
-        "buffer": _NO_WORDS,
-        "buffer_pos": 4,
-        "has_uint32": 0,
-        "uinteger": 0,
-    }
-    generator.bit_generator.state = state
-    return generator
+def _generators(keys: Sequence[int]) -> list[np.random.Generator]:
+    """Generators of this thread, each as ``Generator(Philox(key=key))`` would be."""
+    made: list[np.random.Generator] = _local.__dict__.setdefault("generators", [])
+    while len(made) < len(keys):
+        made.append(np.random.Generator(np.random.Philox(key=0)))
+    for generator, key in zip(made, keys, strict=False):
+        state: dict[str, Any] = {
+            "bit_generator": "Philox",
+            "state": {"counter": _NO_WORDS, "key": np.array((key, 0), dtype=np.uint64)},
+            "buffer": _NO_WORDS,
+            "buffer_pos": 4,
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+        generator.bit_generator.state = state
+    return made[: len(keys)]
 
 
 class _Shared(Source):
     def __init__(self, source: Source) -> None:
-        self.batch = source.batch
-        self._generator = source._generator
+        self.batches, self.each, self.batch = source.batches, source.each, source.batch
+        self._generators = source._generators
 
     def uniform(self, columns: int | None = None) -> NDArray[np.float32]:
-        shape = (1,) if columns is None else (columns, 1)
-        return np.repeat(self._generator.random(shape, dtype=np.float32), self.batch, axis=-1)
+        shape = () if columns is None else (columns,)
+        return self._repeated([generator.random(shape, dtype=np.float32) for generator in self._generators])
 
-    def several(self, columns: int, samples: int) -> NDArray[np.float32]:
-        return np.repeat(self._generator.random((columns, 1), dtype=np.float32), samples, axis=-1)
+    def several(self, columns: int, samples: NDArray[np.int64]) -> NDArray[np.float32]:
+        batches = samples // self.each
+        made = np.zeros((columns, self.batches), dtype=np.float32)
+        for batch in np.unique(batches):
+            made[:, batch] = self._generators[batch].random(columns, dtype=np.float32)
+        return made[:, batches]
 
     def beta(self, concentration: float) -> NDArray[np.float32]:
-        return np.repeat(self._generator.beta(concentration, concentration, 1).astype(np.float32), self.batch)
+        return self._repeated([generator.beta(concentration, concentration) for generator in self._generators])
 
     def same(self) -> Source:
         return self

@@ -40,23 +40,29 @@ class _Jitter(PointOp):
         return sum(1 << index for index, active in enumerate(self._active) if active)
 
     def draw_parameters(self, source: Source, size: Size) -> Drawn:
-        """Four factors a sample, and the order."""
+        """Four factors a sample, and an order for each batch."""
         return {"factors": source.between(self._low, self._high), "order": source.permutation(4)}
 
     def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
         """The same factors and order."""
         factors = dict(zip(FACTORS, torch.from_numpy(drawn["factors"]), strict=True))
-        return {**factors, "order": torch.from_numpy(drawn["order"])}
+        return {**factors, "order": torch.from_numpy(drawn["order"][0])}
 
     def write(self, drawn: Drawn, size: Size, out: Array) -> None:
         """The factors, then the order, with :data:`NONE` in the place of what is left out."""
         factors: Array = drawn["factors"]
         out[:, 1:5] = factors.T
-        order = self._fixed if self._fixed is not None else drawn["order"].tolist()
+        orders: Array = drawn["order"]
         # Neutral for every sample by chance, too.
-        kept = (factors != _NEUTRAL).any(1).tolist()
+        kept = (factors != _NEUTRAL).reshape(4, len(orders), -1).any(2).T.tolist()
+        steps = [self._steps(*each) for each in zip(orders.tolist(), kept, strict=True)]
+        out[:, 5:9] = np.repeat(steps, len(out) // len(orders), axis=0)
+
+    def _steps(self, drawn: list[int], kept: list[bool]) -> list[int]:
+        """The order of one batch."""
+        order = drawn if self._fixed is None else self._fixed
         steps = [index if kept[index] and self._active[index] else NONE for index in order]
-        out[:, 5:9] = steps + [NONE] * (4 - len(steps))
+        return steps + [NONE] * (4 - len(steps))
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Clamp, the adjustments in order, clamp."""

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fuse.filters import BlurOp
-from gpuaug.fuse.kernels_gather import as_float, byte_share, corrected
+from gpuaug.fuse.kernels_gather import as_float, byte_share
 from gpuaug.fuse.kernels_points import points, unit
 from gpuaug.fuse.launching import Launch, prepared
 from gpuaug.fuse.plan import Pass
@@ -48,14 +48,14 @@ def read(pointer, inside, BORDER: tl.constexpr, SCALE: tl.constexpr):
     """Pixels, of 0 to 255 in bytes; zeros outside where that is the border."""
     if BORDER == 0:
         # In the interpreter of Triton 3.9 a truth is a whole number where a scalar was joined with a block.
-        return corrected(as_float(tl.load(pointer, mask=inside != 0, other=0), SCALE), SCALE)
-    return corrected(as_float(tl.load(pointer), SCALE), SCALE)
+        return as_float(tl.load(pointer, mask=inside != 0, other=0), SCALE)
+    return as_float(tl.load(pointer), SCALE)
 
 
 @triton.jit
 def untouched(pointer, SCALE: tl.constexpr):
     """Pixels of a sample that is skipped: in [0, 1] as torch divides bytes, bit for bit."""
-    value = corrected(as_float(tl.load(pointer), SCALE), SCALE)
+    value = as_float(tl.load(pointer), SCALE)
     return byte_share(value) if SCALE else value
 
 

@@ -7,7 +7,7 @@ not specialised on, so that the last batch of an epoch, or images of another siz
 import triton
 import triton.language as tl
 
-from gpuaug.fuse.kernels_points import grey_before_contrast, points
+from gpuaug.fuse.kernels_points import CLEAN, COMPILED, grey_before_contrast, points, unit_sum
 
 SIZES = ("source_height", "source_width", "out_height", "out_width", "tiles_x", "row_stride", "tiles", "blocks")
 STRIDES = ("source_b", "source_c", "source_h", "out_b", "out_c", "out_h")
@@ -58,20 +58,11 @@ def tap_axis(index, start, count, row, AXIS: tl.constexpr, ZEROS: tl.constexpr, 
 
 @triton.jit
 def as_float(value, SCALE: tl.constexpr):
-    """Float32 of a pixel; of a byte, 2²³ more.
-
-    A byte's bits are put into a float, since a GPU converts at a quarter of its speed of adding, and differences of two need no
-    correction.
-    """
-    if SCALE:
-        return (value.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
+    """Float32 of a pixel."""
+    if SCALE and COMPILED:
+        # From 32 bits, at four times the speed that a GPU converts bytes at, which the compiler would choose.
+        return tl.inline_asm_elementwise("cvt.rn.f32.s32 $0, $1;", "=f,r", [value.to(tl.int32)], tl.float32, True, 1)
     return value.to(tl.float32)
-
-
-@triton.jit
-def corrected(value, SCALE: tl.constexpr):
-    """What :func:`as_float` was too much taken off."""
-    return value - 8388608.0 if SCALE else value
 
 
 @triton.jit
@@ -83,10 +74,9 @@ def byte_share(value):
 
 @triton.jit
 def read(pointer, offset, framed, within, fill, SCALE: tl.constexpr, ZEROS: tl.constexpr, BEFORE: tl.constexpr):
-    """One channel at one tap, as :func:`as_float` makes it; where padding is a constant, as it is."""
+    """One channel at one tap; where padding is a constant, that."""
     if BEFORE == 2:
-        # A constant between two bytes would be rounded by what as_float adds.
-        value = corrected(as_float(tl.load(pointer + offset, mask=framed & within, other=0), SCALE), SCALE)
+        value = as_float(tl.load(pointer + offset, mask=framed & within, other=0), SCALE)
         return tl.where(framed & (within == 0), fill, value)
     if ZEROS:
         return as_float(tl.load(pointer + offset, mask=framed, other=0), SCALE)
@@ -137,6 +127,21 @@ def located(x, y, row, KIND: tl.constexpr, HALF: tl.constexpr, NEAREST: tl.const
 
 
 @triton.jit
+def paired(at, start, count, HALF: tl.constexpr):
+    """The first of two neighbours that a place lies between, and the share of the second.
+
+    Two neighbours take one address for both. So at the end of the window they are its last two, and where it is one pixel wide
+    that and another, with no share.
+    """
+    if HALF:
+        at = tl.minimum(tl.maximum(at, 0.0), (count - 1).to(tl.float32))
+    last = tl.maximum(count - 2, -start)
+    first = tl.maximum(tl.minimum(tl.floor(at).to(tl.int32), last), tl.minimum(last, 0))
+    # Clamped, since the last place may be rounded to one beyond the window.
+    return first, unit_sum(at, 1.0, -first.to(tl.float32), CLEAN)
+
+
+@triton.jit
 def half_to_even(at):
     """The nearest whole number, halves to the even one, as ``grid_sample`` rounds."""
     down = tl.floor(at)
@@ -148,7 +153,8 @@ def half_to_even(at):
 
 @triton.jit
 def gathered(
-    pointer, x, y, row, source_c, source_h, SOURCE_C: tl.constexpr, SOURCE_W: tl.constexpr, first_channel,
+    pointer, x, y, row, source_c, source_h, SOURCE_C: tl.constexpr, SOURCE_H: tl.constexpr, SOURCE_W: tl.constexpr,
+    PAIRS: tl.constexpr, first_channel,
     SCALE: tl.constexpr, RGB: tl.constexpr, CHANNELS: tl.constexpr, KIND: tl.constexpr, HALF: tl.constexpr,
     NEAREST: tl.constexpr, ZEROS: tl.constexpr, AFTER: tl.constexpr, AFTER_AT: tl.constexpr, AFTER_FILL: tl.constexpr,
     WARP_AT: tl.constexpr, BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr, BEFORE_FILL: tl.constexpr,
@@ -161,7 +167,6 @@ def gathered(
         x, inside_x = mapped(x, row + AFTER_AT, 0, AFTER)
         y, inside_y = mapped(y, row + AFTER_AT, 1, AFTER)
     before = row + BEFORE_AT
-    above: tl.constexpr = SCALE and BEFORE != 2
     within = x == x
     second: tl.constexpr = 1 if RGB else 0
     third: tl.constexpr = 2 if RGB else 0
@@ -174,13 +179,11 @@ def gathered(
         fill_b = tl.load(row + BEFORE_FILL + first_channel + third)
         if SCALE and KIND > 0:
             fill_r, fill_g, fill_b = fill_r * 255, fill_g * 255, fill_b * 255
-    if SOURCE_C > 0:
-        # Part of the instruction that reads, which saves an addition of 64 bits for each tap of two channels.
-        green = pointer + second * SOURCE_C
-        blue = pointer + third * SOURCE_C
-    else:
-        green = pointer + second * source_c
-        blue = pointer + third * source_c
+    # What is compiled in is part of the instruction that reads, which saves additions of 64 bits.
+    to_plane = SOURCE_C if SOURCE_C > 0 else source_c
+    to_row = SOURCE_H if SOURCE_H > 0 else source_h
+    green = pointer + second * to_plane
+    blue = pointer + third * to_plane
     if KIND == 0:
         within_x = inside_x
         within_y = inside_y
@@ -192,7 +195,6 @@ def gathered(
         r = read(pointer, offset, within, within, fill_r, SCALE, False, BEFORE)
         g = read(green, offset, within, within, fill_g, SCALE, False, BEFORE) if RGB else r
         b = read(blue, offset, within, within, fill_b, SCALE, False, BEFORE) if RGB else r
-        r, g, b = corrected(r, above), corrected(g, above), corrected(b, above)
     else:
         at_x, at_y, start_x, count_x, start_y, count_y = located(x, y, row + WARP_AT, KIND, HALF, NEAREST)
         if NEAREST:
@@ -210,7 +212,14 @@ def gathered(
             r = read(pointer, offset, framed, within, fill_r, SCALE, ZEROS, BEFORE)
             g = read(green, offset, framed, within, fill_g, SCALE, ZEROS, BEFORE) if RGB else r
             b = read(blue, offset, framed, within, fill_b, SCALE, ZEROS, BEFORE) if RGB else r
-            r, g, b = corrected(r, above), corrected(g, above), corrected(b, above)
+        elif PAIRS:
+            left, right = paired(at_x, start_x, count_x, HALF)
+            top, lower = paired(at_y, start_y, count_y, HALF)
+            # Without a sign, so that adding one to a pointer extends nothing.
+            at = ((start_y + top) * to_row + (start_x + left) * SOURCE_W).to(tl.uint32)
+            r = between(pointer, at, right, lower, to_row, SOURCE_W, SCALE)
+            g = between(green, at, right, lower, to_row, SOURCE_W, SCALE) if RGB else r
+            b = between(blue, at, right, lower, to_row, SOURCE_W, SCALE) if RGB else r
         else:
             floor_x = tl.floor(at_x)
             floor_y = tl.floor(at_y)
@@ -226,7 +235,6 @@ def gathered(
             x1 *= SOURCE_W
             y0 *= source_h
             y1 *= source_h
-            # Without a sign, so that adding one to a pointer extends nothing.
             o00 = (y0 + x0).to(tl.uint32)
             o10 = (y0 + x1).to(tl.uint32)
             o01 = (y1 + x0).to(tl.uint32)
@@ -280,8 +288,20 @@ def blended(
     v10 = read(pointer, o10, f10, w10, fill, SCALE, ZEROS, BEFORE)
     v01 = read(pointer, o01, f01, w01, fill, SCALE, ZEROS, BEFORE)
     v11 = read(pointer, o11, f11, w11, fill, SCALE, ZEROS, BEFORE)
-    upper = corrected(v00, SCALE and BEFORE != 2) + right * (v10 - v00)
-    below = corrected(v01, SCALE and BEFORE != 2) + right * (v11 - v01)
+    upper = v00 + right * (v10 - v00)
+    below = v01 + right * (v11 - v01)
+    return upper + lower * (below - upper)
+
+
+@triton.jit
+def between(pointer, at, right, lower, to_row, SOURCE_W: tl.constexpr, SCALE: tl.constexpr):
+    """One channel between four neighbours, of which ``at`` is the first."""
+    v00 = as_float(tl.load(pointer + at), SCALE)
+    v10 = as_float(tl.load(pointer + SOURCE_W + at), SCALE)
+    v01 = as_float(tl.load(pointer + to_row + at), SCALE)
+    v11 = as_float(tl.load(pointer + to_row + SOURCE_W + at), SCALE)
+    upper = v00 + right * (v10 - v00)
+    below = v01 + right * (v11 - v01)
     return upper + lower * (below - upper)
 
 
@@ -293,17 +313,29 @@ def at_rest(value):
 
 
 @triton.jit
-def rested(pointer, at, live):
+def rested(bits):
     """What :func:`at_rest` made of a number, as a number."""
-    bits = tl.load(pointer + at, mask=live, other=0).to(tl.int32) | 0x4B000000
-    return (bits.to(tl.float32, bitcast=True) - 8388608.0) * (1 / 65535)
+    value = (bits.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
+    if COMPILED:
+        # The same to the last bit, since 2²³ / 65535 is as exact as 1 / 65535: a product of both, and one rounding.
+        return tl.fma(value, 1 / 65535, -8388608 / 65535)
+    return (value - 8388608.0) * (1 / 65535)
 
 
-@triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "out", "rows", "partial", "kept"])
+@triton.jit
+def mean_of(partial, sample, blocks, pixels, PARTIALS: tl.constexpr):
+    """The mean grey of a sample, from the sums of its blocks."""
+    at = tl.arange(0, PARTIALS)
+    return tl.sum(tl.load(partial + sample * blocks + at, mask=at < blocks, other=0.0)) / pixels
+
+
+@triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "out", "rows", "partial"])
 def gather_kernel(
     source, out, rows, partial, kept, source_height, source_width, out_height, out_width, tiles_x, row_stride, tiles, blocks,
     source_b, source_c, source_h, out_b, out_c, out_h,
-    SOURCE_C: tl.constexpr, SOURCE_W: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr,
+    SOURCE_C: tl.constexpr, SOURCE_H: tl.constexpr, SOURCE_W: tl.constexpr, PAIRS: tl.constexpr,
+    WIDTH: tl.constexpr, PIXELS: tl.constexpr, WHOLE: tl.constexpr, OUT_W: tl.constexpr,
+    PROGRAM: tl.constexpr, COUNT: tl.constexpr,
     CHANNELS: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, HALF: tl.constexpr,
     NEAREST: tl.constexpr, ZEROS: tl.constexpr,
     AFTER: tl.constexpr, AFTER_AT: tl.constexpr, AFTER_FILL: tl.constexpr, WARP_AT: tl.constexpr,
@@ -313,8 +345,9 @@ def gather_kernel(
 ):  # fmt: skip
     """Make the tiles of a gather pass; with ``REDUCE`` only the sums of grey that its contrast needs.
 
-    With ``KEEP`` the reduction also leaves what it gathered for the samples whose gate is open, in 16 bits a channel, and the
-    pass reads that. With 2 there is no gate, and so nothing else to read.
+    With ``KEEP`` the reduction leaves what it gathered, in 16 bits a channel, to :func:`rest_kernel`. ``SOURCE_C``,
+    ``SOURCE_H``, ``WIDTH`` and ``PIXELS`` are strides and sizes that are compiled in, or 0; ``WHOLE``, that tiles cover the
+    output with nothing left over.
 
     Grid: (tiles of an image, samples, planes; one plane where a block makes all three).
     """
@@ -322,7 +355,7 @@ def gather_kernel(
     sample = tl.program_id(1)
     plane = tl.program_id(2)
     row = rows + sample * row_stride
-    if REDUCE:
+    if REDUCE and not KEEP:
         if tl.load(row + GATE_AT) == 0:
             return
     # A tile has x first. Where the compiler cannot see in which order places follow one another, as with taps, it spreads a
@@ -331,40 +364,82 @@ def gather_kernel(
     y = (tile // tiles_x) * TILE_H + tl.arange(0, TILE_H)[None, :]
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     live = (x < out_width) & (y < out_height)
-    place = kept + sample.to(tl.int64) * (3 * out_height * out_width)
-    at = (y * out_width + x).to(tl.uint32)
-    resting = KEEP == 2 and not REDUCE
-    if KEEP == 1 and not REDUCE:
-        resting = tl.load(row + GATE_AT) != 0
-    if resting:
-        r = rested(place, at, live)
-        g = rested(place + out_height * out_width, at, live)
-        b = rested(place + 2 * out_height * out_width, at, live)
+    if WHOLE:
+        live = (x == x) & (y == y)
+        read_x = x
+        read_y = y
     else:
-        r, g, b = gathered(
-            pointer, tl.minimum(x, out_width - 1), tl.minimum(y, out_height - 1), row, source_c, source_h, SOURCE_C, SOURCE_W,
-            plane, SCALE, RGB, CHANNELS, KIND, HALF, NEAREST, ZEROS, AFTER, AFTER_AT, AFTER_FILL, WARP_AT,
-            BEFORE, BEFORE_AT, BEFORE_FILL, source_height, source_width,
-        )  # fmt: skip
+        read_x = tl.minimum(x, out_width - 1)
+        read_y = tl.minimum(y, out_height - 1)
+    r, g, b = gathered(
+        pointer, read_x, read_y, row, source_c, source_h, SOURCE_C, SOURCE_H, SOURCE_W, PAIRS,
+        plane, SCALE, RGB, CHANNELS, KIND, HALF, NEAREST, ZEROS, AFTER, AFTER_AT, AFTER_FILL, WARP_AT,
+        BEFORE, BEFORE_AT, BEFORE_FILL, source_height, source_width,
+    )  # fmt: skip
     if REDUCE:
         if KEEP:
-            tl.store(place + at, at_rest(r), mask=live)
-            tl.store(place + out_height * out_width + at, at_rest(g), mask=live)
-            tl.store(place + 2 * out_height * out_width + at, at_rest(b), mask=live)
+            width = WIDTH if WIDTH > 0 else out_width
+            pixels = PIXELS if PIXELS > 0 else out_height * out_width
+            at = kept + sample.to(tl.int64) * (3 * pixels) + (y * width + x).to(tl.uint32)
+            tl.store(at, at_rest(r), mask=live)
+            tl.store(at + pixels, at_rest(g), mask=live)
+            tl.store(at + 2 * pixels, at_rest(b), mask=live)
+            if tl.load(row + GATE_AT) == 0:
+                return
         grey = grey_before_contrast(r, g, b, x, y, sample, plane, out_height, out_width, row, PROGRAM, COUNT, CHANNELS, RGB)
         tl.store(partial + sample * tiles + tile, tl.sum(tl.where(live, grey, 0.0)))
     else:
         mean = 0.0
         if MEAN:
-            sums = tl.arange(0, PARTIALS)
-            part = tl.load(partial + sample * blocks + sums, mask=sums < blocks, other=0.0)
-            mean = tl.sum(part) / (out_height * out_width)
+            mean = mean_of(partial, sample, blocks, out_height * out_width, PARTIALS)
         r, g, b = points(r, g, b, x, y, sample, plane, out_height, out_width, row, mean, PROGRAM, COUNT, CHANNELS, RGB)
         pixel = out + sample.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
         tl.store(pixel, r.to(out.dtype.element_ty), mask=live)
         if RGB:
             tl.store(pixel + out_c, g.to(out.dtype.element_ty), mask=live)
             tl.store(pixel + 2 * out_c, b.to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit(
+    do_not_specialize=["row_stride", "blocks", "height", "width", "out_b", "out_c"],
+    do_not_specialize_on_alignment=["rows", "partial"],
+)
+def rest_kernel(
+    kept, out, rows, partial, height, width, row_stride, blocks, out_b, out_c,
+    PIXELS: tl.constexpr, WHOLE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr,
+    PARTIALS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The pointwise ops on what :func:`gather_kernel` kept, with the mean of its sums.
+
+    The result lies as it was kept, pixel after pixel, with planes apart (``OUT_W`` is 1) or together. ``PIXELS``: how many an
+    image has where that is compiled in, else 0; ``WHOLE``, that blocks cover them with none left over.
+
+    Grid: (blocks of pixels, samples).
+    """
+    sample = tl.program_id(1)
+    row = rows + sample * row_stride
+    pixels = PIXELS if PIXELS > 0 else height * width
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = kept + sample.to(tl.int64) * (3 * pixels) + index
+    live = index < pixels
+    if WHOLE:
+        live = index == index
+    r = rested(tl.load(at, mask=live, other=0))
+    g = rested(tl.load(at + pixels, mask=live, other=0))
+    b = rested(tl.load(at + 2 * pixels, mask=live, other=0))
+    mean = mean_of(partial, sample, blocks, pixels, PARTIALS)
+    x = index % width
+    y = index // width
+    r, g, b = points(r, g, b, x, y, sample, 0, height, width, row, mean, PROGRAM, COUNT, 3, True)
+    if PIXELS > 0 and OUT_W == 1:
+        pixel = out + sample.to(tl.int64) * (3 * PIXELS) + index
+        to_plane = PIXELS
+    else:
+        pixel = out + sample.to(tl.int64) * out_b + index * OUT_W
+        to_plane = out_c
+    tl.store(pixel, r.to(out.dtype.element_ty), mask=live)
+    tl.store(pixel + to_plane, g.to(out.dtype.element_ty), mask=live)
+    tl.store(pixel + 2 * to_plane, b.to(out.dtype.element_ty), mask=live)
 
 
 @triton.jit(

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fuse.kernels_gather import as_float, byte_share, corrected
+from gpuaug.fuse.kernels_gather import as_float, byte_share
 from gpuaug.fuse.kernels_points import points
 from gpuaug.fuse.launching import Launch, prepared
 from gpuaug.fuse.mixes import CutMix
@@ -23,7 +23,7 @@ STRIDES = ("source_b", "source_c", "source_h", "out_b", "out_c", "out_h")
 @triton.jit
 def unit_pixel(pointer, live, SCALE: tl.constexpr):
     """A pixel in [0, 1], as torch divides bytes, bit for bit."""
-    value = corrected(as_float(tl.load(pointer, mask=live, other=0), SCALE), SCALE)
+    value = as_float(tl.load(pointer, mask=live, other=0), SCALE)
     return byte_share(value) if SCALE else value
 
 

@@ -8,7 +8,6 @@ import os
 
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 
 from gpuaug.fuse import jitter as j
 from gpuaug.fuse import noise
@@ -35,8 +34,8 @@ ONE_OF = tl.constexpr(p.OneOf.code)
 
 CLEAN = tl.constexpr(j.CLEAN)
 ALL_BUT_CONTRAST = tl.constexpr(j.CLEAN | 13)
-SATURATES = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
-"""The interpreter has no functions of libdevice."""
+COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
+"""Triton's interpreter knows no assembly, and does not fuse products with sums."""
 
 MULTIPLIER_0 = tl.constexpr(noise.MULTIPLIERS[0])
 MULTIPLIER_1 = tl.constexpr(noise.MULTIPLIERS[1])
@@ -55,11 +54,17 @@ def unit(v):
 
 
 @triton.jit
-def clamped(r, g, b, FLAGS: tl.constexpr):
-    """Each clamped to [0, 1]; where the flags say that all are numbers, by the instructions that made them."""
-    if SATURATES and CLEAN & FLAGS:
-        return libdevice.saturatef(r), libdevice.saturatef(g), libdevice.saturatef(b)
-    return unit(r), unit(g), unit(b)
+def unit_sum(v, factor, base, FLAGS: tl.constexpr):
+    """V · factor + base, clamped; in one instruction where the flags say that all are numbers."""
+    if COMPILED and CLEAN & FLAGS:
+        return tl.inline_asm_elementwise("fma.rn.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", [v, factor, base], tl.float32, True, 1)
+    return unit(v * factor + base)
+
+
+@triton.jit
+def unit_sums(r, g, b, factor, base, FLAGS: tl.constexpr):
+    """The same for three channels."""
+    return unit_sum(r, factor, base, FLAGS), unit_sum(g, factor, base, FLAGS), unit_sum(b, factor, base, FLAGS)
 
 
 @triton.jit
@@ -117,6 +122,13 @@ def hue_turned(r, g, b, turns):
 
 
 @triton.jit
+def normalized(v, mean, std):
+    """(v - mean) / std, as one product and sum a pixel: within a unit in the last place of v and of the mean, over std."""
+    inverse = 1.0 / std
+    return v * inverse - mean * inverse
+
+
+@triton.jit
 def raised(v, gamma):
     """V to the power of gamma, for v in [0, 1]."""
     power = tl.exp2(gamma * tl.log2(tl.where(v > 0, v, 1.0)))
@@ -170,23 +182,24 @@ def jittered(r, g, b, row, mean, step, AROUND_MEAN: tl.constexpr, ACTIVE: tl.con
         if step == 0:
             factor = tl.load(row + 1)
             if AROUND_MEAN:
-                r, g, b = clamped(r * factor, g * factor, b * factor, ACTIVE)
+                r, g, b = unit_sums(r, g, b, factor, 0.0, ACTIVE)
             else:
-                r, g, b = clamped(r + (factor - 1), g + (factor - 1), b + (factor - 1), ACTIVE)
+                base = factor - 1
+                r, g, b = unit_sums(r, g, b, 1.0, base, ACTIVE)
     if ACTIVE & 2:
         if step == 1:
             factor = tl.load(row + 2)
             if AROUND_MEAN:
                 base = mean * (1 - factor)
-                r, g, b = clamped(r * factor + base, g * factor + base, b * factor + base, ACTIVE)
+                r, g, b = unit_sums(r, g, b, factor, base, ACTIVE)
             else:
-                r, g, b = clamped(r * factor, g * factor, b * factor, ACTIVE)
+                r, g, b = unit_sums(r, g, b, factor, 0.0, ACTIVE)
     if ACTIVE & 4:
         if step == 2:
             factor = tl.load(row + 3)
             if AROUND_MEAN:
                 grey = (1 - factor) * grey_of(r, g, b)
-                r, g, b = clamped(r * factor + grey, g * factor + grey, b * factor + grey, ACTIVE)
+                r, g, b = unit_sums(r, g, b, factor, grey, ACTIVE)
             else:
                 r, g, b = saturated(r, g, b, factor)
     if ACTIVE & 8:
@@ -272,22 +285,22 @@ def point(
         means = row + 1 + plane
         stds = means + CHANNELS
         if CODE == NORMALIZE:
-            # One inverse for all pixels of a sample: within two units in the last place, the tolerance of colour.
-            r = (r - tl.load(means)) * (1.0 / tl.load(stds))
-            g = (g - tl.load(means + second)) * (1.0 / tl.load(stds + second))
-            b = (b - tl.load(means + third)) * (1.0 / tl.load(stds + third))
+            r = normalized(r, tl.load(means), tl.load(stds))
+            g = normalized(g, tl.load(means + second), tl.load(stds + second))
+            b = normalized(b, tl.load(means + third), tl.load(stds + third))
         else:
             r = r * tl.load(stds) + tl.load(means)
             g = g * tl.load(stds + second) + tl.load(means + second)
             b = b * tl.load(stds + third) + tl.load(means + third)
     elif CODE == JITTER or CODE == JIGGLE:
-        r, g, b = clamped(r, g, b, FLAGS)
+        if not CLEAN & FLAGS:
+            r, g, b = unit(r), unit(g), unit(b)
         # A loop, not four copies: those would not fit into the instruction cache.
         for position in range(4):
             r, g, b = jittered(r, g, b, row, mean, tl.load(row + 5 + position).to(tl.int32), CODE == JITTER, FLAGS)
-        if FLAGS & 12:
-            # Those that end with a clamp of their own need no other.
-            r, g, b = clamped(r, g, b, FLAGS)
+        if FLAGS & 8 or (FLAGS & 4 and CODE == JIGGLE):
+            # All others end with a clamp of their own.
+            r, g, b = unit(r), unit(g), unit(b)
     return r, g, b
 
 
@@ -335,7 +348,8 @@ def grey_before_contrast(
         own = row + PROGRAM[index][1]
         if PROGRAM[index][0] == JITTER:
             flags: tl.constexpr = PROGRAM[index][2]
-            r, g, b = clamped(r, g, b, flags)
+            if not CLEAN & flags:
+                r, g, b = unit(r), unit(g), unit(b)
             waiting = 1
             for position in range(4):
                 step = tl.load(own + 5 + position).to(tl.int32)

@@ -30,6 +30,8 @@ class MixOp(Op):
     width: ClassVar[int]
     """How many numbers a row holds."""
 
+    alone = True
+
     targets: ClassVar[tuple[str, ...]] = ("input", "class")
     """The data keys that it takes."""
 
@@ -39,7 +41,7 @@ class MixOp(Op):
 
     def draw_parameters(self, source: Source, size: Size) -> Drawn:
         """Partners: a random order of the batch, even where samples share everything else."""
-        return {"partner": source.permutation(size.batch), **self.draw_shares(source, size)}
+        return {"partner": source.permutation(size.batch)[0], **self.draw_shares(source, size)}
 
     @abstractmethod
     def draw_shares(self, source: Source, size: Size) -> Drawn:

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
 from gpuaug.errors import ArgumentError
-from gpuaug.fuse import executors, explain
+from gpuaug.fuse import explain
+from gpuaug.fuse.ahead import Ahead
 from gpuaug.fuse.batchdraws import Draws
 from gpuaug.fuse.choices import Choice, Nothing, Pick, Step
 from gpuaug.fuse.draws import Source
@@ -17,7 +17,9 @@ from gpuaug.fuse.lower import leaves, lower
 from gpuaug.fuse.mixes import MixOp
 from gpuaug.fuse.ops import Drawn, Op, Size
 from gpuaug.fuse.plan import Plan, plan
-from gpuaug.fuse.targets import Targets, matrix_of
+from gpuaug.fuse.tables import make_table
+from gpuaug.fuse.targets import Targets
+from gpuaug.seeding import next_seed
 
 _OUTPUT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -102,6 +104,7 @@ class Fused(nn.Module):
         self._keepdim = all(_keepdim(leaf.op) for leaf in leaves(self._tree))
         self._chooses = any(isinstance(op, Choice) for op in self._ops)
         self._plans: dict[Any, tuple[Stretch, Plan | None]] = {}
+        self._ahead = Ahead()
         # Of the last call. In a list, since a module takes its time to set an attribute.
         self._seen: list[Size] = []
 
@@ -129,7 +132,7 @@ class Fused(nn.Module):
         if len(shape) != 4:
             raise ArgumentError(f"shape must be (B, C, H, W), got {tuple(shape)}. Pass images.shape of a batch.")
         size = first = Size(*(int(side) for side in shape))
-        source = Source(_seed() if seed is None else seed, size.batch)
+        source = Source((next_seed() if seed is None else seed,), size.batch)
         drawn: list[Drawn] = []
         sizes: list[Size] = []
         while len(drawn) < len(self._ops):
@@ -172,14 +175,12 @@ class Fused(nn.Module):
                 targets.check_mix(op)
         size = targets.size
         self._seen[:] = (size,)
-        if draws is None:
-            draws = self.draw((size.batch, size.channels, size.height, size.width))
-        elif draws.shape != (size.batch, size.channels, size.height, size.width):
+        if draws is not None and draws.shape != targets.shape:
             raise ArgumentError(
                 f"draws must be for images of the same shape, got draws for {draws.shape} and images of "
                 f"{tuple(targets.shape)}. Draw with the images' own shape."
             )
-        elif len(draws._drawn) != len(self._ops):
+        if draws is not None and len(draws._drawn) != len(self._ops):
             raise ArgumentError(
                 f"draws must come from the same pipeline, got draws of {len(draws._drawn)} modules for {len(self._ops)}. "
                 "Draw with this module."
@@ -203,7 +204,7 @@ class Fused(nn.Module):
             if planned is not None:
                 at = planned.out
             elif stretch.eager is not None:
-                at = stretch.eager.out(at, stretch.eager.draw(Source(0, at.batch), at))
+                at = stretch.eager.out(at, stretch.eager.draw(Source((0,), at.batch), at))
             start = stretch.stop
         return explain.explanation(parts, size, self.dtype)
 
@@ -221,9 +222,15 @@ class Fused(nn.Module):
             self._plans[key] = found
         return found
 
-    def _run(self, targets: Targets, draws: Draws) -> None:
-        size = targets.size
-        parts = self._parts(draws)
+    def _run(self, targets: Targets, draws: Draws | None) -> None:
+        size, points = targets.size, targets.has_points
+        if draws is None and not self._chooses:
+            stretch, planned = self._stretch(0, size, masks=targets.has_masks)
+            if planned is not None and stretch.stop == len(self._ops) and not planned.alone:
+                table = self._ahead.table(planned, stretch.ops, size, targets.device, points=points)
+                targets.run_plan(planned, table, self.dtype, self.memory_format)
+                return
+        parts = self._parts(self.draw(targets.shape) if draws is None else draws)
         for number, (ops, all_drawn) in enumerate(parts):
             start = 0
             while start < len(ops):
@@ -236,7 +243,9 @@ class Fused(nn.Module):
                     size = stretch.eager.out(size, drawn[0])
                     targets.check_size(stretch.eager, size)
                 elif planned is not None:
-                    self._run_plan(planned, size, dict(zip(stretch.ops, drawn, strict=True)), targets, last)
+                    each = dict(zip(stretch.ops, drawn, strict=True))
+                    table = make_table(planned, size, each, targets.device, points=points)
+                    targets.run_plan(planned, table, *((self.dtype, self.memory_format) if last else ()))
                     size = size.to(planned.out.height, planned.out.width)
                 start = stretch.stop
 
@@ -256,34 +265,6 @@ class Fused(nn.Module):
             parts[-1][0].append(_NOTHING)
             parts[-1][1].append({})
         return [(tuple(ops), all_drawn) for ops, all_drawn in parts]
-
-    def _run_plan(self, planned: Plan, size: Size, drawn: dict[Op, Drawn], targets: Targets, last: bool) -> None:
-        device = targets.device
-        width = planned.width + (9 if targets.has_points else 0)
-        pinned = torch.empty((size.batch, width), dtype=torch.float32, pin_memory=device.type == "cuda")
-        fill_table(planned, size, drawn, pinned.numpy())
-        if targets.has_points:
-            pinned.numpy()[:, planned.width :] = matrix_of(planned, size, drawn).reshape(-1, 9)
-        table = pinned.to(device, non_blocking=True)
-        targets.run_plan(planned, table, *((self.dtype, self.memory_format) if last else ()))
-
-
-def fill_table(planned: Plan, size: Size, drawn: dict[Op, Drawn], table: np.ndarray[Any, Any]) -> None:
-    """Write each sample's numbers for all passes, (B, at least ``planned.width``) float32."""
-    # What no draw changes is written once for a plan, and copied from then on.
-    first = planned.template is None
-    if not first:
-        table[:, : planned.width] = planned.template
-    at = size
-    for step in planned.passes:
-        after = at.to(step.out.height, step.out.width)
-        for op, (_, column, _) in zip(step.points, step.program, strict=True):
-            if first or op.gated or not op.fixed:
-                op.rows(drawn[op], after, table[:, column : column + op.row_width(size.channels)])
-        executors.fill_front(step, drawn.__getitem__, at, table, fixed=first)
-        at = after
-    if first and size.batch:
-        planned.template = table[0, : planned.width].copy()
 
 
 def _take(ops: Sequence[Op | EagerOp], start: int, size: Size) -> Stretch:
@@ -311,7 +292,3 @@ def _made(pipeline: Any, dtype: torch.dtype, memory_format: torch.memory_format,
 
 def _keepdim(op: Op | EagerOp) -> bool:
     return op.keepdim if isinstance(op, Choice) else bool(getattr(op.module, "keepdim", False))
-
-
-def _seed() -> int:
-    return int(torch.randint(0, 2**63 - 1, ()).item())

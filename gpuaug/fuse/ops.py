@@ -42,7 +42,7 @@ class Op(ABC):
         module: The user's module. It is read, never changed, moved or called.
     """
 
-    alone: bool = False
+    alone: ClassVar[bool] = False
     """Whether a batch's draws cannot be made together with those of other batches."""
 
     def __init__(self, name: str, module: nn.Module) -> None:

@@ -61,6 +61,8 @@ class Plan:
     masks: bool = False
     template: Array | None = None
     """A row of which the numbers that are the same for all samples and batches hold."""
+    alone: bool = False
+    """Whether the rows of a batch are made for it alone."""
 
 
 @dataclass(slots=True)
@@ -131,7 +133,7 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
             program.append((point.code, column, point.flags))
             column += point.row_width(size.channels)
         passes.append(Pass(each.front, tuple(each.points), source, at, columns, tuple(program)))
-    return Plan(tuple(passes), max(column, 1), size, at, masks)
+    return Plan(tuple(passes), max(column, 1), size, at, masks, alone=any(op.alone for op in ops))
 
 
 def _after(ops: Iterable[Op], size: Size) -> Size:

@@ -294,6 +294,7 @@ class GaussianNoise(PointOp):
     """RandomGaussianNoise: the field is computed where the images are, from a seed and each pixel's place."""
 
     code, width, positional = 12, 6, True
+    alone = True
 
     def draw_parameters(self, source: Source, size: Size) -> Drawn:
         """A seed for the batch, and which field each sample takes."""

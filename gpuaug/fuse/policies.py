@@ -48,7 +48,7 @@ class Policy(Choice):
 
     def picks(self, source: Source) -> list[int]:
         """Different ones, all with the same chance."""
-        numbers = np.array([float(np.ravel(source.number())[0]) for _ in self.children])
+        numbers = np.array([self.number(source) for _ in self.children])
         return [int(index) for index in numbers.argsort()[: self.count]]
 
     def picks_of_samples(self, source: Source) -> Array:

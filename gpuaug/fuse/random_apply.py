@@ -25,22 +25,19 @@ class RandomApply(Choice):
         """As many as drawn, by weight; one may come again only where Kornia cannot do without."""
         low, high = self._counts
         weights: Any = self.module.random_apply_weights
-        count = low + min(int(self._number(source) * (high - low + 1)), high - low)
+        count = low + min(int(self.number(source) * (high - low + 1)), high - low)
         total = weights.sum().item()
         if total == 0 or count == 0:
             return []
         shares = weights.double().numpy()
         if count > total or count > np.count_nonzero(shares):
             ends = shares.cumsum() / shares.sum()
-            return [int(np.searchsorted(ends, self._number(source), side="right")) for _ in range(count)]
+            return [int(np.searchsorted(ends, self.number(source), side="right")) for _ in range(count)]
         # As one is drawn after the other without its going back: the order of exponential times at these rates.
-        numbers = np.array([self._number(source) for _ in shares])
+        numbers = np.array([self.number(source) for _ in shares])
         with np.errstate(divide="ignore", invalid="ignore"):
             times = np.where(shares > 0, -np.log1p(-numbers) / shares, np.inf)
         return [int(index) for index in times.argsort()[:count]]
-
-    def _number(self, source: Source) -> float:
-        return float(np.ravel(source.number())[0])
 
     @property
     def most(self) -> int:

@@ -11,7 +11,7 @@ from gpuaug.fuse.filters import BlurOp
 from gpuaug.fuse.gather import Columns, Gather, Part
 from gpuaug.fuse.jitter import CLEAN, ColorJiggle, ColorJitter
 from gpuaug.fuse.kernels_filters import blur, sharpen
-from gpuaug.fuse.kernels_gather import gather_kernel, mask_kernel
+from gpuaug.fuse.kernels_gather import gather_kernel, mask_kernel, rest_kernel
 from gpuaug.fuse.kernels_mixes import mix
 from gpuaug.fuse.launching import Launch, on_device, prepared
 from gpuaug.fuse.mixes import MixOp
@@ -28,6 +28,9 @@ TILES = {"": (4, 256), "resample": (4, 256), "affine": (4, 64), "perspective": (
 
 COLOUR_TILE = (32, 32)
 """The same where a mean is needed: fewer blocks, and so fewer sums to add up."""
+
+REST_BLOCK = 1024
+"""Pixels of a block where the second pass over an image reads what the first has kept."""
 
 
 def run(plan: Plan, images: Tensor, table: Tensor, dtype: torch.dtype, memory_format: torch.memory_format) -> Tensor:
@@ -68,13 +71,17 @@ def run(plan: Plan, images: Tensor, table: Tensor, dtype: torch.dtype, memory_fo
 def gather(step: Pass, images: Tensor, table: Tensor, out: Tensor) -> None:
     """Launch a gather pass into ``out``, and before it the sums that a contrast needs."""
     found = prepared(step, images, table, out, _gathering)
-    partial = kept = table
-    if found.sums is not None:
-        partial = torch.empty(found.partials, dtype=torch.float32, device=images.device)
-        if found.keeps:
-            kept = torch.empty(out.shape, dtype=torch.uint16, device=images.device)
-        found.sums((images, out, table, partial, kept))
-    found.pixels((images, out, table, partial, kept))
+    if found.sums is None:
+        found.pixels((images, out, table, table, table))
+        return
+    partial = torch.empty(found.partials, dtype=torch.float32, device=images.device)
+    if not found.keeps:
+        found.sums((images, out, table, partial, table))
+        found.pixels((images, out, table, partial, table))
+        return
+    kept = torch.empty(out.shape, dtype=torch.uint16, device=images.device)
+    found.sums((images, out, table, partial, kept))
+    found.pixels((kept, out, table, partial))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,72 +100,69 @@ def _gathering(step: Pass, images: Tensor, table: Tensor, out: Tensor) -> _Gathe
     assert isinstance(columns, Columns)
     batch, channels, height, width = images.shape
     rgb = channels == 3
+    clean = _clean(step, images)
+    tile = COLOUR_TILE if step.mean else TILES[front.kind]
+    across, down = _tiles(step.out, tile)
     constants = {
         "SOURCE_W": images.stride(3),
-        "PROGRAM": _program(step, images),
+        "PAIRS": clean and front.kind == "resample" and not front.nearest and not front.before.ops and min(height, width) > 1,
+        "OUT_W": out.stride(3),
+        "PROGRAM": _program(step, clean=clean),
         "COUNT": len(step.program),
         "CHANNELS": channels,
         "RGB": rgb,
         "SCALE": images.dtype == torch.uint8,
+        "REDUCE": False,
+        "GATE_AT": 0,
+        "KEEP": False,
+        "MEAN": step.mean,
+        "PARTIALS": 1,
         **_constants(front, columns),
+        **_tile(tile),
     }
-    constants["SOURCE_C"] = _plane_stride(constants, images)
+    constants |= _compiled_in(constants, images, out, whole=step.out.width % tile[1] == 0 and step.out.height % tile[0] == 0)
     source = (height, width, step.out.height, step.out.width)
-    strides = images.stride()[:3]
-    row_stride = table.stride(0)
-    sums, blocks, partials, gate, keep = None, 0, 1, 0, 0
-    if step.mean:
-        op, gate = next((op, column) for op, (_, column, _) in zip(step.points, step.program, strict=True) if needs_mean(op))
-        if _clean(step, images) and out.dtype.itemsize == 2:
-            keep = 1 if op.gated else 2
-        across, down = _tiles(step.out, COLOUR_TILE)
-        blocks = across * down
-        partials = next_power_of_2(blocks)
-        sums = Launch(
-            gather_kernel,
-            (blocks, batch, 1),
-            (*source, across, row_stride, blocks, blocks, *strides, 0, 0, 0),
-            {
-                **constants,
-                "OUT_W": 1,
-                "REDUCE": True,
-                "GATE_AT": gate,
-                "KEEP": keep,
-                "MEAN": False,
-                "PARTIALS": 1,
-                **_tile(COLOUR_TILE),
-            },
-        )
-    tile = COLOUR_TILE if step.mean else TILES[front.kind]
-    across, down = _tiles(step.out, tile)
-    pixels = Launch(
-        gather_kernel,
-        (across * down, batch, 1 if rgb else channels),
-        (*source, across, row_stride, across * down, blocks, *strides, *out.stride()[:3]),
-        {
-            **constants,
-            "OUT_W": out.stride(3),
-            "REDUCE": False,
-            "GATE_AT": gate,
-            "KEEP": keep,
-            "MEAN": step.mean,
-            "PARTIALS": partials,
-            **_tile(tile),
-        },
-    )
-    return _Gathering(sums, (batch, blocks), keep > 0, pixels)
+    row_stride, strides, out_strides = table.stride(0), images.stride()[:3], out.stride()[:3]
+    if not step.mean:
+        numbers = (*source, across, row_stride, across * down, 0, *strides, *out_strides)
+        grid = (across * down, batch, 1 if rgb else channels)
+        return _Gathering(None, (0, 0), False, Launch(gather_kernel, grid, numbers, constants))
+    blocks = across * down
+    constants["PARTIALS"] = next_power_of_2(blocks)
+    gate = next(column for op, (_, column, _) in zip(step.points, step.program, strict=True) if needs_mean(op))
+    # Float32 of what was interpolated has more digits than are kept.
+    keep = clean and out.dtype.itemsize == 2
+    summing = {**constants, "OUT_W": 1, "REDUCE": True, "GATE_AT": gate, "KEEP": keep, "MEAN": False, "PARTIALS": 1}
+    numbers = (*source, across, row_stride, blocks, blocks, *strides)
+    sums = Launch(gather_kernel, (blocks, batch, 1), (*numbers, 0, 0, 0), summing)
+    if not keep:
+        pixels = Launch(gather_kernel, (blocks, batch, 1), (*numbers, *out_strides), constants)
+        return _Gathering(sums, (batch, blocks), keep, pixels)
+    area = step.out.height * step.out.width
+    resting = {name: constants[name] for name in ("PIXELS", "OUT_W", "PROGRAM", "COUNT", "PARTIALS")}
+    resting |= {"WHOLE": constants["PIXELS"] % REST_BLOCK == 0 and constants["PIXELS"] > 0, "BLOCK": REST_BLOCK}
+    numbers = (step.out.height, step.out.width, row_stride, blocks, *out_strides[:2])
+    return _Gathering(sums, (batch, blocks), keep, Launch(rest_kernel, (-(-area // REST_BLOCK), batch, 1), numbers, resting))
 
 
-_planes: dict[tuple[Any, ...], int] = {}
+_first_sizes: dict[tuple[Any, ...], dict[str, int]] = {}
 
 
-def _plane_stride(constants: dict[str, Any], images: Tensor) -> int:
-    """The distance between planes if it is compiled in: that of the first images that such a pass has seen, else 0.
+def _compiled_in(constants: dict[str, Any], images: Tensor, out: Tensor, *, whole: bool) -> dict[str, int]:
+    """The strides and sizes that are compiled in: those of the first images that such a pass has seen, else zeros.
 
-    It saves a seventh of the instructions. Images of any other size share one more compilation.
+    They save a third of the instructions. Images of all other sizes share one more compilation.
     """
-    stride = images.stride(1)
-    return stride if _planes.setdefault(tuple(constants.values()), stride) == stride else 0
+    height, width = out.shape[2:]
+    sizes = {
+        "SOURCE_C": images.stride(1),
+        "SOURCE_H": images.stride(2),
+        "WIDTH": width,
+        "PIXELS": height * width,
+        "WHOLE": whole,
+    }
+    first = _first_sizes.setdefault((*constants.values(), out.dtype), sizes)
+    return sizes if first == sizes else dict.fromkeys(sizes, 0)
 
 
 def run_mask(step: Pass, masks: Tensor, table: Tensor) -> Tensor:
@@ -215,10 +219,9 @@ def _clean(step: Pass, images: Tensor) -> bool:
     return images.dtype == torch.uint8 and "constant" not in (step.front.before.edge, step.front.after.edge)
 
 
-def _program(step: Pass, images: Tensor) -> tuple[tuple[int, int, int], ...]:
+def _program(step: Pass, *, clean: bool) -> tuple[tuple[int, int, int], ...]:
     """The program, with the jitters marked that see nothing but numbers, which cost less to clamp."""
     # What a normalisation or an unclamped op makes may be anything.
-    clean = _clean(step, images)
     marked = []
     for op, (code, column, flags) in zip(step.points, step.program, strict=True):
         jitter = isinstance(op, ColorJitter | ColorJiggle)

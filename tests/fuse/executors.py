@@ -6,9 +6,9 @@ from fuse.replay import photographs
 
 import gpuaug
 from gpuaug.fuse import run_triton
-from gpuaug.fuse.module import fill_table
 from gpuaug.fuse.ops import Size
 from gpuaug.fuse.run_torch import gather_mask, run
+from gpuaug.fuse.tables import fill_table
 
 
 def through_both(modules, images, dtype, memory_format):

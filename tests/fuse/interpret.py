@@ -12,6 +12,7 @@ from gpuaug.fuse import kernels_filters, run_triton
 # The interpreter takes its time for every block, and for every line of a blur.
 run_triton.TILES = dict.fromkeys(run_triton.TILES, (16, 32))
 run_triton.COLOUR_TILE = (16, 32)
+run_triton.REST_BLOCK = 256
 kernels_filters.ACROSS = 64
 
 UINT8, FLOAT = photographs(3, 3, 21, 37), photographs(2, 3, 21, 37, dtype=torch.float32)

@@ -35,7 +35,7 @@ def batches():
 def agree(module, images, dtype, memory_format):
     """Whether the kernels make of the first sample, skipped if the module may skip, and the others what torch does."""
     op, size = LOWERED[type(module)]("filter", module), Size(*images.shape)
-    drawn = op.draw(Source(1, size.batch), size)
+    drawn = op.draw(Source((1,), size.batch), size)
     drawn["gate"] = np.arange(size.batch) >= op.gated
     # Columns before the filter's own belong to other passes.
     table = np.full((size.batch, 2 + op.width), np.nan, np.float32)

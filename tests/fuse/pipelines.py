@@ -33,6 +33,8 @@ RGB_EXACT = {"shuffle": lambda: [K.RandomChannelShuffle()]}
 CLOSE = {
     "resized crop, flip": lambda: [K.RandomResizedCrop((16, 20)), K.RandomHorizontalFlip()],
     "resized crop, squares": lambda: [K.RandomResizedCrop((16, 20), align_corners=False)],
+    "resized crop, of a pixel": lambda: [K.RandomResizedCrop((5, 7), scale=(1e-4, 3e-3))],
+    "resized crop, of a square pixel": lambda: [K.RandomResizedCrop((5, 7), scale=(1e-4, 3e-3), align_corners=False)],
     "crop, resize, pad": lambda: [
         K.RandomCrop((14, 14), padding=3, fill=0.5),
         K.Resize((12, 30)),

@@ -15,6 +15,7 @@ from gpuaug.fuse import kernels_filters, kernels_mixes, run_triton
 KERNELS = {
     "gather_kernel": run_triton,
     "mask_kernel": run_triton,
+    "rest_kernel": run_triton,
     "mix_kernel": kernels_mixes,
     "blur_kernel": kernels_filters,
     "blur_columns_kernel": kernels_filters,

@@ -80,7 +80,7 @@ def test_draws_are_kornias(module, name):
     count, size = 4000, Size(4000, 3, 32, 32)
     torch.manual_seed(0)
     expected = module.forward_parameters(torch.Size((count, 3, 32, 32)))
-    drawn = LOWERED[type(module)]("filter", module).draw(Source(0, count), size)
+    drawn = LOWERED[type(module)]("filter", module).draw(Source((0,), count), size)
     ours, theirs = np.sort(drawn[name]), np.sort(expected[name].numpy())
     places = np.concatenate([ours, theirs])
     apart = np.abs(np.searchsorted(ours, places, "right") - np.searchsorted(theirs, places, "right")).max() / count
@@ -92,7 +92,7 @@ def test_draws_are_kornias(module, name):
 
 def test_one_draw_for_all():
     module = K.RandomSharpness((0.5, 4.0), same_on_batch=True, p=0.5)
-    drawn = [LOWERED[type(module)]("filter", module).draw(Source(key, 5), Size(5, 3, 32, 32)) for key in range(20)]
+    drawn = [LOWERED[type(module)]("filter", module).draw(Source((key,), 5), Size(5, 3, 32, 32)) for key in range(20)]
     assert all(len(set(each["sharpness"])) == 1 and len(set(each["gate"])) == 1 for each in drawn)
     assert len({float(each["sharpness"][0]) for each in drawn}) == 20
     assert {bool(each["gate"][0]) for each in drawn} == {True, False}

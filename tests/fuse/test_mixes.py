@@ -35,7 +35,7 @@ def made(module):
 
 def drawn_for(op, size, seed=0):
     """What the op draws, and its rows for the executors."""
-    drawn = op.draw(Source(seed, size.batch), size)
+    drawn = op.draw(Source((seed,), size.batch), size)
     rows = np.full((size.batch, op.row_width(size.channels)), np.nan, dtype=np.float32)
     op.rows(drawn, size, rows)
     assert not np.isnan(rows).any()
@@ -264,7 +264,7 @@ def test_same_on_batch_shares_all_but_the_partner(name):
 
 def test_the_gate_is_thrown_for_the_whole_batch():
     op, size = made(K.RandomMixUpV2(p=0.3)), Size(8, 3, 4, 4)
-    opened = [op.draw(Source(seed, 8), size)["gate"] for seed in range(1000)]
+    opened = [op.draw(Source((seed,), 8), size)["gate"] for seed in range(1000)]
     assert all(gate.all() or not gate.any() for gate in opened)
     # Five standard deviations of the count.
     assert abs(sum(gate[0] for gate in opened) - 300) < 73

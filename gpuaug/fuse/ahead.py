@@ -1,0 +1,85 @@
+"""The rows of the batches that are expected next, made together.
+
+What drawing costs is the number of calls into NumPy, which is the same for the samples of eight batches as for those of one.
+And what a call draws from can be foreseen: within a stage it is the next batch's position, and elsewhere the next number of
+torch's generator. So the rows of some batches are made at once and wait, on the device, each for the call that draws from its
+seed. A call that does not come costs nothing but time: its rows are dropped.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gpuaug.fuse.draws import Source
+from gpuaug.fuse.ops import Drawn, Op, Size
+from gpuaug.fuse.plan import Plan
+from gpuaug.fuse.tables import make_table
+from gpuaug.seeding import following_seeds, next_seed
+
+MOST_BATCHES = 8
+"""Made at once: with more of them, the numbers themselves take the time."""
+
+MOST_SAMPLES = 4096
+
+
+_MOST_BLOCKS = 4
+"""Kept at once, for a pipeline that is called several times for a batch, or by several loaders."""
+
+
+class _Block(NamedTuple):
+    planned: Plan
+    kind: tuple[Any, ...]
+    rows: Tensor
+    places: dict[int, int]
+    """Where a seed's rows are."""
+    next: int
+    """The seed that is expected after them."""
+
+
+class Ahead:
+    """Rows made ahead for one pipeline, for as many batches as its calls have shown to be foreseeable."""
+
+    def __init__(self) -> None:
+        # Replaced whole, so that two threads may draw from one pipeline.
+        self._blocks: tuple[_Block, ...] = ()
+
+    def table(self, planned: Plan, ops: Sequence[Op], size: Size, device: torch.device, *, points: bool) -> Tensor:
+        """The rows for a call that is being made now, as :func:`gpuaug.fuse.tables.make_table` gives them.
+
+        The numbers are those that a call by itself would draw, bit for bit.
+
+        Cost:
+            One call in eight draws, for all eight. No synchronisation.
+        """
+        seed = next_seed()
+        # Rows are on their way on the stream that was current, so a call on another one has to make its own.
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+        kind = (size.batch, points, device, stream)
+        blocks = [block for block in self._blocks if block.planned is planned and block.kind == kind]
+        for block in blocks:
+            place = block.places.get(seed)
+            if place is not None:
+                return block.rows[place]
+        past = next((block for block in blocks if block.next == seed), None)
+        count = min(2 * len(past.places), MOST_BATCHES, max(MOST_SAMPLES // max(size.batch, 1), 1)) if past is not None else 1
+        *seeds, following = seed, *following_seeds(count)
+        rows = draw_rows(planned, ops, size, seeds, device, points=points)
+        made = _Block(planned, kind, rows, {each: index for index, each in enumerate(seeds)}, following)
+        self._blocks = (made, *(block for block in self._blocks if block is not past))[:_MOST_BLOCKS]
+        return rows[0]
+
+
+def draw_rows(
+    planned: Plan, ops: Sequence[Op], size: Size, seeds: Sequence[int], device: torch.device, *, points: bool
+) -> Tensor:
+    """Draw for as many batches as there are seeds, and make their rows, (batches, B, K)."""
+    source = Source(seeds, size.batch)
+    at = whole = Size(source.batch, size.channels, size.height, size.width)
+    drawn: dict[Op, Drawn] = {}
+    for op in ops:
+        drawn[op] = op.draw(source, at)
+        at = op.out(at)
+    table = make_table(planned, whole, drawn, device, points=points)
+    return table.view(len(seeds), size.batch, table.shape[1])

@@ -1,0 +1,44 @@
+"""From what was drawn to the numbers that the passes read, one row a sample, where the images are."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpuaug.fuse import executors
+from gpuaug.fuse.ops import Drawn, Op, Size
+from gpuaug.fuse.plan import Plan
+from gpuaug.fuse.targets import matrix_of
+
+
+def make_table(planned: Plan, size: Size, drawn: dict[Op, Drawn], device: torch.device, *, points: bool) -> Tensor:
+    """The rows of a batch, (B, at least ``planned.width``) float32; with ``points`` each ends with its matrix.
+
+    Cost:
+        One pinned copy, which nothing waits for.
+    """
+    width = planned.width + (9 if points else 0)
+    pinned = torch.empty((size.batch, width), dtype=torch.float32, pin_memory=device.type == "cuda")
+    fill_table(planned, size, drawn, pinned.numpy())
+    if points:
+        pinned.numpy()[:, planned.width :] = matrix_of(planned, size, drawn).reshape(-1, 9)
+    return pinned.to(device, non_blocking=True)
+
+
+def fill_table(planned: Plan, size: Size, drawn: dict[Op, Drawn], table: np.ndarray[Any, Any]) -> None:
+    """Write each sample's numbers for all passes, (B, at least ``planned.width``) float32."""
+    # What no draw changes is written once for a plan, and copied from then on.
+    first = planned.template is None
+    if not first:
+        table[:, : planned.width] = planned.template
+    at = size
+    for step in planned.passes:
+        after = at.to(step.out.height, step.out.width)
+        for op, (_, column, _) in zip(step.points, step.program, strict=True):
+            if first or op.gated or not op.fixed:
+                op.rows(drawn[op], after, table[:, column : column + op.row_width(size.channels)])
+        executors.fill_front(step, drawn.__getitem__, at, table, fixed=first)
+        at = after
+    if first and size.batch:
+        planned.template = table[0, : planned.width].copy()
