@@ -18,7 +18,7 @@ PUBLIC = {
     "FeatureStage.bind": "(self, name, lanes)",
     "FeatureStage.branches": "property",
     "FeatureStage.update": "(self)",
-    "Fused": "(pipeline, *, dtype, memory_format)",
+    "Fused": "(pipeline, *, dtype, memory_format, pick='batch')",
     "Fused.draw": "(self, shape, seed=None)",
     "Fused.explain": "(self, shape=None)",
     "Fused.extra_repr": "(self)",
@@ -43,7 +43,7 @@ PUBLIC = {
     "StreamedLoader.stats": "(self)",
     "TransformStage": "(transform, *, on=…, into=…, name=None)",
     "TransformStage.bind": "(self, name, lanes)",
-    "fuse": "(pipeline, *, dtype=torch.float32, memory_format=torch.contiguous_format)",
+    "fuse": "(pipeline, *, dtype=torch.float32, memory_format=torch.contiguous_format, pick='batch')",
 }
 
 

@@ -31,6 +31,7 @@ class EagerOp:
         # tree, and without features it keeps no output alive.
         self._container = K.AugmentationSequential(cast(Any, module), transformation_matrix_mode="skip")
         self._container.disable_features = True
+        self.child_name = next(name for name, _ in self._container.named_children())
 
     def draw(self, source: Source, size: Size) -> Drawn:
         """Kornia's own parameters, drawn under a seed from ``source``, and a seed for modules that draw when they run."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gpuaug.fuse.choices import Choice
 from gpuaug.fuse.eager import EagerOp
 from gpuaug.fuse.filters import FilterOp
 from gpuaug.fuse.ops import Size
@@ -23,6 +24,8 @@ class Line:
     written_bytes: int | None
     reason: str = ""
     """Why Kornia runs it."""
+    at_most: bool = False
+    """Whether ``launches`` is the most that a batch takes, by what it picks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Explanation:
 
     @property
     def launches(self) -> int | None:
-        """Kernels a batch; ``None`` where Kornia runs some of it."""
+        """Kernels a batch, or the most where batches pick what runs; ``None`` where Kornia runs some of it."""
         counts = [line.launches for line in self.lines]
         return None if None in counts else sum(count for count in counts if count is not None)
 
@@ -46,7 +49,7 @@ class Explanation:
                     "Kornia" if line.reason else str(number),
                     ", ".join(line.modules),
                     f"left to Kornia: {line.reason}" if line.reason else line.what,
-                    "?" if line.launches is None else str(line.launches),
+                    "?" if line.launches is None else f"up to {line.launches}" if line.at_most else str(line.launches),
                     _megabytes(line.read_bytes),
                     _megabytes(line.written_bytes),
                 )
@@ -58,11 +61,18 @@ class Explanation:
         )
 
 
-def explanation(parts: Sequence[tuple[EagerOp | None, Plan | None]], size: Size, dtype: torch.dtype) -> Explanation:
+def explanation(parts: Sequence[tuple[EagerOp | Choice | None, Plan | None]], size: Size, dtype: torch.dtype) -> Explanation:
     """Describe the parts of a pipeline for uint8 images of one size."""
     lines: list[Line] = []
     element = 1
     for number, (eager, planned) in enumerate(parts):
+        if isinstance(eager, Choice):
+            # For images of the first size: a choice that changes it, or what it refuses by it, is rare.
+            left = eager.left(size)
+            what = f"{eager.describe()}{'; left to Kornia: ' if left else ''}{', '.join(left)}"
+            lines.append(Line((eager.name,), what, eager.launches(size), None, None, at_most=True))
+            element = 4
+            continue
         if eager is not None:
             lines.append(Line((eager.name,), "", None, None, None, eager.reason))
             element = 4

@@ -30,6 +30,7 @@ NORMALIZE = tl.constexpr(p.Normalize.code)
 DENORMALIZE = tl.constexpr(p.Denormalize.code)
 JITTER = tl.constexpr(j.ColorJitter.code)
 JIGGLE = tl.constexpr(j.ColorJiggle.code)
+ONE_OF = tl.constexpr(p.OneOf.code)
 
 CLEAN = tl.constexpr(j.CLEAN)
 ALL_BUT_CONTRAST = tl.constexpr(j.CLEAN | 13)
@@ -304,6 +305,22 @@ def point(
 
 
 @triton.jit
+def picked(
+    r, g, b, x, y, plane, width, row, mean, CODE: tl.constexpr, FLAGS: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr
+):  # fmt: skip
+    """One op, or the one of several that the row names: ``FLAGS`` has a bit for the code of each that there is."""
+    if CODE == ONE_OF:
+        chosen = tl.load(row + 1).to(tl.int32)
+        for code in tl.static_range(1, ONE_OF):
+            if (FLAGS >> code) & 1:
+                if chosen == code:
+                    r, g, b = point(r, g, b, x, y, plane, width, row + 2, mean, code, 0, CHANNELS, RGB)
+    else:
+        r, g, b = point(r, g, b, x, y, plane, width, row, mean, CODE, FLAGS, CHANNELS, RGB)
+    return r, g, b
+
+
+@triton.jit
 def points(
     r, g, b, x, y, sample, plane, height, width, row, mean,
     PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
@@ -316,7 +333,7 @@ def points(
     for index in tl.static_range(COUNT):
         own = row + PROGRAM[index][1]
         if tl.load(own) != 0:
-            r, g, b = point(r, g, b, x, y, plane, width, own, mean, PROGRAM[index][0], PROGRAM[index][2], CHANNELS, RGB)
+            r, g, b = picked(r, g, b, x, y, plane, width, own, mean, PROGRAM[index][0], PROGRAM[index][2], CHANNELS, RGB)
     return r, g, b
 
 
@@ -341,5 +358,5 @@ def grey_before_contrast(
                 r, g, b = jittered(r, g, b, own, 0.0, tl.where(waiting == 1, step, 4), True, ALL_BUT_CONTRAST & flags)
             grey = grey_of(r, g, b)
         elif tl.load(own) != 0:
-            r, g, b = point(r, g, b, x, y, plane, width, own, 0.0, PROGRAM[index][0], PROGRAM[index][2], CHANNELS, RGB)
+            r, g, b = picked(r, g, b, x, y, plane, width, own, 0.0, PROGRAM[index][0], PROGRAM[index][2], CHANNELS, RGB)
     return grey

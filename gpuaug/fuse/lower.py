@@ -15,8 +15,11 @@ from torch import nn
 
 from gpuaug.errors import ArgumentError, ArgumentTypeError
 from gpuaug.fuse import crops, filters, jitter, mixes, points, warps
+from gpuaug.fuse.choices import Child, Member, Pick
 from gpuaug.fuse.eager import EagerOp
 from gpuaug.fuse.ops import Op
+from gpuaug.fuse.policies import POLICIES, lower_policy
+from gpuaug.fuse.random_apply import lower_random_apply
 
 LOWERED: dict[type[nn.Module], type[Op]] = {
     **crops.LOWERED,
@@ -51,8 +54,12 @@ class Group:
 Tree = Leaf | Group
 
 
-def lower(pipeline: Any) -> Tree:
+def lower(pipeline: Any, pick: Pick = "batch") -> Tree:
     """What a pipeline consists of.
+
+    Args:
+        pipeline: The user's.
+        pick: Whether policies pick for the batch, as Kornia does, or for each sample.
 
     Raises:
         ArgumentTypeError: If it is nothing that has augmentations in it.
@@ -62,7 +69,7 @@ def lower(pipeline: Any) -> Tree:
         raise ArgumentTypeError(
             f"pipeline must be an instance, got the class {pipeline.__name__}. Call it first: {pipeline.__name__}(…)."
         )
-    tree = _tree("", pipeline, _unknown_version())
+    tree = _tree("", pipeline, pick, _unknown_version())
     if not list(leaves(tree)):
         raise ArgumentError(f"pipeline must hold at least one augmentation, got an empty {type(pipeline).__name__}.")
     return tree
@@ -77,32 +84,52 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
             yield from leaves(item)
 
 
-def _tree(name: str, module: Any, unknown: str | None) -> Tree:
+def _tree(name: str, module: Any, pick: Pick, unknown: str | None) -> Tree:
     if type(module) in (K.AugmentationSequential, K.ImageSequential):
+        items = tuple(_tree(child_name, child, pick, unknown) for child_name, child in module.named_children())
         if module.random_apply is False:
-            items = tuple(_tree(child_name, child, unknown) for child_name, child in module.named_children())
             return Group(name, items, is_container=True)
         name = name or type(module).__name__
-        return Leaf(name, EagerOp(name, module, "random_apply picks and orders modules for each batch"))
+        children = _children(items)
+        if children is None:
+            choice: Any = "random_apply over containers in containers"
+        else:
+            choice = unknown or lower_random_apply(name, module, children, pick)
+        return Leaf(name, EagerOp(name, module, choice) if isinstance(choice, str) else choice)
     if type(module) is nn.Sequential:
         module = list(module)
     if isinstance(module, Sequence) and not isinstance(module, str):
         named = [(f"{type(child).__name__}_{index}", child) for index, child in enumerate(module)]
-        return Group(name, tuple(_tree(child_name, child, unknown) for child_name, child in named), is_container=False)
+        return Group(name, tuple(_tree(child_name, child, pick, unknown) for child_name, child in named), is_container=False)
     if not isinstance(module, nn.Module):
         raise ArgumentTypeError(
             "pipeline must be a Kornia augmentation, a Kornia container or a sequence of augmentations, "
             f"got {type(module).__name__}. Wrap a function in an nn.Module to have it run in its place."
         )
     name = name or type(module).__name__
+    if type(module) in POLICIES and unknown is None:
+        policy = lower_policy(name, module, LOWERED, pick)
+        return Leaf(name, EagerOp(name, module, policy) if isinstance(policy, str) else policy)
     reason = unknown or _why_not(module)
     return Leaf(name, EagerOp(name, module, reason) if reason else LOWERED[type(module)](name, module))
+
+
+def _children(items: Sequence[Tree]) -> list[Child] | None:
+    """What a container picks from; ``None`` if containers stand in the containers in it."""
+    children = []
+    for item in items:
+        inner = (item,) if isinstance(item, Leaf) else item.items
+        if any(isinstance(each, Group) for each in inner):
+            return None
+        members = tuple(Member(each.name, each.op) for each in inner if isinstance(each, Leaf))
+        children.append(Child(item.name, members, is_container=isinstance(item, Group)))
+    return children
 
 
 def _why_not(module: nn.Module) -> str | None:
     kind = LOWERED.get(type(module))
     if kind is None:
-        base = next((base for base in type(module).__mro__ if base in LOWERED), None)
+        base = next((base for base in type(module).__mro__ if base in LOWERED or base in POLICIES), None)
         if base is not None:
             return f"a subclass of {base.__name__}, which may do anything"
         return "no lowering for this type" if type(module).__module__.startswith("kornia.") else "not one of Kornia's modules"

@@ -10,6 +10,7 @@ from gpuaug.errors import ArgumentError
 from gpuaug.fuse import explain
 from gpuaug.fuse.ahead import Ahead
 from gpuaug.fuse.batchdraws import Draws
+from gpuaug.fuse.choices import Choice, Nothing, Pick, Step
 from gpuaug.fuse.draws import Source
 from gpuaug.fuse.eager import EagerOp
 from gpuaug.fuse.lower import leaves, lower
@@ -22,14 +23,15 @@ from gpuaug.seeding import next_seed
 
 _OUTPUT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _FORMATS = (torch.contiguous_format, torch.channels_last)
+_NOTHING = Nothing("", nn.Identity())
 
 
 class Stretch(NamedTuple):
-    """Ops that follow one another and are run by one plan, or the one op that Kornia runs."""
+    """Ops that follow one another and are run by one plan, or the one op that Kornia runs, or that picks what runs."""
 
     start: int
     ops: tuple[Op, ...]
-    eager: EagerOp | None
+    eager: EagerOp | Choice | None
 
     @property
     def stop(self) -> int:
@@ -38,7 +40,11 @@ class Stretch(NamedTuple):
 
 
 def fuse(
-    pipeline: Any, *, dtype: torch.dtype = torch.float32, memory_format: torch.memory_format = torch.contiguous_format
+    pipeline: Any,
+    *,
+    dtype: torch.dtype = torch.float32,
+    memory_format: torch.memory_format = torch.contiguous_format,
+    pick: Pick = "batch",
 ) -> "Fused":
     """Run a Kornia pipeline in as few launches as possible.
 
@@ -47,13 +53,15 @@ def fuse(
             them. It is read, and never changed or moved.
         dtype: Of the images that come out: float32, bfloat16 or float16. The arithmetic is float32 whatever it is.
         memory_format: Of the images that come out.
+        pick: Whether policies (``RandAugment`` and the like) pick for the whole ``"batch"``, as in Kornia, or for each
+            ``"sample"`` on its own, as in their papers.
 
     Returns:
         A module to be called on images, or to be put into ``stages`` of a :class:`gpuaug.StreamedLoader`.
 
     Raises:
         ArgumentTypeError: If ``pipeline`` is nothing that has augmentations in it.
-        ArgumentError: If it is empty, or ``dtype`` or ``memory_format`` is none of those above.
+        ArgumentError: If it is empty, or ``dtype``, ``memory_format`` or ``pick`` is none of those above.
 
     Example:
         >>> import kornia.augmentation as K
@@ -61,7 +69,7 @@ def fuse(
         >>> augment(torch.zeros(4, 3, 16, 16, dtype=torch.uint8)).shape
         torch.Size([4, 3, 8, 8])
     """
-    return Fused(pipeline, dtype=dtype, memory_format=memory_format)
+    return Fused(pipeline, dtype=dtype, memory_format=memory_format, pick=pick)
 
 
 class Fused(nn.Module):
@@ -72,7 +80,7 @@ class Fused(nn.Module):
     a ``state_dict``, and ``eval()`` changes nothing, as in Kornia.
     """
 
-    def __init__(self, pipeline: Any, *, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
+    def __init__(self, pipeline: Any, *, dtype: torch.dtype, memory_format: torch.memory_format, pick: Pick = "batch") -> None:
         super().__init__()
         if dtype not in _OUTPUT_TYPES:
             raise ArgumentError(
@@ -83,16 +91,19 @@ class Fused(nn.Module):
             raise ArgumentError(
                 f"memory_format must be torch.contiguous_format or torch.channels_last, got {memory_format}. Leave it out."
             )
-        self.dtype, self.memory_format = dtype, memory_format
+        if pick not in ("batch", "sample"):
+            raise ArgumentError(f"pick must be 'batch' or 'sample', got {pick!r}. Leave it out to pick as Kornia does.")
+        self.dtype, self.memory_format, self.pick = dtype, memory_format, pick
         # In a tuple, so that it is no child: a child would be moved, and would have its buffers in the state_dict.
         self._pipeline = (pipeline,)
-        self._tree = lower(pipeline)
+        self._tree = lower(pipeline, pick)
         self._ops = tuple(leaf.op for leaf in leaves(self._tree))
         keys = getattr(pipeline, "data_keys", None)
         self._data_keys = tuple(key.name.lower() for key in keys) if keys else ("input",)
         self._extra_args = getattr(pipeline, "extra_args", None)
-        self._keepdim = all(getattr(leaf.op.module, "keepdim", False) for leaf in leaves(self._tree))
-        self._plans: dict[tuple[int, Size, bool], tuple[Stretch, Plan | None]] = {}
+        self._keepdim = all(_keepdim(leaf.op) for leaf in leaves(self._tree))
+        self._chooses = any(isinstance(op, Choice) for op in self._ops)
+        self._plans: dict[Any, tuple[Stretch, Plan | None]] = {}
         self._ahead = Ahead()
         # Of the last call. In a list, since a module takes its time to set an attribute.
         self._seen: list[Size] = []
@@ -103,7 +114,7 @@ class Fused(nn.Module):
         return ", ".join(op.name for op in self._ops) + (f"; left to Kornia: {', '.join(left)}" if left else "")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self._pipeline[0], self.dtype, self.memory_format)
+        return _made, (self._pipeline[0], self.dtype, self.memory_format, self.pick)
 
     def draw(self, shape: Sequence[int], seed: int | None = None) -> Draws:
         """Draw for one batch, without images.
@@ -197,12 +208,14 @@ class Fused(nn.Module):
             start = stretch.stop
         return explain.explanation(parts, size, self.dtype)
 
-    def _stretch(self, start: int, size: Size, *, masks: bool) -> tuple[Stretch, Plan | None]:
-        # Plans do not depend on how many images there are.
-        key = (start, Size(0, size.channels, size.height, size.width), masks)
+    def _stretch(
+        self, start: int, size: Size, *, masks: bool, ops: tuple[Op | EagerOp, ...] | None = None
+    ) -> tuple[Stretch, Plan | None]:
+        # Plans do not depend on how many images there are. Without ``ops``, they are the pipeline's.
+        key = (start, Size(0, size.channels, size.height, size.width), masks, ops)
         found = self._plans.get(key)
         if found is None:
-            stretch = _take(self._ops, start, size)
+            stretch = _take(self._ops if ops is None else ops, start, size)
             found = stretch, plan(stretch.ops, size, masks=masks) if stretch.eager is None else None
             if len(self._plans) >= 256:
                 self._plans.clear()
@@ -210,33 +223,58 @@ class Fused(nn.Module):
         return found
 
     def _run(self, targets: Targets, draws: Draws | None) -> None:
-        start, size, points = 0, targets.size, targets.has_points
-        while start < len(self._ops):
-            stretch, planned = self._stretch(start, size, masks=targets.has_masks)
-            last = stretch.stop == len(self._ops)
-            if draws is None and planned is not None and last and not start and not planned.alone:
+        size, points = targets.size, targets.has_points
+        if draws is None and not self._chooses:
+            stretch, planned = self._stretch(0, size, masks=targets.has_masks)
+            if planned is not None and stretch.stop == len(self._ops) and not planned.alone:
                 table = self._ahead.table(planned, stretch.ops, size, targets.device, points=points)
                 targets.run_plan(planned, table, self.dtype, self.memory_format)
                 return
-            if draws is None:
-                draws = self.draw(targets.shape)
-            drawn = draws._drawn[start : stretch.stop]
-            if stretch.eager is not None:
-                targets.run_eager(stretch.eager, drawn[0])
-                size = stretch.eager.out(size, drawn[0])
-                targets.check_size(stretch.eager, size)
-            elif planned is not None:
-                each = dict(zip(stretch.ops, drawn, strict=True))
-                table = make_table(planned, size, each, targets.device, points=points)
-                targets.run_plan(planned, table, *((self.dtype, self.memory_format) if last else ()))
-                size = size.to(planned.out.height, planned.out.width)
-            start = stretch.stop
+        parts = self._parts(self.draw(targets.shape) if draws is None else draws)
+        for number, (ops, all_drawn) in enumerate(parts):
+            start = 0
+            while start < len(ops):
+                stretch, planned = self._stretch(start, size, masks=targets.has_masks, ops=ops if self._chooses else None)
+                drawn = all_drawn[start : stretch.stop]
+                last = number == len(parts) - 1 and stretch.stop == len(ops)
+                if stretch.eager is not None:
+                    assert isinstance(stretch.eager, EagerOp)
+                    targets.run_eager(stretch.eager, drawn[0])
+                    size = stretch.eager.out(size, drawn[0])
+                    targets.check_size(stretch.eager, size)
+                elif planned is not None:
+                    each = dict(zip(stretch.ops, drawn, strict=True))
+                    table = make_table(planned, size, each, targets.device, points=points)
+                    targets.run_plan(planned, table, *((self.dtype, self.memory_format) if last else ()))
+                    size = size.to(planned.out.height, planned.out.width)
+                start = stretch.stop
+
+    def _parts(self, draws: Draws) -> list[tuple[tuple[Op | EagerOp, ...], Sequence[Drawn]]]:
+        """What runs for these draws, split where a plan has to begin."""
+        if not self._chooses:
+            return [(self._ops, draws._drawn)]
+        parts: list[tuple[list[Op | EagerOp], list[Drawn]]] = [([], [])]
+        for op, drawn in zip(self._ops, draws._drawn, strict=True):
+            for step in op.steps(drawn) if isinstance(op, Choice) else (Step(op, drawn, begins=False),):
+                if step.begins and parts[-1][0]:
+                    parts.append(([], []))
+                parts[-1][0].append(step.op)
+                parts[-1][1].append(step.drawn)
+        if not parts[-1][0]:
+            # Nothing was picked: the images still change their type.
+            parts[-1][0].append(_NOTHING)
+            parts[-1][1].append({})
+        return [(tuple(ops), all_drawn) for ops, all_drawn in parts]
 
 
 def _take(ops: Sequence[Op | EagerOp], start: int, size: Size) -> Stretch:
     """The longest run of ops from ``start`` that one plan can hold for images of this size, or one op for Kornia."""
     taken: list[Op] = []
     for op in ops[start:]:
+        if isinstance(op, Choice):
+            if taken:
+                break
+            return Stretch(start, (), op)
         reason = op.reason if isinstance(op, EagerOp) else op.refuses(size)
         if reason is None and isinstance(op, Op):
             taken.append(op)
@@ -248,5 +286,9 @@ def _take(ops: Sequence[Op | EagerOp], start: int, size: Size) -> Stretch:
     return Stretch(start, tuple(taken), None)
 
 
-def _made(pipeline: Any, dtype: torch.dtype, memory_format: torch.memory_format) -> Fused:
-    return Fused(pipeline, dtype=dtype, memory_format=memory_format)
+def _made(pipeline: Any, dtype: torch.dtype, memory_format: torch.memory_format, pick: Pick) -> Fused:
+    return Fused(pipeline, dtype=dtype, memory_format=memory_format, pick=pick)
+
+
+def _keepdim(op: Op | EagerOp) -> bool:
+    return op.keepdim if isinstance(op, Choice) else bool(getattr(op.module, "keepdim", False))

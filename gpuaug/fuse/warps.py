@@ -274,6 +274,40 @@ class Perspective(_Warp):
         return "perspective"
 
 
+class AnyAffine(WarpOp):
+    """One of several affine warps, picked for each sample or for all: what policies pick from, as one warp.
+
+    Args:
+        name: Of the module that picks.
+        edge: What lies outside, for all of them.
+        nearest: Whether all of them take the nearest pixel.
+    """
+
+    def __init__(self, name: str, edge: Literal["zeros", "border"], nearest: bool) -> None:
+        super().__init__(name, nn.Identity())
+        self.edge, self.nearest = edge, nearest
+
+    def warp(self, drawn: Drawn, size: Size) -> Warp:
+        """Output → input pixels; the identity where nothing was picked."""
+        return Warp(_inverse(self.matrix(drawn, size)))
+
+    def matrix(self, drawn: Drawn, size: Size) -> Array:
+        """Input → output pixels; the identity where nothing was picked."""
+        # Each part is an op, its draws, and the samples (None: all).
+        if len(drawn["parts"]) == 1 and drawn["parts"][0][2] is None:
+            op, own, _ = drawn["parts"][0]
+            whole: Array = op.matrix(own, size)
+            return whole
+        made = np.tile(np.eye(3), (size.batch, 1, 1))
+        for op, own, where in drawn["parts"]:
+            made[where] = op.matrix(own, size)[where]
+        return made
+
+    def describe(self) -> str:
+        """In a few words."""
+        return "one of several affine warps"
+
+
 def _about_centre(a: Array, b: Array, c: Array, d: Array, size: Size) -> Array:
     """(B, 3, 3) that maps by [[a, b], [c, d]] and leaves the centre of the image where it is."""
     x, y = (size.width - 1) / 2, (size.height - 1) / 2

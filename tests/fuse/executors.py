@@ -13,22 +13,27 @@ from gpuaug.fuse.tables import fill_table
 
 def through_both(modules, images, dtype, memory_format):
     """Images and masks as torch makes them, and as the kernels do, pass by pass."""
-    augment = gpuaug.fuse(modules)
+    # Each sample picks for itself, so that one launch holds several picks.
+    augment = gpuaug.fuse(modules, pick="sample")
     draws = augment.draw(images.shape, seed=1)
     masks = (photographs(images.shape[0], 2, *images.shape[2:], seed=5).long() // 16).to(torch.int16).to(images.device)
-    expected, expected_masks, got_masks = images, masks, masks
-    stretch, plan = augment._stretch(0, Size(*images.shape), masks=True)
-    assert stretch.stop == len(augment._ops), f"left to Kornia: {stretch.eager}"
-    table = torch.zeros(images.shape[0], plan.width)
-    fill_table(plan, Size(*images.shape), dict(zip(stretch.ops, draws._drawn, strict=True)), table.numpy())
-    table = table.to(images.device)
-    expected = run(plan, images, table).to(dtype)
-    got = run_triton.run(plan, images, table, dtype, memory_format)
-    for step in plan.passes:
-        if getattr(step.front, "order", ()):
-            expected_masks = gather_mask(step.front, step.columns, expected_masks, table, step.out)
-            got_masks = run_triton.run_mask(step, got_masks, table)
-    return expected, got, expected_masks, got_masks
+    expected, got, expected_masks, got_masks = images, images, masks, masks
+    parts = augment._parts(draws)
+    for number, (ops, drawn) in enumerate(parts):
+        size = Size(*got.shape)
+        stretch, plan = augment._stretch(0, size, masks=True, ops=ops)
+        assert stretch.stop == len(ops), f"left to Kornia: {stretch.eager}"
+        table = torch.zeros(images.shape[0], plan.width)
+        fill_table(plan, size, dict(zip(stretch.ops, drawn, strict=True)), table.numpy())
+        table = table.to(images.device)
+        expected = run(plan, expected, table)
+        last = (dtype, memory_format) if number == len(parts) - 1 else (torch.float32, torch.contiguous_format)
+        got = run_triton.run(plan, got, table, *last)
+        for step in plan.passes:
+            if getattr(step.front, "order", ()):
+                expected_masks = gather_mask(step.front, step.columns, expected_masks, table, step.out)
+                got_masks = run_triton.run_mask(step, got_masks, table)
+    return expected.to(dtype), got, expected_masks, got_masks
 
 
 def disagreement(name, modules, images, dtype=torch.float32, memory_format=torch.contiguous_format, tolerance=2e-5):

@@ -2,6 +2,7 @@
 
 import kornia.augmentation as K
 import torch
+from kornia.augmentation import auto
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
@@ -22,6 +23,7 @@ EXACT = {
         K.RandomCutMixV2(p=1.0, cut_size=(0.3, 0.6), use_correct_lambda=True),
         K.RandomInvert(),
     ],
+    "one of": lambda: [auto.TrivialAugment([[("posterize", 0.0, 8.0)], [("invert", 0, 1)]])],
     "posterize": lambda: [K.RandomPosterize((0.0, 8.0), p=0.8)],
 }
 """Permutations, gates and whole numbers: both executors give the same bits."""
@@ -45,6 +47,10 @@ CLOSE = {
         K.RandomHorizontalFlip(),
     ],
     "affine, border": lambda: [K.RandomAffine(20.0, (0.1, 0.1), (0.8, 1.2), padding_mode="border")],
+    "shears, shifts": lambda: [
+        auto.RandAugment(2, 10, [[("shear_x", -0.3, 0.3)], [("translate_y", -0.4, 0.4)]]),
+        K.Normalize(0.5, 0.25),
+    ],
     "perspective": lambda: [K.RandomPerspective(0.5, p=0.8)],
     "two passes": lambda: [K.RandomResizedCrop((16, 20)), K.RandomRotation(30.0), K.Normalize(0.5, 0.25)],
     "tone": lambda: [
@@ -75,6 +81,14 @@ RGB_CLOSE = {
         K.Normalize(MEAN, STD),
     ],
     "jitter, then jitter": lambda: [K.ColorJitter(0.4, 0.9, p=0.7), K.ColorJitter(0.4, 0.9, order=(1, 0))],
+    "one of colours": lambda: [
+        auto.RandAugment(3, 10, [[("color", 0.1, 1.9)], [("contrast", 0.1, 1.9)], [("solarize_add", 0.0, 0.43)]]),
+        K.Normalize(MEAN, STD),
+    ],
+    "one of, then jitter": lambda: [
+        auto.AutoAugment([[("color", 0.8, 8), ("posterize", 0.6, 2)], [("invert", 0.5, None), ("rotate", 0.7, 1)]]),
+        K.ColorJitter(0.4, 0.9, p=0.7),
+    ],
     "jiggle": lambda: [K.ColorJiggle(0.4, 0.4, 0.4, 0.1, p=0.8)],
     "hue, saturation": lambda: [K.RandomHue((-0.5, 0.5), p=0.7), K.RandomSaturation((0.2, 1.8), p=0.7)],
     "self-supervised": lambda: [
@@ -93,5 +107,14 @@ TIES = {
 }
 """A tap on the other side of a tie is another pixel."""
 
-JUMPS = {"colour", "jitter, then jitter", "jiggle", "hue, saturation", "self-supervised", "solarize"}
+JUMPS = {
+    "colour",
+    "jitter, then jitter",
+    "jiggle",
+    "hue, saturation",
+    "self-supervised",
+    "solarize",
+    "one of colours",
+    "one of, then jitter",
+}
 """A pixel at a threshold may fall on either side of it."""

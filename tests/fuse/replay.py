@@ -3,6 +3,7 @@
 import torch
 
 import gpuaug
+from gpuaug.fuse.ops import Size
 
 
 def photographs(batch=3, channels=3, height=32, width=48, dtype=torch.uint8, seed=0):
@@ -35,3 +36,19 @@ def difference(pipeline, images, seed=0, **options):
     expected, got = both(pipeline, images, seed, **options)
     assert got.shape == expected.shape
     return (got.float() - expected).abs().max().item() if got.numel() else 0.0
+
+
+def programs(augment, shape, seeds):
+    """What the kernels of all passes are compiled for, but for types and strides."""
+    found = set()
+    for seed in range(seeds):
+        draws = augment.draw(shape, seed=seed)
+        for ops, _ in augment._parts(draws):
+            start = 0
+            while start < len(ops):
+                stretch, plan = augment._stretch(start, Size(*shape), masks=False, ops=ops)
+                start = stretch.stop
+                for step in plan.passes if plan else ():
+                    kind = getattr(step.front, "kind", type(step.front).__name__)
+                    found.add((kind, step.columns, step.program))
+    return found

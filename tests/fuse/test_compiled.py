@@ -27,6 +27,8 @@ CHOSEN = [
     "padded, rotation, flip",
     "perspective",
     "gates",
+    "one of colours",
+    "shears, shifts",
     "noise",
     "blur",
     "sharpness",
