@@ -1,6 +1,6 @@
 """The rows of the batches that are expected next, made together.
 
-What drawing costs is the number of calls into NumPy, which is the same for the samples of eight batches as for those of one.
+What drawing costs is the number of calls into NumPy, which is the same for the samples of many batches as for those of one.
 And what a call draws from can be foreseen: within a stage it is the next batch's position, and elsewhere the next number of
 torch's generator. So the rows of some batches are made at once and wait, on the device, each for the call that draws from its
 seed. A call that does not come costs nothing but time: its rows are dropped.
@@ -18,8 +18,8 @@ from gpuaug.fuse.plan import Plan
 from gpuaug.fuse.tables import make_table
 from gpuaug.seeding import following_seeds, next_seed
 
-MOST_BATCHES = 8
-"""Made at once: with more of them, the numbers themselves take the time."""
+MOST_BATCHES = 16
+"""Made at once: with more of them, it is the numbers themselves that take the time."""
 
 MOST_SAMPLES = 4096
 
@@ -51,7 +51,7 @@ class Ahead:
         The numbers are those that a call by itself would draw, bit for bit.
 
         Cost:
-            One call in eight draws, for all eight. No synchronisation.
+            One call in sixteen draws, for all sixteen. No synchronisation.
         """
         seed = next_seed()
         # Rows are on their way on the stream that was current, so a call on another one has to make its own.

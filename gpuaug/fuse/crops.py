@@ -281,7 +281,7 @@ class ResizedCrop(ResampleOp):
         share, shape, x, y = source.uniform(4)
         across, down = self._sides(share, shape, size)
         # Most fit at once, so the other nine are drawn for those that do not.
-        misses = np.flatnonzero((across > width) | (down > height) | (across < 1) | (down < 1))
+        misses = np.flatnonzero((across > width) | (down > height) | (np.minimum(across, down) < 1))
         if misses.size:
             numbers = source.several(18, misses)
             wide, high = self._sides(numbers[:9], numbers[9:], size)

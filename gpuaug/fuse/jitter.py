@@ -51,12 +51,16 @@ class _Jitter(PointOp):
     def write(self, drawn: Drawn, size: Size, out: Array) -> None:
         """The factors, then the order, with :data:`NONE` in the place of what is left out."""
         factors: Array = drawn["factors"]
-        out[:, 1:5] = factors.T
+        for index in range(4):
+            out[:, 1 + index] = factors[index]
         orders: Array = drawn["order"]
-        # Neutral for every sample by chance, too.
-        kept = (factors != _NEUTRAL).reshape(4, len(orders), -1).any(2).T.tolist()
-        steps = [self._steps(*each) for each in zip(orders.tolist(), kept, strict=True)]
-        out[:, 5:9] = np.repeat(steps, len(out) // len(orders), axis=0)
+        each = len(out) // len(orders)
+        # Neutral for every sample by chance, too: it hardly ever is for the first.
+        kept = (factors[:, ::each] != _NEUTRAL) if each else np.ones((4, 1), dtype=bool)
+        if not kept.all():
+            kept = (factors != _NEUTRAL).reshape(4, -1, each).any(2)
+        steps = [self._steps(*each_batch) for each_batch in zip(orders.tolist(), kept.T.tolist(), strict=True)]
+        out[:, 5:9] = np.repeat(steps, each, axis=0)
 
     def _steps(self, drawn: list[int], kept: list[bool]) -> list[int]:
         """The order of one batch."""
