@@ -75,7 +75,7 @@ def draw_rows(
     planned: Plan, ops: Sequence[Op], size: Size, seeds: Sequence[int], device: torch.device, *, points: bool
 ) -> Tensor:
     """Draw for as many batches as there are seeds, and make their rows, (batches, B, K)."""
-    source = Source(seeds, size.batch)
+    source = Source(seeds, size.batch, planned.numbers)
     at = whole = Size(source.batch, size.channels, size.height, size.width)
     drawn: dict[Op, Drawn] = {}
     for op in ops:

@@ -19,15 +19,16 @@ class Source:
     Args:
         keys: One for each batch: any integers in [0, 2⁶⁴).
         each: How many samples each has.
+        columns: How many columns are drawn at once, since a call of NumPy costs as much as some columns. The numbers depend on
+            it.
     """
 
-    _COLUMNS = 12
-    """As many are drawn at once: a call of NumPy costs as much as some columns."""
-
-    def __init__(self, keys: Sequence[int], each: int) -> None:
+    def __init__(self, keys: Sequence[int], each: int, columns: int = 8) -> None:
         self.batches, self.each, self.batch = len(keys), each, len(keys) * each
+        self.used = 0
         self._generators = _generators(keys)
-        self._block = self._columns(self._COLUMNS)
+        self._at_once = columns
+        self._block = self._columns(columns)
         self._taken = 0
 
     def _columns(self, count: int) -> NDArray[np.float32]:
@@ -42,9 +43,10 @@ class Source:
         """Numbers in [0, 1) with 24 random bits, as ``torch.rand`` gives: (B,), or (columns, B)."""
         wanted = 1 if columns is None else columns
         if self._taken + wanted > len(self._block):
-            self._block, self._taken = self._columns(max(self._COLUMNS, wanted)), 0
+            self._block, self._taken = self._columns(max(self._at_once, wanted)), 0
         taken = self._block[self._taken : self._taken + wanted]
         self._taken += wanted
+        self.used += wanted
         return taken[0] if columns is None else taken
 
     def several(self, columns: int, samples: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -1,6 +1,7 @@
 """Launching Triton kernels with less of the training thread's time."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -67,4 +68,5 @@ def prepared(step: Pass, source: Tensor, rows: Tensor, out: Tensor, make: Callab
 
 def on_device(device: torch.device) -> Any:
     """A block in which launches go to ``device``: Triton uses the current one, whatever the tensors are on."""
-    return torch.cuda.device(device if device.type == "cuda" else -1)
+    here = device.type != "cuda" or device.index == torch.cuda.current_device()
+    return nullcontext() if here else torch.cuda.device(device)

@@ -16,7 +16,7 @@ from gpuaug.fuse.eager import EagerOp
 from gpuaug.fuse.lower import leaves, lower
 from gpuaug.fuse.mixes import MixOp
 from gpuaug.fuse.ops import Drawn, Op, Size
-from gpuaug.fuse.plan import Plan, plan
+from gpuaug.fuse.plan import Plan, numbers_of, plan
 from gpuaug.fuse.tables import make_table
 from gpuaug.fuse.targets import Targets
 from gpuaug.seeding import next_seed
@@ -102,6 +102,7 @@ class Fused(nn.Module):
         self._data_keys = tuple(key.name.lower() for key in keys) if keys else ("input",)
         self._extra_args = getattr(pipeline, "extra_args", None)
         self._keepdim = all(_keepdim(leaf.op) for leaf in leaves(self._tree))
+        self._mixes = tuple(op for op in self._ops if isinstance(op, MixOp))
         self._chooses = any(isinstance(op, Choice) for op in self._ops)
         self._plans: dict[Any, tuple[Stretch, Plan | None]] = {}
         self._ahead = Ahead()
@@ -132,7 +133,9 @@ class Fused(nn.Module):
         if len(shape) != 4:
             raise ArgumentError(f"shape must be (B, C, H, W), got {tuple(shape)}. Pass images.shape of a batch.")
         size = first = Size(*(int(side) for side in shape))
-        source = Source((next_seed() if seed is None else seed,), size.batch)
+        _, planned = self._stretch(0, size, masks=False)
+        columns = planned.numbers if planned is not None else 8
+        source = Source((next_seed() if seed is None else seed,), size.batch, columns)
         drawn: list[Drawn] = []
         sizes: list[Size] = []
         while len(drawn) < len(self._ops):
@@ -170,9 +173,8 @@ class Fused(nn.Module):
         if data_keys is None and len(inputs) == 1:
             keys = ("input",)
         targets = Targets(inputs, keys, self._extra_args)
-        for op in self._ops:
-            if isinstance(op, MixOp):
-                targets.check_mix(op)
+        for op in self._mixes:
+            targets.check_mix(op)
         size = targets.size
         self._seen[:] = (size,)
         if draws is not None and draws.shape != targets.shape:
@@ -216,7 +218,10 @@ class Fused(nn.Module):
         found = self._plans.get(key)
         if found is None:
             stretch = _take(self._ops if ops is None else ops, start, size)
-            found = stretch, plan(stretch.ops, size, masks=masks) if stretch.eager is None else None
+            planned = plan(stretch.ops, size, masks=masks) if stretch.eager is None else None
+            if planned is not None and not self._chooses:
+                planned.numbers = numbers_of(stretch.ops, size)
+            found = stretch, planned
             if len(self._plans) >= 256:
                 self._plans.clear()
             self._plans[key] = found

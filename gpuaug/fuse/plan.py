@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuaug.fuse.crops import HorizontalFlip, VerticalFlip
+from gpuaug.fuse.draws import Source
 from gpuaug.fuse.filters import FilterOp
 from gpuaug.fuse.gather import Columns, Gather
 from gpuaug.fuse.geometry import GatherOp
@@ -61,6 +62,8 @@ class Plan:
     masks: bool = False
     template: Array | None = None
     """A row of which the numbers that are the same for all samples and batches hold."""
+    numbers: int = 8
+    """How many columns of uniform numbers are drawn at first."""
     alone: bool = False
     """Whether the rows of a batch are made for it alone."""
 
@@ -134,6 +137,15 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
             column += point.row_width(size.channels)
         passes.append(Pass(each.front, tuple(each.points), source, at, columns, tuple(program)))
     return Plan(tuple(passes), max(column, 1), size, at, masks, alone=any(op.alone for op in ops))
+
+
+def numbers_of(ops: Sequence[Op], size: Size) -> int:
+    """How many columns of uniform numbers a run of ops draws for a batch of images of this size."""
+    source, at = Source((0,), 1), Size(1, size.channels, size.height, size.width)
+    for op in ops:
+        op.draw(source, at)
+        at = op.out(at)
+    return max(source.used, 1)
 
 
 def _after(ops: Iterable[Op], size: Size) -> Size:

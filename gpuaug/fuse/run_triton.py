@@ -75,13 +75,13 @@ def gather(step: Pass, images: Tensor, table: Tensor, out: Tensor) -> None:
         found.pixels((images, out, table, table, table))
         return
     partial = torch.empty(found.partials, dtype=torch.float32, device=images.device)
-    if not found.keeps:
+    if found.keeps:
+        kept = torch.empty(out.shape, dtype=torch.uint16, device=images.device)
+        found.sums((images, out, table, partial, kept))
+        found.pixels((kept, out, table, partial))
+    else:
         found.sums((images, out, table, partial, table))
         found.pixels((images, out, table, partial, table))
-        return
-    kept = torch.empty(out.shape, dtype=torch.uint16, device=images.device)
-    found.sums((images, out, table, partial, kept))
-    found.pixels((kept, out, table, partial))
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,10 @@ class Targets:
             raise ArgumentError(f"data_keys must contain 'input', got {self.keys}. Pass the images along.")
         for key, value in zip(self.keys, inputs, strict=True):
             _check(key, value)
+        self.has_masks = "mask" in self.keys
+        """Whether masks follow."""
+        self.has_points = any(key in FORMS for key in self.keys)
+        """Whether boxes or keypoints follow."""
         images = inputs[self.keys.index("input")]
         self._unbatched = images.ndim == 3
         images = images[None] if self._unbatched else images
@@ -62,16 +66,6 @@ class Targets:
             and extra_args.get(DataKey.MASK, {}).get("resample", Resample.NEAREST) != Resample.NEAREST
         ):
             raise ArgumentError("extra_args must resample masks to the nearest, got another way. Leave extra_args out.")
-
-    @property
-    def has_masks(self) -> bool:
-        """Whether masks follow."""
-        return "mask" in self.keys
-
-    @property
-    def has_points(self) -> bool:
-        """Whether boxes or keypoints follow."""
-        return any(key in FORMS for key in self.keys)
 
     def _missing_axis(self, key: str, value: Any) -> int | None:
         # As in Kornia, a single image is a batch of one, and a mask without channels has one.
