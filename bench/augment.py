@@ -1,7 +1,7 @@
 """Augmentation alone, over a batch of uint8 images that lies on the device: gpuaug beside what its users could take.
 
     python -m bench.augment --json bench/results/augment.json
-    python -m bench.augment --cases cls,ssl --batch 32,64,128,256,512 --rows "DALI;gpuaug"
+    python -m bench.augment --cases cls,ssl --batch 64,256 --rows "DALI;gpuaug"
 
 Cases:
 
@@ -17,18 +17,17 @@ torchvision loop            as published: a call of the rotation for each image 
 torchvision v2              the whole batch in one call, and so one draw for all of its images
 Kornia                      as it is
 Kornia, matrices skipped    with transformation_matrix_mode="skip"
-Kornia compiled             torch.compile of the pipeline (seed, cls, ssl; the largest batch; not with --quick or on a CPU
+Kornia compiled             torch.compile of the pipeline (seed, cls, ssl; a batch of 256; not with --quick or on a CPU
                             unless named in --rows)
 fuse-augmentations, DALI    where they are installed
 gpuaug                      gpuaug.fuse
 gpuaug, streamed            cls as a stage of a StreamedLoader, with the copy from page-locked memory
 
-Figures of a row: images a second of a loop of calls, in windows taken in turns; the host's time of one call, and what of
-it drawing takes; the GPU's
-time of one call with the host's left out, or the loop's where a call waits for the GPU or works on streams of its own
-(``timed_by`` wall); kernels launched, counted for the largest batch after everything else, since the profiler slows every
-launch that follows it; the GPU's time over that of a copy of as many bytes as go in and come out; seconds
-to the first batch, compilation included. A row that cannot be had here is named with its reason, under ``skipped``.
+Figures of a row: images a second of a loop of calls, in windows taken in turns; the host's time of one call, and what drawing
+for one batch by itself takes; the GPU's time of one call with the host's left out, or the loop's where a call waits for the GPU
+or works on streams of its own (``timed_by`` wall); kernels launched, counted for a batch of 256 after everything else, since
+the profiler slows every launch that follows it; the GPU's time over that of a copy of as many bytes as go in and come out;
+seconds to the first batch, compilation included. A row that cannot be had here is named with its reason, under ``skipped``.
 """
 
 from argparse import Namespace
@@ -121,9 +120,14 @@ def chosen(case: peers.Case, batch_size: int, options: Namespace) -> list[str]:
     wanted = set(options.rows.split(";")) | {peers.EAGER} if options.rows else set(peers.WAYS)
     if not options.rows and (options.quick or options.device.type != "cuda"):
         wanted -= {peers.COMPILED}
-    if batch_size != max(options.batch):
+    if batch_size != reference(options):
         wanted -= {peers.COMPILED}
     return [name for name in peers.rows(case) if name in wanted]
+
+
+def reference(options: Namespace) -> int:
+    """The batch size at which what takes its time is measured: 256, else the largest."""
+    return 256 if 256 in options.batch else max(options.batch)
 
 
 def one_call(name: str, call: peers.Call, device: torch.device) -> dict[str, Any]:
@@ -156,8 +160,8 @@ def draw_ms(case: peers.Case, batch_size: int, size: int) -> float:
 
 
 def count_launches(rows: list[dict[str, Any]], cases: Sequence[peers.Case], options: Namespace) -> None:
-    """Add the kernels of one call to the rows of the largest batch; compiled ones are not compiled again for that."""
-    size = max(options.batch)
+    """Add the kernels of one call to the rows of one batch size; compiled ones are not compiled again for that."""
+    size = reference(options)
     for case in cases:
         batch = peers.sample(case, size, options.size, options.device)
         own = [row for row in rows if (row["case"], row["batch_size"]) == (case.name, size) and row["name"] != peers.COMPILED]
@@ -217,7 +221,7 @@ def _gpu_figures(row: dict[str, Any], case: peers.Case, batch: peers.Batch, band
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = common.parser(__doc__, batch="64,256", seconds=0.15, repeats=3)
+    parser = common.parser(__doc__, batch="32,64,128,256,512", seconds=0.15, repeats=3)
     parser.add_argument("--cases", help="comma-separated (default: all)")
     options = common.read(parser, argv)
     del options.workers  # nothing is loaded

@@ -32,6 +32,7 @@ class _Jitter(PointOp):
         used = range(4) if self._fixed is None else self._fixed
         # What is neutral for the whole batch Kornia leaves out, so what can only be neutral never takes part.
         self._active = [index in used and self.bounds[index] != (_NEUTRAL[index, 0],) * 2 for index in range(4)]
+        self._drawn = np.flatnonzero(self._active)
         self._low, self._high = np.array(self.bounds, dtype=np.float32).T[..., None]
 
     @property
@@ -55,18 +56,14 @@ class _Jitter(PointOp):
             out[:, 1 + index] = factors[index]
         orders: Array = drawn["order"]
         each = len(out) // len(orders)
+        steps = orders if self._fixed is None else np.tile(self._fixed, (len(orders), 1))
+        left_out = ~np.array(self._active)[steps]
         # Neutral for every sample by chance, too: it hardly ever is for the first.
-        kept = (factors[:, ::each] != _NEUTRAL) if each else np.ones((4, 1), dtype=bool)
-        if not kept.all():
-            kept = (factors != _NEUTRAL).reshape(4, -1, each).any(2)
-        steps = [self._steps(*each_batch) for each_batch in zip(orders.tolist(), kept.T.tolist(), strict=True)]
-        out[:, 5:9] = np.repeat(steps, each, axis=0)
-
-    def _steps(self, drawn: list[int], kept: list[bool]) -> list[int]:
-        """The order of one batch."""
-        order = drawn if self._fixed is None else self._fixed
-        steps = [index if kept[index] and self._active[index] else NONE for index in order]
-        return steps + [NONE] * (4 - len(steps))
+        if each and (factors[self._drawn, ::each] == _NEUTRAL[self._drawn]).any():
+            neutral = (factors == _NEUTRAL).reshape(4, -1, each).all(2).T
+            left_out |= np.take_along_axis(neutral, steps, 1)
+        out[:, 5:9] = NONE
+        out[:, 5 : 5 + steps.shape[1]] = np.repeat(np.where(left_out, NONE, steps).astype(np.float32), each, axis=0)
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Clamp, the adjustments in order, clamp."""

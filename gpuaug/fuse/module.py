@@ -214,7 +214,7 @@ class Fused(nn.Module):
         self, start: int, size: Size, *, masks: bool, ops: tuple[Op | EagerOp, ...] | None = None
     ) -> tuple[Stretch, Plan | None]:
         # Plans do not depend on how many images there are. Without ``ops``, they are the pipeline's.
-        key = (start, Size(0, size.channels, size.height, size.width), masks, ops)
+        key = (start, size.channels, size.height, size.width, masks, ops)
         found = self._plans.get(key)
         if found is None:
             stretch = _take(self._ops if ops is None else ops, start, size)
