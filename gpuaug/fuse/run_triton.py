@@ -140,7 +140,12 @@ def _gathering(step: Pass, images: Tensor, table: Tensor, out: Tensor) -> _Gathe
         return _Gathering(sums, (batch, blocks), keep, pixels)
     area = step.out.height * step.out.width
     resting = {name: constants[name] for name in ("PIXELS", "OUT_W", "PROGRAM", "COUNT", "PARTIALS")}
-    resting |= {"WHOLE": constants["PIXELS"] % REST_BLOCK == 0 and constants["PIXELS"] > 0, "BLOCK": REST_BLOCK}
+    known = constants["PIXELS"]
+    resting |= {
+        "WHOLE": known > 0 and known % REST_BLOCK == 0,
+        "WORDS": known > 0 and known % 2 == 0 and out.stride(1) == 1,
+        "BLOCK": REST_BLOCK,
+    }
     numbers = (step.out.height, step.out.width, row_stride, blocks, *out_strides[:2])
     return _Gathering(sums, (batch, blocks), keep, Launch(rest_kernel, (-(-area // REST_BLOCK), batch, 1), numbers, resting))
 

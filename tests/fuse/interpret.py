@@ -20,6 +20,7 @@ BATCHES = [
     (UINT8, torch.float32, torch.contiguous_format),
     (FLOAT, torch.float16, torch.channels_last),
     (UINT8[:2].to(memory_format=torch.channels_last), torch.float16, torch.contiguous_format),
+    (UINT8[:2], torch.float16, torch.channels_last),
 ]
 TWO_CHANNELS = (photographs(2, 2, 21, 37), torch.float32, torch.contiguous_format)
 
