@@ -449,14 +449,17 @@ def rest_kernel(
     r, g, b = points(r, g, b, x, y, sample, 0, height, width, row, mean, PROGRAM, COUNT, 3, True)
     if WORDS:
         target = out.to(tl.pointer_type(tl.int32)) + sample.to(tl.int64) * (3 * PIXELS // 2)
-        pair = tl.program_id(0) * (BLOCK // 2) + tl.arange(0, BLOCK // 2)
-        there = pair == pair if WHOLE else pair < PIXELS // 2
         first_r, second_r = tl.split(r)
         first_g, second_g = tl.split(g)
         first_b, second_b = tl.split(b)
-        tl.store(target + 3 * pair, word(first_r, first_g, out.dtype.element_ty), mask=there)
-        tl.store(target + 3 * pair + 1, word(first_b, second_r, out.dtype.element_ty), mask=there)
-        tl.store(target + 3 * pair + 2, word(second_g, second_b, out.dtype.element_ty), mask=there)
+        first = word(first_r, first_g, out.dtype.element_ty)
+        second = word(first_b, second_r, out.dtype.element_ty)
+        third = word(second_g, second_b, out.dtype.element_ty)
+        # Four places for three words, so that neighbours are stored by neighbours, and whole lines of memory are written.
+        words = tl.reshape(tl.join(tl.join(first, third), tl.join(second, third)), (2 * BLOCK,))
+        place = tl.arange(0, 2 * BLOCK)
+        to = tl.program_id(0) * (3 * BLOCK // 2) + place // 4 * 3 + place % 4
+        tl.store(target + to, words, mask=(place % 4 < 3) & (to < 3 * PIXELS // 2))
         return
     if PIXELS > 0 and OUT_W == 1:
         pixel = out + sample.to(tl.int64) * (3 * PIXELS) + index
