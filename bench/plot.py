@@ -9,12 +9,14 @@ the fastest round. The picture of the lanes has its own program, ``bench.lanes``
 
 import json
 from argparse import ArgumentParser
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from bench import lanes
 
@@ -53,12 +55,13 @@ def draw(result: dict[str, Any]) -> Figure | None:
 
 
 def shown_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows that a picture or table of the whole shows: of the largest batch size, where a row has many figures."""
+    """The rows that a picture or table of the whole shows: of the batch size that has most, where a row has many figures."""
     rows = result["rows"]
     if "columns" not in result["settings"]:
         return rows
-    largest = max(row["batch_size"] for row in rows)
-    return [row for row in rows if row["batch_size"] == largest]
+    counts = Counter(row["batch_size"] for row in rows)
+    shown = max(counts, key=lambda size: (counts[size], size))
+    return [row for row in rows if row["batch_size"] == shown]
 
 
 def panel(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
@@ -91,8 +94,10 @@ def _bars(axis: Axes, rows: list[dict[str, Any]], key: str, settings: dict[str, 
                       textcoords="offset points", va="center", fontsize=7)  # fmt: skip
     axis.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8)
     axis.invert_yaxis()
-    if min(values) > 0 and max(values) > 30 * min(values):
+    if not key.endswith("_per_s") and min(values) > 0 and max(values) > 30 * min(values):
         axis.set_xscale("log")
+    elif max(values) >= 10_000:
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     axis.margins(x=0.18)
     axis.tick_params(axis="x", labelsize=7)
     axis.spines[["top", "right"]].set_visible(False)

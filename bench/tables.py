@@ -39,7 +39,7 @@ def rewrite(text: str, results: dict[str, dict[str, Any]]) -> str:
 def markdown(result: dict[str, Any], case: str = "") -> str:
     """A result, or one case of it, as a Markdown table with a line that says where it was measured.
 
-    A result that names ``columns`` has many figures a row: as a whole it is shown by its rates at the largest batch size.
+    A result that names ``columns`` has many figures a row: as a whole it is shown by its rates at the batch size of most rows.
     """
     rows, columns = result["rows"], result["settings"].get("columns")
     if case:
