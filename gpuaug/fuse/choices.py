@@ -198,11 +198,13 @@ class Choice(Op):
                     # It stands for others of its kind, whatever their p is.
                     made.p = 0.5
             self._made[*kind, occurrence] = made
+        drawn: Drawn
         if isinstance(made, OneOf | AnyAffine):
             drawn = {"gate": gate, "parts": [(self._op(entry), entry.drawn, entry.where) for entry in entries]}
         else:
             drawn = dict(entries[0].drawn)
             for entry in entries[1:]:
+                assert entry.where is not None, "several entries only where samples pick for themselves"
                 drawn = {name: np.where(entry.where, entry.drawn[name], values) for name, values in drawn.items()}
             drawn["gate"] = gate
         return Step(made, drawn, kind != _POINT or occurrence % _TOGETHER == 0 < occurrence)
