@@ -61,6 +61,8 @@ class Copier:
         self._device = device
         self._non_blocking = device.type == "cuda"
         self._examined = False
+        self.warns = True
+        """Whether batches are expected in page-locked memory, so that others are warned about."""
         self._takes_non_blocking: dict[type, bool] = {}
 
     def copy(self, batch: Batch) -> Copied:
@@ -135,7 +137,7 @@ class Copier:
         if staying:
             more = f" and {len(staying) - MOST_NAMED} more" if len(staying) > MOST_NAMED else ""
             _log.info("These leaves of a batch stay on the host, as they are: %s%s", ", ".join(staying[:MOST_NAMED]), more)
-        if self._device.type != "cuda":
+        if self._device.type != "cuda" or not self.warns:
             return
         pageable = sum(
             _num_bytes(leaf)

@@ -34,6 +34,8 @@ _TAKEN_OVER = (
 )
 _CLOSED = "An iterator must be read before its loader is closed, got next() after close(). Start a new iterator."
 
+Receive = Callable[[Any], tuple[Any, Any]]
+
 _log = logging.getLogger("gpuaug")
 
 
@@ -46,6 +48,8 @@ class Pulled:
     ended: bool = False
     stream: Any = None
     """The CUDA stream that was current when the batch was pulled, where its resident tensors were written."""
+    slot: Any = None
+    """The slot of the ring that the batch's tensors lie in, which has to be kept until they have been read."""
 
 
 class Feed(ABC):
@@ -66,6 +70,11 @@ class Feed(ABC):
         if self._why_ended is not None:
             raise IteratorEndedError(self._why_ended)
         return self._get(block)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can still be read."""
+        return self._why_ended is None
 
     def refill(self) -> None:
         """Have batches pulled in place of those that were taken. Called when a batch is handed over, not before.
@@ -98,10 +107,12 @@ class ListFeed(Feed):
 class ThreadFeed(Feed):
     """One pass over any other loader, pulled in the background."""
 
-    def __init__(self, loader: Iterable[Any], iterator: Iterator[Any], current_stream: Callable[[], Any]) -> None:
+    def __init__(
+        self, loader: Iterable[Any], iterator: Iterator[Any], current_stream: Callable[[], Any], receive: Receive | None = None
+    ) -> None:
         super().__init__(loader, iterator, current_stream)
         self._box = _Mailbox()
-        target = _puller(_ThreadState(), iterator, self._box, current_stream)
+        target = _puller(_ThreadState(), iterator, self._box, current_stream, receive or _as_it_is)
         self._thread = threading.Thread(target=contextvars.copy_context().run, args=(target,), name="gpuaug-feed", daemon=True)
         self._thread.start()
         # Also runs when the interpreter ends, before it takes the modules away from under the thread.
@@ -126,7 +137,7 @@ class ThreadFeed(Feed):
         return self._box.take(block=block)
 
 
-def open_feed(loader: Iterable[Any], current_stream: Callable[[], Any]) -> Feed:
+def open_feed(loader: Iterable[Any], current_stream: Callable[[], Any], receive: Receive | None = None) -> Feed:
     """Begin a pass over ``loader``.
 
     Where ``iter`` gives the same object again, only one pass can read it: a generator, or a ``DataLoader`` whose workers
@@ -135,6 +146,7 @@ def open_feed(loader: Iterable[Any], current_stream: Callable[[], Any]) -> Feed:
     Args:
         loader: Any iterable of host batches.
         current_stream: Says which stream is current on the thread that calls it.
+        receive: What is done to each batch as it arrives, on the thread that pulls: the batch to go on with, and its slot.
 
     Raises:
         Exception: Whatever ``iter(loader)`` raises.
@@ -143,7 +155,11 @@ def open_feed(loader: Iterable[Any], current_stream: Callable[[], Any]) -> Feed:
         _take_over(feed for feed in _open if feed.loader is loader)
     iterator = iter(loader)
     _take_over(feed for feed in _open if feed.iterator is iterator)
-    feed = (ListFeed if type(loader) in {list, tuple} else ThreadFeed)(loader, iterator, current_stream)
+    feed: Feed
+    if type(loader) in {list, tuple}:
+        feed = ListFeed(loader, iterator, current_stream)
+    else:
+        feed = ThreadFeed(loader, iterator, current_stream, receive)
     _open.add(feed)
     return feed
 
@@ -237,8 +253,12 @@ class _ThreadState:
         return torch.inference_mode(self._inference)
 
 
+def _as_it_is(batch: Any) -> tuple[Any, None]:
+    return batch, None
+
+
 def _puller(
-    state: _ThreadState, iterator: Iterator[Any], box: _Mailbox, current_stream: Callable[[], Any]
+    state: _ThreadState, iterator: Iterator[Any], box: _Mailbox, current_stream: Callable[[], Any], receive: Receive
 ) -> Callable[[], None]:
     # A closure over the parts, not a method: a thread that held the feed would keep it from ever being collected.
     def pull() -> None:
@@ -247,7 +267,9 @@ def _puller(
             ended = False
             while not ended and box.wait_for_place():
                 try:
-                    item = Pulled(next(iterator), stream=current_stream())
+                    batch, slot = receive(next(iterator))
+                    item = Pulled(batch, stream=current_stream(), slot=slot)
+                    del batch, slot
                 except StopIteration:
                     item = Pulled(ended=True)
                 except BaseException as error:  # nobody else could hear of it

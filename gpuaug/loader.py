@@ -17,9 +17,10 @@ from gpuaug import seeding, stages, streams
 from gpuaug.batch import Batch
 from gpuaug.copying import Copier
 from gpuaug.errors import ArgumentError, ArgumentTypeError
-from gpuaug.feed import Feed, Pulled, has_persistent_workers, open_feed
+from gpuaug.feed import Feed, Pulled
 from gpuaug.seeding import Position
 from gpuaug.streams import Lane, Lanes, Mark, Pace, span
+from gpuaug.supply import Kind, Supply
 
 
 @dataclass(slots=True)
@@ -34,6 +35,10 @@ class Stats:
     """Times that nothing was ready and the training thread waited for the wrapped loader."""
     starved_ms: float = 0.0
     """How long it waited so."""
+    slot_batches: int = 0
+    """Batches that came through a page-locked slot."""
+    other_batches: int = 0
+    """Batches that came as they would from the loader itself."""
     held_back: int = 0
     """Times that the training thread was too far ahead of the device and waited for it."""
     held_back_ms: float = 0.0
@@ -56,6 +61,10 @@ class StreamedLoader:
         depth: How many batches are worked on ahead of the one that is handed over.
         seed: What the draws of stages depend on. Left out: ``torch.initial_seed()``, which consumes nothing.
         rank: The data-parallel rank, which makes ranks draw differently. Left out: ``torch.distributed``'s, or 0.
+        feed: How batches come from the loader. ``"auto"``: where the device is a GPU, a ``DataLoader``'s workers collate into
+            page-locked slots, and batches of other sources are copied into such in the background. ``"ring"`` insists on slots,
+            ``"plain"`` has none. ``repr`` says which it is, and why.
+        feed_bytes: How much memory the slots may take. Left out: an eighth of what this process may use.
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: At once, for arguments that cannot work.
@@ -79,6 +88,8 @@ class StreamedLoader:
         depth: int = 2,
         seed: int | None = None,
         rank: int | None = None,
+        feed: Kind = "auto",
+        feed_bytes: int | None = None,
     ) -> None:
         if not callable(getattr(type(loader), "__iter__", None)) and not hasattr(type(loader), "__getitem__"):
             raise ArgumentTypeError(
@@ -96,6 +107,9 @@ class StreamedLoader:
         self._pace = Pace()
         self._launching = threading.Lock()
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
+        budget = None if feed_bytes is None else _whole("feed_bytes", feed_bytes, "Leave it out for an eighth of the memory.")
+        self._supply = Supply(loader, feed, budget, self._lanes.device, self.depth)
+        self._copier.warns = bool(self._supply.reason)
         self.stages = stages
 
     def __iter__(self) -> Iterator[Batch]:
@@ -113,7 +127,8 @@ class StreamedLoader:
 
     def __repr__(self) -> str:
         names = ", ".join(f"{bound.name}={stage!r}" for bound, stage in zip(self._bound, self._stages, strict=True))
-        return f"StreamedLoader({type(self.loader).__name__}, stages=[{names}], device={self.device}, depth={self.depth})"
+        settings = f"device={self.device}, depth={self.depth}, feed={self._supply!r}"
+        return f"StreamedLoader({type(self.loader).__name__}, stages=[{names}], {settings})"
 
     def __enter__(self) -> Self:
         return self
@@ -196,8 +211,7 @@ class StreamedLoader:
         """
         for feed in list(self._feeds):
             feed.close()
-        if has_persistent_workers(self.loader):
-            self.loader._iterator = None  # type: ignore[attr-defined]  # as DataLoader itself holds them
+        self._supply.close()
         self._reclaim()
 
     def _reclaim(self) -> None:
@@ -217,7 +231,7 @@ class StreamedLoader:
         return self._epoch
 
     def _open_feed(self) -> Feed:
-        feed = open_feed(self.loader, self._lanes.current_stream)
+        feed = self._supply.open(self._lanes.current_stream)
         self._feeds.add(feed)
         return feed
 
@@ -257,6 +271,7 @@ class _Flight:
         Blocks only when there is nothing to hand over.
         """
         stats = self._loader._stats
+        self._loader._supply.collect()
         done = consumer.mark()
         waited_s = self._loader._pace.keep(done, ahead=self._loader.depth + 2)
         if waited_s is not None:
@@ -322,12 +337,18 @@ class _Flight:
         try:
             self._lanes.reclaim()
             lane.make_current()
+            self._loader._supply.prepare(pulled)
+            if pulled.slot is not None:
+                self._loader._stats.slot_batches += 1
+            else:
+                self._loader._stats.other_batches += 1
             with span("gpuaug/copy"):
                 copied = self._loader._copier.copy(pulled.batch)
             if copied.resident or copied.resident_objects:
                 followed = self._lanes.follow(pulled.stream)
                 source = followed if copied.resident_objects else None
             batch, ready = copied.batch, lane.mark()
+            self._loader._supply.read_until(pulled, ready)
             for bound in self._bound:
                 doing = f"stage {bound.name!r}"
                 with span(f"gpuaug/stage/{bound.name}"):
@@ -351,6 +372,7 @@ class _Flight:
         finally:
             if end is None:  # an error or an interrupt, after which the lane may hold work that is not marked
                 end = lane.mark()
+                self._loader._supply.read_until(pulled, end)
                 if source is not None:
                     source.wait(end)
             if read_by_stages:

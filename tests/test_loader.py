@@ -331,7 +331,8 @@ def test_repr_names_what_is_done_where():
 
     loader = streamed([], brighten, FeatureStage(nn.Identity(), name="encode"), depth=3)
     assert repr(loader) == (
-        "StreamedLoader(list, stages=[transform=TransformStage(brighten), encode=FeatureStage(Identity)], device=cpu, depth=3)"
+        "StreamedLoader(list, stages=[transform=TransformStage(brighten), encode=FeatureStage(Identity)], device=cpu, depth=3, "
+        "feed=plain (the device is cpu))"
     )
 
 

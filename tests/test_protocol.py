@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from gpuaug import FeatureStage, SelectionError, StreamedLoader, TransformStage, batch, loader, seeding, streams
+from gpuaug import FeatureStage, SelectionError, StreamedLoader, TransformStage, batch, seeding, streams, supply
 from gpuaug.features import _BoundFeature
 from gpuaug.feed import ListFeed, Pulled
 from gpuaug.loader import _Flight
@@ -89,6 +89,7 @@ def install(patch, **options):
     cuda = FakeCuda(**options)
     patch.setattr(streams, "cuda", cuda)
     patch.setattr(seeding, "_device_generator", lambda device: None)
+    patch.setattr(supply, "why_not_here", lambda: "the double has no page-locked memory")
     return cuda
 
 
@@ -122,7 +123,7 @@ def script_arrivals(patch, there):
             except Exception as error:
                 return Pulled(error=error, ended=True)
 
-    patch.setattr(loader, "open_feed", lambda source, current_stream: ScriptedFeed(source, iter(source), current_stream))
+    patch.setattr(supply, "open_feed", lambda source, current_stream, *_: ScriptedFeed(source, iter(source), current_stream))
 
 
 def kernel(cuda, *values):

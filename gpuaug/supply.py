@@ -1,0 +1,208 @@
+"""How the batches of a loader come to the copy lane: through the ring, staged in page-locked slots, or as they are.
+
+The ring takes a ``DataLoader`` with worker processes. It is iterated through a copy of the loader whose collate function writes
+into slots; the user's object is not changed. Other sources are read in the background, and their batches copied into slots
+there, so that the training thread does not wait for the driver to stage them.
+"""
+
+import copy
+import math
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import DataLoader
+
+from gpuaug import batch as batches
+from gpuaug.batch import Batch
+from gpuaug.collating import SlotCollate, described_or_not
+from gpuaug.errors import ArgumentError
+from gpuaug.feed import QUEUED, Feed, Pulled, has_persistent_workers, open_feed
+from gpuaug.ring import Described, Ring, Slot, can_be_placed, default_budget_bytes, why_not_here
+from gpuaug.streams import Mark
+
+Kind = Literal["auto", "ring", "plain"]
+
+
+class Supply:
+    """The way of one loader's batches.
+
+    Args:
+        loader: The user's.
+        feed: What the user asked for.
+        feed_bytes: The budget of all slots together, or ``None`` for the default.
+        device: Where batches go.
+        depth: How many batches are worked on ahead.
+
+    Raises:
+        ArgumentError: If ``feed`` is none of its values, or ``"ring"`` where that cannot be.
+    """
+
+    def __init__(self, loader: Iterable[Any], feed: Kind, feed_bytes: int | None, device: torch.device, depth: int) -> None:
+        if feed not in ("auto", "ring", "plain"):
+            raise ArgumentError(f"feed must be 'auto', 'ring' or 'plain', got {feed!r}. Leave it out to have what fits.")
+        self._loader, self._device, self._depth = loader, device, depth
+        self._budget = default_budget_bytes() if feed_bytes is None else feed_bytes
+        self.workers = getattr(loader, "num_workers", 0) if isinstance(loader, DataLoader) else 0
+        self.reason = "as asked" if feed == "plain" else _why_not(loader, device, forced=feed == "ring")
+        if feed == "ring" and self.reason:
+            raise ArgumentError(
+                f"feed='ring' must have a source that slots can be filled from, but {self.reason}. Leave feed out."
+            )
+        self._ring: Ring | None = None
+        self._twin: Any = None
+        self._feed: weakref.ref[Feed] | None = None
+        # Without workers, whether the source's memory is page-locked already can only be seen in a batch, by a CUDA call.
+        self._stages = device.type != "cuda"
+        self._looked = False
+
+    def __repr__(self) -> str:
+        if self.reason:
+            return f"plain ({self.reason})"
+        return "ring" if self.workers else "staged"
+
+    def open(self, current_stream: Callable[[], Any]) -> Feed:
+        """Begin a pass over the loader.
+
+        Raises:
+            Exception: Whatever ``iter(loader)`` raises.
+        """
+        if not self.reason and self._ring is None:
+            self._make_ring()
+        if self._ring is None:
+            return open_feed(self._loader, current_stream)
+        if not self.workers:
+            feed = open_feed(self._loader, current_stream, self._staged)
+        else:
+            last = self._feed() if self._feed is not None else None
+            persistent = has_persistent_workers(self._loader)
+            if last is not None and last.is_open and not persistent:
+                # Its workers own the slots, and those of another pass may not write there.
+                return open_feed(self._loader, current_stream)
+            twin: Any = self._twin if persistent and self._twin is not None else self._copy_of_loader()
+            if not persistent or twin._iterator is None:
+                self._ring.new_workers()
+            self._twin = twin
+            feed = open_feed(twin, current_stream, self._received)
+        self._feed = weakref.ref(feed)
+        return feed
+
+    def prepare(self, pulled: Pulled) -> None:
+        """Before a batch is copied, on the thread that may make CUDA calls: page-lock its slot, the first time it is used."""
+        if self._device.type != "cuda":
+            return
+        if pulled.slot is not None:
+            assert self._ring is not None
+            self._ring.register(pulled.slot)
+        elif not self._stages and not self._looked and not self.workers:
+            self._looked = True
+            self._stages = any(can_be_placed(leaf) and not leaf.is_pinned() for leaf in batches.tensors(pulled.batch))
+
+    def read_until(self, pulled: Pulled, mark: Mark) -> None:
+        """The slot of a batch is free once ``mark``, that of its copy, has been passed."""
+        if pulled.slot is not None and self._ring is not None:
+            self._ring.read_until(pulled.slot, mark)
+            pulled.slot = None
+
+    def collect(self) -> None:
+        """Free the slots whose copies have ended. Waits for nothing."""
+        if self._ring is not None:
+            self._ring.collect()
+
+    def close(self) -> None:
+        """End persistent workers and let go of the ring. The next pass makes them anew."""
+        loaders: tuple[Any, ...] = (self._loader, self._twin)
+        for loader in loaders:
+            if has_persistent_workers(loader):
+                loader._iterator = None  # as DataLoader itself holds them
+        self._twin = None
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
+
+    def _make_ring(self) -> None:
+        prefetched = (getattr(self._loader, "prefetch_factor", None) or 2) if self.workers else 0
+        # Besides those that a worker has ready: batches that wait for the training thread, and those that are being copied.
+        ahead = QUEUED + self._depth + 3
+        writers = max(self.workers, 1)
+        try:
+            self._ring = Ring(writers, prefetched + 1 + math.ceil(ahead / writers), self._budget)
+        except (OSError, OverflowError, ValueError) as error:
+            self.reason = f"its memory cannot be had here: {error}"
+
+    def _copy_of_loader(self) -> Any:
+        assert self._ring is not None
+        twin = copy.copy(self._loader)
+        assert isinstance(twin, DataLoader)
+        twin._iterator = None
+        twin.pin_memory = False
+        twin.collate_fn = SlotCollate(twin.collate_fn, self._ring.memory)
+        return twin
+
+    def _received(self, batch: Batch) -> tuple[Batch, Slot | None]:
+        """What a worker sent: on the feed's thread, which makes no CUDA calls."""
+        assert self._ring is not None
+        if type(batch) is not Described:
+            self._ring.make_room(batch)
+            return batch, None
+        whole = not any(can_be_placed(leaf) for leaf in batches.leaves(batch.batch))
+        found, slot = self._ring.received(batch)
+        if not whole:
+            self._ring.make_room(found)
+        return self._for_device(found, slot)
+
+    def _staged(self, batch: Batch) -> tuple[Batch, Slot | None]:
+        """A batch of a source without workers, in a slot if there is a free one: on the feed's thread too."""
+        assert self._ring is not None
+        writer = self._ring.memory.take(0) if self._stages and self._ring.make_room(batch) else None
+        if writer is None:
+            return batch, None
+        try:
+            described = described_or_not(batch, writer)
+        except BaseException:
+            writer.give_back()
+            raise
+        return self._for_device(*self._ring.received(described)) if type(described) is Described else (batch, None)
+
+    def _for_device(self, batch: Batch, slot: Slot) -> tuple[Batch, Slot | None]:
+        if self._device.type == "cuda":
+            return batch, slot
+        # On a CPU what is handed over is what was read, so it must not lie in the slot.
+        return batches.map_leaves(_cloned(), batch), slot
+
+
+def _cloned() -> Callable[[Any], Any]:
+    made: dict[int, tuple[Any, Any]] = {}
+
+    def clone(leaf: Any) -> Any:
+        if not can_be_placed(leaf):
+            return leaf
+        if id(leaf) not in made:
+            made[id(leaf)] = leaf, leaf.clone()
+        return made[id(leaf)][1]
+
+    return clone
+
+
+def _why_not(loader: Any, device: torch.device, *, forced: bool) -> str:
+    """Why batches travel as they are, or an empty string."""
+    here = why_not_here()
+    if here is not None:
+        return here
+    if device.type != "cuda" and not forced:
+        return f"the device is {device.type}"
+    if device.type not in ("cuda", "cpu"):
+        return f"the device is {device.type}"
+    if type(loader) in {list, tuple}:
+        return "a list's batches are all there"
+    if not isinstance(loader, DataLoader):
+        return ""
+    kind = type(loader)
+    if kind.__iter__ is not DataLoader.__iter__ or kind._get_iterator is not DataLoader._get_iterator:
+        return f"{kind.__name__} is iterated in a way of its own"
+    if not loader.num_workers and loader.pin_memory:
+        return "the loader page-locks its batches itself"
+    if loader.num_workers and loader._iterator is not None:
+        return "the loader's workers are running already"
+    return ""
