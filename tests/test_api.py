@@ -12,7 +12,7 @@ PUBLIC = {
     "DeviceError": "GpuAugError, RuntimeError",
     "Draws": "(shape, _tree, _drawn, _sizes)",
     "Draws.as_kornia": "(self)",
-    "Explanation": "(lines, shape)",
+    "Explanation": "(lines, shape, executor='')",
     "Explanation.launches": "property",
     "FeatureStage": "(encoder, *, on=…, into=…, autocast=None, memory_format=None, capture='auto', name=None)",
     "FeatureStage.bind": "(self, name, lanes)",

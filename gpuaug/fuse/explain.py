@@ -34,6 +34,8 @@ class Explanation:
 
     lines: tuple[Line, ...]
     shape: tuple[int, int, int, int]
+    executor: str = ""
+    """What ran the last call: ``"triton"``, ``"torch"``, or nothing before the first."""
 
     @property
     def launches(self) -> int | None:
@@ -55,13 +57,15 @@ class Explanation:
                 )
             )
         widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-        head = f"images {self.shape}, uint8"
+        head = f"images {self.shape}, uint8{f'; run by {self.executor}' if self.executor else ''}"
         return "\n".join(
             [head, *("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)]
         )
 
 
-def explanation(parts: Sequence[tuple[EagerOp | Choice | None, Plan | None]], size: Size, dtype: torch.dtype) -> Explanation:
+def explanation(
+    parts: Sequence[tuple[EagerOp | Choice | None, Plan | None]], size: Size, dtype: torch.dtype, executor: str
+) -> Explanation:
     """Describe the parts of a pipeline for uint8 images of one size."""
     lines: list[Line] = []
     element = 1
@@ -82,7 +86,7 @@ def explanation(parts: Sequence[tuple[EagerOp | Choice | None, Plan | None]], si
             last = number == len(parts) - 1 and index == len(planned.passes) - 1
             lines.append(_line(step, size.batch, element, dtype.itemsize if last else 4))
             element = 4
-    return Explanation(tuple(lines), (size.batch, size.channels, size.height, size.width))
+    return Explanation(tuple(lines), (size.batch, size.channels, size.height, size.width), executor)
 
 
 def _line(step: Pass, batch: int, read: int, written: int) -> Line:

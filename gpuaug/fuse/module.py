@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gpuaug.errors import ArgumentError
-from gpuaug.fuse import explain
+from gpuaug.fuse import executors, explain
 from gpuaug.fuse.ahead import Ahead
 from gpuaug.fuse.batchdraws import Draws
 from gpuaug.fuse.choices import Choice, Nothing, Pick, Step
@@ -107,12 +107,17 @@ class Fused(nn.Module):
         self._plans: dict[Any, tuple[Stretch, Plan | None]] = {}
         self._ahead = Ahead()
         # Of the last call. In a list, since a module takes its time to set an attribute.
-        self._seen: list[Size] = []
+        self._seen: list[tuple[Size, torch.device]] = []
 
     def extra_repr(self) -> str:
         """The modules, and those left to Kornia."""
         left = [op.name for op in self._ops if isinstance(op, EagerOp)]
-        return ", ".join(op.name for op in self._ops) + (f"; left to Kornia: {', '.join(left)}" if left else "")
+        ran = self._executor()
+        return (
+            ", ".join(op.name for op in self._ops)
+            + (f"; left to Kornia: {', '.join(left)}" if left else "")
+            + (f"; run by {ran}" if ran else "")
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _made, (self._pipeline[0], self.dtype, self.memory_format, self.pick)
@@ -176,7 +181,7 @@ class Fused(nn.Module):
         for op in self._mixes:
             targets.check_mix(op)
         size = targets.size
-        self._seen[:] = (size,)
+        self._seen[:] = ((size, targets.device),)
         if draws is not None and draws.shape != targets.shape:
             raise ArgumentError(
                 f"draws must be for images of the same shape, got draws for {draws.shape} and images of "
@@ -197,7 +202,7 @@ class Fused(nn.Module):
         Args:
             shape: (B, C, H, W) of the images. Left out: that of the last call, else (256, 3, 256, 256).
         """
-        size = Size(*shape) if shape is not None else (*self._seen, Size(256, 3, 256, 256))[0]
+        size = Size(*shape) if shape is not None else self._seen[0][0] if self._seen else Size(256, 3, 256, 256)
         parts = []
         at, start = size, 0
         while start < len(self._ops):
@@ -208,7 +213,11 @@ class Fused(nn.Module):
             elif stretch.eager is not None:
                 at = stretch.eager.out(at, stretch.eager.draw(Source((0,), at.batch), at))
             start = stretch.stop
-        return explain.explanation(parts, size, self.dtype)
+        return explain.explanation(parts, size, self.dtype, self._executor())
+
+    def _executor(self) -> str:
+        """What ran the last call; nothing before the first."""
+        return executors.name(self._seen[0][1]) if self._seen else ""
 
     def _stretch(
         self, start: int, size: Size, *, masks: bool, ops: tuple[Op | EagerOp, ...] | None = None

@@ -163,6 +163,14 @@ def test_explain_says_what_became_of_each_module():
     assert "RandomResizedCrop_0, ColorJitter_1" in str(made)
 
 
+def test_explain_and_repr_name_what_ran_the_last_call():
+    augment = gpuaug.fuse(K.RandomInvert())
+    assert "run by" not in str(augment.explain()) + repr(augment)
+    augment(photographs(2))
+    assert str(augment.explain()).startswith("images (2, 3, 32, 48), uint8; run by torch\n")
+    assert repr(augment) == "Fused(RandomInvert; run by torch)"
+
+
 def test_keepdim_gives_back_what_was_given():
     image = photographs(1)[0]
     assert gpuaug.fuse(K.RandomHorizontalFlip(keepdim=True))(image).shape == image.shape
