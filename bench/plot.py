@@ -24,7 +24,7 @@ RESULTS = Path("bench/results")
 IMAGES = Path("docs/images")
 
 # The figures a row may be drawn by, the first that it has, and what the axis says.
-_FIGURES = {"steps_per_s": "steps/s", "images_per_s": "images/s", "median_us": "µs", "step_ms": "ms a step"}
+_FIGURES = {"gb_per_s": "GB/s", "steps_per_s": "steps/s", "images_per_s": "images/s", "median_us": "µs", "step_ms": "ms a step"}
 
 
 def draw(result: dict[str, Any]) -> Figure | None:

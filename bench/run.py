@@ -31,6 +31,7 @@ EXPERIMENTS = {
     "handover": ("handover", []),
     "lifetimes": ("lifetimes", []),
     "items": ("items", []),
+    "feeds": ("feeds", []),
     "augment": ("augment", []),
     "lanes": ("lanes", []),
 }

@@ -3,8 +3,9 @@
     python -m bench.tables           rewrite README.md and docs/*.md
     python -m bench.tables --check   fail if one of them is not what the results say
 
-A table stands between ``<!-- table: SUITE -->`` and ``<!-- end -->``; SUITE is the name of a file in bench/results, and
-SUITE.CASE all figures of one of its cases. Text whose file or case is missing is left alone.
+A table stands between ``<!-- table: SUITE -->`` and ``<!-- end -->``; SUITE is the name of a file in bench/results,
+SUITE.CASE all figures of one of its cases, and SUITE.FIGURE one figure of all cases, by its key. Text whose file, case or
+figure is missing is left alone.
 """
 
 import json
@@ -29,7 +30,7 @@ def rewrite(text: str, results: dict[str, dict[str, Any]]) -> str:
     def replace(match: re.Match[str]) -> str:
         suite, _, case = match["suite"].partition(".")
         result = results.get(suite)
-        if result is None or (case and case not in {row.get("case") for row in result["rows"]}):
+        if result is None or (case and not any(row.get("case") == case or case in row for row in result["rows"])):
             return match[0]
         return f"{match[1]}{markdown(result, case)}{match[3]}"
 
@@ -37,16 +38,20 @@ def rewrite(text: str, results: dict[str, dict[str, Any]]) -> str:
 
 
 def markdown(result: dict[str, Any], case: str = "") -> str:
-    """A result, or one case of it, as a Markdown table with a line that says where it was measured.
+    """A result, one case of it, or one figure of all cases, as a Markdown table with a line that says where it was measured.
 
     A result that names ``columns`` has many figures a row: as a whole it is shown by its rates at the batch size of most rows.
     """
     rows, columns = result["rows"], result["settings"].get("columns")
-    if case:
+    if case and any(row.get("case") == case for row in rows):
         lines = _flat([row for row in rows if row["case"] == case], [key for key in columns or () if key != "case"])
+    elif case:
+        lines = _by_case([row for row in rows if case in row], result, case, _heading(case))
     elif columns:
         rates = shown_rows(result)
         lines = _by_case(rates, result, "images_per_s", f"images/s, B={rates[0]['batch_size']}")
+    elif "gb_per_s" in rows[0]:
+        lines = _by_case(rows, result, "gb_per_s", "GB/s")
     elif "steps_per_s" in rows[0]:
         lines = _by_case(rows, result, "steps_per_s", "steps/s")
     else:
@@ -67,7 +72,8 @@ def _by_case(rows: list[dict[str, Any]], result: dict[str, Any], key: str, headi
 
 
 def _rate(row: dict[str, Any], result: dict[str, Any], key: str) -> str:
-    ratio = row.get("ratio")
+    # A ratio is one of rates.
+    ratio = row.get("ratio") if key.endswith("_per_s") else None
     shown = _figure(row[key])
     return shown if ratio is None or row["name"] == result["settings"].get("baseline") else f"{shown} ({ratio:.2f}x)"
 
@@ -113,7 +119,9 @@ def _caption(result: dict[str, Any], *, ratios: bool = True) -> str:
         hardware(result),
         f"{cpu['cores_allowed']} cores",
         f"torch {versions['torch']}",
-        f"{result['settings']['workers']} workers" if "workers" in result["settings"] else "",
+        # Where there are several numbers of them, they are a column.
+        f"{workers} workers" if isinstance(workers := result["settings"].get("workers"), int) else "",
+        f"a copy alone: {link:.3g} GB/s" if (link := result["settings"].get("link_gb_per_s")) else "",
         f"measured {result['environment']['time_utc'][:10]}",
     ]
     text = ", ".join(filter(None, parts))

@@ -29,7 +29,9 @@ PUBLIC = {
     "SelectionError": "GpuAugError, LookupError",
     "Stage": "(*, on, into, name)",
     "Stage.bind": "(self, name, lanes)",
-    "Stats": "(batches=0, copied_bytes=0, starved=0, starved_ms=0.0, slot_batches=0, other_batches=0, held_back=0, held_back_ms=0.0)",
+    "Stats": (
+        "(batches=0, copied_bytes=0, starved=0, starved_ms=0.0, slot_batches=0, other_batches=0, held_back=0, held_back_ms=0.0)"
+    ),
     "StreamedLoader": "(loader, stages=(), *, device=None, depth=2, seed=None, rank=None, feed='auto', feed_bytes=None)",
     "StreamedLoader.batch_sampler": "property",
     "StreamedLoader.batch_size": "property",

@@ -1,0 +1,459 @@
+"""Feeding the card: bytes a second from DataLoader workers to the GPU, with nothing to decode and nothing to train.
+
+    python -m bench.feeds --json bench/results/feeds.json
+    python -m bench.feeds --sizes 224,256 --workers 8 --batch 256 --rows "SPDL;StreamedLoader"
+
+Samples are ready: uint8 images and int64 labels, views of a pool in memory that all workers share, so that a figure is about
+the way from a sample to the card. The pool is larger than caches are: out of a cache, rows that copy little would gain on those
+that wait for pages, by more than any data set would let them. Rows:
+
+DataLoader, unpinned     a ``.to(device)`` for each tensor
+DataLoader, pinned       pin_memory=True and ``.to(device, non_blocking=True)``
+pinned, copy stream      the usual prefetcher: the next batch is copied on a stream of its own, and the loop's waits for that
+SPDL, FFCV               where they are installed: threads, as many as there are workers elsewhere
+StreamedLoader, plain    feed="plain" over a DataLoader with pin_memory=True
+StreamedLoader           as it comes, over a DataLoader without pin_memory (feed="ring" on a CPU)
+StreamedLoader, fused    the same with RandomResizedCrop 224, HorizontalFlip, ColorJitter without hue and Normalize, fused, to
+                         bfloat16 and channels last; with the largest batches only
+
+Figures of a row: bytes of the batches over the time of a loop that does nothing else, and their ratio to the row
+``DataLoader, pinned`` (to ``DataLoader, unpinned`` on a CPU); the median time of a ``next()`` in that loop, which is mostly
+waiting (``next_ms``); the training thread's own time in one ``next()``, after a pause in which the batch got ready
+(``host_ms``); and the share of batches that came through a slot of the ring.
+
+Rows are run one after another, each with workers of its own that are gone before the next ones start: all rows' workers
+together would be more than there are cores. The whole is repeated, every other time in reverse order, and ratios are taken
+within a repeat. A repeat that would end after ``--limit`` seconds is left out.
+"""
+
+import os
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler, default_collate
+
+import gpuaug
+from bench import common, data, pipelines
+from bench.handover import time_next
+from bench.peers import MissingError
+from gpuaug.bench import results
+from gpuaug.bench.environment import cores_allowed, environment
+from gpuaug.bench.windows import synchronize
+
+UNPINNED = "DataLoader, unpinned"
+PINNED = "DataLoader, pinned"
+COPY_STREAM = "pinned, copy stream"
+SPDL = "SPDL"
+FFCV = "FFCV"
+PLAIN = "StreamedLoader, plain"
+STREAMED = "StreamedLoader"
+FUSED = "StreamedLoader, fused"
+
+_ENDLESS = 10**8
+_WARM_SECONDS = 1.0
+_NEXT_CALLS, _NEXT_DISCARDED = 16, 4
+_LINK_BYTES, _LINK_COPIES = 64_000_000, 20
+_POOLS = 40
+
+
+class Samples(data.RandomImages):
+    """As many random images, over and over, as take 1 GB where they have 256 pixels a side."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.images = self.images.repeat(_POOLS, 1, 1, 1)
+        self.labels = self.labels.repeat(_POOLS)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is loaded, by how many workers."""
+
+    workers: int
+    batch_size: int
+    data: Samples
+    prefetch: int
+
+    @property
+    def sample_bytes(self) -> int:
+        return sum(part.nbytes for part in self.data[0])
+
+    @property
+    def queued(self) -> int:
+        """Batches that may be ready or under way before the first is taken."""
+        return self.workers * self.prefetch + common.DEPTH + 4
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An endless iterator of batches on the device, and the counters of the loader behind it if it has any."""
+
+    batches: Iterator[Any]
+    stats: Callable[[], Any] | None = None
+
+
+def loader(case: Case, *, pin: bool) -> DataLoader:
+    """A ``DataLoader`` whose epoch outlasts every measurement, so that no window holds the edge of one."""
+    draw = torch.Generator().manual_seed(0)
+    return DataLoader(
+        case.data,
+        batch_size=case.batch_size,
+        sampler=RandomSampler(case.data, replacement=True, num_samples=_ENDLESS, generator=draw),
+        num_workers=case.workers,
+        pin_memory=pin,
+        persistent_workers=True,
+        prefetch_factor=case.prefetch,
+        drop_last=True,
+    )
+
+
+def _by_hand(case: Case, device: torch.device, stack: ExitStack, *, pin: bool) -> Opened:
+    def batches() -> Iterator[list[Tensor]]:
+        # The loader is held here only: when this frame goes, so do its workers, those that persist too.
+        for batch in loader(case, pin=pin):
+            yield [part.to(device, non_blocking=pin) for part in batch]
+
+    return _closing(batches(), stack)
+
+
+def _copy_stream(case: Case, device: torch.device, stack: ExitStack) -> Opened:
+    def batches() -> Iterator[list[Tensor]]:
+        side, pulled = torch.cuda.Stream(device), iter(loader(case, pin=True))
+
+        def preload() -> list[Tensor]:
+            batch = next(pulled)
+            with torch.cuda.stream(side):
+                return [part.to(device, non_blocking=True) for part in batch]
+
+        upcoming = preload()
+        while True:
+            here = torch.cuda.current_stream(device)
+            here.wait_stream(side)
+            for part in upcoming:
+                part.record_stream(here)  # allocated on the side stream, which must not be given it back too early
+            ready, upcoming = upcoming, preload()
+            yield ready
+
+    return _closing(batches(), stack)
+
+
+def _closing(batches: Any, stack: ExitStack) -> Opened:
+    stack.callback(batches.close)
+    return Opened(batches)
+
+
+def _streamed(case: Case, device: torch.device, stack: ExitStack, *, plain: bool = False, fused: bool = False) -> Opened:
+    stages = []
+    if fused:
+        side = min(224, case.data.images.shape[-1])
+        pipeline = pipelines.classification_kornia(side, cropping="slice")
+        stages = [gpuaug.fuse(pipeline, dtype=torch.bfloat16, memory_format=torch.channels_last)]
+    cuda = device.type == "cuda"
+    streamed = gpuaug.StreamedLoader(
+        loader(case, pin=plain and cuda),
+        stages,
+        device=device,
+        depth=common.DEPTH,
+        feed="plain" if plain else "auto" if cuda else "ring",
+    )
+    stack.callback(streamed.close)
+    return Opened(iter(streamed), streamed.stats)
+
+
+def _spdl(case: Case, device: torch.device, stack: ExitStack) -> Opened:
+    try:
+        from spdl.io import transfer_tensor
+        from spdl.pipeline import PipelineBuilder
+    except ImportError as error:
+        raise MissingError(f"not installed: {error}") from None
+    draw = torch.Generator().manual_seed(0)
+
+    def indices() -> Iterator[list[int]]:
+        while True:
+            yield torch.randint(len(case.data), (case.batch_size,), generator=draw).tolist()
+
+    def collate(batch: list[int]) -> list[Tensor]:
+        return default_collate([case.data[index] for index in batch])
+
+    builder = PipelineBuilder().add_source(indices()).pipe(collate, concurrency=case.workers, output_order="input")
+    if device.type == "cuda":
+        # On one thread, as its documentation asks for: each thread has a stream and page-locked buffers of its own.
+        transfer = stack.enter_context(ThreadPoolExecutor(max_workers=1))
+        builder = builder.pipe(transfer_tensor, executor=transfer)
+    pipeline = builder.add_sink(common.DEPTH).build(num_threads=case.workers)
+    stack.enter_context(pipeline.auto_stop())
+    return Opened(iter(pipeline))
+
+
+def _ffcv(case: Case, device: torch.device, stack: ExitStack) -> Opened:
+    try:
+        from ffcv.fields import IntField, NDArrayField
+        from ffcv.fields.decoders import IntDecoder, NDArrayDecoder
+        from ffcv.loader import Loader, OrderOption
+        from ffcv.transforms import Squeeze, ToDevice, ToTensor
+        from ffcv.writer import DatasetWriter
+    except ImportError as error:
+        raise MissingError(f"not installed: {error}") from None
+    images = case.data.images.numpy()
+    samples = list(zip(images, case.data.labels.tolist(), strict=True))
+    path = Path(stack.enter_context(TemporaryDirectory())) / "samples.beton"
+    fields = {"image": NDArrayField(images.dtype, images.shape[1:]), "label": IntField()}
+    DatasetWriter(str(path), fields, num_workers=case.workers).from_indexed_dataset(samples)
+    moved = [ToTensor(), ToDevice(device, non_blocking=True)]
+    loaded = Loader(
+        str(path),
+        batch_size=case.batch_size,
+        num_workers=case.workers,
+        order=OrderOption.RANDOM,
+        os_cache=True,
+        drop_last=True,
+        pipelines={"image": [NDArrayDecoder(), *moved], "label": [IntDecoder(), *moved, Squeeze()]},
+    )
+
+    def batches() -> Iterator[Any]:
+        while True:
+            yield from loaded
+
+    return _closing(batches(), stack)
+
+
+ROWS: dict[str, Callable[[Case, torch.device, ExitStack], Opened]] = {
+    UNPINNED: partial(_by_hand, pin=False),
+    PINNED: partial(_by_hand, pin=True),
+    COPY_STREAM: _copy_stream,
+    SPDL: _spdl,
+    FFCV: _ffcv,
+    PLAIN: partial(_streamed, plain=True),
+    STREAMED: _streamed,
+    FUSED: partial(_streamed, fused=True),
+}
+"""What opens each row; what has to be closed after it goes on the stack."""
+
+
+def measure(name: str, case: Case, options: Namespace, *, host: bool) -> dict[str, float]:
+    """One window of one row, which is opened for it and closed after it."""
+    device = options.device
+    with ExitStack() as stack:
+        opened = ROWS[name](case, device, stack)
+        next(opened.batches)
+        # Past what was made while the ring had no slots yet, or while nobody took anything.
+        until = perf_counter() + min(_WARM_SECONDS, 2 * options.seconds)
+        for _ in range(case.queued):
+            next(opened.batches)
+            if perf_counter() > until:
+                break
+        before = _counted(opened)
+        taken, seconds = _window(opened.batches, options.seconds, device)
+        found = {"batches_per_s": len(taken) / seconds, "next_ms": 1e3 * median(taken)}
+        if before is not None and (after := _counted(opened)) is not None:
+            slots, others = (now - then for now, then in zip(after, before, strict=True))
+            found["slot_share"] = slots / max(1, slots + others)
+        if host:
+            # Twice what a batch takes, within limits: short ones are over before sleeping is precise, long ones take long.
+            pause_s = min(max(2 * seconds / len(taken), 0.002), 0.05)
+            calls = time_next(opened.batches, _NEXT_DISCARDED + _NEXT_CALLS, device, pause_s)
+            found["host_ms"] = median(calls[_NEXT_DISCARDED:]) / 1e3
+        del opened
+    common.release(device)
+    return found
+
+
+def _window(batches: Iterator[Any], seconds: float, device: torch.device) -> tuple[list[float], float]:
+    """Seconds of each ``next``, and of all of them until the device had the last batch."""
+    taken = []
+    synchronize(device)
+    start = now = perf_counter()
+    while now < start + seconds:
+        batch = next(batches)
+        then, now = now, perf_counter()
+        taken.append(now - then)
+        del batch
+    synchronize(device)
+    return taken, perf_counter() - start
+
+
+def _counted(opened: Opened) -> tuple[int, int] | None:
+    if opened.stats is None:
+        return None
+    stats = opened.stats()
+    return stats.slot_batches, stats.other_batches
+
+
+def link_gb_per_s(device: torch.device) -> float:
+    """What copies of 64 MB from page-locked memory reach, one after another with nothing beside them."""
+    source = torch.zeros(_LINK_BYTES, dtype=torch.uint8).pin_memory()
+    target = torch.empty_like(source, device=device)
+    found = []
+    for _ in range(_LINK_COPIES):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        target.copy_(source, non_blocking=True)
+        end.record()
+        end.synchronize()
+        found.append(start.elapsed_time(end))
+    return _LINK_BYTES / median(found) / 1e6
+
+
+def cases(options: Namespace) -> list[Case]:
+    """Every size of image with every number of workers and every batch size."""
+    made = []
+    for size in options.sizes:
+        images = Samples(size)
+        sample_bytes = sum(part.nbytes for part in images[0])
+        for workers in options.workers:
+            for batch_size in options.batch:
+                # DataLoader's own default, where /dev/shm has room for as much again.
+                room = _shared_bytes() > 2 * 2 * workers * batch_size * sample_bytes
+                made.append(Case(workers, batch_size, images, prefetch=2 if room else 1))
+    return made
+
+
+def _shared_bytes() -> float:
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError:
+        return float("inf")
+    return found.f_bavail * found.f_frsize
+
+
+def chosen(options: Namespace) -> tuple[list[str], str]:
+    """The rows that there can be on the device, in order, and which of them is the baseline."""
+    baseline = PINNED if options.device.type == "cuda" else UNPINNED
+    known = [name for name in ROWS if options.device.type == "cuda" or name not in (PINNED, COPY_STREAM)]
+    wanted = set(options.rows.split(";")) if options.rows else set(known)
+    if not wanted <= set(known):
+        raise SystemExit(f"--rows must be among {'; '.join(known)}, got {options.rows}. Leave it out to measure all of them.")
+    return [name for name in known if name in wanted | {baseline}], baseline
+
+
+def _labels(case: Case, options: Namespace) -> dict[str, Any]:
+    size = case.data.images.shape[-1]
+    name = f"{case.workers} workers" + (f", {size} px" if len(options.sizes) > 1 else "")
+    return {"case": name, "batch_size": case.batch_size, "size": size}
+
+
+def figures(case: Case, name: str, found: dict[str, list[dict[str, float]]], baseline: str) -> dict[str, Any]:
+    """A row of a case from the repeats of all rows."""
+    gb = case.batch_size * case.sample_bytes / 1e9
+    repeats = found[name]
+    rates = [once["batches_per_s"] for once in repeats]
+    row: dict[str, Any] = {"name": name, "gb_per_s": gb * median(rates), "rounds": [gb * rate for rate in rates]}
+    for key in ("batches_per_s", "next_ms", "host_ms", "slot_share"):
+        values = [once[key] for once in repeats if key in once]
+        if values:
+            row[key] = median(values)
+    if baseline in found:
+        ratios = [rate / once["batches_per_s"] for rate, once in zip(rates, found[baseline], strict=True)]
+        row |= {"ratio": median(ratios), "ratio_low": min(ratios), "ratio_high": max(ratios)}
+    return row
+
+
+class _Run:
+    """What was found so far: for each case and row one dict for every repeat."""
+
+    def __init__(self, options: Namespace) -> None:
+        self.options = options
+        self.cases = cases(options)
+        self.names, self.baseline = chosen(options)
+        self.found: dict[tuple[int, str], list[dict[str, float]]] = {}
+        self.skipped: dict[tuple[int, str], str] = {}
+
+    def repeat(self, index: int) -> None:
+        for number, case in enumerate(self.cases):
+            for name in self.names if index % 2 == 0 else self.names[::-1]:
+                # Its figure is the time of a next(), which is asked of large batches, and every row takes its seconds.
+                too_small = name == FUSED and case.batch_size < max(self.options.batch)
+                if too_small or (number, name) in self.skipped:
+                    continue
+                torch.manual_seed(0)
+                try:
+                    once = measure(name, case, self.options, host=index == 0)
+                # Whatever a row raises is the reason why it is missing, and no reason for the others to be.
+                except Exception as error:
+                    self._skip(number, name, error)
+                else:
+                    self.found.setdefault((number, name), []).append(once)
+
+    def _skip(self, number: int, name: str, error: Exception) -> None:
+        missing = isinstance(error, MissingError)
+        reason = str(error) if missing else f"{type(error).__name__}: {error}"
+        reason = (reason.strip().splitlines() or [""])[0]
+        self.skipped |= {(other, name): reason for other in (range(len(self.cases)) if missing else [number])}
+        where = "" if missing else "{case}, B={batch_size}: ".format_map(_labels(self.cases[number], self.options))
+        common.console.print(f"feeds: {where}{name} skipped: {reason}", markup=False)
+        common.release(self.options.device)
+
+    def rows(self) -> list[dict[str, Any]]:
+        made = []
+        for number, case in enumerate(self.cases):
+            kept = [name for name in self.names if (number, name) in self.found and (number, name) not in self.skipped]
+            found = {name: self.found[number, name] for name in kept}
+            made += [_labels(case, self.options) | figures(case, name, found, self.baseline) for name in found]
+        return made
+
+    def reasons(self) -> list[dict[str, Any]]:
+        return [
+            _labels(self.cases[number], self.options) | {"name": name, "reason": reason}
+            for (number, name), reason in self.skipped.items()
+        ]
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    usual = common.parser(__doc__, batch="64,256", seconds=0.5, repeats=3)
+    # Several numbers, where the other experiments take one.
+    parser = ArgumentParser(
+        description=__doc__, formatter_class=usual.formatter_class, parents=[usual], conflict_handler="resolve"
+    )
+    parser.add_argument("--workers", type=_numbers, default=(), help="comma-separated (default: 4,8,14, fewer than cores)")
+    parser.add_argument("--size", "--sizes", dest="sizes", type=_numbers, default=(256,), help="comma-separated (default: 256)")
+    parser.add_argument("--limit", type=float, default=160, help="seconds after which no repeat ends (default: %(default)s)")
+    options = common.read(parser, argv)
+    # Without workers there is nothing to compare: the ring is theirs.
+    cores = cores_allowed()
+    most = [workers for workers in (4, 8, 14) if workers < cores] or [max(1, cores - 1)]
+    options.workers = tuple(workers for workers in options.workers if workers) or tuple(most)
+    start, found_environment, run = perf_counter(), environment(options.device), _Run(options)
+    settings: dict[str, Any] = {"baseline": run.baseline, "ours": [PLAIN, STREAMED, FUSED], "ceilings": []}
+    if options.device.type == "cuda":
+        settings["link_gb_per_s"] = link_gb_per_s(options.device)
+    rows, last_s = [], 0.0
+    for index in range(options.repeats):
+        began = perf_counter()
+        if index and began - start + last_s > options.limit:
+            common.console.print(f"feeds: stopped after {index} of {options.repeats} repeats, by --limit {options.limit:g}")
+            options.repeats = index
+            break
+        run.repeat(index)
+        last_s = perf_counter() - began
+        rows, settings["skipped"] = run.rows(), run.reasons()
+        if not rows:
+            raise SystemExit("feeds: no row could be measured.")
+        if options.json is not None:
+            # What there is so far, so that an interruption costs the later repeats only.
+            so_far = results.result("feeds", rows=rows, settings=settings, device=options.device, environment=found_environment)
+            results.write(options.json, so_far)
+    shown = ("case", "batch_size", "name", "gb_per_s", "ratio", "batches_per_s", "next_ms", "host_ms", "slot_share")
+    common.show([{key: row.get(key, "") for key in shown} for row in rows], "feeds: to the card")
+    return common.finish("feeds", options, rows, settings, found_environment, start)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+if __name__ == "__main__":
+    main()
