@@ -126,8 +126,11 @@ class ThreadFeed(Feed):
 
     def close(self) -> None:
         """End the thread and let go of the loader's iterator, whose workers end with it. Idempotent."""
+        loader, iterator = self.loader, self.iterator
         super().close()
         self._stop()
+        if not self._thread.is_alive() and not has_persistent_workers(loader):
+            end_workers(iterator)
 
     def refill(self) -> None:
         """Let the thread pull as many batches as were taken."""
@@ -167,6 +170,17 @@ def open_feed(loader: Iterable[Any], current_stream: Callable[[], Any], receive:
 def has_persistent_workers(loader: Any) -> bool:
     """Whether ``loader`` is a ``DataLoader`` that keeps its workers, and its one iterator, from epoch to epoch."""
     return bool(getattr(loader, "persistent_workers", False)) and hasattr(loader, "_iterator")
+
+
+def end_workers(iterator: Any) -> None:
+    """End the worker processes behind a ``DataLoader``'s iterator now; others have none.
+
+    An error that a worker raised holds the iterator, and itself, in a cycle. Left to the garbage collector, that may be found
+    in a worker that is forked later, where the iterator's finaliser would wait for processes that are not its own.
+    """
+    end = getattr(iterator, "_shutdown_workers", None)
+    if end is not None:
+        end()
 
 
 _open: weakref.WeakSet[Feed] = weakref.WeakSet()

@@ -18,7 +18,7 @@ from gpuaug import batch as batches
 from gpuaug.batch import Batch
 from gpuaug.collating import SlotCollate, described_or_not
 from gpuaug.errors import ArgumentError
-from gpuaug.feed import QUEUED, Feed, Pulled, has_persistent_workers, open_feed
+from gpuaug.feed import QUEUED, Feed, Pulled, end_workers, has_persistent_workers, open_feed
 from gpuaug.ring import Described, Ring, Slot, can_be_placed, default_budget_bytes, why_not_here
 from gpuaug.streams import Mark
 
@@ -115,6 +115,7 @@ class Supply:
         loaders: tuple[Any, ...] = (self._loader, self._twin)
         for loader in loaders:
             if has_persistent_workers(loader):
+                end_workers(loader._iterator)
                 loader._iterator = None  # as DataLoader itself holds them
         self._twin = None
         if self._ring is not None:
