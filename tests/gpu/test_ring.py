@@ -1,0 +1,113 @@
+"""The ring on a card: slots are read before they are written again, and their memory is let go of."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import gpuaug
+from gpuaug import ring, supply
+
+pytestmark = pytest.mark.gpu
+
+
+class Samples(Dataset):
+    """Images that differ, each with its index."""
+
+    def __init__(self, length=120, side=64):
+        self.length, self.side = length, side
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        return torch.randint(0, 256, (3, self.side, self.side), dtype=torch.uint8, generator=generator), index
+
+
+class Growing(Samples):
+    """Batches of one size, then of a larger one."""
+
+    def __getitem__(self, index):
+        self.side = 64 if index < 60 else 96
+        return super().__getitem__(index)
+
+
+def reference(dataset):
+    return list(DataLoader(dataset, 4))
+
+
+def assert_equal(got, expected):
+    assert len(got) == len(expected)
+    for (images, labels), (want, want_labels) in zip(got, expected, strict=True):
+        assert torch.equal(images.cpu(), want)
+        assert torch.equal(labels.cpu(), want_labels)
+
+
+@pytest.mark.parametrize("depth", [0, 2, 5])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_slots_are_read_before_they_are_written_again(monkeypatch, depth, persistent):
+    monkeypatch.setattr(ring, "POISON", True)
+    make_current = gpuaug.streams.Lane.make_current
+
+    def delayed(lane):
+        make_current(lane)
+        torch.cuda._sleep(3_000_000)  # before each copy and stage: what is freed too early is poisoned by then
+
+    monkeypatch.setattr(gpuaug.streams.Lane, "make_current", delayed)
+    wrapped = DataLoader(Samples(), 4, num_workers=3, persistent_workers=persistent)
+    with gpuaug.StreamedLoader(wrapped, depth=depth) as loader:
+        for _ in range(2):
+            assert_equal(list(loader), reference(Samples()))
+        assert loader.stats().slot_batches > 30
+
+
+def test_the_test_would_see_a_slot_that_is_freed_too_early(monkeypatch):
+    monkeypatch.setattr(ring, "POISON", True)
+    monkeypatch.setattr(supply.Supply, "read_until", lambda self, pulled, mark: setattr(pulled, "slot", None))
+    make_current = gpuaug.streams.Lane.make_current
+
+    def delayed(lane):
+        make_current(lane)
+        torch.cuda._sleep(20_000_000)
+
+    monkeypatch.setattr(gpuaug.streams.Lane, "make_current", delayed)
+    with gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=3)) as loader:
+        got = list(loader)
+    assert any(not torch.equal(images.cpu(), want) for (images, _), (want, _) in zip(got, reference(Samples()), strict=True))
+
+
+def test_batches_that_grow_have_larger_slots():
+    with gpuaug.StreamedLoader(DataLoader(Growing(), 4, num_workers=2)) as loader:
+        for _ in range(2):
+            assert_equal(list(loader), reference(Growing()))
+        assert loader._supply._ring.memory.generation()[0] == 2
+
+
+def test_slots_are_page_locked_until_the_loader_is_closed():
+    loader = gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=2))
+    list(loader)
+    made = loader._supply._ring
+    offset = next(iter(made._registered))
+    slot = made.memory.bytes[offset : offset + 16]
+    assert slot.is_pinned()
+    loader.close()
+    assert not slot.is_pinned()
+
+
+def test_a_generator_is_staged_once_it_has_shown_pageable_memory():
+    def batches():
+        for index in range(12):
+            yield torch.full((256, 1024), float(index))
+
+    loader = gpuaug.StreamedLoader(batches())
+    assert [batch[0, 0].item() for batch in loader] == list(range(12))
+    assert loader.stats().slot_batches >= 8
+    pinned = gpuaug.StreamedLoader(batch.pin_memory() for batch in batches())
+    assert [batch[0, 0].item() for batch in pinned] == list(range(12))
+    assert pinned.stats().slot_batches == 0
+
+
+def test_a_batch_too_large_for_the_budget_still_arrives():
+    with gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=2), feed_bytes=4096) as loader:
+        assert_equal(list(loader), reference(Samples()))
+        assert loader.stats().slot_batches == 0
