@@ -319,6 +319,9 @@ class Ring:
         error = torch.cuda.cudart().cudaHostRegister(self.memory.bytes.data_ptr() + offset, slot_bytes, _PORTABLE)
         if int(error):
             self._given_up = True
+            # A call that failed leaves its error for the next launch to find, which would be one of the user's.
+            with suppress(RuntimeError):
+                torch.empty(1, device="cuda").fill_(1)
             _log.warning(
                 "A slot of %.1f MB could not be page-locked (CUDA error %s), so copies will hold up the training thread. "
                 "Lower feed_bytes, or raise the limit of locked memory.",

@@ -83,15 +83,17 @@ def test_batches_that_grow_have_larger_slots():
         assert loader._supply._ring.memory.generation()[0] == 2
 
 
-def test_slots_are_page_locked_until_the_loader_is_closed():
+def test_slots_are_page_locked_until_the_loader_is_closed(monkeypatch):
     loader = gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=2))
     list(loader)
-    made = loader._supply._ring
-    offset = next(iter(made._registered))
-    slot = made.memory.bytes[offset : offset + 16]
-    assert slot.is_pinned()
+    made, released = loader._supply._ring, []
+    registered = set(made._registered)
+    assert registered
+    unregister = ring._unregister_at
+    monkeypatch.setattr(ring, "_unregister_at", lambda memory, offset: released.append((offset, unregister(memory, offset))))
     loader.close()
-    assert not slot.is_pinned()
+    assert {offset for offset, _ in released} == registered
+    assert not made._registered
 
 
 def test_a_generator_is_staged_once_it_has_shown_pageable_memory():
