@@ -72,7 +72,8 @@ class Memory:
         except BaseException:
             os.close(self.fd)
             raise
-        self.bytes = torch.frombuffer(self.map, dtype=torch.uint8)
+        with torch.inference_mode(False):  # or nothing could write to it outside of the consumer's inference mode
+            self.bytes = torch.frombuffer(self.map, dtype=torch.uint8)
         # Five numbers: the generation in use, then of each its first byte, the bytes of a slot, and the slots of a worker.
         self.header = self.bytes[:_FLAGS].view(torch.int64).numpy()
         # Not a method: it runs when this is collected, and when the interpreter ends.
@@ -246,9 +247,11 @@ class Ring:
         _rings[self.memory.key] = self
         self._process = os.getpid()
         self._registered: dict[int, int] = {}
-        self._reading: deque[tuple[Mark, Slot]] = deque()
+        # Of slots that are being read, in order. Apart from the slots, which hold the ring: the finaliser may not.
+        self._marks: deque[Mark] = deque()
+        self._slots: deque[Slot] = deque()
         self._given_up = False
-        self._finish = weakref.finalize(self, _unregister, self._process, self.memory, self._registered, self._reading)
+        self._finish = weakref.finalize(self, _unregister, self._process, self.memory, self._registered, self._marks)
 
     def received(self, described: Described) -> tuple[Batch, Slot]:
         """The batch whose description arrived, with tensors that share the slot's memory."""
@@ -333,12 +336,14 @@ class Ring:
 
     def read_until(self, slot: Slot, mark: Mark) -> None:
         """Keep a slot until ``mark`` has been passed, after which its memory has been read."""
-        self._reading.append((mark, slot))
+        self._marks.append(mark)
+        self._slots.append(slot)
 
     def collect(self) -> None:
         """Free the slots that have been read. Waits for nothing."""
-        while self._reading and self._reading[0][0].query():
-            self._reading.popleft()
+        while self._marks and self._marks[0].query():
+            self._marks.popleft()
+            self._slots.popleft()
 
     def free(self, number: tuple[int, int]) -> None:
         """Give a slot back to its worker."""
@@ -354,18 +359,19 @@ class Ring:
     def close(self) -> None:
         """Wait for copies out of the ring and let go of its memory. Idempotent."""
         self._finish()
+        self._slots.clear()
 
 
-def _unregister(process: int, memory: Memory, registered: dict[int, int], reading: deque[tuple[Mark, Slot]]) -> None:
+def _unregister(process: int, memory: Memory, registered: dict[int, int], marks: deque[Mark]) -> None:
     if os.getpid() != process:
         return
     # At the interpreter's end the device may be gone already, and all of this with it.
     with suppress(Exception):
-        for mark, _ in reading:
+        for mark in marks:
             mark.synchronize()
         for offset in list(registered):
             _unregister_at(memory, offset)
-    reading.clear()
+    marks.clear()
     registered.clear()
 
 

@@ -44,7 +44,7 @@ class Supply:
             raise ArgumentError(f"feed must be 'auto', 'ring' or 'plain', got {feed!r}. Leave it out to have what fits.")
         self._loader, self._device, self._depth = loader, device, depth
         self._budget = default_budget_bytes() if feed_bytes is None else feed_bytes
-        self.workers = getattr(loader, "num_workers", 0) if isinstance(loader, DataLoader) else 0
+        self.workers = _workers_of(loader)
         self.reason = "as asked" if feed == "plain" else _why_not(loader, device, forced=feed == "ring")
         if feed == "ring" and self.reason:
             raise ArgumentError(
@@ -68,6 +68,10 @@ class Supply:
         Raises:
             Exception: Whatever ``iter(loader)`` raises.
         """
+        workers = _workers_of(self._loader)
+        if workers != self.workers:  # the user has changed it
+            self.close()
+            self.workers = workers
         if not self.reason and self._ring is None:
             self._make_ring()
         if self._ring is None:
@@ -171,6 +175,10 @@ class Supply:
             return batch, slot
         # On a CPU what is handed over is what was read, so it must not lie in the slot.
         return batches.map_leaves(_cloned(), batch), slot
+
+
+def _workers_of(loader: Any) -> int:
+    return loader.num_workers if isinstance(loader, DataLoader) else 0
 
 
 def _cloned() -> Callable[[Any], Any]:
