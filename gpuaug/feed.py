@@ -117,6 +117,8 @@ class ThreadFeed(Feed):
         self._thread.start()
         # Also runs when the interpreter ends, before it takes the modules away from under the thread.
         self._stop = weakref.finalize(self, _stop, self._box, self._thread)
+        self.gone = threading.Event()
+        """Set when neither the thread nor the workers can do anything any more."""
 
     def take_over(self) -> None:
         """End this pass, when the loader has returned from its ``next``, in favour of a newer one."""
@@ -129,8 +131,10 @@ class ThreadFeed(Feed):
         loader, iterator = self.loader, self.iterator
         super().close()
         self._stop()
-        if not self._thread.is_alive() and not has_persistent_workers(loader):
-            end_workers(iterator)
+        if not self._thread.is_alive():
+            if not has_persistent_workers(loader):
+                end_workers(iterator)
+            self.gone.set()
 
     def refill(self) -> None:
         """Let the thread pull as many batches as were taken."""

@@ -7,8 +7,10 @@ there, so that the training thread does not wait for the driver to stage them.
 
 import copy
 import math
+import threading
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -48,13 +50,16 @@ class Supply:
         self.reason = "as asked" if feed == "plain" else _why_not(loader, device, forced=feed == "ring")
         if feed == "ring" and self.reason:
             raise ArgumentError(
-                f"feed='ring' must have a source that slots can be filled from, but {self.reason}. Leave feed out."
+                f"feed='ring' must be for a source that can fill slots, got one that cannot: {self.reason}. Leave feed out."
             )
         self._ring: Ring | None = None
+        self._rings: weakref.WeakSet[Ring] = weakref.WeakSet()
         self._twin: Any = None
+        # Of the last pass that had the ring.
         self._feed: weakref.ref[Feed] | None = None
+        self._gone: threading.Event | None = None
         # Without workers, whether the source's memory is page-locked already can only be seen in a batch, by a CUDA call.
-        self._stages = device.type != "cuda"
+        self._staging = _Staging(on=device.type != "cuda")
         self._looked = False
 
     def __repr__(self) -> str:
@@ -70,26 +75,31 @@ class Supply:
         """
         workers = _workers_of(self._loader)
         if workers != self.workers:  # the user has changed it
-            self.close()
+            self._twin = self._ring = None
             self.workers = workers
-        if not self.reason and self._ring is None:
-            self._make_ring()
+        if self.reason:
+            return open_feed(self._loader, current_stream)
+        last = self._feed() if self._feed is not None else None
+        persistent = has_persistent_workers(self._loader)
+        if workers and not persistent and last is not None and last.is_open:
+            # Its workers own the slots; another ring beside it would take as much memory again.
+            return open_feed(self._loader, current_stream)
+        if not persistent and self._gone is not None and not self._gone.is_set():
+            # What is inside a slow loader still may yet write into its slots. They go when it is done.
+            self._ring = None
+        if self._ring is None:
+            self._ring = self._new_ring()
         if self._ring is None:
             return open_feed(self._loader, current_stream)
-        if not self.workers:
-            feed = open_feed(self._loader, current_stream, self._staged)
-        else:
-            last = self._feed() if self._feed is not None else None
-            persistent = has_persistent_workers(self._loader)
-            if last is not None and last.is_open and not persistent:
-                # Its workers own the slots, and those of another pass may not write there.
-                return open_feed(self._loader, current_stream)
-            twin: Any = self._twin if persistent and self._twin is not None else self._copy_of_loader()
+        if workers:
+            twin: Any = self._twin if persistent and self._twin is not None else self._copy_of_loader(self._ring)
             if not persistent or twin._iterator is None:
                 self._ring.new_workers()
             self._twin = twin
-            feed = open_feed(twin, current_stream, self._received)
-        self._feed = weakref.ref(feed)
+            feed = open_feed(twin, current_stream, partial(_received, self._ring, self._device))
+        else:
+            feed = open_feed(self._loader, current_stream, partial(_staged, self._ring, self._device, self._staging))
+        self._feed, self._gone = weakref.ref(feed), getattr(feed, "gone", None)
         return feed
 
     def prepare(self, pulled: Pulled) -> None:
@@ -97,22 +107,21 @@ class Supply:
         if self._device.type != "cuda":
             return
         if pulled.slot is not None:
-            assert self._ring is not None
-            self._ring.register(pulled.slot)
-        elif not self._stages and not self._looked and not self.workers:
+            pulled.slot.ring.register(pulled.slot)
+        elif not self._staging.on and not self._looked and not self.workers:
             self._looked = True
-            self._stages = any(can_be_placed(leaf) and not leaf.is_pinned() for leaf in batches.tensors(pulled.batch))
+            self._staging.on = any(can_be_placed(leaf) and not leaf.is_pinned() for leaf in batches.tensors(pulled.batch))
 
     def read_until(self, pulled: Pulled, mark: Mark) -> None:
         """The slot of a batch is free once ``mark``, that of its copy, has been passed."""
-        if pulled.slot is not None and self._ring is not None:
-            self._ring.read_until(pulled.slot, mark)
+        if pulled.slot is not None:
+            pulled.slot.ring.read_until(pulled.slot, mark)
             pulled.slot = None
 
     def collect(self) -> None:
         """Free the slots whose copies have ended. Waits for nothing."""
-        if self._ring is not None:
-            self._ring.collect()
+        for ring in self._rings:
+            ring.collect()
 
     def close(self) -> None:
         """End persistent workers and let go of the ring. The next pass makes them anew."""
@@ -122,59 +131,72 @@ class Supply:
                 end_workers(loader._iterator)
                 loader._iterator = None  # as DataLoader itself holds them
         self._twin = None
-        if self._ring is not None:
-            self._ring.close()
-            self._ring = None
+        for ring in self._rings:
+            ring.close()
+        self._ring = None
 
-    def _make_ring(self) -> None:
+    def _new_ring(self) -> Ring | None:
         prefetched = (getattr(self._loader, "prefetch_factor", None) or 2) if self.workers else 0
         # Besides those that a worker has ready: batches that wait for the training thread, and those that are being copied.
         ahead = QUEUED + self._depth + 3
         writers = max(self.workers, 1)
         try:
-            self._ring = Ring(writers, prefetched + 1 + math.ceil(ahead / writers), self._budget)
+            ring = Ring(writers, prefetched + 1 + math.ceil(ahead / writers), self._budget)
         except (OSError, OverflowError, ValueError) as error:
             self.reason = f"its memory cannot be had here: {error}"
+            return None
+        self._rings.add(ring)
+        return ring
 
-    def _copy_of_loader(self) -> Any:
-        assert self._ring is not None
+    def _copy_of_loader(self, ring: Ring) -> Any:
         twin = copy.copy(self._loader)
         assert isinstance(twin, DataLoader)
         twin._iterator = None
         twin.pin_memory = False
-        twin.collate_fn = SlotCollate(twin.collate_fn, self._ring.memory)
+        twin.collate_fn = SlotCollate(twin.collate_fn, ring.memory)
         return twin
 
-    def _received(self, batch: Batch) -> tuple[Batch, Slot | None]:
-        """What a worker sent: on the feed's thread, which makes no CUDA calls."""
-        assert self._ring is not None
-        if type(batch) is not Described:
-            self._ring.make_room(batch)
-            return batch, None
-        whole = not any(can_be_placed(leaf) for leaf in batches.leaves(batch.batch))
-        found, slot = self._ring.received(batch)
-        if not whole:
-            self._ring.make_room(found)
-        return self._for_device(found, slot)
 
-    def _staged(self, batch: Batch) -> tuple[Batch, Slot | None]:
-        """A batch of a source without workers, in a slot if there is a free one: on the feed's thread too."""
-        assert self._ring is not None
-        writer = self._ring.memory.take(0) if self._stages and self._ring.make_room(batch) else None
-        if writer is None:
-            return batch, None
-        try:
-            described = described_or_not(batch, writer)
-        except BaseException:
-            writer.give_back()
-            raise
-        return self._for_device(*self._ring.received(described)) if type(described) is Described else (batch, None)
+class _Staging:
+    """Whether batches of a source without workers are copied into slots."""
 
-    def _for_device(self, batch: Batch, slot: Slot) -> tuple[Batch, Slot | None]:
-        if self._device.type == "cuda":
-            return batch, slot
-        # On a CPU what is handed over is what was read, so it must not lie in the slot.
-        return batches.map_leaves(_cloned(), batch), slot
+    def __init__(self, *, on: bool) -> None:
+        self.on = on
+
+
+# These run on the feed's thread, which makes no CUDA calls. They know their pass's ring, whatever the loader does meanwhile.
+
+
+def _received(ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
+    """What a worker sent."""
+    if type(batch) is not Described:
+        ring.make_room(batch)
+        return batch, None
+    whole = not any(can_be_placed(leaf) for leaf in batches.leaves(batch.batch))
+    found, slot = ring.received(batch)
+    if not whole:
+        ring.make_room(found)
+    return _for_device(device, found, slot)
+
+
+def _staged(ring: Ring, device: torch.device, staging: _Staging, batch: Batch) -> tuple[Batch, Slot | None]:
+    """A batch of a source without workers, in a slot if there is a free one."""
+    writer = ring.memory.take(0) if staging.on and ring.make_room(batch) else None
+    if writer is None:
+        return batch, None
+    try:
+        described = described_or_not(batch, writer)
+    except BaseException:
+        writer.give_back()
+        raise
+    return _for_device(device, *ring.received(described)) if type(described) is Described else (batch, None)
+
+
+def _for_device(device: torch.device, batch: Batch, slot: Slot) -> tuple[Batch, Slot | None]:
+    if device.type == "cuda":
+        return batch, slot
+    # On a CPU what is handed over is what was read, so it must not lie in the slot.
+    return batches.map_leaves(_cloned(), batch), slot
 
 
 def _workers_of(loader: Any) -> int:

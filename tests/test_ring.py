@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import weakref
+from ast import literal_eval
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -36,7 +37,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from gpuaug import ArgumentError, ArgumentTypeError, IteratorEndedError, StreamedLoader, feed, ring
+from gpuaug import ArgumentError, ArgumentTypeError, IteratorEndedError, StreamedLoader, ring
 from gpuaug.collating import described_or_not
 
 # What a finaliser raises nobody else hears of.
@@ -45,6 +46,15 @@ pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableException
 WAIT_S = 10.0
 COUNT = 12
 """Batches of most tests: with two workers the first five at most are on their way before slots can have been carved."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _workers_share_what_there_is():
+    # Many are forked here. What a worker's garbage collector does not touch need not be copied for it.
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +125,7 @@ def assert_same(got, want, where="batch"):
         assert got == want, where
 
 
-def passes(make, feed, epochs=2, **options):
+def passes(make, feed, epochs=1, **options):
     """All batches of some epochs, kept until the last of them has arrived; the counters; torch's generator afterwards."""
     torch.manual_seed(7)
     with StreamedLoader(make(), device="cpu", feed=feed, **options) as loader:
@@ -123,7 +133,7 @@ def passes(make, feed, epochs=2, **options):
         return found, replace(loader.stats()), torch.get_rng_state()
 
 
-def assert_ring_is_plain(make, *, slots=True, epochs=2, **options):
+def assert_ring_is_plain(make, *, slots=True, epochs=1, **options):
     """Both feeds give the same. ``slots`` says whether any batch must have come through one, ``None`` that it may."""
     want, plain, plain_state = passes(make, "plain", epochs, **{k: v for k, v in options.items() if k != "feed_bytes"})
     got, stats, state = passes(make, "ring", epochs, **options)
@@ -289,22 +299,21 @@ def made(make, count=COUNT, **options):
 
 @pytest.mark.parametrize("make", PLACED.values(), ids=PLACED.keys())
 def test_whatever_a_collate_function_returns_arrives_bit_for_bit(make):
-    assert_ring_is_plain(made(make, num_workers=1), epochs=1)
+    assert_ring_is_plain(made(make, num_workers=1))
 
 
 @pytest.mark.parametrize("make", NOT_PLACED.values(), ids=NOT_PLACED.keys())
 def test_what_cannot_lie_in_a_slot_travels_as_it_would(make):
-    assert_ring_is_plain(made(make, num_workers=1), slots=False, epochs=1)
+    assert_ring_is_plain(made(make, num_workers=1), slots=False)
 
 
 def test_a_tensor_that_stands_in_two_places_stays_one():
-    for epoch in assert_ring_is_plain(made(twice))[0]:
-        for batch in epoch:
-            assert batch["first"] is batch["again"][0] is batch["again"][1][0]
+    (batches,), _ = assert_ring_is_plain(made(twice))
+    assert all(batch["first"] is batch["again"][0] is batch["again"][1][0] for batch in batches)
 
 
 def test_what_arrives_is_memory_of_its_own():
-    (batches, again), _ = assert_ring_is_plain(made(lambda i: (values(i, 5), values(i, 5))))
+    (batches, again), _ = assert_ring_is_plain(made(lambda i: (values(i, 5), values(i, 5))), epochs=2)
     for batch in batches:
         for tensor in batch:
             tensor.fill_(-1)
@@ -401,7 +410,7 @@ LOADERS = {
 @pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS.keys())
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
 def test_what_a_loader_gives_arrives_bit_for_bit(make):
-    assert_ring_is_plain(make)
+    assert_ring_is_plain(make, epochs=2)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -431,7 +440,7 @@ class Slow(Dataset):
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 5, 8])
 def test_slow_workers_and_every_depth(depth):
-    assert_ring_is_plain(with_workers(Slow()), depth=depth, epochs=1)
+    assert_ring_is_plain(with_workers(Slow()), depth=depth)
 
 
 def test_a_slow_consumer_of_more_batches_than_there_are_slots():
@@ -451,7 +460,9 @@ def test_a_slow_consumer_of_more_batches_than_there_are_slots():
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_workers_that_are_not_forked(method):
     make = with_workers(Samples(), multiprocessing_context=method, num_workers=1, persistent_workers=True)
-    assert_ring_is_plain(make)
+    got, stats, _ = passes(make, "ring", epochs=2)
+    assert_same(got, [list(DataLoader(Samples(), batch_size=2))] * 2)
+    assert stats.slot_batches > COUNT
 
 
 def test_both_ways_in_which_torch_shares_memory():
@@ -696,7 +707,7 @@ def test_an_error_is_the_one_that_the_plain_feed_raises(make):
     for feed in ("plain", "ring"):
         torch.manual_seed(7)
         with StreamedLoader(make(), device="cpu", feed=feed) as loader:
-            found[feed] = [failure(loader) for _ in range(3)]
+            found[feed] = [failure(loader) for _ in range(2)]
             if feed == "ring" and len(found[feed][0][0]) > 6:
                 assert loader.stats().slot_batches > 0
     for (got, error), (want, plain_error) in zip(found["ring"], found["plain"], strict=True):
@@ -722,7 +733,7 @@ def test_errors_of_a_collate_function_take_no_slots_along():
 
 
 SUBPROCESS = """
-import gc, multiprocessing, os, signal, sys, threading, time, traceback
+import atexit, gc, multiprocessing, os, signal, sys, threading, time, traceback
 import torch
 from torch.utils.data import DataLoader, Dataset
 from gpuaug import StreamedLoader
@@ -748,9 +759,22 @@ def held():
             pass
     with open("/proc/self/maps") as maps:
         return [name for name in [*links, *maps] if "gpuaug-ring" in name]
+
+def each(cases):
+    "Go on in a process of its own for each case; the first one ends when all have, and says how."
+    started = {}
+    for name, case in cases.items():
+        pid = os.fork()
+        if pid == 0:
+            return case
+        started[name] = pid
+    print({name: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for name, pid in started.items()})
+    sys.exit()
 """
 
 KILLED = """
+torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5  # how long DataLoader gives its workers to end
+OPTIONS = each({"one epoch": {}, "persistent": {"persistent_workers": True}})
 arrived, caught = [], None
 loader = StreamedLoader(DataLoader(Numbers(41), batch_size=2, num_workers=2, **OPTIONS), device="cpu", feed="ring")
 try:
@@ -782,50 +806,64 @@ while multiprocessing.active_children():
     time.sleep(0.01)
 assert not [thread for thread in threading.enumerate() if thread.name == "gpuaug-feed"]
 assert not held(), held()
-print("done")
 """
 
 
-def start(script):
-    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def run(script):
+    """What a process of its own says of its cases, and what it prints; a hang is a failure."""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=90)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    *printed, statuses = done.stdout.splitlines()
+    return literal_eval(statuses), printed
 
 
 @pytest.mark.timeout(120)
 def test_a_worker_that_is_killed_is_an_error_and_leaves_nothing():
     # In processes of their own: DataLoader's handler raises wherever the main thread is when the signal arrives.
-    started = [start(f"{SUBPROCESS}\nOPTIONS = {options}\n{KILLED}") for options in ({}, {"persistent_workers": True})]
-    for process in started:
-        out, errors = process.communicate(timeout=100)
-        assert process.returncode == 0, errors
-        assert out == "done\n"
+    statuses, _ = run(SUBPROCESS + KILLED)
+    assert statuses == {"one epoch": 0, "persistent": 0}
 
 
-EXITS = {
-    "in the middle": ("batches = iter(loader)\nfor _ in range(9): next(batches)", 0),
-    "at the end": ("list(loader)", 0),
-    "by an error": ("for index, _ in enumerate(loader):\n    if index == 9: raise SystemExit(3)", 3),
-}
+EXITS = """
+def in_the_middle():
+    global batches
+    batches = iter(loader)
+    for _ in range(9):
+        next(batches)
+
+def at_the_end():
+    list(loader)
+
+def by_an_error():
+    for index, _ in enumerate(loader):
+        if index == 9:
+            raise SystemExit(3)
+
+leave, persistent = each({
+    f"{leave.__name__} {persistent}": (leave, persistent)
+    for leave in (in_the_middle, at_the_end, by_an_error) for persistent in (False, True)
+})
+workers = dict(batch_size=2, num_workers=2, persistent_workers=persistent)
+loader = StreamedLoader(DataLoader(Numbers(), **workers), device="cpu", feed="ring")
+atexit.register(lambda: print(*[child.pid for child in multiprocessing.active_children()]))
+leave()
+"""
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("leave", EXITS)
-def test_a_process_ends_although_nothing_was_closed(leave):
-    code, status = EXITS[leave]
-    started = [
-        start(f"""{SUBPROCESS}
-import atexit
-workers = dict(batch_size=2, num_workers=2, persistent_workers={persistent})
-loader = StreamedLoader(DataLoader(Numbers(), **workers), device="cpu", feed="ring")
-atexit.register(lambda: print(*[child.pid for child in multiprocessing.active_children()]))
-{code}
-""")
-        for persistent in (False, True)
-    ]
-    for process in started:
-        out, errors = process.communicate(timeout=60)
-        assert (process.returncode, errors) == (status, "")
-        for pid in out.split():
-            assert not os.path.exists(f"/proc/{pid}"), "a worker that outlives its process"
+def test_a_process_ends_although_nothing_was_closed():
+    statuses, printed = run(SUBPROCESS + EXITS)
+    assert statuses == {
+        "in_the_middle False": 0,
+        "at_the_end False": 0,
+        "by_an_error False": 3,
+        "in_the_middle True": 0,
+        "at_the_end True": 0,
+        "by_an_error True": 3,
+    }
+    workers = " ".join(printed).split()
+    assert len(workers) >= 6, "two of the open iterator, and of all three with workers that persist"
+    assert not [pid for pid in workers if os.path.exists(f"/proc/{pid}")], "workers that outlive their process"
 
 
 # What is left behind
@@ -913,7 +951,8 @@ def leave_unread(loader):
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_ring_goes_with_its_loader(leave, persistent, held):
     children, threads = set(multiprocessing.active_children()), set(threading.enumerate())
-    loader = StreamedLoader(with_workers(Samples(), persistent_workers=persistent)(), device="cpu", feed="ring")
+    wrapped = with_workers(Samples(), num_workers=1, persistent_workers=persistent)()
+    loader = StreamedLoader(wrapped, device="cpu", feed="ring")
     assert not held(), "nothing is taken before it is needed"
     gc.disable()
     try:
@@ -997,7 +1036,7 @@ class Lingering:
 
 
 def test_a_worker_that_is_still_busy_with_the_pass_before_writes_nothing_into_this_one(monkeypatch):
-    monkeypatch.setattr(feed, "STOP_S", 0.02)
+    monkeypatch.setattr("gpuaug.feed.STOP_S", 0.02)
     collate = Lingering(16)
     loader = StreamedLoader(
         DataLoader(range(40), num_workers=1, prefetch_factor=8, collate_fn=collate), device="cpu", feed="ring"
@@ -1058,17 +1097,36 @@ def test_a_subclass_that_is_iterated_as_its_base():
     assert_ring_is_plain(lambda: Named(Samples(), batch_size=2, num_workers=2))
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 3), (1, 12), (2, 1), (2, 0), (0, 2)])
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (1, 10), (2, 1), (2, 0), (0, 2)])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_the_number_of_workers_may_change_after_the_loader_was_wrapped(before, after):
-    sizes = [int(200_000 * 1.4 ** (i // 12)) for i in range(60)]
+    sizes = [int(200_000 * 1.4 ** (i // 12)) for i in range(50)]
     wrapped = sized(sizes, num_workers=before)()
-    want = list(wrapped)
+    want = list(sized(sizes, num_workers=0)())
     loader = StreamedLoader(wrapped, device="cpu", feed="ring", feed_bytes=2_000_000)
     assert_same([next(iter(loader)) for _ in range(2)], [want[0]] * 2)
     wrapped.num_workers = after
     wrapped.prefetch_factor = 2 if after else None
-    for _ in range(2):
-        assert_same(list(loader), want)
+    assert_same(list(loader), want)
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_the_number_of_workers_may_change_while_an_iterator_is_open(after):
+    wrapped = with_workers(Samples())()
+    want = list(wrapped)
+    loader = StreamedLoader(wrapped, device="cpu", feed="ring")
+    list(loader)
+    first = iter(loader)
+    got = [next(first)]
+    wrapped.num_workers = after
+    wrapped.prefetch_factor = 2 if after else None
+    second = iter(loader)
+    again = [next(second)]
+    got.extend(first)
+    again.extend(second)
+    assert_same(got, want)
+    assert_same(again, want)
 
 
 def test_what_is_replaced_between_epochs_is_used():
@@ -1158,7 +1216,7 @@ def test_other_sources_whose_batches_cannot_lie_in_a_slot(make):
     ids=["generator", "map", "no workers", "no batches", "shuffled", "tensor"],
 )
 def test_sources_that_are_read_in_this_process(make):
-    assert_ring_is_plain(make, epochs=1)
+    assert_ring_is_plain(make)
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
@@ -1249,7 +1307,10 @@ def test_a_ring_that_cannot_be_is_refused_and_said_why(case):
     wrapped = make()
     with pytest.raises(ArgumentError) as caught:
         StreamedLoader(wrapped, device="cpu", feed="ring")
-    assert str(caught.value) == f"feed='ring' must have a source that slots can be filled from, but {why}. Leave feed out."
+    assert (
+        str(caught.value)
+        == f"feed='ring' must be for a source that can fill slots, got one that cannot: {why}. Leave feed out."
+    )
     for feed in ("auto", "plain"):
         loader = StreamedLoader(wrapped, device="cpu", feed=feed)
         assert len(list(loader)) == len(loader)
@@ -1379,5 +1440,5 @@ def test_any_batch_is_the_same_when_it_was_described_and_sent(batches, room):
 
 
 def test_a_packed_sequence_is_moved_as_one():
-    got, _ = assert_ring_is_plain(made(PLACED["an object that moves itself"]), epochs=1)
+    got, _ = assert_ring_is_plain(made(PLACED["an object that moves itself"]))
     assert all(type(batch[0]) is PackedSequence for batch in got[0])
