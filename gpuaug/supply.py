@@ -81,8 +81,8 @@ class Supply:
             return open_feed(self._loader, current_stream)
         last = self._feed() if self._feed is not None else None
         persistent = has_persistent_workers(self._loader)
-        if workers and not persistent and last is not None and last.is_open:
-            # Its workers own the slots; another ring beside it would take as much memory again.
+        if not persistent and last is not None and last.is_open:
+            # It owns the slots; another ring beside it would take as much memory again.
             return open_feed(self._loader, current_stream)
         if not persistent and self._gone is not None and not self._gone.is_set():
             # What is inside a slow loader still may yet write into its slots. They go when it is done.
