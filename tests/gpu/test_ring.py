@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 import gpuaug
 from gpuaug import ring, supply
@@ -113,3 +113,54 @@ def test_a_batch_too_large_for_the_budget_still_arrives():
     with gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=2), feed_bytes=4096) as loader:
         assert_equal(list(loader), reference(Samples()))
         assert loader.stats().slot_batches == 0
+
+
+def of_many_kinds(samples):
+    images, labels = default_collate(samples)
+    return {
+        "last": images.contiguous(memory_format=torch.channels_last),
+        "every other": images[:, :, ::2],
+        "one for all": images[:1].expand(5, -1, -1, -1),
+        "half": (images.to(torch.float16), images.to(torch.bfloat16)),
+        "flags": images > 100,
+        "nothing": images[:0],
+        "labels": [labels, labels],
+        "names": [f"image {label}" for label in labels.tolist()],
+    }
+
+
+def test_batches_of_many_kinds_are_what_a_loader_without_workers_makes():
+    expected = list(DataLoader(Samples(), 4, collate_fn=of_many_kinds))
+    with gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=2, collate_fn=of_many_kinds)) as loader:
+        got = list(loader)
+        assert loader.stats().slot_batches > 20
+    assert len(got) == len(expected)
+    for batch, want in zip(got, expected, strict=True):
+        assert list(batch) == list(want)
+        assert batch["names"] == want["names"]
+        assert batch["labels"][0] is batch["labels"][1]
+        assert batch["last"].stride() == want["last"].stride()
+        for name in ("last", "every other", "one for all", "flags", "nothing"):
+            assert batch[name].is_cuda
+            assert batch[name].dtype == want[name].dtype
+            assert torch.equal(batch[name].cpu(), want[name]), name
+        for a, b in zip((*batch["half"], *batch["labels"]), (*want["half"], *want["labels"]), strict=True):
+            assert a.dtype == b.dtype
+            assert torch.equal(a.cpu(), b)
+
+
+def test_a_capture_of_the_users_goes_on_while_workers_fill_slots():
+    """The thread that pulls makes no CUDA calls, which would end a capture on any thread."""
+    zeros = torch.zeros(8, device="cuda")
+    got = []
+    with gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=2)) as loader:
+        for index, batch in enumerate(loader):
+            got.append(batch)
+            if index % 6 == 0:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    ones = zeros + 1
+                graph.replay()
+                assert ones.sum().item() == 8
+        assert loader.stats().slot_batches > 0
+    assert_equal(got, reference(Samples()))
