@@ -72,6 +72,19 @@ def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
     return _map_uncommon(function, batch)
 
 
+def once_each(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``function`` for :func:`map_leaves`, called once for a leaf, in however many places of a batch it stands."""
+    # The leaf is kept beside what became of it, or another object might get the id of one that has gone.
+    made: dict[int, tuple[Any, Any]] = {}
+
+    def apply(leaf: Any) -> Any:
+        if id(leaf) not in made:
+            made[id(leaf)] = leaf, function(leaf)
+        return made[id(leaf)][1]
+
+    return apply
+
+
 def leaves(batch: Batch) -> list[Any]:
     """List the leaves of ``batch`` in the order in which :func:`map_leaves` visits them.
 

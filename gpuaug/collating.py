@@ -31,17 +31,20 @@ class SlotCollate:
         writer = self._memory.take(worker.id) if worker is not None else None
         if writer is None:
             return self._collate_fn(samples)
+        stacks = self._collate_fn is default_collate
         try:
-            batch = _stacked(samples, writer) if self._collate_fn is default_collate else self._collate_fn(samples)
+            batch = _stacked(samples, writer) if stacks else self._collate_fn(samples)
             described = described_or_not(batch, writer)
         except BaseException:
             writer.give_back()
             raise
+        if type(described) is not Described and stacks and writer.used:
+            return self._collate_fn(samples)  # what was stacked lies in a slot that is free again
         return described
 
 
 def described_or_not(batch: Batch, writer: Writer) -> Batch:
-    """The description of a batch whose tensors are in the slot now; or the batch, where nothing is, and the slot is free."""
+    """The description of a batch whose tensors are in the slot now; or the batch, where there is none, and the slot is free."""
     try:
         described = writer.describe(batch)
     except ArgumentTypeError:  # a container that cannot be rebuilt, which whoever reads the batch will hear of
@@ -56,18 +59,10 @@ def _stacked(samples: Any, writer: Writer) -> Batch:
         first = tensors[0]
         if all(can_be_placed(each) and each.shape == first.shape and each.dtype == first.dtype for each in tensors):
             shape = (len(tensors), *first.shape)
-            out = writer.place(shape, _contiguous(shape), first.dtype)
+            out = writer.place(shape, torch.empty(shape, device="meta").stride(), first.dtype)
             if out is not None:
                 return torch.stack(tuple(tensors), 0, out=out)
         made: Tensor = collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
         return made
 
     return collate(samples, collate_fn_map={**default_collate_fn_map, Tensor: stack})
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))

@@ -146,6 +146,11 @@ class Writer:
         self._end = end
         self._placed: dict[int, tuple[Tensor, Leaf]] = {}
 
+    @property
+    def used(self) -> bool:
+        """Whether anything has been placed."""
+        return self._at > self._start
+
     def place(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
         """Memory for a tensor, or ``None`` if there is no room."""
         num_bytes = _extent(shape, stride) * dtype.itemsize
@@ -159,19 +164,14 @@ class Writer:
 
     def describe(self, batch: Batch) -> "Described | Batch":
         """The batch with its tensors in the slot and descriptions in their place; or itself, if nothing could be placed."""
-        memo: dict[int, tuple[Any, Any]] = {}
 
         def describe(leaf: Any) -> Any:
             if id(leaf) in self._placed:
                 return self._placed[id(leaf)][1]
-            if not can_be_placed(leaf):
-                return leaf
-            if id(leaf) not in memo:
-                memo[id(leaf)] = leaf, self._copied(leaf)
-            return memo[id(leaf)][1]
+            return self._copied(leaf) if can_be_placed(leaf) else leaf
 
-        described = batches.map_leaves(describe, batch)
-        if self._at == self._start:
+        described = batches.map_leaves(batches.once_each(describe), batch)
+        if not self.used:
             return batch
         return Described(self.memory.key, self.generation, self.slot, described)
 
@@ -250,22 +250,18 @@ class Ring:
         # Of slots that are being read, in order. Apart from the slots, which hold the ring: the finaliser may not.
         self._marks: deque[Mark] = deque()
         self._slots: deque[Slot] = deque()
-        self._given_up = False
+        self._said_too_large = False
+        self._cannot_lock = False
         self._finish = weakref.finalize(self, _unregister, self._process, self.memory, self._registered, self._marks)
 
     def received(self, described: Described) -> tuple[Batch, Slot]:
         """The batch whose description arrived, with tensors that share the slot's memory."""
         slot = described.slot or Slot(self, *described.number)
-        made: dict[int, Tensor] = {}
 
         def tensor(leaf: Any) -> Any:
-            if type(leaf) is not Leaf:
-                return leaf
-            if id(leaf) not in made:
-                made[id(leaf)] = leaf.tensor(self.memory)
-            return made[id(leaf)]
+            return leaf.tensor(self.memory) if type(leaf) is Leaf else leaf
 
-        return batches.map_leaves(tensor, described.batch), slot
+        return batches.map_leaves(batches.once_each(tensor), described.batch), slot
 
     def make_room(self, batch: Batch) -> bool:
         """Have slots carved that hold batches like this one, which travelled without; whether there are some now."""
@@ -276,9 +272,9 @@ class Ring:
         wanted = math.ceil(wanted * (GROWTH if number else 1) / mmap.PAGESIZE) * mmap.PAGESIZE
         slots = min(self._each, self._budget // (wanted * self.workers), _MOST_SLOTS // self.workers)
         if not slots or number == _GENERATIONS:
-            if not self._given_up:
+            if not self._said_too_large:
                 _log.info("Batches of %.1f MB do not fit into the feed's %.0f MB of slots.", wanted / 1e6, self._budget / 1e6)
-                self._given_up = True
+                self._said_too_large = True
             return number > 0
         start = max(first + slot_bytes * each * self.workers, math.ceil(_DATA / mmap.PAGESIZE) * mmap.PAGESIZE)
         header, after = self.memory.header, number + 1
@@ -317,11 +313,11 @@ class Ring:
         generation, index = slot.number
         first, slot_bytes, _ = self.memory.carved(generation)
         offset = first + index * slot_bytes
-        if offset in self._registered or self._given_up:
+        if offset in self._registered or self._cannot_lock:
             return
         error = torch.cuda.cudart().cudaHostRegister(self.memory.bytes.data_ptr() + offset, slot_bytes, _PORTABLE)
         if int(error):
-            self._given_up = True
+            self._cannot_lock = True
             # A call that failed leaves its error for the next launch to find, which would be one of the user's.
             with suppress(RuntimeError):
                 torch.empty(1, device="cuda").fill_(1)

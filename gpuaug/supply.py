@@ -196,24 +196,15 @@ def _for_device(device: torch.device, batch: Batch, slot: Slot) -> tuple[Batch, 
     if device.type == "cuda":
         return batch, slot
     # On a CPU what is handed over is what was read, so it must not lie in the slot.
-    return batches.map_leaves(_cloned(), batch), slot
+    return batches.map_leaves(batches.once_each(_cloned), batch), slot
 
 
 def _workers_of(loader: Any) -> int:
     return loader.num_workers if isinstance(loader, DataLoader) else 0
 
 
-def _cloned() -> Callable[[Any], Any]:
-    made: dict[int, tuple[Any, Any]] = {}
-
-    def clone(leaf: Any) -> Any:
-        if not can_be_placed(leaf):
-            return leaf
-        if id(leaf) not in made:
-            made[id(leaf)] = leaf, leaf.clone()
-        return made[id(leaf)][1]
-
-    return clone
+def _cloned(leaf: Any) -> Any:
+    return leaf.clone() if can_be_placed(leaf) else leaf
 
 
 def _why_not(loader: Any, device: torch.device, *, forced: bool) -> str:

@@ -3,11 +3,16 @@
 import gc
 import os
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.data import default_collate
 
+from gpuaug import collating
 from gpuaug import ring as rings
+from gpuaug.collating import SlotCollate
+from gpuaug.errors import ArgumentTypeError
 from gpuaug.ring import Described, Ring, batch_bytes
 
 
@@ -182,3 +187,33 @@ def test_a_slot_is_overwritten_when_it_is_given_back_if_asked(ring, monkeypatch)
     monkeypatch.setattr(rings, "POISON", True)
     del slot
     assert (got["images"].view(torch.uint8) == 0xAA).all()
+
+
+def test_slots_are_page_locked_though_a_larger_batch_did_not_fit_the_budget(monkeypatch):
+    small, locked = Ring(workers=1, each=2, budget_bytes=16384), []
+    cudart = SimpleNamespace(
+        cudaHostRegister=lambda address, size, flags: locked.append(size) or 0, cudaHostUnregister=lambda address: 0
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    assert small.make_room(batch())
+    small.make_room({"images": torch.zeros(100_000)})
+    _, slot = small.received(sent(small, 0, batch()))
+    small.register(slot)
+    assert locked == [small.memory.carved(1)[1]]
+    del slot
+    small.close()
+
+
+def test_a_batch_that_cannot_be_described_is_not_left_in_a_slot(ring, monkeypatch):
+    ring.make_room(batch())
+    monkeypatch.setattr(collating, "get_worker_info", lambda: SimpleNamespace(id=0))
+
+    def refuse(self, value):
+        raise ArgumentTypeError("a batch must be of containers that can be rebuilt, got another. Use a dict.")
+
+    monkeypatch.setattr(rings.Writer, "describe", refuse)
+    first = SlotCollate(default_collate, ring.memory)([torch.ones(3), torch.ones(3)])
+    again = SlotCollate(default_collate, ring.memory)([torch.zeros(3), torch.zeros(3)])
+    assert torch.equal(first, torch.ones(2, 3))
+    assert torch.equal(again, torch.zeros(2, 3))
+    assert sum(ring.memory.take(0) is not None for _ in range(3)) == 2
