@@ -2,9 +2,13 @@
 
 import argparse
 import importlib.util
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,13 +25,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gpuaug", description="Feed a training loop from the GPU side.")
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_bench(commands)
-    try:
-        options = parser.parse_args(arguments)
-        status: int = options.run(options)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+    with _interrupts_noted() as interrupts:
+        try:
+            options = parser.parse_args(arguments)
+            status: int = options.run(options)
+        except (KeyboardInterrupt, Exception) as error:
+            if not interrupts and not isinstance(error, KeyboardInterrupt):
+                raise
+            print("interrupted", file=sys.stderr)
+            return INTERRUPTED
     return status
+
+
+@contextmanager
+def _interrupts_noted() -> Iterator[list[int]]:
+    """Note every Ctrl-C, because what the command then ends with may be another error.
+
+    Python drops a ``KeyboardInterrupt`` that meets it in a finaliser or while it forks a worker. The workers, which the
+    terminal interrupts as well, are gone all the same, and some seconds later the DataLoader says so.
+    """
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        signal.default_int_handler(number, frame)
+
+    # Not in a thread, where it cannot be set, and not where the caller ignores or handles the signal.
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    ours = in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _add_bench(commands: Any) -> None:

@@ -163,3 +163,18 @@ def test_in_a_loader_the_next_batches_are_foreseen(blocks, calls):
         assert len({tuple(view.flatten()[:200].tolist()) for view in views}) == calls
     for other in epochs(2), epochs(1):
         assert all(torch.equal(one, two) for one, two in zip(expected, other, strict=True))
+
+
+def test_what_a_fused_stage_draws_depends_on_each_part_of_its_position():
+    images = photographs(8, 3, 30, 41)
+    augment = gpuaug.fuse(simple())
+
+    def epoch(*, seed=4, number=2, rank=1, name="augment"):
+        stage = gpuaug.TransformStage(augment, on=0, name=name)
+        loader = gpuaug.StreamedLoader(DataLoader(TensorDataset(images), 2), [stage], device="cpu", seed=seed, rank=rank)
+        loader.set_epoch(number)
+        return torch.cat([batch for (batch,) in loader])
+
+    assert torch.equal(epoch(), epoch())
+    for changed in ({"seed": 5}, {"number": 3}, {"rank": 0}, {"name": "other"}):
+        assert not torch.equal(epoch(), epoch(**changed)), changed
