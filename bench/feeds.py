@@ -18,8 +18,9 @@ StreamedLoader, fused    the same with RandomResizedCrop 224, HorizontalFlip, Co
 
 Figures of a row: bytes of the batches over the time of a loop that does nothing else, and their ratio to the row
 ``DataLoader, pinned`` (to ``DataLoader, unpinned`` on a CPU); the median time of a ``next()`` in that loop, which is mostly
-waiting (``next_ms``); the training thread's own time in one ``next()``, after a pause in which the batch got ready
-(``host_ms``); and the share of batches that came through a slot of the ring.
+waiting (``next_ms``); what the training thread computes for one batch in that loop, waiting left out (``cpu_ms``); the time of
+a ``next()`` after a pause in which the batch got ready, and the thread's core went to sleep (``host_ms``); and the share of
+batches that came through a slot of the ring.
 
 Rows are run one after another, each with workers of its own that are gone before the next ones start: all rows' workers
 together would be more than there are cores. The whole is repeated, every other time in reverse order, and ratios are taken
@@ -27,221 +28,27 @@ within a repeat. A repeat that would end after ``--limit`` seconds is left out.
 """
 
 import os
+import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler, default_collate
 
-import gpuaug
-from bench import common, data, pipelines
+from bench import common
 from bench.handover import time_next
 from bench.peers import MissingError
+from bench.ways import COPY_STREAM, FUSED, PINNED, PLAIN, ROWS, STREAMED, UNPINNED, Case, Opened, Samples
 from gpuaug.bench import results
 from gpuaug.bench.environment import cores_allowed, environment
 from gpuaug.bench.windows import synchronize
 
-UNPINNED = "DataLoader, unpinned"
-PINNED = "DataLoader, pinned"
-COPY_STREAM = "pinned, copy stream"
-SPDL = "SPDL"
-FFCV = "FFCV"
-PLAIN = "StreamedLoader, plain"
-STREAMED = "StreamedLoader"
-FUSED = "StreamedLoader, fused"
-
-_ENDLESS = 10**8
 _WARM_SECONDS = 1.0
 _NEXT_CALLS, _NEXT_DISCARDED = 16, 4
 _LINK_BYTES, _LINK_COPIES = 64_000_000, 20
-_POOLS = 40
-
-
-class Samples(data.RandomImages):
-    """As many random images, over and over, as take 1 GB where they have 256 pixels a side."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self.images = self.images.repeat(_POOLS, 1, 1, 1)
-        self.labels = self.labels.repeat(_POOLS)
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is loaded, by how many workers."""
-
-    workers: int
-    batch_size: int
-    data: Samples
-    prefetch: int
-
-    @property
-    def sample_bytes(self) -> int:
-        return sum(part.nbytes for part in self.data[0])
-
-    @property
-    def queued(self) -> int:
-        """Batches that may be ready or under way before the first is taken."""
-        return self.workers * self.prefetch + common.DEPTH + 4
-
-
-@dataclass(frozen=True)
-class Opened:
-    """An endless iterator of batches on the device, and the counters of the loader behind it if it has any."""
-
-    batches: Iterator[Any]
-    stats: Callable[[], Any] | None = None
-
-
-def loader(case: Case, *, pin: bool) -> DataLoader:
-    """A ``DataLoader`` whose epoch outlasts every measurement, so that no window holds the edge of one."""
-    draw = torch.Generator().manual_seed(0)
-    return DataLoader(
-        case.data,
-        batch_size=case.batch_size,
-        sampler=RandomSampler(case.data, replacement=True, num_samples=_ENDLESS, generator=draw),
-        num_workers=case.workers,
-        pin_memory=pin,
-        persistent_workers=True,
-        prefetch_factor=case.prefetch,
-        drop_last=True,
-    )
-
-
-def _by_hand(case: Case, device: torch.device, stack: ExitStack, *, pin: bool) -> Opened:
-    def batches() -> Iterator[list[Tensor]]:
-        # The loader is held here only: when this frame goes, so do its workers, those that persist too.
-        for batch in loader(case, pin=pin):
-            yield [part.to(device, non_blocking=pin) for part in batch]
-
-    return _closing(batches(), stack)
-
-
-def _copy_stream(case: Case, device: torch.device, stack: ExitStack) -> Opened:
-    def batches() -> Iterator[list[Tensor]]:
-        side, pulled = torch.cuda.Stream(device), iter(loader(case, pin=True))
-
-        def preload() -> list[Tensor]:
-            batch = next(pulled)
-            with torch.cuda.stream(side):
-                return [part.to(device, non_blocking=True) for part in batch]
-
-        upcoming = preload()
-        while True:
-            here = torch.cuda.current_stream(device)
-            here.wait_stream(side)
-            for part in upcoming:
-                part.record_stream(here)  # allocated on the side stream, which must not be given it back too early
-            ready, upcoming = upcoming, preload()
-            yield ready
-
-    return _closing(batches(), stack)
-
-
-def _closing(batches: Any, stack: ExitStack) -> Opened:
-    stack.callback(batches.close)
-    return Opened(batches)
-
-
-def _streamed(case: Case, device: torch.device, stack: ExitStack, *, plain: bool = False, fused: bool = False) -> Opened:
-    stages = []
-    if fused:
-        side = min(224, case.data.images.shape[-1])
-        pipeline = pipelines.classification_kornia(side, cropping="slice")
-        stages = [gpuaug.fuse(pipeline, dtype=torch.bfloat16, memory_format=torch.channels_last)]
-    cuda = device.type == "cuda"
-    streamed = gpuaug.StreamedLoader(
-        loader(case, pin=plain and cuda),
-        stages,
-        device=device,
-        depth=common.DEPTH,
-        feed="plain" if plain else "auto" if cuda else "ring",
-    )
-    stack.callback(streamed.close)
-    return Opened(iter(streamed), streamed.stats)
-
-
-def _spdl(case: Case, device: torch.device, stack: ExitStack) -> Opened:
-    try:
-        from spdl.io import transfer_tensor
-        from spdl.pipeline import PipelineBuilder
-    except ImportError as error:
-        raise MissingError(f"not installed: {error}") from None
-    draw = torch.Generator().manual_seed(0)
-
-    def indices() -> Iterator[list[int]]:
-        while True:
-            yield torch.randint(len(case.data), (case.batch_size,), generator=draw).tolist()
-
-    def collate(batch: list[int]) -> list[Tensor]:
-        return default_collate([case.data[index] for index in batch])
-
-    builder = PipelineBuilder().add_source(indices()).pipe(collate, concurrency=case.workers, output_order="input")
-    if device.type == "cuda":
-        # On one thread, as its documentation asks for: each thread has a stream and page-locked buffers of its own.
-        transfer = stack.enter_context(ThreadPoolExecutor(max_workers=1))
-        builder = builder.pipe(transfer_tensor, executor=transfer)
-    pipeline = builder.add_sink(common.DEPTH).build(num_threads=case.workers)
-    stack.enter_context(pipeline.auto_stop())
-    return Opened(iter(pipeline))
-
-
-def _ffcv(case: Case, device: torch.device, stack: ExitStack) -> Opened:
-    try:
-        from ffcv.fields import IntField, NDArrayField
-        from ffcv.fields.decoders import IntDecoder, NDArrayDecoder
-        from ffcv.loader import Loader, OrderOption
-        from ffcv.transforms import Squeeze, ToDevice, ToTensor
-        from ffcv.writer import DatasetWriter
-    except ImportError as error:
-        raise MissingError(f"not installed: {error}") from None
-    images = case.data.images.numpy()
-    samples = list(zip(images, case.data.labels.tolist(), strict=True))
-    path = Path(stack.enter_context(TemporaryDirectory())) / "samples.beton"
-    fields = {"image": NDArrayField(images.dtype, images.shape[1:]), "label": IntField()}
-    DatasetWriter(str(path), fields, num_workers=case.workers).from_indexed_dataset(samples)
-    moved = [ToTensor(), ToDevice(device, non_blocking=True)]
-    loaded = Loader(
-        str(path),
-        batch_size=case.batch_size,
-        num_workers=case.workers,
-        order=OrderOption.RANDOM,
-        os_cache=True,
-        drop_last=True,
-        pipelines={"image": [NDArrayDecoder(), *moved], "label": [IntDecoder(), *moved, Squeeze()]},
-    )
-
-    def batches() -> Iterator[Any]:
-        while True:
-            yield from loaded
-
-    return _closing(batches(), stack)
-
-
-ROWS: dict[str, Callable[[Case, torch.device, ExitStack], Opened]] = {
-    UNPINNED: partial(_by_hand, pin=False),
-    PINNED: partial(_by_hand, pin=True),
-    COPY_STREAM: _copy_stream,
-    SPDL: _spdl,
-    FFCV: _ffcv,
-    PLAIN: partial(_streamed, plain=True),
-    STREAMED: _streamed,
-    FUSED: partial(_streamed, fused=True),
-}
-"""What opens each row; what has to be closed after it goes on the stack."""
 
 
 def measure(name: str, case: Case, options: Namespace, *, host: bool) -> dict[str, float]:
@@ -257,8 +64,12 @@ def measure(name: str, case: Case, options: Namespace, *, host: bool) -> dict[st
             if perf_counter() > until:
                 break
         before = _counted(opened)
-        taken, seconds = _window(opened.batches, options.seconds, device)
-        found = {"batches_per_s": len(taken) / seconds, "next_ms": 1e3 * median(taken)}
+        taken, seconds, cpu_seconds = _window(opened.batches, options.seconds, device)
+        found = {
+            "batches_per_s": len(taken) / seconds,
+            "next_ms": 1e3 * median(taken),
+            "cpu_ms": 1e3 * cpu_seconds / len(taken),
+        }
         if before is not None and (after := _counted(opened)) is not None:
             slots, others = (now - then for now, then in zip(after, before, strict=True))
             found["slot_share"] = slots / max(1, slots + others)
@@ -272,18 +83,20 @@ def measure(name: str, case: Case, options: Namespace, *, host: bool) -> dict[st
     return found
 
 
-def _window(batches: Iterator[Any], seconds: float, device: torch.device) -> tuple[list[float], float]:
-    """Seconds of each ``next``, and of all of them until the device had the last batch."""
+def _window(batches: Iterator[Any], seconds: float, device: torch.device) -> tuple[list[float], float, float]:
+    """Seconds of each ``next``, of all of them until the device had the last batch, and of this thread on a core."""
     taken = []
     synchronize(device)
+    computed = time.thread_time()
     start = now = perf_counter()
     while now < start + seconds:
         batch = next(batches)
         then, now = now, perf_counter()
         taken.append(now - then)
         del batch
+    computed = time.thread_time() - computed  # before the synchronisation, which may spin
     synchronize(device)
-    return taken, perf_counter() - start
+    return taken, perf_counter() - start, computed
 
 
 def _counted(opened: Opened) -> tuple[int, int] | None:
@@ -352,7 +165,7 @@ def figures(case: Case, name: str, found: dict[str, list[dict[str, float]]], bas
     repeats = found[name]
     rates = [once["batches_per_s"] for once in repeats]
     row: dict[str, Any] = {"name": name, "gb_per_s": gb * median(rates), "rounds": [gb * rate for rate in rates]}
-    for key in ("batches_per_s", "next_ms", "host_ms", "slot_share"):
+    for key in ("batches_per_s", "next_ms", "cpu_ms", "host_ms", "slot_share"):
         values = [once[key] for once in repeats if key in once]
         if values:
             row[key] = median(values)
@@ -446,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             # What there is so far, so that an interruption costs the later repeats only.
             so_far = results.result("feeds", rows=rows, settings=settings, device=options.device, environment=found_environment)
             results.write(options.json, so_far)
-    shown = ("case", "batch_size", "name", "gb_per_s", "ratio", "batches_per_s", "next_ms", "host_ms", "slot_share")
+    shown = ("case", "batch_size", "name", "gb_per_s", "ratio", "batches_per_s", "next_ms", "cpu_ms", "host_ms", "slot_share")
     common.show([{key: row.get(key, "") for key in shown} for row in rows], "feeds: to the card")
     return common.finish("feeds", options, rows, settings, found_environment, start)
 

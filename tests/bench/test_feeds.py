@@ -34,7 +34,7 @@ def feeds(monkeypatch):
 def measured(feeds, tmp_path):
     def of(name, case, options, *, host):
         rate = {"DataLoader, unpinned": 10.0, "StreamedLoader": 40.0}.get(name, 5.0) * case.workers
-        found = {"batches_per_s": rate, "next_ms": 1.0}
+        found = {"batches_per_s": rate, "next_ms": 1.0, "cpu_ms": 0.25}
         return found | ({"slot_share": 0.75} if name in OURS else {}) | ({"host_ms": 0.125} if host else {})
 
     def run(*flags):
@@ -53,7 +53,7 @@ def test_measures_every_row_there_is_on_a_cpu_and_leaves_no_worker(feeds, tmp_pa
     assert [row["name"] for row in made["rows"]] == ON_CPU
     by_name = {row["name"]: row for row in made["rows"]}
     for row in made["rows"]:
-        assert min(row["gb_per_s"], row["batches_per_s"], row["next_ms"], row["host_ms"], row["ratio"]) > 0
+        assert min(row["gb_per_s"], row["batches_per_s"], row["next_ms"], row["cpu_ms"], row["host_ms"], row["ratio"]) > 0
         assert (row["case"], row["batch_size"], len(row["rounds"])) == ("1 workers", 2, 2)
         assert row["gb_per_s"] == pytest.approx(row["batches_per_s"] * 2 * (3 * 32 * 32 + 8) / 1e9)
     assert by_name["DataLoader, unpinned"]["ratio"] == 1
@@ -68,7 +68,7 @@ def test_measures_every_row_there_is_on_a_cpu_and_leaves_no_worker(feeds, tmp_pa
 @linux
 def test_a_row_that_fails_leaves_the_others_and_no_worker(feeds, monkeypatch):
     def broken(case, device, stack):
-        batches = feeds.ROWS["StreamedLoader"](case, device, stack).batches
+        batches = rows["StreamedLoader"](case, device, stack).batches
 
         def some():
             for _ in range(3):
@@ -77,7 +77,8 @@ def test_a_row_that_fails_leaves_the_others_and_no_worker(feeds, monkeypatch):
 
         return feeds.Opened(some())
 
-    monkeypatch.setattr(feeds, "ROWS", feeds.ROWS | {"SPDL": broken})
+    rows = feeds.ROWS
+    monkeypatch.setattr(feeds, "ROWS", rows | {"SPDL": broken})
     made = feeds.main([*TINY, "--rows", "SPDL"])
     assert [row["name"] for row in made["rows"]] == ["DataLoader, unpinned"]
     reason = "ZeroDivisionError: broken on purpose"
@@ -123,6 +124,8 @@ def test_wrong_rows_are_named_before_anything_is_measured(feeds):
 
 TEXT = """<!-- table: feeds -->
 <!-- end -->
+<!-- table: feeds.cpu_ms -->
+<!-- end -->
 <!-- table: feeds.host_ms -->
 <!-- end -->
 <!-- table: feeds.slot_share -->
@@ -143,6 +146,8 @@ def test_tables_and_plot_show_it(measured, tmp_path):
     assert f"| GB/s | {heading}" in text
     assert "| DataLoader, unpinned | 0.126 | 0.503 | 0.252 | 1.01 |" in text
     assert "| StreamedLoader | 0.503 (4.00x) | 2.01 (4.00x) | 1.01 (4.00x) | 4.03 (4.00x) |" in text
+    assert f"| cpu, ms | {heading}" in text
+    assert "| StreamedLoader | 0.25 | 0.25 | 0.25 | 0.25 |" in text
     assert f"| host, ms | {heading}" in text
     assert "| StreamedLoader | 0.125 | 0.125 | 0.125 | 0.125 |" in text
     assert f"| slot share | {heading}" in text
