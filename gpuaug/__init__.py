@@ -1,5 +1,6 @@
 """Feeds a PyTorch training loop from the GPU side: copies, augmentations and frozen encoders on lanes of their own."""
 
+from gpuaug.counters import Stats
 from gpuaug.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -14,7 +15,7 @@ from gpuaug.features import FeatureStage
 # Like ``from time import time``: the function takes the place of the subpackage's name here, and the subpackage's modules are
 # imported as ``from gpuaug.fuse.plan import Plan``.
 from gpuaug.fuse import Draws, Explanation, Fused, fuse
-from gpuaug.loader import Stats, StreamedLoader
+from gpuaug.loader import StreamedLoader
 from gpuaug.stages import Stage, TransformStage
 
 __version__ = "0.1.0"

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from gpuaug.errors import IteratorEndedError
+from gpuaug.progress import state_reader
 
 QUEUED = 2
 """Host batches that wait for the training thread. The loader's workers keep their own; more here only holds memory."""
@@ -32,7 +33,7 @@ _TAKEN_OVER = (
     "An iterator must be the only one on workers that persist, got a newer one that took them over. "
     "Finish the first loop before starting the next, or pass persistent_workers=False to the DataLoader."
 )
-_CLOSED = "An iterator must be read before its loader is closed, got next() after close(). Start a new iterator."
+_CLOSED = "An iterator must be read before its loader is closed or given a state, got next() after that. Start a new iterator."
 
 Receive = Callable[[Any], tuple[Any, Any]]
 
@@ -50,6 +51,8 @@ class Pulled:
     """The CUDA stream that was current when the batch was pulled, where its resident tensors were written."""
     slot: Any = None
     """The slot of the ring that the batch's tensors lie in, which has to be kept until they have been read."""
+    state: Any = None
+    """The loader's state after this batch, or at the end, if it has one."""
 
 
 class Feed(ABC):
@@ -60,6 +63,8 @@ class Feed(ABC):
         self.iterator = iterator
         self._current_stream = current_stream
         self._why_ended: str | None = None
+        self.state_at_start: Any = None
+        """The loader's state before the first batch, if it has one."""
 
     def get(self, *, block: bool) -> Pulled | None:
         """The next batch, error or end, in order; ``None`` if there is none yet and ``block`` is false.
@@ -112,7 +117,10 @@ class ThreadFeed(Feed):
     ) -> None:
         super().__init__(loader, iterator, current_stream)
         self._box = _Mailbox()
-        target = _puller(_ThreadState(), iterator, self._box, current_stream, receive or _as_it_is)
+        state = state_reader(loader, iterator)
+        self.state_at_start = state()
+        pull = _pulling(iterator, state, current_stream, receive or _as_it_is)
+        target = _puller(_ThreadState(), pull, self._box)
         self._thread = threading.Thread(target=contextvars.copy_context().run, args=(target,), name="gpuaug-feed", daemon=True)
         self._thread.start()
         # Also runs when the interpreter ends, before it takes the modules away from under the thread.
@@ -275,28 +283,39 @@ def _as_it_is(batch: Any) -> tuple[Any, None]:
     return batch, None
 
 
-def _puller(
-    state: _ThreadState, iterator: Iterator[Any], box: _Mailbox, current_stream: Callable[[], Any], receive: Receive
-) -> Callable[[], None]:
-    # A closure over the parts, not a method: a thread that held the feed would keep it from ever being collected.
-    def pull() -> None:
-        with state.inference_mode():
-            state.adopt()  # within, because entering a block of inference mode sets the grad mode too
+# Closures over the parts, not methods: a thread that held the feed would keep it from ever being collected.
+
+
+def _pulling(
+    iterator: Iterator[Any], state: Callable[[], Any], current_stream: Callable[[], Any], receive: Receive
+) -> Callable[[], Pulled]:
+    def pull() -> Pulled:
+        try:
+            given = next(iterator)
+        except StopIteration:
+            return Pulled(ended=True, state=state())
+        reached = state()
+        batch, slot = receive(given)
+        return Pulled(batch, stream=current_stream(), slot=slot, state=reached)
+
+    return pull
+
+
+def _puller(settings: _ThreadState, pull: Callable[[], Pulled], box: _Mailbox) -> Callable[[], None]:
+    def run() -> None:
+        with settings.inference_mode():
+            settings.adopt()  # within, because entering a block of inference mode sets the grad mode too
             ended = False
             while not ended and box.wait_for_place():
                 try:
-                    batch, slot = receive(next(iterator))
-                    item = Pulled(batch, stream=current_stream(), slot=slot)
-                    del batch, slot
-                except StopIteration:
-                    item = Pulled(ended=True)
+                    item = pull()
                 except BaseException as error:  # nobody else could hear of it
                     item = Pulled(error=error, ended=True)
                 ended = item.ended
                 box.put(item)
                 del item  # or the thread would hold a batch while it waits for the next place
 
-    return pull
+    return run
 
 
 def _stop(box: _Mailbox, thread: threading.Thread) -> None:

@@ -5,7 +5,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Self
@@ -16,33 +16,13 @@ from gpuaug import batch as batches
 from gpuaug import seeding, stages, streams
 from gpuaug.batch import Batch
 from gpuaug.copying import Copier
+from gpuaug.counters import Stats
 from gpuaug.errors import ArgumentError, ArgumentTypeError
 from gpuaug.feed import Feed, Pulled
+from gpuaug.progress import Progress, is_stateful
 from gpuaug.seeding import Position
 from gpuaug.streams import Lane, Lanes, Mark, Pace, span
 from gpuaug.supply import Kind, Supply
-
-
-@dataclass(slots=True)
-class Stats:
-    """Running counters of one loader, for a training log."""
-
-    batches: int = 0
-    """Batches handed over."""
-    copied_bytes: int = 0
-    """Bytes copied to the device."""
-    starved: int = 0
-    """Times that nothing was ready and the training thread waited for the wrapped loader."""
-    starved_ms: float = 0.0
-    """How long it waited so."""
-    slot_batches: int = 0
-    """Batches that came through a page-locked slot."""
-    other_batches: int = 0
-    """Batches that came as they would from the loader itself."""
-    held_back: int = 0
-    """Times that the training thread was too far ahead of the device and waited for it."""
-    held_back_ms: float = 0.0
-    """How long it waited so."""
 
 
 class StreamedLoader:
@@ -101,8 +81,7 @@ class StreamedLoader:
         self._rank = None if rank is None else _whole("rank", rank, "Leave it out for torch.distributed's.")
         self._lanes = Lanes(streams.resolve(device))
         self._copier = Copier(self._lanes.device)
-        self._epoch = -1
-        self._epoch_chosen = False
+        self._progress = Progress(loader)
         self._stats = Stats()
         self._pace = Pace()
         self._launching = threading.Lock()
@@ -114,11 +93,12 @@ class StreamedLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         # A generator: nothing starts before the first next(), and frameworks call iter() more often than they iterate.
-        with closing(_Flight(self, self._open_feed(), self._next_epoch())) as flight:
+        with closing(_Flight(self, self._open_feed(), *self._progress.begin())) as flight:
             while True:
                 consumer = self._lanes.consumer()  # the stream that is current now, on this thread
                 flight.catch_up(consumer)
                 if not flight.waiting:
+                    flight.end()
                     return
                 yield flight.hand_over(consumer)
 
@@ -186,8 +166,7 @@ class StreamedLoader:
         Raises:
             ArgumentError: If ``epoch`` is negative.
         """
-        self._epoch = _whole("epoch", epoch, "Count epochs from 0.")
-        self._epoch_chosen = True
+        self._progress.choose(_whole("epoch", epoch, "Count epochs from 0."))
         if hasattr(self.loader, "set_epoch"):
             self.loader.set_epoch(epoch)
             return
@@ -199,6 +178,33 @@ class StreamedLoader:
                     told.append(part)
         for part in told:
             part.set_epoch(epoch)
+
+    @property
+    def state_dict(self) -> Callable[[], dict[str, Any]]:
+        """A method, there if the wrapped loader has it: where the training loop is, for a checkpoint.
+
+        The state is that of the batch which was handed over last, whatever has been read ahead: the wrapped loader's own after
+        that batch, and what the draws of stages depend on, the seed, the epoch and the batch. Each rank has its own.
+
+        Raises:
+            AttributeError: If the wrapped loader has no ``state_dict`` and ``load_state_dict``.
+        """
+        self._require_state("state_dict")
+        return lambda: self._progress.state(self.seed)
+
+    @property
+    def load_state_dict(self) -> Callable[[Mapping[str, Any]], None]:
+        """A method, there if the wrapped loader has it: go on from what ``state_dict()`` returned.
+
+        The next iterator begins with the batch after it, and stages draw what they would have drawn. Iterators that are open
+        end. A :class:`FeatureStage` runs the first batch of each shape without a graph, as in every iterator.
+
+        Raises:
+            AttributeError: If the wrapped loader has no ``state_dict`` and ``load_state_dict``.
+            ArgumentError, ArgumentTypeError: When it is called with anything else.
+        """
+        self._require_state("load_state_dict")
+        return self._load_state
 
     def stats(self) -> Stats:
         """The counters so far. The object is live: copy what is to be kept."""
@@ -224,11 +230,18 @@ class StreamedLoader:
             finally:
                 self._launching.release()
 
-    def _next_epoch(self) -> int:
-        if not self._epoch_chosen:
-            self._epoch += 1
-        self._epoch_chosen = False
-        return self._epoch
+    def _require_state(self, name: str) -> None:
+        # Frameworks look for these two methods, and save in a checkpoint what they find.
+        if not is_stateful(self.loader):
+            raise AttributeError(
+                f"{name} must belong to a loader with a state, got one around {type(self.loader).__name__}, which has none. "
+                "Wrap torchdata's StatefulDataLoader."
+            )
+
+    def _load_state(self, state: Mapping[str, Any]) -> None:
+        for feed in list(self._feeds):
+            feed.close()  # what reads a loader must not meet a change of its state
+        self.seed = self._progress.load(state)
 
     def _open_feed(self) -> Feed:
         feed = self._supply.open(self._lanes.current_stream)
@@ -246,20 +259,25 @@ class _Launched:
     source: Lane | None = None
     """Where objects were made that came to us on the device, and whose tensors cannot be seen."""
     error: BaseException | None = None
+    state: Any = None
+    """The wrapped loader's, after this batch."""
 
 
 class _Flight:
     """The batches of one iterator between the wrapped loader and the training loop."""
 
-    def __init__(self, loader: StreamedLoader, feed: Feed, epoch: int) -> None:
+    def __init__(self, loader: StreamedLoader, feed: Feed, epoch: int, first: int) -> None:
         self._loader = loader
         self._lanes: Lanes = loader._lanes
         self._bound = loader._bound
         self._feed = feed
         self._rank = seeding.default_rank() if loader._rank is None else loader._rank
         self._epoch = epoch
-        self._index = 0
+        self._index = first
+        self._handed_over = first
+        loader._progress.handed_over(epoch, first, feed.state_at_start)
         self._ended = False
+        self._state_at_end: Any = None
         self._memory: dict[str, Any] = {}
         self.waiting: deque[_Launched] = deque()
         # In line there is nothing to overlap with: launching ahead would only put off the batch that is wanted.
@@ -290,6 +308,7 @@ class _Flight:
                 stats.starved_ms += (time.perf_counter() - start) * 1e3
             assert pulled is not None
             self._ended = pulled.ended
+            self._state_at_end = pulled.state
             if pulled.error is not None:
                 pulled.error.add_note(f"gpuaug: raised by the wrapped loader, at batch {self._index} of epoch {self._epoch}.")
                 self.waiting.append(_Launched(error=pulled.error))
@@ -319,8 +338,14 @@ class _Flight:
         if launched.source is not None:
             launched.source.wait(launched.ready)
         self._loader._stats.batches += 1
+        self._handed_over += 1
+        self._loader._progress.handed_over(self._epoch, self._handed_over, launched.state)
         self._feed.refill()
         return launched.batch
+
+    def end(self) -> None:
+        """All batches have been handed over, and no more is asked for."""
+        self._loader._progress.ended(self._epoch, self._handed_over, self._state_at_end)
 
     def close(self) -> None:
         self._feed.close()
@@ -363,7 +388,7 @@ class _Flight:
                     batch = bound.write(batch, result)
             self._loader._stats.copied_bytes += copied.num_bytes
             end = ready
-            self.waiting.append(_Launched(batch, ready, copied.resident, source))
+            self.waiting.append(_Launched(batch, ready, copied.resident, source, state=pulled.state))
         except Exception as error:
             # It is raised at its own batch, after those before it have been handed over.
             error.add_note(f"gpuaug: raised in {doing}, at batch {self._index} of epoch {self._epoch}.")

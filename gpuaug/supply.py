@@ -1,15 +1,18 @@
 """How the batches of a loader come to the copy lane: through the ring, staged in page-locked slots, or as they are.
 
 The ring takes a ``DataLoader`` with worker processes. It is iterated through a copy of the loader whose collate function writes
-into slots; the user's object is not changed. Other sources are read in the background, and their batches copied into slots
+into slots; the user's object is not changed. A loader that keeps its state in itself has to be iterated itself: it is given
+that function while its workers start. Other sources are read in the background, and their batches copied into slots
 there, so that the training thread does not wait for the driver to stage them.
 """
 
 import copy
 import math
+import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -91,14 +94,18 @@ class Supply:
             self._ring = self._new_ring()
         if self._ring is None:
             return open_feed(self._loader, current_stream)
-        if workers:
+        if not workers:
+            feed = open_feed(self._loader, current_stream, partial(_staged, self._ring, self._device, self._staging))
+        elif _keeps_state(self._loader):
+            self._ring.new_workers()
+            with _collating_into(self._ring, self._loader):
+                feed = open_feed(self._loader, current_stream, partial(_received, self._ring, self._device))
+        else:
             twin: Any = self._twin if persistent and self._twin is not None else self._copy_of_loader(self._ring)
             if not persistent or twin._iterator is None:
                 self._ring.new_workers()
             self._twin = twin
             feed = open_feed(twin, current_stream, partial(_received, self._ring, self._device))
-        else:
-            feed = open_feed(self._loader, current_stream, partial(_staged, self._ring, self._device, self._staging))
         self._feed, self._gone = weakref.ref(feed), getattr(feed, "gone", None)
         return feed
 
@@ -220,11 +227,34 @@ def _why_not(loader: Any, device: torch.device, *, forced: bool) -> str:
         return "a list's batches are all there"
     if not isinstance(loader, DataLoader):
         return ""
-    kind = type(loader)
-    if kind.__iter__ is not DataLoader.__iter__ or kind._get_iterator is not DataLoader._get_iterator:
-        return f"{kind.__name__} is iterated in a way of its own"
+    if not (_iterated_as(loader, DataLoader) or _keeps_state(loader)):
+        return f"{type(loader).__name__} is iterated in a way of its own"
     if not loader.num_workers and loader.pin_memory:
         return "the loader page-locks its batches itself"
+    if _keeps_state(loader):
+        return "its workers persist, and so does its state in them" if loader.persistent_workers else ""
     if loader.num_workers and loader._iterator is not None:
         return "the loader's workers are running already"
     return ""
+
+
+def _iterated_as(loader: Any, kind: Any) -> bool:
+    return type(loader).__iter__ is kind.__iter__ and type(loader)._get_iterator is kind._get_iterator
+
+
+def _keeps_state(loader: Any) -> bool:
+    """Whether it is torchdata's ``StatefulDataLoader``, which keeps its state in its iterator, and the iterator in itself."""
+    kind = getattr(sys.modules.get("torchdata.stateful_dataloader"), "StatefulDataLoader", None)
+    return kind is not None and isinstance(loader, kind) and _iterated_as(loader, kind)
+
+
+@contextmanager
+def _collating_into(ring: Ring, loader: Any) -> Iterator[None]:
+    """Have the workers that ``loader`` starts meanwhile collate into the ring. Afterwards it is as it was."""
+    own = {name: getattr(loader, name) for name in ("collate_fn", "pin_memory")}
+    try:
+        loader.collate_fn, loader.pin_memory = SlotCollate(loader.collate_fn, ring.memory), False
+        yield
+    finally:
+        for name, value in own.items():
+            setattr(loader, name, value)

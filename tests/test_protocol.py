@@ -603,6 +603,35 @@ def test_a_transform_may_change_its_container_in_place(cuda, monkeypatch, form):
     assert not cuda.history.violations, cuda.history.report()
 
 
+@pytest.mark.parametrize("depth", [0, 1, 4])
+def test_what_was_launched_ahead_is_not_in_the_state(cuda, monkeypatch, depth):
+    class Stateful(Source):
+        def state_dict(self):
+            raise AssertionError("its batches bring it along")
+
+        def load_state_dict(self, state):
+            pass
+
+    class Dated(ListFeed):
+        pulled = 0
+
+        def _get(self, block):
+            found = super()._get(block)
+            self.pulled += 1
+            found.state = self.pulled
+            return found
+
+    monkeypatch.setattr(supply, "open_feed", lambda source, current_stream, *_: Dated(source, iter(source), current_stream))
+    streamed = StreamedLoader(Stateful(cuda, 6), device="cuda", depth=depth)
+    for number, _ in enumerate(streamed, start=1):
+        (feed,) = streamed._feeds
+        assert feed.pulled >= min(number + depth, 7)
+        state = streamed.state_dict()
+        assert (state["source"], state["batch"], state["ended"]) == (number, number, False)
+    state = streamed.state_dict()
+    assert (state["source"], state["batch"], state["ended"]) == (7, 6, True)
+
+
 def test_an_interrupt_within_a_stage_leaves_its_reads_ordered(cuda, monkeypatch):
     script_arrivals(monkeypatch, [True])
 

@@ -1,0 +1,25 @@
+"""What a loader counts while it runs."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Stats:
+    """Running counters of one loader, for a training log."""
+
+    batches: int = 0
+    """Batches handed over."""
+    copied_bytes: int = 0
+    """Bytes copied to the device."""
+    starved: int = 0
+    """Times that nothing was ready and the training thread waited for the wrapped loader."""
+    starved_ms: float = 0.0
+    """How long it waited so."""
+    slot_batches: int = 0
+    """Batches that came through a page-locked slot."""
+    other_batches: int = 0
+    """Batches that came as they would from the loader itself."""
+    held_back: int = 0
+    """Times that the training thread was too far ahead of the device and waited for it."""
+    held_back_ms: float = 0.0
+    """How long it waited so."""
