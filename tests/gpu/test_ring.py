@@ -1,5 +1,7 @@
 """The ring on a card: slots are read before they are written again, and their memory is let go of."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
@@ -164,3 +166,20 @@ def test_a_capture_of_the_users_goes_on_while_workers_fill_slots():
                 assert ones.sum().item() == 8
         assert loader.stats().slot_batches > 0
     assert_equal(got, reference(Samples()))
+
+
+def test_slots_that_cannot_be_page_locked_are_read_all_the_same(monkeypatch, caplog):
+    real = torch.cuda.cudart()
+
+    def refused(address, size, flags):
+        assert int(real.cudaHostRegister(address, size, flags)) == 0
+        error = real.cudaHostRegister(address, size, flags)  # CUDA refuses what is registered already
+        real.cudaHostUnregister(address)
+        return error
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=refused))
+    with gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=2), [lambda images: images * 1]) as loader:
+        assert_equal(list(loader), reference(Samples()))
+        assert loader.stats().slot_batches
+    assert caplog.text.count("could not be page-locked (CUDA error") == 1
+    torch.cuda.synchronize()  # nothing of it is left for whoever comes next
