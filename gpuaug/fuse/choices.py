@@ -20,8 +20,8 @@ from gpuaug.fuse.draws import Source
 from gpuaug.fuse.eager import EagerOp
 from gpuaug.fuse.filters import FilterOp
 from gpuaug.fuse.geometry import Axis, IndexMap, IndexOp, WarpOp
+from gpuaug.fuse.one_of import OneOf
 from gpuaug.fuse.ops import Array, Drawn, Op, PointOp, Size
-from gpuaug.fuse.points import OneOf
 from gpuaug.fuse.warps import AnyAffine
 
 Pick = Literal["batch", "sample"]

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gpuaug.fuse.draws import Source
-from gpuaug.fuse.ops import Array, Drawn, Op, Size
-from gpuaug.fuse.points import bounds, column
+from gpuaug.fuse.ops import Array, Drawn, Op, Size, bounds, column
 
 Border = Literal["constant", "reflect", "replicate", "circular"]
 

@@ -7,9 +7,10 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
+from gpuaug.fuse.channels import grey_of
+from gpuaug.fuse.colours import hue_turned, saturated
 from gpuaug.fuse.draws import Source
-from gpuaug.fuse.ops import Array, Drawn, PointOp, Size
-from gpuaug.fuse.points import bounds, column, grey_of, hue_turned, saturated
+from gpuaug.fuse.ops import Array, Drawn, PointOp, Size, bounds, column
 
 FACTORS = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")
 _NEUTRAL = np.array([[1.0], [1.0], [1.0], [0.0]], dtype=np.float32)

@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fuse.filters import BlurOp
-from gpuaug.fuse.kernels_gather import as_float, byte_share
 from gpuaug.fuse.kernels_points import points, unit
+from gpuaug.fuse.kernels_taps import as_float, byte_share
 from gpuaug.fuse.launching import Launch, prepared
 from gpuaug.fuse.plan import Pass
 

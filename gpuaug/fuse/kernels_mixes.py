@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fuse.kernels_gather import as_float, byte_share
 from gpuaug.fuse.kernels_points import points
+from gpuaug.fuse.kernels_taps import as_float, byte_share
 from gpuaug.fuse.launching import Launch, prepared
 from gpuaug.fuse.mixes import CutMix
 from gpuaug.fuse.plan import Pass

@@ -1,7 +1,8 @@
 """The pointwise ops as Triton functions, to be called by the kernels of passes between reading and storing a pixel.
 
 A program is a compile-time list of (op, column of its row, flags), so that a pass holds the code of its own ops and no other.
-What differs between samples is read from the sample's row. The torch form of each op stands in ``points.py`` and ``jitter.py``.
+What differs between samples is read from the sample's row. The torch form of each op stands in ``colours.py``,
+``channels.py``, ``places.py``, ``jitter.py`` and ``one_of.py``.
 """
 
 import os
@@ -9,28 +10,28 @@ import os
 import triton
 import triton.language as tl
 
+from gpuaug.fuse import channels, colours, noise, places
 from gpuaug.fuse import jitter as j
-from gpuaug.fuse import noise
-from gpuaug.fuse import points as p
+from gpuaug.fuse.one_of import OneOf
 
-BRIGHTNESS = tl.constexpr(p.Brightness.code)
-CONTRAST = tl.constexpr(p.Contrast.code)
-SATURATION = tl.constexpr(p.Saturation.code)
-HUE = tl.constexpr(p.Hue.code)
-GAMMA = tl.constexpr(p.Gamma.code)
-GRAYSCALE = tl.constexpr(p.Grayscale.code)
-INVERT = tl.constexpr(p.Invert.code)
-SOLARIZE = tl.constexpr(p.Solarize.code)
-POSTERIZE = tl.constexpr(p.Posterize.code)
-SHUFFLE = tl.constexpr(p.ChannelShuffle.code)
-DROPOUT = tl.constexpr(p.ChannelDropout.code)
-NOISE = tl.constexpr(p.GaussianNoise.code)
-ERASING = tl.constexpr(p.Erasing.code)
-NORMALIZE = tl.constexpr(p.Normalize.code)
-DENORMALIZE = tl.constexpr(p.Denormalize.code)
+BRIGHTNESS = tl.constexpr(colours.Brightness.code)
+CONTRAST = tl.constexpr(colours.Contrast.code)
+SATURATION = tl.constexpr(colours.Saturation.code)
+HUE = tl.constexpr(colours.Hue.code)
+GAMMA = tl.constexpr(colours.Gamma.code)
+GRAYSCALE = tl.constexpr(channels.Grayscale.code)
+INVERT = tl.constexpr(colours.Invert.code)
+SOLARIZE = tl.constexpr(colours.Solarize.code)
+POSTERIZE = tl.constexpr(colours.Posterize.code)
+SHUFFLE = tl.constexpr(channels.ChannelShuffle.code)
+DROPOUT = tl.constexpr(channels.ChannelDropout.code)
+NOISE = tl.constexpr(places.GaussianNoise.code)
+ERASING = tl.constexpr(places.Erasing.code)
+NORMALIZE = tl.constexpr(channels.Normalize.code)
+DENORMALIZE = tl.constexpr(channels.Denormalize.code)
 JITTER = tl.constexpr(j.ColorJitter.code)
 JIGGLE = tl.constexpr(j.ColorJiggle.code)
-ONE_OF = tl.constexpr(p.OneOf.code)
+ONE_OF = tl.constexpr(OneOf.code)
 
 CLEAN = tl.constexpr(j.CLEAN)
 ALL_BUT_CONTRAST = tl.constexpr(j.CLEAN | 13)
@@ -41,9 +42,9 @@ MULTIPLIER_0 = tl.constexpr(noise.MULTIPLIERS[0])
 MULTIPLIER_1 = tl.constexpr(noise.MULTIPLIERS[1])
 INCREMENT_0 = tl.constexpr(noise.INCREMENTS[0])
 INCREMENT_1 = tl.constexpr(noise.INCREMENTS[1])
-RED = tl.constexpr(p.GREY[0])
-GREEN = tl.constexpr(p.GREY[1])
-BLUE = tl.constexpr(p.GREY[2])
+RED = tl.constexpr(channels.GREY[0])
+GREEN = tl.constexpr(channels.GREY[1])
+BLUE = tl.constexpr(channels.GREY[2])
 
 
 @triton.jit

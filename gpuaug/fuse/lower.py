@@ -14,7 +14,7 @@ from kornia import augmentation as K
 from torch import nn
 
 from gpuaug.errors import ArgumentError, ArgumentTypeError
-from gpuaug.fuse import crops, filters, jitter, mixes, points, warps
+from gpuaug.fuse import channels, colours, crops, filters, jitter, mixes, places, warps
 from gpuaug.fuse.choices import Child, Member, Pick
 from gpuaug.fuse.eager import EagerOp
 from gpuaug.fuse.ops import Op
@@ -24,7 +24,9 @@ from gpuaug.fuse.random_apply import lower_random_apply
 LOWERED: dict[type[nn.Module], type[Op]] = {
     **crops.LOWERED,
     **warps.LOWERED,
-    **points.LOWERED,
+    **colours.LOWERED,
+    **channels.LOWERED,
+    **places.LOWERED,
     **jitter.LOWERED,
     **filters.LOWERED,
     **mixes.LOWERED,

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from gpuaug.errors import ArgumentError
 from gpuaug.fuse.draws import Source
-from gpuaug.fuse.ops import Array, Drawn, Op, Size
-from gpuaug.fuse.points import column
+from gpuaug.fuse.ops import Array, Drawn, Op, Size, column
 
 _PARTNER, _SHARE = 1, 2
 

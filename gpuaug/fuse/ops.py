@@ -154,3 +154,13 @@ class PointOp(Op):
             images: (B, C, H, W), float32.
             rows: (B, row_width), float32, on the same device. A column is used as ``rows[:, k, None, None, None]``.
         """
+
+
+def column(rows: Tensor, index: int) -> Tensor:
+    """One number a sample, (B, 1, 1, 1)."""
+    return rows[:, index, None, None, None]
+
+
+def bounds(sampler: Any) -> tuple[float, float]:
+    """What one of Kornia's uniform distributions draws between."""
+    return float(sampler.low), float(sampler.high)

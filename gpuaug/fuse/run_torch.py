@@ -5,8 +5,8 @@ from torch import Tensor
 
 from gpuaug.fuse.gather import Columns, Gather, Part
 from gpuaug.fuse.ops import Op, Size
+from gpuaug.fuse.places import Erasing
 from gpuaug.fuse.plan import Pass, Plan
-from gpuaug.fuse.points import Erasing
 
 
 def run(plan: Plan, images: Tensor, table: Tensor) -> Tensor:

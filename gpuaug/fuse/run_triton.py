@@ -7,17 +7,18 @@ import torch
 from torch import Tensor
 from triton import next_power_of_2
 
+from gpuaug.fuse.channels import ChannelShuffle, Grayscale
 from gpuaug.fuse.filters import BlurOp
 from gpuaug.fuse.gather import Columns, Gather, Part
 from gpuaug.fuse.jitter import CLEAN, ColorJiggle, ColorJitter
 from gpuaug.fuse.kernels_filters import blur, sharpen
-from gpuaug.fuse.kernels_gather import gather_kernel, mask_kernel, rest_kernel
+from gpuaug.fuse.kernels_gather import gather_kernel, mask_kernel
 from gpuaug.fuse.kernels_mixes import mix
+from gpuaug.fuse.kernels_rest import rest_kernel
 from gpuaug.fuse.launching import Launch, on_device, prepared
 from gpuaug.fuse.mixes import MixOp
 from gpuaug.fuse.ops import Size
 from gpuaug.fuse.plan import Pass, Plan, needs_mean
-from gpuaug.fuse.points import ChannelShuffle, Grayscale
 from gpuaug.fuse.run_torch import mask_fill
 
 _KINDS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from gpuaug.fuse.draws import Source
 from gpuaug.fuse.geometry import Warp, WarpOp
-from gpuaug.fuse.ops import Array, Drawn, Size
-from gpuaug.fuse.points import bounds
+from gpuaug.fuse.ops import Array, Drawn, Size, bounds
 
 
 class _Warp(WarpOp):

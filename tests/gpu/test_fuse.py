@@ -93,9 +93,9 @@ def full_precision():
 
 
 def kernel_caches():
-    from gpuaug.fuse import kernels_filters, kernels_gather, kernels_mixes
+    from gpuaug.fuse import kernels_filters, kernels_gather, kernels_mixes, kernels_rest
 
-    for module in (kernels_filters, kernels_gather, kernels_mixes):
+    for module in (kernels_filters, kernels_gather, kernels_mixes, kernels_rest):
         for value in vars(module).values():
             if hasattr(value, "device_caches"):
                 yield from value.device_caches.values()
