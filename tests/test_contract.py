@@ -19,10 +19,10 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from waiting import WAIT_S, until
 
 from gpuaug import FeatureStage, IteratorEndedError, StreamedLoader, TransformStage
 
-WAIT_S = 10.0
 DEPTHS = [0, 1, 2, 5, 50]
 
 
@@ -73,13 +73,6 @@ def workers():
     """The processes that the test has started and that have not ended."""
     before = set(multiprocessing.active_children())
     return lambda: set(multiprocessing.active_children()) - before
-
-
-def until(condition):
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.005)
 
 
 def raises(error):
@@ -744,7 +737,7 @@ def test_an_iterator_does_not_pass_for_complete_when_its_loader_was_closed():
     with pytest.raises(IteratorEndedError) as caught:
         list(batches)
     assert str(caught.value) == (
-        "An iterator must be read before its loader is closed, got next() after close(). Start a new iterator."
+        "An iterator must be read before its loader is closed or given a state, got next() after that. Begin a new one."
     )
     assert list(batches) == []
 

@@ -10,19 +10,10 @@ from contextlib import suppress
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
+from waiting import WAIT_S, until
 
 from gpuaug import IteratorEndedError, StreamedLoader, feed
 from gpuaug.feed import QUEUED, open_feed
-
-WAIT_S = 5.0
-
-
-def until(condition):
-    """Wait for ``condition``, which another thread brings about; fail if it does not."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.001)
 
 
 def feeding(loader):
@@ -189,7 +180,7 @@ def test_closing_ends_the_thread_and_lets_go_of_the_loaders_iterator():
         with pytest.raises(IteratorEndedError) as caught:
             source.get(block=block)
         assert str(caught.value) == (
-            "An iterator must be read before its loader is closed, got next() after close(). Start a new iterator."
+            "An iterator must be read before its loader is closed or given a state, got next() after that. Begin a new one."
         )
 
 

@@ -16,6 +16,11 @@ from gpuaug.errors import ArgumentTypeError
 from gpuaug.ring import Described, Ring, batch_bytes
 
 
+@pytest.fixture(autouse=True)
+def _slots_are_overwritten_when_they_are_given_back():
+    """Not here, unless a test asks for it: some look at what a slot holds after it was given back."""
+
+
 class Mark:
     def __init__(self):
         self.passed = self.waited_for = False
