@@ -26,14 +26,14 @@ from gpuaug.progress import state_reader
 QUEUED = 2
 """Host batches that wait for the training thread. The loader's workers keep their own; more here only holds memory."""
 
-STOP_S = 5.0
-"""How long leaving a loop waits for a loader that is inside ``next``, as long as ``DataLoader`` waits for its workers."""
+STOP_S = 7.0
+"""How long leaving a loop waits for a loader that is inside ``next``. ``DataLoader`` sees after five that a worker is dead."""
 
 _TAKEN_OVER = (
     "An iterator must be the only one on workers that persist, got a newer one that took them over. "
     "Finish the first loop before starting the next, or pass persistent_workers=False to the DataLoader."
 )
-_CLOSED = "An iterator must be read before its loader is closed or given a state, got next() after that. Start a new iterator."
+_CLOSED = "An iterator must be read before its loader is closed or given a state, got next() after that. Begin a new one."
 
 Receive = Callable[[Any], tuple[Any, Any]]
 
