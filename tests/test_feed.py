@@ -328,7 +328,7 @@ def test_a_list_is_read_without_a_thread(kind):
     assert items[0].stream == "stream"
     assert not threads()
     source.close()
-    with pytest.raises(IteratorEndedError, match=r"next\(\) after close\(\)"):
+    with pytest.raises(IteratorEndedError, match=r"next\(\) after that"):
         source.get(block=True)
 
 
