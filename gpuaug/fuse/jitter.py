@@ -70,11 +70,13 @@ class _Jitter(PointOp):
         """Clamp, the adjustments in order, clamp."""
         values = images.clamp(0, 1)
         for position in range(4):
-            step = rows[:, 5 + position, None, None, None]
+            steps = rows[:, 5 + position]
+            # A batch has one order. On a CPU it can be looked at; on a GPU the host would have to wait for it.
+            taken = set(steps.tolist()) if steps.device.type == "cpu" else {0, 1, 2, 3, NONE}
             changed = values
-            for index, active in enumerate(self._active):
-                if active:
-                    changed = torch.where(step == index, self.adjusted(index, values, column(rows, 1 + index)), changed)
+            for index in (index for index, active in enumerate(self._active) if active and index in taken):
+                adjusted = self.adjusted(index, values, column(rows, 1 + index))
+                changed = adjusted if len(taken) == 1 else torch.where(column(rows, 5 + position) == index, adjusted, changed)
             values = changed
         return values.clamp(0, 1)
 
