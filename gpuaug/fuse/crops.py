@@ -79,9 +79,8 @@ class Crop(IndexOp):
         flags: dict[str, Any] = module.flags  # type: ignore[assignment]
         if flags["cropping_mode"] != "slice":
             return f"cropping_mode={flags['cropping_mode']!r}"
-        if flags["padding_mode"] not in ("constant", "replicate", "reflect"):
-            return f"padding_mode={flags['padding_mode']!r}"
-        return None
+        padded = flags["padding"] is not None or flags["pad_if_needed"]
+        return _cannot_pad("padding_mode", flags["padding_mode"], "fill", flags["fill"] if padded else 0)
 
     @property
     def edge(self) -> Edge:  # type: ignore[override]
@@ -216,8 +215,8 @@ class PadTo(IndexOp):
     @classmethod
     def cannot(cls, module: nn.Module) -> str | None:
         """Why this module is left to Kornia, or ``None``."""
-        mode = module.flags["pad_mode"]  # type: ignore[index]
-        return None if mode in ("constant", "replicate", "reflect") else f"pad_mode={mode!r}"
+        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
+        return _cannot_pad("pad_mode", flags["pad_mode"], "pad_value", flags["pad_value"])
 
     def out(self, size: Size) -> Size:
         """The size padded to; without ``crop_if_exceeds`` at least that of the image."""
@@ -242,6 +241,14 @@ class PadTo(IndexOp):
     def describe(self) -> str:
         """In a few words."""
         return "pad to {}x{}".format(*self.settings["size"])
+
+
+def _cannot_pad(mode_name: str, mode: str, value_name: str, value: Any) -> str | None:
+    if mode not in ("constant", "replicate", "reflect"):
+        return f"{mode_name}={mode!r}"
+    if mode != "constant" and value != 0:  # which Kornia refuses, and says so
+        return f"{value_name}={value!r} with {mode_name}={mode!r}"
+    return None
 
 
 class ResizedCrop(ResampleOp):

@@ -110,3 +110,24 @@ def test_half_precision_is_the_float_result_rounded(dtype):
     pipeline = container(CLOSE["crop, resize, flip"]())
     images = photographs(2, 3, 20, 30)
     assert torch.equal(both(pipeline, images, dtype=dtype)[1], both(pipeline, images)[1].to(dtype))
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda mode, fill: K.RandomCrop((10, 10), padding=2, padding_mode=mode, fill=fill), "fill=0.5 with padding_mode={!r}"),
+        (
+            lambda mode, fill: K.RandomCrop((10, 10), pad_if_needed=True, padding_mode=mode, fill=fill),
+            "fill=0.5 with padding_mode={!r}",
+        ),
+        (lambda mode, fill: K.PadTo((10, 10), pad_mode=mode, pad_value=fill), "pad_value=0.5 with pad_mode={!r}"),
+    ],
+)
+def test_a_fill_that_kornia_refuses_is_left_to_it(make, reason, mode):
+    images = photographs(2, 3, 8, 8)
+    assert reason.format(mode) in str(gpuaug.fuse(make(mode, 0.5)).explain((2, 3, 8, 8)))
+    with pytest.raises(RuntimeError, match="doesn't take in value argument"):
+        gpuaug.fuse(make(mode, 0.5))(images)
+    assert "left to Kornia" not in str(gpuaug.fuse(make(mode, 0)).explain((2, 3, 8, 8)))
+    assert gpuaug.fuse(make(mode, 0))(images).shape == (2, 3, 10, 10)
