@@ -54,7 +54,7 @@ def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
     Cost:
         A few microseconds of host time for the usual two or three leaves. No copy, no synchronisation.
 
-    Example:
+    Examples:
         >>> map_leaves(lambda x: x + 1, {"a": 1, "b": [2, (3,)]})
         {'a': 2, 'b': [3, (4,)]}
     """
@@ -88,7 +88,7 @@ def once_each(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def leaves(batch: Batch) -> list[Any]:
     """List the leaves of ``batch`` in the order in which :func:`map_leaves` visits them.
 
-    Example:
+    Examples:
         >>> leaves({"a": 1, "b": [2, (3,)]})
         [1, 2, 3]
     """
@@ -112,7 +112,7 @@ def tensors(batch: Batch) -> Iterator[torch.Tensor]:
 def named_leaves(batch: Batch, path: str = "") -> Iterator[tuple[str, Any]]:
     """The leaves of ``batch`` with the way to each, as one would write it behind the batch's name.
 
-    Example:
+    Examples:
         >>> list(named_leaves({"a": 1, "b": [2, (3,)]}))
         [("['a']", 1), ("['b'][0]", 2), ("['b'][1][0]", 3)]
     """
@@ -145,7 +145,7 @@ def replace(container: Any, values: Mapping[Any, Any]) -> Any:
     Raises:
         ArgumentTypeError: If ``container`` cannot be rebuilt with other values in it.
 
-    Example:
+    Examples:
         >>> replace((1, 2), {0: "one", 2: 3})
         ('one', 2, 3)
     """

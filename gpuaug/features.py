@@ -43,7 +43,7 @@ class FeatureStage(Stage):
         From a graph: one launch, a copy of the input and one of the output, whatever the encoder (``bench/frozen_resnet.py``).
         Capturing a shape launches the encoder once more. Each graph (four at most) holds its activations.
 
-    Example:
+    Examples:
         >>> encoder = nn.Linear(4, 2).requires_grad_(False)
         >>> loader = [(torch.zeros(3, 4), torch.zeros(3))]
         >>> [features.shape for features, _ in StreamedLoader(loader, [FeatureStage(encoder)], device="cpu")]
@@ -109,7 +109,7 @@ class FeatureStage(Stage):
         Cost:
             Two marks and waits for each loader, and one look at each weight's address. The host waits only if weights moved.
 
-        Example:
+        Examples:
             >>> stage = FeatureStage(nn.Linear(4, 2).requires_grad_(False))
             >>> with stage.update():
             ...     _ = stage.encoder.weight.mul_(0.5)

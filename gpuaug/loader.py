@@ -53,7 +53,7 @@ class StreamedLoader:
         A batch of two tensors and no stages costs the training thread two copies, three marks and three waits. Memory on the
         device: the batches on their way (``depth + 1``) and two batches' intermediates.
 
-    Example:
+    Examples:
         >>> loader = StreamedLoader([torch.ones(2), torch.zeros(1)], [lambda x: x * 3], device="cpu")
         >>> len(loader), [batch.tolist() for batch in loader]
         (2, [[3.0, 3.0], [0.0]])

@@ -30,7 +30,7 @@ class Position:
     def key(self, stage: str) -> int:
         """The seed for one stage at this position, in [0, 2⁶³).
 
-        Example:
+        Examples:
             >>> Position(seed=0, epoch=0, rank=0, batch=7).key("augment") == Position(0, 0, 0, 7).key("augment")
             True
         """

@@ -80,7 +80,7 @@ class TransformStage(Stage):
         The transform's own launches, from the training thread: lanes overlap kernels, not Python. No copy and no
         host synchronisation is added.
 
-    Example:
+    Examples:
         >>> loader = [(torch.zeros(2, 3, 4, 4), torch.tensor([0, 1]))]
         >>> stage = TransformStage(lambda images: images + 1)
         >>> [(images.mean().item(), labels.tolist()) for images, labels in StreamedLoader(loader, [stage], device="cpu")]

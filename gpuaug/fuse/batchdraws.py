@@ -14,7 +14,7 @@ from gpuaug.fuse.ops import Drawn, Size
 class Draws:
     """What was drawn for one batch, by :meth:`gpuaug.fuse.Fused.draw`. It can be pickled and replayed.
 
-    Example:
+    Examples:
         >>> import kornia.augmentation as K
         >>> pipeline = K.AugmentationSequential(K.RandomHorizontalFlip(), K.RandomInvert())
         >>> augment, images = fuse(pipeline), torch.rand(2, 3, 4, 4)

@@ -63,7 +63,7 @@ def fuse(
         ArgumentTypeError: If ``pipeline`` is nothing that has augmentations in it.
         ArgumentError: If it is empty, or ``dtype``, ``memory_format`` or ``pick`` is none of those above.
 
-    Example:
+    Examples:
         >>> import kornia.augmentation as K
         >>> augment = fuse(K.AugmentationSequential(K.RandomResizedCrop((8, 8)), K.RandomHorizontalFlip()))
         >>> augment(torch.zeros(4, 3, 16, 16, dtype=torch.uint8)).shape
