@@ -52,17 +52,20 @@ class Copier:
     A tensor keeps its type, strides and place. An object with a ``to`` method is moved by it. Any other leaf stays on the host,
     and the first batch logs which.
 
+    Args:
+        device: Where they go.
+        warns: Whether batches are expected in page-locked memory, so that others are warned about.
+
     Cost:
         For each tensor one asynchronous copy (``bench/handover.py``); eight or more small ones share one copy. The host
         waits only for memory that is not page-locked, which is warned about once.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, warns: bool = True) -> None:
         self._device = device
         self._non_blocking = device.type == "cuda"
         self._examined = False
-        self.warns = True
-        """Whether batches are expected in page-locked memory, so that others are warned about."""
+        self._warns = warns
         self._takes_non_blocking: dict[type, bool] = {}
 
     def copy(self, batch: Batch) -> Copied:
@@ -137,7 +140,7 @@ class Copier:
         if staying:
             more = f" and {len(staying) - MOST_NAMED} more" if len(staying) > MOST_NAMED else ""
             _log.info("These leaves of a batch stay on the host, as they are: %s%s", ", ".join(staying[:MOST_NAMED]), more)
-        if self._device.type != "cuda" or not self.warns:
+        if self._device.type != "cuda" or not self._warns:
             return
         pageable = sum(
             _num_bytes(leaf)

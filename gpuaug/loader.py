@@ -1,27 +1,23 @@
 """``StreamedLoader``: batches that are on the device, transformed and encoded, when the training loop asks for them."""
 
 import operator
-import threading
-import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 
-from gpuaug import batch as batches
 from gpuaug import seeding, stages, streams
 from gpuaug.batch import Batch
 from gpuaug.copying import Copier
 from gpuaug.counters import Stats
 from gpuaug.errors import ArgumentError, ArgumentTypeError
-from gpuaug.feed import Feed, Pulled
+from gpuaug.feed import Feed
+from gpuaug.flight import Flight, Machinery
 from gpuaug.progress import Progress, is_stateful
 from gpuaug.seeding import Position
-from gpuaug.streams import Lane, Lanes, Mark, Pace, span
+from gpuaug.streams import Lanes
 from gpuaug.supply import Kind, Supply
 
 
@@ -79,23 +75,18 @@ class StreamedLoader:
         self.depth = _whole("depth", depth, "Use 0 for the in-line reference, 2 to overlap.")
         self.seed = seeding.default_seed() if seed is None else _whole("seed", seed, "Leave it out for torch's own.")
         self._rank = None if rank is None else _whole("rank", rank, "Leave it out for torch.distributed's.")
-        self._lanes = Lanes(streams.resolve(device))
-        self._copier = Copier(self._lanes.device)
-        self._progress = Progress(loader)
-        self._stats = Stats()
-        self._pace = Pace()
-        self._launching = threading.Lock()
-        self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
+        lanes = Lanes(streams.resolve(device))
         budget = None if feed_bytes is None else _whole("feed_bytes", feed_bytes, "Leave it out for an eighth of the memory.")
-        self._supply = Supply(loader, feed, budget, self._lanes.device, self.depth)
-        self._copier.warns = bool(self._supply.reason)
+        supply = Supply(loader, feed, budget, lanes.device, self.depth)
+        self._machinery = Machinery(lanes, Copier(lanes.device, warns=bool(supply.reason)), supply, Progress(loader))
+        self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
         self.stages = stages
 
     def __iter__(self) -> Iterator[Batch]:
         # A generator: nothing starts before the first next(), and frameworks call iter() more often than they iterate.
-        with closing(_Flight(self, self._open_feed(), *self._progress.begin())) as flight:
+        with closing(self._begin()) as flight:
             while True:
-                consumer = self._lanes.consumer()  # the stream that is current now, on this thread
+                consumer = self._machinery.lanes.consumer()  # the stream that is current now, on this thread
                 flight.catch_up(consumer)
                 if not flight.waiting:
                     flight.end()
@@ -107,7 +98,7 @@ class StreamedLoader:
 
     def __repr__(self) -> str:
         names = ", ".join(f"{bound.name}={stage!r}" for bound, stage in zip(self._bound, self._stages, strict=True))
-        settings = f"device={self.device}, depth={self.depth}, feed={self._supply!r}"
+        settings = f"device={self.device}, depth={self.depth}, feed={self._machinery.supply!r}"
         return f"StreamedLoader({type(self.loader).__name__}, stages=[{names}], {settings})"
 
     def __enter__(self) -> Self:
@@ -119,7 +110,7 @@ class StreamedLoader:
     @property
     def device(self) -> torch.device:
         """Where batches go."""
-        return self._lanes.device
+        return self._machinery.lanes.device
 
     @property
     def stages(self) -> tuple[stages.Stage, ...]:
@@ -129,7 +120,7 @@ class StreamedLoader:
     @stages.setter
     def stages(self, value: Sequence[Any]) -> None:
         new = tuple(stages.as_stages(value))
-        self._bound = stages.bind_all(new, self._lanes)
+        self._bound = stages.bind_all(new, self._machinery.lanes)
         self._stages = new
 
     @property
@@ -166,7 +157,7 @@ class StreamedLoader:
         Raises:
             ArgumentError: If ``epoch`` is negative.
         """
-        self._progress.choose(_whole("epoch", epoch, "Count epochs from 0."))
+        self._machinery.progress.choose(_whole("epoch", epoch, "Count epochs from 0."))
         if hasattr(self.loader, "set_epoch"):
             self.loader.set_epoch(epoch)
             return
@@ -190,7 +181,7 @@ class StreamedLoader:
             AttributeError: If the wrapped loader has no ``state_dict`` and ``load_state_dict``.
         """
         self._require_state("state_dict")
-        return lambda: self._progress.state(self.seed)
+        return lambda: self._machinery.progress.state(self.seed)
 
     @property
     def load_state_dict(self) -> Callable[[Mapping[str, Any]], None]:
@@ -208,7 +199,7 @@ class StreamedLoader:
 
     def stats(self) -> Stats:
         """The counters so far. The object is live: copy what is to be kept."""
-        return self._stats
+        return self._machinery.stats
 
     def close(self) -> None:
         """End iterators that are still open, and a wrapped ``DataLoader``'s persistent workers.
@@ -217,18 +208,8 @@ class StreamedLoader:
         """
         for feed in list(self._feeds):
             feed.close()
-        self._supply.close()
-        self._reclaim()
-
-    def _reclaim(self) -> None:
-        """Drop intermediates of batches that nobody waits for any more."""
-        # An abandoned iterator is closed wherever the garbage collector runs, in the middle of a launch too. The lane that is
-        # being launched on has not waited for what would be dropped here; the next launch does it in its place.
-        if self._launching.acquire(blocking=False):
-            try:
-                self._lanes.reclaim(keep=0)
-            finally:
-                self._launching.release()
+        self._machinery.supply.close()
+        self._machinery.reclaim()
 
     def _require_state(self, name: str) -> None:
         # Frameworks look for these two methods, and save in a checkpoint what they find.
@@ -241,175 +222,15 @@ class StreamedLoader:
     def _load_state(self, state: Mapping[str, Any]) -> None:
         for feed in list(self._feeds):
             feed.close()  # what reads a loader must not meet a change of its state
-        self.seed = self._progress.load(state)
+        self.seed = self._machinery.progress.load(state)
 
-    def _open_feed(self) -> Feed:
-        feed = self._supply.open(self._lanes.current_stream)
+    def _begin(self) -> Flight:
+        shared = self._machinery
+        feed = shared.supply.open(shared.lanes.current_stream)
         self._feeds.add(feed)
-        return feed
-
-
-@dataclass(slots=True)
-class _Launched:
-    """A batch whose work has been queued, or the error that stands in its place."""
-
-    batch: Batch = None
-    ready: Mark | None = None
-    resident: Sequence[torch.Tensor] = ()
-    source: Lane | None = None
-    """Where objects were made that came to us on the device, and whose tensors cannot be seen."""
-    error: BaseException | None = None
-    state: Any = None
-    """The wrapped loader's, after this batch."""
-
-
-class _Flight:
-    """The batches of one iterator between the wrapped loader and the training loop."""
-
-    def __init__(self, loader: StreamedLoader, feed: Feed, epoch: int, first: int) -> None:
-        self._loader = loader
-        self._lanes: Lanes = loader._lanes
-        self._bound = loader._bound
-        self._feed = feed
-        self._rank = seeding.default_rank() if loader._rank is None else loader._rank
-        self._epoch = epoch
-        self._index = first
-        self._handed_over = first
-        loader._progress.handed_over(epoch, first, feed.state_at_start)
-        self._ended = False
-        self._state_at_end: Any = None
-        self._memory: dict[str, Any] = {}
-        self.waiting: deque[_Launched] = deque()
-        # In line there is nothing to overlap with: launching ahead would only put off the batch that is wanted.
-        self._most = 1 if self._lanes.in_line else loader.depth + 1
-
-    def catch_up(self, consumer: Lane) -> None:
-        """Queue work until ``depth`` batches follow the next one, as far as the wrapped loader has batches now.
-
-        Blocks only when there is nothing to hand over.
-        """
-        stats = self._loader._stats
-        self._loader._supply.collect()
-        done = consumer.mark()
-        waited_s = self._loader._pace.keep(done, ahead=self._loader.depth + 2)
-        if waited_s is not None:
-            stats.held_back += 1
-            stats.held_back_ms += waited_s * 1e3
-        ordered = False
-        while len(self.waiting) < self._most and not self._ended:
-            pulled = self._feed.get(block=False)
-            if pulled is None:
-                if self.waiting:
-                    return
-                start = time.perf_counter()
-                with span("gpuaug/pull"):
-                    pulled = self._feed.get(block=True)
-                stats.starved += 1
-                stats.starved_ms += (time.perf_counter() - start) * 1e3
-            assert pulled is not None
-            self._ended = pulled.ended
-            self._state_at_end = pulled.state
-            if pulled.error is not None:
-                pulled.error.add_note(f"gpuaug: raised by the wrapped loader, at batch {self._index} of epoch {self._epoch}.")
-                self.waiting.append(_Launched(error=pulled.error))
-            elif not pulled.ended:
-                with self._loader._launching:
-                    if not ordered:
-                        self._lanes.wait_for_consumers(consumer, done)
-                        ordered = True
-                    with self._lanes.launching(consumer):
-                        self._launch(pulled)
-                self._index += 1
-
-    def hand_over(self, consumer: Lane) -> Batch:
-        """The next batch, which ``consumer`` waits for on the device; or the error in its place."""
-        launched = self.waiting.popleft()
-        if launched.error is not None:
-            self._ended = True
-            try:
-                raise launched.error
-            finally:
-                del launched  # or the error would hold itself through its traceback, and the batch with it
-        assert launched.ready is not None
-        with span("gpuaug/wait"):
-            self._lanes.hand_over(launched.ready, consumer)
-        for tensor in launched.resident:
-            consumer.reads(tensor)
-        if launched.source is not None:
-            launched.source.wait(launched.ready)
-        self._loader._stats.batches += 1
-        self._handed_over += 1
-        self._loader._progress.handed_over(self._epoch, self._handed_over, launched.state)
-        self._feed.refill()
-        return launched.batch
-
-    def end(self) -> None:
-        """All batches have been handed over, and no more is asked for."""
-        self._loader._progress.ended(self._epoch, self._handed_over, self._state_at_end)
-
-    def close(self) -> None:
-        self._feed.close()
-        for launched in self.waiting:  # they will not be handed over, and are dropped while lanes may still be reading them
-            if launched.source is not None and launched.ready is not None:
-                launched.source.wait(launched.ready)
-        self.waiting.clear()
-        self._loader._reclaim()
-
-    def _launch(self, pulled: Pulled) -> None:
-        position = Position(self._loader.seed, self._epoch, self._rank, self._index)
-        read_by_stages: list[Any] = []
-        lane, doing, source, end = self._lanes.copy, "its copy", None, None
-        try:
-            self._lanes.reclaim()
-            lane.make_current()
-            self._loader._supply.prepare(pulled)
-            if pulled.slot is not None:
-                self._loader._stats.slot_batches += 1
-            else:
-                self._loader._stats.other_batches += 1
-            with span("gpuaug/copy"):
-                copied = self._loader._copier.copy(pulled.batch)
-            if copied.resident or copied.resident_objects:
-                followed = self._lanes.follow(pulled.stream)
-                source = followed if copied.resident_objects else None
-            batch, ready = copied.batch, lane.mark()
-            self._loader._supply.read_until(pulled, ready)
-            for bound in self._bound:
-                doing = f"stage {bound.name!r}"
-                with span(f"gpuaug/stage/{bound.name}"):
-                    values = bound.read(batch)
-                    read_by_stages.extend(_parts(values))
-                    bound.lane.wait(ready)
-                    lane = bound.lane  # from here on its mark covers all that was done for this batch
-                    for tensor in copied.resident:
-                        lane.reads(tensor)
-                    result = bound.run(values, ready, position, self._memory)
-                    ready = lane.mark()
-                    batch = bound.write(batch, result)
-            self._loader._stats.copied_bytes += copied.num_bytes
-            end = ready
-            self.waiting.append(_Launched(batch, ready, copied.resident, source, state=pulled.state))
-        except Exception as error:
-            # It is raised at its own batch, after those before it have been handed over.
-            error.add_note(f"gpuaug: raised in {doing}, at batch {self._index} of epoch {self._epoch}.")
-            self.waiting.append(_Launched(error=error))
-            self._ended = True
-        finally:
-            if end is None:  # an error or an interrupt, after which the lane may hold work that is not marked
-                end = lane.mark()
-                self._loader._supply.read_until(pulled, end)
-                if source is not None:
-                    source.wait(end)
-            if read_by_stages:
-                self._lanes.retire(read_by_stages, end)
-
-
-def _parts(values: tuple[Any, ...]) -> Iterator[Any]:
-    """What has to be kept while a stage reads ``values``: not containers, whose members a transform may exchange."""
-    for leaf in batches.leaves(values):
-        yield leaf
-        if type(leaf) is not torch.Tensor and batches.moves_itself(leaf):
-            yield batches.members(leaf)
+        epoch, first = shared.progress.begin()
+        rank = seeding.default_rank() if self._rank is None else self._rank
+        return Flight(shared, feed, self._bound, Position(self.seed, epoch, rank, first), self.depth)
 
 
 def _whole(name: str, value: Any, way_out: str) -> int:

@@ -27,6 +27,10 @@ class Position:
     rank: int
     batch: int
 
+    def after(self) -> "Position":
+        """The position of the batch that follows."""
+        return Position(self.seed, self.epoch, self.rank, self.batch + 1)
+
     def key(self, stage: str) -> int:
         """The seed for one stage at this position, in [0, 2⁶³).
 

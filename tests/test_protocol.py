@@ -17,7 +17,7 @@ from torch import nn
 from gpuaug import FeatureStage, SelectionError, StreamedLoader, TransformStage, batch, seeding, streams, supply
 from gpuaug.features import _BoundFeature
 from gpuaug.feed import ListFeed, Pulled
-from gpuaug.loader import _Flight
+from gpuaug.flight import Flight
 from gpuaug.streams import Lane, Lanes
 
 
@@ -94,7 +94,7 @@ def install(patch, **options):
 
 
 def name_lanes(cuda, loader):
-    for name, lane in loader._lanes._lanes.items():
+    for name, lane in loader._machinery.lanes._lanes.items():
         lane.stream.name = f"{name} lane"
 
 
@@ -334,7 +334,7 @@ def reverse_wait_for_the_step_before(patch, cuda):
 
 def record_instead(patch, stream_of):
     """The protocol of ``record_stream``: no reverse wait, and the stream that ``stream_of`` gives recorded."""
-    real = _Flight.hand_over
+    real = Flight.hand_over
 
     def hand_over(self, consumer):
         handed_over = real(self, consumer)
@@ -342,7 +342,7 @@ def record_instead(patch, stream_of):
             buffer.record_stream(stream_of(buffer, consumer))
         return handed_over
 
-    patch.setattr(_Flight, "hand_over", hand_over)
+    patch.setattr(Flight, "hand_over", hand_over)
     patch.setattr(Lanes, "wait_for_consumers", lambda self, consumer, mark: None)
 
 
@@ -376,13 +376,13 @@ def one_event_recorded_again(patch, cuda):
 
 
 def wait_when_launched(patch, cuda):
-    real = _Flight._launch
+    real = Flight._launch
 
     def launch(self, pulled):
         real(self, pulled)
         Lane("consumer", cuda.default).wait(self.waiting[-1].ready)
 
-    patch.setattr(_Flight, "_launch", launch)
+    patch.setattr(Flight, "_launch", launch)
 
 
 def mark_before_the_last_write(patch, cuda):
@@ -410,7 +410,7 @@ def labels_on_a_stream_of_their_own(patch, cuda):
 
 
 def labels_copied_after_the_mark(patch, cuda):
-    real = _Flight.hand_over
+    real = Flight.hand_over
 
     def hand_over(self, consumer):
         images, labels = real(self, consumer)
@@ -418,7 +418,7 @@ def labels_copied_after_the_mark(patch, cuda):
             cuda.write(labels)
         return images, labels
 
-    patch.setattr(_Flight, "hand_over", hand_over)
+    patch.setattr(Flight, "hand_over", hand_over)
 
 
 def no_wait_between_lanes(patch, cuda):

@@ -82,13 +82,13 @@ def test_batches_that_grow_have_larger_slots():
     with gpuaug.StreamedLoader(DataLoader(Growing(), 4, num_workers=2)) as loader:
         for _ in range(2):
             assert_equal(list(loader), reference(Growing()))
-        assert loader._supply._ring.memory.generation()[0] == 2
+        assert loader._machinery.supply._ring.memory.generation()[0] == 2
 
 
 def test_slots_are_page_locked_until_the_loader_is_closed(monkeypatch):
     loader = gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=2))
     list(loader)
-    made, released = loader._supply._ring, []
+    made, released = loader._machinery.supply._ring, []
     registered = set(made._registered)
     assert registered
     unregister = ring._unregister_at
