@@ -72,9 +72,11 @@ class Feed(ABC):
         Raises:
             IteratorEndedError: If the loader was closed, or a newer iterator has taken its workers over.
         """
-        if self._why_ended is not None:
-            raise IteratorEndedError(self._why_ended)
-        return self._get(block)
+        if self._why_ended is None:
+            pulled = self._get(block)
+            if self._why_ended is None:  # another thread may have closed it meanwhile
+                return pulled
+        raise IteratorEndedError(self._why_ended)
 
     @property
     def is_open(self) -> bool:

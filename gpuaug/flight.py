@@ -76,7 +76,6 @@ class Flight:
         self._feed = feed
         self._at = first
         self._handed_over = first.batch
-        machinery.progress.handed_over(first.epoch, first.batch, feed.state_at_start)
         self._ended = False
         self._state_at_end: Any = None
         self._memory: dict[str, Any] = {}
@@ -149,7 +148,7 @@ class Flight:
 
     def end(self) -> None:
         """All batches have been handed over, and no more is asked for."""
-        self._machinery.progress.ended(self._at.epoch, self._handed_over, self._state_at_end)
+        self._machinery.progress.handed_over(self._at.epoch, self._handed_over, self._state_at_end, ended=True)
 
     def close(self) -> None:
         """Let go of the wrapped loader, and of batches that will not be handed over."""

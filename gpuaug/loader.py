@@ -2,8 +2,9 @@
 
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -26,6 +27,9 @@ class StreamedLoader:
 
     Copies run on a copy lane and every stage on a lane of its own, up to ``depth`` batches ahead of the training loop. What
     comes out is bit for bit what ``depth=0`` gives, which runs the same work with an immediate wait.
+
+    Around a loader with ``state_dict`` and ``load_state_dict``, such as torchdata's ``StatefulDataLoader``, it has these two
+    methods as well, of :class:`gpuaug.progress.Progress`.
 
     Args:
         loader: Any iterable of batches: a ``DataLoader``, a list, a generator function's result. Batches may be any nesting of
@@ -73,13 +77,17 @@ class StreamedLoader:
             )
         self.loader = loader
         self.depth = _whole("depth", depth, "Use 0 for the in-line reference, 2 to overlap.")
-        self.seed = seeding.default_seed() if seed is None else _whole("seed", seed, "Leave it out for torch's own.")
+        seed = seeding.default_seed() if seed is None else _whole("seed", seed, "Leave it out for torch's own.")
         self._rank = None if rank is None else _whole("rank", rank, "Leave it out for torch.distributed's.")
         lanes = Lanes(streams.resolve(device))
         budget = None if feed_bytes is None else _whole("feed_bytes", feed_bytes, "Leave it out for an eighth of the memory.")
         supply = Supply(loader, feed, budget, lanes.device, self.depth)
-        self._machinery = Machinery(lanes, Copier(lanes.device, warns=bool(supply.reason)), supply, Progress(loader))
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
+        progress = Progress(loader, seed, partial(_close_all, self._feeds))
+        self._machinery = Machinery(lanes, Copier(lanes.device, warns=bool(supply.reason)), supply, progress)
+        if is_stateful(loader):
+            # Here, not on the class: frameworks look for these two names, and save in a checkpoint what they find.
+            self.state_dict, self.load_state_dict = progress.state_dict, progress.load_state_dict
         self.stages = stages
 
     def __iter__(self) -> Iterator[Batch]:
@@ -111,6 +119,11 @@ class StreamedLoader:
     def device(self) -> torch.device:
         """Where batches go."""
         return self._machinery.lanes.device
+
+    @property
+    def seed(self) -> int:
+        """What the draws of stages depend on, with the epoch, the rank and the batch."""
+        return self._machinery.progress.seed
 
     @property
     def stages(self) -> tuple[stages.Stage, ...]:
@@ -158,44 +171,6 @@ class StreamedLoader:
             ArgumentError: If ``epoch`` is negative.
         """
         self._machinery.progress.choose(_whole("epoch", epoch, "Count epochs from 0."))
-        if hasattr(self.loader, "set_epoch"):
-            self.loader.set_epoch(epoch)
-            return
-        told: list[Any] = []
-        for path in ("sampler", "batch_sampler", "batch_sampler.sampler", "dataset"):
-            with suppress(AttributeError):
-                part = operator.attrgetter(path)(self.loader)
-                if hasattr(part, "set_epoch") and not any(part is other for other in told):
-                    told.append(part)
-        for part in told:
-            part.set_epoch(epoch)
-
-    @property
-    def state_dict(self) -> Callable[[], dict[str, Any]]:
-        """A method, there if the wrapped loader has it: where the training loop is, for a checkpoint.
-
-        The state is that of the batch which was handed over last, whatever has been read ahead: the wrapped loader's own after
-        that batch, and what the draws of stages depend on, the seed, the epoch and the batch. Each rank has its own.
-
-        Raises:
-            AttributeError: If the wrapped loader has no ``state_dict`` and ``load_state_dict``.
-        """
-        self._require_state("state_dict")
-        return lambda: self._machinery.progress.state(self.seed)
-
-    @property
-    def load_state_dict(self) -> Callable[[Mapping[str, Any]], None]:
-        """A method, there if the wrapped loader has it: go on from what ``state_dict()`` returned.
-
-        The next iterator begins with the batch after it, and stages draw what they would have drawn. Iterators that are open
-        end. A :class:`FeatureStage` runs the first batch of each shape without a graph, as in every iterator.
-
-        Raises:
-            AttributeError: If the wrapped loader has no ``state_dict`` and ``load_state_dict``.
-            ArgumentError, ArgumentTypeError: When it is called with anything else.
-        """
-        self._require_state("load_state_dict")
-        return self._load_state
 
     def stats(self) -> Stats:
         """The counters so far. The object is live: copy what is to be kept."""
@@ -206,31 +181,22 @@ class StreamedLoader:
 
         The loader can be iterated again: workers are then started anew. Also called on leaving a ``with`` block.
         """
-        for feed in list(self._feeds):
-            feed.close()
+        _close_all(self._feeds)
         self._machinery.supply.close()
         self._machinery.reclaim()
-
-    def _require_state(self, name: str) -> None:
-        # Frameworks look for these two methods, and save in a checkpoint what they find.
-        if not is_stateful(self.loader):
-            raise AttributeError(
-                f"{name} must belong to a loader with a state, got one around {type(self.loader).__name__}, which has none. "
-                "Wrap torchdata's StatefulDataLoader."
-            )
-
-    def _load_state(self, state: Mapping[str, Any]) -> None:
-        for feed in list(self._feeds):
-            feed.close()  # what reads a loader must not meet a change of its state
-        self.seed = self._machinery.progress.load(state)
 
     def _begin(self) -> Flight:
         shared = self._machinery
         feed = shared.supply.open(shared.lanes.current_stream)
         self._feeds.add(feed)
-        epoch, first = shared.progress.begin()
+        epoch, first = shared.progress.begin(feed.state_at_start)
         rank = seeding.default_rank() if self._rank is None else self._rank
         return Flight(shared, feed, self._bound, Position(self.seed, epoch, rank, first), self.depth)
+
+
+def _close_all(feeds: Iterable[Feed]) -> None:
+    for feed in list(feeds):
+        feed.close()
 
 
 def _whole(name: str, value: Any, way_out: str) -> int:

@@ -1,10 +1,14 @@
 """How far the training loop has come, in a form that a checkpoint can hold."""
 
 import copy
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from gpuaug.errors import ArgumentError, ArgumentTypeError
+
+_WAY_OUT = "Pass what state_dict() of a StreamedLoader returned."
 
 
 class Reached(NamedTuple):
@@ -15,8 +19,10 @@ class Reached(NamedTuple):
     """Batches of the epoch that were handed over."""
     ended: bool
     """Whether the epoch's end was reached, not only its last batch."""
+    chosen: bool
+    """Whether the epoch was set, and not counted."""
     source: Any
-    """The wrapped loader's state."""
+    """The wrapped loader's state, or what was raised when it was asked for; ``None`` before the first batch of all."""
 
 
 class Progress:
@@ -24,67 +30,88 @@ class Progress:
 
     Args:
         loader: The wrapped loader.
+        seed: What draws depend on besides.
+        end_passes: Ends the passes over the loader that are open.
     """
 
-    def __init__(self, loader: Iterable[Any]) -> None:
+    def __init__(self, loader: Iterable[Any], seed: int, end_passes: Callable[[], None]) -> None:
+        self.seed = seed
         self._loader = loader
+        self._end_passes = end_passes
         self._epoch = -1
+        self._next: int | None = None
+        """The epoch of the next iterator, where it is not the one that follows."""
         self._chosen = False
         self._first = 0
         self._reached: Reached | None = None
 
     def choose(self, epoch: int) -> None:
         """Have the next iterator belong to ``epoch``."""
-        self._epoch, self._chosen = epoch, True
+        self._next, self._chosen = epoch, True
+        tell_epoch(self._loader, epoch)
 
-    def begin(self) -> tuple[int, int]:
-        """The epoch of an iterator that begins now, and the number of its first batch."""
-        if not self._chosen:
-            self._epoch += 1
-        first, self._first, self._chosen = self._first, 0, False
+    def begin(self, source: Any) -> tuple[int, int]:
+        """An iterator begins, with ``source`` as the wrapped loader's state: its epoch, and the number of its first batch."""
+        self._epoch, first = self._following, self._first
+        self._reached = Reached(self._epoch, first, False, self._chosen, source)
+        self._next, self._chosen, self._first = None, False, 0
         return self._epoch, first
 
-    def handed_over(self, epoch: int, batch: int, source: Any) -> None:
+    def handed_over(self, epoch: int, batch: int, source: Any, *, ended: bool = False) -> None:
         """``batch`` batches of ``epoch`` have been handed over, and ``source`` is the wrapped loader's state after the last."""
-        self._reached = Reached(epoch, batch, False, source)
+        chosen = self._reached is not None and self._reached.chosen
+        self._reached = Reached(epoch, batch, ended, chosen, source)
 
-    def ended(self, epoch: int, batch: int, source: Any) -> None:
-        """The end of ``epoch`` has been reached."""
-        self._reached = Reached(epoch, batch, True, source)
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training loop is: the state after the batch that was handed over last, whatever has been read ahead.
 
-    def state(self, seed: int) -> dict[str, Any]:
-        """What :meth:`load` takes, with what draws depend on besides."""
-        reached = self._reached
-        if reached is None:
-            reached = Reached(self._epoch + (not self._chosen), 0, False, self._loader.state_dict())  # type: ignore[attr-defined]
-        return {"seed": seed, **reached._asdict()}
-
-    def load(self, state: Mapping[str, Any]) -> int:
-        """Go on from ``state``: the next iterator begins with the batch after it. Returns the seed.
+        Holds the wrapped loader's own state after that batch, and what the draws of stages depend on: the seed, the epoch and
+        the number of batches. Each rank has its own.
 
         Raises:
-            ArgumentError, ArgumentTypeError: If it is no such state.
+            Exception: What the wrapped loader raised when it was asked for its state.
         """
-        if not isinstance(state, Mapping):
-            raise ArgumentTypeError(f"state must be a mapping, got {type(state).__name__}. {_WAY_OUT}")
+        reached = self._reached or Reached(self._following, 0, False, self._chosen, None)
+        if isinstance(reached.source, Exception):
+            raise reached.source
+        return {"seed": self.seed, **copy.deepcopy(reached._asdict())}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned: the next iterator begins with the batch after it.
+
+        Stages draw what they would have drawn. Iterators that are open end. A :class:`FeatureStage` runs the first batch of
+        each shape without a graph, as in every iterator.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: If it is no such state. Then nothing has changed.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise ArgumentTypeError(f"state must be a mapping, got {type(state_dict).__name__}. {_WAY_OUT}")
         names = ("seed", *Reached._fields)
-        if missing := [name for name in names if name not in state]:
+        if missing := [name for name in names if name not in state_dict]:
             raise ArgumentError(f"state must hold {', '.join(names)}, got one without {', '.join(missing)}. {_WAY_OUT}")
-        reached = Reached(*(state[name] for name in Reached._fields))
-        self._loader.load_state_dict(reached.source)  # type: ignore[attr-defined]
-        self._epoch, self._chosen = reached.epoch, not reached.ended
-        self._first = 0 if reached.ended else reached.batch
+        reached = Reached(*copy.deepcopy([state_dict[name] for name in Reached._fields]))
+        self._end_passes()  # what reads a loader must not meet a change of its state
+        ended = reached.ended or _is_finished(reached.source)
+        if reached.chosen and not ended:
+            tell_epoch(self._loader, reached.epoch)
+        if reached.source is not None:
+            self._loader.load_state_dict(copy.deepcopy(reached.source))  # type: ignore[attr-defined]
+        self.seed, self._epoch = state_dict["seed"], reached.epoch
+        self._next, self._chosen = (None, False) if ended else (reached.epoch, reached.chosen)
+        self._first = 0 if ended else reached.batch
         self._reached = reached
-        seed: int = state["seed"]
-        return seed
 
-
-_WAY_OUT = "Pass what state_dict() of a StreamedLoader returned."
+    @property
+    def _following(self) -> int:
+        return self._epoch + 1 if self._next is None else self._next
 
 
 def is_stateful(loader: Any) -> bool:
     """Whether ``loader`` can say how far it has been read, and go on from there."""
-    return all(callable(getattr(loader, name, None)) for name in ("state_dict", "load_state_dict"))
+    # Accelerate's loaders have the methods whether or not the one they prepared has a state.
+    inner = getattr(loader, "base_dataloader", loader)
+    return all(callable(getattr(each, name, None)) for each in (loader, inner) for name in ("state_dict", "load_state_dict"))
 
 
 def state_reader(loader: Any, iterator: Iterator[Any]) -> Callable[[], Any]:
@@ -93,10 +120,34 @@ def state_reader(loader: Any, iterator: Iterator[Any]) -> Callable[[], Any]:
         return _no_state
     # A loader knows of its newest iterator only.
     holder: Any = iterator if callable(getattr(iterator, "state_dict", None)) else loader
-    if getattr(loader, "num_workers", 0):
-        read: Callable[[], Any] = holder.state_dict
-        return read  # it came out of other processes, so nothing here goes on changing it
-    return lambda: copy.deepcopy(holder.state_dict())
+
+    def read() -> Any:
+        try:
+            return copy.deepcopy(holder.state_dict())  # a copy: it may go on changing as more is read
+        except Exception as error:
+            return error  # for whoever asks for the state; batches do not depend on it
+
+    return read
+
+
+def tell_epoch(loader: Any, epoch: int) -> None:
+    """Call ``set_epoch`` of the loader, or else of those of its parts that have it."""
+    if hasattr(loader, "set_epoch"):
+        loader.set_epoch(epoch)
+        return
+    told: list[Any] = []
+    for path in ("sampler", "batch_sampler", "batch_sampler.sampler", "dataset"):
+        with suppress(AttributeError):
+            part = operator.attrgetter(path)(loader)
+            if hasattr(part, "set_epoch") and not any(part is other for other in told):
+                told.append(part)
+    for part in told:
+        part.set_epoch(epoch)
+
+
+def _is_finished(source: Any) -> bool:
+    """Whether torchdata's loader would start over. Under Accelerate, which reads one batch ahead, it would after its last."""
+    return isinstance(source, Mapping) and bool(source.get("_iterator_finished", False))
 
 
 def _no_state() -> None:

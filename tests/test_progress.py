@@ -1,11 +1,15 @@
 """A run that is taken up from a checkpoint goes on as if it had never stopped."""
 
 import io
+import threading
+import time
 from collections.abc import Iterable
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
+import torch.distributed.checkpoint.stateful
+import torchdata.stateful_dataloader.stateful
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gpuaug import ArgumentError, ArgumentTypeError, IteratorEndedError, StreamedLoader, TransformStage
@@ -135,13 +139,9 @@ def test_the_state_is_the_wrapped_loaders_at_the_batch_that_was_handed_over(kind
     for count in range(1, BATCHES + 1):
         next(alone), next(read_ahead)
         state = loader.state_dict()
-        assert {name: state[name] for name in ("seed", "epoch", "batch", "ended")} == {
-            "seed": 7,
-            "epoch": 0,
-            "batch": count,
-            "ended": False,
-        }
-        assert repr(without_seeds(state["source"])) == repr(without_seeds(by_itself.state_dict()))
+        source = state.pop("source")
+        assert state == {"seed": 7, "epoch": 0, "batch": count, "ended": False, "chosen": False}
+        assert repr(without_seeds(source)) == repr(without_seeds(by_itself.state_dict()))
 
 
 @pytest.mark.parametrize("kind", ["in this process", "two workers"])
@@ -251,6 +251,80 @@ def test_a_loop_that_sets_the_epoch_is_taken_up_in_the_middle_of_it():
     assert same([bits(batch) for batch in resumed], expected[2:])
 
 
+class Reordered(Sampler):
+    """An order for each epoch, as a sampler of a distributed run has it."""
+
+    def __init__(self):
+        self.epoch = 0
+
+    def __len__(self):
+        return 2 * BATCHES
+
+    def __iter__(self):
+        return iter([(index * 5 + 3 * self.epoch) % (2 * BATCHES) for index in range(2 * BATCHES)])
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_sampler_is_told_the_epoch_again_if_it_was_told_before(chosen):
+    def make():
+        return StreamedLoader(
+            StatefulDataLoader(TensorDataset(torch.arange(2 * BATCHES)), 2, sampler=Reordered()), device="cpu"
+        )
+
+    def begun():
+        loader = make()
+        if chosen:
+            loader.set_epoch(3)
+        else:
+            list(loader)
+        return loader
+
+    expected = [bits(batch) for batch in begun()]
+    once, twice = make(), make()
+    once.load_state_dict(stopped_at(2, begun()))
+    twice.load_state_dict(stopped_at(2, once))
+    assert same([bits(batch) for batch in twice], expected[4:])
+
+
+def test_what_a_caller_does_to_a_state_stays_with_him():
+    loader = streamed(shuffled)
+    next(iter(loader))
+    loader.state_dict()["source"].clear()
+    state = loader.state_dict()
+    assert state["source"]
+    loader.load_state_dict(state)
+    state["source"].clear()
+    assert len(list(loader)) == BATCHES - 1
+
+
+def test_a_loader_that_has_reached_its_end_with_its_last_batch_starts_over():
+    loader = streamed(lambda: Prepared(shuffled()))
+    state = stopped_at(BATCHES, streamed(lambda: Prepared(shuffled())))
+    state["source"]["_iterator_finished"] = True  # as under Accelerate, which reads one batch ahead of those it gives
+    loader.load_state_dict(state)
+    next(iter(loader))
+    assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (1, 1)
+
+
+def test_an_end_that_another_thread_brings_about_is_none_of_the_epoch():
+    class Slow(Counter):
+        def __iter__(self):
+            for batch in super().__iter__():
+                if batch.item() == 3:
+                    time.sleep(0.5)
+                yield batch
+
+    loader = StreamedLoader(Slow(), device="cpu", depth=0)
+    got = []
+    threading.Timer(0.2, loader.close).start()
+    with pytest.raises(IteratorEndedError):
+        got.extend(batch.item() for batch in loader)
+    assert (loader.state_dict()["batch"], loader.state_dict()["ended"]) == (2, False)
+
+
 def test_a_failed_batch_is_taken_up_again():
     make, failing = SOURCES["two workers"], [5]
 
@@ -324,26 +398,44 @@ def test_any_iterable_may_have_a_state():
     assert (resumed.state_dict()["batch"], resumed.state_dict()["ended"]) == (BATCHES, True)
 
 
-@pytest.mark.parametrize("at", [3, BATCHES])
-def test_a_state_that_cannot_be_had_is_an_error_at_its_batch(at):
-    got = []
-    with pytest.raises(ZeroDivisionError, match="does not know") as raised:
-        got.extend(batch.item() for batch in StreamedLoader(Counter(fails_at=at), device="cpu"))
-    assert raised.value.__notes__ == [f"gpuaug: raised by the wrapped loader, at batch {at - 1} of epoch 0."]
+def test_a_state_that_cannot_be_had_costs_no_batch():
+    loader = StreamedLoader(Counter(fails_at=3), device="cpu")
+    for batch in loader:
+        if batch.item() == 3:
+            with pytest.raises(ZeroDivisionError, match="does not know"):
+                loader.state_dict()
+    assert loader.state_dict()["batch"] == BATCHES
 
 
-@pytest.mark.parametrize("source", [[torch.ones(2)], DataLoader(TensorDataset(torch.ones(4))), iter([torch.ones(2)])])
+class Prepared:
+    """As Accelerate's loaders: they have the methods whether or not what they prepared has a state."""
+
+    def __init__(self, base_dataloader):
+        self.base_dataloader = base_dataloader
+
+    def __iter__(self):
+        return iter(self.base_dataloader)
+
+    def state_dict(self):
+        return self.base_dataloader.state_dict()
+
+    def load_state_dict(self, state):
+        self.base_dataloader.load_state_dict(state)
+
+
+PLAIN = DataLoader(TensorDataset(torch.ones(4)))
+
+
+@pytest.mark.parametrize("source", [[torch.ones(2)], PLAIN, iter([torch.ones(2)]), Prepared(PLAIN)])
 def test_there_is_a_state_only_where_the_wrapped_loader_has_one(source):
-    loader = StreamedLoader(source, device="cpu")
+    without, around = StreamedLoader(source, device="cpu"), StreamedLoader(Prepared(shuffled()), device="cpu")
     for name in ("state_dict", "load_state_dict"):
-        assert not hasattr(loader, name)
-        with pytest.raises(AttributeError) as raised:
-            getattr(loader, name)
-        assert str(raised.value) == (
-            f"{name} must belong to a loader with a state, got one around {type(source).__name__}, which has none. "
-            "Wrap torchdata's StatefulDataLoader."
-        )
-    assert all(hasattr(StreamedLoader(shuffled(), device="cpu"), name) for name in ("state_dict", "load_state_dict"))
+        assert not hasattr(without, name)
+        assert hasattr(around, name)
+    for protocol in (torch.distributed.checkpoint.stateful.Stateful, torchdata.stateful_dataloader.stateful.Stateful):
+        assert not isinstance(without, protocol)
+        assert isinstance(around, protocol)
+    assert list(without)
 
 
 WRONG = [
@@ -352,12 +444,12 @@ WRONG = [
     (
         {},
         ArgumentError,
-        "state must hold seed, epoch, batch, ended, source, got one without seed, epoch, batch, ended, source.",
+        "state must hold seed, epoch, batch, ended, chosen, source, got one without seed, epoch, batch, ended, chosen, source.",
     ),
     (
-        {"seed": 3, "epoch": 1, "batch": 2, "source": {}},
+        {"seed": 3, "epoch": 1, "batch": 2, "chosen": False, "source": {}},
         ArgumentError,
-        "state must hold seed, epoch, batch, ended, source, got one without ended.",
+        "state must hold seed, epoch, batch, ended, chosen, source, got one without ended.",
     ),
 ]
 
@@ -365,10 +457,13 @@ WRONG = [
 @pytest.mark.parametrize(("state", "kind", "text"), WRONG)
 def test_a_state_of_something_else_changes_nothing(state, kind, text):
     loader = streamed(shuffled)
+    iterator = iter(loader)
+    batches = [bits(next(iterator))]
     with pytest.raises(kind) as raised:
         loader.load_state_dict(state)
     assert str(raised.value) == f"{text} Pass what state_dict() of a StreamedLoader returned."
-    assert same([bits(batch) for batch in loader], [bits(batch) for batch in streamed(shuffled)])
+    batches += [bits(batch) for batch in iterator]
+    assert same(batches, [bits(batch) for batch in streamed(shuffled)])
 
 
 def test_an_iterator_that_is_open_ends_when_a_state_is_loaded():
@@ -401,6 +496,17 @@ def test_a_stateful_loader_has_slots_and_is_left_as_it_was():
     assert own.state_dict()["_iterator_finished"]
     own.pin_memory = False
     assert all(isinstance(images, torch.Tensor) for images, _ in own), "by itself it collates as ever"
+
+
+def test_a_stateful_loader_has_its_slots_again_after_it_was_left():
+    loader = StreamedLoader(shuffled(num_workers=2), device="cpu", feed="ring")
+    list(loader)
+    for _ in range(6):
+        before = loader.stats().slot_batches
+        for number, _ in enumerate(loader):
+            if number == 3:
+                break
+        assert loader.stats().slot_batches == before + 4
 
 
 def test_a_stateful_loader_that_fails_to_start_is_left_as_it_was():
