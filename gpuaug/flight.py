@@ -14,7 +14,7 @@ from gpuaug.batch import Batch
 from gpuaug.copying import Copier
 from gpuaug.counters import Stats
 from gpuaug.feed import Feed, Pulled
-from gpuaug.progress import Progress
+from gpuaug.progress import Progress, Reached
 from gpuaug.seeding import Position
 from gpuaug.stages import BoundStage
 from gpuaug.streams import Lane, Lanes, Mark, Pace, span
@@ -65,17 +65,20 @@ class Flight:
         machinery: What it shares with the loader's other iterators.
         feed: The pass over the wrapped loader.
         bound: The stages on their lanes.
-        first: Where the first batch is.
+        begun: Where the training loop is as it begins.
+        first: What the first batch's draws depend on.
         depth: How many batches are worked on ahead of the one that is handed over.
     """
 
-    def __init__(self, machinery: Machinery, feed: Feed, bound: Sequence[BoundStage], first: Position, depth: int) -> None:
+    def __init__(
+        self, machinery: Machinery, feed: Feed, bound: Sequence[BoundStage], begun: Reached, first: Position, depth: int
+    ) -> None:
         self._machinery = machinery
         self._lanes = machinery.lanes
         self._bound = bound
         self._feed = feed
         self._at = first
-        self._handed_over = first.batch
+        self._reached = begun
         self._ended = False
         self._state_at_end: Any = None
         self._memory: dict[str, Any] = {}
@@ -141,14 +144,13 @@ class Flight:
         if launched.source is not None:
             launched.source.wait(launched.ready)
         self._machinery.stats.batches += 1
-        self._handed_over += 1
-        self._machinery.progress.handed_over(self._at.epoch, self._handed_over, launched.state)
+        self._reach(batch=self._reached.batch + 1, source=launched.state)
         self._feed.refill()
         return launched.batch
 
     def end(self) -> None:
         """All batches have been handed over, and no more is asked for."""
-        self._machinery.progress.handed_over(self._at.epoch, self._handed_over, self._state_at_end, ended=True)
+        self._reach(ended=True, source=self._state_at_end)
 
     def close(self) -> None:
         """Let go of the wrapped loader, and of batches that will not be handed over."""
@@ -158,6 +160,10 @@ class Flight:
                 launched.source.wait(launched.ready)
         self.waiting.clear()
         self._machinery.reclaim()
+
+    def _reach(self, **changes: Any) -> None:
+        self._reached = self._reached._replace(**changes)
+        self._machinery.progress.reach(self._reached)
 
     def _note(self, error: BaseException, where: str) -> None:
         error.add_note(f"gpuaug: raised {where}, at batch {self._at.batch} of epoch {self._at.epoch}.")

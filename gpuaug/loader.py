@@ -125,6 +125,10 @@ class StreamedLoader:
         """What the draws of stages depend on, with the epoch, the rank and the batch."""
         return self._machinery.progress.seed
 
+    @seed.setter
+    def seed(self, value: int) -> None:
+        self._machinery.progress.seed = value
+
     @property
     def stages(self) -> tuple[stages.Stage, ...]:
         """What is done to a batch after its copy. Assign a new sequence between epochs to change it."""
@@ -189,9 +193,10 @@ class StreamedLoader:
         shared = self._machinery
         feed = shared.supply.open(shared.lanes.current_stream)
         self._feeds.add(feed)
-        epoch, first = shared.progress.begin(feed.state_at_start)
+        begun = shared.progress.begin(feed.state_at_start)
         rank = seeding.default_rank() if self._rank is None else self._rank
-        return Flight(shared, feed, self._bound, Position(self.seed, epoch, rank, first), self.depth)
+        first = Position(self.seed, begun.epoch, rank, begun.batch)
+        return Flight(shared, feed, self._bound, begun, first, self.depth)
 
 
 def _close_all(feeds: Iterable[Feed]) -> None:

@@ -50,17 +50,17 @@ class Progress:
         self._next, self._chosen = epoch, True
         tell_epoch(self._loader, epoch)
 
-    def begin(self, source: Any) -> tuple[int, int]:
-        """An iterator begins, with ``source`` as the wrapped loader's state: its epoch, and the number of its first batch."""
-        self._epoch, first = self._following, self._first
-        self._reached = Reached(self._epoch, first, False, self._chosen, source)
+    def begin(self, source: Any) -> Reached:
+        """Where an iterator is that begins now, with ``source`` as the wrapped loader's state."""
+        self._epoch = self._following
+        begun = Reached(self._epoch, self._first, False, self._chosen, source)
         self._next, self._chosen, self._first = None, False, 0
-        return self._epoch, first
+        self.reach(begun)
+        return begun
 
-    def handed_over(self, epoch: int, batch: int, source: Any, *, ended: bool = False) -> None:
-        """``batch`` batches of ``epoch`` have been handed over, and ``source`` is the wrapped loader's state after the last."""
-        chosen = self._reached is not None and self._reached.chosen
-        self._reached = Reached(epoch, batch, ended, chosen, source)
+    def reach(self, reached: Reached) -> None:
+        """The iterator that was read last has come as far as this."""
+        self._reached = reached
 
     def state_dict(self) -> dict[str, Any]:
         """Where the training loop is: the state after the batch that was handed over last, whatever has been read ahead.

@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import signal
 import threading
 import time
 
@@ -32,6 +33,14 @@ def pytest_runtest_setup(item):
     if os.environ.get("GPUAUG_REQUIRE_GPU") == "1":
         pytest.fail(f"{text}, and GPUAUG_REQUIRE_GPU=1 says that there must be", pytrace=False)
     pytest.skip(text)
+
+
+@pytest.fixture
+def interrupts():
+    """The handler that Python starts with, which a shell that runs the tests in the background takes away."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)

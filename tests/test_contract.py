@@ -13,6 +13,7 @@ import traceback
 import weakref
 from contextlib import suppress
 
+import alone
 import kornia.augmentation as K
 import numpy as np
 import pytest
@@ -405,8 +406,9 @@ def test_a_transform_may_even_raise_stop_iteration():
 
 
 KILLED_WORKER = """
-import multiprocessing, os, signal, threading, time, traceback
+import os, signal
 import torch
+from alone import assert_nothing_runs, read_until_a_worker_dies
 from torch.utils.data import DataLoader, Dataset
 from gpuaug import StreamedLoader
 
@@ -419,26 +421,9 @@ class Numbers(Dataset):
             os.kill(os.getpid(), signal.SIGKILL)
         return torch.tensor(index)
 
-arrived, caught = [], None
-try:
-    try:
-        for batch in StreamedLoader(DataLoader(Numbers(), batch_size=2, num_workers=2), device="cpu"):
-            arrived.append(batch.tolist())
-    finally:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the handler may raise here once more, for the same death
-except Exception as error:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    traceback.clear_frames(error.__traceback__)
-    caught = type(error), str(error)
-assert arrived == [[2 * index, 2 * index + 1] for index in range(len(arrived))], arrived
-assert len(arrived) <= 4, arrived
-assert caught[0] is RuntimeError, caught
-assert "DataLoader worker" in caught[1], caught
-deadline = time.monotonic() + 20
-while multiprocessing.active_children():
-    assert time.monotonic() < deadline, multiprocessing.active_children()
-    time.sleep(0.01)
-assert not [thread for thread in threading.enumerate() if thread.name == "gpuaug-feed"]
+loader = StreamedLoader(DataLoader(Numbers(), batch_size=2, num_workers=2), device="cpu")
+read_until_a_worker_dies(loader, torch.Tensor.tolist, most=4)
+assert_nothing_runs()
 print("done")
 """
 
@@ -447,7 +432,7 @@ print("done")
 def test_a_worker_that_is_killed_is_an_error_and_no_hang():
     # In a process of its own: DataLoader's handler raises wherever the main thread is when the signal arrives, which may be
     # after the pulling thread has told of the same death, in the middle of whatever runs next.
-    done = subprocess.run([sys.executable, "-c", KILLED_WORKER], capture_output=True, text=True, timeout=100)
+    done = alone.run(KILLED_WORKER)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "done\n"
 
@@ -586,15 +571,7 @@ def test_an_interrupt_within_a_stage_or_the_dataset_ends_the_loop(kind, depth, f
     assert values(in_a_stage) == values(in_the_dataset) == list(range(5))
 
 
-@pytest.fixture
-def _interrupts():
-    """The handler that Python starts with, which a shell that runs the tests in the background takes away."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_interrupts")
+@pytest.mark.usefixtures("interrupts")
 def test_ctrl_c_is_heard_while_the_loader_is_slow(feeds):
     def slow():
         yield torch.tensor(0)

@@ -289,6 +289,26 @@ def test_a_sampler_is_told_the_epoch_again_if_it_was_told_before(chosen):
     assert same([bits(batch) for batch in twice], expected[4:])
 
 
+def test_whether_the_epoch_was_set_is_each_iterators_own():
+    loader = streamed(shuffled)
+    loader.set_epoch(3)
+    older = iter(loader)
+    next(older)
+    newer = iter(loader)
+    next(newer)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["chosen"]) == (4, False)
+    next(older)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["chosen"]) == (3, True)
+
+
+def test_the_seed_may_be_replaced_between_epochs():
+    loader = StreamedLoader(Counter(), [lambda images: torch.rand(3)], device="cpu", seed=7)
+    other = StreamedLoader(Counter(), [lambda images: torch.rand(3)], device="cpu", seed=8)
+    list(loader), list(other)
+    loader.seed = 8
+    assert same([bits(batch) for batch in loader], [bits(batch) for batch in other])
+
+
 def test_what_a_caller_does_to_a_state_stays_with_him():
     loader = streamed(shuffled)
     next(iter(loader))

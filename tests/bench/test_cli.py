@@ -90,15 +90,7 @@ def test_importing_the_command_loads_no_extra():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.fixture
-def ctrl_c():
-    """Ctrl-C does what it does in a terminal, though a shell may have started the tests where it is ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.usefixtures("interrupts")
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
 def test_ctrl_c_ends_the_workers_and_leaves_no_traceback(class_folder):
     command = [*TINY, "--seconds", "60", "--workers", "2", "--data", str(class_folder)]
@@ -123,7 +115,7 @@ def test_ctrl_c_ends_the_workers_and_leaves_no_traceback(class_folder):
     assert not [worker for worker in workers if Path(f"/proc/{worker}").exists()]
 
 
-@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.usefixtures("interrupts")
 def test_ctrl_c_that_python_drops_still_ends_as_interrupted(monkeypatch, capsys):
     def bench(parser, options):
         with contextlib.suppress(KeyboardInterrupt):  # as Python does in a finaliser or around a fork

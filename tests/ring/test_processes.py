@@ -1,18 +1,18 @@
 """Processes that end: a worker that is killed, and one's own although nothing was closed."""
 
 import os
-import subprocess
-import sys
 from ast import literal_eval
 
+import alone
 import pytest
 
 # What a finaliser raises nobody else hears of.
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 
 SUBPROCESS = """
-import atexit, gc, multiprocessing, os, signal, sys, threading, time, traceback
+import atexit, gc, multiprocessing, os, signal, sys
 import torch
+from alone import assert_nothing_runs, read_until_a_worker_dies
 from torch.utils.data import DataLoader, Dataset
 from gpuaug import StreamedLoader
 
@@ -53,22 +53,8 @@ def each(cases):
 
 KILLED = """
 OPTIONS = each({"one epoch": {}, "persistent": {"persistent_workers": True}})
-arrived, caught = [], None
 loader = StreamedLoader(DataLoader(Numbers(41), batch_size=2, num_workers=2, **OPTIONS), device="cpu", feed="ring")
-try:
-    try:
-        for batch in loader:
-            arrived.append(batch[:, 0].tolist())
-    finally:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the handler may raise here once more, for the same death
-except Exception as error:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    traceback.clear_frames(error.__traceback__)
-    caught = type(error), str(error)
-assert arrived == [[2 * index, 2 * index + 1] for index in range(len(arrived))], arrived
-assert len(arrived) <= 20, arrived
-assert caught[0] is RuntimeError, caught
-assert "DataLoader worker" in caught[1], caught
+read_until_a_worker_dies(loader, lambda batch: batch[:, 0].tolist(), most=20)
 assert held()
 loader.loader.dataset.killed = None
 if not OPTIONS:
@@ -78,18 +64,14 @@ if not OPTIONS:
 loader.close()
 del loader
 gc.collect()
-deadline = time.monotonic() + 20
-while multiprocessing.active_children():
-    assert time.monotonic() < deadline, multiprocessing.active_children()
-    time.sleep(0.01)
-assert not [thread for thread in threading.enumerate() if thread.name == "gpuaug-feed"]
+assert_nothing_runs()
 assert not held(), held()
 """
 
 
 def run(script):
     """What a process of its own says of its cases, and what it prints; a hang is a failure."""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=90)
+    done = alone.run(script)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     *printed, statuses = done.stdout.splitlines()
     return literal_eval(statuses), printed
