@@ -46,7 +46,7 @@ from gpuaug.bench import results
 from gpuaug.bench.environment import cores_allowed, environment
 from gpuaug.bench.windows import synchronize
 
-_WARM_SECONDS = 1.0
+_WARM_SECONDS, _FILL_SECONDS = 1.0, 0.3
 _NEXT_CALLS, _NEXT_DISCARDED = 16, 4
 _LINK_BYTES, _LINK_COPIES = 64_000_000, 20
 
@@ -58,11 +58,11 @@ def measure(name: str, case: Case, options: Namespace, *, host: bool) -> dict[st
         opened = ROWS[name](case, device, stack)
         next(opened.batches)
         # Past what was made while the ring had no slots yet, or while nobody took anything.
-        until = perf_counter() + min(_WARM_SECONDS, 2 * options.seconds)
-        for _ in range(case.queued):
-            next(opened.batches)
-            if perf_counter() > until:
-                break
+        _take(opened.batches, case.queued, min(_WARM_SECONDS, 2 * options.seconds))
+        if opened.stats is not None:
+            # A slot is page-locked when it is read first, once in a run: let all of them be filled, and read them.
+            time.sleep(_FILL_SECONDS)
+            _take(opened.batches, case.queued, min(_WARM_SECONDS, 2 * options.seconds))
         before = _counted(opened)
         taken, seconds, cpu_seconds = _window(opened.batches, options.seconds, device)
         found = {
@@ -81,6 +81,14 @@ def measure(name: str, case: Case, options: Namespace, *, host: bool) -> dict[st
         del opened
     common.release(device)
     return found
+
+
+def _take(batches: Iterator[Any], count: int, most_s: float) -> None:
+    until = perf_counter() + most_s
+    for _ in range(count):
+        next(batches)
+        if perf_counter() > until:
+            break
 
 
 def _window(batches: Iterator[Any], seconds: float, device: torch.device) -> tuple[list[float], float, float]:
