@@ -1,1 +1,1 @@
-"""The experiments behind the figures in the documentation. Run one with ``python -m bench.NAME``; see ``--help``."""
+"""The experiments behind the figures in the documentation. ``python -m bench`` runs them; see ``--help``."""

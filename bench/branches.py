@@ -1,6 +1,6 @@
 """Two independent frozen encoders: as parallel branches, as one module, and one after the other.
 
-    python -m bench.branches --json bench/results/branches.json
+    python -m bench run branches
 
 ResNet-18 and ResNet-34 trunks with random weights, bfloat16 autocast, channels_last; an MLP is trained on both
 features; batches of 224 x 224 float images are on the card already. Rows: "serial" (one after the other in the loop),

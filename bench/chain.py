@@ -1,6 +1,6 @@
 """A chain of lanes: copy, then two dependent stages, then training, streamed against the same work on one stream.
 
-    python -m bench.chain --json bench/results/chain.json
+    python -m bench run chain
 
 Page-locked uint8 batches on the host, cycled, so the loader costs nothing; a light augmentation in ten launches; a
 frozen conv encoder; a trained tail on its feature maps that costs about as much. Rows:

@@ -1,6 +1,6 @@
 """A classifier under heavy augmentation: where it should run, and what streams add.
 
-    python -m bench.classifier --json bench/results/classifier.json
+    python -m bench run classifier classifier_sizes
 
 RandomCrop to half the side, Resize back, RandomRotation 45 degrees, GaussianBlur 7, Normalize; then a net of nine
 convolutions of stride two, trained in float32 with SGD. Random uint8 images come from DataLoader workers out of a
@@ -10,7 +10,10 @@ serial                       Kornia on the card in the loop, every image with it
 workers                      torchvision in the DataLoader workers
 torchvision on the GPU       in the loop, as published: the rotation is called once an image (needs a GPU)
 two streams, as published    the same one batch ahead on a side stream, racy (needs a GPU)
+timm PrefetchLoader          Kornia in the loop again, copied and scaled ahead by timm (where it is installed; needs a GPU)
+DALI                         the pipeline in DALI, fed by the same DataLoader (where it is installed; needs a GPU)
 streamed                     the same Kornia pipeline as a stage of a StreamedLoader
+streamed, auto               the same with depth="auto", once it has decided
 streamed, fused              the same through gpuaug.fuse
 resident                     ceiling: training alone on augmented batches that are on the card already
 loader                       ceiling: iterating and copying alone
@@ -20,7 +23,7 @@ that.
 """
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from functools import partial
@@ -29,12 +32,13 @@ from typing import Any
 import torch
 
 import gpuaug
-from bench import common, data, models, pipelines
-from bench.loops import PublishedTwoStreams, Serial, Trainer, loop
+from bench import common, dali, data, models, pipelines
+from bench.loops import Prefetched, PublishedTwoStreams, Serial, Trainer, decided, loop
+from bench.rows import Made, peer
 from gpuaug.bench.windows import Variant
 
 
-def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Variant]:
+def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Made]:
     device = options.device
     plain = data.RandomImages(options.size)
     on_workers = data.RandomImages(options.size, transform=pipelines.heavy_worker(options.size))
@@ -46,36 +50,44 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Vari
     def nothing(images: torch.Tensor) -> torch.Tensor:
         return images
 
-    loops = {"serial": (Serial, plain, kornia, train), "workers": (Serial, on_workers, nothing, train)}
-    if device.type == "cuda":
-        loops["torchvision on the GPU"] = (Serial, plain, published, train)
-        # Its own network: the race may hand it anything, which the other rows must not train on.
-        apart = Trainer(deepcopy(train.model), autocast=None)
-        loops["two streams, as published"] = (PublishedTwoStreams, plain, published, apart)
-    loops["loader"] = (Serial, plain, nothing, lambda *_: None)
-    made = []
-    for name, (kind, dataset, prepare, step) in loops.items():
+    def looped(name: str, kind: Any, dataset: Any, prepare: Any, step: Any = train) -> Variant:
         loader = data.endless(dataset, batch_size, options)
-        made.append(Variant(name, loop(kind(loader, device, prepare), step), data.queued(loader)))
+        return Variant(name, loop(kind(loader, device, prepare), step), data.queued(loader))
 
-    stages = {"streamed": kornia, "streamed, fused": fused}
-    ours = []
-    for name, stage in stages.items():
+    def streamed(name: str, stage: Any, depth: Any = common.DEPTH) -> Variant:
         loader = data.endless(plain, batch_size, options)
-        streamed = gpuaug.StreamedLoader(loader, [stage], device=device, depth=common.DEPTH)
-        stack.callback(streamed.close)
-        ours.append(Variant(name, loop(streamed, train), data.queued(loader)))
+        made = gpuaug.StreamedLoader(loader, [stage], device=device, depth=depth)
+        stack.callback(made.close)
+        return Variant(name, (decided if depth == "auto" else loop)(made, train), data.queued(loader))
+
+    def apart() -> Trainer:
+        # A network of its own: the race may hand it anything, which the other rows must not train on.
+        return Trainer(deepcopy(train.model), autocast=None)
+
+    def on_dali(loader: Any, device: torch.device, prepare: Any) -> Serial:
+        return Serial(dali.Batches("seed", loader, batch_size, options.size, device), device, prepare)
+
+    peers: dict[str, Callable[[str], Variant]] = {
+        "torchvision on the GPU": lambda name: looped(name, Serial, plain, published),
+        "two streams, as published": lambda name: looped(name, PublishedTwoStreams, plain, published, apart()),
+        "timm PrefetchLoader": lambda name: looped(name, Prefetched, plain, kornia.transform),
+        "DALI": lambda name: looped(name, on_dali, plain, nothing),
+    }
     resident = data.cycle([(kornia(images), labels) for images, labels in data.sample(plain, batch_size, 4, device)])
-    # Before the ceiling that the loop above ended with, where a reader looks for it.
-    made[-1:-1] = [
-        *ours,
+    return [
+        looped("serial", Serial, plain, kornia),
+        looped("workers", Serial, on_workers, nothing),
+        *(peer(name, device, partial(make, name)) for name, make in peers.items()),
+        streamed("streamed", kornia),
+        streamed("streamed, auto", kornia, "auto"),
+        streamed("streamed, fused", fused),
         Variant("resident", loop(resident, train)),
+        looped("loader", Serial, plain, nothing, lambda *_: None),
     ]
-    return made
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = common.parser(__doc__, batch="8,32,128", seconds=0.4, repeats=4)
+    parser = common.parser(__doc__, batch="8,32,128", seconds=0.4, repeats=4, sweeps=True)
     parser.add_argument("--width", type=int, default=16, help="channels of the first layer (default: %(default)s)")
     options = common.read(parser, argv)
     return common.measure(
@@ -83,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         options,
         [({"batch_size": size}, partial(variants, options, size)) for size in options.batch],
         baseline="serial",
-        ours=("streamed", "streamed, fused"),
+        ours=("streamed", "streamed, auto", "streamed, fused"),
         ceilings=("resident", "loader"),
     )
 

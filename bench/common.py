@@ -13,21 +13,33 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from bench.rows import Made, PeerError, Skipped, chosen
 from gpuaug.bench import results
 from gpuaug.bench.environment import cores_allowed, environment
-from gpuaug.bench.windows import Variant, interleave, summarise
+from gpuaug.bench.windows import Row, Variant, interleave, summarise
 
 DEPTH = 2
 """Batches that a ``StreamedLoader`` prepares ahead, its default, here by name because discarded steps depend on it."""
 
-Build = Callable[[ExitStack], list[Variant]]
-"""Makes the variants of one case; what has to be closed after the case goes on the stack."""
+Build = Callable[[ExitStack], Sequence[Made]]
+"""Makes the rows of one case; what has to be closed after the case goes on the stack."""
 
 console = Console(width=None if sys.stdout.isatty() else 140)
 
 
-def parser(doc: str, *, batch: str, size: int = 256, seconds: float = 0.6, repeats: int = 5) -> ArgumentParser:
-    """The flags every experiment takes; the defaults are the experiment's own."""
+def parser(
+    doc: str, *, batch: str, size: int = 256, seconds: float = 0.6, repeats: int = 5, sweeps: bool = False
+) -> ArgumentParser:
+    """The flags every experiment takes; the defaults are the experiment's own.
+
+    Args:
+        doc: What ``--help`` says first.
+        batch: Batch sizes, as the flag takes them.
+        size: Side of the images.
+        seconds: Length of one window.
+        repeats: Rounds of one window per variant.
+        sweeps: Whether it is also run over many batch sizes, under another name.
+    """
     made = ArgumentParser(description=doc, formatter_class=RawDescriptionHelpFormatter)
     made.add_argument("--device", type=torch.device, help="default: the GPU if there is one, else the CPU")
     made.add_argument("--batch", type=_numbers, help=f"batch sizes, comma-separated (default: {batch})")
@@ -38,7 +50,12 @@ def parser(doc: str, *, batch: str, size: int = 256, seconds: float = 0.6, repea
     made.add_argument("--rows", metavar="NAME;NAME", help="measure only these, separated by semicolons, and the baseline")
     made.add_argument("--quick", action="store_true", help="two short rounds, and not the largest batch size")
     made.add_argument("--json", type=Path, metavar="PATH", help="write the result there")
-    made.set_defaults(usual=(_numbers(batch), seconds, repeats))
+    made.set_defaults(usual=(_numbers(batch), seconds, repeats), suite=None, slowest=None)
+    if sweeps:
+        made.add_argument("--suite", metavar="NAME", help="name of the result (default: the experiment's)")
+        made.add_argument(
+            "--slowest", type=float, metavar="SECONDS", help="leave rows out once a step took longer, at the sizes after that"
+        )
     return made
 
 
@@ -74,32 +91,77 @@ def measure(
 ) -> dict[str, Any]:
     """Measure the cases one after another, each torn down before the next, and show a table for each.
 
+    Rows that cannot be had here are printed with the reason, which ``settings["skipped"]`` keeps.
+
     Args:
         suite: Name of the result.
         options: From ``read``.
-        cases: For each case the labels of its rows (``batch_size``, ``case``) and what builds its variants.
+        cases: For each case the labels of its rows (``batch_size``, ``case``) and what builds its rows.
         baseline: The variant that ratios are taken to.
         ours: Variants that run through gpuaug, which plots show in another colour.
         ceilings: Variants that leave work out to show what the rest could reach at most.
         settings: Further settings to keep with the result.
     """
+    suite = options.suite or suite
     found_environment = environment(options.device)
     start = perf_counter()
     rows: list[dict[str, Any]] = []
+    skipped: list[dict[str, Any]] = []
+    slow: dict[str, str] = {}
+    settings |= {"baseline": baseline, "ours": list(ours), "ceilings": list(ceilings), "skipped": skipped}
     for labels, build in cases:
+        measured, left_out = _case(build, options, baseline, slow)
+        found = [row.record(**labels) for row in measured]
+        rows += found
+        for row in left_out:
+            if not any((row.name, row.reason) == (other["name"], other["reason"]) for other in skipped):
+                console.print(f"{suite}: {_title(labels)}: {row.name} skipped: {row.reason}", markup=False)
+            skipped.append(labels | {"name": row.name, "reason": row.reason})
+        console.print(results.table(found, f"{suite}: {_title(labels)}"))
+        slow |= _slow(measured, labels, options, baseline)
+        if options.json is not None:
+            # What there is so far, so that an interruption costs one case.
+            so_far = results.result(suite, rows=rows, settings=settings, device=options.device, environment=found_environment)
+            results.write(options.json, so_far)
+    return finish(suite, options, rows, settings, found_environment, start)
+
+
+def _case(build: Build, options: Namespace, baseline: str, slow: dict[str, str]) -> tuple[list[Row], list[Skipped]]:
+    """The rows of one case and what was left out; without a peer that raises on the way, everything else starts anew."""
+    reasons = dict(slow)
+    while True:
         # Every case starts from the same numbers, whichever cases ran before it.
         torch.manual_seed(0)
         with ExitStack() as stack:
-            variants = _chosen(build(stack), options.rows, baseline)
-            windows = interleave(variants, device=options.device, seconds=options.seconds, repeats=options.repeats)
+            made = [
+                Skipped(row.name, reasons[row.name]) if row.name in reasons else row
+                for row in chosen(build(stack), options.rows, baseline)
+            ]
+            variants = [row for row in made if isinstance(row, Variant)]
+            left_out = [row for row in made if isinstance(row, Skipped)]
+            del made
+            try:
+                windows = interleave(variants, device=options.device, seconds=options.seconds, repeats=options.repeats)
+            except PeerError as error:
+                reasons[error.name] = error.reason
+                windows = None
             del variants
-        found = [row.record(**labels) for row in summarise(windows, baseline=baseline)]
-        rows += found
-        title = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in labels.items())
-        console.print(results.table(found, f"{suite}: {title}"))
         release(options.device)
-    settings |= {"baseline": baseline, "ours": list(ours), "ceilings": list(ceilings)}
-    return finish(suite, options, rows, settings, found_environment, start)
+        if windows is not None:
+            return summarise(windows, baseline=baseline), left_out
+
+
+def _slow(measured: Sequence[Row], labels: dict[str, Any], options: Namespace, baseline: str) -> dict[str, str]:
+    """The rows that ``--slowest`` leaves out from here on, and why."""
+    if options.slowest is None:
+        return {}
+    took = {row.name: 1 / row.steps_per_s for row in measured if row.name != baseline}
+    more = f"with {_title(labels)}, more than --slowest {options.slowest:g}"
+    return {name: f"a step took {step_s:.2g} s {more}" for name, step_s in took.items() if step_s > options.slowest}
+
+
+def _title(labels: dict[str, Any]) -> str:
+    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in labels.items())
 
 
 def finish(
@@ -111,7 +173,9 @@ def finish(
     start: float,
 ) -> dict[str, Any]:
     """Make the result, check it, write it where ``--json`` says, and print how long it took."""
-    flags = {key: value for key, value in vars(options).items() if key not in {"json", "device"}}
+    # Where files are written says nothing about what was measured.
+    left_out = {"device", "json", "suite"}
+    flags = {key: value for key, value in vars(options).items() if key not in left_out and not isinstance(value, Path)}
     seconds = perf_counter() - start
     made = results.result(
         suite,
@@ -144,15 +208,6 @@ def release(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
-
-
-def _chosen(variants: list[Variant], rows: str | None, baseline: str) -> list[Variant]:
-    if rows is None:
-        return variants
-    wanted, known = {baseline, *rows.split(";")}, [variant.name for variant in variants]
-    if not wanted <= set(known):
-        raise SystemExit(f"--rows must be among {'; '.join(known)}, got {rows}. Leave it out to measure all of them.")
-    return [variant for variant in variants if variant.name in wanted]
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -1,18 +1,20 @@
-"""The augmentation pipelines of the experiments in NVIDIA DALI, over a batch that stays where it is.
+"""The augmentation pipelines of the experiments in NVIDIA DALI, over a batch that stays where it is and behind a DataLoader.
 
-DALI reads its images through ``external_source`` without a copy, in its own (B, H, W, C) layout, draws for every image,
-and hands the result over as a view on the current stream. It prepares two batches ahead on its own threads and streams,
-its default. It has no bfloat16, so half-precision pipelines end in float16, which is as many bytes. Crops and
+DALI reads its images through ``external_source``, without a copy where the batch stays, in its own (B, H, W, C) layout, draws
+for every image, and hands the result over as a view on the current stream. It prepares two batches ahead on its own threads
+and streams, its default. It has no bfloat16, so half-precision pipelines end in float16, which is as many bytes. Crops and
 resizes are not antialiased, as in Kornia.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bench.pipelines import MEAN, STD
+from bench.rows import MissingError
 
 _AREA, _ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
 
@@ -41,15 +43,7 @@ def build(name: str, images: Tensor, masks: Tensor | None, dtype: torch.dtype) -
         sources = [part.numpy() for part in sources]
     body = PIPELINES[name]
 
-    @pipeline_def(
-        batch_size=len(images),
-        num_threads=4,
-        device_id=device.index or 0 if on == "gpu" else None,
-        seed=0,
-        prefetch_queue_depth=2,
-        exec_dynamic=True,
-        enable_conditionals=True,
-    )
+    @pipeline_def(**_settings(len(images), device))
     def pipeline() -> Any:
         read = fn.external_source(
             source=lambda: tuple(sources),
@@ -66,14 +60,79 @@ def build(name: str, images: Tensor, masks: Tensor | None, dtype: torch.dtype) -
     made.build()
 
     def call() -> Any:
-        # Told the stream, it returns before the batch is ready, and that stream waits.
-        parts = made.run(torch.cuda.current_stream(device)) if on == "gpu" else made.run()
-        found = [torch.from_dlpack(part.as_tensor()) for part in parts]
-        # float32 pipelines leave DALI as (B, C, H, W) already.
-        found = [part if part.dtype == torch.float32 else part.permute(0, 3, 1, 2) for part in found]
+        found = _run(made, device)
         return found[0] if len(found) == 1 else found
 
     return call
+
+
+class Batches:
+    """Batches of a loader, augmented by DALI on their way: (B, C, H, W) float32 images on the device, and labels as they were.
+
+    Args:
+        name: Of the pipeline, one with images only.
+        loader: Gives batches of ``batch_size`` (C, H, W) uint8 images and their labels.
+        batch_size: Of every batch.
+        side: Of the images.
+        device: Where images go. On a CPU, DALI's CPU operators run.
+
+    Raises:
+        MissingError: If DALI is not installed.
+    """
+
+    def __init__(
+        self, name: str, loader: Iterable[tuple[Tensor, Tensor]], batch_size: int, side: int, device: torch.device
+    ) -> None:
+        try:
+            from nvidia.dali import fn, pipeline_def, types
+        except ImportError as error:
+            raise MissingError(f"not installed: {error}") from None
+        self.loader, self.device = loader, device
+        body, on_gpu = PIPELINES[name], device.type == "cuda"
+
+        @pipeline_def(**_settings(batch_size, device))
+        def pipeline(pull: Callable[[], Any]) -> Any:
+            read = fn.external_source(source=pull, device="cpu", layout="CHW", dtype=types.UINT8, ndim=3)
+            if on_gpu:
+                read = read.gpu()
+            return body(fn, types, side, torch.float32, fn.transpose(read, perm=[1, 2, 0]))
+
+        self._pipeline = pipeline
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        source, labels = iter(self.loader), deque()
+
+        def pull() -> Any:
+            # DALI pulls ahead: the labels wait for the images that they came with.
+            images, own = next(source)
+            labels.append(own)
+            return images.numpy()
+
+        made = self._pipeline(pull)
+        made.build()
+        while True:
+            (images,) = _run(made, self.device)
+            yield images, labels.popleft()
+
+
+def _settings(batch_size: int, device: torch.device) -> dict[str, Any]:
+    return {
+        "batch_size": batch_size,
+        "num_threads": 4,
+        "device_id": device.index or 0 if device.type == "cuda" else None,
+        "seed": 0,
+        "prefetch_queue_depth": 2,
+        "exec_dynamic": True,
+        "enable_conditionals": True,
+    }
+
+
+def _run(made: Any, device: torch.device) -> list[Tensor]:
+    # Told the stream, it returns before the batch is ready, and that stream waits.
+    parts = made.run(torch.cuda.current_stream(device)) if device.type == "cuda" else made.run()
+    found = [torch.from_dlpack(part.as_tensor()) for part in parts]
+    # float32 pipelines leave DALI as (B, C, H, W) already.
+    return [part if part.dtype == torch.float32 else part.permute(0, 3, 1, 2) for part in found]
 
 
 def heavy(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any) -> Any:

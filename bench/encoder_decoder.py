@@ -1,14 +1,15 @@
 """Segmentation with a frozen encoder: does it pay to run the encoder beside the training of the decoder?
 
-    python -m bench.encoder_decoder --json bench/results/encoder_decoder.json
-    python -m bench.encoder_decoder --resident --json bench/results/encoder_decoder_resident.json
+    python -m bench run encoder_decoder encoder_decoder_sizes encoder_decoder_resident
 
 Random uint8 images and int64 labels per pixel come from DataLoader workers out of a small pool. The encoder runs
 without gradients, the decoder is trained with SGD and cross-entropy, both under bfloat16 autocast. Rows:
 
 serial                       copy, encode, train, on one stream
 two streams, as published    the encoder one batch ahead on a side stream, racy (needs a GPU)
+timm PrefetchLoader          copied and scaled ahead by timm, encoded in the loop (where it is installed; needs a GPU)
 streamed                     StreamedLoader with a FeatureStage, captured in a CUDA graph
+streamed, auto               the same with depth="auto", once it has decided
 streamed, eager encoder      the same with capture="never"
 resident                     the serial loop on batches that are on the card already; overlap may beat it
 loader                       ceiling: iterating and copying alone
@@ -18,7 +19,7 @@ the rows "encoder alone" and "training alone" show what there is to overlap.
 """
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from functools import partial
@@ -29,39 +30,46 @@ import torch
 import gpuaug
 from bench import common, data, models
 from bench.features import CEILINGS, OURS, resident_variants
-from bench.loops import PublishedTwoStreams, Serial, Trainer, frozen, half, loop, under_autocast
+from bench.loops import Prefetched, PublishedTwoStreams, Serial, Trainer, decided, frozen, half, loop, under_autocast
+from bench.rows import Made, peer
 from gpuaug.bench.windows import Variant
 
 
-def from_loader(options: Namespace, batch_size: int, stack: ExitStack) -> list[Variant]:
-    """Variants that are fed by DataLoader workers."""
+def from_loader(options: Namespace, batch_size: int, stack: ExitStack) -> list[Made]:
+    """Rows that are fed by DataLoader workers."""
     device = options.device
     encoder, encode, train = _pieces(options)
     dataset = _dataset(options)
 
-    def fed() -> tuple[Any, int]:
+    def looped(name: str, kind: Any, prepare: Any, step: Any = train) -> Variant:
         loader = data.endless(dataset, batch_size, options)
-        return loader, data.queued(loader)
+        return Variant(name, loop(kind(loader, device, prepare), step), data.queued(loader))
 
-    variants = []
-    loader, discard = fed()
-    variants.append(Variant("serial", loop(Serial(loader, device, encode), train), discard))
-    if device.type == "cuda":
-        loader, discard = fed()
-        # Its own decoder: the race may turn its features into NaN, which the other rows must not train on.
-        apart = Trainer(deepcopy(train.model), autocast=half(device))
-        variants.append(Variant("two streams, as published", loop(PublishedTwoStreams(loader, device, encode), apart), discard))
-    for name, capture in {"streamed": "auto", "streamed, eager encoder": "never"}.items():
-        loader, discard = fed()
+    def streamed(name: str, capture: str = "auto", depth: Any = common.DEPTH) -> Variant:
+        loader = data.endless(dataset, batch_size, options)
         stage = gpuaug.FeatureStage(encoder, autocast=half(device), capture=capture)
-        streamed = gpuaug.StreamedLoader(loader, [stage], device=device, depth=common.DEPTH)
-        stack.callback(streamed.close)
-        variants.append(Variant(name, loop(streamed, train), discard))
+        made = gpuaug.StreamedLoader(loader, [stage], device=device, depth=depth)
+        stack.callback(made.close)
+        return Variant(name, (decided if depth == "auto" else loop)(made, train), data.queued(loader))
+
+    def two_streams(name: str) -> Variant:
+        # Its own decoder: the race may turn its features into NaN, which the other rows must not train on.
+        return looped(name, PublishedTwoStreams, encode, Trainer(deepcopy(train.model), autocast=half(device)))
+
+    peers: dict[str, Callable[[str], Variant]] = {
+        "two streams, as published": two_streams,
+        "timm PrefetchLoader": lambda name: looped(name, Prefetched, encode),
+    }
     resident = data.cycle(data.sample(dataset, batch_size, 4, device))
-    variants.append(Variant("resident", loop(Serial(resident, device, encode), train)))
-    loader, discard = fed()
-    variants.append(Variant("loader", loop(Serial(loader, device, lambda images: images), lambda *_: None), discard))
-    return variants
+    return [
+        looped("serial", Serial, encode),
+        *(peer(name, device, partial(make, name)) for name, make in peers.items()),
+        streamed("streamed"),
+        streamed("streamed, auto", depth="auto"),
+        streamed("streamed, eager encoder", capture="never"),
+        Variant("resident", loop(Serial(resident, device, encode), train)),
+        looped("loader", Serial, lambda images: images, lambda *_: None),
+    ]
 
 
 def from_card(options: Namespace, batch_size: int, stack: ExitStack) -> list[Variant]:
@@ -73,7 +81,7 @@ def from_card(options: Namespace, batch_size: int, stack: ExitStack) -> list[Var
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = common.parser(__doc__, batch="8,32,128", seconds=0.5, repeats=4)
+    parser = common.parser(__doc__, batch="8,32,128", seconds=0.5, repeats=4, sweeps=True)
     parser.add_argument("--width", type=int, default=64, help="channels of the first level (default: %(default)s)")
     parser.add_argument("--labels", choices=("int64", "uint8"), default="int64", help="as the loader gives them")
     parser.add_argument("--resident", action="store_true", help="the feature stage alone, batches on the card")
@@ -84,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         options,
         [({"batch_size": size}, partial(build, options, size)) for size in options.batch],
         baseline="serial",
-        ours=("streamed", "streamed, eager encoder", *OURS),
+        ours=("streamed", "streamed, auto", "streamed, eager encoder", *OURS),
         ceilings=("loader", *CEILINGS),
     )
 

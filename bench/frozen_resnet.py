@@ -1,6 +1,6 @@
 """An MLP trained on a frozen ResNet-50: what the feature stage gains where the encoder is most of the step.
 
-    python -m bench.frozen_resnet --json bench/results/frozen_resnet.json
+    python -m bench run frozen_resnet
 
 Batches of 224 x 224 float images are on the card already; the trunk has random weights and runs without gradients
 under bfloat16 autocast in channels_last. Rows: the serial loop, the encoder and the training alone (ceilings), the

@@ -1,6 +1,6 @@
 """What one ``next`` costs the training thread when there is nothing to do but copy and hand over.
 
-    python -m bench.handover --json bench/results/handover.json
+    python -m bench run handover
 
 Microseconds of host time around each ``next`` of a StreamedLoader without stages (its ``next`` launches the copy of a
 later batch and hands an earlier one over), beside the same ``next`` by hand: plain iteration and a ``.to(device,

@@ -1,6 +1,6 @@
 """Loops that stop the training thread: ``.item()`` in every step, and a DataLoader without workers.
 
-    python -m bench.items --json bench/results/items.json
+    python -m bench run items
 
 Both decide which thread should pull batches and launch their work: after ``.item()`` the device has nothing queued
 until the thread that waited comes back, and without workers the dataset's own Python runs in this process. ResNet-18

@@ -1,6 +1,6 @@
 """A picture of the lanes: the same loop serial and streamed, from a profile of a few steps.
 
-    python -m bench.lanes --json bench/results/lanes.json
+    python -m bench run lanes
     python -m bench.lanes --draw bench/results/lanes.json
 
 An encoder-decoder with a light augmentation and a frozen encoder as stages, fed with page-locked batches. The first

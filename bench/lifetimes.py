@@ -1,6 +1,6 @@
 """Two ways to keep a tensor's memory while another stream reads it, without gpuaug: plain streams, GPU only.
 
-    python -m bench.lifetimes --json bench/results/lifetimes.json
+    python -m bench run lifetimes
 
 A copy stream, a transform stream and a training step on the current stream, two batches ahead, written twice:
 

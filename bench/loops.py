@@ -1,11 +1,18 @@
 """Training steps and the loops around them that the experiments compare."""
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
 
+from bench.rows import MissingError
+from gpuaug import StreamedLoader, depth
+from gpuaug.bench.windows import synchronize
+
 Prepare = Callable[[Tensor], Tensor]
+
+_SPARE = 4
 
 
 def half(device: torch.device) -> torch.dtype | None:
@@ -42,6 +49,27 @@ def loop(batches: Iterable, step: Callable[..., object]) -> Callable[[], Iterato
 
     def steps() -> Iterator[int]:
         for images, labels in batches:
+            step(images, labels)
+            yield len(labels)
+
+    return steps
+
+
+def decided(batches: StreamedLoader, step: Callable[..., object]) -> Callable[[], Iterator[int]]:
+    """The steps of a ``Variant`` over a loader with ``depth="auto"``, from when it has decided.
+
+    It times a loop that goes on, which one that stops between windows is not. A CPU leaves it nothing to decide.
+    """
+    measured = depth.WARM + 2 * depth.ROUNDS * (depth.SETTLE + depth.COUNT)
+
+    def steps() -> Iterator[int]:
+        iterator = iter(batches)
+        if batches.device.type != "cpu":
+            for images, labels in islice(iterator, measured + _SPARE):
+                step(images, labels)
+            # It decides at the next batch after the last timed one has left the device.
+            synchronize(batches.device)
+        for images, labels in iterator:
             step(images, labels)
             yield len(labels)
 
@@ -85,6 +113,31 @@ class PublishedTwoStreams(Serial):
                 yield previous
             torch.cuda.current_stream(self.device).wait_stream(side)
             previous = prepared, labels
+
+
+class Prefetched(Serial):
+    """timm's ``PrefetchLoader``: it copies the next batch and scales it to [0, 1] on a stream of its own.
+
+    Args:
+        loader: Gives uint8 images and labels.
+        device: Where they go.
+        prepare: What is left to do in the loop, with float images.
+
+    Raises:
+        MissingError: If timm is not installed, or one that is not safe to measure.
+    """
+
+    def __init__(self, loader: Iterable, device: torch.device, prepare: Prepare) -> None:
+        try:
+            from timm.data.loader import PrefetchLoader
+        except ImportError as error:
+            raise MissingError(f"not installed: {error}") from None
+        # It divides by 255 itself, so that this scales and does no more.
+        prefetched = PrefetchLoader(loader, mean=(0.0,) * 3, std=(1.0,) * 3, device=device)
+        if not hasattr(prefetched, "stream"):
+            # A label overwritten by pixels would stop the run with a device assert.
+            raise MissingError("timm must be newer: this one's prefetcher overwrites batches that are still being trained on")
+        super().__init__(prefetched, device, prepare)
 
 
 def frozen(module: nn.Module, device: torch.device, memory_format: torch.memory_format | None = None) -> nn.Module:

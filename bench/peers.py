@@ -18,13 +18,10 @@ from torchvision import tv_tensors
 
 import gpuaug
 from bench import common, dali, data, pipelines
+from bench.rows import MissingError
 
 Call = Callable[[], Any]
 """Augments the batch once and returns what came out."""
-
-
-class MissingError(Exception):
-    """A way that cannot be taken here; its text says why."""
 
 
 @dataclass(frozen=True)

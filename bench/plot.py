@@ -1,10 +1,11 @@
 """Draw the results: a picture for each file in bench/results, into docs/images.
 
-    python -m bench.plot
+    python -m bench plot
 
 Every suite that counts steps or images gets a panel for each case or batch size, with a bar for each variant: grey
 for what users do today, green for gpuaug, hatched for ceilings, which leave work out. Whiskers are the slowest and
-the fastest round. The picture of the lanes has its own program, ``bench.lanes``, and is drawn along.
+the fastest round. A suite over many batch sizes gets lines over them, drawn by ``bench.curves``. The picture of the lanes has
+its own program, ``bench.lanes``, and is drawn along.
 """
 
 import json
@@ -18,21 +19,24 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from bench import lanes
+from bench import curves, lanes
 
 RESULTS = Path("bench/results")
 IMAGES = Path("docs/images")
 
 # The figures a row may be drawn by, the first that it has, and what the axis says.
-_FIGURES = {"gb_per_s": "GB/s", "steps_per_s": "steps/s", "images_per_s": "images/s", "median_us": "µs", "step_ms": "ms a step"}
+FIGURES = {"gb_per_s": "GB/s", "steps_per_s": "steps/s", "images_per_s": "images/s", "median_us": "µs", "step_ms": "ms a step"}
 
 
 def draw(result: dict[str, Any]) -> Figure | None:
     """Draw one result, or nothing if its rows have no figure that is known here."""
     rows = result["rows"]
-    key = next((key for key in _FIGURES if key in rows[0]), None)
+    key = next((key for key in FIGURES if key in rows[0]), None)
     if key is None:
         return None
+    title = f"{result['suite'].replace('_', ' ')}, {hardware(result)}"
+    if curves.fits(result):
+        return curves.draw(result, title)
     panels: dict[str, list[dict[str, Any]]] = {}
     for row in shown_rows(result):
         panels.setdefault(panel(row, rows), []).append(row)
@@ -43,14 +47,14 @@ def draw(result: dict[str, Any]) -> Figure | None:
     axes = figure.subplots(lines, columns, squeeze=False).flatten()
     for axis in axes[len(panels) :]:
         axis.remove()
-    for index, (title, shown) in enumerate(panels.items()):
+    for index, (heading, shown) in enumerate(panels.items()):
         _bars(axes[index], shown, key, result["settings"])
-        axes[index].set_title(title, loc="left", fontsize=9)
-        axes[index].set_xlabel(_FIGURES[key], fontsize=8)
+        axes[index].set_title(heading, loc="left", fontsize=9)
+        axes[index].set_xlabel(FIGURES[key], fontsize=8)
         beside = list(panels.values())[index - index % columns]
         if index % columns and [row["name"] for row in shown] == [row["name"] for row in beside]:
             axes[index].set_yticklabels([])
-    figure.suptitle(f"{result['suite'].replace('_', ' ')}, {hardware(result)}", fontsize=10)
+    figure.suptitle(title, fontsize=10)
     return figure
 
 
@@ -104,7 +108,7 @@ def _bars(axis: Axes, rows: list[dict[str, Any]], key: str, settings: dict[str, 
 
 
 def main(argv: Sequence[str] | None = None) -> list[Path]:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(prog="python -m bench plot", description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of JSON files (default: %(default)s)")
     parser.add_argument("--images", type=Path, default=IMAGES, help="folder to draw into (default: %(default)s)")
     options = parser.parse_args(argv)
@@ -123,7 +127,3 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
             drawn.append(target)
     print("\n".join(map(str, drawn)) or f"plot: no results in {options.results}")
     return drawn
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,13 @@
 """A ResNet-50 training step with Kornia's augmentation before it: in the loop, and streamed.
 
-    python -m bench.resnet_step --json bench/results/resnet_step.json
+    python -m bench run resnet_step
 
 RandomResizedCrop 224, RandomHorizontalFlip, ColorJitter, Normalize on uint8 images of 256 x 256 from DataLoader
 workers; ResNet-50 under bfloat16 autocast in channels_last, SGD. Kornia issues hundreds of launches a batch, so
 streams alone may not help: that row is here to show when they do not. Rows: "serial" (Kornia in the loop), "streamed"
-(the same pipeline as a stage), "streamed, fused" (the same through gpuaug.fuse), and the ceilings "resident" (training
-alone, augmented batches on the card already) and "loader" (iterating and copying alone).
+(the same pipeline as a stage), "streamed, auto" (the same with depth="auto", once it has decided), "streamed, fused" (the
+same through gpuaug.fuse), and the ceilings "resident" (training alone, augmented batches on the card already) and "loader"
+(iterating and copying alone).
 """
 
 from argparse import Namespace
@@ -20,7 +21,7 @@ from torchvision import models
 
 import gpuaug
 from bench import common, data, pipelines
-from bench.loops import Serial, Trainer, half, loop
+from bench.loops import Serial, Trainer, decided, half, loop
 from gpuaug.bench.windows import Variant
 
 
@@ -40,22 +41,25 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Vari
     def train_channels_last(images: torch.Tensor, labels: torch.Tensor) -> None:
         train(images.contiguous(memory_format=torch.channels_last), labels)
 
-    loaders = [data.endless(dataset, batch_size, options) for _ in range(4)]
-    discard = data.queued(loaders[0])
-    streamed, streamed_fused = (
-        gpuaug.StreamedLoader(loader, [stage], device=device, depth=common.DEPTH)
-        for loader, stage in ((loaders[1], augment), (loaders[3], fused))
-    )
-    stack.callback(streamed.close)
-    stack.callback(streamed_fused.close)
+    def looped(name: str, prepare: Any, step: Any) -> Variant:
+        loader = data.endless(dataset, batch_size, options)
+        return Variant(name, loop(Serial(loader, device, prepare), step), data.queued(loader))
+
+    def streamed(name: str, stage: Any, depth: Any = common.DEPTH) -> Variant:
+        loader = data.endless(dataset, batch_size, options)
+        made = gpuaug.StreamedLoader(loader, [stage], device=device, depth=depth)
+        stack.callback(made.close)
+        steps = (decided if depth == "auto" else loop)(made, train_channels_last)
+        return Variant(name, steps, data.queued(loader))
+
     resident = [(augment(images), labels) for images, labels in data.sample(dataset, batch_size, 2, device)]
-    copying = Serial(loaders[2], device, lambda images: images)
     return [
-        Variant("serial", loop(Serial(loaders[0], device, augment), train_channels_last), discard),
-        Variant("streamed", loop(streamed, train_channels_last), discard),
-        Variant("streamed, fused", loop(streamed_fused, train_channels_last), discard),
+        looped("serial", augment, train_channels_last),
+        streamed("streamed", augment),
+        streamed("streamed, auto", augment, "auto"),
+        streamed("streamed, fused", fused),
         Variant("resident", loop(data.cycle(resident), train_channels_last)),
-        Variant("loader", loop(copying, lambda *_: None), discard),
+        looped("loader", lambda images: images, lambda *_: None),
     ]
 
 
@@ -68,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         options,
         [({"batch_size": size}, partial(variants, options, size)) for size in options.batch],
         baseline="serial",
-        ours=("streamed", "streamed, fused"),
+        ours=("streamed", "streamed, auto", "streamed, fused"),
         ceilings=("resident", "loader"),
     )
 

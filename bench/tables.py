@@ -1,7 +1,7 @@
 """Write the tables in the documentation from the results, so that no figure is typed by hand.
 
-    python -m bench.tables           rewrite README.md and docs/*.md
-    python -m bench.tables --check   fail if one of them is not what the results say
+    python -m bench tables           rewrite README.md and docs/*.md
+    python -m bench tables --check   fail if one of them is not what the results say
 
 A table stands between ``<!-- table: SUITE -->`` and ``<!-- end -->``; SUITE is the name of a file in bench/results,
 SUITE.CASE all figures of one of its cases, and SUITE.FIGURE one figure of all cases, by its key. Text whose file, case or
@@ -10,7 +10,6 @@ figure is missing is left alone.
 
 import json
 import re
-import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,9 @@ from typing import Any
 from bench.plot import RESULTS, hardware, panel, shown_rows
 
 _TABLE = re.compile(r"(<!-- table: (?P<suite>[\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+# What a profile's table shows of the figures of the whole.
+_PROFILED = ("bound_ms", "full_ms", "serial_ms", "exposed_ms", "headspace", "copy_gb_per_s", "link_gb_per_s")
 
 # Keys of a row that are for machines or that its other columns say already.
 _HIDDEN = ("rounds", "ratio_low", "ratio_high", "batch_size")
@@ -43,6 +45,8 @@ def markdown(result: dict[str, Any], case: str = "") -> str:
     A result that names ``columns`` has many figures a row: as a whole it is shown by its rates at the batch size of most rows.
     """
     rows, columns = result["rows"], result["settings"].get("columns")
+    if "verdicts" in result["settings"]:
+        return "\n".join(["", *_profiles(result), "", _caption(result), ""]) + "\n"
     if case and any(row.get("case") == case for row in rows):
         lines = _flat([row for row in rows if row["case"] == case], [key for key in columns or () if key != "case"])
     elif case:
@@ -69,6 +73,25 @@ def _by_case(rows: list[dict[str, Any]], result: dict[str, Any], key: str, headi
         for name in names
     ]
     return _lines([heading, *columns], body)
+
+
+def _profiles(result: dict[str, Any]) -> list[str]:
+    """Profiles, a column for each case: the parts and loops, the bounds, and below the table what they were found to mean."""
+    rows, verdicts = result["rows"], result["settings"]["verdicts"]
+    columns = list(dict.fromkeys(panel(row, rows) for row in rows))
+    cells: dict[str, dict[str, str]] = {}
+    for row in rows:
+        shown = {row["name"]: row["wall_ms"]} if "wall_ms" in row else {key: row[key] for key in _PROFILED if key in row}
+        for name, value in shown.items():
+            cells.setdefault(name, {})[panel(row, rows)] = _figure(value)
+    # Cases differ in their stages, which stand between the copy and the step.
+    names = sorted(
+        cells, key=lambda name: ("load", "copy").index(name) - 3 if name in ("load", "copy") else -name.startswith("stage/")
+    )
+    titles = {name: f"*{_heading(name)}*" for name in _PROFILED}
+    body = [[titles.get(name, name), *(cells[name].get(column, "") for column in columns)] for name in names]
+    cases = dict.fromkeys(f"{row['case']}, B={row['batch_size']}" for row in rows)
+    return [*_lines(["ms a batch", *columns], body), "", *(f"- *{case}*: {' '.join(verdicts[case])}" for case in cases)]
 
 
 def _rate(row: dict[str, Any], result: dict[str, Any], key: str) -> str:
@@ -132,7 +155,7 @@ def _caption(result: dict[str, Any], *, ratios: bool = True) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ArgumentParser(prog="python -m bench tables", description=__doc__.splitlines()[0])
     parser.add_argument("files", type=Path, nargs="*", help="Markdown files (default: README.md and docs/*.md)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of JSON files (default: %(default)s)")
     parser.add_argument("--check", action="store_true", help="change nothing, fail if a table is out of date")
@@ -151,7 +174,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     for path in stale:
         print(f"{path}: {'out of date' if options.check else 'rewritten'}")
     return 1 if options.check and stale else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

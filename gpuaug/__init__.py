@@ -16,7 +16,10 @@ from gpuaug.features import FeatureStage
 # imported as ``from gpuaug.fuse.plan import Plan``.
 from gpuaug.fuse import Draws, Explanation, Fused, fuse
 from gpuaug.loader import StreamedLoader
+from gpuaug.profiling import profile
+from gpuaug.report import Part, Report
 from gpuaug.stages import Stage, TransformStage
+from gpuaug.timeline import Span, Timeline
 
 __version__ = "0.1.0"
 
@@ -31,10 +34,15 @@ __all__ = [
     "GpuAugError",
     "GpuAugWarning",
     "IteratorEndedError",
+    "Part",
+    "Report",
     "SelectionError",
+    "Span",
     "Stage",
     "Stats",
     "StreamedLoader",
+    "Timeline",
     "TransformStage",
     "fuse",
+    "profile",
 ]

@@ -1,6 +1,7 @@
 """The ``gpuaug`` command."""
 
 import argparse
+import importlib
 import importlib.util
 import signal
 import sys
@@ -12,6 +13,8 @@ from types import FrameType
 from typing import Any
 
 import torch
+
+import gpuaug
 
 INTERRUPTED = 130  # 128 + SIGINT, what a shell reports
 
@@ -25,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gpuaug", description="Feed a training loop from the GPU side.")
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_bench(commands)
+    _add_profile(commands)
     with _interrupts_noted() as interrupts:
         try:
             options = parser.parse_args(arguments)
@@ -148,6 +152,69 @@ def _measure(
             summary = summarise(windows, baseline=use.baseline)
             rows += [row.record(case=use.case, batch_size=batch_size) for row in summary]
     return rows
+
+
+def _add_profile(commands: Any) -> None:
+    parser = commands.add_parser(
+        "profile",
+        help="say where a training step's time goes, what bounds it, and what to do",
+        description="Runs real training steps and measures the loader, the copy, each stage and the step alone, and the loop "
+        "in line and streamed. The model is trained meanwhile: make one that may be thrown away.",
+    )
+    parser.add_argument("target", metavar="package.module:make", help="a function that returns a StreamedLoader and a step")
+    parser.add_argument("--batches", type=_at_least(int, 8), default=40, help="batches of a window (default: %(default)s)")
+    parser.add_argument("--rounds", type=_at_least(int, 1), default=3, help="windows of each kind (default: %(default)s)")
+    parser.add_argument("--timeline", type=Path, help="draw ten batches here (.png, .svg), or write a trace (.json)")
+    parser.add_argument("--json", type=Path, help="write the result here, with hardware, versions and commit")
+    parser.set_defaults(run=lambda options: _profile(parser, options))
+
+
+def _profile(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    if options.timeline is not None and options.timeline.suffix.lower() not in (suffixes := (".png", ".svg", ".pdf", ".json")):
+        ends = ", ".join(suffixes)
+        parser.error(f"--timeline must end with one of {ends}, got {str(options.timeline)!r}. The end says what is written.")
+    for name in ("timeline", "json"):
+        path = getattr(options, name)
+        if path is not None and path.is_dir():
+            parser.error(f"--{name} must be a file to write, got the folder {str(path)!r}. Add a file name.")
+    made = _made(parser, options.target)
+    if not (isinstance(made, tuple) and len(made) == 2):
+        parser.error(
+            f"{options.target} must return a loader and a step, got {type(made).__name__}. Write: return loader, step."
+        )
+    loader, step = made
+    try:
+        report = gpuaug.profile(loader, step, batches=options.batches, rounds=options.rounds)
+        if options.timeline is not None:
+            report.timeline.save(options.timeline)
+    except gpuaug.GpuAugError as error:
+        parser.error(str(error))
+    if options.json is not None:
+        from gpuaug.bench import results
+
+        settings = report.settings | {"verdict": list(report.verdict)}
+        results.write(options.json, results.result("profile", rows=report.rows(), settings=settings, device=loader.device))
+    return 0
+
+
+def _made(parser: argparse.ArgumentParser, target: str) -> Any:
+    """What the function returns that ``package.module:make`` names, with the working directory on the path, as in Python."""
+    module, _, name = target.partition(":")
+    if not (module and name):
+        parser.error(f"target must be package.module:make, got {target!r}. Name a function that returns a loader and a step.")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the user's module is there, and one that it imports is not
+        parser.error(f"target must be in a module that Python finds, got {module!r}. Run this where you would import it.")
+    make = getattr(found, name, None)
+    if not callable(make):
+        known = ", ".join(sorted(key for key, value in vars(found).items() if callable(value) and not key.startswith("_")))
+        parser.error(f"target must name a function of {module}, got {name!r}. It has: {known or 'none'}.")
+    return make()
 
 
 def _device(text: str) -> torch.device:

@@ -11,6 +11,10 @@ class Stats:
     """Batches handed over."""
     copied_bytes: int = 0
     """Bytes copied to the device."""
+    depth: int = 0
+    """Batches that are launched ahead now: 0 is in line."""
+    ready: int = 0
+    """Batches that were launched already when the last one was handed over."""
     starved: int = 0
     """Times that nothing was ready and the training thread waited for the wrapped loader."""
     starved_ms: float = 0.0

@@ -10,6 +10,7 @@ thread does in Python is time that training loses: it does as little as it can, 
 import contextvars
 import logging
 import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -53,6 +54,8 @@ class Pulled:
     """The slot of the ring that the batch's tensors lie in, which has to be kept until they have been read."""
     state: Any = None
     """The loader's state after this batch, or at the end, if it has one."""
+    took_s: tuple[float, float] = (0.0, 0.0)
+    """When pulling began and ended, by ``time.perf_counter``."""
 
 
 class Feed(ABC):
@@ -106,8 +109,9 @@ class ListFeed(Feed):
     """One pass over a list or tuple, whose batches are all there: nothing to wait for, so no thread."""
 
     def _get(self, block: bool) -> Pulled | None:
+        began_s = time.perf_counter()
         for batch in self.iterator:
-            return Pulled(batch, stream=self._current_stream())
+            return Pulled(batch, stream=self._current_stream(), took_s=(began_s, time.perf_counter()))
         return Pulled(ended=True)
 
 
@@ -292,13 +296,15 @@ def _pulling(
     iterator: Iterator[Any], state: Callable[[], Any], current_stream: Callable[[], Any], receive: Receive
 ) -> Callable[[], Pulled]:
     def pull() -> Pulled:
+        began_s = time.perf_counter()
         try:
             given = next(iterator)
         except StopIteration:
             return Pulled(ended=True, state=state())
         reached = state()
         batch, slot = receive(given)
-        return Pulled(batch, stream=current_stream(), slot=slot, state=reached)
+        took_s = began_s, time.perf_counter()
+        return Pulled(batch, stream=current_stream(), slot=slot, state=reached, took_s=took_s)
 
     return pull
 

@@ -13,12 +13,14 @@ from gpuaug import batch as batches
 from gpuaug.batch import Batch
 from gpuaug.copying import Copier
 from gpuaug.counters import Stats
+from gpuaug.depth import Depth
 from gpuaug.feed import Feed, Pulled
 from gpuaug.progress import Progress, Reached
 from gpuaug.seeding import Position
 from gpuaug.stages import BoundStage
-from gpuaug.streams import Lane, Lanes, Mark, Pace, span
+from gpuaug.streams import Lane, Lanes, Mark, Pace
 from gpuaug.supply import Supply
+from gpuaug.watching import Watch
 
 
 @dataclass(slots=True)
@@ -31,6 +33,7 @@ class Machinery:
     progress: Progress
     stats: Stats = field(default_factory=Stats)
     pace: Pace = field(default_factory=Pace)
+    watch: Watch = field(default_factory=Watch)
     launching: threading.Lock = field(default_factory=threading.Lock)
 
     def reclaim(self) -> None:
@@ -71,12 +74,12 @@ class Flight:
     """
 
     def __init__(
-        self, machinery: Machinery, feed: Feed, bound: Sequence[BoundStage], begun: Reached, first: Position, depth: int
+        self, machinery: Machinery, feed: Feed, bound: Sequence[BoundStage], begun: Reached, first: Position, depth: Depth
     ) -> None:
         self._machinery = machinery
         self._lanes = machinery.lanes
         self._bound = bound
-        self._feed = feed
+        self.feed = feed
         self._at = first
         self._reached = begun
         self._ended = False
@@ -84,30 +87,34 @@ class Flight:
         self._memory: dict[str, Any] = {}
         self.waiting: deque[_Launched] = deque()
         self._depth = depth
-        # In line there is nothing to overlap with: launching ahead would only put off the batch that is wanted.
-        self._most = 1 if self._lanes.in_line else depth + 1
 
     def catch_up(self, consumer: Lane) -> None:
         """Queue work until ``depth`` batches follow the next one, as far as the wrapped loader has batches now.
 
         Blocks only when there is nothing to hand over.
         """
-        stats = self._machinery.stats
+        stats, watch = self._machinery.stats, self._machinery.watch
+        watch.asked(consumer)
         self._machinery.supply.collect()
-        done = consumer.mark()
-        waited_s = self._machinery.pace.keep(done, ahead=self._depth + 2)
+        done = self._depth.mark(consumer, self)
+        depth = self._depth.now
+        stats.depth = 0 if self._lanes.in_line else depth
+        waited_s = self._machinery.pace.keep(done, ahead=depth + 2)
         if waited_s is not None:
             stats.held_back += 1
             stats.held_back_ms += waited_s * 1e3
+            watch.held_back(self._reached.batch, waited_s)
+        # In line there is nothing to overlap with: launching ahead would only put off the batch that is wanted.
+        most = 1 if self._lanes.in_line else depth + 1
         ordered = False
-        while len(self.waiting) < self._most and not self._ended:
-            pulled = self._feed.get(block=False)
+        while len(self.waiting) < most and not self._ended:
+            pulled = self.feed.get(block=False)
             if pulled is None:
                 if self.waiting:
                     return
                 start = time.perf_counter()
-                with span("gpuaug/pull"):
-                    pulled = self._feed.get(block=True)
+                with watch.span("gpuaug/pull", self._at.batch, waits=True):
+                    pulled = self.feed.get(block=True)
                 stats.starved += 1
                 stats.starved_ms += (time.perf_counter() - start) * 1e3
             assert pulled is not None
@@ -119,6 +126,7 @@ class Flight:
                 )
                 self.waiting.append(_Launched(error=pulled.error))
             elif not pulled.ended:
+                watch.pulled(self._at.batch, *pulled.took_s)
                 with self._machinery.launching:
                     if not ordered:
                         self._lanes.wait_for_consumers(consumer, done)
@@ -137,15 +145,18 @@ class Flight:
             finally:
                 del launched  # or the error would hold itself through its traceback, and the batch with it
         assert launched.ready is not None
-        with span("gpuaug/wait"):
+        stats, watch, number = self._machinery.stats, self._machinery.watch, self._reached.batch
+        with watch.span("gpuaug/wait", number, consumer, waits=True):
             self._lanes.hand_over(launched.ready, consumer)
         for tensor in launched.resident:
             consumer.reads(tensor)
         if launched.source is not None:
             launched.source.wait(launched.ready)
-        self._machinery.stats.batches += 1
-        self._reach(batch=self._reached.batch + 1, source=launched.state)
-        self._feed.refill()
+        stats.batches += 1
+        stats.ready = len(self.waiting)
+        self._reach(batch=number + 1, source=launched.state)
+        self.feed.refill()
+        watch.handed_over(number, consumer)
         return launched.batch
 
     def end(self) -> None:
@@ -154,7 +165,7 @@ class Flight:
 
     def close(self) -> None:
         """Let go of the wrapped loader, and of batches that will not be handed over."""
-        self._feed.close()
+        self.feed.close()
         for launched in self.waiting:  # they are dropped while lanes may still be reading them
             if launched.source is not None and launched.ready is not None:
                 launched.source.wait(launched.ready)
@@ -169,7 +180,7 @@ class Flight:
         error.add_note(f"gpuaug: raised {where}, at batch {self._at.batch} of epoch {self._at.epoch}.")
 
     def _launch(self, pulled: Pulled) -> None:
-        stats, supply = self._machinery.stats, self._machinery.supply
+        stats, supply, watch, number = self._machinery.stats, self._machinery.supply, self._machinery.watch, self._at.batch
         read_by_stages: list[Any] = []
         lane, doing, source, end = self._lanes.copy, "its copy", None, None
         try:
@@ -180,7 +191,7 @@ class Flight:
                 stats.slot_batches += 1
             else:
                 stats.other_batches += 1
-            with span("gpuaug/copy"):
+            with watch.span("gpuaug/copy", number, lane):
                 copied = self._machinery.copier.copy(pulled.batch)
             if copied.resident or copied.resident_objects:
                 followed = self._lanes.follow(pulled.stream)
@@ -189,11 +200,11 @@ class Flight:
             supply.read_until(pulled, ready)
             for bound in self._bound:
                 doing = f"stage {bound.name!r}"
-                with span(f"gpuaug/stage/{bound.name}"):
-                    values = bound.read(batch)
-                    read_by_stages.extend(_parts(values))
-                    bound.lane.wait(ready)
-                    lane = bound.lane  # from here on its mark covers all that was done for this batch
+                values = bound.read(batch)
+                read_by_stages.extend(_parts(values))
+                bound.lane.wait(ready)
+                lane = bound.lane  # from here on its mark covers all that was done for this batch
+                with watch.span(bound.range_name, number, lane):
                     for tensor in copied.resident:
                         lane.reads(tensor)
                     result = bound.run(values, ready, self._at, self._memory)

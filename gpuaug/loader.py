@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import torch
 
+from gpuaug import depth as depths
 from gpuaug import seeding, stages, streams
 from gpuaug.batch import Batch
 from gpuaug.copying import Copier
@@ -38,7 +39,8 @@ class StreamedLoader:
         stages: What is done to a batch after its copy, in order: :class:`TransformStage`, :class:`FeatureStage`, or any
             callable on the images. May be replaced between epochs.
         device: Where batches go. Left out: this machine's accelerator, or the CPU without one.
-        depth: How many batches are worked on ahead of the one that is handed over.
+        depth: How many batches are worked on ahead of the one that is handed over. ``"auto"`` times the first hundred batches
+            both in line and two ahead, in turns, and goes on with the faster; ``repr`` says which, and why.
         seed: What the draws of stages depend on. Left out: ``torch.initial_seed()``, which consumes nothing.
         rank: The data-parallel rank, which makes ranks draw differently. Left out: ``torch.distributed``'s, or 0.
         feed: How batches come from the loader. ``"auto"``: where the device is a GPU, a ``DataLoader``'s workers collate into
@@ -65,7 +67,7 @@ class StreamedLoader:
         stages: Sequence[Any] = (),
         *,
         device: torch.device | str | int | None = None,
-        depth: int = 2,
+        depth: depths.Setting = 2,
         seed: int | None = None,
         rank: int | None = None,
         feed: Kind = "auto",
@@ -76,12 +78,12 @@ class StreamedLoader:
                 f"loader must be an iterable of batches, got {type(loader).__name__}. Pass a DataLoader, a list or a generator."
             )
         self.loader = loader
-        self.depth = _whole("depth", depth, "Use 0 for the in-line reference, 2 to overlap.")
+        self.depth = depth
         seed = seeding.default_seed() if seed is None else _whole("seed", seed, "Leave it out for torch's own.")
         self._rank = None if rank is None else _whole("rank", rank, "Leave it out for torch.distributed's.")
         lanes = Lanes(streams.resolve(device))
         budget = None if feed_bytes is None else _whole("feed_bytes", feed_bytes, "Leave it out for an eighth of the memory.")
-        supply = Supply(loader, feed, budget, lanes.device, self.depth)
+        supply = Supply(loader, feed, budget, lanes.device, self._depth.now)
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
         progress = Progress(loader, seed, partial(_close_all, self._feeds))
         self._machinery = Machinery(lanes, Copier(lanes.device, warns=bool(supply.reason)), supply, progress)
@@ -106,7 +108,7 @@ class StreamedLoader:
 
     def __repr__(self) -> str:
         names = ", ".join(f"{bound.name}={stage!r}" for bound, stage in zip(self._bound, self._stages, strict=True))
-        settings = f"device={self.device}, depth={self.depth}, feed={self._machinery.supply!r}"
+        settings = f"device={self.device}, depth={self._depth!r}, feed={self._machinery.supply!r}"
         return f"StreamedLoader({type(self.loader).__name__}, stages=[{names}], {settings})"
 
     def __enter__(self) -> Self:
@@ -119,6 +121,16 @@ class StreamedLoader:
     def device(self) -> torch.device:
         """Where batches go."""
         return self._machinery.lanes.device
+
+    @property
+    def depth(self) -> depths.Setting:
+        """How many batches are worked on ahead. Assign between epochs to change it; ``"auto"`` then measures anew."""
+        return "auto" if isinstance(self._depth, depths.Measured) else self._depth.now
+
+    @depth.setter
+    def depth(self, value: depths.Setting) -> None:
+        way_out = "Use 0 for the in-line reference, 2 to overlap, 'auto' to have the faster."
+        self._depth: depths.Depth = depths.Measured() if value == "auto" else depths.Fixed(_whole("depth", value, way_out))
 
     @property
     def seed(self) -> int:
@@ -139,6 +151,8 @@ class StreamedLoader:
         new = tuple(stages.as_stages(value))
         self._bound = stages.bind_all(new, self._machinery.lanes)
         self._stages = new
+        if isinstance(self._depth, depths.Measured):
+            self._depth = depths.Measured()  # what was faster with other stages says nothing about these
 
     @property
     def dataset(self) -> Any:
@@ -189,14 +203,16 @@ class StreamedLoader:
         self._machinery.supply.close()
         self._machinery.reclaim()
 
-    def _begin(self) -> Flight:
+    def _begin(self, depth: depths.Depth | None = None) -> Flight:
         shared = self._machinery
         feed = shared.supply.open(shared.lanes.current_stream)
         self._feeds.add(feed)
         begun = shared.progress.begin(feed.state_at_start)
         rank = seeding.default_rank() if self._rank is None else self._rank
         first = Position(self.seed, begun.epoch, rank, begun.batch)
-        return Flight(shared, feed, self._bound, begun, first, self.depth)
+        if isinstance(self._depth, depths.Measured):
+            self._depth.consider(shared.lanes, self._stages)
+        return Flight(shared, feed, self._bound, begun, first, depth or self._depth)
 
 
 def _close_all(feeds: Iterable[Feed]) -> None:

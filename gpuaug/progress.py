@@ -3,8 +3,10 @@
 import copy
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
+
+from torch.utils.data import DataLoader
 
 from gpuaug.errors import ArgumentError, ArgumentTypeError
 
@@ -44,6 +46,8 @@ class Progress:
         self._chosen = False
         self._first = 0
         self._reached: Reached | None = None
+        self._given: Any = None
+        """The state that the wrapped loader was given and no iterator has begun from."""
 
     def choose(self, epoch: int) -> None:
         """Have the next iterator belong to ``epoch``."""
@@ -54,9 +58,32 @@ class Progress:
         """Where an iterator is that begins now, with ``source`` as the wrapped loader's state."""
         self._epoch = self._following
         begun = Reached(self._epoch, self._first, False, self._chosen, source)
-        self._next, self._chosen, self._first = None, False, 0
+        self._next, self._chosen, self._first, self._given = None, False, 0, None
         self.reach(begun)
         return begun
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """A block whose iterators do not count: afterwards the training loop is where it was before.
+
+        A wrapped loader that has a state gets it back, others begin their next pass as they would have. Where the loader is
+        no ``DataLoader``, its state may be in itself, and iterators that are open end.
+        """
+        source = self._given
+        # A DataLoader's place is each iterator's own: the next one begins anew, unless it was given a state to begin from.
+        if is_stateful(self._loader) and not isinstance(getattr(self._loader, "base_dataloader", self._loader), DataLoader):
+            self._end_passes()
+            source = self.state_dict()["source"] if self._reached is not None else None
+            source = copy.deepcopy(self._loader.state_dict()) if source is None else source  # type: ignore[attr-defined]
+        counters = self._epoch, self._next, self._chosen, self._first, self._reached, self._given
+        try:
+            yield
+        finally:
+            if source is not None:
+                self._loader.load_state_dict(copy.deepcopy(source))  # type: ignore[attr-defined]
+            self._epoch, self._next, self._chosen, self._first, self._reached, self._given = counters
+            if self._chosen and self._next is not None:
+                tell_epoch(self._loader, self._next)
 
     def reach(self, reached: Reached) -> None:
         """The iterator that was read last has come as far as this."""
@@ -100,7 +127,7 @@ class Progress:
         self.seed, self._epoch = state_dict["seed"], reached.epoch
         self._next, self._chosen = (None, False) if ended else (reached.epoch, reached.chosen)
         self._first = 0 if ended else reached.batch
-        self._reached = reached
+        self._reached, self._given = reached, reached.source
 
     @property
     def _following(self) -> int:

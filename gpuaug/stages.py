@@ -35,6 +35,7 @@ class BoundStage(ABC):
     def __init__(self, name: str, selection: Selection, lanes: Lanes) -> None:
         self.name = name
         self.lane = lanes.lane(f"stage/{name}")
+        self.range_name = f"gpuaug/stage/{name}"
         self._selection = selection
 
     def read(self, batch: Batch) -> tuple[Any, ...]:

@@ -23,6 +23,7 @@ under which ``next()`` was never called, and a batch that is given to a *thread*
 another is inside ``next()``. ``record_stream`` covers both.
 """
 
+import os
 import time
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
@@ -65,10 +66,10 @@ class Lane:
         """Queue on this lane what is launched from now on, until :meth:`Lanes.launching` ends."""
         cuda.set_stream(self.stream)
 
-    def mark(self) -> Mark:
-        """Mark all that is queued so far."""
+    def mark(self, *, timed: bool = False) -> Mark:
+        """Mark all that is queued so far; ``timed`` for :func:`ms_between`."""
         # Blocking: a host that waits leaves its core to the loader's workers. The wait is batches ahead of need.
-        event = cuda.Event(blocking=True)
+        event = cuda.Event(blocking=True, enable_timing=timed)
         event.record(self.stream)
         return event
 
@@ -92,9 +93,9 @@ class InLineLane(Lane):
     def make_current(self) -> None:
         """Nothing to switch."""
 
-    def mark(self) -> Mark:
+    def mark(self, *, timed: bool = False) -> Mark:
         """A mark that has been passed."""
-        return _PASSED
+        return _Passed(time.perf_counter()) if timed else _PASSED
 
     def wait(self, mark: Mark) -> None:
         """Nothing to wait for."""
@@ -104,6 +105,9 @@ class InLineLane(Lane):
 
 
 class _Passed:
+    def __init__(self, at_s: float = 0.0) -> None:
+        self.at_s = at_s
+
     def query(self) -> bool:
         return True
 
@@ -112,6 +116,16 @@ class _Passed:
 
 
 _PASSED = _Passed()
+
+
+def ms_between(first: Any, second: Any) -> float:
+    """Milliseconds on the device from one timed mark to another. Both must have been passed."""
+    if isinstance(first, _Passed):
+        return (float(second.at_s) - first.at_s) * 1e3
+    elapsed: float = first.elapsed_time(second)
+    return elapsed
+
+
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
@@ -224,10 +238,10 @@ class Pace:
             this wait, so it is for the caller to count.
         """
         self._marks.append(mark)
-        if len(self._marks) <= ahead:
-            return None
-        oldest = self._marks.popleft()
-        if oldest.query():
+        oldest = None
+        while len(self._marks) > ahead:  # several, where ``ahead`` has become less
+            oldest = self._marks.popleft()
+        if oldest is None or oldest.query():
             return None
         start = time.perf_counter()
         oldest.synchronize()
@@ -261,8 +275,19 @@ def resolve(device: torch.device | str | int | None) -> torch.device:
     return torch.device("cpu") if wanted.type == "cpu" else wanted  # there is only one, however it is numbered
 
 
+# What Nsight Systems and other readers of NVTX put into the environment of the process that they watch.
+_NVTX_LISTENS = torch.backends.cuda.is_built() and any(
+    name in os.environ for name in ("NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
+)
+
+
 def span(name: str) -> AbstractContextManager[Any]:
-    """A range of that name in ``torch.profiler`` traces. Costs a fraction of a microsecond when nobody listens."""
+    """A range of that name in traces of ``torch.profiler`` and for tools that read NVTX.
+
+    Costs a fraction of a microsecond when nobody listens.
+    """
     if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-        return torch.profiler.record_function(name)
+        return torch.profiler.record_function(name)  # which also is an NVTX range within emit_nvtx()
+    if _NVTX_LISTENS:
+        return cuda.nvtx.range(name)
     return _NOTHING

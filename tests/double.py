@@ -168,6 +168,8 @@ class FakeCuda:
     def __init__(self, *, keeps_up=False):
         self.history = History()
         self.keeps_up = keeps_up
+        self.now_ms = 0.0
+        """The device's clock, which stands still but for tests that turn it."""
         self.lock = threading.RLock()
         self._numbers = defaultdict(itertools.count)
         self._pools = defaultdict(list)
@@ -189,8 +191,8 @@ class FakeCuda:
     def Stream(self, device=None):
         return FakeStream(self, f"stream {self.number('stream')}")
 
-    def Event(self, **_):
-        return FakeEvent(self, f"event {self.number('event')}")
+    def Event(self, enable_timing=False, **_):
+        return FakeEvent(self, f"event {self.number('event')}", enable_timing)
 
     def current_stream(self, device=None):
         return getattr(self._thread, "stream", self.default)
@@ -278,9 +280,10 @@ class FakeStream:
 
 
 class FakeEvent:
-    def __init__(self, cuda, name):
+    def __init__(self, cuda, name, timed=False):
         self._cuda = cuda
         self._name = name
+        self.timed = timed
 
     def __str__(self):
         return self._name
@@ -288,6 +291,15 @@ class FakeEvent:
     def record(self, stream=None):
         with self._cuda.operation() as history:
             history.record(self, stream or self._cuda.current_stream())
+            self._at_ms = self._cuda.now_ms
+
+    def elapsed_time(self, end):
+        """As on the device, an error unless both tell the time and have been passed, as far as the host can know."""
+        if not (self.timed and end.timed):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if not (self.query() and end.query()):
+            raise RuntimeError("device not ready")
+        return end._at_ms - self._at_ms
 
     def query(self):
         with self._cuda.operation() as history:

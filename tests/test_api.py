@@ -26,17 +26,41 @@ PUBLIC = {
     "GpuAugError": "Exception",
     "GpuAugWarning": "UserWarning",
     "IteratorEndedError": "GpuAugError, RuntimeError",
+    "Part": "(name, wall, host=None, device_ms=None, launches=None, waits_at=None, kind='')",
+    "Report": (
+        "(parts, in_line, streamed, cached, thread_ms, batch_bytes, pageable_bytes, link_gb_per_s, settings, timeline, "
+        "verdict=())"
+    ),
+    "Report.bound_ms": "property",
+    "Report.copy_gb_per_s": "property",
+    "Report.copy_ms": "property",
+    "Report.device_ms": "property",
+    "Report.exposed_ms": "property",
+    "Report.figures": "(self)",
+    "Report.full_ms": "property",
+    "Report.headspace": "property",
+    "Report.host_ms": "property",
+    "Report.lines": "(self)",
+    "Report.load_ms": "property",
+    "Report.overlap_efficiency": "property",
+    "Report.part": "(self, name)",
+    "Report.rows": "(self)",
+    "Report.serial_ms": "property",
+    "Report.summary": "(self)",
     "SelectionError": "GpuAugError, LookupError",
+    "Span": "(lane, name, batch, start_ms, end_ms, waits=False)",
     "Stage": "(*, on, into, name)",
     "Stage.bind": "(self, name, lanes)",
     "Stats": (
-        "(batches=0, copied_bytes=0, starved=0, starved_ms=0.0, slot_batches=0, other_batches=0, held_back=0, held_back_ms=0.0)"
+        "(batches=0, copied_bytes=0, depth=0, ready=0, starved=0, starved_ms=0.0, slot_batches=0, other_batches=0, "
+        "held_back=0, held_back_ms=0.0)"
     ),
     "StreamedLoader": "(loader, stages=(), *, device=None, depth=2, seed=None, rank=None, feed='auto', feed_bytes=None)",
     "StreamedLoader.batch_sampler": "property",
     "StreamedLoader.batch_size": "property",
     "StreamedLoader.close": "(self)",
     "StreamedLoader.dataset": "property",
+    "StreamedLoader.depth": "property",
     "StreamedLoader.device": "property",
     "StreamedLoader.drop_last": "property",
     "StreamedLoader.sampler": "property",
@@ -44,9 +68,16 @@ PUBLIC = {
     "StreamedLoader.set_epoch": "(self, epoch)",
     "StreamedLoader.stages": "property",
     "StreamedLoader.stats": "(self)",
+    "Timeline": "(spans, device, depth)",
+    "Timeline.chrome_trace": "(self)",
+    "Timeline.figure": "(self, width_in=12.0)",
+    "Timeline.lanes": "(self)",
+    "Timeline.save": "(self, path, *, width_in=12.0)",
+    "Timeline.title": "(self)",
     "TransformStage": "(transform, *, on=…, into=…, name=None)",
     "TransformStage.bind": "(self, name, lanes)",
     "fuse": "(pipeline, *, dtype=torch.float32, memory_format=torch.contiguous_format, pick='batch')",
+    "profile": "(loader, step, *, batches=40, rounds=3, show=True)",
 }
 
 

@@ -1,7 +1,9 @@
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,16 +16,25 @@ pytest.importorskip("matplotlib")
 ROOT = Path(__file__).parents[1]
 TINY = ["--device", "cpu", "--size", "32", "--batch", "2", "--seconds", "0.02", "--repeats", "1", "--workers", "0"]
 
-# Module, flags that make it small, and the variants that must be there on a CPU.
+# Suite, flags that make it small, and the variants that must be there on a CPU.
 WINDOWED = [
-    ("encoder_decoder", "--width 4", {"serial", "streamed", "streamed, eager encoder", "resident", "loader"}),
-    ("encoder_decoder", "--width 4 --resident", {"serial", "encoder alone", "training alone", "feature stage"}),
+    (
+        "encoder_decoder",
+        "--width 4",
+        {"serial", "streamed", "streamed, auto", "streamed, eager encoder", "resident", "loader"},
+    ),
+    ("encoder_decoder_sizes", "--width 4", {"serial", "streamed"}),
+    ("encoder_decoder_resident", "--width 4", {"serial", "encoder alone", "training alone", "feature stage"}),
     ("frozen_resnet", "--model resnet18", {"serial", "captured, in line", "feature stage", "feature stage, eager"}),
-    ("classifier", "--width 1", {"serial", "workers", "streamed", "resident", "loader"}),
-    ("resnet_step", "--model squeezenet1_1", {"serial", "streamed", "resident", "loader"}),
+    ("classifier", "--width 1", {"serial", "workers", "streamed", "streamed, auto", "streamed, fused", "resident", "loader"}),
+    ("classifier_sizes", "--width 1", {"serial", "workers", "streamed", "streamed, fused"}),
+    ("resnet_step", "--model squeezenet1_1", {"serial", "streamed", "streamed, auto", "resident", "loader"}),
     ("chain", "--width 4", {"serial", "one lane, eager", "two lanes", "two lanes, four ahead"}),
     ("branches", "", {"serial", "one module", "branches", "branches, eager"}),
 ]
+
+# Suites of another form have tests of their own: below, and two in tests/bench.
+OTHERS = {"items", "handover", "lifetimes", "lanes", "feeds", "augment", "profiles"}
 
 
 @pytest.fixture(autouse=True)
@@ -42,12 +53,19 @@ def experiment(name):
 
 @pytest.mark.parametrize(("name", "flags", "variants"), WINDOWED, ids=lambda value: value if isinstance(value, str) else "")
 def test_measures_every_variant(name, flags, variants, tmp_path):
-    path = tmp_path / "result.json"
-    made = experiment(name).main([*TINY, *flags.split(), "--json", str(path)])
+    assert experiment("run").main([name, *TINY, "--quick", *flags.split(), "--results", str(tmp_path)]) == 0
+    made = json.loads((tmp_path / f"{name}.json").read_text())
+    results.check(made)
+    assert made["suite"] == name
     assert variants <= {row["name"] for row in made["rows"]}
     assert all(row["batch_size"] == 2 for row in made["rows"])
     assert made["settings"]["baseline"] in variants
-    results.check(json.loads(path.read_text()))
+    assert set(made["settings"]["ours"]) & variants
+
+
+def test_every_suite_is_measured_by_a_test():
+    tested = [name for name, _, _ in WINDOWED] + sorted(OTHERS)
+    assert sorted(tested) == sorted(experiment("run").EXPERIMENTS)
 
 
 def test_rows_chooses_variants_and_keeps_the_baseline(tmp_path):
@@ -55,6 +73,35 @@ def test_rows_chooses_variants_and_keeps_the_baseline(tmp_path):
     assert [row["name"] for row in made["rows"]] == ["serial", "one lane, eager", "two lanes"]
     with pytest.raises(SystemExit, match=r"--rows must be among serial; .*, got three lanes"):
         experiment("chain").main([*TINY, "--width", "4", "--rows", "three lanes"])
+
+
+def test_profiles_has_the_parts_the_loops_and_a_verdict_of_each_case(tmp_path):
+    small = ["--size", "32", "--batch", "2", "--workers", "0", "--width", "4", "--model", "squeezenet1_1", "--repeats", "1"]
+    made = experiment("profiles").main(
+        [*small, "--batches", "8", "--timelines", str(tmp_path), "--json", str(tmp_path / "profiles.json")]
+    )
+    cases = list(dict.fromkeys(row["case"] for row in made["rows"]))
+    assert cases == ["classifier, Kornia", "classifier, fused", "encoder-decoder", "ResNet-50, fused"]
+    assert list(made["settings"]["verdicts"]) == [f"{case}, B=2" for case in cases]
+    assert [row["name"] for row in made["rows"] if row["case"] == cases[2]] == [
+        *("load", "copy", "stage/encode", "step"),
+        *("loop, in line", "loop, streamed", "step, cached batch", "bounds"),
+    ]
+    assert all(row["streamed_ms"] >= 0.8 * row["bound_ms"] for row in made["rows"] if row["name"] == "bounds")
+    assert "timelines" not in made["settings"]
+    assert {path.suffix for path in tmp_path.glob("timeline_*")} == {".png", ".json"}
+    assert len(list(tmp_path.glob("timeline_*"))) == 8
+    page, results = tmp_path / "page.md", tmp_path / "results"
+    results.mkdir()
+    (tmp_path / "profiles.json").rename(results / "profiles.json")
+    page.write_text("<!-- table: profiles -->\n<!-- end -->\n")
+    assert experiment("tables").main([str(page), "--results", str(results)]) == 0
+    _, heading, _, *lines = page.read_text().splitlines()[1:]
+    assert heading == f"| ms a batch | {' | '.join(cases)} |"
+    names = [line.split(" | ")[0].removeprefix("| ") for line in lines[: lines.index("")]]
+    assert names[:5] == ["load", "copy", "stage/augment", "stage/encode", "step"]
+    assert names[-5:] == ["*bound, ms*", "*full, ms*", "*serial, ms*", "*exposed, ms*", "*headspace*"]
+    assert f"- *{cases[2]}, B=2*: {' '.join(made['settings']['verdicts'][f'{cases[2]}, B=2'])}" in lines
 
 
 def test_items_has_both_datasets_and_both_endings(tmp_path):
@@ -133,15 +180,52 @@ def test_spans_follow_kernels_to_the_range_that_launched_them():
     assert {round(span["end_ms"] - span["start_ms"], 3) for span in copies} == {0.25, 0.5}
 
 
-def test_run_writes_a_file_for_each_experiment_and_names_what_failed(tmp_path, capsys):
+def test_run_goes_on_after_a_failure_and_names_it(tmp_path, capsys):
     run = experiment("run")
-    assert run.main([*TINY, "--width", "4", "--only", "chain", "--results", str(tmp_path)]) == 0
-    results.check(json.loads((tmp_path / "chain.json").read_text()))
     monkeyed = {**run.EXPERIMENTS, "missing": ("no_such_experiment", [])}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "EXPERIMENTS", monkeyed)
-        assert run.main([*TINY, "--only", "missing", "--results", str(tmp_path)]) == 1
-    assert "failed: missing" in capsys.readouterr().err
+        flags = [*TINY, "--width", "4", "--rows", "two lanes", "--results", str(tmp_path)]
+        assert run.main(["missing", "branches", "chain", *flags]) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["chain.json"]
+    error = capsys.readouterr().err
+    assert "failed: missing, branches\n" in error
+    assert "No module named 'bench.no_such_experiment'" in error
+    assert "unrecognized arguments: --width 4" in error
+
+
+def test_run_without_suites_runs_all_of_them(tmp_path, monkeypatch):
+    run, ran = experiment("run"), []
+    module = SimpleNamespace(main=lambda argv: ran.append(argv))
+    monkeypatch.setattr(run, "importlib", SimpleNamespace(import_module=lambda name: module))
+    monkeypatch.setattr(run.common, "release", lambda device: None)
+    assert run.main(["--quick", "--results", str(tmp_path)]) == 0
+    assert [argv[-1] for argv in ran] == [str(tmp_path / f"{name}.json") for name in run.EXPERIMENTS]
+    assert all("--quick" in argv for argv in ran)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("chain nonsense", "suites must be among encoder_decoder, .*, got nonsense. See --list."),
+        ("--quick chain", "suites must come before flags, got chain after --quick. Name them first."),
+    ],
+)
+def test_run_refuses_what_it_does_not_know(words, text, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        experiment("run").main([*words.split(), "--results", str(tmp_path)])
+    assert stop.value.code == 2
+    assert re.search(text, capsys.readouterr().err)
+    assert not list(tmp_path.iterdir())
+
+
+def test_run_lists_suites_with_what_they_measure(capsys):
+    run = experiment("run")
+    assert run.main(["--list"]) == 0
+    listed = capsys.readouterr().out
+    assert "chain                     A chain of lanes: copy" in listed
+    assert listed.count("--suite classifier_sizes") == 1
+    assert {line.split()[0] for line in listed.splitlines() if not line.startswith(" ")} == set(run.EXPERIMENTS)
 
 
 def test_every_experiment_that_run_names_exists():

@@ -205,7 +205,7 @@ def test_a_loader_may_be_indexed_instead_of_iterated():
 
 
 WAYS_OUT = {
-    "depth": "Use 0 for the in-line reference, 2 to overlap.",
+    "depth": "Use 0 for the in-line reference, 2 to overlap, 'auto' to have the faster.",
     "seed": "Leave it out for torch's own.",
     "rank": "Leave it out for torch.distributed's.",
 }

@@ -1,0 +1,87 @@
+"""The parts of the work on a batch, each by itself: the copy, every stage, and the training step."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from gpuaug.batch import Batch
+from gpuaug.features import FeatureStage
+from gpuaug.fuse import Fused
+from gpuaug.loader import StreamedLoader
+from gpuaug.probes import Work, alone, on_device, synchronize, waits_at
+from gpuaug.report import COPY, STEP, Part
+from gpuaug.seeding import Position
+from gpuaug.stages import BoundStage, Stage, TransformStage
+
+REPEATS = 10
+"""Calls of a part, to take the median of."""
+
+
+def measured(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iterator[Part]:
+    """The parts in the order of the work, each on what the one before it gave.
+
+    Args:
+        loader: Whose copy and stages they are.
+        host_batch: In memory like that of the wrapped loader's batches.
+        step: One step of training, on a batch that is there.
+    """
+    machinery, device = loader._machinery, loader.device
+    lanes = machinery.lanes
+    consumer = lanes.consumer()
+
+    def on_lane(work: Work) -> Work:
+        def run() -> Any:
+            with lanes.launching(consumer):
+                return work()
+
+        return run
+
+    def copied() -> Batch:
+        lanes.copy.make_current()
+        return machinery.copier.copy(host_batch).batch
+
+    copy = on_lane(copied)
+    yield _part(COPY, copy, device)
+    batch = copy()
+    synchronize(device)
+    for bound, stage in zip(loader._bound, loader.stages, strict=True):
+        values = bound.read(batch)
+        work = on_lane(partial(_run, bound, values, _positions(loader.seed), {}))
+        for _ in range(3):  # a graph is captured when a shape occurs again
+            result = work()
+        synchronize(device)
+        yield _part(f"stage/{bound.name}", work, device, kind=_kind(stage))
+        batch = bound.write(batch, result)
+    yield _part(STEP, step, device)
+
+
+def _part(name: str, work: Work, device: torch.device, **known: Any) -> Part:
+    wall, host = alone(work, device, REPEATS)
+    did = on_device(work, device)
+    where = None if name == COPY else waits_at(work, device)
+    if did is None:
+        return Part(name, wall, host, waits_at=where, **known)
+    return Part(name, wall, host, did.busy_ms, did.launches, where, **known)
+
+
+def _run(bound: BoundStage, values: tuple[Any, ...], positions: Iterator[Position], memory: dict[str, Any]) -> Any:
+    return bound.run(values, bound.lane.mark(), next(positions), memory)
+
+
+def _positions(seed: int) -> Iterator[Position]:
+    at = Position(seed, 0, 0, 0)
+    while True:
+        yield at
+        at = at.after()
+
+
+def _kind(stage: Stage) -> Literal["", "fused", "kornia", "captured", "eager encoder"]:
+    if isinstance(stage, FeatureStage):
+        return "captured" if stage.capture == "auto" else "eager encoder"
+    transform = stage.transform if isinstance(stage, TransformStage) else stage
+    if isinstance(transform, Fused):
+        return "fused"
+    modules = transform.modules() if isinstance(transform, torch.nn.Module) else ()
+    return "kornia" if any(type(module).__module__.startswith("kornia.") for module in modules) else ""

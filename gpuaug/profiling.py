@@ -1,0 +1,249 @@
+"""``profile``: real training steps, measured so that what bounds them can be named.
+
+Everything is measured in one run on one pass over the loader: the wrapped loader by itself, the loop streamed and in line, and
+the step on a batch that is there, in windows that take turns; then each part alone. Nothing is synchronised inside a window.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from gpuaug import batch as batches
+from gpuaug.batch import Batch
+from gpuaug.copying import PAGEABLE_WARN_BYTES
+from gpuaug.depth import AHEAD
+from gpuaug.errors import ArgumentError, ArgumentTypeError
+from gpuaug.feed import QUEUED
+from gpuaug.flight import Machinery
+from gpuaug.loader import StreamedLoader
+from gpuaug.parts import measured
+from gpuaug.passes import Passes, left_as_it_was, read_once
+from gpuaug.probes import Spread, link_gb_per_s, synchronize
+from gpuaug.recording import THREAD, Recorder
+from gpuaug.report import LOAD, STEP, Part, Report
+from gpuaug.ring import can_be_placed
+from gpuaug.streams import ms_between
+from gpuaug.timeline import Span, Timeline
+from gpuaug.verdict import verdict
+
+Step = Callable[[Batch], Any]
+"""One step of training on a batch as the loader yields it."""
+
+SHOWN, FEWEST = 10, 8
+"""Batches that the timeline shows, and that a window needs."""
+
+WINDOW_S = 5.0
+"""A window ends after so long, if it has the fewest batches by then."""
+
+
+def profile(loader: StreamedLoader, step: Step, *, batches: int = 40, rounds: int = 3, show: bool = True) -> Report:
+    """Find out where a step's time goes, what bounds it, and whether overlap pays here.
+
+    Runs real training steps: about ``10 * batches``, and about 40 more. Pass a model that may be thrown away, or a copy. The
+    loader is left as it was found: its epoch, its state and torch's generators. An iterator that is open goes on, but for
+    one on persistent workers, or on a source that is no ``DataLoader`` and has a state.
+
+    Args:
+        loader: What the training loop iterates over.
+        step: One step of training, called with a batch as the loader yields it: ``lambda batch: train_step(*batch)``.
+        batches: How many a window counts.
+        rounds: How many windows there are of each kind. Their median is shown, and their range.
+        show: Whether to print the report too, with rich if that is installed.
+
+    Returns:
+        The report. ``print`` it, look at ``report.timeline``, or read its figures.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: For arguments that cannot work, and a loader without batches or that is read once.
+        Exception: What the wrapped loader, a stage or the step raises.
+
+    Cost:
+        ``rounds`` windows of the loader alone, of three loops, and some calls of each part. The streamed windows are not
+        instrumented: the timeline and the training thread's times come from one that is not counted.
+
+    Examples:
+        >>> loader = StreamedLoader([torch.ones(4)] * 10, device="cpu")
+        >>> report = profile(loader, lambda batch: batch.square().sum(), batches=8, rounds=1, show=False)
+        >>> [part.name for part in report.parts]
+        ['load', 'copy', 'step']
+    """
+    if not isinstance(loader, StreamedLoader):
+        raise ArgumentTypeError(
+            f"loader must be a StreamedLoader, got {type(loader).__name__}. Wrap it: gpuaug.StreamedLoader(loader)."
+        )
+    if not callable(step):
+        raise ArgumentTypeError(f"step must be callable, got {type(step).__name__}. Pass a function of one batch.")
+    for name, value in (("batches", batches), ("rounds", rounds)):
+        if not isinstance(value, int):
+            raise ArgumentTypeError(f"{name} must be a whole number, got {value!r}. Leave it out for the default.")
+    if isinstance(loader.loader, Iterator):
+        raise read_once(loader.loader)  # at once, before what cannot be given back is taken
+    if batches < FEWEST:
+        raise ArgumentError(f"batches must be {FEWEST} or more, got {batches}. Fewer say nothing about a steady loop.")
+    if rounds < 1:
+        raise ArgumentError(f"rounds must be 1 or more, got {rounds}. Three show how much windows differ.")
+    with left_as_it_was(loader):
+        report = _Profile(loader, step, batches, rounds).run()
+    if show:
+        _print(report)
+    return report
+
+
+class _Profile:
+    """The measurements of one profile."""
+
+    def __init__(self, loader: StreamedLoader, step: Step, count: int, rounds: int) -> None:
+        self._loader, self._step, self._count, self._rounds = loader, step, count, rounds
+        self._machinery: Machinery = loader._machinery
+        self._lanes = self._machinery.lanes
+        self._device = loader.device
+        depth = loader.depth
+        self._ahead = AHEAD if depth in ("auto", 0) else int(depth)
+        self._passes = Passes(loader)
+        workers = getattr(loader.loader, "num_workers", 0)
+        self._queued = workers * (getattr(loader.loader, "prefetch_factor", None) or 2) + QUEUED + self._ahead
+
+    def run(self) -> Report:
+        with self._passes:
+            self._loop(self._ahead, self._queued)
+            given = self._one()
+            windows: dict[str, list[float]] = {name: [] for name in ("load", "streamed", "in line", "cached")}
+            for _ in range(self._rounds):
+                windows["load"].append(self._loading())
+                windows["streamed"].append(self._loop(self._ahead, self._count))
+                windows["in line"].append(self._loop(0, self._count))
+                windows["cached"].append(self._timed(lambda: self._step(given), self._count))
+            host_batch, pageable = self._kept()
+            spans = self._recorded()
+        synchronize(self._device)
+        parts = [Part(LOAD, Spread.of(windows["load"])), *measured(self._loader, host_batch, partial(self._step, given))]
+        first = spans[0].batch if spans else 0
+        shown = tuple(span for span in spans if first + self._ahead + 2 <= span.batch < first + self._ahead + 2 + SHOWN)
+        name = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else self._device.type.upper()
+        report = Report(
+            parts=tuple(parts),
+            in_line=Spread.of(windows["in line"]),
+            streamed=Spread.of(windows["streamed"]),
+            cached=Spread.of(windows["cached"]),
+            thread_ms=_by_part(spans),
+            batch_bytes=sum(leaf.nbytes for leaf in batches.tensors(host_batch) if leaf.is_cpu and can_be_placed(leaf)),
+            pageable_bytes=pageable,
+            link_gb_per_s=link_gb_per_s(self._lanes),
+            settings={
+                "device": name,
+                "depth": self._ahead,
+                "feed": repr(self._machinery.supply),
+                "workers": getattr(self._loader.loader, "num_workers", 0),
+                "batches": self._count,
+                "rounds": self._rounds,
+            },
+            timeline=Timeline(shown, name, self._ahead),
+        )
+        return replace(report, verdict=tuple(verdict(report)))
+
+    def _one(self) -> Batch:
+        """A batch as the step is given it."""
+        batch = self._passes.next(self._ahead)
+        self._step(batch)
+        return batch
+
+    def _loop(self, depth: int, count: int) -> float:
+        """Milliseconds a batch of the loop, after it has settled."""
+        for _ in range(self._ahead + 4):
+            self._step(self._passes.next(depth))
+        return self._timed(lambda: self._step(self._passes.next(depth)), count)
+
+    def _loading(self) -> float:
+        """Milliseconds a batch of the wrapped loader by itself, after its queue has been emptied."""
+        for _ in range(self._queued):
+            self._passes.pull()
+        return self._waited_for(self._passes.pull, self._count)
+
+    def _timed(self, once: Callable[[], Any], count: int) -> float:
+        """Milliseconds a batch of the stream that trains.
+
+        From mark to mark, so that it is a steady loop that is timed: what is on its way ahead as the window begins and as it
+        ends is as much. To wait at the edges would be to do the first of that for nothing, and the last in vain.
+        """
+        if self._lanes.in_line:
+            return self._waited_for(once, count)
+        consumer = self._lanes.consumer()
+        first = consumer.mark(timed=True)
+        done = self._repeated(once, count)
+        last = consumer.mark(timed=True)
+        synchronize(self._device)
+        return ms_between(first, last) / done
+
+    def _waited_for(self, once: Callable[[], Any], count: int) -> float:
+        """Milliseconds a batch by the host's clock, between two waits for the device."""
+        synchronize(self._device)
+        start = time.perf_counter()
+        done = self._repeated(once, count)
+        synchronize(self._device)
+        return (time.perf_counter() - start) * 1e3 / done
+
+    def _repeated(self, once: Callable[[], Any], count: int) -> int:
+        """Do ``once`` so often, or as often as a window's time allows; how often that was."""
+        start, done = time.perf_counter(), 0
+        while done < count and (done < FEWEST or time.perf_counter() - start < WINDOW_S):
+            once()
+            done += 1
+        return done
+
+    def _kept(self) -> tuple[Batch, int]:
+        """A host batch to copy again and again, in memory like that of the loader's, and how much of it is pageable."""
+        pulled = self._passes.pull()
+        on_gpu, slot = self._device.type == "cuda", pulled.slot
+        locked = 0
+
+        def own(leaf: Any) -> Any:
+            nonlocal locked
+            if not can_be_placed(leaf):
+                return leaf
+            if on_gpu and (slot is not None or leaf.is_pinned()):
+                locked += leaf.nbytes
+                return leaf.clone().pin_memory()
+            return leaf.clone()
+
+        kept = batches.map_leaves(batches.once_each(own), pulled.batch)
+        whole = sum(leaf.nbytes for leaf in batches.tensors(kept) if can_be_placed(leaf)) if on_gpu else 0
+        pageable = whole - locked
+        return kept, pageable if pageable > PAGEABLE_WARN_BYTES else 0
+
+    def _recorded(self) -> tuple[Span, ...]:
+        """What happened in a streamed window that is not counted."""
+        machinery, before = self._machinery, self._machinery.watch
+        for _ in range(self._ahead + 4):
+            self._step(self._passes.next(self._ahead))
+        recorder = machinery.watch = Recorder(self._lanes)
+        try:
+            for _ in range(2 * (self._ahead + 2) + SHOWN):
+                self._step(self._passes.next(self._ahead))
+        finally:
+            machinery.watch = before
+        synchronize(self._device)
+        return recorder.spans()
+
+
+def _by_part(spans: tuple[Span, ...]) -> dict[str, float]:
+    """Milliseconds a batch of the training thread, by part."""
+    counted = {span.batch for span in spans if span.lane == THREAD and span.name == STEP}
+    found: dict[str, float] = {}
+    for span in spans:
+        if span.lane == THREAD and span.batch in counted:
+            found[span.name] = found.get(span.name, 0.0) + (span.end_ms - span.start_ms) / len(counted)
+    return found
+
+
+def _print(report: Report) -> None:
+    try:
+        from rich.console import Console
+    except ImportError:
+        sys.stdout.write(f"{report}\n")
+    else:
+        Console().print(report)

@@ -1,0 +1,137 @@
+"""What a profile says, in words: what bounds the loop, and the next step."""
+
+from collections.abc import Iterator
+
+from gpuaug.probes import figure
+from gpuaug.report import COPY, LOAD, STEP, Part, Report, size_of
+
+SLACK = 0.1
+"""Parts of a time within which two are called the same: less is within what windows differ by."""
+
+
+def verdict(report: Report) -> Iterator[str]:
+    """Sentences about a report, the one that matters most first."""
+    yield _bound(report)
+    yield from _obstacles(report)
+    yield from _overlap(report)
+    took = report.streamed.median
+    if took - report.full_ms > 2 * SLACK * took:
+        yield (
+            f"{figure(took - report.full_ms)} of the {figure(took)} ms are in none of the parts alone: together they slow each "
+            "other down. Threads of the loader that hold Python's interpreter do that, and workers that take the cores or the "
+            "memory's bandwidth: try fewer."
+        )
+
+
+def _bound(report: Report) -> str:
+    loads = {LOAD: report.load_ms, COPY: report.copy_ms, "host": report.host_ms, "device": report.device_ms}
+    longest = max(loads, key=lambda name: loads[name])
+    if longest == LOAD:
+        return _by_loader(report)
+    if longest == COPY:
+        rate = figure(report.copy_gb_per_s or 0.0)
+        return (
+            f"Bounded by the link: {size_of(report.batch_bytes)} a batch take {figure(report.copy_ms)} ms at {rate} GB/s. "
+            "Send less: uint8 images, and what can be computed on the device computed there."
+        )
+    return _by_thread(report) if longest == "host" else _by_device(report)
+
+
+def _by_device(report: Report) -> str:
+    takes = f"a batch takes {figure(report.streamed.median)}"
+    most = max((part for part in report.parts if part.name != COPY), key=lambda part: part.device_ms or 0.0)
+    longest, step = most.device_ms or 0.0, report.part(STEP).device_ms or 0.0
+    stages = report.device_ms - step
+    if stages <= SLACK * step:
+        return (
+            f"Bounded by the training step: it takes {figure(step)} ms of the device, and {takes}. "
+            "There is nothing left for a loader to give; a faster step is what would help."
+        )
+    if report.streamed.median < (1 - SLACK) * report.device_ms:
+        return (
+            f"Bounded by {_named(most)} on the device: it takes {figure(longest)} ms of it, and {takes}; "
+            "the rest of the device's work runs beside it."
+        )
+    return (
+        f"GPU saturated: stages ({figure(stages)} ms) and the step ({figure(step)} ms) need {figure(report.device_ms)} ms "
+        f"of the device, and {takes}. Streams have nothing left to give; only cheaper kernels do."
+    )
+
+
+def _by_loader(report: Report) -> str:
+    others = max(report.copy_ms, report.host_ms, report.device_ms)
+    workers = report.settings["workers"]
+    rate = f"{size_of(report.batch_bytes / report.load_ms * 1e3)}/s"
+    who = f"{workers} worker{'s' * (workers != 1)} give{'s' * (workers == 1)}" if workers else "it gives, without workers,"
+    way_out = "Give it more workers, or less to decode" if workers else "Give the DataLoader num_workers"
+    return (
+        f"Bounded by the loader: {who} {rate}, a batch every {figure(report.load_ms)} ms; all else needs "
+        f"{figure(others)} ms. {way_out}, or cache what does not change."
+    )
+
+
+def _by_thread(report: Report) -> str:
+    parts = [part for part in report.parts if part.host is not None]
+    most = max(parts, key=lambda part: part.host.median if part.host else 0.0)
+    assert most.host is not None
+    share = f"{figure(most.host.median)} of {figure(report.host_ms)} ms"
+    if most.waits_at is not None and most.kind != "kornia":
+        return f"Bounded by the training thread, which waits for the device in {_named(most)} ({share}), at {most.waits_at}."
+    if report.settings["device"] == "CPU":
+        return f"Bounded by the training thread, most of all by {_named(most)} ({share}). {_cheaper_on_cpu(most)}"
+    count = "" if most.launches is None else f"{most.launches} of them "
+    return f"Bounded by launches on the training thread: {count}in {_named(most)} ({share}). {_cheaper(most)}"
+
+
+def _obstacles(report: Report) -> Iterator[str]:
+    for part in report.parts:
+        if part.waits_at is not None and part.host is not None:
+            what = "" if part.name == STEP else " Keep it on the device: streams cannot overlap what the host waits for."
+            took = figure(part.host.median)
+            yield f"Host synchronisation inside {_named(part)}, at {part.waits_at}: {took} ms a batch.{what}"
+    if report.pageable_bytes:
+        yield (
+            f"Pageable source: {size_of(report.pageable_bytes)} a batch are not page-locked, so their copy holds the "
+            "training thread up. Pass pin_memory=True to the DataLoader, or leave feed='auto'."
+        )
+
+
+def _overlap(report: Report) -> Iterator[str]:
+    if report.settings["device"] == "CPU":
+        return  # which runs everything in line
+    in_line, streamed = report.in_line, report.streamed
+    took = f"{figure(in_line.median)} ms a batch in line, {figure(streamed.median)} streamed"
+    # Where windows differ by more than the two loops do, they say nothing about these.
+    if streamed.high < in_line.low and in_line.median >= (1 + SLACK / 2) * streamed.median:
+        yield f"Overlap pays here: {took}, {in_line.median / streamed.median:.2f}x."
+    elif in_line.high < streamed.low and in_line.median <= (1 - SLACK / 2) * streamed.median:
+        yield f"Overlap costs here: {took}. Use depth='auto', or depth=0."
+    else:
+        yield f"Overlap makes no difference here, as far as windows agree: {took}."
+
+
+def _named(part: Part) -> str:
+    if part.name == STEP:
+        return "the training step"
+    if part.name == COPY:
+        return "the copy"
+    kind = "encoder" if part.kind in ("captured", "eager encoder") else "transform"
+    return f"{kind} {part.name.removeprefix('stage/')!r}"
+
+
+def _cheaper(part: Part) -> str:
+    if part.kind == "kornia":
+        return "gpuaug.fuse runs a Kornia pipeline in a handful: use it."
+    if part.kind == "eager encoder":
+        return "Have it captured in a graph: capture='auto', and what a warning says stands in its way."
+    if part.name == STEP:
+        return "torch.compile with mode='reduce-overhead', larger batches and fused optimizers launch less."
+    return "Write it with fewer and larger operations, or compile it."
+
+
+def _cheaper_on_cpu(part: Part) -> str:
+    if part.kind == "kornia":
+        return "gpuaug.fuse makes a Kornia pipeline cheaper; workers of the DataLoader could run it beside the step."
+    if part.name == STEP:
+        return "There is nothing left for a loader to give."
+    return "Workers of the DataLoader could run it beside the step."
