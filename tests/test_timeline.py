@@ -308,7 +308,7 @@ def test_spans_of_a_threads_trace_nest_to_the_nanosecond():
 
 @pytest.mark.parametrize(("batch", "end"), [(0, float("nan")), (float("nan"), 1)])
 def test_a_trace_is_strict_json_or_none(tmp_path, batch, end):
-    with pytest.raises(ValueError, match=r"(?i)nan"):
+    with pytest.raises(ValueError, match=r"(?i)nan|Out of range float"):
         of(Span("copy", "copy", batch, 0, end)).save(tmp_path / "run.json")
     assert not list(tmp_path.iterdir())
 

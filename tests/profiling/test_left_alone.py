@@ -8,6 +8,7 @@ import torch
 from profiling.sources import SHORT, Numbers
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
+from waiting import until
 
 import gpuaug
 from gpuaug import IteratorEndedError, StreamedLoader, TransformStage
@@ -239,4 +240,4 @@ def test_no_thread_or_worker_is_left_over(workers):
     threads = set(threading.enumerate())
     gpuaug.profile(StreamedLoader(DataLoader(Numbers(), 2, num_workers=workers), device="cpu"), lambda batch: None, **SHORT)
     alone.assert_nothing_runs()
-    assert set(threading.enumerate()) <= threads
+    until(lambda: set(threading.enumerate()) <= threads)  # those of a queue between processes end by themselves
