@@ -173,6 +173,12 @@ def _profile(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
     if options.timeline is not None and options.timeline.suffix.lower() not in (suffixes := (".png", ".svg", ".pdf", ".json")):
         ends = ", ".join(suffixes)
         parser.error(f"--timeline must end with one of {ends}, got {str(options.timeline)!r}. The end says what is written.")
+    if (
+        options.timeline is not None
+        and options.timeline.suffix.lower() != ".json"
+        and not importlib.util.find_spec("matplotlib")
+    ):
+        parser.error("--timeline must find matplotlib to draw, got none. Run pip install matplotlib, or write a .json.")
     for name in ("timeline", "json"):
         path = getattr(options, name)
         if path is not None and path.is_dir():
@@ -185,15 +191,15 @@ def _profile(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
     loader, step = made
     try:
         report = gpuaug.profile(loader, step, batches=options.batches, rounds=options.rounds)
-        if options.timeline is not None:
-            report.timeline.save(options.timeline)
-    except gpuaug.GpuAugError as error:
+    except (gpuaug.ArgumentError, gpuaug.ArgumentTypeError) as error:
         parser.error(str(error))
     if options.json is not None:
         from gpuaug.bench import results
 
         settings = report.settings | {"verdict": list(report.verdict)}
         results.write(options.json, results.result("profile", rows=report.rows(), settings=settings, device=loader.device))
+    if options.timeline is not None:
+        report.timeline.save(options.timeline)
     return 0
 
 

@@ -23,8 +23,9 @@ WARM, SETTLE, COUNT, ROUNDS = 10, 4, 10, 4
 """Batches before anything is counted; of each window those until the loop has settled, and those that are timed; and how many
 windows there are of either way."""
 
-WORTH_IT = 0.99
-"""In line has to take less than this share of what streaming takes: it has no slack for a batch that comes late."""
+WORTH_IT = 0.98
+"""In line has to take less than this share of what streaming takes, and each of its windows less than all of streaming's: by
+chance that happens once in seventy times, and in line has no slack for a batch that comes late."""
 
 
 class Depth(Protocol):
@@ -57,8 +58,9 @@ class Fixed:
 class Measured:
     """What is faster here: ``AHEAD`` batches, or none.
 
-    Windows of either way take turns, streamed first, so that what drifts falls on both alike. They are timed on the device,
-    between marks of the stream that trains: nothing waits. A window that an epoch's end cuts short is begun again.
+    Windows are streamed, in line, in line, streamed, and so again, so that what drifts or comes back every few batches falls on
+    both ways alike. They are timed on the device, between marks of the stream that trains: nothing waits. A window that an
+    epoch's end cuts short is begun again.
     """
 
     def __init__(self) -> None:
@@ -82,7 +84,7 @@ class Measured:
             return
         if lanes.in_line:
             self.reason = f"a {lanes.device.type} runs everything in line"
-        elif _ranks() > 1 and may_communicate(stages):
+        elif ranks() > 1 and may_communicate(stages):
             self.reason = "streamed on all ranks, because stages may wait for those of others"
         else:
             return
@@ -108,18 +110,20 @@ class Measured:
         self._seen += 1
         if self._seen == SETTLE:
             self._began = mark
-        elif self._seen == SETTLE + COUNT:
-            assert self._began is not None
-            self._windows.append((self.now, self._began, mark))
+        elif self._seen >= SETTLE + COUNT:
             self._seen = 0
-            self.now = AHEAD - self.now
+            if self._began is None:
+                return  # another thread's iterator came between
+            self._windows.append((self.now, self._began, mark))
+            if len(self._windows) % 2:
+                self.now = AHEAD - self.now
 
     def _decide(self) -> None:
         for depth, first, last in self._windows:
             (self.streamed_ms if depth else self.in_line_ms).append(ms_between(first, last) / COUNT)
         self._windows.clear()
         streamed, in_line = median(self.streamed_ms), median(self.in_line_ms)
-        faster = in_line < WORTH_IT * streamed
+        faster = max(self.in_line_ms) < min(self.streamed_ms) and in_line < WORTH_IT * streamed
         self.now, self._done, self._whose = 0 if faster else AHEAD, True, None
         self.reason = f"{'in line' if faster else 'streamed'}: {in_line:.3g} ms a batch in line, {streamed:.3g} streamed"
 
@@ -148,7 +152,8 @@ def _communicates(module: torch.nn.Module) -> bool:
     return isinstance(module, kinds) or bool(names & {"FullyShardedDataParallel", "FSDPModule"})
 
 
-def _ranks() -> int:
+def ranks() -> int:
+    """How many processes train together."""
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 

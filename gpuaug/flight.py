@@ -88,6 +88,11 @@ class Flight:
         self.waiting: deque[_Launched] = deque()
         self._depth = depth
 
+    @property
+    def ended(self) -> bool:
+        """Whether the wrapped loader has nothing more to give."""
+        return self._ended
+
     def catch_up(self, consumer: Lane) -> None:
         """Queue work until ``depth`` batches follow the next one, as far as the wrapped loader has batches now.
 

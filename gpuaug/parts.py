@@ -6,11 +6,12 @@ from typing import Any, Literal
 
 import torch
 
+from gpuaug.again import Again
 from gpuaug.batch import Batch
 from gpuaug.features import FeatureStage
 from gpuaug.fuse import Fused
 from gpuaug.loader import StreamedLoader
-from gpuaug.probes import Work, alone, on_device, synchronize, waits_at
+from gpuaug.probes import Work, alone, can_look, on_device, synchronize, waits_at
 from gpuaug.report import COPY, STEP, Part
 from gpuaug.seeding import Position
 from gpuaug.stages import BoundStage, Stage, TransformStage
@@ -42,31 +43,35 @@ def measured(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iterator[
         lanes.copy.make_current()
         return machinery.copier.copy(host_batch).batch
 
-    copy = on_lane(copied)
-    yield _part(COPY, copy, device)
+    copy, looks = on_lane(copied), can_look(device)
+    yield _part(COPY, copy, device, looks)
     batch = copy()
     synchronize(device)
     for bound, stage in zip(loader._bound, loader.stages, strict=True):
         values = bound.read(batch)
-        work = on_lane(partial(_run, bound, values, _positions(loader.seed), {}))
+        work = on_lane(partial(_run, bound, Again(values), _positions(loader.seed), {}))
         for _ in range(3):  # a graph is captured when a shape occurs again
             result = work()
         synchronize(device)
-        yield _part(f"stage/{bound.name}", work, device, kind=_kind(stage))
+        yield _part(f"stage/{bound.name}", work, device, looks, kind=_kind(stage))
         batch = bound.write(batch, result)
-    yield _part(STEP, step, device)
+    yield _part(STEP, step, device, looks)
 
 
-def _part(name: str, work: Work, device: torch.device, **known: Any) -> Part:
+def _part(name: str, work: Work, device: torch.device, looks: bool, **known: Any) -> Part:
     wall, host = alone(work, device, REPEATS)
-    did = on_device(work, device)
+    did = on_device(work, device) if looks else None
     where = None if name == COPY else waits_at(work, device)
-    if did is None:
-        return Part(name, wall, host, waits_at=where, **known)
-    return Part(name, wall, host, did.busy_ms, did.launches, where, **known)
+    if did is not None:
+        return Part(name, wall, host, did.busy_ms, did.launches, where, **known)
+    if device.type == "cuda":  # what it takes from one to the next is what the device needs, or less than that
+        return Part(name, wall, host, wall.median, None, where, **known)
+    return Part(name, wall, wall, waits_at=where, **known)
 
 
-def _run(bound: BoundStage, values: tuple[Any, ...], positions: Iterator[Position], memory: dict[str, Any]) -> Any:
+def _run(bound: BoundStage, again: Again, positions: Iterator[Position], memory: dict[str, Any]) -> Any:
+    bound.lane.make_current()
+    values = again()
     return bound.run(values, bound.lane.mark(), next(positions), memory)
 
 

@@ -49,6 +49,8 @@ class Passes:
     def pull(self) -> Pulled:
         """The next batch of the wrapped loader, as it is pulled."""
         for _ in range(2):
+            if self._begun().ended:
+                self._begin()  # its end was read ahead, and nothing comes after that
             feed = self._begun().feed
             pulled = feed.get(block=True)
             feed.refill()
@@ -84,10 +86,9 @@ def left_as_it_was(loader: StreamedLoader) -> Iterator[None]:
     states = [(generator, generator.get_state()) for generator in generators if isinstance(generator, torch.Generator)]
     places = [(part, copy.deepcopy(part.state_dict())) for part in _in_this_process(loader.loader)]
     no_workers = has_persistent_workers(loader.loader) and not _workers_run(loader)
-    devices = [loader.device] if loader.device.type == "cuda" else []
     machinery.stats = Stats()
     try:
-        with machinery.progress.set_aside(), torch.random.fork_rng(devices=devices):
+        with machinery.progress.set_aside(), _generators_kept(loader.device):
             yield
     finally:
         machinery.stats = counted
@@ -97,6 +98,20 @@ def left_as_it_was(loader: StreamedLoader) -> Iterator[None]:
             generator.set_state(state)
         for part, place in places:
             part.load_state_dict(place)
+
+
+@contextmanager
+def _generators_kept(device: torch.device) -> Iterator[None]:
+    """Give torch's global generators, of the host and of ``device``, their states back afterwards."""
+    module = None if device.type == "cpu" else getattr(torch, device.type)
+    where = (device,) if device.type in ("cuda", "xpu") else ()
+    states = torch.get_rng_state(), None if module is None else module.get_rng_state(*where)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        if module is not None:
+            module.set_rng_state(states[1], *where)
 
 
 def read_once(source: object) -> ArgumentError:

@@ -100,6 +100,12 @@ def on_device(work: Work, device: torch.device) -> OnDevice | None:
         return read_trace(json.loads(path.read_text())["traceEvents"], _PROFILED)
 
 
+def can_look(device: torch.device) -> bool:
+    """Whether a profiler sees what a device does. Another one, or a driver that does not let it, may stand in the way."""
+    did = on_device(lambda: torch.ones(1, device=device), device)
+    return did is not None and did.busy_ms > 0
+
+
 def read_trace(events: list[dict[str, Any]], calls: int) -> OnDevice:
     """The device's work for one of ``calls`` calls, from the events of a Chrome trace."""
     busy_us, end = 0.0, 0.0

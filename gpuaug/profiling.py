@@ -8,15 +8,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from gpuaug import batch as batches
+from gpuaug.again import Again
 from gpuaug.batch import Batch
 from gpuaug.copying import PAGEABLE_WARN_BYTES
-from gpuaug.depth import AHEAD
+from gpuaug.depth import AHEAD, ranks
 from gpuaug.errors import ArgumentError, ArgumentTypeError
 from gpuaug.feed import QUEUED
 from gpuaug.flight import Machinery
@@ -25,7 +25,7 @@ from gpuaug.parts import measured
 from gpuaug.passes import Passes, left_as_it_was, read_once
 from gpuaug.probes import Spread, link_gb_per_s, synchronize
 from gpuaug.recording import THREAD, Recorder
-from gpuaug.report import LOAD, STEP, Part, Report
+from gpuaug.report import ANOTHER_ITERATOR, LOAD, STEP, Part, Report
 from gpuaug.ring import can_be_placed
 from gpuaug.streams import ms_between
 from gpuaug.timeline import Span, Timeline
@@ -117,11 +117,11 @@ class _Profile:
                 windows["load"].append(self._loading())
                 windows["streamed"].append(self._loop(self._ahead, self._count))
                 windows["in line"].append(self._loop(0, self._count))
-                windows["cached"].append(self._timed(lambda: self._step(given), self._count))
+                windows["cached"].append(self._timed(lambda: self._step(given()), self._count))
             host_batch, pageable = self._kept()
             spans = self._recorded()
         synchronize(self._device)
-        parts = [Part(LOAD, Spread.of(windows["load"])), *measured(self._loader, host_batch, partial(self._step, given))]
+        parts = [Part(LOAD, Spread.of(windows["load"])), *measured(self._loader, host_batch, lambda: self._step(given()))]
         first = spans[0].batch if spans else 0
         shown = tuple(span for span in spans if first + self._ahead + 2 <= span.batch < first + self._ahead + 2 + SHOWN)
         name = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else self._device.type.upper()
@@ -131,13 +131,14 @@ class _Profile:
             streamed=Spread.of(windows["streamed"]),
             cached=Spread.of(windows["cached"]),
             thread_ms=_by_part(spans),
-            batch_bytes=sum(leaf.nbytes for leaf in batches.tensors(host_batch) if leaf.is_cpu and can_be_placed(leaf)),
+            batch_bytes=sum(tensor.nbytes for tensor in _tensors(host_batch) if tensor.is_cpu and can_be_placed(tensor)),
             pageable_bytes=pageable,
             link_gb_per_s=link_gb_per_s(self._lanes),
+            lanes=not self._lanes.in_line,
             settings={
                 "device": name,
                 "depth": self._ahead,
-                "feed": repr(self._machinery.supply),
+                "feed": self._feed(),
                 "workers": getattr(self._loader.loader, "num_workers", 0),
                 "batches": self._count,
                 "rounds": self._rounds,
@@ -146,11 +147,11 @@ class _Profile:
         )
         return replace(report, verdict=tuple(verdict(report)))
 
-    def _one(self) -> Batch:
+    def _one(self) -> Again:
         """A batch as the step is given it."""
-        batch = self._passes.next(self._ahead)
-        self._step(batch)
-        return batch
+        again = Again(self._passes.next(self._ahead))
+        self._step(again())
+        return again
 
     def _loop(self, depth: int, count: int) -> float:
         """Milliseconds a batch of the loop, after it has settled."""
@@ -189,8 +190,10 @@ class _Profile:
 
     def _repeated(self, once: Callable[[], Any], count: int) -> int:
         """Do ``once`` so often, or as often as a window's time allows; how often that was."""
+        # Processes that train together wait for one another in every step, so all of them have to make as many.
+        most_s = WINDOW_S if ranks() == 1 else float("inf")
         start, done = time.perf_counter(), 0
-        while done < count and (done < FEWEST or time.perf_counter() - start < WINDOW_S):
+        while done < count and (done < FEWEST or time.perf_counter() - start < most_s):
             once()
             done += 1
         return done
@@ -211,9 +214,16 @@ class _Profile:
             return leaf.clone()
 
         kept = batches.map_leaves(batches.once_each(own), pulled.batch)
-        whole = sum(leaf.nbytes for leaf in batches.tensors(kept) if can_be_placed(leaf)) if on_gpu else 0
+        whole = sum(tensor.nbytes for tensor in batches.tensors(kept) if can_be_placed(tensor)) if on_gpu else 0
         pageable = whole - locked
         return kept, pageable if pageable > PAGEABLE_WARN_BYTES else 0
+
+    def _feed(self) -> str:
+        """How batches came, which is not as they usually come while another iterator has the slots."""
+        supply, stats = self._machinery.supply, self._machinery.stats
+        if not supply.reason and supply.workers and not stats.slot_batches:
+            return ANOTHER_ITERATOR
+        return repr(supply)
 
     def _recorded(self) -> tuple[Span, ...]:
         """What happened in a streamed window that is not counted."""
@@ -238,6 +248,12 @@ def _by_part(spans: tuple[Span, ...]) -> dict[str, float]:
         if span.lane == THREAD and span.batch in counted:
             found[span.name] = found.get(span.name, 0.0) + (span.end_ms - span.start_ms) / len(counted)
     return found
+
+
+def _tensors(batch: Batch) -> Iterator[torch.Tensor]:
+    """Those of a batch, and those that can be seen inside objects that move themselves."""
+    for leaf in batches.leaves(batch):
+        yield from batches.tensors([leaf] if isinstance(leaf, torch.Tensor) else batches.members(leaf))
 
 
 def _print(report: Report) -> None:

@@ -8,6 +8,8 @@ from gpuaug.probes import Spread, figure
 from gpuaug.timeline import Timeline
 
 LOAD, COPY, STEP = "load", "copy", "step"
+ANOTHER_ITERATOR = "plain (another iterator has the slots)"
+"""The feed of a loader that is profiled while it is iterated over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +47,13 @@ class Report:
     thread_ms: dict[str, float]
     """What the training thread did in the streamed loop, by part; waits by their own names."""
     batch_bytes: int
-    """Bytes that are copied to the device."""
+    """Bytes of a batch, those left out that cannot be seen inside objects of other kinds."""
     pageable_bytes: int
     """Of these, bytes in memory that is not page-locked."""
     link_gb_per_s: float | None
     """What this machine's link does by itself; ``None`` without one."""
+    lanes: bool
+    """Whether the device has lanes. Without, as on a CPU, all is done in line on the training thread."""
     settings: dict[str, Any]
     """``device``, ``depth``, ``feed``, ``workers``, ``batches``, ``rounds``."""
     timeline: Timeline = field(repr=False)
@@ -120,7 +124,7 @@ class Report:
     @property
     def copy_gb_per_s(self) -> float | None:
         """What the copies of batches reach."""
-        return self.batch_bytes / self.copy_ms / 1e6 if self.copy_ms else None
+        return self.batch_bytes / self.copy_ms / 1e6 if self.copy_ms and self.batch_bytes else None
 
     def figures(self) -> dict[str, float | None]:
         """The figures of the whole, by name, with their units."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gpuaug.probes import figure
-from gpuaug.report import COPY, LOAD, STEP, Part, Report, size_of
+from gpuaug.report import ANOTHER_ITERATOR, COPY, LOAD, STEP, Part, Report, size_of
 
 SLACK = 0.1
 """Parts of a time within which two are called the same: less is within what windows differ by."""
@@ -29,11 +29,12 @@ def _bound(report: Report) -> str:
     if longest == LOAD:
         return _by_loader(report)
     if longest == COPY:
-        rate = figure(report.copy_gb_per_s or 0.0)
-        return (
-            f"Bounded by the link: {size_of(report.batch_bytes)} a batch take {figure(report.copy_ms)} ms at {rate} GB/s. "
-            "Send less: uint8 images, and what can be computed on the device computed there."
-        )
+        if report.copy_gb_per_s is None:
+            took = f"the copy of a batch takes {figure(report.copy_ms)} ms"
+        else:
+            size, rate = size_of(report.batch_bytes), figure(report.copy_gb_per_s)
+            took = f"{size} a batch take {figure(report.copy_ms)} ms at {rate} GB/s"
+        return f"Bounded by the link: {took}. Send less: uint8 images, and what can be computed on the device computed there."
     return _by_thread(report) if longest == "host" else _by_device(report)
 
 
@@ -61,11 +62,11 @@ def _by_device(report: Report) -> str:
 def _by_loader(report: Report) -> str:
     others = max(report.copy_ms, report.host_ms, report.device_ms)
     workers = report.settings["workers"]
-    rate = f"{size_of(report.batch_bytes / report.load_ms * 1e3)}/s"
+    rate = f"{size_of(report.batch_bytes / report.load_ms * 1e3)}/s, " if report.batch_bytes else ""
     who = f"{workers} worker{'s' * (workers != 1)} give{'s' * (workers == 1)}" if workers else "it gives, without workers,"
     way_out = "Give it more workers, or less to decode" if workers else "Give the DataLoader num_workers"
     return (
-        f"Bounded by the loader: {who} {rate}, a batch every {figure(report.load_ms)} ms; all else needs "
+        f"Bounded by the loader: {who} {rate}a batch every {figure(report.load_ms)} ms; all else needs "
         f"{figure(others)} ms. {way_out}, or cache what does not change."
     )
 
@@ -77,7 +78,7 @@ def _by_thread(report: Report) -> str:
     share = f"{figure(most.host.median)} of {figure(report.host_ms)} ms"
     if most.waits_at is not None and most.kind != "kornia":
         return f"Bounded by the training thread, which waits for the device in {_named(most)} ({share}), at {most.waits_at}."
-    if report.settings["device"] == "CPU":
+    if not report.lanes:
         return f"Bounded by the training thread, most of all by {_named(most)} ({share}). {_cheaper_on_cpu(most)}"
     count = "" if most.launches is None else f"{most.launches} of them "
     return f"Bounded by launches on the training thread: {count}in {_named(most)} ({share}). {_cheaper(most)}"
@@ -90,15 +91,17 @@ def _obstacles(report: Report) -> Iterator[str]:
             took = figure(part.host.median)
             yield f"Host synchronisation inside {_named(part)}, at {part.waits_at}: {took} ms a batch.{what}"
     if report.pageable_bytes:
+        busy = report.settings["feed"] == ANOTHER_ITERATOR
+        way_out = "Pass pin_memory=True to the DataLoader, or leave feed='auto'."
         yield (
             f"Pageable source: {size_of(report.pageable_bytes)} a batch are not page-locked, so their copy holds the "
-            "training thread up. Pass pin_memory=True to the DataLoader, or leave feed='auto'."
+            f"training thread up. {'Profile the loader while no iterator of it is open.' if busy else way_out}"
         )
 
 
 def _overlap(report: Report) -> Iterator[str]:
-    if report.settings["device"] == "CPU":
-        return  # which runs everything in line
+    if not report.lanes:
+        return  # everything is in line
     in_line, streamed = report.in_line, report.streamed
     took = f"{figure(in_line.median)} ms a batch in line, {figure(streamed.median)} streamed"
     # Where windows differ by more than the two loops do, they say nothing about these.

@@ -26,6 +26,8 @@ from gpuaug.flight import Flight
 from gpuaug.stages import Stage
 from gpuaug.streams import Pace
 
+TURNS = [AHEAD if number % 4 in (0, 3) else 0 for number in range(2 * ROUNDS)]
+"""How the windows of a measurement are run."""
 ALL = WARM + 2 * ROUNDS * (SETTLE + COUNT)
 """How many batches are asked for until everything has been measured, within one epoch."""
 
@@ -91,7 +93,7 @@ def measured(cuda, streamed_ms, in_line_ms):
 
 @pytest.mark.parametrize(
     ("streamed_ms", "in_line_ms", "chosen"),
-    [(8, 10, AHEAD), (10, 8, 0), (10, 10, AHEAD), (10, 9.95, AHEAD), (10, 10.05, AHEAD), (10, 9.91, AHEAD), (10, 9.89, 0)],
+    [(8, 10, AHEAD), (10, 8, 0), (10, 10, AHEAD), (10, 9.95, AHEAD), (10, 10.04, AHEAD), (10, 9.81, AHEAD), (10, 9.79, 0)],
 )
 def test_the_faster_way_is_kept_and_streaming_where_there_is_no_telling(cuda, streamed_ms, in_line_ms, chosen):
     training = measured(cuda, streamed_ms, in_line_ms)
@@ -113,22 +115,46 @@ def test_windows_take_turns_and_streaming_comes_first(cuda):
     training = measured(cuda, 10, 8)
     runs = [(now, len(list(batches))) for now, batches in itertools.groupby(training.depths)]
     window = SETTLE + COUNT
-    # A window ends with the mark before the batch that follows it. Behind the last it streams, until it decides.
-    turns = [(AHEAD, WARM + window - 1), *[(0, window), (AHEAD, window)] * (ROUNDS - 1), (0, window)]
-    assert runs == [*turns, (AHEAD, 1), (0, 10)]
+    # A window ends with the mark before the batch that follows it. Behind the last it goes on as it was, until it decides.
+    depths = [AHEAD] * (WARM - 1) + [TURNS[number] for number in range(2 * ROUNDS) for _ in range(window)] + [TURNS[-1]]
+    expected = [(now, len(list(batches))) for now, batches in itertools.groupby(depths)]
+    assert TURNS[:4] == [AHEAD, 0, 0, AHEAD]
+    assert runs == [*expected, (0, 10)]
+
+
+@pytest.mark.parametrize("period", [2, 4])
+def test_what_comes_back_every_few_batches_falls_on_both_ways_alike(cuda, period):
+    training = Training(cuda, auto(cuda, ALL + 10), 10, 10)
+    for number, _ in enumerate(training.loader):
+        cuda.now_ms += 30 if number % period == 0 else 10
+    found = training.loader._depth
+    assert sum(found.streamed_ms) == pytest.approx(sum(found.in_line_ms))
+    assert decided(training.loader).startswith("'auto' (streamed: ")
+
+
+@pytest.mark.parametrize("growth", [0.999, 1.001])
+def test_what_drifts_falls_on_both_ways_alike(cuda, growth):
+    training = Training(cuda, auto(cuda, ALL + 10), 10, 10)
+    for number, _ in enumerate(training.loader):
+        cuda.now_ms += 10 * growth**number
+    found = training.loader._depth
+    assert sum(found.streamed_ms) == pytest.approx(sum(found.in_line_ms), rel=1e-3)
+    assert decided(training.loader).startswith("'auto' (streamed: ")
 
 
 @pytest.mark.parametrize("slow", range(2 * ROUNDS))
-def test_one_window_that_something_held_up_does_not_decide(cuda, slow):
+def test_one_window_that_something_held_up_keeps_streaming_or_says_nothing(cuda, slow):
     training = Training(cuda, auto(cuda, ALL + 10), 10, 8)
     held_up = WARM + slow * (SETTLE + COUNT) + SETTLE + COUNT // 2
     batches = iter(training.loader)
     for number, _ in enumerate(batches, start=1):
         now = training.loader.stats().depth
         cuda.now_ms += 5000 if number == held_up else training._ms[now]
-    found = [training.loader._depth.streamed_ms, training.loader._depth.in_line_ms][slow % 2]
-    assert [window > 100 for window in found] == [number == slow // 2 for number in range(ROUNDS)]
-    assert decided(training.loader) == "'auto' (in line: 8 ms a batch in line, 10 streamed)"
+    streamed = TURNS[slow] == AHEAD
+    found = training.loader._depth.streamed_ms if streamed else training.loader._depth.in_line_ms
+    assert [window > 100 for window in found] == [number == slow for number, now in enumerate(TURNS) if now == TURNS[slow]]
+    way = "in line" if streamed else "streamed"
+    assert decided(training.loader) == f"'auto' ({way}: 8 ms a batch in line, 10 streamed)"
 
 
 def test_only_marks_of_the_measurement_tell_the_time(cuda, monkeypatch):
@@ -503,10 +529,10 @@ def test_what_holds_a_collective_or_cannot_be_looked_into_may_communicate(name):
 
 
 def test_ranks_are_those_of_torch_distributed():
-    assert depth._ranks() == 1
+    assert depth.ranks() == 1
     distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=3)
     try:
-        assert depth._ranks() == 3
+        assert depth.ranks() == 3
     finally:
         distributed.destroy_process_group()
 
@@ -514,7 +540,7 @@ def test_ranks_are_those_of_torch_distributed():
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("communicates", [False, True])
 def test_a_rank_does_not_decide_for_itself_where_stages_may_wait_for_others(cuda, monkeypatch, ranks, communicates):
-    monkeypatch.setattr(depth, "_ranks", lambda: ranks)
+    monkeypatch.setattr(depth, "ranks", lambda: ranks)
     stage = augment(cuda) if communicates else FeatureStage(Encoder(cuda), capture="never")
     training = Training(cuda, auto(cuda, ALL + 10, stage), 10, 8)
     training.epoch()
@@ -530,7 +556,7 @@ def test_ranks_that_come_up_while_it_is_measured_end_that(cuda, monkeypatch):
     training = Training(cuda, auto(cuda, 40, augment(cuda)), 10, 8)
     training.epoch(WARM + SETTLE + COUNT)
     assert training.loader.stats().depth == 0
-    monkeypatch.setattr(depth, "_ranks", lambda: 2)
+    monkeypatch.setattr(depth, "ranks", lambda: 2)
     training.depths.clear()
     training.epoch()
     assert "on all ranks" in decided(training.loader)

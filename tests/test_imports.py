@@ -63,9 +63,11 @@ MAY_IMPORT = {
     "probes": {"streams"},
     "report": {"probes", "timeline"},
     "verdict": {"probes", "report"},
-    "parts": {"batch", "features", "fuse", "loader", "probes", "report", "seeding", "stages"},
+    "again": {"batch"},
+    "parts": {"again", "batch", "features", "fuse", "loader", "probes", "report", "seeding", "stages"},
     "passes": {"batch", "counters", "depth", "errors", "feed", "flight", "loader"},
     "profiling": {
+        "again",
         "batch",
         "copying",
         "depth",

@@ -37,7 +37,7 @@ def trained(loader):
 def test_batches_are_those_of_depth_0_whatever_is_decided(monkeypatch, slower):
     real = depth.ms_between
     # What a device takes cannot be planted, but what is read off it can: the decision, not the loop, is forced.
-    order = [at for _ in range(depth.ROUNDS) for at in (depth.AHEAD, 0)]
+    order = [depth.AHEAD if number % 4 in (0, 3) else 0 for number in range(2 * depth.ROUNDS)]
     monkeypatch.setattr(depth, "ms_between", lambda first, last: real(first, last) * (2 if order.pop(0) == slower else 1))
     loader = made(depth="auto")
     found = trained(loader)

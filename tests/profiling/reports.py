@@ -38,6 +38,7 @@ def report(*parts, streamed=5.0, in_line=6.0, cached=4.0, by=0.01, device=H200, 
         "batch_bytes": 20_000_000,
         "pageable_bytes": 0,
         "link_gb_per_s": None if device == CPU else 54.3,
+        "lanes": device != CPU,
         "settings": settings,
         "timeline": Timeline((Span("copy", "copy", 0, 0.0, 1.0),), device, 2),
     }
