@@ -3,7 +3,8 @@
     python -m bench run                            all of them, tens of minutes on an H200
     python -m bench run chain branches --quick     some, with flags that all of these take
 
-One that fails does not stop the others; the failures are listed at the end.
+One that fails does not stop the others; the failures are listed at the end. ``python -m bench.SUITE --help`` has a suite's own
+flags. On a CPU, give small sizes: ``--size 32 --batch 4``.
 """
 
 import importlib
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--list", action="store_true", help="print what each suite measures, and its flags")
+    parser.add_argument("--list", action="store_true", help="print what each suite measures, and the flags that it is given")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write into (default: %(default)s)")
     options, flags = parser.parse_known_args(words[len(suites) :])
     if options.list:

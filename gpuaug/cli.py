@@ -185,9 +185,8 @@ def _profile(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
             parser.error(f"--{name} must be a file to write, got the folder {str(path)!r}. Add a file name.")
     made = _made(parser, options.target)
     if not (isinstance(made, tuple) and len(made) == 2):
-        parser.error(
-            f"{options.target} must return a loader and a step, got {type(made).__name__}. Write: return loader, step."
-        )
+        got = f"{len(made)} values" if isinstance(made, tuple) else type(made).__name__
+        parser.error(f"{options.target} must return a loader and a step, got {got}. Write: return loader, step.")
     loader, step = made
     try:
         report = gpuaug.profile(loader, step, batches=options.batches, rounds=options.rounds)

@@ -53,7 +53,7 @@ def measured(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iterator[
         for _ in range(3):  # a graph is captured when a shape occurs again
             result = work()
         synchronize(device)
-        yield _part(f"stage/{bound.name}", work, device, looks, kind=_kind(stage))
+        yield _part(f"stage/{bound.name}", work, device, looks, kind=_kind(stage), runs=_runs(stage))
         batch = bound.write(batch, result)
     yield _part(STEP, step, device, looks)
 
@@ -90,3 +90,9 @@ def _kind(stage: Stage) -> Literal["", "fused", "kornia", "captured", "eager enc
         return "fused"
     modules = transform.modules() if isinstance(transform, torch.nn.Module) else ()
     return "kornia" if any(type(module).__module__.startswith("kornia.") for module in modules) else ""
+
+
+def _runs(stage: Stage) -> str:
+    transform = stage.transform if isinstance(stage, TransformStage) and stage.name is None else None
+    name = getattr(transform, "__name__", type(transform).__name__)
+    return "" if transform is None or name == "<lambda>" else name

@@ -2,6 +2,7 @@
 
 import copy
 import operator
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -25,6 +26,8 @@ class Passes:
         self._flight: Flight | None = None
         self._depth = Fixed(0)
         self._had_any = False
+        self.starting_s = 0.0
+        """How long it took to begin passes where others had ended, until their first batch was there."""
 
     def __enter__(self) -> None:
         self._begin()
@@ -36,32 +39,44 @@ class Passes:
     def next(self, depth: int) -> Batch:
         """The next batch, with ``depth`` of them ahead."""
         self._depth.now = depth
-        for _ in range(2):
-            flight = self._begun()
-            consumer = self._loader._machinery.lanes.consumer()
-            flight.catch_up(consumer)
-            if flight.waiting:
-                self._had_any = True
-                return flight.hand_over(consumer)
-            self._begin()
-        raise self._no_batches()
+        consumer = self._loader._machinery.lanes.consumer()
+        self._begun().catch_up(consumer)
+        if not self._begun().waiting:
+            with self._starting():
+                self._begin()
+                self._begun().catch_up(consumer)
+            if not self._begun().waiting:
+                raise self._no_batches()
+        self._had_any = True
+        return self._begun().hand_over(consumer)
 
     def pull(self) -> Pulled:
         """The next batch of the wrapped loader, as it is pulled."""
-        for _ in range(2):
-            if self._begun().ended:
-                self._begin()  # its end was read ahead, and nothing comes after that
-            feed = self._begun().feed
-            pulled = feed.get(block=True)
-            feed.refill()
-            assert pulled is not None
-            if pulled.error is not None:
-                pulled.error.add_note("gpuaug: raised by the wrapped loader, while it was measured by itself.")
-                raise pulled.error
-            if not pulled.ended:
-                return pulled
-            self._begin()
-        raise self._no_batches()
+        # Where the end was read ahead, nothing comes after it.
+        pulled = None if self._begun().ended else self._pulled()
+        if pulled is None:
+            with self._starting():
+                self._begin()
+                pulled = self._pulled()
+            if pulled is None:
+                raise self._no_batches()
+        return pulled
+
+    def _pulled(self) -> Pulled | None:
+        feed = self._begun().feed
+        pulled = feed.get(block=True)
+        feed.refill()
+        assert pulled is not None
+        if pulled.error is not None:
+            pulled.error.add_note("gpuaug: raised by the wrapped loader, while it was measured by itself.")
+            raise pulled.error
+        return None if pulled.ended else pulled
+
+    @contextmanager
+    def _starting(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.starting_s += time.perf_counter() - start
 
     def _begun(self) -> Flight:
         assert self._flight is not None

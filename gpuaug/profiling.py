@@ -18,7 +18,7 @@ from gpuaug.batch import Batch
 from gpuaug.copying import PAGEABLE_WARN_BYTES
 from gpuaug.depth import AHEAD, ranks
 from gpuaug.errors import ArgumentError, ArgumentTypeError
-from gpuaug.feed import QUEUED
+from gpuaug.feed import QUEUED, has_persistent_workers
 from gpuaug.flight import Machinery
 from gpuaug.loader import StreamedLoader
 from gpuaug.parts import measured
@@ -45,8 +45,8 @@ def profile(loader: StreamedLoader, step: Step, *, batches: int = 40, rounds: in
     """Find out where a step's time goes, what bounds it, and whether overlap pays here.
 
     Runs real training steps: about ``10 * batches``, and about 40 more. Pass a model that may be thrown away, or a copy. The
-    loader is left as it was found: its epoch, its state and torch's generators. An iterator that is open goes on, but for
-    one on persistent workers, or on a source that is no ``DataLoader`` and has a state.
+    loader is left as it was found: its epoch, its state and torch's generators. An iterator that is open goes on, but for one
+    on a source that is no ``DataLoader`` and has a state.
 
     Args:
         loader: What the training loop iterates over.
@@ -73,9 +73,12 @@ def profile(loader: StreamedLoader, step: Step, *, batches: int = 40, rounds: in
         ['load', 'copy', 'step']
     """
     if not isinstance(loader, StreamedLoader):
-        raise ArgumentTypeError(
-            f"loader must be a StreamedLoader, got {type(loader).__name__}. Wrap it: gpuaug.StreamedLoader(loader)."
+        way_out = (
+            "Wrap it: gpuaug.StreamedLoader(loader)."
+            if hasattr(loader, "__iter__")
+            else "Pass the loader first, then the step."
         )
+        raise ArgumentTypeError(f"loader must be a StreamedLoader, got {type(loader).__name__}. {way_out}")
     if not callable(step):
         raise ArgumentTypeError(f"step must be callable, got {type(step).__name__}. Pass a function of one batch.")
     for name, value in (("batches", batches), ("rounds", rounds)):
@@ -87,8 +90,13 @@ def profile(loader: StreamedLoader, step: Step, *, batches: int = 40, rounds: in
         raise ArgumentError(f"batches must be {FEWEST} or more, got {batches}. Fewer say nothing about a steady loop.")
     if rounds < 1:
         raise ArgumentError(f"rounds must be 1 or more, got {rounds}. Three show how much windows differ.")
+    if has_persistent_workers(loader.loader) and any(feed.is_open for feed in loader._feeds):
+        raise ArgumentError(
+            "loader must have no iterator open on persistent workers while it is profiled, got one, which would end. "
+            "Finish its loop first, or close() the loader."
+        )
     with left_as_it_was(loader):
-        report = _Profile(loader, step, batches, rounds).run()
+        report = _Profile(loader, _noted(step), batches, rounds).run()
     if show:
         _print(report)
     return report
@@ -104,6 +112,8 @@ class _Profile:
         self._device = loader.device
         depth = loader.depth
         self._ahead = AHEAD if depth in ("auto", 0) else int(depth)
+        self._said_depth = self._ahead if depth == self._ahead else f"{self._ahead} (set: {depth})"
+        self._starting_ms = 0.0
         self._passes = Passes(loader)
         workers = getattr(loader.loader, "num_workers", 0)
         self._queued = workers * (getattr(loader.loader, "prefetch_factor", None) or 2) + QUEUED + self._ahead
@@ -115,13 +125,16 @@ class _Profile:
             windows: dict[str, list[float]] = {name: [] for name in ("load", "streamed", "in line", "cached")}
             for _ in range(self._rounds):
                 windows["load"].append(self._loading())
-                windows["streamed"].append(self._loop(self._ahead, self._count))
+                windows["streamed"].append(self._streamed())
                 windows["in line"].append(self._loop(0, self._count))
                 windows["cached"].append(self._timed(lambda: self._step(given()), self._count))
             host_batch, pageable = self._kept()
             spans = self._recorded()
         synchronize(self._device)
         parts = [Part(LOAD, Spread.of(windows["load"])), *measured(self._loader, host_batch, lambda: self._step(given()))]
+        # Of the step there are whole windows, which say more than some calls.
+        step = Spread.of(windows["cached"])
+        parts[-1] = replace(parts[-1], wall=step, host=step if self._lanes.in_line else parts[-1].host)
         first = spans[0].batch if spans else 0
         shown = tuple(span for span in spans if first + self._ahead + 2 <= span.batch < first + self._ahead + 2 + SHOWN)
         name = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else self._device.type.upper()
@@ -129,7 +142,8 @@ class _Profile:
             parts=tuple(parts),
             in_line=Spread.of(windows["in line"]),
             streamed=Spread.of(windows["streamed"]),
-            cached=Spread.of(windows["cached"]),
+            cached=step,
+            epoch_ms=self._starting_ms / self._rounds,
             thread_ms=_by_part(spans),
             batch_bytes=sum(tensor.nbytes for tensor in _tensors(host_batch) if tensor.is_cpu and can_be_placed(tensor)),
             pageable_bytes=pageable,
@@ -137,13 +151,13 @@ class _Profile:
             lanes=not self._lanes.in_line,
             settings={
                 "device": name,
-                "depth": self._ahead,
+                "depth": "in line" if self._lanes.in_line else self._said_depth,
                 "feed": self._feed(),
                 "workers": getattr(self._loader.loader, "num_workers", 0),
                 "batches": self._count,
                 "rounds": self._rounds,
             },
-            timeline=Timeline(shown, name, self._ahead),
+            timeline=Timeline(shown, name, 0 if self._lanes.in_line else self._ahead),
         )
         return replace(report, verdict=tuple(verdict(report)))
 
@@ -159,11 +173,18 @@ class _Profile:
             self._step(self._passes.next(depth))
         return self._timed(lambda: self._step(self._passes.next(depth)), count)
 
+    def _streamed(self) -> float:
+        """The same with batches ahead, and what of it was to begin epochs."""
+        before, self._done = self._passes.starting_s, 1
+        took_ms = self._loop(self._ahead, self._count)
+        self._starting_ms += (self._passes.starting_s - before) * 1e3 / self._done
+        return took_ms
+
     def _loading(self) -> float:
-        """Milliseconds a batch of the wrapped loader by itself, after its queue has been emptied."""
+        """Milliseconds a batch of the wrapped loader by itself, within an epoch, after its queue has been emptied."""
         for _ in range(self._queued):
             self._passes.pull()
-        return self._waited_for(self._passes.pull, self._count)
+        return self._waited_for(self._passes.pull, self._count, lambda: time.perf_counter() - self._passes.starting_s)
 
     def _timed(self, once: Callable[[], Any], count: int) -> float:
         """Milliseconds a batch of the stream that trains.
@@ -180,13 +201,13 @@ class _Profile:
         synchronize(self._device)
         return ms_between(first, last) / done
 
-    def _waited_for(self, once: Callable[[], Any], count: int) -> float:
+    def _waited_for(self, once: Callable[[], Any], count: int, clock: Callable[[], float] = time.perf_counter) -> float:
         """Milliseconds a batch by the host's clock, between two waits for the device."""
         synchronize(self._device)
-        start = time.perf_counter()
+        start = clock()
         done = self._repeated(once, count)
         synchronize(self._device)
-        return (time.perf_counter() - start) * 1e3 / done
+        return (clock() - start) * 1e3 / done
 
     def _repeated(self, once: Callable[[], Any], count: int) -> int:
         """Do ``once`` so often, or as often as a window's time allows; how often that was."""
@@ -196,6 +217,7 @@ class _Profile:
         while done < count and (done < FEWEST or time.perf_counter() - start < most_s):
             once()
             done += 1
+        self._done = done
         return done
 
     def _kept(self) -> tuple[Batch, int]:
@@ -256,10 +278,25 @@ def _tensors(batch: Batch) -> Iterator[torch.Tensor]:
         yield from batches.tensors([leaf] if isinstance(leaf, torch.Tensor) else batches.members(leaf))
 
 
+def _noted(step: Step) -> Step:
+    def run(batch: Batch) -> Any:
+        try:
+            return step(batch)
+        except Exception as error:
+            error.add_note(
+                "gpuaug: raised by the step, which is called with one batch as the loader yields it. "
+                "One of two arguments is lambda batch: step(*batch)."
+            )
+            raise
+
+    return run
+
+
 def _print(report: Report) -> None:
     try:
         from rich.console import Console
     except ImportError:
         sys.stdout.write(f"{report}\n")
     else:
-        Console().print(report)
+        # What is not a terminal has no width of its own.
+        Console(width=None if sys.stdout.isatty() else 140).print(report)

@@ -30,6 +30,8 @@ class Part:
     """Where the training thread waits in it for the device, as ``file:line``."""
     kind: Literal["", "fused", "kornia", "captured", "eager encoder"] = ""
     """What it is, where that matters for what can be done about it."""
+    runs: str = ""
+    """What a stage runs, where it was given no name of its own."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class Report:
     """``device``, ``depth``, ``feed``, ``workers``, ``batches``, ``rounds``."""
     timeline: Timeline = field(repr=False)
     """Some ten batches of the streamed loop."""
+    epoch_ms: float = 0.0
+    """What of the streamed loop went into beginning epochs, shared among its batches: starting workers, and the first batch."""
     verdict: tuple[str, ...] = ()
     """What bounds the loop, in words, with what to do next; the most important first."""
 
@@ -136,6 +140,7 @@ class Report:
             "bound_ms": self.bound_ms,
             "full_ms": self.full_ms,
             "exposed_ms": self.exposed_ms,
+            "epoch_ms": self.epoch_ms,
             "headspace": self.headspace,
             "overlap_efficiency": self.overlap_efficiency,
             "copy_gb_per_s": self.copy_gb_per_s,
@@ -160,7 +165,7 @@ class Report:
         return rows
 
     def _loops(self) -> tuple[tuple[str, Spread], ...]:
-        return ("loop, in line", self.in_line), ("loop, streamed", self.streamed), ("step, cached batch", self.cached)
+        return ("loop, in line", self.in_line), ("loop, streamed", self.streamed)
 
     def lines(self) -> Iterator[tuple[str, ...]]:
         """The table, heading first: a part or a loop, its time with its spread, and what of it is where."""

@@ -238,7 +238,7 @@ def _figure(timeline: Timeline, width_in: float) -> "Figure":
 
 
 def _bar(axes: "Axes", span: Span, left: float, width: float, top: float, level: int, room_in: float, size: float) -> None:
-    """Draw a span into its sub-row, with the number of its batch if ``room_in`` is enough."""
+    """Draw a span into its sub-row, with what it did and the number of its batch as far as ``room_in`` is enough."""
     from matplotlib.colors import to_rgb
     from matplotlib.patches import Rectangle
 
@@ -249,7 +249,11 @@ def _bar(axes: "Axes", span: Span, left: float, width: float, top: float, level:
         look |= {"edgecolor": "white", "linewidth": 0.6}  # or neighbours of one batch would look like one bar
     # Snapped to pixels, the white between short bars would come and go.
     axes.add_patch(Rectangle((left, top), width, height, zorder=2, snap=False, **look))
-    if _width_in(text := str(span.batch), size) + 0.5 * size / 72 > room_in:
+    number, did = str(span.batch), span.name.removeprefix("stage/")
+    # A lane that does one thing is called after that.
+    said = (number,) if span.name == span.lane else (f"{did} {number}", number)
+    text = next((text for text in said if _width_in(text, size) + 0.5 * size / 72 <= room_in), None)
+    if text is None:
         return
     red, green, blue = to_rgb(colour)
     dark = span.waits or 0.299 * red + 0.587 * green + 0.114 * blue > 0.6

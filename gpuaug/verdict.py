@@ -7,6 +7,8 @@ from gpuaug.report import ANOTHER_ITERATOR, COPY, LOAD, STEP, Part, Report, size
 
 SLACK = 0.1
 """Parts of a time within which two are called the same: less is within what windows differ by."""
+LEAST_MS = 0.5
+"""What is shorter is not worth a sentence."""
 
 
 def verdict(report: Report) -> Iterator[str]:
@@ -15,17 +17,31 @@ def verdict(report: Report) -> Iterator[str]:
     yield from _obstacles(report)
     yield from _overlap(report)
     took = report.streamed.median
-    if took - report.full_ms > 2 * SLACK * took:
+    unexplained = took - report.full_ms - report.epoch_ms
+    if unexplained > max(2 * SLACK * took, LEAST_MS):
+        fewer = report.settings["workers"] > 1 and _longest(report) != LOAD
         yield (
-            f"{figure(took - report.full_ms)} of the {figure(took)} ms are in none of the parts alone: together they slow each "
-            "other down. Threads of the loader that hold Python's interpreter do that, and workers that take the cores or the "
-            "memory's bandwidth: try fewer."
+            f"{figure(unexplained)} of the {figure(took)} ms are in none of the parts alone: together they slow each other "
+            "down, as threads do that share Python's interpreter, and workers that share the cores"
+            f"{': try fewer' if fewer else ''}."
         )
 
 
+def _longest(report: Report) -> str:
+    loads = {
+        LOAD: report.load_ms,
+        COPY: report.copy_ms,
+        "host": report.host_ms,
+        "device": report.device_ms,
+        "epoch": report.epoch_ms,
+    }
+    return max(loads, key=lambda name: loads[name])
+
+
 def _bound(report: Report) -> str:
-    loads = {LOAD: report.load_ms, COPY: report.copy_ms, "host": report.host_ms, "device": report.device_ms}
-    longest = max(loads, key=lambda name: loads[name])
+    longest = _longest(report)
+    if longest == "epoch":
+        return f"Bounded by the beginning of epochs, {_epochs(report)}"
     if longest == LOAD:
         return _by_loader(report)
     if longest == COPY:
@@ -84,7 +100,15 @@ def _by_thread(report: Report) -> str:
     return f"Bounded by launches on the training thread: {count}in {_named(most)} ({share}). {_cheaper(most)}"
 
 
+def _epochs(report: Report) -> str:
+    way_out = "pass persistent_workers=True to the DataLoader" if report.settings["workers"] else "make them longer"
+    share = f"{figure(report.epoch_ms)} of the {figure(report.streamed.median)} ms a batch"
+    return f"which takes {share} in epochs as short as these: {way_out}."
+
+
 def _obstacles(report: Report) -> Iterator[str]:
+    if report.epoch_ms > max(SLACK * report.streamed.median, LEAST_MS) and _longest(report) != "epoch":
+        yield f"Short epochs: a new one begins again and again, {_epochs(report)}"
     for part in report.parts:
         if part.waits_at is not None and part.host is not None:
             what = "" if part.name == STEP else " Keep it on the device: streams cannot overlap what the host waits for."
@@ -119,7 +143,8 @@ def _named(part: Part) -> str:
     if part.name == COPY:
         return "the copy"
     kind = "encoder" if part.kind in ("captured", "eager encoder") else "transform"
-    return f"{kind} {part.name.removeprefix('stage/')!r}"
+    runs = f" ({part.runs})" if part.runs else ""
+    return f"{kind} {part.name.removeprefix('stage/')!r}{runs}"
 
 
 def _cheaper(part: Part) -> str:

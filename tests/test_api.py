@@ -26,10 +26,10 @@ PUBLIC = {
     "GpuAugError": "Exception",
     "GpuAugWarning": "UserWarning",
     "IteratorEndedError": "GpuAugError, RuntimeError",
-    "Part": "(name, wall, host=None, device_ms=None, launches=None, waits_at=None, kind='')",
+    "Part": "(name, wall, host=None, device_ms=None, launches=None, waits_at=None, kind='', runs='')",
     "Report": (
-        "(parts, in_line, streamed, cached, thread_ms, batch_bytes, pageable_bytes, link_gb_per_s, settings, timeline, "
-        "verdict=())"
+        "(parts, in_line, streamed, cached, thread_ms, batch_bytes, pageable_bytes, link_gb_per_s, lanes, settings, "
+        "timeline, epoch_ms=0.0, verdict=())"
     ),
     "Report.bound_ms": "property",
     "Report.copy_gb_per_s": "property",

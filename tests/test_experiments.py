@@ -85,7 +85,7 @@ def test_profiles_has_the_parts_the_loops_and_a_verdict_of_each_case(tmp_path):
     assert list(made["settings"]["verdicts"]) == [f"{case}, B=2" for case in cases]
     assert [row["name"] for row in made["rows"] if row["case"] == cases[2]] == [
         *("load", "copy", "stage/encode", "step"),
-        *("loop, in line", "loop, streamed", "step, cached batch", "bounds"),
+        *("loop, in line", "loop, streamed", "bounds"),
     ]
     assert all(row["streamed_ms"] >= 0.8 * row["bound_ms"] for row in made["rows"] if row["name"] == "bounds")
     assert "timelines" not in made["settings"]

@@ -134,7 +134,7 @@ def test_what_is_no_function(project, capsys):
     assert refused(capsys, f"{project}:number").startswith(f"target must name a function of {project}, got 'number'. It has: ")
 
 
-@pytest.mark.parametrize(("name", "kind"), [("alone", "StreamedLoader"), ("three", "tuple")])
+@pytest.mark.parametrize(("name", "kind"), [("alone", "StreamedLoader"), ("three", "3 values")])
 def test_a_function_that_returns_something_else(name, kind, project, capsys):
     assert refused(capsys, f"{project}:{name}") == (
         f"{project}:{name} must return a loader and a step, got {kind}. Write: return loader, step."
@@ -143,7 +143,7 @@ def test_a_function_that_returns_something_else(name, kind, project, capsys):
 
 def test_a_loader_and_a_step_in_the_wrong_order(project, capsys):
     assert refused(capsys, f"{project}:turned") == (
-        "loader must be a StreamedLoader, got function. Wrap it: gpuaug.StreamedLoader(loader)."
+        "loader must be a StreamedLoader, got function. Pass the loader first, then the step."
     )
 
 

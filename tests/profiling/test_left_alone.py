@@ -11,7 +11,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from waiting import until
 
 import gpuaug
-from gpuaug import IteratorEndedError, StreamedLoader, TransformStage
+from gpuaug import ArgumentError, IteratorEndedError, StreamedLoader, TransformStage
 
 
 def drawing():
@@ -216,9 +216,21 @@ def test_what_comes_after_is_what_would_have_come(kind, scenario):
     alone.assert_nothing_runs()
 
 
-@pytest.mark.parametrize("kind", ["workers that persist", "a state in itself"])
-def test_an_open_iterator_that_cannot_go_on_says_so(kind):
-    with StreamedLoader((PERSISTENT | IN_ITSELF)[kind](), device="cpu") as loader:
+def test_an_open_iterator_on_persistent_workers_is_not_ended():
+    with StreamedLoader(PERSISTENT["workers that persist"](), device="cpu") as loader:
+        iterator, _ = taken(loader, 3)
+        with pytest.raises(ArgumentError) as caught:
+            gpuaug.profile(loader, lambda batch: None, **SHORT)
+        assert str(caught.value) == (
+            "loader must have no iterator open on persistent workers while it is profiled, got one, which would end. "
+            "Finish its loop first, or close() the loader."
+        )
+        assert len(list(iterator)) > 0, "it goes on"
+        gpuaug.profile(loader, lambda batch: None, **SHORT)
+
+
+def test_an_open_iterator_that_cannot_go_on_says_so():
+    with StreamedLoader(IN_ITSELF["a state in itself"](), device="cpu") as loader:
         iterator, _ = taken(loader, 3)
         gpuaug.profile(loader, lambda batch: None, **SHORT)
         with pytest.raises(IteratorEndedError):

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import gpuaug
-from gpuaug import FeatureStage, StreamedLoader, TransformStage
+from gpuaug import FeatureStage, StreamedLoader, TransformStage, profiling
 from gpuaug.bench import results
 
 
@@ -71,7 +71,7 @@ def test_what_was_planted_is_found(longest, workers):
         assert " ms a batch for the loader\n" in str(report)
     assert report.settings == {
         "device": "CPU",
-        "depth": 2,
+        "depth": "in line",
         "feed": "plain (the device is cpu)",
         "workers": workers,
         "batches": 8,
@@ -173,11 +173,13 @@ def test_a_window_counts_as_many_batches_as_it_was_told():
     assert report.streamed.low <= report.streamed.median <= report.streamed.high
 
 
-@pytest.mark.parametrize(("depth", "ahead"), [("auto", 2), (0, 2), (1, 1), (5, 5)])
-def test_the_depth_that_is_measured(depth, ahead):
+@pytest.mark.parametrize(("depth", "ahead", "said"), [("auto", 2, "2 (set: auto)"), (0, 2, "2 (set: 0)"), (1, 1, 1), (5, 5, 5)])
+def test_the_depth_that_is_measured(depth, ahead, said):
     loader = streamed([torch.ones(1)] * 7, depth=depth)
+    measurements = profiling._Profile(loader, nothing, 8, 1)
+    assert (measurements._ahead, measurements._said_depth) == (ahead, said)
     report = gpuaug.profile(loader, nothing, **SHORT)
-    assert report.settings["depth"] == report.timeline.depth == ahead
+    assert (report.settings["depth"], report.timeline.depth) == ("in line", 0), "on a CPU"
     assert loader.depth == depth
     shown_are_ten_batches(report)
 

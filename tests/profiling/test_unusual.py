@@ -1,6 +1,7 @@
 """What users' loaders, stages and steps do, and a profile has to bear."""
 
 import threading
+import time
 from collections import UserDict
 
 import pytest
@@ -146,3 +147,39 @@ def test_where_no_profiler_can_look_the_time_from_one_to_the_next_stands_in(monk
     assert (on_gpu.host, on_gpu.device_ms, on_gpu.launches) == ("host", 7.0, None)
     in_line = parts._part("step", nothing, torch.device("mps"), False)
     assert (in_line.host, in_line.device_ms) == (wall, None), "one queue, on which all is done in turn"
+
+
+def test_a_stage_without_a_name_of_its_own_is_known_by_what_it_runs():
+    def blur(images):
+        return images
+
+    def named(images):
+        return images
+
+    stages = [TransformStage(stage, on="images") for stage in (blur, torch.nn.Identity(), lambda images: images)]
+    loader = labelled(*stages, TransformStage(named, on="images", name="named"))
+    report = gpuaug.profile(loader, lambda batch: None, **SHORT)
+    assert [part.runs for part in report.parts[2:-1]] == ["blur", "Identity", "", ""]
+
+
+def test_an_error_of_the_step_says_how_the_step_is_called():
+    with pytest.raises(TypeError, match="missing 1 required positional argument") as caught:
+        gpuaug.profile(labelled(), lambda images, labels: None, **SHORT)
+    assert caught.value.__notes__ == [
+        "gpuaug: raised by the step, which is called with one batch as the loader yields it. "
+        "One of two arguments is lambda batch: step(*batch)."
+    ]
+
+
+def test_what_begins_epochs_is_told_apart_from_what_loads():
+    slow_start = DataLoader(Numbers(6), 2, num_workers=1, worker_init_fn=sleeping_start)
+    report = gpuaug.profile(StreamedLoader(slow_start, device="cpu"), nothing, **SHORT)
+    assert report.epoch_ms > 30, "half a second for three batches, in a window of eight"
+    assert report.load_ms < 30
+    assert report.verdict[0].startswith("Bounded by the beginning of epochs, which takes ")
+    long = gpuaug.profile(StreamedLoader(DataLoader(Numbers(), 2), device="cpu"), nothing, **SHORT)
+    assert long.epoch_ms == 0
+
+
+def sleeping_start(worker):
+    time.sleep(0.3)
