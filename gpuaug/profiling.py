@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -113,21 +114,24 @@ class _Profile:
         depth = loader.depth
         self._ahead = AHEAD if depth in ("auto", 0) else int(depth)
         self._said_depth = self._ahead if depth == self._ahead else f"{self._ahead} (set: {depth})"
-        self._starting_ms = 0.0
+        self._done = 1
+        """How many batches the last window had."""
+        self._starting_ms: list[float] = []
+        """What beginning epochs took in each streamed window, a batch."""
         self._passes = Passes(loader)
         workers = getattr(loader.loader, "num_workers", 0)
         self._queued = workers * (getattr(loader.loader, "prefetch_factor", None) or 2) + QUEUED + self._ahead
 
     def run(self) -> Report:
         with self._passes:
-            self._loop(self._ahead, self._queued)
+            self._settle(self._ahead, self._queued + 4)
             given = self._one()
             windows: dict[str, list[float]] = {name: [] for name in ("load", "streamed", "in line", "cached")}
             for _ in range(self._rounds):
                 windows["load"].append(self._loading())
-                windows["streamed"].append(self._streamed())
-                windows["in line"].append(self._loop(0, self._count))
-                windows["cached"].append(self._timed(lambda: self._step(given()), self._count))
+                windows["streamed"].append(self._loop(self._ahead))
+                windows["in line"].append(self._loop(0))
+                windows["cached"].append(self._timed(lambda: self._step(given())))
             host_batch, pageable = self._kept()
             spans = self._recorded()
         synchronize(self._device)
@@ -143,7 +147,7 @@ class _Profile:
             in_line=Spread.of(windows["in line"]),
             streamed=Spread.of(windows["streamed"]),
             cached=step,
-            epoch_ms=self._starting_ms / self._rounds,
+            epoch_ms=fmean(self._starting_ms),
             thread_ms=_by_part(spans),
             batch_bytes=sum(tensor.nbytes for tensor in _tensors(host_batch) if tensor.is_cpu and can_be_placed(tensor)),
             pageable_bytes=pageable,
@@ -167,58 +171,57 @@ class _Profile:
         self._step(again())
         return again
 
-    def _loop(self, depth: int, count: int) -> float:
-        """Milliseconds a batch of the loop, after it has settled."""
-        for _ in range(self._ahead + 4):
+    def _settle(self, depth: int, count: int = 4) -> None:
+        """Take batches until what an earlier form of the loop has left is gone."""
+        for _ in range(self._ahead + count):
             self._step(self._passes.next(depth))
-        return self._timed(lambda: self._step(self._passes.next(depth)), count)
 
-    def _streamed(self) -> float:
-        """The same with batches ahead, and what of it was to begin epochs."""
-        before, self._done = self._passes.starting_s, 1
-        took_ms = self._loop(self._ahead, self._count)
-        self._starting_ms += (self._passes.starting_s - before) * 1e3 / self._done
+    def _loop(self, depth: int) -> float:
+        """Milliseconds a batch of the loop."""
+        self._settle(depth)
+        before_s = self._passes.starting_s
+        took_ms = self._timed(lambda: self._step(self._passes.next(depth)))
+        if depth:
+            self._starting_ms.append((self._passes.starting_s - before_s) * 1e3 / self._done)
         return took_ms
 
     def _loading(self) -> float:
         """Milliseconds a batch of the wrapped loader by itself, within an epoch, after its queue has been emptied."""
         for _ in range(self._queued):
             self._passes.pull()
-        return self._waited_for(self._passes.pull, self._count, lambda: time.perf_counter() - self._passes.starting_s)
+        return self._waited_for(self._passes.pull, lambda: time.perf_counter() - self._passes.starting_s)
 
-    def _timed(self, once: Callable[[], Any], count: int) -> float:
+    def _timed(self, once: Callable[[], Any]) -> float:
         """Milliseconds a batch of the stream that trains.
 
         From mark to mark, so that it is a steady loop that is timed: what is on its way ahead as the window begins and as it
         ends is as much. To wait at the edges would be to do the first of that for nothing, and the last in vain.
         """
         if self._lanes.in_line:
-            return self._waited_for(once, count)
+            return self._waited_for(once)
         consumer = self._lanes.consumer()
         first = consumer.mark(timed=True)
-        done = self._repeated(once, count)
+        self._repeat(once)
         last = consumer.mark(timed=True)
         synchronize(self._device)
-        return ms_between(first, last) / done
+        return ms_between(first, last) / self._done
 
-    def _waited_for(self, once: Callable[[], Any], count: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    def _waited_for(self, once: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
         """Milliseconds a batch by the host's clock, between two waits for the device."""
         synchronize(self._device)
         start = clock()
-        done = self._repeated(once, count)
+        self._repeat(once)
         synchronize(self._device)
-        return (clock() - start) * 1e3 / done
+        return (clock() - start) * 1e3 / self._done
 
-    def _repeated(self, once: Callable[[], Any], count: int) -> int:
-        """Do ``once`` so often, or as often as a window's time allows; how often that was."""
+    def _repeat(self, once: Callable[[], Any]) -> None:
+        """Do ``once`` for each batch of a window, or as often as its time allows."""
         # Processes that train together wait for one another in every step, so all of them have to make as many.
         most_s = WINDOW_S if ranks() == 1 else float("inf")
-        start, done = time.perf_counter(), 0
-        while done < count and (done < FEWEST or time.perf_counter() - start < most_s):
+        start, self._done = time.perf_counter(), 0
+        while self._done < self._count and (self._done < FEWEST or time.perf_counter() - start < most_s):
             once()
-            done += 1
-        self._done = done
-        return done
+            self._done += 1
 
     def _kept(self) -> tuple[Batch, int]:
         """A host batch to copy again and again, in memory like that of the loader's, and how much of it is pageable."""
@@ -250,8 +253,7 @@ class _Profile:
     def _recorded(self) -> tuple[Span, ...]:
         """What happened in a streamed window that is not counted."""
         machinery, before = self._machinery, self._machinery.watch
-        for _ in range(self._ahead + 4):
-            self._step(self._passes.next(self._ahead))
+        self._settle(self._ahead)
         recorder = machinery.watch = Recorder(self._lanes)
         try:
             for _ in range(2 * (self._ahead + 2) + SHOWN):

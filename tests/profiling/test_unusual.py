@@ -183,3 +183,21 @@ def test_what_begins_epochs_is_told_apart_from_what_loads():
 
 def sleeping_start(worker):
     time.sleep(0.3)
+
+
+@pytest.mark.parametrize("ahead", [2, 0])
+def test_a_window_is_timed_on_the_stream_that_trains_and_waits_for_nothing(monkeypatch, ahead):
+    cuda = install(monkeypatch, keeps_up=True)
+    waits = []
+    monkeypatch.setattr(profiling, "synchronize", lambda device: waits.append(len(steps)))
+    steps = []
+
+    def step(batch):
+        steps.append(batch)
+        cuda.now_ms += 7  # as the device does it, whatever the host's clock says
+
+    measurements = profiling._Profile(StreamedLoader(Generated(cuda, 90), device="cuda", feed="plain"), step, 20, 1)
+    with measurements._passes:
+        assert measurements._loop(ahead) == pytest.approx(7)
+    assert waits == [len(steps)], "once, when the window is over"
+    assert not cuda.history.violations, cuda.history.report()
