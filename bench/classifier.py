@@ -33,7 +33,7 @@ import torch
 
 import gpuaug
 from bench import common, dali, data, models, pipelines
-from bench.loops import Prefetched, PublishedTwoStreams, Serial, Trainer, decided, loop
+from bench.loops import Prefetched, PublishedTwoStreams, Serial, Trainer, loop, streamed
 from bench.rows import Made, peer
 from gpuaug.bench.windows import Variant
 
@@ -54,11 +54,8 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Made
         loader = data.endless(dataset, batch_size, options)
         return Variant(name, loop(kind(loader, device, prepare), step), data.queued(loader))
 
-    def streamed(name: str, stage: Any, depth: Any = common.DEPTH) -> Variant:
-        loader = data.endless(plain, batch_size, options)
-        made = gpuaug.StreamedLoader(loader, [stage], device=device, depth=depth)
-        stack.callback(made.close)
-        return Variant(name, (decided if depth == "auto" else loop)(made, train), data.queued(loader))
+    def ours(name: str, stage: Any, depth: Any = common.DEPTH) -> Variant:
+        return streamed(name, data.endless(plain, batch_size, options), stage, train, options, stack, depth)
 
     def apart() -> Trainer:
         # A network of its own: the race may hand it anything, which the other rows must not train on.
@@ -78,9 +75,9 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Made
         looped("serial", Serial, plain, kornia),
         looped("workers", Serial, on_workers, nothing),
         *(peer(name, device, partial(make, name)) for name, make in peers.items()),
-        streamed("streamed", kornia),
-        streamed("streamed, auto", kornia, "auto"),
-        streamed("streamed, fused", fused),
+        ours("streamed", kornia),
+        ours("streamed, auto", kornia, "auto"),
+        ours("streamed, fused", fused),
         Variant("resident", loop(resident, train)),
         looped("loader", Serial, plain, nothing, lambda *_: None),
     ]

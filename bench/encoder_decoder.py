@@ -30,7 +30,7 @@ import torch
 import gpuaug
 from bench import common, data, models
 from bench.features import CEILINGS, OURS, resident_variants
-from bench.loops import Prefetched, PublishedTwoStreams, Serial, Trainer, decided, frozen, half, loop, under_autocast
+from bench.loops import Prefetched, PublishedTwoStreams, Serial, Trainer, frozen, half, loop, streamed, under_autocast
 from bench.rows import Made, peer
 from gpuaug.bench.windows import Variant
 
@@ -45,12 +45,9 @@ def from_loader(options: Namespace, batch_size: int, stack: ExitStack) -> list[M
         loader = data.endless(dataset, batch_size, options)
         return Variant(name, loop(kind(loader, device, prepare), step), data.queued(loader))
 
-    def streamed(name: str, capture: str = "auto", depth: Any = common.DEPTH) -> Variant:
-        loader = data.endless(dataset, batch_size, options)
+    def ours(name: str, capture: str = "auto", depth: Any = common.DEPTH) -> Variant:
         stage = gpuaug.FeatureStage(encoder, autocast=half(device), capture=capture)
-        made = gpuaug.StreamedLoader(loader, [stage], device=device, depth=depth)
-        stack.callback(made.close)
-        return Variant(name, (decided if depth == "auto" else loop)(made, train), data.queued(loader))
+        return streamed(name, data.endless(dataset, batch_size, options), stage, train, options, stack, depth)
 
     def two_streams(name: str) -> Variant:
         # Its own decoder: the race may turn its features into NaN, which the other rows must not train on.
@@ -64,9 +61,9 @@ def from_loader(options: Namespace, batch_size: int, stack: ExitStack) -> list[M
     return [
         looped("serial", Serial, encode),
         *(peer(name, device, partial(make, name)) for name, make in peers.items()),
-        streamed("streamed"),
-        streamed("streamed, auto", depth="auto"),
-        streamed("streamed, eager encoder", capture="never"),
+        ours("streamed"),
+        ours("streamed, auto", depth="auto"),
+        ours("streamed, eager encoder", capture="never"),
         Variant("resident", loop(Serial(resident, device, encode), train)),
         looped("loader", Serial, lambda images: images, lambda *_: None),
     ]

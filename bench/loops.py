@@ -1,18 +1,20 @@
 """Training steps and the loops around them that the experiments compare."""
 
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
+from bench import data
 from bench.rows import MissingError
-from gpuaug import StreamedLoader, depth
-from gpuaug.bench.windows import synchronize
+from gpuaug import StreamedLoader
+from gpuaug.bench.windows import Variant
 
 Prepare = Callable[[Tensor], Tensor]
-
-_SPARE = 4
 
 
 def half(device: torch.device) -> torch.dtype | None:
@@ -58,22 +60,27 @@ def loop(batches: Iterable, step: Callable[..., object]) -> Callable[[], Iterato
 def decided(batches: StreamedLoader, step: Callable[..., object]) -> Callable[[], Iterator[int]]:
     """The steps of a ``Variant`` over a loader with ``depth="auto"``, from when it has decided.
 
-    It times a loop that goes on, which one that stops between windows is not. A CPU leaves it nothing to decide.
+    It times a loop that goes on, which one that stops between windows is not.
     """
-    measured = depth.WARM + 2 * depth.ROUNDS * (depth.SETTLE + depth.COUNT)
 
     def steps() -> Iterator[int]:
-        iterator = iter(batches)
-        if batches.device.type != "cpu":
-            for images, labels in islice(iterator, measured + _SPARE):
-                step(images, labels)
-            # It decides at the next batch after the last timed one has left the device.
-            synchronize(batches.device)
-        for images, labels in iterator:
+        measuring = True
+        for images, labels in batches:
             step(images, labels)
-            yield len(labels)
+            measuring = measuring and "still measuring" in repr(batches)
+            if not measuring:
+                yield len(labels)
 
     return steps
+
+
+def streamed(
+    name: str, loader: DataLoader, stage: object, step: Callable[..., object], options: Namespace, stack: ExitStack, depth: Any
+) -> Variant:
+    """A row of ours: the loop over ``loader`` streamed, closed with ``stack``."""
+    batches = StreamedLoader(loader, [stage], device=options.device, depth=depth)
+    stack.callback(batches.close)
+    return Variant(name, (decided if depth == "auto" else loop)(batches, step), data.queued(loader))
 
 
 class Serial:

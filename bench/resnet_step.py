@@ -21,7 +21,7 @@ from torchvision import models
 
 import gpuaug
 from bench import common, data, pipelines
-from bench.loops import Serial, Trainer, decided, half, loop
+from bench.loops import Serial, Trainer, half, loop, streamed
 from gpuaug.bench.windows import Variant
 
 
@@ -45,19 +45,16 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Vari
         loader = data.endless(dataset, batch_size, options)
         return Variant(name, loop(Serial(loader, device, prepare), step), data.queued(loader))
 
-    def streamed(name: str, stage: Any, depth: Any = common.DEPTH) -> Variant:
+    def ours(name: str, stage: Any, depth: Any = common.DEPTH) -> Variant:
         loader = data.endless(dataset, batch_size, options)
-        made = gpuaug.StreamedLoader(loader, [stage], device=device, depth=depth)
-        stack.callback(made.close)
-        steps = (decided if depth == "auto" else loop)(made, train_channels_last)
-        return Variant(name, steps, data.queued(loader))
+        return streamed(name, loader, stage, train_channels_last, options, stack, depth)
 
     resident = [(augment(images), labels) for images, labels in data.sample(dataset, batch_size, 2, device)]
     return [
         looped("serial", augment, train_channels_last),
-        streamed("streamed", augment),
-        streamed("streamed, auto", augment, "auto"),
-        streamed("streamed, fused", fused),
+        ours("streamed", augment),
+        ours("streamed, auto", augment, "auto"),
+        ours("streamed, fused", fused),
         Variant("resident", loop(data.cycle(resident), train_channels_last)),
         looped("loader", lambda images: images, lambda *_: None),
     ]

@@ -170,15 +170,15 @@ def _add_profile(commands: Any) -> None:
 
 
 def _profile(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    if options.timeline is not None and options.timeline.suffix.lower() not in (suffixes := (".png", ".svg", ".pdf", ".json")):
-        ends = ", ".join(suffixes)
-        parser.error(f"--timeline must end with one of {ends}, got {str(options.timeline)!r}. The end says what is written.")
-    if (
-        options.timeline is not None
-        and options.timeline.suffix.lower() != ".json"
-        and not importlib.util.find_spec("matplotlib")
-    ):
-        parser.error("--timeline must find matplotlib to draw, got none. Run pip install matplotlib, or write a .json.")
+    if options.timeline is not None:  # before anything is measured
+        suffix, suffixes = options.timeline.suffix.lower(), gpuaug.Timeline.SUFFIXES
+        if suffix not in suffixes:
+            ends = ", ".join(suffixes)
+            parser.error(
+                f"--timeline must end with one of {ends}, got {str(options.timeline)!r}. The end says what is written."
+            )
+        if suffix != ".json" and not importlib.util.find_spec("matplotlib"):
+            parser.error("--timeline must find matplotlib to draw, got none. Run pip install matplotlib, or write a .json.")
     for name in ("timeline", "json"):
         path = getattr(options, name)
         if path is not None and path.is_dir():

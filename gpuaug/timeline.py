@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuaug.errors import ArgumentError
 
@@ -54,6 +54,9 @@ class Span:
 @dataclass(frozen=True)
 class Timeline:
     """The spans of a run, to be looked at. Times may count from any moment: what is drawn begins at the first span."""
+
+    SUFFIXES: ClassVar[tuple[str, ...]] = (*_PICTURES, ".json")
+    """How the name of a file may end that one is saved as: pictures, and a trace."""
 
     spans: tuple[Span, ...]
     device: str
@@ -106,7 +109,7 @@ class Timeline:
         """
         path = Path(path)
         suffix = path.suffix.lower()
-        if suffix not in (*_PICTURES, ".json"):
+        if suffix not in self.SUFFIXES:
             rule = f"a name that ends with {', '.join(_PICTURES)} or .json"
             raise ArgumentError(f"path must be {rule}, got {str(path)!r}. The end says what is written.")
         if suffix == ".json":

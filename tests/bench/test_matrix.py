@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+import gpuaug
 from gpuaug.bench import results
 from gpuaug.bench.windows import Variant
 
@@ -216,23 +217,25 @@ def test_dali_keeps_labels_with_their_images():
         torch.testing.assert_close(colours, 10.0 * labels, atol=1.0, rtol=0)
 
 
-def test_a_loader_that_decides_is_measured_from_then_on(monkeypatch):
-    loops, depth = module("loops"), importlib.import_module("gpuaug.depth")
-    trained, waited = [], []
-    monkeypatch.setattr(loops, "synchronize", lambda device: waited.append(len(trained)))
+@pytest.mark.parametrize("after", [1, 130])
+def test_a_loader_that_decides_is_measured_from_then_on(after):
+    trained = []
 
     class Batches(list):
-        device = CUDA
+        def __repr__(self):
+            return "'auto' (still measuring)" if len(trained) < after else "'auto' (streamed: 1 ms a batch in line, 1 streamed)"
 
-    batches = Batches([(None, [0, 0])] * 1000)
-    steps = loops.decided(batches, lambda images, labels: trained.append(labels))()
-    assert next(steps) == 2
-    assert waited[0] > depth.WARM + 2 * depth.ROUNDS * (depth.SETTLE + depth.COUNT)
-    assert len(trained) == waited[0] + 1
-    Batches.device = CPU
-    trained.clear()
-    next(loops.decided(batches, lambda images, labels: trained.append(labels))())
-    assert len(trained) == 1, "a CPU has nothing to decide"
+    steps = module("loops").decided(Batches([(None, [0, 0])] * 1000), lambda images, labels: trained.append(labels))()
+    for count in range(after, after + 3):
+        assert next(steps) == 2
+        assert len(trained) == count, "those before it has decided are trained on, and not counted"
+
+
+def test_a_loader_on_a_cpu_has_nothing_to_decide():
+    trained = []
+    loader = gpuaug.StreamedLoader([(torch.ones(1), torch.ones(2))] * 5, device="cpu", depth="auto")
+    assert next(module("loops").decided(loader, lambda images, labels: trained.append(labels))()) == 2
+    assert len(trained) == 1
 
 
 def test_commands_get_their_words_and_their_status_counts(monkeypatch, capsys):

@@ -6,6 +6,7 @@ from statistics import median
 
 import pytest
 import torch
+from profiling.sources import again
 from torch.utils.data import DataLoader, Dataset
 
 import gpuaug
@@ -67,16 +68,6 @@ def between_its_bounds(report):
     """Whether no overlap is faster than the longest part, and no loop slower than one whose stages and step add up."""
     assert report.bound_ms <= report.full_ms <= 1.1 * report.serial_ms
     return 0.95 * report.bound_ms <= report.streamed.median <= 1.05 * report.full_ms + 0.2
-
-
-def again(measure, holds, tries=3):
-    """What ``measure`` gives when ``holds`` does, for what a machine that is busy for a moment may disturb."""
-    for _ in range(tries):
-        report = measure()
-        if holds(report):
-            break
-    assert holds(report), f"{report.figures()}\n{report}"
-    return report
 
 
 def check_rows(report):

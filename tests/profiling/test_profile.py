@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from profiling.sources import SHORT, Numbers, nothing, sleeping
+from profiling.sources import SHORT, Numbers, again, nothing, sleeping
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -17,16 +17,6 @@ from gpuaug.bench import results
 
 def streamed(source, *stages, **options):
     return StreamedLoader(source, stages, device="cpu", **options)
-
-
-def again(measure, holds, tries=3):
-    """What ``measure`` gives when ``holds`` does, for what a machine that is busy for a moment may disturb."""
-    for _ in range(tries):
-        report = measure()
-        if holds(report):
-            break
-    assert holds(report), f"{report.figures()}\n{report}"
-    return report
 
 
 def between_its_bounds(report):

@@ -9,6 +9,7 @@ import torch
 from profiling.sources import SHORT, Numbers, nothing
 from test_protocol import install
 from torch.utils.data import DataLoader, Dataset
+from waiting import until
 
 import gpuaug
 from gpuaug import StreamedLoader, TransformStage, parts, profiling
@@ -201,3 +202,19 @@ def test_a_window_is_timed_on_the_stream_that_trains_and_waits_for_nothing(monke
         assert measurements._loop(ahead) == pytest.approx(7)
     assert waits == [len(steps)], "once, when the window is over"
     assert not cuda.history.violations, cuda.history.report()
+
+
+def test_a_profile_that_fails_lets_go_of_its_pass_though_its_error_is_kept():
+    before = set(threading.enumerate())
+    with pytest.raises(ZeroDivisionError) as kept:
+        gpuaug.profile(labelled(), lambda batch: 1 / 0, **SHORT)
+    until(lambda: set(threading.enumerate()) <= before)
+    assert kept.value.__traceback__ is not None, "whose frames hold all that the profile had"
+
+
+def test_epochs_that_began_before_a_window_are_not_counted_in_it():
+    measurements = profiling._Profile(StreamedLoader([torch.ones(1)] * 90, device="cpu"), nothing, 8, 1)
+    measurements._passes.starting_s = 5.0
+    with measurements._passes:
+        measurements._loop(2)
+    assert measurements._starting_ms == [0.0]

@@ -1,0 +1,12 @@
+"""The device of these tests."""
+
+import pytest
+from test_protocol import install, script_arrivals
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """A device that keeps up, and a loader that has a batch whenever it is asked."""
+    cuda = install(monkeypatch, keeps_up=True)
+    script_arrivals(monkeypatch, [True])
+    return cuda
