@@ -11,6 +11,8 @@ encoder-decoder        a frozen encoder as a captured stage
 ResNet-50, fused       RandomResizedCrop, flip and ColorJitter fused, and a step of ResNet-50
 """
 
+import os
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -71,6 +73,13 @@ def _streamed(options: Namespace, batch_size: int, dataset: Any, stage: gpuaug.S
     return gpuaug.StreamedLoader(data.endless(dataset, batch_size, options), [stage], device=options.device)
 
 
+def _as_imported(line: str) -> str:
+    """Files in a text by their path within what Python imports from, which is the same on every machine."""
+    for folder in sorted(filter(None, sys.path), key=len, reverse=True):
+        line = line.replace(f" {folder.rstrip(os.sep)}{os.sep}", " ")
+    return line
+
+
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = common.parser(__doc__, batch="64", repeats=3)
     parser.add_argument(
@@ -92,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             report = gpuaug.profile(loader, step, batches=options.batches, rounds=options.repeats, show=False)
         common.console.print(f"\n{case}, batch size {size}", report, sep="\n")
         rows += [{"case": case, "batch_size": size} | row for row in report.rows()]
-        verdicts[f"{case}, B={size}"] = list(report.verdict)
+        verdicts[f"{case}, B={size}"] = [_as_imported(line) for line in report.verdict]
         if options.timelines is not None:
             name = f"timeline_{case}_{size}".lower().replace(", ", "_").replace("-", "_")
             for kind in ("png", "json"):

@@ -23,6 +23,8 @@ under which ``next()`` was never called, and a batch that is given to a *thread*
 another is inside ``next()``. ``record_stream`` covers both.
 """
 
+import functools
+import gc
 import os
 import time
 from collections import deque
@@ -138,6 +140,8 @@ class Lanes:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.in_line = device.type != "cuda"
+        if not self.in_line:
+            spare_forked_children()
         self._lanes: dict[str, Lane] = {}
         self._consumers: dict[int, Lane] = {}
         self._intermediates: deque[tuple[Any, Mark]] = deque()
@@ -203,6 +207,17 @@ class Lanes:
             values, read_by = self._intermediates.popleft()
             self.copy.wait(read_by)
             del values  # only now: the wait is what makes their memory free
+
+
+@functools.cache
+def spare_forked_children() -> None:
+    """Keep processes that are forked from this one from collecting what is garbage here.
+
+    There may be events and graphs in it, and to destroy one aborts a process that cannot reach the device: a worker that
+    happened to collect garbage would die. In a child nothing of it is ever freed, which costs no memory: the pages are shared.
+    """
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=gc.freeze)
 
 
 class _Restored:

@@ -255,7 +255,7 @@ def test_the_streamed_window_is_the_loop_as_it_runs_without_a_profile(sleep):
             return (time.perf_counter() - start) * 1e3 / 40
 
     def measure():
-        loader = StreamedLoader(images(48), stages)
+        loader = StreamedLoader(images(400), stages)
         return gpuaug.profile(loader, lambda batch: sleep(4), batches=40, rounds=1, show=False)
 
     def holds(report):

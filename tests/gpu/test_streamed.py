@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import gpuaug
 from gpuaug import FeatureStage, StreamedLoader, TransformStage, streams
@@ -415,3 +415,30 @@ def test_sanitizer_finds_no_unordered_access(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "done" in done.stdout
     assert "CSAN" not in done.stderr, done.stderr
+
+
+class Collecting(Dataset):
+    """Samples of a worker that collects garbage."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        gc.collect()
+        return torch.full((3, 4, 4), index, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("feed", ["auto", "plain"])
+def test_workers_do_not_free_the_events_that_are_garbage_here(feed):
+    loader = StreamedLoader(DataLoader(Collecting(), batch_size=2, num_workers=2), feed=feed)
+    gc.disable()
+    try:
+        event = torch.cuda.Event()
+        event.record()
+        ring = [event]
+        ring.append(ring)
+        del event, ring
+        seen = [int(sample[0, 0, 0]) for batch in loader for sample in batch]
+    finally:
+        gc.enable()
+    assert seen == list(range(8))
