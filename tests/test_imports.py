@@ -14,6 +14,7 @@ PACKAGE = Path(gpuaug.__file__).parent
 
 MAY_IMPORT = {
     "errors": set(),
+    "ragged": set(),
     "batch": {"errors"},
     "seeding": set(),
     "streams": {"errors"},
@@ -59,7 +60,7 @@ MAY_IMPORT = {
         "streams",
         "supply",
     },
-    "fuse": {"errors", "fuse", "seeding"},
+    "fuse": {"errors", "fuse", "ragged", "seeding"},
     "probes": {"streams"},
     "report": {"probes", "timeline"},
     "verdict": {"probes", "report"},

@@ -16,13 +16,12 @@ from gpuaug.fuse.eager import EagerOp
 from gpuaug.fuse.lower import leaves, lower
 from gpuaug.fuse.mixes import MixOp
 from gpuaug.fuse.ops import Drawn, Op, Size
+from gpuaug.fuse.options import BoxForm, Options
 from gpuaug.fuse.plan import Plan, numbers_of, plan
 from gpuaug.fuse.tables import make_table
 from gpuaug.fuse.targets import Targets
 from gpuaug.seeding import next_seed
 
-_OUTPUT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
-_FORMATS = (torch.contiguous_format, torch.channels_last)
 _NOTHING = Nothing("", nn.Identity())
 
 
@@ -45,6 +44,12 @@ def fuse(
     dtype: torch.dtype = torch.float32,
     memory_format: torch.memory_format = torch.contiguous_format,
     pick: Pick = "batch",
+    ragged: bool = False,
+    antialias: bool = False,
+    views: int = 1,
+    boxes: BoxForm = "xyxy",
+    num_classes: int | None = None,
+    label_smoothing: float = 0.0,
 ) -> "Fused":
     """Run a Kornia pipeline in as few launches as possible.
 
@@ -55,13 +60,21 @@ def fuse(
         memory_format: Of the images that come out.
         pick: Whether policies (``RandAugment`` and the like) pick for the whole ``"batch"``, as in Kornia, or for each
             ``"sample"`` on its own, as in their papers.
+        ragged: Whether images come in sizes of their own, as :func:`gpuaug.collate_ragged` packs them. The pipeline then has
+            to begin with what gives them one size.
+        antialias: Whether crops and resizes that shrink weigh all pixels that fall on one, as torchvision's do. Kornia's,
+            and these without it, take the nearest four.
+        views: How often each image is drawn for. Views of a batch lie behind one another: (views · B, C, H, W).
+        boxes: What the boxes of target dicts are.
+        num_classes: Where labels are mixed, how many classes there are: labels then come as shares of each.
+        label_smoothing: How much of a label is spread over all classes.
 
     Returns:
         A module to be called on images, or to be put into ``stages`` of a :class:`gpuaug.StreamedLoader`.
 
     Raises:
         ArgumentTypeError: If ``pipeline`` is nothing that has augmentations in it.
-        ArgumentError: If it is empty, or ``dtype``, ``memory_format`` or ``pick`` is none of those above.
+        ArgumentError: If it is empty, or an argument is none of its values or does not go with the pipeline.
 
     Examples:
         >>> import kornia.augmentation as K
@@ -69,7 +82,18 @@ def fuse(
         >>> augment(torch.zeros(4, 3, 16, 16, dtype=torch.uint8)).shape
         torch.Size([4, 3, 8, 8])
     """
-    return Fused(pipeline, dtype=dtype, memory_format=memory_format, pick=pick)
+    options = Options(
+        dtype=dtype,
+        memory_format=memory_format,
+        pick=pick,
+        ragged=ragged,
+        antialias=antialias,
+        views=views,
+        boxes=boxes,
+        num_classes=num_classes,
+        label_smoothing=label_smoothing,
+    )
+    return Fused(pipeline, options)
 
 
 class Fused(nn.Module):
@@ -80,23 +104,13 @@ class Fused(nn.Module):
     a ``state_dict``, and ``eval()`` changes nothing, as in Kornia.
     """
 
-    def __init__(self, pipeline: Any, *, dtype: torch.dtype, memory_format: torch.memory_format, pick: Pick = "batch") -> None:
+    def __init__(self, pipeline: Any, options: Options) -> None:
         super().__init__()
-        if dtype not in _OUTPUT_TYPES:
-            raise ArgumentError(
-                f"dtype must be torch.float32, torch.bfloat16 or torch.float16, got {dtype}. "
-                "Leave it out for float32 and convert the result."
-            )
-        if memory_format not in _FORMATS:
-            raise ArgumentError(
-                f"memory_format must be torch.contiguous_format or torch.channels_last, got {memory_format}. Leave it out."
-            )
-        if pick not in ("batch", "sample"):
-            raise ArgumentError(f"pick must be 'batch' or 'sample', got {pick!r}. Leave it out to pick as Kornia does.")
-        self.dtype, self.memory_format, self.pick = dtype, memory_format, pick
+        self.options = options
+        self.dtype, self.memory_format = options.dtype, options.memory_format
         # In a tuple, so that it is no child: a child would be moved, and would have its buffers in the state_dict.
         self._pipeline = (pipeline,)
-        self._tree = lower(pipeline, pick)
+        self._tree = lower(pipeline, options.pick)
         self._ops = tuple(leaf.op for leaf in leaves(self._tree))
         keys = getattr(pipeline, "data_keys", None)
         self._data_keys = tuple(key.name.lower() for key in keys) if keys else ("input",)
@@ -120,7 +134,7 @@ class Fused(nn.Module):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self._pipeline[0], self.dtype, self.memory_format, self.pick)
+        return Fused, (self._pipeline[0], self.options)
 
     def draw(self, shape: Sequence[int], seed: int | None = None) -> Draws:
         """Draw for one batch, without images.
@@ -298,10 +312,6 @@ def _take(ops: Sequence[Op | EagerOp], start: int, size: Size) -> Stretch:
             break
         return Stretch(start, (), op if isinstance(op, EagerOp) else EagerOp(op.name, op.module, reason or "", op))
     return Stretch(start, tuple(taken), None)
-
-
-def _made(pipeline: Any, dtype: torch.dtype, memory_format: torch.memory_format, pick: Pick) -> Fused:
-    return Fused(pipeline, dtype=dtype, memory_format=memory_format, pick=pick)
 
 
 def _keepdim(op: Op | EagerOp) -> bool:
