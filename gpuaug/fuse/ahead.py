@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.fuse.draws import Source
+from gpuaug.fuse.late import Half, late_ops
 from gpuaug.fuse.ops import Drawn, Op, Size
 from gpuaug.fuse.plan import Plan
 from gpuaug.fuse.tables import make_table
@@ -31,11 +32,16 @@ _MOST_BLOCKS = 4
 class _Block(NamedTuple):
     planned: Plan
     kind: tuple[Any, ...]
-    rows: Tensor
+    rows: Tensor | Half
     places: dict[int, int]
     """Where a seed's rows are."""
     next: int
     """The seed that is expected after them."""
+
+    def table(self, seed: int, size: Size, device: torch.device, *, points: bool) -> Tensor:
+        """The rows of one batch."""
+        place = self.places[seed]
+        return self.rows.table(place, size, device, points=points) if isinstance(self.rows, Half) else self.rows[place]
 
 
 class Ahead:
@@ -53,30 +59,34 @@ class Ahead:
         The numbers are those that a call by itself would draw, bit for bit.
 
         Cost:
-            One call in sixteen draws, for all sixteen; each for itself where images differ in size, since nobody knows those of
-            the batches to come. No synchronisation.
+            One call in sixteen draws, for all sixteen, and sends their rows; where images differ in size every call sends its
+            own. No synchronisation.
         """
         seed = next_seed()
-        if size.ragged:
-            return draw_rows(planned, ops, size, seeds_of_views(seed, views), device, points=points).flatten(0, 1)
         # Rows are on their way on the stream that was current, so a call on another one has to make its own.
-        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-        kind = (size.batch, points, device, stream)
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" and not size.ragged else 0
+        kind = (size.batch, size.ragged, points, device, stream)
         blocks = [block for block in self._blocks if block.planned is planned and block.kind == kind]
         for block in blocks:
-            place = block.places.get(seed)
-            if place is not None:
-                return block.rows[place]
+            if seed in block.places:
+                return block.table(seed, size, device, points=points)
         past = next((block for block in blocks if block.next == seed), None)
         most = max(MOST_SAMPLES // max(views * size.batch, 1), 1)
         count = min(2 * len(past.places), MOST_BATCHES, most) if past is not None else 1
         *seeds, following = seed, *following_seeds(count)
         each = [one for call in seeds for one in seeds_of_views(call, views)]
-        rows = draw_rows(planned, ops, size, each, device, points=points).flatten(0, 1)
-        rows = rows.view(count, views * size.batch, rows.shape[1])
+        late = late_ops(planned, ops) if size.ragged else ()
+        rows: Tensor | Half
+        if late:
+            rows = Half(planned, ops, late, size, each, views)
+        elif size.ragged:
+            return draw_rows(planned, ops, size, each[:views], device, points=points).flatten(0, 1)
+        else:
+            table = draw_rows(planned, ops, size, each, device, points=points)
+            rows = table.view(count, views * size.batch, table.shape[2])
         made = _Block(planned, kind, rows, {each: index for index, each in enumerate(seeds)}, following)
         self._blocks = (made, *(block for block in self._blocks if block is not past))[:_MOST_BLOCKS]
-        return rows[0]
+        return made.table(seed, size, device, points=points)
 
 
 def draw_rows(

@@ -98,4 +98,3 @@ class Draws:
             return [form(item) for item in tree.items]
 
         return form(self._tree)
-

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -19,9 +18,9 @@ from gpuaug.fuse.gather import Gather
 from gpuaug.fuse.geometry import GatherOp
 from gpuaug.fuse.lower import leaves, lower
 from gpuaug.fuse.mixes import MixOp
-from gpuaug.fuse.ops import Drawn, Op, Size
+from gpuaug.fuse.ops import ANY_SIDES, Drawn, Op, Size
 from gpuaug.fuse.options import BoxForm, Options
-from gpuaug.fuse.plan import Plan, numbers_of, plan
+from gpuaug.fuse.plan import Plan, columns_of, plan
 from gpuaug.fuse.sources import size_of
 from gpuaug.fuse.tables import make_table
 from gpuaug.fuse.targets import Targets
@@ -29,8 +28,6 @@ from gpuaug.ragged import Ragged
 from gpuaug.seeding import next_seed, seeds_of_views
 
 _NOTHING = Nothing("", nn.Identity())
-ANY_SIDES = (np.array([4096]), np.array([4097]))
-"""Stands for the sizes of a ragged batch where they make no difference."""
 
 
 class Stretch(NamedTuple):
@@ -307,7 +304,8 @@ class Fused(nn.Module):
             stretch = _take(self._ops if ops is None else ops, start, size)
             planned = plan(stretch.ops, size, masks=masks) if stretch.eager is None else None
             if planned is not None and not self._chooses:
-                planned.numbers = numbers_of(stretch.ops, size)
+                planned.columns = columns_of(stretch.ops, size)
+                planned.numbers = max(sum(planned.columns), 1)
             found = stretch, planned
             if len(self._plans) >= 256:
                 self._plans.clear()

@@ -67,6 +67,10 @@ class Size:
         return Size(count * self.batch, self.channels, height, width)
 
 
+ANY_SIDES = (np.array([4096]), np.array([4097]))
+"""Stands for the sizes of a ragged batch where they make no difference."""
+
+
 class Op(ABC):
     """One lowered module.
 

@@ -13,10 +13,6 @@ from gpuaug.fuse.run_torch import run
 from gpuaug.fuse.sources import size_of
 from gpuaug.fuse.tables import make_table
 
-run_triton.TILES = dict.fromkeys(run_triton.TILES, (16, 16))
-run_triton.COLOUR_TILE = (16, 16)
-run_triton.REST_BLOCK = 256
-
 SIZES = [(37, 52), (64, 40), (21, 48)]
 NARROW = [(1, 30), (37, 1), (1, 1), (20, 20)]
 DENSE = photographs(2, 3, 41, 53)
@@ -53,8 +49,8 @@ SAME = {
 }
 
 
-def disagreement(modules, images, dtype, memory_format, **options):
-    """How far the kernels are from torch, in words, or an empty string."""
+def through_both(modules, images, dtype, memory_format, **options):
+    """What torch makes of the images, and what the kernels do."""
     augment = gpuaug.fuse(modules, ragged=not isinstance(images, torch.Tensor), **options)
     size = size_of(images)
     stretch, plan = augment._stretch(0, size, masks=False)
@@ -65,7 +61,12 @@ def disagreement(modules, images, dtype, memory_format, **options):
             for view in augment._draw(size, 3).views
         ]
     )
-    expected, got = run(plan, images, table), run_triton.run(plan, images, table, dtype, memory_format)
+    return run(plan, images, table), run_triton.run(plan, images, table, dtype, memory_format)
+
+
+def disagreement(modules, images, dtype, memory_format, **options):
+    """How far they are from one another, in words, or an empty string."""
+    expected, got = through_both(modules, images, dtype, memory_format, **options)
     if got.shape != expected.shape or not got.is_contiguous(memory_format=memory_format):
         return f"shape {tuple(got.shape)}, strides {got.stride()}"
     off = (got.float() - expected).abs().max().item()
@@ -93,5 +94,9 @@ def main(chosen):
 
 
 if __name__ == "__main__":
+    # The interpreter takes its time for every block.
+    run_triton.TILES = dict.fromkeys(run_triton.TILES, (16, 16))
+    run_triton.COLOUR_TILE = (16, 16)
+    run_triton.REST_BLOCK = 256
     failed = main(sys.argv[1:])
     sys.exit("\n".join(failed) or 0)

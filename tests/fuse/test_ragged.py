@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import gpuaug
+from gpuaug.fuse import late
 from gpuaug.ragged import Ragged, Shapes
 
 EXACT = {
@@ -41,7 +42,10 @@ CLOSE = {
     "long side and pad": lambda: [K.Resize(30, side="long"), K.PadTo((30, 30))],
     "flip, pad, resize": lambda: [K.RandomHorizontalFlip(), K.PadTo((100, 125)), K.Resize((32, 32))],
     "rotate and crop": lambda: [K.RandomRotation(30.0, p=0.7), K.CenterCrop(24)],
-    "affine and crop": lambda: [K.RandomAffine(20.0, translate=(0.2, 0.1), scale=(0.8, 1.2), shear=10.0), K.RandomCrop((24, 24))],
+    "affine and crop": lambda: [
+        K.RandomAffine(20.0, translate=(0.2, 0.1), scale=(0.8, 1.2), shear=10.0),
+        K.RandomCrop((24, 24)),
+    ],
     "perspective and crop": lambda: [K.RandomPerspective(0.4, p=1.0), K.RandomCrop((24, 24))],
     "a classifier's": lambda: [
         K.RandomResizedCrop((24, 24)),
@@ -108,21 +112,69 @@ def test_crops_are_drawn_within_each_image():
     augment = gpuaug.fuse(K.RandomResizedCrop((24, 24)), ragged=True)
     drawn = augment.draw(batch, seed=0)._drawn[0]
     heights, widths = np.array(sizes).T
-    assert (drawn["x"] >= 0).all() and (drawn["x"] + drawn["width"] <= widths).all()
-    assert (drawn["y"] >= 0).all() and (drawn["y"] + drawn["height"] <= heights).all()
+    assert min(drawn["x"].min(), drawn["y"].min()) >= 0
+    assert (drawn["x"] + drawn["width"] <= widths).all()
+    assert (drawn["y"] + drawn["height"] <= heights).all()
     shares = drawn["width"] * drawn["height"] / (heights * widths)
-    assert shares[2::3].min() < 0.2 and shares[2::3].max() > 0.85, "of each image's own area"
+    assert shares[2::3].min() < 0.2, "of each image's own area"
+    assert shares[2::3].max() > 0.85
     assert drawn["width"][2::3].max() > 200, "the small images do not bound the large ones"
 
 
-def test_a_call_draws_what_draw_does_and_anew_each_time():
-    augment, batch = gpuaug.fuse(K.RandomResizedCrop((16, 16)), ragged=True), pack(images_of())
+AHEAD = {
+    "a classifier's": CLOSE["a classifier's"],
+    "misses": lambda: [K.RandomResizedCrop((16, 20), scale=(0.6, 1.6)), K.RandomErasing(ratio=(0.2, 1.5), p=0.9)],
+    "two crops": lambda: [
+        K.RandomResizedCrop((30, 30), scale=(0.6, 1.6)),
+        K.RandomInvert(),
+        K.RandomResizedCrop((16, 16), scale=(0.6, 1.6)),
+    ],
+    "same": lambda: [K.RandomHorizontalFlip(same_on_batch=True), K.RandomResizedCrop((16, 16), same_on_batch=True)],
+    "moved before and after": lambda: [
+        K.RandomPerspective(0.4),
+        K.RandomCrop((30, 30)),
+        K.RandomGrayscale(),
+        K.RandomVerticalFlip(),
+        K.RandomGaussianBlur((3, 3), (0.5, 2.0)),
+        K.RandomRotation(20.0),
+    ],
+    "noise": lambda: [K.RandomCrop((20, 20)), K.RandomGaussianNoise()],
+}
+
+
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("name", AHEAD)
+def test_calls_draw_what_draw_does_whatever_sizes_follow(name, views):
+    """Numbers are drawn ahead, before the sizes are known that they turn into draws with."""
+    augment = gpuaug.fuse(container(AHEAD[name]()), ragged=True, views=views)
+    sizes = [SIZES[index % 4 :] + SIZES[: index % 4] for index in range(40)]
+    batches = [pack(images_of(each)) for each in sizes]
+    points = torch.rand(len(SIZES), 2, 2) * 30
+    keys = ["input", "keypoints"]
     torch.manual_seed(0)
-    first, second = augment(batch), augment(batch)
+    got = [augment(batch, points, data_keys=keys) for batch in batches]
     torch.manual_seed(0)
-    draws = augment.draw(batch)
-    assert torch.equal(first, augment(batch, draws=draws))
-    assert not torch.equal(first, second)
+    for batch, (images, moved) in zip(batches, got, strict=True):
+        expected, expected_points = augment(batch, points, data_keys=keys, draws=augment.draw(batch))
+        assert torch.equal(images, expected)
+        assert torch.equal(moved, expected_points)
+    assert not torch.equal(got[0][0], got[4][0])
+
+
+def test_numbers_for_sixteen_batches_are_drawn_at_once():
+    augment, batch = gpuaug.fuse(container(CLOSE["a classifier's"]()), ragged=True), pack(images_of())
+    sources = []
+
+    class Counted(late.Source):
+        def __init__(self, keys, *args, **options):
+            sources.append(len(keys))
+            super().__init__(keys, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(late, "Source", Counted)
+        for _ in range(48):
+            augment(batch)
+    assert sources == [1, 2, 4, 8, 16, 16]
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -167,14 +219,20 @@ def test_masks_boxes_and_points_refuse_nothing_that_fits():
 
 
 NOT_SIZED = {
-    "as its end": ([K.RandomHorizontalFlip()], "pipeline must give images one size where ragged=True, got RandomHorizontalFlip_0 as its end."),
+    "as its end": (
+        [K.RandomHorizontalFlip()],
+        "pipeline must give images one size where ragged=True, got RandomHorizontalFlip_0 as its end.",
+    ),
     "of one side": ([K.Resize(32)], "pipeline must give images one size where ragged=True, got Resize_0 as its end."),
     "colour first": ([K.RandomInvert(), K.CenterCrop(8)], "before anything else where ragged=True, got RandomInvert_0. Put"),
     "kornia first": (
         [K.RandomEqualize(), K.CenterCrop(8)],
         "before anything else where ragged=True, got RandomEqualize_0: no lowering for this type. Put",
     ),
-    "two interpolations": ([K.RandomRotation(9.0), K.RandomResizedCrop((8, 8))], "where ragged=True, got RandomResizedCrop_1. Put"),
+    "two interpolations": (
+        [K.RandomRotation(9.0), K.RandomResizedCrop((8, 8))],
+        "where ragged=True, got RandomResizedCrop_1. Put",
+    ),
     "by chance": ([K.RandomResizedCrop((8, 8), p=0.5)], "where ragged=True, got RandomResizedCrop_0. Put"),
 }
 
