@@ -26,8 +26,8 @@ class MixOp(Op):
 
     A row holds the gate; the partner's index, among the images of the same call; the partner's true share of the sample, by
     which labels are mixed; its weight outside of the rectangle; and the rectangle: x and y of its first pixel, and of the one
-    after its last. The gate is one for the whole batch. Kornia mixes images and labels, and raises for masks, boxes and
-    keypoints.
+    after its last. The gate is one for the whole batch, and a row whose gate is shut takes nothing in any of these ways.
+    Kornia mixes images and labels, and raises for masks, boxes and keypoints.
     """
 
     alone = True

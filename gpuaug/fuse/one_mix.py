@@ -31,11 +31,6 @@ class OneMix(MixOp):
         self._ends: Array = ends / ends[-1]
 
     @property
-    def gated(self) -> bool:
-        """Whether the mix that is picked may leave its samples as they are."""
-        return any(mix.gated for _, mix in self._mixes)
-
-    @property
     def keepdim(self) -> bool:
         """Whether a single image stays one, as in Kornia, whatever is picked."""
         return all(getattr(mix.module, "keepdim", False) for _, mix in self._mixes)

@@ -94,6 +94,12 @@ def test_picks_follow_the_weights_for_batches_and_for_samples():
             assert abs(found[name] - share * calls) < 5 * (calls * share * (1 - share)) ** 0.5
 
 
+def test_a_weight_of_nothing_is_not_picked_by_the_first_and_the_last_number():
+    made = K.ImageSequential(*(K.RandomMixUpV2() for _ in range(4)), random_apply=1, random_apply_weights=[0.0, 0.1, 0.6, 0.0])
+    (op,) = gpuaug.fuse(made)._ops
+    assert op._picked([0.0, 1 - 2.0**-53]).tolist() == [1, 2]
+
+
 def test_each_sample_has_its_own_mix_and_all_share_one_order_of_partners():
     augment, batch = gpuaug.fuse(either(), pick="sample"), 64
     whose = torch.eye(batch)[:, :, None, None].repeat(1, 1, 8, 8)
