@@ -11,6 +11,7 @@ from torch import Tensor
 from gpuaug.errors import GpuAugWarning
 from gpuaug.fuse import run_torch
 from gpuaug.fuse.gather import Columns, Gather
+from gpuaug.fuse.labels import SoftLabels
 from gpuaug.fuse.ops import Array, Drawn, Size
 from gpuaug.fuse.plan import Pass, Plan
 from gpuaug.ragged import Ragged
@@ -54,6 +55,15 @@ def run_mask(step: Pass, masks: Tensor, table: Tensor) -> Tensor:
         else:
             masks = run_torch.gather_mask(step.front, step.columns, masks, table, step.out)
     return run_torch.erased(step, masks, table)
+
+
+def run_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
+    """Make labels shares of the classes, and mix them where there are rows of a mix."""
+    if labels.is_cuda and labels.numel() and _usable(labels.device):
+        from gpuaug.fuse.kernels_labels import soft_labels
+
+        return soft_labels(soft, labels, rows)
+    return soft.of(labels, rows)
 
 
 def name(device: torch.device) -> str:

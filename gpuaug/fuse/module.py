@@ -16,8 +16,10 @@ from gpuaug.fuse.draws import Source
 from gpuaug.fuse.eager import EagerOp
 from gpuaug.fuse.gather import Gather
 from gpuaug.fuse.geometry import GatherOp
+from gpuaug.fuse.labels import SoftLabels
 from gpuaug.fuse.lower import leaves, lower
 from gpuaug.fuse.mixes import MixOp
+from gpuaug.fuse.one_mix import OneMix
 from gpuaug.fuse.ops import ANY_SIDES, Drawn, Op, Size
 from gpuaug.fuse.options import BoxForm, Options
 from gpuaug.fuse.plan import Plan, columns_of, plan
@@ -63,16 +65,17 @@ def fuse(
             them. It is read, and never changed or moved.
         dtype: Of the images that come out: float32, bfloat16 or float16. The arithmetic is float32 whatever it is.
         memory_format: Of the images that come out.
-        pick: Whether policies (``RandAugment`` and the like) pick for the whole ``"batch"``, as in Kornia, or for each
-            ``"sample"`` on its own, as in their papers.
+        pick: Whether policies (``RandAugment`` and the like) and containers of mixes pick for the whole ``"batch"``, as in
+            Kornia, or for each ``"sample"`` on its own, as in the policies' papers.
         ragged: Whether images come in sizes of their own, as :func:`gpuaug.collate_ragged` packs them. The pipeline then has
             to begin with what gives them one size.
         antialias: Whether crops and resizes that shrink weigh all pixels that fall on one, as torchvision's do. Kornia's,
             and these without it, take the nearest four.
         views: How often each image is drawn for. Views of a batch lie behind one another: (views · B, C, H, W).
         boxes: What the boxes of target dicts are.
-        num_classes: Where labels are mixed, how many classes there are: labels then come as shares of each.
-        label_smoothing: How much of a label is spread over all classes.
+        num_classes: How many classes there are. Labels (``"class"``) that go along then come as shares of each, (B,
+            num_classes), mixed where images are, as a cross entropy takes them. Left out: in Kornia's form.
+        label_smoothing: How much of a label is then spread over all classes, as by torch's cross entropy.
 
     Returns:
         A module to be called on images, or to be put into ``stages`` of a :class:`gpuaug.StreamedLoader`.
@@ -123,6 +126,8 @@ class Fused(nn.Module):
         self._extra_args = getattr(pipeline, "extra_args", None)
         self._keepdim = all(_keepdim(leaf.op) for leaf in leaves(self._tree))
         self._mixes = tuple(op for op in self._ops if isinstance(op, MixOp))
+        classes = options.num_classes
+        self._soft = None if classes is None else SoftLabels(classes, options.label_smoothing)
         self._chooses = any(isinstance(op, Choice) for op in self._ops)
         self._plans: dict[Any, tuple[Stretch, Plan | None]] = {}
         self._ahead = Ahead()
@@ -232,6 +237,8 @@ class Fused(nn.Module):
                 "with the pipeline fused for one."
             )
         with torch.no_grad():
+            if self._soft is not None:
+                targets.soften(self._soft, self._mixes)
             if views > 1 and not self._runs_at_once(targets):
                 draws = self._draw(size, next_seed()) if draws is None else draws
                 each = [targets.copy() for _ in range(views)]
@@ -407,4 +414,4 @@ def _take(ops: Sequence[Op | EagerOp], start: int, size: Size) -> Stretch:
 
 
 def _keepdim(op: Op | EagerOp) -> bool:
-    return op.keepdim if isinstance(op, Choice) else bool(getattr(op.module, "keepdim", False))
+    return op.keepdim if isinstance(op, Choice | OneMix) else bool(getattr(op.module, "keepdim", False))

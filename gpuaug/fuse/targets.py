@@ -3,6 +3,7 @@
 import copy
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from gpuaug.fuse.boxes import FORMS, from_vertices, move, vertices
 from gpuaug.fuse.eager import EagerOp
 from gpuaug.fuse.gather import Gather
 from gpuaug.fuse.geometry import GatherOp
+from gpuaug.fuse.labels import SoftLabels
 from gpuaug.fuse.mixes import MixOp
 from gpuaug.fuse.ops import Array, Drawn, Op, Size
 from gpuaug.fuse.plan import Plan
@@ -58,6 +60,8 @@ class Targets:
         self.shape = self.size.shape
         self._dtypes = [getattr(value, "dtype", torch.float32) for value in inputs]
         self._missing = [self._missing_axis(key, value) for key, value in zip(self.keys, inputs, strict=True)]
+        self._soft: SoftLabels | None = None
+        self._softened_by: MixOp | None = None
         self.values: list[Any] = []
         for key, value, axis in zip(self.keys, inputs, self._missing, strict=True):
             whole = value if axis is None else value.unsqueeze(axis)
@@ -111,6 +115,25 @@ class Targets:
                 f"data_keys must be among {', '.join(op.targets)} where {op.name} mixes images, got {', '.join(others)}. "
                 "Mix in a stage of its own, without them."
             )
+        self._check_labels()
+
+    def soften(self, soft: SoftLabels, mixes: Sequence[MixOp]) -> None:
+        """Have labels leave as shares of the classes: at once, or where the pipeline mixes first.
+
+        Raises:
+            ArgumentError: If labels are neither indices nor shares.
+            ArgumentTypeError: If they are no tensor.
+            DeviceError: If they are not where the images are.
+        """
+        self._check_labels()
+        for index, key in enumerate(self.keys):
+            if key == "class":
+                soft.check(self.values[index], self.size.batch)
+                if not mixes:
+                    self.values[index] = executors.run_labels(soft, self.values[index], None)
+        self._soft, self._softened_by = soft, mixes[0] if mixes else None
+
+    def _check_labels(self) -> None:
         for key, value in zip(self.keys, self.values, strict=True):
             if key == "class" and not isinstance(value, Tensor):
                 raise ArgumentTypeError(f"class must be a tensor, got {type(value).__name__}. Pass one index for each image.")
@@ -139,6 +162,13 @@ class Targets:
             each = [view.values[index] for view in views]
             self.values[index] = torch.cat(each) if isinstance(value, Tensor) else [one for view in each for one in view]
 
+    def _mixed(self, labels: Tensor, op: MixOp, rows: Tensor) -> Tensor:
+        if self._soft is None:
+            return op.labels(labels, rows)
+        # What comes to a later mix is shares already, and smooth.
+        soft = self._soft if op is self._softened_by else replace(self._soft, smoothing=0.0)
+        return executors.run_labels(soft, labels, rows)
+
     def run_plan(
         self,
         plan: Plan,
@@ -159,7 +189,7 @@ class Targets:
                 for step in plan.passes:
                     if isinstance(step.front, MixOp):
                         assert isinstance(step.columns, int)
-                        value = step.front.labels(value, table[:, step.columns :])
+                        value = self._mixed(value, step.front, table[:, step.columns :])
                 self.values[index] = value
             elif key in FORMS:
                 self.values[index] = move(value, table[:, plan.width :].unflatten(1, (3, 3)))

@@ -11,7 +11,8 @@ from fuse.executors import through_both
 from fuse.ragged import images_of, pack
 from fuse.replay import photographs
 
-from gpuaug.fuse import kernels_filters, kernels_mixes, run_triton
+from gpuaug.fuse import kernels_filters, kernels_labels, kernels_mixes, run_triton
+from gpuaug.fuse.labels import SoftLabels
 
 KERNELS = {
     "gather_kernel": run_triton,
@@ -35,6 +36,7 @@ CHOSEN = [
     "sharpness",
     "mixup",
     "cutmix",
+    "one of mixes",
     "self-supervised",
 ]
 
@@ -62,3 +64,17 @@ def test_kernels_for_ragged_batches_compile_for_a_gpu(name, layout, made):
     modules, sizes, options = interpret_sources.RAGGED[name]
     batch = pack(images_of(sizes), layout)
     interpret_sources.through_both(modules, batch, torch.bfloat16, torch.channels_last, **options)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float16, torch.float64], ids=str)
+def test_the_kernel_of_labels_compiles_for_a_gpu(dtype, mixed, monkeypatch):
+    made = {}
+    monkeypatch.setattr(kernels_labels, "labels_kernel", CompileOnly(kernels_labels.labels_kernel, made))
+    monkeypatch.setattr(kernels_labels, "_launch", kernels_labels._launch.__wrapped__)
+    rows = torch.zeros(4, 9) if mixed else None
+    kernels_labels.soft_labels(SoftLabels(1000, 0.1), torch.zeros(4).to(dtype), rows)
+    if dtype.is_floating_point:
+        kernels_labels.soft_labels(SoftLabels(1000, 0.1), torch.zeros(4, 1000).to(dtype), rows)
+    assert len(made) == 1 + dtype.is_floating_point
+    assert all(compiled.asm["cubin"] for compiled in made.values())
