@@ -281,8 +281,8 @@ REFUSED = {
     "channels last in a tensor": (
         [torch.zeros(48, 64, 3, dtype=torch.uint8)],
         ArgumentError,
-        r"Images must have 1 to 4 channels, which come first in tensors and last in arrays, got a tensor of shape \(48, 64, 3\) "
-        r"in sample 0. Turn it: image.permute\(2, 0, 1\)",
+        r"Images must have 1 to 4 channels, which come first in tensors and last in arrays, got a tensor of shape "
+        r"\(48, 64, 3\) in sample 0. Turn it: image.permute\(2, 0, 1\)",
     ),
     "channels first in an array": (
         [FINE, np.zeros((3, 48, 64), np.uint8)],
