@@ -26,6 +26,11 @@ class Shapes:
     def __init__(self, sizes: NDArray[np.int64], channels: int, layout: Layout) -> None:
         self.sizes, self.channels, self.layout = sizes, channels, layout
 
+    @property
+    def thin(self) -> bool:
+        """Whether an image is one pixel wide or high."""
+        return bool((self.sizes == 1).any())
+
     def __repr__(self) -> str:
         return f"Shapes({len(self.sizes)} images of {self.channels} channels, {self.layout})"
 

@@ -16,7 +16,7 @@ from gpuaug.fuse.draws import Source
 from gpuaug.fuse.ops import Drawn, Op, Size
 from gpuaug.fuse.plan import Plan
 from gpuaug.fuse.tables import make_table
-from gpuaug.seeding import following_seeds, next_seed
+from gpuaug.seeding import following_seeds, next_seed, seeds_of_views
 
 MOST_BATCHES = 16
 """Made at once: with more of them, it is the numbers themselves that take the time."""
@@ -45,15 +45,20 @@ class Ahead:
         # Replaced whole, so that two threads may draw from one pipeline.
         self._blocks: tuple[_Block, ...] = ()
 
-    def table(self, planned: Plan, ops: Sequence[Op], size: Size, device: torch.device, *, points: bool) -> Tensor:
+    def table(
+        self, planned: Plan, ops: Sequence[Op], size: Size, device: torch.device, *, points: bool, views: int = 1
+    ) -> Tensor:
         """The rows for a call that is being made now, as :func:`gpuaug.fuse.tables.make_table` gives them.
 
         The numbers are those that a call by itself would draw, bit for bit.
 
         Cost:
-            One call in sixteen draws, for all sixteen. No synchronisation.
+            One call in sixteen draws, for all sixteen; each for itself where images differ in size, since nobody knows those of
+            the batches to come. No synchronisation.
         """
         seed = next_seed()
+        if size.ragged:
+            return draw_rows(planned, ops, size, seeds_of_views(seed, views), device, points=points).flatten(0, 1)
         # Rows are on their way on the stream that was current, so a call on another one has to make its own.
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
         kind = (size.batch, points, device, stream)
@@ -63,9 +68,12 @@ class Ahead:
             if place is not None:
                 return block.rows[place]
         past = next((block for block in blocks if block.next == seed), None)
-        count = min(2 * len(past.places), MOST_BATCHES, max(MOST_SAMPLES // max(size.batch, 1), 1)) if past is not None else 1
+        most = max(MOST_SAMPLES // max(views * size.batch, 1), 1)
+        count = min(2 * len(past.places), MOST_BATCHES, most) if past is not None else 1
         *seeds, following = seed, *following_seeds(count)
-        rows = draw_rows(planned, ops, size, seeds, device, points=points)
+        each = [one for call in seeds for one in seeds_of_views(call, views)]
+        rows = draw_rows(planned, ops, size, each, device, points=points).flatten(0, 1)
+        rows = rows.view(count, views * size.batch, rows.shape[1])
         made = _Block(planned, kind, rows, {each: index for index, each in enumerate(seeds)}, following)
         self._blocks = (made, *(block for block in self._blocks if block is not past))[:_MOST_BLOCKS]
         return rows[0]
@@ -76,7 +84,7 @@ def draw_rows(
 ) -> Tensor:
     """Draw for as many batches as there are seeds, and make their rows, (batches, B, K)."""
     source = Source(seeds, size.batch, planned.numbers)
-    at = whole = Size(source.batch, size.channels, size.height, size.width)
+    at = whole = size.times(len(seeds))
     drawn: dict[Op, Drawn] = {}
     for op in ops:
         drawn[op] = op.draw(source, at)

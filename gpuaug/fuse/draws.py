@@ -21,12 +21,13 @@ class Source:
         each: How many samples each has.
         columns: How many columns are drawn at once, since a call of NumPy costs as much as some columns. The numbers depend on
             it.
+        apart: Whether it has generators of its own, so that a source that is drawn from goes on after it.
     """
 
-    def __init__(self, keys: Sequence[int], each: int, columns: int = 8) -> None:
+    def __init__(self, keys: Sequence[int], each: int, columns: int = 8, *, apart: bool = False) -> None:
         self.batches, self.each, self.batch = len(keys), each, len(keys) * each
         self.used = 0
-        self._generators = _generators(keys)
+        self._generators = [_generator(key) for key in keys] if apart else _generators(keys)
         self._at_once = columns
         self._block = self._columns(columns)
         self._taken = 0
@@ -119,11 +120,15 @@ _local = threading.local()
 _NO_WORDS = np.zeros(4, dtype=np.uint64)
 
 
+def _generator(key: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=key))
+
+
 def _generators(keys: Sequence[int]) -> list[np.random.Generator]:
     """Generators of this thread, each as ``Generator(Philox(key=key))`` would be."""
     made: list[np.random.Generator] = _local.__dict__.setdefault("generators", [])
     while len(made) < len(keys):
-        made.append(np.random.Generator(np.random.Philox(key=0)))
+        made.append(_generator(0))
     for generator, key in zip(made, keys, strict=False):
         state: dict[str, Any] = {
             "bit_generator": "Philox",

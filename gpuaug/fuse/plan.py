@@ -141,7 +141,8 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
 
 def numbers_of(ops: Sequence[Op], size: Size) -> int:
     """How many columns of uniform numbers a run of ops draws for a batch of images of this size."""
-    source, at = Source((0,), 1), Size(1, size.channels, size.height, size.width)
+    # Apart: a plan may be made in the middle of a draw.
+    source, at = Source((0,), 1, apart=True), size if size.ragged else Size(1, size.channels, size.height, size.width)
     for op in ops:
         op.draw(source, at)
         at = op.out(at)
