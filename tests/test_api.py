@@ -78,6 +78,7 @@ PUBLIC = {
     "TransformStage.bind": "(self, name, lanes)",
     "fuse": "(pipeline, *, dtype=torch.float32, memory_format=torch.contiguous_format, pick='batch')",
     "profile": "(loader, step, *, batches=40, rounds=3, show=True)",
+    "sanitize": "(targets)",
 }
 
 

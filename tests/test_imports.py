@@ -60,7 +60,8 @@ MAY_IMPORT = {
         "streams",
         "supply",
     },
-    "fuse": {"errors", "fuse", "ragged", "seeding"},
+    "fuse": {"batch", "errors", "fuse", "ragged", "seeding"},
+    "sanitizing": {"batch", "errors", "fuse"},
     "probes": {"streams"},
     "report": {"probes", "timeline"},
     "verdict": {"probes", "report"},
@@ -86,7 +87,7 @@ MAY_IMPORT = {
         "timeline",
         "verdict",
     },
-    "__init__": {"counters", "errors", "features", "fuse", "loader", "profiling", "report", "stages", "timeline"},
+    "__init__": {"counters", "errors", "features", "fuse", "loader", "profiling", "report", "sanitizing", "stages", "timeline"},
     "bench": {"bench", "public"},
     "cli": {"bench", "public"},
 }

@@ -191,7 +191,7 @@ class Fused(nn.Module):
         keys = self._data_keys if data_keys is None else tuple(data_keys)
         if data_keys is None and len(inputs) == 1:
             keys = ("input",)
-        targets = Targets(inputs, keys, self._extra_args)
+        targets = Targets(inputs, keys, self._extra_args, self.options.boxes)
         for op in self._mixes:
             targets.check_mix(op)
         size = targets.size
