@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpuaug import batch as batches
 from gpuaug.errors import ArgumentError, ArgumentTypeError
-from gpuaug.fuse.masks import like
+from gpuaug.fuse.masks import like, to_device
 
 WHOLE = frozenset({"image", "images", "input", "pixel_values", "image_id", "size", "orig_size"})
 """What is said of an image as a whole, however many objects are in it."""
@@ -118,7 +118,4 @@ def _kept(valid: Sequence[Tensor]) -> list[Tensor]:
     known = torch.cat(tuple(valid)).cpu().numpy()
     ends = np.cumsum([len(each) for each in valid])
     found = [np.flatnonzero(part) for part in np.split(known, ends[:-1])]
-    device = valid[0].device
-    pinned = torch.empty(sum(map(len, found)), dtype=torch.int64, pin_memory=device.type == "cuda")
-    np.concatenate(found, out=pinned.numpy())
-    return list(pinned.to(device, non_blocking=True).split([len(part) for part in found]))
+    return list(to_device(found, valid[0].device))

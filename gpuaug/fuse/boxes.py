@@ -103,6 +103,7 @@ def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -
     if way.owners is not None:
         # Each is then a sample with one box.
         values, matrix = values[:, None], matrix.index_select(0, way.owners)
+        valid = None if valid is None else valid[:, None]
         sides = sides.index_select(0, way.owners) if isinstance(sides, Tensor) else sides
     source = (sides[:, None, 1], sides[:, None, 2]) if isinstance(sides, Tensor) else sides
     points = move(vertices(values, way.form, source), matrix)

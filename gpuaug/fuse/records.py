@@ -152,6 +152,7 @@ class Records:
     def _add_boxes(self, sample: int, key: str, record: Mapping[str, Any]) -> None:
         value = record[key]
         self._check_rows(sample, key, value)
+        named = _form_of(value, sample) or ("xywh" if key == "bbox" else self._named)
         if value.ndim != 2 or value.shape[1] != 4:
             raise ArgumentError(
                 f"{key} of sample {sample} must be (n, 4), got {tuple(value.shape)}. "
@@ -159,7 +160,6 @@ class Records:
             )
         if self._boxes.samples and self._boxes.samples[-1] == sample:
             raise ArgumentError(f"targets of sample {sample} must hold boxes or bbox, got both. Leave one of them out.")
-        named = _form_of(value, sample) or ("xywh" if key == "bbox" else self._named)
         form = RECORD_FORMS[named]
         if self._form not in (None, form):
             raise ArgumentError(
@@ -175,7 +175,7 @@ class Records:
         self._check_rows(sample, "keypoints", value)
         known = self._points.given[0].shape[-1] if self._points.given else None
         if value.ndim < 2 or value.shape[-1] not in (2, 3) or known not in (None, value.shape[-1]):
-            wanted = "(n, K, 2) or (n, K, 3)" if known is None else f"(n, K, {known}), as those before it,"
+            wanted = "(n, K, 2) or (n, K, 3)," if known is None else f"(n, K, {known}), as those before it,"
             raise ArgumentError(
                 f"keypoints of sample {sample} must be {wanted} got {tuple(value.shape)}. "
                 "Where an image has none: torch.zeros(0, K, 3)."
