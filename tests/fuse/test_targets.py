@@ -335,9 +335,7 @@ def test_policies_take_targets_along(pick):
 def test_in_a_loader_every_depth_gives_the_same():
     batches = [{"image": photographs(3, seed=seed), "labels": records_of(3, seed=seed), "name": "a"} for seed in range(3)]
     stage = gpuaug.TransformStage(gpuaug.fuse(PIPELINES["DETR"](0.5)), on={"image": "input", "labels": "targets"})
-    seen = []
-    for depth in (0, 2):
-        seen.append(list(gpuaug.StreamedLoader(batches, [stage], device="cpu", depth=depth, seed=7)))
+    seen = [list(gpuaug.StreamedLoader(batches, [stage], device="cpu", depth=depth, seed=7)) for depth in (0, 2)]
     for one, other in zip(*seen, strict=True):
         assert one["name"] == "a"
         for record, same in zip(one["labels"], other["labels"], strict=True):
@@ -458,7 +456,7 @@ class Moves(torch.nn.Module):
         (
             replaced(boxes=tv_tensors.BoundingBoxes(torch.zeros(1, 4), format="XYWH", canvas_size=(32, 48))),
             gpuaug.ArgumentError,
-            "boxes of sample 2 must be of the form of those of sample 0, got xywh. Convert them before they are put into a batch",
+            "boxes of sample 2 must be of the form of those of sample 0, got xywh. Convert them before they are put",
         ),
     ],
 )
@@ -468,7 +466,7 @@ def test_bad_targets_are_refused_by_the_number_of_their_sample(value, error, tex
 
 
 def test_a_list_of_masks_for_other_images_is_refused():
-    with pytest.raises(gpuaug.ArgumentError, match="mask must hold masks for each of the 3 images, got 2. Pass a batch"):
+    with pytest.raises(gpuaug.ArgumentError, match=r"mask must hold masks for each of the 3 images, got 2. Pass a batch"):
         gpuaug.fuse(K.RandomHorizontalFlip())(photographs(3), [torch.ones(32, 48)] * 2, data_keys=["input", "mask"])
 
 
