@@ -83,6 +83,7 @@ PUBLIC = {
     "collate_ragged": "(samples, *, convert=False, channels=3)",
     "fuse": "(pipeline, *, dtype=torch.float32, memory_format=torch.contiguous_format, pick='batch')",
     "profile": "(loader, step, *, batches=40, rounds=3, show=True)",
+    "sanitize": "(targets)",
 }
 
 
