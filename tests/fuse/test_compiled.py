@@ -35,7 +35,7 @@ CHOSEN = [
     "sharpness",
     "mixup",
     "cutmix",
-    "one of mixes",
+    "either mix",
     "self-supervised",
 ]
 
