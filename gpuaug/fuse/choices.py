@@ -100,6 +100,11 @@ class Choice(Op):
         self._eager: dict[tuple[int, int], EagerOp] = {}
 
     @property
+    def ops(self) -> tuple[Op | EagerOp, ...]:
+        """All that it may pick from."""
+        return tuple(member.op for member in self._members)
+
+    @property
     def keepdim(self) -> bool:
         """Whether a single image stays one, as in Kornia, whatever is picked."""
         return all(getattr(member.op.module, "keepdim", False) for member in self._members)

@@ -1,5 +1,6 @@
 """What is augmented together: images, and the masks, boxes, keypoints and labels that follow them."""
 
+import copy
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +22,8 @@ from gpuaug.fuse.labels import SoftLabels
 from gpuaug.fuse.mixes import MixOp
 from gpuaug.fuse.ops import Array, Drawn, Op, Size
 from gpuaug.fuse.plan import Plan
+from gpuaug.fuse.sources import size_of
+from gpuaug.ragged import Ragged
 
 _NAMES: dict[Any, str] = {DataKey.IMAGE: "input", DataKey.LABEL: "class"}
 
@@ -50,11 +53,11 @@ class Targets:
         self.has_points = any(key in FORMS for key in self.keys)
         """Whether boxes or keypoints follow."""
         images = inputs[self.keys.index("input")]
-        self._unbatched = images.ndim == 3
+        self._unbatched = isinstance(images, Tensor) and images.ndim == 3
         images = images[None] if self._unbatched else images
         self.device: torch.device = images.device
-        self.size = Size(*images.shape)
-        self.shape = tuple(images.shape)
+        self.size = size_of(images)
+        self.shape = self.size.shape
         self._dtypes = [getattr(value, "dtype", torch.float32) for value in inputs]
         self._missing = [self._missing_axis(key, value) for key, value in zip(self.keys, inputs, strict=True)]
         self._soft: SoftLabels | None = None
@@ -73,6 +76,8 @@ class Targets:
 
     def _missing_axis(self, key: str, value: Any) -> int | None:
         # As in Kornia, a single image is a batch of one, and a mask without channels has one.
+        if isinstance(value, Ragged):
+            return None
         if key in ("input", "mask") and value.ndim == 3:
             return 0 if key == "input" or self._unbatched else 1
         if key in FORMS and value.ndim == 1 + len(FORMS[key]) and self.size.batch == 1:
@@ -84,14 +89,12 @@ class Targets:
             return
         if value.device != self.device:
             raise DeviceError(f"{key} must be on {self.device}, where the images are, got {value.device}. Move it there first.")
-        if value.shape[0] != self.size.batch:
+        if len(value) != self.size.batch:
             raise ArgumentError(
                 f"{key} must hold one entry for each of the {self.size.batch} images, got {given}. Pass a batch of them."
             )
-        wanted: tuple[int, ...] = ()
-        if key == "input":
-            wanted = self.shape
-        elif key == "mask":
+        wanted: tuple[int | None, ...] = ()
+        if key == "mask":
             wanted = (self.shape[0], value.shape[1], *self.shape[2:])
         if wanted and tuple(value.shape) != wanted:
             raise ArgumentError(
@@ -138,6 +141,26 @@ class Targets:
                 raise DeviceError(
                     f"class must be on {self.device}, where the images are, got {value.device}. Move it there first."
                 )
+
+    def copy(self) -> "Targets":
+        """The same inputs, to be taken another way."""
+        made = copy.copy(self)
+        made.values = list(self.values)
+        return made
+
+    def repeat(self, views: int) -> None:
+        """Take all but the images, which a plan reads anew for each view, so often: views lie behind one another."""
+        for index, key in enumerate(self.keys if views > 1 else ()):
+            value = self.values[index]
+            if key != "input":
+                repeats = value.repeat(views, *([1] * (value.ndim - 1))) if isinstance(value, Tensor) else [*value] * views
+                self.values[index] = repeats
+
+    def join(self, views: Sequence["Targets"]) -> None:
+        """Put what became of each view behind one another."""
+        for index, value in enumerate(views[0].values):
+            each = [view.values[index] for view in views]
+            self.values[index] = torch.cat(each) if isinstance(value, Tensor) else [one for view in each for one in view]
 
     def _mixed(self, labels: Tensor, op: MixOp, rows: Tensor) -> Tensor:
         if self._soft is None:
@@ -218,7 +241,7 @@ def matrix_of(plan: Plan, size: Size, drawn: dict[Op, Drawn]) -> Array:
 
 
 def _check(key: str, value: Any) -> None:
-    if key == "class":
+    if key == "class" or (key == "input" and isinstance(value, Ragged)):
         return
     if not isinstance(value, Tensor):
         raise ArgumentTypeError(
