@@ -2,10 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from gpuaug.bench.windows import Variant
+
+Call = Callable[[], Any]
+"""Augments a batch once, or a part of it, and returns what came out."""
 
 
 class MissingError(Exception):
