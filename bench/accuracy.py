@@ -42,6 +42,7 @@ import gpuaug
 from bench import common, folders, glyphs
 from bench.loops import Serial, half
 from bench.pipelines import MEAN, STD
+from bench.rows import Skipped, chosen
 from gpuaug.bench import results
 from gpuaug.bench.environment import environment
 from gpuaug.bench.windows import synchronize
@@ -144,10 +145,8 @@ def rows_of(runs: dict[str, list[dict[str, float]]], batch_size: int) -> list[di
         row: dict[str, Any] = {"name": name, "batch_size": batch_size, "images_per_s": median(rates), "rounds": rates}
         row |= {"top1_percent": fmean(top1), "top1_low_percent": min(top1), "top1_high_percent": max(top1), "top1_seeds": top1}
         row["wall_s"] = median(run["wall_s"] for run in own)
-        if WORKERS in runs:
-            ratios = [rate / other["images_per_s"] for rate, other in zip(rates, runs[WORKERS], strict=True)]
-            row |= {"ratio": median(ratios), "ratio_low": min(ratios), "ratio_high": max(ratios)}
-        rows.append(row)
+        ratios = [rate / other["images_per_s"] for rate, other in zip(rates, runs[WORKERS], strict=True)]
+        rows.append(row | {"ratio": median(ratios), "ratio_low": min(ratios), "ratio_high": max(ratios)})
     return rows
 
 
@@ -162,7 +161,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         glyphs.make(options.make)
         return None
     options.epochs = options.epochs or (2 if options.quick else 24)
-    names = [name for name in (WORKERS, ANTIALIASED, PLAIN) if options.rows is None or name in options.rows.split(";")]
+    ways = [Skipped(name, "") for name in (WORKERS, ANTIALIASED, PLAIN)]
+    names = [way.name for way in chosen(ways, options.rows, WORKERS)]
     del options.seconds  # nothing is a window here, and repeats are seeds
     found_environment, start = environment(options.device), perf_counter()
     with tempfile.TemporaryDirectory() as folder:

@@ -173,6 +173,8 @@ def test_without_timm_or_dali_the_reason_says_so(monkeypatch):
         module("loops").Prefetched([], CPU, None)
     with pytest.raises(rows.MissingError, match=r"^not installed: .*nvidia"):
         module("dali").Batches("seed", [], 2, 32, CPU)
+    with pytest.raises(rows.MissingError, match=r"^not installed: .*nvidia"):
+        module("dali").build_ragged([], 32, antialias=False, device=CPU)
 
 
 def test_a_timm_that_overwrites_batches_is_not_measured(monkeypatch):
