@@ -16,7 +16,9 @@ from gpuaug.features import FeatureStage
 # imported as ``from gpuaug.fuse.plan import Plan``.
 from gpuaug.fuse import Draws, Explanation, Fused, fuse
 from gpuaug.loader import StreamedLoader
+from gpuaug.packing import collate_ragged
 from gpuaug.profiling import profile
+from gpuaug.ragged import Ragged
 from gpuaug.report import Part, Report
 from gpuaug.stages import Stage, TransformStage
 from gpuaug.timeline import Span, Timeline
@@ -35,6 +37,7 @@ __all__ = [
     "GpuAugWarning",
     "IteratorEndedError",
     "Part",
+    "Ragged",
     "Report",
     "SelectionError",
     "Span",
@@ -43,6 +46,7 @@ __all__ = [
     "StreamedLoader",
     "Timeline",
     "TransformStage",
+    "collate_ragged",
     "fuse",
     "profile",
 ]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from gpuaug.errors import ArgumentTypeError
+from gpuaug.ragged import Ragged
 
 Batch = Any
 """What the user's collate function returns."""
@@ -175,7 +176,8 @@ def _map_uncommon(function: Callable[[Any], Any], batch: Any) -> Any:
     return function(batch)
 
 
-_NEVER_MOVES_ITSELF = (torch.Tensor, type)
+# A ``Ragged`` can be moved by its ``to``, but is looked into, or its tensors could neither lie in a slot nor be packed.
+_NEVER_MOVES_ITSELF = (torch.Tensor, type, Ragged)
 
 
 def _same(new: Any, old: Any) -> bool:

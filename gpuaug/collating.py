@@ -10,6 +10,7 @@ from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_
 
 from gpuaug.batch import Batch
 from gpuaug.errors import ArgumentTypeError
+from gpuaug.packing import placing_into
 from gpuaug.ring import Described, Memory, Writer, can_be_placed
 
 
@@ -17,7 +18,8 @@ class SlotCollate:
     """A collate function that leaves its result in the ring.
 
     Args:
-        collate_fn: The user's. The default one stacks samples straight into the slot; the result of any other is copied there.
+        collate_fn: The user's. The default one stacks samples straight into the slot, and ``collate_ragged`` packs images
+            there, also where another function calls it; what else a function returns is copied there.
         memory: The ring's.
     """
 
@@ -31,15 +33,16 @@ class SlotCollate:
         writer = self._memory.take(worker.id) if worker is not None else None
         if writer is None:
             return self._collate_fn(samples)
-        stacks = self._collate_fn is default_collate
         try:
-            batch = _stacked(samples, writer) if stacks else self._collate_fn(samples)
+            with placing_into(writer.place):
+                batch = _stacked(samples, writer) if self._collate_fn is default_collate else self._collate_fn(samples)
+            written = writer.used
             described = described_or_not(batch, writer)
         except BaseException:
             writer.give_back()
             raise
-        if type(described) is not Described and stacks and writer.used:
-            return self._collate_fn(samples)  # what was stacked lies in a slot that is free again
+        if type(described) is not Described and written:
+            return self._collate_fn(samples)  # what was stacked or packed lies in a slot that is free again
         return described
 
 

@@ -15,6 +15,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from gpuaug import batch as batches
 from gpuaug.batch import Batch
 from gpuaug.errors import DeviceError, GpuAugWarning
+from gpuaug.ragged import Shapes
 
 SMALL_BYTES = 32 * 1024
 """Leaves up to this size are packed. Above it a copy of its own costs less than another copy on the host."""
@@ -135,7 +136,7 @@ class Copier:
         staying = [
             f"{path or 'the batch'} ({type(leaf).__name__})"
             for path, leaf in batches.named_leaves(batch)
-            if not isinstance(leaf, torch.Tensor) and not batches.moves_itself(leaf)
+            if not isinstance(leaf, torch.Tensor | Shapes) and not batches.moves_itself(leaf)  # sizes belong to the host
         ]
         if staying:
             more = f" and {len(staying) - MOST_NAMED} more" if len(staying) > MOST_NAMED else ""

@@ -26,6 +26,11 @@ class Shapes:
     def __init__(self, sizes: NDArray[np.int64], channels: int, layout: Layout) -> None:
         self.sizes, self.channels, self.layout = sizes, channels, layout
 
+    @property
+    def thin(self) -> bool:
+        """Whether an image is one pixel wide or high."""
+        return bool((self.sizes == 1).any())
+
     def __repr__(self) -> str:
         return f"Shapes({len(self.sizes)} images of {self.channels} channels, {self.layout})"
 
@@ -34,12 +39,20 @@ class Shapes:
 class Ragged:
     """A batch of images of different sizes, one behind the other.
 
-    Made by :func:`gpuaug.collate_ragged`; taken by :func:`gpuaug.fuse`. To a loader it is a record of two tensors that move
-    and one leaf that stays on the host.
+    Made by :func:`gpuaug.collate_ragged`; taken by :func:`gpuaug.fuse` with ``ragged=True``. Its length is the number of
+    images; an index gives one, (C, h, w), as a view, and iterating gives them all. To a loader it is a record of two tensors
+    that move and one leaf that stays on the host.
 
     Shape:
         - data: (elements,) uint8
         - places: (B, 3) int64: the first element of each image in ``data``, its height and its width
+
+    Examples:
+        >>> images = collate_ragged([torch.zeros(3, 2, 4, dtype=torch.uint8), torch.ones(3, 5, 6, dtype=torch.uint8)])
+        >>> len(images), images.device, [tuple(image.shape) for image in images]
+        (2, device(type='cpu'), [(3, 2, 4), (3, 5, 6)])
+        >>> images.to("cpu")[-1].sum().item()
+        90
     """
 
     data: Tensor
@@ -63,12 +76,22 @@ class Ragged:
         return (self[index] for index in range(len(self)))
 
     def __repr__(self) -> str:
-        return f"Ragged({self.shapes!r}, {self.data.device})"
+        return f"Ragged({len(self)} images of {self.shapes.channels} channels, {self.shapes.layout}, {self.data.device})"
 
     @property
     def device(self) -> torch.device:
         """Where the images are."""
         return self.data.device
+
+    def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> "Ragged":
+        """The same on ``device``: the way there without a loader, which moves the tensors itself.
+
+        Args:
+            device: Where to.
+            non_blocking: As of :meth:`torch.Tensor.to`: whether the host goes on meanwhile, from page-locked memory.
+        """
+        move = {"device": device, "non_blocking": non_blocking}
+        return Ragged(self.data.to(**move), self.places.to(**move), self.shapes)  # type: ignore[call-overload]
 
     def pin_memory(self, *args: Any) -> "Ragged":
         """The same in page-locked memory: what ``DataLoader(pin_memory=True)`` calls."""

@@ -136,6 +136,14 @@ class Leaf:
         flat = memory.bytes[self.offset : self.offset + count * self.dtype.itemsize].view(self.dtype)
         return flat.as_strided(self.shape, self.stride)
 
+    def apart(self, memory: Memory) -> Tensor:
+        """The tensor with a storage of its own, that of its values: what is pickled of it takes along no more than those."""
+        count = _extent(self.shape, self.stride)
+        if not count:
+            return torch.empty(self.shape, dtype=self.dtype)
+        flat = torch.frombuffer(memory.map, dtype=self.dtype, count=count, offset=self.offset)
+        return flat.as_strided(self.shape, self.stride)
+
 
 class Writer:
     """A slot that is being written."""
@@ -158,7 +166,7 @@ class Writer:
             return None
         leaf = Leaf(self._at, tuple(shape), tuple(stride), dtype)
         self._at += math.ceil(num_bytes / ALIGN) * ALIGN
-        tensor = leaf.tensor(self.memory)
+        tensor = leaf.apart(self.memory)
         self._placed[id(tensor)] = tensor, leaf
         return tensor
 

@@ -83,7 +83,13 @@ def following_seeds(count: int) -> list[int]:
     return made
 
 
+def seeds_of_views(seed: int, views: int) -> list[int]:
+    """What the views of a call draw from: the first from the call's own seed."""
+    return [(seed + index * _GOLDEN) % _SEEDS for index in range(views)]
+
+
 _SEEDS = 2**63 - 1
+_GOLDEN = 0x1E3779B97F4A7C15  # seeds far apart, so that the views of one call meet no other's
 
 
 def default_seed() -> int:

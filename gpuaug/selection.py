@@ -10,6 +10,7 @@ import torch
 from gpuaug import batch as batches
 from gpuaug.batch import Batch
 from gpuaug.errors import ArgumentError, SelectionError
+from gpuaug.ragged import Ragged
 
 Selector = Hashable
 """An index of a tuple or list, a key of a mapping, or a field of a named tuple or dataclass."""
@@ -22,9 +23,9 @@ class Selection:
     """Reads a stage's arguments out of a batch and puts its results back.
 
     Args:
-        on: ``...`` (left out): a tensor batch itself, or index 0 of a tuple or list. A selector: that member. A tuple of
-            selectors: those members, in order. A mapping ``{selector: data_key}``: those members, with Kornia's names for
-            what they are. ``None``: the whole batch.
+        on: ``...`` (left out): a tensor or ``Ragged`` batch itself, or index 0 of a tuple or list. A selector: that member. A
+            tuple of selectors: those members, in order. A mapping ``{selector: data_key}``: those members, with Kornia's names
+            for what they are. ``None``: the whole batch.
         into: Where results go; where they came from when left out (``...``).
         kind: The stage's class name, for the line to type in errors.
 
@@ -160,7 +161,7 @@ def _form(batch: Batch) -> str:
     kind = type(batch)
     if kind is tuple or kind is list:
         return "sequence"
-    if kind is torch.Tensor:
+    if kind is torch.Tensor or kind is Ragged:
         return "leaf"
     if isinstance(batch, Mapping):
         return "mapping"

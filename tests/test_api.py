@@ -27,6 +27,10 @@ PUBLIC = {
     "GpuAugWarning": "UserWarning",
     "IteratorEndedError": "GpuAugError, RuntimeError",
     "Part": "(name, wall, host=None, device_ms=None, launches=None, waits_at=None, kind='', runs='')",
+    "Ragged": "(data, places, shapes)",
+    "Ragged.device": "property",
+    "Ragged.pin_memory": "(self, *args)",
+    "Ragged.to": "(self, device, *, non_blocking=False)",
     "Report": (
         "(parts, in_line, streamed, cached, thread_ms, batch_bytes, pageable_bytes, link_gb_per_s, lanes, settings, "
         "timeline, epoch_ms=0.0, verdict=())"
@@ -76,6 +80,7 @@ PUBLIC = {
     "Timeline.title": "(self)",
     "TransformStage": "(transform, *, on=…, into=…, name=None)",
     "TransformStage.bind": "(self, name, lanes)",
+    "collate_ragged": "(samples, *, convert=False, channels=3)",
     "fuse": "(pipeline, *, dtype=torch.float32, memory_format=torch.contiguous_format, pick='batch')",
     "profile": "(loader, step, *, batches=40, rounds=3, show=True)",
 }

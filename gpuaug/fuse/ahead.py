@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from gpuaug.fuse.draws import Source
+from gpuaug.fuse.late import Half, late_ops
 from gpuaug.fuse.ops import Drawn, Op, Size
 from gpuaug.fuse.plan import Plan
 from gpuaug.fuse.tables import make_table
-from gpuaug.seeding import following_seeds, next_seed
+from gpuaug.seeding import following_seeds, next_seed, seeds_of_views
 
 MOST_BATCHES = 16
 """Made at once: with more of them, it is the numbers themselves that take the time."""
@@ -31,11 +32,16 @@ _MOST_BLOCKS = 4
 class _Block(NamedTuple):
     planned: Plan
     kind: tuple[Any, ...]
-    rows: Tensor
+    rows: Tensor | Half
     places: dict[int, int]
     """Where a seed's rows are."""
     next: int
     """The seed that is expected after them."""
+
+    def table(self, seed: int, size: Size, device: torch.device, *, points: bool) -> Tensor:
+        """The rows of one batch."""
+        place = self.places[seed]
+        return self.rows.table(place, size, device, points=points) if isinstance(self.rows, Half) else self.rows[place]
 
 
 class Ahead:
@@ -45,30 +51,42 @@ class Ahead:
         # Replaced whole, so that two threads may draw from one pipeline.
         self._blocks: tuple[_Block, ...] = ()
 
-    def table(self, planned: Plan, ops: Sequence[Op], size: Size, device: torch.device, *, points: bool) -> Tensor:
+    def table(
+        self, planned: Plan, ops: Sequence[Op], size: Size, device: torch.device, *, points: bool, views: int = 1
+    ) -> Tensor:
         """The rows for a call that is being made now, as :func:`gpuaug.fuse.tables.make_table` gives them.
 
         The numbers are those that a call by itself would draw, bit for bit.
 
         Cost:
-            One call in sixteen draws, for all sixteen. No synchronisation.
+            One call in sixteen draws, for all sixteen, and sends their rows; where images differ in size every call sends its
+            own. No synchronisation.
         """
         seed = next_seed()
         # Rows are on their way on the stream that was current, so a call on another one has to make its own.
-        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-        kind = (size.batch, points, device, stream)
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" and not size.ragged else 0
+        kind = (size.batch, size.ragged, points, device, stream)
         blocks = [block for block in self._blocks if block.planned is planned and block.kind == kind]
         for block in blocks:
-            place = block.places.get(seed)
-            if place is not None:
-                return block.rows[place]
+            if seed in block.places:
+                return block.table(seed, size, device, points=points)
         past = next((block for block in blocks if block.next == seed), None)
-        count = min(2 * len(past.places), MOST_BATCHES, max(MOST_SAMPLES // max(size.batch, 1), 1)) if past is not None else 1
+        most = max(MOST_SAMPLES // max(views * size.batch, 1), 1)
+        count = min(2 * len(past.places), MOST_BATCHES, most) if past is not None else 1
         *seeds, following = seed, *following_seeds(count)
-        rows = draw_rows(planned, ops, size, seeds, device, points=points)
+        each = [one for call in seeds for one in seeds_of_views(call, views)]
+        late = late_ops(planned, ops) if size.ragged else ()
+        rows: Tensor | Half
+        if late:
+            rows = Half(planned, ops, late, size, each, views)
+        elif size.ragged:
+            return draw_rows(planned, ops, size, each[:views], device, points=points).flatten(0, 1)
+        else:
+            table = draw_rows(planned, ops, size, each, device, points=points)
+            rows = table.view(count, views * size.batch, table.shape[2])
         made = _Block(planned, kind, rows, {each: index for index, each in enumerate(seeds)}, following)
         self._blocks = (made, *(block for block in self._blocks if block is not past))[:_MOST_BLOCKS]
-        return rows[0]
+        return made.table(seed, size, device, points=points)
 
 
 def draw_rows(
@@ -76,7 +94,7 @@ def draw_rows(
 ) -> Tensor:
     """Draw for as many batches as there are seeds, and make their rows, (batches, B, K)."""
     source = Source(seeds, size.batch, planned.numbers)
-    at = whole = Size(source.batch, size.channels, size.height, size.width)
+    at = whole = size.times(len(seeds))
     drawn: dict[Op, Drawn] = {}
     for op in ops:
         drawn[op] = op.draw(source, at)

@@ -100,6 +100,11 @@ class Choice(Op):
         self._eager: dict[tuple[int, int], EagerOp] = {}
 
     @property
+    def ops(self) -> tuple[Op | EagerOp, ...]:
+        """All that it may pick from."""
+        return tuple(member.op for member in self._members)
+
+    @property
     def keepdim(self) -> bool:
         """Whether a single image stays one, as in Kornia, whatever is picked."""
         return all(getattr(member.op.module, "keepdim", False) for member in self._members)
@@ -245,10 +250,7 @@ class Choice(Op):
             ArgumentError: If each sample picked its own.
         """
         if self.pick == "sample":
-            raise ArgumentError(
-                f"pick must be 'batch' for draws to have Kornia's form, got 'sample': {self.name} of Kornia picks once for all "
-                "samples. Fuse with pick='batch' to compare the two."
-            )
+            raise no_form_in_kornia(self.name)
         layers = iter(drawn["layers"])
 
         def form(child: Child) -> ParamItem:
@@ -290,6 +292,14 @@ class Choice(Op):
             kind = _kind_of(member.op)
             each[kind] = max(each.get(kind, 0), _launches(member.op))
         return self.most * (max(each.values(), default=0) if self.pick == "batch" else sum(each.values()))
+
+
+def no_form_in_kornia(name: str) -> ArgumentError:
+    """What is said where the draws of a module that picks for each sample are wanted in Kornia's form."""
+    return ArgumentError(
+        f"pick must be 'batch' for draws to have Kornia's form, got 'sample': {name} of Kornia picks once for all "
+        "samples. Fuse with pick='batch' to compare the two."
+    )
 
 
 _POINT = ("point",)

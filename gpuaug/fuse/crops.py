@@ -1,6 +1,7 @@
 """Flips, crops, resizes and padding."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from gpuaug.fuse.geometry import (
     ResampleOp,
     Resampling,
     changes_size_by_chance,
+    length_of,
     scale_of,
 )
 from gpuaug.fuse.ops import Array, Drawn, Size
@@ -31,7 +33,7 @@ class _Flip(IndexOp):
         """Backwards along one axis where the gate is open."""
         gate = drawn["gate"]
         length = size.width if self.axis == "x" else size.height
-        flipped = Axis(np.where(gate, -1.0, 1.0), np.where(gate, length - 1.0, 0.0), 0.0, float(length))
+        flipped = Axis(np.where(gate, -1.0, 1.0), np.where(gate, length - 1.0, 0.0), 0.0, length_of(length))
         if self.axis == "x":
             return IndexMap(flipped, whole(size.height))
         return IndexMap(whole(size.width), flipped)
@@ -41,7 +43,7 @@ class _Flip(IndexOp):
         k, length = (0, size.width) if self.axis == "x" else (1, size.height)
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
         matrix[drawn["gate"], k, k] = -1.0
-        matrix[drawn["gate"], k, 2] = length - 1.0
+        matrix[:, k, 2] = np.where(drawn["gate"], length - 1.0, 0.0)
         return matrix
 
 
@@ -88,9 +90,17 @@ class Crop(IndexOp):
         padded = self.settings["padding"] is not None or self.settings["pad_if_needed"]
         return self.settings["padding_mode"] if padded else ""
 
-    def _padding(self, size: Size) -> list[int]:
-        shape = (size.batch, size.channels, size.height, size.width)
-        return self.module.compute_padding(shape)  # type: ignore[operator, no-any-return]
+    def _padding(self, size: Size) -> Sequence[Any]:
+        """Left, right, above and below: numbers, or arrays of them where images differ in size."""
+        # Of an image that the crop fits into, so without what is padded where it does not.
+        always: list[int] = self.module.compute_padding((1, 1, self._height, self._width))  # type: ignore[operator]
+        if not self.settings["pad_if_needed"]:
+            return always
+        across, down = self._width - size.width, self._height - size.height
+        lacking = (across, across, down, down)
+        if size.ragged:
+            return [np.where(lack > 0, np.maximum(lack, pad), pad) for lack, pad in zip(lacking, always, strict=True)]
+        return [max(lack, pad) if lack > 0 else pad for lack, pad in zip(lacking, always, strict=True)]
 
     def _canvas(self, size: Size) -> Size:
         left, right, top, bottom = self._padding(size)
@@ -99,12 +109,13 @@ class Crop(IndexOp):
     def refuses(self, size: Size) -> str | None:
         """A crop larger than its canvas resizes, in Kornia; and reflection reaches no further than the image."""
         canvas = self._canvas(size)
-        if self._height > canvas.height or self._width > canvas.width:
+        if np.any(self._height > canvas.height) or np.any(self._width > canvas.width):
             return f"crops {self._height}x{self._width} out of {canvas.height}x{canvas.width}, which Kornia resizes"
         left, right, top, bottom = self._padding(size)
-        if min(left, right, top, bottom) < 0:
+        if any(np.any(np.less(side, 0)) for side in (left, right, top, bottom)):
             return "negative padding"
-        if self.edge == "reflect" and (max(left, right) >= size.width or max(top, bottom) >= size.height):
+        across, down = np.maximum(left, right), np.maximum(top, bottom)
+        if self.edge == "reflect" and (np.any(across >= size.width) or np.any(down >= size.height)):
             return "reflects further than the image is wide"
         return changes_size_by_chance(self, size=size)
 
@@ -142,8 +153,8 @@ class Crop(IndexOp):
         left, _, top, _ = self._padding(size)
         gate = drawn["gate"]
         return IndexMap(
-            Axis(1.0, np.where(gate, drawn["x"] - left, 0.0), 0.0, float(size.width)),
-            Axis(1.0, np.where(gate, drawn["y"] - top, 0.0), 0.0, float(size.height)),
+            Axis(1.0, np.where(gate, drawn["x"] - left, 0.0), 0.0, length_of(size.width)),
+            Axis(1.0, np.where(gate, drawn["y"] - top, 0.0), 0.0, length_of(size.height)),
         )
 
     def matrix(self, drawn: Drawn, size: Size) -> Array:
@@ -174,7 +185,7 @@ class CenterCrop(IndexOp):
 
     def refuses(self, size: Size) -> str | None:
         """A crop larger than the image is Kornia's to complain about."""
-        if self._height > size.height or self._width > size.width:
+        if np.any(self._height > size.height) or np.any(self._width > size.width):
             return f"crops {self._height}x{self._width} out of {size.height}x{size.width}"
         return changes_size_by_chance(self, size=size)
 
@@ -191,12 +202,14 @@ class CenterCrop(IndexOp):
     def map(self, drawn: Drawn, size: Size) -> IndexMap:
         """Shifted to the centre."""
         left, top = (size.width - self._width) // 2, (size.height - self._height) // 2
-        return IndexMap(Axis(1.0, float(left), 0.0, float(size.width)), Axis(1.0, float(top), 0.0, float(size.height)))
+        return IndexMap(
+            Axis(1.0, length_of(left), 0.0, length_of(size.width)), Axis(1.0, length_of(top), 0.0, length_of(size.height))
+        )
 
     def matrix(self, drawn: Drawn, size: Size) -> Array:
         """The shift."""
-        matrix = np.eye(3)
-        matrix[0, 2], matrix[1, 2] = -((size.width - self._width) // 2), -((size.height - self._height) // 2)
+        matrix = np.tile(np.eye(3), (_own(size), 1, 1))
+        matrix[:, 0, 2], matrix[:, 1, 2] = -((size.width - self._width) // 2), -((size.height - self._height) // 2)
         return matrix
 
     def describe(self) -> str:
@@ -222,15 +235,16 @@ class PadTo(IndexOp):
         """The size padded to; without ``crop_if_exceeds`` at least that of the image."""
         height, width = self.settings["size"]
         if not self.settings.get("crop_if_exceeds", True):
-            height, width = max(height, size.height), max(width, size.width)
+            larger = np.maximum if size.ragged else max
+            height, width = larger(height, size.height), larger(width, size.width)
         return size.to(height, width)
 
     def refuses(self, size: Size) -> str | None:
         """Reflection reaches no further than the image; Kornia says so."""
         out = self.out(size)
-        if self.edge == "reflect" and (out.width >= 2 * size.width or out.height >= 2 * size.height):
+        if self.edge == "reflect" and (np.any(out.width >= 2 * size.width) or np.any(out.height >= 2 * size.height)):
             return "reflects further than the image is wide"
-        if self.edge != "constant" and (out.width < size.width or out.height < size.height):
+        if self.edge != "constant" and (np.any(out.width < size.width) or np.any(out.height < size.height)):
             return f"pad_mode={self.edge!r} while cropping"
         return None
 
@@ -268,15 +282,18 @@ class ResizedCrop(ResampleOp):
     def cannot(cls, module: nn.Module) -> str | None:
         """Why this module is left to Kornia, or ``None``."""
         flags: dict[str, Any] = module.flags  # type: ignore[assignment]
-        if flags["cropping_mode"] != "slice":
-            return f"cropping_mode={flags['cropping_mode']!r}"
-        if flags["resample"] == Resample.BICUBIC:
-            return "resample='bicubic'"
-        return None
+        return None if flags["cropping_mode"] == "slice" else f"cropping_mode={flags['cropping_mode']!r}"
 
     def refuses(self, size: Size) -> str | None:
         """Skipped by chance, the output would have another size."""
-        return changes_size_by_chance(self, size=size)
+        return _plain_cubic(self) or changes_size_by_chance(self, size=size)
+
+    def shrinks(self, size: Size) -> float:
+        """The largest crop that may be drawn, by the output."""
+        area, ratios = self._scale[1] * size.height * size.width, self._ratio
+        across = np.minimum(np.sqrt(area * max(ratios)), size.width) / self._width
+        down = np.minimum(np.sqrt(area / min(ratios)), size.height) / self._height
+        return float(np.max(np.maximum(across, down)))
 
     def out(self, size: Size) -> Size:
         """The size resized to."""
@@ -290,14 +307,15 @@ class ResizedCrop(ResampleOp):
         # Most fit at once, so the other nine are drawn for those that do not.
         misses = np.flatnonzero((across > width) | (down > height) | (np.minimum(across, down) < 1))
         if misses.size:
+            missed = size.to(height[misses], width[misses]) if size.ragged else size
             numbers = source.several(18, misses)
-            wide, high = self._sides(numbers[:9], numbers[9:], size)
-            fits = (wide > 0) & (wide <= width) & (high > 0) & (high <= height)
+            wide, high = self._sides(numbers[:9], numbers[9:], missed)
+            fits = (wide > 0) & (wide <= missed.width) & (high > 0) & (high <= missed.height)
             choice, sample = fits.argmax(0), np.arange(misses.size)
             found = fits[choice, sample]
-            most_across, most_down = self._fallback(size)
-            across[misses] = np.where(found, wide[choice, sample], min(max(most_across, 1), width))
-            down[misses] = np.where(found, high[choice, sample], min(max(most_down, 1), height))
+            most_across, most_down = self._fallback(missed)
+            across[misses] = np.where(found, wide[choice, sample], np.clip(most_across, 1, missed.width))
+            down[misses] = np.where(found, high[choice, sample], np.clip(most_down, 1, missed.height))
         return {
             "x": np.floor(x * (width + 1 - across)),
             "y": np.floor(y * (height + 1 - down)),
@@ -308,20 +326,19 @@ class ResizedCrop(ResampleOp):
     def _sides(self, share: Array, shape: Array, size: Size) -> tuple[Array, Array]:
         """Whole sides of crops, from numbers in [0, 1) for their areas and for their ratios."""
         low, high = self._scale
-        pixels = size.height * size.width
+        pixels = size.height * size.width  # of each image, where they differ
         side = np.sqrt(share * np.float32((high - low) * pixels) + np.float32(low * pixels))
         first, last = self._log_ratio
         root = np.exp(shape * np.float32((last - first) / 2) + np.float32(first / 2))
         return np.rint(side * root), np.rint(side / root)
 
-    def _fallback(self, size: Size) -> tuple[int, int]:
+    def _fallback(self, size: Size) -> tuple[Array, Array]:
         narrowest, widest = min(self._ratio), max(self._ratio)
         ratio = size.width / size.height
-        if ratio < narrowest:
-            return size.width, round(size.width / narrowest)
-        if ratio > widest:
-            return round(size.height * widest), size.height
-        return size.width, size.height
+        return (
+            np.where(ratio > widest, np.rint(size.height * widest), size.width),
+            np.where(ratio < narrowest, np.rint(size.width / narrowest), size.height),
+        )
 
     def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
         """Corners in the image, and in the output."""
@@ -363,17 +380,19 @@ class Resize(ResampleOp):
     def cannot(cls, module: nn.Module) -> str | None:
         """Why this module is left to Kornia, or ``None``."""
         flags: dict[str, Any] = module.flags  # type: ignore[assignment]
-        if flags["antialias"]:
-            return "antialias=True"
-        if flags["resample"] == Resample.BICUBIC:
-            return "resample='bicubic'"
-        return None
+        return "antialias=True, which in Kornia is a blur" if flags["antialias"] else None
 
     def refuses(self, size: Size) -> str | None:
         """Skipped by chance, the output would have another size; and one without pixels is Kornia's to complain about."""
-        if not self.out(size).height or not self.out(size).width:
+        out = self.out(size)
+        if np.any(np.equal(out.height, 0)) or np.any(np.equal(out.width, 0)):
             return "comes out without pixels"
-        return changes_size_by_chance(self, size=size)
+        return _plain_cubic(self) or changes_size_by_chance(self, size=size)
+
+    def shrinks(self, size: Size) -> float:
+        """The image, by the output."""
+        out = self.out(size)
+        return float(np.max(np.maximum(size.width / out.width, size.height / out.height)))
 
     def out(self, size: Size) -> Size:
         """The size given, or one side of it with the other in proportion."""
@@ -381,9 +400,12 @@ class Resize(ResampleOp):
         if not isinstance(wanted, int):
             return size.to(int(wanted[0]), int(wanted[1]))
         ratio = size.width / size.height
-        if side not in ("vert", "horz"):
-            side = "vert" if (side == "short") ^ (ratio < 1.0) else "horz"
-        return size.to(wanted, int(wanted * ratio)) if side == "vert" else size.to(int(wanted / ratio), wanted)
+        # One side is as wanted: the height, or the width.
+        high = np.logical_xor(side == "short", ratio < 1.0) if side not in ("vert", "horz") else side == "vert"
+        if size.ragged:
+            inverse = (wanted / ratio).astype(np.int64)
+            return size.to(np.where(high, wanted, inverse), np.where(high, (wanted * ratio).astype(np.int64), wanted))
+        return size.to(wanted, int(wanted * ratio)) if high else size.to(int(wanted / ratio), wanted)
 
     def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
         """Corners of the image, and of the output."""
@@ -393,14 +415,14 @@ class Resize(ResampleOp):
     def resampling(self, drawn: Drawn, size: Size, half: bool) -> Resampling:
         """The whole image, onto the whole output."""
         out = self.out(size)
-        width, height = float(size.width), float(size.height)
+        width, height = length_of(size.width), length_of(size.height)
         return Resampling(scale_of(width, out.width, half), 0.0, width, scale_of(height, out.height, half), 0.0, height)
 
     def matrix(self, drawn: Drawn, size: Size) -> Array:
         """Onto the output's corners, or its edges, as the module is set."""
-        out, half, matrix = self.out(size), self.half or self.nearest, np.eye(3)[None]
-        set_resize(matrix, 0, np.zeros(1), np.array([size.width]), out.width, half)
-        set_resize(matrix, 1, np.zeros(1), np.array([size.height]), out.height, half)
+        out, half, matrix = self.out(size), self.half or self.nearest, np.tile(np.eye(3), (_own(size), 1, 1))
+        set_resize(matrix, 0, np.zeros(1), np.atleast_1d(size.width), out.width, half)
+        set_resize(matrix, 1, np.zeros(1), np.atleast_1d(size.height), out.height, half)
         return matrix
 
     def describe(self) -> str:
@@ -408,9 +430,19 @@ class Resize(ResampleOp):
         return f"resize to {self.settings['size']}"
 
 
-def whole(length: int) -> Axis:
+def _plain_cubic(op: ResampleOp) -> str | None:
+    """Why a crop or resize is left to Kornia that is to be bicubic without antialiasing."""
+    return "resample='bicubic'" if op.settings["resample"] == Resample.BICUBIC and not op.filter else None
+
+
+def whole(length: Any) -> Axis:
     """An axis left as it is."""
-    return Axis(1.0, 0.0, 0.0, float(length))
+    return Axis(1.0, 0.0, 0.0, length_of(length))
+
+
+def _own(size: Size) -> int:
+    """How many matrices a batch has whose images are all treated alike: one, unless they differ in size."""
+    return size.batch if size.ragged else 1
 
 
 def corners(x: Any, y: Any, width: Any, height: Any, out_width: int, out_height: int, size: Size) -> dict[str, Tensor]:
@@ -429,14 +461,14 @@ def corners(x: Any, y: Any, width: Any, height: Any, out_width: int, out_height:
     }
 
 
-def set_resize(matrix: Array, k: int, start: Array, count: Array, target: int, half: bool) -> None:
+def set_resize(matrix: Array, k: int, start: Array, count: Array, target: Any, half: bool) -> None:
     """Write the scale and shift of axis ``k`` that take a window onto ``target`` pixels."""
     if half:
         scale = target / count
         matrix[:, k, k], matrix[:, k, 2] = scale, (0.5 - start) * scale - 0.5
     else:
         # One pixel has no extent to scale: it is shifted.
-        scale = np.where((count > 1) & (target > 1), (target - 1) / np.maximum(count - 1, 1), 1.0)
+        scale = np.where((count > 1) & np.greater(target, 1), (target - 1) / np.maximum(count - 1, 1), 1.0)
         matrix[:, k, k], matrix[:, k, 2] = scale, -start * scale
 
 

@@ -21,12 +21,14 @@ class Source:
         each: How many samples each has.
         columns: How many columns are drawn at once, since a call of NumPy costs as much as some columns. The numbers depend on
             it.
+        apart: Whether it has generators of its own, so that a source that is drawn from goes on after it.
     """
 
-    def __init__(self, keys: Sequence[int], each: int, columns: int = 8) -> None:
+    def __init__(self, keys: Sequence[int], each: int, columns: int = 8, *, apart: bool = False) -> None:
         self.batches, self.each, self.batch = len(keys), each, len(keys) * each
         self.used = 0
-        self._generators = _generators(keys)
+        self._keys = keys
+        self._generators = [_generator(key) for key in keys] if apart else _generators(keys)
         self._at_once = columns
         self._block = self._columns(columns)
         self._taken = 0
@@ -50,13 +52,17 @@ class Source:
         return taken[0] if columns is None else taken
 
     def several(self, columns: int, samples: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Numbers in [0, 1) for some of the samples, whose places are given in order: (columns, samples)."""
+        """Numbers in [0, 1) for some of the samples, whose places are given in order: (columns, samples).
+
+        They are apart from all others: how many are drawn depends on what was drawn, and nothing that follows does on them.
+        """
         counts = np.bincount(samples // self.each, minlength=self.batches).tolist()
-        made = [
-            generator.random((columns, count), dtype=np.float32)
-            for generator, count in zip(self._generators, counts, strict=True)
-            if count
-        ]
+        generator: np.random.Generator = _local.__dict__.setdefault("apart", _generator(0))
+        made = []
+        for key, count in zip(self._keys, counts, strict=True):
+            if count:
+                _begin(generator, key, 1 + self.used)
+                made.append(generator.random((columns, count), dtype=np.float32))
         return made[0] if len(made) == 1 else np.concatenate(made, axis=1)
 
     def within(self, low: float, high: float) -> NDArray[np.float32]:
@@ -119,39 +125,60 @@ _local = threading.local()
 _NO_WORDS = np.zeros(4, dtype=np.uint64)
 
 
+def _generator(key: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=key))
+
+
 def _generators(keys: Sequence[int]) -> list[np.random.Generator]:
     """Generators of this thread, each as ``Generator(Philox(key=key))`` would be."""
     made: list[np.random.Generator] = _local.__dict__.setdefault("generators", [])
     while len(made) < len(keys):
-        made.append(np.random.Generator(np.random.Philox(key=0)))
+        made.append(_generator(0))
     for generator, key in zip(made, keys, strict=False):
-        state: dict[str, Any] = {
-            "bit_generator": "Philox",
-            "state": {"counter": _NO_WORDS, "key": np.array((key, 0), dtype=np.uint64)},
-            "buffer": _NO_WORDS,
-            "buffer_pos": 4,
-            "has_uint32": 0,
-            "uinteger": 0,
-        }
-        generator.bit_generator.state = state
+        _begin(generator, key, 0)
     return made[: len(keys)]
+
+
+def _begin(generator: np.random.Generator, key: int, word: int) -> None:
+    """Take a generator to the beginning of one of the streams of a key."""
+    state: dict[str, Any] = {
+        "bit_generator": "Philox",
+        "state": {"counter": _NO_WORDS, "key": np.array((key, word), dtype=np.uint64)},
+        "buffer": _NO_WORDS,
+        "buffer_pos": 4,
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    generator.bit_generator.state = state
+
+
+class Taken(Source):
+    """Numbers that another source has given away, for the op that they belong to.
+
+    Args:
+        numbers: (columns, batches · each): all that the op draws for every sample.
+        used: How many columns the other had given before them.
+        keys: Of the batches.
+        each: How many samples each has.
+    """
+
+    def __init__(self, numbers: NDArray[np.float32], used: int, keys: Sequence[int], each: int) -> None:
+        self.batches, self.each, self.batch = len(keys), each, len(keys) * each
+        self.used, self._keys, self._block, self._taken = used, keys, numbers, 0
 
 
 class _Shared(Source):
     def __init__(self, source: Source) -> None:
         self.batches, self.each, self.batch = source.batches, source.each, source.batch
-        self._generators = source._generators
+        self._generators, self._source = source._generators, source
 
     def uniform(self, columns: int | None = None) -> NDArray[np.float32]:
         shape = () if columns is None else (columns,)
         return self._repeated([generator.random(shape, dtype=np.float32) for generator in self._generators])
 
     def several(self, columns: int, samples: NDArray[np.int64]) -> NDArray[np.float32]:
-        batches = samples // self.each
-        made = np.zeros((columns, self.batches), dtype=np.float32)
-        for batch in np.unique(batches):
-            made[:, batch] = self._generators[batch].random(columns, dtype=np.float32)
-        return made[:, batches]
+        batches, which = np.unique(samples // self.each, return_inverse=True)
+        return self._source.several(columns, batches * self.each)[:, which]
 
     def beta(self, concentration: float) -> NDArray[np.float32]:
         return self._repeated([generator.beta(concentration, concentration) for generator in self._generators])

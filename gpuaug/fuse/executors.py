@@ -11,13 +11,15 @@ from torch import Tensor
 from gpuaug.errors import GpuAugWarning
 from gpuaug.fuse import run_torch
 from gpuaug.fuse.gather import Columns, Gather
+from gpuaug.fuse.labels import SoftLabels
 from gpuaug.fuse.ops import Array, Drawn, Size
 from gpuaug.fuse.plan import Pass, Plan
+from gpuaug.ragged import Ragged
 
 
 def run(
     plan: Plan,
-    images: Tensor,
+    images: Tensor | Ragged,
     table: Tensor,
     dtype: torch.dtype = torch.float32,
     memory_format: torch.memory_format = torch.contiguous_format,
@@ -25,14 +27,15 @@ def run(
     """Run a plan on images, with whichever executor fits their device.
 
     Shape:
-        - images: (B, C, H, W), uint8 or floating
-        - table: (B, at least ``plan.width``) float32
-        - returns: (B, C, H', W') of ``dtype`` and ``memory_format``
+        - images: (B, C, H, W), uint8 or floating, or a ragged batch of B
+        - table: (V · B, at least ``plan.width``) float32, for V views
+        - returns: (V · B, C, H', W') of ``dtype`` and ``memory_format``
     """
-    if not images.numel() or not plan.out.height or not plan.out.width:
-        shape = images.shape[0], images.shape[1], plan.out.height, plan.out.width
-        return images.new_zeros(shape, dtype=dtype).to(memory_format=memory_format)
-    if images.is_cuda and _usable(images.device):
+    data = images.data if isinstance(images, Ragged) else images
+    if not data.numel() or not plan.out.height or not plan.out.width:
+        shape = table.shape[0], plan.out.channels, plan.out.height, plan.out.width
+        return data.new_zeros(shape, dtype=dtype).to(memory_format=memory_format)
+    if data.is_cuda and _usable(images.device):
         from gpuaug.fuse import run_triton
 
         return run_triton.run(plan, images, table, dtype, memory_format)
@@ -52,6 +55,15 @@ def run_mask(step: Pass, masks: Tensor, table: Tensor) -> Tensor:
         else:
             masks = run_torch.gather_mask(step.front, step.columns, masks, table, step.out)
     return run_torch.erased(step, masks, table)
+
+
+def run_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
+    """Make labels shares of the classes, and mix them where there are rows of a mix."""
+    if labels.is_cuda and labels.numel() and _usable(labels.device):
+        from gpuaug.fuse.kernels_labels import soft_labels
+
+        return soft_labels(soft, labels, rows)
+    return soft.of(labels, rows)
 
 
 def name(device: torch.device) -> str:

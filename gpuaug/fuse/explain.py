@@ -3,13 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from gpuaug.fuse.choices import Choice
 from gpuaug.fuse.eager import EagerOp
 from gpuaug.fuse.filters import FilterOp
+from gpuaug.fuse.geometry import GatherOp, ResampleOp
 from gpuaug.fuse.ops import Size
 from gpuaug.fuse.plan import Pass, Plan
+
+SHRINKS = 1.5
+"""How far images may shrink before pixels that are left out are worth a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +38,11 @@ class Explanation:
     """What became of each module, for images of one shape and type. Print it."""
 
     lines: tuple[Line, ...]
-    shape: tuple[int, int, int, int]
+    shape: tuple[int, int, int | None, int | None]
     executor: str = ""
     """What ran the last call: ``"triton"``, ``"torch"``, or nothing before the first."""
+    notes: tuple[str, ...] = ()
+    """What a user should know besides."""
 
     @property
     def launches(self) -> int | None:
@@ -57,14 +64,14 @@ class Explanation:
                 )
             )
         widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-        head = f"images {self.shape}, uint8{f'; run by {self.executor}' if self.executor else ''}"
-        return "\n".join(
-            [head, *("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)]
-        )
+        shape = f"({', '.join('any' if side is None else str(side) for side in self.shape)})"
+        head = f"images {shape}, uint8{f'; run by {self.executor}' if self.executor else ''}"
+        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+        return "\n".join([head, *lines, *self.notes])
 
 
 def explanation(
-    parts: Sequence[tuple[EagerOp | Choice | None, Plan | None]], size: Size, dtype: torch.dtype, executor: str
+    parts: Sequence[tuple[EagerOp | Choice | None, Plan | None]], size: Size, dtype: torch.dtype, executor: str, views: int = 1
 ) -> Explanation:
     """Describe the parts of a pipeline for uint8 images of one size."""
     lines: list[Line] = []
@@ -84,14 +91,34 @@ def explanation(
         assert planned is not None
         for index, step in enumerate(planned.passes):
             last = number == len(parts) - 1 and index == len(planned.passes) - 1
-            lines.append(_line(step, size.batch, element, dtype.itemsize if last else 4))
+            lines.append(_line(step, size, element, dtype.itemsize if last else 4, views))
             element = 4
-    return Explanation(tuple(lines), (size.batch, size.channels, size.height, size.width), executor)
+    return Explanation(tuple(lines), size.shape, executor, _shrinking(parts, size))
 
 
-def _line(step: Pass, batch: int, read: int, written: int) -> Line:
-    pixels_in = batch * step.source.channels * step.source.height * step.source.width
-    pixels_out = batch * step.out.channels * step.out.height * step.out.width
+def _shrinking(parts: Sequence[tuple[EagerOp | Choice | None, Plan | None]], size: Size) -> tuple[str, ...]:
+    """What is said of crops and resizes that shrink, and leave pixels out that fall between those they read."""
+    notes, at = [], size
+    for op in (op for _, planned in parts if planned is not None for step in planned.passes for op in step.ops):
+        if isinstance(op, ResampleOp) and not op.filter and not op.nearest:
+            most = op.shrinks(at)
+            if most > SHRINKS:
+                notes.append(
+                    f"{op.name} may shrink by {most:.1f} and reads four pixels for each: details turn to noise. "
+                    "torchvision weighs all that fall on one, and so does gpuaug.fuse(…, antialias=True)."
+                )
+        if isinstance(op, GatherOp):
+            at = op.out(at)
+    return tuple(notes)
+
+
+def _line(step: Pass, size: Size, read: int, written: int, views: int) -> Line:
+    source = step.source
+    if source.ragged:
+        pixels_in = int(np.sum(np.multiply(size.height, size.width)) * size.channels)
+    else:
+        pixels_in = size.batch * views * source.channels * source.height * source.width
+    pixels_out = size.batch * views * step.out.channels * step.out.height * step.out.width
     launches = step.front.launches if isinstance(step.front, FilterOp) else 1 + step.mean
     names = tuple(op.name for op in step.ops)
     return Line(names, step.describe(), launches, pixels_in * read, pixels_out * written)

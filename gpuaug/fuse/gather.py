@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gpuaug.fuse.geometry import Edge, GatherOp, IndexMap, IndexOp, ResampleOp, Resampling, Rows, WarpOp
+from gpuaug.fuse.geometry import Edge, Filter, GatherOp, IndexMap, IndexOp, ResampleOp, Resampling, Rows, WarpOp
 from gpuaug.fuse.ops import Array, Drawn, Size
 
 Kind = Literal["", "resample", "affine", "perspective"]
@@ -102,6 +102,11 @@ class Gather:
         return isinstance(self.warp, ResampleOp) and (self.warp.half or self.warp.nearest)
 
     @property
+    def filter(self) -> Filter:
+        """What pixels of images are weighed by that fall on one, if they are."""
+        return self.warp.filter if isinstance(self.warp, ResampleOp) else ""
+
+    @property
     def zeros(self) -> bool:
         """Whether what a warp takes from outside the frame is black, rather than the border."""
         return isinstance(self.warp, WarpOp) and self.warp.edge == "zeros"
@@ -162,9 +167,7 @@ class Gather:
         inverse = op.warp(drawn, size).inverse
         numbers = 6 if op.kind == "affine" else 9
         table[:, start : start + numbers] = inverse.reshape(-1, 9)[:, :numbers]
-        if fixed:
-            table[:, start + numbers] = size.width
-            table[:, start + numbers + 1] = size.height
+        _write((size.width, size.height), table, start + numbers, fixed)
 
     def describe(self) -> str:
         """In a few words."""

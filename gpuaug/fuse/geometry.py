@@ -16,6 +16,8 @@ from gpuaug.fuse.ops import Array, Drawn, Op, Size
 Edge = Literal["", "constant", "replicate", "reflect"]
 """What lies outside an index map's range; ``""``: nothing can."""
 
+Filter = Literal["", "triangle", "cubic"]
+
 Rows = Array | float
 
 
@@ -120,6 +122,17 @@ class ResampleOp(GatherOp):
     nearest: bool = False
     half: bool = False
     """Whether pixels are squares, half a pixel around their centre, for images. For masks (nearest) they always are."""
+    filter: Filter = ""
+    """What pixels are weighed by that fall on one, where images shrink; ``""``: the nearest four count."""
+
+    def smooth(self, *, cubic: bool) -> None:
+        """Weigh all pixels that fall on one, on the grid that torchvision resizes on, which knows pixels as squares alone."""
+        if not self.nearest:
+            self.filter, self.half = "cubic" if cubic else "triangle", True
+
+    @abstractmethod
+    def shrinks(self, size: Size) -> float:
+        """How many pixels along a side may become one, at most."""
 
     @abstractmethod
     def resampling(self, drawn: Drawn, size: Size, half: bool) -> Resampling:
@@ -133,8 +146,15 @@ def changes_size_by_chance(op: Op, *, size: Size) -> str | None:
     return None
 
 
-def scale_of(source: Rows, target: int, half: bool) -> Rows:
+def scale_of(source: Rows, target: Rows, half: bool) -> Rows:
     """How many input pixels an output pixel advances by, as PyTorch's ``interpolate`` computes it."""
     if half:
         return source / target
+    if isinstance(target, np.ndarray):
+        return np.where(target > 1, (source - 1) / np.maximum(target - 1, 1), 0.0)
     return (source - 1) / (target - 1) if target > 1 else np.zeros_like(source, dtype=np.float64)
+
+
+def length_of(side: Any) -> Rows:
+    """A side of the images as a floating number, or as one for each of them."""
+    return side.astype(np.float64) if isinstance(side, np.ndarray) else float(side)

@@ -45,6 +45,11 @@ class _Jitter(PointOp):
         """Four factors a sample, and an order for each batch."""
         return {"factors": source.between(self._low, self._high), "order": source.permutation(4)}
 
+    def drawn_alone(self, drawn: Drawn, index: int) -> Drawn:
+        """Factors are in rows, and all samples share their order."""
+        kept = {"factors": drawn["factors"][:, index : index + 1], "order": drawn["order"]}
+        return {**kept, "gate": drawn["gate"][index : index + 1]}
+
     def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
         """The same factors and order."""
         factors = dict(zip(FACTORS, torch.from_numpy(drawn["factors"]), strict=True))

@@ -9,20 +9,30 @@ import triton.language as tl
 
 from gpuaug.fuse.kernels_points import grey_before_contrast, points
 from gpuaug.fuse.kernels_rest import at_rest, mean_of
-from gpuaug.fuse.kernels_taps import between, blended, byte_share, half_to_even, located, mapped, paired, read, tap_axis
+from gpuaug.fuse.kernels_taps import (
+    between,
+    blended,
+    byte_share,
+    half_to_even,
+    located,
+    mapped,
+    paired,
+    read,
+    smoothed,
+    tap_axis,
+)
 
-SIZES = ("source_height", "source_width", "out_height", "out_width", "tiles_x", "row_stride", "tiles", "blocks")
+SIZES = ("images", "out_height", "out_width", "tiles_x", "row_stride", "tiles", "blocks")
 STRIDES = ("source_b", "source_c", "source_h", "out_b", "out_c", "out_h")
 
 
 @triton.jit
 def gathered(
     pointer, x, y, row, source_c, source_h, SOURCE_C: tl.constexpr, SOURCE_H: tl.constexpr, SOURCE_W: tl.constexpr,
-    PAIRS: tl.constexpr, first_channel,
+    PAIRS: tl.constexpr, SMOOTH: tl.constexpr, first_channel,
     SCALE: tl.constexpr, RGB: tl.constexpr, CHANNELS: tl.constexpr, KIND: tl.constexpr, HALF: tl.constexpr,
     NEAREST: tl.constexpr, ZEROS: tl.constexpr, AFTER: tl.constexpr, AFTER_AT: tl.constexpr, AFTER_FILL: tl.constexpr,
     WARP_AT: tl.constexpr, BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr, BEFORE_FILL: tl.constexpr,
-    source_height, source_width,
 ):  # fmt: skip
     """The pixels of a tile: three channels, or one and two copies of it."""
     inside_x = x == x
@@ -61,7 +71,12 @@ def gathered(
         b = read(blue, offset, within, within, fill_b, SCALE, False, BEFORE) if RGB else r
     else:
         at_x, at_y, start_x, count_x, start_y, count_y = located(x, y, row + WARP_AT, KIND, HALF, NEAREST)
-        if NEAREST:
+        if SMOOTH > 0:
+            r, g, b = smoothed(
+                pointer, at_x, at_y, tl.load(row + WARP_AT), tl.load(row + WARP_AT + 3), start_x, count_x, start_y, count_y,
+                before, to_row, to_plane, fill_r, fill_g, fill_b, SOURCE_W, RGB, SCALE, BEFORE, SMOOTH,
+            )  # fmt: skip
+        elif NEAREST:
             if KIND == 1:
                 left = tl.floor(at_x).to(tl.int32)
                 top = tl.floor(at_y).to(tl.int32)
@@ -143,11 +158,14 @@ def gathered(
 
 
 # Were it known how the places to keep pixels at are aligned, a thread would get several of a row, and taps would be far apart.
-@triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "out", "rows", "partial", "kept"])
+@triton.jit(
+    do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "places", "out", "rows", "partial", "kept"]
+)
 def gather_kernel(
-    source, out, rows, partial, kept, source_height, source_width, out_height, out_width, tiles_x, row_stride, tiles, blocks,
+    source, places, out, rows, partial, kept, images, out_height, out_width, tiles_x, row_stride, tiles, blocks,
     source_b, source_c, source_h, out_b, out_c, out_h,
-    SOURCE_C: tl.constexpr, SOURCE_H: tl.constexpr, SOURCE_W: tl.constexpr, PAIRS: tl.constexpr,
+    RAGGED: tl.constexpr, VIEWS: tl.constexpr,
+    SOURCE_C: tl.constexpr, SOURCE_H: tl.constexpr, SOURCE_W: tl.constexpr, PAIRS: tl.constexpr, SMOOTH: tl.constexpr,
     WIDTH: tl.constexpr, PIXELS: tl.constexpr, WHOLE: tl.constexpr, OUT_W: tl.constexpr,
     PROGRAM: tl.constexpr, COUNT: tl.constexpr,
     CHANNELS: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, HALF: tl.constexpr,
@@ -163,12 +181,28 @@ def gather_kernel(
     ``SOURCE_H``, ``WIDTH`` and ``PIXELS`` are strides and sizes that are compiled in, or 0; ``WHOLE``, that tiles cover the
     output with nothing left over.
 
+    With ``VIEWS`` there are more samples than ``images``, and each image is the source of one in every view. ``RAGGED``: 0, all
+    images have one size; else each lies where ``places`` says, in planes (1) or with the channels of a pixel together (2).
+
     Grid: (tiles of an image, samples, planes; one plane where a block makes all three).
     """
     tile = tl.program_id(0)
     sample = tl.program_id(1)
     plane = tl.program_id(2)
     row = rows + sample * row_stride
+    image = sample
+    if VIEWS:
+        image = sample % images
+    if RAGGED > 0:
+        place = places + 3 * image.to(tl.int64)
+        width = tl.load(place + 2).to(tl.int32)
+        source_h = width * SOURCE_W
+        source_c = 1
+        if RAGGED == 1:
+            source_c = tl.load(place + 1).to(tl.int32) * width
+        pointer = source + tl.load(place) + plane * source_c
+    else:
+        pointer = source + image.to(tl.int64) * source_b + plane * source_c
     if REDUCE and not KEEP:
         if tl.load(row + GATE_AT) == 0:
             return
@@ -176,7 +210,6 @@ def gather_kernel(
     # warp along the first axis; that has to be a row of the image.
     x = (tile % tiles_x) * TILE_W + tl.arange(0, TILE_W)[:, None]
     y = (tile // tiles_x) * TILE_H + tl.arange(0, TILE_H)[None, :]
-    pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     live = (x < out_width) & (y < out_height)
     if WHOLE:
         live = (x == x) & (y == y)
@@ -186,15 +219,15 @@ def gather_kernel(
         read_x = tl.minimum(x, out_width - 1)
         read_y = tl.minimum(y, out_height - 1)
     r, g, b = gathered(
-        pointer, read_x, read_y, row, source_c, source_h, SOURCE_C, SOURCE_H, SOURCE_W, PAIRS,
+        pointer, read_x, read_y, row, source_c, source_h, SOURCE_C, SOURCE_H, SOURCE_W, PAIRS, SMOOTH,
         plane, SCALE, RGB, CHANNELS, KIND, HALF, NEAREST, ZEROS, AFTER, AFTER_AT, AFTER_FILL, WARP_AT,
-        BEFORE, BEFORE_AT, BEFORE_FILL, source_height, source_width,
+        BEFORE, BEFORE_AT, BEFORE_FILL,
     )  # fmt: skip
     if REDUCE:
         if KEEP:
-            width = WIDTH if WIDTH > 0 else out_width
+            across = WIDTH if WIDTH > 0 else out_width
             pixels = PIXELS if PIXELS > 0 else out_height * out_width
-            at = kept + sample.to(tl.int64) * (3 * pixels) + (y * width + x).to(tl.uint32)
+            at = kept + sample.to(tl.int64) * (3 * pixels) + (y * across + x).to(tl.uint32)
             tl.store(at, at_rest(r), mask=live)
             tl.store(at + pixels, at_rest(g), mask=live)
             tl.store(at + 2 * pixels, at_rest(b), mask=live)
@@ -214,9 +247,10 @@ def gather_kernel(
             tl.store(pixel + 2 * out_c, b.to(out.dtype.element_ty), mask=live)
 
 
-@triton.jit(
-    do_not_specialize=[*SIZES, *STRIDES, "before_fill", "after_fill"], do_not_specialize_on_alignment=["source", "out", "rows"]
-)
+MASK_SIZES = ("before_fill", "after_fill", "source_height", "source_width", "out_height", "out_width", "tiles_x", "row_stride")
+
+
+@triton.jit(do_not_specialize=[*MASK_SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "out", "rows"])
 def mask_kernel(
     source, out, rows, before_fill, after_fill, source_height, source_width, out_height, out_width, tiles_x, row_stride,
     source_b, source_c, source_h, out_b, out_c, out_h,

@@ -10,7 +10,6 @@ from torch import Tensor
 from gpuaug.fuse.kernels_points import points
 from gpuaug.fuse.kernels_taps import as_float, byte_share
 from gpuaug.fuse.launching import Launch, prepared
-from gpuaug.fuse.mixes import CutMix
 from gpuaug.fuse.plan import Pass
 
 TILE = 1024
@@ -28,18 +27,17 @@ def unit_pixel(pointer, live, SCALE: tl.constexpr):
 
 
 @triton.jit
-def mixed(own, partner, row, inside, CUT: tl.constexpr):
-    """One channel of a pixel and of its partner's."""
-    if CUT:
-        return tl.where(inside, partner, own)
-    share = tl.load(row + 2)
-    return own * (1 - share) + partner * share
+def mixed(own, pointer, live, inside, weight, SCALE: tl.constexpr):
+    """One channel of a pixel, and of its partner's at ``pointer``: the partner's inside, elsewhere a mean."""
+    partner = unit_pixel(pointer, tl.where(weight != 0, live, inside), SCALE)
+    # A weight of nothing leaves every bit.
+    return tl.where(inside, partner, tl.where(weight != 0, own * (1 - weight) + partner * weight, own))
 
 
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "out", "rows"])
 def mix_kernel(
     source, out, rows, height, width, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    COLUMN: tl.constexpr, CUT: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr,
+    COLUMN: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr,
     PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Mix each image with its partner.
@@ -61,13 +59,12 @@ def mix_kernel(
     b = unit_pixel(pixel + 2 * source_c, live, SCALE) if RGB else r
     if tl.load(own) != 0:
         other = first + tl.load(own + 1).to(tl.int64) * source_b
-        inside = live
-        if CUT:
-            inside &= (x >= tl.load(own + 3)) & (x < tl.load(own + 5)) & (y >= tl.load(own + 4)) & (y < tl.load(own + 6))
-        r = mixed(r, unit_pixel(other, inside, SCALE), own, inside, CUT)
+        weight = tl.load(own + 3)
+        inside = live & (x >= tl.load(own + 4)) & (x < tl.load(own + 6)) & (y >= tl.load(own + 5)) & (y < tl.load(own + 7))
+        r = mixed(r, other, live, inside, weight, SCALE)
         if RGB:
-            g = mixed(g, unit_pixel(other + source_c, inside, SCALE), own, inside, CUT)
-            b = mixed(b, unit_pixel(other + 2 * source_c, inside, SCALE), own, inside, CUT)
+            g = mixed(g, other + source_c, live, inside, weight, SCALE)
+            b = mixed(b, other + 2 * source_c, live, inside, weight, SCALE)
     r, g, b = points(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, COUNT, CHANNELS, RGB)
     target = out + sample.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
     tl.store(target, r.to(out.dtype.element_ty), mask=live)
@@ -97,7 +94,6 @@ def _mixing(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> Launch:
     rgb = channels == 3 and (out.stride(1) == 1 or any(point.rgb_only for point in step.points))
     constants: dict[str, Any] = {
         "COLUMN": step.columns,
-        "CUT": isinstance(step.front, CutMix),
         "SOURCE_W": source.stride(3),
         "SCALE": source.dtype == torch.uint8,
         "OUT_W": out.stride(3),

@@ -160,6 +160,79 @@ def blended(
 
 
 @triton.jit
+def weight(tap, centre, shrink, SMOOTH: tl.constexpr):
+    """What a pixel weighs in an output pixel around ``centre``, by their distance: a triangle (1) or a cubic (2)."""
+    distance = tl.abs((tap.to(tl.float32) + 0.5 - centre) * shrink)
+    if SMOOTH == 1:
+        return tl.maximum(1.0 - distance, 0.0)
+    near = (1.5 * distance - 2.5) * distance * distance + 1.0
+    far = -0.5 * (((distance - 5.0) * distance + 8.0) * distance - 4.0)
+    return tl.where(distance < 1, near, tl.where(distance < 2, far, 0.0))
+
+
+@triton.jit
+def reach(centre, count, scale, SMOOTH: tl.constexpr):
+    """The first pixel that weighs something and the one after the last, for each output pixel, and the most that can be."""
+    support = tl.maximum(scale, 1.0) * SMOOTH
+    first = tl.maximum((centre - support + 0.5).to(tl.int32), 0)
+    end = tl.minimum((centre + support + 0.5).to(tl.int32), count)
+    return first, end, 2 * tl.ceil(support).to(tl.int32) + 1
+
+
+@triton.jit
+def smoothed(
+    pointer, at_x, at_y, scale_x, scale_y, start_x, count_x, start_y, count_y, before, source_h, to_plane,
+    fill_r, fill_g, fill_b,
+    SOURCE_W: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, BEFORE: tl.constexpr, SMOOTH: tl.constexpr,
+):  # fmt: skip
+    """The weighted mean of all pixels that fall on an output pixel: three channels, or one and two copies of it."""
+    centre_x = at_x + 0.5
+    centre_y = at_y + 0.5
+    shrink_x = tl.minimum(tl.div_rn(1.0, scale_x), 1.0)
+    shrink_y = tl.minimum(tl.div_rn(1.0, scale_y), 1.0)
+    first_x, end_x, most_x = reach(centre_x, count_x, scale_x, SMOOTH)
+    first_y, end_y, most_y = reach(centre_y, count_y, scale_y, SMOOTH)
+    total = centre_x * 0.0 + centre_y * 0.0
+    r = total
+    g = total
+    b = total
+    # Not ranges: the interpreter cannot count up to a number that it has loaded.
+    j = 0
+    while j < most_y:
+        tap_y = first_y + j
+        share_y = tl.where(tap_y < end_y, weight(tap_y, centre_y, shrink_y, SMOOTH), 0.0)
+        y, framed_y, within_y = tap_axis(tap_y, start_y, count_y, before, 1, False, BEFORE)
+        i = 0
+        while i < most_x:
+            tap_x = first_x + i
+            share = share_y * tl.where(tap_x < end_x, weight(tap_x, centre_x, shrink_x, SMOOTH), 0.0)
+            x, framed_x, within_x = tap_axis(tap_x, start_x, count_x, before, 0, False, BEFORE)
+            offset = (y * source_h + x * SOURCE_W).to(tl.uint32)
+            framed = framed_x & framed_y
+            within = within_x & within_y
+            total += share
+            r += share * read(pointer, offset, framed, within, fill_r, SCALE, False, BEFORE)
+            if RGB:
+                g += share * read(pointer + to_plane, offset, framed, within, fill_g, SCALE, False, BEFORE)
+                b += share * read(pointer + 2 * to_plane, offset, framed, within, fill_b, SCALE, False, BEFORE)
+            i += 1
+        j += 1
+    r = tl.div_rn(r, total)
+    if RGB:
+        g = tl.div_rn(g, total)
+        b = tl.div_rn(b, total)
+    else:
+        g = r
+        b = r
+    if SCALE:
+        # A cubic swings beyond what it weighs; bytes do not.
+        r = tl.minimum(tl.maximum(r, 0.0), 255.0)
+        g = tl.minimum(tl.maximum(g, 0.0), 255.0)
+        b = tl.minimum(tl.maximum(b, 0.0), 255.0)
+    return r, g, b
+
+
+@triton.jit
 def between(pointer, at, right, lower, to_row, SOURCE_W: tl.constexpr, SCALE: tl.constexpr):
     """One channel between four neighbours, of which ``at`` is the first."""
     v00 = as_float(tl.load(pointer + at), SCALE)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.fuse.plan import Pass
+from gpuaug.ragged import Ragged
 
 T = TypeVar("T")
 
@@ -52,18 +53,25 @@ class Launch:
             self._compiled[device] = made[self._grid], (*self._tail, *(self._constants[name] for name in names))
 
 
-def prepared(step: Pass, source: Tensor, rows: Tensor, out: Tensor, make: Callable[[Pass, Tensor, Tensor, Tensor], T]) -> T:
-    """What ``make`` has worked out for a pass and tensors of this kind, from the second time on without calling it.
+def prepared(step: Pass, source: Any, rows: Tensor, out: Tensor, make: Callable[[Pass, Any, Tensor, Tensor], T]) -> T:
+    """What ``make`` has worked out for a pass and a source of this kind, from the second time on without calling it.
 
-    A pass belongs to images of one size, so the kind is the types, the strides and the number of samples.
+    A pass belongs to images of one size, or of any, so the kind is the types, the strides and the number of samples.
     """
-    key = (make, source.dtype, out.dtype, source.shape[0], source.shape[1], rows.stride(0), source.stride(), out.stride())
+    key = (make, kind_of(source), out.dtype, len(out), out.shape[1], rows.stride(0), out.stride())
     found: T | None = step.prepared.get(key)
     if found is None:
         if len(step.prepared) >= 64:
             step.prepared.clear()
         found = step.prepared[key] = make(step, source, rows, out)
     return found
+
+
+def kind_of(source: Tensor | Ragged) -> tuple[Any, ...]:
+    """All of a source of images that a launch depends on, but its memory."""
+    if isinstance(source, Tensor):
+        return source.dtype, source.shape[0], source.stride()
+    return len(source), source.shapes.channels, source.shapes.layout, source.shapes.thin
 
 
 def on_device(device: torch.device) -> Any:

@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 from kornia import augmentation as K
+from kornia.constants import Resample
 from torch import nn
 
 from gpuaug.errors import ArgumentError, ArgumentTypeError
 from gpuaug.fuse import channels, colours, crops, filters, jitter, mixes, places, warps
-from gpuaug.fuse.choices import Child, Member, Pick
+from gpuaug.fuse.choices import Child, Choice, Member, Pick
 from gpuaug.fuse.eager import EagerOp
+from gpuaug.fuse.geometry import ResampleOp
 from gpuaug.fuse.ops import Op
 from gpuaug.fuse.policies import POLICIES, lower_policy
 from gpuaug.fuse.random_apply import lower_random_apply
@@ -56,12 +58,13 @@ class Group:
 Tree = Leaf | Group
 
 
-def lower(pipeline: Any, pick: Pick = "batch") -> Tree:
+def lower(pipeline: Any, pick: Pick = "batch", *, antialias: bool = False) -> Tree:
     """What a pipeline consists of.
 
     Args:
         pipeline: The user's.
         pick: Whether policies pick for the batch, as Kornia does, or for each sample.
+        antialias: Whether what shrinks weighs all pixels that fall on one.
 
     Raises:
         ArgumentTypeError: If it is nothing that has augmentations in it.
@@ -74,6 +77,10 @@ def lower(pipeline: Any, pick: Pick = "batch") -> Tree:
     tree = _tree("", pipeline, pick, _unknown_version())
     if not list(leaves(tree)):
         raise ArgumentError(f"pipeline must hold at least one augmentation, got an empty {type(pipeline).__name__}.")
+    for leaf in leaves(tree) if antialias else ():
+        for op in leaf.op.ops if isinstance(leaf.op, Choice) else (leaf.op,):
+            if isinstance(op, ResampleOp):
+                op.smooth(cubic=op.settings["resample"] == Resample.BICUBIC)
     return tree
 
 

@@ -1,7 +1,9 @@
 """Ops that mix each image with another one of its batch: MixUp and CutMix, and the labels that come of them.
 
-A sample's row names its partner, so a mix is a gather across the batch. Where the gate is shut a sample is its own partner
-with a share of nothing, which is also what Kornia's labels then say.
+A sample's row names its partner, so a mix is a gather across the batch. All mixes have rows of one form, so that one kernel
+does any of them: within a rectangle a pixel is the partner's, elsewhere it is a weighted mean with it. MixUp's rectangle is
+empty and CutMix's weight nothing. Where the gate is shut a sample is its own partner with a share of nothing, which is also
+what Kornia's labels then say.
 """
 
 from abc import abstractmethod
@@ -16,18 +18,17 @@ from gpuaug.errors import ArgumentError
 from gpuaug.fuse.draws import Source
 from gpuaug.fuse.ops import Array, Drawn, Op, Size, column
 
-_PARTNER, _SHARE = 1, 2
+_PARTNER, _SHARE, _WEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM, _WIDTH = range(1, 9)
 
 
 class MixOp(Op):
     """An op on an image and another one of the batch, its partner.
 
-    The first columns of a row are the gate, the partner's index, and the number that the label says (Kornia's lambda). The
-    gate is one for the whole batch. Kornia mixes images and labels, and raises for masks, boxes and keypoints.
+    A row holds the gate; the partner's index, among the images of the same call; the partner's true share of the sample, by
+    which labels are mixed; its weight outside of the rectangle; and the rectangle: x and y of its first pixel, and of the one
+    after its last. The gate is one for the whole batch, and a row whose gate is shut takes nothing in any of these ways.
+    Kornia mixes images and labels, and raises for masks, boxes and keypoints.
     """
-
-    width: ClassVar[int]
-    """How many numbers a row holds."""
 
     alone = True
 
@@ -36,7 +37,7 @@ class MixOp(Op):
 
     def row_width(self, channels: int) -> int:
         """How many numbers a row holds, whatever the channels."""
-        return self.width
+        return _WIDTH
 
     def draw_parameters(self, source: Source, size: Size) -> Drawn:
         """Partners: a random order of the batch, even where samples share everything else."""
@@ -50,18 +51,17 @@ class MixOp(Op):
         """Fill ``out``, (B, row_width) float32."""
         gate = drawn["gate"]
         out[:, 0] = gate
+        out[:, _SHARE:] = 0
         if gate.all():
             out[:, _PARTNER] = drawn["partner"]
             self.write(drawn, size, out)
         else:
             out[:, _PARTNER] = np.arange(size.batch)
-            out[:, _SHARE:] = 0
 
     @abstractmethod
     def write(self, drawn: Drawn, size: Size, out: Array) -> None:
-        """Fill everything in ``out`` but the gate and the partner."""
+        """Fill the share, and what of ``out`` is not nothing."""
 
-    @abstractmethod
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """The op on every sample, as if every gate were open.
 
@@ -69,6 +69,17 @@ class MixOp(Op):
             images: (B, C, H, W), float32.
             rows: (B, row_width), float32, on the same device.
         """
+        other, weight = partners(images, rows), column(rows, _WEIGHT)
+        # A weight of nothing leaves every bit, whatever the partner has: zero times infinity is no number.
+        mean = torch.where(weight != 0, images * (1 - weight) + other * weight, images)
+        x = torch.arange(images.shape[3], device=images.device)
+        y = torch.arange(images.shape[2], device=images.device)[:, None]
+        left, top, right, bottom = (column(rows, index) for index in (_LEFT, _TOP, _RIGHT, _BOTTOM))
+        return torch.where((x >= left) & (x < right) & (y >= top) & (y < bottom), other, mean)
+
+    def said(self, rows: Tensor) -> Tensor:
+        """The number that labels in Kornia's form say (its lambda), (B,): the partner's share."""
+        return rows[:, _SHARE]
 
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
         """Each sample's own label, its partner's, and the number that goes with them, as Kornia returns them.
@@ -86,21 +97,19 @@ class MixOp(Op):
             ArgumentError: If there is not one label for each sample.
 
         Cost:
-            Four launches, no copy.
+            A few launches, no copy.
         """
         if labels.shape != rows.shape[:1]:
             raise ArgumentError(
                 f"class must be one label for each of the {len(rows)} images, got {tuple(labels.shape)}. "
-                "Pass class indices, (B,), and make them one-hot afterwards."
+                "Pass class indices, (B,), and make them one-hot by num_classes."
             )
         values = labels.float()
-        return torch.stack((values, partners(values, rows), rows[:, _SHARE]), -1)
+        return torch.stack((values, partners(values, rows), self.said(rows)), -1)
 
 
 class MixUp(MixOp):
     """RandomMixUpV2: a weighted mean with the partner."""
-
-    width = 3
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -115,13 +124,8 @@ class MixUp(MixOp):
         return {"mixup_pairs": torch.from_numpy(drawn["partner"]), "mixup_lambdas": torch.from_numpy(drawn["lambda"])}
 
     def write(self, drawn: Drawn, size: Size, out: Array) -> None:
-        """The partner's weight."""
-        out[:, _SHARE] = drawn["lambda"]
-
-    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """The mean."""
-        share = column(rows, _SHARE)
-        return images * (1 - share) + partners(images, rows) * share
+        """The partner's weight, which is its share."""
+        out[:, _SHARE] = out[:, _WEIGHT] = drawn["lambda"]
 
     def describe(self) -> str:
         """In a word."""
@@ -129,12 +133,7 @@ class MixUp(MixOp):
 
 
 class CutMix(MixOp):
-    """RandomCutMixV2: a rectangle of the partner.
-
-    A row ends with the rectangle: (x, y) of its first pixel, and of the one after its last.
-    """
-
-    width = 7
+    """RandomCutMixV2: a rectangle of the partner."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -177,19 +176,16 @@ class CutMix(MixOp):
         }
 
     def write(self, drawn: Drawn, size: Size, out: Array) -> None:
-        """What the label says, and the rectangle."""
+        """The rectangle, and its share of the image."""
         start, sides = drawn["start"], drawn["sides"]
-        area = sides[:, 0] * sides[:, 1] / np.float32(size.width * size.height)
-        out[:, _SHARE] = 1 - area if self._says_rest else area
-        out[:, 3:5] = start
-        np.add(start, sides, out=out[:, 5:7])
+        out[:, _SHARE] = sides[:, 0] * sides[:, 1] / np.float32(size.width * size.height)
+        out[:, _LEFT : _TOP + 1] = start
+        np.add(start, sides, out=out[:, _RIGHT : _BOTTOM + 1])
 
-    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """The partner within the rectangle."""
-        x = torch.arange(images.shape[3], device=images.device)
-        y = torch.arange(images.shape[2], device=images.device)[:, None]
-        left, top, right, bottom = (column(rows, index) for index in range(3, 7))
-        return torch.where((x >= left) & (x < right) & (y >= top) & (y < bottom), partners(images, rows), images)
+    def said(self, rows: Tensor) -> Tensor:
+        """The rectangle's share of the image, or in Kornia's newer convention that of the rest; nothing if the gate is shut."""
+        share = super().said(rows)
+        return torch.where(rows[:, 0] != 0, 1 - share, share) if self._says_rest else share
 
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
         """As for every mix, in one more axis: Kornia's number of mixes, which is one."""
@@ -203,6 +199,11 @@ class CutMix(MixOp):
 def partners(values: Tensor, rows: Tensor) -> Tensor:
     """What each sample's partner has: ``values``, (B, …), in another order."""
     return values.index_select(0, rows[:, _PARTNER].long())
+
+
+def shares(rows: Tensor) -> Tensor:
+    """The partner's share of each sample, (B,)."""
+    return rows[:, _SHARE]
 
 
 def _bounds(given: Any) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """``fuse``: the module that a user calls, and the driver that takes a batch through the passes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,14 +14,20 @@ from gpuaug.fuse.batchdraws import Draws
 from gpuaug.fuse.choices import Choice, Nothing, Pick, Step
 from gpuaug.fuse.draws import Source
 from gpuaug.fuse.eager import EagerOp
+from gpuaug.fuse.gather import Gather
+from gpuaug.fuse.geometry import GatherOp
+from gpuaug.fuse.labels import SoftLabels
 from gpuaug.fuse.lower import leaves, lower
 from gpuaug.fuse.mixes import MixOp
-from gpuaug.fuse.ops import Drawn, Op, Size
+from gpuaug.fuse.one_mix import OneMix
+from gpuaug.fuse.ops import ANY_SIDES, Drawn, Op, Size
 from gpuaug.fuse.options import BoxForm, Options
-from gpuaug.fuse.plan import Plan, numbers_of, plan
+from gpuaug.fuse.plan import Plan, columns_of, plan
+from gpuaug.fuse.sources import size_of
 from gpuaug.fuse.tables import make_table
 from gpuaug.fuse.targets import Targets
-from gpuaug.seeding import next_seed
+from gpuaug.ragged import Ragged
+from gpuaug.seeding import next_seed, seeds_of_views
 
 _NOTHING = Nothing("", nn.Identity())
 
@@ -58,16 +65,17 @@ def fuse(
             them. It is read, and never changed or moved.
         dtype: Of the images that come out: float32, bfloat16 or float16. The arithmetic is float32 whatever it is.
         memory_format: Of the images that come out.
-        pick: Whether policies (``RandAugment`` and the like) pick for the whole ``"batch"``, as in Kornia, or for each
-            ``"sample"`` on its own, as in their papers.
+        pick: Whether policies (``RandAugment`` and the like) and containers of mixes pick for the whole ``"batch"``, as in
+            Kornia, or for each ``"sample"`` on its own, as in the policies' papers.
         ragged: Whether images come in sizes of their own, as :func:`gpuaug.collate_ragged` packs them. The pipeline then has
             to begin with what gives them one size.
         antialias: Whether crops and resizes that shrink weigh all pixels that fall on one, as torchvision's do. Kornia's,
             and these without it, take the nearest four.
         views: How often each image is drawn for. Views of a batch lie behind one another: (views · B, C, H, W).
         boxes: What the boxes of target dicts are.
-        num_classes: Where labels are mixed, how many classes there are: labels then come as shares of each.
-        label_smoothing: How much of a label is spread over all classes.
+        num_classes: How many classes there are. Labels (``"class"``) that go along then come as shares of each, (B,
+            num_classes), mixed where images are, as a cross entropy takes them. Left out: in Kornia's form.
+        label_smoothing: How much of a label is then spread over all classes, as by torch's cross entropy.
 
     Returns:
         A module to be called on images, or to be put into ``stages`` of a :class:`gpuaug.StreamedLoader`.
@@ -110,13 +118,16 @@ class Fused(nn.Module):
         self.dtype, self.memory_format = options.dtype, options.memory_format
         # In a tuple, so that it is no child: a child would be moved, and would have its buffers in the state_dict.
         self._pipeline = (pipeline,)
-        self._tree = lower(pipeline, options.pick)
+        self._tree = lower(pipeline, options.pick, antialias=options.antialias)
         self._ops = tuple(leaf.op for leaf in leaves(self._tree))
+        self._sizing = sizing_ops(self._ops) if options.ragged else ()
         keys = getattr(pipeline, "data_keys", None)
         self._data_keys = tuple(key.name.lower() for key in keys) if keys else ("input",)
         self._extra_args = getattr(pipeline, "extra_args", None)
         self._keepdim = all(_keepdim(leaf.op) for leaf in leaves(self._tree))
         self._mixes = tuple(op for op in self._ops if isinstance(op, MixOp))
+        classes = options.num_classes
+        self._soft = None if classes is None else SoftLabels(classes, options.label_smoothing)
         self._chooses = any(isinstance(op, Choice) for op in self._ops)
         self._plans: dict[Any, tuple[Stretch, Plan | None]] = {}
         self._ahead = Ahead()
@@ -136,11 +147,11 @@ class Fused(nn.Module):
     def __reduce__(self) -> tuple[Any, ...]:
         return Fused, (self._pipeline[0], self.options)
 
-    def draw(self, shape: Sequence[int], seed: int | None = None) -> Draws:
+    def draw(self, shape: Sequence[int] | Ragged, seed: int | None = None) -> Draws:
         """Draw for one batch, without images.
 
         Args:
-            shape: (B, C, H, W) of the images.
+            shape: (B, C, H, W) of the images, or a ragged batch.
             seed: What the draws depend on. Left out: one number from torch's global generator.
 
         Raises:
@@ -149,12 +160,24 @@ class Fused(nn.Module):
         Cost:
             Host time alone; no launch.
         """
-        if len(shape) != 4:
+        if isinstance(shape, Ragged):
+            size = size_of(shape)
+        elif len(shape) != 4:
             raise ArgumentError(f"shape must be (B, C, H, W), got {tuple(shape)}. Pass images.shape of a batch.")
-        size = first = Size(*(int(side) for side in shape))
+        else:
+            size = Size(*(int(side) for side in shape))
+        return self._draw(size, next_seed() if seed is None else seed)
+
+    def _draw(self, size: Size, seed: int) -> Draws:
+        self._check_sizes(size)
+        first, *more = (self._draw_view(size, each) for each in seeds_of_views(seed, self.options.views))
+        return replace(first, _more=tuple(more))
+
+    def _draw_view(self, size: Size, seed: int) -> Draws:
+        first = size
         _, planned = self._stretch(0, size, masks=False)
         columns = planned.numbers if planned is not None else 8
-        source = Source((next_seed() if seed is None else seed,), size.batch, columns)
+        source = Source((seed,), size.batch, columns)
         drawn: list[Drawn] = []
         sizes: list[Size] = []
         while len(drawn) < len(self._ops):
@@ -167,7 +190,7 @@ class Fused(nn.Module):
                 drawn.append(op.draw(source, size))
                 sizes.append(size)
                 size = op.out(size)
-        return Draws((first.batch, first.channels, first.height, first.width), self._tree, tuple(drawn), tuple(sizes))
+        return Draws(first.shape, self._tree, tuple(drawn), tuple(sizes))
 
     def forward(self, *inputs: Any, data_keys: Sequence[Any] | None = None, draws: Draws | None = None) -> Any:
         """Augment a batch.
@@ -178,8 +201,8 @@ class Fused(nn.Module):
             draws: Draws to replay instead of drawing.
 
         Shape:
-            - images: (B, C, H, W) uint8, scaled to [0, 1], or floating
-            - returns: (B, C, H', W'); (B, C, H', W') and the rest as a list where there is more than one input
+            - images: (B, C, H, W) uint8, scaled to [0, 1], or floating; or a ragged batch of B
+            - returns: (V · B, C, H', W') for V views; it and the rest as a list where there is more than one input
 
         Raises:
             ArgumentTypeError: If an input is not what its key says.
@@ -195,20 +218,62 @@ class Fused(nn.Module):
         for op in self._mixes:
             targets.check_mix(op)
         size = targets.size
+        self._check_sizes(size)
         self._seen[:] = ((size, targets.device),)
-        if draws is not None and draws.shape != targets.shape:
+        if draws is not None and draws._sizes[0] != size:
             raise ArgumentError(
                 f"draws must be for images of the same shape, got draws for {draws.shape} and images of "
-                f"{tuple(targets.shape)}. Draw with the images' own shape."
+                f"{size.shape}. Draw with the images' own shape."
             )
         if draws is not None and len(draws._drawn) != len(self._ops):
             raise ArgumentError(
                 f"draws must come from the same pipeline, got draws of {len(draws._drawn)} modules for {len(self._ops)}. "
                 "Draw with this module."
             )
+        views = self.options.views
+        if draws is not None and len(draws.views) != views:
+            raise ArgumentError(
+                f"draws must be for {views} views, got draws for {len(draws.views)}. Draw with this module, or replay one view "
+                "with the pipeline fused for one."
+            )
         with torch.no_grad():
-            self._run(targets, draws)
+            if self._soft is not None:
+                targets.soften(self._soft, self._mixes)
+            if views > 1 and not self._runs_at_once(targets):
+                draws = self._draw(size, next_seed()) if draws is None else draws
+                each = [targets.copy() for _ in range(views)]
+                for one, view in zip(each, draws.views, strict=True):
+                    self._run(one, view)
+                targets.join(each)
+            else:
+                targets.repeat(views)
+                self._run(targets, draws)
         return targets.results(self.dtype, self.memory_format, keepdim=self._keepdim)
+
+    def _runs_at_once(self, targets: Targets) -> bool:
+        """Whether all views can share every pass: where one plan runs everything, and no image meets another."""
+        if self._chooses or self._mixes:
+            return False
+        stretch, planned = self._stretch(0, targets.size, masks=targets.has_masks)
+        return planned is not None and stretch.stop == len(self._ops)
+
+    def _check_sizes(self, size: Size) -> None:
+        """Refuse images that an op could not give their one size."""
+        if not size.ragged:
+            return
+        if not self.options.ragged:
+            raise ArgumentError(
+                "images must have one size, got a ragged batch. Say so when fusing the pipeline: gpuaug.fuse(…, ragged=True)."
+            )
+        at = size
+        for op in self._sizing:
+            if op.refuses(at):
+                index, reason = next((index, why) for index in range(at.batch) if (why := op.refuses(at.of(index))))
+                raise ArgumentError(
+                    f"images must fit {op.name}, got {size.of(index).height}x{size.of(index).width} at {index} of the batch, "
+                    f"which {reason}. Pad or resize before it."
+                )
+            at = op.out(at)
 
     def explain(self, shape: Sequence[int] | None = None) -> "explain.Explanation":
         """What became of each module: its pass, launches and bytes a batch, and why Kornia runs what it runs.
@@ -216,7 +281,8 @@ class Fused(nn.Module):
         Args:
             shape: (B, C, H, W) of the images. Left out: that of the last call, else (256, 3, 256, 256).
         """
-        size = Size(*shape) if shape is not None else self._seen[0][0] if self._seen else Size(256, 3, 256, 256)
+        known = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
+        size = Size(*shape) if shape is not None else self._seen[0][0] if self._seen else known
         parts = []
         at, start = size, 0
         while start < len(self._ops):
@@ -227,7 +293,7 @@ class Fused(nn.Module):
             elif stretch.eager is not None:
                 at = stretch.eager.out(at, stretch.eager.draw(Source((0,), at.batch), at))
             start = stretch.stop
-        return explain.explanation(parts, size, self.dtype, self._executor())
+        return explain.explanation(parts, size, self.dtype, self._executor(), self.options.views)
 
     def _executor(self) -> str:
         """What ran the last call; nothing before the first."""
@@ -236,14 +302,17 @@ class Fused(nn.Module):
     def _stretch(
         self, start: int, size: Size, *, masks: bool, ops: tuple[Op | EagerOp, ...] | None = None
     ) -> tuple[Stretch, Plan | None]:
-        # Plans do not depend on how many images there are. Without ``ops``, they are the pipeline's.
-        key = (start, size.channels, size.height, size.width, masks, ops)
+        # Plans do not depend on how many images there are, nor on their sizes where these differ: rows hold them. Without
+        # ``ops``, they are the pipeline's.
+        size = Size(1, size.channels, *ANY_SIDES) if size.ragged else size
+        key = (start, size.channels, *((0, 0) if size.ragged else (size.height, size.width)), masks, ops)
         found = self._plans.get(key)
         if found is None:
             stretch = _take(self._ops if ops is None else ops, start, size)
             planned = plan(stretch.ops, size, masks=masks) if stretch.eager is None else None
             if planned is not None and not self._chooses:
-                planned.numbers = numbers_of(stretch.ops, size)
+                planned.columns = columns_of(stretch.ops, size)
+                planned.numbers = max(sum(planned.columns), 1)
             found = stretch, planned
             if len(self._plans) >= 256:
                 self._plans.clear()
@@ -252,13 +321,19 @@ class Fused(nn.Module):
 
     def _run(self, targets: Targets, draws: Draws | None) -> None:
         size, points = targets.size, targets.has_points
-        if draws is None and not self._chooses:
+        if not self._chooses:
             stretch, planned = self._stretch(0, size, masks=targets.has_masks)
-            if planned is not None and stretch.stop == len(self._ops) and not planned.alone:
-                table = self._ahead.table(planned, stretch.ops, size, targets.device, points=points)
+            if planned is not None and stretch.stop == len(self._ops):
+                if draws is None and not planned.alone:
+                    views = self.options.views
+                    table = self._ahead.table(planned, stretch.ops, size, targets.device, points=points, views=views)
+                else:
+                    draws = self._draw(size, next_seed()) if draws is None else draws
+                    drawn_of = [dict(zip(stretch.ops, view._drawn, strict=True)) for view in draws.views]
+                    table = torch.cat([make_table(planned, size, each, targets.device, points=points) for each in drawn_of])
                 targets.run_plan(planned, table, self.dtype, self.memory_format)
                 return
-        parts = self._parts(self.draw(targets.shape) if draws is None else draws)
+        parts = self._parts(self._draw(size, next_seed()) if draws is None else draws)
         for number, (ops, all_drawn) in enumerate(parts):
             start = 0
             while start < len(ops):
@@ -295,6 +370,30 @@ class Fused(nn.Module):
         return [(tuple(ops), all_drawn) for ops, all_drawn in parts]
 
 
+def sizing_ops(ops: Sequence[Op | EagerOp]) -> tuple[GatherOp, ...]:
+    """The ops that give images of different sizes one, which the first pass has to do.
+
+    Raises:
+        ArgumentError: If they do not.
+    """
+    front, size, taken = Gather(), Size(1, 3, *ANY_SIDES), []
+    way_out = "Put what gives them one size before it, such as K.RandomResizedCrop((224, 224)) or K.Resize((224, 224))"
+    for op in ops:
+        if not isinstance(op, GatherOp) or op.refuses(size) or not front.accepts(op):
+            reason = f": {op.reason}" if isinstance(op, EagerOp) else ""
+            raise ArgumentError(
+                f"pipeline must give images one size before anything else where ragged=True, got {op.name}{reason}. {way_out}."
+            )
+        front, size = front.adding(op), op.out(size)
+        taken.append(op)
+        if not size.ragged:
+            return tuple(taken)
+    raise ArgumentError(
+        f"pipeline must give images one size where ragged=True, got {taken[-1].name} as its end. "
+        "Add what does, such as K.RandomResizedCrop((224, 224)), K.Resize((224, 224)) or K.CenterCrop(224)."
+    )
+
+
 def _take(ops: Sequence[Op | EagerOp], start: int, size: Size) -> Stretch:
     """The longest run of ops from ``start`` that one plan can hold for images of this size, or one op for Kornia."""
     taken: list[Op] = []
@@ -315,4 +414,4 @@ def _take(ops: Sequence[Op | EagerOp], start: int, size: Size) -> Stretch:
 
 
 def _keepdim(op: Op | EagerOp) -> bool:
-    return op.keepdim if isinstance(op, Choice) else bool(getattr(op.module, "keepdim", False))
+    return op.keepdim if isinstance(op, Choice | OneMix) else bool(getattr(op.module, "keepdim", False))

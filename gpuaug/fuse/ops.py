@@ -20,18 +20,55 @@ Array = NDArray[Any]
 Drawn = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Size:
-    """The shape of a batch of images, (B, C, H, W)."""
+    """The shape of a batch of images, (B, C, H, W).
+
+    Where images differ in size, ``height`` and ``width`` are not numbers but arrays of them, (B,) int64.
+    """
 
     batch: int
     channels: int
-    height: int
-    width: int
+    height: Any
+    width: Any
 
-    def to(self, height: int, width: int) -> "Size":
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Size) or self.batch != other.batch or self.channels != other.channels:
+            return False
+        return bool(np.all(self.height == other.height) and np.all(self.width == other.width))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def ragged(self) -> bool:
+        """Whether images differ in size."""
+        return isinstance(self.height, np.ndarray) or isinstance(self.width, np.ndarray)
+
+    @property
+    def shape(self) -> tuple[int, int, int | None, int | None]:
+        """(B, C, H, W), with ``None`` for sides that differ."""
+        height, width = (None if isinstance(side, np.ndarray) else int(side) for side in (self.height, self.width))
+        return self.batch, self.channels, height, width
+
+    def to(self, height: Any, width: Any) -> "Size":
         """The same batch with images of another size."""
         return Size(self.batch, self.channels, height, width)
+
+    def of(self, index: int) -> "Size":
+        """A batch of one image of this one."""
+        height, width = (int(side[index]) if isinstance(side, np.ndarray) else side for side in (self.height, self.width))
+        return Size(1, self.channels, height, width)
+
+    def times(self, count: int) -> "Size":
+        """This batch, so often."""
+        if count == 1:
+            return self
+        height, width = (np.tile(side, count) if isinstance(side, np.ndarray) else side for side in (self.height, self.width))
+        return Size(count * self.batch, self.channels, height, width)
+
+
+ANY_SIDES = (np.array([4096]), np.array([4097]))
+"""Stands for the sizes of a ragged batch where they make no difference."""
 
 
 class Op(ABC):
@@ -84,6 +121,10 @@ class Op(ABC):
     def draw_parameters(self, source: Source, size: Size) -> Drawn:
         """Draw everything but the gate."""
         return {}
+
+    def drawn_alone(self, drawn: Drawn, index: int) -> Drawn:
+        """What was drawn for one sample, as if it were a batch."""
+        return {name: value[index : index + 1] if isinstance(value, np.ndarray) else value for name, value in drawn.items()}
 
     def params(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
         """The same draws as Kornia's module takes them in ``params=``."""

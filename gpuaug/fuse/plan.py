@@ -64,6 +64,8 @@ class Plan:
     """A row of which the numbers that are the same for all samples and batches hold."""
     numbers: int = 8
     """How many columns of uniform numbers are drawn at first."""
+    columns: tuple[int, ...] = ()
+    """How many of them each op takes."""
     alone: bool = False
     """Whether the rows of a batch are made for it alone."""
 
@@ -139,13 +141,17 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
     return Plan(tuple(passes), max(column, 1), size, at, masks, alone=any(op.alone for op in ops))
 
 
-def numbers_of(ops: Sequence[Op], size: Size) -> int:
-    """How many columns of uniform numbers a run of ops draws for a batch of images of this size."""
-    source, at = Source((0,), 1), Size(1, size.channels, size.height, size.width)
+def columns_of(ops: Sequence[Op], size: Size) -> tuple[int, ...]:
+    """How many columns of uniform numbers each op of a run draws for a batch of images of this size."""
+    # Apart: a plan may be made in the middle of a draw.
+    source, at = Source((0,), 1, apart=True), size if size.ragged else Size(1, size.channels, size.height, size.width)
+    columns = []
     for op in ops:
+        before = source.used
         op.draw(source, at)
+        columns.append(source.used - before)
         at = op.out(at)
-    return max(source.used, 1)
+    return tuple(columns)
 
 
 def _after(ops: Iterable[Op], size: Size) -> Size:

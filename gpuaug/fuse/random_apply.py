@@ -10,6 +10,8 @@ from kornia.augmentation import MixAugmentationBaseV2
 from gpuaug.errors import ArgumentError
 from gpuaug.fuse.choices import Child, Choice, Pick
 from gpuaug.fuse.draws import Source
+from gpuaug.fuse.mixes import MixOp
+from gpuaug.fuse.one_mix import OneMix
 
 
 class RandomApply(Choice):
@@ -51,16 +53,18 @@ class RandomApply(Choice):
         return f"{high}" if low == high else f"{low} to {high}"
 
 
-def lower_random_apply(name: str, module: Any, children: Sequence[Child], pick: Pick) -> RandomApply | str:
+def lower_random_apply(name: str, module: Any, children: Sequence[Child], pick: Pick) -> RandomApply | OneMix | str:
     """The choice that a container is, or why it is left to Kornia.
 
     Raises:
-        ArgumentError: If each sample is to pick for itself.
+        ArgumentError: If each sample is to pick for itself, among what is not all mixes.
     """
-    if pick == "sample":
+    mixes = _mixes(children)
+    if pick == "sample" and not mixes:
         raise ArgumentError(
-            f"pick must be 'batch' where a container has random_apply, got 'sample': samples that ran modules in different "
-            f"orders would share no pass. Leave pick out, or give the modules of {name} a p each instead of random_apply."
+            "pick must be 'batch' where a container has random_apply over more than mixes, got 'sample': samples that ran "
+            f"modules in different orders would share no pass. Leave pick out, or give the modules of {name} a p each instead "
+            "of random_apply."
         )
     weights: torch.Tensor = module.random_apply_weights
     if not children:
@@ -70,8 +74,30 @@ def lower_random_apply(name: str, module: Any, children: Sequence[Child], pick: 
     if not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()):
         return "random_apply_weights are not what Kornia takes"
     ops = [member.op for child in children for member in child.members]
-    if any(isinstance(op, Choice) for op in ops):
+    if any(isinstance(op, Choice | OneMix) for op in ops):
         return "random_apply over modules that pick again"
+    if mixes:
+        return _one_mix(name, module, mixes, pick)
     if any(isinstance(op.module, MixAugmentationBaseV2) for op in ops):
-        return "random_apply over a mix, which Kornia puts in by rules of its own"
+        return "random_apply over a mix beside other modules, which Kornia puts in by rules of its own"
     return RandomApply(name, module, children, pick)
+
+
+def _mixes(children: Sequence[Child]) -> list[tuple[str, MixOp]]:
+    """What a container holds, if it is mixes and nothing else."""
+    mixes = []
+    for child in children:
+        op = child.members[0].op if child.members else None
+        if child.is_container or not isinstance(op, MixOp) or isinstance(op, OneMix):
+            return []
+        mixes.append((child.name, op))
+    return mixes
+
+
+def _one_mix(name: str, module: Any, mixes: Sequence[tuple[str, MixOp]], pick: Pick) -> OneMix | str:
+    # Kornia runs one mix of a container, however many are asked for, but none if it may draw that none are.
+    if module.random_apply[0] == 0:
+        return "random_apply of none or more over mixes"
+    if not module.random_apply_weights.any():
+        return "random_apply_weights are all 0"
+    return OneMix(name, module, mixes, pick)

@@ -7,9 +7,12 @@ from gpuaug.fuse.gather import Columns, Gather, Part
 from gpuaug.fuse.ops import Op, Size
 from gpuaug.fuse.places import Erasing
 from gpuaug.fuse.plan import Pass, Plan
+from gpuaug.fuse.smoothing import smoothed
+from gpuaug.fuse.sources import Reader, dtype_of, viewed
+from gpuaug.ragged import Ragged
 
 
-def run(plan: Plan, images: Tensor, table: Tensor) -> Tensor:
+def run(plan: Plan, images: Tensor | Ragged, table: Tensor) -> Tensor:
     """Run all passes.
 
     Args:
@@ -18,28 +21,31 @@ def run(plan: Plan, images: Tensor, table: Tensor) -> Tensor:
         table: The samples' numbers, on the device of the images.
 
     Shape:
-        - images: (B, C, H, W)
-        - table: (B, ``plan.width``), float32
+        - images: (B, C, H, W), or a ragged batch of B
+        - table: (V · B, ``plan.width``), float32, for V views
 
     Returns:
-        (B, C, H', W') float32.
+        (V · B, C, H', W') float32.
 
     Cost:
         Some tens of launches a pass on a GPU, and several copies of the images.
     """
+    made = images
     for step in plan.passes:
-        images = run_pass(step, images, table)
-    return images
+        made = run_pass(step, made, table)
+    assert isinstance(made, Tensor)
+    return made
 
 
-def run_pass(step: Pass, images: Tensor, table: Tensor) -> Tensor:
+def run_pass(step: Pass, images: Tensor | Ragged, table: Tensor) -> Tensor:
     """One pass: its front, then its pointwise ops."""
     if isinstance(step.front, Gather):
         assert isinstance(step.columns, Columns)
         values = gather(step.front, step.columns, images, table, step.out)
     else:
         assert isinstance(step.columns, int)
-        values = gated(step.front, unit_range(images), table[:, step.columns :])
+        assert isinstance(images, Tensor)
+        values = gated(step.front, viewed(unit_range(images), table), table[:, step.columns :])
     for op, (_, column, _) in zip(step.points, step.program, strict=True):
         values = gated(op, values, table[:, column:])
     return values
@@ -61,7 +67,7 @@ def gated(op: Op, images: Tensor, rows: Tensor) -> Tensor:
     return torch.where(rows[:, 0, None, None, None] != 0, applied, images) if op.gated else applied
 
 
-def gather(front: Gather, columns: Columns, images: Tensor, table: Tensor, out: Size) -> Tensor:
+def gather(front: Gather, columns: Columns, images: Tensor | Ragged, table: Tensor, out: Size) -> Tensor:
     """Move pixels and interpolate, in float32."""
     place = _Place(table)
     x = torch.arange(out.width, device=images.device)[None, None, :]
@@ -69,12 +75,15 @@ def gather(front: Gather, columns: Columns, images: Tensor, table: Tensor, out: 
     inside: Tensor | None = None
     if front.after.ops:
         x, y, inside = _mapped(front.after, place, columns.after, x, y)
-    taps = _Taps(images, front, columns, place)
-    if front.warp is None:
-        values = taps.read(x, y, None)
+    if front.filter:
+        values = _smoothed(front, columns, images, table, x, y)
     else:
-        values = _interpolated(front, place, columns.warp, taps, x, y, nearest=front.nearest, half=front.half)
-    values = _byte_share(values.float()) if images.dtype == torch.uint8 else values.float()
+        taps = _Taps(images, front, columns, place)
+        if front.warp is None:
+            values = taps.read(x, y, None)
+        else:
+            values = _interpolated(front, place, columns.warp, taps, x, y, nearest=front.nearest, half=front.half)
+    values = _byte_share(values.float()) if dtype_of(images) == torch.uint8 else values.float()
     if inside is not None:
         values = torch.where(inside[:, None], values, place.channels(columns.after_fill, out.channels))
     return values
@@ -124,6 +133,7 @@ class _Place:
 
     def __init__(self, table: Tensor) -> None:
         self._table = table
+        self.samples = len(table)
 
     def number(self, column: int) -> Tensor:
         """(B, 1, 1) float32."""
@@ -143,15 +153,17 @@ class _Place:
 class _Taps:
     """Reads of the source through the permutations before the interpolation."""
 
-    def __init__(self, source: Tensor, front: Gather, columns: Columns, place: _Place, fill: float | None = None) -> None:
-        self._flat = source.flatten(2)
-        self._stride = source.shape[3]
+    def __init__(
+        self, source: Tensor | Ragged, front: Gather, columns: Columns, place: _Place, fill: float | None = None
+    ) -> None:
+        self._reader = Reader(source, place.samples)
         self._part, self._column, self._place = front.before, columns.before, place
         # Masks keep their type. A fill for images may lie between two bytes, and then their values leave as floats.
         if fill is not None:
-            self._fill = torch.full((), fill, dtype=source.dtype, device=source.device)
+            self._fill = torch.full((), fill, dtype=self._reader.dtype, device=source.device)
         else:
-            self._fill = place.channels(columns.before_fill, source.shape[1]) * (255 if source.dtype == torch.uint8 else 1)
+            unit = 255 if self._reader.dtype == torch.uint8 else 1
+            self._fill = place.channels(columns.before_fill, self._reader.channels) * unit
 
     def read(self, x: Tensor, y: Tensor, inside: Tensor | None) -> Tensor:
         """The source at whole pixels; 0 where not ``inside``. Floats, unless nothing is filled."""
@@ -162,10 +174,7 @@ class _Taps:
             x, y = x * inside, y * inside
         if within is not None:
             x, y = x * within, y * within
-        index = (y * self._stride + x).expand(self._flat.shape[0], -1, -1)
-        height, width = index.shape[1:]
-        index = index[:, None].expand(-1, self._flat.shape[1], -1, -1).reshape(*self._flat.shape[:2], -1)
-        values = self._flat.gather(2, index).reshape(*self._flat.shape[:2], height, width)
+        values = self._reader(x, y)
         if within is not None:
             fill = self._fill if values.dtype == torch.uint8 else self._fill.to(values.dtype)
             values = torch.where(within[:, None], values, fill)
@@ -221,6 +230,22 @@ def _interpolated(
     upper = tap(0, 0) * (1 - right_share) + tap(1, 0) * right_share
     lower = tap(0, 1) * (1 - right_share) + tap(1, 1) * right_share
     return upper * (1 - lower_share) + lower * lower_share
+
+
+def _smoothed(front: Gather, columns: Columns, images: Tensor | Ragged, table: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Every sample by itself. Its numbers are read on the host, which on a CPU costs nothing."""
+    made = []
+    for sample, row in enumerate(table[:, columns.warp : columns.warp + 6].tolist()):
+        image = images[sample % len(images)][None]
+        taps = _Taps(image, front, columns, _Place(table[sample : sample + 1]))
+        own_x, own_y = x[sample % len(x), 0], y[sample % len(y), :, 0]
+
+        def window(rows: Tensor, across: Tensor, taps: _Taps = taps) -> Tensor:
+            return taps.read(across.long()[None, None, :], rows.long()[None, :, None], None)[0].float()
+
+        made.append(smoothed(window, tuple(row), own_x, own_y, front.filter))
+    values = torch.stack(made)
+    return values.clamp(0, 255) if dtype_of(images) == torch.uint8 else values
 
 
 def _projected(front: Gather, place: _Place, column: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

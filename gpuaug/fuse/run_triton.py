@@ -20,8 +20,12 @@ from gpuaug.fuse.mixes import MixOp
 from gpuaug.fuse.ops import Size
 from gpuaug.fuse.plan import Pass, Plan, needs_mean
 from gpuaug.fuse.run_torch import mask_fill
+from gpuaug.fuse.sources import dtype_of, viewed
+from gpuaug.ragged import Ragged
 
 _KINDS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
+_FILTERS = {"": 0, "triangle": 1, "cubic": 2}
+_LAYOUTS = {"": 0, "chw": 1, "hwc": 2}
 _MAPS = {"": 1, "constant": 2, "reflect": 3, "replicate": 4}
 
 TILES = {"": (4, 256), "resample": (4, 256), "affine": (4, 64), "perspective": (4, 64)}
@@ -34,55 +38,61 @@ REST_BLOCK = 1024
 """Pixels of a block where the second pass over an image reads what the first has kept."""
 
 
-def run(plan: Plan, images: Tensor, table: Tensor, dtype: torch.dtype, memory_format: torch.memory_format) -> Tensor:
+def run(plan: Plan, images: Tensor | Ragged, table: Tensor, dtype: torch.dtype, memory_format: torch.memory_format) -> Tensor:
     """Run all passes on the current stream.
 
     Shape:
-        - images: (B, C, H, W), uint8 or floating, any strides
-        - table: (B, K) float32
-        - returns: (B, C, H', W') of ``dtype`` and ``memory_format``
+        - images: (B, C, H, W), uint8 or floating, any strides; or a ragged batch of B
+        - table: (V · B, K) float32, for V views
+        - returns: (V · B, C, H', W') of ``dtype`` and ``memory_format``
 
     Cost:
         The launches of the passes, some 10 µs of host time each, and float32 images between passes.
     """
-    if images.dtype == torch.float64:
+    if isinstance(images, Tensor) and images.dtype == torch.float64:
         images = images.float()
+    source = images
     with on_device(images.device):
         last = len(plan.passes) - 1
         for index, step in enumerate(plan.passes):
-            shape = images.shape[0], images.shape[1], step.out.height, step.out.width
             out = torch.empty(
-                shape,
+                (table.shape[0], step.out.channels, step.out.height, step.out.width),
                 dtype=dtype if index == last else torch.float32,
                 device=images.device,
                 memory_format=memory_format if index == last else torch.contiguous_format,
             )
             if isinstance(step.front, Gather):
-                gather(step, images, table, out)
-            elif isinstance(step.front, MixOp):
-                mix(step, images, table, out)
+                gather(step, source, table, out)
+                source = out
+                continue
+            assert isinstance(source, Tensor)  # ragged batches begin with a gather
+            source = viewed(source, table)
+            if isinstance(step.front, MixOp):
+                mix(step, source, table, out)
             elif isinstance(step.front, BlurOp):
-                blur(step, images, table, out)
+                blur(step, source, table, out)
             else:
-                sharpen(step, images, table, out)
-            images = out
-    return images
+                sharpen(step, source, table, out)
+            source = out
+    assert isinstance(source, Tensor)
+    return source
 
 
-def gather(step: Pass, images: Tensor, table: Tensor, out: Tensor) -> None:
+def gather(step: Pass, images: Tensor | Ragged, table: Tensor, out: Tensor) -> None:
     """Launch a gather pass into ``out``, and before it the sums that a contrast needs."""
     found = prepared(step, images, table, out, _gathering)
+    source, places = (images.data, images.places) if isinstance(images, Ragged) else (images, table)
     if found.sums is None:
-        found.pixels((images, out, table, table, table))
+        found.pixels((source, places, out, table, table, table))
         return
     partial = torch.empty(found.partials, dtype=torch.float32, device=images.device)
     if found.keeps:
         kept = torch.empty(out.shape, dtype=torch.uint16, device=images.device)
-        found.sums((images, out, table, partial, kept))
+        found.sums((source, places, out, table, partial, kept))
         found.pixels((kept, out, table, partial))
     else:
-        found.sums((images, out, table, partial, table))
-        found.pixels((images, out, table, partial, table))
+        found.sums((source, places, out, table, partial, table))
+        found.pixels((source, places, out, table, partial, table))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,24 +105,28 @@ class _Gathering:
     pixels: Launch
 
 
-def _gathering(step: Pass, images: Tensor, table: Tensor, out: Tensor) -> _Gathering:
+def _gathering(step: Pass, images: Tensor | Ragged, table: Tensor, out: Tensor) -> _Gathering:
     front, columns = step.front, step.columns
     assert isinstance(front, Gather)
     assert isinstance(columns, Columns)
-    batch, channels, height, width = images.shape
+    batch, channels = out.shape[:2]
+    layout, strides, narrowest = _laid_out(images)
     rgb = channels == 3
     clean = _clean(step, images)
     tile = COLOUR_TILE if step.mean else TILES[front.kind]
     across, down = _tiles(step.out, tile)
     constants = {
-        "SOURCE_W": images.stride(3),
-        "PAIRS": clean and front.kind == "resample" and not front.nearest and not front.before.ops and min(height, width) > 1,
+        "RAGGED": _LAYOUTS[layout],
+        "VIEWS": batch != len(images),
+        "SOURCE_W": strides[3],
+        "PAIRS": clean and front.kind == "resample" and not front.nearest and not front.before.ops and narrowest > 1,
+        "SMOOTH": _FILTERS[front.filter],
         "OUT_W": out.stride(3),
         "PROGRAM": _program(step, clean=clean),
         "COUNT": len(step.program),
         "CHANNELS": channels,
         "RGB": rgb,
-        "SCALE": images.dtype == torch.uint8,
+        "SCALE": dtype_of(images) == torch.uint8,
         "REDUCE": False,
         "GATE_AT": 0,
         "KEEP": False,
@@ -121,11 +135,11 @@ def _gathering(step: Pass, images: Tensor, table: Tensor, out: Tensor) -> _Gathe
         **_constants(front, columns),
         **_tile(tile),
     }
-    constants |= _compiled_in(constants, images, out, whole=step.out.width % tile[1] == 0 and step.out.height % tile[0] == 0)
-    source = (height, width, step.out.height, step.out.width)
-    row_stride, strides, out_strides = table.stride(0), images.stride()[:3], out.stride()[:3]
+    constants |= _compiled_in(constants, strides, out, whole=step.out.width % tile[1] == 0 and step.out.height % tile[0] == 0)
+    source = (len(images), step.out.height, step.out.width)
+    row_stride, out_strides = table.stride(0), out.stride()[:3]
     if not step.mean:
-        numbers = (*source, across, row_stride, across * down, 0, *strides, *out_strides)
+        numbers = (*source, across, row_stride, across * down, 0, *strides[:3], *out_strides)
         grid = (across * down, batch, 1 if rgb else channels)
         return _Gathering(None, (0, 0), False, Launch(gather_kernel, grid, numbers, constants))
     blocks = across * down
@@ -134,7 +148,7 @@ def _gathering(step: Pass, images: Tensor, table: Tensor, out: Tensor) -> _Gathe
     # Float32 of what was interpolated has more digits than are kept.
     keep = clean and out.dtype.itemsize == 2
     summing = {**constants, "OUT_W": 1, "REDUCE": True, "GATE_AT": gate, "KEEP": keep, "MEAN": False, "PARTIALS": 1}
-    numbers = (*source, across, row_stride, blocks, blocks, *strides)
+    numbers = (*source, across, row_stride, blocks, blocks, *strides[:3])
     sums = Launch(gather_kernel, (blocks, batch, 1), (*numbers, 0, 0, 0), summing)
     if not keep:
         pixels = Launch(gather_kernel, (blocks, batch, 1), (*numbers, *out_strides), constants)
@@ -154,15 +168,24 @@ def _gathering(step: Pass, images: Tensor, table: Tensor, out: Tensor) -> _Gathe
 _first_sizes: dict[tuple[Any, ...], dict[str, int]] = {}
 
 
-def _compiled_in(constants: dict[str, Any], images: Tensor, out: Tensor, *, whole: bool) -> dict[str, int]:
+def _laid_out(images: Tensor | Ragged) -> tuple[str, tuple[int, ...], int]:
+    """The layout of a ragged batch, the strides (B, C, H, W) of images, 0 where each has its own, and the shortest side."""
+    if isinstance(images, Tensor):
+        return "", images.stride(), min(images.shape[2:])
+    shapes = images.shapes
+    strides = (0, 0, 0, 1) if shapes.layout == "chw" else (0, 1, 0, shapes.channels)
+    return shapes.layout, strides, 2 - shapes.thin
+
+
+def _compiled_in(constants: dict[str, Any], strides: tuple[int, ...], out: Tensor, *, whole: bool) -> dict[str, int]:
     """The strides and sizes that are compiled in: those of the first images that such a pass has seen, else zeros.
 
     They save a third of the instructions. Images of all other sizes share one more compilation.
     """
     height, width = out.shape[2:]
     sizes = {
-        "SOURCE_C": images.stride(1),
-        "SOURCE_H": images.stride(2),
+        "SOURCE_C": strides[1],
+        "SOURCE_H": strides[2],
         "WIDTH": width,
         "PIXELS": height * width,
         "WHOLE": whole,
@@ -188,7 +211,7 @@ class _Masking:
     launch: Launch
 
 
-def _masking(step: Pass, masks: Tensor, table: Tensor, made: Tensor) -> _Masking:
+def _masking(step: Pass, masks: Any, table: Tensor, made: Tensor) -> _Masking:
     front, columns = step.front, step.columns
     assert isinstance(front, Gather)
     assert isinstance(columns, Columns)
@@ -219,10 +242,10 @@ def probe(device: torch.device) -> None:
     gather(step, images, images.view(1, 1), torch.empty_like(images))
 
 
-def _clean(step: Pass, images: Tensor) -> bool:
+def _clean(step: Pass, images: Tensor | Ragged) -> bool:
     """Whether what a pass gathers is certain to lie in [0, 1]: bytes do, and a fill may be anything."""
     assert isinstance(step.front, Gather)
-    return images.dtype == torch.uint8 and "constant" not in (step.front.before.edge, step.front.after.edge)
+    return dtype_of(images) == torch.uint8 and "constant" not in (step.front.before.edge, step.front.after.edge)
 
 
 def _program(step: Pass, *, clean: bool) -> tuple[tuple[int, int, int], ...]:

@@ -1,13 +1,10 @@
 """From what was drawn to the numbers that the passes read, one row a sample, where the images are."""
 
-from typing import Any
-
-import numpy as np
 import torch
 from torch import Tensor
 
 from gpuaug.fuse import executors
-from gpuaug.fuse.ops import Drawn, Op, Size
+from gpuaug.fuse.ops import Array, Drawn, Op, Size
 from gpuaug.fuse.plan import Plan
 from gpuaug.fuse.targets import matrix_of
 
@@ -22,23 +19,32 @@ def make_table(planned: Plan, size: Size, drawn: dict[Op, Drawn], device: torch.
     pinned = torch.empty((size.batch, width), dtype=torch.float32, pin_memory=device.type == "cuda")
     fill_table(planned, size, drawn, pinned.numpy())
     if points:
-        pinned.numpy()[:, planned.width :] = matrix_of(planned, size, drawn).reshape(-1, 9)
+        write_matrices(planned, size, drawn, pinned.numpy())
     return pinned.to(device, non_blocking=True)
 
 
-def fill_table(planned: Plan, size: Size, drawn: dict[Op, Drawn], table: np.ndarray[Any, Any]) -> None:
-    """Write each sample's numbers for all passes, (B, at least ``planned.width``) float32."""
+def write_matrices(planned: Plan, size: Size, drawn: dict[Op, Drawn], table: Array) -> None:
+    """Write each sample's matrix, which boxes and keypoints follow, behind its numbers."""
+    table[:, planned.width :] = matrix_of(planned, size, drawn).reshape(-1, 9)
+
+
+def fill_table(planned: Plan, size: Size, drawn: dict[Op, Drawn], table: Array, *, fronts: int = 0) -> None:
+    """Write each sample's numbers for all passes, (B, at least ``planned.width``) float32.
+
+    The fronts of the first so many passes are left as the template has them.
+    """
     # What no draw changes is written once for a plan, and copied from then on.
     first = planned.template is None
     if not first:
         table[:, : planned.width] = planned.template
     at = size
-    for step in planned.passes:
+    for number, step in enumerate(planned.passes):
         after = at.to(step.out.height, step.out.width)
         for op, (_, column, _) in zip(step.points, step.program, strict=True):
             if first or op.gated or not op.fixed:
                 op.rows(drawn[op], after, table[:, column : column + op.row_width(size.channels)])
-        executors.fill_front(step, drawn.__getitem__, at, table, fixed=first)
+        if number >= fronts:
+            executors.fill_front(step, drawn.__getitem__, at, table, fixed=first)
         at = after
     if first and size.batch:
         planned.template = table[0, : planned.width].copy()

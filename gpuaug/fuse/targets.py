@@ -1,7 +1,9 @@
 """What is augmented together: images, and the masks, boxes, keypoints and labels that follow them."""
 
+import copy
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,12 @@ from gpuaug.fuse.boxes import FORMS, from_vertices, move, vertices
 from gpuaug.fuse.eager import EagerOp
 from gpuaug.fuse.gather import Gather
 from gpuaug.fuse.geometry import GatherOp
+from gpuaug.fuse.labels import SoftLabels
 from gpuaug.fuse.mixes import MixOp
 from gpuaug.fuse.ops import Array, Drawn, Op, Size
 from gpuaug.fuse.plan import Plan
+from gpuaug.fuse.sources import size_of
+from gpuaug.ragged import Ragged
 
 _NAMES: dict[Any, str] = {DataKey.IMAGE: "input", DataKey.LABEL: "class"}
 
@@ -48,13 +53,15 @@ class Targets:
         self.has_points = any(key in FORMS for key in self.keys)
         """Whether boxes or keypoints follow."""
         images = inputs[self.keys.index("input")]
-        self._unbatched = images.ndim == 3
+        self._unbatched = isinstance(images, Tensor) and images.ndim == 3
         images = images[None] if self._unbatched else images
         self.device: torch.device = images.device
-        self.size = Size(*images.shape)
-        self.shape = tuple(images.shape)
+        self.size = size_of(images)
+        self.shape = self.size.shape
         self._dtypes = [getattr(value, "dtype", torch.float32) for value in inputs]
         self._missing = [self._missing_axis(key, value) for key, value in zip(self.keys, inputs, strict=True)]
+        self._soft: SoftLabels | None = None
+        self._softened_by: MixOp | None = None
         self.values: list[Any] = []
         for key, value, axis in zip(self.keys, inputs, self._missing, strict=True):
             whole = value if axis is None else value.unsqueeze(axis)
@@ -69,6 +76,8 @@ class Targets:
 
     def _missing_axis(self, key: str, value: Any) -> int | None:
         # As in Kornia, a single image is a batch of one, and a mask without channels has one.
+        if isinstance(value, Ragged):
+            return None
         if key in ("input", "mask") and value.ndim == 3:
             return 0 if key == "input" or self._unbatched else 1
         if key in FORMS and value.ndim == 1 + len(FORMS[key]) and self.size.batch == 1:
@@ -80,14 +89,12 @@ class Targets:
             return
         if value.device != self.device:
             raise DeviceError(f"{key} must be on {self.device}, where the images are, got {value.device}. Move it there first.")
-        if value.shape[0] != self.size.batch:
+        if len(value) != self.size.batch:
             raise ArgumentError(
                 f"{key} must hold one entry for each of the {self.size.batch} images, got {given}. Pass a batch of them."
             )
-        wanted: tuple[int, ...] = ()
-        if key == "input":
-            wanted = self.shape
-        elif key == "mask":
+        wanted: tuple[int | None, ...] = ()
+        if key == "mask":
             wanted = (self.shape[0], value.shape[1], *self.shape[2:])
         if wanted and tuple(value.shape) != wanted:
             raise ArgumentError(
@@ -108,6 +115,25 @@ class Targets:
                 f"data_keys must be among {', '.join(op.targets)} where {op.name} mixes images, got {', '.join(others)}. "
                 "Mix in a stage of its own, without them."
             )
+        self._check_labels()
+
+    def soften(self, soft: SoftLabels, mixes: Sequence[MixOp]) -> None:
+        """Have labels leave as shares of the classes: at once, or where the pipeline mixes first.
+
+        Raises:
+            ArgumentError: If labels are neither indices nor shares.
+            ArgumentTypeError: If they are no tensor.
+            DeviceError: If they are not where the images are.
+        """
+        self._check_labels()
+        for index, key in enumerate(self.keys):
+            if key == "class":
+                soft.check(self.values[index], self.size.batch)
+                if not mixes:
+                    self.values[index] = executors.run_labels(soft, self.values[index], None)
+        self._soft, self._softened_by = soft, mixes[0] if mixes else None
+
+    def _check_labels(self) -> None:
         for key, value in zip(self.keys, self.values, strict=True):
             if key == "class" and not isinstance(value, Tensor):
                 raise ArgumentTypeError(f"class must be a tensor, got {type(value).__name__}. Pass one index for each image.")
@@ -115,6 +141,33 @@ class Targets:
                 raise DeviceError(
                     f"class must be on {self.device}, where the images are, got {value.device}. Move it there first."
                 )
+
+    def copy(self) -> "Targets":
+        """The same inputs, to be taken another way."""
+        made = copy.copy(self)
+        made.values = list(self.values)
+        return made
+
+    def repeat(self, views: int) -> None:
+        """Take all but the images, which a plan reads anew for each view, so often: views lie behind one another."""
+        for index, key in enumerate(self.keys if views > 1 else ()):
+            value = self.values[index]
+            if key != "input":
+                repeats = value.repeat(views, *([1] * (value.ndim - 1))) if isinstance(value, Tensor) else [*value] * views
+                self.values[index] = repeats
+
+    def join(self, views: Sequence["Targets"]) -> None:
+        """Put what became of each view behind one another."""
+        for index, value in enumerate(views[0].values):
+            each = [view.values[index] for view in views]
+            self.values[index] = torch.cat(each) if isinstance(value, Tensor) else [one for view in each for one in view]
+
+    def _mixed(self, labels: Tensor, op: MixOp, rows: Tensor) -> Tensor:
+        if self._soft is None:
+            return op.labels(labels, rows)
+        # What comes to a later mix is shares already, and smooth.
+        soft = self._soft if op is self._softened_by else replace(self._soft, smoothing=0.0)
+        return executors.run_labels(soft, labels, rows)
 
     def run_plan(
         self,
@@ -136,7 +189,7 @@ class Targets:
                 for step in plan.passes:
                     if isinstance(step.front, MixOp):
                         assert isinstance(step.columns, int)
-                        value = step.front.labels(value, table[:, step.columns :])
+                        value = self._mixed(value, step.front, table[:, step.columns :])
                 self.values[index] = value
             elif key in FORMS:
                 self.values[index] = move(value, table[:, plan.width :].unflatten(1, (3, 3)))
@@ -188,7 +241,7 @@ def matrix_of(plan: Plan, size: Size, drawn: dict[Op, Drawn]) -> Array:
 
 
 def _check(key: str, value: Any) -> None:
-    if key == "class":
+    if key == "class" or (key == "input" and isinstance(value, Ragged)):
         return
     if not isinstance(value, Tensor):
         raise ArgumentTypeError(

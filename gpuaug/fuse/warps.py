@@ -38,7 +38,7 @@ class _Warp(WarpOp):
 
     def refuses(self, size: Size) -> str | None:
         """One pixel has no extent to be normalised by, and Kornia's result is of its own kind."""
-        return "the images are one pixel wide or high" if size.height == 1 or size.width == 1 else None
+        return "the images are one pixel wide or high" if np.any(np.equal(size.height, 1) | np.equal(size.width, 1)) else None
 
     def _forward(self, drawn: Drawn, size: Size) -> Array:
         """Input → output pixels, (B, 3, 3) float64, as if every gate were open."""
@@ -244,12 +244,12 @@ class Perspective(_Warp):
         self._inwards = generator.sampling_method == "basic"
 
     def _corners(self, size: Size) -> Array:
-        right, bottom = size.width - 1, size.height - 1
-        return np.array([[0, 0], [right, 0], [right, bottom], [0, bottom]], dtype=np.float32)
+        corners: Array = np.array([[0, 0], [1, 0], [1, 1], [0, 1]], dtype=np.float32) * (_sides(size) - 1)[..., None, :]
+        return corners
 
     def draw_parameters(self, source: Source, size: Size) -> Drawn:
         """Where the four corners go."""
-        reach = self._distortion * np.array([size.width, size.height], dtype=np.float32) / 2
+        reach = self._distortion * _sides(size)[..., None, :] / 2
         numbers = source.uniform(8).T.reshape(size.batch, 4, 2)
         if self._inwards:
             offsets = reach * numbers * np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]], dtype=np.float32)
@@ -264,8 +264,7 @@ class Perspective(_Warp):
 
     def _forward(self, drawn: Drawn, size: Size) -> Array:
         matrix = _from_unit_square(drawn["end_points"].astype(np.float64))
-        matrix[:, :, 0] /= size.width - 1
-        matrix[:, :, 1] /= size.height - 1
+        matrix[:, :, :2] /= (_sides(size) - 1)[..., None, :]
         return matrix
 
     def describe(self) -> str:
@@ -305,6 +304,11 @@ class AnyAffine(WarpOp):
     def describe(self) -> str:
         """In a few words."""
         return "one of several affine warps"
+
+
+def _sides(size: Size) -> Array:
+    """Width and height of the images, (2,), or of each, (B, 2); float32."""
+    return np.stack((np.asarray(size.width), np.asarray(size.height)), -1).astype(np.float32)
 
 
 def _about_centre(a: Array, b: Array, c: Array, d: Array, size: Size) -> Array:

@@ -5,12 +5,14 @@ import torch
 
 pytest.importorskip("triton")
 
-from fuse import pipelines
+from fuse import interpret_sources, pipelines
 from fuse.compiled import CompileOnly
 from fuse.executors import through_both
+from fuse.ragged import images_of, pack
 from fuse.replay import photographs
 
-from gpuaug.fuse import kernels_filters, kernels_mixes, run_triton
+from gpuaug.fuse import kernels_filters, kernels_labels, kernels_mixes, run_triton
+from gpuaug.fuse.labels import SoftLabels
 
 KERNELS = {
     "gather_kernel": run_triton,
@@ -34,16 +36,45 @@ CHOSEN = [
     "sharpness",
     "mixup",
     "cutmix",
+    "one of mixes",
     "self-supervised",
 ]
 
 
-@pytest.mark.parametrize("name", CHOSEN)
-def test_kernels_compile_for_a_gpu(name, monkeypatch):
-    made = {}
+@pytest.fixture
+def made(monkeypatch):
+    """What launches have been compiled to."""
+    found = {}
     for kernel, module in KERNELS.items():
-        monkeypatch.setattr(module, kernel, CompileOnly(getattr(module, kernel), made))
+        monkeypatch.setattr(module, kernel, CompileOnly(getattr(module, kernel), found))
+    yield found
+    assert found
+    assert all(compiled.asm["cubin"] for compiled in found.values())
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_kernels_compile_for_a_gpu(name, made):
     modules = next(group[name] for group in (pipelines.EXACT, pipelines.CLOSE, pipelines.RGB_CLOSE) if name in group)
     through_both(modules(), photographs(2), torch.bfloat16, torch.channels_last)
-    assert made
+
+
+@pytest.mark.parametrize("name", ["crop, views", "padded grey", "jittered", "smooth", "smooth, cubic", "smooth, jittered"])
+@pytest.mark.parametrize("layout", ["chw", "hwc"])
+def test_kernels_for_ragged_batches_compile_for_a_gpu(name, layout, made):
+    modules, sizes, options = interpret_sources.RAGGED[name]
+    batch = pack(images_of(sizes), layout)
+    interpret_sources.through_both(modules, batch, torch.bfloat16, torch.channels_last, **options)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float16, torch.float64], ids=str)
+def test_the_kernel_of_labels_compiles_for_a_gpu(dtype, mixed, monkeypatch):
+    made = {}
+    monkeypatch.setattr(kernels_labels, "labels_kernel", CompileOnly(kernels_labels.labels_kernel, made))
+    monkeypatch.setattr(kernels_labels, "_launch", kernels_labels._launch.__wrapped__)
+    rows = torch.zeros(4, 9) if mixed else None
+    kernels_labels.soft_labels(SoftLabels(1000, 0.1), torch.zeros(4).to(dtype), rows)
+    if dtype.is_floating_point:
+        kernels_labels.soft_labels(SoftLabels(1000, 0.1), torch.zeros(4, 1000).to(dtype), rows)
+    assert len(made) == 1 + dtype.is_floating_point
     assert all(compiled.asm["cubin"] for compiled in made.values())

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-SCRIPTS = ("interpret.py", "interpret_filters.py")
+SCRIPTS = ("interpret.py", "interpret_filters.py", "interpret_labels.py", "interpret_sources.py")
 
 
 @pytest.fixture(scope="module")

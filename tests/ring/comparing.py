@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from gpuaug import StreamedLoader
+from gpuaug.ragged import Shapes
 
 
 def bits(tensor):
@@ -55,6 +56,9 @@ def assert_same(got, want, where="batch"):
         assert len(got) == len(want), where
         for index, (a, b) in enumerate(zip(got, want, strict=True)):
             assert_same(a, b, f"{where}[{index}]")
+    elif isinstance(want, Shapes):
+        assert (got.channels, got.layout) == (want.channels, want.layout), where
+        assert_same(got.sizes, want.sizes, f"{where}.sizes")
     elif is_dataclass(want):
         for field in fields(want):
             assert_same(getattr(got, field.name), getattr(want, field.name), f"{where}.{field.name}")

@@ -1,0 +1,86 @@
+"""Rows of ragged batches, of which all is made ahead that does not depend on the sizes of the images.
+
+Where images differ in size, nobody knows those of the batches to come, and crops are drawn within them. So the ops of the first
+pass that move pixels are given their numbers ahead, and turn them into draws when their batch is there.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpuaug.fuse import executors
+from gpuaug.fuse.draws import Source, Taken
+from gpuaug.fuse.gather import Gather
+from gpuaug.fuse.ops import ANY_SIDES, Array, Drawn, Op, Size
+from gpuaug.fuse.plan import Plan
+from gpuaug.fuse.tables import fill_table, write_matrices
+
+
+def late_ops(planned: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:
+    """The ops that wait for the sizes; none where that cannot be, and rows are made whole."""
+    front = planned.passes[0].front
+    waits = front.order if isinstance(front, Gather) else ()
+    if planned.template is None or any(op.same_on_batch or op.p_batch < 1 for op in waits):
+        return ()  # nothing has been written yet, or draws come from more than the numbers of the samples
+    return tuple(op for op in ops if op in waits)
+
+
+class Half:
+    """The rows of some batches, but for what depends on sizes.
+
+    Args:
+        planned: For ragged batches, with its template.
+        ops: All of the plan's.
+        late: Those that wait.
+        size: Of a batch.
+        seeds: One for each view of each batch.
+        views: Of a batch.
+    """
+
+    def __init__(
+        self, planned: Plan, ops: Sequence[Op], late: Sequence[Op], size: Size, seeds: Sequence[int], views: int
+    ) -> None:
+        self._planned, self._ops, self._seeds, self._views = planned, ops, seeds, views
+        source = Source(seeds, size.batch, planned.numbers)
+        at = whole = Size(source.batch, size.channels, *ANY_SIDES)
+        self._numbers: dict[Op, tuple[int, Array]] = {}
+        self._drawn: dict[Op, Drawn] = {}
+        for op, columns in zip(ops, planned.columns, strict=True):
+            if op in late:
+                first = source.used
+                self._numbers[op] = first, source.uniform(columns) if columns else np.empty((0, source.batch))
+            else:
+                self._drawn[op] = op.draw(source, at)
+            at = op.out(at)
+        rows = np.empty((source.batch, planned.width), dtype=np.float32)
+        fill_table(planned, whole, self._drawn, rows, fronts=1)
+        self._rows = rows.reshape(-1, views * size.batch, planned.width)
+
+    def table(self, place: int, size: Size, device: torch.device, *, points: bool) -> Tensor:
+        """The whole rows of a batch, (V · B, K), now that its sizes are there.
+
+        Cost:
+            One pinned copy, which nothing waits for.
+        """
+        planned, views, whole = self._planned, self._views, size.times(self._views)
+        part = slice(place * whole.batch, (place + 1) * whole.batch)
+        seeds = self._seeds[place * views : (place + 1) * views]
+        at, drawn = whole, {}
+        for op in self._ops:
+            if op in self._numbers:
+                first, numbers = self._numbers[op]
+                drawn[op] = op.draw(Taken(numbers[:, part], first, seeds, size.batch), at)
+                at = op.out(at)
+        pinned = torch.empty(
+            (whole.batch, planned.width + (9 if points else 0)), dtype=torch.float32, pin_memory=device.type == "cuda"
+        )
+        table = pinned.numpy()
+        table[:, : planned.width] = self._rows[place]
+        executors.fill_front(planned.passes[0], drawn.__getitem__, whole, table, fixed=False)
+        if points:
+            for op, each in self._drawn.items():
+                drawn[op] = {name: value[part] if isinstance(value, np.ndarray) else value for name, value in each.items()}
+            write_matrices(planned, whole, drawn, table)
+        return pinned.to(device, non_blocking=True)

@@ -1,0 +1,78 @@
+"""The images that a plan reads: a batch of one size, or a ragged one, each once or once a view."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpuaug.errors import ArgumentError
+from gpuaug.fuse.ops import Size
+from gpuaug.ragged import Ragged
+
+
+def dtype_of(images: Tensor | Ragged) -> torch.dtype:
+    """The type of the pixels."""
+    return images.dtype if isinstance(images, Tensor) else images.data.dtype
+
+
+def size_of(images: Tensor | Ragged) -> Size:
+    """The size of a batch of images, read on the host.
+
+    Raises:
+        ArgumentError: If a ragged batch is not what its shapes say.
+    """
+    if isinstance(images, Tensor):
+        return Size(*images.shape)
+    sizes, channels = images.shapes.sizes, images.shapes.channels
+    if (sizes < 1).any():
+        empty = int(np.flatnonzero((sizes < 1).any(1))[0])
+        raise ArgumentError(
+            f"images must have pixels, got {tuple(sizes[empty].tolist())} at {empty} of the batch. Leave it out."
+        )
+    held = int(sizes.prod(1).sum()) * channels
+    if len(images.places) != len(sizes) or images.data.numel() != held:
+        raise ArgumentError(
+            f"A ragged batch must hold what its shapes say, {held} elements of {len(sizes)} images, got "
+            f"{images.data.numel()} of {len(images.places)}. Have gpuaug.collate_ragged make it."
+        )
+    return Size(len(sizes), channels, sizes[:, 0], sizes[:, 1])
+
+
+def viewed(images: Tensor, table: Tensor) -> Tensor:
+    """(B, C, H, W) as often as there are rows for each image: views lie behind one another."""
+    views = len(table) // max(len(images), 1)
+    return images if views <= 1 else images.repeat(views, 1, 1, 1)
+
+
+class Reader:
+    """Reads pixels by their places.
+
+    Args:
+        images: (B, C, H, W), or ragged.
+        samples: V · B: how many read from them.
+    """
+
+    def __init__(self, images: Tensor | Ragged, samples: int) -> None:
+        self.channels = images.shape[1] if isinstance(images, Tensor) else images.shapes.channels
+        self.dtype = dtype_of(images)
+        views = samples // max(len(images), 1)
+        if isinstance(images, Tensor):
+            batch, channels, height, width = images.shape
+            self._flat = images.reshape(-1)
+            self._start = (torch.arange(batch, device=images.device) * (channels * height * width)).repeat(views)
+            self._plane: Any = height * width
+            self._row: Any = width
+            self._pixel = 1
+        else:
+            starts, heights, widths = images.places.repeat(views, 1).unbind(1)
+            self._flat, self._start = images.data, starts
+            packed = images.shapes.layout == "hwc"
+            self._pixel = self.channels if packed else 1
+            self._plane = 1 if packed else (heights * widths)[:, None, None, None]
+            self._row = (widths * self._pixel)[:, None, None]
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """(V · B, C, h, w) at whole pixels (V · B or 1, h or 1, w or 1)."""
+        plane = torch.arange(self.channels, device=x.device)[:, None, None] * self._plane
+        return self._flat[(self._start[:, None, None] + y * self._row + x * self._pixel)[:, None] + plane]

@@ -1,0 +1,312 @@
+"""Images of different sizes: each as Kornia makes it by itself, from the same draws."""
+
+import re
+
+import kornia.augmentation as K
+import numpy as np
+import pytest
+import torch
+from fuse.ragged import SIZES, images_of, pack
+from fuse.replay import as_kornia_takes_them
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+import gpuaug
+from gpuaug.fuse import late
+from gpuaug.ragged import Ragged, Shapes
+
+EXACT = {
+    "centre": lambda: [K.CenterCrop((21, 30))],
+    "crop": lambda: [K.RandomCrop((20, 25))],
+    "crop, padded": lambda: [K.RandomCrop((30, 32), padding=(3, 5, 2, 7))],
+    "crop, padded if needed": lambda: [K.RandomCrop((60, 60), pad_if_needed=True, fill=0.25)],
+    "crop, reflected": lambda: [K.RandomCrop((30, 32), padding=7, padding_mode="reflect")],
+    "pad": lambda: [K.PadTo((100, 125), pad_value=0.5)],
+    "flips, crop, flip": lambda: [
+        K.RandomHorizontalFlip(),
+        K.RandomVerticalFlip(),
+        K.RandomCrop((20, 20)),
+        K.RandomHorizontalFlip(),
+    ],
+    "erased": lambda: [K.CenterCrop(24), K.RandomErasing(p=1.0)],
+}
+
+CLOSE = {
+    "resized crop": lambda: [K.RandomResizedCrop((24, 28))],
+    "resized crop, squares": lambda: [K.RandomResizedCrop((24, 28), align_corners=False)],
+    "resized crop, nearest": lambda: [K.RandomResizedCrop((24, 28), resample="nearest")],
+    "resized crop, narrow": lambda: [K.RandomResizedCrop((16, 20), scale=(0.9, 1.0), ratio=(3.0, 4.0))],
+    "resize": lambda: [K.Resize((20, 31))],
+    "short side and centre": lambda: [K.Resize(32), K.CenterCrop(28)],
+    "long side and pad": lambda: [K.Resize(30, side="long"), K.PadTo((30, 30))],
+    "flip, pad, resize": lambda: [K.RandomHorizontalFlip(), K.PadTo((100, 125)), K.Resize((32, 32))],
+    "rotate and crop": lambda: [K.RandomRotation(30.0, p=0.7), K.CenterCrop(24)],
+    "affine and crop": lambda: [
+        K.RandomAffine(20.0, translate=(0.2, 0.1), scale=(0.8, 1.2), shear=10.0),
+        K.RandomCrop((24, 24)),
+    ],
+    "perspective and crop": lambda: [K.RandomPerspective(0.4, p=1.0), K.RandomCrop((24, 24))],
+    "a classifier's": lambda: [
+        K.RandomResizedCrop((24, 24)),
+        K.RandomHorizontalFlip(),
+        K.ColorJitter(0.4, 0.4, 0.4, 0.1),
+        K.RandomGaussianBlur((5, 5), (0.1, 2.0), p=0.5),
+        K.Normalize((0.5, 0.4, 0.3), (0.2, 0.2, 0.2)),
+    ],
+}
+
+
+def container(modules):
+    return K.AugmentationSequential(*modules)
+
+
+def one_by_one(pipeline, images, draws):
+    """What Kornia makes of each image by itself."""
+    return torch.cat(
+        [
+            pipeline(as_kornia_takes_them(image[None]), params=draws.alone(index).as_kornia())
+            for index, image in enumerate(images)
+        ]
+    )
+
+
+@pytest.mark.parametrize("layout", ["chw", "hwc"])
+@pytest.mark.parametrize("name", [*EXACT, *CLOSE])
+def test_every_image_is_what_kornia_makes_of_it_alone(name, layout):
+    images, pipeline = images_of(), container({**EXACT, **CLOSE}[name]())
+    augment, batch = gpuaug.fuse(pipeline, ragged=True), pack(images, layout)
+    for seed in range(3):
+        draws = augment.draw(batch, seed=seed)
+        expected, got = one_by_one(pipeline, images, draws), augment(batch, draws=draws)
+        assert got.shape == expected.shape
+        # Kornia's own rounding grows with the sides, up to 125 here, and the last of these divides by 0.2.
+        assert (got - expected).abs().max() <= (0 if name in EXACT else 5e-4 if "classifier" in name else 1e-4)
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 70), st.integers(1, 70)), min_size=1, max_size=6),
+    channels=st.sampled_from([1, 3]),
+    layout=st.sampled_from(["chw", "hwc"]),
+    seed=st.integers(0, 2**62),
+)
+@settings(max_examples=60, deadline=None)
+def test_images_of_any_size_never_meet(sizes, channels, layout, seed):
+    images = images_of(sizes, channels)
+    pipeline = container([K.RandomHorizontalFlip(), K.RandomResizedCrop((9, 11)), K.RandomVerticalFlip()])
+    augment, batch = gpuaug.fuse(pipeline, ragged=True), pack(images, layout)
+    draws = augment.draw(batch, seed=seed)
+    together = augment(batch, draws=draws)
+    for index, image in enumerate(images):
+        alone = augment(pack([image], layout), draws=draws.alone(index))
+        assert torch.equal(together[index : index + 1], alone)
+        dense = gpuaug.fuse(pipeline)(image[None], draws=draws.alone(index))
+        assert torch.equal(together[index : index + 1], dense)
+
+
+def test_crops_are_drawn_within_each_image():
+    sizes = [(30, 200), (200, 30), (400, 400)] * 60
+    batch = Ragged(torch.zeros(0), torch.zeros(0), Shapes(np.array(sizes), 3, "chw"))
+    places = torch.zeros(len(sizes), 3, dtype=torch.int64)
+    batch = Ragged(torch.zeros(sum(h * w * 3 for h, w in sizes), dtype=torch.uint8), places, batch.shapes)
+    augment = gpuaug.fuse(K.RandomResizedCrop((24, 24)), ragged=True)
+    drawn = augment.draw(batch, seed=0)._drawn[0]
+    heights, widths = np.array(sizes).T
+    assert min(drawn["x"].min(), drawn["y"].min()) >= 0
+    assert (drawn["x"] + drawn["width"] <= widths).all()
+    assert (drawn["y"] + drawn["height"] <= heights).all()
+    shares = drawn["width"] * drawn["height"] / (heights * widths)
+    assert shares[2::3].min() < 0.2, "of each image's own area"
+    assert shares[2::3].max() > 0.85
+    assert drawn["width"][2::3].max() > 200, "the small images do not bound the large ones"
+
+
+AHEAD = {
+    "a classifier's": CLOSE["a classifier's"],
+    "misses": lambda: [K.RandomResizedCrop((16, 20), scale=(0.6, 1.6)), K.RandomErasing(ratio=(0.2, 1.5), p=0.9)],
+    "two crops": lambda: [
+        K.RandomResizedCrop((30, 30), scale=(0.6, 1.6)),
+        K.RandomInvert(),
+        K.RandomResizedCrop((16, 16), scale=(0.6, 1.6)),
+    ],
+    "same": lambda: [K.RandomHorizontalFlip(same_on_batch=True), K.RandomResizedCrop((16, 16), same_on_batch=True)],
+    "moved before and after": lambda: [
+        K.RandomPerspective(0.4),
+        K.RandomCrop((30, 30)),
+        K.RandomGrayscale(),
+        K.RandomVerticalFlip(),
+        K.RandomGaussianBlur((3, 3), (0.5, 2.0)),
+        K.RandomRotation(20.0),
+    ],
+    "noise": lambda: [K.RandomCrop((20, 20)), K.RandomGaussianNoise()],
+}
+
+
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("name", AHEAD)
+def test_calls_draw_what_draw_does_whatever_sizes_follow(name, views):
+    """Numbers are drawn ahead, before the sizes are known that they turn into draws with."""
+    augment = gpuaug.fuse(container(AHEAD[name]()), ragged=True, views=views)
+    sizes = [SIZES[index % 4 :] + SIZES[: index % 4] for index in range(40)]
+    batches = [pack(images_of(each)) for each in sizes]
+    points = torch.rand(len(SIZES), 2, 2) * 30
+    keys = ["input", "keypoints"]
+    torch.manual_seed(0)
+    got = [augment(batch, points, data_keys=keys) for batch in batches]
+    torch.manual_seed(0)
+    for batch, (images, moved) in zip(batches, got, strict=True):
+        expected, expected_points = augment(batch, points, data_keys=keys, draws=augment.draw(batch))
+        assert torch.equal(images, expected)
+        assert torch.equal(moved, expected_points)
+    assert not torch.equal(got[0][0], got[4][0])
+
+
+def test_numbers_for_sixteen_batches_are_drawn_at_once():
+    augment, batch = gpuaug.fuse(container(CLOSE["a classifier's"]()), ragged=True), pack(images_of())
+    sources = []
+
+    class Counted(late.Source):
+        def __init__(self, keys, *args, **options):
+            sources.append(len(keys))
+            super().__init__(keys, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(late, "Source", Counted)
+        for _ in range(48):
+            augment(batch)
+    assert sources == [1, 2, 4, 8, 16, 16]
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_batches_of_a_loader_draw_by_their_place(depth):
+    batches = [(pack(images_of(SIZES[index:])), torch.arange(len(SIZES) - index)) for index in range(3)]
+
+    def run(at):
+        stage = gpuaug.TransformStage(gpuaug.fuse(container(CLOSE["a classifier's"]()), ragged=True))
+        return [images for images, _ in gpuaug.StreamedLoader(batches, [stage], device="cpu", seed=1, depth=at)]
+
+    reference = run(0)
+    assert [len(images) for images in reference] == [5, 4, 3]
+    assert all(map(torch.equal, run(depth), reference))
+
+
+def test_images_of_one_size_may_come_as_they_always_did():
+    image = images_of([(40, 50)])[0]
+    augment = gpuaug.fuse(K.RandomResizedCrop((16, 16)), ragged=True)
+    torch.manual_seed(0)
+    dense = augment(torch.stack([image, image]))
+    torch.manual_seed(0)
+    assert torch.equal(augment(pack([image, image])), dense)
+
+
+def test_masks_boxes_and_points_refuse_nothing_that_fits():
+    """Boxes and keypoints follow each image's own geometry."""
+    images = images_of()
+    pipeline = K.AugmentationSequential(
+        K.RandomHorizontalFlip(), K.RandomResizedCrop((24, 28)), data_keys=["input", "bbox_xyxy", "keypoints"]
+    )
+    augment, batch = gpuaug.fuse(pipeline, ragged=True), pack(images)
+    boxes = torch.tensor([[3.0, 4.0, 20.0, 30.0]]).repeat(len(images), 1, 1)
+    points = torch.tensor([[5.0, 6.0], [30.0, 8.0]]).repeat(len(images), 1, 1)
+    draws = augment.draw(batch, seed=2)
+    _, got_boxes, got_points = augment(batch, boxes, points, draws=draws)
+    for index, image in enumerate(images):
+        dense = as_kornia_takes_them(image[None])
+        one = draws.alone(index).as_kornia()
+        _, expected_boxes, expected_points = pipeline(dense, boxes[:1], points[:1], params=one)
+        torch.testing.assert_close(got_boxes[index], expected_boxes[0], atol=1e-3, rtol=0)
+        torch.testing.assert_close(got_points[index], expected_points[0], atol=1e-3, rtol=0)
+
+
+NOT_SIZED = {
+    "as its end": (
+        [K.RandomHorizontalFlip()],
+        "pipeline must give images one size where ragged=True, got RandomHorizontalFlip_0 as its end.",
+    ),
+    "of one side": ([K.Resize(32)], "pipeline must give images one size where ragged=True, got Resize_0 as its end."),
+    "colour first": ([K.RandomInvert(), K.CenterCrop(8)], "before anything else where ragged=True, got RandomInvert_0. Put"),
+    "kornia first": (
+        [K.RandomEqualize(), K.CenterCrop(8)],
+        "before anything else where ragged=True, got RandomEqualize_0: no lowering for this type. Put",
+    ),
+    "two interpolations": (
+        [K.RandomRotation(9.0), K.RandomResizedCrop((8, 8))],
+        "where ragged=True, got RandomResizedCrop_1. Put",
+    ),
+    "by chance": ([K.RandomResizedCrop((8, 8), p=0.5)], "where ragged=True, got RandomResizedCrop_0. Put"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_SIZED)
+def test_a_pipeline_whose_output_would_stay_ragged_is_refused_at_once(name):
+    modules, text = NOT_SIZED[name]
+    with pytest.raises(gpuaug.ArgumentError, match=re.escape(text)) as caught:
+        gpuaug.fuse(container(modules), ragged=True)
+    assert "K.RandomResizedCrop((224, 224))" in str(caught.value)
+
+
+def raises(text):
+    return pytest.raises(gpuaug.ArgumentError, match=re.escape(text))
+
+
+def test_a_ragged_batch_needs_a_pipeline_that_expects_it():
+    with raises("images must have one size, got a ragged batch. Say so when fusing the pipeline: gpuaug.fuse(…, ragged=True)."):
+        gpuaug.fuse(K.CenterCrop(8))(pack(images_of()))
+
+
+def test_an_image_that_an_op_cannot_take_is_named():
+    augment = gpuaug.fuse([K.RandomHorizontalFlip(), K.RandomCrop((40, 40))], ragged=True)
+    text = "images must fit RandomCrop_1, got 37x52 at 0 of the batch, which crops 40x40 out of 37x52, which Kornia resizes."
+    with raises(text):
+        augment(pack(images_of()))
+    with raises("got 30x90 at 1 of the batch"):
+        augment.draw(pack(images_of([(50, 60), (30, 90)])))
+
+
+def test_an_image_without_pixels_is_named():
+    batch = pack([torch.zeros(3, 4, 5, dtype=torch.uint8), torch.zeros(3, 0, 7, dtype=torch.uint8)])
+    with raises("images must have pixels, got (0, 7) at 1 of the batch. Leave it out."):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(batch)
+
+
+def test_a_batch_that_is_not_what_its_shapes_say_is_refused():
+    batch = pack(images_of())
+    short = Ragged(batch.data[:-1], batch.places, batch.shapes)
+    with raises("A ragged batch must hold what its shapes say, 44034 elements of 5 images, got 44033 of 5."):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(short)
+
+
+def test_kornia_has_no_form_for_draws_of_a_ragged_batch():
+    draws = gpuaug.fuse(K.CenterCrop(8), ragged=True).draw(pack(images_of()))
+    assert draws.shape == (5, 3, None, None)
+    with raises("draws must be for images of one size in Kornia, got those of a ragged batch. Take one image: draws.alone(0)"):
+        draws.as_kornia()
+
+
+def test_draws_of_other_images_are_refused():
+    augment, batch = gpuaug.fuse(K.CenterCrop(8), ragged=True), pack(images_of())
+    draws = augment.draw(pack(images_of(SIZES[::-1])))
+    with raises("draws must be for images of the same shape"):
+        augment(batch, draws=draws)
+
+
+def test_policies_have_no_draws_of_one_image():
+    augment = gpuaug.fuse(K.auto.RandAugment(n=1, m=5))
+    with raises("draws must be of modules that take every image by itself, got RandAugment."):
+        augment.draw((2, 3, 16, 16)).alone(0)
+
+
+def test_the_explanation_counts_the_bytes_of_the_last_batch():
+    augment = gpuaug.fuse([K.RandomResizedCrop((24, 24)), K.RandomInvert()], ragged=True)
+    assert str(augment.explain()).startswith("images (256, 3, any, any), uint8\n")
+    augment(pack(images_of()))
+    (line,) = augment.explain().lines
+    assert (line.launches, line.read_bytes, line.written_bytes) == (1, sum(h * w * 3 for h, w in SIZES), 5 * 3 * 24 * 24 * 4)
+
+
+def test_a_loader_with_workers_hands_ragged_batches_to_the_stage():
+    samples = images_of()
+    loader = DataLoader(samples, batch_size=2, num_workers=1, collate_fn=pack)
+    augment = gpuaug.fuse(K.CenterCrop(20), ragged=True)
+    got = torch.cat(list(gpuaug.StreamedLoader(loader, [gpuaug.TransformStage(augment, on=None)], device="cpu")))
+    assert torch.equal(got, torch.cat([gpuaug.fuse(K.CenterCrop(20))(image[None]) for image in samples]))

@@ -1,0 +1,67 @@
+"""Mixes and soft labels on a GPU: equal to torch, in the launches that are promised, without a synchronisation."""
+
+import kornia.augmentation as K
+import pytest
+import torch
+from fuse.replay import photographs
+from torch.autograd import DeviceType
+
+import gpuaug
+from gpuaug.fuse.kernels_labels import soft_labels
+from gpuaug.fuse.labels import SoftLabels
+
+pytestmark = pytest.mark.gpu
+
+KEYS = ["input", "class"]
+
+
+def pipeline():
+    mixes = K.RandomMixUpV2(), K.RandomCutMixV2(use_correct_lambda=True)
+    return K.AugmentationSequential(
+        K.RandomHorizontalFlip(), K.AugmentationSequential(*mixes, random_apply=1), K.Normalize(0.5, 0.25)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("classes", [2, 1000, 21841])
+def test_the_kernel_of_labels_agrees_with_torch(classes, dtype):
+    generator = torch.Generator().manual_seed(0)
+    table = torch.zeros(64, 12)
+    table[:, 3] = torch.randperm(64, generator=generator)
+    table[:, 4] = torch.rand(64, generator=generator) * (torch.rand(64, generator=generator) < 0.8)
+    # Some are no class: what is written for them must stay in their rows.
+    values = torch.randint(-100, classes + 100, (64,), generator=generator).to(dtype).cuda()
+    soft = SoftLabels(classes, 0.1)
+    for rows in (None, table[:, 2:].cuda()):
+        torch.testing.assert_close(soft_labels(soft, values, rows), soft.of(values, rows), atol=1e-6, rtol=0)
+        if dtype.is_floating_point:
+            shares = torch.rand(64, classes, generator=generator).to(dtype).cuda()
+            tolerance = 1e-3 if dtype is torch.float16 else 1e-6
+            torch.testing.assert_close(soft_labels(soft, shares, rows), soft.of(shares, rows), atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("pick", ["batch", "sample"])
+def test_images_and_labels_are_those_of_the_cpu(pick):
+    augment, images, labels = gpuaug.fuse(pipeline(), pick=pick, num_classes=10), photographs(16), torch.arange(16) % 10
+    for seed in range(6):
+        draws = augment.draw(images.shape, seed=seed)
+        expected = augment(images, labels, data_keys=KEYS, draws=draws)
+        got = augment(images.cuda(), labels.cuda(), data_keys=KEYS, draws=draws)
+        for one, other in zip(got, expected, strict=True):
+            torch.testing.assert_close(one.cpu(), other, atol=1e-5, rtol=0)
+
+
+def test_a_call_is_three_launches_and_waits_for_nothing():
+    augment = gpuaug.fuse(pipeline(), pick="sample", num_classes=1000, label_smoothing=0.1)
+    images, labels = photographs(16).cuda(), torch.full((16,), -100, device="cuda")
+    augment(images, labels, data_keys=KEYS)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            augment(images, labels, data_keys=KEYS)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+    on_device = [event.name for event in profile.events() if event.device_type == DeviceType.CUDA]
+    assert sorted(name for name in on_device if not name.startswith("Mem")) == ["gather_kernel", "labels_kernel", "mix_kernel"]
