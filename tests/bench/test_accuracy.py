@@ -178,7 +178,11 @@ def pretended(monkeypatch, tmp_path, class_folder):
     def train(name, parts, test, seed, options):
         ran.append((seed, name))
         number = NAMES.index(name)
-        return {"top1_percent": 70.0 + number + 3 * seed, "images_per_s": 100.0 * (1 + number) + 10 * seed, "wall_s": 5.0 + seed}
+        return {
+            "top1_percent": 70.0 + number + 3 * seed,
+            "images_per_s": 100.0 * (1 + number) + 10 * seed,
+            "wall_s": 5.0 + seed,
+        }
 
     monkeypatch.setattr(accuracy, "train", train)
     monkeypatch.setattr(accuracy.common, "release", lambda device: None)
