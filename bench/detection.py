@@ -33,7 +33,7 @@ from torchvision.transforms import v2
 import gpuaug
 from bench import calls, common, data, pipelines
 from bench.loops import loop
-from bench.rows import Made
+from bench.rows import Made, peer
 from gpuaug.bench.windows import Variant
 
 Target = dict[str, Tensor]
@@ -41,6 +41,7 @@ Target = dict[str, Tensor]
 CASES = {"images": (), "boxes": ("boxes", "labels"), "boxes and masks": ("boxes", "labels", "masks")}
 """What goes with the images, by the keys of torchvision's target dicts."""
 
+KORNIA = "Kornia, image by image"
 POOL = 64
 _MEAN_OBJECTS = 7.0
 _KORNIA_IMAGES = 4
@@ -189,14 +190,15 @@ def variants(options: Namespace, batch_size: int, case: str, stack: ExitStack) -
         stack.callback(streamed.close)
         return Variant("gpuaug, workers", loop(streamed, lambda *_: None), data.queued(loader))
 
+    def by_kornia() -> Variant:
+        return calls.called(KORNIA, partial(one_by_one, size, items[:_KORNIA_IMAGES]), batch_size, images=_KORNIA_IMAGES)
+
     def call() -> Any:
         return augment(batch, targets, data_keys=["input", "targets"]) if keys else augment(batch)
 
     return [
         by_torchvision(),
-        calls.called(
-            "Kornia, image by image", partial(one_by_one, size, items[:_KORNIA_IMAGES]), batch_size, images=_KORNIA_IMAGES
-        ),
+        peer(KORNIA, device, by_kornia, needs_gpu=False),
         by_workers(),
         calls.called("gpuaug", call, batch_size, launches=2 * calls.FEW),
     ]

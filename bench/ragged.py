@@ -32,6 +32,7 @@ from bench.loops import Serial, loop
 from bench.rows import Made, peer
 from gpuaug.bench.windows import Variant
 
+KORNIA = "Kornia, image by image"
 POOL = 256
 _KORNIA_IMAGES = 8
 
@@ -79,9 +80,11 @@ def on_the_card(options: Namespace, pool: data.RaggedImages, batch_size: int, an
     def one_by_one() -> Tensor:
         return to_bfloat16(torch.cat([kornia(image[None]) for image in some]))
 
-    eager = calls.called("Kornia, image by image", one_by_one, batch_size, images=_KORNIA_IMAGES)
+    def by_kornia() -> Variant:
+        return calls.called(KORNIA, one_by_one, batch_size, images=_KORNIA_IMAGES)
+
     return [
-        *([] if antialias else [eager]),
+        *([] if antialias else [peer(KORNIA, device, by_kornia, needs_gpu=False)]),
         peer("DALI", device, partial(by_dali, options, pool, batch_size, antialias, device)),
         calls.called("gpuaug", lambda: augment(ragged), batch_size, launches=calls.FEW),
     ]
