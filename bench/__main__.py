@@ -2,6 +2,7 @@
 
     python -m bench run                  measure every suite, or those that are named
     python -m bench compare A B          two results of one suite, row by row
+    python -m bench accuracy --data DIR  train on torchvision's images and on gpuaug's, and compare top-1
     python -m bench plot                 a picture of every result
     python -m bench tables               the tables in the documentation
     python -m bench env                  what a result would say about this machine
@@ -14,7 +15,7 @@ import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 
-COMMANDS = ("run", "compare", "plot", "tables", "env")
+COMMANDS = ("run", "compare", "accuracy", "plot", "tables", "env")
 """Each is the module of its name."""
 
 

@@ -40,7 +40,8 @@ from typing import Any
 
 import torch
 
-from bench import common, kernels, peers
+from bench import calls, common, kernels, peers
+from bench.rows import Call
 from gpuaug.bench import results
 from gpuaug.bench.environment import environment
 from gpuaug.bench.windows import Row, Variant, interleave, summarise, synchronize
@@ -62,11 +63,8 @@ COLUMNS = (
 )
 """What is shown of a row, in this order."""
 
-_HOST_CALLS, _HOST_SECONDS = 30, 0.15
 _LAUNCH_CALLS = 4
 _DRAWS = 100
-_FEW, _MANY = 8, 400
-"""About as many launches as a call makes: so many calls are queued at once as a stream takes in without the host waiting."""
 
 
 def rows_of(
@@ -76,7 +74,7 @@ def rows_of(
     labels = {"case": case.name, "batch_size": batch_size}
     skipped: list[dict[str, Any]] = []
     figures: dict[str, dict[str, Any]] = {}
-    calls: dict[str, peers.Call] = {}
+    ways: dict[str, Call] = {}
     batch = peers.sample(case, batch_size, options.size, options.device)
 
     def skip(name: str, error: Exception) -> None:
@@ -91,14 +89,15 @@ def rows_of(
                 call = peers.WAYS[name](case, batch, stack)
                 call()
                 synchronize(options.device)
-                figures[name] = {"first_batch_s": perf_counter() - start} | one_call(name, call, options.device)
-                calls[name] = call
+                figures[name] = {"first_batch_s": perf_counter() - start}
+                figures[name] |= calls.one_call(call, options.device, launches=queued_launches(name))
+                ways[name] = call
                 if name == peers.OURS:
                     figures[name]["draw_ms"] = draw_ms(case, batch_size, options.size)
             # Whatever a peer raises is the reason why its row is missing, and no reason for the others to be.
             except Exception as error:
                 skip(name, error)
-        rows = _throughput(calls, options, skip)
+        rows = _throughput(ways, options, skip)
     made = []
     for row in rows:
         own = figures[row.name]
@@ -130,22 +129,11 @@ def reference(options: Namespace) -> int:
     return 256 if 256 in options.batch else max(options.batch)
 
 
-def one_call(name: str, call: peers.Call, device: torch.device) -> dict[str, Any]:
-    """What one call costs: the host's time with an idle device, and its time on a GPU."""
-    taken: list[float] = []
-    end = perf_counter() + _HOST_SECONDS
-    while len(taken) < 3 or (perf_counter() < end and len(taken) < _HOST_CALLS):
-        synchronize(device)
-        start = perf_counter()
-        call()
-        taken.append(1e3 * (perf_counter() - start))
-    synchronize(device)
-    found: dict[str, Any] = {"host_ms": median(taken)}
-    # These work on streams of their own, ahead of the call.
-    if device.type == "cuda" and name not in (peers.DALI, peers.STREAMED):
-        on_gpu = kernels.gpu_ms(call, launches=_FEW if name == peers.OURS else _MANY, host_ms=found["host_ms"])
-        found |= {} if on_gpu is None else {"gpu_ms": on_gpu, "timed_by": "events"}
-    return found
+def queued_launches(name: str) -> int | None:
+    """About how many kernels a call launches, where it does so on the current stream."""
+    if name in (peers.DALI, peers.STREAMED):
+        return None
+    return calls.FEW if name == peers.OURS else calls.MANY
 
 
 def draw_ms(case: peers.Case, batch_size: int, size: int) -> float:
@@ -174,12 +162,12 @@ def count_launches(rows: list[dict[str, Any]], cases: Sequence[peers.Case], opti
         common.release(options.device)
 
 
-def _throughput(calls: dict[str, peers.Call], options: Namespace, skip: Callable[[str, Exception], None]) -> Sequence[Row]:
+def _throughput(ways: dict[str, Call], options: Namespace, skip: Callable[[str, Exception], None]) -> Sequence[Row]:
     """Rounds of windows over the calls that worked; one that fails here is left out, and the others start anew."""
-    while calls:
+    while ways:
         failed: list[tuple[str, Exception]] = []
 
-        def steps(name: str, call: peers.Call, failed: list[tuple[str, Exception]] = failed) -> Iterator[int]:
+        def steps(name: str, call: Call, failed: list[tuple[str, Exception]] = failed) -> Iterator[int]:
             while True:
                 try:
                     found = call()
@@ -191,7 +179,7 @@ def _throughput(calls: dict[str, peers.Call], options: Namespace, skip: Callable
 
         variants = [
             Variant(name, partial(steps, name, call), discard=common.DEPTH + 2 if name == peers.STREAMED else 0)
-            for name, call in calls.items()
+            for name, call in ways.items()
         ]
         try:
             windows = interleave(variants, device=options.device, seconds=options.seconds, repeats=options.repeats, warmup=1)
@@ -199,9 +187,9 @@ def _throughput(calls: dict[str, peers.Call], options: Namespace, skip: Callable
             if not failed:
                 raise
             skip(*failed[0])
-            calls = {name: call for name, call in calls.items() if name != failed[0][0]}
+            ways = {name: call for name, call in ways.items() if name != failed[0][0]}
             continue
-        return summarise(windows, baseline=peers.EAGER if peers.EAGER in calls else None)
+        return summarise(windows, baseline=peers.EAGER if peers.EAGER in ways else None)
     return []
 
 

@@ -5,6 +5,7 @@ import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,11 +25,21 @@ DEPTH = 2
 Build = Callable[[ExitStack], Sequence[Made]]
 """Makes the rows of one case; what has to be closed after the case goes on the stack."""
 
+Figures = Callable[[Variant], dict[str, Any]]
+"""What else is measured of a row, when all windows of its case are over and nothing of it is closed yet."""
+
 console = Console(width=None if sys.stdout.isatty() else 140)
 
 
 def parser(
-    doc: str, *, batch: str, size: int = 256, seconds: float = 0.6, repeats: int = 5, sweeps: bool = False
+    doc: str,
+    *,
+    batch: str,
+    size: int = 256,
+    seconds: float = 0.6,
+    repeats: int = 5,
+    spare: int = 4,
+    sweeps: bool = False,
 ) -> ArgumentParser:
     """The flags every experiment takes; the defaults are the experiment's own.
 
@@ -38,6 +49,7 @@ def parser(
         size: Side of the images.
         seconds: Length of one window.
         repeats: Rounds of one window per variant.
+        spare: Cores that workers leave free unless told how many to be.
         sweeps: Whether it is also run over many batch sizes, under another name.
     """
     made = ArgumentParser(description=doc, formatter_class=RawDescriptionHelpFormatter)
@@ -46,11 +58,11 @@ def parser(
     made.add_argument("--size", type=int, default=size, help="side of the images in pixels (default: %(default)s)")
     made.add_argument("--seconds", type=float, help=f"length of one window (default: {seconds})")
     made.add_argument("--repeats", type=int, help=f"rounds of one window per variant (default: {repeats})")
-    made.add_argument("--workers", type=int, help="DataLoader workers (default: up to 12, four cores left free)")
+    made.add_argument("--workers", type=int, help=f"DataLoader workers (default: up to {16 - spare}, {spare} cores left free)")
     made.add_argument("--rows", metavar="NAME;NAME", help="measure only these, separated by semicolons, and the baseline")
     made.add_argument("--quick", action="store_true", help="two short rounds, and not the largest batch size")
     made.add_argument("--json", type=Path, metavar="PATH", help="write the result there")
-    made.set_defaults(usual=(_numbers(batch), seconds, repeats), suite=None, slowest=None)
+    made.set_defaults(usual=(_numbers(batch), seconds, repeats, spare), suite=None, slowest=None)
     if sweeps:
         made.add_argument("--suite", metavar="NAME", help="name of the result (default: the experiment's)")
         made.add_argument(
@@ -62,7 +74,7 @@ def parser(
 def read(made: ArgumentParser, argv: Sequence[str] | None) -> Namespace:
     """Parse ``argv`` and fill in what depends on the machine or on ``--quick``."""
     options = made.parse_args(argv)
-    batch, seconds, repeats = options.usual
+    batch, seconds, repeats, spare = options.usual
     del options.usual
     if options.quick:
         batch, seconds, repeats = batch[:-1] or batch, 0.25, 2
@@ -75,7 +87,7 @@ def read(made: ArgumentParser, argv: Sequence[str] | None) -> Namespace:
         options.device = torch.device("cuda", options.device.index or 0)
         torch.cuda.set_device(options.device)
     if options.workers is None:
-        options.workers = max(0, min(12, cores_allowed() - 4))
+        options.workers = max(0, min(16, cores_allowed()) - spare)
     return options
 
 
@@ -87,6 +99,7 @@ def measure(
     baseline: str,
     ours: Sequence[str] = (),
     ceilings: Sequence[str] = (),
+    figures: Figures | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Measure the cases one after another, each torn down before the next, and show a table for each.
@@ -97,9 +110,11 @@ def measure(
         suite: Name of the result.
         options: From ``read``.
         cases: For each case the labels of its rows (``batch_size``, ``case``) and what builds its rows.
-        baseline: The variant that ratios are taken to.
+        baseline: The variant that ratios are taken to. Where it cannot be had, there are none.
         ours: Variants that run through gpuaug, which plots show in another colour.
         ceilings: Variants that leave work out to show what the rest could reach at most.
+        figures: Measures more of each row. Rates and ratios are then of images alone, so that a row that takes long may do a
+            part of a batch in a step, and windows say nothing of the host.
         settings: Further settings to keep with the result.
     """
     suite = options.suite or suite
@@ -110,8 +125,12 @@ def measure(
     slow: dict[str, str] = {}
     settings |= {"baseline": baseline, "ours": list(ours), "ceilings": list(ceilings), "skipped": skipped}
     for labels, build in cases:
-        measured, left_out = _case(build, options, baseline, slow)
+        measured, left_out, more = _case(build, options, baseline, slow, figures)
         found = [row.record(**labels) for row in measured]
+        if figures is not None:
+            for record in found:
+                del record["steps_per_s"], record["host_ms"]
+                record |= more[record["name"]]
         rows += found
         for row in left_out:
             if not any((row.name, row.reason) == (other["name"], other["reason"]) for other in skipped):
@@ -126,8 +145,10 @@ def measure(
     return finish(suite, options, rows, settings, found_environment, start)
 
 
-def _case(build: Build, options: Namespace, baseline: str, slow: dict[str, str]) -> tuple[list[Row], list[Skipped]]:
-    """The rows of one case and what was left out; without a peer that raises on the way, everything else starts anew."""
+def _case(
+    build: Build, options: Namespace, baseline: str, slow: dict[str, str], figures: Figures | None
+) -> tuple[list[Row], list[Skipped], dict[str, dict[str, Any]]]:
+    """The rows of one case, what was left out, and more figures; without a peer that raises, everything else starts anew."""
     reasons = dict(slow)
     while True:
         # Every case starts from the same numbers, whichever cases ran before it.
@@ -145,10 +166,13 @@ def _case(build: Build, options: Namespace, baseline: str, slow: dict[str, str])
             except PeerError as error:
                 reasons[error.name] = error.reason
                 windows = None
+            more = {} if windows is None or figures is None else {row.name: figures(row) for row in variants}
             del variants
         release(options.device)
         if windows is not None:
-            return summarise(windows, baseline=baseline), left_out
+            if figures is not None:
+                windows = {name: [replace(each, steps=each.images) for each in own] for name, own in windows.items()}
+            return summarise(windows, baseline=baseline if baseline in windows else None), left_out, more
 
 
 def _slow(measured: Sequence[Row], labels: dict[str, Any], options: Namespace, baseline: str) -> dict[str, str]:

@@ -3,11 +3,11 @@
 DALI reads its images through ``external_source``, without a copy where the batch stays, in its own (B, H, W, C) layout, draws
 for every image, and hands the result over as a view on the current stream. It prepares two batches ahead on its own threads
 and streams, its default. It has no bfloat16, so half-precision pipelines end in float16, which is as many bytes. Crops and
-resizes are not antialiased, as in Kornia.
+resizes are not antialiased, as in Kornia, unless told.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -62,6 +62,49 @@ def build(name: str, images: Tensor, masks: Tensor | None, dtype: torch.dtype) -
     def call() -> Any:
         found = _run(made, device)
         return found[0] if len(found) == 1 else found
+
+    return call
+
+
+def build_ragged(images: Sequence[Tensor], side: int, *, antialias: bool, device: torch.device) -> Callable[[], Tensor]:
+    """What augments images of different sizes once a call, by the pipeline ``cls``.
+
+    Args:
+        images: (H, W, C) uint8, on ``device`` or page-locked on the host, from where DALI copies them.
+        side: Of the images that come out.
+        antialias: Whether the crop is antialiased.
+        device: On a CPU, DALI's CPU operators run.
+
+    Raises:
+        MissingError: If DALI is not installed.
+    """
+    try:
+        from nvidia.dali import fn, pipeline_def, tensors, types
+    except ImportError as error:
+        raise MissingError(f"not installed: {error}") from None
+    on_host = images[0].device.type == "cpu"
+    # One list for all calls, so that no call takes a tensor after the other out of PyTorch; DALI takes it as it is.
+    if on_host:
+        parts = [tensors.TensorCPU(image.numpy(), "HWC", is_pinned=image.is_pinned()) for image in images]
+        batch = tensors.TensorListCPU(parts, "HWC", contiguous=False)
+    else:
+        batch = tensors.TensorListGPU([tensors.TensorGPU(image, "HWC") for image in images], "HWC", contiguous=False)
+
+    @pipeline_def(**_settings(len(images), device))
+    def pipeline() -> Any:
+        read = fn.external_source(
+            source=lambda: batch, device="cpu" if on_host else "gpu", layout="HWC", dtype=types.UINT8, ndim=3, no_copy=True
+        )
+        if on_host and device.type == "cuda":
+            read = read.gpu()
+        # It crops to seven eighths of the side that it is told, rounded down.
+        return classification(fn, types, -(-side * 8 // 7), torch.bfloat16, read, antialias=antialias)
+
+    made = pipeline()
+    made.build()
+
+    def call(_held: Sequence[Tensor] = images) -> Tensor:
+        return _run(made, device)[0]
 
     return call
 
@@ -149,10 +192,10 @@ def heavy(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any) -> An
     return _normalize(fn, types, dtype, images)
 
 
-def classification(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any) -> Any:
+def classification(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any, *, antialias: bool = False) -> Any:
     """Random resized crop, flip and jitter."""
     images = fn.random_resized_crop(
-        images, size=(side * 7 // 8,) * 2, random_area=_AREA, random_aspect_ratio=_ASPECT, antialias=False
+        images, size=(side * 7 // 8,) * 2, random_area=_AREA, random_aspect_ratio=_ASPECT, antialias=antialias
     )
     images = fn.color_twist(images, brightness=_factor(fn), contrast=_factor(fn), saturation=_factor(fn))
     return _normalize(fn, types, dtype, images, mirror=fn.random.coin_flip())

@@ -2,10 +2,12 @@
 
 from argparse import Namespace
 from collections.abc import Callable
+from copy import copy
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from bench.common import DEPTH
@@ -49,17 +51,64 @@ class RandomImages(Dataset):
         return (image if self.transform is None else self.transform(image)), self.labels[index]
 
 
-def endless(dataset: Dataset, batch_size: int, options: Namespace, *, workers: int | None = None) -> DataLoader:
-    """A ``DataLoader`` whose epoch outlasts every measurement, so that no window holds the edge of one."""
+class RaggedImages(Dataset):
+    """Items out of a pool of random uint8 images whose sides differ.
+
+    Args:
+        sides: The least and the most pixels of a side.
+        count: How many there are.
+    """
+
+    def __init__(self, sides: tuple[int, int], *, count: int = POOL) -> None:
+        draw = torch.Generator().manual_seed(0)
+        shapes = torch.randint(sides[0], sides[1] + 1, (count, 2), generator=draw).tolist()
+        self.images = [torch.randint(256, (3, *shape), dtype=torch.uint8, generator=draw) for shape in shapes]
+        self.labels = torch.randint(CLASSES, (count,), generator=draw)
+        self.transform: Callable[[Tensor], Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image = self.images[index]
+        return (image if self.transform is None else self.transform(image)), self.labels[index]
+
+    def transformed(self, transform: Callable[[Tensor], Tensor]) -> "RaggedImages":
+        """The same images, with ``transform`` applied to each in the worker."""
+        other = copy(self)
+        other.transform = transform
+        return other
+
+
+def endless(
+    dataset: Dataset,
+    batch_size: int,
+    options: Namespace,
+    *,
+    workers: int | None = None,
+    collate: Callable[[list[Any]], Any] | None = None,
+    pin: bool = True,
+) -> DataLoader:
+    """A ``DataLoader`` whose epoch outlasts every measurement, so that no window holds the edge of one.
+
+    Args:
+        dataset: Items of about the same size.
+        batch_size: Of every batch.
+        options: Says the device, and the workers unless ``workers`` does.
+        workers: How many there are.
+        collate: Instead of PyTorch's own.
+        pin: Whether batches are page-locked for a GPU.
+    """
     workers = options.workers if workers is None else workers
-    batch_bytes = batch_size * sum(part.nbytes for part in dataset[0])
+    batch_bytes = batch_size * sum(part.nbytes for part in tree_leaves(dataset[0]))
     draw = torch.Generator().manual_seed(0)
     return DataLoader(
         dataset,
         batch_size=batch_size,
         sampler=RandomSampler(dataset, replacement=True, num_samples=10**8, generator=draw),
         num_workers=workers,
-        pin_memory=options.device.type == "cuda",
+        collate_fn=collate,
+        pin_memory=pin and options.device.type == "cuda",
         persistent_workers=workers > 0,
         prefetch_factor=(2 if 2 * workers * batch_bytes <= _SHARED_BYTES else 1) if workers else None,
         drop_last=True,

@@ -18,10 +18,7 @@ from torchvision import tv_tensors
 
 import gpuaug
 from bench import common, dali, data, pipelines
-from bench.rows import MissingError
-
-Call = Callable[[], Any]
-"""Augments the batch once and returns what came out."""
+from bench.rows import Call, MissingError
 
 
 @dataclass(frozen=True)

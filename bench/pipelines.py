@@ -97,6 +97,18 @@ def contrastive_kornia(size: int, *, cropping: str = "resample", **container: An
     )
 
 
+def view_kornia(size: int, area: tuple[float, float], *, cropping: str = "resample") -> nn.Module:
+    """One view of DINO's in Kornia, to ``size`` pixels a side from a piece of that share of the image's ``area``."""
+    return K.AugmentationSequential(
+        K.RandomResizedCrop((size, size), scale=area, cropping_mode=cropping),
+        K.RandomHorizontalFlip(),
+        K.ColorJitter(0.4, 0.4, 0.2, 0.1, p=0.8),
+        K.RandomGrayscale(p=0.2),
+        K.RandomGaussianBlur((23, 23), (0.1, 2.0), p=0.5),
+        K.Normalize(torch.tensor(MEAN), torch.tensor(STD)),
+    )
+
+
 def randaugment_kornia(*, cropping: str = "resample", **container: Any) -> nn.Module:
     """RandAugment of whole images in Kornia, which draws its ops once a batch."""
     del cropping  # there is no crop

@@ -4,8 +4,8 @@
 
 Every suite that counts steps or images gets a panel for each case or batch size, with a bar for each variant: grey
 for what users do today, green for gpuaug, hatched for ceilings, which leave work out. Whiskers are the slowest and
-the fastest round. A suite over many batch sizes gets lines over them, drawn by ``bench.curves``. The picture of the lanes has
-its own program, ``bench.lanes``, and is drawn along.
+the fastest round, or the worst and the best seed. A suite over many batch sizes gets lines over them, drawn by
+``bench.curves``. The picture of the lanes has its own program, ``bench.lanes``, and is drawn along.
 """
 
 import json
@@ -25,7 +25,14 @@ RESULTS = Path("bench/results")
 IMAGES = Path("docs/images")
 
 # The figures a row may be drawn by, the first that it has, and what the axis says.
-FIGURES = {"gb_per_s": "GB/s", "steps_per_s": "steps/s", "images_per_s": "images/s", "median_us": "µs", "step_ms": "ms a step"}
+FIGURES = {
+    "top1_percent": "top-1, %",
+    "gb_per_s": "GB/s",
+    "steps_per_s": "steps/s",
+    "images_per_s": "images/s",
+    "median_us": "µs",
+    "step_ms": "ms a step",
+}
 
 
 def draw(result: dict[str, Any]) -> Figure | None:
@@ -90,7 +97,7 @@ def _bars(axis: Axes, rows: list[dict[str, Any]], key: str, settings: dict[str, 
         green = row["name"] in ours or row["name"].startswith(("StreamedLoader", "gpuaug"))
         colour = "#2a9d5c" if green else "white" if ceiling else "#9aa0a6"
         axis.barh(height, row[key], color=colour, edgecolor="#9aa0a6", hatch="////" if ceiling else None, linewidth=0.6)
-        rounds = row.get("rounds") if key.endswith("_per_s") else None
+        rounds = row.get("top1_seeds") if key == "top1_percent" else row.get("rounds") if key.endswith("_per_s") else None
         if rounds:
             axis.hlines(height, min(rounds), max(rounds), color="black", linewidth=0.8)
         reach = max(row[key], max(rounds or [0]))

@@ -2,10 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from gpuaug.bench.windows import Variant
+
+Call = Callable[[], Any]
+"""Augments a batch once, or a part of it, and returns what came out."""
 
 
 class MissingError(Exception):
@@ -33,15 +37,16 @@ Made = Variant | Skipped
 """What an experiment makes of a row."""
 
 
-def peer(name: str, device: torch.device, make: Callable[[], Variant]) -> Made:
+def peer(name: str, device: torch.device, make: Callable[[], Variant], *, needs_gpu: bool = True) -> Made:
     """The row of a way that needs a GPU or another library; no error of its own ends the experiment.
 
     Args:
         name: Of the row, as ``make`` calls it.
         device: What the experiment runs on.
         make: Makes the row, or raises.
+        needs_gpu: Whether there is no such row on a CPU.
     """
-    if device.type != "cuda":
+    if needs_gpu and device.type != "cuda":
         return Skipped(name, "needs a GPU")
     try:
         variant = make()

@@ -54,6 +54,10 @@ EXPERIMENTS = {
     "items": ("items", []),
     "feeds": ("feeds", []),
     "augment": ("augment", []),
+    "ragged": ("ragged", []),
+    "views": ("views", []),
+    "detection": ("detection", []),
+    "accuracy": ("accuracy", []),
     "lanes": ("lanes", []),
     "profiles": ("profiles", []),
 }

@@ -47,6 +47,8 @@ def markdown(result: dict[str, Any], case: str = "") -> str:
     rows, columns = result["rows"], result["settings"].get("columns")
     if "verdicts" in result["settings"]:
         return "\n".join(["", *_profiles(result), "", _caption(result), ""]) + "\n"
+    if "top1_percent" in rows[0]:
+        return "\n".join(["", *_flat(rows, columns), "", _caption(result, ratios=False), ""]) + "\n"
     if case and any(row.get("case") == case for row in rows):
         lines = _flat([row for row in rows if row["case"] == case], [key for key in columns or () if key != "case"])
     elif case:
@@ -58,6 +60,8 @@ def markdown(result: dict[str, Any], case: str = "") -> str:
         lines = _by_case(rows, result, "gb_per_s", "GB/s")
     elif "steps_per_s" in rows[0]:
         lines = _by_case(rows, result, "steps_per_s", "steps/s")
+    elif "images_per_s" in rows[0]:
+        lines = _by_case(rows, result, "images_per_s", "images/s")
     else:
         lines = _flat(rows)
     return "\n".join(["", *lines, "", _caption(result, ratios=not case), ""]) + "\n"
@@ -115,6 +119,8 @@ def _flat(rows: list[dict[str, Any]], columns: Sequence[str] = ()) -> list[str]:
 def _heading(key: str) -> str:
     if key.endswith("_per_s"):
         return f"{key.removesuffix('_per_s').replace('_', ' ')}/s"
+    if key.endswith("_percent"):
+        return f"{key.removesuffix('_percent').replace('top1', 'top-1').replace('_', ' ')}, %"
     for unit in ("us", "ms", "s"):
         if key.endswith(f"_{unit}"):
             return f"{key.removesuffix(f'_{unit}').replace('_', ' ')}, {unit.replace('us', 'µs')}"
@@ -150,7 +156,8 @@ def _caption(result: dict[str, Any], *, ratios: bool = True) -> str:
     text = ", ".join(filter(None, parts))
     baseline = result["settings"].get("baseline")
     to = "the row at 1.00" if baseline is None else f"*{baseline}*"
-    paired = f" In brackets: the ratio to {to}, paired within rounds." if ratios and "ratio" in result["rows"][0] else ""
+    ratios = ratios and any(row.get("ratio") for row in result["rows"])
+    paired = f" In brackets: the ratio to {to}, paired within rounds." if ratios else ""
     return f"<sub>{text}.{paired}</sub>"
 
 

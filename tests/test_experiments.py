@@ -33,8 +33,8 @@ WINDOWED = [
     ("branches", "", {"serial", "one module", "branches", "branches, eager"}),
 ]
 
-# Suites of another form have tests of their own: below, and two in tests/bench.
-OTHERS = {"items", "handover", "lifetimes", "lanes", "feeds", "augment", "profiles"}
+# Suites of another form have tests of their own: below, and in tests/bench.
+OTHERS = {"items", "handover", "lifetimes", "lanes", "feeds", "augment", "ragged", "views", "detection", "accuracy", "profiles"}
 
 
 @pytest.fixture(autouse=True)

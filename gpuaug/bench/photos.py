@@ -14,7 +14,7 @@ CROPS_PER_PHOTOGRAPH = 32
 _SIDE_PX = (300, 500)
 
 # One class each. Drawings, masks and charts in the same folder compress unlike photographs and are left out.
-_PHOTOGRAPHS = (
+PHOTOGRAPHS = (
     "astronaut.png",
     "brick.png",
     "camera.png",
@@ -93,7 +93,7 @@ def _build(root: Path) -> None:
     from PIL import Image
 
     sources = resources.files("skimage").joinpath("data")
-    found = [name for name in _PHOTOGRAPHS if sources.joinpath(name).is_file()]
+    found = [name for name in PHOTOGRAPHS if sources.joinpath(name).is_file()]
     if not found:
         raise FileNotFoundError(
             f"scikit-image must ship its photographs in {sources}, got none of them. "

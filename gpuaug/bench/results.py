@@ -17,6 +17,7 @@ SCHEMA = 1
 
 _ENVIRONMENT_KEYS = ("time_utc", "commit", "dirty", "versions", "device", "gpu", "cpu")
 _RATIO_KEYS = ("ratio", "ratio_low", "ratio_high")
+_HEADINGS = {"steps_per_s": "steps/s", "images_per_s": "images/s", "host_ms": "host ms"}
 
 
 def result(
@@ -84,7 +85,8 @@ def table(rows: list[dict[str, Any]], title: str) -> "Table":
     shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     shown.add_column("variant")
     batch_sizes = {row.get("batch_size") for row in rows}
-    headings = ["batch"] * (len(batch_sizes) > 1) + ["steps/s", "images/s", "host ms", "ratio", "spread"]
+    keys = [key for key in _HEADINGS if any(key in row for row in rows)]
+    headings = ["batch"] * (len(batch_sizes) > 1) + [_HEADINGS[key] for key in keys] + ["ratio", "spread"]
     for heading in headings:
         shown.add_column(heading, justify="right", no_wrap=True)
     case = None
@@ -97,9 +99,7 @@ def table(rows: list[dict[str, Any]], title: str) -> "Table":
         shown.add_row(
             Text(row["name"]),
             *[str(row.get("batch_size", ""))] * (len(batch_sizes) > 1),
-            _figure(row.get("steps_per_s")),
-            _figure(row.get("images_per_s")),
-            _figure(row.get("host_ms")),
+            *(_figure(row.get(key)) for key in keys),
             "" if ratio is None else f"{ratio:.2f}",
             "" if low is None or high is None else f"{low:.2f}-{high:.2f}",
         )

@@ -83,7 +83,7 @@ def test_a_row_that_fails_leaves_the_others(augment, peers, monkeypatch, calls_b
         return call
 
     monkeypatch.setattr(peers, "WAYS", peers.WAYS | {"DALI": broken})
-    monkeypatch.setattr(augment, "_HOST_CALLS", 3)
+    monkeypatch.setattr(importlib.import_module("bench.calls"), "_CALLS", 3)
     flags = ["--batch", "2", "--cases", "cls", "--rows", "DALI;gpuaug"]
     made = augment.main([*TINY, *flags])
     assert [row["name"] for row in made["rows"]] == ["Kornia", "gpuaug"]

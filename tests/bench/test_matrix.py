@@ -84,6 +84,7 @@ def test_a_missing_peer_is_named_with_its_reason_and_printed_once(measure, clock
             rows.peer("broken", CUDA, broken),
             rows.peer("there", CUDA, lambda: clock.row("there")),
             rows.peer("two streams", CPU, missing),
+            rows.peer("anywhere", CPU, lambda: clock.row("anywhere"), needs_gpu=False),
         ]
     )
     reasons = {
@@ -94,7 +95,7 @@ def test_a_missing_peer_is_named_with_its_reason_and_printed_once(measure, clock
     assert made["settings"]["skipped"] == [
         {"batch_size": size, "name": name, "reason": reason} for size in (8, 16) for name, reason in reasons.items()
     ]
-    assert names(made, 8) == names(made, 16) == ["serial", "there"]
+    assert names(made, 8) == names(made, 16) == ["serial", "there", "anywhere"]
     shown = capsys.readouterr().out
     assert shown.count("away skipped: not installed") == 1
     assert "matrix: batch size 8: two streams skipped: needs a GPU\n" in shown
@@ -173,6 +174,8 @@ def test_without_timm_or_dali_the_reason_says_so(monkeypatch):
         module("loops").Prefetched([], CPU, None)
     with pytest.raises(rows.MissingError, match=r"^not installed: .*nvidia"):
         module("dali").Batches("seed", [], 2, 32, CPU)
+    with pytest.raises(rows.MissingError, match=r"^not installed: .*nvidia"):
+        module("dali").build_ragged([], 32, antialias=False, device=CPU)
 
 
 def test_a_timm_that_overwrites_batches_is_not_measured(monkeypatch):
