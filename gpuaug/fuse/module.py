@@ -225,7 +225,7 @@ class Fused(nn.Module):
         if views == 1 or (len(inputs) == 1 and self._one_plan(targets) is not None):
             return self._run(targets, draws)
         draws = self._draw(size, next_seed()) if draws is None else draws
-        return joined([self._run(self._targets(inputs, keys), view) for view in draws.views])
+        return joined([self._run(self._targets(inputs, keys), view) for view in draws.views], targets.keys)
 
     def _targets(self, inputs: Sequence[Any], keys: Sequence[Any]) -> Targets:
         targets = Targets(inputs, keys, self._extra_args, self.options.boxes)
@@ -374,12 +374,18 @@ class Fused(nn.Module):
         return [(tuple(ops), all_drawn) for ops, all_drawn in parts]
 
 
-def joined(views: Sequence[Any]) -> Any:
+def joined(views: Sequence[Any], keys: Sequence[str]) -> Any:
     """What became of each view, behind one another: images, or a list of all that went in."""
-    if isinstance(views[0], Tensor):
+    if len(keys) == 1:
         return torch.cat(tuple(views))
-    parts = zip(*views, strict=True)
-    return [torch.cat(each) if isinstance(each[0], Tensor) else [one for view in each for one in view] for each in parts]
+    made: list[Any] = []
+    for key, each in zip(keys, zip(*views, strict=True), strict=True):
+        if isinstance(each[0], Tensor):
+            # Kornia's labels of a cut have an axis before that of the samples.
+            made.append(torch.cat(each, 1 if key == "class" and each[0].ndim == 3 else 0))
+        else:
+            made.append([one for view in each for one in view])
+    return made
 
 
 def _take(ops: Sequence[Op | EagerOp], start: int, size: Size) -> Stretch:
