@@ -7,6 +7,7 @@ from triton.compiler import ASTSource
 
 HOPPER = GPUTarget("cuda", 90, 32)
 TYPES = {
+    torch.float64: "*fp64",
     torch.float32: "*fp32",
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
