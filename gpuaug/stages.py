@@ -69,8 +69,8 @@ class TransformStage(Stage):
     Args:
         transform: A callable or ``nn.Module``. Called with the values that ``on`` names, in order, and with ``data_keys=``
             where ``on`` is a mapping, as Kornia's containers want it.
-        on: What it works on: a selector, several, or ``None`` for the whole batch. Left out: the batch if it is a tensor,
-            index 0 if it is a tuple or list.
+        on: What it works on: a selector, several, or ``None`` for the whole batch. Left out: the batch if it is a tensor
+            or a ``Ragged``, index 0 if it is a tuple or list.
         into: Where the result goes. Left out: where the input came from.
         name: Names the stage in errors and traces, and keys its draws.
 

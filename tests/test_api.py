@@ -10,15 +10,17 @@ PUBLIC = {
     "ArgumentError": "GpuAugError, ValueError",
     "ArgumentTypeError": "GpuAugError, TypeError",
     "DeviceError": "GpuAugError, RuntimeError",
-    "Draws": "(shape, _tree, _drawn, _sizes)",
+    "Draws": "(shape, _tree, _drawn, _sizes, _more=())",
+    "Draws.alone": "(self, index)",
     "Draws.as_kornia": "(self)",
-    "Explanation": "(lines, shape, executor='')",
+    "Draws.views": "property",
+    "Explanation": "(lines, shape, executor='', notes=())",
     "Explanation.launches": "property",
     "FeatureStage": "(encoder, *, on=…, into=…, autocast=None, memory_format=None, capture='auto', name=None)",
     "FeatureStage.bind": "(self, name, lanes)",
     "FeatureStage.branches": "property",
     "FeatureStage.update": "(self)",
-    "Fused": "(pipeline, *, dtype, memory_format, pick='batch')",
+    "Fused": "(pipeline, options)",
     "Fused.draw": "(self, shape, seed=None)",
     "Fused.explain": "(self, shape=None)",
     "Fused.extra_repr": "(self)",
@@ -81,8 +83,12 @@ PUBLIC = {
     "TransformStage": "(transform, *, on=…, into=…, name=None)",
     "TransformStage.bind": "(self, name, lanes)",
     "collate_ragged": "(samples, *, convert=False, channels=3)",
-    "fuse": "(pipeline, *, dtype=torch.float32, memory_format=torch.contiguous_format, pick='batch')",
+    "fuse": (
+        "(pipeline, *, dtype=torch.float32, memory_format=torch.contiguous_format, pick='batch', ragged=False, "
+        "antialias=False, views=1, boxes='xyxy', num_classes=None, label_smoothing=0.0)"
+    ),
     "profile": "(loader, step, *, batches=40, rounds=3, show=True)",
+    "sanitize": "(targets)",
 }
 
 

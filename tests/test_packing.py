@@ -46,18 +46,23 @@ KINDS = {
     "file": lambda seed, h, w: PIL.Image.open(io.BytesIO(png(pil(seed, h, w)).numpy().tobytes())),
     "array": lambda seed, h, w: noise(seed, h, w, 3),
     "turned array": lambda seed, h, w: noise(seed, h, w, 3)[::-1, :, ::-1],
+    "part of an array": lambda seed, h, w: noise(seed, h + 3, w + 2, 4)[2:-1, 1:-1, :3],
     "grey array": lambda seed, h, w: noise(seed, h, w),
     "array (H, W, 1)": lambda seed, h, w: noise(seed, h, w, 1),
     "array (H, W, 4)": lambda seed, h, w: noise(seed, h, w, 4),
     "tensor": lambda seed, h, w: torch.from_numpy(noise(seed, 3, h, w)),
     "strided tensor": lambda seed, h, w: torch.from_numpy(noise(seed, h, w, 3)).permute(2, 0, 1),
+    "part of a tensor": lambda seed, h, w: torch.from_numpy(noise(seed, 3, h + 3, w + 2))[:, 2:-1, 1:-1],
     "grey tensor": lambda seed, h, w: torch.from_numpy(noise(seed, 1, h, w)),
     "tensor with alpha": lambda seed, h, w: torch.from_numpy(noise(seed, 4, h, w)),
     "decoded": lambda seed, h, w: decode_image(png(pil(seed, h, w))),
     "decoded with alpha": lambda seed, h, w: decode_image(png(pil(seed, h, w, "LA"))),
     "tv_tensor": lambda seed, h, w: tv_tensors.Image(noise(seed, 3, h, w)),
 }
-COLOURED = ["PIL RGB", "file", "array", "turned array", "tensor", "strided tensor", "decoded", "tv_tensor"]
+COLOURED = [
+    *("PIL RGB", "file", "array", "turned array", "part of an array"),
+    *("tensor", "strided tensor", "part of a tensor", "decoded", "tv_tensor"),
+]
 GREY = ["PIL L", "grey array", "array (H, W, 1)", "grey tensor"]
 
 

@@ -33,6 +33,15 @@ class EagerOp:
         self._container.disable_features = True
         self.child_name = next(name for name, _ in self._container.named_children())
 
+    @property
+    def moves_nothing(self) -> bool:
+        """Whether the module is known to leave masks, boxes and keypoints alone: it changes colours, and says no more."""
+        base = K.IntensityAugmentationBase2D
+        handlers = ("apply_transform_mask", "apply_transform_box", "apply_transform_keypoint")
+        return isinstance(self.module, base) and all(
+            getattr(type(self.module), name) is getattr(base, name) for name in handlers
+        )
+
     def draw(self, source: Source, size: Size) -> Drawn:
         """Kornia's own parameters, drawn under a seed from ``source``, and a seed for modules that draw when they run."""
         key = source.key()

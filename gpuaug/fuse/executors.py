@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gpuaug.errors import GpuAugWarning
-from gpuaug.fuse import run_torch
+from gpuaug.fuse import boxes, run_torch
+from gpuaug.fuse.boxes import Way
 from gpuaug.fuse.gather import Columns, Gather
 from gpuaug.fuse.labels import SoftLabels
 from gpuaug.fuse.ops import Array, Drawn, Size
@@ -42,18 +43,25 @@ def run(
     return run_torch.run(plan, images, table).to(dtype).contiguous(memory_format=memory_format)
 
 
-def run_mask(step: Pass, masks: Tensor, table: Tensor) -> Tensor:
-    """Take masks, (B, C, H, W) of any type, through what a pass moves and erases."""
+def run_mask(step: Pass, masks: Tensor, table: Tensor, places: Tensor | None = None) -> Tensor:
+    """Take masks of any type through what a pass moves and erases.
+
+    Shape:
+        - masks: (B, C, H, W), or flat with the ``places`` of masks of several sizes, (B, 3) int64: first element, height, width
+        - table: (B, K) float32
+        - returns: (B, C, H', W'); with places (B, 1, H', W')
+    """
     if not masks.numel():
-        return masks.new_zeros((*masks.shape[:2], step.out.height, step.out.width))
+        shape = masks.shape[:2] if places is None else (len(places), 1)
+        return masks.new_zeros((*shape, step.out.height, step.out.width))
     if isinstance(step.front, Gather) and step.front.order:
         assert isinstance(step.columns, Columns)
         if masks.is_cuda and _usable(masks.device):
             from gpuaug.fuse import run_triton
 
-            masks = run_triton.run_mask(step, masks, table)
+            masks = run_triton.run_mask(step, masks, table, places)
         else:
-            masks = run_torch.gather_mask(step.front, step.columns, masks, table, step.out)
+            masks = run_torch.gather_mask(step.front, step.columns, masks, table, step.out, places)
     return run_torch.erased(step, masks, table)
 
 
@@ -64,6 +72,15 @@ def run_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
 
         return soft_labels(soft, labels, rows)
     return soft.of(labels, rows)
+
+
+def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Take boxes or points their way: see :func:`gpuaug.fuse.boxes.follow`."""
+    if values.is_cuda and _usable(values.device):
+        from gpuaug.fuse import kernels_boxes
+
+        return kernels_boxes.follow(values, valid, way, dtype)
+    return boxes.follow(values, valid, way, dtype)
 
 
 def name(device: torch.device) -> str:

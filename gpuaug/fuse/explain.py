@@ -10,6 +10,7 @@ from gpuaug.fuse.choices import Choice
 from gpuaug.fuse.eager import EagerOp
 from gpuaug.fuse.filters import FilterOp
 from gpuaug.fuse.geometry import GatherOp, ResampleOp
+from gpuaug.fuse.mixes import MixOp
 from gpuaug.fuse.ops import Size
 from gpuaug.fuse.plan import Pass, Plan
 
@@ -76,12 +77,15 @@ def explanation(
     """Describe the parts of a pipeline for uint8 images of one size."""
     lines: list[Line] = []
     element = 1
+    mixes = any(isinstance(step.front, MixOp) for _, planned in parts if planned is not None for step in planned.passes)
+    # Views share all passes of one plan, unless images of a view meet; else each is taken by itself.
+    runs = views if len(parts) > 1 or mixes or parts[0][1] is None else 1
     for number, (eager, planned) in enumerate(parts):
         if isinstance(eager, Choice):
             # For images of the first size: a choice that changes it, or what it refuses by it, is rare.
             left = eager.left(size)
             what = f"{eager.describe()}{'; left to Kornia: ' if left else ''}{', '.join(left)}"
-            lines.append(Line((eager.name,), what, eager.launches(size), None, None, at_most=True))
+            lines.append(Line((eager.name,), what, runs * eager.launches(size), None, None, at_most=True))
             element = 4
             continue
         if eager is not None:
@@ -91,7 +95,7 @@ def explanation(
         assert planned is not None
         for index, step in enumerate(planned.passes):
             last = number == len(parts) - 1 and index == len(planned.passes) - 1
-            lines.append(_line(step, size, element, dtype.itemsize if last else 4, views))
+            lines.append(_line(step, size, element, dtype.itemsize if last else 4, views, runs))
             element = 4
     return Explanation(tuple(lines), size.shape, executor, _shrinking(parts, size))
 
@@ -112,7 +116,7 @@ def _shrinking(parts: Sequence[tuple[EagerOp | Choice | None, Plan | None]], siz
     return tuple(notes)
 
 
-def _line(step: Pass, size: Size, read: int, written: int, views: int) -> Line:
+def _line(step: Pass, size: Size, read: int, written: int, views: int, runs: int) -> Line:
     source = step.source
     if source.ragged:
         pixels_in = int(np.sum(np.multiply(size.height, size.width)) * size.channels)
@@ -121,7 +125,7 @@ def _line(step: Pass, size: Size, read: int, written: int, views: int) -> Line:
     pixels_out = size.batch * views * step.out.channels * step.out.height * step.out.width
     launches = step.front.launches if isinstance(step.front, FilterOp) else 1 + step.mean
     names = tuple(op.name for op in step.ops)
-    return Line(names, step.describe(), launches, pixels_in * read, pixels_out * written)
+    return Line(names, step.describe(), runs * launches, pixels_in * read, pixels_out * written)
 
 
 def _megabytes(count: int | None) -> str:

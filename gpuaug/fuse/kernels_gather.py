@@ -250,14 +250,21 @@ def gather_kernel(
 MASK_SIZES = ("before_fill", "after_fill", "source_height", "source_width", "out_height", "out_width", "tiles_x", "row_stride")
 
 
-@triton.jit(do_not_specialize=[*MASK_SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "out", "rows"])
+@triton.jit(do_not_specialize=[*MASK_SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "out", "rows", "places"])
 def mask_kernel(
-    source, out, rows, before_fill, after_fill, source_height, source_width, out_height, out_width, tiles_x, row_stride,
+    source, out, rows, places, before_fill, after_fill, source_height, source_width, out_height, out_width, tiles_x, row_stride,
     source_b, source_c, source_h, out_b, out_c, out_h,
-    SOURCE_W: tl.constexpr, KIND: tl.constexpr, ZEROS: tl.constexpr, AFTER: tl.constexpr, AFTER_AT: tl.constexpr,
-    WARP_AT: tl.constexpr, BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
+    FLAT: tl.constexpr, SOURCE_W: tl.constexpr, KIND: tl.constexpr, ZEROS: tl.constexpr, AFTER: tl.constexpr,
+    AFTER_AT: tl.constexpr, WARP_AT: tl.constexpr, BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr,
+    TILE_H: tl.constexpr, TILE_W: tl.constexpr,
 ):  # fmt: skip
-    """The nearest pixel of a mask, its bits unread. Grid: (tiles of an image, samples, planes)."""
+    """The nearest pixel of a mask, its bits unread.
+
+    With ``FLAT`` masks have sizes of their own and lie one behind the other: ``places`` holds the first element, the height
+    and the width of each.
+
+    Grid: (tiles of an image, samples, planes).
+    """
     tile = tl.program_id(0)
     sample = tl.program_id(1)
     plane = tl.program_id(2)
@@ -292,8 +299,12 @@ def mask_kernel(
         y, framed_y, within_y = tap_axis(top, start_y, count_y, before, 1, ZEROS, BEFORE)
         framed = framed_x & framed_y
         within = within_x & within_y
-    pointer = source + sample.to(tl.int64) * source_b + plane * source_c
-    value = tl.load(pointer + y * source_h + x * SOURCE_W, mask=live & framed, other=0)
+    if FLAT:
+        place = places + sample * 3
+        pointer = source + tl.load(place) + y * tl.load(place + 2) + x
+    else:
+        pointer = source + sample.to(tl.int64) * source_b + plane * source_c + y * source_h + x * SOURCE_W
+    value = tl.load(pointer, mask=live & framed, other=0)
     if BEFORE == 2:
         value = tl.where(framed & (within == 0), before_fill.to(value.dtype), value)
     if AFTER == 2:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,15 @@ from gpuaug.fuse.plan import Pass
 from gpuaug.ragged import Ragged
 
 T = TypeVar("T")
+
+
+class _Compiled(NamedTuple):
+    """A kernel on one device, and what follows its tensors; ``runner`` and ``tail`` are for the numbers of every launch."""
+
+    kernel: Any
+    constants: tuple[Any, ...]
+    runner: Any
+    tail: tuple[Any, ...]
 
 
 class Launch:
@@ -33,10 +42,17 @@ class Launch:
         self, kernel: Any, grid: tuple[int, int, int], numbers: Sequence[int], constants: dict[str, Any], *, warps: int = 4
     ) -> None:
         self._kernel, self._grid, self._tail, self._constants, self._warps = kernel, grid, tuple(numbers), constants, warps
-        self._compiled: dict[int, tuple[Any, tuple[Any, ...]]] = {}
+        self._compiled: dict[int, _Compiled] = {}
 
-    def __call__(self, tensors: Sequence[Tensor]) -> None:
+    def __call__(
+        self, tensors: Sequence[Tensor], grid: tuple[int, int, int] | None = None, numbers: Sequence[int] | None = None
+    ) -> None:
         """Launch on the current stream of the current device, which the tensors are on.
+
+        Args:
+            tensors: In the order of the kernel's arguments.
+            grid: Where it differs from batch to batch, as that for boxes does. Left out: what the launch was made with.
+            numbers: The same.
 
         Cost:
             No synchronisation; the first launch of a form compiles it.
@@ -44,13 +60,19 @@ class Launch:
         device = tensors[0].get_device()
         found = self._compiled.get(device)
         if found is not None:
-            found[0](*tensors, *found[1])
+            if grid is None and numbers is None:
+                found.runner(*tensors, *found.tail)
+            else:
+                tail = self._tail if numbers is None else numbers
+                found.kernel[grid or self._grid](*tensors, *tail, *found.constants)
             return
+        grid, tail = grid or self._grid, self._tail if numbers is None else tuple(numbers)
         # Fused products and sums are what makes a byte's share of 255 exact; the compiler's default differs between versions.
-        made = self._kernel[self._grid](*tensors, *self._tail, **self._constants, num_warps=self._warps, enable_fp_fusion=True)
+        made = self._kernel[grid](*tensors, *tail, **self._constants, num_warps=self._warps, enable_fp_fusion=True)
         if made is not None:  # the interpreter compiles nothing
-            names = self._kernel.arg_names[len(tensors) + len(self._tail) :]
-            self._compiled[device] = made[self._grid], (*self._tail, *(self._constants[name] for name in names))
+            names = self._kernel.arg_names[len(tensors) + len(tail) :]
+            constants = tuple(self._constants[name] for name in names)
+            self._compiled[device] = _Compiled(made, constants, made[self._grid], (*self._tail, *constants))
 
 
 def prepared(step: Pass, source: Any, rows: Tensor, out: Tensor, make: Callable[[Pass, Any, Tensor, Tensor], T]) -> T:

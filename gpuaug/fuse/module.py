@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gpuaug.errors import ArgumentError
 from gpuaug.fuse import executors, explain
@@ -14,8 +14,6 @@ from gpuaug.fuse.batchdraws import Draws
 from gpuaug.fuse.choices import Choice, Nothing, Pick, Step
 from gpuaug.fuse.draws import Source
 from gpuaug.fuse.eager import EagerOp
-from gpuaug.fuse.gather import Gather
-from gpuaug.fuse.geometry import GatherOp
 from gpuaug.fuse.labels import SoftLabels
 from gpuaug.fuse.lower import leaves, lower
 from gpuaug.fuse.mixes import MixOp
@@ -23,6 +21,7 @@ from gpuaug.fuse.one_mix import OneMix
 from gpuaug.fuse.ops import ANY_SIDES, Drawn, Op, Size
 from gpuaug.fuse.options import BoxForm, Options
 from gpuaug.fuse.plan import Plan, columns_of, plan
+from gpuaug.fuse.sizing import check_sizes, sizing_ops
 from gpuaug.fuse.sources import size_of
 from gpuaug.fuse.tables import make_table
 from gpuaug.fuse.targets import Targets
@@ -120,6 +119,7 @@ class Fused(nn.Module):
         self._pipeline = (pipeline,)
         self._tree = lower(pipeline, options.pick, antialias=options.antialias)
         self._ops = tuple(leaf.op for leaf in leaves(self._tree))
+        self._plain_ops = tuple(op for op in self._ops if isinstance(op, Op))
         self._sizing = sizing_ops(self._ops) if options.ragged else ()
         keys = getattr(pipeline, "data_keys", None)
         self._data_keys = tuple(key.name.lower() for key in keys) if keys else ("input",)
@@ -214,66 +214,58 @@ class Fused(nn.Module):
         keys = self._data_keys if data_keys is None else tuple(data_keys)
         if data_keys is None and len(inputs) == 1:
             keys = ("input",)
-        targets = Targets(inputs, keys, self._extra_args)
-        for op in self._mixes:
-            targets.check_mix(op)
+        targets = self._targets(inputs, keys)
         size = targets.size
         self._check_sizes(size)
         self._seen[:] = ((size, targets.device),)
-        if draws is not None and draws._sizes[0] != size:
+        views = self.options.views
+        if draws is not None:
+            self._check_draws(draws, size)
+        # Views share every pass where one plan runs all, and nothing but images is taken.
+        if views == 1 or (len(inputs) == 1 and self._one_plan(targets) is not None):
+            return self._run(targets, draws)
+        draws = self._draw(size, next_seed()) if draws is None else draws
+        return joined([self._run(self._targets(inputs, keys), view) for view in draws.views], targets.keys)
+
+    def _targets(self, inputs: Sequence[Any], keys: Sequence[Any]) -> Targets:
+        targets = Targets(inputs, keys, self._extra_args, self.options.boxes)
+        for op in self._mixes:
+            targets.check_mix(op)
+        return targets
+
+    def _check_draws(self, draws: Draws, size: Size) -> None:
+        if draws._sizes[0] != size:
             raise ArgumentError(
                 f"draws must be for images of the same shape, got draws for {draws.shape} and images of "
                 f"{size.shape}. Draw with the images' own shape."
             )
-        if draws is not None and len(draws._drawn) != len(self._ops):
+        if len(draws._drawn) != len(self._ops):
             raise ArgumentError(
                 f"draws must come from the same pipeline, got draws of {len(draws._drawn)} modules for {len(self._ops)}. "
                 "Draw with this module."
             )
         views = self.options.views
-        if draws is not None and len(draws.views) != views:
+        if len(draws.views) != views:
             raise ArgumentError(
                 f"draws must be for {views} views, got draws for {len(draws.views)}. Draw with this module, or replay one view "
                 "with the pipeline fused for one."
             )
-        with torch.no_grad():
-            if self._soft is not None:
-                targets.soften(self._soft, self._mixes)
-            if views > 1 and not self._runs_at_once(targets):
-                draws = self._draw(size, next_seed()) if draws is None else draws
-                each = [targets.copy() for _ in range(views)]
-                for one, view in zip(each, draws.views, strict=True):
-                    self._run(one, view)
-                targets.join(each)
-            else:
-                targets.repeat(views)
-                self._run(targets, draws)
-        return targets.results(self.dtype, self.memory_format, keepdim=self._keepdim)
 
-    def _runs_at_once(self, targets: Targets) -> bool:
-        """Whether all views can share every pass: where one plan runs everything, and no image meets another."""
-        if self._chooses or self._mixes:
-            return False
+    def _one_plan(self, targets: Targets) -> Plan | None:
+        """The plan that runs everything, if one does, and no image meets another of another view."""
+        if self._chooses or (self._mixes and self.options.views > 1):
+            return None
         stretch, planned = self._stretch(0, targets.size, masks=targets.has_masks)
-        return planned is not None and stretch.stop == len(self._ops)
+        return planned if stretch.stop == len(self._ops) else None
 
     def _check_sizes(self, size: Size) -> None:
         """Refuse images that an op could not give their one size."""
-        if not size.ragged:
-            return
-        if not self.options.ragged:
+        if size.ragged and not self.options.ragged:
             raise ArgumentError(
                 "images must have one size, got a ragged batch. Say so when fusing the pipeline: gpuaug.fuse(…, ragged=True)."
             )
-        at = size
-        for op in self._sizing:
-            if op.refuses(at):
-                index, reason = next((index, why) for index in range(at.batch) if (why := op.refuses(at.of(index))))
-                raise ArgumentError(
-                    f"images must fit {op.name}, got {size.of(index).height}x{size.of(index).width} at {index} of the batch, "
-                    f"which {reason}. Pad or resize before it."
-                )
-            at = op.out(at)
+        if size.ragged:
+            check_sizes(self._sizing, size)
 
     def explain(self, shape: Sequence[int] | None = None) -> "explain.Explanation":
         """What became of each module: its pass, launches and bytes a batch, and why Kornia runs what it runs.
@@ -319,21 +311,33 @@ class Fused(nn.Module):
             self._plans[key] = found
         return found
 
-    def _run(self, targets: Targets, draws: Draws | None) -> None:
+    @torch.no_grad()
+    def _run(self, targets: Targets, draws: Draws | None) -> Any:
+        """Take everything through the pipeline, all views at once or one of them."""
+        if self._soft is not None:
+            targets.soften(self._soft, self._mixes)
+        planned, size = self._one_plan(targets), targets.size
+        if draws is None and (planned is None or planned.alone):
+            draws = self._draw(size, next_seed())
+        if planned is not None:
+            targets.run_plan(planned, self._table(planned, targets, draws), self.dtype, self.memory_format)
+        elif draws is not None:
+            self._run_parts(targets, draws)
+        return targets.results(self.dtype, self.memory_format, keepdim=self._keepdim)
+
+    def _table(self, planned: Plan, targets: Targets, draws: Draws | None) -> Tensor:
+        """The rows of all views for the plan that is the whole pipeline."""
+        ops, size, device, points = self._plain_ops, targets.size, targets.device, targets.has_points
+        if draws is None:
+            return self._ahead.table(planned, ops, size, device, points=points, views=self.options.views)
+        drawn_of = [dict(zip(ops, view._drawn, strict=True)) for view in draws.views]
+        tables = [make_table(planned, size, drawn, device, points=points) for drawn in drawn_of]
+        return torch.cat(tables) if len(tables) > 1 else tables[0]
+
+    def _run_parts(self, targets: Targets, draws: Draws) -> None:
+        """Run one plan or module after the other."""
         size, points = targets.size, targets.has_points
-        if not self._chooses:
-            stretch, planned = self._stretch(0, size, masks=targets.has_masks)
-            if planned is not None and stretch.stop == len(self._ops):
-                if draws is None and not planned.alone:
-                    views = self.options.views
-                    table = self._ahead.table(planned, stretch.ops, size, targets.device, points=points, views=views)
-                else:
-                    draws = self._draw(size, next_seed()) if draws is None else draws
-                    drawn_of = [dict(zip(stretch.ops, view._drawn, strict=True)) for view in draws.views]
-                    table = torch.cat([make_table(planned, size, each, targets.device, points=points) for each in drawn_of])
-                targets.run_plan(planned, table, self.dtype, self.memory_format)
-                return
-        parts = self._parts(self._draw(size, next_seed()) if draws is None else draws)
+        parts = self._parts(draws)
         for number, (ops, all_drawn) in enumerate(parts):
             start = 0
             while start < len(ops):
@@ -370,28 +374,18 @@ class Fused(nn.Module):
         return [(tuple(ops), all_drawn) for ops, all_drawn in parts]
 
 
-def sizing_ops(ops: Sequence[Op | EagerOp]) -> tuple[GatherOp, ...]:
-    """The ops that give images of different sizes one, which the first pass has to do.
-
-    Raises:
-        ArgumentError: If they do not.
-    """
-    front, size, taken = Gather(), Size(1, 3, *ANY_SIDES), []
-    way_out = "Put what gives them one size before it, such as K.RandomResizedCrop((224, 224)) or K.Resize((224, 224))"
-    for op in ops:
-        if not isinstance(op, GatherOp) or op.refuses(size) or not front.accepts(op):
-            reason = f": {op.reason}" if isinstance(op, EagerOp) else ""
-            raise ArgumentError(
-                f"pipeline must give images one size before anything else where ragged=True, got {op.name}{reason}. {way_out}."
-            )
-        front, size = front.adding(op), op.out(size)
-        taken.append(op)
-        if not size.ragged:
-            return tuple(taken)
-    raise ArgumentError(
-        f"pipeline must give images one size where ragged=True, got {taken[-1].name} as its end. "
-        "Add what does, such as K.RandomResizedCrop((224, 224)), K.Resize((224, 224)) or K.CenterCrop(224)."
-    )
+def joined(views: Sequence[Any], keys: Sequence[str]) -> Any:
+    """What became of each view, behind one another: images, or a list of all that went in."""
+    if len(keys) == 1:
+        return torch.cat(tuple(views))
+    made: list[Any] = []
+    for key, each in zip(keys, zip(*views, strict=True), strict=True):
+        if isinstance(each[0], Tensor):
+            # Kornia's labels of a cut have an axis before that of the samples.
+            made.append(torch.cat(each, 1 if key == "class" and each[0].ndim == 3 else 0))
+        else:
+            made.append([one for view in each for one in view])
+    return made
 
 
 def _take(ops: Sequence[Op | EagerOp], start: int, size: Size) -> Stretch:

@@ -89,12 +89,15 @@ def gather(front: Gather, columns: Columns, images: Tensor | Ragged, table: Tens
     return values
 
 
-def gather_mask(front: Gather, columns: Columns, masks: Tensor, table: Tensor, out: Size) -> Tensor:
+def gather_mask(
+    front: Gather, columns: Columns, masks: Tensor, table: Tensor, out: Size, places: Tensor | None = None
+) -> Tensor:
     """Move the pixels of masks of any dtype, to the nearest.
 
     Shape:
-        - masks: (B, C, H, W)
-        - returns: (B, C, H', W')
+        - masks: (B, C, H, W), or flat where there are ``places``
+        - places: (B, 3) int64: the first element, the height and the width of each mask
+        - returns: (B, C, H', W'); with places (B, 1, H', W')
     """
     place = _Place(table)
     x = torch.arange(out.width, device=masks.device)[None, None, :]
@@ -102,14 +105,19 @@ def gather_mask(front: Gather, columns: Columns, masks: Tensor, table: Tensor, o
     inside: Tensor | None = None
     if front.after.ops:
         x, y, inside = _mapped(front.after, place, columns.after, x, y)
-    taps = _Taps(masks, front, columns, place, fill=mask_fill(front.before))
+    fill = mask_fill(front.before)
+    taps: _Taps | _FlatTaps
+    if places is None:
+        taps = _Taps(masks, front, columns, place, fill=fill)
+    else:
+        taps = _FlatTaps(masks, places, front, columns, place, fill)
     if front.warp is None:
         values = taps.read(x, y, None)
     else:
         values = _interpolated(front, place, columns.mask_warp, taps, x, y, nearest=True, half=True)
     if inside is not None:
-        fill = torch.full((), mask_fill(front.after), dtype=values.dtype, device=values.device)
-        values = torch.where(inside[:, None], values, fill)
+        border = torch.full((), mask_fill(front.after), dtype=values.dtype, device=values.device)
+        values = torch.where(inside[:, None], values, border)
     return values
 
 
@@ -184,6 +192,31 @@ class _Taps:
         return values
 
 
+class _FlatTaps:
+    """The same for masks of sizes of their own, one behind the other."""
+
+    def __init__(self, source: Tensor, places: Tensor, front: Gather, columns: Columns, place: _Place, fill: float) -> None:
+        self._source = source
+        self._first, _, self._stride = places[:, :, None, None].unbind(1)
+        self._part, self._column, self._place = front.before, columns.before, place
+        self._fill = torch.full((), fill, dtype=source.dtype, device=source.device)
+
+    def read(self, x: Tensor, y: Tensor, inside: Tensor | None) -> Tensor:
+        """The source at whole pixels; 0 where not ``inside``."""
+        within: Tensor | None = None
+        if self._part.ops:
+            x, y, within = _mapped(self._part, self._place, self._column, x, y)
+        for known in (inside, within):
+            if known is not None:
+                x, y = x * known, y * known
+        values = self._source.take(self._first + y * self._stride + x)
+        if within is not None:
+            values = torch.where(within, values, self._fill)
+        if inside is not None:
+            values = values.masked_fill(~inside, 0)
+        return values[:, None]
+
+
 def _mapped(part: Part, place: _Place, column: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     x = place.whole(column) * x + place.whole(column + 1)
     y = place.whole(column + 2) * y + place.whole(column + 3)
@@ -203,7 +236,7 @@ def _edged(edge: str, index: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _interpolated(
-    front: Gather, place: _Place, column: int, taps: _Taps, x: Tensor, y: Tensor, *, nearest: bool, half: bool
+    front: Gather, place: _Place, column: int, taps: _Taps | _FlatTaps, x: Tensor, y: Tensor, *, nearest: bool, half: bool
 ) -> Tensor:
     if front.kind == "resample":
         centre = 0.5 if half else 0.0
@@ -261,7 +294,14 @@ def _projected(front: Gather, place: _Place, column: int, x: Tensor, y: Tensor) 
 
 
 def _tap(
-    front: Gather, taps: _Taps, x: Tensor, y: Tensor, start_x: Tensor, count_x: Tensor, start_y: Tensor, count_y: Tensor
+    front: Gather,
+    taps: _Taps | _FlatTaps,
+    x: Tensor,
+    y: Tensor,
+    start_x: Tensor,
+    count_x: Tensor,
+    start_y: Tensor,
+    count_y: Tensor,
 ) -> Tensor:
     inside: Tensor | None = None
     if front.zeros:

@@ -194,24 +194,43 @@ def _compiled_in(constants: dict[str, Any], strides: tuple[int, ...], out: Tenso
     return sizes if first == sizes else dict.fromkeys(sizes, 0)
 
 
-def run_mask(step: Pass, masks: Tensor, table: Tensor) -> Tensor:
-    """Take masks of any type, (B, C, H, W), to the nearest pixel of a gather pass."""
-    made = torch.empty((*masks.shape[:2], step.out.height, step.out.width), dtype=masks.dtype, device=masks.device)
+def run_mask(step: Pass, masks: Tensor, table: Tensor, places: Tensor | None = None) -> Tensor:
+    """Take masks of any type to the nearest pixel of a gather pass.
+
+    Shape:
+        - masks: (B, C, H, W), or flat where there are ``places``
+        - table: (B, K) float32
+        - places: (B, 3) int64: the first element, the height and the width of each mask
+        - returns: (B, C, H', W'); with places (B, 1, H', W')
+    """
+    flat = places is not None
+    batch, channels, height, width = masks.shape if places is None else (len(places), 1, 0, 0)
+    made = torch.empty((batch, channels, step.out.height, step.out.width), dtype=masks.dtype, device=masks.device)
+    # How many masks there are differs from batch to batch, and so is no part of what is prepared.
+    key = _masking, masks.dtype, masks.stride(-1), flat
+    found = step.prepared.get(key)
+    if found is None:
+        found = step.prepared[key] = _masking(step, masks, flat=flat)
+    strides = (0, 0, 0) if flat else masks.stride()[:3]
+    sizes = (height, width, step.out.height, step.out.width, found.across, table.stride(0))
+    tensors = (masks.view(found.bits), made.view(found.bits), table, table if places is None else places)
     with on_device(masks.device):
-        found = prepared(step, masks, table, made, _masking)
-        found.launch((masks.view(found.bits), made.view(found.bits), table))
+        found.launch(tensors, (found.tiles, batch, channels), (*found.fills, *sizes, *strides, *made.stride()[:3]))
     return made
 
 
 @dataclass(frozen=True, slots=True)
 class _Masking:
-    """The launch for masks of one kind, and the type that their bits are read as."""
+    """The launch for masks of one kind, the type that their bits are read as, and what padding holds in it."""
 
     bits: torch.dtype
+    fills: tuple[int, int]
+    across: int
+    tiles: int
     launch: Launch
 
 
-def _masking(step: Pass, masks: Any, table: Tensor, made: Tensor) -> _Masking:
+def _masking(step: Pass, masks: Tensor, *, flat: bool) -> _Masking:
     front, columns = step.front, step.columns
     assert isinstance(front, Gather)
     assert isinstance(columns, Columns)
@@ -221,12 +240,16 @@ def _masking(step: Pass, masks: Any, table: Tensor, made: Tensor) -> _Masking:
     )
     tile = TILES[front.kind]
     across, down = _tiles(step.out, tile)
-    constants = {**_constants(front, columns), "WARP_AT": max(columns.mask_warp, 0), "SOURCE_W": masks.stride(3), **_tile(tile)}
+    constants = {
+        **_constants(front, columns),
+        "WARP_AT": max(columns.mask_warp, 0),
+        "FLAT": flat,
+        "SOURCE_W": masks.stride(-1),
+        **_tile(tile),
+    }
     for name in ("HALF", "NEAREST", "AFTER_FILL", "BEFORE_FILL"):
         del constants[name]
-    source = (masks.shape[2], masks.shape[3], step.out.height, step.out.width)
-    numbers = (before, after, *source, across, table.stride(0), *masks.stride()[:3], *made.stride()[:3])
-    return _Masking(bits, Launch(mask_kernel, (across * down, masks.shape[0], masks.shape[1]), numbers, constants))
+    return _Masking(bits, (before, after), across, across * down, Launch(mask_kernel, (1, 1, 1), (), constants))
 
 
 def probe(device: torch.device) -> None:

@@ -57,7 +57,7 @@ def through_both(modules, images, dtype, memory_format, **options):
     assert stretch.stop == len(augment._ops), f"left to Kornia: {stretch.eager}"
     table = torch.cat(
         [
-            make_table(plan, size, dict(zip(stretch.ops, view._drawn, strict=True)), torch.device("cpu"), points=False)
+            make_table(plan, size, dict(zip(stretch.ops, view._drawn, strict=True)), images.device, points=False)
             for view in augment._draw(size, 3).views
         ]
     )

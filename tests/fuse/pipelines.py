@@ -67,7 +67,7 @@ CLOSE = {
     "blur, constant": lambda: [K.RandomGaussianBlur((3, 3), (0.3, 2.0), border_type="constant", p=0.7)],
     "blur, circular": lambda: [K.RandomGaussianBlur((5, 3), (0.3, 2.0), border_type="circular", p=0.7)],
     "blur, replicate": lambda: [K.RandomGaussianBlur((3, 1), (0.3, 2.0), border_type="replicate", p=1.0)],
-    "one of mixes": lambda: [
+    "either mix": lambda: [
         K.AugmentationSequential(
             K.RandomMixUpV2(p=1.0), K.RandomCutMixV2(p=1.0, cut_size=(0.3, 0.6), use_correct_lambda=True), random_apply=1
         ),

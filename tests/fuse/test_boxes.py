@@ -7,7 +7,7 @@ from fuse.replay import photographs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpuaug
-from gpuaug.fuse.boxes import FORMS, from_vertices, move, vertices
+from gpuaug.fuse.boxes import FORMS, Way, follow
 
 KEYS = list(FORMS)
 
@@ -193,7 +193,7 @@ class Launches(TorchDispatchMode):
 
 @pytest.mark.parametrize(("key", "most"), [("bbox", 5), ("bbox_xyxy", 6), ("bbox_xywh", 10), ("keypoints", 3)])
 def test_few_launches_and_no_waiting(key, most):
-    values, matrix = annotations(key), torch.eye(3).repeat(5, 1, 1)
+    values, way = annotations(key), Way(FORMS[key], FORMS[key], torch.eye(3).repeat(5, 1, 1), (1, 1), (32, 48))
     with Launches() as launches:
-        from_vertices(move(vertices(values, key), matrix), key, values.dtype)
+        follow(values, None, way, values.dtype)
     assert len(launches.names) <= most, launches.names

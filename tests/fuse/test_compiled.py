@@ -36,7 +36,7 @@ CHOSEN = [
     "sharpness",
     "mixup",
     "cutmix",
-    "one of mixes",
+    "either mix",
     "self-supervised",
 ]
 

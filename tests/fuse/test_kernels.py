@@ -9,7 +9,13 @@ import pytest
 
 pytest.importorskip("triton")
 
-SCRIPTS = ("interpret.py", "interpret_filters.py", "interpret_labels.py", "interpret_sources.py")
+SCRIPTS = (
+    "interpret.py",
+    "interpret_filters.py",
+    "interpret_labels.py",
+    "interpret_sources.py",
+    "interpret_targets.py",
+)
 
 
 @pytest.fixture(scope="module")

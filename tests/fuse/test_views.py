@@ -81,6 +81,18 @@ def test_all_views_share_each_launch():
     assert eight.lines[0].written_bytes == 8 * one.lines[0].written_bytes
 
 
+@pytest.mark.parametrize("name", ["a mix", "a policy"])
+def test_views_that_run_one_by_one_are_counted(name):
+    one, three = (gpuaug.fuse(container(name), views=views).explain((2, 3, 20, 24)) for views in (1, 3))
+    assert three.launches == 3 * one.launches
+
+
+def test_labels_of_cuts_keep_kornias_axes():
+    augment = gpuaug.fuse(K.RandomCutMixV2(), views=2)
+    _, labels = augment(photographs(3, 3, 20, 24), torch.arange(3), data_keys=["input", "class"])
+    assert labels.shape == (1, 6, 3)
+
+
 @pytest.mark.parametrize("name", ["crops", "a policy"])
 def test_what_goes_along_comes_once_a_view(name):
     images, labels = photographs(3, 3, 20, 24), torch.tensor([7, 8, 9])

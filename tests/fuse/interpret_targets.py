@@ -1,0 +1,113 @@
+"""Run by test_kernels.py in a process of its own: the kernels for boxes and for masks of several sizes, against torch."""
+
+import itertools
+import sys
+
+import numpy as np
+import torch
+from fuse.test_mask_lists import COUNTS, PIPELINES, SIDES, rows_of
+from fuse.test_masks import masks
+
+from gpuaug.fuse import boxes, executors, kernels_boxes, run_triton
+from gpuaug.fuse.boxes import FORMS, Way
+from gpuaug.fuse.masks import MaskList, to_device
+from gpuaug.fuse.ops import Size
+from gpuaug.fuse.records import RECORD_FORMS
+
+kernels_boxes.BLOCK = 32
+run_triton.TILES = dict.fromkeys(run_triton.TILES, (16, 32))
+
+POINTS = boxes.Form("points", edges=True)
+FRAMES = torch.tensor([[0, 20, 30], [7, 40, 25], [9, 33, 64]])
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64)
+
+
+def ways():
+    """Every form, into every form that it may leave in, with and without all else."""
+    pairs = [(form, form) for form in (*FORMS.values(), *RECORD_FORMS.values(), POINTS)]
+    pairs += [(FORMS["bbox"], FORMS["bbox_xyxy"]), (FORMS["bbox"], FORMS["bbox_xywh"])]
+    for (form, to), clip, owned, ragged in itertools.product(pairs, (False, True), (False, True), (False, True)):
+        if (clip and form.layout == "points") or (ragged and not form.share):
+            continue
+        yield form, to, clip, owned, ragged
+
+
+def values_of(form, dtype, generator):
+    """(3, 13) boxes or points in and around their frames, some of them without an extent or not a number."""
+    places = torch.rand(3, 13, 4, 2, generator=generator) * 60 - 10
+    if form.layout == "vertices":
+        made = places
+    elif form.layout == "points":
+        made = torch.cat((places[..., 0, :], torch.ones(3, 13, 1)), -1) if form.edges else places[..., 0, :]
+    else:
+        made = places[..., :2, :].flatten(-2).clone()
+        made[..., 2:] = made[..., 2:].abs() * 0.7 + (made[..., :2] if form.layout == "corners" else 0)
+        made[0, 0, 2:] = made[0, 0, :2] if form.layout == "corners" else 0
+        made[0, 1, 2] = made[0, 1, 0] - 3 if form.layout == "corners" else -3
+        made[1, 2] = torch.tensor([4.0, 4, 9, 9])
+    made = made / 40 if form.share else made
+    if not dtype.is_floating_point:
+        return made.round().to(dtype)
+    made[2, 4].view(-1)[0] = torch.nan
+    made[2, 5].view(-1)[-1] = torch.inf
+    return made.to(dtype)
+
+
+def boxes_agree(form, to, clip, owned, ragged, dtype, generator):
+    """Whether the kernel makes the same boxes, and finds the same ones valid, as torch does."""
+    values = values_of(form, dtype, generator)
+    matrix = torch.eye(3).repeat(3, 1, 1) + torch.randn(3, 3, 3, generator=generator) * torch.tensor([0.2, 0.2, 1e-3])[:, None]
+    matrix[:, :2, 2] += torch.randn(3, 2, generator=generator) * 5
+    table = torch.full((3, 13), torch.nan)
+    table[:, 4:] = matrix.flatten(1)
+    owners = None
+    if owned:
+        owners, values = torch.tensor([0] * 9 + [2] * 30), values.flatten(0, 1)
+    valid = (
+        torch.rand(values.shape[: 1 if owned else 2], generator=generator) < 0.8 if clip and dtype != torch.float64 else None
+    )
+    way = Way(form, to, table[:, 4:].unflatten(1, (3, 3)), FRAMES if ragged else (20, 30), (24, 31), owners, clip)
+    leaves = dtype if dtype.is_floating_point else torch.float32
+    expected, expected_valid = boxes.follow(values, valid, way, leaves)
+    got, got_valid = kernels_boxes.follow(values, valid, way, leaves)
+    tolerance = {torch.float16: 0.07, torch.float64: 1e-9}.get(leaves, 2e-4)
+    alike = got.dtype == leaves and torch.allclose(
+        got, expected, atol=tolerance, rtol=1e-3 if leaves == torch.float16 else 1e-5, equal_nan=True
+    )
+    if clip:
+        return alike and torch.equal(got_valid, expected_valid) and 0 < int(got_valid.sum()) < got_valid.numel()
+    return alike and got_valid is None and expected_valid is None
+
+
+def masks_agree(name, dtype):
+    """Whether masks of several sizes come out of the kernel as from torch, at all sizes and with none."""
+    plan, tables = rows_of(PIPELINES[name])
+    heights, widths = np.array(SIDES).T
+    given = [masks(n, *sides, dtype=dtype, seed=n) for n, sides in zip(COUNTS, SIDES, strict=True)]
+    together = MaskList(given, range(3), Size(3, 3, heights, widths), torch.device("cpu"))
+    together.take(to_device(together.numbers(), torch.device("cpu")))
+    rows, places = torch.cat(tables).index_select(0, together._owners), together._places
+    flat, first = together._values, plan.passes[0]
+    expected = run_torch_mask(first, flat, rows, places)
+    got = run_triton.run_mask(first, flat, rows, places)
+    # A tap half way between two pixels may fall on either.
+    return got.shape == expected.shape and (got != expected).float().mean() <= (0.01 if first.front.kind else 0)
+
+
+def run_torch_mask(step, flat, rows, places):
+    return executors.run_torch.gather_mask(step.front, step.columns, flat, rows, step.out, places)
+
+
+def main():
+    generator = torch.Generator().manual_seed(0)
+    failed = [f"{way} {dtype}" for way in ways() for dtype in DTYPES if not boxes_agree(*way, dtype, generator)]
+    for name, dtype in itertools.product(PIPELINES, (torch.uint8, torch.bool, torch.int64, torch.float32)):
+        if not masks_agree(name, dtype):
+            failed.append(f"masks, {name}, {dtype}")
+    return failed
+
+
+if __name__ == "__main__":
+    with np.errstate(all="ignore"):  # not every value is a number
+        failed = main()
+    sys.exit("\n".join(failed) or 0)

@@ -1,0 +1,79 @@
+"""Ragged batches, antialiasing and views on a real device: the kernels make what torch makes on the host."""
+
+import kornia.augmentation as K
+import pytest
+import torch
+from fuse import interpret_sources
+from fuse.ragged import images_of, pack
+from fuse.replay import photographs
+
+import gpuaug
+
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.device("cuda")
+FORMS = [(torch.float32, torch.contiguous_format), (torch.bfloat16, torch.channels_last)]
+
+
+def disagreement(modules, images, dtype, memory_format, **options):
+    """Kernels against torch, both on the device, in units of what a type can tell apart."""
+    expected, got = interpret_sources.through_both(modules, images, dtype, memory_format, **options)
+    assert got.shape == expected.shape
+    assert got.is_contiguous(memory_format=memory_format)
+    return (got.float() - expected.float()).abs().max().item() / (2e-5 if dtype == torch.float32 else 1e-2)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["float32", "bfloat16, channels last"])
+@pytest.mark.parametrize("layout", ["chw", "hwc"])
+@pytest.mark.parametrize("name", interpret_sources.RAGGED)
+def test_ragged_batches(name, layout, form):
+    modules, sizes, options = interpret_sources.RAGGED[name]
+    assert disagreement(modules, pack(images_of(sizes), layout).to(CUDA), *form, **options) < 1
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["float32", "bfloat16, channels last"])
+@pytest.mark.parametrize("name", interpret_sources.SAME)
+def test_views_and_antialiasing(name, form):
+    modules, options = interpret_sources.SAME[name]
+    assert disagreement(modules, interpret_sources.DENSE.to(CUDA), *form, **options) < 1
+
+
+@pytest.mark.parametrize("layout", ["chw", "hwc"])
+@pytest.mark.parametrize("antialias", [False, True])
+def test_images_as_people_have_them(layout, antialias):
+    """Sizes from the lists above are small; here many blocks make an image, and what is compiled in has to be right."""
+    sizes = [(300 + 61 * index % 401, 300 + 89 * index % 401) for index in range(24)]
+    batch = pack(images_of(sizes), layout)
+    modules = [K.RandomResizedCrop((224, 224)), K.RandomHorizontalFlip(), K.ColorJitter(0.4, 0.4, 0.4, 0.1)]
+    options = {"antialias": antialias, "views": 2}
+    assert disagreement(modules, batch.to(CUDA), torch.float32, torch.contiguous_format, **options) < 5
+
+
+def test_a_loader_hands_ragged_batches_to_the_kernels_and_waits_for_nothing():
+    batches = [(pack(images_of(interpret_sources.SIZES)).pin_memory(), torch.arange(3).pin_memory()) for _ in range(8)]
+    augment = gpuaug.fuse([K.RandomResizedCrop((24, 24)), K.RandomHorizontalFlip()], ragged=True, views=2)
+
+    def run(depth):
+        loader = gpuaug.StreamedLoader(batches, [gpuaug.TransformStage(augment)], seed=0, depth=depth)
+        return [images for images, _ in loader]
+
+    reference = run(0)
+    torch.cuda.synchronize()
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        streamed = run(2)
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    assert all(map(torch.equal, streamed, reference))
+    assert not torch.equal(streamed[0], streamed[1])
+
+
+def test_the_last_image_ends_with_the_buffer():
+    """One image, alone in its own allocation: nothing may be read behind it."""
+    image = photographs(1, 3, 1, 33)[0]
+    for layout in ("chw", "hwc"):
+        augment = gpuaug.fuse(K.RandomResizedCrop((8, 8)), ragged=True)
+        batch = pack([image], layout)
+        draws = augment.draw(batch, seed=0)
+        torch.testing.assert_close(augment(batch.to(CUDA), draws=draws).cpu(), augment(batch, draws=draws), atol=1e-5, rtol=0)

@@ -1,0 +1,85 @@
+"""Detection targets on a GPU: as on a CPU, and without a synchronisation."""
+
+import kornia.augmentation as K
+import pytest
+import torch
+from fuse.detection import PIPELINES, records_of
+from fuse.replay import photographs
+from fuse.test_boxes import annotations
+
+import gpuaug
+from gpuaug.fuse import kernels_boxes, kernels_gather
+
+pytestmark = pytest.mark.gpu
+
+KEYS = ["input", "targets"]
+
+
+def on_gpu(records):
+    return [
+        {key: value.cuda() if isinstance(value, torch.Tensor) else value for key, value in each.items()} for each in records
+    ]
+
+
+@pytest.mark.parametrize("form", ["xyxy", "xywh", "cxcywh", "cxcywh_share"])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_target_dicts_come_out_as_on_a_cpu(name, form):
+    augment, images, records = gpuaug.fuse(PIPELINES[name](0.5), boxes=form), photographs(5), records_of()
+    if form == "cxcywh_share":
+        records = [{**record, "boxes": record["boxes"] / 48} for record in records]
+    draws = augment.draw(images.shape, seed=2)
+    _, expected = augment(images, records, data_keys=KEYS, draws=draws)
+    _, got = augment(images.cuda(), on_gpu(records), data_keys=KEYS, draws=draws)
+    for record, other in zip(got, expected, strict=True):
+        assert record["boxes"].is_cuda
+        for key in ("boxes", "keypoints"):
+            torch.testing.assert_close(record[key].cpu(), other[key], atol=1e-3, rtol=1e-5)
+        assert torch.equal(record["valid"].cpu(), other["valid"])
+        assert (record["masks"].cpu() != other["masks"]).float().sum() <= 0.01 * other["masks"].numel()
+
+
+@pytest.mark.parametrize("valid", [False, True])
+@pytest.mark.parametrize("key", ["bbox", "bbox_xyxy", "bbox_xywh", "keypoints"])
+def test_padded_boxes_come_out_as_on_a_cpu(key, valid):
+    if valid and key == "keypoints":
+        pytest.skip("only boxes are clipped")
+    augment, inputs, keys = gpuaug.fuse(PIPELINES["two warps"](0.8)), [photographs(5), annotations(key)], ["input", key]
+    if valid:
+        inputs, keys = [*inputs, torch.arange(20).view(5, 4) % 3 > 0], [*keys, "valid"]
+    draws = augment.draw(inputs[0].shape, seed=2)
+    expected = augment(*inputs, data_keys=keys, draws=draws)
+    got = augment(*[value.cuda() for value in inputs], data_keys=keys, draws=draws)
+    torch.testing.assert_close(got[1].cpu(), expected[1], atol=1e-3, rtol=1e-5)
+    if valid:
+        assert torch.equal(got[2].cpu(), expected[2])
+
+
+def test_a_call_with_targets_does_not_synchronise_and_compiles_once():
+    augment = gpuaug.fuse([*PIPELINES["DETR"](0.5), K.RandomErasing(p=0.5)])
+    batches = [(photographs(5, seed=seed).cuda(), on_gpu(records_of(seed=seed))) for seed in range(4)]
+    augment(*batches[0], data_keys=KEYS)
+    compiled = compilations()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2 * 10**9)
+    started = torch.cuda.Event()
+    started.record()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for images, records in batches[1:]:
+            augment(images, records, data_keys=KEYS)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert not started.query()
+    torch.cuda.synchronize()
+    assert compilations() == compiled
+
+
+def compilations():
+    kernels = (kernels_boxes.box_kernel, kernels_gather.mask_kernel)
+    return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
+
+
+def test_sanitizing_gives_what_it_gives_on_a_cpu():
+    records = [{**record, "valid": torch.arange(len(record["labels"])) % 2 == 0} for record in records_of()]
+    for one, other in zip(gpuaug.sanitize(on_gpu(records)), gpuaug.sanitize(records), strict=True):
+        assert all(torch.equal(one[key].cpu(), other[key]) for key in ("boxes", "labels", "masks", "keypoints"))
