@@ -67,12 +67,12 @@ def test_the_same_arguments_give_the_same_images_and_characters_stand_out(glyph_
     glyphs = module("glyphs")
     glyphs.make(tmp_path, copies=1, faces=1)
     assert files(tmp_path) == files(glyph_folder)
-    grey = [Image.new("RGB", (200, 200), (128, 128, 128))]
-    image = glyphs._image("H", "DejaVuSans", grey[0], glyphs.Random(0)).convert("L")
-    darkest, lightest = image.getextrema()
-    assert max(lightest - 128, 128 - darkest) >= 45
-    drawn = sum(abs(value - 128) > 20 for value in image.tobytes())
-    assert 0.01 < drawn / (image.width * image.height) < 0.5
+    grey = Image.new("RGB", (200, 200), (128, 128, 128))
+    for seed in range(20):
+        image = glyphs._image("H", "DejaVuSans", grey, glyphs.Random(seed)).convert("L")
+        assert max(abs(level - 128) for level in image.getextrema()) >= 45
+        drawn = sum(abs(level - 128) > 20 for level in image.tobytes())
+        assert 0.01 < drawn / (image.width * image.height) < 0.5
 
 
 def test_an_installation_without_photographs_says_what_to_do(tmp_path, monkeypatch):
@@ -178,11 +178,8 @@ def pretended(monkeypatch, tmp_path, class_folder):
     def train(name, parts, test, seed, options):
         ran.append((seed, name))
         number = NAMES.index(name)
-        return {
-            "top1_percent": 70.0 + number + 3 * seed,
-            "images_per_s": 100.0 * (1 + number) + 10 * seed,
-            "wall_s": 5.0 + seed,
-        }
+        rates = ((100, 110, 120), (200, 200, 200), (300, 250, 340))[number]
+        return {"top1_percent": 70.0 + number + 3 * seed, "images_per_s": float(rates[seed]), "wall_s": 5.0 + seed}
 
     monkeypatch.setattr(accuracy, "train", train)
     monkeypatch.setattr(accuracy.common, "release", lambda device: None)
@@ -197,9 +194,9 @@ def test_figures_are_of_all_seeds_and_ratios_of_one(pretended):
     assert [name for seed, name in ran if seed == 1] == NAMES[::-1]
     baseline, _, plain = made["rows"]
     assert (plain["top1_percent"], plain["top1_low_percent"], plain["top1_high_percent"]) == (75.0, 72.0, 78.0)
-    assert (plain["images_per_s"], plain["rounds"], plain["wall_s"]) == (310.0, [300.0, 310.0, 320.0], 6.0)
-    assert plain["ratio"] == pytest.approx(310 / 110)
-    assert (plain["ratio_low"], plain["ratio_high"]) == (pytest.approx(320 / 120), 3.0)
+    assert (plain["images_per_s"], plain["rounds"], plain["wall_s"]) == (300.0, [300.0, 250.0, 340.0], 6.0)
+    assert plain["ratio"] == pytest.approx(340 / 120), "that of the medians is 300 / 110"
+    assert (plain["ratio_low"], plain["ratio_high"]) == (pytest.approx(250 / 110), 3.0)
     assert baseline["ratio"] == 1
 
 
@@ -210,7 +207,7 @@ def test_table_and_picture_show_top_1(pretended, tmp_path):
     assert module("tables").main([str(page), "--results", str(path.parent)]) == 0
     shown = page.read_text()
     assert "| name | top-1, % | top-1 low, % | top-1 high, % | images/s | ratio | wall, s |" in shown
-    assert "| gpuaug | 75 | 72 | 78 | 310 | 2.82 | 6 |" in shown
+    assert "| gpuaug | 75 | 72 | 78 | 300 | 2.83 | 6 |" in shown
     assert "In brackets" not in shown
     figure = module("plot").draw(json.loads(path.read_text()))
     (axis,) = figure.axes
