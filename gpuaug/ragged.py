@@ -21,15 +21,15 @@ class Shapes:
         layout: Whether the channels of a pixel are together (``"hwc"``) or in planes (``"chw"``).
     """
 
-    __slots__ = ("channels", "layout", "sizes")
+    __slots__ = ("channels", "held", "layout", "least", "sizes")
 
     def __init__(self, sizes: NDArray[np.int64], channels: int, layout: Layout) -> None:
         self.sizes, self.channels, self.layout = sizes, channels, layout
-
-    @property
-    def thin(self) -> bool:
-        """Whether an image is one pixel wide or high."""
-        return bool((self.sizes == 1).any())
+        # Found once, by whoever packs, and not by the thread that trains.
+        self.least = int(sizes.min()) if sizes.size else 1
+        """The shortest side."""
+        self.held = int(sizes.prod(1).sum()) * channels
+        """Elements of all images."""
 
     def __repr__(self) -> str:
         return f"Shapes({len(self.sizes)} images of {self.channels} channels, {self.layout})"

@@ -312,10 +312,11 @@ class ResizedCrop(ResampleOp):
             wide, high = self._sides(numbers[:9], numbers[9:], missed)
             fits = (wide > 0) & (wide <= missed.width) & (high > 0) & (high <= missed.height)
             choice, sample = fits.argmax(0), np.arange(misses.size)
-            found = fits[choice, sample]
-            most_across, most_down = self._fallback(missed)
-            across[misses] = np.where(found, wide[choice, sample], np.clip(most_across, 1, missed.width))
-            down[misses] = np.where(found, high[choice, sample], np.clip(most_down, 1, missed.height))
+            across[misses], down[misses] = wide[choice, sample], high[choice, sample]
+            lost = np.flatnonzero(~fits[choice, sample])
+            if lost.size:
+                rest = missed.to(missed.height[lost], missed.width[lost]) if size.ragged else missed
+                across[misses[lost]], down[misses[lost]] = self._fallback(rest)
         return {
             "x": np.floor(x * (width + 1 - across)),
             "y": np.floor(y * (height + 1 - down)),
@@ -326,19 +327,19 @@ class ResizedCrop(ResampleOp):
     def _sides(self, share: Array, shape: Array, size: Size) -> tuple[Array, Array]:
         """Whole sides of crops, from numbers in [0, 1) for their areas and for their ratios."""
         low, high = self._scale
-        pixels = size.height * size.width  # of each image, where they differ
-        side = np.sqrt(share * np.float32((high - low) * pixels) + np.float32(low * pixels))
+        pixels = np.sqrt(np.float32(size.height * size.width))  # along a side, of each image where they differ
+        side = np.sqrt(share * np.float32(high - low) + np.float32(low)) * pixels
         first, last = self._log_ratio
         root = np.exp(shape * np.float32((last - first) / 2) + np.float32(first / 2))
         return np.rint(side * root), np.rint(side / root)
 
     def _fallback(self, size: Size) -> tuple[Array, Array]:
+        """As much of the image as the ratios allow."""
         narrowest, widest = min(self._ratio), max(self._ratio)
         ratio = size.width / size.height
-        return (
-            np.where(ratio > widest, np.rint(size.height * widest), size.width),
-            np.where(ratio < narrowest, np.rint(size.width / narrowest), size.height),
-        )
+        across = np.where(ratio > widest, np.rint(size.height * widest), size.width)
+        down = np.where(ratio < narrowest, np.rint(size.width / narrowest), size.height)
+        return np.clip(across, 1, size.width), np.clip(down, 1, size.height)
 
     def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
         """Corners in the image, and in the output."""

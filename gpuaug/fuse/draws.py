@@ -57,7 +57,9 @@ class Source:
         They are apart from all others: how many are drawn depends on what was drawn, and nothing that follows does on them.
         """
         counts = np.bincount(samples // self.each, minlength=self.batches).tolist()
-        generator: np.random.Generator = _local.__dict__.setdefault("apart", _generator(0))
+        generator: np.random.Generator | None = getattr(_local, "apart", None)
+        if generator is None:
+            generator = _local.apart = _generator(0)
         made = []
         for key, count in zip(self._keys, counts, strict=True):
             if count:

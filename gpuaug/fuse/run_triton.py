@@ -174,7 +174,7 @@ def _laid_out(images: Tensor | Ragged) -> tuple[str, tuple[int, ...], int]:
         return "", images.stride(), min(images.shape[2:])
     shapes = images.shapes
     strides = (0, 0, 0, 1) if shapes.layout == "chw" else (0, 1, 0, shapes.channels)
-    return shapes.layout, strides, 2 - shapes.thin
+    return shapes.layout, strides, shapes.least
 
 
 def _compiled_in(constants: dict[str, Any], strides: tuple[int, ...], out: Tensor, *, whole: bool) -> dict[str, int]:

@@ -24,16 +24,16 @@ def size_of(images: Tensor | Ragged) -> Size:
     """
     if isinstance(images, Tensor):
         return Size(*images.shape)
-    sizes, channels = images.shapes.sizes, images.shapes.channels
-    if (sizes < 1).any():
+    shapes = images.shapes
+    sizes, channels = shapes.sizes, shapes.channels
+    if shapes.least < 1:
         empty = int(np.flatnonzero((sizes < 1).any(1))[0])
         raise ArgumentError(
             f"images must have pixels, got {tuple(sizes[empty].tolist())} at {empty} of the batch. Leave it out."
         )
-    held = int(sizes.prod(1).sum()) * channels
-    if len(images.places) != len(sizes) or images.data.numel() != held:
+    if len(images.places) != len(sizes) or images.data.numel() != shapes.held:
         raise ArgumentError(
-            f"A ragged batch must hold what its shapes say, {held} elements of {len(sizes)} images, got "
+            f"A ragged batch must hold what its shapes say, {shapes.held} elements of {len(sizes)} images, got "
             f"{images.data.numel()} of {len(images.places)}. Have gpuaug.collate_ragged make it."
         )
     return Size(len(sizes), channels, sizes[:, 0], sizes[:, 1])
