@@ -45,6 +45,10 @@ class _Jitter(PointOp):
         """Four factors a sample, and an order for each batch."""
         return {"factors": source.between(self._low, self._high), "order": source.permutation(4)}
 
+    def numbers(self, drawn: Drawn, sample: int) -> dict[str, float]:
+        """The factors that take part."""
+        return {FACTORS[index]: float(drawn["factors"][index, sample]) for index in self._drawn}
+
     def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
         """The same factors and order."""
         factors = dict(zip(FACTORS, torch.from_numpy(drawn["factors"]), strict=True))
