@@ -18,6 +18,7 @@ from gpuaug.fuse import Draws, Explanation, Fused, fuse
 from gpuaug.loader import StreamedLoader
 from gpuaug.profiling import profile
 from gpuaug.report import Part, Report
+from gpuaug.showing import show
 from gpuaug.stages import Stage, TransformStage
 from gpuaug.timeline import Span, Timeline
 
@@ -45,4 +46,5 @@ __all__ = [
     "TransformStage",
     "fuse",
     "profile",
+    "show",
 ]

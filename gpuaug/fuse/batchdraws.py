@@ -1,6 +1,6 @@
 """The draws of one batch: kept, sent elsewhere, replayed, read, and told to Kornia."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,9 @@ class Draws:
     def __repr__(self) -> str:
         return f"Draws(shape={self.shape}, modules={len(self._drawn)})"
 
+    def __len__(self) -> int:
+        return self._sizes[0].batch
+
     def of(self, sample: int) -> dict[str, dict[str, float]]:
         """What one sample drew, to be read: by the names of the modules that it goes through, in their order.
 
@@ -52,9 +55,8 @@ class Draws:
             >>> {name: list(numbers) for name, numbers in draws.of(1).items()}
             {'RandomRotation_0': ['degrees']}
         """
-        count = self._sizes[0].batch
-        if not 0 <= sample < count:
-            raise ArgumentError(f"sample must be one of those drawn for, got {sample} of {count}. Count them from 0.")
+        if not 0 <= sample < len(self):
+            raise ArgumentError(f"sample must be one of those drawn for, got {sample} of {len(self)}. Count them from 0.")
         each = iter(self._drawn)
 
         def found(tree: Tree, way: str) -> Iterator[tuple[str, dict[str, float]]]:
@@ -114,12 +116,10 @@ def _numbers(name: str, op: Op | EagerOp, drawn: Drawn, sample: int) -> Iterator
 _NOT_DRAWN = ("batch_prob", "forward_input_shape", "order")
 
 
-def _of_kornia(
-    name: str, data: dict[str, Tensor] | Sequence[ParamItem], sample: int
-) -> Iterator[tuple[str, dict[str, float]]]:
+def _of_kornia(name: str, data: Any, sample: int) -> Iterator[tuple[str, dict[str, float]]]:
     """The same where Kornia drew, of which the parameters with one number a sample are told."""
     if not isinstance(data, dict):
-        for item in data:
+        for item in data or ():
             yield from _of_kornia(f"{name}/{item.name}", item.data, sample)
         return
     gate = data["batch_prob"] > 0.5
