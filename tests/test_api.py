@@ -12,6 +12,7 @@ PUBLIC = {
     "DeviceError": "GpuAugError, RuntimeError",
     "Draws": "(shape, _tree, _drawn, _sizes)",
     "Draws.as_kornia": "(self)",
+    "Draws.of": "(self, sample)",
     "Explanation": "(lines, shape, executor='')",
     "Explanation.launches": "property",
     "FeatureStage": "(encoder, *, on=…, into=…, autocast=None, memory_format=None, capture='auto', name=None)",
@@ -78,6 +79,7 @@ PUBLIC = {
     "TransformStage.bind": "(self, name, lanes)",
     "fuse": "(pipeline, *, dtype=torch.float32, memory_format=torch.contiguous_format, pick='batch')",
     "profile": "(loader, step, *, batches=40, rounds=3, show=True)",
+    "show": "(loader, n=8)",
 }
 
 

@@ -1,6 +1,6 @@
 """What is in the cells of the picture: a line of them for each batch of images, a cell for each sample."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,10 @@ class Cell:
 
     pixels: NDArray[np.float32]
     overlay: Overlay
-    above: str
+    number: int
+    """Which of the batch's samples it is; less than 0 where a cell above it says so."""
+    label: wording.Label
+    """Nothing where it is that of a cell above."""
     note: str
     """What the picture does not tell of itself."""
     draws: tuple[str, ...]
@@ -57,14 +60,15 @@ def lines_of(taken: Taken, followed: Followed, count: int, classes: Any) -> list
     size = len(before.images[0])
     if not size:
         raise ArgumentError("The batch must hold samples to be shown, got none. See what the loader yields first.")
-    making = _Making(taken, before, size, min(count, size), wording.namer(classes))
+    making = _Making(taken, before, size, min(count, size), classes)
+    first = "before" if followed.after else "as loaded"
     lines = [
-        making.line(before, images, 0, "before" if len(before.images) == 1 else f"before {number}")
+        making.line(before, images, 0, first if len(before.images) == 1 else f"{first} {number}")
         for number, images in enumerate(before.images, 1)
     ]
     for row in followed.after:
         views = [(images, view) for images in row.images for view in range(_views(images, size))]
-        place = "after" if len(followed.after) == 1 else str(row.place[-1]) if row.place else "after"
+        place = "after" if len(followed.after) == 1 else _name_of(row)
         for number, (images, view) in enumerate(views, 1):
             lines.append(making.line(row, images, view, place if len(views) == 1 else _of_view(place, number)))
     return lines
@@ -73,8 +77,9 @@ def lines_of(taken: Taken, followed: Followed, count: int, classes: Any) -> list
 class _Making:
     """Makes cells."""
 
-    def __init__(self, taken: Taken, before: Row, size: int, count: int, name: Callable[[Any], str]) -> None:
-        self._before, self._size, self._count, self._name = before, size, count, name
+    def __init__(self, taken: Taken, before: Row, size: int, count: int, classes: Any) -> None:
+        self._before, self._size, self._count, self._classes = before, size, count, classes
+        self._name = wording.namer(classes)
         self._labels = _place_of_labels(before, size)
         self._draws: dict[int, Draws] = {}
         keyed = (ran.transform for ran in taken.ran if "targets" in (ran.selection.data_keys or ()))
@@ -90,12 +95,10 @@ class _Making:
             height, width = image.shape[1:]
             over = overlay(row, index, (height, width), self._form, self._name)
             draws = tuple(said for ran, given in row.through for said in self._drawn(ran, given, index))
-            own = self._label(row, index)
-            if row is self._before:
-                own = f"{sample}  {own}".strip()
-            elif own == self._label(self._before, sample):
-                own = ""
-            cells.append(Cell(pixels, over, own, f"{width}x{height}{', ' if note else ''}{note}", draws))
+            label, first = self._label(row, index), row is self._before
+            label = label if first or label != self._label(self._before, sample) else ()
+            size = f"{width}x{height}"
+            cells.append(Cell(pixels, over, sample if first else -1, label, f"{size}, {note}" if note else size, draws))
         return Line(name, tuple(cells))
 
     def _drawn(self, ran: Ran, given: Images, index: int) -> list[str]:
@@ -108,22 +111,23 @@ class _Making:
         # Of a stage before the one that made the views, all views of a sample have the same.
         return wording.drawn(draws.of(index % len(draws)))
 
-    def _label(self, row: Row, index: int) -> str:
+    def _label(self, row: Row, index: int) -> wording.Label:
         value = next((each for each in row.under("class") if isinstance(each, Tensor)), None)
         if value is None and self._labels is not None:
             found = get(row.batch, self._labels)
             count = len(found) if isinstance(found, Tensor) and found.ndim else 0
             value = found if count and count % self._size == 0 and wording.is_labels(found, count) else None
         if value is None:
-            return ""
+            return ()
         if value.ndim == 3:
             value = value[0]  # of Kornia's several mixes, of which there is one
         if value.ndim == 2 and not value.is_floating_point():
-            return ""  # classes of boxes
+            return ()  # classes of boxes
         keyed = [ran.transform for ran, _ in row.through if "class" in _keys(ran)]
         fused = bool(keyed) and isinstance(keyed[-1], Fused) and keyed[-1].options.num_classes is not None
         mixed = bool(keyed) and not fused and value.ndim == 2 and value.shape[1] == 3
-        return wording.label(value[index % len(value)], self._name, mixed=mixed, rest=says_rest(keyed))
+        name = wording.namer(self._classes, "class {}")
+        return wording.label(value[index % len(value)], name, mixed=mixed, rest=says_rest(keyed))
 
 
 def _draws(fused: Fused, images: Images, seed: int) -> Draws:
@@ -139,6 +143,12 @@ def _views(images: Images, size: int) -> int:
             "Views of a batch have to lie behind one another: (views · B, C, H, W)."
         )
     return len(images) // size
+
+
+def _name_of(row: Row) -> str:
+    """Of one of several members that stages wrote images to."""
+    last = row.place[-1] if row.place else 0
+    return last if isinstance(last, str) else f"after {row.through[-1][0].name}"
 
 
 def _of_view(place: str, number: int) -> str:

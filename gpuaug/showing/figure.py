@@ -87,7 +87,7 @@ def _title(taken: Taken, followed: Followed, count: int) -> str:
     title = f"{count} of {size} samples in batch {at.batch} of epoch {at.epoch}"
     missing = (*followed.ends, *taken.left_out)
     through = [ran.name for ran in taken.ran if ran.name not in missing]
-    title += f", through {', '.join(through)}" if through else ", as loaded"
+    title += f", through {', '.join(through)}" if through else ""
     return f"{title}; left out: {', '.join(missing)}" if missing else title
 
 
@@ -123,19 +123,22 @@ class _Laid:
     """Some cells of a line, side by side: how high they are, and their drawing. All in inches, from the top left."""
 
     def __init__(self, line: Line, samples: range, cell_in: float) -> None:
+        self._name = line.name
         self._cells = [line.cells[sample] for sample in samples]
         self._cell_in = cell_in
-        sizes = {cell.note for cell in line.cells}
         # What is the same for all is said once.
-        self._name = shortened(line.name, 20)
-        self._size, self._has_notes = (line.cells[0].note, False) if len(sizes) == 1 else ("", True)
-        self._above_in = _LINE * _ABOVE_PT / 72 if any(cell.above for cell in self._cells) else 0.0
-        self._picture_in = max(self._shape_in(cell)[1] for cell in self._cells)
-        self._notes = [wrapped(cell.note, _TEXT_PT, cell_in)[:2] if self._has_notes else [] for cell in self._cells]
+        notes = {cell.note for cell in line.cells}
+        self._note = notes.pop() if len(notes) == 1 else ""
+        self._notes = [[] if self._note else wrapped(cell.note, _TEXT_PT, cell_in) for cell in self._cells]
         self._draws = [_said(cell.draws, cell_in) for cell in self._cells]
-        most = max(len(note) + len(draws) for note, draws in zip(self._notes, self._draws, strict=True))
-        self._text_in = (most * _LINE + 0.4) * _TEXT_PT / 72 if most else 0.0
-        self.height_in = self._above_in + self._picture_in + self._text_in
+        self._labels = [_labelled(cell, cell_in) for cell in self._cells]
+        self._above_in = _LINE * _ABOVE_PT / 72 if any(self._labels) else 0.0
+        self._shapes_in = [self._shape_in(cell) for cell in self._cells]
+        self._down_in = max(
+            down + ((len(notes) + len(draws)) * _LINE + 0.4) * _TEXT_PT / 72
+            for (_, down), notes, draws in zip(self._shapes_in, self._notes, self._draws, strict=True)
+        )
+        self.height_in = self._above_in + self._down_in
 
     def _shape_in(self, cell: Cell) -> tuple[float, float]:
         """Width and height of a picture."""
@@ -151,31 +154,43 @@ class _Laid:
             figure.text(x / width_in, 1 - y / height_in, text, fontsize=size, linespacing=_LINE, parse_math=False,
                         **{"color": INK, "va": "top", **look})  # fmt: skip
 
-        middle_in = top_in + self._above_in + self._picture_in / 2
+        top_in += self._above_in
+        room_in = max(down for _, down in self._shapes_in)
+        middle_in = top_in + room_in / 2
         step_in = _LINE * _TEXT_PT / 72
         centred: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "center"}
-        write(_MARGIN_IN + step_in / 2, middle_in, self._name, _TEXT_PT + 0.7, weight="bold", **centred)
-        write(_MARGIN_IN + 1.6 * step_in, middle_in, shortened(self._size, 24), _TEXT_PT, **{**centred, "color": _GREY})
-        for number, cell in enumerate(self._cells):
+        name = fitted(self._name, _TEXT_PT + 0.7, max(room_in, 0.6) * 0.9)  # bold is wider
+        write(_MARGIN_IN + step_in / 2, middle_in, name, _TEXT_PT + 0.7, weight="bold", **centred)
+        if self._note:
+            note = fitted(self._note, _TEXT_PT, max(room_in, 0.6))
+            write(_MARGIN_IN + 1.6 * step_in, middle_in, note, _TEXT_PT, **{**centred, "color": _GREY})
+        for number, (cell, (across, down)) in enumerate(zip(self._cells, self._shapes_in, strict=True)):
             x = left_in + number * (self._cell_in + _GAP_IN)
-            across, down = self._shape_in(cell)
-            picture_top = top_in + self._above_in + (self._picture_in - down) / 2
-            if cell.above:
-                above = fitted(cell.above, _ABOVE_PT, self._cell_in)
-                write(x, top_in + self._above_in - 0.35 * _ABOVE_PT / 72, above, _ABOVE_PT, va="baseline")
-            place = x + (self._cell_in - across) / 2, picture_top + down
-            axes = figure.add_axes((place[0] / width_in, 1 - place[1] / height_in, across / width_in, down / height_in))
+            if self._labels[number]:
+                write(x, top_in - 0.35 * _ABOVE_PT / 72, self._labels[number], _ABOVE_PT, va="baseline")
+            axes = figure.add_axes((x / width_in, 1 - (top_in + down) / height_in, across / width_in, down / height_in))
             height, width = cell.pixels.shape[:2]
             axes.imshow(cell.pixels, cmap="gray", vmin=0, vmax=1, extent=(0, width, height, 0), aspect="auto")
             mark(axes, cell.overlay, (height, width), across)
             axes.set(xlim=(0, width), ylim=(height, 0))
             axes.axis("off")
-            y = top_in + self._above_in + self._picture_in + 0.4 * _TEXT_PT / 72
+            y = top_in + down + 0.4 * _TEXT_PT / 72
             notes, draws = self._notes[number], self._draws[number]
             if notes:
                 write(x, y, "\n".join(notes), _TEXT_PT, color=_GREY)
             if draws:
                 write(x, y + len(notes) * step_in, "\n".join(draws), _TEXT_PT)
+
+
+def _labelled(cell: Cell, room_in: float) -> str:
+    """What is written above a cell, with names as short as they have to be."""
+    text = number = str(cell.number) if cell.number >= 0 else ""
+    for longest in range(max((len(name) for name, _ in cell.label), default=0) + 2, 2, -1):
+        label = ", ".join(f"{shortened(name, longest)}{share}" for name, share in cell.label)
+        text = ": ".join(filter(None, (number, label)))
+        if text_width_in(text, _ABOVE_PT) <= room_in:
+            break
+    return text
 
 
 def _said(draws: Sequence[str], room_in: float) -> list[str]:

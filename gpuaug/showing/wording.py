@@ -24,8 +24,12 @@ def drawn(draws: Mapping[str, Mapping[str, float]]) -> list[str]:
     return lines or ["as it was"]
 
 
-def label(value: Tensor, name: Callable[[Any], str], *, mixed: bool, rest: bool) -> str:
-    """One sample's label: its class, or the two with the largest shares.
+Label = tuple[tuple[str, str], ...]
+"""The names of classes, and what is written behind each of them."""
+
+
+def label(value: Tensor, name: Callable[[Any], str], *, mixed: bool, rest: bool) -> Label:
+    """One sample's label: its class, or the two with the largest shares and these.
 
     Args:
         value: A class; a share for each; or, where it is ``mixed``, Kornia's own class, partner's class and share.
@@ -34,7 +38,7 @@ def label(value: Tensor, name: Callable[[Any], str], *, mixed: bool, rest: bool)
         rest: Whether Kornia's share is that of the sample itself.
     """
     if value.ndim == 0:
-        return name(value.item())
+        return ((name(value.item()), ""),)
     if mixed:
         own, partner, share = value.tolist()
         share = share if rest else 1 - share
@@ -44,18 +48,18 @@ def label(value: Tensor, name: Callable[[Any], str], *, mixed: bool, rest: bool)
         shares = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
     told = sorted(((share, index) for index, share in shares.items() if share >= _LEAST_SHARE), reverse=True)
     if len(told) == 1 and told[0][0] > 1 - _LEAST_SHARE:
-        return name(told[0][1])
-    return ", ".join(f"{name(index)} {share:.0%}" for share, index in told)
+        return ((name(told[0][1]), ""),)
+    return tuple((name(index), f" {share:.0%}") for share, index in told)
 
 
-def namer(classes: Sequence[Any] | None) -> Callable[[Any], str]:
-    """Says a class by its name, or its number where it has none."""
+def namer(classes: Sequence[Any] | None, nameless: str = "{}") -> Callable[[Any], str]:
+    """Says a class by its name, or its number where it has none, put into ``nameless``."""
     if not isinstance(classes, list | tuple):
         classes = ()
 
     def say(value: Any) -> str:
-        index = int(value)
-        return str(classes[index]) if 0 <= index < len(classes) else f"{value:g}" if value != index else str(index)
+        known = value == int(value) and 0 <= value < len(classes)
+        return str(classes[int(value)]) if known else nameless.format(f"{value:g}")
 
     return say
 
@@ -90,11 +94,11 @@ def _line(kind: str, numbers: dict[str, float]) -> str:
     for stem, said, neutral in _PAIRS:
         x, y = (numbers.pop(f"{stem}_{axis}", neutral) for axis in "xy")
         if (x, y) != (neutral, neutral):
-            parts.append(f"{said} {x:.3g}" if stem == "scale" and x == y else f"{said} {x:.3g}, {y:.3g}")
+            parts.append(f"{said} {_said(x)}" if stem == "scale" and x == y else f"{said} {_said(x)}, {_said(y)}")
     channels = [str(round(numbers.pop(name))) for name in list(numbers) if name.startswith(("channels_", "channel_idx_"))]
     parts += [" ".join(channels)] if channels else []
     if "lambda" in numbers:
-        parts.append(f"{numbers.pop('lambda'):.2f}")
+        parts.append(_said(numbers.pop("lambda")))
     if "partner" in numbers:
         parts.append(f"of sample {round(numbers.pop('partner'))}")
     for name, value in numbers.items():
@@ -102,6 +106,12 @@ def _line(kind: str, numbers: dict[str, float]) -> str:
             continue  # four corners, which the picture tells
         stem = name.removesuffix("_factor")
         if value != _NEUTRAL.get(stem):
-            said = f"{value:.2f}" if stem != name else f"{value:.3g}"
-            parts.append(said if stem == kind.lower() else f"{stem} {said}")
+            parts.append(_said(value) if stem == kind.lower() else f"{stem} {_said(value)}")
     return " ".join([kind, ", ".join(parts)]).strip().replace(", of sample", " of sample")
+
+
+def _said(value: float) -> str:
+    """A figure with two digits behind the point, where it has any and they say something."""
+    if value == round(value):
+        return f"{value:.0f}"
+    return f"{value:.1g}" if abs(value) < 0.01 else f"{value:.2f}"
