@@ -139,8 +139,10 @@ def images_of(value: Any) -> list[Images]:
         return []
     if value and all(each.ndim == 3 and images_of(each) for each in value):
         return [value]
-    found = [images_of(each) for each in value if each.ndim == 4]
-    return [each[0] for each in found] if value and len(found) == len(value) and all(found) else []
+    # With other channels they are other things than views: masks.
+    views = len({each.shape[1] for each in value if each.ndim == 4}) == 1 and all(each.ndim == 4 for each in value)
+    found = [images_of(each) for each in value] if views else []
+    return [each[0] for each in found] if all(found) else []
 
 
 def _with_targets(row: Row) -> Row:
