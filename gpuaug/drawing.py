@@ -33,7 +33,9 @@ def drawing(what: str, otherwise: str = "", style: Mapping[str, Any] | None = No
 
 def shortened(name: str, longest: int) -> str:
     """``name`` without its middle if it has more characters. Similar names often differ at the end."""
-    return name if len(name) <= longest else f"{name[: longest // 2]}…{name[longest // 2 + 1 - longest :]}"
+    if len(name) <= longest:
+        return name
+    return f"{name[: longest // 2]}…{name[len(name) - (longest - longest // 2 - 1) :]}"
 
 
 @lru_cache(4096)

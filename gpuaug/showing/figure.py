@@ -20,6 +20,7 @@ _MOST_COLUMNS = 8
 _CELL_IN = {1: 3.6, 2: 3.0, 3: 2.6, 4: 2.3, 5: 2.0, 6: 1.9}
 _NARROWEST_IN = 1.75
 _TALLEST = 1.5  # times its width
+_LOWEST_IN = 0.6  # what the name of a line needs
 _GAP_IN, _BETWEEN_IN, _MARGIN_IN = 0.12, 0.22, 0.12
 _TITLE_PT, _ABOVE_PT, _TEXT_PT = 9.5, 8.0, 6.8
 _LINE = 1.32  # from one line of a text to the next, in its size
@@ -134,11 +135,10 @@ class _Laid:
         self._labels = [_labelled(cell, cell_in) for cell in self._cells]
         self._above_in = _LINE * _ABOVE_PT / 72 if any(self._labels) else 0.0
         self._shapes_in = [self._shape_in(cell) for cell in self._cells]
-        self._down_in = max(
-            down + ((len(notes) + len(draws)) * _LINE + 0.4) * _TEXT_PT / 72
-            for (_, down), notes, draws in zip(self._shapes_in, self._notes, self._draws, strict=True)
-        )
-        self.height_in = self._above_in + self._down_in
+        self._beside_in = max(_LOWEST_IN, *(down for _, down in self._shapes_in))
+        texts = [len(notes) + len(draws) for notes, draws in zip(self._notes, self._draws, strict=True)]
+        downs = [down + (lines * _LINE + 0.4) * _TEXT_PT / 72 for (_, down), lines in zip(self._shapes_in, texts, strict=True)]
+        self.height_in = self._above_in + max(self._beside_in, *downs)
 
     def _shape_in(self, cell: Cell) -> tuple[float, float]:
         """Width and height of a picture."""
@@ -155,14 +155,13 @@ class _Laid:
                         **{"color": INK, "va": "top", **look})  # fmt: skip
 
         top_in += self._above_in
-        room_in = max(down for _, down in self._shapes_in)
-        middle_in = top_in + room_in / 2
+        middle_in = top_in + self._beside_in / 2
         step_in = _LINE * _TEXT_PT / 72
         centred: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "center"}
-        name = fitted(self._name, _TEXT_PT + 0.7, max(room_in, 0.6) * 0.9)  # bold is wider
+        name = fitted(self._name, _TEXT_PT + 0.7, 0.9 * self._beside_in)  # bold is wider
         write(_MARGIN_IN + step_in / 2, middle_in, name, _TEXT_PT + 0.7, weight="bold", **centred)
         if self._note:
-            note = fitted(self._note, _TEXT_PT, max(room_in, 0.6))
+            note = fitted(self._note, _TEXT_PT, self._beside_in)
             write(_MARGIN_IN + 1.6 * step_in, middle_in, note, _TEXT_PT, **{**centred, "color": _GREY})
         for number, (cell, (across, down)) in enumerate(zip(self._cells, self._shapes_in, strict=True)):
             x = left_in + number * (self._cell_in + _GAP_IN)

@@ -8,7 +8,6 @@ from torch.utils.data import DataLoader, Dataset
 from gpuaug import StreamedLoader
 
 
-
 class Squares(Dataset):
     """Images that differ in every pixel, with their index as the label."""
 

@@ -1,5 +1,6 @@
 """Boxes, masks and keypoints over pictures: where they are, of which colour, and what is written at them."""
 
+import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torchvision import tv_tensors
 
 import gpuaug
 from gpuaug import ArgumentError, TransformStage
+from gpuaug.fuse.options import Options
 from gpuaug.showing.marking import COLOURS
 
 HEIGHT, WIDTH = 20, 30
@@ -83,10 +85,10 @@ def test_boxes_of_four_corners_may_be_turned():
 
 
 def test_what_a_fused_pipeline_moved_is_where_it_moved_it():
-    import kornia.augmentation as K
-
     augment = gpuaug.fuse(
-        K.AugmentationSequential(K.RandomCrop((12, 16)), K.RandomHorizontalFlip(), data_keys=["input", "bbox_xyxy", "keypoints"])
+        K.AugmentationSequential(
+            K.RandomCrop((12, 16)), K.RandomHorizontalFlip(), data_keys=["input", "bbox_xyxy", "keypoints"]
+        )
     )
     # One pixel is white, and in its own box, mask and keypoint.
     images = torch.zeros(6, 1, 14, 18, dtype=torch.uint8)
@@ -124,6 +126,13 @@ FORMS = {
 }
 
 
+class Kept(gpuaug.Fused):
+    """Says what boxes are, and leaves them as they are."""
+
+    def forward(self, *inputs, data_keys=None):
+        return list(inputs)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["option", "torchvision"])
 def test_boxes_of_target_dicts_are_of_pixel_edges_in_the_form_that_was_told(form, kind):
@@ -134,16 +143,7 @@ def test_boxes_of_target_dicts_are_of_pixel_edges_in_the_form_that_was_told(form
             return
         boxes = tv_tensors.BoundingBoxes(boxes, format=form.upper(), canvas_size=(HEIGHT, WIDTH))
     else:
-
-        class Kept(gpuaug.Fused):
-            def forward(self, images, records, data_keys=None):
-                return [images, records]
-
-        import kornia.augmentation as K
-
-        fused = gpuaug.fuse(K.RandomInvert(p=0.0), boxes=form)
-        fused.__class__ = Kept
-        stage = TransformStage(fused, on={0: "input", 1: "targets"})
+        stage = TransformStage(Kept(K.RandomInvert(p=0.0), Options(boxes=form)), on={0: "input", 1: "targets"})
     records = [{"boxes": boxes, "labels": torch.tensor([7])}, {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0)}]
     figure = targets(records, stage)
     for axes in figure.axes[::2]:
@@ -162,7 +162,11 @@ def test_target_dicts_in_full():
         "keypoints": torch.tensor([[[4.0, 3.0, 1.0], [5.0, 4.0, 0.0]], [[21.0, 11.0, 2.0], [22.0, 12.0, 1.0]]]),
         "valid": torch.tensor([True, False]),
     }
-    second = {"boxes": torch.zeros(0, 4), "masks": tv_tensors.Mask(masks[1].to(torch.uint8)), "keypoints": torch.tensor([[1.0, 2.0]])}
+    second = {
+        "boxes": torch.zeros(0, 4),
+        "masks": tv_tensors.Mask(masks[1].to(torch.uint8)),
+        "keypoints": torch.tensor([[1.0, 2.0]]),
+    }
     one, two = targets((first, second)).axes
     assert rectangles(one) == [(3, 2, 4, 3)], "as in COCO, and the one that is not valid is left out"
     assert written(one) == ["1"]
@@ -185,8 +189,8 @@ def test_turned_boxes_of_torchvision_are_refused():
 def test_one_mask_has_a_colour_for_each_value_and_several_have_one_each():
     values = torch.zeros(2, 1, HEIGHT, WIDTH, dtype=torch.int64)
     values[0, 0, :5], values[0, 0, 5:8], values[0, 0, -2:] = 1, 3, 255
-    for given, key in ((values, "mask"), (values[:, 0], "mask"), (values.float(), "MASK")):
-        figure = keyed(masks=(key, given))
+    for masks, key in ((values, "mask"), (values[:, 0], "mask"), (values.float(), "MASK")):
+        figure = keyed(masks=(key, masks))
         found = covered(figure.axes[0])
         grey = (set(found) - set(COLOURS)).pop()
         assert {name: mask.tolist() for name, mask in found.items()} == {
@@ -235,8 +239,7 @@ def test_names_are_within_the_picture_and_not_over_each_other():
     figure = gpuaug.show(gpuaug.StreamedLoader(Named([(IMAGES, boxes, labels)]), [stage], device="cpu"))
     figure.draw_without_rendering()
     one, two = figure.axes[:2]
-    assert written(one) == ["a name th…o end at all".replace("o end at all", "t all")] + ["two", "three in a corner"] or True
-    assert len(written(one)) == 3
+    assert written(one) == ["a name th…d at all", "two", "three in a corner"]
     assert written(two) == [], "there is nothing to be seen of it"
     frame = one.get_window_extent()
     extents = [text.get_window_extent() for text in one.texts]
@@ -254,7 +257,8 @@ def test_views_share_what_there_is_once():
     figure = gpuaug.show(of((IMAGES, boxes), stage))
     assert [rectangles(axes)[0][0] for axes in figure.axes] == [1, 2] * 3
     stage = TransformStage(
-        lambda images, boxes, data_keys: (images.repeat(2, 1, 1, 1), torch.cat((boxes, boxes + 9))), on={0: "input", 1: "bbox_xyxy"}
+        lambda images, boxes, data_keys: (images.repeat(2, 1, 1, 1), torch.cat((boxes, boxes + 9))),
+        on={0: "input", 1: "bbox_xyxy"},
     )
     figure = gpuaug.show(of((IMAGES, boxes), stage))
     assert [rectangles(axes)[0][0] for axes in figure.axes] == [1, 2, 1, 2, 10, 11]

@@ -239,7 +239,11 @@ def test_each_member_that_stages_write_has_a_line():
     def light(images):
         return 255 - images // 2
 
-    stages = [TransformStage(dark, into=2, name="night"), TransformStage(light, into=3, name="day"), TransformStage(light, on=2)]
+    stages = [
+        TransformStage(dark, into=2, name="night"),
+        TransformStage(light, into=3, name="day"),
+        TransformStage(light, on=2),
+    ]
     streamed = loader(stages)
     figure = gpuaug.show(streamed, n=2)
     images, _, night, day = next(iter(streamed))
@@ -264,7 +268,10 @@ def test_images_are_found_in_batches_of_every_form(form):
             Sample(mask, source),
             TransformStage(lambda m, x, data_keys: (m, 1 - x), on={"mask": "mask", "image": "image"}),
         ),
-        "whole": ({"mask": mask, "image": source}, TransformStage(lambda batch: {**batch, "image": 1 - batch["image"]}, on=None)),
+        "whole": (
+            {"mask": mask, "image": source},
+            TransformStage(lambda batch: {**batch, "image": 1 - batch["image"]}, on=None),
+        ),
     }[form]
     check(gpuaug.show(of(batch, stage)), source, 1 - source)
     if form != "named":
@@ -355,7 +362,10 @@ def test_mixed_labels_are_those_of_the_batch(kind, rest):
 
 
 def test_wrong_arguments_are_refused():
-    for value, got in (([1], "list. Wrap it: gpuaug.StreamedLoader(loader)."), (3, "int. Pass what the training loop iterates over.")):
+    for value, got in (
+        ([1], "list. Wrap it: gpuaug.StreamedLoader(loader)."),
+        (3, "int. Pass what the training loop iterates over."),
+    ):
         with pytest.raises(ArgumentTypeError) as caught:
             gpuaug.show(value)
         assert str(caught.value) == f"loader must be a StreamedLoader, got {got}"
