@@ -35,7 +35,7 @@ def shown(image: Tensor, normalized_by: tuple[Tensor, Tensor] | None = None) -> 
     else:
         values, stretched = _in_range(values)
         notes += ["stretched"] if stretched else []
-    values = values.nan_to_num(0.0).clamp(0, 1)
+    values = values.nan_to_num(0.0).clamp(0, 1)  # of one value all over, stretching leaves no number
     if count not in (1, 3):
         kept = 3 if count > 3 else 1
         notes.insert(0, f"{'channels 1 to 3' if kept == 3 else 'channel 1'} of {count}")
@@ -50,4 +50,4 @@ def _in_range(values: Tensor) -> tuple[Tensor, bool]:
     if not finite.size or (finite.min() >= -_OUTSIDE and finite.max() <= 1 + _OUTSIDE):
         return values, False
     low, high = (float(each) for each in np.quantile(finite, _SHARES))
-    return (values - low) / ((high - low) or 1.0), True
+    return (values - low) / (high - low), True

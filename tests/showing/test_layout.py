@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kornia.augmentation.auto import RandAugment
-from showing.looking import above, beneath, extents, loader, of
+from showing.looking import above, beneath, beside, extents, loader, notes, of
 
 import gpuaug
 from gpuaug import FeatureStage, TransformStage
@@ -61,6 +61,20 @@ def test_flat_and_high_pictures_stay_in_their_place():
             TransformStage(gpuaug.fuse(MANY[2]), into=2, name="b"),
         ]
         assert_laid_out(gpuaug.show(of((torch.rand(3, 3, height, width) * 9 - 4,), *stages)))
+
+
+def test_flat_pictures_leave_room_for_what_is_written_beside_them():
+    figure = gpuaug.show(of(torch.rand(8, 3, 2, 60), lambda images: images * 0.5))
+    assert beside(figure) == ["before", "after"]
+    assert notes(figure) == ["60x2", "60x2"]
+    assert_laid_out(figure)
+
+
+def test_more_draws_than_there_is_room_for_are_cut_off():
+    (said,) = beneath(gpuaug.show(of(torch.rand(1, 3, 8, 8), gpuaug.fuse([K.RandomInvert(p=1.0)] * 8))))
+    assert said.split("\n") == ["Invert"] * 8
+    (said,) = beneath(gpuaug.show(of(torch.rand(1, 3, 8, 8), gpuaug.fuse([K.RandomInvert(p=1.0)] * 9))))
+    assert said.split("\n") == ["Invert"] * 7 + ["…"]
 
 
 def test_as_many_columns_as_share_the_samples_evenly():

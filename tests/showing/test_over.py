@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.patches import Polygon, Rectangle
-from showing.looking import of, rectangles
+from showing.looking import above, of, rectangles
 from torchvision import tv_tensors
 
 import gpuaug
@@ -115,6 +115,7 @@ def test_padding_is_hidden_where_valid_says_so():
     assert [rectangles(axes) for axes in figure.axes[:2]] == [[(1, 2, 5, 5), (7, 7, 3, 3)], [(7, 7, 3, 3)]]
     assert [colours(axes) for axes in figure.axes[:2]] == [[COLOURS[0], COLOURS[2]], [COLOURS[2]]]
     assert [written(axes) for axes in figure.axes[:2]] == [["3", "5"], ["2"]]
+    assert above(figure) == ["0", "1"], "classes of boxes are not those of the sample"
     assert len(keyed(boxes=("bbox_xyxy", boxes)).axes[0].patches) == 3
 
 

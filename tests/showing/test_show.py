@@ -134,6 +134,12 @@ def test_normalising_is_undone_wherever_it_is_known(normalize):
     assert all("stretched" not in note for note in notes(figure))
 
 
+def test_normalising_in_a_container_that_picks_is_not_undone():
+    for container in (K.ImageSequential, K.AugmentationSequential):
+        figure = gpuaug.show(of(torch.rand(2, 3, 6, 6), container(K.Normalize(MEAN, STD), random_apply=1)))
+        assert "6x6, stretched" in notes(figure)
+
+
 def test_normalising_by_chance_is_not_undone():
     figure = gpuaug.show(of(torch.rand(2, 3, 6, 6), gpuaug.fuse(K.Normalize(MEAN, STD, p=0.5), dtype=torch.float16)))
     assert "6x6, stretched" in notes(figure)
@@ -276,6 +282,20 @@ def test_images_are_found_in_batches_of_every_form(form):
     check(gpuaug.show(of(batch, stage)), source, 1 - source)
     if form != "named":
         check(gpuaug.show(of(batch)) if form != "tuple" else gpuaug.show(of(batch[::-1])), source)
+
+
+def test_what_is_no_picture_by_its_type_is_not_taken_for_one():
+    source = torch.rand(2, 3, 4, 4)
+    for other in (torch.ones(2, 1, 4, 4, dtype=torch.int64), torch.ones(2, 1, 4, 4, dtype=torch.bool), source[:, :, :0]):
+        check(gpuaug.show(of({"one": other, "another": source})), source)
+        with pytest.raises(ArgumentError, match=r"^loader must yield images to be shown"):
+            gpuaug.show(of({"one": other}))
+
+
+def test_a_place_that_is_counted_from_the_end_is_the_same_place():
+    source = torch.rand(2, 3, 4, 4)
+    stages = [TransformStage(lambda x: 1 - x, on=-1), TransformStage(lambda x: x / 2, on=1)]
+    check(gpuaug.show(of((torch.tensor([0, 1]), source), *stages)), source, (1 - source) / 2)
 
 
 def test_feature_stages_and_what_follows_them_are_left_out():
