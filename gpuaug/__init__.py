@@ -21,6 +21,7 @@ from gpuaug.profiling import profile
 from gpuaug.ragged import Ragged
 from gpuaug.report import Part, Report
 from gpuaug.sanitizing import sanitize
+from gpuaug.showing import show
 from gpuaug.stages import Stage, TransformStage
 from gpuaug.timeline import Span, Timeline
 
@@ -51,4 +52,5 @@ __all__ = [
     "fuse",
     "profile",
     "sanitize",
+    "show",
 ]

@@ -89,6 +89,11 @@ class Flight:
         self._depth = depth
 
     @property
+    def position(self) -> Position:
+        """What the draws of the batch that is launched next depend on."""
+        return self._at
+
+    @property
     def ended(self) -> bool:
         """Whether the wrapped loader has nothing more to give."""
         return self._ended

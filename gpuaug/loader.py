@@ -19,6 +19,7 @@ from gpuaug.feed import Feed
 from gpuaug.flight import Flight, Machinery
 from gpuaug.progress import Progress, is_stateful
 from gpuaug.seeding import Position
+from gpuaug.stages import BoundStage
 from gpuaug.streams import Lanes
 from gpuaug.supply import Kind, Supply
 
@@ -203,7 +204,7 @@ class StreamedLoader:
         self._machinery.supply.close()
         self._machinery.reclaim()
 
-    def _begin(self, depth: depths.Depth | None = None) -> Flight:
+    def _begin(self, depth: depths.Depth | None = None, bound: Sequence[BoundStage] | None = None) -> Flight:
         shared = self._machinery
         feed = shared.supply.open(shared.lanes.current_stream)
         self._feeds.add(feed)
@@ -212,7 +213,7 @@ class StreamedLoader:
         first = Position(self.seed, begun.epoch, rank, begun.batch)
         if isinstance(self._depth, depths.Measured):
             self._depth.consider(shared.lanes, self._stages)
-        return Flight(shared, feed, self._bound, begun, first, depth or self._depth)
+        return Flight(shared, feed, self._bound if bound is None else bound, begun, first, depth or self._depth)
 
 
 def _close_all(feeds: Iterable[Feed]) -> None:

@@ -12,7 +12,7 @@ import torch
 from gpuaug.batch import Batch
 from gpuaug.counters import Stats
 from gpuaug.depth import Fixed
-from gpuaug.errors import ArgumentError
+from gpuaug.errors import ArgumentError, ArgumentTypeError
 from gpuaug.feed import Pulled, has_persistent_workers
 from gpuaug.flight import Flight
 from gpuaug.loader import StreamedLoader
@@ -91,6 +91,31 @@ class Passes:
         if self._had_any:
             return read_once(self._loader.loader)
         return ArgumentError("loader must have batches to be profiled, got one without any. See whether its dataset is empty.")
+
+
+def check(loader: object, doing: str, otherwise: str) -> StreamedLoader:
+    """``loader``, if it is one that can be left as it was.
+
+    Args:
+        loader: What the user passed.
+        doing: What is to become of it, such as ``"profiled"``.
+        otherwise: What to do instead of passing what cannot be iterated.
+
+    Raises:
+        ArgumentTypeError: If it is no ``StreamedLoader``.
+        ArgumentError: If it can be read once, or an iterator would end.
+    """
+    if not isinstance(loader, StreamedLoader):
+        way_out = "Wrap it: gpuaug.StreamedLoader(loader)." if hasattr(loader, "__iter__") else otherwise
+        raise ArgumentTypeError(f"loader must be a StreamedLoader, got {type(loader).__name__}. {way_out}")
+    if isinstance(loader.loader, Iterator):
+        raise read_once(loader.loader)  # at once, before what cannot be given back is taken
+    if has_persistent_workers(loader.loader) and any(feed.is_open for feed in loader._feeds):
+        raise ArgumentError(
+            f"loader must have no iterator open on persistent workers while it is {doing}, got one, which would end. "
+            "Finish its loop first, or close() the loader."
+        )
+    return loader
 
 
 @contextmanager

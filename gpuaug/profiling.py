@@ -19,11 +19,11 @@ from gpuaug.batch import Batch
 from gpuaug.copying import PAGEABLE_WARN_BYTES
 from gpuaug.depth import AHEAD, ranks
 from gpuaug.errors import ArgumentError, ArgumentTypeError
-from gpuaug.feed import QUEUED, has_persistent_workers
+from gpuaug.feed import QUEUED
 from gpuaug.flight import Machinery
 from gpuaug.loader import StreamedLoader
 from gpuaug.parts import measured
-from gpuaug.passes import Passes, left_as_it_was, read_once
+from gpuaug.passes import Passes, check, left_as_it_was
 from gpuaug.probes import Spread, link_gb_per_s, synchronize
 from gpuaug.recording import THREAD, Recorder
 from gpuaug.report import ANOTHER_ITERATOR, LOAD, STEP, Part, Report
@@ -73,29 +73,16 @@ def profile(loader: StreamedLoader, step: Step, *, batches: int = 40, rounds: in
         >>> [part.name for part in report.parts]
         ['load', 'copy', 'step']
     """
-    if not isinstance(loader, StreamedLoader):
-        way_out = (
-            "Wrap it: gpuaug.StreamedLoader(loader)."
-            if hasattr(loader, "__iter__")
-            else "Pass the loader first, then the step."
-        )
-        raise ArgumentTypeError(f"loader must be a StreamedLoader, got {type(loader).__name__}. {way_out}")
+    check(loader, "profiled", "Pass the loader first, then the step.")
     if not callable(step):
         raise ArgumentTypeError(f"step must be callable, got {type(step).__name__}. Pass a function of one batch.")
     for name, value in (("batches", batches), ("rounds", rounds)):
         if not isinstance(value, int):
             raise ArgumentTypeError(f"{name} must be a whole number, got {value!r}. Leave it out for the default.")
-    if isinstance(loader.loader, Iterator):
-        raise read_once(loader.loader)  # at once, before what cannot be given back is taken
     if batches < FEWEST:
         raise ArgumentError(f"batches must be {FEWEST} or more, got {batches}. Fewer say nothing about a steady loop.")
     if rounds < 1:
         raise ArgumentError(f"rounds must be 1 or more, got {rounds}. Three show how much windows differ.")
-    if has_persistent_workers(loader.loader) and any(feed.is_open for feed in loader._feeds):
-        raise ArgumentError(
-            "loader must have no iterator open on persistent workers while it is profiled, got one, which would end. "
-            "Finish its loop first, or close() the loader."
-        )
     with left_as_it_was(loader):
         report = _Profile(loader, _noted(step), batches, rounds).run()
     if show:

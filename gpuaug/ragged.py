@@ -26,7 +26,7 @@ class Shapes:
     def __init__(self, sizes: NDArray[np.int64], channels: int, layout: Layout) -> None:
         self.sizes, self.channels, self.layout = sizes, channels, layout
         # Found once, by whoever packs, and not by the thread that trains.
-        self.least = int(sizes.min()) if sizes.size else 1
+        self.least = int(np.min(sizes)) if sizes.size else 1
         """The shortest side."""
         self.held = int(sizes.prod(1).sum()) * channels
         """Elements of all images."""

@@ -7,11 +7,12 @@ nothing of loaders and devices: whoever profiles a run gives it the spans.
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from gpuaug.drawing import BAND, FAINT, INK, drawing, shortened, text_width_in
 from gpuaug.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ _FREE, _BAR, _NESTED, _GAP = 0.16, 0.68, 0.46, 0.05
 
 # Petroff's ten colours, which eyes of every kind tell apart, in an order that puts unlike ones next to each other.
 _COLOURS = ("#3f90da", "#a96b59", "#ffa90e", "#94a4a2", "#bd1f01", "#832db6", "#e76300", "#92dadd", "#717581", "#b9ac70")
-_INK, _FAINT, _BAND = "#24292f", "#dfe3e8", "#f5f7f9"
 
 # With the salt and without dates, a picture is the same file each time.
 _STYLE = {"svg.hashsalt": "gpuaug", "hatch.linewidth": 0.6}
@@ -174,16 +174,8 @@ def _levels(spans: list[Span], slack_ms: float) -> list[int]:
     return levels
 
 
-@contextmanager
-def _drawing() -> Iterator[None]:
-    """A block in which matplotlib draws in its default style, whatever the user's is."""
-    try:
-        import matplotlib.style
-    except ImportError as error:
-        way_out = "Run pip install matplotlib, or save as .json, which needs nothing."
-        raise ArgumentError(f"matplotlib must be installed to draw a timeline, got {error}. {way_out}") from error
-    with matplotlib.style.context(["default", _STYLE]):
-        yield
+def _drawing() -> AbstractContextManager[None]:
+    return drawing("a timeline", ", or save as .json, which needs nothing", _STYLE)
 
 
 def _figure(timeline: Timeline, width_in: float) -> "Figure":
@@ -202,8 +194,8 @@ def _figure(timeline: Timeline, width_in: float) -> "Figure":
     rows = max(sum(heights), 2.0)
 
     em = size / 72
-    labels = [_shortened(lane) for lane in lanes]
-    left_in = max((_width_in(label, size) for label in labels), default=0.0) + 2 * em
+    labels = [shortened(lane, _LONGEST) for lane in lanes]
+    left_in = max((text_width_in(label, size) for label in labels), default=0.0) + 2 * em
     across_in, down_in, above_in, below_in = width_in - left_in - 1.5 * em, 3.4 * em * rows, 2.4 * em, 4.2 * em
     height_in = above_in + down_in + below_in
     figure = Figure(figsize=(width_in, height_in))
@@ -213,30 +205,30 @@ def _figure(timeline: Timeline, width_in: float) -> "Figure":
 
     for index, (spans, found) in enumerate(zip(lanes.values(), levels, strict=True)):
         if index % 2 == 0:
-            axes.axhspan(tops[index], tops[index] + heights[index], color=_BAND, linewidth=0, zorder=0)
+            axes.axhspan(tops[index], tops[index] + heights[index], color=BAND, linewidth=0, zorder=0)
         for span, level in zip(spans, found, strict=True):
             left, width = (span.start_ms - origin) * scale, max((span.end_ms - span.start_ms) * scale, shortest)
             _bar(axes, span, left, width, tops[index], level, across_in * width / end, 0.85 * size)
 
     axes.set_yticks([top + height / 2 for top, height in zip(tops, heights, strict=True)], labels, parse_math=False)
     axes.xaxis.set_major_locator(MaxNLocator(max(4, int(across_in / (5 * em))), steps=[1, 2, 5, 10]))
-    axes.grid(axis="x", color=_FAINT, linewidth=0.6)
+    axes.grid(axis="x", color=FAINT, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.tick_params(length=0, labelsize=size, labelcolor=_INK)
+    axes.tick_params(length=0, labelsize=size, labelcolor=INK)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(_FAINT)
+    axes.spines["bottom"].set_color(FAINT)
     foot = f"time in {unit}; a colour and a number for each batch"
-    figure.text(left_in / width_in, 1.3 * em / height_in, foot, va="center", fontsize=size, color=_INK)
-    title = axes.set_title(timeline.title(), loc="left", fontsize=1.2 * size, color=_INK, parse_math=False)
+    figure.text(left_in / width_in, 1.3 * em / height_in, foot, va="center", fontsize=size, color=INK)
+    title = axes.set_title(timeline.title(), loc="left", fontsize=1.2 * size, color=INK, parse_math=False)
     title.set_x((0.8 * em - left_in) / across_in)
     if not timeline.spans:
-        axes.text(0.5, 0.5, "no spans", transform=axes.transAxes, ha="center", va="center", fontsize=size, color=_INK,
+        axes.text(0.5, 0.5, "no spans", transform=axes.transAxes, ha="center", va="center", fontsize=size, color=INK,
                   backgroundcolor="white")  # fmt: skip
     if any(span.waits for span in timeline.spans):
         shown = [Patch(**_look(_COLOURS[0], waits), label="waits" if waits else "works") for waits in (False, True)]
         corner = (1 - 1.5 * em / width_in, 1.3 * em / height_in)
         figure.legend(handles=shown, loc="center right", bbox_to_anchor=corner, ncols=2, frameon=False, borderpad=0,
-                      borderaxespad=0, columnspacing=1.2, handletextpad=0.5, fontsize=size, labelcolor=_INK)  # fmt: skip
+                      borderaxespad=0, columnspacing=1.2, handletextpad=0.5, fontsize=size, labelcolor=INK)  # fmt: skip
     return figure
 
 
@@ -255,14 +247,14 @@ def _bar(axes: "Axes", span: Span, left: float, width: float, top: float, level:
     number, did = str(span.batch), span.name.removeprefix("stage/")
     # A lane that does one thing is called after that.
     said = (number,) if span.name == span.lane else (f"{did} {number}", number)
-    text = next((text for text in said if _width_in(text, size) + 0.5 * size / 72 <= room_in), None)
+    text = next((text for text in said if text_width_in(text, size) + 0.5 * size / 72 <= room_in), None)
     if text is None:
         return
     red, green, blue = to_rgb(colour)
     dark = span.waits or 0.299 * red + 0.587 * green + 0.114 * blue > 0.6
     box = {"facecolor": look["facecolor"], "linewidth": 0, "boxstyle": "square,pad=0.12"} if span.waits else None
     axes.text(left + width / 2, top + height / 2, text, ha="center", va="center_baseline", fontsize=size,
-              color=_INK if dark else "white", bbox=box, zorder=3)  # fmt: skip
+              color=INK if dark else "white", bbox=box, zorder=3)  # fmt: skip
 
 
 def _look(colour: str, waits: bool) -> dict[str, Any]:
@@ -272,17 +264,3 @@ def _look(colour: str, waits: bool) -> dict[str, Any]:
     if not waits:
         return {"facecolor": colour, "linewidth": 0.0}
     return {"facecolor": [0.2 * part + 0.8 for part in to_rgb(colour)], "edgecolor": colour, "hatch": "/////", "linewidth": 0.8}
-
-
-def _shortened(name: str) -> str:
-    """``name`` without its middle if it is long. Similar stages often differ at the end."""
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[1 - _LONGEST // 2 :]}"
-
-
-def _width_in(text: str, size: float) -> float:
-    """How wide a text is when it is drawn."""
-    from matplotlib.textpath import TextPath
-
-    if not text.strip():
-        return 0.0
-    return float(TextPath((0, 0), text.replace("$", r"\$"), size=size).get_extents().width) / 72

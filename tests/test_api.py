@@ -13,6 +13,7 @@ PUBLIC = {
     "Draws": "(shape, _tree, _drawn, _sizes, _more=())",
     "Draws.alone": "(self, index)",
     "Draws.as_kornia": "(self)",
+    "Draws.of": "(self, sample)",
     "Draws.views": "property",
     "Explanation": "(lines, shape, executor='', notes=())",
     "Explanation.launches": "property",
@@ -89,6 +90,7 @@ PUBLIC = {
     ),
     "profile": "(loader, step, *, batches=40, rounds=3, show=True)",
     "sanitize": "(targets)",
+    "show": "(loader, n=8)",
 }
 
 

@@ -1,16 +1,18 @@
-"""The draws of one batch: kept, sent elsewhere, replayed, and told to Kornia."""
+"""The draws of one batch: kept, sent elsewhere, replayed, read, and told to Kornia."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kornia.augmentation.container.params import ParamItem
+from torch import Tensor
 
 from gpuaug.errors import ArgumentError
 from gpuaug.fuse.choices import Choice
 from gpuaug.fuse.eager import EagerOp
 from gpuaug.fuse.lower import Leaf, Tree, leaves
 from gpuaug.fuse.mixes import MixOp
-from gpuaug.fuse.ops import Drawn, Size
+from gpuaug.fuse.ops import Drawn, Op, Size
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,47 @@ class Draws:
         sizes = tuple(size.of(index) for size in self._sizes)
         return Draws((1, sizes[0].channels, sizes[0].height, sizes[0].width), self._tree, tuple(drawn), sizes)
 
+    def __len__(self) -> int:
+        return len(self.views) * self._sizes[0].batch
+
+    def of(self, sample: int) -> dict[str, dict[str, float]]:
+        """What one sample drew, to be read: by the names of the modules that it goes through, in their order.
+
+        Samples of several views are counted on, as they lie behind one another.
+
+        A module whose gate was shut for the sample is left out, and one that draws nothing but its gate has no numbers. The
+        way to a module in containers, and in policies, is part of its name.
+
+        Raises:
+            ArgumentError: If there is no such sample.
+
+        Examples:
+            >>> import kornia.augmentation as K
+            >>> draws = fuse([K.RandomRotation(30.0, p=1.0), K.RandomInvert(p=0.0)]).draw((2, 3, 8, 8), seed=0)
+            >>> {name: list(numbers) for name, numbers in draws.of(1).items()}
+            {'RandomRotation_0': ['degrees']}
+        """
+        if not 0 <= sample < len(self):
+            raise ArgumentError(f"sample must be one of those drawn for, got {sample} of {len(self)}. Count them from 0.")
+        if self._more:
+            view, place = divmod(sample, self._sizes[0].batch)
+            return self.views[view].of(place)
+        each = iter(self._drawn)
+
+        def found(tree: Tree, way: str) -> Iterator[tuple[str, dict[str, float]]]:
+            name = f"{way}/{tree.name}" if way and tree.name else way or tree.name
+            if isinstance(tree, Leaf):
+                yield from _numbers(name, tree.op, next(each), sample)
+            else:
+                for item in tree.items:
+                    yield from found(item, name)
+
+        made: dict[str, dict[str, float]] = {}
+        for name, numbers in found(self._tree, ""):
+            times = sum(known.split(" ")[0] == name for known in made)
+            made[f"{name} ({times + 1})" if times else name] = numbers  # what picks may pick one module twice
+        return made
+
     def as_kornia(self) -> Any:
         """The same draws in Kornia's form: what the user's own pipeline takes as ``params=``.
 
@@ -98,3 +141,32 @@ class Draws:
             return [form(item) for item in tree.items]
 
         return form(self._tree)
+
+
+def _numbers(name: str, op: Op | EagerOp, drawn: Drawn, sample: int) -> Iterator[tuple[str, dict[str, float]]]:
+    """The modules that run for a sample, and their numbers: one, or those that were picked."""
+    if isinstance(op, Choice):
+        for entry in (entry for layer in drawn["layers"] for entry in layer):
+            if entry.where is None or entry.where[sample]:
+                member = op.children[entry.child].members[entry.position]
+                yield from _numbers(f"{name}/{member.name}", member.op, entry.drawn, sample)
+    elif "params" in drawn:
+        yield from _of_kornia(name, drawn["params"][0].data, sample)
+    elif drawn["gate"][sample]:
+        assert isinstance(op, Op)
+        yield name, op.numbers(drawn, sample)
+
+
+_NOT_DRAWN = ("batch_prob", "forward_input_shape", "order")
+
+
+def _of_kornia(name: str, data: Any, sample: int) -> Iterator[tuple[str, dict[str, float]]]:
+    """The same where Kornia drew, of which the parameters with one number a sample are told."""
+    if not isinstance(data, dict):
+        for item in data or ():
+            yield from _of_kornia(f"{name}/{item.name}", item.data, sample)
+        return
+    gate = data["batch_prob"] > 0.5
+    if bool(gate[sample]):
+        drawn = {key: value for key, value in data.items() if key not in _NOT_DRAWN and isinstance(value, Tensor)}
+        yield name, {key: float(value[sample]) for key, value in drawn.items() if value.shape == gate.shape}

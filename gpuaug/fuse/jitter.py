@@ -50,6 +50,10 @@ class _Jitter(PointOp):
         kept = {"factors": drawn["factors"][:, index : index + 1], "order": drawn["order"]}
         return {**kept, "gate": drawn["gate"][index : index + 1]}
 
+    def numbers(self, drawn: Drawn, sample: int) -> dict[str, float]:
+        """The factors that take part."""
+        return {FACTORS[index]: float(drawn["factors"][index, sample]) for index in self._drawn}
+
     def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
         """The same factors and order."""
         factors = dict(zip(FACTORS, torch.from_numpy(drawn["factors"]), strict=True))

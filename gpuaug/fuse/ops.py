@@ -126,6 +126,19 @@ class Op(ABC):
         """What was drawn for one sample, as if it were a batch."""
         return {name: value[index : index + 1] if isinstance(value, np.ndarray) else value for name, value in drawn.items()}
 
+    def numbers(self, drawn: Drawn, sample: int) -> dict[str, float]:
+        """What one sample drew but for its gate, to be read: ``_x`` and ``_y`` of points, ``_0``, ``_1``, … of other rows."""
+        found: dict[str, float] = {}
+        for name, values in drawn.items():
+            if name == "gate" or np.shape(values)[:1] != np.shape(drawn["gate"]):
+                continue
+            for place in np.ndindex(values.shape[1:]):
+                parts = [name, *map(str, place)]
+                if values.shape[-1] == 2 and place:
+                    parts[-1] = "xy"[place[-1]]
+                found["_".join(parts)] = float(values[(sample, *place)])
+        return found
+
     def params(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
         """The same draws as Kornia's module takes them in ``params=``."""
         return {

@@ -23,6 +23,10 @@ class GaussianNoise(PointOp):
         shared = self.same_on_batch
         return {"seed": source.key(), "field": np.zeros(size.batch) if shared else np.arange(size.batch, dtype=np.float32)}
 
+    def numbers(self, drawn: Drawn, sample: int) -> dict[str, float]:
+        """Nothing that says anything: the field has a number for each pixel."""
+        return {}
+
     def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
         """The field itself."""
         generator: Any = self.module._param_generator

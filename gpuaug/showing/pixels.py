@@ -1,0 +1,53 @@
+"""Images as they are shown: in [0, 1], un-normalised, of one channel or three."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_OUTSIDE = 1 / 255
+"""How far values may leave [0, 1] and still be taken for a picture that is in it."""
+
+_SHARES = (0.005, 0.995)
+
+
+def shown(image: Tensor, normalized_by: tuple[Tensor, Tensor] | None = None) -> tuple[NDArray[np.float32], str]:
+    """What is drawn of an image, and what was done to it that its values do not tell.
+
+    Args:
+        image: On the host.
+        normalized_by: Mean and deviation that it was normalised by.
+
+    Shape:
+        - image: (C, H, W)
+        - normalized_by: (C, 1, 1) or (1, 1, 1) each
+        - returns: (H, W, 3), or (H, W) for grey, in [0, 1]
+    """
+    values = image.float()
+    count, notes = len(values), []
+    if image.dtype == torch.uint8:
+        values = values / 255
+    elif normalized_by is not None and all(len(each) in (1, count) for each in normalized_by):
+        mean, deviation = normalized_by
+        values = values * deviation + mean
+    else:
+        values, stretched = _in_range(values)
+        notes += ["stretched"] if stretched else []
+    values = values.nan_to_num(0.0).clamp(0, 1)  # of one value all over, stretching leaves no number
+    if count not in (1, 3):
+        kept = 3 if count > 3 else 1
+        notes.insert(0, f"{'channels 1 to 3' if kept == 3 else 'channel 1'} of {count}")
+        values = values[:kept]
+    array: Any = (values[0] if len(values) == 1 else values.permute(1, 2, 0)).numpy()
+    return array, ", ".join(notes)
+
+
+def _in_range(values: Tensor) -> tuple[Tensor, bool]:
+    """Values in [0, 1]: as they are where they are in it, or else between what all but a hundredth of them lie."""
+    finite = values[values.isfinite()].numpy()
+    if not finite.size or (finite.min() >= -_OUTSIDE and finite.max() <= 1 + _OUTSIDE):
+        return values, False
+    low, high = (float(each) for each in np.quantile(finite, _SHARES))
+    return (values - low) / (high - low), True

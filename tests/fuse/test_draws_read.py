@@ -1,0 +1,114 @@
+"""What one sample drew, as it can be read: against Kornia's own form of the same draws."""
+
+import kornia.augmentation as K
+import numpy as np
+import pytest
+import torch
+from kornia.augmentation.auto import RandAugment, TrivialAugment
+
+import gpuaug
+from gpuaug import ArgumentError
+
+SHAPE = (6, 3, 16, 18)
+
+
+def test_numbers_are_those_that_kornia_is_given():
+    augment = gpuaug.fuse(
+        [K.RandomResizedCrop((8, 8)), K.RandomRotation(30.0, p=1.0), K.ColorJitter(0.4, 0.3, 0.2, 0.1), K.RandomErasing(p=1.0)]
+    )
+    draws = augment.draw(SHAPE, seed=1)
+    crop, turn, jitter, erase = draws.as_kornia()
+    assert len(draws) == 6
+    for sample in range(6):
+        found = draws.of(sample)
+        assert list(found) == ["RandomResizedCrop_0", "RandomRotation_1", "ColorJitter_2", "RandomErasing_3"]
+        (x, y), _, (right, bottom), _ = crop["src"][sample].tolist()
+        assert found["RandomResizedCrop_0"] == {"x": x, "y": y, "width": right - x + 1, "height": bottom - y + 1}
+        assert found["RandomRotation_1"] == {"degrees": turn["degrees"][sample].item()}
+        factors = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")
+        assert found["ColorJitter_2"] == {name: jitter[name][sample].item() for name in factors}
+        assert found["RandomErasing_3"] == {name: erase[name][sample].item() for name in ("widths", "heights", "xs", "ys")}
+
+
+def test_only_factors_that_take_part_are_told():
+    found = gpuaug.fuse(K.ColorJitter(0.4, 0.0, 0.0, 0.1)).draw(SHAPE, seed=1).of(0)
+    assert list(found["ColorJitter"]) == ["brightness_factor", "hue_factor"]
+
+
+def test_a_shut_gate_leaves_a_module_out():
+    augment = gpuaug.fuse(K.AugmentationSequential(K.RandomInvert(), K.RandomVerticalFlip(), K.RandomEqualize(p=0.5)))
+    draws = augment.draw((64, 3, 8, 8), seed=1)
+    gates = [item.data["batch_prob"] > 0.5 for item in draws.as_kornia()]
+    assert all(0 < gate.sum() < 64 for gate in gates)
+    names = ["RandomInvert_0", "RandomVerticalFlip_1", "RandomEqualize_2"]
+    for sample in range(64):
+        assert draws.of(sample) == {name: {} for name, gate in zip(names, gates, strict=True) if gate[sample]}
+
+
+def test_points_are_told_by_their_coordinates():
+    draws = gpuaug.fuse(K.RandomPerspective(p=1.0)).draw(SHAPE, seed=1)
+    end = draws.as_kornia()["end_points"]
+    found = draws.of(2)["RandomPerspective"]
+    assert found == {f"end_points_{k}_{axis}": end[2, k, "xy".index(axis)].item() for k in range(4) for axis in "xy"}
+    draws = gpuaug.fuse(K.RandomChannelShuffle(p=1.0)).draw(SHAPE, seed=1)
+    assert list(draws.of(0)["RandomChannelShuffle"].values()) == draws.as_kornia()["channels"][0].tolist()
+    assert gpuaug.fuse(K.RandomGaussianNoise(p=1.0)).draw(SHAPE, seed=1).of(0) == {"RandomGaussianNoise": {}}
+
+
+def test_what_kornia_drew_is_told_as_far_as_it_is_a_number_a_sample():
+    augment = gpuaug.fuse(
+        [K.RandomMotionBlur(3, 35.0, 0.5, p=0.5), K.RandomThinPlateSpline(p=1.0), K.ImageSequential(K.RandomEqualize(p=1.0))]
+    )
+    draws = augment.draw((4, 3, 16, 16), seed=3)  # as many as the shape has sides, and jitter has factors
+    blur = draws.as_kornia()[0]
+    gate = blur["batch_prob"] > 0.5
+    assert 0 < gate.sum() < 4
+    for sample in range(4):
+        found = draws.of(sample)
+        assert ("RandomMotionBlur_0" in found) == bool(gate[sample])
+        assert found["RandomThinPlateSpline_1"] == found["ImageSequential_2/RandomEqualize_0"] == {}
+        if gate[sample]:
+            names = {"ksize_factor", "angle_factor", "direction_factor"}
+            assert found["RandomMotionBlur_0"] == {name: blur[name][sample].item() for name in names}
+
+
+@pytest.mark.parametrize("kind", [RandAugment, TrivialAugment])
+@pytest.mark.parametrize("pick", ["batch", "sample"])
+def test_policies_tell_what_they_picked(kind, pick):
+    policy = kind(n=2, m=10) if kind is RandAugment else kind()
+    augment = gpuaug.fuse(K.AugmentationSequential(K.RandomInvert(p=1.0), policy), pick=pick)
+    draws = augment.draw((32, 3, 16, 16), seed=2)
+    images = torch.rand(32, 3, 16, 16)
+    told = [draws.of(sample) for sample in range(32)]
+    kinds = {tuple(found) for found in told}
+    assert (len(kinds) == 1) == (pick == "batch" and all(len(found) == len(told[0]) for found in told))
+    for found in told:
+        first, *picked = found
+        assert first == "RandomInvert_0"
+        assert all(name.startswith(f"{kind.__name__}_1/") for name in picked)
+        assert len(picked) <= (2 if kind is RandAugment else 1)
+    if pick == "batch":
+        operations = [item.name for item in draws.as_kornia()[1].data]
+        children = dict(policy.named_children())
+        ran = [next(iter(dict(children[name].named_children()))) for name in operations]
+        assert max(told, key=len).keys() == {"RandomInvert_0", *(f"{kind.__name__}_1/{name}" for name in ran)}
+    # A sample that picked nothing is inverted and no more.
+    left = [sample for sample, found in enumerate(told) if len(found) == 1]
+    assert torch.allclose(augment(images, draws=draws)[left], 1 - images[left])
+
+
+def test_a_module_that_is_picked_twice_is_told_twice():
+    pipeline = K.AugmentationSequential(K.RandomInvert(p=1.0), random_apply=3)
+    names = set()
+    for seed in range(20):
+        names |= set(gpuaug.fuse(pipeline).draw(SHAPE, seed).of(0))
+    assert names == {f"AugmentationSequential/RandomInvert_0{times}" for times in ("", " (2)", " (3)")}
+
+
+def test_a_sample_that_there_is_not_is_refused():
+    draws = gpuaug.fuse(K.RandomInvert()).draw(SHAPE, seed=0)
+    for sample in (6, -1):
+        with pytest.raises(ArgumentError) as caught:
+            draws.of(sample)
+        assert str(caught.value) == f"sample must be one of those drawn for, got {sample} of 6. Count them from 0."
+    assert draws.of(np.int64(5)) is not None
