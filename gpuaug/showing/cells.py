@@ -132,7 +132,7 @@ class _Making:
 
 def _draws(fused: Fused, images: Images, seed: int) -> Draws:
     """What a fused stage drew in a call with that seed."""
-    shape: Any = images.shapes if isinstance(images, Ragged) else getattr(images, "shape", None)
+    shape: Any = images if isinstance(images, Ragged) else getattr(images, "shape", None)
     return fused.draw(shape, seed)
 
 
