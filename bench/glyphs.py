@@ -39,8 +39,8 @@ FACES = {
 """The faces of each part, by the names of matplotlib's files."""
 
 _SIDES_PX = (144, 384)  # of the longer side
-# Of the shorter side over the longer, as photographs have it. Where crops of the usual shapes did not fit in, Kornia would place
-# what it falls back to anywhere and torchvision in the middle, and the set would measure that.
+# Of the shorter side over the longer, as in photographs. Where no crop that is drawn fits in, Kornia takes the largest anywhere
+# and torchvision in the middle: with long images the suite would measure that.
 _SHAPES = (0.67, 1.0)
 _HEIGHTS = (0.4, 0.8)  # of a character, over the smaller side
 _TURNS_DEGREES = (-20, 20)
