@@ -85,7 +85,9 @@ def explanation(
             # For images of the first size: a choice that changes it, or what it refuses by it, is rare.
             left = eager.left(size)
             what = f"{eager.describe()}{'; left to Kornia: ' if left else ''}{', '.join(left)}"
-            lines.append(Line((eager.name,), what, runs * eager.launches(size), None, None, at_most=True))
+            launches = eager.launches(size)
+            launches = None if launches is None else runs * launches
+            lines.append(Line((eager.name,), what, launches, None, None, at_most=True))
             element = 4
             continue
         if eager is not None:

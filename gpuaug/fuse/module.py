@@ -196,8 +196,9 @@ class Fused(nn.Module):
         """Augment a batch.
 
         Args:
-            inputs: Images, and what follows them: masks, boxes, keypoints, labels.
-            data_keys: What each input is, as in Kornia. Left out: the pipeline's own, images alone by default.
+            inputs: Images, and what follows them: masks, boxes, keypoints, labels, target dicts.
+            data_keys: What each input is: Kornia's names, ``"targets"`` for a list of target dicts, and ``"valid"`` for a mask
+                of padded boxes. Left out: the pipeline's own, images alone by default.
             draws: Draws to replay instead of drawing.
 
         Shape:

@@ -31,6 +31,11 @@ PIPELINES = {
         K.RandomEqualize(p=1.0),
         K.RandomRotation(30.0, p=p),
     ],
+    "a module of Kornia's that moves pixels between": lambda p: [
+        K.RandomRotation(30.0, p=p),
+        K.RandomAffine(20.0, (0.1, 0.1), resample="bicubic", p=p),
+        K.RandomRotation(30.0, p=p),
+    ],
 }
 
 

@@ -10,9 +10,12 @@ from fuse.compiled import CompileOnly
 from fuse.executors import through_both
 from fuse.ragged import images_of, pack
 from fuse.replay import photographs
+from fuse.test_mask_lists import PIPELINES, rows_of
 
-from gpuaug.fuse import kernels_filters, kernels_labels, kernels_mixes, run_triton
+from gpuaug.fuse import kernels_boxes, kernels_filters, kernels_labels, kernels_mixes, run_triton
+from gpuaug.fuse.boxes import FORMS, Way
 from gpuaug.fuse.labels import SoftLabels
+from gpuaug.fuse.records import RECORD_FORMS
 
 KERNELS = {
     "gather_kernel": run_triton,
@@ -78,3 +81,31 @@ def test_the_kernel_of_labels_compiles_for_a_gpu(dtype, mixed, monkeypatch):
         kernels_labels.soft_labels(SoftLabels(1000, 0.1), torch.zeros(4, 1000).to(dtype), rows)
     assert len(made) == 1 + dtype.is_floating_point
     assert all(compiled.asm["cubin"] for compiled in made.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64], ids=str)
+@pytest.mark.parametrize("form", [*FORMS.values(), *RECORD_FORMS.values()], ids=lambda form: form.layout)
+def test_the_kernel_for_boxes_compiles_for_a_gpu(form, dtype, monkeypatch):
+    made = {}
+    monkeypatch.setattr(kernels_boxes, "box_kernel", CompileOnly(kernels_boxes.box_kernel, made))
+    monkeypatch.setattr(kernels_boxes, "_launches", {})
+    places, points = torch.zeros(3, 3, dtype=torch.int64), form.layout == "points"
+    matrix, leaves = torch.eye(3).repeat(3, 1, 1), dtype if dtype.is_floating_point else torch.float32
+    for clip, owners in ((False, None), (not points, torch.zeros(3, dtype=torch.int64))):
+        tail = {"vertices": (4, 2), "points": (3,) if owners is not None else (2,)}.get(form.layout, (4,))
+        values = torch.zeros((3, *tail) if owners is not None else (3, 5, *tail), dtype=dtype)
+        valid = torch.ones(3, dtype=torch.bool) if clip else None
+        kernels_boxes.follow(
+            values, valid, Way(form, form, matrix, places if form.share else (1, 1), (8, 8), owners, clip), leaves
+        )
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_masks_of_several_sizes_compile_for_a_gpu(name, monkeypatch):
+    made = {}
+    monkeypatch.setattr(run_triton, "mask_kernel", CompileOnly(run_triton.mask_kernel, made))
+    plan, tables = rows_of(PIPELINES[name])
+    places = torch.zeros(3, 3, dtype=torch.int64)
+    run_triton.run_mask(plan.passes[0], torch.zeros(100, dtype=torch.uint8), torch.cat(tables), places)
+    assert len(made) == 1

@@ -223,6 +223,16 @@ def test_samples_may_have_different_things_or_nothing():
     assert torch.equal(got[0]["boxes"], torch.tensor([[39.0, 23.0, 47.0, 30.0]]))
 
 
+def test_samples_without_a_key_leave_the_others_their_own_images():
+    modules, records = PIPELINES["rotation"](1.0), records_of()
+    _, expected, _ = followed(modules, records)
+    for key in ("boxes", "keypoints", "masks"):
+        some = [record if sample not in (0, 2) else {"image_id": 1} for sample, record in enumerate(records)]
+        _, got, _ = followed(modules, [{name: value for name, value in each.items() if name == key} for each in some])
+        for sample in (1, 3, 4):
+            assert torch.equal(got[sample][key], expected[sample][key])
+
+
 @pytest.mark.parametrize("name", PIPELINES)
 def test_batches_without_a_box_and_without_an_image(name):
     empty = {"boxes": torch.zeros(0, 4), "masks": torch.zeros(0, 32, 48), "keypoints": torch.zeros(0, 7, 3)}

@@ -74,6 +74,18 @@ def test_a_call_with_targets_does_not_synchronise_and_compiles_once():
     assert compilations() == compiled
 
 
+def test_what_is_not_a_number_does_as_on_a_cpu():
+    boxes = torch.tensor([[torch.nan, 5, 9, 9], [5, 5, torch.inf, 9], [5, 5, 9, torch.nan], [9, 5, 5, 9], [5, 5, 20, 20]])
+    augment, images = gpuaug.fuse(PIPELINES["rotation"](1.0)), photographs(2)
+    draws = augment.draw(images.shape, seed=0)
+    records = [{"boxes": boxes}, {"boxes": boxes.flip(0)}]
+    _, expected = augment(images, records, data_keys=KEYS, draws=draws)
+    _, got = augment(images.cuda(), on_gpu(records), data_keys=KEYS, draws=draws)
+    for record, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(record["boxes"].cpu(), other["boxes"], atol=1e-3, rtol=0, equal_nan=True)
+        assert torch.equal(record["valid"].cpu(), other["valid"])
+
+
 def compilations():
     kernels = (kernels_boxes.box_kernel, kernels_gather.mask_kernel)
     return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
