@@ -38,7 +38,10 @@ FACES = {
 }
 """The faces of each part, by the names of matplotlib's files."""
 
-_SIDES_PX = (96, 384)
+_SIDES_PX = (144, 384)  # of the longer side
+# Of the shorter side over the longer, as in photographs. Where no crop that is drawn fits in, Kornia takes the largest anywhere
+# and torchvision in the middle: with long images the suite would measure that.
+_SHAPES = (0.67, 1.0)
 _HEIGHTS = (0.4, 0.8)  # of a character, over the smaller side
 _TURNS_DEGREES = (-20, 20)
 _CONTRAST = 48  # of 255: the least between a character and the mean of what it stands on
@@ -76,7 +79,10 @@ def make(root: Path, *, copies: int = 10, faces: int | None = None) -> None:
 
 def _image(character: str, face: str, photograph: Image.Image, draw: Random) -> Image.Image:
     """One character over a crop of a photograph."""
-    width, height = (draw.randint(_SIDES_PX[0], min(_SIDES_PX[1], side)) for side in photograph.size)
+    longer = draw.randint(_SIDES_PX[0], min(_SIDES_PX[1], *photograph.size))
+    sides = [longer, round(longer * draw.uniform(*_SHAPES))]
+    draw.shuffle(sides)
+    width, height = sides
     left, top = draw.randint(0, photograph.width - width), draw.randint(0, photograph.height - height)
     image = photograph.crop((left, top, left + width, top + height))
     font = ImageFont.truetype(str(_fonts() / f"{face}.ttf"), round(draw.uniform(*_HEIGHTS) * min(width, height) / 0.75))
