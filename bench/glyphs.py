@@ -5,8 +5,8 @@
 Every image is one character, in one colour and a little turned, over a crop of a photograph. Its class is the character, out of
 A to Z and 2 to 9: 0 and 1 look like O and I. Sides are 96 to 384 pixels, in the proportions of photographs, so that a batch is
 ragged and a model's small input takes shrinking. What a model is tested on shares neither a typeface nor a photograph with what
-it is trained on: training has the twelve faces of DejaVu Sans, DejaVu Serif and STIX over eight photographs, validation the nine
-of DejaVu Sans Mono and Computer Modern over four. With the usual number of copies that is 4080 and 918 images.
+it is trained on: training has the twelve faces of DejaVu Sans, DejaVu Serif and STIX over eight photographs, validation the
+nine of DejaVu Sans Mono and Computer Modern over four. With the usual number of copies that is 4080 and 918 images.
 
 Photographs alone would be smaller still: there are a dozen, without labels. The files are JPEGs as
 ``torchvision.datasets.ImageFolder`` reads them, and the same arguments give the same images.

@@ -218,6 +218,62 @@ def test_masks_boxes_and_points_refuse_nothing_that_fits():
         torch.testing.assert_close(got_points[index], expected_points[0], atol=1e-3, rtol=0)
 
 
+def targets_of(images, dtype=torch.uint8):
+    """One or two objects in each image, with masks of the image's own size."""
+    made = []
+    for index, image in enumerate(images):
+        height, width = image.shape[1:]
+        count = 1 + index % 2
+        left = torch.arange(count) * 5.0 + 2
+        boxes = torch.stack((left, left + 1, left + width / 2, left + height / 3), -1)
+        masks = torch.zeros(count, height, width, dtype=dtype)
+        for mask, (x, y, right, bottom) in zip(masks, boxes.int().tolist(), strict=True):
+            mask[y:bottom, x:right] = index + 1
+        points = torch.rand(count, 3, 3, generator=torch.Generator().manual_seed(index)) * 20
+        made.append({"boxes": boxes, "labels": torch.arange(count), "masks": masks, "keypoints": points})
+    return made
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_targets_follow_each_image_as_if_it_were_alone(views):
+    images = images_of()
+    pipeline = [K.RandomHorizontalFlip(), K.RandomResizedCrop((24, 28)), K.RandomRotation(20.0, p=0.5), K.RandomErasing()]
+    augment, single = gpuaug.fuse(pipeline, ragged=True, views=views), gpuaug.fuse(pipeline)
+    batch, targets, keys = pack(images), targets_of(images), ["input", "targets"]
+    draws = augment.draw(batch, seed=5)
+    got_images, got = augment(batch, targets, data_keys=keys, draws=draws)
+    assert len(got) == views * len(images)
+    for number, view in enumerate(draws.views):
+        for index, image in enumerate(images):
+            place = number * len(images) + index
+            alone = single(image[None], [targets[index]], data_keys=keys, draws=view.alone(index))
+            assert torch.equal(got_images[place], alone[0][0])
+            assert list(got[place]) == [*targets[index], "valid"]
+            for name, value in alone[1][0].items():
+                assert torch.equal(got[place][name], value), name
+
+
+def test_a_mask_of_another_size_than_its_image_is_named():
+    images = images_of()
+    targets = targets_of(images)
+    targets[3]["masks"] = targets[2]["masks"][:1]
+    augment = gpuaug.fuse(K.CenterCrop(20), ragged=True)
+    with raises("masks of sample 3 must be of its image's size, 90x33, got (1, 48, 48). Resize them to it first."):
+        augment(pack(images), targets, data_keys=["input", "targets"])
+
+
+def test_masks_of_ragged_images_come_in_a_list():
+    images = images_of()
+    augment = gpuaug.fuse(K.CenterCrop(20), ragged=True)
+    masks = [target["masks"] for target in targets_of(images)]
+    _, got = augment(pack(images), masks, data_keys=["input", "mask"])
+    for mask, image, made in zip(masks, images, got, strict=True):
+        top, left = (image.shape[1] - 20) // 2, (image.shape[2] - 20) // 2
+        assert torch.equal(made, mask[:, top : top + 20, left : left + 20])
+    with raises("mask must be a list of one tensor for each image where these differ in size, got (5, 1, 40, 40)."):
+        augment(pack(images), torch.zeros(5, 1, 40, 40), data_keys=["input", "mask"])
+
+
 NOT_SIZED = {
     "as its end": (
         [K.RandomHorizontalFlip()],
