@@ -124,6 +124,7 @@ def test_crops_are_drawn_within_each_image():
 AHEAD = {
     "a classifier's": CLOSE["a classifier's"],
     "misses": lambda: [K.RandomResizedCrop((16, 20), scale=(0.6, 1.6)), K.RandomErasing(ratio=(0.2, 1.5), p=0.9)],
+    "a flip before misses": lambda: [K.RandomHorizontalFlip(), K.RandomResizedCrop((16, 20), scale=(0.6, 1.6))],
     "two crops": lambda: [
         K.RandomResizedCrop((30, 30), scale=(0.6, 1.6)),
         K.RandomInvert(),
