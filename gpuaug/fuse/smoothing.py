@@ -38,10 +38,8 @@ def weights(at: Tensor, scale: float, count: int, kind: Filter) -> Tensor:
     Source:
         ``_upsample_bilinear2d_aa`` and ``_upsample_bicubic2d_aa`` of PyTorch.
     """
-    support = max(scale, 1.0) * (1 if kind == "triangle" else 2)
     centre = ((at.float() + 0.5) * scale)[:, None]
     pixel = torch.arange(count, device=at.device)
-    first, end = (centre - support + 0.5).int().clamp(min=0), (centre + support + 0.5).int().clamp(max=count)
     distance = ((pixel + 0.5 - centre) * min(1 / scale, 1.0)).abs()
     if kind == "triangle":
         shares = (1 - distance).clamp(min=0)
@@ -49,7 +47,6 @@ def weights(at: Tensor, scale: float, count: int, kind: Filter) -> Tensor:
         near = (1.5 * distance - 2.5) * distance * distance + 1
         far = -0.5 * (((distance - 5) * distance + 8) * distance - 4)
         shares = torch.where(distance < 1, near, torch.where(distance < 2, far, 0.0))
-    shares = shares * ((pixel >= first) & (pixel < end))
     # Without a pixel where the output lies outside of the image, which is filled afterwards.
     total = shares.sum(1, keepdim=True)
     return shares / torch.where(total == 0, 1.0, total)

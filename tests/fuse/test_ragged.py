@@ -143,22 +143,22 @@ AHEAD = {
 }
 
 
+@pytest.mark.parametrize("follow", [False, True], ids=["images", "and points"])
 @pytest.mark.parametrize("views", [1, 2])
 @pytest.mark.parametrize("name", AHEAD)
-def test_calls_draw_what_draw_does_whatever_sizes_follow(name, views):
+def test_calls_draw_what_draw_does_whatever_sizes_follow(name, views, follow):
     """Numbers are drawn ahead, before the sizes are known that they turn into draws with."""
     augment = gpuaug.fuse(container(AHEAD[name]()), ragged=True, views=views)
     sizes = [SIZES[index % 4 :] + SIZES[: index % 4] for index in range(40)]
     batches = [pack(images_of(each)) for each in sizes]
-    points = torch.rand(len(SIZES), 2, 2) * 30
-    keys = ["input", "keypoints"]
+    others = (torch.rand(len(SIZES), 2, 2) * 30,) if follow else ()
+    keys = ["input", "keypoints"][: 1 + follow]
     torch.manual_seed(0)
-    got = [augment(batch, points, data_keys=keys) for batch in batches]
+    got = [augment(batch, *others, data_keys=keys) for batch in batches]
     torch.manual_seed(0)
-    for batch, (images, moved) in zip(batches, got, strict=True):
-        expected, expected_points = augment(batch, points, data_keys=keys, draws=augment.draw(batch))
-        assert torch.equal(images, expected)
-        assert torch.equal(moved, expected_points)
+    for batch, made in zip(batches, got, strict=True):
+        expected = augment(batch, *others, data_keys=keys, draws=augment.draw(batch))
+        assert all(map(torch.equal, made, expected))
     assert not torch.equal(got[0][0], got[4][0])
 
 

@@ -74,6 +74,12 @@ def test_the_first_view_is_what_one_view_would_be():
     assert torch.equal(*(gpuaug.fuse(container("crops"))(images, draws=draws.views[0]) for draws in (one, two)))
 
 
+def test_views_of_one_seed_are_no_views_of_another():
+    augment = gpuaug.fuse(K.RandomCrop((4, 4)), views=4)
+    drawn = [view._drawn[0] for seed in range(8) for view in augment.draw((64, 3, 100, 100), seed=seed).views]
+    assert len({(each["x"].tobytes(), each["y"].tobytes()) for each in drawn}) == 32
+
+
 def test_all_views_share_each_launch():
     images = photographs(2, 3, 20, 24)
     one, eight = (gpuaug.fuse(container("a contrastive pipeline"), views=views).explain(images.shape) for views in (1, 8))
