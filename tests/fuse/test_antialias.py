@@ -180,6 +180,13 @@ def test_antialiasing_is_worth_it():
     assert smooth.std() < 0.05
 
 
+def test_each_view_is_bit_for_bit_one_of_its_own():
+    images, pipeline = photographs(3, 3, 90, 90), [K.RandomResizedCrop((20, 20)), K.RandomHorizontalFlip()]
+    augment, single = (gpuaug.fuse(pipeline, antialias=True, views=views) for views in (2, 1))
+    draws = augment.draw(images.shape, seed=1)
+    assert torch.equal(augment(images, draws=draws), torch.cat([single(images, draws=view) for view in draws.views]))
+
+
 def test_smoothing_goes_with_views_and_a_loader():
     images = photographs(2, 3, 90, 90)
     augment = gpuaug.fuse(K.RandomResizedCrop((20, 20)), antialias=True, views=2)
