@@ -109,3 +109,13 @@ def test_masks_of_several_sizes_compile_for_a_gpu(name, monkeypatch):
     places = torch.zeros(3, 3, dtype=torch.int64)
     run_triton.run_mask(plan.passes[0], torch.zeros(100, dtype=torch.uint8), torch.cat(tables), places)
     assert len(made) == 1
+
+
+@pytest.mark.parametrize(("sizes", "pairs"), [(interpret_sources.SIZES, True), (interpret_sources.NARROW, False)])
+def test_pairs_are_read_only_where_every_image_has_two_columns_and_rows(sizes, pairs, made):
+    """With one it would be what lies behind it in memory, and what lies behind the last of them may be nobody's."""
+    interpret_sources.through_both([interpret_sources.crop()], pack(images_of(sizes)), torch.float32, torch.contiguous_format)
+    ((name, _, constants, _),) = made
+    assert name == "gather_kernel"
+    where = run_triton.gather_kernel.arg_names.index("PAIRS")
+    assert dict(constants)[(where,)] is pairs
