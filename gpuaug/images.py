@@ -39,9 +39,11 @@ def refuse(value: Any, where: str) -> NoReturn:
     """Say why ``value``, which stands where an image is expected, is none."""
     if isinstance(value, Tensor | np.ndarray):
         if value.dtype not in (torch.uint8, np.uint8):
+            floating = value.is_floating_point() if isinstance(value, Tensor) else value.dtype.kind == "f"
+            way_out = "Leave out what makes them floating, such as ToTensor: fuse scales them itself."
             raise ArgumentTypeError(
                 f"Images must be uint8, got {value.dtype} in {where}. "
-                "Leave out what makes them floating, such as ToTensor: fuse scales them itself."
+                f"{way_out if floating else 'Scale them to 8 bits in the dataset.'}"
             )
         raise ArgumentError(
             "Images must be (H, W) or (H, W, C) in arrays and (C, H, W) in tensors, "

@@ -45,7 +45,8 @@ def collate_ragged(samples: Sequence[Any], *, convert: bool = False, channels: C
     Images are PIL images, uint8 arrays (H, W, C) or (H, W), and uint8 tensors (C, H, W), torchvision's ``tv_tensors.Image``
     among them. A sample is an image, or a tuple, list, mapping, named tuple or dataclass with one or more in it, also in a
     list or tuple of views. What else is in a sample goes through torch's ``default_collate``, except targets: a mapping, list
-    or tuple within a sample becomes a list with one entry for each sample, as it is, unless it holds numbers and text alone.
+    or tuple within a sample becomes a list with one entry for each sample, as it is; a list or tuple of numbers and text alone
+    does not.
 
     Args:
         samples: Of one form; which members are images, the first says.
@@ -165,9 +166,10 @@ def _collated(members: Sequence[Any], path: str, pack: _Pack) -> Any:
     try:
         return default_collate(list(members))
     except Exception as error:
+        way_out = "What it cannot stack" if isinstance(error, TypeError) else "What differs in size from sample to sample"
         error.add_note(
-            f"gpuaug: raised by default_collate for {path} of the samples. What differs in size from sample to sample belongs "
-            "into a dict there, as boxes do: {'boxes': …}. The batch then has a list of these dicts."
+            f"gpuaug: raised by default_collate for {path} of the samples. {way_out} belongs into a dict there, as boxes do: "
+            "{'boxes': …}. The batch then has a list of these dicts."
         )
         raise
 
@@ -177,9 +179,14 @@ def _has_views(value: Any) -> bool:
 
 
 def _is_target(value: Any) -> bool:
-    """Whether ``value`` is a container of more than numbers and text, or of nothing: an image without annotations."""
+    """Whether ``value`` is what is known of one image: a mapping, or a container of more than numbers and text, or of nothing.
+
+    Of a mapping the keys may be other ones for an image without annotations, so what is in it does not count.
+    """
     if not _is_container(value):
         return False
+    if isinstance(value, Mapping):
+        return True
     inside = [_member(value, name) for name in _names(value)]
     return not inside or not all(isinstance(member, int | float | str | bytes | np.generic) for member in inside)
 

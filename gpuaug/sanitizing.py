@@ -10,6 +10,7 @@ from torch import Tensor
 from gpuaug import batch as batches
 from gpuaug.errors import ArgumentError, ArgumentTypeError
 from gpuaug.fuse.masks import like, to_device
+from gpuaug.fuse.ops import Array
 
 WHOLE = frozenset({"image", "images", "input", "pixel_values", "image_id", "size", "orig_size"})
 """What is said of an image as a whole, however many objects are in it."""
@@ -19,9 +20,9 @@ def sanitize(targets: Any) -> list[Any]:
     """Drop the boxes that are not valid, and with each all that is known of it.
 
     :func:`gpuaug.fuse` marks boxes that have left the image in ``valid``, and drops none, since how many are left is known on
-    the device alone. Here every tensor whose first axis is as long as ``valid`` loses the same entries: boxes, labels, masks,
-    keypoints, areas. What is said of the whole image stays: ``image_id``, ``size``, ``orig_size``, and what has another length
-    in any of the dicts.
+    the device alone. Here every tensor, array, list and tuple as long as ``valid`` loses the same entries: boxes, labels,
+    masks, keypoints, areas, names. What is said of the whole image stays: ``image_id``, ``size``, ``orig_size``, and what has
+    another length in any of the dicts. So does a dict without boxes, as some datasets have for images without annotations.
 
     Args:
         targets: A list of one dict for each image with ``valid``, (n,), or one dict of padded tensors with ``valid``, (B, N).
@@ -50,25 +51,26 @@ def sanitize(targets: Any) -> list[Any]:
             f"targets must be a list of dicts or one dict of padded tensors, got {type(targets).__name__}. "
             "Pass what fuse has returned for them."
         )
-    valid = [_valid_of(record, 1, f" of sample {sample}") for sample, record in enumerate(targets)]
-    kept = _kept(valid)
-    counts = [len(each) for each in valid]
+    some = any(isinstance(record, Mapping) and "valid" in record for record in targets)
+    judged = [sample for sample, record in enumerate(targets) if not (some and _has_no_boxes(record))]
+    valid = [_valid_of(targets[sample], 1, f" of sample {sample}") for sample in judged]
     whole = {
         name
-        for record, count in zip(targets, counts, strict=True)
-        for name, value in record.items()
-        if isinstance(value, Tensor) and (not value.ndim or value.shape[0] != count)
+        for sample, each in zip(judged, valid, strict=True)
+        for name, value in targets[sample].items()
+        if isinstance(value, _PER_BOX) and (batches.is_namedtuple(value) or _length(value) != len(each))
     }
-    return [
-        batches.replace(record, _taken(record, {*WHOLE, *whole}, places)) for record, places in zip(targets, kept, strict=True)
-    ]
+    made = [batches.replace(record, {}) for record in targets]
+    for sample, places in zip(judged, _kept(valid), strict=True):
+        made[sample] = batches.replace(targets[sample], _taken(targets[sample], {*WHOLE, *whole}, places))
+    return made
 
 
 def _sanitize_padded(targets: Mapping[str, Any]) -> list[Any]:
     valid = _valid_of(targets, 2, "")
     batch = len(valid)
     shared = {
-        name for name, value in targets.items() if isinstance(value, Tensor) and tuple(value.shape[:2]) != tuple(valid.shape)
+        name for name, value in targets.items() if not isinstance(value, Tensor) or tuple(value.shape[:2]) != tuple(valid.shape)
     }
     made = []
     for sample, places in enumerate(_kept(list(valid))):
@@ -83,12 +85,32 @@ def _sanitize_padded(targets: Mapping[str, Any]) -> list[Any]:
     return made
 
 
-def _taken(record: Mapping[str, Any], whole: set[str], places: Tensor) -> dict[str, Tensor]:
-    return {
-        name: like(value.as_subclass(Tensor).index_select(0, places), value)
-        for name, value in record.items()
-        if isinstance(value, Tensor) and name not in whole
-    }
+_PER_BOX = (Tensor, np.ndarray, list, tuple)
+"""What may have one entry for each box."""
+
+
+def _length(value: Any) -> int:
+    """How many entries there are; none in a number."""
+    return len(value) if getattr(value, "ndim", 1) else -1
+
+
+def _has_no_boxes(record: Any) -> bool:
+    return isinstance(record, Mapping) and not {"valid", "boxes", "bbox"} & set(record)
+
+
+def _taken(record: Mapping[str, Any], whole: set[str], places: tuple[Array, Tensor]) -> dict[str, Any]:
+    on_host, on_device = places
+    taken: dict[str, Any] = {}
+    for name, value in record.items():
+        if name in whole or not isinstance(value, _PER_BOX):
+            continue
+        if isinstance(value, Tensor):
+            taken[name] = like(value.as_subclass(Tensor).index_select(0, on_device.to(value.device)), value)
+        elif isinstance(value, np.ndarray):
+            taken[name] = value[on_host]
+        else:
+            taken[name] = type(value)(value[at] for at in on_host)
+    return taken
 
 
 def _valid_of(record: Any, axes: int, whose: str) -> Tensor:
@@ -110,12 +132,12 @@ def _valid_of(record: Any, axes: int, whose: str) -> Tensor:
     return valid
 
 
-def _kept(valid: Sequence[Tensor]) -> list[Tensor]:
-    """Where each is true."""
+def _kept(valid: Sequence[Tensor]) -> list[tuple[Array, Tensor]]:
+    """Where each is true, on the host and on the device."""
     if not valid:
         return []
     # One wait for all: each nonzero() would be one.
     known = torch.cat(tuple(valid)).cpu().numpy()
     ends = np.cumsum([len(each) for each in valid])
     found = [np.flatnonzero(part) for part in np.split(known, ends[:-1])]
-    return list(to_device(found, valid[0].device))
+    return list(zip(found, to_device(found, valid[0].device), strict=True))

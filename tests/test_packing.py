@@ -210,7 +210,7 @@ def test_the_rest_is_what_default_collate_makes_of_it():
     batch = collate_ragged([{"image": pil(i, 2, 3), **sample, "meta": {"id": i, "of": "x"}} for i, sample in enumerate(rest)])
     want = default_collate(rest)
     del batch["image"]
-    assert batch.pop("meta")["of"] == ["x"] * 3
+    assert batch.pop("meta") == [{"id": i, "of": "x"} for i in range(3)], "a dict is of its image, whatever is in it"
     assert list(batch) == list(want)
     for name in want:
         assert repr(batch[name]) == repr(want[name])
@@ -466,3 +466,24 @@ def test_no_note_is_made_of_the_sizes_that_stay_on_the_host(caplog):
     assert names == ["a"]
     said = [record.getMessage() for record in caplog.records if "stay on the host" in record.getMessage()]
     assert said == ["These leaves of a batch stay on the host, as they are: [1][0] (str)"]
+
+
+def test_the_form_of_targets_does_not_depend_on_what_is_in_them():
+    """As torchvision has it for images without annotations: nothing but their number."""
+    empty, full = {"image_id": 3}, {"image_id": 4, "boxes": torch.ones(1, 4)}
+    for targets in ([empty, full], [empty, empty], [empty]):
+        assert collate_ragged([(pil(i, 3, 4), target) for i, target in enumerate(targets)])[1] == targets
+
+
+@pytest.mark.parametrize(("members", "said"), [([None, 3], "What it cannot stack"), ([[1, 2], [3]], "What differs in size")])
+def test_the_way_out_fits_what_default_collate_could_not_do(members, said):
+    with pytest.raises((TypeError, RuntimeError)) as caught:
+        collate_ragged([(pil(0, 3, 4), member) for member in members])
+    assert said in caught.value.__notes__[0]
+
+
+def test_arrays_of_more_bits_are_told_to_be_scaled():
+    with pytest.raises(gpuaug.ArgumentTypeError, match="got uint16 in sample 0. Scale them to 8 bits in the dataset."):
+        collate_ragged([np.zeros((9, 9, 3), np.uint16)])
+    with pytest.raises(gpuaug.ArgumentTypeError, match="got float32 in sample 0. Leave out what makes them floating"):
+        collate_ragged([np.zeros((9, 9, 3), np.float32)])

@@ -3,6 +3,7 @@
 from collections import UserDict
 
 import kornia.augmentation as K
+import numpy as np
 import pytest
 import torch
 from fuse.detection import PIPELINES, records_of
@@ -153,3 +154,19 @@ def test_a_padded_batch_and_target_dicts_keep_the_same_boxes():
 def test_what_cannot_be_sanitized(value, error, text):
     with pytest.raises(error, match=text):
         gpuaug.sanitize(value)
+
+
+def test_names_and_arrays_lose_what_the_boxes_lose():
+    record = numbered([True, False, True]) | {"names": ["a", "b", "c"], "scores": np.array([1, 2, 3]), "pair": ("x", "y")}
+    (kept,) = gpuaug.sanitize([record])
+    assert (kept["names"], kept["scores"].tolist(), kept["pair"]) == (["a", "c"], [1, 3], ("x", "y"))
+
+
+def test_images_without_annotations_stay_as_they_are():
+    bare = {"image_id": 7, "size": torch.tensor([4, 5])}
+    kept = gpuaug.sanitize([numbered([True, False]), bare])
+    assert list(kept[1]) == ["image_id", "size"]
+    assert kept[1]["size"] is bare["size"]
+    assert len(kept[0]["valid"]) == 1
+    with pytest.raises(gpuaug.ArgumentError, match="targets of sample 0 must say in 'valid'"):
+        gpuaug.sanitize([bare])

@@ -12,6 +12,7 @@ from gpuaug.fuse.choices import Choice
 from gpuaug.fuse.eager import EagerOp
 from gpuaug.fuse.lower import Leaf, Tree, leaves
 from gpuaug.fuse.mixes import MixOp
+from gpuaug.fuse.one_mix import OneMix
 from gpuaug.fuse.ops import Drawn, Op, Size
 
 
@@ -150,6 +151,11 @@ def _numbers(name: str, op: Op | EagerOp, drawn: Drawn, sample: int) -> Iterator
             if entry.where is None or entry.where[sample]:
                 member = op.children[entry.child].members[entry.position]
                 yield from _numbers(f"{name}/{member.name}", member.op, entry.drawn, sample)
+    elif isinstance(op, OneMix):
+        for index, own, where in drawn["parts"]:
+            if where is None or where[sample]:
+                inner, mix = op.mixes[index]
+                yield from _numbers(f"{name}/{inner}", mix, own, sample)
     elif "params" in drawn:
         yield from _of_kornia(name, drawn["params"][0].data, sample)
     elif drawn["gate"][sample]:

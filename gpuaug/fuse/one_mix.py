@@ -25,7 +25,7 @@ class OneMix(MixOp):
 
     def __init__(self, name: str, module: nn.Module, mixes: Sequence[tuple[str, MixOp]], pick: Pick) -> None:
         super().__init__(name, module)
-        self._mixes, self._pick = tuple(mixes), pick
+        self.mixes, self._pick = tuple(mixes), pick
         weights: Any = module.random_apply_weights
         ends = weights.double().numpy().cumsum()
         self._ends: Array = ends / ends[-1]
@@ -33,15 +33,15 @@ class OneMix(MixOp):
     @property
     def keepdim(self) -> bool:
         """Whether a single image stays one, as in Kornia, whatever is picked."""
-        return all(getattr(mix.module, "keepdim", False) for _, mix in self._mixes)
+        return all(getattr(mix.module, "keepdim", False) for _, mix in self.mixes)
 
     def draw(self, source: Source, size: Size) -> Drawn:
         """Pick, and draw for what is picked: ``"parts"``, each a mix's number, its draws, and the samples (``None``: all)."""
         if self._pick == "batch":
             index = int(self._picked(source.integer(0, 2**53) / 2**53))
-            return {"parts": ((index, self._mixes[index][1].draw(source, size), None),)}
+            return {"parts": ((index, self.mixes[index][1].draw(source, size), None),)}
         picked = self._picked(source.uniform())
-        parts = [(index, mix.draw(source, size), picked == index) for index, (_, mix) in enumerate(self._mixes)]
+        parts = [(index, mix.draw(source, size), picked == index) for index, (_, mix) in enumerate(self.mixes)]
         # One order for all, so that each image is the partner of one other, whichever mixes they picked.
         partner = parts[0][1]["partner"]
         return {"parts": tuple((index, {**drawn, "partner": partner}, where) for index, drawn, where in parts)}
@@ -57,7 +57,7 @@ class OneMix(MixOp):
     def rows(self, drawn: Drawn, size: Size, out: Array) -> None:
         """The rows of what was picked."""
         for index, own, where in drawn["parts"]:
-            mix = self._mixes[index][1]
+            mix = self.mixes[index][1]
             if where is None:
                 mix.rows(own, size, out)
                 continue
@@ -77,9 +77,9 @@ class OneMix(MixOp):
         if self._pick == "sample":
             raise no_form_in_kornia(self.name)
         ((index, own, _),) = drawn["parts"]
-        name, mix = self._mixes[index]
+        name, mix = self.mixes[index]
         return [ParamItem(name, mix.params(own, size))]
 
     def describe(self) -> str:
         """What may run, in words."""
-        return f"for each {self._pick} {' or '.join(mix.describe() for _, mix in self._mixes)}"
+        return f"for each {self._pick} {' or '.join(mix.describe() for _, mix in self.mixes)}"

@@ -124,9 +124,9 @@ class Records:
         changes: list[dict[str, Any]] = [{} for _ in self._given]
         source = (self._size.height, self._size.width) if self._places is None else self._places
         if self._boxes.samples:
-            assert self._form is not None
+            form = self._form or RECORD_FORMS[self._named]
             values = self._boxes.joined()
-            way = Way(self._form, self._form, matrix, source, out, self._box_owners, clip=True)
+            way = Way(form, form, matrix, source, out, self._box_owners, clip=True)
             made, valid = executors.follow(values, self._joined_valid(), way, floating(values.dtype))
             assert valid is not None
             rows = self._boxes
@@ -161,12 +161,13 @@ class Records:
         if self._boxes.samples and self._boxes.samples[-1] == sample:
             raise ArgumentError(f"targets of sample {sample} must hold boxes or bbox, got both. Leave one of them out.")
         form = RECORD_FORMS[named]
-        if self._form not in (None, form):
+        if len(value) and self._form not in (None, form):  # of no boxes every form is the same
+            first = next(at for at, count in zip(self._boxes.samples, self._boxes.counts, strict=True) if count)
             raise ArgumentError(
-                f"{key} of sample {sample} must be of the form of those of sample {self._boxes.samples[0]}, got {named}. "
+                f"{key} of sample {sample} must be of the form of those of sample {first}, got {named}. "
                 "Convert them before they are put into a batch."
             )
-        self._form = form
+        self._form = form if len(value) else self._form
         self._boxes.add(sample, key, value)
         if "valid" in record:
             self._valid[sample] = _checked_valid(record["valid"], sample, len(value), self._device)

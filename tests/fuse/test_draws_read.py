@@ -112,3 +112,12 @@ def test_a_sample_that_there_is_not_is_refused():
             draws.of(sample)
         assert str(caught.value) == f"sample must be one of those drawn for, got {sample} of 6. Count them from 0."
     assert draws.of(np.int64(5)) is not None
+
+
+@pytest.mark.parametrize("pick", ["batch", "sample"])
+def test_of_a_container_of_mixes_what_was_picked_is_told(pick):
+    mixes = K.AugmentationSequential(K.RandomMixUpV2(p=1.0), K.RandomCutMixV2(p=1.0, use_correct_lambda=True), random_apply=1)
+    draws = gpuaug.fuse(K.AugmentationSequential(K.RandomHorizontalFlip(p=1.0), mixes), pick=pick).draw((16, 3, 32, 32), seed=0)
+    named = [list(draws.of(sample)) for sample in range(16)]
+    assert all(len(names) == 2 and names[1].split("/")[-1].startswith(("RandomMixUp", "RandomCutMix")) for names in named)
+    assert len({names[1] for names in named}) == (1 if pick == "batch" else 2)

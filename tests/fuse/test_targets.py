@@ -512,3 +512,18 @@ def test_unknown_data_keys_are_told_of_ours():
         gpuaug.ArgumentError, match=r"among .*targets, valid.*, got 'target'. Use .* 'targets' for target dicts"
     ):
         gpuaug.fuse(K.RandomHorizontalFlip())(photographs(3), records_of(3), data_keys=["input", "target"])
+
+
+def test_of_no_boxes_every_form_is_the_same():
+    boxes = tv_tensors.BoundingBoxes([[2.0, 3.0, 10.0, 8.0]], format="XYWH", canvas_size=(20, 30))
+    augment = gpuaug.fuse([K.RandomHorizontalFlip(p=1.0)])
+    for records in ([{"boxes": boxes}, {"boxes": torch.zeros(0, 4)}], [{"boxes": torch.zeros(0, 4)}, {"boxes": boxes}]):
+        _, done = augment(torch.rand(2, 3, 20, 30), records, data_keys=["input", "targets"])
+        found = next(record["boxes"] for record in done if len(record["boxes"]))
+        assert found.tolist() == [[18.0, 3.0, 10.0, 8.0]]
+    _, done = augment(torch.rand(1, 3, 20, 30), [{"boxes": torch.zeros(0, 4)}], data_keys=["input", "targets"])
+    assert done[0]["boxes"].shape == (0, 4)
+    other = {"boxes": torch.ones(1, 4)}
+    with pytest.raises(gpuaug.ArgumentError, match="boxes of sample 2 must be of the form of those of sample 1, got xyxy"):
+        records = [{"boxes": torch.zeros(0, 4)}, {"boxes": boxes}, other]
+        augment(torch.rand(3, 3, 20, 30), records, data_keys=["input", "targets"])
