@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gpuaug.errors import ArgumentTypeError
+
 Layout = Literal["hwc", "chw"]
 
 
@@ -64,6 +66,8 @@ class Ragged:
 
     def __getitem__(self, index: int) -> Tensor:
         """One image, (C, h, w): a view. ``places`` is not looked at, since that might wait for the device."""
+        if isinstance(index, slice):
+            raise ArgumentTypeError(f"index must be a whole number, got {index}. Take images one by one: list(images)[…].")
         height, width = (int(side) for side in self.shapes.sizes[index])
         areas = self.shapes.sizes.prod(1) * self.shapes.channels
         start = int(areas[: range(len(self))[index]].sum())

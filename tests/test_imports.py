@@ -14,7 +14,7 @@ PACKAGE = Path(gpuaug.__file__).parent
 
 MAY_IMPORT = {
     "errors": set(),
-    "ragged": set(),
+    "ragged": {"errors"},
     "batch": {"errors", "ragged"},
     "seeding": set(),
     "streams": {"errors"},

@@ -483,7 +483,7 @@ def test_the_way_out_fits_what_default_collate_could_not_do(members, said):
 
 
 def test_arrays_of_more_bits_are_told_to_be_scaled():
-    with pytest.raises(gpuaug.ArgumentTypeError, match="got uint16 in sample 0. Scale them to 8 bits in the dataset."):
+    with pytest.raises(gpuaug.ArgumentTypeError, match=r"got uint16 in sample 0\. Scale them to 8 bits in the dataset."):
         collate_ragged([np.zeros((9, 9, 3), np.uint16)])
-    with pytest.raises(gpuaug.ArgumentTypeError, match="got float32 in sample 0. Leave out what makes them floating"):
+    with pytest.raises(gpuaug.ArgumentTypeError, match=r"got float32 in sample 0\. Leave out what makes them floating"):
         collate_ragged([np.zeros((9, 9, 3), np.float32)])

@@ -50,10 +50,13 @@ class Draws:
         """The draws of one image, for a batch of that image alone.
 
         Raises:
-            ArgumentError: If samples cannot be told apart: with several views, policies, mixes, or what Kornia draws.
+            ArgumentError: If there is no such image, or samples cannot be told apart: with several views, policies, mixes, or
+                what Kornia draws.
         """
         if self._more:
             raise ArgumentError(f"draws must be those of one view, got {len(self.views)}. Take one: draws.views[0].")
+        if not 0 <= index < len(self):
+            raise ArgumentError(f"index must be one of the images drawn for, got {index} of {len(self)}. Count them from 0.")
         drawn = []
         for leaf, each in zip(leaves(self._tree), self._drawn, strict=True):
             if "params" in each or isinstance(leaf.op, Choice | MixOp):

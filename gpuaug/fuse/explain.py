@@ -105,6 +105,8 @@ def explanation(
 def _shrinking(parts: Sequence[tuple[EagerOp | Choice | None, Plan | None]], size: Size) -> tuple[str, ...]:
     """What is said of crops and resizes that shrink, and leave pixels out that fall between those they read."""
     notes, at = [], size
+    if not _known(size):
+        return ()
     for op in (op for _, planned in parts if planned is not None for step in planned.passes for op in step.ops):
         if isinstance(op, ResampleOp) and not op.filter and not op.nearest:
             most = op.shrinks(at)
@@ -120,14 +122,20 @@ def _shrinking(parts: Sequence[tuple[EagerOp | Choice | None, Plan | None]], siz
 
 def _line(step: Pass, size: Size, read: int, written: int, views: int, runs: int) -> Line:
     source = step.source
-    if source.ragged:
-        pixels_in = int(np.sum(np.multiply(size.height, size.width)) * size.channels)
-    else:
-        pixels_in = size.batch * views * source.channels * source.height * source.width
+    read_bytes: int | None = None  # of images whose sizes are not known yet
+    if not source.ragged:
+        read_bytes = size.batch * views * source.channels * source.height * source.width * read
+    elif _known(size):
+        read_bytes = int(np.sum(np.multiply(size.height, size.width))) * views * size.channels * read
     pixels_out = size.batch * views * step.out.channels * step.out.height * step.out.width
     launches = step.front.launches if isinstance(step.front, FilterOp) else 1 + step.mean
     names = tuple(op.name for op in step.ops)
-    return Line(names, step.describe(), runs * launches, pixels_in * read, pixels_out * written)
+    return Line(names, step.describe(), runs * launches, read_bytes, pixels_out * written)
+
+
+def _known(size: Size) -> bool:
+    """Whether each image's size is known, where they differ."""
+    return not size.ragged or len(size.height) == size.batch
 
 
 def _megabytes(count: int | None) -> str:

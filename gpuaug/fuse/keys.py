@@ -46,6 +46,11 @@ def check(key: str, value: Any) -> None:
     whole = isinstance(value, Ragged) if key == "input" else key == "mask" and isinstance(value, list | tuple)
     if whole or key in ("class", "targets"):
         return
+    if key == "input" and isinstance(value, list | tuple):
+        raise ArgumentTypeError(
+            f"input must be a tensor or a gpuaug.Ragged, got {type(value).__name__}. Stack images of one size: "
+            "torch.stack(…); pack others: gpuaug.collate_ragged(…), for gpuaug.fuse(…, ragged=True)."
+        )
     if not isinstance(value, Tensor):
         raise ArgumentTypeError(
             f"{key} must be a tensor, got {type(value).__name__}. Stack the samples of a batch: torch.stack(…)."

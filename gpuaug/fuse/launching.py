@@ -93,7 +93,7 @@ def kind_of(source: Tensor | Ragged) -> tuple[Any, ...]:
     """All of a source of images that a launch depends on, but its memory."""
     if isinstance(source, Tensor):
         return source.dtype, source.shape[0], source.stride()
-    return len(source), source.shapes.channels, source.shapes.layout, source.shapes.least > 1
+    return source.data.dtype, len(source), source.shapes.channels, source.shapes.layout, source.shapes.least > 1
 
 
 def on_device(device: torch.device) -> Any:

@@ -16,7 +16,7 @@ from gpuaug.fuse.draws import Source
 from gpuaug.fuse.eager import EagerOp
 from gpuaug.fuse.labels import SoftLabels
 from gpuaug.fuse.lower import leaves, lower
-from gpuaug.fuse.mixes import MixOp
+from gpuaug.fuse.mixes import CutMix, MixOp
 from gpuaug.fuse.one_mix import OneMix
 from gpuaug.fuse.ops import ANY_SIDES, Drawn, Op, Size
 from gpuaug.fuse.options import BoxForm, Options
@@ -145,7 +145,10 @@ class Fused(nn.Module):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Fused, (self._pipeline[0], self.options)
+        return Fused, (self._pipeline[0], self.options), {"training": self.training}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.training = state["training"]
 
     def draw(self, shape: Sequence[int] | Ragged, seed: int | None = None) -> Draws:
         """Draw for one batch, without images.
@@ -160,13 +163,7 @@ class Fused(nn.Module):
         Cost:
             Host time alone; no launch.
         """
-        if isinstance(shape, Ragged):
-            size = size_of(shape)
-        elif len(shape) != 4:
-            raise ArgumentError(f"shape must be (B, C, H, W), got {tuple(shape)}. Pass images.shape of a batch.")
-        else:
-            size = Size(*(int(side) for side in shape))
-        return self._draw(size, next_seed() if seed is None else seed)
+        return self._draw(_size_given(shape), next_seed() if seed is None else seed)
 
     def _draw(self, size: Size, seed: int) -> Draws:
         self._check_sizes(size)
@@ -226,7 +223,9 @@ class Fused(nn.Module):
         if views == 1 or (len(inputs) == 1 and self._one_plan(targets) is not None):
             return self._run(targets, draws)
         draws = self._draw(size, next_seed()) if draws is None else draws
-        return joined([self._run(self._targets(inputs, keys), view) for view in draws.views], targets.keys)
+        # Kornia's labels of a cut have an axis before that of the samples.
+        cut = self._soft is None and any(isinstance(op, CutMix) for op in self._mixes)
+        return joined([self._run(self._targets(inputs, keys), view) for view in draws.views], targets.keys, cut=cut)
 
     def _targets(self, inputs: Sequence[Any], keys: Sequence[Any]) -> Targets:
         targets = Targets(inputs, keys, self._extra_args, self.options.boxes)
@@ -268,14 +267,17 @@ class Fused(nn.Module):
         if size.ragged:
             check_sizes(self._sizing, size)
 
-    def explain(self, shape: Sequence[int] | None = None) -> "explain.Explanation":
+    def explain(self, shape: Sequence[int] | Ragged | None = None) -> "explain.Explanation":
         """What became of each module: its pass, launches and bytes a batch, and why Kornia runs what it runs.
 
         Args:
-            shape: (B, C, H, W) of the images. Left out: that of the last call, else (256, 3, 256, 256).
+            shape: (B, C, H, W) of the images, or a ragged batch. Left out: that of the last call, else (256, 3, 256, 256).
+
+        Raises:
+            ArgumentError: If ``shape`` is not that of a batch of images.
         """
         known = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
-        size = Size(*shape) if shape is not None else self._seen[0][0] if self._seen else known
+        size = _size_given(shape) if shape is not None else self._seen[0][0] if self._seen else known
         parts = []
         at, start = size, 0
         while start < len(self._ops):
@@ -324,7 +326,7 @@ class Fused(nn.Module):
             targets.run_plan(planned, self._table(planned, targets, draws), self.dtype, self.memory_format)
         elif draws is not None:
             self._run_parts(targets, draws)
-        return targets.results(self.dtype, self.memory_format, keepdim=self._keepdim)
+        return targets.results(self.dtype, self.memory_format, keepdim=self._keepdim, views=self.options.views)
 
     def _table(self, planned: Plan, targets: Targets, draws: Draws | None) -> Tensor:
         """The rows of all views for the plan that is the whole pipeline."""
@@ -375,17 +377,24 @@ class Fused(nn.Module):
         return [(tuple(ops), all_drawn) for ops, all_drawn in parts]
 
 
-def joined(views: Sequence[Any], keys: Sequence[str]) -> Any:
-    """What became of each view, behind one another: images, or a list of all that went in."""
+def _size_given(shape: Sequence[int] | Ragged) -> Size:
+    if isinstance(shape, Ragged):
+        return size_of(shape)
+    if len(shape) != 4:
+        raise ArgumentError(f"shape must be (B, C, H, W), got {tuple(shape)}. Pass images.shape of a batch.")
+    return Size(*(int(side) for side in shape))
+
+
+def joined(views: Sequence[Any], keys: Sequence[str], *, cut: bool) -> Any:
+    """What became of each view, behind one another: images, or a list of all that went in; ``cut``: labels along axis 1."""
     if len(keys) == 1:
         return torch.cat(tuple(views))
     made: list[Any] = []
     for key, each in zip(keys, zip(*views, strict=True), strict=True):
         if isinstance(each[0], Tensor):
-            # Kornia's labels of a cut have an axis before that of the samples.
-            made.append(torch.cat(each, 1 if key == "class" and each[0].ndim == 3 else 0))
+            made.append(torch.cat(each, 1 if cut and key == "class" else 0))
         else:
-            made.append([one for view in each for one in view])
+            made.append(type(each[0])(one for view in each for one in view))
     return made
 
 

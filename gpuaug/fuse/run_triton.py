@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from triton import next_power_of_2
 
+from gpuaug.errors import ArgumentError
 from gpuaug.fuse.channels import ChannelShuffle, Grayscale
 from gpuaug.fuse.filters import BlurOp
 from gpuaug.fuse.gather import Columns, Gather, Part
@@ -34,6 +35,9 @@ TILES = {"": (4, 256), "resample": (4, 256), "affine": (4, 64), "perspective": (
 COLOUR_TILE = (32, 32)
 """The same where a mean is needed: fewer blocks, and so fewer sums to add up."""
 
+MOST_SAMPLES = 65535
+"""Samples are the second axis of a grid, which CUDA limits."""
+
 REST_BLOCK = 1024
 """Pixels of a block where the second pass over an image reads what the first has kept."""
 
@@ -46,9 +50,17 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, dtype: torch.dtype, 
         - table: (V · B, K) float32, for V views
         - returns: (V · B, C, H', W') of ``dtype`` and ``memory_format``
 
+    Raises:
+        ArgumentError: If there are more samples than a launch can have.
+
     Cost:
         The launches of the passes, some 10 µs of host time each, and float32 images between passes.
     """
+    if table.shape[0] > MOST_SAMPLES:
+        raise ArgumentError(
+            f"A batch must have at most {MOST_SAMPLES} samples in all its views on a GPU, got {table.shape[0]}. "
+            "Lower batch_size or views."
+        )
     if isinstance(images, Tensor) and images.dtype == torch.float64:
         images = images.float()
     source = images

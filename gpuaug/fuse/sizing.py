@@ -15,14 +15,22 @@ def sizing_ops(ops: Sequence[Op | EagerOp]) -> tuple[GatherOp, ...]:
     Raises:
         ArgumentError: If they do not.
     """
-    front, size, taken = Gather(), Size(1, 3, *ANY_SIDES), []
-    way_out = "Put what gives them one size before it, such as K.RandomResizedCrop((224, 224)) or K.Resize((224, 224))"
+    front, size = Gather(), Size(1, 3, *ANY_SIDES)
+    taken: list[GatherOp] = []
+    way_out = "Begin with what gives them one size, such as K.RandomResizedCrop((224, 224)) or K.Resize((224, 224))"
     for op in ops:
-        if not isinstance(op, GatherOp) or op.refuses(size) or not front.accepts(op):
-            reason = f": {op.reason}" if isinstance(op, EagerOp) else ""
+        if isinstance(op, EagerOp):
+            reason: str | None = op.reason
+        elif not isinstance(op, GatherOp):
+            reason = "it does more than move pixels"
+        else:
+            reason = op.refuses(size) or (None if front.accepts(op) else f"it needs a pass of its own after {taken[-1].name}")
+        if reason is not None:
             raise ArgumentError(
-                f"pipeline must give images one size before anything else where ragged=True, got {op.name}{reason}. {way_out}."
+                f"pipeline must give images one size before anything else where ragged=True, got {op.name}: {reason}. "
+                f"{way_out}."
             )
+        assert isinstance(op, GatherOp)
         front, size = front.adding(op), op.out(size)
         taken.append(op)
         if not size.ragged:

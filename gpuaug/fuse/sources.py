@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpuaug.errors import ArgumentError
+from gpuaug.errors import ArgumentError, ArgumentTypeError
 from gpuaug.fuse.ops import Size
 from gpuaug.ragged import Ragged
 
@@ -20,10 +20,15 @@ def size_of(images: Tensor | Ragged) -> Size:
     """The size of a batch of images, read on the host.
 
     Raises:
+        ArgumentTypeError: If a ragged batch is not of bytes.
         ArgumentError: If a ragged batch is not what its shapes say.
     """
     if isinstance(images, Tensor):
         return Size(*images.shape)
+    if images.data.dtype is not torch.uint8:
+        raise ArgumentTypeError(
+            f"images must be uint8 in a ragged batch, got {images.data.dtype}. Have gpuaug.collate_ragged make it."
+        )
     shapes = images.shapes
     sizes, channels = shapes.sizes, shapes.channels
     if shapes.least < 1:

@@ -273,8 +273,8 @@ class Targets:
             )
 
     @torch.no_grad()
-    def results(self, dtype: torch.dtype, memory_format: torch.memory_format, *, keepdim: bool) -> Any:
-        """What the call returns: the images, or a list of all that went in."""
+    def results(self, dtype: torch.dtype, memory_format: torch.memory_format, *, keepdim: bool, views: int = 1) -> Any:
+        """What the call returns, or what a view of it adds: the images, or a list of all that went in."""
         values = list(self.values)
         for index, key in enumerate(self.keys):
             if key == "input":
@@ -285,8 +285,8 @@ class Targets:
         if self.has_points or "targets" in self.keys:
             self._follow(values)
         for index, (key, axis) in enumerate(zip(self.keys, self._missing, strict=True)):
-            # As in Kornia, boxes and keypoints leave as they came.
-            if axis is not None and (keepdim or key in FORMS or key == "valid"):
+            # As in Kornia, boxes and keypoints leave as they came. Views lie along the axis of the batch, so they keep it.
+            if axis is not None and (views == 1 or axis) and (keepdim or key in FORMS or key == "valid"):
                 values[index] = values[index].squeeze(axis)
         return values[0] if len(values) == 1 else values
 

@@ -220,7 +220,7 @@ def test_bad_arguments(arguments, options, error, text):
             gpuaug.ArgumentTypeError,
             "images must be uint8 or floating, got torch.int64. C",
         ),
-        (([1, 2],), {}, gpuaug.ArgumentTypeError, "input must be a tensor, got list. Stack the samples"),
+        (([1, 2],), {}, gpuaug.ArgumentTypeError, "input must be a tensor or a gpuaug.Ragged, got list. Stack images"),
         ((torch.zeros(4, 4),), {}, gpuaug.ArgumentError, r"input must be \(B, C, H, W\) or one \(C, H, W\), got \(4, 4\)"),
         (
             (torch.zeros(2, 3, 4, 4, requires_grad=True),),
@@ -296,3 +296,10 @@ def test_a_module_that_changes_the_size_unforeseen_is_refused():
     text = r"Upsample_0 must leave images of \(2, 3, 8, 9\), as its draws say, got \(2, 3, 16, 18\). Put it into a stage of"
     with pytest.raises(gpuaug.ArgumentError, match=text):
         augment(photographs(2, 3, 8, 9))
+
+
+def test_a_copy_is_in_the_mode_of_what_it_was_made_of():
+    augment = gpuaug.fuse(K.RandomHorizontalFlip()).eval()
+    for again in (copy.deepcopy(augment), pickle.loads(pickle.dumps(augment))):
+        assert not again.training
+    assert copy.deepcopy(augment.train()).training

@@ -281,16 +281,22 @@ NOT_SIZED = {
         "pipeline must give images one size where ragged=True, got RandomHorizontalFlip_0 as its end.",
     ),
     "of one side": ([K.Resize(32)], "pipeline must give images one size where ragged=True, got Resize_0 as its end."),
-    "colour first": ([K.RandomInvert(), K.CenterCrop(8)], "before anything else where ragged=True, got RandomInvert_0. Put"),
+    "colour first": (
+        [K.RandomInvert(), K.CenterCrop(8)],
+        "before anything else where ragged=True, got RandomInvert_0: it does more than move pixels. Begin",
+    ),
     "kornia first": (
         [K.RandomEqualize(), K.CenterCrop(8)],
-        "before anything else where ragged=True, got RandomEqualize_0: no lowering for this type. Put",
+        "before anything else where ragged=True, got RandomEqualize_0: no lowering for this type. Begin",
     ),
     "two interpolations": (
         [K.RandomRotation(9.0), K.RandomResizedCrop((8, 8))],
-        "where ragged=True, got RandomResizedCrop_1. Put",
+        "where ragged=True, got RandomResizedCrop_1: it needs a pass of its own after RandomRotation_0. Begin",
     ),
-    "by chance": ([K.RandomResizedCrop((8, 8), p=0.5)], "where ragged=True, got RandomResizedCrop_0. Put"),
+    "by chance": (
+        [K.RandomResizedCrop((8, 8), p=0.5)],
+        "got RandomResizedCrop_0: with p=0.5 the size of the output depends on the draw. Begin",
+    ),
 }
 
 
@@ -326,6 +332,17 @@ def test_an_image_without_pixels_is_named():
         gpuaug.fuse(K.CenterCrop(2), ragged=True)(batch)
 
 
+def test_a_batch_of_anything_but_bytes_is_refused():
+    batch = pack(images_of())
+    floats = Ragged(batch.data.float(), batch.places, batch.shapes)
+    with pytest.raises(gpuaug.ArgumentTypeError, match=r"images must be uint8 in a ragged batch, got torch.float32\. Have"):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(floats)
+    with pytest.raises(gpuaug.ArgumentTypeError, match=r"input must be a tensor or a gpuaug\.Ragged, got list\. Stack"):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(images_of())
+    with pytest.raises(gpuaug.ArgumentTypeError, match="index must be a whole number, got slice"):
+        batch[0:2]
+
+
 def test_a_batch_that_is_not_what_its_shapes_say_is_refused():
     batch = pack(images_of())
     short = Ragged(batch.data[:-1], batch.places, batch.shapes)
@@ -336,6 +353,8 @@ def test_a_batch_that_is_not_what_its_shapes_say_is_refused():
 def test_kornia_has_no_form_for_draws_of_a_ragged_batch():
     draws = gpuaug.fuse(K.CenterCrop(8), ragged=True).draw(pack(images_of()))
     assert draws.shape == (5, 3, None, None)
+    with raises("index must be one of the images drawn for, got 5 of 5. Count them from 0."):
+        draws.alone(5)
     with raises("draws must be for images of one size in Kornia, got those of a ragged batch. Take one image: draws.alone(0)"):
         draws.as_kornia()
 
@@ -356,8 +375,11 @@ def test_policies_have_no_draws_of_one_image():
 def test_the_explanation_counts_the_bytes_of_the_last_batch():
     augment = gpuaug.fuse([K.RandomResizedCrop((24, 24)), K.RandomInvert()], ragged=True)
     assert str(augment.explain()).startswith("images (256, 3, any, any), uint8\n")
+    assert augment.explain().lines[0].read_bytes is None, "nobody knows yet"
+    assert augment.explain().notes == ()
     augment(pack(images_of()))
     (line,) = augment.explain().lines
+    assert augment.explain(pack(images_of())).lines == (line,)
     assert (line.launches, line.read_bytes, line.written_bytes) == (1, sum(h * w * 3 for h, w in SIZES), 5 * 3 * 24 * 24 * 4)
 
 

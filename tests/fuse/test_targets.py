@@ -523,7 +523,6 @@ def test_of_no_boxes_every_form_is_the_same():
         assert found.tolist() == [[18.0, 3.0, 10.0, 8.0]]
     _, done = augment(torch.rand(1, 3, 20, 30), [{"boxes": torch.zeros(0, 4)}], data_keys=["input", "targets"])
     assert done[0]["boxes"].shape == (0, 4)
-    other = {"boxes": torch.ones(1, 4)}
+    records = [{"boxes": torch.zeros(0, 4)}, {"boxes": boxes}, {"boxes": torch.ones(1, 4)}]
     with pytest.raises(gpuaug.ArgumentError, match="boxes of sample 2 must be of the form of those of sample 1, got xyxy"):
-        records = [{"boxes": torch.zeros(0, 4)}, {"boxes": boxes}, other]
         augment(torch.rand(3, 3, 20, 30), records, data_keys=["input", "targets"])

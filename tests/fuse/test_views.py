@@ -115,6 +115,32 @@ def test_what_goes_along_comes_once_a_view(name):
         assert torch.equal(value, torch.cat([one[index] for one in expected]))
 
 
+def test_one_image_has_views_in_a_batch_of_them():
+    image, mask, boxes = (
+        torch.rand(3, 16, 16),
+        torch.rand(1, 16, 16),
+        torch.tensor([[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 5.0, 6.0]]),
+    )
+    one_plan, apart = (
+        [K.RandomHorizontalFlip(keepdim=True)],
+        [K.RandomHorizontalFlip(keepdim=True), K.RandomEqualize(keepdim=True)],
+    )
+    for modules in (one_plan, apart):
+        assert gpuaug.fuse(modules, views=2)(image).shape == (2, 3, 16, 16)
+    made = gpuaug.fuse(one_plan, views=2)(image, mask, data_keys=["input", "mask"])
+    assert [tuple(each.shape) for each in made] == [(2, 3, 16, 16), (2, 1, 16, 16)]
+    _, moved = gpuaug.fuse(one_plan, views=2)(image[None], boxes, data_keys=["input", "bbox_xyxy"])
+    assert moved.shape == (2, 2, 4)
+
+
+def test_labels_of_any_form_and_masks_in_a_tuple_stay_what_they_are():
+    augment, images = gpuaug.fuse([K.RandomHorizontalFlip()], views=2), torch.rand(4, 3, 8, 8)
+    labels, masks = torch.rand(4, 5, 7), tuple(torch.ones(2, 8, 8) for _ in range(4))
+    _, labels, masks = augment(images, labels, masks, data_keys=["input", "class", "mask"])
+    assert labels.shape == (8, 5, 7)
+    assert (type(masks), len(masks)) == (tuple, 8)
+
+
 def test_views_of_ragged_images():
     images = images_of()
     pipeline = K.AugmentationSequential(K.RandomResizedCrop((16, 16)), K.RandomHorizontalFlip())
