@@ -1,6 +1,6 @@
 """What is in the cells of the picture: a line of them for each batch of images, a cell for each sample."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,13 +112,16 @@ class _Making:
         return wording.drawn(draws.of(index % len(draws)))
 
     def _label(self, row: Row, index: int) -> wording.Label:
-        value = next((each for each in row.under("class") if isinstance(each, Tensor)), None)
+        named = row.under("class")
+        value = next((each for each in named if isinstance(each, Tensor) or wording.is_words(each, self._size)), None)
         if value is None and self._labels is not None:
             found = get(row.batch, self._labels)
             count = len(found) if isinstance(found, Tensor) and found.ndim else 0
             value = found if count and count % self._size == 0 and wording.is_labels(found, count) else None
         if value is None:
             return ()
+        if not isinstance(value, Tensor):
+            return ((value[index % len(value)], ""),)
         if value.ndim == 3:
             value = value[0]  # of Kornia's several mixes, of which there is one
         if value.ndim == 2 and not value.is_floating_point():
@@ -160,6 +163,14 @@ def _keys(ran: Ran) -> Sequence[str]:
 
 
 def _place_of_labels(before: Row, size: int) -> Place | None:
-    found = [place for place, value in walk(before.batch) if wording.is_labels(value, size) and place != before.place]
+    members = list(walk(before.batch))
+    # A mapping for each sample, such as its target dict, may by chance have as many entries as there are samples.
+    ways = [way for way, value in members if _are_mappings(value) and before.place[: len(way)] != way]
+    labels = [place for place, value in members if wording.is_labels(value, size) and place != before.place]
+    found = [place for place in labels if not any(place[: len(way)] == way for way in ways)]
     named = [place for place in found if place and str(place[-1]).lower() in _LABELS]
     return next(iter(named or found), None)
+
+
+def _are_mappings(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(each, Mapping) for each in value)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from gpuaug.errors import ArgumentError
 from gpuaug.showing.rows import Row
@@ -71,9 +72,8 @@ def overlay(row: Row, sample: int, shape: tuple[int, int], form: str, name: Call
     """
     made = Overlay()
     valid = next((_of(value, sample).astype(bool) for value in row.under("valid")), None)
-    classes = next(
-        (_of(value, sample) for value in row.under("class") if value.ndim == 2 and not value.is_floating_point()), None
-    )
+    tensors = [value for value in row.under("class") if isinstance(value, Tensor)]
+    classes = next((_of(value, sample) for value in tensors if value.ndim == 2 and not value.is_floating_point()), None)
     for key in ("bbox", "bbox_xyxy", "bbox_xywh"):
         for value in row.under(key):
             corners = _of_kornia(_of(value, sample), key)
@@ -99,8 +99,8 @@ def _add_target(
     made: Overlay, target: Mapping[str, Any], shape: tuple[int, int], form: str, name: Callable[[Any], str]
 ) -> None:
     valid = _whole(target.get("valid"))
-    labels = _whole(target.get("labels", target.get("class_labels")))
-    said = None if labels is None or labels.ndim != 1 else [name(each) for each in labels]
+    labels = _labels(target.get("labels", target.get("class_labels")))
+    said = None if labels is None else [name(each) for each in labels]
     for key in ("boxes", "bbox"):
         if key in target:
             # As in COCO, a bbox is a corner and the sides.
@@ -117,6 +117,17 @@ def _add_target(
         masks = masks[None] if masks.ndim == 2 else masks
         shown = valid if valid is not None and len(valid) == len(masks) else np.ones(len(masks), bool)
         made.masks += [Mask(mask > 0.5, number) for number, mask in enumerate(masks) if shown[number]]
+
+
+def _labels(value: Any) -> list[Any] | None:
+    """Numbers or words, one for each box, if the value has such."""
+    value = value.tolist() if isinstance(value, np.ndarray) else value
+    if isinstance(value, str):
+        return None
+    if isinstance(value, list | tuple) and any(isinstance(each, str) for each in value):
+        return list(value)
+    numbers = _whole(value)
+    return None if numbers is None or numbers.ndim != 1 else list(numbers)
 
 
 def _whole(value: Any) -> Array | None:

@@ -1,5 +1,6 @@
 """Labels and draws of a sample in words."""
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -42,7 +43,7 @@ def label(value: Tensor, name: Callable[[Any], str], *, mixed: bool, rest: bool)
     if mixed:
         own, partner, share = value.tolist()
         share = share if rest else 1 - share
-        shares = {int(own): share, int(partner): 1 - share} if own != partner else {int(own): 1.0}
+        shares = {own: share, partner: 1 - share} if own != partner else {own: 1.0}
     else:
         best = value.float().topk(min(2, len(value)))
         shares = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
@@ -53,12 +54,14 @@ def label(value: Tensor, name: Callable[[Any], str], *, mixed: bool, rest: bool)
 
 
 def namer(classes: Sequence[Any] | None, nameless: str = "{}") -> Callable[[Any], str]:
-    """Says a class by its name, or its number where it has none, put into ``nameless``."""
+    """Says a class by its name, or its number where it has none, put into ``nameless``. A word is its own name."""
     if not isinstance(classes, list | tuple):
         classes = ()
 
     def say(value: Any) -> str:
-        known = value == int(value) and 0 <= value < len(classes)
+        if isinstance(value, str):
+            return value
+        known = math.isfinite(value) and value == int(value) and 0 <= value < len(classes)
         return str(classes[int(value)]) if known else nameless.format(f"{value:g}")
 
     return say
@@ -72,6 +75,12 @@ def is_labels(value: Any, count: int) -> bool:
         return not value.is_floating_point() and not value.is_complex() and value.dtype != torch.bool
     shares = value.ndim == 2 and value.shape[1] > 1 and value.is_floating_point()
     return shares and bool((value >= 0).all()) and bool(((value.float().sum(1) - 1).abs() < 0.02).all())
+
+
+def is_words(value: Any, count: int) -> bool:
+    """Whether a value is a list of words, as many for each of ``count`` samples."""
+    words = isinstance(value, list | tuple) and len(value) > 0 and len(value) % count == 0
+    return words and all(isinstance(each, str) for each in value)
 
 
 def _kind(name: str) -> str:

@@ -273,3 +273,64 @@ def test_what_later_stages_do_to_them_is_seen_too():
     into = TransformStage(lambda x, b, data_keys: (1 - x, b + 3), on={0: "input", 1: "bbox_xyxy"}, into=(2, 3))
     figure = gpuaug.show(of((IMAGES, boxes), into))
     assert [rectangles(axes)[0][0] for axes in figure.axes] == [1, 2, 4, 5]
+
+
+TWO = torch.tensor([[1.0, 2.0, 5.0, 6.0], [8.0, 8.0, 16.0, 14.0]])
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_what_is_told_of_one_sample_is_not_the_label_of_the_batch(named):
+    # As many boxes as the batch has samples.
+    records = [{"boxes": TWO, "labels": torch.tensor([1, 2])}, {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0).long()}]
+    stages = [TransformStage(gpuaug.fuse(K.RandomInvert(p=0.0)), on={0: "input", 1: "targets"})] if named else []
+    figure = gpuaug.show(of((IMAGES, records), *stages))
+    assert above(figure) == ["0", "1"]
+    assert written(figure.axes[0]) == ["1", "2"]
+    figure = gpuaug.show(of((IMAGES, records, torch.tensor([5, 6])), *stages))
+    assert above(figure) == ["0: class 5", "1: class 6"], "what is beside them still is"
+    sizes = [{"orig_size": torch.tensor([480, 640])}] * 2
+    assert above(gpuaug.show(of({"pixel_values": IMAGES, "labels": sizes}))) == ["0", "1"]
+
+
+def test_labels_beside_the_images_are_those_of_the_batch_also_in_a_tuple_of_dicts():
+    labelled = {"image": IMAGES, "label": torch.tensor([5, 6])}
+    assert above(gpuaug.show(of((labelled, {"image": IMAGES})))) == ["0: class 5", "1: class 6"]
+
+
+def test_classes_that_are_words_are_shown_as_they_are():
+    figure = keyed(boxes=("bbox_xyxy", TWO.expand(2, 2, 4)), labels=("class", ["cat", "dog"]))
+    assert above(figure) == ["0: cat", "1: dog"]
+    assert written(figure.axes[0]) == [], "they are not those of boxes"
+    other = {"image": IMAGES, "label": ["cat", "dog"], "number": torch.tensor([5, 6])}
+    stage = TransformStage(same, on={"image": "input", "label": "class"})
+    assert above(gpuaug.show(of(other, stage))) == ["0: cat", "1: dog"]
+    later = TransformStage(lambda x, y, data_keys: (torch.cat((x, x)), y[::-1]), on={"image": "input", "label": "class"})
+    assert above(gpuaug.show(of(other, later))) == ["0: cat", "1: dog", "dog", "cat", "dog", "cat"]
+    for unknown in (["cat"], [["cat"], ["dog"]], np.array([1, 2])):
+        assert above(keyed(labels=("class", unknown))) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (["cat", "dog"], ["cat", "dog"]),
+        (("cat", 3), ["cat", "3"]),
+        (np.array(["cat", "dog"]), ["cat", "dog"]),
+        (np.array([1, 2]), ["1", "2"]),
+        ([1, 2], ["1", "2"]),
+        (torch.tensor([float("nan"), 2.0]), ["nan", "2"]),
+        ([], []),
+        ("cat", []),
+        (torch.tensor([[1, 2]]), []),
+    ],
+)
+def test_labels_of_target_dicts_are_numbers_or_words(labels, said):
+    records = [{"boxes": TWO, "labels": labels}, {"boxes": torch.zeros(0, 4), "labels": labels[:0]}]
+    one, two = targets(records).axes
+    assert written(one) == said
+    assert written(two) == []
+
+
+def test_labels_that_are_no_number_are_said():
+    figure = keyed(labels=("class", torch.tensor([float("nan"), float("inf")])))
+    assert above(figure) == ["0: class nan", "1: class inf"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kornia.augmentation.auto import RandAugment
 
 import gpuaug
-from gpuaug.showing.wording import drawn, is_labels, label, namer
+from gpuaug.showing.wording import drawn, is_labels, is_words, label, namer
 
 CASES = [
     ("RandomResizedCrop_0", {"x": 4.0, "y": 5.0, "width": 11.0, "height": 12.0}, "ResizedCrop 11x12 at 4, 5"),
@@ -84,6 +84,11 @@ def test_labels():
     assert say(0.0, 2.0, 0.25, mixed=True, rest=True) == "cow 75%, cat 25%"
     assert say(1.0, 1.0, 0.25, mixed=True) == "dog"
     assert say(1.0, 0.0, 0.0, mixed=True) == "dog"
+    nan, inf = float("nan"), float("inf")
+    assert [say(nan), say(inf), say(-inf)] == ["class nan", "class inf", "class -inf"]
+    assert say(nan, 1.0, 0.25, mixed=True) == "class nan 75%, dog 25%"
+    assert namer(None)(nan) == "nan"
+    assert namer(["cat"], "class {}")("mouse") == "mouse"
     assert namer(None)(4) == "4"
     assert namer("not names")(0) == "0"
 
@@ -106,6 +111,22 @@ def test_labels():
 )
 def test_what_looks_like_labels(value, are):
     assert is_labels(value, 2) is are
+
+
+@pytest.mark.parametrize(
+    ("value", "are"),
+    [
+        (["cat", "dog"], True),
+        (("cat", "dog", "cow", "cat"), True),
+        (["cat", "dog", "cow"], False),
+        (["cat", 1], False),
+        ("it", False),
+        ([], False),
+        (torch.tensor([1, 2]), False),
+    ],
+)
+def test_what_are_words(value, are):
+    assert is_words(value, 2) is are
 
 
 @given(st.integers(0, 2**40))
