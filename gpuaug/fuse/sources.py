@@ -62,22 +62,24 @@ class Reader:
         self.channels = images.shape[1] if isinstance(images, Tensor) else images.shapes.channels
         self.dtype = dtype_of(images)
         views = samples // max(len(images), 1)
+        self._start: Tensor | None = None
         if isinstance(images, Tensor):
-            batch, channels, height, width = images.shape
-            self._flat = images.reshape(-1)
-            self._start = (torch.arange(batch, device=images.device) * (channels * height * width)).repeat(views)
-            self._plane: Any = height * width
-            self._row: Any = width
-            self._pixel = 1
-        else:
-            starts, heights, widths = images.places.repeat(views, 1).unbind(1)
-            self._flat, self._start = images.data, starts
-            packed = images.shapes.layout == "hwc"
-            self._pixel = self.channels if packed else 1
-            self._plane = 1 if packed else (heights * widths)[:, None, None, None]
-            self._row = (widths * self._pixel)[:, None, None]
+            planes = images.flatten(2)
+            self._flat = planes if views <= 1 else planes.repeat(views, 1, 1)
+            self._row: Any = images.shape[3]
+            return
+        starts, heights, widths = images.places.repeat(views, 1).unbind(1)
+        self._flat, self._start = images.data, starts[:, None, None]
+        packed = images.shapes.layout == "hwc"
+        self._pixel = self.channels if packed else 1
+        self._plane: Any = 1 if packed else (heights * widths)[:, None, None, None]
+        self._row = (widths * self._pixel)[:, None, None]
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """(V · B, C, h, w) at whole pixels (V · B or 1, h or 1, w or 1)."""
+        if self._start is None:
+            index = (y * self._row + x).expand(self._flat.shape[0], -1, -1)
+            every = index[:, None].expand(-1, self.channels, -1, -1)
+            return self._flat.gather(2, every.reshape(*self._flat.shape[:2], -1)).view(*self._flat.shape[:2], *index.shape[1:])
         plane = torch.arange(self.channels, device=x.device)[:, None, None] * self._plane
-        return self._flat[(self._start[:, None, None] + y * self._row + x * self._pixel)[:, None] + plane]
+        return self._flat.take((self._start + y * self._row + x * self._pixel)[:, None] + plane)
