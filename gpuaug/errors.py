@@ -3,6 +3,8 @@
 Every text has one shape: ``<what> must be <rule>, got <value>. <way out>.``
 """
 
+import operator
+
 
 class GpuAugError(Exception):
     """Base of the errors that gpuaug raises itself. Errors of the user's own code keep their type."""
@@ -14,6 +16,22 @@ class ArgumentError(GpuAugError, ValueError):
 
 class ArgumentTypeError(GpuAugError, TypeError):
     """An argument is of a type that cannot work."""
+
+
+def whole_number(name: str, value: object, way_out: str, *, least: int = 0) -> int:
+    """A whole number of at least ``least``, whatever stands for it: an int, a NumPy scalar, a tensor of one.
+
+    Raises:
+        ArgumentTypeError: If ``value`` is no whole number.
+        ArgumentError: If it is less.
+    """
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise ArgumentTypeError(f"{name} must be a whole number, got {value!r}. {way_out}") from error
+    if number < least:
+        raise ArgumentError(f"{name} must be {least} or more, got {value!r}. {way_out}")
+    return number
 
 
 class SelectionError(GpuAugError, LookupError):

@@ -1,6 +1,5 @@
 """``StreamedLoader``: batches that are on the device, transformed and encoded, when the training loop asks for them."""
 
-import operator
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
@@ -14,7 +13,7 @@ from gpuaug import seeding, stages, streams
 from gpuaug.batch import Batch
 from gpuaug.copying import Copier
 from gpuaug.counters import Stats
-from gpuaug.errors import ArgumentError, ArgumentTypeError
+from gpuaug.errors import ArgumentTypeError, whole_number
 from gpuaug.feed import Feed
 from gpuaug.flight import Flight, Machinery
 from gpuaug.progress import Progress, is_stateful
@@ -80,10 +79,12 @@ class StreamedLoader:
             )
         self.loader = loader
         self.depth = depth
-        seed = seeding.default_seed() if seed is None else _whole("seed", seed, "Leave it out for torch's own.")
-        self._rank = None if rank is None else _whole("rank", rank, "Leave it out for torch.distributed's.")
+        seed = seeding.default_seed() if seed is None else whole_number("seed", seed, "Leave it out for torch's own.")
+        self._rank = None if rank is None else whole_number("rank", rank, "Leave it out for torch.distributed's.")
         lanes = Lanes(streams.resolve(device))
-        budget = None if feed_bytes is None else _whole("feed_bytes", feed_bytes, "Leave it out for an eighth of the memory.")
+        budget = (
+            None if feed_bytes is None else whole_number("feed_bytes", feed_bytes, "Leave it out for an eighth of the memory.")
+        )
         supply = Supply(loader, feed, budget, lanes.device, self._depth.now)
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
         progress = Progress(loader, seed, partial(_close_all, self._feeds))
@@ -131,7 +132,9 @@ class StreamedLoader:
     @depth.setter
     def depth(self, value: depths.Setting) -> None:
         way_out = "Use 0 for the in-line reference, 2 to overlap, 'auto' to have the faster."
-        self._depth: depths.Depth = depths.Measured() if value == "auto" else depths.Fixed(_whole("depth", value, way_out))
+        self._depth: depths.Depth = (
+            depths.Measured() if value == "auto" else depths.Fixed(whole_number("depth", value, way_out))
+        )
 
     @property
     def seed(self) -> int:
@@ -189,7 +192,7 @@ class StreamedLoader:
         Raises:
             ArgumentError: If ``epoch`` is negative.
         """
-        self._machinery.progress.choose(_whole("epoch", epoch, "Count epochs from 0."))
+        self._machinery.progress.choose(whole_number("epoch", epoch, "Count epochs from 0."))
 
     def stats(self) -> Stats:
         """The counters so far. The object is live: copy what is to be kept."""
@@ -219,13 +222,3 @@ class StreamedLoader:
 def _close_all(feeds: Iterable[Feed]) -> None:
     for feed in list(feeds):
         feed.close()
-
-
-def _whole(name: str, value: Any, way_out: str) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError as error:
-        raise ArgumentTypeError(f"{name} must be a whole number, got {value!r}. {way_out}") from error
-    if number < 0:
-        raise ArgumentError(f"{name} must be 0 or more, got {value!r}. {way_out}")
-    return number

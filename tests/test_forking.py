@@ -35,6 +35,13 @@ def test_a_forked_child_frees_nothing_that_is_garbage_here():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+def test_who_has_lanes_on_a_device_is_spared():
+    lanes = "import double, torch; from gpuaug import streams; streams.cuda = double.FakeCuda()"
+    done = alone.run(SCRIPT.format(spared=f"{lanes}; streams.Lanes(torch.device('cuda', 0))"))
+    assert (done.returncode, done.stdout) == (0, "freed by the parent "), done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 def test_the_test_would_see_what_a_child_frees():
     done = alone.run(SCRIPT.format(spared=""))
     assert (done.returncode, done.stdout) == (0, "freed by the child freed by the parent "), done.stderr

@@ -15,7 +15,7 @@ from gpuaug.fuse.draws import Source, Taken
 from gpuaug.fuse.gather import Gather
 from gpuaug.fuse.ops import ANY_SIDES, Array, Drawn, Op, Size
 from gpuaug.fuse.plan import Plan
-from gpuaug.fuse.tables import fill_table, write_matrices
+from gpuaug.fuse.tables import fill_table, send
 
 
 def late_ops(planned: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:
@@ -73,14 +73,11 @@ class Half:
                 first, numbers = self._numbers[op]
                 drawn[op] = op.draw(Taken(numbers[:, part], first, seeds, size.batch), at)
                 at = op.out(at)
-        pinned = torch.empty(
-            (whole.batch, planned.width + (9 if points else 0)), dtype=torch.float32, pin_memory=device.type == "cuda"
-        )
-        table = pinned.numpy()
-        table[:, : planned.width] = self._rows[place]
-        executors.fill_front(planned.passes[0], drawn.__getitem__, whole, table, fixed=False)
-        if points:
-            for op, each in self._drawn.items():
-                drawn[op] = {name: value[part] if isinstance(value, np.ndarray) else value for name, value in each.items()}
-            write_matrices(planned, whole, drawn, table)
-        return pinned.to(device, non_blocking=True)
+
+        def fill(table: Array) -> None:
+            table[:, : planned.width] = self._rows[place]
+            executors.fill_front(planned.passes[0], drawn.__getitem__, whole, table, fixed=False)
+
+        for op, each in self._drawn.items() if points else ():
+            drawn[op] = {name: value[part] if isinstance(value, np.ndarray) else value for name, value in each.items()}
+        return send(planned, whole, fill, drawn if points else None, device)

@@ -41,7 +41,7 @@ class MaskList:
             plain = mask if type(mask) is Tensor else mask.as_subclass(Tensor)
             planes.append(plain if plain.ndim == 3 else plain[None])
         self._counts = [plane.shape[0] for plane in planes]
-        self._ragged = not isinstance(size.height, int)
+        self._ragged = size.ragged
         if self._ragged:
             self._values = torch.cat([plane.flatten() for plane in planes])
         else:
@@ -102,13 +102,6 @@ def like(made: Tensor, given: Tensor, **changes: Any) -> Tensor:
     return dressed
 
 
-def sides_of(size: Size, index: int) -> tuple[int, int]:
-    """The height and width of one image of a batch, whose sizes may differ."""
-    if isinstance(size.height, int):
-        return size.height, size.width
-    return int(size.height[index]), int(size.width[index])
-
-
 def _check(mask: Any, sample: int, size: Size, device: torch.device) -> None:
     if not isinstance(mask, Tensor):
         raise ArgumentTypeError(
@@ -120,10 +113,10 @@ def _check(mask: Any, sample: int, size: Size, device: torch.device) -> None:
             f"masks of sample {sample} must be (n, H, W) or (H, W), got {tuple(shape)}. "
             "Where an image has none: torch.zeros(0, H, W)."
         )
-    height, width = sides_of(size, sample)
-    if shape[-2] != height or shape[-1] != width:
+    own = size.of(sample)
+    if shape[-2] != own.height or shape[-1] != own.width:
         raise ArgumentError(
-            f"masks of sample {sample} must be of its image's size, {height}x{width}, got {tuple(shape)}. "
+            f"masks of sample {sample} must be of its image's size, {own.height}x{own.width}, got {tuple(shape)}. "
             "Resize them to it first."
         )
     if mask.device != device:

@@ -8,7 +8,7 @@ from gpuaug.fuse.ops import Op, Size
 from gpuaug.fuse.places import Erasing
 from gpuaug.fuse.plan import Pass, Plan
 from gpuaug.fuse.smoothing import smoothed
-from gpuaug.fuse.sources import Reader, dtype_of, viewed
+from gpuaug.fuse.sources import Places, Planes, Reader, dtype_of, reader, viewed
 from gpuaug.ragged import Ragged
 
 
@@ -45,7 +45,7 @@ def run_pass(step: Pass, images: Tensor | Ragged, table: Tensor) -> Tensor:
     else:
         assert isinstance(step.columns, int)
         assert isinstance(images, Tensor)
-        values = gated(step.front, viewed(unit_range(images), table), table[:, step.columns :])
+        values = gated(step.front, viewed(unit_range(images), len(table)), table[:, step.columns :])
     for op, (_, column, _) in zip(step.points, step.program, strict=True):
         values = gated(op, values, table[:, column:])
     return values
@@ -78,7 +78,7 @@ def gather(front: Gather, columns: Columns, images: Tensor | Ragged, table: Tens
     if front.filter:
         values = _smoothed(front, columns, images, table, x, y)
     else:
-        taps = _Taps(images, front, columns, place)
+        taps = _Taps(reader(images, len(table)), front, columns, place)
         if front.warp is None:
             values = taps.read(x, y, None)
         else:
@@ -105,19 +105,15 @@ def gather_mask(
     inside: Tensor | None = None
     if front.after.ops:
         x, y, inside = _mapped(front.after, place, columns.after, x, y)
-    fill = mask_fill(front.before)
-    taps: _Taps | _FlatTaps
-    if places is None:
-        taps = _Taps(masks, front, columns, place, fill=fill)
-    else:
-        taps = _FlatTaps(masks, places, front, columns, place, fill)
+    source = Planes(masks, len(table)) if places is None else Places(masks, places)
+    taps = _Taps(source, front, columns, place, fill=mask_fill(front.before))
     if front.warp is None:
         values = taps.read(x, y, None)
     else:
         values = _interpolated(front, place, columns.mask_warp, taps, x, y, nearest=True, half=True)
     if inside is not None:
-        border = torch.full((), mask_fill(front.after), dtype=values.dtype, device=values.device)
-        values = torch.where(inside[:, None], values, border)
+        fill = torch.full((), mask_fill(front.after), dtype=values.dtype, device=values.device)
+        values = torch.where(inside[:, None], values, fill)
     return values
 
 
@@ -141,7 +137,7 @@ class _Place:
 
     def __init__(self, table: Tensor) -> None:
         self._table = table
-        self.samples = len(table)
+        self.device = table.device
 
     def number(self, column: int) -> Tensor:
         """(B, 1, 1) float32."""
@@ -161,17 +157,14 @@ class _Place:
 class _Taps:
     """Reads of the source through the permutations before the interpolation."""
 
-    def __init__(
-        self, source: Tensor | Ragged, front: Gather, columns: Columns, place: _Place, fill: float | None = None
-    ) -> None:
-        self._reader = Reader(source, place.samples)
+    def __init__(self, source: Reader, front: Gather, columns: Columns, place: _Place, fill: float | None = None) -> None:
+        self._reader = source
         self._part, self._column, self._place = front.before, columns.before, place
         # Masks keep their type. A fill for images may lie between two bytes, and then their values leave as floats.
         if fill is not None:
-            self._fill = torch.full((), fill, dtype=self._reader.dtype, device=source.device)
+            self._fill = torch.full((), fill, dtype=source.dtype, device=place.device)
         else:
-            unit = 255 if self._reader.dtype == torch.uint8 else 1
-            self._fill = place.channels(columns.before_fill, self._reader.channels) * unit
+            self._fill = place.channels(columns.before_fill, source.channels) * (255 if source.dtype == torch.uint8 else 1)
 
     def read(self, x: Tensor, y: Tensor, inside: Tensor | None) -> Tensor:
         """The source at whole pixels; 0 where not ``inside``. Floats, unless nothing is filled."""
@@ -190,31 +183,6 @@ class _Taps:
             # Not a product: what lies outside may stand on a pixel that is no number.
             values = values.masked_fill(~inside[:, None], 0)
         return values
-
-
-class _FlatTaps:
-    """The same for masks of sizes of their own, one behind the other."""
-
-    def __init__(self, source: Tensor, places: Tensor, front: Gather, columns: Columns, place: _Place, fill: float) -> None:
-        self._source = source
-        self._first, _, self._stride = places[:, :, None, None].unbind(1)
-        self._part, self._column, self._place = front.before, columns.before, place
-        self._fill = torch.full((), fill, dtype=source.dtype, device=source.device)
-
-    def read(self, x: Tensor, y: Tensor, inside: Tensor | None) -> Tensor:
-        """The source at whole pixels; 0 where not ``inside``."""
-        within: Tensor | None = None
-        if self._part.ops:
-            x, y, within = _mapped(self._part, self._place, self._column, x, y)
-        for known in (inside, within):
-            if known is not None:
-                x, y = x * known, y * known
-        values = self._source.take(self._first + y * self._stride + x)
-        if within is not None:
-            values = torch.where(within, values, self._fill)
-        if inside is not None:
-            values = values.masked_fill(~inside, 0)
-        return values[:, None]
 
 
 def _mapped(part: Part, place: _Place, column: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -236,7 +204,7 @@ def _edged(edge: str, index: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _interpolated(
-    front: Gather, place: _Place, column: int, taps: _Taps | _FlatTaps, x: Tensor, y: Tensor, *, nearest: bool, half: bool
+    front: Gather, place: _Place, column: int, taps: _Taps, x: Tensor, y: Tensor, *, nearest: bool, half: bool
 ) -> Tensor:
     if front.kind == "resample":
         centre = 0.5 if half else 0.0
@@ -270,7 +238,7 @@ def _smoothed(front: Gather, columns: Columns, images: Tensor | Ragged, table: T
     made = []
     for sample, row in enumerate(table[:, columns.warp : columns.warp + 6].tolist()):
         image = images[sample % len(images)][None]
-        taps = _Taps(image, front, columns, _Place(table[sample : sample + 1]))
+        taps = _Taps(Planes(image, 1), front, columns, _Place(table[sample : sample + 1]))
         own_x, own_y = x[sample % len(x), 0], y[sample % len(y), :, 0]
 
         def window(rows: Tensor, across: Tensor, taps: _Taps = taps) -> Tensor:
@@ -295,7 +263,7 @@ def _projected(front: Gather, place: _Place, column: int, x: Tensor, y: Tensor) 
 
 def _tap(
     front: Gather,
-    taps: _Taps | _FlatTaps,
+    taps: _Taps,
     x: Tensor,
     y: Tensor,
     start_x: Tensor,

@@ -78,7 +78,7 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, dtype: torch.dtype, 
                 source = out
                 continue
             assert isinstance(source, Tensor)  # ragged batches begin with a gather
-            source = viewed(source, table)
+            source = viewed(source, len(table))
             if isinstance(step.front, MixOp):
                 mix(step, source, table, out)
             elif isinstance(step.front, BlurOp):

@@ -1,7 +1,5 @@
 """The images that a plan reads: a batch of one size, or a ragged one, each once or once a view."""
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -44,42 +42,60 @@ def size_of(images: Tensor | Ragged) -> Size:
     return Size(len(sizes), channels, sizes[:, 0], sizes[:, 1])
 
 
-def viewed(images: Tensor, table: Tensor) -> Tensor:
-    """(B, C, H, W) as often as there are rows for each image: views lie behind one another."""
-    views = len(table) // max(len(images), 1)
+def viewed(images: Tensor, samples: int) -> Tensor:
+    """(B, C, H, W) as often as there are samples for each image: views lie behind one another."""
+    views = samples // max(len(images), 1)
     return images if views <= 1 else images.repeat(views, 1, 1, 1)
 
 
-class Reader:
-    """Reads pixels by their places.
+class Planes:
+    """Reads pixels of images of one size.
 
     Args:
-        images: (B, C, H, W), or ragged.
+        images: (B, C, H, W).
         samples: V · B: how many read from them.
     """
 
-    def __init__(self, images: Tensor | Ragged, samples: int) -> None:
-        self.channels = images.shape[1] if isinstance(images, Tensor) else images.shapes.channels
-        self.dtype = dtype_of(images)
-        views = samples // max(len(images), 1)
-        self._start: Tensor | None = None
-        if isinstance(images, Tensor):
-            planes = images.flatten(2)
-            self._flat = planes if views <= 1 else planes.repeat(views, 1, 1)
-            self._row: Any = images.shape[3]
-            return
-        starts, heights, widths = images.places.repeat(views, 1).unbind(1)
-        self._flat, self._start = images.data, starts[:, None, None]
-        packed = images.shapes.layout == "hwc"
-        self._pixel = self.channels if packed else 1
-        self._plane: Any = 1 if packed else (heights * widths)[:, None, None, None]
-        self._row = (widths * self._pixel)[:, None, None]
+    def __init__(self, images: Tensor, samples: int) -> None:
+        self.channels, self.dtype = images.shape[1], images.dtype
+        self._flat, self._width = viewed(images, samples).flatten(2), images.shape[3]
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """(V · B, C, h, w) at whole pixels (V · B or 1, h or 1, w or 1)."""
-        if self._start is None:
-            index = (y * self._row + x).expand(self._flat.shape[0], -1, -1)
-            every = index[:, None].expand(-1, self.channels, -1, -1)
-            return self._flat.gather(2, every.reshape(*self._flat.shape[:2], -1)).view(*self._flat.shape[:2], *index.shape[1:])
+        index = (y * self._width + x).expand(self._flat.shape[0], -1, -1)
+        every = index[:, None].expand(-1, self.channels, -1, -1)
+        return self._flat.gather(2, every.reshape(*self._flat.shape[:2], -1)).view(*self._flat.shape[:2], *index.shape[1:])
+
+
+class Places:
+    """Reads pixels of images that lie one behind the other, each of a size of its own.
+
+    Args:
+        data: Flat, of any type.
+        places: (V · B, 3) int64: the first element of each, its height and its width.
+        channels: Of every image.
+        packed: Whether the channels of a pixel are together, rather than in planes.
+    """
+
+    def __init__(self, data: Tensor, places: Tensor, channels: int = 1, *, packed: bool = False) -> None:
+        self.channels, self.dtype, self._data = channels, data.dtype, data
+        self._first, height, width = places[:, :, None, None].unbind(1)
+        self._pixel = channels if packed else 1
+        self._row = width * self._pixel
+        self._plane: Tensor | int = 1 if packed else (height * width)[:, None]
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """(V · B, C, h, w) at whole pixels (V · B or 1, h or 1, w or 1)."""
         plane = torch.arange(self.channels, device=x.device)[:, None, None] * self._plane
-        return self._flat.take((self._start + y * self._row + x * self._pixel)[:, None] + plane)
+        return self._data.take((self._first + y * self._row + x * self._pixel)[:, None] + plane)
+
+
+Reader = Planes | Places
+
+
+def reader(images: Tensor | Ragged, samples: int) -> Reader:
+    """What reads pixels of a batch, each image for as many samples as there are views."""
+    if isinstance(images, Tensor):
+        return Planes(images, samples)
+    shapes, views = images.shapes, samples // max(len(images), 1)
+    return Places(images.data, images.places.repeat(views, 1), shapes.channels, packed=shapes.layout == "hwc")

@@ -1,5 +1,8 @@
 """From what was drawn to the numbers that the passes read, one row a sample, where the images are."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -15,17 +18,27 @@ def make_table(planned: Plan, size: Size, drawn: dict[Op, Drawn], device: torch.
     Cost:
         One pinned copy, which nothing waits for.
     """
-    width = planned.width + (9 if points else 0)
+    return send(planned, size, partial(fill_table, planned, size, drawn), drawn if points else None, device)
+
+
+def send(
+    planned: Plan, size: Size, fill: Callable[[Array], None], moving: dict[Op, Drawn] | None, device: torch.device
+) -> Tensor:
+    """Have ``fill`` write the rows of a batch, and send them; behind them each sample's matrix for the ops that move pixels.
+
+    Args:
+        planned: What reads the rows.
+        size: Of the images.
+        fill: Writes (B, at least ``planned.width``) float32.
+        moving: What those ops drew, where boxes or keypoints follow.
+        device: Where the rows go.
+    """
+    width = planned.width + (9 if moving is not None else 0)
     pinned = torch.empty((size.batch, width), dtype=torch.float32, pin_memory=device.type == "cuda")
-    fill_table(planned, size, drawn, pinned.numpy())
-    if points:
-        write_matrices(planned, size, drawn, pinned.numpy())
+    fill(pinned.numpy())
+    if moving is not None:
+        pinned.numpy()[:, planned.width :] = matrix_of(planned, size, moving).reshape(-1, 9)
     return pinned.to(device, non_blocking=True)
-
-
-def write_matrices(planned: Plan, size: Size, drawn: dict[Op, Drawn], table: Array) -> None:
-    """Write each sample's matrix, which boxes and keypoints follow, behind its numbers."""
-    table[:, planned.width :] = matrix_of(planned, size, drawn).reshape(-1, 9)
 
 
 def fill_table(planned: Plan, size: Size, drawn: dict[Op, Drawn], table: Array, *, fronts: int = 0) -> None:

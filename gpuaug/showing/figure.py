@@ -1,11 +1,10 @@
 """``show``: samples of a loader before and after its stages, drawn."""
 
-import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpuaug.drawing import INK, drawing, shortened, text_width_in
-from gpuaug.errors import ArgumentError, ArgumentTypeError
+from gpuaug.errors import whole_number
 from gpuaug.loader import StreamedLoader
 from gpuaug.passes import check
 from gpuaug.showing.cells import Cell, Line, lines_of
@@ -62,12 +61,7 @@ def show(loader: StreamedLoader, n: int = 8) -> "Figure":
         4
     """
     loader = check(loader, "shown", "Pass what the training loop iterates over.")
-    try:
-        count = operator.index(n)
-    except TypeError as error:
-        raise ArgumentTypeError(f"n must be a whole number, got {n!r}. Leave it out for eight samples.") from error
-    if count < 1:
-        raise ArgumentError(f"n must be 1 or more, got {n!r}. Leave it out for eight samples.")
+    count = whole_number("n", n, "Leave it out for eight samples.", least=1)
     with drawing("samples"):
         taken = take(loader)
         followed = follow(taken)

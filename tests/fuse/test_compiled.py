@@ -1,5 +1,6 @@
 """Every kernel compiles for a GPU, on a machine that has none: what the interpreter forgives, the compiler does not."""
 
+import kornia.augmentation as K
 import pytest
 import torch
 
@@ -12,9 +13,11 @@ from fuse.ragged import images_of, pack
 from fuse.replay import photographs
 from fuse.test_mask_lists import PIPELINES, rows_of
 
+import gpuaug
 from gpuaug.fuse import kernels_boxes, kernels_filters, kernels_labels, kernels_mixes, run_triton
 from gpuaug.fuse.boxes import FORMS, Way
 from gpuaug.fuse.labels import SoftLabels
+from gpuaug.fuse.ops import Size
 from gpuaug.fuse.records import RECORD_FORMS
 
 KERNELS = {
@@ -109,6 +112,14 @@ def test_masks_of_several_sizes_compile_for_a_gpu(name, monkeypatch):
     places = torch.zeros(3, 3, dtype=torch.int64)
     run_triton.run_mask(plan.passes[0], torch.zeros(100, dtype=torch.uint8), torch.cat(tables), places)
     assert len(made) == 1
+
+
+def test_more_samples_than_a_launch_can_have_are_refused():
+    augment, images = gpuaug.fuse(K.CenterCrop(1), views=2), torch.zeros(40_000, 1, 2, 2, dtype=torch.uint8)
+    _, plan = augment._stretch(0, Size(*images.shape), masks=False)
+    text = "A batch must have at most 65535 samples in all its views on a GPU, got 80000. Lower batch_size or views."
+    with pytest.raises(gpuaug.ArgumentError, match=text):
+        run_triton.run(plan, images, torch.zeros(80_000, plan.width), torch.float32, torch.contiguous_format)
 
 
 @pytest.mark.parametrize(("sizes", "pairs"), [(interpret_sources.SIZES, True), (interpret_sources.NARROW, False)])

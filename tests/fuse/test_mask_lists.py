@@ -10,7 +10,7 @@ from fuse.test_masks import masks
 import gpuaug
 from gpuaug.fuse import executors
 from gpuaug.fuse.boxes import Form, Way
-from gpuaug.fuse.masks import MaskList, sides_of, to_device
+from gpuaug.fuse.masks import MaskList, to_device
 from gpuaug.fuse.ops import Size
 from gpuaug.fuse.records import Records
 from gpuaug.fuse.tables import fill_table
@@ -70,7 +70,7 @@ def test_a_batch_of_several_sizes_without_a_mask():
 def test_a_mask_is_compared_with_its_own_image():
     heights, widths = np.array(SIDES).T
     size = Size(3, 3, heights, widths)
-    assert sides_of(size, 1) == (30, 18)
+    assert size.of(1).shape == (1, 3, 30, 18)
     given = [torch.zeros(1, *SIDES[0]), torch.zeros(2, *SIDES[0]), torch.zeros(1, *SIDES[2])]
     with pytest.raises(gpuaug.ArgumentError, match=r"masks of sample 1 must be of its image's size, 30x18, got \(2, 21, 37\)"):
         MaskList(given, range(3), size, torch.device("cpu"))
