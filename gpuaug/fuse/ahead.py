@@ -65,7 +65,7 @@ class Ahead:
         seed = next_seed()
         # Rows are on their way on the stream that was current, so a call on another one has to make its own.
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" and not size.ragged else 0
-        kind = (size.batch, size.ragged, points, device, stream)
+        kind = (size.batch, points, device, stream)
         blocks = [block for block in self._blocks if block.planned is planned and block.kind == kind]
         for block in blocks:
             if seed in block.places:

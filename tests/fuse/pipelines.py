@@ -6,6 +6,13 @@ from kornia.augmentation import auto
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
+
+def by_the_batch(module):
+    """The module, for half of the batches."""
+    module.p_batch = 0.5
+    return module
+
+
 EXACT = {
     "nothing": lambda: [K.RandomHorizontalFlip(p=0.0)],
     "flips": lambda: [K.RandomHorizontalFlip(), K.RandomVerticalFlip()],

@@ -7,7 +7,7 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
-from fuse.pipelines import CLOSE, EXACT, MEAN, RGB_CLOSE, RGB_EXACT, STD, TIES
+from fuse.pipelines import CLOSE, EXACT, MEAN, RGB_CLOSE, RGB_EXACT, STD, TIES, by_the_batch
 from fuse.replay import photographs
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -16,13 +16,6 @@ from gpuaug.fuse import ahead
 from gpuaug.fuse.ahead import draw_rows
 from gpuaug.fuse.draws import Source
 from gpuaug.fuse.ops import Size
-
-
-def by_the_batch(module):
-    """The module, for half of the batches."""
-    module.p_batch = 0.5
-    return module
-
 
 SHARED = {
     "same": lambda: [
@@ -188,3 +181,14 @@ def test_misses_of_two_crops_have_nothing_to_do_with_one_another():
     assert np.array_equal(first, source.several(2, samples)), "of one crop they are the same, however often they are asked for"
     source.uniform()
     assert not np.intersect1d(first, source.several(2, samples)).size
+
+
+def test_rows_for_images_alone_are_not_taken_where_points_follow():
+    augment, images, points = gpuaug.fuse(simple()), photographs(4, 3, 30, 41), torch.rand(4, 5, 2) * 30
+    torch.manual_seed(2)
+    got = [augment(images, *given, data_keys=["input", "keypoints"][: 1 + len(given)]) for given in [(), (), (points,)] * 8]
+    torch.manual_seed(2)
+    for number, made in enumerate(got):
+        draws = augment.draw(images.shape)
+        expected = augment(images, points, data_keys=["input", "keypoints"], draws=draws)
+        assert all(map(torch.equal, made, expected)) if number % 3 == 2 else torch.equal(made, expected[0])

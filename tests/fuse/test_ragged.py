@@ -6,6 +6,7 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
+from fuse.pipelines import by_the_batch
 from fuse.ragged import SIZES, images_of, pack
 from fuse.replay import as_kornia_takes_them
 from hypothesis import given, settings
@@ -140,6 +141,7 @@ AHEAD = {
         K.RandomRotation(20.0),
     ],
     "noise": lambda: [K.RandomCrop((20, 20)), K.RandomGaussianNoise()],
+    "whole batches": lambda: [by_the_batch(K.RandomAffine(9.0, p=0.7)), K.RandomCrop((24, 24))],
 }
 
 
