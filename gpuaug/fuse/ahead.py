@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gpuaug.fuse import executors
 from gpuaug.fuse.draws import Source
+from gpuaug.fuse.fitting import Fitting, fits
 from gpuaug.fuse.late import Half, late_ops
 from gpuaug.fuse.ops import Drawn, Op, Size
 from gpuaug.fuse.plan import Plan
@@ -32,16 +34,21 @@ _MOST_BLOCKS = 4
 class _Block(NamedTuple):
     planned: Plan
     kind: tuple[Any, ...]
-    rows: Tensor | Half
-    places: dict[int, int]
-    """Where a seed's rows are."""
+    rows: Tensor | Fitting | Half
+    order: dict[int, int]
+    """Which of the batches a seed is for."""
     next: int
     """The seed that is expected after them."""
 
-    def table(self, seed: int, size: Size, device: torch.device, *, points: bool) -> Tensor:
+    def table(self, seed: int, size: Size, places: Tensor | None) -> Tensor:
         """The rows of one batch."""
-        place = self.places[seed]
-        return self.rows.table(place, size, device, points=points) if isinstance(self.rows, Half) else self.rows[place]
+        rows, index = self.rows, self.order[seed]
+        if isinstance(rows, Tensor):
+            return rows[index]
+        if isinstance(rows, Half):
+            return rows.table(index, size)
+        assert places is not None
+        return rows.table(index, places)
 
 
 class Ahead:
@@ -52,33 +59,51 @@ class Ahead:
         self._blocks: tuple[_Block, ...] = ()
 
     def table(
-        self, planned: Plan, ops: Sequence[Op], size: Size, device: torch.device, *, points: bool, views: int = 1
+        self,
+        planned: Plan,
+        ops: Sequence[Op],
+        size: Size,
+        device: torch.device,
+        places: Tensor | None = None,
+        *,
+        points: bool,
+        views: int = 1,
     ) -> Tensor:
         """The rows for a call that is being made now, as :func:`gpuaug.fuse.tables.make_table` gives them.
 
         The numbers are those that a call by itself would draw, bit for bit.
 
+        Args:
+            planned: What reads the rows.
+            ops: All of the plan's.
+            size: Of the batch.
+            device: Where the rows go.
+            places: Where a ragged batch has its images, (B, 3) int64 on the device.
+            points: Whether boxes or keypoints follow.
+            views: Of each image.
+
         Cost:
-            One call in sixteen draws, for all sixteen, and sends their rows; where images differ in size every call sends its
-            own. No synchronisation.
+            One call in sixteen draws, for all sixteen, and sends their rows. Where images differ in size every call fits them
+            to its own, by one launch or on the host. No synchronisation.
         """
         seed = next_seed()
         # Rows are on their way on the stream that was current, so a call on another one has to make its own.
-        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" and not size.ragged else 0
+        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
         kind = (size.batch, points, device, stream)
         blocks = [block for block in self._blocks if block.planned is planned and block.kind == kind]
         for block in blocks:
-            if seed in block.places:
-                return block.table(seed, size, device, points=points)
+            if seed in block.order:
+                return block.table(seed, size, places)
         past = next((block for block in blocks if block.next == seed), None)
         most = max(MOST_SAMPLES // max(views * size.batch, 1), 1)
-        count = min(2 * len(past.places), MOST_BATCHES, most) if past is not None else 1
+        count = min(2 * len(past.order), MOST_BATCHES, most) if past is not None else 1
         *seeds, following = seed, *following_seeds(count)
         each = [one for call in seeds for one in seeds_of_views(call, views)]
-        late = late_ops(planned, ops) if size.ragged else ()
-        rows: Tensor | Half
-        if late:
-            rows = Half(planned, ops, late, size, each, views)
+        rows: Tensor | Fitting | Half
+        if fits(planned) and executors.name(device) == "triton":
+            rows = Fitting(planned, ops, size, each, views, device, points=points)
+        elif size.ragged and (late := late_ops(planned, ops)):
+            rows = Half(planned, ops, late, size, each, views, device, points=points)
         elif size.ragged:
             return draw_rows(planned, ops, size, each[:views], device, points=points).flatten(0, 1)
         else:
@@ -86,7 +111,7 @@ class Ahead:
             rows = table.view(count, views * size.batch, table.shape[2])
         made = _Block(planned, kind, rows, {each: index for index, each in enumerate(seeds)}, following)
         self._blocks = (made, *(block for block in self._blocks if block is not past))[:_MOST_BLOCKS]
-        return made.table(seed, size, device, points=points)
+        return made.table(seed, size, places)
 
 
 def draw_rows(

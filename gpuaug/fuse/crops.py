@@ -10,7 +10,7 @@ from kornia import augmentation as K
 from kornia.constants import Resample
 from torch import Tensor, nn
 
-from gpuaug.fuse.draws import Source
+from gpuaug.fuse.draws import Source, further, open_gate
 from gpuaug.fuse.geometry import (
     Axis,
     Edge,
@@ -265,6 +265,10 @@ def _cannot_pad(mode_name: str, mode: str, value_name: str, value: Any) -> str |
     return None
 
 
+WINDOWS = 10
+"""Windows that are drawn for a resized crop, of which the first that fits the image is taken."""
+
+
 class ResizedCrop(ResampleOp):
     """RandomResizedCrop by slices."""
 
@@ -290,9 +294,9 @@ class ResizedCrop(ResampleOp):
 
     def shrinks(self, size: Size) -> float:
         """The largest crop that may be drawn, by the output."""
-        area, ratios = self._scale[1] * size.height * size.width, self._ratio
-        across = np.minimum(np.sqrt(area * max(ratios)), size.width) / self._width
-        down = np.minimum(np.sqrt(area / min(ratios)), size.height) / self._height
+        area, (narrowest, widest) = self._scale[1] * size.height * size.width, self.ratios
+        across = np.minimum(np.sqrt(area * widest), size.width) / self._width
+        down = np.minimum(np.sqrt(area / narrowest), size.height) / self._height
         return float(np.max(np.maximum(across, down)))
 
     def out(self, size: Size) -> Size:
@@ -300,46 +304,78 @@ class ResizedCrop(ResampleOp):
         return size.to(self._height, self._width)
 
     def draw_parameters(self, source: Source, size: Size) -> Drawn:
-        """The first of ten candidates that fits the image, else as much of the image as the ratios allow."""
-        height, width = size.height, size.width
-        share, shape, x, y = source.uniform(4)
-        across, down = self._sides(share, shape, size)
+        """The first of ten windows that fits the image, else as much of the image as the ratios allow."""
+        numbers = source.uniform(4)
+        share, shape, x, y = numbers
         # Most fit at once, so the other nine are drawn for those that do not.
-        misses = np.flatnonzero((across > width) | (down > height) | (np.minimum(across, down) < 1))
+        across, down = self._sides(*self._window(share, shape), size)
+        misses = np.flatnonzero((across > size.width) | (down > size.height) | (np.minimum(across, down) < 1))
         if misses.size:
-            missed = size.to(height[misses], width[misses]) if size.ragged else size
-            numbers = source.several(18, misses)
-            wide, high = self._sides(numbers[:9], numbers[9:], missed)
-            fits = (wide > 0) & (wide <= missed.width) & (high > 0) & (high <= missed.height)
-            choice, sample = fits.argmax(0), np.arange(misses.size)
-            across[misses], down[misses] = wide[choice, sample], high[choice, sample]
-            lost = np.flatnonzero(~fits[choice, sample])
-            if lost.size:
-                rest = missed.to(missed.height[lost], missed.width[lost]) if size.ragged else missed
-                across[misses[lost]], down[misses[lost]] = self._fallback(rest)
+            missed = size.to(size.height[misses], size.width[misses]) if size.ragged else size
+            others = self._window(*further(numbers[:, misses], WINDOWS - 1))
+            across[misses], down[misses] = self._fitting(*others, missed)
         return {
-            "x": np.floor(x * (width + 1 - across)),
-            "y": np.floor(y * (height + 1 - down)),
+            "x": np.floor(x * (np.float32(size.width + 1) - across)),
+            "y": np.floor(y * (np.float32(size.height + 1) - down)),
             "width": across,
             "height": down,
         }
 
-    def _sides(self, share: Array, shape: Array, size: Size) -> tuple[Array, Array]:
-        """Whole sides of crops, from numbers in [0, 1) for their areas and for their ratios."""
+    def windows(self, numbers: Array) -> Array:
+        """What of a draw depends on no size, from numbers in [0, 1).
+
+        Whoever knows the sizes goes on from here with what is rounded alike everywhere: products, quotients and roots.
+
+        Shape:
+            - numbers: (4, B)
+            - returns: (2 · WINDOWS + 2, B): by how much of an image's own side a window is long, by how much it is wider, and
+              where it lies in the room that it leaves, across and down
+        """
+        shares, shapes = np.concatenate([numbers[:2, None], further(numbers, WINDOWS - 1)], axis=1)
+        return np.concatenate([*self._window(shares, shapes), numbers[2:]])
+
+    def _window(self, share: Array, shape: Array) -> tuple[Array, Array]:
+        """The root of a window's share of the area, and the root of its ratio."""
         low, high = self._scale
-        pixels = np.sqrt(np.float32(size.height * size.width))  # along a side, of each image where they differ
-        side = np.sqrt(share * np.float32(high - low) + np.float32(low)) * pixels
         first, last = self._log_ratio
-        root = np.exp(shape * np.float32((last - first) / 2) + np.float32(first / 2))
+        length = np.sqrt(share * np.float32(high - low) + np.float32(low))
+        return length, np.exp(shape * np.float32((last - first) / 2) + np.float32(first / 2))
+
+    def _sides(self, length: Array, root: Array, size: Size) -> tuple[Array, Array]:
+        """Whole sides of windows."""
+        side = length * np.sqrt(np.float32(size.height * size.width))
         return np.rint(side * root), np.rint(side / root)
+
+    def _fitting(self, lengths: Array, roots: Array, size: Size) -> tuple[Array, Array]:
+        """Sides of each sample's first window that fits, of some, (K, B)."""
+        wide, high = self._sides(lengths, roots, size)
+        fits = (wide > 0) & (wide <= size.width) & (high > 0) & (high <= size.height)
+        first = fits.argmax(0)
+        across, down = (np.take_along_axis(sides, first[None], 0)[0] for sides in (wide, high))
+        lost = np.flatnonzero(~fits.any(0))
+        if lost.size:
+            rest = size.to(size.height[lost], size.width[lost]) if size.ragged else size
+            across[lost], down[lost] = self._fallback(rest)
+        return across, down
 
     def _fallback(self, size: Size) -> tuple[Array, Array]:
         """As much of the image as the ratios allow."""
-        narrowest, widest = min(self._ratio), max(self._ratio)
-        ratio = size.width / size.height
-        across = np.where(ratio > widest, np.rint(size.height * widest), size.width)
-        down = np.where(ratio < narrowest, np.rint(size.width / narrowest), size.height)
-        return np.clip(across, 1, size.width), np.clip(down, 1, size.height)
+        height, width = np.float32(size.height), np.float32(size.width)
+        narrowest, widest = np.float32(self.ratios[0]), np.float32(self.ratios[1])
+        ratio = width / height
+        across = np.where(ratio > widest, np.rint(height * widest), width)
+        down = np.where(ratio < narrowest, np.rint(width / narrowest), height)
+        return np.clip(across, 1, width), np.clip(down, 1, height)
+
+    @property
+    def ratios(self) -> tuple[float, float]:
+        """The least and the largest of width by height."""
+        return min(self._ratio), max(self._ratio)
+
+    def unmoved(self, batch: int) -> Drawn:
+        """Draws that leave images of the output's size as they are."""
+        zeros, ones = np.zeros(batch, dtype=np.float32), np.ones(batch, dtype=np.float32)
+        return {"x": zeros, "y": zeros, "width": self._width * ones, "height": self._height * ones, "gate": open_gate(batch)}
 
     def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
         """Corners in the image, and in the output."""

@@ -27,7 +27,6 @@ class Source:
     def __init__(self, keys: Sequence[int], each: int, columns: int = 8, *, apart: bool = False) -> None:
         self.batches, self.each, self.batch = len(keys), each, len(keys) * each
         self.used = 0
-        self._keys = keys
         self._generators = [_generator(key) for key in keys] if apart else _generators(keys)
         self._at_once = columns
         self._block = self._columns(columns)
@@ -50,22 +49,6 @@ class Source:
         self._taken += wanted
         self.used += wanted
         return taken[0] if columns is None else taken
-
-    def several(self, columns: int, samples: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Numbers in [0, 1) for some of the samples, whose places are given in order: (columns, samples).
-
-        They are apart from all others: how many are drawn depends on what was drawn, and nothing that follows does on them.
-        """
-        counts = np.bincount(samples // self.each, minlength=self.batches).tolist()
-        generator: np.random.Generator | None = getattr(_local, "apart", None)
-        if generator is None:
-            generator = _local.apart = _generator(0)
-        made = []
-        for key, count in zip(self._keys, counts, strict=True):
-            if count:
-                _begin(generator, key, 1 + self.used)
-                made.append(generator.random((columns, count), dtype=np.float32))
-        return made[0] if len(made) == 1 else np.concatenate(made, axis=1)
 
     def within(self, low: float, high: float) -> NDArray[np.float32]:
         """Numbers in [low, high), (B,)."""
@@ -123,6 +106,32 @@ def open_gate(batch: int) -> NDArray[np.bool_]:
     return found
 
 
+_INCREMENT, _FIRST, _SECOND = (np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def further(numbers: NDArray[np.float32], pairs: int) -> NDArray[np.float32]:
+    """More numbers in [0, 1) for samples that need more than they were given, which depend on nothing but those.
+
+    Each sample has a SplitMix64 generator, whose seed is what it was given. Source: Steele, Lea and Flood, "Fast splittable
+    pseudorandom number generators", OOPSLA 2014.
+
+    Shape:
+        - numbers: (4, samples), of 24 random bits
+        - returns: (2, ``pairs``, samples), the same
+    """
+    words = (numbers * np.float32(2**24)).astype(np.uint64)
+    seeds = _scrambled(words[0] << np.uint64(24) | words[1]) ^ (words[2] << np.uint64(24) | words[3])
+    made = _scrambled(seeds + np.arange(1, pairs + 1, dtype=np.uint64)[:, None] * _INCREMENT)
+    halves = np.stack([made >> np.uint64(40), made & np.uint64(2**24 - 1)])
+    return halves.astype(np.float32) * np.float32(2**-24)
+
+
+def _scrambled(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    words = (words ^ (words >> np.uint64(30))) * _FIRST
+    words = (words ^ (words >> np.uint64(27))) * _SECOND
+    return words ^ (words >> np.uint64(31))
+
+
 _local = threading.local()
 _NO_WORDS = np.zeros(4, dtype=np.uint64)
 
@@ -137,50 +146,42 @@ def _generators(keys: Sequence[int]) -> list[np.random.Generator]:
     while len(made) < len(keys):
         made.append(_generator(0))
     for generator, key in zip(made, keys, strict=False):
-        _begin(generator, key, 0)
+        generator.bit_generator.state = _beginning(key)
     return made[: len(keys)]
 
 
-def _begin(generator: np.random.Generator, key: int, word: int) -> None:
-    """Take a generator to the beginning of one of the streams of a key."""
-    state: dict[str, Any] = {
+def _beginning(key: int) -> dict[str, Any]:
+    """The state in which a generator with this key begins."""
+    return {
         "bit_generator": "Philox",
-        "state": {"counter": _NO_WORDS, "key": np.array((key, word), dtype=np.uint64)},
+        "state": {"counter": _NO_WORDS, "key": np.array((key, 0), dtype=np.uint64)},
         "buffer": _NO_WORDS,
         "buffer_pos": 4,
         "has_uint32": 0,
         "uinteger": 0,
     }
-    generator.bit_generator.state = state
 
 
 class Taken(Source):
     """Numbers that another source has given away, for the op that they belong to.
 
     Args:
-        numbers: (columns, batches · each): all that the op draws for every sample.
-        used: How many columns the other had given before them.
-        keys: Of the batches.
-        each: How many samples each has.
+        numbers: (columns, B): all that the op draws for every sample.
     """
 
-    def __init__(self, numbers: NDArray[np.float32], used: int, keys: Sequence[int], each: int) -> None:
-        self.batches, self.each, self.batch = len(keys), each, len(keys) * each
-        self.used, self._keys, self._block, self._taken = used, keys, numbers, 0
+    def __init__(self, numbers: NDArray[np.float32]) -> None:
+        self.batches, self.each, self.batch = 1, numbers.shape[1], numbers.shape[1]
+        self.used, self._block, self._taken = 0, numbers, 0
 
 
 class _Shared(Source):
     def __init__(self, source: Source) -> None:
         self.batches, self.each, self.batch = source.batches, source.each, source.batch
-        self._generators, self._source = source._generators, source
+        self._generators = source._generators
 
     def uniform(self, columns: int | None = None) -> NDArray[np.float32]:
         shape = () if columns is None else (columns,)
         return self._repeated([generator.random(shape, dtype=np.float32) for generator in self._generators])
-
-    def several(self, columns: int, samples: NDArray[np.int64]) -> NDArray[np.float32]:
-        batches, which = np.unique(samples // self.each, return_inverse=True)
-        return self._source.several(columns, batches * self.each)[:, which]
 
     def beta(self, concentration: float) -> NDArray[np.float32]:
         return self._repeated([generator.beta(concentration, concentration) for generator in self._generators])

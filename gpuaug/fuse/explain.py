@@ -9,6 +9,7 @@ import torch
 from gpuaug.fuse.choices import Choice
 from gpuaug.fuse.eager import EagerOp
 from gpuaug.fuse.filters import FilterOp
+from gpuaug.fuse.fitting import fits
 from gpuaug.fuse.geometry import GatherOp, ResampleOp
 from gpuaug.fuse.mixes import MixOp
 from gpuaug.fuse.ops import Size
@@ -97,7 +98,9 @@ def explanation(
         assert planned is not None
         for index, step in enumerate(planned.passes):
             last = number == len(parts) - 1 and index == len(planned.passes) - 1
-            lines.append(_line(step, size, element, dtype.itemsize if last else 4, views, runs))
+            # Where one plan is all there is, the device fits the crops of ragged batches.
+            fitted = index == 0 and len(parts) == runs == 1 and not planned.alone and fits(planned)
+            lines.append(_line(step, size, element, dtype.itemsize if last else 4, views, runs, fitted))
             element = 4
     return Explanation(tuple(lines), size.shape, executor, _shrinking(parts, size))
 
@@ -120,7 +123,7 @@ def _shrinking(parts: Sequence[tuple[EagerOp | Choice | None, Plan | None]], siz
     return tuple(notes)
 
 
-def _line(step: Pass, size: Size, read: int, written: int, views: int, runs: int) -> Line:
+def _line(step: Pass, size: Size, read: int, written: int, views: int, runs: int, fitted: bool) -> Line:
     source = step.source
     read_bytes: int | None = None  # of images whose sizes are not known yet
     if not source.ragged:
@@ -128,7 +131,7 @@ def _line(step: Pass, size: Size, read: int, written: int, views: int, runs: int
     elif _known(size):
         read_bytes = int(np.sum(np.multiply(size.height, size.width))) * views * size.channels * read
     pixels_out = size.batch * views * step.out.channels * step.out.height * step.out.width
-    launches = step.front.launches if isinstance(step.front, FilterOp) else 1 + step.mean
+    launches = step.front.launches if isinstance(step.front, FilterOp) else 1 + step.mean + fitted
     names = tuple(op.name for op in step.ops)
     return Line(names, step.describe(), runs * launches, read_bytes, pixels_out * written)
 

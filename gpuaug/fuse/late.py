@@ -1,4 +1,4 @@
-"""Rows of ragged batches, of which all is made ahead that does not depend on the sizes of the images.
+"""Rows of ragged batches, of which the host makes all ahead that does not depend on the sizes of the images.
 
 Where images differ in size, nobody knows those of the batches to come, and crops are drawn within them. So the ops of the first
 pass that move pixels are given their numbers ahead, and turn them into draws when their batch is there.
@@ -15,7 +15,7 @@ from gpuaug.fuse.draws import Source, Taken
 from gpuaug.fuse.gather import Gather
 from gpuaug.fuse.ops import ANY_SIDES, Array, Drawn, Op, Size
 from gpuaug.fuse.plan import Plan
-from gpuaug.fuse.tables import fill_table, send
+from gpuaug.fuse.tables import MATRIX, fill_matrix, fill_table, send
 
 
 def late_ops(planned: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:
@@ -37,20 +37,30 @@ class Half:
         size: Of a batch.
         seeds: One for each view of each batch.
         views: Of a batch.
+        device: Where the rows go.
+        points: Whether boxes or keypoints follow.
     """
 
     def __init__(
-        self, planned: Plan, ops: Sequence[Op], late: Sequence[Op], size: Size, seeds: Sequence[int], views: int
+        self,
+        planned: Plan,
+        ops: Sequence[Op],
+        late: Sequence[Op],
+        size: Size,
+        seeds: Sequence[int],
+        views: int,
+        device: torch.device,
+        *,
+        points: bool,
     ) -> None:
-        self._planned, self._ops, self._seeds, self._views = planned, ops, seeds, views
+        self._planned, self._ops, self._views, self._device, self._points = planned, ops, views, device, points
         source = Source(seeds, size.batch, planned.numbers)
         at = whole = Size(source.batch, size.channels, *ANY_SIDES)
-        self._numbers: dict[Op, tuple[int, Array]] = {}
+        self._numbers: dict[Op, Array] = {}
         self._drawn: dict[Op, Drawn] = {}
         for op, columns in zip(ops, planned.columns, strict=True):
             if op in late:
-                first = source.used
-                self._numbers[op] = first, source.uniform(columns) if columns else np.empty((0, source.batch))
+                self._numbers[op] = source.uniform(columns) if columns else np.empty((0, source.batch))
             else:
                 self._drawn[op] = op.draw(source, at)
             at = op.out(at)
@@ -58,26 +68,26 @@ class Half:
         fill_table(planned, whole, self._drawn, rows, fronts=1)
         self._rows = rows.reshape(-1, views * size.batch, planned.width)
 
-    def table(self, place: int, size: Size, device: torch.device, *, points: bool) -> Tensor:
+    def table(self, place: int, size: Size) -> Tensor:
         """The whole rows of a batch, (V · B, K), now that its sizes are there.
 
         Cost:
             One pinned copy, which nothing waits for.
         """
-        planned, views, whole = self._planned, self._views, size.times(self._views)
+        planned, points, whole = self._planned, self._points, size.times(self._views)
         part = slice(place * whole.batch, (place + 1) * whole.batch)
-        seeds = self._seeds[place * views : (place + 1) * views]
         at, drawn = whole, {}
         for op in self._ops:
             if op in self._numbers:
-                first, numbers = self._numbers[op]
-                drawn[op] = op.draw(Taken(numbers[:, part], first, seeds, size.batch), at)
+                drawn[op] = op.draw(Taken(self._numbers[op][:, part]), at)
                 at = op.out(at)
+        for op, each in self._drawn.items() if points else ():
+            drawn[op] = {name: value[part] if isinstance(value, np.ndarray) else value for name, value in each.items()}
 
         def fill(table: Array) -> None:
             table[:, : planned.width] = self._rows[place]
             executors.fill_front(planned.passes[0], drawn.__getitem__, whole, table, fixed=False)
+            if points:
+                fill_matrix(planned, whole, drawn, table[:, planned.width :])
 
-        for op, each in self._drawn.items() if points else ():
-            drawn[op] = {name: value[part] if isinstance(value, np.ndarray) else value for name, value in each.items()}
-        return send(planned, whole, fill, drawn if points else None, device)
+        return send(whole.batch, planned.width + MATRIX * points, fill, self._device)

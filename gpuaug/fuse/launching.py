@@ -34,14 +34,23 @@ class Launch:
         numbers: What follows the tensors, in order.
         constants: The constants by name.
         warps: Warps in a block.
+        fused: Whether products are added to before they are rounded, which is what makes a byte's share of 255 exact.
     """
 
-    __slots__ = ("_compiled", "_constants", "_grid", "_kernel", "_tail", "_warps")
+    __slots__ = ("_compiled", "_constants", "_fused", "_grid", "_kernel", "_tail", "_warps")
 
     def __init__(
-        self, kernel: Any, grid: tuple[int, int, int], numbers: Sequence[int], constants: dict[str, Any], *, warps: int = 4
+        self,
+        kernel: Any,
+        grid: tuple[int, int, int],
+        numbers: Sequence[int],
+        constants: dict[str, Any],
+        *,
+        warps: int = 4,
+        fused: bool = True,
     ) -> None:
-        self._kernel, self._grid, self._tail, self._constants, self._warps = kernel, grid, tuple(numbers), constants, warps
+        self._kernel, self._grid, self._tail, self._constants = kernel, grid, tuple(numbers), constants
+        self._warps, self._fused = warps, fused
         self._compiled: dict[int, _Compiled] = {}
 
     def __call__(
@@ -67,8 +76,8 @@ class Launch:
                 found.kernel[grid or self._grid](*tensors, *tail, *found.constants)
             return
         grid, tail = grid or self._grid, self._tail if numbers is None else tuple(numbers)
-        # Fused products and sums are what makes a byte's share of 255 exact; the compiler's default differs between versions.
-        made = self._kernel[grid](*tensors, *tail, **self._constants, num_warps=self._warps, enable_fp_fusion=True)
+        # Said in any case, since the compiler's default differs between versions.
+        made = self._kernel[grid](*tensors, *tail, **self._constants, num_warps=self._warps, enable_fp_fusion=self._fused)
         if made is not None:  # the interpreter compiles nothing
             names = self._kernel.arg_names[len(tensors) + len(tail) :]
             constants = tuple(self._constants[name] for name in names)

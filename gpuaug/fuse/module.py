@@ -332,7 +332,7 @@ class Fused(nn.Module):
         """The rows of all views for the plan that is the whole pipeline."""
         ops, size, device, points = self._plain_ops, targets.size, targets.device, targets.has_points
         if draws is None:
-            return self._ahead.table(planned, ops, size, device, points=points, views=self.options.views)
+            return self._ahead.table(planned, ops, size, device, targets.places, points=points, views=self.options.views)
         drawn_of = [dict(zip(ops, view._drawn, strict=True)) for view in draws.views]
         tables = [make_table(planned, size, drawn, device, points=points) for drawn in drawn_of]
         return torch.cat(tables) if len(tables) > 1 else tables[0]

@@ -1,7 +1,6 @@
 """From what was drawn to the numbers that the passes read, one row a sample, where the images are."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,6 +10,9 @@ from gpuaug.fuse.ops import Array, Drawn, Op, Size
 from gpuaug.fuse.plan import Plan
 from gpuaug.fuse.targets import matrix_of
 
+MATRIX = 9
+"""Numbers of a matrix, which a row ends with where boxes or keypoints follow."""
+
 
 def make_table(planned: Plan, size: Size, drawn: dict[Op, Drawn], device: torch.device, *, points: bool) -> Tensor:
     """The rows of a batch, (B, at least ``planned.width``) float32; with ``points`` each ends with its matrix.
@@ -18,27 +20,25 @@ def make_table(planned: Plan, size: Size, drawn: dict[Op, Drawn], device: torch.
     Cost:
         One pinned copy, which nothing waits for.
     """
-    return send(planned, size, partial(fill_table, planned, size, drawn), drawn if points else None, device)
+
+    def fill(table: Array) -> None:
+        fill_table(planned, size, drawn, table)
+        if points:
+            fill_matrix(planned, size, drawn, table[:, planned.width :])
+
+    return send(size.batch, planned.width + MATRIX * points, fill, device)
 
 
-def send(
-    planned: Plan, size: Size, fill: Callable[[Array], None], moving: dict[Op, Drawn] | None, device: torch.device
-) -> Tensor:
-    """Have ``fill`` write the rows of a batch, and send them; behind them each sample's matrix for the ops that move pixels.
-
-    Args:
-        planned: What reads the rows.
-        size: Of the images.
-        fill: Writes (B, at least ``planned.width``) float32.
-        moving: What those ops drew, where boxes or keypoints follow.
-        device: Where the rows go.
-    """
-    width = planned.width + (9 if moving is not None else 0)
-    pinned = torch.empty((size.batch, width), dtype=torch.float32, pin_memory=device.type == "cuda")
+def send(samples: int, width: int, fill: Callable[[Array], None], device: torch.device) -> Tensor:
+    """Have ``fill`` write a row for each sample, (B, ``width``) float32, and send them to ``device``."""
+    pinned = torch.empty((samples, width), dtype=torch.float32, pin_memory=device.type == "cuda")
     fill(pinned.numpy())
-    if moving is not None:
-        pinned.numpy()[:, planned.width :] = matrix_of(planned, size, moving).reshape(-1, 9)
     return pinned.to(device, non_blocking=True)
+
+
+def fill_matrix(planned: Plan, size: Size, drawn: dict[Op, Drawn], out: Array) -> None:
+    """Write how the ops that move pixels move them, (B, 9) float32: a matrix from the pixels that go in to those that come."""
+    out[:] = matrix_of(planned, size, drawn).reshape(-1, MATRIX)
 
 
 def fill_table(planned: Plan, size: Size, drawn: dict[Op, Drawn], table: Array, *, fronts: int = 0) -> None:

@@ -55,7 +55,8 @@ class Targets:
         self.device: torch.device = images.device
         self.size = size_of(images)
         self.shape = self.size.shape
-        self._places = images.places if isinstance(images, Ragged) else None
+        self.places = images.places if isinstance(images, Ragged) else None
+        """Where a ragged batch has its images, (B, 3)."""
         self._given = inputs
         self._dtypes = [getattr(value, "dtype", torch.float32) for value in inputs]
         self._missing = [self._missing_axis(key, value) for key, value in zip(self.keys, inputs, strict=True)]
@@ -87,7 +88,7 @@ class Targets:
 
     def _taken(self, key: str, value: Any, boxes: BoxForm) -> Any:
         if key == "targets":
-            return Records(value, self.size, self._places, self.device, boxes)
+            return Records(value, self.size, self.places, self.device, boxes)
         if key == "mask" and isinstance(value, list | tuple):
             if len(value) != self.size.batch:
                 raise ArgumentError(

@@ -4,7 +4,6 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 import kornia.augmentation as K
-import numpy as np
 import pytest
 import torch
 from fuse.pipelines import CLOSE, EXACT, MEAN, RGB_CLOSE, RGB_EXACT, STD, TIES, by_the_batch
@@ -14,7 +13,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import gpuaug
 from gpuaug.fuse import ahead
 from gpuaug.fuse.ahead import draw_rows
-from gpuaug.fuse.draws import Source
 from gpuaug.fuse.ops import Size
 
 SHARED = {
@@ -173,14 +171,6 @@ def test_what_a_fused_stage_draws_depends_on_each_part_of_its_position():
     assert torch.equal(epoch(), epoch())
     for changed in ({"seed": 5}, {"number": 3}, {"rank": 0}, {"name": "other"}):
         assert not torch.equal(epoch(), epoch(**changed)), changed
-
-
-def test_misses_of_two_crops_have_nothing_to_do_with_one_another():
-    source, samples = Source((3, 4), 8), np.array([0, 5, 9])
-    first = source.several(2, samples)
-    assert np.array_equal(first, source.several(2, samples)), "of one crop they are the same, however often they are asked for"
-    source.uniform()
-    assert not np.intersect1d(first, source.several(2, samples)).size
 
 
 def test_rows_for_images_alone_are_not_taken_where_points_follow():

@@ -6,7 +6,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from fuse import interpret_sources, pipelines
+from fuse import interpret_crops, interpret_sources, pipelines
 from fuse.compiled import CompileOnly
 from fuse.executors import through_both
 from fuse.ragged import images_of, pack
@@ -14,7 +14,7 @@ from fuse.replay import photographs
 from fuse.test_mask_lists import PIPELINES, rows_of
 
 import gpuaug
-from gpuaug.fuse import kernels_boxes, kernels_filters, kernels_labels, kernels_mixes, run_triton
+from gpuaug.fuse import kernels_boxes, kernels_crops, kernels_filters, kernels_labels, kernels_mixes, run_triton
 from gpuaug.fuse.boxes import FORMS, Way
 from gpuaug.fuse.labels import SoftLabels
 from gpuaug.fuse.ops import Size
@@ -70,6 +70,18 @@ def test_kernels_for_ragged_batches_compile_for_a_gpu(name, layout, made):
     modules, sizes, options = interpret_sources.RAGGED[name]
     batch = pack(images_of(sizes), layout)
     interpret_sources.through_both(modules, batch, torch.bfloat16, torch.channels_last, **options)
+
+
+@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize("name", interpret_crops.CROPS)
+def test_the_kernel_that_fits_crops_compiles_for_a_gpu(name, follow, monkeypatch):
+    made = {}
+    monkeypatch.setattr(kernels_crops, "crops_kernel", CompileOnly(kernels_crops.crops_kernel, made))
+    sizes = interpret_crops.some_sizes(8)
+    interpret_crops.fitted(interpret_crops.CROPS[name], sizes, torch.device("cpu"), points=follow, masks=follow)
+    (compiled,) = made.values()
+    assert compiled.asm["cubin"]
+    assert "fma" not in compiled.asm["ptx"].replace("fma.rn.f64", ""), "a product of the windows was not rounded"
 
 
 @pytest.mark.parametrize("mixed", [False, True])

@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 SCRIPTS = (
     "interpret.py",
+    "interpret_crops.py",
     "interpret_filters.py",
     "interpret_labels.py",
     "interpret_sources.py",

@@ -382,7 +382,23 @@ def test_the_explanation_counts_the_bytes_of_the_last_batch():
     augment(pack(images_of()))
     (line,) = augment.explain().lines
     assert augment.explain(pack(images_of())).lines == (line,)
-    assert (line.launches, line.read_bytes, line.written_bytes) == (1, sum(h * w * 3 for h, w in SIZES), 5 * 3 * 24 * 24 * 4)
+    assert (line.launches, line.read_bytes, line.written_bytes) == (2, sum(h * w * 3 for h, w in SIZES), 5 * 3 * 24 * 24 * 4)
+
+
+@pytest.mark.parametrize(
+    ("modules", "options", "launches"),
+    [
+        ([K.RandomResizedCrop((24, 24))], {"views": 2}, 2),
+        ([K.RandomResizedCrop((24, 24)), K.ColorJitter(0.4, 0.4, 0.4)], {}, 3),
+        # What the host has to draw for each batch, it sends along with everything else.
+        ([K.CenterCrop(8)], {}, 1),
+        ([K.RandomResizedCrop((24, 24), same_on_batch=True)], {}, 1),
+        ([K.RandomHorizontalFlip(), K.RandomResizedCrop((24, 24))], {}, 1),
+        ([K.RandomResizedCrop((24, 24)), K.RandomGaussianNoise()], {}, 1),
+    ],
+)
+def test_the_explanation_counts_the_launch_that_fits_crops(modules, options, launches):
+    assert gpuaug.fuse(modules, ragged=True, **options).explain().launches == launches
 
 
 def test_a_loader_with_workers_hands_ragged_batches_to_the_stage():

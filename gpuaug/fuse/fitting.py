@@ -1,0 +1,106 @@
+"""Rows of ragged batches whose crops are fitted to the images by the device.
+
+A crop is drawn within its image's own size, which only its batch brings. What does not depend on it (ten windows a sample, of
+which the first that fits counts) is sent ahead with everything else, for several batches at once. So a batch costs the host one
+small launch, where drawing for it alone would cost it more than all launches together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpuaug.fuse.crops import WINDOWS, ResizedCrop
+from gpuaug.fuse.draws import Source
+from gpuaug.fuse.gather import Gather
+from gpuaug.fuse.ops import ANY_SIDES, Array, Drawn, Op, Size
+from gpuaug.fuse.plan import Plan
+from gpuaug.fuse.tables import MATRIX, fill_matrix, fill_table, send
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where in a row, behind what the passes read, the parts begin that a crop is fitted from; -1 for those it has not."""
+
+    matrix: int
+    """That of all ops, to be written."""
+    windows: int
+    rest: int
+    """The matrix of the ops behind the crop."""
+    width: int
+
+
+def fits(planned: Plan) -> bool:
+    """Whether a device can fit the crops of ragged batches: where a plan begins with one, each sample drawn for by itself."""
+    front = planned.passes[0].front
+    if not planned.source.ragged or not isinstance(front, Gather):
+        return False
+    first = front.order[0]
+    return isinstance(first, ResizedCrop) and not first.same_on_batch
+
+
+class Fitting:
+    """The rows of some batches, on the device, but for where crops lie.
+
+    Args:
+        planned: One that :func:`fits`.
+        ops: All of the plan's.
+        size: Of a batch; which sides images have does not matter.
+        seeds: One for each view of each batch.
+        views: Of a batch.
+        device: Where the rows go.
+        points: Whether boxes or keypoints follow.
+    """
+
+    def __init__(
+        self,
+        planned: Plan,
+        ops: Sequence[Op],
+        size: Size,
+        seeds: Sequence[int],
+        views: int,
+        device: torch.device,
+        *,
+        points: bool,
+    ) -> None:
+        self._step = planned.passes[0]
+        columns, self._end = 2 * WINDOWS + 2, planned.width + MATRIX * points
+        self._layout = Layout(
+            matrix=planned.width if points else -1,
+            windows=self._end,
+            rest=self._end + columns if points else -1,
+            width=self._end + columns + MATRIX * points,
+        )
+        source = Source(seeds, size.batch, planned.numbers)
+        first, *others = ops
+        assert isinstance(first, ResizedCrop)
+        windows = first.windows(source.uniform(planned.columns[0]))
+        # The rest is drawn and written for crops that leave everything as it is.
+        whole = Size(source.batch, size.channels, *ANY_SIDES)
+        drawn: dict[Op, Drawn] = {first: first.unmoved(source.batch)}
+        at = first.out(whole)
+        for op in others:
+            drawn[op] = op.draw(source, at)
+            at = op.out(at)
+
+        def fill(table: Array) -> None:
+            fill_table(planned, whole, drawn, table)
+            table[:, self._layout.windows : self._layout.windows + columns] = windows.T
+            if points:
+                fill_matrix(planned, whole, drawn, table[:, self._layout.rest :])
+
+        rows = send(source.batch, self._layout.width, fill, device)
+        self._rows = rows.view(-1, views * size.batch, self._layout.width)
+
+    def table(self, place: int, places: Tensor) -> Tensor:
+        """The whole rows of a batch, (V · B, K), now that its images are where ``places`` says, (B, 3).
+
+        Cost:
+            One launch.
+        """
+        from gpuaug.fuse.kernels_crops import fit
+
+        rows = self._rows[place]
+        fit(self._step, rows, places, self._layout)
+        return rows[:, : self._end]

@@ -1,0 +1,146 @@
+"""The kernel that finds the windows of resized crops, for images whose sizes the device is the first to need."""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpuaug.fuse.crops import WINDOWS, ResizedCrop
+from gpuaug.fuse.fitting import Layout
+from gpuaug.fuse.gather import Columns, Gather
+from gpuaug.fuse.kernels_taps import half_to_even
+from gpuaug.fuse.launching import Launch, on_device
+from gpuaug.fuse.plan import Pass
+
+BLOCK = 32
+"""Samples of a block: its one warp's."""
+
+
+@triton.jit
+def resampled(row, start, count, live, TARGET: tl.constexpr, HALF: tl.constexpr):
+    """Write how an axis of the output is taken from a window."""
+    if HALF:
+        scale = tl.div_rn(count, count * 0 + TARGET)
+    elif TARGET > 1:
+        scale = tl.div_rn(count - 1, count * 0 + (TARGET - 1))
+    else:
+        scale = count * 0
+    tl.store(row, scale, mask=live)
+    tl.store(row + 1, start, mask=live)
+    tl.store(row + 2, count, mask=live)
+
+
+@triton.jit
+def straightened(start, count, TARGET: tl.constexpr, HALF: tl.constexpr):
+    """The scale and the shift that take a window's axis to the output's, in float64."""
+    start = start.to(tl.float64)
+    count = count.to(tl.float64)
+    if HALF:
+        scale = TARGET / count
+        shift = (0.5 - start) * scale - 0.5
+    else:
+        scale = tl.where((count > 1) & (TARGET > 1), (TARGET - 1) / tl.maximum(count - 1, 1), 1)
+        shift = -start * scale
+    return scale, shift
+
+
+@triton.jit(do_not_specialize=["samples", "images", "row_stride"], do_not_specialize_on_alignment=["rows", "places"])
+def crops_kernel(
+    rows, places, samples, images, row_stride,
+    WINDOWS: tl.constexpr, WINDOWS_AT: tl.constexpr, WARP_AT: tl.constexpr, MASK_WARP_AT: tl.constexpr,
+    MATRIX_AT: tl.constexpr, REST_AT: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
+    HALF: tl.constexpr, NARROWEST: tl.constexpr, WIDEST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What :meth:`gpuaug.fuse.crops.ResizedCrop.draw_parameters` finds, bit for bit, written into the rows.
+
+    ``places`` holds the first element, the height and the width of each image; every view has samples of them all.
+
+    Grid: (blocks of samples, 1, 1).
+    """
+    sample = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = sample < samples
+    row = rows + sample.to(tl.int64) * row_stride
+    place = places + (sample % images).to(tl.int64) * 3
+    height = tl.load(place + 1, mask=live, other=1)
+    width = tl.load(place + 2, mask=live, other=1)
+    length = tl.sqrt_rn((height * width).to(tl.float32))
+    height = height.to(tl.float32)
+    width = width.to(tl.float32)
+    # The image, or as much of it as the ratios allow: what is taken where no window fits.
+    ratio = tl.div_rn(width, height)
+    across = tl.where(ratio > WIDEST, half_to_even(height * WIDEST).to(tl.float32), width)
+    down = tl.where(ratio < NARROWEST, half_to_even(tl.div_rn(width, width * 0 + NARROWEST)).to(tl.float32), height)
+    across = tl.minimum(tl.maximum(across, 1), width)
+    down = tl.minimum(tl.maximum(down, 1), height)
+    sought = width > 0
+    for index in tl.static_range(WINDOWS):
+        side = tl.load(row + WINDOWS_AT + index, mask=live, other=1) * length
+        root = tl.load(row + WINDOWS_AT + WINDOWS + index, mask=live, other=1)
+        wide = half_to_even(side * root).to(tl.float32)
+        high = half_to_even(tl.div_rn(side, root)).to(tl.float32)
+        fits = sought & (wide > 0) & (wide <= width) & (high > 0) & (high <= height)
+        across = tl.where(fits, wide, across)
+        down = tl.where(fits, high, down)
+        sought = sought & (fits == 0)
+    x = tl.floor(tl.load(row + WINDOWS_AT + 2 * WINDOWS, mask=live, other=0) * (width + 1 - across))
+    y = tl.floor(tl.load(row + WINDOWS_AT + 2 * WINDOWS + 1, mask=live, other=0) * (height + 1 - down))
+    resampled(row + WARP_AT, x, across, live, WIDTH, HALF)
+    resampled(row + WARP_AT + 3, y, down, live, HEIGHT, HALF)
+    if MASK_WARP_AT != WARP_AT:
+        resampled(row + MASK_WARP_AT, x, across, live, WIDTH, True)
+        resampled(row + MASK_WARP_AT + 3, y, down, live, HEIGHT, True)
+    if MATRIX_AT >= 0:
+        scale_x, shift_x = straightened(x, across, WIDTH, HALF)
+        scale_y, shift_y = straightened(y, down, HEIGHT, HALF)
+        for k in tl.static_range(3):
+            rest = row + REST_AT + 3 * k
+            matrix = row + MATRIX_AT + 3 * k
+            by_x = tl.load(rest, mask=live, other=0).to(tl.float64)
+            by_y = tl.load(rest + 1, mask=live, other=0).to(tl.float64)
+            shift = tl.load(rest + 2, mask=live, other=0).to(tl.float64)
+            tl.store(matrix, (by_x * scale_x).to(tl.float32), mask=live)
+            tl.store(matrix + 1, (by_y * scale_y).to(tl.float32), mask=live)
+            tl.store(matrix + 2, (by_x * shift_x + by_y * shift_y + shift).to(tl.float32), mask=live)
+
+
+def fit(step: Pass, rows: Tensor, places: Tensor, layout: Layout) -> None:
+    """Write into each row where its crop lies in its image, in one launch on the current stream.
+
+    Shape:
+        - rows: (V · B, ``layout.width``) float32, for V views
+        - places: (B, 3) int64
+    """
+    if not len(rows):
+        return
+    key = crops_kernel, layout, len(rows), len(places)
+    launch = step.prepared.get(key)
+    if launch is None:
+        launch = step.prepared[key] = _launch(step, layout, len(rows), len(places))
+    with on_device(rows.device):
+        launch((rows, places))
+
+
+def _launch(step: Pass, layout: Layout, samples: int, images: int) -> Launch:
+    assert isinstance(step.front, Gather)
+    assert isinstance(step.columns, Columns)
+    crop = step.front.warp
+    assert isinstance(crop, ResizedCrop)
+    out, (narrowest, widest) = crop.out(step.source), crop.ratios
+    constants: dict[str, Any] = {
+        "WINDOWS": WINDOWS,
+        "WINDOWS_AT": layout.windows,
+        "WARP_AT": step.columns.warp,
+        "MASK_WARP_AT": step.columns.mask_warp,
+        "MATRIX_AT": layout.matrix,
+        "REST_AT": layout.rest,
+        "WIDTH": out.width,
+        "HEIGHT": out.height,
+        "HALF": step.front.half,
+        "NARROWEST": narrowest,
+        "WIDEST": widest,
+        "BLOCK": BLOCK,
+    }
+    grid = (triton.cdiv(samples, BLOCK), 1, 1)
+    # Products that are not rounded before something is added to them could end in another window than the host's.
+    return Launch(crops_kernel, grid, (samples, images, layout.width), constants, warps=1, fused=False)
