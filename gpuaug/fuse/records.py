@@ -56,9 +56,9 @@ class _Rows:
 
     def split(self, made: Tensor, frame: tuple[int, int]) -> list[Tensor]:
         """Each sample's, in the shape, the type and the subclass in which it came; floating where that holds whole numbers."""
-        parts: list[Tensor] = list(made.split(self.counts))
+        parts = torch.split_with_sizes(made, self.counts)
         if len(self._dtypes) > 1:
-            parts = [part.to(floating(given.dtype)) for part, given in zip(parts, self.given, strict=True)]
+            parts = tuple(part.to(floating(given.dtype)) for part, given in zip(parts, self.given, strict=True))
         return [
             like(part if given.ndim == 2 else part.view(given.shape), given, canvas_size=frame)
             for part, given in zip(parts, self.given, strict=True)
@@ -130,8 +130,8 @@ class Records:
             made, valid = executors.follow(values, self._joined_valid(), way, floating(values.dtype))
             assert valid is not None
             rows = self._boxes
-            each = zip(rows.samples, rows.keys, rows.split(made, out), valid.split(rows.counts), strict=True)
-            for sample, key, part, kept in each:
+            split = rows.split(made, out), torch.split_with_sizes(valid, rows.counts)
+            for sample, key, part, kept in zip(rows.samples, rows.keys, *split, strict=True):
                 changes[sample][key] = part
                 changes[sample]["valid"] = kept
         if self._points.samples:
@@ -153,24 +153,26 @@ class Records:
         value = record[key]
         self._check_rows(sample, key, value)
         named = _form_of(value, sample) or ("xywh" if key == "bbox" else self._named)
-        if value.ndim != 2 or value.shape[1] != 4:
+        shape = value.shape
+        if len(shape) != 2 or shape[1] != 4:
             raise ArgumentError(
-                f"{key} of sample {sample} must be (n, 4), got {tuple(value.shape)}. "
-                "Where an image has none: torch.zeros(0, 4)."
+                f"{key} of sample {sample} must be (n, 4), got {tuple(shape)}. Where an image has none: torch.zeros(0, 4)."
             )
         if self._boxes.samples and self._boxes.samples[-1] == sample:
             raise ArgumentError(f"targets of sample {sample} must hold boxes or bbox, got both. Leave one of them out.")
-        form = RECORD_FORMS[named]
-        if len(value) and self._form not in (None, form):  # of no boxes every form is the same
-            first = next(at for at, count in zip(self._boxes.samples, self._boxes.counts, strict=True) if count)
-            raise ArgumentError(
-                f"{key} of sample {sample} must be of the form of those of sample {first}, got {named}. "
-                "Convert them before they are put into a batch."
-            )
-        self._form = form if len(value) else self._form
+        count = shape[0]
+        if count:  # of no boxes every form is the same
+            form = RECORD_FORMS[named]
+            if self._form is not form and self._form is not None:
+                first = next(at for at, held in zip(self._boxes.samples, self._boxes.counts, strict=True) if held)
+                raise ArgumentError(
+                    f"{key} of sample {sample} must be of the form of those of sample {first}, got {named}. "
+                    "Convert them before they are put into a batch."
+                )
+            self._form = form
         self._boxes.add(sample, key, value)
         if "valid" in record:
-            self._valid[sample] = _checked_valid(record["valid"], sample, len(value), self._device)
+            self._valid[sample] = _checked_valid(record["valid"], sample, count, self._device)
 
     def _add_points(self, sample: int, value: Any) -> None:
         self._check_rows(sample, "keypoints", value)

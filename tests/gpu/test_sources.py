@@ -3,7 +3,7 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from fuse import interpret_sources
+from fuse import interpret_crops, interpret_sources
 from fuse.ragged import images_of, pack
 from fuse.replay import photographs
 
@@ -47,6 +47,38 @@ def test_images_as_people_have_them(layout, antialias):
     modules = [K.RandomResizedCrop((224, 224)), K.RandomHorizontalFlip(), K.ColorJitter(0.4, 0.4, 0.4, 0.1)]
     options = {"antialias": antialias, "views": 2}
     assert disagreement(modules, batch.to(CUDA), torch.float32, torch.contiguous_format, **options) < 5
+
+
+@pytest.mark.parametrize("follow", [False, True], ids=["images", "and points and masks"])
+@pytest.mark.parametrize("name", interpret_crops.CROPS)
+def test_crops_are_fitted_as_the_host_draws_them(name, follow):
+    sizes = interpret_crops.some_sizes(4000)
+    assert not interpret_crops.disagreement(interpret_crops.CROPS[name], sizes, CUDA, points=follow, masks=follow)
+
+
+def test_calls_draw_what_draw_does_whatever_sizes_follow_and_on_whichever_stream():
+    augment = gpuaug.fuse([K.RandomResizedCrop((24, 20)), K.RandomHorizontalFlip()], ragged=True, views=2)
+    batches = [pack(images_of([(30 + 7 * index, 90 - 5 * k) for k in range(6)])).to(CUDA) for index in range(5)]
+    points = torch.rand(6, 3, 2, device=CUDA) * 30
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+
+    def calls(*, replay):
+        torch.manual_seed(0)
+        for index in range(60):
+            batch, follow = batches[index % 5], index % 4 == 3
+            given = (batch, points) if follow else (batch,)
+            draws = augment.draw(batch) if replay else None
+            with torch.cuda.stream(side if index % 3 else torch.cuda.current_stream()):
+                made = augment(*given, data_keys=["input", "keypoints"][: 1 + follow], draws=draws)
+            yield made if follow else [made]
+
+    got, expected = list(calls(replay=False)), list(calls(replay=True))
+    torch.cuda.synchronize()
+    for one, other in zip(got, expected, strict=True):
+        assert torch.equal(one[0], other[0])
+        torch.testing.assert_close(one[1:], other[1:], atol=1e-4, rtol=1e-6)
+    assert not torch.equal(got[0][0], got[5][0])
 
 
 def test_a_loader_hands_ragged_batches_to_the_kernels_and_waits_for_nothing():
