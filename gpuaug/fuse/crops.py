@@ -280,7 +280,13 @@ class ResizedCrop(ResampleOp):
         generator: Any = module._param_generator
         self._scale = tuple(float(bound) for bound in generator.scale)
         self._ratio = tuple(float(bound) for bound in generator.ratio)
-        self._log_ratio = math.log(self._ratio[0]), math.log(self._ratio[1])
+        self.areas = self._scale[0], self._scale[1] - self._scale[0]
+        """The least share of an image's area, and what may be added to it."""
+        first, last = math.log(self._ratio[0]), math.log(self._ratio[1])
+        self.shapes = first / 2, (last - first) / 2
+        """The logarithm of the root of the first bound of the ratio, and what may be added to it."""
+        self.ratios = min(self._ratio), max(self._ratio)
+        """The least and the largest of width by height."""
 
     @classmethod
     def cannot(cls, module: nn.Module) -> str | None:
@@ -321,25 +327,12 @@ class ResizedCrop(ResampleOp):
             "height": down,
         }
 
-    def windows(self, numbers: Array) -> Array:
-        """What of a draw depends on no size, from numbers in [0, 1).
-
-        Whoever knows the sizes goes on from here with what is rounded alike everywhere: products, quotients and roots.
-
-        Shape:
-            - numbers: (4, B)
-            - returns: (2 · WINDOWS + 2, B): by how much of an image's own side a window is long, by how much it is wider, and
-              where it lies in the room that it leaves, across and down
-        """
-        shares, shapes = np.concatenate([numbers[:2, None], further(numbers, WINDOWS - 1)], axis=1)
-        return np.concatenate([*self._window(shares, shapes), numbers[2:]])
-
     def _window(self, share: Array, shape: Array) -> tuple[Array, Array]:
-        """The root of a window's share of the area, and the root of its ratio."""
-        low, high = self._scale
-        first, last = self._log_ratio
-        length = np.sqrt(share * np.float32(high - low) + np.float32(low))
-        return length, np.exp(shape * np.float32((last - first) / 2) + np.float32(first / 2))
+        """By how much of an image's own side a window is long, and by how much it is wider, from numbers in [0, 1)."""
+        (least, by), (first, upto) = self.areas, self.shapes
+        length = np.sqrt(share * np.float32(by) + np.float32(least))
+        # In float64, whose last digits are not the same everywhere, but do not reach those of float32.
+        return length, np.exp((shape * np.float32(upto) + np.float32(first)).astype(np.float64)).astype(np.float32)
 
     def _sides(self, length: Array, root: Array, size: Size) -> tuple[Array, Array]:
         """Whole sides of windows."""
@@ -366,11 +359,6 @@ class ResizedCrop(ResampleOp):
         across = np.where(ratio > widest, np.rint(height * widest), width)
         down = np.where(ratio < narrowest, np.rint(width / narrowest), height)
         return np.clip(across, 1, width), np.clip(down, 1, height)
-
-    @property
-    def ratios(self) -> tuple[float, float]:
-        """The least and the largest of width by height."""
-        return min(self._ratio), max(self._ratio)
 
     def unmoved(self, batch: int) -> Drawn:
         """Draws that leave images of the output's size as they are."""

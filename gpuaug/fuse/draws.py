@@ -106,7 +106,8 @@ def open_gate(batch: int) -> NDArray[np.bool_]:
     return found
 
 
-_INCREMENT, _FIRST, _SECOND = (np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+INCREMENT, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+"""Of SplitMix64."""
 
 
 def further(numbers: NDArray[np.float32], pairs: int) -> NDArray[np.float32]:
@@ -121,14 +122,14 @@ def further(numbers: NDArray[np.float32], pairs: int) -> NDArray[np.float32]:
     """
     words = (numbers * np.float32(2**24)).astype(np.uint64)
     seeds = _scrambled(words[0] << np.uint64(24) | words[1]) ^ (words[2] << np.uint64(24) | words[3])
-    made = _scrambled(seeds + np.arange(1, pairs + 1, dtype=np.uint64)[:, None] * _INCREMENT)
+    made = _scrambled(seeds + np.arange(1, pairs + 1, dtype=np.uint64)[:, None] * np.uint64(INCREMENT))
     halves = np.stack([made >> np.uint64(40), made & np.uint64(2**24 - 1)])
     return halves.astype(np.float32) * np.float32(2**-24)
 
 
 def _scrambled(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    words = (words ^ (words >> np.uint64(30))) * _FIRST
-    words = (words ^ (words >> np.uint64(27))) * _SECOND
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(FIRST)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(SECOND)
     return words ^ (words >> np.uint64(31))
 
 

@@ -1,8 +1,8 @@
 """Rows of ragged batches whose crops are fitted to the images by the device.
 
-A crop is drawn within its image's own size, which only its batch brings. What does not depend on it (ten windows a sample, of
-which the first that fits counts) is sent ahead with everything else, for several batches at once. So a batch costs the host one
-small launch, where drawing for it alone would cost it more than all launches together.
+A crop is drawn within its image's own size, which only its batch brings. So the numbers that it is drawn from are sent ahead
+with everything else, for several batches at once, and the device goes on from there. A batch then costs the host one small
+launch, where drawing for it alone would cost it more than all launches together.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpuaug.fuse.crops import WINDOWS, ResizedCrop
+from gpuaug.fuse.crops import ResizedCrop
 from gpuaug.fuse.draws import Source
 from gpuaug.fuse.gather import Gather
 from gpuaug.fuse.ops import ANY_SIDES, Array, Drawn, Op, Size
@@ -25,7 +25,8 @@ class Layout:
 
     matrix: int
     """That of all ops, to be written."""
-    windows: int
+    numbers: int
+    """Those in [0, 1) that the crop is drawn from."""
     rest: int
     """The matrix of the ops behind the crop."""
     width: int
@@ -65,17 +66,17 @@ class Fitting:
         points: bool,
     ) -> None:
         self._step = planned.passes[0]
-        columns, self._end = 2 * WINDOWS + 2, planned.width + MATRIX * points
+        columns, self._end = planned.columns[0], planned.width + MATRIX * points
         self._layout = Layout(
             matrix=planned.width if points else -1,
-            windows=self._end,
+            numbers=self._end,
             rest=self._end + columns if points else -1,
             width=self._end + columns + MATRIX * points,
         )
         source = Source(seeds, size.batch, planned.numbers)
         first, *others = ops
         assert isinstance(first, ResizedCrop)
-        windows = first.windows(source.uniform(planned.columns[0]))
+        numbers = source.uniform(columns)
         # The rest is drawn and written for crops that leave everything as it is.
         whole = Size(source.batch, size.channels, *ANY_SIDES)
         drawn: dict[Op, Drawn] = {first: first.unmoved(source.batch)}
@@ -86,7 +87,7 @@ class Fitting:
 
         def fill(table: Array) -> None:
             fill_table(planned, whole, drawn, table)
-            table[:, self._layout.windows : self._layout.windows + columns] = windows.T
+            table[:, self._layout.numbers : self._layout.numbers + columns] = numbers.T
             if points:
                 fill_matrix(planned, whole, drawn, table[:, self._layout.rest :])
 

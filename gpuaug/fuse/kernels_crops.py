@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fuse.crops import WINDOWS, ResizedCrop
+from gpuaug.fuse.draws import FIRST, INCREMENT, SECOND
 from gpuaug.fuse.fitting import Layout
 from gpuaug.fuse.gather import Columns, Gather
 from gpuaug.fuse.kernels_taps import half_to_even
@@ -15,6 +16,29 @@ from gpuaug.fuse.plan import Pass
 
 BLOCK = 32
 """Samples of a block: its one warp's."""
+
+
+_INCREMENT, _FIRST, _SECOND = tl.constexpr(INCREMENT), tl.constexpr(FIRST), tl.constexpr(SECOND)
+
+
+@triton.jit
+def scrambled(words):
+    """The output of SplitMix64 for a state."""
+    words = (words ^ (words >> 30)) * _FIRST
+    words = (words ^ (words >> 27)) * _SECOND
+    return words ^ (words >> 31)
+
+
+@triton.jit
+def word(number):
+    """The 24 bits of a number in [0, 1)."""
+    return (number * 16777216.0).to(tl.int32).to(tl.uint64)
+
+
+@triton.jit
+def share(word):
+    """The number in [0, 1) that 24 bits are."""
+    return word.to(tl.int32).to(tl.float32) * (1 / 16777216)
 
 
 @triton.jit
@@ -48,9 +72,10 @@ def straightened(start, count, TARGET: tl.constexpr, HALF: tl.constexpr):
 @triton.jit(do_not_specialize=["samples", "images", "row_stride"], do_not_specialize_on_alignment=["rows", "places"])
 def crops_kernel(
     rows, places, samples, images, row_stride,
-    WINDOWS: tl.constexpr, WINDOWS_AT: tl.constexpr, WARP_AT: tl.constexpr, MASK_WARP_AT: tl.constexpr,
-    MATRIX_AT: tl.constexpr, REST_AT: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
-    HALF: tl.constexpr, NARROWEST: tl.constexpr, WIDEST: tl.constexpr, BLOCK: tl.constexpr,
+    WINDOWS: tl.constexpr, NUMBERS_AT: tl.constexpr, WARP_AT: tl.constexpr, MASK_WARP_AT: tl.constexpr,
+    MATRIX_AT: tl.constexpr, REST_AT: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, HALF: tl.constexpr,
+    LEAST_AREA: tl.constexpr, BY_AREA: tl.constexpr, FIRST_SHAPE: tl.constexpr, BY_SHAPE: tl.constexpr,
+    NARROWEST: tl.constexpr, WIDEST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """What :meth:`gpuaug.fuse.crops.ResizedCrop.draw_parameters` finds, bit for bit, written into the rows.
 
@@ -73,18 +98,27 @@ def crops_kernel(
     down = tl.where(ratio < NARROWEST, half_to_even(tl.div_rn(width, width * 0 + NARROWEST)).to(tl.float32), height)
     across = tl.minimum(tl.maximum(across, 1), width)
     down = tl.minimum(tl.maximum(down, 1), height)
+    area = tl.load(row + NUMBERS_AT, mask=live, other=0)
+    shape = tl.load(row + NUMBERS_AT + 1, mask=live, other=0)
+    x = tl.load(row + NUMBERS_AT + 2, mask=live, other=0)
+    y = tl.load(row + NUMBERS_AT + 3, mask=live, other=0)
+    state = scrambled((word(area) << 24) | word(shape)) ^ ((word(x) << 24) | word(y))
     sought = width > 0
-    for index in tl.static_range(WINDOWS):
-        side = tl.load(row + WINDOWS_AT + index, mask=live, other=1) * length
-        root = tl.load(row + WINDOWS_AT + WINDOWS + index, mask=live, other=1)
+    for _ in tl.static_range(WINDOWS):
+        side = tl.sqrt_rn(area * BY_AREA + LEAST_AREA) * length
+        root = tl.exp((shape * BY_SHAPE + FIRST_SHAPE).to(tl.float64)).to(tl.float32)
         wide = half_to_even(side * root).to(tl.float32)
         high = half_to_even(tl.div_rn(side, root)).to(tl.float32)
         fits = sought & (wide > 0) & (wide <= width) & (high > 0) & (high <= height)
         across = tl.where(fits, wide, across)
         down = tl.where(fits, high, down)
         sought = sought & (fits == 0)
-    x = tl.floor(tl.load(row + WINDOWS_AT + 2 * WINDOWS, mask=live, other=0) * (width + 1 - across))
-    y = tl.floor(tl.load(row + WINDOWS_AT + 2 * WINDOWS + 1, mask=live, other=0) * (height + 1 - down))
+        state += _INCREMENT
+        made = scrambled(state)
+        area = share(made >> 40)
+        shape = share(made & 0xFFFFFF)
+    x = tl.floor(x * (width + 1 - across))
+    y = tl.floor(y * (height + 1 - down))
     resampled(row + WARP_AT, x, across, live, WIDTH, HALF)
     resampled(row + WARP_AT + 3, y, down, live, HEIGHT, HALF)
     if MASK_WARP_AT != WARP_AT:
@@ -126,10 +160,10 @@ def _launch(step: Pass, layout: Layout, samples: int, images: int) -> Launch:
     assert isinstance(step.columns, Columns)
     crop = step.front.warp
     assert isinstance(crop, ResizedCrop)
-    out, (narrowest, widest) = crop.out(step.source), crop.ratios
+    out = crop.out(step.source)
     constants: dict[str, Any] = {
         "WINDOWS": WINDOWS,
-        "WINDOWS_AT": layout.windows,
+        "NUMBERS_AT": layout.numbers,
         "WARP_AT": step.columns.warp,
         "MASK_WARP_AT": step.columns.mask_warp,
         "MATRIX_AT": layout.matrix,
@@ -137,8 +171,12 @@ def _launch(step: Pass, layout: Layout, samples: int, images: int) -> Launch:
         "WIDTH": out.width,
         "HEIGHT": out.height,
         "HALF": step.front.half,
-        "NARROWEST": narrowest,
-        "WIDEST": widest,
+        "LEAST_AREA": crop.areas[0],
+        "BY_AREA": crop.areas[1],
+        "FIRST_SHAPE": crop.shapes[0],
+        "BY_SHAPE": crop.shapes[1],
+        "NARROWEST": crop.ratios[0],
+        "WIDEST": crop.ratios[1],
         "BLOCK": BLOCK,
     }
     grid = (triton.cdiv(samples, BLOCK), 1, 1)
