@@ -21,6 +21,9 @@ from gpuaug.ragged import Ragged, Shapes
 MOST_ELEMENTS = 2**31
 """Kernels count the values of a batch in 32 bits."""
 
+MOST_SIDE = 2**24
+"""And the pixels of a side in float32."""
+
 Place = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor | None]
 """Memory for a tensor of this shape, strides and dtype, or ``None`` if there is no room."""
 
@@ -62,8 +65,8 @@ def collate_ragged(samples: Sequence[Any], *, convert: bool = False, channels: C
 
     Raises:
         ArgumentTypeError: If an image is not uint8, or none is where one is expected.
-        ArgumentError: If an image has other channels than the batch and ``convert`` is false, or no pixels; if a batch has
-            2**31 values or more.
+        ArgumentError: If an image has other channels than the batch and ``convert`` is false, no pixels, or a side of 2**24 or
+            more; if a batch has 2**31 values or more.
 
     Cost:
         On the host, one copy of each image into the buffer; of a PIL image two, since PIL keeps a pixel in four bytes. In a
@@ -98,6 +101,13 @@ def collate_ragged(samples: Sequence[Any], *, convert: bool = False, channels: C
 def _packed(images: Sequence[Any], path: str, *, channels: Channels, convert: bool) -> Ragged:
     ready = [prepared(image, channels, convert=convert, where=_where(i, path)) for i, image in enumerate(images)]
     sizes = sizes_of(ready)
+    if (sizes >= MOST_SIDE).any():
+        longest = int(np.argmax(sizes)) // 2
+        height, width = sizes[longest]
+        raise ArgumentError(
+            f"Images must have sides of fewer than 2**24 pixels, got {height}x{width} in {_where(longest, path)}. "
+            "Cut it up in the dataset."
+        )
     ends = sizes.prod(1).cumsum() * channels
     if ends[-1] >= MOST_ELEMENTS:
         overflowing = int(np.searchsorted(ends, MOST_ELEMENTS))

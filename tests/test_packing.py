@@ -310,6 +310,11 @@ REFUSED = {
         ArgumentError,
         r"must have pixels, .*size \(0, 4\) in sample 1. Leave it",
     ),
+    "too long": (
+        [FINE, np.zeros((1, 2**24, 3), np.uint8)],
+        ArgumentError,
+        r"sides of fewer than 2\*\*24 pixels, got 1x16777216 in sample 1. Cut it up in the dataset",
+    ),
     "16 bits": (
         [FINE, PIL.Image.new("I;16", (4, 4))],
         ArgumentError,
@@ -359,12 +364,13 @@ def ask(shape, stride, dtype):
 
 
 def test_the_largest_batch_that_can_be():
-    fits, one = np.broadcast_to(LARGE[:1, :1, :1], (2**31 - 1, 1, 1)), LARGE[:1, :1, :1]
+    one = LARGE[:1, :1, :1]
+    fits = [np.broadcast_to(one, (2**24 - 1, 128, 1)), np.broadcast_to(one, (127, 1, 1))]
     with placing_into(ask):
         with pytest.raises(AskedForMemory, match="2147483647"):  # which two gigabytes are too much of, for a test
-            collate_ragged([fits], channels=1)
-        with pytest.raises(ArgumentError, match=r"fewer than 2\*\*31 values, got 2147483648 up to sample 1"):
-            collate_ragged([fits, one], channels=1)
+            collate_ragged(fits, channels=1)
+        with pytest.raises(ArgumentError, match=r"fewer than 2\*\*31 values, got 2147483648 up to sample 2"):
+            collate_ragged([*fits, one], channels=1)
 
 
 @pytest.mark.parametrize("channels", [0, 2, 4, "RGB"])

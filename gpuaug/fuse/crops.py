@@ -358,7 +358,7 @@ class ResizedCrop(ResampleOp):
         ratio = width / height
         across = np.where(ratio > widest, np.rint(height * widest), width)
         down = np.where(ratio < narrowest, np.rint(width / narrowest), height)
-        return np.clip(across, 1, width), np.clip(down, 1, height)
+        return np.maximum(across, 1), np.maximum(down, 1)
 
     def unmoved(self, batch: int) -> Drawn:
         """Draws that leave images of the output's size as they are."""

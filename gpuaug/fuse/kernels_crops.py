@@ -96,8 +96,8 @@ def crops_kernel(
     ratio = tl.div_rn(width, height)
     across = tl.where(ratio > WIDEST, half_to_even(height * WIDEST).to(tl.float32), width)
     down = tl.where(ratio < NARROWEST, half_to_even(tl.div_rn(width, width * 0 + NARROWEST)).to(tl.float32), height)
-    across = tl.minimum(tl.maximum(across, 1), width)
-    down = tl.minimum(tl.maximum(down, 1), height)
+    across = tl.maximum(across, 1)
+    down = tl.maximum(down, 1)
     area = tl.load(row + NUMBERS_AT, mask=live, other=0)
     shape = tl.load(row + NUMBERS_AT + 1, mask=live, other=0)
     x = tl.load(row + NUMBERS_AT + 2, mask=live, other=0)
@@ -145,12 +145,13 @@ def fit(step: Pass, rows: Tensor, places: Tensor, layout: Layout) -> None:
         - rows: (V · B, ``layout.width``) float32, for V views
         - places: (B, 3) int64
     """
-    if not len(rows):
+    samples, images = rows.shape[0], places.shape[0]
+    if not samples:
         return
-    key = crops_kernel, layout, len(rows), len(places)
+    key = crops_kernel, layout, samples, images
     launch = step.prepared.get(key)
     if launch is None:
-        launch = step.prepared[key] = _launch(step, layout, len(rows), len(places))
+        launch = step.prepared[key] = _launch(step, layout, samples, images)
     with on_device(rows.device):
         launch((rows, places))
 

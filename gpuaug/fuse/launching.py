@@ -89,7 +89,7 @@ def prepared(step: Pass, source: Any, rows: Tensor, out: Tensor, make: Callable[
 
     A pass belongs to images of one size, or of any, so the kind is the types, the strides and the number of samples.
     """
-    key = (make, kind_of(source), out.dtype, len(out), out.shape[1], rows.stride(0), out.stride())
+    key = (make, kind_of(source), out.dtype, *out.shape[:2], rows.stride(0), out.stride())
     found: T | None = step.prepared.get(key)
     if found is None:
         if len(step.prepared) >= 64:

@@ -18,6 +18,8 @@ CROPS = {
     "larger than most": K.RandomResizedCrop((12, 14), scale=(0.6, 1.6)),
     "none fits": K.RandomResizedCrop((12, 14), scale=(1.5, 2.0)),
     "long": K.RandomResizedCrop((12, 14), scale=(0.5, 1.0), ratio=(0.2, 7.0)),
+    "wide": K.RandomResizedCrop((12, 14), ratio=(3.0, 5.0)),
+    "high": K.RandomResizedCrop((12, 14), ratio=(0.2, 0.3)),
     "one pixel": K.RandomResizedCrop((1, 14)),
 }
 SAMPLES = 100
