@@ -26,6 +26,9 @@ from bench.plot import RESULTS
 # out of the largest ones, where a window this short would see only what had queued up before it.
 _SIZES = ["--batch", "8,16,32,64,128,256,512", "--seconds", "0.3", "--repeats", "2", "--slowest", "0.15"]
 
+# Percents are asked here, of loops that differ by as much from round to round.
+_DEPTHS = ["--batch", "8,16,32,64,128,256,512", "--rows", "streamed;streamed, auto", "--seconds", "0.3", "--repeats", "12"]
+
 # Name of the result, the module that makes it, and the flags it needs for that.
 EXPERIMENTS = {
     "encoder_decoder": ("encoder_decoder", []),
@@ -33,6 +36,7 @@ EXPERIMENTS = {
         "encoder_decoder",
         ["--suite", "encoder_decoder_sizes", "--rows", "two streams, as published;timm PrefetchLoader;streamed", *_SIZES],
     ),
+    "encoder_decoder_depths": ("encoder_decoder", ["--suite", "encoder_decoder_depths", *_DEPTHS]),
     "encoder_decoder_resident": ("encoder_decoder", ["--resident"]),
     "frozen_resnet": ("frozen_resnet", []),
     "classifier": ("classifier", []),
@@ -46,6 +50,7 @@ EXPERIMENTS = {
             *_SIZES,
         ],
     ),
+    "classifier_depths": ("classifier", ["--suite", "classifier_depths", *_DEPTHS]),
     "resnet_step": ("resnet_step", []),
     "chain": ("chain", []),
     "branches": ("branches", []),
