@@ -127,10 +127,10 @@ def measure(
     for labels, build in cases:
         measured, left_out, more = _case(build, options, baseline, slow, figures)
         found = [row.record(**labels) for row in measured]
-        if figures is not None:
-            for record in found:
+        for record in found:
+            if figures is not None:
                 del record["steps_per_s"], record["host_ms"]
-                record |= more[record["name"]]
+            record |= more[record["name"]]
         rows += found
         for row in left_out:
             if not any((row.name, row.reason) == (other["name"], other["reason"]) for other in skipped):
@@ -148,7 +148,7 @@ def measure(
 def _case(
     build: Build, options: Namespace, baseline: str, slow: dict[str, str], figures: Figures | None
 ) -> tuple[list[Row], list[Skipped], dict[str, dict[str, Any]]]:
-    """The rows of one case, what was left out, and more figures; without a peer that raises, everything else starts anew."""
+    """The rows of one case, what was left out, and what more is known; without a peer that raises, all else starts anew."""
     reasons = dict(slow)
     while True:
         # Every case starts from the same numbers, whichever cases ran before it.
@@ -166,7 +166,7 @@ def _case(
             except PeerError as error:
                 reasons[error.name] = error.reason
                 windows = None
-            more = {} if windows is None or figures is None else {row.name: figures(row) for row in variants}
+            more = {row.name: row.notes() | (figures(row) if figures is not None else {}) for row in variants if windows}
             del variants
         release(options.device)
         if windows is not None:

@@ -80,7 +80,9 @@ def streamed(
     """A row of ours: the loop over ``loader`` streamed, closed with ``stack``."""
     batches = StreamedLoader(loader, [stage], device=options.device, depth=depth)
     stack.callback(batches.close)
-    return Variant(name, (decided if depth == "auto" else loop)(batches, step), data.queued(loader))
+    if depth != "auto":
+        return Variant(name, loop(batches, step), data.queued(loader))
+    return Variant(name, decided(batches, step), data.queued(loader), lambda: {"depth": batches.stats().depth})
 
 
 class Serial:

@@ -20,11 +20,13 @@ class Variant:
             the host may run ahead of the device.
         discard: Steps at the start of each window that are not counted: at least the batches that queue up while
             other variants have their turn, so that a full queue is not counted as throughput.
+        notes: What else is to be recorded of it, asked when everything is measured.
     """
 
     name: str
     steps: Callable[[], Iterator[int]]
     discard: int = 0
+    notes: Callable[[], dict[str, Any]] = dict
 
 
 @dataclass(frozen=True)
