@@ -22,7 +22,7 @@ MOST_ELEMENTS = 2**31
 """Kernels count the values of a batch in 32 bits."""
 
 MOST_SIDE = 2**24
-"""And the pixels of a side in float32."""
+"""They count the pixels of a side in float32."""
 
 Place = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor | None]
 """Memory for a tensor of this shape, strides and dtype, or ``None`` if there is no room."""

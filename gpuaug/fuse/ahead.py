@@ -2,8 +2,8 @@
 
 What drawing costs is the number of calls into NumPy, which is the same for the samples of many batches as for those of one.
 And what a call draws from can be foreseen: within a stage it is the next batch's position, and elsewhere the next number of
-torch's generator. So the rows of some batches are made at once and wait, on the device, each for the call that draws from its
-seed. A call that does not come costs nothing but time: its rows are dropped.
+torch's generator. So the rows of some batches are made at once, as far as they can be, and wait, each for the call that draws
+from its seed. A call that does not come costs nothing but time: its rows are dropped.
 """
 
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ class Ahead:
     ) -> Tensor:
         """The rows for a call that is being made now, as :func:`gpuaug.fuse.tables.make_table` gives them.
 
-        The numbers are those that a call by itself would draw, bit for bit.
+        What is drawn is what a call by itself would draw, bit for bit; of matrices, the last digits may differ.
 
         Args:
             planned: What reads the rows.
@@ -83,8 +83,8 @@ class Ahead:
             views: Of each image.
 
         Cost:
-            One call in sixteen draws, for all sixteen, and sends their rows. Where images differ in size every call fits them
-            to its own, by one launch or on the host. No synchronisation.
+            One call in sixteen draws, for all sixteen, and sends their rows. Where images differ in size, every call fits them
+            to its own, by one launch or on the host; or it draws alone, where that cannot be. No synchronisation.
         """
         seed = next_seed()
         # Rows are on their way on the stream that was current, so a call on another one has to make its own.

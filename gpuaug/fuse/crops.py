@@ -279,13 +279,13 @@ class ResizedCrop(ResampleOp):
         self.half = not self.settings["align_corners"]
         generator: Any = module._param_generator
         self._scale = tuple(float(bound) for bound in generator.scale)
-        self._ratio = tuple(float(bound) for bound in generator.ratio)
+        ratios = [float(bound) for bound in generator.ratio]
         self.areas = self._scale[0], self._scale[1] - self._scale[0]
         """The least share of an image's area, and what may be added to it."""
-        first, last = math.log(self._ratio[0]), math.log(self._ratio[1])
+        first, last = math.log(ratios[0]), math.log(ratios[1])
         self.shapes = first / 2, (last - first) / 2
         """The logarithm of the root of the first bound of the ratio, and what may be added to it."""
-        self.ratios = min(self._ratio), max(self._ratio)
+        self.ratios = min(ratios), max(ratios)
         """The least and the largest of width by height."""
 
     @classmethod

@@ -92,16 +92,20 @@ class Fitting:
                 fill_matrix(planned, whole, drawn, table[:, self._layout.rest :])
 
         rows = send(source.batch, self._layout.width, fill, device)
-        self._rows = rows.view(-1, views * size.batch, self._layout.width)
+        self._rows = rows.view(len(seeds) // views, views * size.batch, self._layout.width)
+        self._unused = dict.fromkeys(range(len(seeds) // views), True)
 
     def table(self, place: int, places: Tensor) -> Tensor:
         """The whole rows of a batch, (V · B, K), now that its images are where ``places`` says, (B, 3).
 
         Cost:
-            One launch.
+            One launch; a copy before it where they are asked for again.
         """
         from gpuaug.fuse.kernels_crops import fit
 
         rows = self._rows[place]
+        if not self._unused.pop(place, False):
+            # Another thread may be about to use what was made of them.
+            rows = rows.clone()
         fit(self._step, rows, places, self._layout)
         return rows[:, : self._end]

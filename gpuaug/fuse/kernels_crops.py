@@ -17,7 +17,6 @@ from gpuaug.fuse.plan import Pass
 BLOCK = 32
 """Samples of a block: its one warp's."""
 
-
 _INCREMENT, _FIRST, _SECOND = tl.constexpr(INCREMENT), tl.constexpr(FIRST), tl.constexpr(SECOND)
 
 
@@ -30,15 +29,15 @@ def scrambled(words):
 
 
 @triton.jit
-def word(number):
+def bits_of(number):
     """The 24 bits of a number in [0, 1)."""
     return (number * 16777216.0).to(tl.int32).to(tl.uint64)
 
 
 @triton.jit
-def share(word):
+def number_of(bits):
     """The number in [0, 1) that 24 bits are."""
-    return word.to(tl.int32).to(tl.float32) * (1 / 16777216)
+    return bits.to(tl.int32).to(tl.float32) * (1 / 16777216)
 
 
 @triton.jit
@@ -102,7 +101,7 @@ def crops_kernel(
     shape = tl.load(row + NUMBERS_AT + 1, mask=live, other=0)
     x = tl.load(row + NUMBERS_AT + 2, mask=live, other=0)
     y = tl.load(row + NUMBERS_AT + 3, mask=live, other=0)
-    state = scrambled((word(area) << 24) | word(shape)) ^ ((word(x) << 24) | word(y))
+    state = scrambled((bits_of(area) << 24) | bits_of(shape)) ^ ((bits_of(x) << 24) | bits_of(y))
     sought = width > 0
     for _ in tl.static_range(WINDOWS):
         side = tl.sqrt_rn(area * BY_AREA + LEAST_AREA) * length
@@ -115,8 +114,8 @@ def crops_kernel(
         sought = sought & (fits == 0)
         state += _INCREMENT
         made = scrambled(state)
-        area = share(made >> 40)
-        shape = share(made & 0xFFFFFF)
+        area = number_of(made >> 40)
+        shape = number_of(made & 0xFFFFFF)
     x = tl.floor(x * (width + 1 - across))
     y = tl.floor(y * (height + 1 - down))
     resampled(row + WARP_AT, x, across, live, WIDTH, HALF)

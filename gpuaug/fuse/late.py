@@ -1,7 +1,8 @@
 """Rows of ragged batches, of which the host makes all ahead that does not depend on the sizes of the images.
 
 Where images differ in size, nobody knows those of the batches to come, and crops are drawn within them. So the ops of the first
-pass that move pixels are given their numbers ahead, and turn them into draws when their batch is there.
+pass that move pixels are given their numbers ahead, and turn them into draws when their batch is there: those that the device
+does not fit (:mod:`gpuaug.fuse.fitting`), because something else comes first, or because it runs no kernels of ours.
 """
 
 from collections.abc import Sequence
@@ -66,7 +67,7 @@ class Half:
             at = op.out(at)
         rows = np.empty((source.batch, planned.width), dtype=np.float32)
         fill_table(planned, whole, self._drawn, rows, fronts=1)
-        self._rows = rows.reshape(-1, views * size.batch, planned.width)
+        self._rows = rows.reshape(len(seeds) // views, views * size.batch, planned.width)
 
     def table(self, place: int, size: Size) -> Tensor:
         """The whole rows of a batch, (V · B, K), now that its sizes are there.

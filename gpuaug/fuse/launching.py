@@ -34,7 +34,7 @@ class Launch:
         numbers: What follows the tensors, in order.
         constants: The constants by name.
         warps: Warps in a block.
-        fused: Whether products are added to before they are rounded, which is what makes a byte's share of 255 exact.
+        fused: Whether a product and a sum may be one instruction that rounds once. A byte's share of 255 is exact by that.
     """
 
     __slots__ = ("_compiled", "_constants", "_fused", "_grid", "_kernel", "_tail", "_warps")

@@ -54,6 +54,25 @@ def fitted(crop, sizes, device, *, points=False, masks=False):
     return torch.cat([fitting.table(index, places) for index in (1, 0, 1)])[2 * len(sizes) :]
 
 
+def interference(device):
+    """What is wrong with rows asked for twice, as by two threads, for images of other sizes; and with those of none."""
+    sizes = some_sizes(8)
+    augment, size, plan = of_crop(CROPS["as they come"], sizes, masks=False)
+    fitting = Fitting(plan, augment._ops, size, SEEDS, 2, device, points=True)
+    columns = np.column_stack([np.zeros(8), sizes]).astype(np.int64)
+    places, others = torch.from_numpy(columns).to(device), torch.from_numpy(columns[::-1].copy()).to(device)
+    first = fitting.table(0, places)
+    kept = first.clone()
+    second = fitting.table(0, others)
+    if not torch.equal(first, kept):
+        return "rows changed in the hands of those who had them"
+    nobody = Size(0, 3, sizes[:0, 0], sizes[:0, 1])
+    none = Fitting(plan, augment._ops, nobody, SEEDS, 2, device, points=True).table(1, places[:0])
+    if none.shape != (0, plan.width + 9):
+        return f"no rows of shape {tuple(none.shape)}"
+    return "" if torch.equal(fitting.table(0, places), kept) and not torch.equal(second, kept) else "other rows the second time"
+
+
 def disagreement(crop, sizes, device, *, points=False, masks=False):
     """How they differ from rows of the host's draws, in words: the numbers not at all, the matrices behind them by rounding."""
     augment, size, plan = of_crop(crop, sizes, masks=masks)
@@ -70,7 +89,7 @@ def disagreement(crop, sizes, device, *, points=False, masks=False):
 
 
 def main(chosen):
-    failed = []
+    failed = [said] if (said := interference(torch.device("cpu"))) else []
     for name, crop in CROPS.items():
         for options in ({}, {"points": True, "masks": True}):
             if not chosen or name in chosen:

@@ -368,6 +368,15 @@ def test_draws_of_other_images_are_refused():
         augment(batch, draws=draws)
 
 
+@pytest.mark.parametrize("modules", [[K.RandomResizedCrop((24, 24))], [K.RandomHorizontalFlip(), K.CenterCrop(24)]])
+def test_no_images_are_a_batch_of_none(modules):
+    shapes = Shapes(np.empty((0, 2), dtype=np.int64), 3, "hwc")
+    none = Ragged(torch.empty(0, dtype=torch.uint8), torch.empty(0, 3, dtype=torch.int64), shapes)
+    augment = gpuaug.fuse(modules, ragged=True, views=2)
+    for _ in range(4):
+        assert augment(none).shape == (0, 3, 24, 24)
+
+
 def test_policies_have_no_draws_of_one_image():
     augment = gpuaug.fuse(K.auto.RandAugment(n=1, m=5))
     with raises("draws must be of modules that take every image by itself, got RandAugment."):

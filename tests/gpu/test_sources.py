@@ -56,6 +56,10 @@ def test_crops_are_fitted_as_the_host_draws_them(name, follow):
     assert not interpret_crops.disagreement(interpret_crops.CROPS[name], sizes, CUDA, points=follow, masks=follow)
 
 
+def test_rows_that_are_asked_for_twice_are_not_written_to_twice():
+    assert not interpret_crops.interference(CUDA)
+
+
 def test_calls_draw_what_draw_does_whatever_sizes_follow_and_on_whichever_stream():
     augment = gpuaug.fuse([K.RandomResizedCrop((24, 20)), K.RandomHorizontalFlip()], ragged=True, views=2)
     batches = [pack(images_of([(30 + 7 * index, 90 - 5 * k) for k in range(6)])).to(CUDA) for index in range(5)]
