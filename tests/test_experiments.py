@@ -93,8 +93,7 @@ def test_profiles_has_the_parts_the_loops_and_a_verdict_of_each_case(tmp_path):
         *("load", "copy", "stage/encode", "step"),
         *("loop, in line", "loop, streamed", "bounds"),
     ]
-    # Eight batches on a machine with other work: how close they are is tested where times are known.
-    assert all(row["streamed_ms"] >= 0.5 * row["bound_ms"] > 0 for row in made["rows"] if row["name"] == "bounds")
+    assert all(row["streamed_ms"] >= 0.8 * row["bound_ms"] for row in made["rows"] if row["name"] == "bounds")
     assert "timelines" not in made["settings"]
     assert {path.suffix for path in tmp_path.glob("timeline_*")} == {".png", ".json"}
     assert len(list(tmp_path.glob("timeline_*"))) == 8

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.fuse import executors
+from gpuaug.fuse.coming import Coming
 from gpuaug.fuse.draws import Source
 from gpuaug.fuse.fitting import Fitting, fits
 from gpuaug.fuse.late import Half, late_ops
@@ -100,15 +101,17 @@ class Ahead:
         *seeds, following = seed, *following_seeds(count)
         each = [one for call in seeds for one in seeds_of_views(call, views)]
         rows: Tensor | Fitting | Half
-        if fits(planned) and executors.name(device) == "triton":
-            rows = Fitting(planned, ops, size, each, views, device, points=points)
-        elif size.ragged and (late := late_ops(planned, ops)):
-            rows = Half(planned, ops, late, size, each, views, device, points=points)
-        elif size.ragged:
-            return draw_rows(planned, ops, size, each[:views], device, points=points).flatten(0, 1)
-        else:
+        if not size.ragged:
             table = draw_rows(planned, ops, size, each, device, points=points)
             rows = table.view(count, views * size.batch, table.shape[2])
+        else:
+            coming = Coming(planned, ops, size.batch, size.channels, each, views, device, points)
+            if fits(planned) and executors.name(device) == "triton":
+                rows = Fitting(coming)
+            elif late := late_ops(planned, ops):
+                rows = Half(coming, late)
+            else:
+                return draw_rows(planned, ops, size, each[:views], device, points=points).flatten(0, 1)
         made = _Block(planned, kind, rows, {each: index for index, each in enumerate(seeds)}, following)
         self._blocks = (made, *(block for block in self._blocks if block is not past))[:_MOST_BLOCKS]
         return made.table(seed, size, places)

@@ -5,17 +5,15 @@ with everything else, for several batches at once, and the device goes on from t
 launch, where drawing for it alone would cost it more than all launches together.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from gpuaug.fuse.crops import ResizedCrop
-from gpuaug.fuse.draws import Source
+from gpuaug.fuse.coming import Coming
 from gpuaug.fuse.gather import Gather
-from gpuaug.fuse.ops import ANY_SIDES, Array, Drawn, Op, Size
+from gpuaug.fuse.ops import Array, Drawn, Op
 from gpuaug.fuse.plan import Plan
+from gpuaug.fuse.resizes import ResizedCrop
 from gpuaug.fuse.tables import MATRIX, fill_matrix, fill_table, send
 
 
@@ -45,26 +43,11 @@ class Fitting:
     """The rows of some batches, on the device, but for where crops lie.
 
     Args:
-        planned: One that :func:`fits`.
-        ops: All of the plan's.
-        size: Of a batch; which sides images have does not matter.
-        seeds: One for each view of each batch.
-        views: Of a batch.
-        device: Where the rows go.
-        points: Whether boxes or keypoints follow.
+        coming: For a plan that :func:`fits`.
     """
 
-    def __init__(
-        self,
-        planned: Plan,
-        ops: Sequence[Op],
-        size: Size,
-        seeds: Sequence[int],
-        views: int,
-        device: torch.device,
-        *,
-        points: bool,
-    ) -> None:
+    def __init__(self, coming: Coming) -> None:
+        planned, points = coming.planned, coming.points
         self._step = planned.passes[0]
         columns, self._end = planned.columns[0], planned.width + MATRIX * points
         self._layout = Layout(
@@ -73,12 +56,11 @@ class Fitting:
             rest=self._end + columns if points else -1,
             width=self._end + columns + MATRIX * points,
         )
-        source = Source(seeds, size.batch, planned.numbers)
-        first, *others = ops
+        source, whole = coming.source(), coming.size
+        first, *others = coming.ops
         assert isinstance(first, ResizedCrop)
         numbers = source.uniform(columns)
         # The rest is drawn and written for crops that leave everything as it is.
-        whole = Size(source.batch, size.channels, *ANY_SIDES)
         drawn: dict[Op, Drawn] = {first: first.unmoved(source.batch)}
         at = first.out(whole)
         for op in others:
@@ -91,9 +73,8 @@ class Fitting:
             if points:
                 fill_matrix(planned, whole, drawn, table[:, self._layout.rest :])
 
-        rows = send(source.batch, self._layout.width, fill, device)
-        self._rows = rows.view(len(seeds) // views, views * size.batch, self._layout.width)
-        self._unused = dict.fromkeys(range(len(seeds) // views), True)
+        self._rows = coming.by_batch(send(source.batch, self._layout.width, fill, coming.device))
+        self._unused = dict.fromkeys(range(len(self._rows)), True)
 
     def table(self, place: int, places: Tensor) -> Tensor:
         """The whole rows of a batch, (V · B, K), now that its images are where ``places`` says, (B, 3).

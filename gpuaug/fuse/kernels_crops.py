@@ -6,13 +6,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fuse.crops import WINDOWS, ResizedCrop
 from gpuaug.fuse.draws import FIRST, INCREMENT, SECOND
 from gpuaug.fuse.fitting import Layout
 from gpuaug.fuse.gather import Columns, Gather
 from gpuaug.fuse.kernels_taps import half_to_even
 from gpuaug.fuse.launching import Launch, on_device
 from gpuaug.fuse.plan import Pass
+from gpuaug.fuse.resizes import WINDOWS, ResizedCrop
 
 BLOCK = 32
 """Samples of a block: its one warp's."""
@@ -76,7 +76,7 @@ def crops_kernel(
     LEAST_AREA: tl.constexpr, BY_AREA: tl.constexpr, FIRST_SHAPE: tl.constexpr, BY_SHAPE: tl.constexpr,
     NARROWEST: tl.constexpr, WIDEST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What :meth:`gpuaug.fuse.crops.ResizedCrop.draw_parameters` finds, bit for bit, written into the rows.
+    """What :meth:`gpuaug.fuse.resizes.ResizedCrop.draw_parameters` finds, bit for bit, written into the rows.
 
     ``places`` holds the first element, the height and the width of each image; every view has samples of them all.
 

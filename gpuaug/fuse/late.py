@@ -8,13 +8,13 @@ does not fit (:mod:`gpuaug.fuse.fitting`), because something else comes first, o
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from gpuaug.fuse import executors
-from gpuaug.fuse.draws import Source, Taken
+from gpuaug.fuse.coming import Coming
+from gpuaug.fuse.draws import Taken
 from gpuaug.fuse.gather import Gather
-from gpuaug.fuse.ops import ANY_SIDES, Array, Drawn, Op, Size
+from gpuaug.fuse.ops import Array, Drawn, Op, Size
 from gpuaug.fuse.plan import Plan
 from gpuaug.fuse.tables import MATRIX, fill_matrix, fill_table, send
 
@@ -32,34 +32,17 @@ class Half:
     """The rows of some batches, but for what depends on sizes.
 
     Args:
-        planned: For ragged batches, with its template.
-        ops: All of the plan's.
-        late: Those that wait.
-        size: Of a batch.
-        seeds: One for each view of each batch.
-        views: Of a batch.
-        device: Where the rows go.
-        points: Whether boxes or keypoints follow.
+        coming: For a plan with its template.
+        late: The ops that wait.
     """
 
-    def __init__(
-        self,
-        planned: Plan,
-        ops: Sequence[Op],
-        late: Sequence[Op],
-        size: Size,
-        seeds: Sequence[int],
-        views: int,
-        device: torch.device,
-        *,
-        points: bool,
-    ) -> None:
-        self._planned, self._ops, self._views, self._device, self._points = planned, ops, views, device, points
-        source = Source(seeds, size.batch, planned.numbers)
-        at = whole = Size(source.batch, size.channels, *ANY_SIDES)
+    def __init__(self, coming: Coming, late: Sequence[Op]) -> None:
+        self._coming, planned = coming, coming.planned
+        source, whole = coming.source(), coming.size
+        at = whole
         self._numbers: dict[Op, Array] = {}
         self._drawn: dict[Op, Drawn] = {}
-        for op, columns in zip(ops, planned.columns, strict=True):
+        for op, columns in zip(coming.ops, planned.columns, strict=True):
             if op in late:
                 self._numbers[op] = source.uniform(columns) if columns else np.empty((0, source.batch))
             else:
@@ -67,7 +50,7 @@ class Half:
             at = op.out(at)
         rows = np.empty((source.batch, planned.width), dtype=np.float32)
         fill_table(planned, whole, self._drawn, rows, fronts=1)
-        self._rows = rows.reshape(len(seeds) // views, views * size.batch, planned.width)
+        self._rows = coming.by_batch(rows)
 
     def table(self, place: int, size: Size) -> Tensor:
         """The whole rows of a batch, (V · B, K), now that its sizes are there.
@@ -75,10 +58,10 @@ class Half:
         Cost:
             One pinned copy, which nothing waits for.
         """
-        planned, points, whole = self._planned, self._points, size.times(self._views)
+        planned, points, whole = self._coming.planned, self._coming.points, size.times(self._coming.views)
         part = slice(place * whole.batch, (place + 1) * whole.batch)
         at, drawn = whole, {}
-        for op in self._ops:
+        for op in self._coming.ops:
             if op in self._numbers:
                 drawn[op] = op.draw(Taken(self._numbers[op][:, part]), at)
                 at = op.out(at)
@@ -91,4 +74,4 @@ class Half:
             if points:
                 fill_matrix(planned, whole, drawn, table[:, planned.width :])
 
-        return send(whole.batch, planned.width + MATRIX * points, fill, self._device)
+        return send(whole.batch, planned.width + MATRIX * points, fill, self._coming.device)

@@ -15,7 +15,7 @@ from kornia.constants import Resample
 from torch import nn
 
 from gpuaug.errors import ArgumentError, ArgumentTypeError
-from gpuaug.fuse import channels, colours, crops, filters, jitter, mixes, places, warps
+from gpuaug.fuse import channels, colours, crops, filters, jitter, mixes, places, resizes, warps
 from gpuaug.fuse.choices import Child, Choice, Member, Pick
 from gpuaug.fuse.eager import EagerOp
 from gpuaug.fuse.geometry import ResampleOp
@@ -25,6 +25,7 @@ from gpuaug.fuse.random_apply import lower_random_apply
 
 LOWERED: dict[type[nn.Module], type[Op]] = {
     **crops.LOWERED,
+    **resizes.LOWERED,
     **warps.LOWERED,
     **colours.LOWERED,
     **channels.LOWERED,

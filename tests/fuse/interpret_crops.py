@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 import gpuaug
+from gpuaug.fuse.coming import Coming
 from gpuaug.fuse.fitting import Fitting
 from gpuaug.fuse.ops import Size
 from gpuaug.fuse.tables import make_table
@@ -48,8 +49,8 @@ def of_crop(crop, sizes, *, masks):
 
 def fitted(crop, sizes, device, *, points=False, masks=False):
     """The rows of the batches as the device fits them."""
-    augment, size, plan = of_crop(crop, sizes, masks=masks)
-    fitting = Fitting(plan, augment._ops, size, SEEDS, 2, device, points=points)
+    augment, _, plan = of_crop(crop, sizes, masks=masks)
+    fitting = Fitting(Coming(plan, augment._ops, len(sizes), 3, SEEDS, 2, device, points))
     places = torch.from_numpy(np.column_stack([np.zeros(len(sizes)), sizes]).astype(np.int64)).to(device)
     return torch.cat([fitting.table(index, places) for index in (1, 0, 1)])[2 * len(sizes) :]
 
@@ -57,8 +58,8 @@ def fitted(crop, sizes, device, *, points=False, masks=False):
 def interference(device):
     """What is wrong with rows asked for twice, as by two threads, for images of other sizes; and with those of none."""
     sizes = some_sizes(8)
-    augment, size, plan = of_crop(CROPS["as they come"], sizes, masks=False)
-    fitting = Fitting(plan, augment._ops, size, SEEDS, 2, device, points=True)
+    augment, _, plan = of_crop(CROPS["as they come"], sizes, masks=False)
+    fitting = Fitting(Coming(plan, augment._ops, 8, 3, SEEDS, 2, device, True))
     columns = np.column_stack([np.zeros(8), sizes]).astype(np.int64)
     places, others = torch.from_numpy(columns).to(device), torch.from_numpy(columns[::-1].copy()).to(device)
     first = fitting.table(0, places)
@@ -66,8 +67,7 @@ def interference(device):
     second = fitting.table(0, others)
     if not torch.equal(first, kept):
         return "rows changed in the hands of those who had them"
-    nobody = Size(0, 3, sizes[:0, 0], sizes[:0, 1])
-    none = Fitting(plan, augment._ops, nobody, SEEDS, 2, device, points=True).table(1, places[:0])
+    none = Fitting(Coming(plan, augment._ops, 0, 3, SEEDS, 2, device, True)).table(1, places[:0])
     if none.shape != (0, plan.width + 9):
         return f"no rows of shape {tuple(none.shape)}"
     return "" if torch.equal(fitting.table(0, places), kept) and not torch.equal(second, kept) else "other rows the second time"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import gpuaug
-from gpuaug.fuse import late
+from gpuaug.fuse import coming
 from gpuaug.ragged import Ragged, Shapes
 
 EXACT = {
@@ -168,13 +168,13 @@ def test_numbers_for_sixteen_batches_are_drawn_at_once():
     augment, batch = gpuaug.fuse(container(CLOSE["a classifier's"]()), ragged=True), pack(images_of())
     sources = []
 
-    class Counted(late.Source):
+    class Counted(coming.Source):
         def __init__(self, keys, *args, **options):
             sources.append(len(keys))
             super().__init__(keys, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(late, "Source", Counted)
+        patch.setattr(coming, "Source", Counted)
         for _ in range(48):
             augment(batch)
     assert sources == [1, 2, 4, 8, 16, 16]

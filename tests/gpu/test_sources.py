@@ -73,6 +73,8 @@ def test_calls_draw_what_draw_does_whatever_sizes_follow_and_on_whichever_stream
             batch, follow = batches[index % 5], index % 4 == 3
             given = (batch, points) if follow else (batch,)
             draws = augment.draw(batch) if replay else None
+            if not replay:
+                torch.cuda._sleep(3 * 10**7)  # rows that this stream has sent are late for any other
             with torch.cuda.stream(side if index % 3 else torch.cuda.current_stream()):
                 made = augment(*given, data_keys=["input", "keypoints"][: 1 + follow], draws=draws)
             yield made if follow else [made]
