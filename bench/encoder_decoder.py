@@ -1,6 +1,6 @@
 """Segmentation with a frozen encoder: does it pay to run the encoder beside the training of the decoder?
 
-    python -m bench run encoder_decoder encoder_decoder_sizes encoder_decoder_resident
+    python -m bench run encoder_decoder encoder_decoder_sizes encoder_decoder_resident encoder_decoder_alike
 
 Random uint8 images and int64 labels per pixel come from DataLoader workers out of a small pool. The encoder runs
 without gradients, the decoder is trained with SGD and cross-entropy, both under bfloat16 autocast. Rows:
@@ -16,14 +16,18 @@ loader                       ceiling: iterating and copying alone
 
 With --resident all batches are on the card and the loader costs nothing, so what is left is the feature stage itself;
 the rows "encoder alone" and "training alone" show what there is to overlap.
+
+With --alike the row "streamed" is there several times over, on batches that are page-locked already: how far apart are
+loaders that differ in nothing but their lanes ("own lanes"), and loaders that do not even differ in these ("same lanes")?
 """
 
 from argparse import Namespace
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -33,6 +37,10 @@ from bench.features import CEILINGS, OURS, resident_variants
 from bench.loops import Prefetched, PublishedTwoStreams, Serial, Trainer, frozen, half, loop, streamed, under_autocast
 from bench.rows import Made, peer
 from gpuaug.bench.windows import Variant
+from gpuaug.streams import Lane, Lanes
+
+ALIKE = {"own lanes": 6, "same lanes": 4}
+"""How many loaders there are of each kind."""
 
 
 def from_loader(options: Namespace, batch_size: int, stack: ExitStack) -> list[Made]:
@@ -77,19 +85,65 @@ def from_card(options: Namespace, batch_size: int, stack: ExitStack) -> list[Var
     return resident_variants(encoder, encode, train, batches, options, stack)
 
 
+def alike(options: Namespace, batch_size: int, stack: ExitStack) -> list[Variant]:
+    """Variants that run the same, on lanes of their own and on lanes in common."""
+    device = options.device
+    encoder, _, train = _pieces(options)
+    batches = data.cycle(data.sample(_dataset(options), batch_size, 4, device, pin=True))
+
+    def ours(name: str) -> Variant:
+        stage = gpuaug.FeatureStage(encoder, autocast=half(device))
+        loader = gpuaug.StreamedLoader(batches, [stage], device=device, depth=common.DEPTH)
+        stack.callback(loader.close)
+        return Variant(name, loop(loader, train), common.DEPTH + 4)
+
+    own = [ours(name) for name in _numbered("own lanes")]
+    with _lanes_in_common():
+        return [*own, *(ours(name) for name in _numbered("same lanes"))]
+
+
+def _numbered(kind: str) -> list[str]:
+    return [f"{kind}, {number + 1}" for number in range(ALIKE[kind])]
+
+
+@contextmanager
+def _lanes_in_common() -> Iterator[None]:
+    """Give the loaders that are made within the same lanes.
+
+    Loaders know only of readers of their own batches, so they must not run at once: here one rests while another has a window.
+    """
+    kept: dict[str, Lane] = {}
+    make = Lanes.lane
+
+    def lane(lanes: Lanes, name: str) -> Lane:
+        if name not in kept:
+            kept[name] = make(lanes, name)
+        return kept[name]
+
+    with mock.patch.object(Lanes, "lane", lane):
+        yield
+
+
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = common.parser(__doc__, batch="8,32,128", seconds=0.5, repeats=4, sweeps=True)
     parser.add_argument("--width", type=int, default=64, help="channels of the first level (default: %(default)s)")
     parser.add_argument("--labels", choices=("int64", "uint8"), default="int64", help="as the loader gives them")
-    parser.add_argument("--resident", action="store_true", help="the feature stage alone, batches on the card")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--resident", action="store_true", help="the feature stage alone, batches on the card")
+    instead.add_argument("--alike", action="store_true", help="loaders that are the same, beside each other")
     options = common.read(parser, argv)
-    build = from_card if options.resident else from_loader
+    suite, build = "encoder_decoder", from_loader
+    if options.resident:
+        suite, build = "encoder_decoder_resident", from_card
+    elif options.alike:
+        suite, build = "encoder_decoder_alike", alike
+    names = [name for kind in ALIKE for name in _numbered(kind)] if options.alike else []
     return common.measure(
-        "encoder_decoder_resident" if options.resident else "encoder_decoder",
+        suite,
         options,
         [({"batch_size": size}, partial(build, options, size)) for size in options.batch],
-        baseline="serial",
-        ours=("streamed", "streamed, auto", "streamed, eager encoder", *OURS),
+        baseline=names[0] if names else "serial",
+        ours=names or ("streamed", "streamed, auto", "streamed, eager encoder", *OURS),
         ceilings=("loader", *CEILINGS),
     )
 

@@ -38,6 +38,7 @@ EXPERIMENTS = {
     ),
     "encoder_decoder_depths": ("encoder_decoder", ["--suite", "encoder_decoder_depths", *_DEPTHS]),
     "encoder_decoder_resident": ("encoder_decoder", ["--resident"]),
+    "encoder_decoder_alike": ("encoder_decoder", ["--alike", "--batch", "8,16,64", "--seconds", "0.25", "--repeats", "5"]),
     "frozen_resnet": ("frozen_resnet", []),
     "classifier": ("classifier", []),
     "classifier_sizes": (

@@ -26,6 +26,7 @@ WINDOWED = [
     ("encoder_decoder_sizes", "--width 4", {"serial", "streamed"}),
     ("encoder_decoder_depths", "--width 4", {"serial", "streamed", "streamed, auto"}),
     ("encoder_decoder_resident", "--width 4", {"serial", "encoder alone", "training alone", "feature stage"}),
+    ("encoder_decoder_alike", "--width 4", {"own lanes, 1", "own lanes, 6", "same lanes, 1", "same lanes, 4"}),
     ("frozen_resnet", "--model resnet18", {"serial", "captured, in line", "feature stage", "feature stage, eager"}),
     ("classifier", "--width 1", {"serial", "workers", "streamed", "streamed, auto", "streamed, fused", "resident", "loader"}),
     ("classifier_sizes", "--width 1", {"serial", "workers", "streamed", "streamed, fused"}),

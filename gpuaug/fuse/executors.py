@@ -47,9 +47,10 @@ def run_mask(step: Pass, masks: Tensor, table: Tensor, places: Tensor | None = N
     """Take masks of any type through what a pass moves and erases.
 
     Shape:
-        - masks: (B, C, H, W), or flat with the ``places`` of masks of several sizes, (B, 3) int64: first element, height, width
+        - masks: (B, C, H, W), or flat with the ``places`` of N masks of several sizes, (N, 4) int64: how far behind the first
+          element each begins, its height, its width and the sample it belongs to
         - table: (B, K) float32
-        - returns: (B, C, H', W'); with places (B, 1, H', W')
+        - returns: (B, C, H', W'); with places (N, 1, H', W')
     """
     if not masks.numel():
         shape = masks.shape[:2] if places is None else (len(places), 1)
@@ -62,7 +63,7 @@ def run_mask(step: Pass, masks: Tensor, table: Tensor, places: Tensor | None = N
             masks = run_triton.run_mask(step, masks, table, places)
         else:
             masks = run_torch.gather_mask(step.front, step.columns, masks, table, step.out, places)
-    return run_torch.erased(step, masks, table)
+    return run_torch.erased(step, masks, table, places)
 
 
 def run_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:

@@ -260,14 +260,16 @@ def mask_kernel(
 ):  # fmt: skip
     """The nearest pixel of a mask, its bits unread.
 
-    With ``FLAT`` masks have sizes of their own and lie one behind the other: ``places`` holds the first element, the height
-    and the width of each.
+    With ``FLAT`` masks have sizes of their own and lie anywhere: ``places`` holds the first element of each, counted from
+    ``source``, its height, its width and its sample.
 
-    Grid: (tiles of an image, samples, planes).
+    Grid: (tiles of an image, masks, planes).
     """
     tile = tl.program_id(0)
-    sample = tl.program_id(1)
+    mask = tl.program_id(1)
     plane = tl.program_id(2)
+    place = places + mask * 4
+    sample = tl.load(place + 3) if FLAT else mask
     row = rows + sample * row_stride
     before = row + BEFORE_AT
     target_x = (tile % tiles_x) * TILE_W + tl.arange(0, TILE_W)[:, None]
@@ -300,14 +302,13 @@ def mask_kernel(
         framed = framed_x & framed_y
         within = within_x & within_y
     if FLAT:
-        place = places + sample * 3
         pointer = source + tl.load(place) + y * tl.load(place + 2) + x
     else:
-        pointer = source + sample.to(tl.int64) * source_b + plane * source_c + y * source_h + x * SOURCE_W
+        pointer = source + mask.to(tl.int64) * source_b + plane * source_c + y * source_h + x * SOURCE_W
     value = tl.load(pointer, mask=live & framed, other=0)
     if BEFORE == 2:
         value = tl.where(framed & (within == 0), before_fill.to(value.dtype), value)
     if AFTER == 2:
         value = tl.where(inside_x & inside_y, value, after_fill.to(value.dtype))
-    target = out + sample.to(tl.int64) * out_b + plane * out_c + target_y * out_h + target_x
+    target = out + mask.to(tl.int64) * out_b + plane * out_c + target_y * out_h + target_x
     tl.store(target, value, mask=live)

@@ -1,5 +1,6 @@
 """Masks of instances: so many for each image, and taken through the passes together."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,59 +30,66 @@ class MaskList:
     """
 
     def __init__(self, masks: Sequence[Any], samples: Sequence[int], size: Size, device: torch.device) -> None:
+        planes = _checked(masks, samples, size, device)
         self._given = masks
-        planes = []
-        # As plain numbers, which are faster to compare.
-        sides = np.broadcast_to(np.column_stack((size.height, size.width)), (size.batch, 2)).tolist()
-        for mask, sample in zip(masks, samples, strict=True):
-            _check(mask, sample, sides[sample], device)
-            if mask.dtype != masks[0].dtype:
-                raise ArgumentTypeError(
-                    f"masks of sample {sample} must be of {masks[0].dtype}, as those of sample {samples[0]}, got {mask.dtype}. "
-                    "Give all masks of a batch one type."
-                )
-            plain = mask if type(mask) is Tensor else mask.as_subclass(Tensor)
-            planes.append(plain if plain.ndim == 3 else plain[None])
         self._counts = [plane.shape[0] for plane in planes]
-        self._ragged = size.ragged
-        if self._ragged:
-            self._values = torch.cat([plane.flatten() for plane in planes])
-        else:
-            self._values = torch.cat(planes)[:, None]
-        self._samples = np.repeat(np.asarray(samples, np.int64), self._counts)
+        self._as_given = all(map(operator.is_, planes, masks))
+        self._samples = np.asarray(samples, np.int64)
         self._size = size
         self._owners: Tensor | None = None
         self._places: Tensor | None = None
+        if not size.ragged:
+            self._values = torch.cat(planes)[:, None]
+            return
+        if executors.name(device) == "triton":
+            # A kernel reads them where they lie, so nothing has to be laid together.
+            self._planes = [plane.contiguous() for plane in planes]
+            self._values, self._firsts = _counted_from_one(self._planes)
+        else:
+            self._values = torch.cat([plane.flatten() for plane in planes])
+            self._firsts = np.cumsum([0, *(plane.numel() for plane in planes[:-1])])
 
-    def numbers(self) -> list[Array]:
-        """What has to be on the device before masks can be moved: which image each belongs to, and where it is."""
-        if not self._ragged:
-            return [self._samples]
-        heights, widths = (np.asarray(side)[self._samples] for side in (self._size.height, self._size.width))
-        ends = np.cumsum(heights * widths)
-        return [self._samples, np.stack((ends - heights * widths, heights, widths), 1).ravel()]
+    def numbers(self) -> Array:
+        """What has to be on the device before masks can be moved, flat: which image each belongs to, and where it is."""
+        if not self._size.ragged:
+            return np.repeat(self._samples, self._counts)
+        counts = np.asarray(self._counts)
+        spans = np.empty((len(counts), 5), np.int64)
+        spans[:, 1], spans[:, 2] = self._size.height[self._samples], self._size.width[self._samples]
+        spans[:, 3], spans[:, 4] = self._samples, spans[:, 1] * spans[:, 2]
+        # Masks of one image lie behind one another: each begins as many areas on as there were masks before it.
+        spans[:, 0] = self._firsts - (counts.cumsum() - counts) * spans[:, 4]
+        places = spans.repeat(counts, 0)
+        places[:, 0] += np.arange(len(places)) * places[:, 4]
+        return places[:, :4].ravel()
 
-    def take(self, numbers: Sequence[Tensor]) -> None:
+    def take(self, numbers: Tensor) -> None:
         """Take :meth:`numbers`, as they are on the device."""
-        self._owners = numbers[0]
-        self._places = numbers[1].view(-1, 3) if self._ragged else None
+        self._places = numbers.view(-1, 4) if self._size.ragged else None
+        self._owners = numbers if self._places is None else self._places[:, 3]
 
     def run(self, plan: Plan, table: Tensor) -> None:
         """Take all masks through the passes of a plan.
 
         Cost:
-            Two launches, one more for each pass after the first, and some for erasing.
+            A launch for each pass, another before all but the first of masks that differ in size, and some for erasing.
         """
         assert self._owners is not None
-        rows = table.index_select(0, self._owners)
+        rows: Tensor | None = None
         for step in plan.passes:
-            self._values = executors.run_mask(step, self._values, rows, self._places)
-            # What comes out of a pass has one size.
-            self._places = None
+            if self._places is not None:
+                self._values = executors.run_mask(step, self._values, table, self._places)
+                # What comes out of a pass has one size.
+                self._places = None
+                continue
+            rows = table.index_select(0, self._owners) if rows is None else rows
+            self._values = executors.run_mask(step, self._values, rows)
 
-    def results(self) -> list[Tensor]:
+    def results(self) -> Sequence[Tensor]:
         """The masks of each, as they were given."""
         made = torch.split_with_sizes(self._values[:, 0], self._counts)
+        if self._as_given:
+            return made
         return [like(part if mask.ndim == 3 else part[0], mask) for part, mask in zip(made, self._given, strict=True)]
 
 
@@ -103,24 +111,46 @@ def like(made: Tensor, given: Tensor, **changes: Any) -> Tensor:
     return dressed
 
 
-def _check(mask: Any, sample: int, sides: Sequence[int], device: torch.device) -> None:
-    if not isinstance(mask, Tensor):
-        raise ArgumentTypeError(
-            f"masks of sample {sample} must be a tensor, got {type(mask).__name__}. Stack those of one image: torch.stack(…)."
-        )
-    shape = mask.shape
-    if len(shape) not in (2, 3):
-        raise ArgumentError(
-            f"masks of sample {sample} must be (n, H, W) or (H, W), got {tuple(shape)}. "
-            "Where an image has none: torch.zeros(0, H, W)."
-        )
-    height, width = sides
-    if shape[-2] != height or shape[-1] != width:
-        raise ArgumentError(
-            f"masks of sample {sample} must be of its image's size, {height}x{width}, got {tuple(shape)}. "
-            "Resize them to it first."
-        )
-    if mask.device != device:
-        raise DeviceError(
-            f"masks of sample {sample} must be on {device}, where the images are, got {mask.device}. Move them there first."
-        )
+def _counted_from_one(planes: Sequence[Tensor]) -> tuple[Tensor, Array]:
+    """The first of them that holds anything, flat, and how many elements in memory each begins behind that one."""
+    one = next((plane for plane in planes if plane.numel()), planes[0])
+    start, size = one.data_ptr(), one.itemsize
+    return one.view(-1), np.array([(plane.data_ptr() - start) // size for plane in planes], np.int64)
+
+
+def _checked(masks: Sequence[Any], samples: Sequence[int], size: Size, device: torch.device) -> list[Tensor]:
+    """Masks as (n, H, W) each, plain tensors."""
+    planes: list[Tensor] = []
+    # As plain numbers, which are faster to compare.
+    every = (side.tolist() if isinstance(side, np.ndarray) else [side] * size.batch for side in (size.height, size.width))
+    sides = list(zip(*every, strict=True))
+    for mask, sample in zip(masks, samples, strict=True):
+        if not isinstance(mask, Tensor):
+            raise ArgumentTypeError(
+                f"masks of sample {sample} must be a tensor, got {type(mask).__name__}. "
+                "Stack those of one image: torch.stack(…)."
+            )
+        plane = mask if type(mask) is Tensor else mask.as_subclass(Tensor)
+        shape = tuple(plane.shape)
+        if len(shape) not in (2, 3):
+            raise ArgumentError(
+                f"masks of sample {sample} must be (n, H, W) or (H, W), got {shape}. "
+                "Where an image has none: torch.zeros(0, H, W)."
+            )
+        if shape[-2:] != sides[sample]:
+            height, width = sides[sample]
+            raise ArgumentError(
+                f"masks of sample {sample} must be of its image's size, {height}x{width}, got {shape}. Resize them to it first."
+            )
+        if plane.device != device:
+            raise DeviceError(
+                f"masks of sample {sample} must be on {device}, where the images are, got {plane.device}. "
+                "Move them there first."
+            )
+        if planes and plane.dtype != planes[0].dtype:
+            raise ArgumentTypeError(
+                f"masks of sample {sample} must be of {planes[0].dtype}, as those of sample {samples[0]}, got {plane.dtype}. "
+                "Give all masks of a batch one type."
+            )
+        planes.append(plane if len(shape) == 3 else plane[None])
+    return planes

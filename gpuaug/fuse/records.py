@@ -1,5 +1,6 @@
 """Target dicts: what is known of each image, in a dict of its own, as detection models take it."""
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,27 +26,22 @@ RECORD_FORMS: dict[str, Form] = {
 
 _POINTS = Form("points", edges=True)
 
+_Found = tuple[int, str, Tensor]
+"""Of which sample, by which key, and what."""
+
 
 class _Rows:
     """Tensors of one kind, of those samples that have them, to be laid one behind the other: so many rows each."""
 
-    def __init__(self) -> None:
-        self.samples: list[int] = []
-        self.keys: list[str] = []
-        self.given: list[Tensor] = []
-        self.counts: list[int] = []
-        self._parts: list[Tensor] = []
-        self._dtypes = set[torch.dtype]()
-
-    def add(self, sample: int, key: str, value: Tensor) -> None:
-        plain = value if type(value) is Tensor else value.as_subclass(Tensor)
-        plain = plain if plain.ndim == 2 else plain.flatten(0, -2)
-        self.samples.append(sample)
-        self.keys.append(key)
-        self.given.append(value)
-        self.counts.append(plain.shape[0])
-        self._parts.append(plain)
-        self._dtypes.add(plain.dtype)
+    def __init__(self, found: Sequence[_Found]) -> None:
+        self.samples = [sample for sample, _, _ in found]
+        self.keys = [key for _, key, _ in found]
+        self.given = [value for _, _, value in found]
+        plain = [value if type(value) is Tensor else value.as_subclass(Tensor) for value in self.given]
+        self._parts = [value if value.ndim == 2 else value.flatten(0, -2) for value in plain]
+        self.counts = [part.shape[0] for part in self._parts]
+        self._dtypes = {part.dtype for part in self._parts}
+        self._as_given = all(map(operator.is_, self._parts, self.given))
 
     def owners(self) -> Array:
         """Which sample each row belongs to."""
@@ -54,11 +50,13 @@ class _Rows:
     def joined(self) -> Tensor:
         return torch.cat(self._parts)
 
-    def split(self, made: Tensor, frame: tuple[int, int]) -> list[Tensor]:
+    def split(self, made: Tensor, frame: tuple[int, int]) -> Sequence[Tensor]:
         """Each sample's, in the shape, the type and the subclass in which it came; floating where that holds whole numbers."""
         parts = torch.split_with_sizes(made, self.counts)
         if len(self._dtypes) > 1:
             parts = tuple(part.to(floating(given.dtype)) for part, given in zip(parts, self.given, strict=True))
+        if self._as_given:
+            return parts
         return [
             like(part if given.ndim == 2 else part.view(given.shape), given, canvas_size=frame)
             for part, given in zip(parts, self.given, strict=True)
@@ -85,26 +83,33 @@ class Records:
         _check_sequence(given, size.batch)
         self._given: Sequence[Mapping[str, Any]] = given
         self._size, self._places, self._device = size, places, device
-        self._form: Form | None = None
-        self._named: str = boxes
-        self._boxes, self._points, self._valid = _Rows(), _Rows(), dict[int, Tensor]()
-        masks, mask_samples = [], []
+        boxes_found, points_found, masks_found = [], [], []
         for sample, record in enumerate(given):
-            for key in ("boxes", "bbox"):
-                if key in record:
-                    self._add_boxes(sample, key, record)
+            if "boxes" in record:
+                boxes_found.append((sample, "boxes", record["boxes"]))
+            if "bbox" in record:
+                boxes_found.append((sample, "bbox", record["bbox"]))
             if "keypoints" in record:
-                self._add_points(sample, record["keypoints"])
+                points_found.append((sample, "keypoints", record["keypoints"]))
             if "masks" in record:
-                masks.append(record["masks"])
-                mask_samples.append(sample)
-        self._mask_samples = mask_samples
-        self.masks = MaskList(masks, mask_samples, size, device) if masks else None
+                masks_found.append((sample, record["masks"]))
+        self._form = _checked_form(boxes_found, device, boxes)
+        _check_points(points_found, device)
+        self._boxes, self._points = _Rows(boxes_found), _Rows(points_found)
+        counts = zip(self._boxes.samples, self._boxes.counts, strict=True)
+        self._valid = {
+            sample: _checked_valid(given[sample]["valid"], sample, count, device)
+            for sample, count in counts
+            if "valid" in given[sample]
+        }
+        self._mask_samples = [sample for sample, _ in masks_found]
+        masks = [mask for _, mask in masks_found]
+        self.masks = MaskList(masks, self._mask_samples, size, device) if masks else None
         """The masks of all samples, to be taken through the passes."""
-        arrays = [self._boxes.owners(), self._points.owners(), *(self.masks.numbers() if self.masks else ())]
+        arrays = [self._boxes.owners(), self._points.owners(), *([self.masks.numbers()] if self.masks else ())]
         self._box_owners, self._point_owners, *of_masks = to_device(arrays, device)
         if self.masks is not None:
-            self.masks.take(of_masks)
+            self.masks.take(*of_masks)
 
     @property
     def has_points(self) -> bool:
@@ -124,9 +129,8 @@ class Records:
         changes: list[dict[str, Any]] = [{} for _ in self._given]
         source = (self._size.height, self._size.width) if self._places is None else self._places
         if self._boxes.samples:
-            form = self._form or RECORD_FORMS[self._named]
             values = self._boxes.joined()
-            way = Way(form, form, matrix, source, out, self._box_owners, clip=True)
+            way = Way(self._form, self._form, matrix, source, out, self._box_owners, clip=True)
             made, valid = executors.follow(values, self._joined_valid(), way, floating(values.dtype))
             assert valid is not None
             rows = self._boxes
@@ -148,53 +152,6 @@ class Records:
             for record, change in zip(self._given, changes, strict=True)
         ]
         return tuple(done) if isinstance(self._given, tuple) else done
-
-    def _add_boxes(self, sample: int, key: str, record: Mapping[str, Any]) -> None:
-        value = record[key]
-        self._check_rows(sample, key, value)
-        named = _form_of(value, sample) or ("xywh" if key == "bbox" else self._named)
-        shape = value.shape
-        if len(shape) != 2 or shape[1] != 4:
-            raise ArgumentError(
-                f"{key} of sample {sample} must be (n, 4), got {tuple(shape)}. Where an image has none: torch.zeros(0, 4)."
-            )
-        if self._boxes.samples and self._boxes.samples[-1] == sample:
-            raise ArgumentError(f"targets of sample {sample} must hold boxes or bbox, got both. Leave one of them out.")
-        count = shape[0]
-        if count:  # of no boxes every form is the same
-            form = RECORD_FORMS[named]
-            if self._form is not form and self._form is not None:
-                first = next(at for at, held in zip(self._boxes.samples, self._boxes.counts, strict=True) if held)
-                raise ArgumentError(
-                    f"{key} of sample {sample} must be of the form of those of sample {first}, got {named}. "
-                    "Convert them before they are put into a batch."
-                )
-            self._form = form
-        self._boxes.add(sample, key, value)
-        if "valid" in record:
-            self._valid[sample] = _checked_valid(record["valid"], sample, count, self._device)
-
-    def _add_points(self, sample: int, value: Any) -> None:
-        self._check_rows(sample, "keypoints", value)
-        known = self._points.given[0].shape[-1] if self._points.given else None
-        if value.ndim < 2 or value.shape[-1] not in (2, 3) or known not in (None, value.shape[-1]):
-            wanted = "(n, K, 2) or (n, K, 3)," if known is None else f"(n, K, {known}), as those before it,"
-            raise ArgumentError(
-                f"keypoints of sample {sample} must be {wanted} got {tuple(value.shape)}. "
-                "Where an image has none: torch.zeros(0, K, 3)."
-            )
-        self._points.add(sample, "keypoints", value)
-
-    def _check_rows(self, sample: int, key: str, value: Any) -> None:
-        if not isinstance(value, Tensor):
-            raise ArgumentTypeError(
-                f"{key} of sample {sample} must be a tensor, got {type(value).__name__}. Make one of it: torch.as_tensor(…)."
-            )
-        if value.device != self._device:
-            raise DeviceError(
-                f"{key} of sample {sample} must be on {self._device}, where the images are, got {value.device}. "
-                "Move it there first."
-            )
 
     def _joined_valid(self) -> Tensor | None:
         """Which boxes were valid when they came; nothing where no sample says so."""
@@ -220,11 +177,62 @@ def _check_sequence(given: Any, batch: int) -> None:
             f"targets must hold one dict for each of the {batch} images, got {len(given)}. Pass a batch of them."
         )
     for sample, record in enumerate(given):
-        if not isinstance(record, Mapping):
+        if type(record) is not dict and not isinstance(record, Mapping):
             raise ArgumentTypeError(
                 f"targets of sample {sample} must be a dict, got {type(record).__name__}. "
                 "Put what is known of an image into one: {'boxes': …, 'labels': …}."
             )
+
+
+def _checked_form(found: Sequence[_Found], device: torch.device, default: str) -> Form:
+    """What all boxes are, each of which says so by its type, or by its key, or is as by ``default``."""
+    form: Form | None = None
+    first = last = -1
+    for sample, key, value in found:
+        _check_tensor(sample, key, value, device)
+        named = _form_of(value, sample) or ("xywh" if key == "bbox" else default)
+        shape = value.shape
+        if len(shape) != 2 or shape[1] != 4:
+            raise ArgumentError(
+                f"{key} of sample {sample} must be (n, 4), got {tuple(shape)}. Where an image has none: torch.zeros(0, 4)."
+            )
+        if sample == last:
+            raise ArgumentError(f"targets of sample {sample} must hold boxes or bbox, got both. Leave one of them out.")
+        last = sample
+        if not shape[0]:  # of no boxes every form is the same
+            continue
+        if form is None:
+            form, first = RECORD_FORMS[named], sample
+        elif form is not RECORD_FORMS[named]:
+            raise ArgumentError(
+                f"{key} of sample {sample} must be of the form of those of sample {first}, got {named}. "
+                "Convert them before they are put into a batch."
+            )
+    return form or RECORD_FORMS[default]
+
+
+def _check_points(found: Sequence[_Found], device: torch.device) -> None:
+    known: int | None = None
+    for sample, key, value in found:
+        _check_tensor(sample, key, value, device)
+        if value.ndim < 2 or value.shape[-1] not in (2, 3) or known not in (None, value.shape[-1]):
+            wanted = "(n, K, 2) or (n, K, 3)," if known is None else f"(n, K, {known}), as those before it,"
+            raise ArgumentError(
+                f"{key} of sample {sample} must be {wanted} got {tuple(value.shape)}. "
+                "Where an image has none: torch.zeros(0, K, 3)."
+            )
+        known = value.shape[-1]
+
+
+def _check_tensor(sample: int, key: str, value: Any, device: torch.device) -> None:
+    if not isinstance(value, Tensor):
+        raise ArgumentTypeError(
+            f"{key} of sample {sample} must be a tensor, got {type(value).__name__}. Make one of it: torch.as_tensor(…)."
+        )
+    if value.device != device:
+        raise DeviceError(
+            f"{key} of sample {sample} must be on {device}, where the images are, got {value.device}. Move it there first."
+        )
 
 
 def _form_of(boxes: Tensor, sample: int) -> str | None:

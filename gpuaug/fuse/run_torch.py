@@ -96,16 +96,17 @@ def gather_mask(
 
     Shape:
         - masks: (B, C, H, W), or flat where there are ``places``
-        - places: (B, 3) int64: the first element, the height and the width of each mask
-        - returns: (B, C, H', W'); with places (B, 1, H', W')
+        - places: (N, 4) int64: the first element, the height, the width and the sample of each mask
+        - returns: (B, C, H', W'); with places (N, 1, H', W')
     """
+    table = _rows(table, places)
     place = _Place(table)
     x = torch.arange(out.width, device=masks.device)[None, None, :]
     y = torch.arange(out.height, device=masks.device)[None, :, None]
     inside: Tensor | None = None
     if front.after.ops:
         x, y, inside = _mapped(front.after, place, columns.after, x, y)
-    source = Planes(masks, len(table)) if places is None else Places(masks, places)
+    source = Planes(masks, len(table)) if places is None else Places(masks, places[:, :3])
     taps = _Taps(source, front, columns, place, fill=mask_fill(front.before))
     if front.warp is None:
         values = taps.read(x, y, None)
@@ -117,13 +118,18 @@ def gather_mask(
     return values
 
 
-def erased(step: Pass, masks: Tensor, table: Tensor) -> Tensor:
+def erased(step: Pass, masks: Tensor, table: Tensor, places: Tensor | None = None) -> Tensor:
     """Masks, (B, C, H, W), with zeros where the pass erases their images, as in Kornia."""
     for op, (_, column, _) in zip(step.points, step.program, strict=True):
         if isinstance(op, Erasing):
-            rows = table[:, column:]
+            rows = _rows(table, places)[:, column:]
             masks = masks.masked_fill(op.covers(masks, rows) & (rows[:, 0, None, None, None] != 0), 0)
     return masks
+
+
+def _rows(table: Tensor, places: Tensor | None) -> Tensor:
+    """The row of each mask: that of its place in the batch, or of the sample that its place names."""
+    return table if places is None else table.index_select(0, places[:, 3])
 
 
 def mask_fill(part: Part) -> float:

@@ -210,10 +210,10 @@ def run_mask(step: Pass, masks: Tensor, table: Tensor, places: Tensor | None = N
     """Take masks of any type to the nearest pixel of a gather pass.
 
     Shape:
-        - masks: (B, C, H, W), or flat where there are ``places``
+        - masks: (B, C, H, W), or where there are ``places`` what their first elements are counted from
         - table: (B, K) float32
-        - places: (B, 3) int64: the first element, the height and the width of each mask
-        - returns: (B, C, H', W'); with places (B, 1, H', W')
+        - places: (N, 4) int64: the first element, the height, the width and the sample of each mask
+        - returns: (B, C, H', W'); with places (N, 1, H', W')
     """
     flat = places is not None
     batch, channels, height, width = masks.shape if places is None else (len(places), 1, 0, 0)

@@ -95,7 +95,7 @@ class Targets:
                     f"mask must hold masks for each of the {self.size.batch} images, got {len(value)}. Pass a batch of them."
                 )
             made = MaskList(value, range(len(value)), self.size, self.device)
-            made.take(to_device(made.numbers(), self.device))
+            made.take(*to_device([made.numbers()], self.device))
             return made
         return value
 

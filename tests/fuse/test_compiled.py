@@ -121,7 +121,7 @@ def test_masks_of_several_sizes_compile_for_a_gpu(name, monkeypatch):
     made = {}
     monkeypatch.setattr(run_triton, "mask_kernel", CompileOnly(run_triton.mask_kernel, made))
     plan, tables = rows_of(PIPELINES[name])
-    places = torch.zeros(3, 3, dtype=torch.int64)
+    places = torch.zeros(3, 4, dtype=torch.int64)
     run_triton.run_mask(plan.passes[0], torch.zeros(100, dtype=torch.uint8), torch.cat(tables), places)
     assert len(made) == 1
 

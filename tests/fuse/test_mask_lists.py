@@ -47,7 +47,7 @@ def test_masks_of_several_sizes_are_taken_together(name, dtype):
     given[1] = masks(*SIDES[1], dtype=dtype)
     heights, widths = np.array(SIDES).T
     together = MaskList(given, range(3), Size(3, 3, heights, widths), torch.device("cpu"))
-    together.take(to_device(together.numbers(), torch.device("cpu")))
+    together.take(*to_device([together.numbers()], torch.device("cpu")))
     together.run(plan, torch.cat(tables))
     for mask, table, made in zip(given, tables, together.results(), strict=True):
         alone = mask[None] if mask.ndim == 3 else mask[None, None]
@@ -62,7 +62,7 @@ def test_a_batch_of_several_sizes_without_a_mask():
     plan, tables = rows_of(PIPELINES["resized crop"])
     heights, widths = np.array(SIDES).T
     empty = MaskList([torch.zeros(0, *sides) for sides in SIDES], range(3), Size(3, 3, heights, widths), torch.device("cpu"))
-    empty.take(to_device(empty.numbers(), torch.device("cpu")))
+    empty.take(*to_device([empty.numbers()], torch.device("cpu")))
     empty.run(plan, torch.cat(tables))
     assert [tuple(made.shape) for made in empty.results()] == [(0, 20, 24)] * 3
 

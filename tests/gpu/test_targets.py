@@ -4,8 +4,10 @@ import kornia.augmentation as K
 import pytest
 import torch
 from fuse.detection import PIPELINES, records_of
+from fuse.ragged import images_of, pack
 from fuse.replay import photographs
 from fuse.test_boxes import annotations
+from fuse.test_masks import masks
 
 import gpuaug
 from gpuaug.fuse import kernels_boxes, kernels_gather
@@ -36,6 +38,33 @@ def test_target_dicts_come_out_as_on_a_cpu(name, form):
             torch.testing.assert_close(record[key].cpu(), other[key], atol=1e-3, rtol=1e-5)
         assert torch.equal(record["valid"].cpu(), other["valid"])
         assert (record["masks"].cpu() != other["masks"]).float().sum() <= 0.01 * other["masks"].numel()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int64], ids=str)
+def test_masks_of_images_of_several_sizes_are_read_where_they_lie(dtype):
+    sizes = [(30, 41), (52, 23), (40, 40), (17, 60), (33, 33)]
+    augment = gpuaug.fuse([K.RandomResizedCrop((20, 24)), K.RandomHorizontalFlip(), K.RandomErasing(p=0.5)], ragged=True)
+    batch = pack(images_of(sizes))
+    records = [
+        {"boxes": torch.tensor([[1.0, 1, 15, 15]] * count).view(-1, 4), "masks": masks(count, *sides, dtype=dtype, seed=count)}
+        for count, sides in zip([0, 2, 1, 4, 3], sizes, strict=True)
+    ]
+    draws = augment.draw(batch, seed=2)
+    _, expected = augment(batch, records, data_keys=KEYS, draws=draws)
+    apart = on_gpu(records)
+    # One is not contiguous: what is made of it must not be written to before it is read.
+    apart[3]["masks"] = apart[3]["masks"].transpose(1, 2).contiguous().transpose(1, 2)
+    on_card = batch.to("cuda")
+    augment(on_card, apart, data_keys=KEYS, draws=draws)
+    torch.cuda._sleep(10**8)
+    _, got = augment(on_card, apart, data_keys=KEYS, draws=draws)
+    torch.full((10**6,), 7, dtype=torch.uint8, device="cuda")
+    for record, other in zip(got, expected, strict=True):
+        assert record["masks"].dtype is dtype
+        assert record["masks"].shape == other["masks"].shape
+        assert (record["masks"].cpu() != other["masks"]).float().sum() <= 0.01 * other["masks"].numel()
+        assert torch.equal(record["valid"].cpu(), other["valid"])
+    assert all(record["masks"].any() for record in got[1:])
 
 
 @pytest.mark.parametrize("valid", [False, True])
