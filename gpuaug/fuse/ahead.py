@@ -22,11 +22,11 @@ from gpuaug.fuse.plan import Plan
 from gpuaug.fuse.tables import make_table
 from gpuaug.seeding import following_seeds, next_seed, seeds_of_views
 
-MOST_BATCHES = 16
-"""Made at once: with more of them, it is the numbers themselves that take the time."""
+MOST_BATCHES = 64
+"""Made at once. With more of them, or of their samples, it is the numbers themselves that take the time."""
 
 MOST_SAMPLES = 4096
-
+"""In these batches, in all their views."""
 
 _MOST_BLOCKS = 4
 """Kept at once, for a pipeline that is called several times for a batch, or by several loaders."""
@@ -84,8 +84,8 @@ class Ahead:
             views: Of each image.
 
         Cost:
-            One call in sixteen draws, for all sixteen, and sends their rows. Where images differ in size, every call fits them
-            to its own, by one launch or on the host; or it draws alone, where that cannot be. No synchronisation.
+            One call draws, for some thousand samples to come, and sends their rows. Where images differ in size, every call fits
+            them to its own, by one launch or on the host; or it draws alone, where that cannot be. No synchronisation.
         """
         seed = next_seed()
         # Rows are on their way on the stream that was current, so a call on another one has to make its own.

@@ -81,7 +81,14 @@ def test_a_call_gives_what_its_seed_gives(blocks):
     for seed in seeds:
         expected = augment(images, draws=augment.draw(images.shape, seed=seed))
         assert torch.equal(augment(images), expected)
-    assert blocks == [1, 2, 4, 8, 16, 16]
+    assert blocks == [1, 2, 4, 8, 16, 32]
+
+
+def test_large_batches_are_made_ahead_for_fewer_calls(blocks):
+    augment, images = gpuaug.fuse(K.RandomHorizontalFlip(), views=2), torch.zeros(ahead.MOST_SAMPLES // 8, 1, 2, 2)
+    for _ in range(12):
+        augment(images)
+    assert blocks == [2, 4, 8, 8, 8]  # rows of both views
 
 
 def test_a_call_takes_one_number_from_torchs_generator():
