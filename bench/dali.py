@@ -143,19 +143,26 @@ class Batches:
         self._pipeline = pipeline
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        source, labels = iter(self.loader), deque()
+        source: Iterator[tuple[Tensor, Tensor]] | None = iter(self.loader)
+        labels: deque[Tensor] = deque()
 
         def pull() -> Any:
             # DALI pulls ahead: the labels wait for the images that they came with.
+            assert source is not None
             images, own = next(source)
             labels.append(own)
             return images.numpy()
 
         made = self._pipeline(pull)
         made.build()
-        while True:
-            (images,) = _run(made, self.device)
-            yield images, labels.popleft()
+        try:
+            while True:
+                (images,) = _run(made, self.device)
+                yield images, labels.popleft()
+        finally:
+            # A pipeline is part of a cycle, and holds what it pulls from. As cyclic garbage a DataLoader loses its queues
+            # before it can tell its workers to end, and then waits for each of them for five seconds.
+            source = None
 
 
 def _settings(batch_size: int, device: torch.device) -> dict[str, Any]:

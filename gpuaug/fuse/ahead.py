@@ -84,8 +84,8 @@ class Ahead:
             views: Of each image.
 
         Cost:
-            One call draws, for some thousand samples to come, and sends their rows. Where images differ in size, every call fits
-            them to its own, by one launch or on the host; or it draws alone, where that cannot be. No synchronisation.
+            One call draws for many to come, and sends their rows. Where images differ in size, every call fits them to its own,
+            by one launch or on the host; or it draws alone, where that cannot be. No synchronisation.
         """
         seed = next_seed()
         # Rows are on their way on the stream that was current, so a call on another one has to make its own.
