@@ -32,7 +32,7 @@ from torchvision.transforms import v2
 
 import gpuaug
 from bench import calls, common, data, pipelines
-from bench.loops import loop
+from bench.loops import settled
 from bench.rows import Made, peer
 from gpuaug.bench.windows import Variant
 
@@ -188,7 +188,8 @@ def variants(options: Namespace, batch_size: int, case: str, stack: ExitStack) -
         stage = gpuaug.TransformStage(fused(size), on={0: "input", 1: "targets"} if keys else 0)
         streamed = gpuaug.StreamedLoader(loader, [stage], device=device, depth=common.DEPTH)
         stack.callback(streamed.close)
-        return Variant("gpuaug, workers", loop(streamed, lambda *_: None), data.queued(loader))
+        queued = data.queued(loader)
+        return Variant("gpuaug, workers", settled(streamed, lambda *_: None, 2 * queued), queued)
 
     def by_kornia() -> Variant:
         return calls.called(KORNIA, partial(one_by_one, size, items[:_KORNIA_IMAGES]), batch_size, images=_KORNIA_IMAGES)

@@ -74,6 +74,29 @@ def decided(batches: StreamedLoader, step: Callable[..., object]) -> Callable[[]
     return steps
 
 
+def settled(batches: StreamedLoader, step: Callable[..., object], count: int) -> Callable[[], Iterator[int]]:
+    """The steps of a ``Variant`` over a loader with workers, from when so many batches one after the other came in slots.
+
+    Slots are carved anew for a batch that is larger than any before, which then comes without, and they are page-locked when
+    they are read first: more time than a window has, where batches are of hundreds of megabytes. Where batches go on coming
+    without, or there are no slots, it begins after four times as many.
+    """
+
+    def steps() -> Iterator[int]:
+        stats = batches.stats()
+        taken = since = others = 0
+        for images, labels in batches:
+            step(images, labels)
+            if since < count and taken < 4 * count:
+                taken += 1
+                since = since + 1 if stats.other_batches == others else 0
+                others = stats.other_batches
+                continue
+            yield len(labels)
+
+    return steps
+
+
 def streamed(
     name: str, loader: DataLoader, stage: object, step: Callable[..., object], options: Namespace, stack: ExitStack, depth: Any
 ) -> Variant:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 import gpuaug
 from bench import calls, common, dali, data, pipelines
-from bench.loops import Serial, loop
+from bench.loops import Serial, loop, settled
 from bench.rows import Made, peer
 from gpuaug.bench.windows import Variant
 
@@ -111,11 +111,11 @@ def from_the_host(
     if options.device.type == "cuda":
         ready = [[part.pin_memory() for part in batch] for batch in ready]
     collated = data.endless(pool, batch_size, options, collate=gpuaug.collate_ragged, pin=False)
-    streamed = iter(ours(data.cycle(ready)))
+    streamed, queued = iter(ours(data.cycle(ready))), data.queued(collated)
     return [
         *([by_torchvision()] if antialias else []),
         peer("DALI", device, partial(by_dali, options, pool, batch_size, antialias, torch.device("cpu"))),
-        Variant("gpuaug, workers", loop(ours(collated), _nothing), data.queued(collated)),
+        Variant("gpuaug, workers", settled(ours(collated), _nothing, 2 * queued), queued),
         calls.called("gpuaug", lambda: next(streamed), batch_size, launches=None, discard=common.DEPTH + 2),
     ]
 
