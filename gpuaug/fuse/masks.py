@@ -72,7 +72,8 @@ class MaskList:
         """Take all masks through the passes of a plan.
 
         Cost:
-            A launch for each pass, another before all but the first of masks that differ in size, and some for erasing.
+            A launch for each pass, and some for erasing; and one that takes each mask's row, unless the first pass is the only
+            one and masks differ in size.
         """
         assert self._owners is not None
         rows: Tensor | None = None
