@@ -44,8 +44,8 @@ def nothing(batch):
 def again(measure, holds, tries=3):
     """What ``measure`` gives when ``holds`` does, for what a machine that is busy for a moment may disturb."""
     for _ in range(tries):
-        report = measure()
-        if holds(report):
+        found = measure()
+        if holds(found):
             break
-    assert holds(report), f"{report.figures()}\n{report}"
-    return report
+    assert holds(found), str(found)
+    return found
