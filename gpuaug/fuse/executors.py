@@ -15,6 +15,7 @@ from gpuaug.fuse.gather import Columns, Gather
 from gpuaug.fuse.labels import SoftLabels
 from gpuaug.fuse.ops import Array, Drawn, Size
 from gpuaug.fuse.plan import Pass, Plan
+from gpuaug.fuse.sources import MaskPlaces
 from gpuaug.ragged import Ragged
 
 
@@ -43,17 +44,16 @@ def run(
     return run_torch.run(plan, images, table).to(dtype).contiguous(memory_format=memory_format)
 
 
-def run_mask(step: Pass, masks: Tensor, table: Tensor, places: Tensor | None = None) -> Tensor:
+def run_mask(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None = None) -> Tensor:
     """Take masks of any type through what a pass moves and erases.
 
     Shape:
-        - masks: (B, C, H, W), or flat with the ``places`` of N masks of several sizes, (N, 4) int64: how far behind the first
-          element each begins, its height, its width and the sample it belongs to
+        - masks: (B, C, H, W), or where there are ``places`` of N of them what their elements are counted from
         - table: (B, K) float32
         - returns: (B, C, H', W'); with places (N, 1, H', W')
     """
     if not masks.numel():
-        shape = masks.shape[:2] if places is None else (len(places), 1)
+        shape = masks.shape[:2] if places is None else (len(places.owners), 1)
         return masks.new_zeros((*shape, step.out.height, step.out.width))
     if isinstance(step.front, Gather) and step.front.order:
         assert isinstance(step.columns, Columns)

@@ -247,12 +247,13 @@ def gather_kernel(
             tl.store(pixel + 2 * out_c, b.to(out.dtype.element_ty), mask=live)
 
 
-MASK_SIZES = ("before_fill", "after_fill", "source_height", "source_width", "out_height", "out_width", "tiles_x", "row_stride")
+MASK_TENSORS = ("source", "out", "rows", "owners", "samples")
+MASK_SIZES = ("before_fill", "after_fill", "out_height", "out_width", "tiles_x", "tiles", "row_stride")
 
 
-@triton.jit(do_not_specialize=[*MASK_SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "out", "rows", "places"])
+@triton.jit(do_not_specialize=[*MASK_SIZES, *STRIDES], do_not_specialize_on_alignment=MASK_TENSORS)
 def mask_kernel(
-    source, out, rows, places, before_fill, after_fill, source_height, source_width, out_height, out_width, tiles_x, row_stride,
+    source, out, rows, owners, samples, before_fill, after_fill, out_height, out_width, tiles_x, tiles, row_stride,
     source_b, source_c, source_h, out_b, out_c, out_h,
     FLAT: tl.constexpr, SOURCE_W: tl.constexpr, KIND: tl.constexpr, ZEROS: tl.constexpr, AFTER: tl.constexpr,
     AFTER_AT: tl.constexpr, WARP_AT: tl.constexpr, BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr,
@@ -260,16 +261,17 @@ def mask_kernel(
 ):  # fmt: skip
     """The nearest pixel of a mask, its bits unread.
 
-    With ``FLAT`` masks have sizes of their own and lie anywhere: ``places`` holds the first element of each, counted from
-    ``source``, its height, its width and its sample.
+    With ``FLAT`` masks have sizes of their own, and lie where their ``owners`` and the ``samples`` of these say, counted from
+    ``source``: see ``MaskPlaces``.
 
-    Grid: (tiles of an image, masks, planes).
+    Grid: (tiles of all masks, planes).
     """
-    tile = tl.program_id(0)
-    mask = tl.program_id(1)
-    plane = tl.program_id(2)
-    place = places + mask * 4
-    sample = tl.load(place + 3) if FLAT else mask
+    # Together, since of masks there may be more than the other axes of a grid can have.
+    mask = tl.program_id(0) // tiles
+    tile = tl.program_id(0) % tiles
+    plane = tl.program_id(1)
+    sample = tl.load(owners + mask) if FLAT else mask
+    place = samples + sample * 3
     row = rows + sample * row_stride
     before = row + BEFORE_AT
     target_x = (tile % tiles_x) * TILE_W + tl.arange(0, TILE_W)[:, None]
@@ -302,7 +304,8 @@ def mask_kernel(
         framed = framed_x & framed_y
         within = within_x & within_y
     if FLAT:
-        pointer = source + tl.load(place) + y * tl.load(place + 2) + x
+        width = tl.load(place + 2)
+        pointer = source + tl.load(place) + mask * tl.load(place + 1) * width + y * width + x
     else:
         pointer = source + mask.to(tl.int64) * source_b + plane * source_c + y * source_h + x * SOURCE_W
     value = tl.load(pointer, mask=live & framed, other=0)

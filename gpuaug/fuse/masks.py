@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from gpuaug.errors import ArgumentError, ArgumentTypeError, DeviceError
 from gpuaug.fuse import executors
 from gpuaug.fuse.ops import Array, Size
 from gpuaug.fuse.plan import Plan
+from gpuaug.fuse.sources import MaskPlaces
+
+_NO_NUMBERS: Array = np.empty(0, np.int64)
 
 
 class MaskList:
@@ -30,43 +34,33 @@ class MaskList:
     """
 
     def __init__(self, masks: Sequence[Any], samples: Sequence[int], size: Size, device: torch.device) -> None:
-        planes = _checked(masks, samples, size, device)
+        # As plain numbers, which are faster to compare.
+        every = (side.tolist() if isinstance(side, np.ndarray) else [side] * size.batch for side in (size.height, size.width))
+        sides = list(zip(*every, strict=True))
+        planes, self.counts = _checked(masks, samples, sides, device)
+        self.samples = samples
         self._given = masks
-        self._counts = [plane.shape[0] for plane in planes]
         self._as_given = all(map(operator.is_, planes, masks))
-        self._samples = np.asarray(samples, np.int64)
-        self._size = size
         self._owners: Tensor | None = None
-        self._places: Tensor | None = None
+        self._places: MaskPlaces | None = None
+        self.spans = _NO_NUMBERS
+        """What :class:`MaskPlaces` knows of each image, flat; nothing where all have one size."""
         if not size.ragged:
             self._values = torch.cat(planes)[:, None]
             return
         if executors.name(device) == "triton":
             # A kernel reads them where they lie, so nothing has to be laid together.
             self._planes = [plane.contiguous() for plane in planes]
-            self._values, self._firsts = _counted_from_one(self._planes)
+            self._values, firsts = _counted_from_one(self._planes)
         else:
             self._values = torch.cat([plane.flatten() for plane in planes])
-            self._firsts = np.cumsum([0, *(plane.numel() for plane in planes[:-1])])
+            firsts = [0, *accumulate(plane.numel() for plane in planes[:-1])]
+        self.spans = _spans(firsts, samples, self.counts, sides)
 
-    def numbers(self) -> Array:
-        """What has to be on the device before masks can be moved, flat: which image each belongs to, and where it is."""
-        if not self._size.ragged:
-            return np.repeat(self._samples, self._counts)
-        counts = np.asarray(self._counts)
-        spans = np.empty((len(counts), 5), np.int64)
-        spans[:, 1], spans[:, 2] = self._size.height[self._samples], self._size.width[self._samples]
-        spans[:, 3], spans[:, 4] = self._samples, spans[:, 1] * spans[:, 2]
-        # Masks of one image lie behind one another: each begins as many areas on as there were masks before it.
-        spans[:, 0] = self._firsts - (counts.cumsum() - counts) * spans[:, 4]
-        places = spans.repeat(counts, 0)
-        places[:, 0] += np.arange(len(places)) * places[:, 4]
-        return places[:, :4].ravel()
-
-    def take(self, numbers: Tensor) -> None:
-        """Take :meth:`numbers`, as they are on the device."""
-        self._places = numbers.view(-1, 4) if self._size.ragged else None
-        self._owners = numbers if self._places is None else self._places[:, 3]
+    def take(self, owners: Tensor, spans: Tensor) -> None:
+        """Take what has to be on the device before masks can be moved: which image each belongs to, and ``spans``."""
+        self._owners = owners
+        self._places = MaskPlaces(owners, spans.view(-1, 3)) if len(spans) else None
 
     def run(self, plan: Plan, table: Tensor) -> None:
         """Take all masks through the passes of a plan.
@@ -88,10 +82,21 @@ class MaskList:
 
     def results(self) -> Sequence[Tensor]:
         """The masks of each, as they were given."""
-        made = torch.split_with_sizes(self._values[:, 0], self._counts)
+        made = split(self._values[:, 0], self.counts)
         if self._as_given:
             return made
         return [like(part if mask.ndim == 3 else part[0], mask) for part, mask in zip(made, self._given, strict=True)]
+
+
+def owners_of(samples: Sequence[int], counts: Sequence[int]) -> Array:
+    """The sample of each, of so many of each sample."""
+    return np.repeat(np.asarray(samples, np.int64), counts) if samples else _NO_NUMBERS
+
+
+def split(values: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
+    """So many rows each, which share the memory of ``values``."""
+    # What is unsafe is to need gradients of them, which there are none of here; it takes a third less of the host's time.
+    return torch.unsafe_split_with_sizes(values, counts)
 
 
 def to_device(arrays: Sequence[Array], device: torch.device) -> tuple[Tensor, ...]:
@@ -112,19 +117,32 @@ def like(made: Tensor, given: Tensor, **changes: Any) -> Tensor:
     return dressed
 
 
-def _counted_from_one(planes: Sequence[Tensor]) -> tuple[Tensor, Array]:
+def _counted_from_one(planes: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
     """The first of them that holds anything, flat, and how many elements in memory each begins behind that one."""
     one = next((plane for plane in planes if plane.numel()), planes[0])
     start, size = one.data_ptr(), one.itemsize
-    return one.view(-1), np.array([(plane.data_ptr() - start) // size for plane in planes], np.int64)
+    return one.view(-1), [(plane.data_ptr() - start) // size for plane in planes]
 
 
-def _checked(masks: Sequence[Any], samples: Sequence[int], size: Size, device: torch.device) -> list[Tensor]:
-    """Masks as (n, H, W) each, plain tensors."""
+def _spans(firsts: Sequence[int], samples: Sequence[int], counts: Sequence[int], sides: Sequence[tuple[int, int]]) -> Array:
+    """What :class:`MaskPlaces` knows of each image, flat: of those that have masks, whose first elements these are."""
+    found = [(0, 0, 0)] * len(sides)
+    before = 0
+    for first, sample, count in zip(firsts, samples, counts, strict=True):
+        height, width = sides[sample]
+        # Its masks are counted on from those of the images before it, and begin as many areas on.
+        found[sample] = first - before * height * width, height, width
+        before += count
+    return np.array(found, np.int64).ravel()
+
+
+def _checked(
+    masks: Sequence[Any], samples: Sequence[int], sides: Sequence[tuple[int, int]], device: torch.device
+) -> tuple[list[Tensor], list[int]]:
+    """Masks as (n, H, W) each, plain tensors; and each n."""
     planes: list[Tensor] = []
-    # As plain numbers, which are faster to compare.
-    every = (side.tolist() if isinstance(side, np.ndarray) else [side] * size.batch for side in (size.height, size.width))
-    sides = list(zip(*every, strict=True))
+    counts: list[int] = []
+    dtype: torch.dtype | None = None
     for mask, sample in zip(masks, samples, strict=True):
         if not isinstance(mask, Tensor):
             raise ArgumentTypeError(
@@ -132,26 +150,34 @@ def _checked(masks: Sequence[Any], samples: Sequence[int], size: Size, device: t
                 "Stack those of one image: torch.stack(…)."
             )
         plane = mask if type(mask) is Tensor else mask.as_subclass(Tensor)
-        shape = tuple(plane.shape)
-        if len(shape) not in (2, 3):
+        shape = plane.shape
+        if len(shape) == 2:
+            plane = plane[None]
+            shape = plane.shape
+        if len(shape) != 3:
             raise ArgumentError(
-                f"masks of sample {sample} must be (n, H, W) or (H, W), got {shape}. "
+                f"masks of sample {sample} must be (n, H, W) or (H, W), got {tuple(shape)}. "
                 "Where an image has none: torch.zeros(0, H, W)."
             )
-        if shape[-2:] != sides[sample]:
+        count, height, width = shape
+        if (height, width) != sides[sample]:
             height, width = sides[sample]
             raise ArgumentError(
-                f"masks of sample {sample} must be of its image's size, {height}x{width}, got {shape}. Resize them to it first."
+                f"masks of sample {sample} must be of its image's size, {height}x{width}, got {tuple(mask.shape)}. "
+                "Resize them to it first."
             )
         if plane.device != device:
             raise DeviceError(
                 f"masks of sample {sample} must be on {device}, where the images are, got {plane.device}. "
                 "Move them there first."
             )
-        if planes and plane.dtype != planes[0].dtype:
-            raise ArgumentTypeError(
-                f"masks of sample {sample} must be of {planes[0].dtype}, as those of sample {samples[0]}, got {plane.dtype}. "
-                "Give all masks of a batch one type."
-            )
-        planes.append(plane if len(shape) == 3 else plane[None])
-    return planes
+        if plane.dtype is not dtype:
+            if planes:
+                raise ArgumentTypeError(
+                    f"masks of sample {sample} must be of {dtype}, as those of sample {samples[0]}, got {plane.dtype}. "
+                    "Give all masks of a batch one type."
+                )
+            dtype = plane.dtype
+        planes.append(plane)
+        counts.append(count)
+    return planes, counts

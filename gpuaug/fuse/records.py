@@ -4,7 +4,6 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,8 +11,8 @@ from gpuaug import batch as batches
 from gpuaug.errors import ArgumentError, ArgumentTypeError, DeviceError
 from gpuaug.fuse import executors
 from gpuaug.fuse.boxes import Form, Way, floating
-from gpuaug.fuse.masks import MaskList, like, to_device
-from gpuaug.fuse.ops import Array, Size
+from gpuaug.fuse.masks import MaskList, like, owners_of, split, to_device
+from gpuaug.fuse.ops import Size
 from gpuaug.fuse.options import BoxForm
 
 RECORD_FORMS: dict[str, Form] = {
@@ -26,6 +25,8 @@ RECORD_FORMS: dict[str, Form] = {
 
 _POINTS = Form("points", edges=True)
 
+_NO_LISTS = (str, Mapping, Tensor)
+
 _Found = tuple[int, str, Tensor]
 """Of which sample, by which key, and what."""
 
@@ -34,25 +35,30 @@ class _Rows:
     """Tensors of one kind, of those samples that have them, to be laid one behind the other: so many rows each."""
 
     def __init__(self, found: Sequence[_Found]) -> None:
-        self.samples = [sample for sample, _, _ in found]
-        self.keys = [key for _, key, _ in found]
-        self.given = [value for _, _, value in found]
-        plain = [value if type(value) is Tensor else value.as_subclass(Tensor) for value in self.given]
-        self._parts = [value if value.ndim == 2 else value.flatten(0, -2) for value in plain]
-        self.counts = [part.shape[0] for part in self._parts]
-        self._dtypes = {part.dtype for part in self._parts}
+        self.samples: list[int] = []
+        self.keys: list[str] = []
+        self.given: list[Tensor] = []
+        self.counts: list[int] = []
+        self._parts: list[Tensor] = []
+        self._dtypes: set[torch.dtype] = set()
+        # One loop, since this is done for every batch.
+        for sample, key, value in found:
+            part = value if type(value) is Tensor else value.as_subclass(Tensor)
+            part = part if part.ndim == 2 else part.flatten(0, -2)
+            self.samples.append(sample)
+            self.keys.append(key)
+            self.given.append(value)
+            self.counts.append(part.shape[0])
+            self._parts.append(part)
+            self._dtypes.add(part.dtype)
         self._as_given = all(map(operator.is_, self._parts, self.given))
-
-    def owners(self) -> Array:
-        """Which sample each row belongs to."""
-        return np.repeat(np.asarray(self.samples, np.int64), self.counts)
 
     def joined(self) -> Tensor:
         return torch.cat(self._parts)
 
     def split(self, made: Tensor, frame: tuple[int, int]) -> Sequence[Tensor]:
         """Each sample's, in the shape, the type and the subclass in which it came; floating where that holds whole numbers."""
-        parts = torch.split_with_sizes(made, self.counts)
+        parts = split(made, self.counts)
         if len(self._dtypes) > 1:
             parts = tuple(part.to(floating(given.dtype)) for part, given in zip(parts, self.given, strict=True))
         if self._as_given:
@@ -83,7 +89,7 @@ class Records:
         _check_sequence(given, size.batch)
         self._given: Sequence[Mapping[str, Any]] = given
         self._size, self._places, self._device = size, places, device
-        boxes_found, points_found, masks_found = [], [], []
+        boxes_found, points_found, masks_found, masks_of = [], [], [], []
         for sample, record in enumerate(given):
             if "boxes" in record:
                 boxes_found.append((sample, "boxes", record["boxes"]))
@@ -92,7 +98,8 @@ class Records:
             if "keypoints" in record:
                 points_found.append((sample, "keypoints", record["keypoints"]))
             if "masks" in record:
-                masks_found.append((sample, record["masks"]))
+                masks_found.append(record["masks"])
+                masks_of.append(sample)
         self._form = _checked_form(boxes_found, device, boxes)
         _check_points(points_found, device)
         self._boxes, self._points = _Rows(boxes_found), _Rows(points_found)
@@ -102,19 +109,28 @@ class Records:
             for sample, count in counts
             if "valid" in given[sample]
         }
-        self._mask_samples = [sample for sample, _ in masks_found]
-        masks = [mask for _, mask in masks_found]
-        self.masks = MaskList(masks, self._mask_samples, size, device) if masks else None
+        self.masks = MaskList(masks_found, masks_of, size, device) if masks_found else None
         """The masks of all samples, to be taken through the passes."""
-        arrays = [self._boxes.owners(), self._points.owners(), *([self.masks.numbers()] if self.masks else ())]
-        self._box_owners, self._point_owners, *of_masks = to_device(arrays, device)
-        if self.masks is not None:
-            self.masks.take(*of_masks)
+        self._box_owners, self._point_owners = self._owners_on_device()
 
     @property
     def has_points(self) -> bool:
         """Whether boxes or keypoints follow."""
         return bool(self._boxes.samples or self._points.samples)
+
+    def _owners_on_device(self) -> tuple[Tensor, Tensor]:
+        """Which samples boxes and points belong to, and beside it the same for masks, which take it."""
+        rows, points, masks = self._boxes, self._points, self.masks
+        arrays = [owners_of(rows.samples, rows.counts), owners_of(points.samples, points.counts)]
+        if masks is None:
+            of_boxes, of_points = to_device(arrays, self._device)
+            return of_boxes, of_points
+        # Most often every object has a box and a mask.
+        alike = masks.samples == rows.samples and masks.counts == rows.counts
+        arrays += [masks.spans] if alike else [masks.spans, owners_of(masks.samples, masks.counts)]
+        of_boxes, of_points, spans, *of_masks = to_device(arrays, self._device)
+        masks.take(of_boxes if alike else of_masks[0], spans)
+        return of_boxes, of_points
 
     def results(self, matrix: Tensor, out: tuple[int, int]) -> Any:
         """The dicts as they came, with what followed the images in them.
@@ -134,8 +150,8 @@ class Records:
             made, valid = executors.follow(values, self._joined_valid(), way, floating(values.dtype))
             assert valid is not None
             rows = self._boxes
-            split = rows.split(made, out), torch.split_with_sizes(valid, rows.counts)
-            for sample, key, part, kept in zip(rows.samples, rows.keys, *split, strict=True):
+            parts = rows.split(made, out), split(valid, rows.counts)
+            for sample, key, part, kept in zip(rows.samples, rows.keys, *parts, strict=True):
                 changes[sample][key] = part
                 changes[sample]["valid"] = kept
         if self._points.samples:
@@ -145,7 +161,7 @@ class Records:
             for sample, part in zip(self._points.samples, self._points.split(made, out), strict=True):
                 changes[sample]["keypoints"] = part
         if self.masks is not None:
-            for sample, part in zip(self._mask_samples, self.masks.results(), strict=True):
+            for sample, part in zip(self.masks.samples, self.masks.results(), strict=True):
                 changes[sample]["masks"] = part
         done = [
             {**record, **change} if type(record) is dict else batches.replace(record, change)
@@ -167,7 +183,7 @@ class Records:
 
 
 def _check_sequence(given: Any, batch: int) -> None:
-    if isinstance(given, str | Mapping | Tensor) or not isinstance(given, Sequence):
+    if isinstance(given, _NO_LISTS) or not isinstance(given, Sequence):
         raise ArgumentTypeError(
             f"targets must be a list of one dict for each image, got {type(given).__name__}. Where boxes are padded to one "
             "number, name each of their tensors by a data key: bbox_xyxy, valid."
@@ -190,7 +206,7 @@ def _checked_form(found: Sequence[_Found], device: torch.device, default: str) -
     first = last = -1
     for sample, key, value in found:
         _check_tensor(sample, key, value, device)
-        named = _form_of(value, sample) or ("xywh" if key == "bbox" else default)
+        named = (None if type(value) is Tensor else _form_of(value, sample)) or ("xywh" if key == "bbox" else default)
         shape = value.shape
         if len(shape) != 2 or shape[1] != 4:
             raise ArgumentError(
@@ -237,7 +253,7 @@ def _check_tensor(sample: int, key: str, value: Any, device: torch.device) -> No
 
 def _form_of(boxes: Tensor, sample: int) -> str | None:
     """The form that a torchvision ``BoundingBoxes`` has by itself."""
-    found = None if type(boxes) is Tensor else getattr(boxes, "format", None)
+    found = getattr(boxes, "format", None)
     if found is None:
         return None
     name = str(getattr(found, "value", found)).lower()

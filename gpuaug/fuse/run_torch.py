@@ -8,7 +8,7 @@ from gpuaug.fuse.ops import Op, Size
 from gpuaug.fuse.places import Erasing
 from gpuaug.fuse.plan import Pass, Plan
 from gpuaug.fuse.smoothing import smoothed
-from gpuaug.fuse.sources import Places, Planes, Reader, dtype_of, reader, viewed
+from gpuaug.fuse.sources import MaskPlaces, Places, Planes, Reader, dtype_of, reader, viewed
 from gpuaug.ragged import Ragged
 
 
@@ -90,13 +90,12 @@ def gather(front: Gather, columns: Columns, images: Tensor | Ragged, table: Tens
 
 
 def gather_mask(
-    front: Gather, columns: Columns, masks: Tensor, table: Tensor, out: Size, places: Tensor | None = None
+    front: Gather, columns: Columns, masks: Tensor, table: Tensor, out: Size, places: MaskPlaces | None = None
 ) -> Tensor:
     """Move the pixels of masks of any dtype, to the nearest.
 
     Shape:
-        - masks: (B, C, H, W), or flat where there are ``places``
-        - places: (N, 4) int64: the first element, the height, the width and the sample of each mask
+        - masks: (B, C, H, W), or flat where there are ``places`` of N of them
         - returns: (B, C, H', W'); with places (N, 1, H', W')
     """
     table = _rows(table, places)
@@ -106,7 +105,7 @@ def gather_mask(
     inside: Tensor | None = None
     if front.after.ops:
         x, y, inside = _mapped(front.after, place, columns.after, x, y)
-    source = Planes(masks, len(table)) if places is None else Places(masks, places[:, :3])
+    source = Planes(masks, len(table)) if places is None else Places(masks, places.apart())
     taps = _Taps(source, front, columns, place, fill=mask_fill(front.before))
     if front.warp is None:
         values = taps.read(x, y, None)
@@ -118,7 +117,7 @@ def gather_mask(
     return values
 
 
-def erased(step: Pass, masks: Tensor, table: Tensor, places: Tensor | None = None) -> Tensor:
+def erased(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None = None) -> Tensor:
     """Masks, (B, C, H, W), with zeros where the pass erases their images, as in Kornia."""
     for op, (_, column, _) in zip(step.points, step.program, strict=True):
         if isinstance(op, Erasing):
@@ -127,9 +126,9 @@ def erased(step: Pass, masks: Tensor, table: Tensor, places: Tensor | None = Non
     return masks
 
 
-def _rows(table: Tensor, places: Tensor | None) -> Tensor:
-    """The row of each mask: that of its place in the batch, or of the sample that its place names."""
-    return table if places is None else table.index_select(0, places[:, 3])
+def _rows(table: Tensor, places: MaskPlaces | None) -> Tensor:
+    """The row of each mask: that of its place in the batch, or of the sample that owns it."""
+    return table if places is None else table.index_select(0, places.owners)
 
 
 def mask_fill(part: Part) -> float:

@@ -21,7 +21,7 @@ from gpuaug.fuse.mixes import MixOp
 from gpuaug.fuse.ops import Size
 from gpuaug.fuse.plan import Pass, Plan, needs_mean
 from gpuaug.fuse.run_torch import mask_fill
-from gpuaug.fuse.sources import dtype_of, viewed
+from gpuaug.fuse.sources import MaskPlaces, dtype_of, viewed
 from gpuaug.ragged import Ragged
 
 _KINDS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
@@ -206,17 +206,16 @@ def _compiled_in(constants: dict[str, Any], strides: tuple[int, ...], out: Tenso
     return sizes if first == sizes else dict.fromkeys(sizes, 0)
 
 
-def run_mask(step: Pass, masks: Tensor, table: Tensor, places: Tensor | None = None) -> Tensor:
+def run_mask(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None = None) -> Tensor:
     """Take masks of any type to the nearest pixel of a gather pass.
 
     Shape:
-        - masks: (B, C, H, W), or where there are ``places`` what their first elements are counted from
+        - masks: (B, C, H, W), or where there are ``places`` of N of them what their elements are counted from
         - table: (B, K) float32
-        - places: (N, 4) int64: the first element, the height, the width and the sample of each mask
         - returns: (B, C, H', W'); with places (N, 1, H', W')
     """
     flat = places is not None
-    batch, channels, height, width = masks.shape if places is None else (len(places), 1, 0, 0)
+    batch, channels = masks.shape[:2] if places is None else (len(places.owners), 1)
     made = torch.empty((batch, channels, step.out.height, step.out.width), dtype=masks.dtype, device=masks.device)
     # How many masks there are differs from batch to batch, and so is no part of what is prepared.
     key = _masking, masks.dtype, masks.stride(-1), flat
@@ -224,10 +223,11 @@ def run_mask(step: Pass, masks: Tensor, table: Tensor, places: Tensor | None = N
     if found is None:
         found = step.prepared[key] = _masking(step, masks, flat=flat)
     strides = (0, 0, 0) if flat else masks.stride()[:3]
-    sizes = (height, width, step.out.height, step.out.width, found.across, table.stride(0))
-    tensors = (masks.view(found.bits), made.view(found.bits), table, table if places is None else places)
+    sizes = (step.out.height, step.out.width, found.across, found.tiles, table.stride(0))
+    owners, samples = (table, table) if places is None else places
+    tensors = (masks.view(found.bits), made.view(found.bits), table, owners, samples)
     with on_device(masks.device):
-        found.launch(tensors, (found.tiles, batch, channels), (*found.fills, *sizes, *strides, *made.stride()[:3]))
+        found.launch(tensors, (found.tiles * batch, channels, 1), (*found.fills, *sizes, *strides, *made.stride()[:3]))
     return made
 
 

@@ -1,4 +1,6 @@
-"""The images that a plan reads: a batch of one size, or a ragged one, each once or once a view."""
+"""What a plan reads: images of one size or ragged ones, each once or once a view, and masks of several sizes."""
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -46,6 +48,23 @@ def viewed(images: Tensor, samples: int) -> Tensor:
     """(B, C, H, W) as often as there are samples for each image: views lie behind one another."""
     views = samples // max(len(images), 1)
     return images if views <= 1 else images.repeat(views, 1, 1, 1)
+
+
+class MaskPlaces(NamedTuple):
+    """Where N masks of several sizes are. Those of one sample lie one behind the other."""
+
+    owners: Tensor
+    """(N,) int64: the sample of each."""
+
+    samples: Tensor
+    """(B, 3) int64, of each sample: where mask ``n`` of the N begins if it is the sample's, less ``n · height · width``; the
+    height; the width."""
+
+    def apart(self) -> Tensor:
+        """The first element of each, its height and its width, (N, 3)."""
+        found = self.samples.index_select(0, self.owners)
+        first, height, width = found.unbind(1)
+        return torch.stack((first + torch.arange(len(found), device=found.device) * height * width, height, width), 1)
 
 
 class Planes:

@@ -18,7 +18,7 @@ from gpuaug.fuse.gather import Gather
 from gpuaug.fuse.geometry import GatherOp
 from gpuaug.fuse.keys import BOXES, check, name_of
 from gpuaug.fuse.labels import SoftLabels
-from gpuaug.fuse.masks import MaskList, to_device
+from gpuaug.fuse.masks import MaskList, owners_of, to_device
 from gpuaug.fuse.mixes import MixOp
 from gpuaug.fuse.ops import Array, Drawn, Op, Size
 from gpuaug.fuse.options import BoxForm
@@ -95,7 +95,7 @@ class Targets:
                     f"mask must hold masks for each of the {self.size.batch} images, got {len(value)}. Pass a batch of them."
                 )
             made = MaskList(value, range(len(value)), self.size, self.device)
-            made.take(*to_device([made.numbers()], self.device))
+            made.take(*to_device([owners_of(made.samples, made.counts), made.spans], self.device))
             return made
         return value
 
@@ -204,7 +204,7 @@ class Targets:
     ) -> None:
         """Take everything through the passes of a plan; boxes and keypoints only in the end."""
         if self.has_points:
-            self._matrix = composed(self._matrix, table[:, plan.width :].unflatten(1, (3, 3)))
+            self._matrix = composed(self._matrix, table[:, plan.width :].view(-1, 3, 3))
         for index, key in enumerate(self.keys):
             value = self.values[index]
             if key == "input":

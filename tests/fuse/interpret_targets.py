@@ -6,12 +6,12 @@ from unittest import mock
 
 import numpy as np
 import torch
-from fuse.test_mask_lists import COUNTS, PIPELINES, SIDES, rows_of
+from fuse.test_mask_lists import COUNTS, PIPELINES, SIDES, rows_of, take_numbers
 from fuse.test_masks import masks
 
 from gpuaug.fuse import boxes, executors, kernels_boxes, run_triton
 from gpuaug.fuse.boxes import FORMS, Way
-from gpuaug.fuse.masks import MaskList, to_device
+from gpuaug.fuse.masks import MaskList
 from gpuaug.fuse.ops import Size
 from gpuaug.fuse.records import RECORD_FORMS
 
@@ -92,7 +92,7 @@ def masks_agree(name, dtype):
     def listed(executor):
         with mock.patch.object(executors, "name", return_value=executor):
             made = MaskList(given, samples, Size(3, 3, heights, widths), torch.device("cpu"))
-        made.take(*to_device([made.numbers()], torch.device("cpu")))
+        take_numbers(made)
         return made
 
     together, apart = listed("torch"), listed("triton")

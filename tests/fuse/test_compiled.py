@@ -19,6 +19,7 @@ from gpuaug.fuse.boxes import FORMS, Way
 from gpuaug.fuse.labels import SoftLabels
 from gpuaug.fuse.ops import Size
 from gpuaug.fuse.records import RECORD_FORMS
+from gpuaug.fuse.sources import MaskPlaces
 
 KERNELS = {
     "gather_kernel": run_triton,
@@ -121,7 +122,7 @@ def test_masks_of_several_sizes_compile_for_a_gpu(name, monkeypatch):
     made = {}
     monkeypatch.setattr(run_triton, "mask_kernel", CompileOnly(run_triton.mask_kernel, made))
     plan, tables = rows_of(PIPELINES[name])
-    places = torch.zeros(3, 4, dtype=torch.int64)
+    places = MaskPlaces(torch.zeros(5, dtype=torch.int64), torch.zeros(3, 3, dtype=torch.int64))
     run_triton.run_mask(plan.passes[0], torch.zeros(100, dtype=torch.uint8), torch.cat(tables), places)
     assert len(made) == 1
 

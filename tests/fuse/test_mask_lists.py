@@ -10,7 +10,7 @@ from fuse.test_masks import masks
 import gpuaug
 from gpuaug.fuse import executors
 from gpuaug.fuse.boxes import Form, Way
-from gpuaug.fuse.masks import MaskList, to_device
+from gpuaug.fuse.masks import MaskList, owners_of, to_device
 from gpuaug.fuse.ops import Size
 from gpuaug.fuse.records import Records
 from gpuaug.fuse.tables import fill_table
@@ -39,6 +39,11 @@ def rows_of(modules):
     return plan, tables
 
 
+def take_numbers(listed):
+    """What a list of masks needs on the device before it is moved."""
+    listed.take(*to_device([owners_of(listed.samples, listed.counts), listed.spans], torch.device("cpu")))
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int64, torch.float32], ids=str)
 @pytest.mark.parametrize("name", PIPELINES)
 def test_masks_of_several_sizes_are_taken_together(name, dtype):
@@ -47,7 +52,7 @@ def test_masks_of_several_sizes_are_taken_together(name, dtype):
     given[1] = masks(*SIDES[1], dtype=dtype)
     heights, widths = np.array(SIDES).T
     together = MaskList(given, range(3), Size(3, 3, heights, widths), torch.device("cpu"))
-    together.take(*to_device([together.numbers()], torch.device("cpu")))
+    take_numbers(together)
     together.run(plan, torch.cat(tables))
     for mask, table, made in zip(given, tables, together.results(), strict=True):
         alone = mask[None] if mask.ndim == 3 else mask[None, None]
@@ -62,7 +67,7 @@ def test_a_batch_of_several_sizes_without_a_mask():
     plan, tables = rows_of(PIPELINES["resized crop"])
     heights, widths = np.array(SIDES).T
     empty = MaskList([torch.zeros(0, *sides) for sides in SIDES], range(3), Size(3, 3, heights, widths), torch.device("cpu"))
-    empty.take(*to_device([empty.numbers()], torch.device("cpu")))
+    take_numbers(empty)
     empty.run(plan, torch.cat(tables))
     assert [tuple(made.shape) for made in empty.results()] == [(0, 20, 24)] * 3
 

@@ -233,6 +233,18 @@ def test_samples_without_a_key_leave_the_others_their_own_images():
             assert torch.equal(got[sample][key], expected[sample][key])
 
 
+def test_masks_need_not_be_those_of_the_boxes():
+    modules, records = PIPELINES["rotation"](1.0), records_of()
+    _, expected, _ = followed(modules, records)
+    kinds = [["masks"], [], ["masks"], ["boxes"], ["boxes"]]
+    apart = [{key: record[key][:1] for key in keys} for keys, record in zip(kinds, records, strict=True)]
+    fewer = [{"boxes": record["boxes"], "masks": record["masks"][:1]} for record in records]
+    for given_records in (apart, fewer):
+        _, got, _ = followed(modules, given_records)
+        for record, made, whole in zip(given_records, got, expected, strict=True):
+            assert all(torch.equal(made[key], whole[key][: len(value)]) for key, value in record.items())
+
+
 @pytest.mark.parametrize("name", PIPELINES)
 def test_batches_without_a_box_and_without_an_image(name):
     empty = {"boxes": torch.zeros(0, 4), "masks": torch.zeros(0, 32, 48), "keypoints": torch.zeros(0, 7, 3)}

@@ -67,6 +67,22 @@ def test_masks_of_images_of_several_sizes_are_read_where_they_lie(dtype):
     assert all(record["masks"].any() for record in got[1:])
 
 
+@pytest.mark.parametrize("sizes", [[(9, 14), (12, 8)], [(9, 14)] * 2], ids=["several", "one"])
+def test_a_batch_may_have_more_masks_than_an_axis_of_a_grid(sizes):
+    augment = gpuaug.fuse([K.RandomResizedCrop((6, 6)), K.RandomHorizontalFlip()], ragged=True)
+    pixels = images_of(sizes)
+    images = pack(pixels) if sizes[0] != sizes[1] else torch.stack(pixels)
+    some = [masks(3, *sides, dtype=torch.uint8, seed=seed) for seed, sides in enumerate(sizes)]
+    many = [{"masks": mask.cuda().repeat(20_000, 1, 1)} for mask in some]
+    draws = augment.draw(images if isinstance(images, gpuaug.Ragged) else images.shape, seed=2)
+    images = images.to("cuda")
+    _, expected = augment(images, [{"masks": mask.cuda()} for mask in some], data_keys=KEYS, draws=draws)
+    _, got = augment(images, many, data_keys=KEYS, draws=draws)
+    for record, other in zip(got, expected, strict=True):
+        assert torch.equal(record["masks"], other["masks"].repeat(20_000, 1, 1))
+        assert record["masks"].any()
+
+
 @pytest.mark.parametrize("valid", [False, True])
 @pytest.mark.parametrize("key", ["bbox", "bbox_xyxy", "bbox_xywh", "keypoints"])
 def test_padded_boxes_come_out_as_on_a_cpu(key, valid):
