@@ -248,12 +248,12 @@ def gather_kernel(
 
 
 MASK_TENSORS = ("source", "out", "rows", "owners", "samples")
-MASK_SIZES = ("before_fill", "after_fill", "out_height", "out_width", "tiles_x", "tiles", "row_stride")
+MASK_SIZES = ("first", "before_fill", "after_fill", "out_height", "out_width", "tiles_x", "row_stride")
 
 
 @triton.jit(do_not_specialize=[*MASK_SIZES, *STRIDES], do_not_specialize_on_alignment=MASK_TENSORS)
 def mask_kernel(
-    source, out, rows, owners, samples, before_fill, after_fill, out_height, out_width, tiles_x, tiles, row_stride,
+    source, out, rows, owners, samples, first, before_fill, after_fill, out_height, out_width, tiles_x, row_stride,
     source_b, source_c, source_h, out_b, out_c, out_h,
     FLAT: tl.constexpr, SOURCE_W: tl.constexpr, KIND: tl.constexpr, ZEROS: tl.constexpr, AFTER: tl.constexpr,
     AFTER_AT: tl.constexpr, WARP_AT: tl.constexpr, BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr,
@@ -264,12 +264,11 @@ def mask_kernel(
     With ``FLAT`` masks have sizes of their own, and lie where their ``owners`` and the ``samples`` of these say, counted from
     ``source``: see ``MaskPlaces``.
 
-    Grid: (tiles of all masks, planes).
+    Grid: (tiles of an image, masks from the ``first`` of this launch on, planes).
     """
-    # Together, since of masks there may be more than the other axes of a grid can have.
-    mask = tl.program_id(0) // tiles
-    tile = tl.program_id(0) % tiles
-    plane = tl.program_id(1)
+    tile = tl.program_id(0)
+    mask = first + tl.program_id(1)
+    plane = tl.program_id(2)
     sample = tl.load(owners + mask) if FLAT else mask
     place = samples + sample * 3
     row = rows + sample * row_stride

@@ -36,7 +36,7 @@ COLOUR_TILE = (32, 32)
 """The same where a mean is needed: fewer blocks, and so fewer sums to add up."""
 
 MOST_SAMPLES = 65535
-"""Samples are the second axis of a grid, which CUDA limits."""
+"""Samples, or masks, of one launch: the second axis of a grid, which CUDA limits."""
 
 REST_BLOCK = 1024
 """Pixels of a block where the second pass over an image reads what the first has kept."""
@@ -223,11 +223,13 @@ def run_mask(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None
     if found is None:
         found = step.prepared[key] = _masking(step, masks, flat=flat)
     strides = (0, 0, 0) if flat else masks.stride()[:3]
-    sizes = (step.out.height, step.out.width, found.across, found.tiles, table.stride(0))
+    sizes = (step.out.height, step.out.width, found.across, table.stride(0))
     owners, samples = (table, table) if places is None else places
     tensors = (masks.view(found.bits), made.view(found.bits), table, owners, samples)
+    numbers = (*found.fills, *sizes, *strides, *made.stride()[:3])
     with on_device(masks.device):
-        found.launch(tensors, (found.tiles * batch, channels, 1), (*found.fills, *sizes, *strides, *made.stride()[:3]))
+        for first in range(0, batch, MOST_SAMPLES):
+            found.launch(tensors, (found.tiles, min(batch - first, MOST_SAMPLES), channels), (first, *numbers))
     return made
 
 

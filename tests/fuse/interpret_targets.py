@@ -16,6 +16,7 @@ from gpuaug.fuse.ops import Size
 from gpuaug.fuse.records import RECORD_FORMS
 
 kernels_boxes.BLOCK = 32
+run_triton.MOST_SAMPLES = 2
 run_triton.TILES = dict.fromkeys(run_triton.TILES, (16, 32))
 
 POINTS = boxes.Form("points", edges=True)
