@@ -62,8 +62,7 @@ class _Jitter(PointOp):
     def write(self, drawn: Drawn, size: Size, out: Array) -> None:
         """The factors, then the order, with :data:`NONE` in the place of what is left out."""
         factors: Array = drawn["factors"]
-        for index in range(4):
-            out[:, 1 + index] = factors[index]
+        out[:, 1:5] = factors.T
         orders: Array = drawn["order"]
         each = len(out) // len(orders)
         steps = orders if self._fixed is None else np.tile(self._fixed, (len(orders), 1))
@@ -72,8 +71,10 @@ class _Jitter(PointOp):
         if each and (factors[self._drawn, ::each] == _NEUTRAL[self._drawn]).any():
             neutral = (factors == _NEUTRAL).reshape(4, -1, each).all(2).T
             left_out |= np.take_along_axis(neutral, steps, 1)
-        out[:, 5:9] = NONE
-        out[:, 5 : 5 + steps.shape[1]] = np.repeat(np.where(left_out, NONE, steps).astype(np.float32), each, axis=0)
+        order = np.full((len(orders), 4), NONE, dtype=np.float32)
+        order[:, : steps.shape[1]] = np.where(left_out, NONE, steps)
+        # A view of all rows, since samples of a batch lie behind one another.
+        out.reshape(len(orders), each, out.shape[1])[:, :, 5:9] = order[:, None]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Clamp, the adjustments in order, clamp."""
