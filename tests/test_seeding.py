@@ -1,5 +1,6 @@
 import dataclasses
 import random
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from gpuaug.seeding import Generators, Position, default_rank, default_seed
+from gpuaug.seeding import Generators, Position, default_rank, default_seed, following_seeds, next_seed
 
 CPU = torch.device("cpu")
 
@@ -119,3 +120,17 @@ def test_the_rank_is_that_of_torch_distributed_and_0_without_it():
     finally:
         distributed.destroy_process_group()
     assert default_rank() == 0
+
+
+def test_a_seed_is_the_number_that_torch_would_draw_wherever_it_is_first_asked_for():
+    def seeds():
+        torch.manual_seed(3)
+        with torch.inference_mode():
+            first = next_seed()
+        return [first, *following_seeds(2), next_seed(), next_seed(), int(torch.randint(0, 2**63 - 1, (), device="cpu"))]
+
+    with ThreadPoolExecutor(1) as fresh, torch.device("meta"):
+        got = fresh.submit(seeds).result(), seeds()
+    torch.manual_seed(3)
+    expected = torch.randint(0, 2**63 - 1, (4,)).tolist()
+    assert got == ([expected[0], *expected[1:3], *expected[1:]],) * 2

@@ -17,6 +17,7 @@ from gpuaug.fuse.coming import Coming
 from gpuaug.fuse.draws import Source
 from gpuaug.fuse.fitting import Fitting, fits
 from gpuaug.fuse.late import Half, late_ops
+from gpuaug.fuse.launching import current_stream
 from gpuaug.fuse.ops import Drawn, Op, Size
 from gpuaug.fuse.plan import Plan
 from gpuaug.fuse.tables import make_table
@@ -35,7 +36,7 @@ _MOST_BLOCKS = 4
 class _Block(NamedTuple):
     planned: Plan
     kind: tuple[Any, ...]
-    rows: Tensor | Fitting | Half
+    rows: Sequence[Tensor] | Fitting | Half
     order: dict[int, int]
     """Which of the batches a seed is for."""
     next: int
@@ -44,12 +45,12 @@ class _Block(NamedTuple):
     def table(self, seed: int, size: Size, places: Tensor | None) -> Tensor:
         """The rows of one batch."""
         rows, index = self.rows, self.order[seed]
-        if isinstance(rows, Tensor):
-            return rows[index]
         if isinstance(rows, Half):
             return rows.table(index, size)
-        assert places is not None
-        return rows.table(index, places)
+        if isinstance(rows, Fitting):
+            assert places is not None
+            return rows.table(index, places)
+        return rows[index]
 
 
 class Ahead:
@@ -89,8 +90,7 @@ class Ahead:
         """
         seed = next_seed()
         # Rows are on their way on the stream that was current, so a call on another one has to make its own.
-        stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-        kind = (size.batch, points, device, stream)
+        kind = (size.batch, points, device, current_stream(device))
         blocks = [block for block in self._blocks if block.planned is planned and block.kind == kind]
         for block in blocks:
             if seed in block.order:
@@ -100,10 +100,10 @@ class Ahead:
         count = min(2 * len(past.order), MOST_BATCHES, most) if past is not None else 1
         *seeds, following = seed, *following_seeds(count)
         each = [one for call in seeds for one in seeds_of_views(call, views)]
-        rows: Tensor | Fitting | Half
+        rows: Sequence[Tensor] | Fitting | Half
         if not size.ragged:
             table = draw_rows(planned, ops, size, each, device, points=points)
-            rows = table.view(count, views * size.batch, table.shape[2])
+            rows = table.view(count, views * size.batch, table.shape[2]).unbind()
         else:
             coming = Coming(planned, ops, size.batch, size.channels, each, views, device, points)
             if fits(planned) and executors.name(device) == "triton":

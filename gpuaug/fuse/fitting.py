@@ -73,7 +73,9 @@ class Fitting:
             if points:
                 fill_matrix(planned, whole, drawn, table[:, self._layout.rest :])
 
-        self._rows = coming.by_batch(send(source.batch, self._layout.width, fill, coming.device))
+        rows = coming.by_batch(send(source.batch, self._layout.width, fill, coming.device))
+        # Taken apart together, which takes less than to do so batch by batch.
+        self._rows, self._read = rows.unbind(), rows[..., : self._end].unbind()
         self._unused = dict.fromkeys(range(len(self._rows)), True)
 
     def table(self, place: int, places: Tensor) -> Tensor:
@@ -84,9 +86,10 @@ class Fitting:
         """
         from gpuaug.fuse.kernels_crops import fit
 
-        rows = self._rows[place]
+        rows, read = self._rows[place], self._read[place]
         if not self._unused.pop(place, False):
             # Another thread may be about to use what was made of them.
             rows = rows.clone()
+            read = rows[:, : self._end]
         fit(self._step, rows, places, self._layout)
-        return rows[:, : self._end]
+        return read

@@ -102,7 +102,7 @@ def split(values: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
 def to_device(arrays: Sequence[Array], device: torch.device) -> tuple[Tensor, ...]:
     """Whole numbers, each array flat, in one pinned copy that nothing waits for."""
     lengths = [len(array) for array in arrays]
-    pinned = torch.empty(sum(lengths), dtype=torch.int64, pin_memory=device.type == "cuda")
+    pinned = torch.empty(sum(lengths), dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
     np.concatenate(arrays, out=pinned.numpy())
     return torch.split_with_sizes(pinned.to(device, non_blocking=True), lengths)
 

@@ -31,7 +31,7 @@ def make_table(planned: Plan, size: Size, drawn: dict[Op, Drawn], device: torch.
 
 def send(samples: int, width: int, fill: Callable[[Array], None], device: torch.device) -> Tensor:
     """Have ``fill`` write a row for each sample, (B, ``width``) float32, and send them to ``device``."""
-    pinned = torch.empty((samples, width), dtype=torch.float32, pin_memory=device.type == "cuda")
+    pinned = torch.empty((samples, width), dtype=torch.float32, device="cpu", pin_memory=device.type == "cuda")
     fill(pinned.numpy())
     return pinned.to(device, non_blocking=True)
 

@@ -273,7 +273,6 @@ class Targets:
                 f"got {shape}. Put it into a stage of its own, and what follows it into another."
             )
 
-    @torch.no_grad()
     def results(self, dtype: torch.dtype, memory_format: torch.memory_format, *, keepdim: bool, views: int = 1) -> Any:
         """What the call returns, or what a view of it adds: the images, or a list of all that went in."""
         values = list(self.values)

@@ -189,3 +189,21 @@ def test_rows_for_images_alone_are_not_taken_where_points_follow():
         draws = augment.draw(images.shape)
         expected = augment(images, points, data_keys=["input", "keypoints"], draws=draws)
         assert all(map(torch.equal, made, expected)) if number % 3 == 2 else torch.equal(made, expected[0])
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_another_default_device_changes_nothing(ragged):
+    augment, images = gpuaug.fuse(simple(), ragged=ragged), list(photographs(3))
+    images = gpuaug.collate_ragged(images) if ragged else torch.stack(images)
+    boxes = [{"boxes": torch.tensor([[1.0, 2, 9, 9]])} for _ in range(3)]
+
+    def several():
+        torch.manual_seed(4)
+        return [augment(images, boxes, data_keys=["input", "targets"]) for _ in range(4)]
+
+    expected = several()
+    with torch.device("meta"):
+        got = several()
+    for (made, records), (other, known) in zip(got, expected, strict=True):
+        assert torch.equal(made, other)
+        assert all(torch.equal(one["boxes"], two["boxes"]) for one, two in zip(records, known, strict=True))
