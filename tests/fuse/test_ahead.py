@@ -127,6 +127,17 @@ def test_calls_that_cannot_be_foreseen_make_rows_for_themselves_alone(blocks):
     assert blocks == [1] * 12
 
 
+def test_rows_that_are_on_their_way_on_one_stream_are_not_for_calls_on_another(blocks, monkeypatch):
+    augment, images, current = gpuaug.fuse(simple()), photographs(2, 3, 30, 41), [7]
+    monkeypatch.setattr(ahead, "current_stream", lambda device: current[0])
+    for _ in range(3):
+        augment(images)
+    assert blocks == [1, 2]
+    current[0] = 8
+    augment(images)
+    assert blocks == [1, 2, 1]
+
+
 def test_large_batches_are_made_in_smaller_numbers(blocks):
     augment, images = gpuaug.fuse([K.RandomHorizontalFlip()]), torch.zeros(2048, 1, 2, 2)
     for _ in range(7):
