@@ -48,31 +48,34 @@ PLANTED = {
     ("longest", "workers"), [("the loader", 0), ("a stage", 0), ("the step", 0), ("the loader", 2), ("the step", 2)]
 )
 def test_what_was_planted_is_found(longest, workers, recorded):
-    load_ms, stage_ms, step_ms, said = PLANTED[longest]
-    asleep = {"load": load_ms, "stage/planted": stage_ms, "step": step_ms}
+    *planted_ms, said = PLANTED[longest]
+    said = said.format(who="2 workers give" if workers else "it gives, without workers,")
+    asleep, tries = {}, iter((1, 3, 9))
 
     def measure():
+        # A busy machine wakes a sleep as much too late however long it is, so the next try sleeps longer.
+        times = next(tries)
+        load_ms, stage_ms, step_ms = (times * ms for ms in planted_ms)
+        asleep.update({"load": load_ms, "stage/planted": stage_ms, "step": step_ms})
         # Workers sleep side by side.
         source = DataLoader(Numbers(batch_ms=load_ms * max(workers, 1)), batch_size=2, num_workers=workers)
         loader = streamed(source, TransformStage(sleeping(stage_ms), name="planted"))
         return gpuaug.profile(loader, sleeping(step_ms), **SHORT)
 
     def holds(report):
-        found = {part.name: part.wall.median for part in report.parts if part.name != "copy"}
-        return between_its_bounds(report) and all(0.95 * ms <= found[name] <= 1.5 * ms for name, ms in asleep.items())
+        found = all(0.95 * ms <= report.part(name).wall.median <= 1.5 * ms for name, ms in asleep.items())
+        # A thread that was held up finds batches that are ready, and waits for none.
+        waited = longest != "the loader" or " ms a batch for the loader\n" in str(report)
+        return between_its_bounds(report) and found and waited and report.verdict[0].startswith(said)
 
     report = again(measure, holds)
     assert [part.name for part in report.parts] == ["load", "copy", "stage/planted", "step"]
-    assert report.verdict[0].startswith(said.format(who="2 workers give" if workers else "it gives, without workers,"))
     assert report.part("copy").wall.median < 5
-    assert report.cached.median >= 0.95 * step_ms
-    assert report.in_line.median >= 0.95 * (stage_ms + step_ms)
+    assert report.cached.median >= 0.95 * asleep["step"]
+    assert report.in_line.median >= 0.95 * (asleep["stage/planted"] + asleep["step"])
     assert (report.copy_ms, report.device_ms, report.pageable_bytes, report.link_gb_per_s) == (0, 0, 0, None)
-    assert report.thread_ms["step"] >= 0.95 * step_ms
-    assert report.thread_ms["stage/planted"] >= 0.95 * stage_ms
-    if longest == "the loader":
-        assert report.thread_ms["pull"] > 0
-        assert " ms a batch for the loader\n" in str(report)
+    assert report.thread_ms["step"] >= 0.95 * asleep["step"]
+    assert report.thread_ms["stage/planted"] >= 0.95 * asleep["stage/planted"]
     assert report.settings == {
         "device": "CPU",
         "depth": "in line",
