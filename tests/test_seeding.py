@@ -1,5 +1,7 @@
 import dataclasses
 import random
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from gpuaug.seeding import Generators, Position, default_rank, default_seed, following_seeds, next_seed
+from gpuaug.seeding import Calls, Generators, Position, default_rank, default_seed, following_seeds, next_seed
 
 CPU = torch.device("cpu")
 
@@ -125,12 +127,41 @@ def test_the_rank_is_that_of_torch_distributed_and_0_without_it():
 def test_a_seed_is_the_number_that_torch_would_draw_wherever_it_is_first_asked_for():
     def seeds():
         torch.manual_seed(3)
-        with torch.inference_mode():
-            first = next_seed()
-        return [first, *following_seeds(2), next_seed(), next_seed(), int(torch.randint(0, 2**63 - 1, (), device="cpu"))]
+        with torch.device("meta"):
+            with torch.inference_mode():
+                first = next_seed()
+            following = following_seeds(2)
+        return [first, *following, next_seed(), next_seed(), int(torch.randint(0, 2**63 - 1, ()))]
 
-    with ThreadPoolExecutor(1) as fresh, torch.device("meta"):
+    with ThreadPoolExecutor(1) as fresh:
         got = fresh.submit(seeds).result(), seeds()
     torch.manual_seed(3)
     expected = torch.randint(0, 2**63 - 1, (4,)).tolist()
     assert got == ([expected[0], *expected[1:3], *expected[1:]],) * 2
+
+
+def test_a_stages_seeds_are_those_of_its_own_thread():
+    calls = Calls(Position(0, 0, 0, 0), "a")
+    with ThreadPoolExecutor(1) as other, Generators(CPU).keyed(1, calls):
+        elsewhere = other.submit(next_seed).result()
+        here = next_seed()
+    torch.manual_seed(1)
+    assert elsewhere == int(torch.randint(0, 2**63 - 1, ()))
+    assert here == Calls(Position(0, 0, 0, 0), "a").next()
+
+
+def test_threads_that_ask_for_seeds_at_once_share_none_and_lose_none():
+    def several(begin):
+        begin.wait()
+        return [next_seed() for _ in range(5000)]
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        torch.manual_seed(3)
+        with ThreadPoolExecutor(4) as threads:
+            got = [seed for part in threads.map(several, [threading.Barrier(4)] * 4) for seed in part]
+    finally:
+        sys.setswitchinterval(before)
+    torch.manual_seed(3)
+    assert sorted(got) == sorted(torch.randint(0, 2**63 - 1, (20_000,)).tolist())
