@@ -10,7 +10,7 @@ import alone
 import pytest
 import torch
 from double import HostBuffer
-from test_protocol import SCENARIOS, Encoder, Source, install, kernel, name_lanes, run, script_arrivals
+from protocol.scenarios import SCENARIOS, Encoder, Source, install, kernel, name_lanes, run, script_arrivals
 from torch import nn
 
 import gpuaug.recording

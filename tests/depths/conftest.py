@@ -1,7 +1,7 @@
 """The device of these tests."""
 
 import pytest
-from test_protocol import install, script_arrivals
+from protocol.scenarios import install, script_arrivals
 
 
 @pytest.fixture

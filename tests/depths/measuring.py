@@ -2,7 +2,7 @@
 
 import itertools
 
-from test_protocol import Source, kernel
+from protocol.scenarios import Source, kernel
 
 from gpuaug import StreamedLoader
 from gpuaug.depth import AHEAD, COUNT, ROUNDS, SETTLE, WARM

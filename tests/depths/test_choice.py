@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from depths.measuring import ALL, MEASURING, TURNS, Training, augment, auto, decided, measured
-from test_protocol import Source, install, script_arrivals
+from protocol.scenarios import Source, install, script_arrivals
 
 from gpuaug import StreamedLoader
 from gpuaug.depth import AHEAD, COUNT, ROUNDS, SETTLE, WARM

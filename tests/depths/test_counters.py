@@ -3,7 +3,7 @@
 import pytest
 import torch
 from double import HostBuffer
-from test_protocol import Source, script_arrivals
+from protocol.scenarios import Source, script_arrivals
 
 from gpuaug import StreamedLoader
 from gpuaug.depth import AHEAD

@@ -8,7 +8,7 @@ import torch
 from depths.measuring import auto
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_protocol import ANY_SCENARIO, SCENARIOS, Step, run
+from protocol.scenarios import ANY_SCENARIO, SCENARIOS, Step, run
 from torch import nn
 
 from gpuaug import FeatureStage, StreamedLoader, TransformStage, depth

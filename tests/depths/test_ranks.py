@@ -3,7 +3,7 @@
 import kornia.augmentation as K
 import pytest
 from depths.measuring import ALL, Training, augment, auto, decided
-from test_protocol import Encoder
+from protocol.scenarios import Encoder
 from torch import distributed, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel

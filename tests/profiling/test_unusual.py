@@ -7,7 +7,7 @@ from collections import UserDict
 import pytest
 import torch
 from profiling.sources import SHORT, Numbers, nothing
-from test_protocol import install
+from protocol.scenarios import install
 from torch.utils.data import DataLoader, Dataset
 from waiting import until
 

@@ -1,0 +1,195 @@
+"""Failures arrive where they belong: at their batch, with their own type, and nothing hangs."""
+
+import gc
+import traceback
+import weakref
+
+import alone
+import pytest
+import torch
+from contract.sources import DEPTHS, Numbers, OwnError, failing_at, failure, raises, streamed, values
+from torch import nn
+from torch.utils.data import DataLoader
+from waiting import until
+
+from gpuaug import FeatureStage, TransformStage
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("at", [0, 1, 4])
+def test_a_transforms_error_is_raised_at_its_batch_with_its_own_type(at, depth):
+    own = OwnError(7, text="its own")
+    loader = streamed(torch.arange(5), TransformStage(failing_at(at, own), name="mix"), depth=depth)
+    arrived, error = failure(loader)
+    assert arrived == list(range(at))
+    assert error is own
+    assert error.__notes__ == [f"gpuaug: raised in stage 'mix', at batch {at} of epoch 0."]
+    assert traceback.extract_tb(error.__traceback__)[-1].name == "transform"
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_encoders_error_is_raised_at_its_batch(depth):
+    class Failing(nn.Module):
+        def forward(self, x):
+            return failing_at(2, OwnError(7, text="its own"))(x)
+
+    loader = streamed(torch.arange(5.0), FeatureStage(Failing()), depth=depth)
+    arrived, error = failure(loader)
+    assert arrived == [0, 1]
+    assert type(error) is OwnError
+    assert error.__notes__ == ["gpuaug: raised in stage 'feature', at batch 2 of epoch 0."]
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_datasets_error_is_raised_at_its_batch(depth):
+    own = OwnError(7, text="its own")
+    loader = streamed(DataLoader(Numbers(10, 7, raises(own)), batch_size=2), depth=depth)
+    arrived, error = failure(loader)
+    assert arrived == [[0, 1], [2, 3], [4, 5]]
+    assert error is own
+    assert error.__notes__ == ["gpuaug: raised by the wrapped loader, at batch 3 of epoch 0."]
+    assert "__getitem__" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def test_an_error_in_a_worker_is_raised_at_its_batch(workers):
+    loader = streamed(DataLoader(Numbers(10, 7, raises(LookupError("its own"))), batch_size=2, num_workers=2))
+    arrived, error = failure(loader)
+    assert arrived == [[0, 1], [2, 3], [4, 5]]
+    assert type(error) is LookupError
+    assert "its own" in str(error)
+    assert error.__notes__ == ["gpuaug: raised by the wrapped loader, at batch 3 of epoch 0."]
+    traceback.clear_frames(error.__traceback__)  # DataLoader's own frames hold its workers
+    del error
+    until(lambda: not workers())
+
+
+def test_a_copys_error_is_raised_at_its_batch():
+    class Stuck:
+        def to(self, device):
+            raise OwnError(7, text="its own")
+
+    arrived, error = failure(streamed([torch.tensor(0), Stuck()]))
+    assert arrived == [0]
+    assert type(error) is OwnError
+    assert error.__notes__ == ["gpuaug: raised in its copy, at batch 1 of epoch 0."]
+
+
+def test_a_batch_that_does_not_fit_a_stage_names_both():
+    _, error = failure(streamed([torch.tensor(0)], TransformStage(len, on="image")))
+    assert error.__notes__ == ["gpuaug: raised in stage 'transform', at batch 0 of epoch 0."]
+
+
+def test_the_note_names_the_epoch():
+    loader = streamed(torch.arange(3), failing_at(1, OwnError(7, text="")))
+    loader.set_epoch(6)
+    assert failure(loader)[1].__notes__ == ["gpuaug: raised in stage 'transform', at batch 1 of epoch 6."]
+
+
+def test_an_error_of_opening_the_loader_is_its_own():
+    class Closed:
+        def __iter__(self):
+            raise OwnError(7, text="no workers")
+
+    arrived, error = failure(streamed(Closed()))
+    assert (arrived, type(error)) == ([], OwnError)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_the_loader_can_be_iterated_again_after_a_failure(depth):
+    broken = True
+
+    def transform(x):
+        if broken and x == 1:
+            raise OwnError(7, text="")
+        return x
+
+    loader = streamed(DataLoader(Numbers(4), batch_size=None), transform, depth=depth)
+    for _ in range(2):
+        assert failure(loader)[0] == [0]
+    broken = False
+    assert values(loader) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_iterator_that_has_failed_stays_ended(depth):
+    batches = iter(streamed(torch.arange(5), failing_at(1, OwnError(7, text="")), depth=depth))
+    next(batches)
+    with pytest.raises(OwnError):
+        next(batches)
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def failing_stage(watched):
+    def transform(x):
+        held = x + 1
+        watched.append(weakref.ref(held))
+        raise OwnError(7, text="")
+
+    return streamed([torch.zeros(1)], transform)
+
+
+def failing_source(watched):
+    def source():
+        held = torch.zeros(1)
+        watched.append(weakref.ref(held))
+        raise OwnError(7, text="")
+        yield
+
+    return streamed(source())
+
+
+@pytest.mark.parametrize("make", [failing_stage, failing_source])
+def test_what_a_failure_held_is_freed_with_the_error(make):
+    # A loop that skips a batch after running out of memory gets that memory back without waiting for the collector.
+    watched = []
+    loader = make(watched)
+    gc.disable()
+    try:
+        with pytest.raises(OwnError):
+            next(iter(loader))
+        assert watched[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_a_transform_may_even_raise_stop_iteration():
+    # Within a generator this is a RuntimeError, as everywhere in Python; it must not end the epoch in silence.
+    def transform(x):
+        return next(iter(()))
+
+    arrived, error = failure(streamed([torch.tensor(0)], transform))
+    assert arrived == []
+    assert isinstance(error.__cause__ or error, StopIteration)
+
+
+KILLED_WORKER = """
+import os, signal
+import torch
+from alone import assert_nothing_runs, read_until_a_worker_dies
+from torch.utils.data import DataLoader, Dataset
+from gpuaug import StreamedLoader
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.tensor(index)
+
+loader = StreamedLoader(DataLoader(Numbers(), batch_size=2, num_workers=2), device="cpu")
+read_until_a_worker_dies(loader, torch.Tensor.tolist, most=4)
+assert_nothing_runs()
+print("done")
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_worker_that_is_killed_is_an_error_and_no_hang():
+    # In a process of its own: DataLoader's handler raises wherever the main thread is when the signal arrives, which may be
+    # after the pulling thread has told of the same death, in the middle of whatever runs next.
+    done = alone.run(KILLED_WORKER)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "done\n"

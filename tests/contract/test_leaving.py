@@ -1,0 +1,309 @@
+"""Leaving early is clean: threads, workers and iterators end with the loop, however it ends."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from contextlib import suppress
+
+import pytest
+import torch
+from contract.sources import Numbers, OwnError, failing_at, failure, noise, streamed, values
+from torch.utils.data import DataLoader
+from waiting import until
+
+from gpuaug import IteratorEndedError
+
+
+def leave_by_break(loader):
+    for _ in loader:
+        break
+
+
+def leave_by_error(loader):
+    with suppress(OwnError):
+        for _ in loader:
+            raise OwnError(7, text="")
+
+
+def leave_by_interrupt(loader):
+    with suppress(KeyboardInterrupt):
+        for _ in loader:
+            raise KeyboardInterrupt
+
+
+def leave_by_del(loader):
+    batches = iter(loader)
+    next(batches)
+    del batches
+
+
+def leave_by_closing_the_iterator(loader):
+    batches = iter(loader)
+    next(batches)
+    batches.close()
+
+
+def leave_by_closing_the_loader(loader):
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+
+
+def leave_by_a_with_block(loader):
+    with loader:
+        batches = iter(loader)
+        next(batches)
+
+
+def leave_by_zip(loader):
+    for _ in zip(range(1), loader, strict=False):
+        pass
+
+
+def leave_at_the_end(loader):
+    list(loader)
+
+
+WAYS_TO_LEAVE = [
+    leave_by_break,
+    leave_by_error,
+    leave_by_interrupt,
+    leave_by_del,
+    leave_by_closing_the_iterator,
+    leave_by_closing_the_loader,
+    leave_by_a_with_block,
+    leave_by_zip,
+    leave_at_the_end,
+]
+
+
+@pytest.mark.parametrize("leave", WAYS_TO_LEAVE)
+@pytest.mark.parametrize("depth", [0, 2])
+def test_threads_end_with_the_loop(leave, depth, feeds):
+    loader = streamed(torch.arange(20), depth=depth)
+    gc.disable()
+    try:
+        leave(loader)
+        assert not feeds()
+    finally:
+        gc.enable()
+    assert values(loader) == list(range(20)), "the loader can be iterated again"
+
+
+@pytest.mark.parametrize("leave", [leave_by_break, leave_by_error, leave_by_del, leave_by_closing_the_loader])
+def test_workers_end_with_the_loop(leave, workers, feeds):
+    loader = streamed(DataLoader(Numbers(20), batch_size=2, num_workers=1))
+    gc.disable()
+    try:
+        leave(loader)
+        assert not workers()
+    finally:
+        gc.enable()
+    assert not feeds()
+
+
+def test_workers_end_where_a_stage_fails(workers):
+    loader = streamed(DataLoader(Numbers(20), batch_size=2, num_workers=1), failing_at(4, OwnError(7, text="")))
+    gc.disable()
+    try:
+        arrived, _ = failure(loader)
+        assert arrived == [[0, 1], [2, 3]]
+        assert not workers()
+    finally:
+        gc.enable()
+
+
+def test_a_loader_that_is_dropped_with_its_iterator_leaves_nothing(feeds):
+    loader = streamed(torch.arange(20), lambda x: x + 1)
+    watched = weakref.ref(loader)
+    batches = iter(loader)
+    next(batches)
+    del loader, batches
+    gc.collect()
+    assert watched() is None
+    assert not feeds()
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_within_a_stage_or_the_dataset_ends_the_loop(kind, depth, feeds):
+    broken = True
+
+    def interrupt(x):
+        if broken and x == 2:
+            raise kind
+        return x
+
+    in_a_stage = streamed(torch.arange(5), interrupt, depth=depth)
+    in_the_dataset = streamed(DataLoader(Numbers(5), batch_size=None, collate_fn=interrupt), depth=depth)
+    for loader in (in_a_stage, in_the_dataset):
+        arrived, error = failure(loader)
+        assert arrived == [0, 1][: len(arrived)]
+        assert type(error) is kind
+        assert not feeds()
+    broken = False
+    assert values(in_a_stage) == values(in_the_dataset) == list(range(5))
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_ctrl_c_is_heard_while_the_loader_is_slow(feeds):
+    def slow():
+        yield torch.tensor(0)
+        time.sleep(0.5)
+        yield torch.tensor(1)
+
+    batches = iter(streamed(slow()))
+    next(batches)
+    threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert not feeds()
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def test_two_iterators_do_not_disturb_one_another():
+    loader = streamed(torch.arange(5.0), noise, seed=0)
+    expected = [list(loader), list(loader)]
+    loader = streamed(torch.arange(5.0), noise, seed=0)
+    for first, second in zip(zip(loader, expected[0], strict=True), zip(loader, expected[1], strict=True), strict=True):
+        assert torch.equal(*first)
+        assert torch.equal(*second)
+
+
+def test_leaving_one_of_two_iterators_leaves_the_other():
+    loader = streamed(torch.arange(5))
+    first, second = iter(loader), iter(loader)
+    next(first)
+    next(second)
+    first.close()
+    assert [batch.item() for batch in second] == [1, 2, 3, 4]
+
+
+@pytest.mark.timeout(60)
+def test_persistent_workers_have_one_reader_and_end_with_close(workers):
+    loader = streamed(DataLoader(Numbers(12), batch_size=2, num_workers=2, persistent_workers=True))
+    everything = [[2 * index, 2 * index + 1] for index in range(6)]
+    first = iter(loader)
+    assert next(first).tolist() == [0, 1]
+    started = workers()
+    second = iter(loader)
+    assert next(second).tolist() == [0, 1]
+    with pytest.raises(IteratorEndedError, match="persistent_workers=False"):
+        next(first)
+    assert [batch.tolist() for batch in second] == everything[1:]
+    leave_by_break(loader)
+    assert values(loader) == everything
+    assert workers() == started, "they are kept from epoch to epoch"
+    loader.close()
+    until(lambda: not workers())
+    assert values(loader) == everything, "they are started anew"
+    del loader
+    gc.collect()
+    until(lambda: not workers())
+
+
+@pytest.mark.timeout(60)
+def test_two_loaders_over_one_dataloader_with_persistent_workers_do_not_hang():
+    wrapped = DataLoader(Numbers(40), batch_size=2, num_workers=1, persistent_workers=True)
+    first, second = iter(streamed(wrapped)), iter(streamed(wrapped))
+    assert next(first).tolist() == [0, 1]
+    assert next(second).tolist() == [0, 1]
+    found = []
+
+    def read():
+        try:
+            found.extend(batch.tolist() for batch in second)
+        except Exception as error:
+            found.append(error)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(5)
+    assert not reader.is_alive(), "the newer iterator waits for batches that the older one took"
+    assert found == [[index, index + 1] for index in range(2, 40, 2)]
+    with pytest.raises(IteratorEndedError):
+        list(first)
+
+
+class Reads:
+    """An iterator that notices two threads within it."""
+
+    def __init__(self):
+        self.count = 0
+        self.clashes = 0
+        self._within = threading.Lock()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if not self._within.acquire(blocking=False):
+            self.clashes += 1
+            raise RuntimeError("two threads at once")
+        time.sleep(0.03)
+        self._within.release()
+        self.count += 1
+        if self.count > 12:
+            raise StopIteration
+        return torch.tensor(self.count)
+
+
+def test_an_iterator_that_two_loops_share_has_one_reader():
+    source = Reads()
+    loader = streamed(source)
+    first = iter(loader)
+    assert next(first).item() == 1
+    second = iter(loader)
+    taken = next(second).item()
+    assert taken > 1
+    with pytest.raises(IteratorEndedError):
+        next(first)
+    assert [batch.item() for batch in second] == list(range(taken + 1, 13))
+    assert source.clashes == 0
+
+
+@pytest.mark.timeout(60)
+def test_a_process_ends_although_an_iterator_is_open():
+    script = """
+import time, torch, gpuaug
+
+def slow():
+    yield torch.tensor(0)
+    time.sleep(0.3)
+    yield torch.tensor(1)
+
+batches = iter(gpuaug.StreamedLoader(slow(), device="cpu"))
+print(next(batches).item())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
+def test_an_iterator_does_not_pass_for_complete_when_its_loader_was_closed():
+    loader = streamed(torch.arange(20))
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+    with pytest.raises(IteratorEndedError) as caught:
+        list(batches)
+    assert str(caught.value) == (
+        "An iterator must be read before its loader is closed or given a state, got next() after that. Begin a new one."
+    )
+    assert list(batches) == []
+
+
+def test_close_may_be_called_at_any_time_and_often():
+    loader = streamed(torch.arange(3))
+    loader.close()
+    assert values(loader) == [0, 1, 2]
+    loader.close()
+    loader.close()
+    with loader as same:
+        assert same is loader
+        assert values(loader) == [0, 1, 2]

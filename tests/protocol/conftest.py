@@ -1,0 +1,7 @@
+import pytest
+from protocol.scenarios import install
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    return install(monkeypatch)

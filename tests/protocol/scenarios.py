@@ -1,0 +1,254 @@
+"""Training loops on a double of the stream layer (``double.py``), step by step, and what their stages do there."""
+
+import itertools
+from dataclasses import dataclass
+
+import pytest
+from double import FakeCuda, FakeStream
+from hypothesis import strategies as st
+from torch import nn
+
+from gpuaug import FeatureStage, StreamedLoader, TransformStage, batch, seeding, streams, supply
+from gpuaug.feed import ListFeed, Pulled
+
+
+@dataclass(frozen=True)
+class Step:
+    """One turn of the training loop."""
+
+    iterator: int = 0
+    """Which of two open iterators the batch comes from."""
+    stream: int = 0
+    """The stream that is current: the default one, or one of two others."""
+    keep: bool = False
+    """Whether the batch outlives the step. Kept ones are read again in every later step, on the stream of that step."""
+    forget: bool = False
+    """Whether what was kept is dropped at the end of the step."""
+    leave: bool = False
+    """Whether the iterator is left after the step."""
+    stages: tuple[str, ...] | None = None
+    """What the loader's stages are replaced with before the step."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    stages: tuple[str, ...] = ("augment", "encode")
+    steps: tuple[Step, ...] = (Step(),) * 12
+    depth: int = 2
+    batches: int = 5
+    there: tuple[bool, ...] = (True,)
+    """Whether the loader has a batch when it is asked without waiting, over and over."""
+
+
+KINDS = ("augment", "beside", "both", "branches", "encode", "flaky", "in place", "whole")
+SWITCHING = tuple(Step(stream=number % 3, keep=number % 4 == 0, forget=number % 4 == 3) for number in range(14))
+INTERLEAVED = tuple(Step(iterator=number % 2) for number in range(14))
+
+SCENARIOS = {
+    "plain": Scenario(),
+    "no stages": Scenario(stages=()),
+    "depth 0": Scenario(depth=0),
+    "depth 1": Scenario(depth=1),
+    "depth 5": Scenario(depth=5, batches=9, steps=(Step(),) * 22),
+    "slow loader": Scenario(there=(False,)),
+    "unsteady loader": Scenario(there=(True, False, False, True, True)),
+    "one batch": Scenario(batches=1),
+    "empty": Scenario(batches=0),
+    "kept": Scenario(steps=(Step(keep=True),) * 8),
+    "kept for a while": Scenario(steps=(Step(keep=True), Step(keep=True), Step(forget=True)) * 4),
+    "switching streams": Scenario(steps=SWITCHING, batches=9),
+    "another stream": Scenario(steps=(Step(stream=1),) * 12),
+    "interleaved": Scenario(steps=INTERLEAVED),
+    "left early": Scenario(steps=(Step(), Step(keep=True, leave=True)) * 6),
+    "new stages": Scenario(steps=(Step(), Step(), Step(leave=True), Step(stages=("both", "encode")), *[Step()] * 6)),
+    "error": Scenario(stages=("augment", "flaky", "encode"), steps=(Step(),) * 14),
+    "long chain": Scenario(stages=("augment", "both", "whole", "encode")),
+    "sources kept": Scenario(stages=("augment", "beside", "beside")),
+    "in place": Scenario(stages=("in place", "beside", "in place")),
+    "branches": Scenario(stages=("augment", "branches")),
+    "branches first": Scenario(stages=("branches", "augment")),
+}
+
+
+def install(patch, **options):
+    """Put a double in the place of the stream layer."""
+    cuda = FakeCuda(**options)
+    patch.setattr(streams, "cuda", cuda)
+    patch.setattr(seeding, "_device_generator", lambda device: None)
+    patch.setattr(supply, "why_not_here", lambda: "the double has no page-locked memory")
+    return cuda
+
+
+def name_lanes(cuda, loader):
+    for name, lane in loader._machinery.lanes._lanes.items():
+        lane.stream.name = f"{name} lane"
+
+
+class Source:
+    """A loader of ``length`` host batches, each in the form that ``form`` gives to images and labels."""
+
+    def __init__(self, cuda, length, form=tuple):
+        self._cuda = cuda
+        self._length = length
+        self._form = form
+
+    def __iter__(self):
+        return (self._form(self._cuda.host_batch()) for _ in range(self._length))
+
+
+def script_arrivals(patch, there):
+    """Let a script say whether a batch is there when it is asked for, not the timing of threads."""
+    script = itertools.cycle(there)
+
+    class ScriptedFeed(ListFeed):
+        def _get(self, block):
+            if not (block or next(script)):
+                return None
+            try:
+                return super()._get(block)
+            except Exception as error:
+                return Pulled(error=error, ended=True)
+
+    patch.setattr(supply, "open_feed", lambda source, current_stream, *_: ScriptedFeed(source, iter(source), current_stream))
+
+
+def kernel(cuda, *values):
+    """Read all of ``values`` into a temporary, and that into a result."""
+    inputs = batch.leaves(values)
+    cuda.read(*inputs)
+    temporary = cuda.new("temporary", inputs[0].batch)
+    cuda.read(temporary, *inputs)
+    return cuda.new("result", inputs[0].batch)
+
+
+class Encoder(nn.Module):
+    def __init__(self, cuda):
+        super().__init__()
+        self._cuda = cuda
+
+    def forward(self, *values):
+        return kernel(self._cuda, *values)
+
+
+def make_stage(cuda, kind):
+    calls = itertools.count(1)
+
+    def augment(*values):
+        return kernel(cuda, *values)
+
+    def both(images, labels):
+        return kernel(cuda, images, labels), kernel(cuda, labels)
+
+    def flaky(*values):
+        result = kernel(cuda, *values)
+        if next(calls) % 4 == 0:
+            raise RuntimeError("flaky")
+        return result
+
+    def in_place(images):
+        cuda.read(*batch.leaves(images))
+        for buffer in batch.leaves(images):
+            cuda.write(buffer)
+        return images
+
+    def whole(members):
+        return kernel(cuda, *members), *members[1:]
+
+    match kind:
+        case "augment":
+            return TransformStage(augment)
+        case "beside":
+            return TransformStage(augment, into=2)
+        case "both":
+            return TransformStage(both, on=(0, 1))
+        case "branches":
+            return FeatureStage({"a": Encoder(cuda), "b": Encoder(cuda)}, capture="never")
+        case "encode":
+            return FeatureStage(Encoder(cuda), capture="never")
+        case "flaky":
+            return TransformStage(flaky)
+        case "in place":
+            return TransformStage(in_place)
+        case "whole":
+            return TransformStage(whole, on=None)
+
+
+class TrainingLoop:
+    """Takes the steps of a scenario, and reads every leaf of what it has on the stream that is current."""
+
+    def __init__(self, cuda, scenario):
+        self.loader = StreamedLoader(
+            Source(cuda, scenario.batches), self._make(cuda, scenario.stages), device="cuda", depth=scenario.depth
+        )
+        self._cuda = cuda
+        self._streams = [cuda.default, FakeStream(cuda, "second"), FakeStream(cuda, "third")]
+        self._iterators = {}
+        self._kept = []
+        for step in scenario.steps:
+            self._take(step)
+
+    @staticmethod
+    def _make(cuda, kinds):
+        return [make_stage(cuda, kind) for kind in kinds]
+
+    def _take(self, step):
+        if step.stages is not None:
+            self.loader.stages = self._make(self._cuda, step.stages)
+        name_lanes(self._cuda, self.loader)
+        with self._cuda.stream(self._streams[step.stream]):
+            try:
+                received = next(self._iterators.setdefault(step.iterator, iter(self.loader)))
+            except (StopIteration, RuntimeError):
+                received = None
+            self._use(received, step)
+        if step.leave or received is None:
+            del self._iterators[step.iterator]
+
+    def _use(self, received, step):
+        if received is None:
+            return
+        stream = self._cuda.current_stream()
+        buffers = batch.leaves(received)
+        self._cuda.history.receive(stream, buffers[0].batch)
+        event = self._cuda.Event()
+        event.record(stream)
+        self._cuda.read(*buffers, *buffers)
+        if step.keep:
+            self._kept.append((received, event))
+        for kept, handed_over in self._kept:
+            stream.wait_event(handed_over)  # who reads on another stream than the batch was handed over on orders that
+            self._cuda.read(*batch.leaves(kept))
+        if step.forget:
+            self._kept.clear()
+
+
+def run(scenario, mutate=None):
+    """Run the real loader through ``scenario``."""
+    with pytest.MonkeyPatch.context() as patch:
+        cuda = install(patch)
+        script_arrivals(patch, scenario.there)
+        if mutate is not None:
+            mutate(patch, cuda)
+        loop = TrainingLoop(cuda, scenario)
+        loop.loader.close()
+    return cuda.history, loop.loader.stats()
+
+
+STEPS = st.builds(
+    Step,
+    iterator=st.sampled_from([0, 0, 0, 1]),
+    stream=st.sampled_from([0, 0, 0, 1, 2]),
+    keep=st.booleans(),
+    forget=st.booleans(),
+    leave=st.sampled_from([False, False, False, True]),
+    stages=st.none() | st.none() | st.lists(st.sampled_from(KINDS), max_size=3).map(tuple),
+)
+ANY_SCENARIO = st.builds(
+    Scenario,
+    stages=st.lists(st.sampled_from(KINDS), max_size=3).map(tuple),
+    # What a broken order damages shows when memory is used again, so every scenario ends with a few plain steps.
+    steps=st.lists(STEPS, max_size=16).map(lambda steps: (*steps, *[Step()] * 4)),
+    depth=st.sampled_from([0, 1, 2, 5]),
+    batches=st.integers(0, 7),
+    there=st.lists(st.booleans(), min_size=1, max_size=5).map(tuple),
+)

@@ -1,0 +1,255 @@
+"""Nothing is unordered in any scenario, and the checker finds every way in which the protocol may be broken."""
+
+import pytest
+from double import OVERWAITED, REUSED, UNREADY, HostBuffer
+from hypothesis import given, settings
+from protocol.scenarios import ANY_SCENARIO, SCENARIOS, run
+
+from gpuaug import batch
+from gpuaug.features import _BoundFeature
+from gpuaug.flight import Flight
+from gpuaug.streams import Lane, Lanes
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_nothing_is_unordered(name):
+    history, stats = run(SCENARIOS[name])
+    assert not history.violations, history.report()
+    assert history.syncs == stats.held_back  # the host waits for the bound on its run-ahead, and for nothing else
+
+
+@settings(deadline=None, max_examples=50)
+@given(ANY_SCENARIO)
+def test_nothing_is_unordered_in_any_scenario(scenario):
+    history, stats = run(scenario)
+    assert not history.violations, history.report()
+    assert history.syncs == stats.held_back
+
+
+def no_consumer_wait(patch, cuda):
+    def hand_over(self, ready, consumer):
+        self._consumers[consumer.stream.cuda_stream] = consumer
+
+    patch.setattr(Lanes, "hand_over", hand_over)
+
+
+def consumer_of_the_first_batch(patch, cuda):
+    real, first = Lanes.consumer, []
+
+    def consumer(self):
+        first.append(real(self))
+        return first[0]
+
+    patch.setattr(Lanes, "consumer", consumer)
+
+
+def no_reverse_wait(patch, cuda):
+    patch.setattr(Lanes, "wait_for_consumers", lambda self, consumer, mark: None)
+
+
+def reverse_wait_on_another_lane(patch, cuda):
+    def wait_for_consumers(self, consumer, mark):
+        self._lanes["stage/feature"].wait(mark)
+
+    patch.setattr(Lanes, "wait_for_consumers", wait_for_consumers)
+
+
+def reverse_wait_for_another_stream(patch, cuda):
+    def wait_for_consumers(self, consumer, mark):
+        self.copy.wait(Lane("default", cuda.default).mark())
+
+    patch.setattr(Lanes, "wait_for_consumers", wait_for_consumers)
+
+
+def reverse_wait_for_the_last_consumer_alone(patch, cuda):
+    patch.setattr(Lanes, "wait_for_consumers", lambda self, consumer, mark: self.copy.wait(mark))
+
+
+def reverse_wait_for_the_step_before(patch, cuda):
+    real, marks = Lanes.wait_for_consumers, []
+
+    def wait_for_consumers(self, consumer, mark):
+        marks.append(mark)
+        real(self, consumer, marks[-2] if len(marks) > 1 else mark)
+
+    patch.setattr(Lanes, "wait_for_consumers", wait_for_consumers)
+
+
+def record_instead(patch, stream_of):
+    """The protocol of ``record_stream``: no reverse wait, and the stream that ``stream_of`` gives recorded."""
+    real = Flight.hand_over
+
+    def hand_over(self, consumer):
+        handed_over = real(self, consumer)
+        for buffer in batch.leaves(handed_over):
+            buffer.record_stream(stream_of(buffer, consumer))
+        return handed_over
+
+    patch.setattr(Flight, "hand_over", hand_over)
+    patch.setattr(Lanes, "wait_for_consumers", lambda self, consumer, mark: None)
+
+
+def record_on_the_producer(patch, cuda):
+    record_instead(patch, lambda buffer, consumer: buffer.stream)
+
+
+def record_on_the_consumer(patch, cuda):
+    record_instead(patch, lambda buffer, consumer: consumer.stream)
+
+
+def wait_for_the_tail(patch, cuda):
+    real = Lanes.hand_over
+
+    def hand_over(self, ready, consumer):
+        last = list(self._lanes.values())[-1]
+        real(self, last.mark(), consumer)
+
+    patch.setattr(Lanes, "hand_over", hand_over)
+
+
+def one_event_recorded_again(patch, cuda):
+    events = {}
+
+    def mark(self):
+        event = events.setdefault(self.stream, cuda.Event())
+        event.record(self.stream)
+        return event
+
+    patch.setattr(Lane, "mark", mark)
+
+
+def wait_when_launched(patch, cuda):
+    real = Flight._launch
+
+    def launch(self, pulled):
+        real(self, pulled)
+        Lane("consumer", cuda.default).wait(self.waiting[-1].ready)
+
+    patch.setattr(Flight, "_launch", launch)
+
+
+def mark_before_the_last_write(patch, cuda):
+    make_current, mark, early = Lane.make_current, Lane.mark, {}
+
+    def make_current_from(self):
+        early[self.name] = mark(self)
+        make_current(self)
+
+    def mark_from(self):
+        return early.pop(self.name, None) or mark(self)
+
+    patch.setattr(Lane, "make_current", make_current_from)
+    patch.setattr(Lane, "mark", mark_from)
+
+
+def labels_on_a_stream_of_their_own(patch, cuda):
+    real, other = HostBuffer.to, cuda.Stream()
+
+    def to(self, device, non_blocking=False):
+        with cuda.stream(other if self.name == "labels" else cuda.current_stream()):
+            return real(self, device, non_blocking)
+
+    patch.setattr(HostBuffer, "to", to)
+
+
+def labels_copied_after_the_mark(patch, cuda):
+    real = Flight.hand_over
+
+    def hand_over(self, consumer):
+        images, labels = real(self, consumer)
+        with cuda.stream(self._lanes.copy.stream):
+            cuda.write(labels)
+        return images, labels
+
+    patch.setattr(Flight, "hand_over", hand_over)
+
+
+def no_wait_between_lanes(patch, cuda):
+    real = Lane.wait
+    patch.setattr(Lane, "wait", lambda self, mark: None if self.name.startswith("stage") else real(self, mark))
+
+
+def no_join_of_branches(patch, cuda):
+    def run_without(self, values, ready, position, memory):
+        for branch in self._branches.values():
+            branch.lane.wait(ready)
+        return {name: branch.run(values, position, memory) for name, branch in self._branches.items()}
+
+    patch.setattr(_BoundFeature, "run", run_without)
+
+
+def intermediates_not_kept(patch, cuda):
+    patch.setattr(Lanes, "retire", lambda self, values, read_by: None)
+
+
+def intermediates_dropped_without_waiting(patch, cuda):
+    def reclaim(self, keep=1):
+        while len(self._intermediates) > keep:
+            self._intermediates.popleft()
+
+    patch.setattr(Lanes, "reclaim", reclaim)
+
+
+def intermediates_dropped_before_waiting_on_the_stage(patch, cuda):
+    """The lane that waits is the one that read, not the one that allocated."""
+
+    def reclaim(self, keep=1):
+        while len(self._intermediates) > keep:
+            self.lane("stage/feature").wait(self._intermediates.popleft()[1])
+
+    patch.setattr(Lanes, "reclaim", reclaim)
+
+
+def host_wait(patch, cuda):
+    real = Lanes.hand_over
+
+    def hand_over(self, ready, consumer):
+        ready.synchronize()
+        real(self, ready, consumer)
+
+    patch.setattr(Lanes, "hand_over", hand_over)
+
+
+@pytest.mark.parametrize(
+    ("mutate", "name", "rule", "words"),
+    [
+        (no_consumer_wait, "plain", UNREADY, "default reads result"),
+        (no_consumer_wait, "depth 0", UNREADY, "default reads labels"),
+        (consumer_of_the_first_batch, "switching streams", UNREADY, "second reads"),
+        (no_reverse_wait, "plain", REUSED, "last use: default reads"),
+        (no_reverse_wait, "depth 0", REUSED, "last use: default reads"),
+        (no_reverse_wait, "interleaved", REUSED, "last use: default reads"),
+        (reverse_wait_on_another_lane, "plain", REUSED, "copy lane writes"),
+        (reverse_wait_for_another_stream, "another stream", REUSED, "last use: second reads"),
+        (reverse_wait_for_the_last_consumer_alone, "switching streams", REUSED, "last use: default reads"),
+        (reverse_wait_for_the_step_before, "plain", REUSED, "last use: default reads"),
+        (record_on_the_producer, "plain", REUSED, "last use: default reads"),
+        (wait_for_the_tail, "plain", OVERWAITED, "behind the work of stage/feature lane"),
+        (one_event_recorded_again, "plain", OVERWAITED, "behind the work of stage/feature lane"),
+        (wait_when_launched, "plain", OVERWAITED, "behind the work of copy lane"),
+        (mark_before_the_last_write, "plain", UNREADY, "default reads result"),
+        (mark_before_the_last_write, "no stages", UNREADY, "copy lane writes"),
+        (labels_on_a_stream_of_their_own, "plain", UNREADY, "default reads labels"),
+        (labels_copied_after_the_mark, "plain", UNREADY, "default reads labels"),
+        (no_wait_between_lanes, "plain", UNREADY, "stage/transform lane reads images"),
+        (no_join_of_branches, "branches", UNREADY, "default reads result"),
+        (intermediates_not_kept, "plain", REUSED, "last use: stage/transform lane reads images"),
+        (intermediates_dropped_without_waiting, "plain", REUSED, "last use: stage/transform lane reads images"),
+        (intermediates_dropped_before_waiting_on_the_stage, "plain", REUSED, "copy lane writes images"),
+    ],
+)
+def test_a_broken_protocol_is_caught(mutate, name, rule, words):
+    history, _ = run(SCENARIOS[name], mutate)
+    assert any(violation.rule == rule and words in violation.text for violation in history.violations), history.report()
+
+
+def test_a_host_that_waits_is_caught():
+    history, stats = run(SCENARIOS["plain"], host_wait)
+    assert history.syncs > stats.held_back
+
+
+@pytest.mark.parametrize("name", ["plain", "no stages", "left early", "interleaved", "sources kept"])
+def test_recording_on_the_consumer_is_ordered_too(name):
+    # The other protocol for reuse, and the only one for memory that is not ours: the checker must not call it a race.
+    history, _ = run(SCENARIOS[name], record_on_the_consumer)
+    assert not history.violations, history.report()
