@@ -164,11 +164,13 @@ def test_a_transform_may_even_raise_stop_iteration():
 
 
 KILLED_WORKER = """
-import os, signal
+import multiprocessing, os, signal
 import torch
 from alone import assert_nothing_runs, read_until_a_worker_dies
 from torch.utils.data import DataLoader, Dataset
 from gpuaug import StreamedLoader
+
+received = multiprocessing.Event()
 
 class Numbers(Dataset):
     def __len__(self):
@@ -176,11 +178,18 @@ class Numbers(Dataset):
 
     def __getitem__(self, index):
         if index == 9:
+            assert received.wait(60)
             os.kill(os.getpid(), signal.SIGKILL)
         return torch.tensor(index)
 
+def numbers(batch):
+    # A DataLoader that has yet to fetch what a worker made may fail at that first, with an error of the worker's socket.
+    if batch[0] == 4:
+        received.set()
+    return batch.tolist()
+
 loader = StreamedLoader(DataLoader(Numbers(), batch_size=2, num_workers=2), device="cpu")
-read_until_a_worker_dies(loader, torch.Tensor.tolist, most=4)
+read_until_a_worker_dies(loader, numbers, most=4)
 assert_nothing_runs()
 print("done")
 """
