@@ -43,6 +43,9 @@ PLANTED = {
     "the step": (10, 10, 20, "Bounded by the training thread, most of all by the training step ("),
 }
 
+LENGTHS = (1, 3, 9, 9, 9, 9)
+"""How many times as long each try sleeps: a busy machine wakes a sleep as much too late however long it is."""
+
 
 @pytest.mark.parametrize(
     ("longest", "workers"), [("the loader", 0), ("a stage", 0), ("the step", 0), ("the loader", 2), ("the step", 2)]
@@ -50,12 +53,11 @@ PLANTED = {
 def test_what_was_planted_is_found(longest, workers, recorded):
     *planted_ms, said = PLANTED[longest]
     said = said.format(who="2 workers give" if workers else "it gives, without workers,")
-    asleep, tries = {}, iter((1, 3, 9))
+    asleep, lengths = {}, iter(LENGTHS)
 
     def measure():
-        # A busy machine wakes a sleep as much too late however long it is, so the next try sleeps longer.
-        times = next(tries)
-        load_ms, stage_ms, step_ms = (times * ms for ms in planted_ms)
+        longer = next(lengths)
+        load_ms, stage_ms, step_ms = (longer * ms for ms in planted_ms)
         asleep.update({"load": load_ms, "stage/planted": stage_ms, "step": step_ms})
         # Workers sleep side by side.
         source = DataLoader(Numbers(batch_ms=load_ms * max(workers, 1)), batch_size=2, num_workers=workers)
@@ -68,7 +70,7 @@ def test_what_was_planted_is_found(longest, workers, recorded):
         waited = longest != "the loader" or " ms a batch for the loader\n" in str(report)
         return between_its_bounds(report) and found and waited and report.verdict[0].startswith(said)
 
-    report = again(measure, holds)
+    report = again(measure, holds, len(LENGTHS))
     assert [part.name for part in report.parts] == ["load", "copy", "stage/planted", "step"]
     assert report.part("copy").wall.median < 5
     assert report.cached.median >= 0.95 * asleep["step"]
