@@ -43,9 +43,9 @@ from bench import common, folders, glyphs
 from bench.loops import Serial, half
 from bench.pipelines import MEAN, STD
 from bench.rows import Skipped, chosen
-from gpuaug.bench import results
-from gpuaug.bench.environment import environment
-from gpuaug.bench.windows import synchronize
+from gpuaug.benchkit import results
+from gpuaug.benchkit.environment import environment
+from gpuaug.benchkit.windows import synchronize
 
 WORKERS, ANTIALIASED, PLAIN = "torchvision, workers", "gpuaug, antialiased", "gpuaug"
 COLUMNS = ("name", "top1_percent", "top1_low_percent", "top1_high_percent", "images_per_s", "ratio", "wall_s")

@@ -42,9 +42,9 @@ import torch
 
 from bench import calls, common, kernels, peers
 from bench.rows import Call
-from gpuaug.bench import results
-from gpuaug.bench.environment import environment
-from gpuaug.bench.windows import Row, Variant, interleave, summarise, synchronize
+from gpuaug.benchkit import results
+from gpuaug.benchkit.environment import environment
+from gpuaug.benchkit.windows import Row, Variant, interleave, summarise, synchronize
 
 COLUMNS = (
     "case",

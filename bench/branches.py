@@ -21,7 +21,7 @@ import gpuaug
 from bench import common, data, models
 from bench.frozen_resnet import float_batches
 from bench.loops import Serial, Trainer, frozen, half, loop, under_autocast
-from gpuaug.bench.windows import Variant
+from gpuaug.benchkit.windows import Variant
 
 
 class Both(nn.Module):

@@ -10,7 +10,7 @@ import torch
 
 from bench import kernels
 from bench.rows import Call
-from gpuaug.bench.windows import Variant, synchronize
+from gpuaug.benchkit.windows import Variant, synchronize
 
 FEW, MANY = 8, 400
 """About as many launches as a call makes: so many calls are queued at once as a stream takes in without the host waiting."""

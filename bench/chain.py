@@ -24,7 +24,7 @@ import torch
 import gpuaug
 from bench import common, data, models
 from bench.loops import Serial, Trainer, frozen, half, loop, under_autocast
-from gpuaug.bench.windows import Variant
+from gpuaug.benchkit.windows import Variant
 
 _MOST_AHEAD = 4
 

@@ -35,7 +35,7 @@ import gpuaug
 from bench import common, dali, data, models, pipelines
 from bench.loops import Prefetched, PublishedTwoStreams, Serial, Trainer, loop, streamed
 from bench.rows import Made, peer
-from gpuaug.bench.windows import Variant
+from gpuaug.benchkit.windows import Variant
 
 
 def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Made]:

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.rows import Made, PeerError, Skipped, chosen
-from gpuaug.bench import results
-from gpuaug.bench.environment import cores_allowed, environment
-from gpuaug.bench.windows import Row, Variant, interleave, summarise
+from gpuaug.benchkit import results
+from gpuaug.benchkit.environment import cores_allowed, environment
+from gpuaug.benchkit.windows import Row, Variant, interleave, summarise
 
 DEPTH = 2
 """Batches that a ``StreamedLoader`` prepares ahead, its default, here by name because discarded steps depend on it."""

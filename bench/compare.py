@@ -19,7 +19,7 @@ from rich.text import Text
 
 from bench.common import console
 from bench.plot import FIGURES, hardware
-from gpuaug.bench import results
+from gpuaug.benchkit import results
 
 Key = tuple[str, str, str]
 """A row's case, batch size and name, empty where it has none."""

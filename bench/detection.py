@@ -34,7 +34,7 @@ import gpuaug
 from bench import calls, common, data, pipelines
 from bench.loops import settled
 from bench.rows import Made, peer
-from gpuaug.bench.windows import Variant
+from gpuaug.benchkit.windows import Variant
 
 Target = dict[str, Tensor]
 

@@ -36,8 +36,8 @@ from bench import common, data, models
 from bench.features import CEILINGS, OURS, resident_variants
 from bench.loops import Prefetched, PublishedTwoStreams, Serial, Trainer, frozen, half, loop, streamed, under_autocast
 from bench.rows import Made, peer
-from gpuaug.bench.windows import Variant
-from gpuaug.streams import Lane, Lanes
+from gpuaug.benchkit.windows import Variant
+from gpuaug.core.streams import Lane, Lanes
 
 ALIKE = {"own lanes": 6, "same lanes": 4}
 """How many loaders there are of each kind."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gpuaug.bench.environment import environment
+from gpuaug.benchkit.environment import environment
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:

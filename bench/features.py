@@ -10,7 +10,7 @@ import gpuaug
 from bench import data
 from bench.common import DEPTH
 from bench.loops import Serial, Trainer, half, loop
-from gpuaug.bench.windows import Variant
+from gpuaug.benchkit.windows import Variant
 
 OURS = ("feature stage", "feature stage, eager", "captured, in line")
 CEILINGS = ("encoder alone", "training alone")

@@ -42,9 +42,9 @@ from bench import common
 from bench.handover import time_next
 from bench.peers import MissingError
 from bench.ways import COPY_STREAM, FUSED, PINNED, PLAIN, ROWS, STREAMED, UNPINNED, Case, Opened, Samples
-from gpuaug.bench import results
-from gpuaug.bench.environment import cores_allowed, environment
-from gpuaug.bench.windows import synchronize
+from gpuaug.benchkit import results
+from gpuaug.benchkit.environment import cores_allowed, environment
+from gpuaug.benchkit.windows import synchronize
 
 _WARM_SECONDS, _FILL_SECONDS = 1.0, 0.3
 _NEXT_CALLS, _NEXT_DISCARDED = 16, 4

@@ -12,8 +12,8 @@ from torchvision.datasets.folder import default_loader
 from torchvision.transforms import v2
 
 from bench.pipelines import MEAN, STD
-from gpuaug.bench.environment import cores_allowed
-from gpuaug.bench.photos import class_folders
+from gpuaug.benchkit.environment import cores_allowed
+from gpuaug.benchkit.photos import class_folders
 
 _TESTED_SHARE = 0.2
 

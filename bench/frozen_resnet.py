@@ -18,7 +18,7 @@ import torch
 from bench import common, data, models
 from bench.features import CEILINGS, OURS, resident_variants
 from bench.loops import Trainer, frozen, half, under_autocast
-from gpuaug.bench.windows import Variant
+from gpuaug.benchkit.windows import Variant
 
 
 def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Variant]:

@@ -20,8 +20,8 @@ from random import Random
 
 from PIL import Image, ImageDraw, ImageFont
 
-from gpuaug.bench.environment import cores_allowed
-from gpuaug.bench.photos import PHOTOGRAPHS
+from gpuaug.benchkit.environment import cores_allowed
+from gpuaug.benchkit.photos import PHOTOGRAPHS
 
 CLASSES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ23456789"
 

@@ -24,8 +24,8 @@ import torch
 
 import gpuaug
 from bench import common, data
-from gpuaug.bench.environment import environment
-from gpuaug.bench.windows import synchronize
+from gpuaug.benchkit.environment import environment
+from gpuaug.benchkit.windows import synchronize
 
 _LEAVES = 12
 _ROUNDS = 5

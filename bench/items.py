@@ -26,7 +26,7 @@ import gpuaug
 from bench import common, data
 from bench.loops import Serial, Trainer, half, loop
 from bench.models import Augment
-from gpuaug.bench.windows import Variant
+from gpuaug.benchkit.windows import Variant
 
 # Turns of a Python loop for each image, about 0.1 ms: what parsing an annotation in Python costs.
 _TURNS = 3000

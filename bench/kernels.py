@@ -20,7 +20,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bench import common, peers
-from gpuaug.bench.environment import environment
+from gpuaug.benchkit.environment import environment
 
 _CALLS = 8
 # Of no more than two GHz: a sleep that is too short is seen and doubled.

@@ -24,8 +24,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 import gpuaug
 from bench import common, data, models
 from bench.loops import Trainer, frozen, half, under_autocast
-from gpuaug.bench.environment import environment
-from gpuaug.bench.windows import synchronize
+from gpuaug.benchkit.environment import environment
+from gpuaug.benchkit.windows import synchronize
 
 LANES = ("host", "copy", "augment", "encode", "train")
 IMAGE = Path("docs/images/lanes.png")

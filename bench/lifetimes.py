@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from bench import common
-from gpuaug.bench.environment import environment
+from gpuaug.benchkit.environment import environment
 
 _BEHIND = 4
 _POLICIES = ("record_stream", "reverse waits")

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from bench import data
 from bench.rows import MissingError
 from gpuaug import StreamedLoader
-from gpuaug.bench.windows import Variant
+from gpuaug.benchkit.windows import Variant
 
 Prepare = Callable[[Tensor], Tensor]
 

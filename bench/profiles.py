@@ -27,7 +27,7 @@ from torchvision import models as vision
 import gpuaug
 from bench import common, data, models, pipelines
 from bench.loops import Trainer, frozen, half
-from gpuaug.bench.environment import environment
+from gpuaug.benchkit.environment import environment
 
 Made = tuple[gpuaug.StreamedLoader, Callable[[Any], object]]
 

@@ -30,7 +30,7 @@ import gpuaug
 from bench import calls, common, dali, data, pipelines
 from bench.loops import Serial, loop, settled
 from bench.rows import Made, peer
-from gpuaug.bench.windows import Variant
+from gpuaug.benchkit.windows import Variant
 
 KORNIA = "Kornia, image by image"
 POOL = 256

@@ -22,7 +22,7 @@ from torchvision import models
 import gpuaug
 from bench import common, data, pipelines
 from bench.loops import Serial, Trainer, half, loop, streamed
-from gpuaug.bench.windows import Variant
+from gpuaug.benchkit.windows import Variant
 
 
 def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Variant]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gpuaug.bench.windows import Variant
+from gpuaug.benchkit.windows import Variant
 
 Call = Callable[[], Any]
 """Augments a batch once, or a part of it, and returns what came out."""

@@ -24,8 +24,8 @@ from torch.nn import functional
 
 import gpuaug
 from bench.plot import IMAGES, hardware
-from gpuaug.bench.environment import environment
-from gpuaug.bench.photos import photographs
+from gpuaug.benchkit.environment import environment
+from gpuaug.benchkit.photos import photographs
 
 SIDE_PX = 128
 BRIGHTER = 50

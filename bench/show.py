@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Subset
 import gpuaug
 from bench.plot import IMAGES
 from bench.sheets import save
-from gpuaug.bench.photos import class_folders, photographs
+from gpuaug.benchkit.photos import class_folders, photographs
 
 SIDE_PX = 192
 _MEAN, _STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])

@@ -1,7 +1,6 @@
 """Feeds a PyTorch training loop from the GPU side: copies, augmentations and frozen encoders on lanes of their own."""
 
-from gpuaug.counters import Stats
-from gpuaug.errors import (
+from gpuaug.core.errors import (
     ArgumentError,
     ArgumentTypeError,
     DeviceError,
@@ -10,20 +9,21 @@ from gpuaug.errors import (
     IteratorEndedError,
     SelectionError,
 )
-from gpuaug.features import FeatureStage
+from gpuaug.core.ragged import Ragged
+from gpuaug.feed.collate_ragged import collate_ragged
 
 # Like ``from time import time``: the function takes the place of the subpackage's name here, and the subpackage's modules are
-# imported as ``from gpuaug.fuse.plan import Plan``.
-from gpuaug.fuse import Draws, Explanation, Fused, fuse
-from gpuaug.loader import StreamedLoader
-from gpuaug.packing import collate_ragged
-from gpuaug.profiling import profile
-from gpuaug.ragged import Ragged
-from gpuaug.report import Part, Report
-from gpuaug.sanitizing import sanitize
-from gpuaug.showing import show
-from gpuaug.stages import Stage, TransformStage
-from gpuaug.timeline import Span, Timeline
+# imported as ``from gpuaug.fusion.plan import Plan``.
+from gpuaug.fusion import Draws, Explanation, Fused, fuse
+from gpuaug.fusion.targets.sanitize import sanitize
+from gpuaug.loader.stats import Stats
+from gpuaug.loader.streamed_loader import StreamedLoader
+from gpuaug.profiler.profile import profile
+from gpuaug.profiler.report import Part, Report
+from gpuaug.profiler.timeline import Span, Timeline
+from gpuaug.stages.base import Stage, TransformStage
+from gpuaug.stages.feature import FeatureStage
+from gpuaug.viewer import show
 
 __version__ = "0.1.0"
 

@@ -94,11 +94,11 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         return 2
     from rich.console import Console
 
-    from gpuaug.bench import results
-    from gpuaug.bench.environment import environment
-    from gpuaug.bench.loops import cores_shared, setup_for
-    from gpuaug.bench.photos import class_folders, photographs
-    from gpuaug.bench.uses import three_uses
+    from gpuaug.benchkit import results
+    from gpuaug.benchkit.environment import environment
+    from gpuaug.benchkit.loops import cores_shared, setup_for
+    from gpuaug.benchkit.photos import class_folders, photographs
+    from gpuaug.benchkit.uses import three_uses
 
     device = options.device or _device("cuda" if torch.cuda.is_available() else "cpu")
     if options.json is not None and options.json.is_dir():
@@ -135,7 +135,7 @@ def _measure(
 ) -> list[dict[str, Any]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from gpuaug.bench.windows import interleave, summarise
+    from gpuaug.benchkit.windows import interleave, summarise
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     rows: list[dict[str, Any]] = []
@@ -193,7 +193,7 @@ def _profile(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
     except (gpuaug.ArgumentError, gpuaug.ArgumentTypeError) as error:
         parser.error(str(error))
     if options.json is not None:
-        from gpuaug.bench import results
+        from gpuaug.benchkit import results
 
         settings = report.settings | {"verdict": list(report.verdict)}
         results.write(options.json, results.result("profile", rows=report.rows(), settings=settings, device=loader.device))

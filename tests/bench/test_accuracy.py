@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gpuaug.bench import results
+from gpuaug.benchkit import results
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")

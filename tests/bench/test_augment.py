@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from gpuaug.bench import results
+from gpuaug.benchkit import results
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")

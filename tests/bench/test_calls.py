@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 import torch
 
-from gpuaug.bench import results, windows
-from gpuaug.bench.windows import Variant
+from gpuaug.benchkit import results, windows
+from gpuaug.benchkit.windows import Variant
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")

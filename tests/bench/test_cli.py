@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuaug import cli
-from gpuaug.bench import results
+from gpuaug.benchkit import results
 
 ROOT = Path(__file__).parents[2]
 TINY = ["bench", "--device", "cpu", "--batch-size", "4", "--seconds", "0.05", "--repeats", "1"]
@@ -73,7 +73,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
 
 
 def test_an_error_in_a_loop_is_shown_and_named(class_folder, monkeypatch):
-    from gpuaug.bench import loops
+    from gpuaug.benchkit import loops
 
     def broken(setup):
         raise ZeroDivisionError("broken on purpose")

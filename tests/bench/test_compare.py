@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from gpuaug.bench import results
+from gpuaug.benchkit import results
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import gpuaug
-from gpuaug.bench import environment as module
-from gpuaug.bench.environment import cores_allowed, environment
+from gpuaug.benchkit import environment as module
+from gpuaug.benchkit.environment import cores_allowed, environment
 
 
 def test_says_what_a_figure_needs_and_is_plain_json():

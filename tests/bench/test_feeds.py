@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuaug.bench import results
+from gpuaug.benchkit import results
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")

@@ -6,8 +6,8 @@ from itertools import islice
 import pytest
 import torch
 
-from gpuaug.bench import loops, uses
-from gpuaug.bench.photos import class_folders
+from gpuaug.benchkit import loops, uses
+from gpuaug.benchkit.photos import class_folders
 
 CPU = torch.device("cpu")
 

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import gpuaug
-from gpuaug.bench import results
-from gpuaug.bench.windows import Variant
+from gpuaug.benchkit import results
+from gpuaug.benchkit.windows import Variant
 
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
@@ -32,7 +32,7 @@ class Ticking:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        monkeypatch.setattr("gpuaug.bench.windows.perf_counter", lambda: self.now)
+        monkeypatch.setattr("gpuaug.benchkit.windows.perf_counter", lambda: self.now)
 
     def row(self, name, step_s=0.01):
         def steps():

@@ -1,8 +1,8 @@
 import pytest
 from PIL import Image
 
-from gpuaug.bench import photos
-from gpuaug.bench.photos import CROPS_PER_PHOTOGRAPH, class_folders, photographs
+from gpuaug.benchkit import photos
+from gpuaug.benchkit.photos import CROPS_PER_PHOTOGRAPH, class_folders, photographs
 
 pytest.importorskip("skimage")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpuaug.bench import results
-from gpuaug.bench.windows import Row
+from gpuaug.benchkit import results
+from gpuaug.benchkit.windows import Row
 
 CPU = torch.device("cpu")
 ROW = Row("serial", 12.5, 200.0, 80.0, 1.0, 0.9, 1.1, [12.5, 12.4]).record(case="train", batch_size=16)

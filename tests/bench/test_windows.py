@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from gpuaug.bench import windows
-from gpuaug.bench.windows import Variant, Window, interleave, summarise, synchronize
+from gpuaug.benchkit import windows
+from gpuaug.benchkit.windows import Variant, Window, interleave, summarise, synchronize
 
 CPU = torch.device("cpu")
 

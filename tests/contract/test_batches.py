@@ -9,9 +9,9 @@ import kornia.augmentation as K
 import pytest
 import torch
 from contract.sources import DEPTHS, Numbers, NumberStream, noise, streamed, values
+from support.waiting import WAIT_S
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from waiting import WAIT_S
 
 from gpuaug import FeatureStage, StreamedLoader, TransformStage
 

@@ -4,13 +4,13 @@ import gc
 import traceback
 import weakref
 
-import alone
 import pytest
 import torch
 from contract.sources import DEPTHS, Numbers, OwnError, failing_at, failure, raises, streamed, values
+from support import alone
+from support.waiting import until
 from torch import nn
 from torch.utils.data import DataLoader
-from waiting import until
 
 from gpuaug import FeatureStage, TransformStage
 

@@ -13,8 +13,8 @@ from contextlib import suppress
 import pytest
 import torch
 from contract.sources import Numbers, OwnError, failing_at, failure, noise, streamed, values
+from support.waiting import until
 from torch.utils.data import DataLoader
-from waiting import until
 
 from gpuaug import IteratorEndedError
 

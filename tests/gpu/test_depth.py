@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from gpuaug import FeatureStage, StreamedLoader, TransformStage, depth
+from gpuaug import FeatureStage, StreamedLoader, TransformStage
+from gpuaug.loader import depth
 
 pytestmark = pytest.mark.gpu
 

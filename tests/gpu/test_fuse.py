@@ -5,12 +5,13 @@ import warnings
 import kornia.augmentation as K
 import pytest
 import torch
-from fuse import pipelines
-from fuse.executors import disagreement
-from fuse.replay import both, photographs
+from support import pipelines
+from support.executors import disagreement
+from support.replay import both, photographs
 
 import gpuaug
-from gpuaug.fuse import executors, run_triton
+from gpuaug.fusion.backends import dispatch
+from gpuaug.fusion.backends.triton import backend
 
 pytestmark = pytest.mark.gpu
 
@@ -93,9 +94,9 @@ def full_precision():
 
 
 def kernel_caches():
-    from gpuaug.fuse import kernels_filters, kernels_gather, kernels_mixes, kernels_rest
+    from gpuaug.fusion.backends.triton import filters, gather, mix, second_pass
 
-    for module in (kernels_filters, kernels_gather, kernels_mixes, kernels_rest):
+    for module in (filters, gather, mix, second_pass):
         for value in vars(module).values():
             if hasattr(value, "device_caches"):
                 yield from value.device_caches.values()
@@ -126,13 +127,13 @@ def test_in_a_loader_batches_are_the_same_at_every_depth_and_however_lanes_are_d
 
 
 def test_triton_is_the_executor_and_its_absence_is_said_once(monkeypatch):
-    assert executors.name(torch.device("cuda")) == "triton"
+    assert dispatch.name(torch.device("cuda")) == "triton"
 
     def broken(device):
         raise RuntimeError("no compiler")
 
-    executors._usable.cache_clear()
-    monkeypatch.setattr(run_triton, "probe", broken)
+    dispatch._usable.cache_clear()
+    monkeypatch.setattr(backend, "probe", broken)
     images = photographs(2).cuda()
     augment = gpuaug.fuse(K.RandomHorizontalFlip())
     try:
@@ -143,7 +144,7 @@ def test_triton_is_the_executor_and_its_absence_is_said_once(monkeypatch):
             augment(images)
         assert result.is_cuda
     finally:
-        executors._usable.cache_clear()
+        dispatch._usable.cache_clear()
 
 
 @pytest.mark.multigpu

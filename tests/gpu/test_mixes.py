@@ -3,12 +3,12 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from fuse.replay import photographs
+from support.replay import photographs
 from torch.autograd import DeviceType
 
 import gpuaug
-from gpuaug.fuse.kernels_labels import soft_labels
-from gpuaug.fuse.labels import SoftLabels
+from gpuaug.fusion.backends.triton.labels import soft_labels
+from gpuaug.fusion.ops.labels import SoftLabels
 
 pytestmark = pytest.mark.gpu
 

@@ -6,12 +6,12 @@ from statistics import median
 
 import pytest
 import torch
-from profiling.sources import again
+from support.profiler_sources import again
 from torch.utils.data import DataLoader, Dataset
 
 import gpuaug
 from gpuaug import FeatureStage, StreamedLoader, TransformStage
-from gpuaug.bench import results
+from gpuaug.benchkit import results
 
 pytestmark = pytest.mark.gpu
 

@@ -5,8 +5,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import gpuaug
-from gpuaug import Ragged, ring
-from gpuaug.copying import Copier
+from gpuaug import Ragged
+from gpuaug.feed import ring
+from gpuaug.stages.copy import Copier
 
 pytestmark = pytest.mark.gpu
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 import gpuaug
-from gpuaug import ring, supply
+from gpuaug.feed import feed, ring
 
 pytestmark = pytest.mark.gpu
 
@@ -49,13 +49,13 @@ def assert_equal(got, expected):
 @pytest.mark.parametrize("persistent", [False, True])
 def test_slots_are_read_before_they_are_written_again(monkeypatch, depth, persistent):
     monkeypatch.setattr(ring, "POISON", True)
-    make_current = gpuaug.streams.Lane.make_current
+    make_current = gpuaug.core.streams.Lane.make_current
 
     def delayed(lane):
         make_current(lane)
         torch.cuda._sleep(3_000_000)  # before each copy and stage: what is freed too early is poisoned by then
 
-    monkeypatch.setattr(gpuaug.streams.Lane, "make_current", delayed)
+    monkeypatch.setattr(gpuaug.core.streams.Lane, "make_current", delayed)
     wrapped = DataLoader(Samples(), 4, num_workers=3, persistent_workers=persistent)
     with gpuaug.StreamedLoader(wrapped, depth=depth) as loader:
         for _ in range(2):
@@ -65,14 +65,14 @@ def test_slots_are_read_before_they_are_written_again(monkeypatch, depth, persis
 
 def test_the_test_would_see_a_slot_that_is_freed_too_early(monkeypatch):
     monkeypatch.setattr(ring, "POISON", True)
-    monkeypatch.setattr(supply.Supply, "read_until", lambda self, pulled, mark: setattr(pulled, "slot", None))
-    make_current = gpuaug.streams.Lane.make_current
+    monkeypatch.setattr(feed.Supply, "read_until", lambda self, pulled, mark: setattr(pulled, "slot", None))
+    make_current = gpuaug.core.streams.Lane.make_current
 
     def delayed(lane):
         make_current(lane)
         torch.cuda._sleep(20_000_000)
 
-    monkeypatch.setattr(gpuaug.streams.Lane, "make_current", delayed)
+    monkeypatch.setattr(gpuaug.core.streams.Lane, "make_current", delayed)
     with gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=3)) as loader:
         got = list(loader)
     assert any(not torch.equal(images.cpu(), want) for (images, _), (want, _) in zip(got, reference(Samples()), strict=True))

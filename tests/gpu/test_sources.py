@@ -3,9 +3,9 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from fuse import interpret_crops, interpret_sources
-from fuse.ragged import images_of, pack
-from fuse.replay import photographs
+from fusion.backends.interpreted import interpret_crops, interpret_readers
+from support.ragged import images_of, pack
+from support.replay import photographs
 
 import gpuaug
 
@@ -17,7 +17,7 @@ FORMS = [(torch.float32, torch.contiguous_format), (torch.bfloat16, torch.channe
 
 def disagreement(modules, images, dtype, memory_format, **options):
     """Kernels against torch, both on the device, in units of what a type can tell apart."""
-    expected, got = interpret_sources.through_both(modules, images, dtype, memory_format, **options)
+    expected, got = interpret_readers.through_both(modules, images, dtype, memory_format, **options)
     assert got.shape == expected.shape
     assert got.is_contiguous(memory_format=memory_format)
     return (got.float() - expected.float()).abs().max().item() / (2e-5 if dtype == torch.float32 else 1e-2)
@@ -25,17 +25,17 @@ def disagreement(modules, images, dtype, memory_format, **options):
 
 @pytest.mark.parametrize("form", FORMS, ids=["float32", "bfloat16, channels last"])
 @pytest.mark.parametrize("layout", ["chw", "hwc"])
-@pytest.mark.parametrize("name", interpret_sources.RAGGED)
+@pytest.mark.parametrize("name", interpret_readers.RAGGED)
 def test_ragged_batches(name, layout, form):
-    modules, sizes, options = interpret_sources.RAGGED[name]
+    modules, sizes, options = interpret_readers.RAGGED[name]
     assert disagreement(modules, pack(images_of(sizes), layout).to(CUDA), *form, **options) < 1
 
 
 @pytest.mark.parametrize("form", FORMS, ids=["float32", "bfloat16, channels last"])
-@pytest.mark.parametrize("name", interpret_sources.SAME)
+@pytest.mark.parametrize("name", interpret_readers.SAME)
 def test_views_and_antialiasing(name, form):
-    modules, options = interpret_sources.SAME[name]
-    assert disagreement(modules, interpret_sources.DENSE.to(CUDA), *form, **options) < 1
+    modules, options = interpret_readers.SAME[name]
+    assert disagreement(modules, interpret_readers.DENSE.to(CUDA), *form, **options) < 1
 
 
 @pytest.mark.parametrize("layout", ["chw", "hwc"])
@@ -88,7 +88,7 @@ def test_calls_draw_what_draw_does_whatever_sizes_follow_and_on_whichever_stream
 
 
 def test_a_loader_hands_ragged_batches_to_the_kernels_and_waits_for_nothing():
-    batches = [(pack(images_of(interpret_sources.SIZES)).pin_memory(), torch.arange(3).pin_memory()) for _ in range(8)]
+    batches = [(pack(images_of(interpret_readers.SIZES)).pin_memory(), torch.arange(3).pin_memory()) for _ in range(8)]
     augment = gpuaug.fuse([K.RandomResizedCrop((24, 24)), K.RandomHorizontalFlip()], ragged=True, views=2)
 
     def run(depth):

@@ -9,7 +9,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import gpuaug
-from gpuaug import FeatureStage, StreamedLoader, TransformStage, streams
+from gpuaug import FeatureStage, StreamedLoader, TransformStage
+from gpuaug.core import streams
 
 pytestmark = pytest.mark.gpu
 

@@ -3,14 +3,15 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from fuse.detection import PIPELINES, records_of
-from fuse.ragged import images_of, pack
-from fuse.replay import photographs
-from fuse.test_boxes import annotations
-from fuse.test_masks import masks
+from fusion.targets.test_boxes import annotations
+from fusion.targets.test_masks import masks
+from support.detection import PIPELINES, records_of
+from support.ragged import images_of, pack
+from support.replay import photographs
 
 import gpuaug
-from gpuaug.fuse import kernels_boxes, kernels_gather
+from gpuaug.fusion.backends.triton import boxes as kernels_boxes
+from gpuaug.fusion.backends.triton import gather
 
 pytestmark = pytest.mark.gpu
 
@@ -132,7 +133,7 @@ def test_what_is_not_a_number_does_as_on_a_cpu():
 
 
 def compilations():
-    kernels = (kernels_boxes.box_kernel, kernels_gather.mask_kernel)
+    kernels = (kernels_boxes.box_kernel, gather.mask_kernel)
     return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
 
 

@@ -4,12 +4,14 @@ import itertools
 from dataclasses import dataclass
 
 import pytest
-from double import FakeCuda, FakeStream
 from hypothesis import strategies as st
+from support.stream_double import FakeCuda, FakeStream
 from torch import nn
 
-from gpuaug import FeatureStage, StreamedLoader, TransformStage, batch, seeding, streams, supply
-from gpuaug.feed import ListFeed, Pulled
+from gpuaug import FeatureStage, StreamedLoader, TransformStage
+from gpuaug.core import batch, rng, streams
+from gpuaug.feed import feed
+from gpuaug.feed.prefetch import ListFeed, Pulled
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,8 @@ def install(patch, **options):
     """Put a double in the place of the stream layer."""
     cuda = FakeCuda(**options)
     patch.setattr(streams, "cuda", cuda)
-    patch.setattr(seeding, "_device_generator", lambda device: None)
-    patch.setattr(supply, "why_not_here", lambda: "the double has no page-locked memory")
+    patch.setattr(rng, "_device_generator", lambda device: None)
+    patch.setattr(feed, "why_not_here", lambda: "the double has no page-locked memory")
     return cuda
 
 
@@ -109,7 +111,7 @@ def script_arrivals(patch, there):
             except Exception as error:
                 return Pulled(error=error, ended=True)
 
-    patch.setattr(supply, "open_feed", lambda source, current_stream, *_: ScriptedFeed(source, iter(source), current_stream))
+    patch.setattr(feed, "open_feed", lambda source, current_stream, *_: ScriptedFeed(source, iter(source), current_stream))
 
 
 def kernel(cuda, *values):

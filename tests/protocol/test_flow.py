@@ -8,8 +8,9 @@ import pytest
 import torch
 from protocol.scenarios import Source, install, kernel, script_arrivals
 
-from gpuaug import StreamedLoader, supply
-from gpuaug.feed import ListFeed
+from gpuaug import StreamedLoader
+from gpuaug.feed import feed as supply
+from gpuaug.feed.prefetch import ListFeed
 
 
 @pytest.mark.parametrize("depth", [0, 1, 4])

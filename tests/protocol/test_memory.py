@@ -6,12 +6,13 @@ from contextlib import nullcontext, suppress
 
 import pytest
 import torch
-from double import OVERWRITTEN, REUSED, UNREADY, FakeStream
 from protocol.scenarios import Source, kernel, name_lanes, script_arrivals
+from support.stream_double import OVERWRITTEN, REUSED, UNREADY, FakeStream
 from torch import nn
 
-from gpuaug import FeatureStage, SelectionError, StreamedLoader, TransformStage, batch
-from gpuaug.streams import Lane, Lanes
+from gpuaug import FeatureStage, SelectionError, StreamedLoader, TransformStage
+from gpuaug.core import batch
+from gpuaug.core.streams import Lane, Lanes
 
 
 class Resident(torch.Tensor):

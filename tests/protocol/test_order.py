@@ -1,14 +1,14 @@
 """Nothing is unordered in any scenario, and the checker finds every way in which the protocol may be broken."""
 
 import pytest
-from double import OVERWAITED, REUSED, UNREADY, HostBuffer
 from hypothesis import given, settings
 from protocol.scenarios import ANY_SCENARIO, SCENARIOS, run
+from support.stream_double import OVERWAITED, REUSED, UNREADY, HostBuffer
 
-from gpuaug import batch
-from gpuaug.features import _BoundFeature
-from gpuaug.flight import Flight
-from gpuaug.streams import Lane, Lanes
+from gpuaug.core import batch
+from gpuaug.core.streams import Lane, Lanes
+from gpuaug.loader.iterator import Flight
+from gpuaug.stages.feature import _BoundFeature
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

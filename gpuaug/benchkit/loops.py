@@ -1,0 +1,224 @@
+"""The parts that the compared loops share, so that they differ in nothing but how batches reach the training step."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
+from dataclasses import dataclass, fields
+from typing import Any
+
+import kornia.augmentation as K
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, RandomSampler
+from torchvision.transforms import InterpolationMode, v2
+
+import gpuaug
+from gpuaug.benchkit.environment import cores_allowed
+
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_JITTER = (0.4, 0.4, 0.4, 0.1)
+_PREFETCH = 2  # DataLoader's own default, named because the discarded steps depend on it
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What every loop of a run is given.
+
+    Args:
+        device: Where the training step runs.
+        images: An ``ImageFolder``; each loop sets its own transform on a copy of it.
+        batch_size: Images a step.
+        workers: Worker processes of each DataLoader.
+        source_px: Side of the square uint8 images that the device loops receive.
+        crop_px: Side of the square images that the model receives.
+        model: A torchvision classifier, without weights.
+        half: Whether to run it in bfloat16 autocast and channels_last.
+    """
+
+    device: torch.device
+    images: Any
+    batch_size: int
+    workers: int
+    source_px: int
+    crop_px: int
+    model: str
+    half: bool
+
+    @property
+    def pin_memory(self) -> bool:
+        """Whether the DataLoaders hand out page-locked batches."""
+        return self.device.type == "cuda"
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """The layout of the images that a convolution receives."""
+        return torch.channels_last if self.half else torch.contiguous_format
+
+    @property
+    def discard(self) -> int:
+        """Steps that empty what queued up between two windows.
+
+        Once for this loop's own queue, and once more for the other loops' workers, which refill theirs meanwhile.
+        """
+        return 2 * max(1, self.workers) * _PREFETCH + 2
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision of the model and the encoder."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext()
+
+    def settings(self) -> dict[str, Any]:
+        """The setup for a result file; where the user keeps the images stays out of it."""
+        kept = {field.name: getattr(self, field.name) for field in fields(self)}
+        del kept["device"]
+        counts = {"images": len(self.images), "classes": len(self.images.classes)}
+        return kept | counts | {"pin_memory": self.pin_memory}
+
+
+def setup_for(device: torch.device, images: Any, *, batch_size: int | None, workers: int | None) -> Setup:
+    """A setup that finishes in minutes on ``device``: ResNet-50 at 224 px on a GPU, ResNet-18 at 64 px on a CPU."""
+    big = device.type in ("cuda", "xpu")
+    cores = cores_allowed()
+    return Setup(
+        device=device,
+        images=images,
+        batch_size=batch_size or (64 if big else 16),
+        workers=workers if workers is not None else max(1, min(12, cores * 3 // 4) if big else min(4, cores // 2)),
+        source_px=256 if big else 96,
+        crop_px=224 if big else 64,
+        model="resnet50" if big else "resnet18",
+        half=big,
+    )
+
+
+@contextmanager
+def cores_shared(setup: Setup) -> Iterator[None]:
+    """Leave the workers cores of their own while training on a CPU.
+
+    With as many torch threads as cores, each of the many parallel regions in a step waits for a worker's time slice to
+    end. Measured on two cores of which one was busy: a step of 0.1 s took 1.6 s.
+    """
+    before = torch.get_num_threads()
+    if setup.device.type == "cpu":
+        torch.set_num_threads(max(1, min(before, cores_allowed() - setup.workers)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def uint8_images(setup: Setup) -> Any:
+    """Decoded, shrunk and cut to a square: what a loop that augments on the device has its workers do."""
+    side = setup.source_px
+    return v2.Compose([v2.PILToTensor(), v2.Resize(side, antialias=True), v2.CenterCrop(side)])
+
+
+def cpu_augmentation(setup: Setup) -> Any:
+    """The augmentation in the workers, on the whole decoded image: they need no square to begin with."""
+    return v2.Compose(
+        [
+            v2.PILToTensor(),
+            v2.RandomResizedCrop(setup.crop_px, interpolation=InterpolationMode.BILINEAR, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.ColorJitter(*_JITTER),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(_MEAN, _STD),
+        ]
+    )
+
+
+def kornia_augmentation(setup: Setup) -> Callable[[Tensor], Tensor]:
+    """The augmentation on the device by Kornia: uint8 images in, normalised float32 images out."""
+    pipeline = _pipeline(setup).to(setup.device)
+
+    def augment(images: Tensor) -> Tensor:
+        augmented: Tensor = pipeline(images.float() / 255)
+        return augmented
+
+    return augment
+
+
+def fused_augmentation(setup: Setup) -> Callable[[Tensor], Tensor]:
+    """The same pipeline fused: uint8 images in, normalised images out, in the type and layout that the model computes in."""
+    dtype = torch.bfloat16 if setup.half else torch.float32
+    return gpuaug.fuse(_pipeline(setup), dtype=dtype, memory_format=setup.memory_format)
+
+
+def _pipeline(setup: Setup) -> Any:
+    return K.AugmentationSequential(
+        K.RandomResizedCrop((setup.crop_px, setup.crop_px)),
+        K.RandomHorizontalFlip(),
+        K.ColorJitter(*_JITTER),
+        K.Normalize(torch.tensor(_MEAN), torch.tensor(_STD)),
+    )
+
+
+def images_with(setup: Setup, transform: Any) -> Any:
+    """The images with ``transform`` applied to each, without walking the folder again."""
+    images = copy(setup.images)
+    images.transform = transform
+    return images
+
+
+def batches(setup: Setup, transform: Any) -> DataLoader[Any]:
+    """Batches without an end, in the same order for every loop.
+
+    Without an end because at the end of an epoch the workers run dry, and that would fall into some windows only.
+    """
+    dataset = images_with(setup, transform)
+    endless = RandomSampler(dataset, replacement=True, num_samples=10**9, generator=torch.Generator().manual_seed(0))
+    return DataLoader(
+        dataset,
+        batch_size=setup.batch_size,
+        sampler=endless,
+        num_workers=setup.workers,
+        pin_memory=setup.pin_memory,
+        persistent_workers=setup.workers > 0,
+        prefetch_factor=_PREFETCH if setup.workers else None,
+    )
+
+
+def to_device(setup: Setup, batch: Any) -> tuple[Tensor, Tensor]:
+    """What a serial loop does with a batch first."""
+    images, labels = batch
+    return images.to(setup.device, non_blocking=True), labels.to(setup.device, non_blocking=True)
+
+
+def classifier_step(setup: Setup) -> Callable[[Tensor, Tensor], None]:
+    """One step of training the classifier on normalised images."""
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(setup.model, weights=None, num_classes=len(setup.images.classes))
+    return _step(setup, model.to(setup.device, memory_format=setup.memory_format))
+
+
+def head_step(setup: Setup, features: int) -> Callable[[Tensor, Tensor], None]:
+    """One step of training a two-layer head on an encoder's features."""
+    torch.manual_seed(0)
+    head = nn.Sequential(nn.Linear(features, 1024), nn.GELU(), nn.Linear(1024, len(setup.images.classes)))
+    return _step(setup, head.to(setup.device))
+
+
+def frozen_encoder(setup: Setup) -> tuple[nn.Module, int]:
+    """The classifier without its last layer, frozen, and the number of features it gives."""
+    torch.manual_seed(0)
+    encoder: Any = torchvision.models.get_model(setup.model, weights=None)
+    features = int(encoder.fc.in_features)
+    encoder.fc = nn.Identity()
+    encoder = encoder.eval().requires_grad_(False)
+    return encoder.to(setup.device, memory_format=setup.memory_format), features
+
+
+def _step(setup: Setup, model: nn.Module) -> Callable[[Tensor, Tensor], None]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def step(inputs: Tensor, labels: Tensor) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        if inputs.ndim == 4:
+            inputs = inputs.contiguous(memory_format=setup.memory_format)
+        with setup.autocast():
+            loss = F.cross_entropy(model(inputs), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step

@@ -1,0 +1,144 @@
+"""The form of a result: made, checked, written and shown in one place, so every suite's file reads alike."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gpuaug.benchkit.environment import environment as read_environment
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SCHEMA = 1
+
+_ENVIRONMENT_KEYS = ("time_utc", "commit", "dirty", "versions", "device", "gpu", "cpu")
+_RATIO_KEYS = ("ratio", "ratio_low", "ratio_high")
+_HEADINGS = {"steps_per_s": "steps/s", "images_per_s": "images/s", "host_ms": "host ms"}
+
+
+def result(
+    suite: str,
+    *,
+    rows: list[dict[str, Any]],
+    settings: dict[str, Any],
+    device: torch.device,
+    environment: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A suite's rows with everything that is needed to judge them.
+
+    Args:
+        suite: The suite's name.
+        rows: Made with ``Row.record``, or by hand: a ``name`` and figures, with the unit in each key.
+        settings: What the suite was told: sizes, workers, whether batches were pinned.
+        device: The device it ran on.
+        environment: What ``environment(device)`` said before the measurement; read now when left out.
+    """
+    return {
+        "schema": SCHEMA,
+        "suite": suite,
+        "environment": read_environment(device) if environment is None else environment,
+        "settings": settings,
+        "rows": rows,
+    }
+
+
+def write(path: str | os.PathLike[str], result: dict[str, Any]) -> None:
+    """Write strict JSON with sorted keys; NaN and infinities, which JSON lacks, become null."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(_finite(result), sort_keys=True, indent=2, allow_nan=False) + "\n"
+    # Beside the target and renamed over it, so an interruption leaves the old result rather than half a new one.
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def check(result: dict[str, Any]) -> None:
+    """Raise a ``ValueError`` that names the first key that is not as ``result`` makes it."""
+    keys = {"schema", "suite", "environment", "settings", "rows"}
+    for key in sorted(keys ^ set(result)):
+        raise ValueError(f"keys of a result must be {sorted(keys)}, got {sorted(result)}. See {key!r}.")
+    _must(result["schema"] == SCHEMA, "schema", f"{SCHEMA}", result["schema"])
+    _must(isinstance(result["suite"], str) and result["suite"], "suite", "a name", result["suite"])
+    _must(isinstance(result["settings"], dict), "settings", "a dict", result["settings"])
+    _must(isinstance(result["environment"], dict), "environment", "a dict", result["environment"])
+    for key in _ENVIRONMENT_KEYS:
+        _must(key in result["environment"], f"environment.{key}", "present", "nothing")
+    _must(isinstance(result["rows"], list) and result["rows"], "rows", "a list that is not empty", result["rows"])
+    for index, row in enumerate(result["rows"]):
+        _check_row(row, f"rows[{index}]")
+
+
+def table(rows: list[dict[str, Any]], title: str) -> "Table":
+    """The rows as one rich table, each ``case`` under a heading; narrow enough for a terminal of 80 columns."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    shown.add_column("variant")
+    batch_sizes = {row.get("batch_size") for row in rows}
+    keys = [key for key in _HEADINGS if any(key in row for row in rows)]
+    headings = ["batch"] * (len(batch_sizes) > 1) + [_HEADINGS[key] for key in keys] + ["ratio", "spread"]
+    for heading in headings:
+        shown.add_column(heading, justify="right", no_wrap=True)
+    case = None
+    for row in rows:
+        if row.get("case") != case:
+            case = row.get("case")
+            shown.add_section()
+            shown.add_row(Text(str(case), style="bold"))
+        ratio, low, high = (row.get(key) for key in _RATIO_KEYS)
+        shown.add_row(
+            Text(row["name"]),
+            *[str(row.get("batch_size", ""))] * (len(batch_sizes) > 1),
+            *(_figure(row.get(key)) for key in keys),
+            "" if ratio is None else f"{ratio:.2f}",
+            "" if low is None or high is None else f"{low:.2f}-{high:.2f}",
+        )
+    return shown
+
+
+def _check_row(row: Any, where: str) -> None:
+    _must(isinstance(row, dict), where, "a dict", row)
+    _must(isinstance(row.get("name"), str) and row["name"], f"{where}.name", "a name", row.get("name"))
+    for key, value in row.items():
+        if isinstance(value, (int, float)) or (value is None and _is_figure(key)):
+            _must(value is not None and math.isfinite(value), f"{where}.{key}", "a finite number", value)
+        if key.endswith("_per_s") or (key in _RATIO_KEYS and value is not None):
+            _must(value > 0, f"{where}.{key}", "positive", value)
+        if key == "rounds":
+            _must(value and all(rate and rate > 0 for rate in value), f"{where}.rounds", "positive numbers", value)
+    _must(any(map(_is_figure, row)), where, "a row with a figure, its unit in the key (steps_per_s)", sorted(row))
+
+
+def _is_figure(key: str) -> bool:
+    return key.endswith(("_per_s", "_ms", "_s", "_us", "_bytes"))
+
+
+def _must(holds: Any, key: str, rule: str, value: Any) -> None:
+    if not holds:
+        raise ValueError(f"{key} must be {rule}, got {value!r}. Make results with gpuaug.benchkit.results.result.")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return value
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

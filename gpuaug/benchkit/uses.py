@@ -1,0 +1,142 @@
+"""The three uses of ``gpuaug`` as loops to compare: a training loop, a frozen encoder, augmentation alone."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+import gpuaug
+from gpuaug.benchkit import loops
+from gpuaug.benchkit.loops import Setup
+from gpuaug.benchkit.windows import Variant
+
+
+@dataclass(frozen=True)
+class Use:
+    """Variants that are measured in the same rounds, and the one whose rate the ratios are to."""
+
+    case: str
+    baseline: str
+    variants: list[Variant]
+
+
+def three_uses(setup: Setup) -> list[Use]:
+    """What ``gpuaug bench`` measures, in the order of its table."""
+    return [classifier(setup), frozen_encoder(setup), augmentation(setup)]
+
+
+def classifier(setup: Setup) -> Use:
+    """A classifier trained on photographs, augmented in the workers, in the loop, or in a ``StreamedLoader``."""
+
+    def in_workers() -> Iterator[int]:
+        step = loops.classifier_step(setup)
+        for batch in loops.batches(setup, loops.cpu_augmentation(setup)):
+            images, labels = loops.to_device(setup, batch)
+            step(images, labels)
+            yield len(labels)
+
+    def serial() -> Iterator[int]:
+        step, augment = loops.classifier_step(setup), loops.kornia_augmentation(setup)
+        for batch in loops.batches(setup, loops.uint8_images(setup)):
+            images, labels = loops.to_device(setup, batch)
+            step(augment(images), labels)
+            yield len(labels)
+
+    def streamed(augmentation: Callable[[Setup], Callable[[Tensor], Tensor]]) -> Iterator[int]:
+        step = loops.classifier_step(setup)
+        yield from _streamed(setup, step, [gpuaug.TransformStage(augmentation(setup))])
+
+    def resident() -> Iterator[int]:
+        step = loops.classifier_step(setup)
+        images, labels = _resident_batch(setup)
+        images = loops.kornia_augmentation(setup)(images)
+        while True:
+            step(images, labels)
+            yield len(labels)
+
+    return Use(
+        f"train {setup.model}",
+        "Kornia in the loop (serial)",
+        [
+            Variant("CPU augmentation in workers", in_workers, setup.discard),
+            Variant("Kornia in the loop (serial)", serial, setup.discard),
+            Variant("StreamedLoader", partial(streamed, loops.kornia_augmentation), setup.discard),
+            Variant("StreamedLoader, fused", partial(streamed, loops.fused_augmentation), setup.discard),
+            Variant("step alone, batch resident", resident),
+        ],
+    )
+
+
+def frozen_encoder(setup: Setup) -> Use:
+    """A head trained on the features of a frozen encoder, which is called in the loop or is a ``FeatureStage``."""
+
+    def serial() -> Iterator[int]:
+        encoder, width = loops.frozen_encoder(setup)
+        step, augment = loops.head_step(setup, width), loops.kornia_augmentation(setup)
+        for batch in loops.batches(setup, loops.uint8_images(setup)):
+            images, labels = loops.to_device(setup, batch)
+            images = augment(images).contiguous(memory_format=setup.memory_format)
+            with torch.no_grad(), setup.autocast():
+                features = encoder(images)
+            step(features, labels)
+            yield len(labels)
+
+    def streamed() -> Iterator[int]:
+        encoder, width = loops.frozen_encoder(setup)
+        stages: list[gpuaug.Stage] = [
+            gpuaug.TransformStage(loops.kornia_augmentation(setup)),
+            gpuaug.FeatureStage(
+                encoder,
+                autocast=torch.bfloat16 if setup.half else None,
+                memory_format=setup.memory_format if setup.half else None,
+            ),
+        ]
+        yield from _streamed(setup, loops.head_step(setup, width), stages)
+
+    return Use(
+        f"train a head on frozen {setup.model}",
+        "encoder in the loop (serial)",
+        [
+            Variant("encoder in the loop (serial)", serial, setup.discard),
+            Variant("StreamedLoader, FeatureStage", streamed, setup.discard),
+        ],
+    )
+
+
+def augmentation(setup: Setup) -> Use:
+    """Augmentation alone, over a batch that is already on the device. Another way of augmenting is one more line."""
+    ways: dict[str, Callable[[Setup], Callable[[Tensor], Tensor]]] = {
+        "Kornia, eager": loops.kornia_augmentation,
+        "gpuaug.fuse": loops.fused_augmentation,
+    }
+
+    def looped(build: Callable[[Setup], Callable[[Tensor], Tensor]]) -> Callable[[], Iterator[int]]:
+        def steps() -> Iterator[int]:
+            augment = build(setup)
+            images, _ = _resident_batch(setup)
+            while True:
+                augment(images)
+                yield len(images)
+
+        return steps
+
+    return Use("augment alone", "Kornia, eager", [Variant(name, looped(build)) for name, build in ways.items()])
+
+
+def _streamed(setup: Setup, step: Callable[[Tensor, Tensor], None], stages: Sequence[gpuaug.Stage]) -> Iterator[int]:
+    loader = gpuaug.StreamedLoader(loops.batches(setup, loops.uint8_images(setup)), stages, device=setup.device, seed=0)
+    try:
+        for inputs, labels in loader:
+            step(inputs, labels)
+            yield len(labels)
+    finally:
+        loader.close()
+
+
+def _resident_batch(setup: Setup) -> tuple[Tensor, Tensor]:
+    dataset = loops.images_with(setup, loops.uint8_images(setup))
+    # Spread over the data set, whose neighbours are of one class.
+    picked = [dataset[index * len(dataset) // setup.batch_size % len(dataset)] for index in range(setup.batch_size)]
+    return loops.to_device(setup, (torch.stack([image for image, _ in picked]), torch.tensor([label for _, label in picked])))

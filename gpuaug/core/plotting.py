@@ -1,0 +1,48 @@
+"""What all pictures share: matplotlib as it comes, how much room a text takes, and inks."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from gpuaug.core.errors import ArgumentError
+
+INK, FAINT, BAND = "#24292f", "#dfe3e8", "#f5f7f9"
+
+
+@contextmanager
+def drawing(what: str, otherwise: str = "", style: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """A block in which matplotlib draws in its default style, whatever the user's is.
+
+    Args:
+        what: That is drawn, for the error.
+        otherwise: Another way out than to install matplotlib.
+        style: Settings besides the default ones.
+
+    Raises:
+        ArgumentError: If matplotlib is missing.
+    """
+    try:
+        import matplotlib.style
+    except ImportError as error:
+        way_out = f"Run pip install matplotlib{otherwise}."
+        raise ArgumentError(f"matplotlib must be installed to draw {what}, got {error}. {way_out}") from error
+    with matplotlib.style.context(["default", dict(style or {})]):
+        yield
+
+
+def shortened(name: str, longest: int) -> str:
+    """``name`` without its middle if it has more characters. Similar names often differ at the end."""
+    if len(name) <= longest:
+        return name
+    return f"{name[: longest // 2]}…{name[len(name) - (longest - longest // 2 - 1) :]}"
+
+
+@lru_cache(4096)
+def text_width_in(text: str, size: float) -> float:
+    """How wide a text is when it is drawn with a font of ``size`` points."""
+    from matplotlib.textpath import TextPath
+
+    if not text.strip():
+        return 0.0
+    return float(TextPath((0, 0), text.replace("$", r"\$"), size=size).get_extents().width) / 72

@@ -1,0 +1,102 @@
+"""Images of different sizes in one flat buffer."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpuaug.core.errors import ArgumentTypeError
+
+Layout = Literal["hwc", "chw"]
+
+
+class Shapes:
+    """The sizes of the images of a batch, on the host: what draws depend on.
+
+    Args:
+        sizes: (B, 2) heights and widths.
+        channels: Of every image.
+        layout: Whether the channels of a pixel are together (``"hwc"``) or in planes (``"chw"``).
+    """
+
+    __slots__ = ("channels", "held", "layout", "least", "sizes")
+
+    def __init__(self, sizes: NDArray[np.int64], channels: int, layout: Layout) -> None:
+        self.sizes, self.channels, self.layout = sizes, channels, layout
+        # Found once, by whoever packs, and not by the thread that trains.
+        self.least = int(np.min(sizes)) if sizes.size else 1
+        """The shortest side."""
+        self.held = int(sizes.prod(1).sum()) * channels
+        """Elements of all images."""
+
+    def __repr__(self) -> str:
+        return f"Shapes({len(self.sizes)} images of {self.channels} channels, {self.layout})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Ragged:
+    """A batch of images of different sizes, one behind the other.
+
+    Made by :func:`gpuaug.collate_ragged`; taken by :func:`gpuaug.fuse` with ``ragged=True``. Its length is the number of
+    images; an index gives one, (C, h, w), as a view, and iterating gives them all. To a loader it is a record of two tensors
+    that move and one leaf that stays on the host.
+
+    Shape:
+        - data: (elements,) uint8
+        - places: (B, 3) int64: the first element of each image in ``data``, its height and its width
+
+    Examples:
+        >>> images = collate_ragged([torch.zeros(3, 2, 4, dtype=torch.uint8), torch.ones(3, 5, 6, dtype=torch.uint8)])
+        >>> len(images), images.device, [tuple(image.shape) for image in images]
+        (2, device(type='cpu'), [(3, 2, 4), (3, 5, 6)])
+        >>> images.to("cpu")[-1].sum().item()
+        90
+    """
+
+    data: Tensor
+    places: Tensor
+    shapes: Shapes
+
+    def __len__(self) -> int:
+        return len(self.shapes.sizes)
+
+    def __getitem__(self, index: int) -> Tensor:
+        """One image, (C, h, w): a view. ``places`` is not looked at, since that might wait for the device."""
+        if isinstance(index, slice):
+            raise ArgumentTypeError(f"index must be a whole number, got {index}. Take images one by one: list(images)[…].")
+        height, width = (int(side) for side in self.shapes.sizes[index])
+        areas = self.shapes.sizes.prod(1) * self.shapes.channels
+        start = int(areas[: range(len(self))[index]].sum())
+        flat = self.data[start : start + height * width * self.shapes.channels]
+        if self.shapes.layout == "hwc":
+            return flat.view(height, width, self.shapes.channels).permute(2, 0, 1)
+        return flat.view(self.shapes.channels, height, width)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[index] for index in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"Ragged({len(self)} images of {self.shapes.channels} channels, {self.shapes.layout}, {self.data.device})"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the images are."""
+        return self.data.device
+
+    def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> "Ragged":
+        """The same on ``device``: the way there without a loader, which moves the tensors itself.
+
+        Args:
+            device: Where to.
+            non_blocking: As of :meth:`torch.Tensor.to`: whether the host goes on meanwhile, from page-locked memory.
+        """
+        move = {"device": device, "non_blocking": non_blocking}
+        return Ragged(self.data.to(**move), self.places.to(**move), self.shapes)  # type: ignore[call-overload]
+
+    def pin_memory(self, *args: Any) -> "Ragged":
+        """The same in page-locked memory: what ``DataLoader(pin_memory=True)`` calls."""
+        return Ragged(self.data.pin_memory(*args), self.places.pin_memory(*args), self.shapes)

@@ -1,0 +1,308 @@
+"""Lanes: who runs where on the device, who waits for whom, and when memory may be used again.
+
+This is the only file that names ``torch.cuda.Stream`` and ``torch.cuda.Event``. A lane is a stream with a name; a mark is an
+event recorded on one. On a device without lanes of its own (a CPU, MPS, XPU) everything runs in line and waits are empty.
+
+**Order of work.** Every batch passes the lanes in the same order: copy, then each stage. A hop waits for the mark of the hop
+before it, and the consumer waits for the mark of the last one, so each waits for its own batch only, never for a later one.
+
+**Order of reuse.** The caching allocator gives a freed block back to the stream that allocated it, at once, whoever may still
+be reading it. So before a lane allocates again it must wait for every reader of what has been dropped. All work on batch ``n``
+follows its copy, so one wait on the copy lane covers every lane: before batch ``n`` is copied, the copy lane waits
+
+1. for the last hop of batch ``n - 2``, after which the private intermediates of that batch are dropped, and
+2. for all that has been queued so far on each stream that a batch was handed over on: whatever the user has dropped by now
+   was read there. This includes objects that were moved by a ``to`` of their own and whose tensors cannot be seen.
+
+Why not ``record_stream``: it needs to see each tensor, frees memory only when an event is seen to have passed, and so reserves
+more the further the host runs ahead, by an amount that changes from run to run (``bench/lifetimes.py`` measures both). It is
+used where memory is not ours to order: tensors that were on the device before they came to us.
+
+Two things are outside rule 2 and need what any tensor needs that crosses streams or threads: a batch that is read on a stream
+under which ``next()`` was never called, and a batch that is given to a *thread* which queues work on it and drops it while
+another is inside ``next()``. ``record_stream`` covers both.
+"""
+
+import functools
+import gc
+import os
+import time
+from collections import deque
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import cuda
+
+from gpuaug.core.errors import ArgumentError, DeviceError
+
+INTERMEDIATES_KEPT = 2
+"""Batches whose private intermediates are alive at once. With one, copying a batch would wait for the stages of the last."""
+
+
+class Mark(Protocol):
+    """A point in a lane's work that others can wait for."""
+
+    def query(self) -> bool:
+        """Whether the device has passed the mark."""
+        ...
+
+    def synchronize(self) -> None:
+        """Make the host wait until the device has passed the mark."""
+        ...
+
+
+class Lane:
+    """A CUDA stream with a name."""
+
+    in_line = False
+
+    def __init__(self, name: str, stream: cuda.Stream) -> None:
+        self.name = name
+        self.stream = stream
+
+    def __repr__(self) -> str:
+        return f"Lane({self.name!r})"
+
+    def make_current(self) -> None:
+        """Queue on this lane what is launched from now on, until :meth:`Lanes.launching` ends."""
+        cuda.set_stream(self.stream)
+
+    def mark(self, *, timed: bool = False) -> Mark:
+        """Mark all that is queued so far; ``timed`` for :func:`ms_between`."""
+        # Blocking: a host that waits leaves its core to the loader's workers. The wait is batches ahead of need.
+        event = cuda.Event(blocking=True, enable_timing=timed)
+        event.record(self.stream)
+        return event
+
+    def wait(self, mark: Mark) -> None:
+        """Let what is queued from now on start after ``mark``. The host goes on."""
+        self.stream.wait_event(mark)  # type: ignore[arg-type]
+
+    def reads(self, tensor: Any) -> None:
+        """Keep memory that is not ours from being used again before this lane has read ``tensor``."""
+        tensor.record_stream(self.stream)
+
+
+class InLineLane(Lane):
+    """Stands for a lane where the device has none: work runs when it is called, or on the device's one queue."""
+
+    in_line = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def make_current(self) -> None:
+        """Nothing to switch."""
+
+    def mark(self, *, timed: bool = False) -> Mark:
+        """A mark that has been passed."""
+        return _Passed(time.perf_counter()) if timed else _PASSED
+
+    def wait(self, mark: Mark) -> None:
+        """Nothing to wait for."""
+
+    def reads(self, tensor: Any) -> None:
+        """Nothing to keep."""
+
+
+class _Passed:
+    def __init__(self, at_s: float = 0.0) -> None:
+        self.at_s = at_s
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+_PASSED = _Passed()
+
+
+def ms_between(first: Any, second: Any) -> float:
+    """Milliseconds on the device from one timed mark to another. Both must have been passed."""
+    if isinstance(first, _Passed):
+        return (float(second.at_s) - first.at_s) * 1e3
+    elapsed: float = first.elapsed_time(second)
+    return elapsed
+
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+class Lanes:
+    """The lanes of one loader on one device, made once, and the order in which their memory is used again.
+
+    PyTorch hands out streams from a pool of 32 and keeps a memory cache for each, so lanes are made once per name and kept.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.in_line = device.type != "cuda"
+        if not self.in_line:
+            spare_forked_children()
+        self._lanes: dict[str, Lane] = {}
+        self._consumers: dict[int, Lane] = {}
+        self._intermediates: deque[tuple[Any, Mark]] = deque()
+        self.copy = self.lane("copy")
+
+    def lane(self, name: str) -> Lane:
+        """The lane of that name, made on first use."""
+        if name not in self._lanes:
+            self._lanes[name] = InLineLane(name) if self.in_line else Lane(name, cuda.Stream(self.device))
+        return self._lanes[name]
+
+    def consumer(self) -> Lane:
+        """The stream that is current on the calling thread, as a lane."""
+        if self.in_line:
+            return self.copy
+        stream = cuda.current_stream(self.device)
+        known = self._consumers.get(stream.cuda_stream)
+        return known or Lane("consumer", stream)
+
+    def launching(self, consumer: Lane) -> AbstractContextManager[Any]:
+        """A block in which lanes are made current, and after which ``consumer`` is, as it was before.
+
+        One switch a lane: ``with torch.cuda.stream(…)`` around each costs the training thread several times as much.
+        """
+        if self.in_line:
+            return _NOTHING
+        if cuda.current_device() == self.device.index:
+            return _Restored(consumer.stream)
+        return _Restored(consumer.stream, cuda.current_stream())
+
+    def current_stream(self) -> Any:
+        """The stream that is current on the calling thread. A look at thread-local state, not a CUDA call."""
+        return None if self.in_line else cuda.current_stream(self.device)
+
+    def follow(self, stream: Any) -> Lane:
+        """Order the copy lane after all that is queued on ``stream``, where resident tensors were written."""
+        source = self.copy if self.in_line else Lane("source", stream)
+        self.copy.wait(source.mark())
+        return source
+
+    def hand_over(self, ready: Mark, consumer: Lane) -> None:
+        """Let ``consumer`` read a batch from its ``ready`` mark on. Call immediately before the batch is handed over."""
+        consumer.wait(ready)
+        if not self.in_line:
+            self._consumers[consumer.stream.cuda_stream] = consumer
+
+    def wait_for_consumers(self, consumer: Lane, mark: Mark) -> None:
+        """Rule 2: order reuse after all that consumers have queued. ``mark`` is ``consumer``'s own, freshly made."""
+        self.copy.wait(mark)
+        for other in list(self._consumers.values()):
+            if other is not consumer:
+                self.copy.wait(other.mark())
+
+    def retire(self, values: Any, read_by: Mark) -> None:
+        """Keep a batch's private intermediates until reuse of their memory is ordered after ``read_by``."""
+        if self.in_line:
+            return  # freed memory cannot be taken before its reader, which ran or was queued earlier
+        self._intermediates.append((values, read_by))
+
+    def reclaim(self, keep: int = INTERMEDIATES_KEPT - 1) -> None:
+        """Rule 1: order reuse after the readers of older intermediates, then drop these."""
+        while len(self._intermediates) > keep:
+            values, read_by = self._intermediates.popleft()
+            self.copy.wait(read_by)
+            del values  # only now: the wait is what makes their memory free
+
+
+@functools.cache
+def spare_forked_children() -> None:
+    """Keep processes that are forked from this one from collecting what is garbage here.
+
+    There may be events and graphs in it, and to destroy one aborts a process that cannot reach the device: a worker that
+    happened to collect garbage would die. In a child nothing of it is ever freed, which costs no memory: the pages are shared.
+    """
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=gc.freeze)
+
+
+class _Restored:
+    """Makes streams current again at the end of a block, the last one's device with it."""
+
+    __slots__ = ("_streams",)
+
+    def __init__(self, *streams: Any) -> None:
+        self._streams = streams
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exc: object) -> None:
+        for stream in self._streams:
+            cuda.set_stream(stream)
+
+
+class Pace:
+    """Holds the host back when it runs too many batches ahead of the consumer's work on the device.
+
+    Without a bound, a host that queues faster than the device works piles up launches and page-locked batches without end.
+    """
+
+    def __init__(self) -> None:
+        self._marks: deque[Mark] = deque()
+
+    def keep(self, mark: Mark, ahead: int) -> float | None:
+        """Note that the consumer has queued its work up to ``mark``, and wait for the mark ``ahead`` batches back.
+
+        Returns:
+            How many seconds the host waited, or ``None`` if it had not to. ``torch.cuda.set_sync_debug_mode`` does not see
+            this wait, so it is for the caller to count.
+        """
+        self._marks.append(mark)
+        oldest = None
+        while len(self._marks) > ahead:  # several, where ``ahead`` has become less
+            oldest = self._marks.popleft()
+        if oldest is None or oldest.query():
+            return None
+        start = time.perf_counter()
+        oldest.synchronize()
+        return time.perf_counter() - start
+
+
+def resolve(device: torch.device | str | int | None) -> torch.device:
+    """The device that ``device`` means, with its index: this machine's accelerator for ``None``, or the CPU without one.
+
+    Raises:
+        ArgumentError: If it is not a device.
+        DeviceError: If this machine does not have it.
+    """
+    if device is None:
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        device = found or "cpu"
+    try:
+        wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ArgumentError(f"device must be a torch device, got {device!r}. Write 'cuda', 'cuda:1' or 'cpu'.") from error
+    if wanted.type == "cuda":
+        count = cuda.device_count() if cuda.is_available() else 0
+        index = wanted.index if wanted.index is not None else (cuda.current_device() if count else 0)
+        if index >= count:
+            have = ", ".join(f"cuda:{i}" for i in range(count)) or "no CUDA device"
+            raise DeviceError(f"device must be one that this machine has, got {wanted}. It has {have}; 'cpu' always works.")
+        return torch.device("cuda", index)
+    module: Any = getattr(torch, wanted.type, None)
+    if wanted.type != "cpu" and not (hasattr(module, "is_available") and module.is_available()):
+        raise DeviceError(f"device must be one that this machine has, got {wanted}. 'cpu' always works.")
+    return torch.device("cpu") if wanted.type == "cpu" else wanted  # there is only one, however it is numbered
+
+
+# What Nsight Systems and other readers of NVTX put into the environment of the process that they watch.
+_NVTX_LISTENS = torch.backends.cuda.is_built() and any(
+    name in os.environ for name in ("NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
+)
+
+
+def span(name: str) -> AbstractContextManager[Any]:
+    """A range of that name in traces of ``torch.profiler`` and for tools that read NVTX.
+
+    Costs a fraction of a microsecond when nobody listens.
+    """
+    if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+        return torch.profiler.record_function(name)  # which also is an NVTX range within emit_nvtx()
+    if _NVTX_LISTENS:
+        return cuda.nvtx.range(name)
+    return _NOTHING

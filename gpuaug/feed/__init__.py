@@ -1,0 +1,1 @@
+"""From the wrapped loader's workers to the copy lane."""

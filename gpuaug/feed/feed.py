@@ -1,0 +1,260 @@
+"""How the batches of a loader come to the copy lane: through the ring, staged in page-locked slots, or as they are.
+
+The ring takes a ``DataLoader`` with worker processes. It is iterated through a copy of the loader whose collate function writes
+into slots; the user's object is not changed. A loader that keeps its state in itself has to be iterated itself: it is given
+that function while its workers start. Other sources are read in the background, and their batches copied into slots
+there, so that the training thread does not wait for the driver to stage them.
+"""
+
+import copy
+import math
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import DataLoader
+
+from gpuaug.core import batch as batches
+from gpuaug.core.batch import Batch
+from gpuaug.core.errors import ArgumentError
+from gpuaug.core.streams import Mark
+from gpuaug.feed.prefetch import QUEUED, Feed, Pulled, end_workers, has_persistent_workers, open_feed
+from gpuaug.feed.ring import Described, Ring, Slot, can_be_placed, default_budget_bytes, why_not_here
+from gpuaug.feed.ring_collate import SlotCollate, described_or_not
+
+Kind = Literal["auto", "ring", "plain"]
+
+
+class Supply:
+    """The way of one loader's batches.
+
+    Args:
+        loader: The user's.
+        feed: What the user asked for.
+        feed_bytes: The budget of all slots together, or ``None`` for the default.
+        device: Where batches go.
+        depth: How many batches are worked on ahead.
+
+    Raises:
+        ArgumentError: If ``feed`` is none of its values, or ``"ring"`` where that cannot be.
+    """
+
+    def __init__(self, loader: Iterable[Any], feed: Kind, feed_bytes: int | None, device: torch.device, depth: int) -> None:
+        if feed not in ("auto", "ring", "plain"):
+            raise ArgumentError(f"feed must be 'auto', 'ring' or 'plain', got {feed!r}. Leave it out to have what fits.")
+        self._loader, self._device, self._depth = loader, device, depth
+        self._budget = default_budget_bytes() if feed_bytes is None else feed_bytes
+        self.workers = _workers_of(loader)
+        self.reason = "as asked" if feed == "plain" else _why_not(loader, device, forced=feed == "ring")
+        if feed == "ring" and self.reason:
+            raise ArgumentError(
+                f"feed='ring' must be for a source that can fill slots, got one that cannot: {self.reason}. Leave feed out."
+            )
+        self._ring: Ring | None = None
+        self._rings: weakref.WeakSet[Ring] = weakref.WeakSet()
+        self._twin: Any = None
+        # Of the last pass that had the ring.
+        self._feed: weakref.ref[Feed] | None = None
+        self._gone: threading.Event | None = None
+        # Without workers, whether the source's memory is page-locked already can only be seen in a batch, by a CUDA call.
+        self._staging = _Staging(on=device.type != "cuda")
+        self._looked = False
+
+    def __repr__(self) -> str:
+        if self.reason:
+            return f"plain ({self.reason})"
+        return "ring" if self.workers else "staged"
+
+    def open(self, current_stream: Callable[[], Any]) -> Feed:
+        """Begin a pass over the loader.
+
+        Raises:
+            Exception: Whatever ``iter(loader)`` raises.
+        """
+        workers = _workers_of(self._loader)
+        if workers != self.workers:  # the user has changed it
+            self._twin = self._ring = None
+            self.workers = workers
+        if self.reason:
+            return open_feed(self._loader, current_stream)
+        last = self._feed() if self._feed is not None else None
+        persistent = has_persistent_workers(self._loader)
+        if not persistent and last is not None and last.is_open:
+            # It owns the slots; another ring beside it would take as much memory again.
+            return open_feed(self._loader, current_stream)
+        if not persistent and self._gone is not None and not self._gone.is_set():
+            # What is inside a slow loader still may yet write into its slots. They go when it is done.
+            self._ring = None
+        if self._ring is None:
+            self._ring = self._new_ring()
+        if self._ring is None:
+            return open_feed(self._loader, current_stream)
+        if not workers:
+            feed = open_feed(self._loader, current_stream, partial(_staged, self._ring, self._device, self._staging))
+        elif _keeps_state(self._loader):
+            self._ring.new_workers()
+            with _collating_into(self._ring, self._loader):
+                feed = open_feed(self._loader, current_stream, partial(_received, self._ring, self._device))
+        else:
+            twin: Any = self._twin if persistent and self._twin is not None else self._copy_of_loader(self._ring)
+            if not persistent or twin._iterator is None:
+                self._ring.new_workers()
+            self._twin = twin
+            feed = open_feed(twin, current_stream, partial(_received, self._ring, self._device))
+        self._feed, self._gone = weakref.ref(feed), getattr(feed, "gone", None)
+        return feed
+
+    def prepare(self, pulled: Pulled) -> None:
+        """Before a batch is copied, on the thread that may make CUDA calls: page-lock its slot, the first time it is used."""
+        if self._device.type != "cuda":
+            return
+        if pulled.slot is not None:
+            pulled.slot.ring.register(pulled.slot)
+        elif not self._staging.on and not self._looked and not self.workers:
+            self._looked = True
+            self._staging.on = any(can_be_placed(leaf) and not leaf.is_pinned() for leaf in batches.tensors(pulled.batch))
+
+    def read_until(self, pulled: Pulled, mark: Mark) -> None:
+        """The slot of a batch is free once ``mark``, that of its copy, has been passed."""
+        if pulled.slot is not None:
+            pulled.slot.ring.read_until(pulled.slot, mark)
+            pulled.slot = None
+
+    def collect(self) -> None:
+        """Free the slots whose copies have ended. Waits for nothing."""
+        for ring in self._rings:
+            ring.collect()
+
+    def close(self) -> None:
+        """End persistent workers and let go of the ring. The next pass makes them anew."""
+        loaders: tuple[Any, ...] = (self._loader, self._twin)
+        for loader in loaders:
+            if has_persistent_workers(loader):
+                end_workers(loader._iterator)
+                loader._iterator = None  # as DataLoader itself holds them
+        self._twin = None
+        for ring in self._rings:
+            ring.close()
+        self._ring = None
+
+    def _new_ring(self) -> Ring | None:
+        prefetched = (getattr(self._loader, "prefetch_factor", None) or 2) if self.workers else 0
+        # Besides those that a worker has ready: batches that wait for the training thread, and those that are being copied.
+        ahead = QUEUED + self._depth + 3
+        writers = max(self.workers, 1)
+        try:
+            ring = Ring(writers, prefetched + 1 + math.ceil(ahead / writers), self._budget)
+        except (OSError, OverflowError, ValueError) as error:
+            self.reason = f"its memory cannot be had here: {error}"
+            return None
+        self._rings.add(ring)
+        return ring
+
+    def _copy_of_loader(self, ring: Ring) -> Any:
+        twin = copy.copy(self._loader)
+        assert isinstance(twin, DataLoader)
+        twin._iterator = None
+        twin.pin_memory = False
+        twin.collate_fn = SlotCollate(twin.collate_fn, ring.memory)
+        return twin
+
+
+class _Staging:
+    """Whether batches of a source without workers are copied into slots."""
+
+    def __init__(self, *, on: bool) -> None:
+        self.on = on
+
+
+# These run on the feed's thread, which makes no CUDA calls. They know their pass's ring, whatever the loader does meanwhile.
+
+
+def _received(ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
+    """What a worker sent."""
+    if type(batch) is not Described:
+        ring.make_room(batch)
+        return batch, None
+    whole = not any(can_be_placed(leaf) for leaf in batches.leaves(batch.batch))
+    found, slot = ring.received(batch)
+    if not whole:
+        ring.make_room(found)
+    return _for_device(device, found, slot)
+
+
+def _staged(ring: Ring, device: torch.device, staging: _Staging, batch: Batch) -> tuple[Batch, Slot | None]:
+    """A batch of a source without workers, in a slot if there is a free one."""
+    writer = ring.memory.take(0) if staging.on and ring.make_room(batch) else None
+    if writer is None:
+        return batch, None
+    try:
+        described = described_or_not(batch, writer)
+    except BaseException:
+        writer.give_back()
+        raise
+    return _for_device(device, *ring.received(described)) if type(described) is Described else (batch, None)
+
+
+def _for_device(device: torch.device, batch: Batch, slot: Slot) -> tuple[Batch, Slot | None]:
+    if device.type == "cuda":
+        return batch, slot
+    # On a CPU what is handed over is what was read, so it must not lie in the slot.
+    return batches.map_leaves(batches.once_each(_cloned), batch), slot
+
+
+def _workers_of(loader: Any) -> int:
+    return loader.num_workers if isinstance(loader, DataLoader) else 0
+
+
+def _cloned(leaf: Any) -> Any:
+    return leaf.clone() if can_be_placed(leaf) else leaf
+
+
+def _why_not(loader: Any, device: torch.device, *, forced: bool) -> str:
+    """Why batches travel as they are, or an empty string."""
+    here = why_not_here()
+    if here is not None:
+        return here
+    if device.type != "cuda" and not forced:
+        return f"the device is {device.type}"
+    if device.type not in ("cuda", "cpu"):
+        return f"the device is {device.type}"
+    if type(loader) in {list, tuple}:
+        return "a list's batches are all there"
+    if not isinstance(loader, DataLoader):
+        return ""
+    if not (_iterated_as(loader, DataLoader) or _keeps_state(loader)):
+        return f"{type(loader).__name__} is iterated in a way of its own"
+    if not loader.num_workers and loader.pin_memory:
+        return "the loader page-locks its batches itself"
+    if _keeps_state(loader):
+        return "its workers persist, and so does its state in them" if loader.persistent_workers else ""
+    if loader.num_workers and loader._iterator is not None:
+        return "the loader's workers are running already"
+    return ""
+
+
+def _iterated_as(loader: Any, kind: Any) -> bool:
+    return type(loader).__iter__ is kind.__iter__ and type(loader)._get_iterator is kind._get_iterator
+
+
+def _keeps_state(loader: Any) -> bool:
+    """Whether it is torchdata's ``StatefulDataLoader``, which keeps its state in its iterator, and the iterator in itself."""
+    kind = getattr(sys.modules.get("torchdata.stateful_dataloader"), "StatefulDataLoader", None)
+    return kind is not None and isinstance(loader, kind) and _iterated_as(loader, kind)
+
+
+@contextmanager
+def _collating_into(ring: Ring, loader: Any) -> Iterator[None]:
+    """Have the workers that ``loader`` starts meanwhile collate into the ring. Afterwards it is as it was."""
+    own = {name: getattr(loader, name) for name in ("collate_fn", "pin_memory")}
+    try:
+        loader.collate_fn, loader.pin_memory = SlotCollate(loader.collate_fn, ring.memory), False
+        yield
+    finally:
+        for name, value in own.items():
+            setattr(loader, name, value)

@@ -1,0 +1,164 @@
+"""What counts as an image in a sample, and how one is read: PIL images, arrays and tensors of uint8."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+
+Channels = Literal[1, 3]
+"""What every image of a batch has: grey, or red, green and blue."""
+
+_CALLED = {1: "grey", 3: "RGB"}
+_PIL_MODES = {1: "L", 3: "RGB"}
+_DEEP_MODES = ("I", "F")
+"""Modes of more than 8 bits, and ``I;16`` and its like. PIL converts them by cutting off what is above 255."""
+
+_LUMA = (19595, 38470, 7471)
+"""ITU-R 601 in 16-bit fixed point: PIL's own weights, so that arrays become the grey that PIL images become."""
+
+
+def is_image(value: Any) -> bool:
+    """Whether ``value`` is an image: a PIL image, a uint8 array (H, W[, C]) or a uint8 tensor (C, H, W).
+
+    A subclass of torchvision's tensors that is no image, such as a mask, is none here.
+    """
+    if isinstance(value, Tensor):
+        return value.dtype is torch.uint8 and value.ndim == 3 and not _is_other_tv_tensor(value)
+    if isinstance(value, np.ndarray):
+        return value.dtype == np.uint8 and value.ndim in (2, 3)
+    return _is_pil(value)
+
+
+def refuse(value: Any, where: str) -> NoReturn:
+    """Say why ``value``, which stands where an image is expected, is none."""
+    if isinstance(value, Tensor | np.ndarray):
+        if value.dtype not in (torch.uint8, np.uint8):
+            floating = value.is_floating_point() if isinstance(value, Tensor) else value.dtype.kind == "f"
+            way_out = "Leave out what makes them floating, such as ToTensor: fuse scales them itself."
+            raise ArgumentTypeError(
+                f"Images must be uint8, got {value.dtype} in {where}. "
+                f"{way_out if floating else 'Scale them to 8 bits in the dataset.'}"
+            )
+        raise ArgumentError(
+            "Images must be (H, W) or (H, W, C) in arrays and (C, H, W) in tensors, "
+            f"got {_described(value)} in {where}. A grey tensor (H, W) is image[None]."
+        )
+    raise ArgumentTypeError(
+        "Images must be PIL images, uint8 arrays (H, W, C) or uint8 tensors (C, H, W), "
+        f"got {type(value).__name__} in {where}. Decode it in the dataset: PIL.Image.open(…), cv2.imread(…) or "
+        "torchvision.io.decode_image(…)."
+    )
+
+
+def prepared(image: Any, channels: Channels, *, convert: bool, where: str) -> Any:
+    """An image with the channels of the batch: as a PIL image, which is not unpacked yet, or as an array (H, W, C).
+
+    Raises:
+        ArgumentError: If it has other channels and is not to be converted, or cannot be; if it has no pixels.
+        ArgumentTypeError: If it is no image.
+    """
+    if not is_image(image):
+        refuse(image, where)
+    if _is_pil(image):
+        return _prepared_pil(image, channels, convert=convert, where=where)
+    array = _pixels(image, where)
+    if not array.size:
+        _refuse_empty(image, where)
+    have = array.shape[2]
+    if have == channels:
+        return array
+    if not convert:
+        _refuse_channels(image, channels, where)
+    if have <= 2:  # grey, perhaps with an alpha channel
+        return np.broadcast_to(array[..., :1], (*array.shape[:2], channels))
+    return array[..., :3] if channels == 3 else _grey(array)
+
+
+def sizes_of(images: Sequence[Any]) -> NDArray[np.int64]:
+    """(B, 2) heights and widths of prepared images."""
+    return np.array([image.size[::-1] if _is_pil(image) else image.shape[:2] for image in images], dtype=np.int64)
+
+
+def unpacked(image: Any) -> NDArray[np.uint8]:
+    """A prepared image as an array (H, W, C)."""
+    array: NDArray[np.uint8] = np.asarray(image)
+    return array if array.ndim == 3 else array[..., None]
+
+
+def _prepared_pil(image: Any, channels: Channels, *, convert: bool, where: str) -> Any:
+    if 0 in image.size:
+        _refuse_empty(image, where)
+    if image.mode.startswith(_DEEP_MODES):
+        raise ArgumentError(
+            f"Images must have 8 bits a channel, got {_described(image)} in {where}. Scale it to 8 bits in the dataset."
+        )
+    mode = _PIL_MODES[channels]
+    if image.mode != mode and not convert:
+        _refuse_channels(image, channels, where)
+    try:
+        image.load()  # one that was only opened is decoded here
+        return image if image.mode == mode else image.convert(mode)
+    except Exception as error:
+        error.add_note(f"gpuaug: raised by PIL for the image in {where}.")
+        raise
+
+
+def _pixels(image: Any, where: str) -> NDArray[np.uint8]:
+    """An array or tensor as (H, W, C)."""
+    if isinstance(image, Tensor):
+        if not image.is_cpu:
+            raise ArgumentError(f"Images must be on the host, got one on {image.device} in {where}. Give .cpu() of it.")
+        array = image.numpy().transpose(1, 2, 0)
+    else:
+        array = image if image.ndim == 3 else image[..., None]
+    if not 1 <= array.shape[2] <= 4:
+        raise ArgumentError(
+            "Images must have 1 to 4 channels, which come first in tensors and last in arrays, "
+            f"got {_described(image)} in {where}. Turn it: image.permute(2, 0, 1) is a tensor's, "
+            "image.transpose(1, 2, 0) an array's. What is no image belongs into a dict of targets."
+        )
+    return array
+
+
+def _grey(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    red, green, blue = (array[..., channel].astype(np.uint32) * weight for channel, weight in enumerate(_LUMA))
+    return ((red + green + blue + 0x8000) >> 16).astype(np.uint8)[..., None]
+
+
+def _refuse_channels(image: Any, channels: Channels, where: str) -> NoReturn:
+    raise ArgumentError(
+        f"Images must be {_CALLED[channels]}, got {_described(image)} in {where}. "
+        f"Return .convert({_PIL_MODES[channels]!r}) of it from the dataset, or have such images converted: "
+        "functools.partial(gpuaug.collate_ragged, convert=True). A mask belongs into a dict of targets."
+    )
+
+
+def _refuse_empty(image: Any, where: str) -> NoReturn:
+    raise ArgumentError(f"Images must have pixels, got {_described(image)} in {where}. Leave it out of the dataset.")
+
+
+def _described(image: Any) -> str:
+    if _is_pil(image):
+        return f"a PIL image of mode {image.mode!r} and size {image.size}"
+    return f"{'a tensor' if isinstance(image, Tensor) else 'an array'} of shape {tuple(image.shape)}"
+
+
+def _is_pil(value: Any) -> bool:
+    return _is_a(value, "PIL.Image", "Image")
+
+
+def _is_other_tv_tensor(value: Tensor) -> bool:
+    kind = "torchvision.tv_tensors"
+    return type(value) is not Tensor and _is_a(value, kind, "TVTensor") and not _is_a(value, kind, "Image")
+
+
+def _is_a(value: Any, module: str, name: str) -> bool:
+    """Whether ``value`` is of a class of a module that need not be there: without it there are no such objects."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(value, kind)

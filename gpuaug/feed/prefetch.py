@@ -1,0 +1,335 @@
+"""The host side: a thread that pulls batches from the loader, so that a slow one never holds up a batch that is ready.
+
+``iter(loader)`` is called on the consumer's thread, because it starts workers and draws their seed from the global generator.
+The thread then only calls ``next``; it makes no CUDA calls of its own, so graphs that the user captures survive it.
+
+The two threads share one interpreter. A training thread that launches kernels lets go of it at every launch, so what the other
+thread does in Python is time that training loses: it does as little as it can, and its queues wait in C.
+"""
+
+import contextvars
+import logging
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import torch
+
+from gpuaug.core.errors import IteratorEndedError
+from gpuaug.loader.checkpoint import state_reader
+
+QUEUED = 2
+"""Host batches that wait for the training thread. The loader's workers keep their own; more here only holds memory."""
+
+STOP_S = 7.0
+"""How long leaving a loop waits for a loader that is inside ``next``. ``DataLoader`` sees after five that a worker is dead."""
+
+_TAKEN_OVER = (
+    "An iterator must be the only one on workers that persist, got a newer one that took them over. "
+    "Finish the first loop before starting the next, or pass persistent_workers=False to the DataLoader."
+)
+_CLOSED = "An iterator must be read before its loader is closed or given a state, got next() after that. Begin a new one."
+
+Receive = Callable[[Any], tuple[Any, Any]]
+
+_log = logging.getLogger("gpuaug")
+
+
+@dataclass(slots=True)
+class Pulled:
+    """What one ``next`` of the loader gave: a batch, an error, or the end."""
+
+    batch: Any = None
+    error: BaseException | None = None
+    ended: bool = False
+    stream: Any = None
+    """The CUDA stream that was current when the batch was pulled, where its resident tensors were written."""
+    slot: Any = None
+    """The slot of the ring that the batch's tensors lie in, which has to be kept until they have been read."""
+    state: Any = None
+    """The loader's state after this batch, or at the end, if it has one."""
+    took_s: tuple[float, float] = (0.0, 0.0)
+    """When pulling began and ended, by ``time.perf_counter``."""
+
+
+class Feed(ABC):
+    """One pass over a loader."""
+
+    def __init__(self, loader: Iterable[Any], iterator: Iterator[Any], current_stream: Callable[[], Any]) -> None:
+        self.loader = loader
+        self.iterator = iterator
+        self._current_stream = current_stream
+        self._why_ended: str | None = None
+        self.state_at_start: Any = None
+        """The loader's state before the first batch, if it has one."""
+
+    def get(self, *, block: bool) -> Pulled | None:
+        """The next batch, error or end, in order; ``None`` if there is none yet and ``block`` is false.
+
+        Raises:
+            IteratorEndedError: If the loader was closed, or a newer iterator has taken its workers over.
+        """
+        if self._why_ended is None:
+            pulled = self._get(block)
+            if self._why_ended is None:  # another thread may have closed it meanwhile
+                return pulled
+        raise IteratorEndedError(self._why_ended)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can still be read."""
+        return self._why_ended is None
+
+    def refill(self) -> None:
+        """Have batches pulled in place of those that were taken. Called when a batch is handed over, not before.
+
+        Whoever pulls competes for the interpreter, and launches that a batch needs come first.
+        """
+
+    def take_over(self) -> None:
+        """End this pass in favour of a newer one on the same iterator."""
+        self._why_ended = _TAKEN_OVER
+
+    def close(self) -> None:
+        """Let go of the loader's iterator, whose workers end with it. Idempotent."""
+        self._why_ended = self._why_ended or _CLOSED
+        self.loader = self.iterator = iter(())
+
+    @abstractmethod
+    def _get(self, block: bool) -> Pulled | None: ...
+
+
+class ListFeed(Feed):
+    """One pass over a list or tuple, whose batches are all there: nothing to wait for, so no thread."""
+
+    def _get(self, block: bool) -> Pulled | None:
+        began_s = time.perf_counter()
+        for batch in self.iterator:
+            return Pulled(batch, stream=self._current_stream(), took_s=(began_s, time.perf_counter()))
+        return Pulled(ended=True)
+
+
+class ThreadFeed(Feed):
+    """One pass over any other loader, pulled in the background."""
+
+    def __init__(
+        self, loader: Iterable[Any], iterator: Iterator[Any], current_stream: Callable[[], Any], receive: Receive | None = None
+    ) -> None:
+        super().__init__(loader, iterator, current_stream)
+        self._box = _Mailbox()
+        state = state_reader(loader, iterator)
+        self.state_at_start = state()
+        pull = _pulling(iterator, state, current_stream, receive or _as_it_is)
+        target = _puller(_ThreadState(), pull, self._box)
+        self._thread = threading.Thread(target=contextvars.copy_context().run, args=(target,), name="gpuaug-feed", daemon=True)
+        self._thread.start()
+        # Also runs when the interpreter ends, before it takes the modules away from under the thread.
+        self._stop = weakref.finalize(self, _stop, self._box, self._thread)
+        self.gone = threading.Event()
+        """Set when neither the thread nor the workers can do anything any more."""
+
+    def take_over(self) -> None:
+        """End this pass, when the loader has returned from its ``next``, in favour of a newer one."""
+        super().take_over()
+        self._box.close()
+        self._thread.join()  # a loader must not be reset while it is being read
+
+    def close(self) -> None:
+        """End the thread and let go of the loader's iterator, whose workers end with it. Idempotent."""
+        loader, iterator = self.loader, self.iterator
+        super().close()
+        self._stop()
+        if not self._thread.is_alive():
+            if not has_persistent_workers(loader):
+                end_workers(iterator)
+            self.gone.set()
+
+    def refill(self) -> None:
+        """Let the thread pull as many batches as were taken."""
+        self._box.refill()
+
+    def _get(self, block: bool) -> Pulled | None:
+        return self._box.take(block=block)
+
+
+def open_feed(loader: Iterable[Any], current_stream: Callable[[], Any], receive: Receive | None = None) -> Feed:
+    """Begin a pass over ``loader``.
+
+    Where ``iter`` gives the same object again, only one pass can read it: a generator, or a ``DataLoader`` whose workers
+    persist. The newer one does, as in ``DataLoader`` itself, and the older is ended before it could read beside it.
+
+    Args:
+        loader: Any iterable of host batches.
+        current_stream: Says which stream is current on the thread that calls it.
+        receive: What is done to each batch as it arrives, on the thread that pulls: the batch to go on with, and its slot.
+
+    Raises:
+        Exception: Whatever ``iter(loader)`` raises.
+    """
+    if has_persistent_workers(loader):
+        _take_over(feed for feed in _open if feed.loader is loader)
+    iterator = iter(loader)
+    _take_over(feed for feed in _open if feed.iterator is iterator)
+    feed: Feed
+    if type(loader) in {list, tuple}:
+        feed = ListFeed(loader, iterator, current_stream)
+    else:
+        feed = ThreadFeed(loader, iterator, current_stream, receive)
+    _open.add(feed)
+    return feed
+
+
+def has_persistent_workers(loader: Any) -> bool:
+    """Whether ``loader`` is a ``DataLoader`` that keeps its workers, and its one iterator, from epoch to epoch."""
+    return bool(getattr(loader, "persistent_workers", False)) and hasattr(loader, "_iterator")
+
+
+def end_workers(iterator: Any) -> None:
+    """End the worker processes behind a ``DataLoader``'s iterator now; others have none.
+
+    An error that a worker raised holds the iterator, and itself, in a cycle. Left to the garbage collector, that may be found
+    in a worker that is forked later, where the iterator's finaliser would wait for processes that are not its own.
+    """
+    end = getattr(iterator, "_shutdown_workers", None)
+    if end is not None:
+        end()
+
+
+_open: weakref.WeakSet[Feed] = weakref.WeakSet()
+"""Passes of all loaders in this process: two of them may wrap one ``DataLoader``."""
+
+
+def _take_over(feeds: Iterable[Feed]) -> None:
+    for feed in list(feeds):
+        feed.take_over()
+
+
+class _Mailbox:
+    """A queue of a few items between the two threads, which either side can close.
+
+    Made of two queues that wait in C, one of items and one of places for them. A ``Condition`` does the same in Python, and
+    both threads would hold the interpreter for that.
+    """
+
+    def __init__(self) -> None:
+        self._items: SimpleQueue[Pulled] = SimpleQueue()
+        self._places: SimpleQueue[None] = SimpleQueue()
+        self._taken = QUEUED
+        self._closed = False
+        self.refill()
+
+    def wait_for_place(self) -> bool:
+        """Wait until an item may be put. False when the mailbox was closed meanwhile."""
+        self._places.get()
+        return not self._closed
+
+    def put(self, item: Pulled) -> None:
+        self._items.put(item)
+        if self._closed:
+            self._drain()
+
+    def take(self, *, block: bool) -> Pulled | None:
+        try:
+            item = self._items.get(block)
+        except Empty:
+            return None
+        self._taken += 1
+        return item
+
+    def refill(self) -> None:
+        for _ in range(self._taken):
+            self._places.put(None)
+        self._taken = 0
+
+    def close(self) -> None:
+        self._closed = True
+        self._places.put(None)
+        self._drain()
+
+    def _drain(self) -> None:
+        """Let go of batches that nobody will ask for, and of an error whose traceback would hold the thread's own frame."""
+        with suppress(Empty):
+            while True:
+                self._items.get(block=False)
+        self._items.put(Pulled(ended=True))
+
+
+class _ThreadState:
+    """Settings that PyTorch keeps for each thread, as they are on the thread that makes this."""
+
+    def __init__(self) -> None:
+        self._grad = torch.is_grad_enabled()
+        self._inference = torch.is_inference_mode_enabled()
+        self._autocast = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")}
+        self._default_device = torch.get_default_device()
+        self._cuda_device = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+
+    def adopt(self) -> None:
+        """Make the calling thread's settings the same, for good."""
+        torch.set_grad_enabled(self._grad)
+        for kind, (enabled, dtype) in self._autocast.items():
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        if self._default_device != torch.get_default_device():
+            torch.set_default_device(self._default_device)
+        if self._cuda_device:
+            torch.cuda.set_device(self._cuda_device)  # sources that use CUDA themselves expect the consumer's device
+
+    def inference_mode(self) -> Any:
+        return torch.inference_mode(self._inference)
+
+
+def _as_it_is(batch: Any) -> tuple[Any, None]:
+    return batch, None
+
+
+# Closures over the parts, not methods: a thread that held the feed would keep it from ever being collected.
+
+
+def _pulling(
+    iterator: Iterator[Any], state: Callable[[], Any], current_stream: Callable[[], Any], receive: Receive
+) -> Callable[[], Pulled]:
+    def pull() -> Pulled:
+        began_s = time.perf_counter()
+        try:
+            given = next(iterator)
+        except StopIteration:
+            return Pulled(ended=True, state=state())
+        reached = state()
+        batch, slot = receive(given)
+        took_s = began_s, time.perf_counter()
+        return Pulled(batch, stream=current_stream(), slot=slot, state=reached, took_s=took_s)
+
+    return pull
+
+
+def _puller(settings: _ThreadState, pull: Callable[[], Pulled], box: _Mailbox) -> Callable[[], None]:
+    def run() -> None:
+        with settings.inference_mode():
+            settings.adopt()  # within, because entering a block of inference mode sets the grad mode too
+            ended = False
+            while not ended and box.wait_for_place():
+                try:
+                    item = pull()
+                except BaseException as error:  # nobody else could hear of it
+                    item = Pulled(error=error, ended=True)
+                ended = item.ended
+                box.put(item)
+                del item  # or the thread would hold a batch while it waits for the next place
+
+    return run
+
+
+def _stop(box: _Mailbox, thread: threading.Thread) -> None:
+    box.close()
+    if thread is threading.current_thread():  # collected by the thread itself
+        return
+    thread.join(STOP_S)
+    if thread.is_alive():
+        _log.warning("The loader is still inside next() after %.0f s. Its thread ends when that returns.", STOP_S)

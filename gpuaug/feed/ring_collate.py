@@ -1,0 +1,71 @@
+"""What a worker does with a batch where there is a ring: collate into a slot, and send a description."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
+
+from gpuaug.core.batch import Batch
+from gpuaug.core.errors import ArgumentTypeError
+from gpuaug.feed.collate_ragged import placing_into
+from gpuaug.feed.ring import Described, Memory, Writer, can_be_placed
+
+
+class SlotCollate:
+    """A collate function that leaves its result in the ring.
+
+    Args:
+        collate_fn: The user's. The default one stacks samples straight into the slot, and ``collate_ragged`` packs images
+            there, also where another function calls it; what else a function returns is copied there.
+        memory: The ring's.
+    """
+
+    def __init__(self, collate_fn: Callable[[Any], Batch], memory: Memory) -> None:
+        self._collate_fn = collate_fn
+        self._memory = memory
+
+    def __call__(self, samples: Any) -> Batch:
+        """Collate: a description where there is a free slot, else what the user's function returns."""
+        worker = get_worker_info()
+        writer = self._memory.take(worker.id) if worker is not None else None
+        if writer is None:
+            return self._collate_fn(samples)
+        try:
+            with placing_into(writer.place):
+                batch = _stacked(samples, writer) if self._collate_fn is default_collate else self._collate_fn(samples)
+            written = writer.used
+            described = described_or_not(batch, writer)
+        except BaseException:
+            writer.give_back()
+            raise
+        if type(described) is not Described and written:
+            return self._collate_fn(samples)  # what was stacked or packed lies in a slot that is free again
+        return described
+
+
+def described_or_not(batch: Batch, writer: Writer) -> Batch:
+    """The description of a batch whose tensors are in the slot now; or the batch, where there is none, and the slot is free."""
+    try:
+        described = writer.describe(batch)
+    except ArgumentTypeError:  # a container that cannot be rebuilt, which whoever reads the batch will hear of
+        described = batch
+    if type(described) is not Described:
+        writer.give_back()
+    return described
+
+
+def _stacked(samples: Any, writer: Writer) -> Batch:
+    def stack(tensors: Sequence[Tensor], *, collate_fn_map: Any = None) -> Tensor:
+        first = tensors[0]
+        if all(can_be_placed(each) and each.shape == first.shape and each.dtype == first.dtype for each in tensors):
+            shape = (len(tensors), *first.shape)
+            out = writer.place(shape, torch.empty(shape, device="meta").stride(), first.dtype)
+            if out is not None:
+                return torch.stack(tuple(tensors), 0, out=out)
+        made: Tensor = collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
+        return made
+
+    return collate(samples, collate_fn_map={**default_collate_fn_map, Tensor: stack})

@@ -1,0 +1,1 @@
+"""Executors of a plan: torch on any device, Triton on CUDA."""

@@ -1,0 +1,113 @@
+"""Which executor runs a plan: Triton on a GPU where a probe kernel ran, torch everywhere else."""
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpuaug.core.errors import GpuAugWarning
+from gpuaug.core.ragged import Ragged
+from gpuaug.fusion.backends import torch_backend
+from gpuaug.fusion.backends.readers import MaskPlaces
+from gpuaug.fusion.gather import Columns, Gather
+from gpuaug.fusion.ops.base import Array, Drawn, Size
+from gpuaug.fusion.ops.boxes import Way
+from gpuaug.fusion.ops.labels import SoftLabels
+from gpuaug.fusion.plan import Pass, Plan
+
+
+def run(
+    plan: Plan,
+    images: Tensor | Ragged,
+    table: Tensor,
+    dtype: torch.dtype = torch.float32,
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> Tensor:
+    """Run a plan on images, with whichever executor fits their device.
+
+    Shape:
+        - images: (B, C, H, W), uint8 or floating, or a ragged batch of B
+        - table: (V · B, at least ``plan.width``) float32, for V views
+        - returns: (V · B, C, H', W') of ``dtype`` and ``memory_format``
+    """
+    data = images.data if isinstance(images, Ragged) else images
+    if not data.numel() or not plan.out.height or not plan.out.width:
+        shape = table.shape[0], plan.out.channels, plan.out.height, plan.out.width
+        return data.new_zeros(shape, dtype=dtype).to(memory_format=memory_format)
+    if data.is_cuda and _usable(images.device):
+        from gpuaug.fusion.backends.triton import backend
+
+        return backend.run(plan, images, table, dtype, memory_format)
+    return torch_backend.run(plan, images, table).to(dtype).contiguous(memory_format=memory_format)
+
+
+def run_mask(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None = None) -> Tensor:
+    """Take masks of any type through what a pass moves and erases.
+
+    Shape:
+        - masks: (B, C, H, W), or where there are ``places`` of N of them what their elements are counted from
+        - table: (B, K) float32
+        - returns: (B, C, H', W'); with places (N, 1, H', W')
+    """
+    if not masks.numel():
+        shape = masks.shape[:2] if places is None else (len(places.owners), 1)
+        return masks.new_zeros((*shape, step.out.height, step.out.width))
+    if isinstance(step.front, Gather) and step.front.order:
+        assert isinstance(step.columns, Columns)
+        if masks.is_cuda and _usable(masks.device):
+            masks = backend.run_mask(step, masks, table, places)
+        else:
+            masks = torch_backend.gather_mask(step.front, step.columns, masks, table, step.out, places)
+    return torch_backend.erased(step, masks, table, places)
+
+
+def run_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
+    """Make labels shares of the classes, and mix them where there are rows of a mix."""
+    if labels.is_cuda and labels.numel() and _usable(labels.device):
+        from gpuaug.fusion.backends.triton.labels import soft_labels
+
+        return soft_labels(soft, labels, rows)
+    return soft.of(labels, rows)
+
+
+def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Take boxes or points their way: see :func:`gpuaug.fusion.ops.boxes.follow`."""
+    if values.is_cuda and _usable(values.device):
+        from gpuaug.fusion.backends.triton import boxes
+
+        return boxes.follow(values, valid, way, dtype)
+    return boxes.follow(values, valid, way, dtype)
+
+
+def name(device: torch.device) -> str:
+    """The executor for a device: ``"torch"`` or ``"triton"``."""
+    return "triton" if device.type == "cuda" and _usable(device) else "torch"
+
+
+@functools.cache
+def _usable(device: torch.device) -> bool:
+    # That Triton can be imported does not mean that it can compile: it needs a C compiler, and a driver that it knows.
+    try:
+        backend.probe(device)
+    except Exception as error:
+        warnings.warn(
+            f"Triton kernels do not run here ({type(error).__name__}: {error}). gpuaug.fuse uses plain torch, which is slower. "
+            "Install triton and a C compiler to have them.",
+            GpuAugWarning,
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
+def fill_front(step: Pass, drawn_of: Callable[[Any], Drawn], size: Size, table: Array, *, fixed: bool) -> None:
+    """Write each sample's numbers for the front of a pass into ``table``, (B, K) float32; without ``fixed``, the drawn ones."""
+    if isinstance(step.front, Gather):
+        assert isinstance(step.columns, Columns)
+        step.front.rows(drawn_of, size, step.columns, table, fixed=fixed)
+    else:
+        assert isinstance(step.columns, int)
+        step.front.rows(drawn_of(step.front), size, table[:, step.columns : step.columns + step.front.row_width(size.channels)])

@@ -1,0 +1,120 @@
+"""What a plan reads: images of one size or ragged ones, each once or once a view, and masks of several sizes."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.core.ragged import Ragged
+from gpuaug.fusion.ops.base import Size
+
+
+def dtype_of(images: Tensor | Ragged) -> torch.dtype:
+    """The type of the pixels."""
+    return images.dtype if isinstance(images, Tensor) else images.data.dtype
+
+
+def size_of(images: Tensor | Ragged) -> Size:
+    """The size of a batch of images, read on the host.
+
+    Raises:
+        ArgumentTypeError: If a ragged batch is not of bytes.
+        ArgumentError: If a ragged batch is not what its shapes say.
+    """
+    if isinstance(images, Tensor):
+        return Size(*images.shape)
+    if images.data.dtype is not torch.uint8:
+        raise ArgumentTypeError(
+            f"images must be uint8 in a ragged batch, got {images.data.dtype}. Have gpuaug.collate_ragged make it."
+        )
+    shapes = images.shapes
+    sizes, channels = shapes.sizes, shapes.channels
+    if shapes.least < 1:
+        empty = int(np.flatnonzero((sizes < 1).any(1))[0])
+        raise ArgumentError(
+            f"images must have pixels, got {tuple(sizes[empty].tolist())} at {empty} of the batch. Leave it out."
+        )
+    if len(images.places) != len(sizes) or images.data.numel() != shapes.held:
+        raise ArgumentError(
+            f"A ragged batch must hold what its shapes say, {shapes.held} elements of {len(sizes)} images, got "
+            f"{images.data.numel()} of {len(images.places)}. Have gpuaug.collate_ragged make it."
+        )
+    return Size(len(sizes), channels, sizes[:, 0], sizes[:, 1])
+
+
+def viewed(images: Tensor, samples: int) -> Tensor:
+    """(B, C, H, W) as often as there are samples for each image: views lie behind one another."""
+    views = samples // max(len(images), 1)
+    return images if views <= 1 else images.repeat(views, 1, 1, 1)
+
+
+class MaskPlaces(NamedTuple):
+    """Where N masks of several sizes are. Those of one sample lie one behind the other."""
+
+    owners: Tensor
+    """(N,) int64: the sample of each."""
+
+    samples: Tensor
+    """(B, 3) int64, of each sample: where mask ``n`` of the N begins if it is the sample's, less ``n · height · width``; the
+    height; the width."""
+
+    def apart(self) -> Tensor:
+        """The first element of each, its height and its width, (N, 3)."""
+        found = self.samples.index_select(0, self.owners)
+        first, height, width = found.unbind(1)
+        return torch.stack((first + torch.arange(len(found), device=found.device) * height * width, height, width), 1)
+
+
+class Planes:
+    """Reads pixels of images of one size.
+
+    Args:
+        images: (B, C, H, W).
+        samples: V · B: how many read from them.
+    """
+
+    def __init__(self, images: Tensor, samples: int) -> None:
+        self.channels, self.dtype = images.shape[1], images.dtype
+        self._flat, self._width = viewed(images, samples).flatten(2), images.shape[3]
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """(V · B, C, h, w) at whole pixels (V · B or 1, h or 1, w or 1)."""
+        index = (y * self._width + x).expand(self._flat.shape[0], -1, -1)
+        every = index[:, None].expand(-1, self.channels, -1, -1)
+        return self._flat.gather(2, every.reshape(*self._flat.shape[:2], -1)).view(*self._flat.shape[:2], *index.shape[1:])
+
+
+class Places:
+    """Reads pixels of images that lie one behind the other, each of a size of its own.
+
+    Args:
+        data: Flat, of any type.
+        places: (V · B, 3) int64: the first element of each, its height and its width.
+        channels: Of every image.
+        packed: Whether the channels of a pixel are together, rather than in planes.
+    """
+
+    def __init__(self, data: Tensor, places: Tensor, channels: int = 1, *, packed: bool = False) -> None:
+        self.channels, self.dtype, self._data = channels, data.dtype, data
+        self._first, height, width = places[:, :, None, None].unbind(1)
+        self._pixel = channels if packed else 1
+        self._row = width * self._pixel
+        self._plane: Tensor | int = 1 if packed else (height * width)[:, None]
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """(V · B, C, h, w) at whole pixels (V · B or 1, h or 1, w or 1)."""
+        plane = torch.arange(self.channels, device=x.device)[:, None, None] * self._plane
+        return self._data.take((self._first + y * self._row + x * self._pixel)[:, None] + plane)
+
+
+Reader = Planes | Places
+
+
+def reader(images: Tensor | Ragged, samples: int) -> Reader:
+    """What reads pixels of a batch, each image for as many samples as there are views."""
+    if isinstance(images, Tensor):
+        return Planes(images, samples)
+    shapes, views = images.shapes, samples // max(len(images), 1)
+    return Places(images.data, images.places.repeat(views, 1), shapes.channels, packed=shapes.layout == "hwc")

@@ -1,0 +1,284 @@
+"""The plan in torch, on any device: the reference that the kernels are compared with, and what runs on a CPU."""
+
+import torch
+from torch import Tensor
+
+from gpuaug.core.ragged import Ragged
+from gpuaug.fusion.backends.antialias import smoothed
+from gpuaug.fusion.backends.readers import MaskPlaces, Places, Planes, Reader, dtype_of, reader, viewed
+from gpuaug.fusion.gather import Columns, Gather, Part
+from gpuaug.fusion.ops.base import Op, Size
+from gpuaug.fusion.ops.erasing import Erasing
+from gpuaug.fusion.plan import Pass, Plan
+
+
+def run(plan: Plan, images: Tensor | Ragged, table: Tensor) -> Tensor:
+    """Run all passes.
+
+    Args:
+        plan: For images of this size.
+        images: uint8 or floating.
+        table: The samples' numbers, on the device of the images.
+
+    Shape:
+        - images: (B, C, H, W), or a ragged batch of B
+        - table: (V · B, ``plan.width``), float32, for V views
+
+    Returns:
+        (V · B, C, H', W') float32.
+
+    Cost:
+        Some tens of launches a pass on a GPU, and several copies of the images.
+    """
+    made = images
+    for step in plan.passes:
+        made = run_pass(step, made, table)
+    assert isinstance(made, Tensor)
+    return made
+
+
+def run_pass(step: Pass, images: Tensor | Ragged, table: Tensor) -> Tensor:
+    """One pass: its front, then its pointwise ops."""
+    if isinstance(step.front, Gather):
+        assert isinstance(step.columns, Columns)
+        values = gather(step.front, step.columns, images, table, step.out)
+    else:
+        assert isinstance(step.columns, int)
+        assert isinstance(images, Tensor)
+        values = gated(step.front, viewed(unit_range(images), len(table)), table[:, step.columns :])
+    for op, (_, column, _) in zip(step.points, step.program, strict=True):
+        values = gated(op, values, table[:, column:])
+    return values
+
+
+def unit_range(images: Tensor) -> Tensor:
+    """Float32 images; uint8 is scaled to [0, 1]."""
+    return _byte_share(images.float()) if images.dtype == torch.uint8 else images.float()
+
+
+def _byte_share(values: Tensor) -> Tensor:
+    # By a tensor: by a number, torch multiplies with its inverse on a GPU, which is not the same for half of all bytes.
+    return values / torch.full((), 255.0, device=values.device)
+
+
+def gated(op: Op, images: Tensor, rows: Tensor) -> Tensor:
+    """``op`` on the samples whose gate is open."""
+    applied: Tensor = op.apply(images, rows)  # type: ignore[attr-defined]
+    return torch.where(rows[:, 0, None, None, None] != 0, applied, images) if op.gated else applied
+
+
+def gather(front: Gather, columns: Columns, images: Tensor | Ragged, table: Tensor, out: Size) -> Tensor:
+    """Move pixels and interpolate, in float32."""
+    place = _Place(table)
+    x = torch.arange(out.width, device=images.device)[None, None, :]
+    y = torch.arange(out.height, device=images.device)[None, :, None]
+    inside: Tensor | None = None
+    if front.after.ops:
+        x, y, inside = _mapped(front.after, place, columns.after, x, y)
+    if front.filter:
+        values = _smoothed(front, columns, images, table, x, y)
+    else:
+        taps = _Taps(reader(images, len(table)), front, columns, place)
+        if front.warp is None:
+            values = taps.read(x, y, None)
+        else:
+            values = _interpolated(front, place, columns.warp, taps, x, y, nearest=front.nearest, half=front.half)
+    values = _byte_share(values.float()) if dtype_of(images) == torch.uint8 else values.float()
+    if inside is not None:
+        values = torch.where(inside[:, None], values, place.channels(columns.after_fill, out.channels))
+    return values
+
+
+def gather_mask(
+    front: Gather, columns: Columns, masks: Tensor, table: Tensor, out: Size, places: MaskPlaces | None = None
+) -> Tensor:
+    """Move the pixels of masks of any dtype, to the nearest.
+
+    Shape:
+        - masks: (B, C, H, W), or flat where there are ``places`` of N of them
+        - returns: (B, C, H', W'); with places (N, 1, H', W')
+    """
+    table = _rows(table, places)
+    place = _Place(table)
+    x = torch.arange(out.width, device=masks.device)[None, None, :]
+    y = torch.arange(out.height, device=masks.device)[None, :, None]
+    inside: Tensor | None = None
+    if front.after.ops:
+        x, y, inside = _mapped(front.after, place, columns.after, x, y)
+    source = Planes(masks, len(table)) if places is None else Places(masks, places.apart())
+    taps = _Taps(source, front, columns, place, fill=mask_fill(front.before))
+    if front.warp is None:
+        values = taps.read(x, y, None)
+    else:
+        values = _interpolated(front, place, columns.mask_warp, taps, x, y, nearest=True, half=True)
+    if inside is not None:
+        fill = torch.full((), mask_fill(front.after), dtype=values.dtype, device=values.device)
+        values = torch.where(inside[:, None], values, fill)
+    return values
+
+
+def erased(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None = None) -> Tensor:
+    """Masks, (B, C, H, W), with zeros where the pass erases their images, as in Kornia."""
+    for op, (_, column, _) in zip(step.points, step.program, strict=True):
+        if isinstance(op, Erasing):
+            rows = _rows(table, places)[:, column:]
+            masks = masks.masked_fill(op.covers(masks, rows) & (rows[:, 0, None, None, None] != 0), 0)
+    return masks
+
+
+def _rows(table: Tensor, places: MaskPlaces | None) -> Tensor:
+    """The row of each mask: that of its place in the batch, or of the sample that owns it."""
+    return table if places is None else table.index_select(0, places.owners)
+
+
+def mask_fill(part: Part) -> float:
+    """What padding holds in masks."""
+    # As in Kornia: a value per channel is for images, and masks are padded with zero there.
+    return float(part.fill) if isinstance(part.fill, int | float) else 0.0
+
+
+class _Place:
+    """Columns of the table as tensors that broadcast over images."""
+
+    def __init__(self, table: Tensor) -> None:
+        self._table = table
+        self.device = table.device
+
+    def number(self, column: int) -> Tensor:
+        """(B, 1, 1) float32."""
+        return self._table[:, column, None, None]
+
+    def whole(self, column: int) -> Tensor:
+        """(B, 1, 1) int64."""
+        return self.number(column).long()
+
+    def channels(self, column: int, channels: int) -> Tensor:
+        """(B, C, 1, 1) float32; zeros where there is no column."""
+        if column < 0:
+            return self._table.new_zeros(1, 1, 1, 1)
+        return self._table[:, column : column + channels, None, None]
+
+
+class _Taps:
+    """Reads of the source through the permutations before the interpolation."""
+
+    def __init__(self, source: Reader, front: Gather, columns: Columns, place: _Place, fill: float | None = None) -> None:
+        self._reader = source
+        self._part, self._column, self._place = front.before, columns.before, place
+        # Masks keep their type. A fill for images may lie between two bytes, and then their values leave as floats.
+        if fill is not None:
+            self._fill = torch.full((), fill, dtype=source.dtype, device=place.device)
+        else:
+            self._fill = place.channels(columns.before_fill, source.channels) * (255 if source.dtype == torch.uint8 else 1)
+
+    def read(self, x: Tensor, y: Tensor, inside: Tensor | None) -> Tensor:
+        """The source at whole pixels; 0 where not ``inside``. Floats, unless nothing is filled."""
+        within: Tensor | None = None
+        if self._part.ops:
+            x, y, within = _mapped(self._part, self._place, self._column, x, y)
+        if inside is not None:
+            x, y = x * inside, y * inside
+        if within is not None:
+            x, y = x * within, y * within
+        values = self._reader(x, y)
+        if within is not None:
+            fill = self._fill if values.dtype == torch.uint8 else self._fill.to(values.dtype)
+            values = torch.where(within[:, None], values, fill)
+        if inside is not None:
+            # Not a product: what lies outside may stand on a pixel that is no number.
+            values = values.masked_fill(~inside[:, None], 0)
+        return values
+
+
+def _mapped(part: Part, place: _Place, column: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    x = place.whole(column) * x + place.whole(column + 1)
+    y = place.whole(column + 2) * y + place.whole(column + 3)
+    if not part.edge:
+        return x, y, None
+    low_x, high_x, low_y, high_y = (place.whole(column + k) for k in range(4, 8))
+    if part.edge == "constant":
+        return x, y, (x >= low_x) & (x < high_x) & (y >= low_y) & (y < high_y)
+    return _edged(part.edge, x, low_x, high_x), _edged(part.edge, y, low_y, high_y), None
+
+
+def _edged(edge: str, index: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    if edge == "reflect":
+        index = low + (index - low).abs()
+        index = high - 1 - (high - 1 - index).abs()
+    return torch.minimum(torch.maximum(index, low), high - 1)
+
+
+def _interpolated(
+    front: Gather, place: _Place, column: int, taps: _Taps, x: Tensor, y: Tensor, *, nearest: bool, half: bool
+) -> Tensor:
+    if front.kind == "resample":
+        centre = 0.5 if half else 0.0
+        at_x = (x + centre) * place.number(column) - (0.0 if nearest else centre)
+        at_y = (y + centre) * place.number(column + 3) - (0.0 if nearest else centre)
+        start_x, count_x = place.whole(column + 1), place.whole(column + 2)
+        start_y, count_y = place.whole(column + 4), place.whole(column + 5)
+    else:
+        at_x, at_y = _projected(front, place, column, x, y)
+        sizes = column + (6 if front.kind == "affine" else 9)
+        start_x = start_y = torch.zeros_like(place.whole(column))
+        count_x, count_y = place.whole(sizes), place.whole(sizes + 1)
+    if nearest:
+        # Masks under a warp round half to even, as ``grid_sample`` does; under a resize a pixel is the square it covers.
+        round_off = torch.floor if front.kind == "resample" else torch.round
+        return _tap(front, taps, round_off(at_x).long(), round_off(at_y).long(), start_x, count_x, start_y, count_y)
+    left, top = torch.floor(at_x), torch.floor(at_y)
+    right_share, lower_share = (at_x - left)[:, None], (at_y - top)[:, None]
+    left, top = left.long(), top.long()
+
+    def tap(dx: int, dy: int) -> Tensor:
+        return _tap(front, taps, left + dx, top + dy, start_x, count_x, start_y, count_y)
+
+    upper = tap(0, 0) * (1 - right_share) + tap(1, 0) * right_share
+    lower = tap(0, 1) * (1 - right_share) + tap(1, 1) * right_share
+    return upper * (1 - lower_share) + lower * lower_share
+
+
+def _smoothed(front: Gather, columns: Columns, images: Tensor | Ragged, table: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Every sample by itself. Its numbers are read on the host, which on a CPU costs nothing."""
+    made = []
+    for sample, row in enumerate(table[:, columns.warp : columns.warp + 6].tolist()):
+        image = images[sample % len(images)][None]
+        taps = _Taps(Planes(image, 1), front, columns, _Place(table[sample : sample + 1]))
+        own_x, own_y = x[sample % len(x), 0], y[sample % len(y), :, 0]
+
+        def window(rows: Tensor, across: Tensor, taps: _Taps = taps) -> Tensor:
+            return taps.read(across.long()[None, None, :], rows.long()[None, :, None], None)[0].float()
+
+        made.append(smoothed(window, tuple(row), own_x, own_y, front.filter))
+    values = torch.stack(made)
+    return values.clamp(0, 255) if dtype_of(images) == torch.uint8 else values
+
+
+def _projected(front: Gather, place: _Place, column: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    m = [place.number(column + k) for k in range(6 if front.kind == "affine" else 9)]
+    at_x = m[0] * x + (m[1] * y + m[2])
+    at_y = m[3] * x + (m[4] * y + m[5])
+    if front.kind == "perspective":
+        depth = m[6] * x + (m[7] * y + m[8])
+        at_x, at_y = at_x / depth, at_y / depth
+    # Far outside is outside; a float beyond the whole numbers would not convert to one.
+    far = 2.0**20
+    return torch.nan_to_num(at_x, nan=-far).clamp(-far, far), torch.nan_to_num(at_y, nan=-far).clamp(-far, far)
+
+
+def _tap(
+    front: Gather,
+    taps: _Taps,
+    x: Tensor,
+    y: Tensor,
+    start_x: Tensor,
+    count_x: Tensor,
+    start_y: Tensor,
+    count_y: Tensor,
+) -> Tensor:
+    inside: Tensor | None = None
+    if front.zeros:
+        inside = (x >= 0) & (x < count_x) & (y >= 0) & (y < count_y)
+    else:
+        x, y = torch.minimum(x.clamp(min=0), count_x - 1), torch.minimum(y.clamp(min=0), count_y - 1)
+    return taps.read(start_x + x, start_y + y, inside)

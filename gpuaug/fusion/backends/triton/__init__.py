@@ -1,0 +1,1 @@
+"""The Triton executor. The only folder that imports Triton."""

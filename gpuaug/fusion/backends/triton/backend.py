@@ -1,0 +1,325 @@
+"""The plan in Triton kernels: one launch a pass, one more where a contrast needs a mean."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton import next_power_of_2
+
+from gpuaug.core.errors import ArgumentError
+from gpuaug.core.ragged import Ragged
+from gpuaug.fusion.backends.readers import MaskPlaces, dtype_of, viewed
+from gpuaug.fusion.backends.torch_backend import mask_fill
+from gpuaug.fusion.backends.triton.filters import blur, sharpen
+from gpuaug.fusion.backends.triton.gather import gather_kernel, mask_kernel
+from gpuaug.fusion.backends.triton.launch import Launch, on_device, prepared
+from gpuaug.fusion.backends.triton.mix import mix
+from gpuaug.fusion.backends.triton.second_pass import rest_kernel
+from gpuaug.fusion.gather import Columns, Gather, Part
+from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.ops.channel import ChannelShuffle, Grayscale
+from gpuaug.fusion.ops.color_jitter import CLEAN, ColorJiggle, ColorJitter
+from gpuaug.fusion.ops.filters import BlurOp
+from gpuaug.fusion.ops.mix import MixOp
+from gpuaug.fusion.plan import Pass, Plan, needs_mean
+
+_KINDS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
+_FILTERS = {"": 0, "triangle": 1, "cubic": 2}
+_LAYOUTS = {"": 0, "chw": 1, "hwc": 2}
+_MAPS = {"": 1, "constant": 2, "reflect": 3, "replicate": 4}
+
+TILES = {"": (4, 256), "resample": (4, 256), "affine": (4, 64), "perspective": (4, 64)}
+"""Height and width of a block's tile by what a gather interpolates: a warp makes a row of it."""
+
+COLOUR_TILE = (32, 32)
+"""The same where a mean is needed: fewer blocks, and so fewer sums to add up."""
+
+MOST_SAMPLES = 65535
+"""Samples, or masks, of one launch: the second axis of a grid, which CUDA limits."""
+
+REST_BLOCK = 1024
+"""Pixels of a block where the second pass over an image reads what the first has kept."""
+
+
+def run(plan: Plan, images: Tensor | Ragged, table: Tensor, dtype: torch.dtype, memory_format: torch.memory_format) -> Tensor:
+    """Run all passes on the current stream.
+
+    Shape:
+        - images: (B, C, H, W), uint8 or floating, any strides; or a ragged batch of B
+        - table: (V · B, K) float32, for V views
+        - returns: (V · B, C, H', W') of ``dtype`` and ``memory_format``
+
+    Raises:
+        ArgumentError: If there are more samples than a launch can have.
+
+    Cost:
+        The launches of the passes, some 10 µs of host time each, and float32 images between passes.
+    """
+    if table.shape[0] > MOST_SAMPLES:
+        raise ArgumentError(
+            f"A batch must have at most {MOST_SAMPLES} samples in all its views on a GPU, got {table.shape[0]}. "
+            "Lower batch_size or views."
+        )
+    if isinstance(images, Tensor) and images.dtype == torch.float64:
+        images = images.float()
+    source = images
+    with on_device(images.device):
+        last = len(plan.passes) - 1
+        for index, step in enumerate(plan.passes):
+            out = torch.empty(
+                (table.shape[0], step.out.channels, step.out.height, step.out.width),
+                dtype=dtype if index == last else torch.float32,
+                device=images.device,
+                memory_format=memory_format if index == last else torch.contiguous_format,
+            )
+            if isinstance(step.front, Gather):
+                gather(step, source, table, out)
+                source = out
+                continue
+            assert isinstance(source, Tensor)  # ragged batches begin with a gather
+            source = viewed(source, len(table))
+            if isinstance(step.front, MixOp):
+                mix(step, source, table, out)
+            elif isinstance(step.front, BlurOp):
+                blur(step, source, table, out)
+            else:
+                sharpen(step, source, table, out)
+            source = out
+    assert isinstance(source, Tensor)
+    return source
+
+
+def gather(step: Pass, images: Tensor | Ragged, table: Tensor, out: Tensor) -> None:
+    """Launch a gather pass into ``out``, and before it the sums that a contrast needs."""
+    found = prepared(step, images, table, out, _gathering)
+    source, places = (images.data, images.places) if isinstance(images, Ragged) else (images, table)
+    if found.sums is None:
+        found.pixels((source, places, out, table, table, table))
+        return
+    partial = torch.empty(found.partials, dtype=torch.float32, device=images.device)
+    if found.keeps:
+        kept = torch.empty(out.shape, dtype=torch.uint16, device=images.device)
+        found.sums((source, places, out, table, partial, kept))
+        found.pixels((kept, out, table, partial))
+    else:
+        found.sums((source, places, out, table, partial, table))
+        found.pixels((source, places, out, table, partial, table))
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathering:
+    """The launches of a gather pass for batches of one kind."""
+
+    sums: Launch | None
+    partials: tuple[int, int]
+    keeps: bool
+    pixels: Launch
+
+
+def _gathering(step: Pass, images: Tensor | Ragged, table: Tensor, out: Tensor) -> _Gathering:
+    front, columns = step.front, step.columns
+    assert isinstance(front, Gather)
+    assert isinstance(columns, Columns)
+    batch, channels = out.shape[:2]
+    layout, strides, narrowest = _laid_out(images)
+    rgb = channels == 3
+    clean = _clean(step, images)
+    tile = COLOUR_TILE if step.mean else TILES[front.kind]
+    across, down = _tiles(step.out, tile)
+    constants = {
+        "RAGGED": _LAYOUTS[layout],
+        "VIEWS": batch != len(images),
+        "SOURCE_W": strides[3],
+        "PAIRS": clean and front.kind == "resample" and not front.nearest and not front.before.ops and narrowest > 1,
+        "SMOOTH": _FILTERS[front.filter],
+        "OUT_W": out.stride(3),
+        "PROGRAM": _program(step, clean=clean),
+        "COUNT": len(step.program),
+        "CHANNELS": channels,
+        "RGB": rgb,
+        "SCALE": dtype_of(images) == torch.uint8,
+        "REDUCE": False,
+        "GATE_AT": 0,
+        "KEEP": False,
+        "MEAN": step.mean,
+        "PARTIALS": 1,
+        **_constants(front, columns),
+        **_tile(tile),
+    }
+    constants |= _compiled_in(constants, strides, out, whole=step.out.width % tile[1] == 0 and step.out.height % tile[0] == 0)
+    source = (len(images), step.out.height, step.out.width)
+    row_stride, out_strides = table.stride(0), out.stride()[:3]
+    if not step.mean:
+        numbers = (*source, across, row_stride, across * down, 0, *strides[:3], *out_strides)
+        grid = (across * down, batch, 1 if rgb else channels)
+        return _Gathering(None, (0, 0), False, Launch(gather_kernel, grid, numbers, constants))
+    blocks = across * down
+    constants["PARTIALS"] = next_power_of_2(blocks)
+    gate = next(column for op, (_, column, _) in zip(step.points, step.program, strict=True) if needs_mean(op))
+    # Float32 of what was interpolated has more digits than are kept.
+    keep = clean and out.dtype.itemsize == 2
+    summing = {**constants, "OUT_W": 1, "REDUCE": True, "GATE_AT": gate, "KEEP": keep, "MEAN": False, "PARTIALS": 1}
+    numbers = (*source, across, row_stride, blocks, blocks, *strides[:3])
+    sums = Launch(gather_kernel, (blocks, batch, 1), (*numbers, 0, 0, 0), summing)
+    if not keep:
+        pixels = Launch(gather_kernel, (blocks, batch, 1), (*numbers, *out_strides), constants)
+        return _Gathering(sums, (batch, blocks), keep, pixels)
+    area = step.out.height * step.out.width
+    resting = {name: constants[name] for name in ("PIXELS", "OUT_W", "PROGRAM", "COUNT", "PARTIALS")}
+    known = constants["PIXELS"]
+    resting |= {
+        "WHOLE": known > 0 and known % REST_BLOCK == 0,
+        "WORDS": known > 0 and known % 2 == 0 and out.stride(1) == 1,
+        "BLOCK": REST_BLOCK,
+    }
+    numbers = (step.out.height, step.out.width, row_stride, blocks, *out_strides[:2])
+    return _Gathering(sums, (batch, blocks), keep, Launch(rest_kernel, (-(-area // REST_BLOCK), batch, 1), numbers, resting))
+
+
+_first_sizes: dict[tuple[Any, ...], dict[str, int]] = {}
+
+
+def _laid_out(images: Tensor | Ragged) -> tuple[str, tuple[int, ...], int]:
+    """The layout of a ragged batch, the strides (B, C, H, W) of images, 0 where each has its own, and the shortest side."""
+    if isinstance(images, Tensor):
+        return "", images.stride(), min(images.shape[2:])
+    shapes = images.shapes
+    strides = (0, 0, 0, 1) if shapes.layout == "chw" else (0, 1, 0, shapes.channels)
+    return shapes.layout, strides, shapes.least
+
+
+def _compiled_in(constants: dict[str, Any], strides: tuple[int, ...], out: Tensor, *, whole: bool) -> dict[str, int]:
+    """The strides and sizes that are compiled in: those of the first images that such a pass has seen, else zeros.
+
+    They save a third of the instructions. Images of all other sizes share one more compilation.
+    """
+    height, width = out.shape[2:]
+    sizes = {
+        "SOURCE_C": strides[1],
+        "SOURCE_H": strides[2],
+        "WIDTH": width,
+        "PIXELS": height * width,
+        "WHOLE": whole,
+    }
+    first = _first_sizes.setdefault((*constants.values(), out.dtype), sizes)
+    return sizes if first == sizes else dict.fromkeys(sizes, 0)
+
+
+def run_mask(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None = None) -> Tensor:
+    """Take masks of any type to the nearest pixel of a gather pass.
+
+    Shape:
+        - masks: (B, C, H, W), or where there are ``places`` of N of them what their elements are counted from
+        - table: (B, K) float32
+        - returns: (B, C, H', W'); with places (N, 1, H', W')
+    """
+    flat = places is not None
+    batch, channels = masks.shape[:2] if places is None else (len(places.owners), 1)
+    made = torch.empty((batch, channels, step.out.height, step.out.width), dtype=masks.dtype, device=masks.device)
+    # How many masks there are differs from batch to batch, and so is no part of what is prepared.
+    key = _masking, masks.dtype, masks.stride(-1), flat
+    found = step.prepared.get(key)
+    if found is None:
+        found = step.prepared[key] = _masking(step, masks, flat=flat)
+    strides = (0, 0, 0) if flat else masks.stride()[:3]
+    sizes = (step.out.height, step.out.width, found.across, table.stride(0))
+    owners, samples = (table, table) if places is None else places
+    tensors = (masks.view(found.bits), made.view(found.bits), table, owners, samples)
+    numbers = (*found.fills, *sizes, *strides, *made.stride()[:3])
+    with on_device(masks.device):
+        for first in range(0, batch, MOST_SAMPLES):
+            found.launch(tensors, (found.tiles, min(batch - first, MOST_SAMPLES), channels), (first, *numbers))
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Masking:
+    """The launch for masks of one kind, the type that their bits are read as, and what padding holds in it."""
+
+    bits: torch.dtype
+    fills: tuple[int, int]
+    across: int
+    tiles: int
+    launch: Launch
+
+
+def _masking(step: Pass, masks: Tensor, *, flat: bool) -> _Masking:
+    front, columns = step.front, step.columns
+    assert isinstance(front, Gather)
+    assert isinstance(columns, Columns)
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[masks.dtype.itemsize]
+    before, after = (
+        int(torch.tensor(mask_fill(part)).to(masks.dtype).view(bits).item()) for part in (front.before, front.after)
+    )
+    tile = TILES[front.kind]
+    across, down = _tiles(step.out, tile)
+    constants = {
+        **_constants(front, columns),
+        "WARP_AT": max(columns.mask_warp, 0),
+        "FLAT": flat,
+        "SOURCE_W": masks.stride(-1),
+        **_tile(tile),
+    }
+    for name in ("HALF", "NEAREST", "AFTER_FILL", "BEFORE_FILL"):
+        del constants[name]
+    return _Masking(bits, (before, after), across, across * down, Launch(mask_kernel, (1, 1, 1), (), constants))
+
+
+def probe(device: torch.device) -> None:
+    """Compile and run a kernel.
+
+    Raises:
+        Exception: Whatever keeps Triton from working here.
+    """
+    front = Gather()
+    size = Size(1, 1, 1, 1)
+    step = Pass(front, (), size, size, front.columns(0, 1, masks=False), ())
+    images = torch.zeros((1, 1, 1, 1), device=device)
+    gather(step, images, images.view(1, 1), torch.empty_like(images))
+
+
+def _clean(step: Pass, images: Tensor | Ragged) -> bool:
+    """Whether what a pass gathers is certain to lie in [0, 1]: bytes do, and a fill may be anything."""
+    assert isinstance(step.front, Gather)
+    return dtype_of(images) == torch.uint8 and "constant" not in (step.front.before.edge, step.front.after.edge)
+
+
+def _program(step: Pass, *, clean: bool) -> tuple[tuple[int, int, int], ...]:
+    """The program, with the jitters marked that see nothing but numbers, which cost less to clamp."""
+    # What a normalisation or an unclamped op makes may be anything.
+    marked = []
+    for op, (code, column, flags) in zip(step.points, step.program, strict=True):
+        jitter = isinstance(op, ColorJitter | ColorJiggle)
+        marked.append((code, column, flags | CLEAN if jitter and clean else flags))
+        clean = clean and (jitter or isinstance(op, Grayscale | ChannelShuffle))
+    return tuple(marked)
+
+
+def _constants(front: Gather, columns: Columns) -> dict[str, Any]:
+    """What of a gather is compiled into its kernels."""
+    return {
+        "KIND": _KINDS[front.kind],
+        "HALF": front.half,
+        "NEAREST": front.nearest,
+        "ZEROS": front.zeros,
+        "AFTER": _map(front.after),
+        "AFTER_AT": max(columns.after, 0),
+        "AFTER_FILL": max(columns.after_fill, 0),
+        "WARP_AT": max(columns.warp, 0),
+        "BEFORE": _map(front.before),
+        "BEFORE_AT": max(columns.before, 0),
+        "BEFORE_FILL": max(columns.before_fill, 0),
+    }
+
+
+def _map(part: Part) -> int:
+    return _MAPS[part.edge] if part.ops else 0
+
+
+def _tile(tile: tuple[int, int]) -> dict[str, int]:
+    return {"TILE_H": tile[0], "TILE_W": tile[1]}
+
+
+def _tiles(size: Size, tile: tuple[int, int]) -> tuple[int, int]:
+    return -(-size.width // tile[1]), -(-size.height // tile[0])

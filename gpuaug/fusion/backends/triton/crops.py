@@ -1,0 +1,184 @@
+"""The kernel that finds the windows of resized crops, for images whose sizes the device is the first to need."""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpuaug.fusion.backends.triton.launch import Launch, on_device
+from gpuaug.fusion.backends.triton.taps import half_to_even
+from gpuaug.fusion.gather import Columns, Gather
+from gpuaug.fusion.ops.resize import WINDOWS, ResizedCrop
+from gpuaug.fusion.ops.sampler import FIRST, INCREMENT, SECOND
+from gpuaug.fusion.params.device_crops import Layout
+from gpuaug.fusion.plan import Pass
+
+BLOCK = 32
+"""Samples of a block: its one warp's."""
+
+_INCREMENT, _FIRST, _SECOND = tl.constexpr(INCREMENT), tl.constexpr(FIRST), tl.constexpr(SECOND)
+
+
+@triton.jit
+def scrambled(words):
+    """The output of SplitMix64 for a state."""
+    words = (words ^ (words >> 30)) * _FIRST
+    words = (words ^ (words >> 27)) * _SECOND
+    return words ^ (words >> 31)
+
+
+@triton.jit
+def bits_of(number):
+    """The 24 bits of a number in [0, 1)."""
+    return (number * 16777216.0).to(tl.int32).to(tl.uint64)
+
+
+@triton.jit
+def number_of(bits):
+    """The number in [0, 1) that 24 bits are."""
+    return bits.to(tl.int32).to(tl.float32) * (1 / 16777216)
+
+
+@triton.jit
+def resampled(row, start, count, live, TARGET: tl.constexpr, HALF: tl.constexpr):
+    """Write how an axis of the output is taken from a window."""
+    if HALF:
+        scale = tl.div_rn(count, count * 0 + TARGET)
+    elif TARGET > 1:
+        scale = tl.div_rn(count - 1, count * 0 + (TARGET - 1))
+    else:
+        scale = count * 0
+    tl.store(row, scale, mask=live)
+    tl.store(row + 1, start, mask=live)
+    tl.store(row + 2, count, mask=live)
+
+
+@triton.jit
+def straightened(start, count, TARGET: tl.constexpr, HALF: tl.constexpr):
+    """The scale and the shift that take a window's axis to the output's, in float64."""
+    start = start.to(tl.float64)
+    count = count.to(tl.float64)
+    if HALF:
+        scale = TARGET / count
+        shift = (0.5 - start) * scale - 0.5
+    else:
+        scale = tl.where((count > 1) & (TARGET > 1), (TARGET - 1) / tl.maximum(count - 1, 1), 1)
+        shift = -start * scale
+    return scale, shift
+
+
+@triton.jit(do_not_specialize=["samples", "images", "row_stride"], do_not_specialize_on_alignment=["rows", "places"])
+def crops_kernel(
+    rows, places, samples, images, row_stride,
+    WINDOWS: tl.constexpr, NUMBERS_AT: tl.constexpr, WARP_AT: tl.constexpr, MASK_WARP_AT: tl.constexpr,
+    MATRIX_AT: tl.constexpr, REST_AT: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, HALF: tl.constexpr,
+    LEAST_AREA: tl.constexpr, BY_AREA: tl.constexpr, FIRST_SHAPE: tl.constexpr, BY_SHAPE: tl.constexpr,
+    NARROWEST: tl.constexpr, WIDEST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What :meth:`gpuaug.fusion.ops.resize.ResizedCrop.draw_parameters` finds, bit for bit, written into the rows.
+
+    ``places`` holds the first element, the height and the width of each image; every view has samples of them all.
+
+    Grid: (blocks of samples, 1, 1).
+    """
+    sample = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = sample < samples
+    row = rows + sample.to(tl.int64) * row_stride
+    place = places + (sample % images).to(tl.int64) * 3
+    height = tl.load(place + 1, mask=live, other=1)
+    width = tl.load(place + 2, mask=live, other=1)
+    length = tl.sqrt_rn((height * width).to(tl.float32))
+    height = height.to(tl.float32)
+    width = width.to(tl.float32)
+    # The image, or as much of it as the ratios allow: what is taken where no window fits.
+    ratio = tl.div_rn(width, height)
+    across = tl.where(ratio > WIDEST, half_to_even(height * WIDEST).to(tl.float32), width)
+    down = tl.where(ratio < NARROWEST, half_to_even(tl.div_rn(width, width * 0 + NARROWEST)).to(tl.float32), height)
+    across = tl.maximum(across, 1)
+    down = tl.maximum(down, 1)
+    area = tl.load(row + NUMBERS_AT, mask=live, other=0)
+    shape = tl.load(row + NUMBERS_AT + 1, mask=live, other=0)
+    x = tl.load(row + NUMBERS_AT + 2, mask=live, other=0)
+    y = tl.load(row + NUMBERS_AT + 3, mask=live, other=0)
+    state = scrambled((bits_of(area) << 24) | bits_of(shape)) ^ ((bits_of(x) << 24) | bits_of(y))
+    sought = width > 0
+    for _ in tl.static_range(WINDOWS):
+        side = tl.sqrt_rn(area * BY_AREA + LEAST_AREA) * length
+        root = tl.exp((shape * BY_SHAPE + FIRST_SHAPE).to(tl.float64)).to(tl.float32)
+        wide = half_to_even(side * root).to(tl.float32)
+        high = half_to_even(tl.div_rn(side, root)).to(tl.float32)
+        fits = sought & (wide > 0) & (wide <= width) & (high > 0) & (high <= height)
+        across = tl.where(fits, wide, across)
+        down = tl.where(fits, high, down)
+        sought = sought & (fits == 0)
+        state += _INCREMENT
+        made = scrambled(state)
+        area = number_of(made >> 40)
+        shape = number_of(made & 0xFFFFFF)
+    x = tl.floor(x * (width + 1 - across))
+    y = tl.floor(y * (height + 1 - down))
+    resampled(row + WARP_AT, x, across, live, WIDTH, HALF)
+    resampled(row + WARP_AT + 3, y, down, live, HEIGHT, HALF)
+    if MASK_WARP_AT != WARP_AT:
+        resampled(row + MASK_WARP_AT, x, across, live, WIDTH, True)
+        resampled(row + MASK_WARP_AT + 3, y, down, live, HEIGHT, True)
+    if MATRIX_AT >= 0:
+        scale_x, shift_x = straightened(x, across, WIDTH, HALF)
+        scale_y, shift_y = straightened(y, down, HEIGHT, HALF)
+        for k in tl.static_range(3):
+            rest = row + REST_AT + 3 * k
+            matrix = row + MATRIX_AT + 3 * k
+            by_x = tl.load(rest, mask=live, other=0).to(tl.float64)
+            by_y = tl.load(rest + 1, mask=live, other=0).to(tl.float64)
+            shift = tl.load(rest + 2, mask=live, other=0).to(tl.float64)
+            tl.store(matrix, (by_x * scale_x).to(tl.float32), mask=live)
+            tl.store(matrix + 1, (by_y * scale_y).to(tl.float32), mask=live)
+            tl.store(matrix + 2, (by_x * shift_x + by_y * shift_y + shift).to(tl.float32), mask=live)
+
+
+def fit(step: Pass, rows: Tensor, places: Tensor, layout: Layout) -> None:
+    """Write into each row where its crop lies in its image, in one launch on the current stream.
+
+    Shape:
+        - rows: (V · B, ``layout.width``) float32, for V views
+        - places: (B, 3) int64
+    """
+    samples, images = rows.shape[0], places.shape[0]
+    if not samples:
+        return
+    key = crops_kernel, layout, samples, images
+    launch = step.prepared.get(key)
+    if launch is None:
+        launch = step.prepared[key] = _launch(step, layout, samples, images)
+    with on_device(rows.device):
+        launch((rows, places))
+
+
+def _launch(step: Pass, layout: Layout, samples: int, images: int) -> Launch:
+    assert isinstance(step.front, Gather)
+    assert isinstance(step.columns, Columns)
+    crop = step.front.warp
+    assert isinstance(crop, ResizedCrop)
+    out = crop.out(step.source)
+    constants: dict[str, Any] = {
+        "WINDOWS": WINDOWS,
+        "NUMBERS_AT": layout.numbers,
+        "WARP_AT": step.columns.warp,
+        "MASK_WARP_AT": step.columns.mask_warp,
+        "MATRIX_AT": layout.matrix,
+        "REST_AT": layout.rest,
+        "WIDTH": out.width,
+        "HEIGHT": out.height,
+        "HALF": step.front.half,
+        "LEAST_AREA": crop.areas[0],
+        "BY_AREA": crop.areas[1],
+        "FIRST_SHAPE": crop.shapes[0],
+        "BY_SHAPE": crop.shapes[1],
+        "NARROWEST": crop.ratios[0],
+        "WIDEST": crop.ratios[1],
+        "BLOCK": BLOCK,
+    }
+    grid = (triton.cdiv(samples, BLOCK), 1, 1)
+    # Products that are not rounded before something is added to them could end in another window than the host's.
+    return Launch(crops_kernel, grid, (samples, images, layout.width), constants, warps=1, fused=False)

@@ -1,0 +1,117 @@
+"""Launching Triton kernels with less of the training thread's time."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from gpuaug.core.ragged import Ragged
+from gpuaug.fusion.plan import Pass
+
+T = TypeVar("T")
+
+
+class _Compiled(NamedTuple):
+    """A kernel on one device, and what follows its tensors; ``runner`` and ``tail`` are for the numbers of every launch."""
+
+    kernel: Any
+    constants: tuple[Any, ...]
+    runner: Any
+    tail: tuple[Any, ...]
+
+
+class Launch:
+    """A launch of one kernel for tensors of one kind, to be made again for others of that kind.
+
+    Triton works out anew at each launch which compiled form of a kernel its arguments need, from every argument's value. Our
+    kernels are specialised on no value but their constants, so that what the first launch compiled serves all that follow.
+
+    Args:
+        kernel: A ``triton.jit`` function that takes tensors, then numbers, then constants.
+        grid: Three numbers of blocks.
+        numbers: What follows the tensors, in order.
+        constants: The constants by name.
+        warps: Warps in a block.
+        fused: Whether a product and a sum may be one instruction that rounds once. A byte's share of 255 is exact by that.
+    """
+
+    __slots__ = ("_compiled", "_constants", "_fused", "_grid", "_kernel", "_tail", "_warps")
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, int, int],
+        numbers: Sequence[int],
+        constants: dict[str, Any],
+        *,
+        warps: int = 4,
+        fused: bool = True,
+    ) -> None:
+        self._kernel, self._grid, self._tail, self._constants = kernel, grid, tuple(numbers), constants
+        self._warps, self._fused = warps, fused
+        self._compiled: dict[int, _Compiled] = {}
+
+    def __call__(
+        self, tensors: Sequence[Tensor], grid: tuple[int, int, int] | None = None, numbers: Sequence[int] | None = None
+    ) -> None:
+        """Launch on the current stream of the current device, which the tensors are on.
+
+        Args:
+            tensors: In the order of the kernel's arguments.
+            grid: Where it differs from batch to batch, as that for boxes does. Left out: what the launch was made with.
+            numbers: The same.
+
+        Cost:
+            No synchronisation; the first launch of a form compiles it.
+        """
+        device = tensors[0].get_device()
+        found = self._compiled.get(device)
+        if found is not None:
+            if grid is None and numbers is None:
+                found.runner(*tensors, *found.tail)
+            else:
+                tail = self._tail if numbers is None else numbers
+                found.kernel[grid or self._grid](*tensors, *tail, *found.constants)
+            return
+        grid, tail = grid or self._grid, self._tail if numbers is None else tuple(numbers)
+        # Said in any case, since the compiler's default differs between versions.
+        made = self._kernel[grid](*tensors, *tail, **self._constants, num_warps=self._warps, enable_fp_fusion=self._fused)
+        if made is not None:  # the interpreter compiles nothing
+            names = self._kernel.arg_names[len(tensors) + len(tail) :]
+            constants = tuple(self._constants[name] for name in names)
+            self._compiled[device] = _Compiled(made, constants, made[self._grid], (*self._tail, *constants))
+
+
+def prepared(step: Pass, source: Any, rows: Tensor, out: Tensor, make: Callable[[Pass, Any, Tensor, Tensor], T]) -> T:
+    """What ``make`` has worked out for a pass and a source of this kind, from the second time on without calling it.
+
+    A pass belongs to images of one size, or of any, so the kind is the types, the strides and the number of samples.
+    """
+    key = (make, kind_of(source), out.dtype, *out.shape[:2], rows.stride(0), out.stride())
+    found: T | None = step.prepared.get(key)
+    if found is None:
+        if len(step.prepared) >= 64:
+            step.prepared.clear()
+        found = step.prepared[key] = make(step, source, rows, out)
+    return found
+
+
+def kind_of(source: Tensor | Ragged) -> tuple[Any, ...]:
+    """All of a source of images that a launch depends on, but its memory."""
+    if isinstance(source, Tensor):
+        return source.dtype, source.shape[0], source.stride()
+    return source.data.dtype, len(source), source.shapes.channels, source.shapes.layout, source.shapes.least > 1
+
+
+def current_stream(device: torch.device) -> int:
+    """Which stream is current on a device, as a number."""
+    # What Triton asks at each launch; a stream of torch.cuda takes the host ten times as long.
+    return int(torch._C._cuda_getCurrentRawStream(device.index)) if device.type == "cuda" else 0
+
+
+def on_device(device: torch.device) -> Any:
+    """A block in which launches go to ``device``: Triton uses the current one, whatever the tensors are on."""
+    here = device.type != "cuda" or device.index == torch.cuda.current_device()
+    return nullcontext() if here else torch.cuda.device(device)

@@ -1,0 +1,101 @@
+"""The second pass over images that wait for a mean: their pixels kept in 16 bits, and the Triton kernel that finishes them."""
+
+import triton
+import triton.language as tl
+
+from gpuaug.fusion.backends.triton.points import COMPILED, points
+
+
+@triton.jit
+def at_rest(value):
+    """A number in [0, 1] in 16 bits, the nearest: a byte's share of 255 exactly."""
+    # Above 2²³ a float's last bits are a whole number.
+    return (value * 65535.0 + 8388608.0).to(tl.int32, bitcast=True).to(tl.uint16)
+
+
+@triton.jit
+def rested(bits):
+    """What :func:`at_rest` made of a number, as a number."""
+    value = (bits.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
+    if COMPILED:
+        # The same to the last bit, since 2²³ / 65535 is as exact as 1 / 65535: a product of both, and one rounding.
+        return tl.fma(value, 1 / 65535, -8388608 / 65535)
+    return (value - 8388608.0) * (1 / 65535)
+
+
+@triton.jit
+def mean_of(partial, sample, blocks, pixels, PARTIALS: tl.constexpr):
+    """The mean grey of a sample, from the sums of its blocks."""
+    at = tl.arange(0, PARTIALS)
+    return tl.sum(tl.load(partial + sample * blocks + at, mask=at < blocks, other=0.0)) / pixels
+
+
+@triton.jit
+def word(low, high, KIND: tl.constexpr):
+    """Two numbers of 16 bits in one of 32, rounded to their type."""
+    if COMPILED:
+        # One instruction for both; each by itself is converted at an eighth of its speed.
+        asm: tl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if tl.bfloat16 == KIND else "cvt.rn.f16x2.f32 $0, $2, $1;"
+        return tl.inline_asm_elementwise(asm, "=r,f,f", [low, high], tl.int32, True, 1)
+    low = low.to(KIND).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+    return low | (high.to(KIND).to(tl.int16, bitcast=True).to(tl.int32) << 16)
+
+
+@triton.jit(
+    do_not_specialize=["row_stride", "blocks", "height", "width", "out_b", "out_c"],
+    do_not_specialize_on_alignment=["rows", "partial"],
+)
+def rest_kernel(
+    kept, out, rows, partial, height, width, row_stride, blocks, out_b, out_c,
+    PIXELS: tl.constexpr, WHOLE: tl.constexpr, WORDS: tl.constexpr, OUT_W: tl.constexpr,
+    PROGRAM: tl.constexpr, COUNT: tl.constexpr, PARTIALS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The pointwise ops on what :func:`gather_kernel` kept, with the mean of its sums.
+
+    The result lies as it was kept, pixel after pixel, with planes apart (``OUT_W`` is 1) or together. ``PIXELS``: how many an
+    image has where that is compiled in, else 0; ``WHOLE``, that blocks cover them with none left over; ``WORDS``, that two
+    pixels are three words, which are stored as such.
+
+    Grid: (blocks of pixels, samples).
+    """
+    sample = tl.program_id(1)
+    row = rows + sample * row_stride
+    pixels = PIXELS if PIXELS > 0 else height * width
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if WORDS:
+        # A thread takes as many pixels in a row as it can store at once: two, where it would take eight of a plane.
+        index = tl.program_id(0) * BLOCK + 2 * tl.arange(0, BLOCK // 2)[:, None] + tl.arange(0, 2)[None, :]
+    at = kept + sample.to(tl.int64) * (3 * pixels) + index
+    live = index < pixels
+    if WHOLE:
+        live = index == index
+    r = rested(tl.load(at, mask=live, other=0))
+    g = rested(tl.load(at + pixels, mask=live, other=0))
+    b = rested(tl.load(at + 2 * pixels, mask=live, other=0))
+    mean = mean_of(partial, sample, blocks, pixels, PARTIALS)
+    x = index % width
+    y = index // width
+    r, g, b = points(r, g, b, x, y, sample, 0, height, width, row, mean, PROGRAM, COUNT, 3, True)
+    if WORDS:
+        target = out.to(tl.pointer_type(tl.int32)) + sample.to(tl.int64) * (3 * PIXELS // 2)
+        first_r, second_r = tl.split(r)
+        first_g, second_g = tl.split(g)
+        first_b, second_b = tl.split(b)
+        first = word(first_r, first_g, out.dtype.element_ty)
+        second = word(first_b, second_r, out.dtype.element_ty)
+        third = word(second_g, second_b, out.dtype.element_ty)
+        # Four places for three words, so that neighbours are stored by neighbours, and whole lines of memory are written.
+        words = tl.reshape(tl.join(tl.join(first, third), tl.join(second, third)), (2 * BLOCK,))
+        place = tl.arange(0, 2 * BLOCK)
+        to = tl.program_id(0) * (3 * BLOCK // 2) + place // 4 * 3 + place % 4
+        tl.store(target + to, words, mask=(place % 4 < 3) & (to < 3 * PIXELS // 2))
+        return
+    if PIXELS > 0 and OUT_W == 1:
+        pixel = out + sample.to(tl.int64) * (3 * PIXELS) + index
+        to_plane = PIXELS
+    else:
+        pixel = out + sample.to(tl.int64) * out_b + index * OUT_W
+        to_plane = out_c
+    tl.store(pixel, r.to(out.dtype.element_ty), mask=live)
+    tl.store(pixel + to_plane, g.to(out.dtype.element_ty), mask=live)
+    tl.store(pixel + 2 * to_plane, b.to(out.dtype.element_ty), mask=live)

@@ -1,0 +1,181 @@
+"""The draws of one batch: kept, sent elsewhere, replayed, read, and told to Kornia."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kornia.augmentation.container.params import ParamItem
+from torch import Tensor
+
+from gpuaug.core.errors import ArgumentError
+from gpuaug.fusion.lower.kornia import Leaf, Tree, leaves
+from gpuaug.fusion.ops.base import Drawn, Op, Size
+from gpuaug.fusion.ops.fallback import EagerOp
+from gpuaug.fusion.ops.mix import MixOp
+from gpuaug.fusion.policies.choice import Choice
+from gpuaug.fusion.policies.one_mix import OneMix
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What was drawn for one batch, by :meth:`gpuaug.fuse.Fused.draw`. It can be pickled and replayed.
+
+    Examples:
+        >>> import kornia.augmentation as K
+        >>> pipeline = K.AugmentationSequential(K.RandomHorizontalFlip(), K.RandomInvert())
+        >>> augment, images = fuse(pipeline), torch.rand(2, 3, 4, 4)
+        >>> draws = augment.draw(images.shape)
+        >>> torch.equal(augment(images, draws=draws), pipeline(images, params=draws.as_kornia()))
+        True
+    """
+
+    shape: tuple[int, int, int | None, int | None]
+    """(B, C, H, W) of the images drawn for; ``None`` for the sides of images that differ in size."""
+
+    _tree: Tree
+    _drawn: tuple[Drawn, ...]
+    _sizes: tuple[Size, ...]
+    _more: tuple["Draws", ...] = ()
+
+    def __repr__(self) -> str:
+        views = f", views={len(self.views)}" if self._more else ""
+        return f"Draws(shape={self.shape}, modules={len(self._drawn)}{views})"
+
+    @property
+    def views(self) -> tuple["Draws", ...]:
+        """The draws of each view, as a call for one view draws and replays them."""
+        return (replace(self, _more=()), *self._more)
+
+    def alone(self, index: int) -> "Draws":
+        """The draws of one image, for a batch of that image alone.
+
+        Raises:
+            ArgumentError: If there is no such image, or samples cannot be told apart: with several views, policies, mixes, or
+                what Kornia draws.
+        """
+        if self._more:
+            raise ArgumentError(f"draws must be those of one view, got {len(self.views)}. Take one: draws.views[0].")
+        if not 0 <= index < len(self):
+            raise ArgumentError(f"index must be one of the images drawn for, got {index} of {len(self)}. Count them from 0.")
+        drawn = []
+        for leaf, each in zip(leaves(self._tree), self._drawn, strict=True):
+            if "params" in each or isinstance(leaf.op, Choice | MixOp):
+                raise ArgumentError(
+                    f"draws must be of modules that take every image by itself, got {leaf.op.name}. Replay the whole batch."
+                )
+            assert not isinstance(leaf.op, EagerOp)
+            drawn.append(leaf.op.drawn_alone(each, index))
+        sizes = tuple(size.of(index) for size in self._sizes)
+        return Draws((1, sizes[0].channels, sizes[0].height, sizes[0].width), self._tree, tuple(drawn), sizes)
+
+    def __len__(self) -> int:
+        return len(self.views) * self._sizes[0].batch
+
+    def of(self, sample: int) -> dict[str, dict[str, float]]:
+        """What one sample drew, to be read: by the names of the modules that it goes through, in their order.
+
+        Samples of several views are counted on, as they lie behind one another.
+
+        A module whose gate was shut for the sample is left out, and one that draws nothing but its gate has no numbers. The
+        way to a module in containers, and in policies, is part of its name.
+
+        Raises:
+            ArgumentError: If there is no such sample.
+
+        Examples:
+            >>> import kornia.augmentation as K
+            >>> draws = fuse([K.RandomRotation(30.0, p=1.0), K.RandomInvert(p=0.0)]).draw((2, 3, 8, 8), seed=0)
+            >>> {name: list(numbers) for name, numbers in draws.of(1).items()}
+            {'RandomRotation_0': ['degrees']}
+        """
+        if not 0 <= sample < len(self):
+            raise ArgumentError(f"sample must be one of those drawn for, got {sample} of {len(self)}. Count them from 0.")
+        if self._more:
+            view, place = divmod(sample, self._sizes[0].batch)
+            return self.views[view].of(place)
+        each = iter(self._drawn)
+
+        def found(tree: Tree, way: str) -> Iterator[tuple[str, dict[str, float]]]:
+            name = f"{way}/{tree.name}" if way and tree.name else way or tree.name
+            if isinstance(tree, Leaf):
+                yield from _numbers(name, tree.op, next(each), sample)
+            else:
+                for item in tree.items:
+                    yield from found(item, name)
+
+        made: dict[str, dict[str, float]] = {}
+        for name, numbers in found(self._tree, ""):
+            times = sum(known.split(" ")[0] == name for known in made)
+            made[f"{name} ({times + 1})" if times else name] = numbers  # what picks may pick one module twice
+        return made
+
+    def as_kornia(self) -> Any:
+        """The same draws in Kornia's form: what the user's own pipeline takes as ``params=``.
+
+        Returns:
+            For a container a list of ``ParamItem``, for one augmentation a dict, for a sequence a list of dicts.
+
+        Cost:
+            Not for the training loop: noise fields are computed here, on the host, in full.
+
+        Raises:
+            ArgumentError: If they are of several views, or of images of different sizes, for which Kornia has no form.
+        """
+        if self._more:
+            raise ArgumentError(
+                f"draws must be those of one view, got {len(self.views)}. Take one: draws.views[0].as_kornia()."
+            )
+        if self._sizes and self._sizes[0].ragged:
+            raise ArgumentError(
+                "draws must be for images of one size in Kornia, got those of a ragged batch. "
+                "Take one image: draws.alone(0).as_kornia()."
+            )
+        each = iter(zip(self._drawn, self._sizes, strict=True))
+
+        def form(tree: Tree) -> Any:
+            if isinstance(tree, Leaf):
+                drawn, size = next(each)
+                # An op that refused images of this size was drawn for by Kornia itself.
+                if "params" in drawn:
+                    return drawn["params"][0].data
+                assert not isinstance(tree.op, EagerOp)
+                return tree.op.params(drawn, size)
+            if tree.is_container:
+                return [ParamItem(item.name, form(item)) for item in tree.items]
+            return [form(item) for item in tree.items]
+
+        return form(self._tree)
+
+
+def _numbers(name: str, op: Op | EagerOp, drawn: Drawn, sample: int) -> Iterator[tuple[str, dict[str, float]]]:
+    """The modules that run for a sample, and their numbers: one, or those that were picked."""
+    if isinstance(op, Choice):
+        for entry in (entry for layer in drawn["layers"] for entry in layer):
+            if entry.where is None or entry.where[sample]:
+                member = op.children[entry.child].members[entry.position]
+                yield from _numbers(f"{name}/{member.name}", member.op, entry.drawn, sample)
+    elif isinstance(op, OneMix):
+        for index, own, where in drawn["parts"]:
+            if where is None or where[sample]:
+                inner, mix = op.mixes[index]
+                yield from _numbers(f"{name}/{inner}", mix, own, sample)
+    elif "params" in drawn:
+        yield from _of_kornia(name, drawn["params"][0].data, sample)
+    elif drawn["gate"][sample]:
+        assert isinstance(op, Op)
+        yield name, op.numbers(drawn, sample)
+
+
+_NOT_DRAWN = ("batch_prob", "forward_input_shape", "order")
+
+
+def _of_kornia(name: str, data: Any, sample: int) -> Iterator[tuple[str, dict[str, float]]]:
+    """The same where Kornia drew, of which the parameters with one number a sample are told."""
+    if not isinstance(data, dict):
+        for item in data or ():
+            yield from _of_kornia(f"{name}/{item.name}", item.data, sample)
+        return
+    gate = data["batch_prob"] > 0.5
+    if bool(gate[sample]):
+        drawn = {key: value for key, value in data.items() if key not in _NOT_DRAWN and isinstance(value, Tensor)}
+        yield name, {key: float(value[sample]) for key, value in drawn.items() if value.shape == gate.shape}

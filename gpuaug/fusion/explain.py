@@ -1,0 +1,145 @@
+"""What became of a pipeline, as a table to read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.ops.fallback import EagerOp
+from gpuaug.fusion.ops.filters import FilterOp
+from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp
+from gpuaug.fusion.ops.mix import MixOp
+from gpuaug.fusion.params.device_crops import fits
+from gpuaug.fusion.plan import Pass, Plan
+from gpuaug.fusion.policies.choice import Choice
+
+SHRINKS = 1.5
+"""How far images may shrink before pixels that are left out are worth a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One pass, or one module that Kornia runs."""
+
+    modules: tuple[str, ...]
+    what: str
+    launches: int | None
+    """Kernels that the Triton executor launches; ``None``: as many as Kornia wants."""
+    read_bytes: int | None
+    written_bytes: int | None
+    reason: str = ""
+    """Why Kornia runs it."""
+    at_most: bool = False
+    """Whether ``launches`` is the most that a batch takes, by what it picks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What became of each module, for images of one shape and type. Print it."""
+
+    lines: tuple[Line, ...]
+    shape: tuple[int, int, int | None, int | None]
+    executor: str = ""
+    """What ran the last call: ``"triton"``, ``"torch"``, or nothing before the first."""
+    notes: tuple[str, ...] = ()
+    """What a user should know besides."""
+
+    @property
+    def launches(self) -> int | None:
+        """Kernels a batch, or the most where batches pick what runs; ``None`` where Kornia runs some of it."""
+        counts = [line.launches for line in self.lines]
+        return None if None in counts else sum(count for count in counts if count is not None)
+
+    def __str__(self) -> str:
+        rows = [("pass", "modules", "what", "launches", "reads", "writes")]
+        for number, line in enumerate(self.lines, 1):
+            rows.append(
+                (
+                    "Kornia" if line.reason else str(number),
+                    ", ".join(line.modules),
+                    f"left to Kornia: {line.reason}" if line.reason else line.what,
+                    "?" if line.launches is None else f"up to {line.launches}" if line.at_most else str(line.launches),
+                    _megabytes(line.read_bytes),
+                    _megabytes(line.written_bytes),
+                )
+            )
+        widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+        shape = f"({', '.join('any' if side is None else str(side) for side in self.shape)})"
+        head = f"images {shape}, uint8{f'; run by {self.executor}' if self.executor else ''}"
+        lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+        return "\n".join([head, *lines, *self.notes])
+
+
+def explanation(
+    parts: Sequence[tuple[EagerOp | Choice | None, Plan | None]], size: Size, dtype: torch.dtype, executor: str, views: int = 1
+) -> Explanation:
+    """Describe the parts of a pipeline for uint8 images of one size."""
+    lines: list[Line] = []
+    element = 1
+    mixes = any(isinstance(step.front, MixOp) for _, planned in parts if planned is not None for step in planned.passes)
+    # Views share all passes of one plan, unless images of a view meet; else each is taken by itself.
+    runs = views if len(parts) > 1 or mixes or parts[0][1] is None else 1
+    for number, (eager, planned) in enumerate(parts):
+        if isinstance(eager, Choice):
+            # For images of the first size: a choice that changes it, or what it refuses by it, is rare.
+            left = eager.left(size)
+            what = f"{eager.describe()}{'; left to Kornia: ' if left else ''}{', '.join(left)}"
+            launches = eager.launches(size)
+            launches = None if launches is None else runs * launches
+            lines.append(Line((eager.name,), what, launches, None, None, at_most=True))
+            element = 4
+            continue
+        if eager is not None:
+            lines.append(Line((eager.name,), "", None, None, None, eager.reason))
+            element = 4
+            continue
+        assert planned is not None
+        for index, step in enumerate(planned.passes):
+            last = number == len(parts) - 1 and index == len(planned.passes) - 1
+            # Where one plan is all there is, the device fits the crops of ragged batches.
+            fitted = index == 0 and len(parts) == runs == 1 and not planned.alone and fits(planned)
+            lines.append(_line(step, size, element, dtype.itemsize if last else 4, views, runs, fitted))
+            element = 4
+    return Explanation(tuple(lines), size.shape, executor, _shrinking(parts, size))
+
+
+def _shrinking(parts: Sequence[tuple[EagerOp | Choice | None, Plan | None]], size: Size) -> tuple[str, ...]:
+    """What is said of crops and resizes that shrink, and leave pixels out that fall between those they read."""
+    notes, at = [], size
+    if not _known(size):
+        return ()
+    for op in (op for _, planned in parts if planned is not None for step in planned.passes for op in step.ops):
+        if isinstance(op, ResampleOp) and not op.filter and not op.nearest:
+            most = op.shrinks(at)
+            if most > SHRINKS:
+                notes.append(
+                    f"{op.name} may shrink by {most:.1f} and reads four pixels for each: details turn to noise. "
+                    "torchvision weighs all that fall on one, and so does gpuaug.fuse(…, antialias=True)."
+                )
+        if isinstance(op, GatherOp):
+            at = op.out(at)
+    return tuple(notes)
+
+
+def _line(step: Pass, size: Size, read: int, written: int, views: int, runs: int, fitted: bool) -> Line:
+    source = step.source
+    read_bytes: int | None = None  # of images whose sizes are not known yet
+    if not source.ragged:
+        read_bytes = size.batch * views * source.channels * source.height * source.width * read
+    elif _known(size):
+        read_bytes = int(np.sum(np.multiply(size.height, size.width))) * views * size.channels * read
+    pixels_out = size.batch * views * step.out.channels * step.out.height * step.out.width
+    launches = step.front.launches if isinstance(step.front, FilterOp) else 1 + step.mean + fitted
+    names = tuple(op.name for op in step.ops)
+    return Line(names, step.describe(), runs * launches, read_bytes, pixels_out * written)
+
+
+def _known(size: Size) -> bool:
+    """Whether each image's size is known, where they differ."""
+    return not size.ragged or len(size.height) == size.batch
+
+
+def _megabytes(count: int | None) -> str:
+    return "?" if count is None else f"{count / 1e6:.1f} MB"

@@ -1,0 +1,422 @@
+"""``fuse``: the module that a user calls, and the driver that takes a batch through the passes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gpuaug.core.errors import ArgumentError
+from gpuaug.core.ragged import Ragged
+from gpuaug.core.rng import next_seed, seeds_of_views
+from gpuaug.fusion import explain
+from gpuaug.fusion.backends import dispatch
+from gpuaug.fusion.backends.readers import size_of
+from gpuaug.fusion.draws import Draws
+from gpuaug.fusion.lower.kornia import leaves, lower
+from gpuaug.fusion.ops.base import ANY_SIDES, Drawn, Op, Size
+from gpuaug.fusion.ops.fallback import EagerOp
+from gpuaug.fusion.ops.labels import SoftLabels
+from gpuaug.fusion.ops.mix import CutMix, MixOp
+from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.options import BoxForm, Options
+from gpuaug.fusion.params.prefetch import Ahead
+from gpuaug.fusion.params.table import make_table
+from gpuaug.fusion.plan import Plan, columns_of, plan
+from gpuaug.fusion.policies.choice import Choice, Nothing, Pick, Step
+from gpuaug.fusion.policies.one_mix import OneMix
+from gpuaug.fusion.sizing import check_sizes, sizing_ops
+from gpuaug.fusion.targets.targets import Targets
+
+_NOTHING = Nothing("", nn.Identity())
+
+
+class Stretch(NamedTuple):
+    """Ops that follow one another and are run by one plan, or the one op that Kornia runs, or that picks what runs."""
+
+    start: int
+    ops: tuple[Op, ...]
+    eager: EagerOp | Choice | None
+
+    @property
+    def stop(self) -> int:
+        """The index of the first op after it."""
+        return self.start + (1 if self.eager is not None else len(self.ops))
+
+
+def fuse(
+    pipeline: Any,
+    *,
+    dtype: torch.dtype = torch.float32,
+    memory_format: torch.memory_format = torch.contiguous_format,
+    pick: Pick = "batch",
+    ragged: bool = False,
+    antialias: bool = False,
+    views: int = 1,
+    boxes: BoxForm = "xyxy",
+    num_classes: int | None = None,
+    label_smoothing: float = 0.0,
+) -> "Fused":
+    """Run a Kornia pipeline in as few launches as possible.
+
+    Args:
+        pipeline: A ``kornia.augmentation.AugmentationSequential`` or ``ImageSequential``, one augmentation, or a sequence of
+            them. It is read, and never changed or moved.
+        dtype: Of the images that come out: float32, bfloat16 or float16. The arithmetic is float32 whatever it is.
+        memory_format: Of the images that come out.
+        pick: Whether policies (``RandAugment`` and the like) and containers of mixes pick for the whole ``"batch"``, as in
+            Kornia, or for each ``"sample"`` on its own, as in the policies' papers.
+        ragged: Whether images come in sizes of their own, as :func:`gpuaug.collate_ragged` packs them. The pipeline then has
+            to begin with what gives them one size.
+        antialias: Whether crops and resizes that shrink weigh all pixels that fall on one, as torchvision's do. Kornia's,
+            and these without it, take the nearest four.
+        views: How often each image is drawn for. Views of a batch lie behind one another: (views · B, C, H, W).
+        boxes: What the boxes of target dicts are.
+        num_classes: How many classes there are. Labels (``"class"``) that go along then come as shares of each, (B,
+            num_classes), mixed where images are, as a cross entropy takes them. Left out: in Kornia's form.
+        label_smoothing: How much of a label is then spread over all classes, as by torch's cross entropy.
+
+    Returns:
+        A module to be called on images, or to be put into ``stages`` of a :class:`gpuaug.StreamedLoader`.
+
+    Raises:
+        ArgumentTypeError: If ``pipeline`` is nothing that has augmentations in it.
+        ArgumentError: If it is empty, or an argument is none of its values or does not go with the pipeline.
+
+    Examples:
+        >>> import kornia.augmentation as K
+        >>> augment = fuse(K.AugmentationSequential(K.RandomResizedCrop((8, 8)), K.RandomHorizontalFlip()))
+        >>> augment(torch.zeros(4, 3, 16, 16, dtype=torch.uint8)).shape
+        torch.Size([4, 3, 8, 8])
+    """
+    options = Options(
+        dtype=dtype,
+        memory_format=memory_format,
+        pick=pick,
+        ragged=ragged,
+        antialias=antialias,
+        views=views,
+        boxes=boxes,
+        num_classes=num_classes,
+        label_smoothing=label_smoothing,
+    )
+    return Fused(pipeline, options)
+
+
+class Fused(nn.Module):
+    """A Kornia pipeline that runs in few launches; made by :func:`fuse`.
+
+    Every call draws anew. Used by itself, a call takes one number from torch's global generator; in a stage of a
+    :class:`gpuaug.StreamedLoader` that generator depends on the batch's position alone. It has no parameters, adds nothing to
+    a ``state_dict``, and ``eval()`` changes nothing, as in Kornia.
+    """
+
+    def __init__(self, pipeline: Any, options: Options) -> None:
+        super().__init__()
+        self.options = options
+        self.dtype, self.memory_format = options.dtype, options.memory_format
+        # In a tuple, so that it is no child: a child would be moved, and would have its buffers in the state_dict.
+        self._pipeline = (pipeline,)
+        self._tree = lower(pipeline, options.pick, antialias=options.antialias)
+        self._ops = tuple(leaf.op for leaf in leaves(self._tree))
+        self._plain_ops = tuple(op for op in self._ops if isinstance(op, Op))
+        self._sizing = sizing_ops(self._ops) if options.ragged else ()
+        keys = getattr(pipeline, "data_keys", None)
+        self._data_keys = tuple(key.name.lower() for key in keys) if keys else ("input",)
+        self._extra_args = getattr(pipeline, "extra_args", None)
+        self._keepdim = all(_keepdim(leaf.op) for leaf in leaves(self._tree))
+        self._mixes = tuple(op for op in self._ops if isinstance(op, MixOp))
+        classes = options.num_classes
+        self._soft = None if classes is None else SoftLabels(classes, options.label_smoothing)
+        self._chooses = any(isinstance(op, Choice) for op in self._ops)
+        self._plans: dict[Any, tuple[Stretch, Plan | None]] = {}
+        self._ahead = Ahead()
+        # Of the last call. In a list, since a module takes its time to set an attribute.
+        self._seen: list[tuple[Size, torch.device]] = []
+
+    def extra_repr(self) -> str:
+        """The modules, and those left to Kornia."""
+        left = [op.name for op in self._ops if isinstance(op, EagerOp)]
+        ran = self._executor()
+        return (
+            ", ".join(op.name for op in self._ops)
+            + (f"; left to Kornia: {', '.join(left)}" if left else "")
+            + (f"; run by {ran}" if ran else "")
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Fused, (self._pipeline[0], self.options), {"training": self.training}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.training = state["training"]
+
+    def draw(self, shape: Sequence[int] | Ragged, seed: int | None = None) -> Draws:
+        """Draw for one batch, without images.
+
+        Args:
+            shape: (B, C, H, W) of the images, or a ragged batch.
+            seed: What the draws depend on. Left out: one number from torch's global generator.
+
+        Raises:
+            ArgumentError: If ``shape`` is not that of a batch of images.
+
+        Cost:
+            Host time alone; no launch.
+        """
+        return self._draw(_size_given(shape), next_seed() if seed is None else seed)
+
+    def _draw(self, size: Size, seed: int) -> Draws:
+        self._check_sizes(size)
+        first, *more = (self._draw_view(size, each) for each in seeds_of_views(seed, self.options.views))
+        return replace(first, _more=tuple(more))
+
+    def _draw_view(self, size: Size, seed: int) -> Draws:
+        first = size
+        _, planned = self._stretch(0, size, masks=False)
+        columns = planned.numbers if planned is not None else 8
+        source = Source((seed,), size.batch, columns)
+        drawn: list[Drawn] = []
+        sizes: list[Size] = []
+        while len(drawn) < len(self._ops):
+            stretch, _ = self._stretch(len(drawn), size, masks=False)
+            if stretch.eager is not None:
+                drawn.append(stretch.eager.draw(source, size))
+                sizes.append(size)
+                size = stretch.eager.out(size, drawn[-1])
+            for op in stretch.ops:
+                drawn.append(op.draw(source, size))
+                sizes.append(size)
+                size = op.out(size)
+        return Draws(first.shape, self._tree, tuple(drawn), tuple(sizes))
+
+    def forward(self, *inputs: Any, data_keys: Sequence[Any] | None = None, draws: Draws | None = None) -> Any:
+        """Augment a batch.
+
+        Args:
+            inputs: Images, and what follows them: masks, boxes, keypoints, labels, target dicts.
+            data_keys: What each input is: Kornia's names, ``"targets"`` for a list of target dicts, and ``"valid"`` for a mask
+                of padded boxes. Left out: the pipeline's own, images alone by default.
+            draws: Draws to replay instead of drawing.
+
+        Shape:
+            - images: (B, C, H, W) uint8, scaled to [0, 1], or floating; or a ragged batch of B
+            - returns: (V · B, C, H', W') for V views; it and the rest as a list where there is more than one input
+
+        Raises:
+            ArgumentTypeError: If an input is not what its key says.
+            ArgumentError: If the inputs do not fit one another, or the draws.
+
+        Cost:
+            The launches that :meth:`explain` lists and one pinned copy of some bytes a sample; no synchronisation.
+        """
+        keys = self._data_keys if data_keys is None else tuple(data_keys)
+        if data_keys is None and len(inputs) == 1:
+            keys = ("input",)
+        targets = self._targets(inputs, keys)
+        size = targets.size
+        self._check_sizes(size)
+        self._seen[:] = ((size, targets.device),)
+        views = self.options.views
+        if draws is not None:
+            self._check_draws(draws, size)
+        # Views share every pass where one plan runs all, and nothing but images is taken.
+        if views == 1 or (len(inputs) == 1 and self._one_plan(targets) is not None):
+            return self._run(targets, draws)
+        draws = self._draw(size, next_seed()) if draws is None else draws
+        # Kornia's labels of a cut have an axis before that of the samples.
+        cut = self._soft is None and any(isinstance(op, CutMix) for op in self._mixes)
+        return joined([self._run(self._targets(inputs, keys), view) for view in draws.views], targets.keys, cut=cut)
+
+    def _targets(self, inputs: Sequence[Any], keys: Sequence[Any]) -> Targets:
+        targets = Targets(inputs, keys, self._extra_args, self.options.boxes)
+        for op in self._mixes:
+            targets.check_mix(op)
+        return targets
+
+    def _check_draws(self, draws: Draws, size: Size) -> None:
+        if draws._sizes[0] != size:
+            raise ArgumentError(
+                f"draws must be for images of the same shape, got draws for {draws.shape} and images of "
+                f"{size.shape}. Draw with the images' own shape."
+            )
+        if len(draws._drawn) != len(self._ops):
+            raise ArgumentError(
+                f"draws must come from the same pipeline, got draws of {len(draws._drawn)} modules for {len(self._ops)}. "
+                "Draw with this module."
+            )
+        views = self.options.views
+        if len(draws.views) != views:
+            raise ArgumentError(
+                f"draws must be for {views} views, got draws for {len(draws.views)}. Draw with this module, or replay one view "
+                "with the pipeline fused for one."
+            )
+
+    def _one_plan(self, targets: Targets) -> Plan | None:
+        """The plan that runs everything, if one does, and no image meets another of another view."""
+        if self._chooses or (self._mixes and self.options.views > 1):
+            return None
+        stretch, planned = self._stretch(0, targets.size, masks=targets.has_masks)
+        return planned if stretch.stop == len(self._ops) else None
+
+    def _check_sizes(self, size: Size) -> None:
+        """Refuse images that an op could not give their one size."""
+        if size.ragged and not self.options.ragged:
+            raise ArgumentError(
+                "images must have one size, got a ragged batch. Say so when fusing the pipeline: gpuaug.fuse(…, ragged=True)."
+            )
+        if size.ragged:
+            check_sizes(self._sizing, size)
+
+    def explain(self, shape: Sequence[int] | Ragged | None = None) -> "explain.Explanation":
+        """What became of each module: its pass, launches and bytes a batch, and why Kornia runs what it runs.
+
+        Args:
+            shape: (B, C, H, W) of the images, or a ragged batch. Left out: that of the last call, else (256, 3, 256, 256).
+
+        Raises:
+            ArgumentError: If ``shape`` is not that of a batch of images.
+        """
+        known = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
+        size = _size_given(shape) if shape is not None else self._seen[0][0] if self._seen else known
+        parts = []
+        at, start = size, 0
+        while start < len(self._ops):
+            stretch, planned = self._stretch(start, at, masks=False)
+            parts.append((stretch.eager, planned))
+            if planned is not None:
+                at = planned.out
+            elif stretch.eager is not None:
+                at = stretch.eager.out(at, stretch.eager.draw(Source((0,), at.batch), at))
+            start = stretch.stop
+        return explain.explanation(parts, size, self.dtype, self._executor(), self.options.views)
+
+    def _executor(self) -> str:
+        """What ran the last call; nothing before the first."""
+        return dispatch.name(self._seen[0][1]) if self._seen else ""
+
+    def _stretch(
+        self, start: int, size: Size, *, masks: bool, ops: tuple[Op | EagerOp, ...] | None = None
+    ) -> tuple[Stretch, Plan | None]:
+        # Plans do not depend on how many images there are, nor on their sizes where these differ: rows hold them. Without
+        # ``ops``, they are the pipeline's.
+        size = Size(1, size.channels, *ANY_SIDES) if size.ragged else size
+        key = (start, size.channels, *((0, 0) if size.ragged else (size.height, size.width)), masks, ops)
+        found = self._plans.get(key)
+        if found is None:
+            stretch = _take(self._ops if ops is None else ops, start, size)
+            planned = plan(stretch.ops, size, masks=masks) if stretch.eager is None else None
+            if planned is not None and not self._chooses:
+                planned.columns = columns_of(stretch.ops, size)
+                planned.numbers = max(sum(planned.columns), 1)
+            found = stretch, planned
+            if len(self._plans) >= 256:
+                self._plans.clear()
+            self._plans[key] = found
+        return found
+
+    @torch.no_grad()
+    def _run(self, targets: Targets, draws: Draws | None) -> Any:
+        """Take everything through the pipeline, all views at once or one of them."""
+        if self._soft is not None:
+            targets.soften(self._soft, self._mixes)
+        planned, size = self._one_plan(targets), targets.size
+        if draws is None and (planned is None or planned.alone):
+            draws = self._draw(size, next_seed())
+        if planned is not None:
+            targets.run_plan(planned, self._table(planned, targets, draws), self.dtype, self.memory_format)
+        elif draws is not None:
+            self._run_parts(targets, draws)
+        return targets.results(self.dtype, self.memory_format, keepdim=self._keepdim, views=self.options.views)
+
+    def _table(self, planned: Plan, targets: Targets, draws: Draws | None) -> Tensor:
+        """The rows of all views for the plan that is the whole pipeline."""
+        ops, size, device, points = self._plain_ops, targets.size, targets.device, targets.has_points
+        if draws is None:
+            return self._ahead.table(planned, ops, size, device, targets.places, points=points, views=self.options.views)
+        drawn_of = [dict(zip(ops, view._drawn, strict=True)) for view in draws.views]
+        tables = [make_table(planned, size, drawn, device, points=points) for drawn in drawn_of]
+        return torch.cat(tables) if len(tables) > 1 else tables[0]
+
+    def _run_parts(self, targets: Targets, draws: Draws) -> None:
+        """Run one plan or module after the other."""
+        size, points = targets.size, targets.has_points
+        parts = self._parts(draws)
+        for number, (ops, all_drawn) in enumerate(parts):
+            start = 0
+            while start < len(ops):
+                stretch, planned = self._stretch(start, size, masks=targets.has_masks, ops=ops if self._chooses else None)
+                drawn = all_drawn[start : stretch.stop]
+                last = number == len(parts) - 1 and stretch.stop == len(ops)
+                if stretch.eager is not None:
+                    assert isinstance(stretch.eager, EagerOp)
+                    targets.run_eager(stretch.eager, drawn[0])
+                    size = stretch.eager.out(size, drawn[0])
+                    targets.check_size(stretch.eager, size)
+                elif planned is not None:
+                    each = dict(zip(stretch.ops, drawn, strict=True))
+                    table = make_table(planned, size, each, targets.device, points=points)
+                    targets.run_plan(planned, table, *((self.dtype, self.memory_format) if last else ()))
+                    size = size.to(planned.out.height, planned.out.width)
+                start = stretch.stop
+
+    def _parts(self, draws: Draws) -> list[tuple[tuple[Op | EagerOp, ...], Sequence[Drawn]]]:
+        """What runs for these draws, split where a plan has to begin."""
+        if not self._chooses:
+            return [(self._ops, draws._drawn)]
+        parts: list[tuple[list[Op | EagerOp], list[Drawn]]] = [([], [])]
+        for op, drawn in zip(self._ops, draws._drawn, strict=True):
+            for step in op.steps(drawn) if isinstance(op, Choice) else (Step(op, drawn, begins=False),):
+                if step.begins and parts[-1][0]:
+                    parts.append(([], []))
+                parts[-1][0].append(step.op)
+                parts[-1][1].append(step.drawn)
+        if not parts[-1][0]:
+            # Nothing was picked: the images still change their type.
+            parts[-1][0].append(_NOTHING)
+            parts[-1][1].append({})
+        return [(tuple(ops), all_drawn) for ops, all_drawn in parts]
+
+
+def _size_given(shape: Sequence[int] | Ragged) -> Size:
+    if isinstance(shape, Ragged):
+        return size_of(shape)
+    if len(shape) != 4:
+        raise ArgumentError(f"shape must be (B, C, H, W), got {tuple(shape)}. Pass images.shape of a batch.")
+    return Size(*(int(side) for side in shape))
+
+
+def joined(views: Sequence[Any], keys: Sequence[str], *, cut: bool) -> Any:
+    """What became of each view, behind one another: images, or a list of all that went in; ``cut``: labels along axis 1."""
+    if len(keys) == 1:
+        return torch.cat(tuple(views))
+    made: list[Any] = []
+    for key, each in zip(keys, zip(*views, strict=True), strict=True):
+        if isinstance(each[0], Tensor):
+            made.append(torch.cat(each, 1 if cut and key == "class" else 0))
+        else:
+            made.append(type(each[0])(one for view in each for one in view))
+    return made
+
+
+def _take(ops: Sequence[Op | EagerOp], start: int, size: Size) -> Stretch:
+    """The longest run of ops from ``start`` that one plan can hold for images of this size, or one op for Kornia."""
+    taken: list[Op] = []
+    for op in ops[start:]:
+        if isinstance(op, Choice):
+            if taken:
+                break
+            return Stretch(start, (), op)
+        reason = op.reason if isinstance(op, EagerOp) else op.refuses(size)
+        if reason is None and isinstance(op, Op):
+            taken.append(op)
+            size = op.out(size)
+            continue
+        if taken:
+            break
+        return Stretch(start, (), op if isinstance(op, EagerOp) else EagerOp(op.name, op.module, reason or "", op))
+    return Stretch(start, tuple(taken), None)
+
+
+def _keepdim(op: Op | EagerOp) -> bool:
+    return op.keepdim if isinstance(op, Choice | OneMix) else bool(getattr(op.module, "keepdim", False))

@@ -1,0 +1,1 @@
+"""From the user's modules to ops."""

@@ -1,0 +1,44 @@
+"""What a transform does last to the scale of its images, so that a picture of them can undo it."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from kornia import augmentation as K
+from torch import Tensor, nn
+
+from gpuaug.fusion.fused import Fused
+
+
+def modules_of(transform: Any) -> Iterator[Any]:
+    """The modules that a transform certainly runs, in order, as far as it can be looked into."""
+    if isinstance(transform, Fused):
+        yield from modules_of(transform._pipeline[0])
+    elif isinstance(transform, nn.Sequential | list | tuple) and not getattr(transform, "random_apply", False):
+        for child in transform:
+            yield from modules_of(child)
+    else:
+        yield transform
+
+
+def normalized_by(transforms: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
+    """Mean and deviation that the images have been normalised by when all transforms have run; ``None`` if they are not.
+
+    Shape:
+        - returns: (C, 1, 1) or (1, 1, 1) each, float32
+    """
+    found: tuple[Tensor, Tensor] | None = None
+    for module in (module for transform in transforms for module in modules_of(transform)):
+        if type(module) is K.Denormalize:
+            found = None
+        elif type(module) is K.Normalize and module.p == 1 == module.p_batch:
+            given = (torch.as_tensor(module.flags[name]).detach().float().cpu() for name in ("mean", "std"))
+            mean, std = (value.reshape(-1, 1, 1) for value in given)
+            found = (mean, std) if found is None else (found[0] + mean * found[1], std * found[1])
+    return found
+
+
+def says_rest(transforms: Sequence[Any]) -> bool:
+    """Whether the share in mixed labels is that of the sample itself, and not of its partner."""
+    modules = (module for transform in transforms for module in modules_of(transform))
+    return any(isinstance(module, K.RandomCutMixV2) and module.use_correct_lambda for module in modules)

@@ -1,0 +1,220 @@
+"""What a Kornia module becomes: an op that draws for a whole batch, and says what it does to an image.
+
+An op knows nothing of devices, launches or passes. It turns uniform numbers into the parameters that Kornia would have drawn
+(:meth:`Op.draw`), tells Kornia's own module about them (:meth:`Op.params`), and gives the executors one row of float32
+numbers per sample. ``drawn`` is a dict of NumPy arrays with the batch first, or of plain numbers where all samples share one.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from gpuaug.fusion.ops.sampler import Source, open_gate
+
+Array = NDArray[Any]
+Drawn = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Size:
+    """The shape of a batch of images, (B, C, H, W).
+
+    Where images differ in size, ``height`` and ``width`` are not numbers but arrays of them, (B,) int64.
+    """
+
+    batch: int
+    channels: int
+    height: Any
+    width: Any
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Size) or self.batch != other.batch or self.channels != other.channels:
+            return False
+        return bool(np.all(self.height == other.height) and np.all(self.width == other.width))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def ragged(self) -> bool:
+        """Whether images differ in size."""
+        return isinstance(self.height, np.ndarray) or isinstance(self.width, np.ndarray)
+
+    @property
+    def shape(self) -> tuple[int, int, int | None, int | None]:
+        """(B, C, H, W), with ``None`` for sides that differ."""
+        height, width = (None if isinstance(side, np.ndarray) else int(side) for side in (self.height, self.width))
+        return self.batch, self.channels, height, width
+
+    def to(self, height: Any, width: Any) -> "Size":
+        """The same batch with images of another size."""
+        return Size(self.batch, self.channels, height, width)
+
+    def of(self, index: int) -> "Size":
+        """A batch of one image of this one."""
+        height, width = (int(side[index]) if isinstance(side, np.ndarray) else side for side in (self.height, self.width))
+        return Size(1, self.channels, height, width)
+
+    def times(self, count: int) -> "Size":
+        """This batch, so often."""
+        if count == 1:
+            return self
+        height, width = (np.tile(side, count) if isinstance(side, np.ndarray) else side for side in (self.height, self.width))
+        return Size(count * self.batch, self.channels, height, width)
+
+
+ANY_SIDES = (np.array([4096]), np.array([4097]))
+"""Stands for the sizes of a ragged batch where they make no difference."""
+
+
+class Op(ABC):
+    """One lowered module.
+
+    Args:
+        name: The module's name in its container, such as ``RandomHorizontalFlip_1``.
+        module: The user's module. It is read, never changed, moved or called.
+    """
+
+    alone: ClassVar[bool] = False
+    """Whether a batch's draws cannot be made together with those of other batches."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self.name = name
+        self.module = module
+        self.p = float(getattr(module, "p", 1.0))
+        self.p_batch = float(getattr(module, "p_batch", 1.0))
+        self.same_on_batch = bool(getattr(module, "same_on_batch", False))
+        self.settings: dict[str, Any] = getattr(module, "flags", {})
+
+    @property
+    def gated(self) -> bool:
+        """Whether some samples may be left as they are. As in Kornia, a certain op does not look at its gate."""
+        return not (self.p == 1.0 and self.p_batch == 1.0)
+
+    def refuses(self, size: Size) -> str | None:
+        """Why the op cannot be lowered for images of this size, or ``None``."""
+        return None
+
+    def out(self, size: Size) -> Size:
+        """The size of what comes out."""
+        return size
+
+    def draw(self, source: Source, size: Size) -> Drawn:
+        """Draw for a whole batch, the gate (``"gate"``, bool, (B,)) included."""
+        drawn = self.draw_parameters(source.same() if self.same_on_batch else source, size)
+        drawn["gate"] = self.draw_gate(source, size.batch)
+        return drawn
+
+    def draw_gate(self, source: Source, batch: int) -> Array:
+        """Which samples the op applies to: with ``p_batch`` for the batch, and with ``p`` for each sample."""
+        applies: Array = open_gate(batch)
+        if self.p < 1:
+            applies = (source.same() if self.same_on_batch else source).uniform() < self.p
+        if self.p_batch < 1:
+            applies = applies & (source.number() < self.p_batch)
+        return applies
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """Draw everything but the gate."""
+        return {}
+
+    def drawn_alone(self, drawn: Drawn, index: int) -> Drawn:
+        """What was drawn for one sample, as if it were a batch."""
+        return {name: value[index : index + 1] if isinstance(value, np.ndarray) else value for name, value in drawn.items()}
+
+    def numbers(self, drawn: Drawn, sample: int) -> dict[str, float]:
+        """What one sample drew but for its gate, to be read: ``_x`` and ``_y`` of points, ``_0``, ``_1``, … of other rows."""
+        found: dict[str, float] = {}
+        for name, values in drawn.items():
+            if name == "gate" or np.shape(values)[:1] != np.shape(drawn["gate"]):
+                continue
+            for place in np.ndindex(values.shape[1:]):
+                parts = [name, *map(str, place)]
+                if values.shape[-1] == 2 and place:
+                    parts[-1] = "xy"[place[-1]]
+                found["_".join(parts)] = float(values[(sample, *place)])
+        return found
+
+    def params(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """The same draws as Kornia's module takes them in ``params=``."""
+        return {
+            **self.kornia_parameters(drawn, size),
+            "batch_prob": torch.from_numpy(drawn["gate"].astype(np.float32)),
+            "forward_input_shape": torch.tensor([size.batch, size.channels, size.height, size.width]),
+        }
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """Everything in ``params=`` but the gate and the shape."""
+        return {}
+
+    @abstractmethod
+    def describe(self) -> str:
+        """What the op is, in a few words for ``explain()``."""
+
+
+class PointOp(Op):
+    """An op on each pixel by itself: it needs the pixel, its place, and the sample's row of numbers.
+
+    Subclasses fill a row in :meth:`write`, and are computed from rows in two places that must agree: :meth:`apply` for torch,
+    and the branch for :attr:`code` in the Triton kernels.
+    """
+
+    code: ClassVar[int]
+    """Which branch of the kernel it is."""
+
+    width: ClassVar[int]
+    """How many numbers a row holds. The first is the gate: 1 to apply, 0 to leave the sample as it is, bit for bit."""
+
+    flags: int = 0
+    """What the branch needs to know to leave out code that an instance cannot reach."""
+
+    positional: ClassVar[bool] = False
+    """Whether the result depends on where the pixel is. If not, the op commutes with a flip."""
+
+    fixed: ClassVar[bool] = False
+    """Whether a row depends on nothing that is drawn but the gate."""
+
+    rgb_only: ClassVar[bool] = False
+    """Whether it mixes channels, and so needs images of three."""
+
+    def refuses(self, size: Size) -> str | None:
+        """Ops that mix channels take RGB alone."""
+        if self.rgb_only and size.channels != 3:
+            return f"needs 3 channels, the images have {size.channels}"
+        return None
+
+    def row_width(self, channels: int) -> int:
+        """How many numbers a row holds for images of so many channels."""
+        return self.width
+
+    def rows(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """Fill ``out``, (B, row_width) float32."""
+        out[:, 0] = drawn["gate"]
+        self.write(drawn, size, out)
+
+    @abstractmethod
+    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """Fill everything in ``out`` but column 0."""
+
+    @abstractmethod
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """The op on every sample, as if every gate were open.
+
+        Args:
+            images: (B, C, H, W), float32.
+            rows: (B, row_width), float32, on the same device. A column is used as ``rows[:, k, None, None, None]``.
+        """
+
+
+def column(rows: Tensor, index: int) -> Tensor:
+    """One number a sample, (B, 1, 1, 1)."""
+    return rows[:, index, None, None, None]
+
+
+def bounds(sampler: Any) -> tuple[float, float]:
+    """What one of Kornia's uniform distributions draws between."""
+    return float(sampler.low), float(sampler.high)

@@ -1,0 +1,183 @@
+"""Ops with numbers for each channel: grey, channels shuffled and dropped, normalisation."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from kornia import augmentation as K
+from torch import Tensor, nn
+
+from gpuaug.fusion.ops.base import Array, Drawn, PointOp, Size, column
+from gpuaug.fusion.ops.sampler import Source
+
+GREY = (0.299, 0.587, 0.114)
+"""What red, green and blue weigh in a grey."""
+
+
+def grey_of(images: Tensor) -> Tensor:
+    """(B, 1, H, W) grey of (B, 3, H, W)."""
+    red, green, blue = images.unbind(1)
+    return (red * GREY[0] + green * GREY[1] + blue * GREY[2])[:, None]
+
+
+class Grayscale(PointOp):
+    """RandomGrayscale of three channels."""
+
+    code, width, rgb_only = 6, 4, True
+
+    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """The channels' weights."""
+        weights = self.module.rgb_weights
+        out[:, 1:4] = GREY if weights is None else weights.reshape(-1).tolist()  # type: ignore[operator]
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """The weighted sum, three times."""
+        red, green, blue = images.unbind(1)
+        weights = [rows[:, 1 + channel, None, None] for channel in range(3)]
+        grey = red * weights[0] + green * weights[1] + blue * weights[2]
+        return grey[:, None].expand_as(images)
+
+    def describe(self) -> str:
+        """In a word."""
+        return "grey"
+
+
+class ChannelShuffle(PointOp):
+    """RandomChannelShuffle of three channels."""
+
+    code, width, rgb_only = 10, 4, True
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """An order of the channels a sample."""
+        return {"channels": source.uniform(size.channels).T.argsort(axis=1)}
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """The same order."""
+        return {"channels": torch.from_numpy(np.ascontiguousarray(drawn["channels"]))}
+
+    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """Where each channel comes from."""
+        out[:, 1:4] = drawn["channels"]
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Take the channels in the sample's order."""
+        order = rows[:, 1:4].long()[:, :, None, None]
+        return images.gather(1, order.expand_as(images))
+
+    def describe(self) -> str:
+        """In a few words."""
+        return "shuffle channels"
+
+
+class ChannelDropout(PointOp):
+    """RandomChannelDropout."""
+
+    code, width = 11, 0
+
+    def refuses(self, size: Size) -> str | None:
+        """More channels than there are cannot be dropped, which is Kornia's to say."""
+        dropped: Any = self.module.num_drop_channels
+        return f"drops {dropped} of {size.channels} channels" if dropped > size.channels else None
+
+    def row_width(self, channels: int) -> int:
+        """The gate, the value, and for each channel whether it is dropped."""
+        return 2 + channels
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """The channels that drew the smallest numbers."""
+        dropped: Any = self.module.num_drop_channels
+        return {"channel_idx": source.uniform(size.channels).T.argsort(axis=1)[:, :dropped]}
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """The same channels."""
+        return {
+            "batch_idx": torch.arange(size.batch).reshape(-1, 1),
+            "channel_idx": torch.from_numpy(np.ascontiguousarray(drawn["channel_idx"])),
+        }
+
+    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """The value, and 1 for each channel that is dropped."""
+        out[:, 1] = float(self.module.fill_value)  # type: ignore[arg-type]
+        out[:, 2:] = 0
+        np.put_along_axis(out[:, 2:], drawn["channel_idx"], 1.0, axis=1)
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Put the value into the channels that are dropped."""
+        dropped = rows[:, 2 : 2 + images.shape[1], None, None] != 0
+        return torch.where(dropped, column(rows, 1), images)
+
+    def describe(self) -> str:
+        """In a few words."""
+        return "drop channels"
+
+
+class Normalize(PointOp):
+    """Normalize: less the mean, over the deviation."""
+
+    code, width, fixed = 14, 0, True
+
+    @classmethod
+    def cannot(cls, module: nn.Module) -> str | None:
+        """Why this module is left to Kornia, or ``None``."""
+        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
+        if any(torch.as_tensor(flags[name]).dim() > 1 for name in ("mean", "std")):
+            return "mean or std has a value for each sample"
+        return None
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        self._mean = np.asarray(torch.as_tensor(self.settings["mean"]).float().reshape(-1))
+        self._std = np.asarray(torch.as_tensor(self.settings["std"]).float().reshape(-1))
+
+    def refuses(self, size: Size) -> str | None:
+        """A mean for other channels than the images have is Kornia's to complain about."""
+        for values in (self._mean, self._std):
+            if len(values) not in (1, size.channels):
+                return f"holds {len(values)} values for {size.channels} channels"
+        return None
+
+    def row_width(self, channels: int) -> int:
+        """The gate, and for each channel mean and deviation."""
+        return 1 + 2 * channels
+
+    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """Mean and deviation of each channel."""
+        out[:, 1 : 1 + size.channels] = self._mean
+        out[:, 1 + size.channels :] = self._std
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Subtract and divide."""
+        mean, deviation = self._of(images, rows)
+        return (images - mean) / deviation
+
+    def _of(self, images: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        channels = images.shape[1]
+        return rows[:, 1 : 1 + channels, None, None], rows[:, 1 + channels : 1 + 2 * channels, None, None]
+
+    def describe(self) -> str:
+        """In a word."""
+        return "normalise"
+
+
+class Denormalize(Normalize):
+    """Denormalize: times the deviation, and the mean."""
+
+    code = 15
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Multiply and add."""
+        mean, deviation = self._of(images, rows)
+        return torch.addcmul(mean.expand_as(images), images, deviation)
+
+    def describe(self) -> str:
+        """In a word."""
+        return "denormalise"
+
+
+LOWERED: dict[type[nn.Module], type[PointOp]] = {
+    K.RandomGrayscale: Grayscale,
+    K.RandomChannelShuffle: ChannelShuffle,
+    K.RandomChannelDropout: ChannelDropout,
+    K.Normalize: Normalize,
+    K.Denormalize: Denormalize,
+}

@@ -1,0 +1,237 @@
+"""Ops on a pixel's colour: brightness, contrast, saturation, hue, gamma, inversion, solarising, levels.
+
+Each follows Kornia's own arithmetic, clamps included: they come between the steps, so the steps cannot be merged into one.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from kornia import augmentation as K
+from torch import Tensor, nn
+
+from gpuaug.fusion.ops.base import Array, Drawn, PointOp, Size, bounds, column
+from gpuaug.fusion.ops.sampler import Source
+
+
+class UniformOp(PointOp):
+    """An op whose parameters are uniform numbers, each drawn between the bounds in the module's own generator."""
+
+    names: tuple[str, ...]
+    """Kornia's names of the parameters, in the order of the row."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        samplers: Any = module._param_generator.sampler_dict  # type: ignore[union-attr]
+        self.bounds = [bounds(samplers[parameter]) for parameter in self.names]
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """A number a sample for each parameter."""
+        return {name: source.within(*between) for name, between in zip(self.names, self.bounds, strict=True)}
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """The same numbers."""
+        return {name: torch.from_numpy(drawn[name]) for name in self.names}
+
+    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """The numbers as they are."""
+        for index, name in enumerate(self.names):
+            out[:, 1 + index] = drawn[name]
+
+    def describe(self) -> str:
+        """The parameters' names."""
+        return self.names[0].removesuffix("_factor")
+
+
+class Brightness(UniformOp):
+    """RandomBrightness: adds."""
+
+    code, width, names = 1, 3, ("brightness_factor",)
+
+    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """What is added, and whether the sum is clamped."""
+        out[:, 1] = drawn["brightness_factor"] - 1
+        out[:, 2] = self.module.clip_output  # type: ignore[assignment]
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Clamp, add, clamp."""
+        return _clipped(images, rows, lambda values: values + column(rows, 1))
+
+
+class Contrast(UniformOp):
+    """RandomContrast: multiplies."""
+
+    code, width, names = 2, 3, ("contrast_factor",)
+
+    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """The factor, and whether the product is clamped."""
+        out[:, 1] = drawn["contrast_factor"]
+        out[:, 2] = self.module.clip_output  # type: ignore[assignment]
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Clamp, multiply, clamp."""
+        return _clipped(images, rows, lambda values: values * column(rows, 1))
+
+
+class Saturation(UniformOp):
+    """RandomSaturation: in HSV."""
+
+    code, width, names, rgb_only = 3, 2, ("saturation_factor",), True
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Clamp, saturate, clamp."""
+        return saturated(images.clamp(0, 1), column(rows, 1)).clamp(0, 1)
+
+
+class Hue(UniformOp):
+    """RandomHue: turns the hue."""
+
+    code, width, names, rgb_only = 4, 2, ("hue_factor",), True
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Clamp, turn, clamp."""
+        return hue_turned(images.clamp(0, 1), column(rows, 1)).clamp(0, 1)
+
+
+class Gamma(UniformOp):
+    """RandomGamma."""
+
+    code, width, names = 5, 3, ("gamma_factor", "gain_factor")
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Clamp, raise to a power, multiply, clamp."""
+        return (column(rows, 2) * images.clamp(0, 1).pow(column(rows, 1))).clamp(0, 1)
+
+
+class Invert(PointOp):
+    """RandomInvert."""
+
+    code, width = 7, 2
+
+    @classmethod
+    def cannot(cls, module: nn.Module) -> str | None:
+        """Why this module is left to Kornia, or ``None``."""
+        largest = module.flags["max_val"]  # type: ignore[index]
+        one = isinstance(largest, int | float) or (isinstance(largest, Tensor) and largest.numel() == 1)
+        return None if one else "max_val has a value for each channel"
+
+    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """What is subtracted from."""
+        out[:, 1] = float(self.settings["max_val"])
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Subtract."""
+        return column(rows, 1) - images
+
+    def describe(self) -> str:
+        """In a word."""
+        return "invert"
+
+
+class Solarize(UniformOp):
+    """RandomSolarize."""
+
+    code, width, names = 8, 3, ("thresholds", "additions")
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Clamp, add, clamp, invert what reaches the threshold."""
+        values = (images.clamp(0, 1) + column(rows, 2)).clamp(0, 1)
+        return torch.where(values < column(rows, 1), values, 1.0 - values)
+
+    def describe(self) -> str:
+        """In a word."""
+        return "solarize"
+
+
+class Posterize(PointOp):
+    """RandomPosterize: keeps the upper bits."""
+
+    code, width = 9, 2
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        self._bounds = bounds(module._param_generator.bit_sampler)  # type: ignore[union-attr, index]
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """A rounded number of bits a sample."""
+        return {"bits_factor": np.rint(source.within(*self._bounds))}
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """The same, as whole numbers."""
+        return {"bits_factor": torch.from_numpy(drawn["bits_factor"].astype(np.int32))}
+
+    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """The step between the levels that are kept."""
+        out[:, 1] = np.exp2(8 - drawn["bits_factor"])
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """As bytes: what remains of a byte after a division by the step, times the step."""
+        values, step = images.clamp(0, 1), column(rows, 1)
+        most = torch.full((), 255.0, device=images.device)  # a tensor, so that a GPU divides and does not multiply
+        levels = torch.floor(torch.floor(values * 255) / step / most * 255)
+        kept = torch.where(step == 256, 0.0, levels * step / most)
+        return torch.where(step == 1, values, kept)
+
+    def describe(self) -> str:
+        """In a word."""
+        return "posterize"
+
+
+def saturated(images: Tensor, factor: Tensor) -> Tensor:
+    """RGB with the saturation of HSV multiplied by ``factor`` and clamped."""
+    most, least = images.amax(1, keepdim=True), images.amin(1, keepdim=True)
+    spread = most - least
+    share = spread / torch.where(most == 0, 1.0, most + 1e-8)
+    wanted = most * (share * factor).clamp(0, 1)
+    return (images - least) * (wanted / torch.where(spread == 0, 1.0, spread)) + (most - wanted)
+
+
+def hue_turned(images: Tensor, turns: Tensor) -> Tensor:
+    """RGB with the hue of HSV turned by ``turns`` of a full circle."""
+    red, green, blue = images.unbind(1)
+    most, least = images.amax(1), images.amin(1)
+    spread = most - least
+    share = spread / torch.where(most == 0, 1.0, most + 1e-8)
+    safe = torch.where(spread == 0, 1.0, spread)
+    sector = torch.where(
+        (red >= green) & (red >= blue),
+        (green - blue) / safe,
+        torch.where(green >= blue, (blue - red) / safe + 2.0, (red - green) / safe + 4.0),
+    )
+    circle = 2 * math.pi
+    angle = circle * torch.remainder(sector / 6.0, 1.0)
+    angle = torch.where(angle >= circle, 0.0, angle)
+    angle = torch.remainder(angle + turns[:, 0] * 2 * math.pi, circle)
+    angle = torch.where(angle >= circle, 0.0, angle)
+    sixths = angle / circle * 6
+    whole = torch.floor(sixths) % 6
+    part = sixths % 6 - whole
+    low, falling, rising = most * (1 - share), most * (1 - part * share), most * (1 - (1 - part) * share)
+    whole = whole.clamp(0, 5)
+
+    def channel(peak_from: int) -> Tensor:
+        # A channel rises, stays for two sixths, falls and stays low for two: the same course, starting elsewhere.
+        at = torch.remainder(whole + peak_from, 6)
+        return torch.where(at == 0, rising, torch.where(at <= 2, most, torch.where(at == 3, falling, low)))
+
+    return torch.stack((channel(2), channel(0), channel(4)), 1)
+
+
+def _clipped(images: Tensor, rows: Tensor, change: Any) -> Tensor:
+    """``change`` between clamps, where the row says so."""
+    clips = column(rows, 2) != 0
+    changed = change(torch.where(clips, images.clamp(0, 1), images))
+    return torch.where(clips, changed.clamp(0, 1), changed)
+
+
+LOWERED: dict[type[nn.Module], type[PointOp]] = {
+    K.RandomBrightness: Brightness,
+    K.RandomContrast: Contrast,
+    K.RandomSaturation: Saturation,
+    K.RandomHue: Hue,
+    K.RandomGamma: Gamma,
+    K.RandomInvert: Invert,
+    K.RandomSolarize: Solarize,
+    K.RandomPosterize: Posterize,
+}

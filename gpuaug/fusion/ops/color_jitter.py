@@ -1,0 +1,138 @@
+"""ColorJitter and ColorJiggle: four adjustments in an order that is drawn once for the batch."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from kornia import augmentation as K
+from torch import Tensor, nn
+
+from gpuaug.fusion.ops.base import Array, Drawn, PointOp, Size, bounds, column
+from gpuaug.fusion.ops.channel import grey_of
+from gpuaug.fusion.ops.color import hue_turned, saturated
+from gpuaug.fusion.ops.sampler import Source
+
+FACTORS = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")
+_NEUTRAL = np.array([[1.0], [1.0], [1.0], [0.0]], dtype=np.float32)
+NONE = 4
+"""In the place of an adjustment that is left out."""
+
+CLEAN = 16
+"""A bit of the flags beside those of the adjustments: every pixel is known to be a number."""
+
+
+class _Jitter(PointOp):
+    width = 9
+    rgb_only = True
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        generator: Any = module._param_generator
+        self.bounds = [bounds(getattr(generator, factor.replace("_factor", "_sampler"))) for factor in FACTORS]
+        self._fixed: tuple[int, ...] | None = module._fixed_order  # type: ignore[assignment]
+        used = range(4) if self._fixed is None else self._fixed
+        # What is neutral for the whole batch Kornia leaves out, so what can only be neutral never takes part.
+        self._active = [index in used and self.bounds[index] != (_NEUTRAL[index, 0],) * 2 for index in range(4)]
+        self._drawn = np.flatnonzero(self._active)
+        self._low, self._high = np.array(self.bounds, dtype=np.float32).T[..., None]
+
+    @property
+    def flags(self) -> int:  # type: ignore[override]
+        """A bit for each adjustment that can take part."""
+        return sum(1 << index for index, active in enumerate(self._active) if active)
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """Four factors a sample, and an order for each batch."""
+        return {"factors": source.between(self._low, self._high), "order": source.permutation(4)}
+
+    def drawn_alone(self, drawn: Drawn, index: int) -> Drawn:
+        """Factors are in rows, and all samples share their order."""
+        kept = {"factors": drawn["factors"][:, index : index + 1], "order": drawn["order"]}
+        return {**kept, "gate": drawn["gate"][index : index + 1]}
+
+    def numbers(self, drawn: Drawn, sample: int) -> dict[str, float]:
+        """The factors that take part."""
+        return {FACTORS[index]: float(drawn["factors"][index, sample]) for index in self._drawn}
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """The same factors and order."""
+        factors = dict(zip(FACTORS, torch.from_numpy(drawn["factors"]), strict=True))
+        return {**factors, "order": torch.from_numpy(drawn["order"][0])}
+
+    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """The factors, then the order, with :data:`NONE` in the place of what is left out."""
+        factors: Array = drawn["factors"]
+        out[:, 1:5] = factors.T
+        orders: Array = drawn["order"]
+        each = len(out) // len(orders)
+        steps = orders if self._fixed is None else np.tile(self._fixed, (len(orders), 1))
+        left_out = ~np.array(self._active)[steps]
+        # Neutral for every sample by chance, too: it hardly ever is for the first.
+        if each and (factors[self._drawn, ::each] == _NEUTRAL[self._drawn]).any():
+            neutral = (factors == _NEUTRAL).reshape(4, -1, each).all(2).T
+            left_out |= np.take_along_axis(neutral, steps, 1)
+        order = np.full((len(orders), 4), NONE, dtype=np.float32)
+        order[:, : steps.shape[1]] = np.where(left_out, NONE, steps)
+        # A view of all rows, since samples of a batch lie behind one another.
+        out.reshape(len(orders), each, out.shape[1])[:, :, 5:9] = order[:, None]
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Clamp, the adjustments in order, clamp."""
+        values = images.clamp(0, 1)
+        for position in range(4):
+            steps = rows[:, 5 + position]
+            # A batch has one order. On a CPU it can be looked at; on a GPU the host would have to wait for it.
+            taken = set(steps.tolist()) if steps.device.type == "cpu" else {0, 1, 2, 3, NONE}
+            changed = values
+            for index in (index for index, active in enumerate(self._active) if active and index in taken):
+                adjusted = self.adjusted(index, values, column(rows, 1 + index))
+                changed = adjusted if len(taken) == 1 else torch.where(column(rows, 5 + position) == index, adjusted, changed)
+            values = changed
+        return values.clamp(0, 1)
+
+    def adjusted(self, index: int, values: Tensor, factor: Tensor) -> Tensor:
+        """One adjustment: 0 brightness, 1 contrast, 2 saturation, 3 hue."""
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """In a word."""
+        return "jitter"
+
+
+class ColorJitter(_Jitter):
+    """ColorJitter: as torchvision's, with contrast around the mean grey of the image as it is by then."""
+
+    code = 16
+
+    @property
+    def needs_mean(self) -> bool:
+        """Whether contrast can take part."""
+        return self._active[1]
+
+    def adjusted(self, index: int, values: Tensor, factor: Tensor) -> Tensor:
+        """One adjustment: 0 brightness, 1 contrast, 2 saturation, 3 hue."""
+        if index == 0:
+            return (values * factor).clamp(0, 1)
+        if index == 1:
+            mean = grey_of(values).mean((-2, -1), keepdim=True)
+            return (values * factor + mean * (1 - factor)).clamp(0, 1)
+        if index == 2:
+            return ((1 - factor) * grey_of(values) + factor * values).clamp(0, 1)
+        return hue_turned(values, factor)
+
+
+class ColorJiggle(_Jitter):
+    """ColorJiggle: as the single ops, with contrast as a plain product."""
+
+    code = 17
+
+    def adjusted(self, index: int, values: Tensor, factor: Tensor) -> Tensor:
+        """One adjustment: 0 brightness, 1 contrast, 2 saturation, 3 hue."""
+        if index == 0:
+            return (values + (factor - 1)).clamp(0, 1)
+        if index == 1:
+            return (values * factor).clamp(0, 1)
+        return saturated(values, factor) if index == 2 else hue_turned(values, factor)
+
+
+LOWERED: dict[type[nn.Module], type[PointOp]] = {K.ColorJitter: ColorJitter, K.ColorJiggle: ColorJiggle}

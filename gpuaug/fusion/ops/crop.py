@@ -1,0 +1,287 @@
+"""Flips, crops and padding: what moves whole pixels."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from kornia import augmentation as K
+from torch import Tensor, nn
+
+from gpuaug.fusion.ops.base import Array, Drawn, Size
+from gpuaug.fusion.ops.geometry import Axis, Edge, GatherOp, IndexMap, IndexOp, changes_size_by_chance, length_of
+from gpuaug.fusion.ops.sampler import Source
+
+
+class _Flip(IndexOp):
+    axis: str
+
+    def map(self, drawn: Drawn, size: Size) -> IndexMap:
+        """Backwards along one axis where the gate is open."""
+        gate = drawn["gate"]
+        length = size.width if self.axis == "x" else size.height
+        flipped = Axis(np.where(gate, -1.0, 1.0), np.where(gate, length - 1.0, 0.0), 0.0, length_of(length))
+        if self.axis == "x":
+            return IndexMap(flipped, whole(size.height))
+        return IndexMap(whole(size.width), flipped)
+
+    def matrix(self, drawn: Drawn, size: Size) -> Array:
+        """X → W - 1 - x, or the same for y, where the gate is open."""
+        k, length = (0, size.width) if self.axis == "x" else (1, size.height)
+        matrix = np.tile(np.eye(3), (size.batch, 1, 1))
+        matrix[drawn["gate"], k, k] = -1.0
+        matrix[:, k, 2] = np.where(drawn["gate"], length - 1.0, 0.0)
+        return matrix
+
+
+class HorizontalFlip(_Flip):
+    """RandomHorizontalFlip."""
+
+    axis = "x"
+
+    def describe(self) -> str:
+        """In a few words."""
+        return "flip left and right"
+
+
+class VerticalFlip(_Flip):
+    """RandomVerticalFlip."""
+
+    axis = "y"
+
+    def describe(self) -> str:
+        """In a few words."""
+        return "flip up and down"
+
+
+class Crop(IndexOp):
+    """RandomCrop by slices, with whatever padding it is given."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        self._height, self._width = (int(side) for side in self.settings["size"])
+        self.fill = self.settings["fill"]
+
+    @classmethod
+    def cannot(cls, module: nn.Module) -> str | None:
+        """Why this module is left to Kornia, or ``None``."""
+        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
+        if flags["cropping_mode"] != "slice":
+            return f"cropping_mode={flags['cropping_mode']!r}"
+        padded = flags["padding"] is not None or flags["pad_if_needed"]
+        return _cannot_pad("padding_mode", flags["padding_mode"], "fill", flags["fill"] if padded else 0)
+
+    @property
+    def edge(self) -> Edge:  # type: ignore[override]
+        """What padding holds; nothing where there is none."""
+        padded = self.settings["padding"] is not None or self.settings["pad_if_needed"]
+        return self.settings["padding_mode"] if padded else ""
+
+    def _padding(self, size: Size) -> Sequence[Any]:
+        """Left, right, above and below: numbers, or arrays of them where images differ in size."""
+        # Of an image that the crop fits into, so without what is padded where it does not.
+        always: list[int] = self.module.compute_padding((1, 1, self._height, self._width))  # type: ignore[operator]
+        if not self.settings["pad_if_needed"]:
+            return always
+        across, down = self._width - size.width, self._height - size.height
+        lacking = (across, across, down, down)
+        if size.ragged:
+            return [np.where(lack > 0, np.maximum(lack, pad), pad) for lack, pad in zip(lacking, always, strict=True)]
+        return [max(lack, pad) if lack > 0 else pad for lack, pad in zip(lacking, always, strict=True)]
+
+    def _canvas(self, size: Size) -> Size:
+        left, right, top, bottom = self._padding(size)
+        return size.to(size.height + top + bottom, size.width + left + right)
+
+    def refuses(self, size: Size) -> str | None:
+        """A crop larger than its canvas resizes, in Kornia; and reflection reaches no further than the image."""
+        canvas = self._canvas(size)
+        if np.any(self._height > canvas.height) or np.any(self._width > canvas.width):
+            return f"crops {self._height}x{self._width} out of {canvas.height}x{canvas.width}, which Kornia resizes"
+        left, right, top, bottom = self._padding(size)
+        if any(np.any(np.less(side, 0)) for side in (left, right, top, bottom)):
+            return "negative padding"
+        across, down = np.maximum(left, right), np.maximum(top, bottom)
+        if self.edge == "reflect" and (np.any(across >= size.width) or np.any(down >= size.height)):
+            return "reflects further than the image is wide"
+        return changes_size_by_chance(self, size=size)
+
+    def out(self, size: Size) -> Size:
+        """The crop's."""
+        return size.to(self._height, self._width)
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """Whole starts, evenly among those that fit."""
+        canvas = self._canvas(size)
+        across, down = source.uniform(2)
+        return {
+            "x": np.floor(across * np.float32(canvas.width - self._width + 1)),
+            "y": np.floor(down * np.float32(canvas.height - self._height + 1)),
+        }
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """Corners in the padded image, and in the crop."""
+        canvas = self._canvas(size)
+        height, width = np.float32(self._height), np.float32(self._width)
+        return {
+            **corners(drawn["x"], drawn["y"], width, height, self._width, self._height, canvas),
+            "padding_size": torch.tensor(self._padding(size)).expand(size.batch, -1),
+            "forward_input_shape": torch.tensor([size.batch, size.channels, canvas.height, canvas.width]),
+        }
+
+    def params(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """As Kornia records them: ``forward_input_shape`` is the padded image's."""
+        if size.batch == 0:
+            return super().params(drawn, size)
+        return {**super().params(drawn, size), **self.kornia_parameters(drawn, size)}
+
+    def map(self, drawn: Drawn, size: Size) -> IndexMap:
+        """Shifted by the start of the crop, less the padding; a batch that is skipped has the crop's size already."""
+        left, _, top, _ = self._padding(size)
+        gate = drawn["gate"]
+        return IndexMap(
+            Axis(1.0, np.where(gate, drawn["x"] - left, 0.0), 0.0, length_of(size.width)),
+            Axis(1.0, np.where(gate, drawn["y"] - top, 0.0), 0.0, length_of(size.height)),
+        )
+
+    def matrix(self, drawn: Drawn, size: Size) -> Array:
+        """The shift."""
+        shifts = self.map(drawn, size)
+        matrix = np.tile(np.eye(3), (size.batch, 1, 1))
+        matrix[:, 0, 2] = -shifts.x.offset
+        matrix[:, 1, 2] = -shifts.y.offset
+        return matrix
+
+    def describe(self) -> str:
+        """In a few words."""
+        return f"crop {self._height}x{self._width}"
+
+
+class CenterCrop(IndexOp):
+    """CenterCrop by slices."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        self._height, self._width = (int(side) for side in self.settings["size"])
+
+    @classmethod
+    def cannot(cls, module: nn.Module) -> str | None:
+        """Why this module is left to Kornia, or ``None``."""
+        mode = module.flags["cropping_mode"]  # type: ignore[index]
+        return None if mode == "slice" else f"cropping_mode={mode!r}"
+
+    def refuses(self, size: Size) -> str | None:
+        """A crop larger than the image is Kornia's to complain about."""
+        if np.any(self._height > size.height) or np.any(self._width > size.width):
+            return f"crops {self._height}x{self._width} out of {size.height}x{size.width}"
+        return changes_size_by_chance(self, size=size)
+
+    def out(self, size: Size) -> Size:
+        """The crop's."""
+        return size.to(self._height, self._width)
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """Corners, as whole numbers."""
+        start = np.full(size.batch, (size.width - self._width) // 2), np.full(size.batch, (size.height - self._height) // 2)
+        made = corners(*start, self._width, self._height, self._width, self._height, size)
+        return {name: value.long() for name, value in made.items()}
+
+    def map(self, drawn: Drawn, size: Size) -> IndexMap:
+        """Shifted to the centre."""
+        left, top = (size.width - self._width) // 2, (size.height - self._height) // 2
+        return IndexMap(
+            Axis(1.0, length_of(left), 0.0, length_of(size.width)), Axis(1.0, length_of(top), 0.0, length_of(size.height))
+        )
+
+    def matrix(self, drawn: Drawn, size: Size) -> Array:
+        """The shift."""
+        matrix = identities(size)
+        matrix[:, 0, 2], matrix[:, 1, 2] = -((size.width - self._width) // 2), -((size.height - self._height) // 2)
+        return matrix
+
+    def describe(self) -> str:
+        """In a few words."""
+        return f"centre crop {self._height}x{self._width}"
+
+
+class PadTo(IndexOp):
+    """PadTo: padding on the right and below, or a crop there."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        self.edge = self.settings["pad_mode"]
+        self.fill = self.settings["pad_value"]
+
+    @classmethod
+    def cannot(cls, module: nn.Module) -> str | None:
+        """Why this module is left to Kornia, or ``None``."""
+        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
+        return _cannot_pad("pad_mode", flags["pad_mode"], "pad_value", flags["pad_value"])
+
+    def out(self, size: Size) -> Size:
+        """The size padded to; without ``crop_if_exceeds`` at least that of the image."""
+        height, width = self.settings["size"]
+        if not self.settings.get("crop_if_exceeds", True):
+            larger = np.maximum if size.ragged else max
+            height, width = larger(height, size.height), larger(width, size.width)
+        return size.to(height, width)
+
+    def refuses(self, size: Size) -> str | None:
+        """Reflection reaches no further than the image; Kornia says so."""
+        out = self.out(size)
+        if self.edge == "reflect" and (np.any(out.width >= 2 * size.width) or np.any(out.height >= 2 * size.height)):
+            return "reflects further than the image is wide"
+        if self.edge != "constant" and (np.any(out.width < size.width) or np.any(out.height < size.height)):
+            return f"pad_mode={self.edge!r} while cropping"
+        return None
+
+    def map(self, drawn: Drawn, size: Size) -> IndexMap:
+        """Every pixel stays where it is."""
+        return IndexMap(whole(size.width), whole(size.height))
+
+    def describe(self) -> str:
+        """In a few words."""
+        return "pad to {}x{}".format(*self.settings["size"])
+
+
+def _cannot_pad(mode_name: str, mode: str, value_name: str, value: Any) -> str | None:
+    if mode not in ("constant", "replicate", "reflect"):
+        return f"{mode_name}={mode!r}"
+    if mode != "constant" and value != 0:  # which Kornia refuses, and says so
+        return f"{value_name}={value!r} with {mode_name}={mode!r}"
+    return None
+
+
+def whole(length: Any) -> Axis:
+    """An axis left as it is."""
+    return Axis(1.0, 0.0, 0.0, length_of(length))
+
+
+def identities(size: Size) -> Array:
+    """Matrices that move nothing: one for a batch whose images are all treated alike, or one each where they differ in size."""
+    return np.tile(np.eye(3), (size.batch if size.ragged else 1, 1, 1))
+
+
+def corners(x: Any, y: Any, width: Any, height: Any, out_width: int, out_height: int, size: Size) -> dict[str, Tensor]:
+    """The four corners of a window and of the output, clockwise from the top left, as Kornia's crops record them."""
+    if size.batch == 0:
+        return {"src": torch.zeros(0, 4, 2), "dst": torch.zeros(0, 4, 2)}
+    right, bottom = x + width - 1, y + height - 1
+    source = np.stack([np.stack(pair, -1) for pair in ((x, y), (right, y), (right, bottom), (x, bottom))], 1)
+    right, bottom = out_width - 1, out_height - 1
+    target = torch.tensor([[0.0, 0.0], [right, 0.0], [right, bottom], [0.0, bottom]])
+    return {
+        "src": torch.from_numpy(source.astype(np.float32)),
+        "dst": target.repeat(size.batch, 1, 1),
+        "input_size": torch.tensor([size.height, size.width]).expand(size.batch, -1),
+        "output_size": torch.tensor([out_height, out_width]).expand(size.batch, -1),
+    }
+
+
+LOWERED: dict[type[nn.Module], type[GatherOp]] = {
+    K.RandomHorizontalFlip: HorizontalFlip,
+    K.RandomVerticalFlip: VerticalFlip,
+    K.RandomCrop: Crop,
+    K.CenterCrop: CenterCrop,
+    K.PadTo: PadTo,
+}

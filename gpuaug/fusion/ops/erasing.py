@@ -1,0 +1,114 @@
+"""Ops that go by a pixel's place: noise and erasing."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from kornia import augmentation as K
+from torch import Tensor, nn
+
+from gpuaug.fusion.ops import noise
+from gpuaug.fusion.ops.base import Array, Drawn, PointOp, Size, bounds, column
+from gpuaug.fusion.ops.sampler import Source
+
+
+class GaussianNoise(PointOp):
+    """RandomGaussianNoise: the field is computed where the images are, from a seed and each pixel's place."""
+
+    code, width, positional = 12, 6, True
+    alone = True
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """A seed for the batch, and which field each sample takes."""
+        shared = self.same_on_batch
+        return {"seed": source.key(), "field": np.zeros(size.batch) if shared else np.arange(size.batch, dtype=np.float32)}
+
+    def numbers(self, drawn: Drawn, sample: int) -> dict[str, float]:
+        """Nothing that says anything: the field has a number for each pixel."""
+        return {}
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """The field itself."""
+        generator: Any = self.module._param_generator
+        fields = torch.from_numpy(drawn["field"][:1] if self.same_on_batch else drawn["field"]).float()
+        field = noise.normal(drawn["seed"], fields, size.channels, size.height, size.width)
+        return {"gaussian_noise": generator.mean + field * generator.std}
+
+    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """Mean, deviation, the seed in two halves (a float32 holds no more than 24 bits exactly), and the field."""
+        generator: Any = self.module._param_generator
+        out[:, 1], out[:, 2] = generator.mean, generator.std
+        out[:, 3], out[:, 4] = drawn["seed"] >> 16, drawn["seed"] & 0xFFFF
+        out[:, 5] = drawn["field"]
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Add the field."""
+        seed = (rows[:, 3].long() << 16) + rows[:, 4].long()
+        field = noise.normal(seed, rows[:, 5], *images.shape[1:])
+        return images + (column(rows, 1) + field * column(rows, 2))
+
+    def describe(self) -> str:
+        """In a word."""
+        return "noise"
+
+
+class Erasing(PointOp):
+    """RandomErasing: a value in a rectangle."""
+
+    code, width, positional = 13, 6, True
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        generator: Any = module._param_generator
+        self._scale = bounds(generator.scale_sampler)
+        self._around_one = hasattr(generator, "index_sampler")
+        if self._around_one:
+            self._ratios = [bounds(generator.ratio_sampler1), bounds(generator.ratio_sampler2)]
+        else:
+            self._ratios = [bounds(generator.ratio_sampler)]
+        self._value = float(generator.value)
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """Whole sides of an area and ratio, and a start where the rectangle fits."""
+        area = source.within(*self._scale) * np.float32(size.height * size.width)
+        ratio = source.within(*self._ratios[0])
+        if self._around_one:
+            ratio = np.where(source.uniform() > 0.5, ratio, source.within(*self._ratios[1]))
+        heights = np.rint(np.sqrt(area * ratio)).clip(1, size.height)
+        widths = np.rint(np.sqrt(area / ratio)).clip(1, size.width)
+        across, down = source.uniform(2)
+        return {
+            "widths": widths,
+            "heights": heights,
+            "xs": np.floor(across * (size.width - widths + 1)),
+            "ys": np.floor(down * (size.height - heights + 1)),
+        }
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """The same rectangles, and the value."""
+        made = {name: torch.from_numpy(drawn[name]) for name in ("widths", "heights", "xs", "ys")}
+        return {**made, "values": torch.full((size.batch,), self._value)}
+
+    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """The rectangle, first pixel in and first pixel out, and the value."""
+        out[:, 1], out[:, 2] = drawn["xs"], drawn["xs"] + drawn["widths"]
+        out[:, 3], out[:, 4] = drawn["ys"], drawn["ys"] + drawn["heights"]
+        out[:, 5] = self._value
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Put the value into the rectangle."""
+        return torch.where(self.covers(images, rows), column(rows, 5), images)
+
+    def covers(self, images: Tensor, rows: Tensor) -> Tensor:
+        """(B, 1, H, W): which pixels of (B, C, H, W) lie in the rectangle."""
+        x = torch.arange(images.shape[3], device=images.device)
+        y = torch.arange(images.shape[2], device=images.device)[:, None]
+        left, right, top, bottom = (column(rows, index) for index in range(1, 5))
+        return (x >= left) & (x < right) & (y >= top) & (y < bottom)
+
+    def describe(self) -> str:
+        """In a word."""
+        return "erase"
+
+
+LOWERED: dict[type[nn.Module], type[PointOp]] = {K.RandomGaussianNoise: GaussianNoise, K.RandomErasing: Erasing}

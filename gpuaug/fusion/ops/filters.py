@@ -1,0 +1,167 @@
+"""Ops on a pixel and its neighbours: blur and sharpness."""
+
+from abc import abstractmethod
+from typing import Any, Literal
+
+import torch
+from kornia import augmentation as K
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gpuaug.fusion.ops.base import Array, Drawn, Op, Size, bounds, column
+from gpuaug.fusion.ops.sampler import Source
+
+Border = Literal["constant", "reflect", "replicate", "circular"]
+
+ONE_LAUNCH = 9
+"""The largest kernel that is blurred along both axes at once: a larger one would be read too often."""
+
+
+class FilterOp(Op):
+    """An op that needs a pixel's neighbours, and so begins a pass."""
+
+    width: int
+    """How many numbers a row holds. The first is the gate, as in a pointwise op."""
+
+    @property
+    def launches(self) -> int:
+        """Kernels that a pass takes."""
+        return 1
+
+    def row_width(self, channels: int) -> int:
+        """How many numbers a row holds."""
+        return self.width
+
+    def rows(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """Fill ``out``, (B, row_width) float32."""
+        out[:, 0] = drawn["gate"]
+        self.write(drawn, out)
+
+    @abstractmethod
+    def write(self, drawn: Drawn, out: Array) -> None:
+        """Fill everything in ``out`` but column 0."""
+
+    @abstractmethod
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """The op on every sample, (B, C, H, W) float32, as if every gate were open."""
+
+
+class BlurOp(FilterOp):
+    """RandomGaussianBlur: a Gaussian along each axis."""
+
+    width = 3
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        size: Any = self.settings["kernel_size"]
+        self.kernel_size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+        self.border: Border = self.settings["border_type"].name.lower()
+        self._bounds = bounds(module._param_generator.sigma_sampler)  # type: ignore[union-attr]
+
+    @classmethod
+    def cannot(cls, module: nn.Module) -> str | None:
+        """Why this module is left to Kornia, or ``None``."""
+        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
+        size = flags["kernel_size"]
+        sides = (size, size) if isinstance(size, int) else size
+        if any(side % 2 == 0 or side < 1 for side in sides):
+            return f"kernel_size={size} has an even side"
+        if bounds(module._param_generator.sigma_sampler)[0] <= 0:  # type: ignore[union-attr]
+            return "sigma may be 0"
+        return None
+
+    def refuses(self, size: Size) -> str | None:
+        """A border is made of the image, and no larger, which is Kornia's to say."""
+        down, across = (side // 2 for side in self.kernel_size)
+        reflects = self.border == "reflect" and (size.height <= down or size.width <= across)
+        repeats = self.border == "circular" and (size.height < down or size.width < across)
+        return f"kernel_size={self.kernel_size} reaches further than the image" if reflects or repeats else None
+
+    @property
+    def launches(self) -> int:
+        """Kernels that a pass takes."""
+        return 1 if max(self.kernel_size) <= ONE_LAUNCH else 2
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """A width of the Gaussian for each sample."""
+        return {"sigma": source.within(*self._bounds)}
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """The same."""
+        return {"sigma": torch.from_numpy(drawn["sigma"])}
+
+    def write(self, drawn: Drawn, out: Array) -> None:
+        """The width of the Gaussian, down and across."""
+        out[:, 1] = out[:, 2] = drawn["sigma"]
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Sums of shifted copies: no convolution, which a GPU may compute in TF32."""
+        mode = self.border
+        down, across = self.kernel_size
+        for side, axis in ((across, 3), (down, 2)):
+            reach = side // 2
+            padding = (reach, reach, 0, 0) if axis == 3 else (0, 0, reach, reach)
+            padded = functional.pad(images, padding, mode=mode)
+            weights = gaussian(side, rows[:, 1])
+            length = images.shape[axis]
+            images = sum(  # type: ignore[assignment]
+                (padded.narrow(axis, shift, length) * column(weights, shift) for shift in range(1, side)),
+                padded.narrow(axis, 0, length) * column(weights, 0),
+            )
+        return images
+
+    def describe(self) -> str:
+        """In a few words."""
+        return "blur {}x{}".format(*self.kernel_size)
+
+
+class SharpnessOp(FilterOp):
+    """RandomSharpness: away from, or towards, a 3x3 mean; the border stays."""
+
+    width = 2
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        self._bounds = bounds(module._param_generator.sampler_dict["sharpness"])  # type: ignore[union-attr, index]
+
+    def refuses(self, size: Size) -> str | None:
+        """A smaller image has no 3x3 mean, which is Kornia's to say."""
+        return "the image has no 3x3 pixels" if size.height < 3 or size.width < 3 else None
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """A factor for each sample."""
+        return {"sharpness": source.within(*self._bounds)}
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """The same."""
+        return {"sharpness": torch.from_numpy(drawn["sharpness"])}
+
+    def write(self, drawn: Drawn, out: Array) -> None:
+        """The factor."""
+        out[:, 1] = drawn["sharpness"]
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Clamp, weigh the neighbours (1 each, 5 the pixel itself, of 13), clamp, blend, clamp."""
+        images = images.clamp(0, 1)
+        height, width = images.shape[2] - 2, images.shape[3] - 2
+        total = 4 * images[:, :, 1:-1, 1:-1]
+        for down in range(3):
+            for across in range(3):
+                total = total + images[:, :, down : down + height, across : across + width]
+        smooth = images.clone()
+        smooth[:, :, 1:-1, 1:-1] = (total / 13).clamp(0, 1)
+        return (smooth + (images - smooth) * column(rows, 1)).clamp(0, 1)
+
+    def describe(self) -> str:
+        """In a word."""
+        return "sharpen"
+
+
+def gaussian(side: int, sigma: Tensor) -> Tensor:
+    """Weights that add up to one, (B, side), for widths (B,)."""
+    distance = torch.arange(side, device=sigma.device, dtype=sigma.dtype) - side // 2
+    weights = torch.exp(-(distance**2) / (2 * sigma[:, None] ** 2))
+    return weights / weights.sum(1, keepdim=True)
+
+
+LOWERED: dict[type[nn.Module], type[FilterOp]] = {K.RandomGaussianBlur: BlurOp, K.RandomSharpness: SharpnessOp}

@@ -1,0 +1,216 @@
+"""Ops that mix each image with another one of its batch: MixUp and CutMix, and the labels that come of them.
+
+A sample's row names its partner, so a mix is a gather across the batch. All mixes have rows of one form, so that one kernel
+does any of them: within a rectangle a pixel is the partner's, elsewhere it is a weighted mean with it. MixUp's rectangle is
+empty and CutMix's weight nothing. Where the gate is shut a sample is its own partner with a share of nothing, which is also
+what Kornia's labels then say.
+"""
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from kornia import augmentation as K
+from torch import Tensor, nn
+
+from gpuaug.core.errors import ArgumentError
+from gpuaug.fusion.ops.base import Array, Drawn, Op, Size, column
+from gpuaug.fusion.ops.sampler import Source
+
+_PARTNER, _SHARE, _WEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM, _WIDTH = range(1, 9)
+
+
+class MixOp(Op):
+    """An op on an image and another one of the batch, its partner.
+
+    A row holds the gate; the partner's index, among the images of the same call; the partner's true share of the sample, by
+    which labels are mixed; its weight outside of the rectangle; and the rectangle: x and y of its first pixel, and of the one
+    after its last. The gate is one for the whole batch, and a row whose gate is shut takes nothing in any of these ways.
+    Kornia mixes images and labels, and raises for masks, boxes and keypoints.
+    """
+
+    alone = True
+
+    targets: ClassVar[tuple[str, ...]] = ("input", "class")
+    """The data keys that it takes."""
+
+    def row_width(self, channels: int) -> int:
+        """How many numbers a row holds, whatever the channels."""
+        return _WIDTH
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """Partners: a random order of the batch, even where samples share everything else."""
+        return {"partner": source.permutation(size.batch)[0], **self.draw_shares(source, size)}
+
+    @abstractmethod
+    def draw_shares(self, source: Source, size: Size) -> Drawn:
+        """Draw how much of its partner a sample takes."""
+
+    def rows(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """Fill ``out``, (B, row_width) float32."""
+        gate = drawn["gate"]
+        out[:, 0] = gate
+        out[:, _SHARE:] = 0
+        if gate.all():
+            out[:, _PARTNER] = drawn["partner"]
+            self.write(drawn, size, out)
+        else:
+            out[:, _PARTNER] = np.arange(size.batch)
+
+    @abstractmethod
+    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """Fill the share, and what of ``out`` is not nothing."""
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """The op on every sample, as if every gate were open.
+
+        Args:
+            images: (B, C, H, W), float32.
+            rows: (B, row_width), float32, on the same device.
+        """
+        other, weight = partners(images, rows), column(rows, _WEIGHT)
+        # A weight of nothing leaves every bit, whatever the partner has: zero times infinity is no number.
+        mean = torch.where(weight != 0, images * (1 - weight) + other * weight, images)
+        x = torch.arange(images.shape[3], device=images.device)
+        y = torch.arange(images.shape[2], device=images.device)[:, None]
+        left, top, right, bottom = (column(rows, index) for index in (_LEFT, _TOP, _RIGHT, _BOTTOM))
+        return torch.where((x >= left) & (x < right) & (y >= top) & (y < bottom), other, mean)
+
+    def said(self, rows: Tensor) -> Tensor:
+        """The number that labels in Kornia's form say (its lambda), (B,): the partner's share."""
+        return rows[:, _SHARE]
+
+    def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
+        """Each sample's own label, its partner's, and the number that goes with them, as Kornia returns them.
+
+        Args:
+            labels: Of whole numbers or floating.
+            rows: Of the whole batch, on the same device.
+
+        Shape:
+            - labels: (B,)
+            - rows: (B, row_width)
+            - returns: (B, 3) float32, with further axes in front where Kornia has them
+
+        Raises:
+            ArgumentError: If there is not one label for each sample.
+
+        Cost:
+            A few launches, no copy.
+        """
+        if labels.shape != rows.shape[:1]:
+            raise ArgumentError(
+                f"class must be one label for each of the {len(rows)} images, got {tuple(labels.shape)}. "
+                "Pass class indices, (B,), and make them one-hot by num_classes."
+            )
+        values = labels.float()
+        return torch.stack((values, partners(values, rows), self.said(rows)), -1)
+
+
+class MixUp(MixOp):
+    """RandomMixUpV2: a weighted mean with the partner."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        self._bounds = _bounds(module._param_generator.lambda_val)  # type: ignore[union-attr]
+
+    def draw_shares(self, source: Source, size: Size) -> Drawn:
+        """The partner's weight."""
+        return {"lambda": source.within(*self._bounds)}
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """The same partners and weights."""
+        return {"mixup_pairs": torch.from_numpy(drawn["partner"]), "mixup_lambdas": torch.from_numpy(drawn["lambda"])}
+
+    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """The partner's weight, which is its share."""
+        out[:, _SHARE] = out[:, _WEIGHT] = drawn["lambda"]
+
+    def describe(self) -> str:
+        """In a word."""
+        return "mixup"
+
+
+class CutMix(MixOp):
+    """RandomCutMixV2: a rectangle of the partner."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        generator: Any = module._param_generator
+        self._bounds = _bounds(generator.cut_size)
+        self._concentration = 1.0 if generator.beta is None else float(generator.beta)
+        # The newer of Kornia's two conventions: the label gives the share of the image that stays.
+        self._says_rest = bool(module.use_correct_lambda)
+
+    @classmethod
+    def cannot(cls, module: nn.Module) -> str | None:
+        """Why this module is left to Kornia, or ``None``."""
+        generator: Any = module._param_generator
+        if generator.num_mix != 1:
+            return f"num_mix={generator.num_mix}"
+        if generator.beta is not None and torch.as_tensor(generator.beta).numel() != 1:
+            return "beta has several values"
+        return None
+
+    def draw_shares(self, source: Source, size: Size) -> Drawn:
+        """Whole sides in the image's proportion, for a share from a beta distribution, and a start where they fit."""
+        low, high = self._bounds
+        kept = np.minimum(np.maximum(source.beta(self._concentration), low), high)
+        frame = np.array([size.width, size.height], dtype=np.float32)
+        sides = np.floor(np.sqrt(1 - kept)[:, None] * frame)
+        room = frame - sides
+        # Close to one, a product in float32 rounds up to the next whole number.
+        return {"start": np.minimum(np.floor(source.uniform(2).T * (room + 1)), room), "sides": sides}
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """The same partners, and the corners of the rectangles, clockwise and inclusive."""
+        if size.batch == 0:
+            return {"mix_pairs": torch.zeros(0, 3, dtype=torch.int64), "crop_src": torch.zeros(0, 4, 2)}
+        (left, top), (right, bottom) = drawn["start"].T, (drawn["start"] + drawn["sides"] - 1).T
+        corners = np.stack((left, top, right, top, right, bottom, left, bottom), -1).reshape(1, size.batch, 4, 2)
+        return {
+            "mix_pairs": torch.from_numpy(drawn["partner"])[None],
+            "crop_src": torch.from_numpy(corners),
+            "image_shape": torch.tensor([float(size.height), float(size.width)]),
+        }
+
+    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """The rectangle, and its share of the image."""
+        start, sides = drawn["start"], drawn["sides"]
+        out[:, _SHARE] = sides[:, 0] * sides[:, 1] / np.float32(size.width * size.height)
+        out[:, _LEFT : _TOP + 1] = start
+        np.add(start, sides, out=out[:, _RIGHT : _BOTTOM + 1])
+
+    def said(self, rows: Tensor) -> Tensor:
+        """The rectangle's share of the image, or in Kornia's newer convention that of the rest; nothing if the gate is shut."""
+        share = super().said(rows)
+        return torch.where(rows[:, 0] != 0, 1 - share, share) if self._says_rest else share
+
+    def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
+        """As for every mix, in one more axis: Kornia's number of mixes, which is one."""
+        return super().labels(labels, rows)[None]
+
+    def describe(self) -> str:
+        """In a word."""
+        return "cutmix"
+
+
+def partners(values: Tensor, rows: Tensor) -> Tensor:
+    """What each sample's partner has: ``values``, (B, …), in another order."""
+    return values.index_select(0, rows[:, _PARTNER].long())
+
+
+def shares(rows: Tensor) -> Tensor:
+    """The partner's share of each sample, (B,)."""
+    return rows[:, _SHARE]
+
+
+def _bounds(given: Any) -> tuple[float, float]:
+    if given is None:
+        return 0.0, 1.0
+    low, high = torch.as_tensor(given).tolist()
+    return float(low), float(high)
+
+
+LOWERED: dict[type[nn.Module], type[MixOp]] = {K.RandomMixUpV2: MixUp, K.RandomCutMixV2: CutMix}

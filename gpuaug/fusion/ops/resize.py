@@ -1,0 +1,222 @@
+"""Resizes, of whole images and of windows in them."""
+
+import math
+from typing import Any
+
+import numpy as np
+from kornia import augmentation as K
+from kornia.constants import Resample
+from torch import Tensor, nn
+
+from gpuaug.fusion.ops.base import Array, Drawn, Size
+from gpuaug.fusion.ops.crop import corners, identities
+from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp, Resampling, changes_size_by_chance, length_of, scale_of
+from gpuaug.fusion.ops.sampler import Source, further, open_gate
+
+WINDOWS = 10
+"""Windows that are drawn for a resized crop, of which the first that fits the image is taken."""
+
+
+class ResizedCrop(ResampleOp):
+    """RandomResizedCrop by slices."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        self._height, self._width = (int(side) for side in self.settings["size"])
+        self.nearest = self.settings["resample"] == Resample.NEAREST
+        self.half = not self.settings["align_corners"]
+        generator: Any = module._param_generator
+        self._scale = tuple(float(bound) for bound in generator.scale)
+        ratios = [float(bound) for bound in generator.ratio]
+        self.areas = self._scale[0], self._scale[1] - self._scale[0]
+        """The least share of an image's area, and what may be added to it."""
+        first, last = math.log(ratios[0]), math.log(ratios[1])
+        self.shapes = first / 2, (last - first) / 2
+        """The logarithm of the root of the first bound of the ratio, and what may be added to it."""
+        self.ratios = min(ratios), max(ratios)
+        """The least and the largest of width by height."""
+
+    @classmethod
+    def cannot(cls, module: nn.Module) -> str | None:
+        """Why this module is left to Kornia, or ``None``."""
+        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
+        return None if flags["cropping_mode"] == "slice" else f"cropping_mode={flags['cropping_mode']!r}"
+
+    def refuses(self, size: Size) -> str | None:
+        """Skipped by chance, the output would have another size."""
+        return _plain_cubic(self) or changes_size_by_chance(self, size=size)
+
+    def shrinks(self, size: Size) -> float:
+        """The largest crop that may be drawn, by the output."""
+        area, (narrowest, widest) = self._scale[1] * size.height * size.width, self.ratios
+        across = np.minimum(np.sqrt(area * widest), size.width) / self._width
+        down = np.minimum(np.sqrt(area / narrowest), size.height) / self._height
+        return float(np.max(np.maximum(across, down)))
+
+    def out(self, size: Size) -> Size:
+        """The size resized to."""
+        return size.to(self._height, self._width)
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """The first of ten windows that fits the image, else as much of the image as the ratios allow."""
+        numbers = source.uniform(4)
+        share, shape, x, y = numbers
+        # Most fit at once, so the other nine are drawn for those that do not.
+        across, down = self._sides(*self._window(share, shape), size)
+        misses = np.flatnonzero((across > size.width) | (down > size.height) | (np.minimum(across, down) < 1))
+        if misses.size:
+            missed = size.to(size.height[misses], size.width[misses]) if size.ragged else size
+            others = self._window(*further(numbers[:, misses], WINDOWS - 1))
+            across[misses], down[misses] = self._fitting(*others, missed)
+        return {
+            "x": np.floor(x * (np.float32(size.width + 1) - across)),
+            "y": np.floor(y * (np.float32(size.height + 1) - down)),
+            "width": across,
+            "height": down,
+        }
+
+    def _window(self, share: Array, shape: Array) -> tuple[Array, Array]:
+        """By how much of an image's own side a window is long, and by how much it is wider, from numbers in [0, 1)."""
+        (least, by), (first, upto) = self.areas, self.shapes
+        length = np.sqrt(share * np.float32(by) + np.float32(least))
+        # In float64, whose last digits are not the same everywhere, but do not reach those of float32.
+        return length, np.exp((shape * np.float32(upto) + np.float32(first)).astype(np.float64)).astype(np.float32)
+
+    def _sides(self, length: Array, root: Array, size: Size) -> tuple[Array, Array]:
+        """Whole sides of windows."""
+        side = length * np.sqrt(np.float32(size.height * size.width))
+        return np.rint(side * root), np.rint(side / root)
+
+    def _fitting(self, lengths: Array, roots: Array, size: Size) -> tuple[Array, Array]:
+        """Sides of each sample's first window that fits, of some, (K, B)."""
+        wide, high = self._sides(lengths, roots, size)
+        fits = (wide > 0) & (wide <= size.width) & (high > 0) & (high <= size.height)
+        first = fits.argmax(0)
+        across, down = (np.take_along_axis(sides, first[None], 0)[0] for sides in (wide, high))
+        lost = np.flatnonzero(~fits.any(0))
+        if lost.size:
+            rest = size.to(size.height[lost], size.width[lost]) if size.ragged else size
+            across[lost], down[lost] = self._fallback(rest)
+        return across, down
+
+    def _fallback(self, size: Size) -> tuple[Array, Array]:
+        """As much of the image as the ratios allow."""
+        height, width = np.float32(size.height), np.float32(size.width)
+        narrowest, widest = np.float32(self.ratios[0]), np.float32(self.ratios[1])
+        ratio = width / height
+        across = np.where(ratio > widest, np.rint(height * widest), width)
+        down = np.where(ratio < narrowest, np.rint(width / narrowest), height)
+        return np.maximum(across, 1), np.maximum(down, 1)
+
+    def unmoved(self, batch: int) -> Drawn:
+        """Draws that leave images of the output's size as they are."""
+        zeros, ones = np.zeros(batch, dtype=np.float32), np.ones(batch, dtype=np.float32)
+        return {"x": zeros, "y": zeros, "width": self._width * ones, "height": self._height * ones, "gate": open_gate(batch)}
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """Corners in the image, and in the output."""
+        return corners(drawn["x"], drawn["y"], drawn["width"], drawn["height"], self._width, self._height, size)
+
+    def resampling(self, drawn: Drawn, size: Size, half: bool) -> Resampling:
+        """The crop, onto the whole output."""
+        return Resampling(
+            scale_of(drawn["width"], self._width, half),
+            drawn["x"],
+            drawn["width"],
+            scale_of(drawn["height"], self._height, half),
+            drawn["y"],
+            drawn["height"],
+        )
+
+    def matrix(self, drawn: Drawn, size: Size) -> Array:
+        """Onto the output's corners, or its edges, as the module is set."""
+        matrix = np.tile(np.eye(3), (size.batch, 1, 1))
+        half = self.half or self.nearest
+        for k, start, count, target in ((0, "x", "width", self._width), (1, "y", "height", self._height)):
+            set_resize(matrix, k, drawn[start].astype(np.float64), drawn[count].astype(np.float64), target, half)
+        return matrix
+
+    def describe(self) -> str:
+        """In a few words."""
+        return f"crop and resize to {self._height}x{self._width}"
+
+
+class Resize(ResampleOp):
+    """Resize without antialiasing."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        self.nearest = self.settings["resample"] == Resample.NEAREST
+        self.half = not self.settings["align_corners"]
+
+    @classmethod
+    def cannot(cls, module: nn.Module) -> str | None:
+        """Why this module is left to Kornia, or ``None``."""
+        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
+        return "antialias=True, which in Kornia is a blur" if flags["antialias"] else None
+
+    def refuses(self, size: Size) -> str | None:
+        """Skipped by chance, the output would have another size; and one without pixels is Kornia's to complain about."""
+        out = self.out(size)
+        if np.any(np.equal(out.height, 0)) or np.any(np.equal(out.width, 0)):
+            return "comes out without pixels"
+        return _plain_cubic(self) or changes_size_by_chance(self, size=size)
+
+    def shrinks(self, size: Size) -> float:
+        """The image, by the output."""
+        out = self.out(size)
+        return float(np.max(np.maximum(size.width / out.width, size.height / out.height)))
+
+    def out(self, size: Size) -> Size:
+        """The size given, or one side of it with the other in proportion."""
+        wanted, side = self.settings["size"], self.settings["side"]
+        if not isinstance(wanted, int):
+            return size.to(int(wanted[0]), int(wanted[1]))
+        ratio = size.width / size.height
+        # One side is as wanted: the height, or the width.
+        high = np.logical_xor(side == "short", ratio < 1.0) if side not in ("vert", "horz") else side == "vert"
+        if size.ragged:
+            inverse = (wanted / ratio).astype(np.int64)
+            return size.to(np.where(high, wanted, inverse), np.where(high, (wanted * ratio).astype(np.int64), wanted))
+        return size.to(wanted, int(wanted * ratio)) if high else size.to(int(wanted / ratio), wanted)
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """Corners of the image, and of the output."""
+        out, zeros = self.out(size), np.zeros(size.batch, dtype=np.float32)
+        return corners(zeros, zeros, np.float32(size.width), np.float32(size.height), out.width, out.height, size)
+
+    def resampling(self, drawn: Drawn, size: Size, half: bool) -> Resampling:
+        """The whole image, onto the whole output."""
+        out = self.out(size)
+        width, height = length_of(size.width), length_of(size.height)
+        return Resampling(scale_of(width, out.width, half), 0.0, width, scale_of(height, out.height, half), 0.0, height)
+
+    def matrix(self, drawn: Drawn, size: Size) -> Array:
+        """Onto the output's corners, or its edges, as the module is set."""
+        out, half, matrix = self.out(size), self.half or self.nearest, identities(size)
+        set_resize(matrix, 0, np.zeros(1), np.atleast_1d(size.width), out.width, half)
+        set_resize(matrix, 1, np.zeros(1), np.atleast_1d(size.height), out.height, half)
+        return matrix
+
+    def describe(self) -> str:
+        """In a few words."""
+        return f"resize to {self.settings['size']}"
+
+
+def _plain_cubic(op: ResampleOp) -> str | None:
+    """Why a crop or resize is left to Kornia that is to be bicubic without antialiasing."""
+    return "resample='bicubic'" if op.settings["resample"] == Resample.BICUBIC and not op.filter else None
+
+
+def set_resize(matrix: Array, k: int, start: Array, count: Array, target: Any, half: bool) -> None:
+    """Write the scale and shift of axis ``k`` that take a window onto ``target`` pixels."""
+    if half:
+        scale = target / count
+        matrix[:, k, k], matrix[:, k, 2] = scale, (0.5 - start) * scale - 0.5
+    else:
+        # One pixel has no extent to scale: it is shifted.
+        scale = np.where((count > 1) & np.greater(target, 1), (target - 1) / np.maximum(count - 1, 1), 1.0)
+        matrix[:, k, k], matrix[:, k, 2] = scale, -start * scale
+
+
+LOWERED: dict[type[nn.Module], type[GatherOp]] = {K.RandomResizedCrop: ResizedCrop, K.Resize: Resize}

@@ -1,0 +1,378 @@
+"""Rotations, shears, affine and perspective maps: their draws, and their matrices in Kornia's conventions.
+
+Matrices are computed on the host, in float64: the numbers that reach the device are within half a unit in the last place.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from kornia import augmentation as K
+from kornia.constants import Resample, SamplePadding
+from torch import Tensor, nn
+
+from gpuaug.fusion.ops.base import Array, Drawn, Size, bounds
+from gpuaug.fusion.ops.geometry import Warp, WarpOp
+from gpuaug.fusion.ops.sampler import Source
+
+
+class _Warp(WarpOp):
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        self.nearest = self.settings["resample"] == Resample.NEAREST
+        self.edge: Literal["zeros", "border"] = (
+            "border" if self.settings.get("padding_mode") == SamplePadding.BORDER else "zeros"
+        )
+
+    @classmethod
+    def cannot(cls, module: nn.Module) -> str | None:
+        """Why this module is left to Kornia, or ``None``."""
+        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
+        if flags["resample"] == Resample.BICUBIC:
+            return "resample='bicubic'"
+        padding = flags.get("padding_mode", SamplePadding.ZEROS)
+        if padding not in (SamplePadding.ZEROS, SamplePadding.BORDER):
+            return f"padding_mode={padding.name.lower()!r}"
+        return None
+
+    def refuses(self, size: Size) -> str | None:
+        """One pixel has no extent to be normalised by, and Kornia's result is of its own kind."""
+        return "the images are one pixel wide or high" if np.any(np.equal(size.height, 1) | np.equal(size.width, 1)) else None
+
+    def _forward(self, drawn: Drawn, size: Size) -> Array:
+        """Input → output pixels, (B, 3, 3) float64, as if every gate were open."""
+        raise NotImplementedError
+
+    def matrix(self, drawn: Drawn, size: Size) -> Array:
+        """Input → output pixels; the identity where the gate is shut."""
+        return self._behind_gate(self._forward(drawn, size), drawn)
+
+    def warp(self, drawn: Drawn, size: Size) -> Warp:
+        """Output → input pixels; the identity where the gate is shut, so that its samples come out bit for bit."""
+        return Warp(self._behind_gate(_inverse(self._forward(drawn, size)), drawn))
+
+    def _behind_gate(self, matrix: Array, drawn: Drawn) -> Array:
+        if self.gated:
+            matrix[~drawn["gate"]] = np.eye(3)
+        return matrix
+
+
+class Rotation(_Warp):
+    """RandomRotation."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        self._bounds = bounds(module._param_generator.sampler_dict["degrees"])  # type: ignore[union-attr, index]
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """An angle a sample, in degrees."""
+        return {"degrees": source.within(*self._bounds)}
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """The same."""
+        return {"degrees": torch.from_numpy(drawn["degrees"])}
+
+    def _forward(self, drawn: Drawn, size: Size) -> Array:
+        turned = np.deg2rad(drawn["degrees"].astype(np.float64))
+        return _about_centre(np.cos(turned), np.sin(turned), -np.sin(turned), np.cos(turned), size)
+
+    def describe(self) -> str:
+        """In a word."""
+        return "rotate"
+
+
+class Rotation90(_Warp):
+    """RandomRotation90: by quarters, on the frame as it is."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        self._bounds = bounds(module._param_generator.sampler_dict["times"])  # type: ignore[union-attr, index]
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """A number of quarters a sample, before it is rounded."""
+        return {"times": source.within(*self._bounds)}
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """The same."""
+        return {"times": torch.from_numpy(drawn["times"])}
+
+    def _forward(self, drawn: Drawn, size: Size) -> Array:
+        quarters = np.rint(drawn["times"]).astype(np.int64) % 4
+        cosine, sine = np.array([1.0, 0.0, -1.0, 0.0])[quarters], np.array([0.0, 1.0, 0.0, -1.0])[quarters]
+        return _about_centre(cosine, sine, -sine, cosine, size)
+
+    def describe(self) -> str:
+        """In a few words."""
+        return "rotate by quarters"
+
+
+class Affine(_Warp):
+    """RandomAffine."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        generator: Any = module._param_generator
+        samplers = ("degree", "translate_x", "translate_y", "scale_2", "scale_4", "shear_x", "shear_y")
+        found = {name: getattr(generator, f"{name}_sampler") for name in samplers}
+        self._bounds = {name: bounds(sampler) for name, sampler in found.items() if sampler is not None}
+
+    @classmethod
+    def cannot(cls, module: nn.Module) -> str | None:
+        """Why this module is left to Kornia, or ``None``."""
+        if module.flags["fill_value"] is not None and module.flags["padding_mode"] == SamplePadding.FILL:  # type: ignore[index]
+            return "padding_mode='fill'"
+        return super().cannot(module)
+
+    def _drawn(self, name: str, source: Source, default: float) -> Any:
+        between = self._bounds.get(name)
+        return np.full(source.batch, default, np.float32) if between is None else source.within(*between)
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """Angle and shears in degrees, factors, and shifts in pixels."""
+        across = self._drawn("scale_2", source, 1.0)
+        return {
+            "angle": self._drawn("degree", source, 0.0),
+            "scale_x": across,
+            "scale_y": self._drawn("scale_4", source, 1.0) if "scale_4" in self._bounds else across,
+            "shift_x": self._drawn("translate_x", source, 0.0) * np.float32(size.width),
+            "shift_y": self._drawn("translate_y", source, 0.0) * np.float32(size.height),
+            "shear_x": self._drawn("shear_x", source, 0.0),
+            "shear_y": self._drawn("shear_y", source, 0.0),
+        }
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """The same, in pairs."""
+        return {
+            "translations": _pair(drawn["shift_x"], drawn["shift_y"]),
+            "center": _centre(size),
+            "scale": _pair(drawn["scale_x"], drawn["scale_y"]),
+            "angle": torch.from_numpy(drawn["angle"]),
+            "shear_x": torch.from_numpy(drawn["shear_x"]),
+            "shear_y": torch.from_numpy(drawn["shear_y"]),
+        }
+
+    def _forward(self, drawn: Drawn, size: Size) -> Array:
+        # Rotation the other way round than RandomRotation's, after the scale, after the shear, and a shift at the end.
+        turned = np.deg2rad(drawn["angle"].astype(np.float64))
+        cosine, sine = np.cos(turned), np.sin(turned)
+        a, b = cosine * drawn["scale_x"], -sine * drawn["scale_y"]
+        c, d = sine * drawn["scale_x"], cosine * drawn["scale_y"]
+        if "shear_x" in self._bounds:
+            sx, sy = _tangents(drawn)
+            a, b = a - b * sy, b * (1 + sx * sy) - a * sx
+            c, d = c - d * sy, d * (1 + sx * sy) - c * sx
+        matrix = _about_centre(a, b, c, d, size)
+        matrix[:, 0, 2] += drawn["shift_x"]
+        matrix[:, 1, 2] += drawn["shift_y"]
+        return matrix
+
+    def describe(self) -> str:
+        """In a word."""
+        return "affine"
+
+
+class Shear(_Warp):
+    """RandomShear."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        generator: Any = module._param_generator
+        self._bounds = bounds(generator.shear_x_sampler), bounds(generator.shear_y_sampler)
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """Two angles a sample, in degrees."""
+        return {"shear_x": source.within(*self._bounds[0]), "shear_y": source.within(*self._bounds[1])}
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """The same, and the centre."""
+        return {
+            "center": _centre(size),
+            "shear_x": torch.from_numpy(drawn["shear_x"]),
+            "shear_y": torch.from_numpy(drawn["shear_y"]),
+        }
+
+    def _forward(self, drawn: Drawn, size: Size) -> Array:
+        sx, sy = _tangents(drawn)
+        return _about_centre(np.ones_like(sx), -sx, -sy, 1 + sx * sy, size)
+
+    def describe(self) -> str:
+        """In a word."""
+        return "shear"
+
+
+class Translate(_Warp):
+    """RandomTranslate."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        generator: Any = module._param_generator
+        samplers = generator.translate_x_sampler, generator.translate_y_sampler
+        self._bounds = [bounds(sampler) if sampler is not None else None for sampler in samplers]
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """Two shifts a sample, in pixels."""
+        drawn = {}
+        for name, between, side in zip("xy", self._bounds, (size.width, size.height), strict=True):
+            shift = np.zeros(size.batch, np.float32) if between is None else source.within(*between) * np.float32(side)
+            drawn[f"translate_{name}"] = shift
+        return drawn
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """The same."""
+        return {name: torch.from_numpy(drawn[name]) for name in ("translate_x", "translate_y")}
+
+    def _forward(self, drawn: Drawn, size: Size) -> Array:
+        matrix = np.tile(np.eye(3), (size.batch, 1, 1))
+        matrix[:, 0, 2], matrix[:, 1, 2] = drawn["translate_x"], drawn["translate_y"]
+        return matrix
+
+    def describe(self) -> str:
+        """In a word."""
+        return "shift"
+
+
+class Perspective(_Warp):
+    """RandomPerspective: the corners move."""
+
+    kind = "perspective"
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        generator: Any = module._param_generator
+        self._distortion = float(generator.distortion_scale)
+        self._inwards = generator.sampling_method == "basic"
+
+    def _corners(self, size: Size) -> Array:
+        corners: Array = np.array([[0, 0], [1, 0], [1, 1], [0, 1]], dtype=np.float32) * (_sides(size) - 1)[..., None, :]
+        return corners
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """Where the four corners go."""
+        reach = self._distortion * _sides(size)[..., None, :] / 2
+        numbers = source.uniform(8).T.reshape(size.batch, 4, 2)
+        if self._inwards:
+            offsets = reach * numbers * np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]], dtype=np.float32)
+        else:
+            offsets = 2 * reach * (numbers - np.float32(0.5))
+        return {"end_points": (self._corners(size) + offsets).astype(np.float32)}
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """Where the corners come from, and where they go."""
+        start = torch.from_numpy(self._corners(size)).expand(size.batch, -1, -1)
+        return {"start_points": start, "end_points": torch.from_numpy(drawn["end_points"])}
+
+    def _forward(self, drawn: Drawn, size: Size) -> Array:
+        matrix = _from_unit_square(drawn["end_points"].astype(np.float64))
+        matrix[:, :, :2] /= (_sides(size) - 1)[..., None, :]
+        return matrix
+
+    def describe(self) -> str:
+        """In a word."""
+        return "perspective"
+
+
+class AnyAffine(WarpOp):
+    """One of several affine warps, picked for each sample or for all: what policies pick from, as one warp.
+
+    Args:
+        name: Of the module that picks.
+        edge: What lies outside, for all of them.
+        nearest: Whether all of them take the nearest pixel.
+    """
+
+    def __init__(self, name: str, edge: Literal["zeros", "border"], nearest: bool) -> None:
+        super().__init__(name, nn.Identity())
+        self.edge, self.nearest = edge, nearest
+
+    def warp(self, drawn: Drawn, size: Size) -> Warp:
+        """Output → input pixels; the identity where nothing was picked."""
+        return Warp(_inverse(self.matrix(drawn, size)))
+
+    def matrix(self, drawn: Drawn, size: Size) -> Array:
+        """Input → output pixels; the identity where nothing was picked."""
+        # Each part is an op, its draws, and the samples (None: all).
+        if len(drawn["parts"]) == 1 and drawn["parts"][0][2] is None:
+            op, own, _ = drawn["parts"][0]
+            whole: Array = op.matrix(own, size)
+            return whole
+        made = np.tile(np.eye(3), (size.batch, 1, 1))
+        for op, own, where in drawn["parts"]:
+            made[where] = op.matrix(own, size)[where]
+        return made
+
+    def describe(self) -> str:
+        """In a few words."""
+        return "one of several affine warps"
+
+
+def _sides(size: Size) -> Array:
+    """Width and height of the images, (2,), or of each, (B, 2); float32."""
+    return np.stack((np.asarray(size.width), np.asarray(size.height)), -1).astype(np.float32)
+
+
+def _about_centre(a: Array, b: Array, c: Array, d: Array, size: Size) -> Array:
+    """(B, 3, 3) that maps by [[a, b], [c, d]] and leaves the centre of the image where it is."""
+    x, y = (size.width - 1) / 2, (size.height - 1) / 2
+    matrix = np.zeros((len(a), 3, 3))
+    matrix[:, 0, 0], matrix[:, 0, 1], matrix[:, 0, 2] = a, b, x - a * x - b * y
+    matrix[:, 1, 0], matrix[:, 1, 1], matrix[:, 1, 2] = c, d, y - c * x - d * y
+    matrix[:, 2, 2] = 1
+    return matrix
+
+
+def _from_unit_square(quad: Array) -> Array:
+    """(B, 3, 3) that takes (0, 0), (1, 0), (1, 1), (0, 1) to the corners of each quadrilateral, (B, 4, 2)."""
+    x, y = quad[..., 0], quad[..., 1]
+    right, left, rest = quad[:, 1] - quad[:, 2], quad[:, 3] - quad[:, 2], quad[:, 0] - quad[:, 1] + quad[:, 2] - quad[:, 3]
+    whole = right[:, 0] * left[:, 1] - left[:, 0] * right[:, 1]
+    g = (rest[:, 0] * left[:, 1] - left[:, 0] * rest[:, 1]) / whole
+    h = (right[:, 0] * rest[:, 1] - rest[:, 0] * right[:, 1]) / whole
+    matrix = np.empty((len(quad), 3, 3))
+    matrix[:, 0, 0], matrix[:, 0, 1], matrix[:, 0, 2] = (
+        x[:, 1] - x[:, 0] + g * x[:, 1],
+        x[:, 3] - x[:, 0] + h * x[:, 3],
+        x[:, 0],
+    )
+    matrix[:, 1, 0], matrix[:, 1, 1], matrix[:, 1, 2] = (
+        y[:, 1] - y[:, 0] + g * y[:, 1],
+        y[:, 3] - y[:, 0] + h * y[:, 3],
+        y[:, 0],
+    )
+    matrix[:, 2, 0], matrix[:, 2, 1], matrix[:, 2, 2] = g, h, 1
+    return matrix
+
+
+def _inverse(matrix: Array) -> Array:
+    """Inverses of (B, 3, 3) by cofactors: exact where the entries are 0, 1 and -1."""
+    (a, b, c), (d, e, f), (g, h, i) = matrix.transpose(1, 2, 0)
+    rows: Sequence[Sequence[Array]] = (
+        (e * i - f * h, c * h - b * i, b * f - c * e),
+        (f * g - d * i, a * i - c * g, c * d - a * f),
+        (d * h - e * g, b * g - a * h, a * e - b * d),
+    )
+    whole = a * rows[0][0] + b * rows[1][0] + c * rows[2][0]
+    inverse: Array = np.array(rows) / whole
+    return np.ascontiguousarray(inverse.transpose(2, 0, 1))
+
+
+def _tangents(drawn: Drawn) -> tuple[Array, Array]:
+    return np.tan(np.deg2rad(drawn["shear_x"].astype(np.float64))), np.tan(np.deg2rad(drawn["shear_y"].astype(np.float64)))
+
+
+def _centre(size: Size) -> Tensor:
+    return torch.tensor([[(size.width - 1) / 2, (size.height - 1) / 2]]).expand(size.batch, -1)
+
+
+def _pair(x: Array, y: Array) -> Tensor:
+    return torch.from_numpy(np.stack([x, y], -1).astype(np.float32))
+
+
+LOWERED: dict[type[nn.Module], type[_Warp]] = {
+    K.RandomRotation: Rotation,
+    K.RandomRotation90: Rotation90,
+    K.RandomAffine: Affine,
+    K.RandomShear: Shear,
+    K.RandomTranslate: Translate,
+    K.RandomPerspective: Perspective,
+}

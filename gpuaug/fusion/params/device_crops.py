@@ -1,0 +1,95 @@
+"""Rows of ragged batches whose crops are fitted to the images by the device.
+
+A crop is drawn within its image's own size, which only its batch brings. So the numbers that it is drawn from are sent ahead
+with everything else, for several batches at once, and the device goes on from there. A batch then costs the host one small
+launch, where drawing for it alone would cost it more than all launches together.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gpuaug.fusion.gather import Gather
+from gpuaug.fusion.ops.base import Array, Drawn, Op
+from gpuaug.fusion.ops.resize import ResizedCrop
+from gpuaug.fusion.params.table import MATRIX, fill_matrix, fill_table, send
+from gpuaug.fusion.params.upcoming import Coming
+from gpuaug.fusion.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where in a row, behind what the passes read, the parts begin that a crop is fitted from; -1 for those it has not."""
+
+    matrix: int
+    """That of all ops, to be written."""
+    numbers: int
+    """Those in [0, 1) that the crop is drawn from."""
+    rest: int
+    """The matrix of the ops behind the crop."""
+    width: int
+
+
+def fits(planned: Plan) -> bool:
+    """Whether a device can fit the crops of ragged batches: where a plan begins with one, each sample drawn for by itself."""
+    front = planned.passes[0].front
+    if not planned.source.ragged or not isinstance(front, Gather):
+        return False
+    first = front.order[0]
+    return isinstance(first, ResizedCrop) and not first.same_on_batch
+
+
+class Fitting:
+    """The rows of some batches, on the device, but for where crops lie.
+
+    Args:
+        coming: For a plan that :func:`fits`.
+    """
+
+    def __init__(self, coming: Coming) -> None:
+        planned, points = coming.planned, coming.points
+        self._step = planned.passes[0]
+        columns, self._end = planned.columns[0], planned.width + MATRIX * points
+        self._layout = Layout(
+            matrix=planned.width if points else -1,
+            numbers=self._end,
+            rest=self._end + columns if points else -1,
+            width=self._end + columns + MATRIX * points,
+        )
+        source, whole = coming.source(), coming.size
+        first, *others = coming.ops
+        assert isinstance(first, ResizedCrop)
+        numbers = source.uniform(columns)
+        # The rest is drawn and written for crops that leave everything as it is.
+        drawn: dict[Op, Drawn] = {first: first.unmoved(source.batch)}
+        at = first.out(whole)
+        for op in others:
+            drawn[op] = op.draw(source, at)
+            at = op.out(at)
+
+        def fill(table: Array) -> None:
+            fill_table(planned, whole, drawn, table)
+            table[:, self._layout.numbers : self._layout.numbers + columns] = numbers.T
+            if points:
+                fill_matrix(planned, whole, drawn, table[:, self._layout.rest :])
+
+        rows = coming.by_batch(send(source.batch, self._layout.width, fill, coming.device))
+        # Taken apart together, which takes less than to do so batch by batch.
+        self._rows, self._read = rows.unbind(), rows[..., : self._end].unbind()
+        self._unused = dict.fromkeys(range(len(self._rows)), True)
+
+    def table(self, place: int, places: Tensor) -> Tensor:
+        """The whole rows of a batch, (V · B, K), now that its images are where ``places`` says, (B, 3).
+
+        Cost:
+            One launch; a copy before it where they are asked for again.
+        """
+        from gpuaug.fusion.backends.triton.crops import fit
+
+        rows, read = self._rows[place], self._read[place]
+        if not self._unused.pop(place, False):
+            # Another thread may be about to use what was made of them.
+            rows = rows.clone()
+            read = rows[:, : self._end]
+        fit(self._step, rows, places, self._layout)
+        return read

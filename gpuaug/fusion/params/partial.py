@@ -1,0 +1,77 @@
+"""Rows of ragged batches, of which the host makes all ahead that does not depend on the sizes of the images.
+
+Where images differ in size, nobody knows those of the batches to come, and crops are drawn within them. So the ops of the first
+pass that move pixels are given their numbers ahead, and turn them into draws when their batch is there: those that the device
+does not fit (:mod:`gpuaug.fusion.params.device_crops`), because something else comes first, or because it runs no kernels of ours.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from gpuaug.fusion.backends import dispatch
+from gpuaug.fusion.gather import Gather
+from gpuaug.fusion.ops.base import Array, Drawn, Op, Size
+from gpuaug.fusion.ops.sampler import Taken
+from gpuaug.fusion.params.table import MATRIX, fill_matrix, fill_table, send
+from gpuaug.fusion.params.upcoming import Coming
+from gpuaug.fusion.plan import Plan
+
+
+def late_ops(planned: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:
+    """The ops that wait for the sizes; none where that cannot be, and rows are made whole."""
+    front = planned.passes[0].front
+    waits = front.order if isinstance(front, Gather) else ()
+    if planned.template is None or any(op.same_on_batch or op.p_batch < 1 for op in waits):
+        return ()  # nothing has been written yet, or draws come from more than the numbers of the samples
+    return tuple(op for op in ops if op in waits)
+
+
+class Half:
+    """The rows of some batches, but for what depends on sizes.
+
+    Args:
+        coming: For a plan with its template.
+        late: The ops that wait.
+    """
+
+    def __init__(self, coming: Coming, late: Sequence[Op]) -> None:
+        self._coming, planned = coming, coming.planned
+        source, whole = coming.source(), coming.size
+        at = whole
+        self._numbers: dict[Op, Array] = {}
+        self._drawn: dict[Op, Drawn] = {}
+        for op, columns in zip(coming.ops, planned.columns, strict=True):
+            if op in late:
+                self._numbers[op] = source.uniform(columns) if columns else np.empty((0, source.batch))
+            else:
+                self._drawn[op] = op.draw(source, at)
+            at = op.out(at)
+        rows = np.empty((source.batch, planned.width), dtype=np.float32)
+        fill_table(planned, whole, self._drawn, rows, fronts=1)
+        self._rows = coming.by_batch(rows)
+
+    def table(self, place: int, size: Size) -> Tensor:
+        """The whole rows of a batch, (V · B, K), now that its sizes are there.
+
+        Cost:
+            One pinned copy, which nothing waits for.
+        """
+        planned, points, whole = self._coming.planned, self._coming.points, size.times(self._coming.views)
+        part = slice(place * whole.batch, (place + 1) * whole.batch)
+        at, drawn = whole, {}
+        for op in self._coming.ops:
+            if op in self._numbers:
+                drawn[op] = op.draw(Taken(self._numbers[op][:, part]), at)
+                at = op.out(at)
+        for op, each in self._drawn.items() if points else ():
+            drawn[op] = {name: value[part] if isinstance(value, np.ndarray) else value for name, value in each.items()}
+
+        def fill(table: Array) -> None:
+            table[:, : planned.width] = self._rows[place]
+            dispatch.fill_front(planned.passes[0], drawn.__getitem__, whole, table, fixed=False)
+            if points:
+                fill_matrix(planned, whole, drawn, table[:, planned.width :])
+
+        return send(whole.batch, planned.width + MATRIX * points, fill, self._coming.device)

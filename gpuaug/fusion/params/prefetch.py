@@ -1,0 +1,131 @@
+"""The rows of the batches that are expected next, made together.
+
+What drawing costs is the number of calls into NumPy, which is the same for the samples of many batches as for those of one.
+And what a call draws from can be foreseen: within a stage it is the next batch's position, and elsewhere the next number of
+torch's generator. So the rows of some batches are made at once, as far as they can be, and wait, each for the call that draws
+from its seed. A call that does not come costs nothing but time: its rows are dropped.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gpuaug.core.rng import following_seeds, next_seed, seeds_of_views
+from gpuaug.fusion.backends import dispatch
+from gpuaug.fusion.backends.triton.launch import current_stream
+from gpuaug.fusion.ops.base import Drawn, Op, Size
+from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.params.device_crops import Fitting, fits
+from gpuaug.fusion.params.partial import Half, late_ops
+from gpuaug.fusion.params.table import make_table
+from gpuaug.fusion.params.upcoming import Coming
+from gpuaug.fusion.plan import Plan
+
+MOST_BATCHES = 64
+"""Made at once. With more of them, or of their samples, it is the numbers themselves that take the time."""
+
+MOST_SAMPLES = 4096
+"""In these batches, in all their views."""
+
+_MOST_BLOCKS = 4
+"""Kept at once, for a pipeline that is called several times for a batch, or by several loaders."""
+
+
+class _Block(NamedTuple):
+    planned: Plan
+    kind: tuple[Any, ...]
+    rows: Sequence[Tensor] | Fitting | Half
+    order: dict[int, int]
+    """Which of the batches a seed is for."""
+    next: int
+    """The seed that is expected after them."""
+
+    def table(self, seed: int, size: Size, places: Tensor | None) -> Tensor:
+        """The rows of one batch."""
+        rows, index = self.rows, self.order[seed]
+        if isinstance(rows, Half):
+            return rows.table(index, size)
+        if isinstance(rows, Fitting):
+            assert places is not None
+            return rows.table(index, places)
+        return rows[index]
+
+
+class Ahead:
+    """Rows made ahead for one pipeline, for as many batches as its calls have shown to be foreseeable."""
+
+    def __init__(self) -> None:
+        # Replaced whole, so that two threads may draw from one pipeline.
+        self._blocks: tuple[_Block, ...] = ()
+
+    def table(
+        self,
+        planned: Plan,
+        ops: Sequence[Op],
+        size: Size,
+        device: torch.device,
+        places: Tensor | None = None,
+        *,
+        points: bool,
+        views: int = 1,
+    ) -> Tensor:
+        """The rows for a call that is being made now, as :func:`gpuaug.fusion.params.table.make_table` gives them.
+
+        What is drawn is what a call by itself would draw, bit for bit; of matrices, the last digits may differ.
+
+        Args:
+            planned: What reads the rows.
+            ops: All of the plan's.
+            size: Of the batch.
+            device: Where the rows go.
+            places: Where a ragged batch has its images, (B, 3) int64 on the device.
+            points: Whether boxes or keypoints follow.
+            views: Of each image.
+
+        Cost:
+            One call draws for many to come, and sends their rows. Where images differ in size, every call fits them to its own,
+            by one launch or on the host; or it draws alone, where that cannot be. No synchronisation.
+        """
+        seed = next_seed()
+        # Rows are on their way on the stream that was current, so a call on another one has to make its own.
+        kind = (size.batch, points, device, current_stream(device))
+        blocks = [block for block in self._blocks if block.planned is planned and block.kind == kind]
+        for block in blocks:
+            if seed in block.order:
+                return block.table(seed, size, places)
+        past = next((block for block in blocks if block.next == seed), None)
+        most = max(MOST_SAMPLES // max(views * size.batch, 1), 1)
+        count = min(2 * len(past.order), MOST_BATCHES, most) if past is not None else 1
+        *seeds, following = seed, *following_seeds(count)
+        each = [one for call in seeds for one in seeds_of_views(call, views)]
+        rows: Sequence[Tensor] | Fitting | Half
+        if not size.ragged:
+            table = draw_rows(planned, ops, size, each, device, points=points)
+            rows = table.view(count, views * size.batch, table.shape[2]).unbind()
+        else:
+            coming = Coming(planned, ops, size.batch, size.channels, each, views, device, points)
+            if fits(planned) and dispatch.name(device) == "triton":
+                rows = Fitting(coming)
+            elif late := late_ops(planned, ops):
+                rows = Half(coming, late)
+            else:
+                return draw_rows(planned, ops, size, each[:views], device, points=points).flatten(0, 1)
+        made = _Block(planned, kind, rows, {each: index for index, each in enumerate(seeds)}, following)
+        self._blocks = (made, *(block for block in self._blocks if block is not past))[:_MOST_BLOCKS]
+        return made.table(seed, size, places)
+
+
+def draw_rows(
+    planned: Plan, ops: Sequence[Op], size: Size, seeds: Sequence[int], device: torch.device, *, points: bool
+) -> Tensor:
+    """Draw for as many batches as there are seeds, and make their rows, (batches, B, K)."""
+    source = Source(seeds, size.batch, planned.numbers)
+    at = whole = size.times(len(seeds))
+    drawn: dict[Op, Drawn] = {}
+    for op in ops:
+        drawn[op] = op.draw(source, at)
+        at = op.out(at)
+    table = make_table(planned, whole, drawn, device, points=points)
+    return table.view(len(seeds), size.batch, table.shape[1])

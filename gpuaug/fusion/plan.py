@@ -1,0 +1,160 @@
+"""Ops → passes: what can share one reading and one writing of the images.
+
+A pass is one front (a gather, a filter or a mix: what an output pixel is made from) and any number of pointwise ops on that
+pixel, in order. The first pass reads the user's images, the last one writes the result; between passes are float32 images.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuaug.fusion.gather import Columns, Gather
+from gpuaug.fusion.ops.base import Array, Op, PointOp, Size
+from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
+from gpuaug.fusion.ops.filters import FilterOp
+from gpuaug.fusion.ops.geometry import GatherOp
+from gpuaug.fusion.ops.mix import MixOp
+from gpuaug.fusion.ops.sampler import Source
+
+Front = Gather | FilterOp | MixOp
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What one reading of the images does.
+
+    ``program`` holds the pointwise ops' codes, the columns in which their rows begin, and their flags.
+    """
+
+    front: Front
+    points: tuple[PointOp, ...]
+    source: Size
+    out: Size
+    columns: Columns | int
+    program: tuple[tuple[int, int, int], ...]
+    prepared: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What an executor has worked out for batches of one kind, by that kind."""
+
+    @property
+    def mean(self) -> bool:
+        """Whether a pointwise op needs the mean grey of the image before it, and so a reduction first."""
+        return any(needs_mean(op) for op in self.points)
+
+    @property
+    def ops(self) -> Iterator[Op]:
+        """Everything the pass does, in the order of its execution."""
+        yield from self.front.order if isinstance(self.front, Gather) else (self.front,)
+        yield from self.points
+
+    def describe(self) -> str:
+        """In a few words."""
+        return ", ".join([self.front.describe(), *(op.describe() for op in self.points)])
+
+
+@dataclass(slots=True)
+class Plan:
+    """The passes of a run of ops for images of one size, and the width of a sample's row of numbers."""
+
+    passes: tuple[Pass, ...]
+    width: int
+    source: Size
+    out: Size
+    masks: bool = False
+    template: Array | None = None
+    """A row of which the numbers that are the same for all samples and batches hold."""
+    numbers: int = 8
+    """How many columns of uniform numbers are drawn at first."""
+    columns: tuple[int, ...] = ()
+    """How many of them each op takes."""
+    alone: bool = False
+    """Whether the rows of a batch are made for it alone."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A pass that may still take ops."""
+
+    front: Front = field(default_factory=Gather)
+    points: list[PointOp] = field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        return isinstance(self.front, Gather) and not self.front.order and not self.points
+
+    def take(self, op: Op) -> bool:
+        """Add ``op`` if it fits."""
+        if isinstance(op, FilterOp | MixOp):
+            if self.empty:
+                self.front = op
+                return True
+            return False
+        if isinstance(op, GatherOp):
+            if not isinstance(self.front, Gather) or not self.front.accepts(op):
+                return False
+            if self.points and not (
+                isinstance(op, HorizontalFlip | VerticalFlip) and not any(point.positional for point in self.points)
+            ):
+                return False
+            self.front = self.front.adding(op)
+            return True
+        assert isinstance(op, PointOp)
+        if needs_mean(op) and (not isinstance(self.front, Gather) or any(map(needs_mean, self.points))):
+            return False
+        self.points.append(op)
+        return True
+
+
+def needs_mean(op: PointOp) -> bool:
+    """Whether ``op`` uses the mean grey of the image that it is given."""
+    return bool(getattr(op, "needs_mean", False))
+
+
+def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
+    """Split a run of ops into passes, each taking as many as it can.
+
+    Args:
+        ops: In order; each has accepted the size it will see.
+        size: Of the images that the first one sees.
+        masks: Whether masks follow, which takes numbers of their own for some ops.
+    """
+    opened = [_Open()]
+    for op in ops:
+        if not opened[-1].take(op):
+            opened.append(_Open())
+            taken = opened[-1].take(op)
+            assert taken, f"{op.name} fits no pass"
+    passes, at, column = [], size, 0
+    for each in opened:
+        source = at
+        columns: Columns | int
+        if isinstance(each.front, Gather):
+            columns = each.front.columns(column, size.channels, masks)
+            column, at = columns.end, _after(each.front.order, at)
+        else:
+            columns = column
+            column += each.front.row_width(size.channels)
+        program = []
+        for point in each.points:
+            program.append((point.code, column, point.flags))
+            column += point.row_width(size.channels)
+        passes.append(Pass(each.front, tuple(each.points), source, at, columns, tuple(program)))
+    return Plan(tuple(passes), max(column, 1), size, at, masks, alone=any(op.alone for op in ops))
+
+
+def columns_of(ops: Sequence[Op], size: Size) -> tuple[int, ...]:
+    """How many columns of uniform numbers each op of a run draws for a batch of images of this size."""
+    # Apart: a plan may be made in the middle of a draw.
+    source, at = Source((0,), 1, apart=True), size if size.ragged else Size(1, size.channels, size.height, size.width)
+    columns = []
+    for op in ops:
+        before = source.used
+        op.draw(source, at)
+        columns.append(source.used - before)
+        at = op.out(at)
+    return tuple(columns)
+
+
+def _after(ops: Iterable[Op], size: Size) -> Size:
+    for op in ops:
+        size = op.out(size)
+    return size

@@ -1,0 +1,1 @@
+"""Ops that pick other ops: RandAugment and the like, and containers with ``random_apply``."""

@@ -1,0 +1,328 @@
+"""Modules that pick what runs anew for every batch, and how few ops what they pick is put into.
+
+A choice is drawn like any op, and then stands for the ops that were picked. Those are put into ops by kind (one pointwise op
+that is one of several, one affine warp), so that what has to be compiled does not grow with the number of combinations.
+"""
+
+import copy
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from kornia.augmentation.container.params import ParamItem
+from torch import nn
+
+from gpuaug.core.errors import ArgumentError
+from gpuaug.fusion.ops.base import Array, Drawn, Op, PointOp, Size
+from gpuaug.fusion.ops.fallback import EagerOp
+from gpuaug.fusion.ops.filters import FilterOp
+from gpuaug.fusion.ops.geometry import Axis, IndexMap, IndexOp, WarpOp
+from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.ops.warp import AnyAffine
+from gpuaug.fusion.policies.one_of import OneOf
+
+Pick = Literal["batch", "sample"]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A module that may be picked, and Kornia's wrapper of it and its magnitude, where there is one."""
+
+    name: str
+    op: Op | EagerOp
+    operation: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """What is picked as one: a module, or members that run one after the other."""
+
+    name: str
+    members: tuple[Member, ...]
+    is_container: bool
+
+
+class Entry(NamedTuple):
+    """The draws of one member that was picked: for the samples in ``where``, or for all."""
+
+    child: int
+    position: int
+    drawn: Drawn
+    size: Size
+    where: Array | None
+
+    @property
+    def gate(self) -> Array:
+        """For which samples it runs."""
+        gate: Array = self.drawn["gate"]
+        return gate if self.where is None else gate & self.where
+
+
+class Step(NamedTuple):
+    """An op that runs for a batch.
+
+    One that ``begins`` starts a plan, so that its kernel is the same whatever ran before. There are as many kernels as kinds
+    of ops, and not as many as their orders; what is pointwise and one of several joins any of them.
+    """
+
+    op: Op | EagerOp
+    drawn: Drawn
+    begins: bool
+
+
+class Nothing(IndexOp):
+    """What runs where nothing was picked: it leaves every pixel where it is."""
+
+    def map(self, drawn: Drawn, size: Size) -> IndexMap:
+        """Each pixel from its own place."""
+        return IndexMap(Axis(1.0, 0.0, 0.0, float(size.width)), Axis(1.0, 0.0, 0.0, float(size.height)))
+
+    def describe(self) -> str:
+        """In a word."""
+        return "nothing"
+
+
+class Choice(Op):
+    """A module that picks among its children, for the batch or for each sample."""
+
+    alone = True
+
+    def __init__(self, name: str, module: nn.Module, children: Sequence[Child], pick: Pick) -> None:
+        super().__init__(name, module)
+        self.children = tuple(children)
+        self.pick = pick
+        self._members = [member for child in children for member in child.members]
+        self._points = [member.op for member in self._members if isinstance(member.op, PointOp) and OneOf.takes(member.op)]
+        self._made: dict[Any, Op] = {}
+        self._eager: dict[tuple[int, int], EagerOp] = {}
+
+    @property
+    def ops(self) -> tuple[Op | EagerOp, ...]:
+        """All that it may pick from."""
+        return tuple(member.op for member in self._members)
+
+    @property
+    def keepdim(self) -> bool:
+        """Whether a single image stays one, as in Kornia, whatever is picked."""
+        return all(getattr(member.op.module, "keepdim", False) for member in self._members)
+
+    def number(self, source: Source) -> float:
+        """A number in [0, 1) that all samples of the batch share, of which there may be none."""
+        return source.integer(0, 2**53) / 2**53
+
+    @abstractmethod
+    def picks(self, source: Source) -> list[int]:
+        """Which children run for the batch, in order."""
+
+    def picks_of_samples(self, source: Source) -> Array:
+        """The same for each sample: (as many as run, B)."""
+        raise NotImplementedError
+
+    def draw(self, source: Source, size: Size) -> Drawn:
+        """Pick, and draw for what is picked: ``"layers"`` of entries that run one after the other."""
+        if self.pick == "sample":
+            return {"layers": tuple(self._layers(source, size)), "end": size}
+        layers, picked = [], self.picks(source)
+        for child in picked:
+            for position in range(len(self.children[child].members)):
+                entry = Entry(child, position, self.draw_member(child, position, source, size), size, None)
+                size = self._after(entry)
+                layers.append((entry,))
+        return {"layers": tuple(layers), "picks": tuple(picked), "end": size}
+
+    def _layers(self, source: Source, size: Size) -> Iterator[tuple[Entry, ...]]:
+        for row in self.picks_of_samples(source):
+            children = np.unique(row).tolist()
+            for position in range(max((len(self.children[child].members) for child in children), default=0)):
+                there = [child for child in children if position < len(self.children[child].members)]
+                yield tuple(
+                    Entry(child, position, self.draw_member(child, position, source, size), size, row == child)
+                    for child in there
+                )
+
+    def draw_member(self, child: int, position: int, source: Source, size: Size) -> Drawn:
+        """What one member draws for the batch."""
+        op = self.children[child].members[position].op
+        if isinstance(op, EagerOp) or op.refuses(size) is not None:
+            return self._left(child, position, size).draw(source, size)
+        return op.draw(source, size)
+
+    def _after(self, entry: Entry) -> Size:
+        if "params" in entry.drawn:
+            return self._left(entry.child, entry.position, entry.size).out(entry.size, entry.drawn)
+        return self._op(entry).out(entry.size)
+
+    def out(self, size: Size, drawn: Drawn | None = None) -> Size:
+        """The size of what comes out for these draws."""
+        end: Size = size if drawn is None else drawn["end"]
+        return end
+
+    def steps(self, drawn: Drawn) -> list[Step]:
+        """The ops that run for a batch, in order."""
+        made: list[Step] = []
+        seen: Counter[Any] = Counter()
+        for layer in drawn["layers"]:
+            kinds: dict[tuple[Any, ...], list[Entry]] = {}
+            for entry in layer:
+                kinds.setdefault(self._kind(entry), []).append(entry)
+            # A sample runs one op of a layer, so their order is free: pointwise ones join the pass of what ran before.
+            for kind, entries in sorted(kinds.items(), key=lambda item: item[0] != _POINT):
+                step = self._left_step(entries[0]) if kind[0] == "kornia" else self._step(kind, entries, seen[kind])
+                if step is not None:
+                    made.append(step)
+                    seen[kind] += 1
+        return made
+
+    def _kind(self, entry: Entry) -> tuple[Any, ...]:
+        member = self.children[entry.child].members[entry.position]
+        op = member.op
+        if isinstance(op, EagerOp) or op.refuses(entry.size) is not None:
+            return "kornia", entry.child, entry.position
+        if member.operation is not None or (isinstance(op, PointOp) and OneOf.takes(op)):
+            return _kind_of(op)
+        return "own", entry.child, entry.position
+
+    def _step(self, kind: tuple[Any, ...], entries: Sequence[Entry], occurrence: int) -> Step | None:
+        op, size = self._op(entries[0]), entries[0].size
+        gate = _any(entries)
+        if not gate.any() and op.out(size) == size:
+            return None
+        made = self._made.get((*kind, occurrence))
+        if made is None:
+            if kind == _POINT:
+                made = OneOf(self.name, self._points)
+            elif kind[0] == "affine":
+                made = AnyAffine(self.name, kind[1], kind[2])
+            else:
+                # An op may run twice, and a plan tells ops apart.
+                made = copy.copy(op)
+                if kind[0] != "own":
+                    # It stands for others of its kind, whatever their p is.
+                    made.p = 0.5
+            self._made[*kind, occurrence] = made
+        drawn: Drawn
+        if isinstance(made, OneOf | AnyAffine):
+            drawn = {"gate": gate, "parts": [(self._op(entry), entry.drawn, entry.where) for entry in entries]}
+        else:
+            drawn = dict(entries[0].drawn)
+            for entry in entries[1:]:
+                assert entry.where is not None, "several entries only where samples pick for themselves"
+                drawn = {name: np.where(entry.where, entry.drawn[name], values) for name, values in drawn.items()}
+            drawn["gate"] = gate
+        return Step(made, drawn, kind != _POINT or occurrence % _TOGETHER == 0 < occurrence)
+
+    def _left_step(self, entry: Entry) -> Step | None:
+        eager, drawn = self._left(entry.child, entry.position, entry.size), entry.drawn
+        if "params" not in drawn:
+            if not entry.gate.any():
+                return None
+            data = self._op(entry).params({**drawn, "gate": entry.gate}, entry.size)
+            drawn = {"params": [ParamItem(eager.child_name, data)], "key": 0}
+        return Step(eager, drawn, begins=True)
+
+    def _op(self, entry: Entry) -> Op:
+        op = self.children[entry.child].members[entry.position].op
+        assert isinstance(op, Op)
+        return op
+
+    def _left(self, child: int, position: int, size: Size) -> EagerOp:
+        member = self.children[child].members[position]
+        op = member.op
+        if isinstance(op, EagerOp):
+            return op
+        found = self._eager.get((child, position))
+        if found is None:
+            module = op.module
+            if member.operation is not None:
+                # A certain module does not look at its gate, which holds the pick here.
+                module = copy.copy(module)
+                module.p = 0.5  # type: ignore[assignment]
+            found = self._eager[child, position] = EagerOp(op.name, module, op.refuses(size) or "", op)
+        return found
+
+    def params(self, drawn: Drawn, size: Size) -> Any:
+        """The same draws as Kornia's module takes them in ``params=``.
+
+        Raises:
+            ArgumentError: If each sample picked its own.
+        """
+        if self.pick == "sample":
+            raise no_form_in_kornia(self.name)
+        layers = iter(drawn["layers"])
+
+        def form(child: Child) -> ParamItem:
+            made = [ParamItem(member.name, self._data(next(layers)[0])) for member in child.members]
+            return ParamItem(child.name, made if child.is_container else made[0].data)
+
+        return [form(self.children[index]) for index in drawn["picks"]]
+
+    def _data(self, entry: Entry) -> Any:
+        return entry.drawn["params"][0].data if "params" in entry.drawn else self._op(entry).params(entry.drawn, entry.size)
+
+    @property
+    @abstractmethod
+    def most(self) -> int:
+        """How many members run for a batch at most."""
+
+    @property
+    @abstractmethod
+    def how_many(self) -> str:
+        """How many children run, in words."""
+
+    def describe(self) -> str:
+        """What may run, in words."""
+        words = dict.fromkeys(_words(member.op) for member in self._members)
+        return f"for each {self.pick} {self.how_many} of {', '.join(words)}"
+
+    def left(self, size: Size) -> list[str]:
+        """What of it Kornia runs, in words."""
+        ops = [member.op for member in self._members]
+        return list(dict.fromkeys(_words(op) for op in ops if isinstance(op, EagerOp) or op.refuses(size) is not None))
+
+    def launches(self, size: Size) -> int | None:
+        """How many kernels it takes at most; ``None`` where Kornia may run something."""
+        if self.left(size):
+            return None
+        each: dict[Any, int] = {}
+        for member in self._members:
+            assert isinstance(member.op, Op)
+            kind = _kind_of(member.op)
+            each[kind] = max(each.get(kind, 0), _launches(member.op))
+        return self.most * (max(each.values(), default=0) if self.pick == "batch" else sum(each.values()))
+
+
+def no_form_in_kornia(name: str) -> ArgumentError:
+    """What is said where the draws of a module that picks for each sample are wanted in Kornia's form."""
+    return ArgumentError(
+        f"pick must be 'batch' for draws to have Kornia's form, got 'sample': {name} of Kornia picks once for all "
+        "samples. Fuse with pick='batch' to compare the two."
+    )
+
+
+_POINT = ("point",)
+_TOGETHER = 4
+"""Pointwise picks that share a kernel at most: each is as much code again."""
+
+
+def _kind_of(op: Op) -> tuple[Any, ...]:
+    if isinstance(op, PointOp) and OneOf.takes(op):
+        return _POINT
+    return ("affine", op.edge, op.nearest) if isinstance(op, WarpOp) and op.kind == "affine" else (type(op),)
+
+
+def _launches(op: Op) -> int:
+    return op.launches if isinstance(op, FilterOp) else 1 + bool(getattr(op, "needs_mean", False))
+
+
+def _words(op: Op | EagerOp) -> str:
+    return op.name if isinstance(op, EagerOp) else op.describe()
+
+
+def _any(entries: Sequence[Entry]) -> Array:
+    gate = entries[0].gate
+    for entry in entries[1:]:
+        gate = gate | entry.gate
+    return gate

@@ -1,0 +1,85 @@
+"""One of several mixes, picked for the batch or for each sample: a container of MixUp and CutMix with ``random_apply``."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from kornia.augmentation.container.params import ParamItem
+from torch import nn
+
+from gpuaug.fusion.ops.base import Array, Drawn, Size
+from gpuaug.fusion.ops.mix import MixOp
+from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.policies.choice import Pick, no_form_in_kornia
+
+
+class OneMix(MixOp):
+    """A container that runs one of its mixes. Rows of all mixes have one form, so it is one op, whatever is picked.
+
+    Args:
+        name: The container's.
+        module: The container.
+        mixes: What it holds, by name.
+        pick: Whether one mix is picked for the whole batch, or one for each sample.
+    """
+
+    def __init__(self, name: str, module: nn.Module, mixes: Sequence[tuple[str, MixOp]], pick: Pick) -> None:
+        super().__init__(name, module)
+        self.mixes, self._pick = tuple(mixes), pick
+        weights: Any = module.random_apply_weights
+        ends = weights.double().numpy().cumsum()
+        self._ends: Array = ends / ends[-1]
+
+    @property
+    def keepdim(self) -> bool:
+        """Whether a single image stays one, as in Kornia, whatever is picked."""
+        return all(getattr(mix.module, "keepdim", False) for _, mix in self.mixes)
+
+    def draw(self, source: Source, size: Size) -> Drawn:
+        """Pick, and draw for what is picked: ``"parts"``, each a mix's number, its draws, and the samples (``None``: all)."""
+        if self._pick == "batch":
+            index = int(self._picked(source.integer(0, 2**53) / 2**53))
+            return {"parts": ((index, self.mixes[index][1].draw(source, size), None),)}
+        picked = self._picked(source.uniform())
+        parts = [(index, mix.draw(source, size), picked == index) for index, (_, mix) in enumerate(self.mixes)]
+        # One order for all, so that each image is the partner of one other, whichever mixes they picked.
+        partner = parts[0][1]["partner"]
+        return {"parts": tuple((index, {**drawn, "partner": partner}, where) for index, drawn, where in parts)}
+
+    def _picked(self, numbers: Any) -> Any:
+        """Which mixes numbers in [0, 1) stand for, by the weights."""
+        return np.searchsorted(self._ends, numbers, side="right")
+
+    def draw_shares(self, source: Source, size: Size) -> Drawn:
+        """Nothing: the mixes draw theirs."""
+        return {}
+
+    def rows(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """The rows of what was picked."""
+        for index, own, where in drawn["parts"]:
+            mix = self.mixes[index][1]
+            if where is None:
+                mix.rows(own, size, out)
+                continue
+            rows = np.empty_like(out)
+            mix.rows(own, size, rows)
+            out[where] = rows[where]
+
+    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """Nothing: the mixes write theirs."""
+
+    def params(self, drawn: Drawn, size: Size) -> Any:
+        """The same draws as the container takes them in ``params=``.
+
+        Raises:
+            ArgumentError: If each sample picked its own.
+        """
+        if self._pick == "sample":
+            raise no_form_in_kornia(self.name)
+        ((index, own, _),) = drawn["parts"]
+        name, mix = self.mixes[index]
+        return [ParamItem(name, mix.params(own, size))]
+
+    def describe(self) -> str:
+        """What may run, in words."""
+        return f"for each {self._pick} {' or '.join(mix.describe() for _, mix in self.mixes)}"

@@ -1,0 +1,76 @@
+"""One of several pointwise ops, picked for each sample: what policies are compiled to."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpuaug.fusion.ops.base import Array, Drawn, PointOp, Size
+
+
+class OneOf(PointOp):
+    """One of several ops, picked for each sample or for all: what policies pick from, in a form that is compiled once.
+
+    A row holds the gate, the code of the op that was picked, and that op's own row.
+
+    Args:
+        name: Of the module that picks.
+        ops: All that can be picked, each of a kind that it ``takes``.
+    """
+
+    code, width = 18, 0
+
+    def __init__(self, name: str, ops: Sequence[PointOp]) -> None:
+        super().__init__(name, ops[0].module)
+        self._kinds = {op.code: op for op in ops}
+        self._ops = tuple(ops)
+        self.flags = sum(1 << code for code in self._kinds)
+        self.rgb_only = any(op.rgb_only for op in ops)  # type: ignore[misc]
+
+    @staticmethod
+    def takes(op: PointOp) -> bool:
+        """Whether all that ``op`` needs is the pixel and its row."""
+        return not (op.positional or op.flags or getattr(op, "needs_mean", False))
+
+    @property
+    def gated(self) -> bool:
+        """A sample may have picked nothing."""
+        return True
+
+    def refuses(self, size: Size) -> str | None:
+        """Nothing: an op that refuses images of this size is not picked for them."""
+        return None
+
+    def row_width(self, channels: int) -> int:
+        """The gate, the code, and the widest row."""
+        return 2 + max(op.row_width(channels) for op in self._ops)
+
+    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """Codes and rows of what was picked: ``"parts"``, each an op, its draws, and the samples (``None``: all)."""
+        for op, own, where in drawn["parts"]:
+            width = op.row_width(size.channels)
+            if where is None:
+                out[:, 0], out[:, 1] = own["gate"], op.code
+                op.rows(own, size, out[:, 2 : 2 + width])
+                continue
+            rows = np.zeros((size.batch, width), dtype=np.float32)
+            op.rows(own, size, rows)
+            out[where, 0], out[where, 1] = own["gate"][where], op.code
+            out[where, 2 : 2 + width] = rows[where]
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Each op on the samples that picked it."""
+        made = images
+        for code, op in self._kinds.items():
+            picked = rows[:, 1] == code
+            # On a GPU the host does not know, and all ops run on all samples.
+            if picked.is_cuda or bool(picked.any()):
+                # Another op's numbers would not do as, say, channels.
+                own = rows[:, 2:].masked_fill(~picked[:, None], 0)
+                made = torch.where(picked[:, None, None, None], op.apply(images, own), made)
+        return made
+
+    def describe(self) -> str:
+        """In a few words."""
+        return "one of " + ", ".join(op.describe() for op in self._kinds.values())

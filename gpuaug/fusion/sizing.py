@@ -1,0 +1,58 @@
+"""Whether a pipeline gives images of different sizes one, and whether they fit it."""
+
+from collections.abc import Sequence
+
+from gpuaug.core.errors import ArgumentError
+from gpuaug.fusion.gather import Gather
+from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
+from gpuaug.fusion.ops.fallback import EagerOp
+from gpuaug.fusion.ops.geometry import GatherOp
+
+
+def sizing_ops(ops: Sequence[Op | EagerOp]) -> tuple[GatherOp, ...]:
+    """The ops that give images of different sizes one, which the first pass has to do.
+
+    Raises:
+        ArgumentError: If they do not.
+    """
+    front, size = Gather(), Size(1, 3, *ANY_SIDES)
+    taken: list[GatherOp] = []
+    way_out = "Begin with what gives them one size, such as K.RandomResizedCrop((224, 224)) or K.Resize((224, 224))"
+    for op in ops:
+        if isinstance(op, EagerOp):
+            reason: str | None = op.reason
+        elif not isinstance(op, GatherOp):
+            reason = "it does more than move pixels"
+        else:
+            reason = op.refuses(size) or (None if front.accepts(op) else f"it needs a pass of its own after {taken[-1].name}")
+        if reason is not None:
+            raise ArgumentError(
+                f"pipeline must give images one size before anything else where ragged=True, got {op.name}: {reason}. "
+                f"{way_out}."
+            )
+        assert isinstance(op, GatherOp)
+        front, size = front.adding(op), op.out(size)
+        taken.append(op)
+        if not size.ragged:
+            return tuple(taken)
+    raise ArgumentError(
+        f"pipeline must give images one size where ragged=True, got {taken[-1].name} as its end. "
+        "Add what does, such as K.RandomResizedCrop((224, 224)), K.Resize((224, 224)) or K.CenterCrop(224)."
+    )
+
+
+def check_sizes(ops: Sequence[GatherOp], size: Size) -> None:
+    """Refuse images that one of :func:`sizing_ops` could not give their one size.
+
+    Raises:
+        ArgumentError: If there is one, named by its place in the batch.
+    """
+    at = size
+    for op in ops:
+        if op.refuses(at):
+            index, reason = next((index, why) for index in range(at.batch) if (why := op.refuses(at.of(index))))
+            raise ArgumentError(
+                f"images must fit {op.name}, got {size.of(index).height}x{size.of(index).width} at {index} of the batch, "
+                f"which {reason}. Pad or resize before it."
+            )
+        at = op.out(at)

@@ -1,0 +1,1 @@
+"""What follows the images: masks, boxes, keypoints, labels, target dicts."""

@@ -1,0 +1,71 @@
+"""Data keys: what each input of a call is, in Kornia's words and two of our own."""
+
+import functools
+from typing import Any
+
+import torch
+from kornia.constants import DataKey
+from torch import Tensor
+
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.core.ragged import Ragged
+
+_NAMES: dict[Any, str] = {DataKey.IMAGE: "input", DataKey.LABEL: "class"}
+_OWN_KEYS = ("targets", "valid")
+BOXES = ("bbox", "bbox_xyxy", "bbox_xywh")
+"""Those of padded boxes."""
+
+
+@functools.cache
+def name_of(key: Any) -> str:
+    """A data key by the name that it has here.
+
+    Raises:
+        ArgumentError: If it is none.
+    """
+    if key in _OWN_KEYS:
+        return str(key)
+    try:
+        found = DataKey.get(key)
+    except Exception as error:
+        names = sorted({*_OWN_KEYS, *(_NAMES.get(known, known.name.lower()) for known in DataKey)})
+        raise ArgumentError(
+            f"data_keys must be among {', '.join(names)}, got {key!r}. Use Kornia's names, 'targets' for target dicts, or "
+            "'valid' beside boxes."
+        ) from error
+    return _NAMES.get(found, found.name.lower())
+
+
+def check(key: str, value: Any) -> None:
+    """Refuse what is not of the kind that its key says, whatever the images are.
+
+    Raises:
+        ArgumentTypeError: If it is of another type.
+        ArgumentError: If it has another shape, or requires gradients.
+    """
+    whole = isinstance(value, Ragged) if key == "input" else key == "mask" and isinstance(value, list | tuple)
+    if whole or key in ("class", "targets"):
+        return
+    if key == "input" and isinstance(value, list | tuple):
+        raise ArgumentTypeError(
+            f"input must be a tensor or a gpuaug.Ragged, got {type(value).__name__}. Stack images of one size: "
+            "torch.stack(…); pack others: gpuaug.collate_ragged(…), for gpuaug.fuse(…, ragged=True)."
+        )
+    if not isinstance(value, Tensor):
+        raise ArgumentTypeError(
+            f"{key} must be a tensor, got {type(value).__name__}. Stack the samples of a batch: torch.stack(…)."
+        )
+    if key == "input" and value.dtype != torch.uint8 and not value.is_floating_point():
+        raise ArgumentTypeError(
+            f"images must be uint8 or floating, got {value.dtype}. Convert them: images.to(torch.uint8) or images.float()."
+        )
+    if key == "input" and value.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(
+            "images must not require gradients, got images that do: fused augmentations are not differentiable. "
+            "Pass images.detach(), or use Kornia itself."
+        )
+    if key in ("input", "mask") and value.ndim not in (3, 4):
+        raise ArgumentError(
+            f"{key} must be (B, C, H, W) or one (C, H, W), got {tuple(value.shape)}. "
+            "Flatten what comes before the channels: x.flatten(0, -4)."
+        )

@@ -1,0 +1,143 @@
+"""Dropping what is not valid: the one step of detection targets for which the host has to wait."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpuaug.core import batch as batches
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.fusion.ops.base import Array
+from gpuaug.fusion.targets.masks import like, to_device
+
+WHOLE = frozenset({"image", "images", "input", "pixel_values", "image_id", "size", "orig_size"})
+"""What is said of an image as a whole, however many objects are in it."""
+
+
+def sanitize(targets: Any) -> list[Any]:
+    """Drop the boxes that are not valid, and with each all that is known of it.
+
+    :func:`gpuaug.fuse` marks boxes that have left the image in ``valid``, and drops none, since how many are left is known on
+    the device alone. Here every tensor, array, list and tuple as long as ``valid`` loses the same entries: boxes, labels,
+    masks, keypoints, areas, names. What is said of the whole image stays: ``image_id``, ``size``, ``orig_size``, and what has
+    another length in any of the dicts. So does a dict without boxes, as some datasets have for images without annotations.
+
+    Args:
+        targets: A list of one dict for each image with ``valid``, (n,), or one dict of padded tensors with ``valid``, (B, N).
+
+    Returns:
+        A list of one dict for each image, of the type of those that came in. From a padded dict each takes its part of every
+        tensor, list and tuple of B; the rest is the same for all.
+
+    Raises:
+        ArgumentTypeError: If ``targets`` are nothing of the kind.
+        ArgumentError: If there is no ``valid``, or it does not say of each box whether it is.
+
+    Cost:
+        The host waits for the device, once for the whole batch. One launch for each tensor.
+
+    Examples:
+        >>> boxes, labels = torch.tensor([[0.0, 0.0, 4.0, 4.0], [9.0, 9.0, 9.0, 9.0]]), torch.tensor([7, 8])
+        >>> kept = sanitize([{"boxes": boxes, "labels": labels, "valid": torch.tensor([True, False])}])
+        >>> kept[0]["labels"]
+        tensor([7])
+    """
+    if isinstance(targets, Mapping):
+        return _sanitize_padded(targets)
+    if isinstance(targets, str | Tensor) or not isinstance(targets, Sequence):
+        raise ArgumentTypeError(
+            f"targets must be a list of dicts or one dict of padded tensors, got {type(targets).__name__}. "
+            "Pass what fuse has returned for them."
+        )
+    some = any(isinstance(record, Mapping) and "valid" in record for record in targets)
+    judged = [sample for sample, record in enumerate(targets) if not (some and _has_no_boxes(record))]
+    valid = [_valid_of(targets[sample], 1, f" of sample {sample}") for sample in judged]
+    whole = {
+        name
+        for sample, each in zip(judged, valid, strict=True)
+        for name, value in targets[sample].items()
+        if isinstance(value, _PER_BOX) and (batches.is_namedtuple(value) or _length(value) != len(each))
+    }
+    made = [batches.replace(record, {}) for record in targets]
+    for sample, places in zip(judged, _kept(valid), strict=True):
+        made[sample] = batches.replace(targets[sample], _taken(targets[sample], {*WHOLE, *whole}, places))
+    return made
+
+
+def _sanitize_padded(targets: Mapping[str, Any]) -> list[Any]:
+    valid = _valid_of(targets, 2, "")
+    batch = len(valid)
+    shared = {
+        name for name, value in targets.items() if not isinstance(value, Tensor) or tuple(value.shape[:2]) != tuple(valid.shape)
+    }
+    made = []
+    for sample, places in enumerate(_kept(list(valid))):
+        own = {
+            name: like(value[sample], value) if isinstance(value, Tensor) else value[sample]
+            for name, value in targets.items()
+            if isinstance(value, Tensor | list | tuple)
+            and (not isinstance(value, Tensor) or value.ndim)
+            and len(value) == batch
+        }
+        made.append(batches.replace(targets, {**own, **_taken(own, {*WHOLE, *shared}, places)}))
+    return made
+
+
+_PER_BOX = (Tensor, np.ndarray, list, tuple)
+"""What may have one entry for each box."""
+
+
+def _length(value: Any) -> int:
+    """How many entries there are; none in a number."""
+    return len(value) if getattr(value, "ndim", 1) else -1
+
+
+def _has_no_boxes(record: Any) -> bool:
+    return isinstance(record, Mapping) and not {"valid", "boxes", "bbox"} & set(record)
+
+
+def _taken(record: Mapping[str, Any], whole: set[str], places: tuple[Array, Tensor]) -> dict[str, Any]:
+    on_host, on_device = places
+    taken: dict[str, Any] = {}
+    for name, value in record.items():
+        if name in whole or not isinstance(value, _PER_BOX):
+            continue
+        if isinstance(value, Tensor):
+            taken[name] = like(value.as_subclass(Tensor).index_select(0, on_device.to(value.device)), value)
+        elif isinstance(value, np.ndarray):
+            taken[name] = value[on_host]
+        else:
+            taken[name] = type(value)(value[at] for at in on_host)
+    return taken
+
+
+def _valid_of(record: Any, axes: int, whose: str) -> Tensor:
+    if not isinstance(record, Mapping):
+        raise ArgumentTypeError(
+            f"targets{whose} must be a dict, got {type(record).__name__}. Pass what fuse has returned for them."
+        )
+    if "valid" not in record:
+        raise ArgumentError(
+            f"targets{whose} must say in 'valid' which boxes to keep, got {', '.join(map(str, record)) or 'nothing'}. "
+            "Take them through gpuaug.fuse first, with the data key 'targets'; or, padded, with 'valid' beside the boxes."
+        )
+    valid = record["valid"]
+    if not isinstance(valid, Tensor) or valid.dtype != torch.bool or valid.ndim != axes:
+        got = f"{valid.dtype} {tuple(valid.shape)}" if isinstance(valid, Tensor) else type(valid).__name__
+        raise ArgumentError(
+            f"valid{whose} must be torch.bool {'(n,)' if axes == 1 else '(B, N)'}, got {got}. Pass it as fuse has returned it."
+        )
+    return valid
+
+
+def _kept(valid: Sequence[Tensor]) -> list[tuple[Array, Tensor]]:
+    """Where each is true, on the host and on the device."""
+    if not valid:
+        return []
+    # One wait for all: each nonzero() would be one.
+    known = torch.cat(tuple(valid)).cpu().numpy()
+    ends = np.cumsum([len(each) for each in valid])
+    found = [np.flatnonzero(part) for part in np.split(known, ends[:-1])]
+    return list(zip(found, to_device(found, valid[0].device), strict=True))

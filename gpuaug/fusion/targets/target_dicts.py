@@ -1,0 +1,276 @@
+"""Target dicts: what is known of each image, in a dict of its own, as detection models take it."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpuaug.core import batch as batches
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
+from gpuaug.fusion.backends import dispatch
+from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.ops.boxes import Form, Way, floating
+from gpuaug.fusion.options import BoxForm
+from gpuaug.fusion.targets.masks import MaskList, like, owners_of, split, to_device
+
+RECORD_FORMS: dict[str, Form] = {
+    "xyxy": Form("corners", edges=True),
+    "xywh": Form("sides", edges=True),
+    "cxcywh": Form("centre", edges=True),
+    "cxcywh_share": Form("centre", edges=True, share=True),
+}
+"""By the name that ``fuse`` takes for it; the first three are also torchvision's names, in small letters."""
+
+_POINTS = Form("points", edges=True)
+
+_NO_LISTS = (str, Mapping, Tensor)
+
+_Found = tuple[int, str, Tensor]
+"""Of which sample, by which key, and what."""
+
+
+class _Rows:
+    """Tensors of one kind, of those samples that have them, to be laid one behind the other: so many rows each."""
+
+    def __init__(self, found: Sequence[_Found]) -> None:
+        self.samples: list[int] = []
+        self.keys: list[str] = []
+        self.given: list[Tensor] = []
+        self.counts: list[int] = []
+        self._parts: list[Tensor] = []
+        self._dtypes: set[torch.dtype] = set()
+        # One loop, since this is done for every batch.
+        for sample, key, value in found:
+            part = value if type(value) is Tensor else value.as_subclass(Tensor)
+            part = part if part.ndim == 2 else part.flatten(0, -2)
+            self.samples.append(sample)
+            self.keys.append(key)
+            self.given.append(value)
+            self.counts.append(part.shape[0])
+            self._parts.append(part)
+            self._dtypes.add(part.dtype)
+        self._as_given = all(map(operator.is_, self._parts, self.given))
+
+    def joined(self) -> Tensor:
+        return torch.cat(self._parts)
+
+    def split(self, made: Tensor, frame: tuple[int, int]) -> Sequence[Tensor]:
+        """Each sample's, in the shape, the type and the subclass in which it came; floating where that holds whole numbers."""
+        parts = split(made, self.counts)
+        if len(self._dtypes) > 1:
+            parts = tuple(part.to(floating(given.dtype)) for part, given in zip(parts, self.given, strict=True))
+        if self._as_given:
+            return parts
+        return [
+            like(part if given.ndim == 2 else part.view(given.shape), given, canvas_size=frame)
+            for part, given in zip(parts, self.given, strict=True)
+        ]
+
+
+class Records:
+    """The target dicts of a batch, on their way through the passes.
+
+    Args:
+        given: One mapping for each image.
+        size: Of the images.
+        places: Where images have sizes of their own, these on the device: (B, 3), with height and width last.
+        device: That of the images.
+        boxes: What ``boxes`` are, unless they say so themselves. ``bbox`` is COCO's, a corner and the sides.
+
+    Raises:
+        ArgumentTypeError: If it is not one mapping for each image, or what is in one is not what its key says.
+        ArgumentError: If what is in one has not the shape that its key says.
+        DeviceError: If it is not where the images are.
+    """
+
+    def __init__(self, given: Any, size: Size, places: Tensor | None, device: torch.device, boxes: BoxForm) -> None:
+        _check_sequence(given, size.batch)
+        self._given: Sequence[Mapping[str, Any]] = given
+        self._size, self._places, self._device = size, places, device
+        boxes_found, points_found, masks_found, masks_of = [], [], [], []
+        for sample, record in enumerate(given):
+            if "boxes" in record:
+                boxes_found.append((sample, "boxes", record["boxes"]))
+            if "bbox" in record:
+                boxes_found.append((sample, "bbox", record["bbox"]))
+            if "keypoints" in record:
+                points_found.append((sample, "keypoints", record["keypoints"]))
+            if "masks" in record:
+                masks_found.append(record["masks"])
+                masks_of.append(sample)
+        self._form = _checked_form(boxes_found, device, boxes)
+        _check_points(points_found, device)
+        self._boxes, self._points = _Rows(boxes_found), _Rows(points_found)
+        counts = zip(self._boxes.samples, self._boxes.counts, strict=True)
+        self._valid = {
+            sample: _checked_valid(given[sample]["valid"], sample, count, device)
+            for sample, count in counts
+            if "valid" in given[sample]
+        }
+        self.masks = MaskList(masks_found, masks_of, size, device) if masks_found else None
+        """The masks of all samples, to be taken through the passes."""
+        self._box_owners, self._point_owners = self._owners_on_device()
+
+    @property
+    def has_points(self) -> bool:
+        """Whether boxes or keypoints follow."""
+        return bool(self._boxes.samples or self._points.samples)
+
+    def _owners_on_device(self) -> tuple[Tensor, Tensor]:
+        """Which samples boxes and points belong to, and beside it the same for masks, which take it."""
+        rows, points, masks = self._boxes, self._points, self.masks
+        arrays = [owners_of(rows.samples, rows.counts), owners_of(points.samples, points.counts)]
+        if masks is None:
+            of_boxes, of_points = to_device(arrays, self._device)
+            return of_boxes, of_points
+        # Most often every object has a box and a mask.
+        alike = masks.samples == rows.samples and masks.counts == rows.counts
+        arrays += [masks.spans] if alike else [masks.spans, owners_of(masks.samples, masks.counts)]
+        of_boxes, of_points, spans, *of_masks = to_device(arrays, self._device)
+        masks.take(of_boxes if alike else of_masks[0], spans)
+        return of_boxes, of_points
+
+    def results(self, matrix: Tensor, out: tuple[int, int]) -> Any:
+        """The dicts as they came, with what followed the images in them.
+
+        Args:
+            matrix: Pixel centres before → after, (B, 3, 3) float32.
+            out: Height and width of the images that come out.
+
+        Cost:
+            With boxes and keypoints two launches for each kind, whatever the number of images.
+        """
+        changes: list[dict[str, Any]] = [{} for _ in self._given]
+        source = (self._size.height, self._size.width) if self._places is None else self._places
+        if self._boxes.samples:
+            values = self._boxes.joined()
+            way = Way(self._form, self._form, matrix, source, out, self._box_owners, clip=True)
+            made, valid = dispatch.follow(values, self._joined_valid(), way, floating(values.dtype))
+            assert valid is not None
+            rows = self._boxes
+            parts = rows.split(made, out), split(valid, rows.counts)
+            for sample, key, part, kept in zip(rows.samples, rows.keys, *parts, strict=True):
+                changes[sample][key] = part
+                changes[sample]["valid"] = kept
+        if self._points.samples:
+            values = self._points.joined()
+            way = Way(_POINTS, _POINTS, matrix, source, out, self._point_owners)
+            made, _ = dispatch.follow(values, None, way, floating(values.dtype))
+            for sample, part in zip(self._points.samples, self._points.split(made, out), strict=True):
+                changes[sample]["keypoints"] = part
+        if self.masks is not None:
+            for sample, part in zip(self.masks.samples, self.masks.results(), strict=True):
+                changes[sample]["masks"] = part
+        done = [
+            {**record, **change} if type(record) is dict else batches.replace(record, change)
+            for record, change in zip(self._given, changes, strict=True)
+        ]
+        return tuple(done) if isinstance(self._given, tuple) else done
+
+    def _joined_valid(self) -> Tensor | None:
+        """Which boxes were valid when they came; nothing where no sample says so."""
+        if not self._valid:
+            return None
+        parts = zip(self._boxes.samples, self._boxes.counts, strict=True)
+        return torch.cat(
+            [
+                self._valid[sample] if sample in self._valid else torch.ones(count, dtype=torch.bool, device=self._device)
+                for sample, count in parts
+            ]
+        )
+
+
+def _check_sequence(given: Any, batch: int) -> None:
+    if isinstance(given, _NO_LISTS) or not isinstance(given, Sequence):
+        raise ArgumentTypeError(
+            f"targets must be a list of one dict for each image, got {type(given).__name__}. Where boxes are padded to one "
+            "number, name each of their tensors by a data key: bbox_xyxy, valid."
+        )
+    if len(given) != batch:
+        raise ArgumentError(
+            f"targets must hold one dict for each of the {batch} images, got {len(given)}. Pass a batch of them."
+        )
+    for sample, record in enumerate(given):
+        if type(record) is not dict and not isinstance(record, Mapping):
+            raise ArgumentTypeError(
+                f"targets of sample {sample} must be a dict, got {type(record).__name__}. "
+                "Put what is known of an image into one: {'boxes': …, 'labels': …}."
+            )
+
+
+def _checked_form(found: Sequence[_Found], device: torch.device, default: str) -> Form:
+    """What all boxes are, each of which says so by its type, or by its key, or is as by ``default``."""
+    form: Form | None = None
+    first = last = -1
+    for sample, key, value in found:
+        _check_tensor(sample, key, value, device)
+        named = (None if type(value) is Tensor else _form_of(value, sample)) or ("xywh" if key == "bbox" else default)
+        shape = value.shape
+        if len(shape) != 2 or shape[1] != 4:
+            raise ArgumentError(
+                f"{key} of sample {sample} must be (n, 4), got {tuple(shape)}. Where an image has none: torch.zeros(0, 4)."
+            )
+        if sample == last:
+            raise ArgumentError(f"targets of sample {sample} must hold boxes or bbox, got both. Leave one of them out.")
+        last = sample
+        if not shape[0]:  # of no boxes every form is the same
+            continue
+        if form is None:
+            form, first = RECORD_FORMS[named], sample
+        elif form is not RECORD_FORMS[named]:
+            raise ArgumentError(
+                f"{key} of sample {sample} must be of the form of those of sample {first}, got {named}. "
+                "Convert them before they are put into a batch."
+            )
+    return form or RECORD_FORMS[default]
+
+
+def _check_points(found: Sequence[_Found], device: torch.device) -> None:
+    known: int | None = None
+    for sample, key, value in found:
+        _check_tensor(sample, key, value, device)
+        if value.ndim < 2 or value.shape[-1] not in (2, 3) or known not in (None, value.shape[-1]):
+            wanted = "(n, K, 2) or (n, K, 3)," if known is None else f"(n, K, {known}), as those before it,"
+            raise ArgumentError(
+                f"{key} of sample {sample} must be {wanted} got {tuple(value.shape)}. "
+                "Where an image has none: torch.zeros(0, K, 3)."
+            )
+        known = value.shape[-1]
+
+
+def _check_tensor(sample: int, key: str, value: Any, device: torch.device) -> None:
+    if not isinstance(value, Tensor):
+        raise ArgumentTypeError(
+            f"{key} of sample {sample} must be a tensor, got {type(value).__name__}. Make one of it: torch.as_tensor(…)."
+        )
+    if value.device != device:
+        raise DeviceError(
+            f"{key} of sample {sample} must be on {device}, where the images are, got {value.device}. Move it there first."
+        )
+
+
+def _form_of(boxes: Tensor, sample: int) -> str | None:
+    """The form that a torchvision ``BoundingBoxes`` has by itself."""
+    found = getattr(boxes, "format", None)
+    if found is None:
+        return None
+    name = str(getattr(found, "value", found)).lower()
+    if name not in RECORD_FORMS:
+        raise ArgumentError(
+            f"boxes of sample {sample} must be upright, got {name.upper()}. Convert them to XYXY: "
+            "torchvision.transforms.v2.functional.convert_bounding_box_format."
+        )
+    return name
+
+
+def _checked_valid(value: Any, sample: int, count: int, device: torch.device) -> Tensor:
+    if not isinstance(value, Tensor) or value.dtype != torch.bool or tuple(value.shape) != (count,):
+        got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ArgumentError(
+            f"valid of sample {sample} must be one bool for each of its {count} boxes, got {got}. Leave it out if all are."
+        )
+    if value.device != device:
+        raise DeviceError(f"valid of sample {sample} must be on {device}, got {value.device}. Move it there first.")
+    return value

@@ -1,0 +1,328 @@
+"""What is augmented together: images, and the masks, boxes, keypoints and labels that follow them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from kornia.constants import DataKey, Resample
+from kornia.geometry.boxes import Boxes
+from torch import Tensor
+
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
+from gpuaug.core.ragged import Ragged
+from gpuaug.fusion.backends import dispatch
+from gpuaug.fusion.backends.readers import size_of
+from gpuaug.fusion.gather import Gather
+from gpuaug.fusion.ops.base import Array, Drawn, Op, Size
+from gpuaug.fusion.ops.boxes import FORMS, Way, check_form, composed, floating, has_extent, move, rank, vertices
+from gpuaug.fusion.ops.fallback import EagerOp
+from gpuaug.fusion.ops.geometry import GatherOp
+from gpuaug.fusion.ops.labels import SoftLabels
+from gpuaug.fusion.ops.mix import MixOp
+from gpuaug.fusion.options import BoxForm
+from gpuaug.fusion.plan import Plan
+from gpuaug.fusion.targets.data_keys import BOXES, check, name_of
+from gpuaug.fusion.targets.masks import MaskList, owners_of, to_device
+from gpuaug.fusion.targets.target_dicts import Records
+
+
+class Targets:
+    """The inputs of one call, on their way through the passes.
+
+    Args:
+        inputs: As the user passed them.
+        keys: What each is: Kornia's words, ``targets`` for target dicts, ``valid`` for which of padded boxes there are.
+        extra_args: Of the user's container: how masks are to be resampled.
+        boxes: What the boxes of target dicts are.
+    """
+
+    def __init__(self, inputs: Sequence[Any], keys: Sequence[Any], extra_args: Any, boxes: BoxForm = "xyxy") -> None:
+        self.keys = [name_of(key) for key in keys]
+        if len(inputs) != len(self.keys):
+            raise ArgumentError(
+                f"data_keys must name each input, got {len(self.keys)} for {len(inputs)} inputs. "
+                f"Pass as many as there are: data_keys={self.keys}."
+            )
+        if "input" not in self.keys:
+            raise ArgumentError(f"data_keys must contain 'input', got {self.keys}. Pass the images along.")
+        for key, value in zip(self.keys, inputs, strict=True):
+            check(key, value)
+        images = inputs[self.keys.index("input")]
+        self._unbatched = isinstance(images, Tensor) and images.ndim == 3
+        images = images[None] if self._unbatched else images
+        self.device: torch.device = images.device
+        self.size = size_of(images)
+        self.shape = self.size.shape
+        self.places = images.places if isinstance(images, Ragged) else None
+        """Where a ragged batch has its images, (B, 3)."""
+        self._given = inputs
+        self._dtypes = [getattr(value, "dtype", torch.float32) for value in inputs]
+        self._missing = [self._missing_axis(key, value) for key, value in zip(self.keys, inputs, strict=True)]
+        self._soft: SoftLabels | None = None
+        self._softened_by: MixOp | None = None
+        self.values: list[Any] = []
+        for key, value, axis in zip(self.keys, inputs, self._missing, strict=True):
+            self.values.append(self._taken(key, value, boxes) if axis is None else value.unsqueeze(axis))
+            self._check_fit(key, self.values[-1], tuple(getattr(value, "shape", ())))
+        self._check_valid()
+        self.has_masks = any(
+            key == "mask" or (isinstance(value, Records) and value.masks is not None)
+            for key, value in zip(self.keys, self.values, strict=True)
+        )
+        """Whether masks follow."""
+        self.has_points = any(
+            key in FORMS or (isinstance(value, Records) and value.has_points)
+            for key, value in zip(self.keys, self.values, strict=True)
+        )
+        """Whether boxes or keypoints follow."""
+        self._forms = [FORMS.get(key) for key in self.keys]
+        self._matrix: Tensor | None = None
+        if (
+            self.has_masks
+            and extra_args
+            and extra_args.get(DataKey.MASK, {}).get("resample", Resample.NEAREST) != Resample.NEAREST
+        ):
+            raise ArgumentError("extra_args must resample masks to the nearest, got another way. Leave extra_args out.")
+
+    def _taken(self, key: str, value: Any, boxes: BoxForm) -> Any:
+        if key == "targets":
+            return Records(value, self.size, self.places, self.device, boxes)
+        if key == "mask" and isinstance(value, list | tuple):
+            if len(value) != self.size.batch:
+                raise ArgumentError(
+                    f"mask must hold masks for each of the {self.size.batch} images, got {len(value)}. Pass a batch of them."
+                )
+            made = MaskList(value, range(len(value)), self.size, self.device)
+            made.take(*to_device([owners_of(made.samples, made.counts), made.spans], self.device))
+            return made
+        return value
+
+    def _missing_axis(self, key: str, value: Any) -> int | None:
+        # As in Kornia, a single image is a batch of one, and a mask without channels has one.
+        if key in ("input", "mask") and isinstance(value, Tensor) and value.ndim == 3:
+            return 0 if key == "input" or self._unbatched else 1
+        if key in FORMS and value.ndim == 1 + rank(FORMS[key]) and self.size.batch == 1:
+            return 0
+        return 0 if key == "valid" and value.ndim == 1 and self.size.batch == 1 else None
+
+    def _check_fit(self, key: str, value: Any, given: tuple[int, ...]) -> None:
+        if key in ("class", "targets") or isinstance(value, MaskList):
+            return
+        if key in FORMS:
+            check_form(value, key)
+        if value.device != self.device:
+            raise DeviceError(f"{key} must be on {self.device}, where the images are, got {value.device}. Move it there first.")
+        if len(value) != self.size.batch:
+            raise ArgumentError(
+                f"{key} must hold one entry for each of the {self.size.batch} images, got {given}. Pass a batch of them."
+            )
+        wanted: tuple[int | None, ...] = ()
+        if key == "mask":
+            wanted = (self.shape[0], value.shape[1], *self.shape[2:])
+        if wanted and self.size.ragged:
+            raise ArgumentError(
+                f"mask must be a list of one tensor for each image where these differ in size, got {tuple(value.shape)}. "
+                "Leave them as they come: list(masks)."
+            )
+        if wanted and tuple(value.shape) != wanted:
+            raise ArgumentError(
+                f"{key} must be of the images' size {self.shape}, got {tuple(value.shape)}. Resize it to theirs first."
+            )
+
+    def _check_valid(self) -> None:
+        if "valid" not in self.keys:
+            return
+        if self.keys.count("valid") > 1 or sum(key in BOXES for key in self.keys) != 1:
+            raise ArgumentError(
+                f"data_keys must hold one of {', '.join(BOXES)} where they hold 'valid', got {self.keys}. "
+                "Say valid once, for one tensor of boxes."
+            )
+        valid = self.values[self.keys.index("valid")]
+        boxes = next(value for key, value in zip(self.keys, self.values, strict=True) if key in BOXES)
+        if valid.dtype != torch.bool or valid.shape != boxes.shape[:2]:
+            raise ArgumentError(
+                f"valid must be one bool for each box, torch.bool {tuple(boxes.shape[:2])}, got {valid.dtype} "
+                f"{tuple(valid.shape)}. Say which of the padded boxes there are: arange(N) < counts[:, None]."
+            )
+
+    def check_mix(self, op: MixOp) -> None:
+        """Refuse what cannot be mixed before anything is run.
+
+        Raises:
+            ArgumentError: If something else than images and labels goes along.
+            ArgumentTypeError: If labels are no tensor.
+            DeviceError: If they are not where the images are.
+        """
+        others = [key for key in self.keys if key not in op.targets]
+        if others:
+            raise ArgumentError(
+                f"data_keys must be among {', '.join(op.targets)} where {op.name} mixes images, got {', '.join(others)}. "
+                "Mix in a stage of its own, without them."
+            )
+        self._check_labels()
+
+    def soften(self, soft: SoftLabels, mixes: Sequence[MixOp]) -> None:
+        """Have labels leave as shares of the classes: at once, or where the pipeline mixes first.
+
+        Raises:
+            ArgumentError: If labels are neither indices nor shares.
+            ArgumentTypeError: If they are no tensor.
+            DeviceError: If they are not where the images are.
+        """
+        self._check_labels()
+        for index, key in enumerate(self.keys):
+            if key == "class":
+                soft.check(self.values[index], self.size.batch)
+                if not mixes:
+                    self.values[index] = dispatch.run_labels(soft, self.values[index], None)
+        self._soft, self._softened_by = soft, mixes[0] if mixes else None
+
+    def _check_labels(self) -> None:
+        for key, value in zip(self.keys, self.values, strict=True):
+            if key == "class" and not isinstance(value, Tensor):
+                raise ArgumentTypeError(f"class must be a tensor, got {type(value).__name__}. Pass one index for each image.")
+            if key == "class" and value.device != self.device:
+                raise DeviceError(
+                    f"class must be on {self.device}, where the images are, got {value.device}. Move it there first."
+                )
+
+    def _mixed(self, labels: Tensor, op: MixOp, rows: Tensor) -> Tensor:
+        if self._soft is None:
+            return op.labels(labels, rows)
+        # What comes to a later mix is shares already, and smooth.
+        soft = self._soft if op is self._softened_by else replace(self._soft, smoothing=0.0)
+        return dispatch.run_labels(soft, labels, rows)
+
+    def run_plan(
+        self,
+        plan: Plan,
+        table: Tensor,
+        dtype: torch.dtype = torch.float32,
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> None:
+        """Take everything through the passes of a plan; boxes and keypoints only in the end."""
+        if self.has_points:
+            self._matrix = composed(self._matrix, table[:, plan.width :].view(-1, 3, 3))
+        for index, key in enumerate(self.keys):
+            value = self.values[index]
+            if key == "input":
+                self.values[index] = dispatch.run(plan, value, table, dtype, memory_format)
+            elif isinstance(value, MaskList):
+                value.run(plan, table)
+            elif key == "mask":
+                for step in plan.passes:
+                    value = dispatch.run_mask(step, value, table)
+                self.values[index] = value
+            elif key == "targets":
+                if value.masks is not None:
+                    value.masks.run(plan, table)
+            elif key == "class":
+                for step in plan.passes:
+                    if isinstance(step.front, MixOp):
+                        assert isinstance(step.columns, int)
+                        value = self._mixed(value, step.front, table[:, step.columns :])
+                self.values[index] = value
+
+    def run_eager(self, op: EagerOp, drawn: Drawn) -> None:
+        """Take everything through a module that Kornia runs.
+
+        Raises:
+            ArgumentError: If it may move pixels, and something goes along that Kornia knows nothing of.
+        """
+        foreign = [key for key, value in zip(self.keys, self.values, strict=True) if isinstance(value, Records | MaskList)]
+        if foreign and not op.moves_nothing:
+            raise ArgumentError(
+                f"{op.name} must be a module that fuse runs, or leave pixels where they are, for {foreign[0]} to follow, "
+                f"got one that is left to Kornia: {op.reason}. Replace it, or give it a stage of its own."
+            )
+        taken = [index for index, key in enumerate(self.keys) if key == "input" or not (op.moves_nothing or key == "valid")]
+        if not op.moves_nothing:
+            self._meet_images()
+        values = [_to_kornia(self.keys[index], self.values[index]) for index in taken]
+        done = op.run(values, [self.keys[index] for index in taken], drawn, self.device)
+        for index, value in zip(taken, done, strict=True):
+            self.values[index] = value.data if isinstance(value, Boxes) else value
+
+    def _meet_images(self) -> None:
+        """Bring boxes and keypoints to where the images are, to go on from there with Kornia."""
+        for index, form in enumerate(self._forms):
+            if form is None:
+                continue
+            values = self.values[index]
+            if self.keys[index] in BOXES:
+                if "valid" in self.keys:
+                    at = self.keys.index("valid")
+                    self.values[at] = self.values[at] & has_extent(values, form)
+                self._forms[index] = FORMS["bbox"]
+            points = vertices(values, form)
+            self.values[index] = points if self._matrix is None else move(points, self._matrix)
+        self._matrix = None
+
+    def check_size(self, op: EagerOp, size: Size) -> None:
+        """Refuse images of another size than the draws of the modules that follow are for.
+
+        Raises:
+            ArgumentError: If they are.
+        """
+        shape = tuple(self.values[self.keys.index("input")].shape)
+        if shape != (size.batch, size.channels, size.height, size.width):
+            raise ArgumentError(
+                f"{op.name} must leave images of {(size.batch, size.channels, size.height, size.width)}, as its draws say, "
+                f"got {shape}. Put it into a stage of its own, and what follows it into another."
+            )
+
+    def results(self, dtype: torch.dtype, memory_format: torch.memory_format, *, keepdim: bool, views: int = 1) -> Any:
+        """What the call returns, or what a view of it adds: the images, or a list of all that went in."""
+        values = list(self.values)
+        for index, key in enumerate(self.keys):
+            if key == "input":
+                # Not in one call: that keeps the strides of what has the type already.
+                values[index] = values[index].to(dtype).contiguous(memory_format=memory_format)
+            elif isinstance(values[index], MaskList):
+                values[index] = type(self._given[index])(values[index].results())
+        if self.has_points or "targets" in self.keys:
+            self._follow(values)
+        for index, (key, axis) in enumerate(zip(self.keys, self._missing, strict=True)):
+            # As in Kornia, boxes and keypoints leave as they came. Views lie along the axis of the batch, so they keep it.
+            if axis is not None and (views == 1 or axis) and (keepdim or key in FORMS or key == "valid"):
+                values[index] = values[index].squeeze(axis)
+        return values[0] if len(values) == 1 else values
+
+    def _follow(self, values: list[Any]) -> None:
+        """Put boxes and keypoints where the images have gone."""
+        matrix = self._matrix
+        if matrix is None:
+            matrix = torch.eye(3, device=self.device).expand(self.size.batch, 3, 3)
+        height, width = values[self.keys.index("input")].shape[2:]
+        out = int(height), int(width)
+        for index, (key, form) in enumerate(zip(self.keys, self._forms, strict=True)):
+            if key == "targets":
+                values[index] = values[index].results(matrix, out)
+            elif form is not None:
+                at = self.keys.index("valid") if "valid" in self.keys and key in BOXES else None
+                way = Way(form, FORMS[key], matrix, (1, 1), out, clip=at is not None)
+                valid = None if at is None else values[at]
+                made, kept = dispatch.follow(values[index], valid, way, floating(self._dtypes[index]))
+                values[index] = made
+                if at is not None:
+                    values[at] = kept
+
+
+def matrix_of(plan: Plan, size: Size, drawn: dict[Op, Drawn]) -> Array:
+    """Input pixel coordinates → output pixel coordinates over all passes, (B, 3, 3) or (1, 3, 3) float64."""
+    total = np.eye(3)[None]
+    for step in plan.passes:
+        for op in step.front.order if isinstance(step.front, Gather) else ():
+            assert isinstance(op, GatherOp)
+            total = op.matrix(drawn[op], size) @ total
+            size = op.out(size)
+    return total
+
+
+def _to_kornia(key: str, value: Any) -> Any:
+    if key == "input":
+        return value.float() / 255 if value.dtype == torch.uint8 else value.float()
+    # Given as a tensor, boxes would come out upright, and the next rotation would turn those.
+    return Boxes(value, False, mode="vertices_plus") if key.startswith("bbox") else value

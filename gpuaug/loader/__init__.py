@@ -1,0 +1,1 @@
+"""The loader that the training loop iterates."""

@@ -1,0 +1,181 @@
+"""How far the training loop has come, in a form that a checkpoint can hold."""
+
+import copy
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+from torch.utils.data import DataLoader
+
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+
+_WAY_OUT = "Pass what state_dict() of a StreamedLoader returned."
+
+
+class Reached(NamedTuple):
+    """Where the training loop is."""
+
+    epoch: int
+    batch: int
+    """Batches of the epoch that were handed over."""
+    ended: bool
+    """Whether the epoch's end was reached, not only its last batch."""
+    chosen: bool
+    """Whether the epoch was set, and not counted."""
+    source: Any
+    """The wrapped loader's state, or what was raised when it was asked for; ``None`` before the first batch of all."""
+
+
+class Progress:
+    """Counts epochs and batches, and keeps the wrapped loader's state as it was at the batch that was handed over last.
+
+    Args:
+        loader: The wrapped loader.
+        seed: What draws depend on besides.
+        end_passes: Ends the passes over the loader that are open.
+    """
+
+    def __init__(self, loader: Iterable[Any], seed: int, end_passes: Callable[[], None]) -> None:
+        self.seed = seed
+        self._loader = loader
+        self._end_passes = end_passes
+        self._epoch = -1
+        self._next: int | None = None
+        """The epoch of the next iterator, where it is not the one that follows."""
+        self._chosen = False
+        self._first = 0
+        self._reached: Reached | None = None
+        self._given: Any = None
+        """The state that the wrapped loader was given and no iterator has begun from."""
+
+    def choose(self, epoch: int) -> None:
+        """Have the next iterator belong to ``epoch``."""
+        self._next, self._chosen = epoch, True
+        tell_epoch(self._loader, epoch)
+
+    def begin(self, source: Any) -> Reached:
+        """Where an iterator is that begins now, with ``source`` as the wrapped loader's state."""
+        self._epoch = self._following
+        begun = Reached(self._epoch, self._first, False, self._chosen, source)
+        self._next, self._chosen, self._first, self._given = None, False, 0, None
+        self.reach(begun)
+        return begun
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """A block whose iterators do not count: afterwards the training loop is where it was before.
+
+        A wrapped loader that has a state gets it back, others begin their next pass as they would have. Where the loader is
+        no ``DataLoader``, its state may be in itself, and iterators that are open end.
+        """
+        source = self._given
+        # A DataLoader's place is each iterator's own: the next one begins anew, unless it was given a state to begin from.
+        if is_stateful(self._loader) and not isinstance(getattr(self._loader, "base_dataloader", self._loader), DataLoader):
+            self._end_passes()
+            source = self.state_dict()["source"] if self._reached is not None else None
+            source = copy.deepcopy(self._loader.state_dict()) if source is None else source  # type: ignore[attr-defined]
+        counters = self._epoch, self._next, self._chosen, self._first, self._reached, self._given
+        try:
+            yield
+        finally:
+            if source is not None:
+                self._loader.load_state_dict(copy.deepcopy(source))  # type: ignore[attr-defined]
+            self._epoch, self._next, self._chosen, self._first, self._reached, self._given = counters
+            if self._chosen and self._next is not None:
+                tell_epoch(self._loader, self._next)
+
+    def reach(self, reached: Reached) -> None:
+        """The iterator that was read last has come as far as this."""
+        self._reached = reached
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training loop is: the state after the batch that was handed over last, whatever has been read ahead.
+
+        Holds the wrapped loader's own state after that batch, and what the draws of stages depend on: the seed, the epoch and
+        the number of batches. Each rank has its own.
+
+        Raises:
+            Exception: What the wrapped loader raised when it was asked for its state.
+        """
+        reached = self._reached or Reached(self._following, 0, False, self._chosen, None)
+        if isinstance(reached.source, Exception):
+            raise reached.source
+        return {"seed": self.seed, **copy.deepcopy(reached._asdict())}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned: the next iterator begins with the batch after it.
+
+        Stages draw what they would have drawn. Iterators that are open end. A :class:`FeatureStage` runs the first batch of
+        each shape without a graph, as in every iterator.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: If it is no such state. Then nothing has changed.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise ArgumentTypeError(f"state must be a mapping, got {type(state_dict).__name__}. {_WAY_OUT}")
+        names = ("seed", *Reached._fields)
+        if missing := [name for name in names if name not in state_dict]:
+            raise ArgumentError(f"state must hold {', '.join(names)}, got one without {', '.join(missing)}. {_WAY_OUT}")
+        reached = Reached(*copy.deepcopy([state_dict[name] for name in Reached._fields]))
+        self._end_passes()  # what reads a loader must not meet a change of its state
+        ended = reached.ended or _is_finished(reached.source)
+        if reached.chosen and not ended:
+            tell_epoch(self._loader, reached.epoch)
+        if reached.source is not None:
+            self._loader.load_state_dict(copy.deepcopy(reached.source))  # type: ignore[attr-defined]
+        self.seed, self._epoch = state_dict["seed"], reached.epoch
+        self._next, self._chosen = (None, False) if ended else (reached.epoch, reached.chosen)
+        self._first = 0 if ended else reached.batch
+        self._reached, self._given = reached, reached.source
+
+    @property
+    def _following(self) -> int:
+        return self._epoch + 1 if self._next is None else self._next
+
+
+def is_stateful(loader: Any) -> bool:
+    """Whether ``loader`` can say how far it has been read, and go on from there."""
+    # Accelerate's loaders have the methods whether or not the one they prepared has a state.
+    inner = getattr(loader, "base_dataloader", loader)
+    return all(callable(getattr(each, name, None)) for each in (loader, inner) for name in ("state_dict", "load_state_dict"))
+
+
+def state_reader(loader: Any, iterator: Iterator[Any]) -> Callable[[], Any]:
+    """A function that says how far ``iterator`` has been read, for the thread that reads it; ``None`` if that is not known."""
+    if not is_stateful(loader):
+        return _no_state
+    # A loader knows of its newest iterator only.
+    holder: Any = iterator if callable(getattr(iterator, "state_dict", None)) else loader
+
+    def read() -> Any:
+        try:
+            return copy.deepcopy(holder.state_dict())  # a copy: it may go on changing as more is read
+        except Exception as error:
+            return error  # for whoever asks for the state; batches do not depend on it
+
+    return read
+
+
+def tell_epoch(loader: Any, epoch: int) -> None:
+    """Call ``set_epoch`` of the loader, or else of those of its parts that have it."""
+    if hasattr(loader, "set_epoch"):
+        loader.set_epoch(epoch)
+        return
+    told: list[Any] = []
+    for path in ("sampler", "batch_sampler", "batch_sampler.sampler", "dataset"):
+        with suppress(AttributeError):
+            part = operator.attrgetter(path)(loader)
+            if hasattr(part, "set_epoch") and not any(part is other for other in told):
+                told.append(part)
+    for part in told:
+        part.set_epoch(epoch)
+
+
+def _is_finished(source: Any) -> bool:
+    """Whether torchdata's loader would start over. Under Accelerate, which reads one batch ahead, it would after its last."""
+    return isinstance(source, Mapping) and bool(source.get("_iterator_finished", False))
+
+
+def _no_state() -> None:
+    return None

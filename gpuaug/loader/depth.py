@@ -1,0 +1,161 @@
+"""How many batches are launched ahead: as many as the user said, or none where measuring shows that to be faster.
+
+Overlap can hurt: stages that run beside a training step share the card's memory and its caches with it. ``depth="auto"`` times
+the loop both ways on its first batches, in turns, and goes on with the faster. In line is an immediate wait on the same
+lanes and graphs, so batches are the same bit for bit whatever it decides, and whenever.
+"""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import distributed
+
+from gpuaug.core.streams import Lane, Lanes, Mark, ms_between
+from gpuaug.stages.base import Stage, TransformStage
+from gpuaug.stages.feature import FeatureStage
+
+AHEAD = 2
+"""Batches ahead, where that is left to be decided."""
+
+WARM, SETTLE, COUNT, ROUNDS = 10, 4, 10, 4
+"""Batches before anything is counted; of each window those until the loop has settled, and those that are timed; and how many
+windows there are of either way."""
+
+WORTH_IT = 0.98
+"""In line has to take less than this share of what streaming takes, and each of its windows less than all of streaming's: by
+chance that happens once in seventy times, and in line has no slack for a batch that comes late."""
+
+
+class Depth(Protocol):
+    """How far ahead the batches of a loader are launched."""
+
+    def mark(self, consumer: Lane, iterator: object) -> Mark:
+        """Mark the consumer's work before it is given its next batch, by an iterator."""
+        ...
+
+    @property
+    def now(self) -> int:
+        """Batches to launch ahead of the one that is handed over."""
+        ...
+
+
+class Fixed:
+    """As many as the user said."""
+
+    def __init__(self, depth: int) -> None:
+        self.now = depth
+
+    def __repr__(self) -> str:
+        return str(self.now)
+
+    def mark(self, consumer: Lane, iterator: object) -> Mark:
+        """A mark that need not tell the time."""
+        return consumer.mark()
+
+
+class Measured:
+    """What is faster here: ``AHEAD`` batches, or none.
+
+    Windows are streamed, in line, in line, streamed, and so again, so that what drifts or comes back every few batches falls on
+    both ways alike. They are timed on the device, between marks of the stream that trains: nothing waits. A window that an
+    epoch's end cuts short is begun again.
+    """
+
+    def __init__(self) -> None:
+        self.now = AHEAD
+        self.reason = "still measuring"
+        self.streamed_ms: list[float] = []
+        self.in_line_ms: list[float] = []
+        self._whose: object = None
+        self._warm = 0
+        self._seen = 0
+        self._began: Mark | None = None
+        self._windows: list[tuple[int, Mark, Mark]] = []
+        self._done = False
+
+    def __repr__(self) -> str:
+        return f"'auto' ({self.reason})"
+
+    def consider(self, lanes: Lanes, stages: Sequence[Stage]) -> None:
+        """Go on streaming without measuring, where there is nothing to choose or the choice is not this process's alone."""
+        if self._done:
+            return
+        if lanes.in_line:
+            self.reason = f"a {lanes.device.type} runs everything in line"
+        elif ranks() > 1 and may_communicate(stages):
+            self.reason = "streamed on all ranks, because stages may wait for those of others"
+        else:
+            return
+        self.now, self._done = AHEAD, True
+
+    def mark(self, consumer: Lane, iterator: object) -> Mark:
+        """A mark that tells the time while measuring goes on."""
+        if self._done:
+            return consumer.mark()
+        mark = consumer.mark(timed=True)
+        if iterator is not self._whose:
+            # A new epoch fills its queue first. Two iterators at once measure neither way.
+            self._whose, self._seen, self._began = iterator, 0, None
+        if self._warm < WARM:
+            self._warm += 1
+        elif len(self._windows) < 2 * ROUNDS:
+            self._window(mark)
+        elif self._windows[-1][2].query():
+            self._decide()
+        return mark
+
+    def _window(self, mark: Mark) -> None:
+        self._seen += 1
+        if self._seen == SETTLE:
+            self._began = mark
+        elif self._seen >= SETTLE + COUNT:
+            self._seen = 0
+            if self._began is None:
+                return  # another thread's iterator came between
+            self._windows.append((self.now, self._began, mark))
+            if len(self._windows) % 2:
+                self.now = AHEAD - self.now
+
+    def _decide(self) -> None:
+        for depth, first, last in self._windows:
+            (self.streamed_ms if depth else self.in_line_ms).append(ms_between(first, last) / COUNT)
+        self._windows.clear()
+        streamed, in_line = median(self.streamed_ms), median(self.in_line_ms)
+        faster = max(self.in_line_ms) < min(self.streamed_ms) and in_line < WORTH_IT * streamed
+        self.now, self._done, self._whose = 0 if faster else AHEAD, True, None
+        self.reason = f"{'in line' if faster else 'streamed'}: {in_line:.3g} ms a batch in line, {streamed:.3g} streamed"
+
+
+def may_communicate(stages: Sequence[Stage]) -> bool:
+    """Whether stages may wait for other ranks, which then must not decide for themselves.
+
+    A collective that one rank launches before a training step and another after it waits for ever. Modules are known by what
+    they hold; what a function does cannot be seen.
+    """
+    for stage in stages:
+        if isinstance(stage, FeatureStage):
+            parts: Sequence[Any] = list(stage.branches.values())
+        else:
+            parts = [stage.transform] if isinstance(stage, TransformStage) else [stage]
+        for part in parts:
+            if not isinstance(part, torch.nn.Module) or any(map(_communicates, part.modules())):
+                return True
+    return False
+
+
+def _communicates(module: torch.nn.Module) -> bool:
+    kinds = (torch.nn.SyncBatchNorm, torch.nn.parallel.DistributedDataParallel)
+    # Fully sharded ones, in either of torch's forms, without importing them.
+    names = {kind.__name__ for kind in type(module).__mro__}
+    return isinstance(module, kinds) or bool(names & {"FullyShardedDataParallel", "FSDPModule"})
+
+
+def ranks() -> int:
+    """How many processes train together."""
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+Setting = int | Literal["auto"]
+"""What a user may say."""

@@ -1,0 +1,182 @@
+"""A loader's batches without an end, to be measured in any form; and the loader afterwards as it was before."""
+
+import copy
+import operator
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+
+from gpuaug.core.batch import Batch
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.feed.prefetch import Pulled, has_persistent_workers
+from gpuaug.loader.depth import Fixed
+from gpuaug.loader.iterator import Flight
+from gpuaug.loader.stats import Stats
+from gpuaug.loader.streamed_loader import StreamedLoader
+
+
+class Passes:
+    """The loader's batches without an end: in either form, or as they come from the wrapped loader."""
+
+    def __init__(self, loader: StreamedLoader) -> None:
+        self._loader = loader
+        self._flight: Flight | None = None
+        self._depth = Fixed(0)
+        self._had_any = False
+        self.starting_s = 0.0
+        """How long it took to begin passes where others had ended, until their first batch was there."""
+
+    def __enter__(self) -> None:
+        self._begin()
+
+    def __exit__(self, *exc: object) -> None:
+        if self._flight is not None:
+            self._flight.close()
+
+    def next(self, depth: int) -> Batch:
+        """The next batch, with ``depth`` of them ahead."""
+        self._depth.now = depth
+        consumer = self._loader._machinery.lanes.consumer()
+        self._begun().catch_up(consumer)
+        if not self._begun().waiting:
+            with self._starting():
+                self._begin()
+                self._begun().catch_up(consumer)
+            if not self._begun().waiting:
+                raise self._no_batches()
+        self._had_any = True
+        return self._begun().hand_over(consumer)
+
+    def pull(self) -> Pulled:
+        """The next batch of the wrapped loader, as it is pulled."""
+        # Where the end was read ahead, nothing comes after it.
+        pulled = None if self._begun().ended else self._pulled()
+        if pulled is None:
+            with self._starting():
+                self._begin()
+                pulled = self._pulled()
+            if pulled is None:
+                raise self._no_batches()
+        return pulled
+
+    def _pulled(self) -> Pulled | None:
+        feed = self._begun().feed
+        pulled = feed.get(block=True)
+        feed.refill()
+        assert pulled is not None
+        if pulled.error is not None:
+            pulled.error.add_note("gpuaug: raised by the wrapped loader, while it was measured by itself.")
+            raise pulled.error
+        return None if pulled.ended else pulled
+
+    @contextmanager
+    def _starting(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.starting_s += time.perf_counter() - start
+
+    def _begun(self) -> Flight:
+        assert self._flight is not None
+        return self._flight
+
+    def _begin(self) -> None:
+        if self._flight is not None:
+            self._flight.close()
+        self._flight = self._loader._begin(self._depth)
+
+    def _no_batches(self) -> ArgumentError:
+        if self._had_any:
+            return read_once(self._loader.loader)
+        return ArgumentError("loader must have batches to be profiled, got one without any. See whether its dataset is empty.")
+
+
+def check(loader: object, doing: str, otherwise: str) -> StreamedLoader:
+    """``loader``, if it is one that can be left as it was.
+
+    Args:
+        loader: What the user passed.
+        doing: What is to become of it, such as ``"profiled"``.
+        otherwise: What to do instead of passing what cannot be iterated.
+
+    Raises:
+        ArgumentTypeError: If it is no ``StreamedLoader``.
+        ArgumentError: If it can be read once, or an iterator would end.
+    """
+    if not isinstance(loader, StreamedLoader):
+        way_out = "Wrap it: gpuaug.StreamedLoader(loader)." if hasattr(loader, "__iter__") else otherwise
+        raise ArgumentTypeError(f"loader must be a StreamedLoader, got {type(loader).__name__}. {way_out}")
+    if isinstance(loader.loader, Iterator):
+        raise read_once(loader.loader)  # at once, before what cannot be given back is taken
+    if has_persistent_workers(loader.loader) and any(feed.is_open for feed in loader._feeds):
+        raise ArgumentError(
+            f"loader must have no iterator open on persistent workers while it is {doing}, got one, which would end. "
+            "Finish its loop first, or close() the loader."
+        )
+    return loader
+
+
+@contextmanager
+def left_as_it_was(loader: StreamedLoader) -> Iterator[None]:
+    """Afterwards the loader's epoch, state and counters, and torch's generators, are what they were."""
+    machinery, counted = loader._machinery, loader._machinery.stats
+    generators = (getattr(part, "generator", None) for part in _parts(loader.loader))
+    states = [(generator, generator.get_state()) for generator in generators if isinstance(generator, torch.Generator)]
+    places = [(part, copy.deepcopy(part.state_dict())) for part in _in_this_process(loader.loader)]
+    no_workers = has_persistent_workers(loader.loader) and not _workers_run(loader)
+    machinery.stats = Stats()
+    try:
+        with machinery.progress.set_aside(), _generators_kept(loader.device):
+            yield
+    finally:
+        machinery.stats = counted
+        if no_workers:
+            loader.close()  # what draws their seeds is whoever starts them
+        for generator, state in states:
+            generator.set_state(state)
+        for part, place in places:
+            part.load_state_dict(place)
+
+
+@contextmanager
+def _generators_kept(device: torch.device) -> Iterator[None]:
+    """Give torch's global generators, of the host and of ``device``, their states back afterwards."""
+    module = None if device.type == "cpu" else getattr(torch, device.type)
+    where = (device,) if device.type in ("cuda", "xpu") else ()
+    states = torch.get_rng_state(), None if module is None else module.get_rng_state(*where)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        if module is not None:
+            module.set_rng_state(states[1], *where)
+
+
+def read_once(source: object) -> ArgumentError:
+    """What to say of a source whose batches are gone when they have been read."""
+    return ArgumentError(
+        f"loader must wrap what can be iterated again and again, got {type(source).__name__}, which can be read once. "
+        "Wrap a list, a DataLoader, or an object whose __iter__ begins anew."
+    )
+
+
+def _workers_run(loader: StreamedLoader) -> bool:
+    holders = loader.loader, loader._machinery.supply._twin
+    return any(getattr(holder, "_iterator", None) is not None for holder in holders)
+
+
+def _in_this_process(loader: Any) -> Iterator[Any]:
+    """A dataset that knows its place in a stream, and is read by this process and not by copies in workers."""
+    dataset = getattr(loader, "dataset", None)
+    known = all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
+    if known and getattr(loader, "num_workers", 0) == 0:
+        yield dataset
+
+
+def _parts(loader: Any) -> Iterator[Any]:
+    """The wrapped loader and what it draws with."""
+    for path in ("", "sampler", "batch_sampler", "batch_sampler.sampler", "dataset"):
+        with suppress(AttributeError):
+            yield operator.attrgetter(path)(loader) if path else loader

@@ -1,0 +1,246 @@
+"""The batches of one iterator between the wrapped loader and the training loop."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gpuaug.core import batch as batches
+from gpuaug.core.batch import Batch
+from gpuaug.core.rng import Position
+from gpuaug.core.streams import Lane, Lanes, Mark, Pace
+from gpuaug.feed.feed import Supply
+from gpuaug.feed.prefetch import Feed, Pulled
+from gpuaug.loader.checkpoint import Progress, Reached
+from gpuaug.loader.depth import Depth
+from gpuaug.loader.hooks import Watch
+from gpuaug.loader.stats import Stats
+from gpuaug.stages.base import BoundStage
+from gpuaug.stages.copy import Copier
+
+
+@dataclass(slots=True)
+class Machinery:
+    """What the iterators of one loader share."""
+
+    lanes: Lanes
+    copier: Copier
+    supply: Supply
+    progress: Progress
+    stats: Stats = field(default_factory=Stats)
+    pace: Pace = field(default_factory=Pace)
+    watch: Watch = field(default_factory=Watch)
+    launching: threading.Lock = field(default_factory=threading.Lock)
+
+    def reclaim(self) -> None:
+        """Drop intermediates of batches that nobody waits for any more."""
+        # An abandoned iterator is closed wherever the garbage collector runs, in the middle of a launch too. The lane that is
+        # being launched on has not waited for what would be dropped here; the next launch does it in its place.
+        if self.launching.acquire(blocking=False):
+            try:
+                self.lanes.reclaim(keep=0)
+            finally:
+                self.launching.release()
+
+
+@dataclass(slots=True)
+class _Launched:
+    """A batch whose work has been queued, or the error that stands in its place."""
+
+    batch: Batch = None
+    ready: Mark | None = None
+    resident: Sequence[torch.Tensor] = ()
+    source: Lane | None = None
+    """Where objects were made that came to us on the device, and whose tensors cannot be seen."""
+    error: BaseException | None = None
+    state: Any = None
+    """The wrapped loader's, after this batch."""
+
+
+class Flight:
+    """The batches of one iterator.
+
+    Args:
+        machinery: What it shares with the loader's other iterators.
+        feed: The pass over the wrapped loader.
+        bound: The stages on their lanes.
+        begun: Where the training loop is as it begins.
+        first: What the first batch's draws depend on.
+        depth: How many batches are worked on ahead of the one that is handed over.
+    """
+
+    def __init__(
+        self, machinery: Machinery, feed: Feed, bound: Sequence[BoundStage], begun: Reached, first: Position, depth: Depth
+    ) -> None:
+        self._machinery = machinery
+        self._lanes = machinery.lanes
+        self._bound = bound
+        self.feed = feed
+        self._at = first
+        self._reached = begun
+        self._ended = False
+        self._state_at_end: Any = None
+        self._memory: dict[str, Any] = {}
+        self.waiting: deque[_Launched] = deque()
+        self._depth = depth
+
+    @property
+    def position(self) -> Position:
+        """What the draws of the batch that is launched next depend on."""
+        return self._at
+
+    @property
+    def ended(self) -> bool:
+        """Whether the wrapped loader has nothing more to give."""
+        return self._ended
+
+    def catch_up(self, consumer: Lane) -> None:
+        """Queue work until ``depth`` batches follow the next one, as far as the wrapped loader has batches now.
+
+        Blocks only when there is nothing to hand over.
+        """
+        stats, watch = self._machinery.stats, self._machinery.watch
+        watch.asked(consumer)
+        self._machinery.supply.collect()
+        done = self._depth.mark(consumer, self)
+        depth = self._depth.now
+        stats.depth = 0 if self._lanes.in_line else depth
+        waited_s = self._machinery.pace.keep(done, ahead=depth + 2)
+        if waited_s is not None:
+            stats.held_back += 1
+            stats.held_back_ms += waited_s * 1e3
+            watch.held_back(self._reached.batch, waited_s)
+        # In line there is nothing to overlap with: launching ahead would only put off the batch that is wanted.
+        most = 1 if self._lanes.in_line else depth + 1
+        ordered = False
+        while len(self.waiting) < most and not self._ended:
+            pulled = self.feed.get(block=False)
+            if pulled is None:
+                if self.waiting:
+                    return
+                start = time.perf_counter()
+                with watch.span("gpuaug/pull", self._at.batch, waits=True):
+                    pulled = self.feed.get(block=True)
+                stats.starved += 1
+                stats.starved_ms += (time.perf_counter() - start) * 1e3
+            assert pulled is not None
+            self._ended = pulled.ended
+            self._state_at_end = pulled.state
+            if pulled.error is not None:
+                pulled.error.add_note(
+                    f"gpuaug: raised by the wrapped loader, at batch {self._at.batch} of epoch {self._at.epoch}."
+                )
+                self.waiting.append(_Launched(error=pulled.error))
+            elif not pulled.ended:
+                watch.pulled(self._at.batch, *pulled.took_s)
+                with self._machinery.launching:
+                    if not ordered:
+                        self._lanes.wait_for_consumers(consumer, done)
+                        ordered = True
+                    with self._lanes.launching(consumer):
+                        self._launch(pulled)
+                self._at = self._at.after()
+
+    def hand_over(self, consumer: Lane) -> Batch:
+        """The next batch, which ``consumer`` waits for on the device; or the error in its place."""
+        launched = self.waiting.popleft()
+        if launched.error is not None:
+            self._ended = True
+            try:
+                raise launched.error
+            finally:
+                del launched  # or the error would hold itself through its traceback, and the batch with it
+        assert launched.ready is not None
+        stats, watch, number = self._machinery.stats, self._machinery.watch, self._reached.batch
+        with watch.span("gpuaug/wait", number, consumer, waits=True):
+            self._lanes.hand_over(launched.ready, consumer)
+        for tensor in launched.resident:
+            consumer.reads(tensor)
+        if launched.source is not None:
+            launched.source.wait(launched.ready)
+        stats.batches += 1
+        stats.ready = len(self.waiting)
+        self._reach(batch=number + 1, source=launched.state)
+        self.feed.refill()
+        watch.handed_over(number, consumer)
+        return launched.batch
+
+    def end(self) -> None:
+        """All batches have been handed over, and no more is asked for."""
+        self._reach(ended=True, source=self._state_at_end)
+
+    def close(self) -> None:
+        """Let go of the wrapped loader, and of batches that will not be handed over."""
+        self.feed.close()
+        for launched in self.waiting:  # they are dropped while lanes may still be reading them
+            if launched.source is not None and launched.ready is not None:
+                launched.source.wait(launched.ready)
+        self.waiting.clear()
+        self._machinery.reclaim()
+
+    def _reach(self, **changes: Any) -> None:
+        self._reached = self._reached._replace(**changes)
+        self._machinery.progress.reach(self._reached)
+
+    def _note(self, error: BaseException, where: str) -> None:
+        error.add_note(f"gpuaug: raised {where}, at batch {self._at.batch} of epoch {self._at.epoch}.")
+
+    def _launch(self, pulled: Pulled) -> None:
+        stats, supply, watch, number = self._machinery.stats, self._machinery.supply, self._machinery.watch, self._at.batch
+        read_by_stages: list[Any] = []
+        lane, doing, source, end = self._lanes.copy, "its copy", None, None
+        try:
+            self._lanes.reclaim()
+            lane.make_current()
+            supply.prepare(pulled)
+            if pulled.slot is not None:
+                stats.slot_batches += 1
+            else:
+                stats.other_batches += 1
+            with watch.span("gpuaug/copy", number, lane):
+                copied = self._machinery.copier.copy(pulled.batch)
+            if copied.resident or copied.resident_objects:
+                followed = self._lanes.follow(pulled.stream)
+                source = followed if copied.resident_objects else None
+            batch, ready = copied.batch, lane.mark()
+            supply.read_until(pulled, ready)
+            for bound in self._bound:
+                doing = f"stage {bound.name!r}"
+                values = bound.read(batch)
+                read_by_stages.extend(_parts(values))
+                bound.lane.wait(ready)
+                lane = bound.lane  # from here on its mark covers all that was done for this batch
+                with watch.span(bound.range_name, number, lane):
+                    for tensor in copied.resident:
+                        lane.reads(tensor)
+                    result = bound.run(values, ready, self._at, self._memory)
+                    ready = lane.mark()
+                    batch = bound.write(batch, result)
+            stats.copied_bytes += copied.num_bytes
+            end = ready
+            self.waiting.append(_Launched(batch, ready, copied.resident, source, state=pulled.state))
+        except Exception as error:
+            # It is raised at its own batch, after those before it have been handed over.
+            self._note(error, f"in {doing}")
+            self.waiting.append(_Launched(error=error))
+            self._ended = True
+        finally:
+            if end is None:  # an error or an interrupt, after which the lane may hold work that is not marked
+                end = lane.mark()
+                supply.read_until(pulled, end)
+                if source is not None:
+                    source.wait(end)
+            if read_by_stages:
+                self._lanes.retire(read_by_stages, end)
+
+
+def _parts(values: tuple[Any, ...]) -> Iterator[Any]:
+    """What has to be kept while a stage reads ``values``: not containers, whose members a transform may exchange."""
+    for leaf in batches.leaves(values):
+        yield leaf
+        if type(leaf) is not torch.Tensor and batches.moves_itself(leaf):
+            yield batches.members(leaf)

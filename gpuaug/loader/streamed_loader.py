@@ -1,0 +1,225 @@
+"""``StreamedLoader``: batches that are on the device, transformed and encoded, when the training loop asks for them."""
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from typing import Any, Self
+
+import torch
+
+from gpuaug.core import rng, streams
+from gpuaug.core.batch import Batch
+from gpuaug.core.errors import ArgumentTypeError, whole_number
+from gpuaug.core.rng import Position
+from gpuaug.core.streams import Lanes
+from gpuaug.feed.feed import Kind, Supply
+from gpuaug.feed.prefetch import Feed
+from gpuaug.loader import depth as depths
+from gpuaug.loader.checkpoint import Progress, is_stateful
+from gpuaug.loader.iterator import Flight, Machinery
+from gpuaug.loader.stats import Stats
+from gpuaug.stages import base as stages
+from gpuaug.stages.base import BoundStage
+from gpuaug.stages.copy import Copier
+
+
+class StreamedLoader:
+    """Iterates over a loader's batches on the device, each ready on the stream that is current when it is handed over.
+
+    Copies run on a copy lane and every stage on a lane of its own, up to ``depth`` batches ahead of the training loop. What
+    comes out is bit for bit what ``depth=0`` gives, which runs the same work with an immediate wait.
+
+    Around a loader with ``state_dict`` and ``load_state_dict``, such as torchdata's ``StatefulDataLoader``, it has these two
+    methods as well, of :class:`gpuaug.loader.checkpoint.Progress`.
+
+    Args:
+        loader: Any iterable of batches: a ``DataLoader``, a list, a generator function's result. Batches may be any nesting of
+            tensors in tuples, lists, mappings, named tuples and dataclasses. An iterator that can be read once (a generator)
+            has been read ahead when a loop is left early.
+        stages: What is done to a batch after its copy, in order: :class:`TransformStage`, :class:`FeatureStage`, or any
+            callable on the images. May be replaced between epochs.
+        device: Where batches go. Left out: this machine's accelerator, or the CPU without one.
+        depth: How many batches are worked on ahead of the one that is handed over. ``"auto"`` times the first hundred batches
+            both in line and two ahead, in turns, and goes on with the faster; ``repr`` says which, and why.
+        seed: What the draws of stages depend on. Left out: ``torch.initial_seed()``, which consumes nothing.
+        rank: The data-parallel rank, which makes ranks draw differently. Left out: ``torch.distributed``'s, or 0.
+        feed: How batches come from the loader. ``"auto"``: where the device is a GPU, a ``DataLoader``'s workers collate into
+            page-locked slots, and batches of other sources are copied into such in the background. ``"ring"`` insists on slots,
+            ``"plain"`` has none. ``repr`` says which it is, and why.
+        feed_bytes: How much memory the slots may take. Left out: an eighth of what this process may use.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, DeviceError: At once, for arguments that cannot work.
+
+    Cost:
+        A batch of two tensors and no stages costs the training thread two copies, three marks and three waits. Memory on the
+        device: the batches on their way (``depth + 1``) and two batches' intermediates.
+
+    Examples:
+        >>> loader = StreamedLoader([torch.ones(2), torch.zeros(1)], [lambda x: x * 3], device="cpu")
+        >>> len(loader), [batch.tolist() for batch in loader]
+        (2, [[3.0, 3.0], [0.0]])
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Batch],
+        stages: Sequence[Any] = (),
+        *,
+        device: torch.device | str | int | None = None,
+        depth: depths.Setting = 2,
+        seed: int | None = None,
+        rank: int | None = None,
+        feed: Kind = "auto",
+        feed_bytes: int | None = None,
+    ) -> None:
+        if not callable(getattr(type(loader), "__iter__", None)) and not hasattr(type(loader), "__getitem__"):
+            raise ArgumentTypeError(
+                f"loader must be an iterable of batches, got {type(loader).__name__}. Pass a DataLoader, a list or a generator."
+            )
+        self.loader = loader
+        self.depth = depth
+        seed = rng.default_seed() if seed is None else whole_number("seed", seed, "Leave it out for torch's own.")
+        self._rank = None if rank is None else whole_number("rank", rank, "Leave it out for torch.distributed's.")
+        lanes = Lanes(streams.resolve(device))
+        budget = (
+            None if feed_bytes is None else whole_number("feed_bytes", feed_bytes, "Leave it out for an eighth of the memory.")
+        )
+        supply = Supply(loader, feed, budget, lanes.device, self._depth.now)
+        self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
+        progress = Progress(loader, seed, partial(_close_all, self._feeds))
+        self._machinery = Machinery(lanes, Copier(lanes.device, warns=bool(supply.reason)), supply, progress)
+        if is_stateful(loader):
+            # Here, not on the class: frameworks look for these two names, and save in a checkpoint what they find.
+            self.state_dict, self.load_state_dict = progress.state_dict, progress.load_state_dict
+        self.stages = stages
+
+    def __iter__(self) -> Iterator[Batch]:
+        # A generator: nothing starts before the first next(), and frameworks call iter() more often than they iterate.
+        with closing(self._begin()) as flight:
+            while True:
+                consumer = self._machinery.lanes.consumer()  # the stream that is current now, on this thread
+                flight.catch_up(consumer)
+                if not flight.waiting:
+                    flight.end()
+                    return
+                yield flight.hand_over(consumer)
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        names = ", ".join(f"{bound.name}={stage!r}" for bound, stage in zip(self._bound, self._stages, strict=True))
+        settings = f"device={self.device}, depth={self._depth!r}, feed={self._machinery.supply!r}"
+        return f"StreamedLoader({type(self.loader).__name__}, stages=[{names}], {settings})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches go."""
+        return self._machinery.lanes.device
+
+    @property
+    def depth(self) -> depths.Setting:
+        """How many batches are worked on ahead. Assign between epochs to change it; ``"auto"`` then measures anew."""
+        return "auto" if isinstance(self._depth, depths.Measured) else self._depth.now
+
+    @depth.setter
+    def depth(self, value: depths.Setting) -> None:
+        way_out = "Use 0 for the in-line reference, 2 to overlap, 'auto' to have the faster."
+        self._depth: depths.Depth = (
+            depths.Measured() if value == "auto" else depths.Fixed(whole_number("depth", value, way_out))
+        )
+
+    @property
+    def seed(self) -> int:
+        """What the draws of stages depend on, with the epoch, the rank and the batch."""
+        return self._machinery.progress.seed
+
+    @seed.setter
+    def seed(self, value: int) -> None:
+        self._machinery.progress.seed = value
+
+    @property
+    def stages(self) -> tuple[stages.Stage, ...]:
+        """What is done to a batch after its copy. Assign a new sequence between epochs to change it."""
+        return self._stages
+
+    @stages.setter
+    def stages(self, value: Sequence[Any]) -> None:
+        new = tuple(stages.as_stages(value))
+        self._bound = stages.bind_all(new, self._machinery.lanes)
+        self._stages = new
+        if isinstance(self._depth, depths.Measured):
+            self._depth = depths.Measured()  # what was faster with other stages says nothing about these
+
+    @property
+    def dataset(self) -> Any:
+        """The wrapped loader's dataset."""
+        return self.loader.dataset  # type: ignore[attr-defined]
+
+    @property
+    def batch_size(self) -> Any:
+        """The wrapped loader's batch size."""
+        return self.loader.batch_size  # type: ignore[attr-defined]
+
+    @property
+    def sampler(self) -> Any:
+        """The wrapped loader's sampler."""
+        return self.loader.sampler  # type: ignore[attr-defined]
+
+    @property
+    def batch_sampler(self) -> Any:
+        """The wrapped loader's batch sampler."""
+        return self.loader.batch_sampler  # type: ignore[attr-defined]
+
+    @property
+    def drop_last(self) -> Any:
+        """Whether the wrapped loader drops its last partial batch."""
+        return self.loader.drop_last  # type: ignore[attr-defined]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iterator, here and in the wrapped loader.
+
+        Calls ``set_epoch`` of the loader if it has one, otherwise of its sampler, its batch sampler, the batch sampler's
+        sampler and its dataset, those that have one. Without a call each iterator takes the next epoch.
+
+        Raises:
+            ArgumentError: If ``epoch`` is negative.
+        """
+        self._machinery.progress.choose(whole_number("epoch", epoch, "Count epochs from 0."))
+
+    def stats(self) -> Stats:
+        """The counters so far. The object is live: copy what is to be kept."""
+        return self._machinery.stats
+
+    def close(self) -> None:
+        """End iterators that are still open, and a wrapped ``DataLoader``'s persistent workers.
+
+        The loader can be iterated again: workers are then started anew. Also called on leaving a ``with`` block.
+        """
+        _close_all(self._feeds)
+        self._machinery.supply.close()
+        self._machinery.reclaim()
+
+    def _begin(self, depth: depths.Depth | None = None, bound: Sequence[BoundStage] | None = None) -> Flight:
+        shared = self._machinery
+        feed = shared.supply.open(shared.lanes.current_stream)
+        self._feeds.add(feed)
+        begun = shared.progress.begin(feed.state_at_start)
+        rank = rng.default_rank() if self._rank is None else self._rank
+        first = Position(self.seed, begun.epoch, rank, begun.batch)
+        if isinstance(self._depth, depths.Measured):
+            self._depth.consider(shared.lanes, self._stages)
+        return Flight(shared, feed, self._bound if bound is None else bound, begun, first, depth or self._depth)
+
+
+def _close_all(feeds: Iterable[Feed]) -> None:
+    for feed in list(feeds):
+        feed.close()

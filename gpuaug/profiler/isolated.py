@@ -1,0 +1,98 @@
+"""The parts of the work on a batch, each by itself: the copy, every stage, and the training step."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from gpuaug.core.batch import Batch
+from gpuaug.core.rng import Position
+from gpuaug.fusion import Fused
+from gpuaug.loader.streamed_loader import StreamedLoader
+from gpuaug.profiler.measure import Work, alone, can_look, on_device, synchronize, waits_at
+from gpuaug.profiler.repeated_batch import Again
+from gpuaug.profiler.report import COPY, STEP, Part
+from gpuaug.stages.base import BoundStage, Stage, TransformStage
+from gpuaug.stages.feature import FeatureStage
+
+REPEATS = 10
+"""Calls of a part, to take the median of."""
+
+
+def measured(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iterator[Part]:
+    """The parts in the order of the work, each on what the one before it gave.
+
+    Args:
+        loader: Whose copy and stages they are.
+        host_batch: In memory like that of the wrapped loader's batches.
+        step: One step of training, on a batch that is there.
+    """
+    machinery, device = loader._machinery, loader.device
+    lanes = machinery.lanes
+    consumer = lanes.consumer()
+
+    def on_lane(work: Work) -> Work:
+        def run() -> Any:
+            with lanes.launching(consumer):
+                return work()
+
+        return run
+
+    def copied() -> Batch:
+        lanes.copy.make_current()
+        return machinery.copier.copy(host_batch).batch
+
+    copy, looks = on_lane(copied), can_look(device)
+    yield _part(COPY, copy, device, looks)
+    batch = copy()
+    synchronize(device)
+    for bound, stage in zip(loader._bound, loader.stages, strict=True):
+        values = bound.read(batch)
+        work = on_lane(partial(_run, bound, Again(values), _positions(loader.seed), {}))
+        for _ in range(3):  # a graph is captured when a shape occurs again
+            result = work()
+        synchronize(device)
+        yield _part(f"stage/{bound.name}", work, device, looks, kind=_kind(stage), runs=_runs(stage))
+        batch = bound.write(batch, result)
+    yield _part(STEP, step, device, looks)
+
+
+def _part(name: str, work: Work, device: torch.device, looks: bool, **known: Any) -> Part:
+    wall, host = alone(work, device, REPEATS)
+    did = on_device(work, device) if looks else None
+    where = None if name == COPY else waits_at(work, device)
+    if did is not None:
+        return Part(name, wall, host, did.busy_ms, did.launches, where, **known)
+    if device.type == "cuda":  # what it takes from one to the next is what the device needs, or less than that
+        return Part(name, wall, host, wall.median, None, where, **known)
+    return Part(name, wall, wall, waits_at=where, **known)
+
+
+def _run(bound: BoundStage, again: Again, positions: Iterator[Position], memory: dict[str, Any]) -> Any:
+    bound.lane.make_current()
+    values = again()
+    return bound.run(values, bound.lane.mark(), next(positions), memory)
+
+
+def _positions(seed: int) -> Iterator[Position]:
+    at = Position(seed, 0, 0, 0)
+    while True:
+        yield at
+        at = at.after()
+
+
+def _kind(stage: Stage) -> Literal["", "fused", "kornia", "captured", "eager encoder"]:
+    if isinstance(stage, FeatureStage):
+        return "captured" if stage.capture == "auto" else "eager encoder"
+    transform = stage.transform if isinstance(stage, TransformStage) else stage
+    if isinstance(transform, Fused):
+        return "fused"
+    modules = transform.modules() if isinstance(transform, torch.nn.Module) else ()
+    return "kornia" if any(type(module).__module__.startswith("kornia.") for module in modules) else ""
+
+
+def _runs(stage: Stage) -> str:
+    transform = stage.transform if isinstance(stage, TransformStage) and stage.name is None else None
+    name = getattr(transform, "__name__", type(transform).__name__)
+    return "" if transform is None or name == "<lambda>" else name

@@ -1,0 +1,167 @@
+"""Probes of one piece of work on a device: what it costs by itself, and whether it makes the host wait."""
+
+import json
+import os
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from gpuaug.core.streams import Lanes, ms_between
+
+Work = Callable[[], Any]
+"""Queues one batch's work on the device, wherever that runs."""
+
+_LINK_BYTES, _LINK_COPIES = 64_000_000, 12
+_PROFILED = 3
+_PACKAGES = tuple(f"{Path(package).parent}{os.sep}" for package in (__file__, torch.__file__))
+_NOT_THE_USERS = (*_PACKAGES, warnings.__file__, "<")
+
+
+def figure(value: float) -> str:
+    """Three digits of a figure, for people."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The median of what several windows gave, the least and the most: milliseconds a batch."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> "Spread":
+        """Of one value or more."""
+        return cls(median(values), min(values), max(values))
+
+    def __str__(self) -> str:
+        return f"{figure(self.median)} ({figure(self.low)}-{figure(self.high)})"
+
+
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """What one piece of work does there, by the profiler."""
+
+    busy_ms: float
+    """How long the device works on it, gaps between kernels left out."""
+    launches: int
+    """Calls that the host makes for it: kernels, copies, graphs."""
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all that was queued."""
+    if device.type != "cpu":
+        getattr(torch, device.type).synchronize(device)
+
+
+def alone(work: Work, device: torch.device, repeats: int) -> tuple[Spread, Spread]:
+    """A piece of work by itself: from one to the next, and what of that the host needs to queue it on an idle device."""
+    host = []
+    for _ in range(repeats):
+        synchronize(device)
+        start = time.perf_counter()
+        work()
+        host.append((time.perf_counter() - start) * 1e3)
+    if device.type == "cpu":
+        return Spread.of(host), Spread.of(host)
+    walls = []
+    for _ in range(3):
+        synchronize(device)
+        start = time.perf_counter()
+        for _ in range(repeats):
+            work()
+        synchronize(device)
+        walls.append((time.perf_counter() - start) * 1e3 / repeats)
+    return Spread.of(walls), Spread.of(host)
+
+
+def on_device(work: Work, device: torch.device) -> OnDevice | None:
+    """What a piece of work does on a GPU; ``None`` elsewhere, or where another profiler is running."""
+    if device.type != "cuda" or torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+        return None
+    synchronize(device)
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+        for _ in range(_PROFILED):
+            work()
+        synchronize(device)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        return read_trace(json.loads(path.read_text())["traceEvents"], _PROFILED)
+
+
+def can_look(device: torch.device) -> bool:
+    """Whether a profiler sees what a device does. Another one, or a driver that does not let it, may stand in the way."""
+    did = on_device(lambda: torch.ones(1, device=device), device)
+    return did is not None and did.busy_ms > 0
+
+
+def read_trace(events: list[dict[str, Any]], calls: int) -> OnDevice:
+    """The device's work for one of ``calls`` calls, from the events of a Chrome trace."""
+    busy_us, end = 0.0, 0.0
+    kinds = {"kernel", "gpu_memcpy", "gpu_memset"}
+    for event in sorted((event for event in events if event.get("cat") in kinds), key=lambda event: float(event["ts"])):
+        last = event["ts"] + event["dur"]
+        busy_us += max(0.0, last - max(end, event["ts"]))
+        end = max(end, last)
+    launches = sum(
+        event.get("cat") in {"cuda_runtime", "cuda_driver"} and any(kind in event["name"] for kind in ("Launch", "Async"))
+        for event in events
+    )
+    return OnDevice(busy_us / 1e3 / calls, round(launches / calls))
+
+
+def waits_at(work: Work, device: torch.device) -> str | None:
+    """Where in the user's code the host first waits for a GPU during a piece of work, or ``None`` if it does not.
+
+    Waits for an event or for a stream by name cannot be seen.
+    """
+    if device.type != "cuda":
+        return None
+    found: list[str] = []
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("warn")  # which itself warns, that it is a prototype
+        warnings.filterwarnings("always", message="called a synchronizing CUDA operation")
+        # Called in the middle of the operation that waits, so the stack says whose it is.
+        warnings.showwarning = lambda *_args, **_kwargs: found.append(place(traceback.extract_stack()[:-1]))
+        try:
+            work()
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    return found[0] if found else None
+
+
+def place(stack: Sequence[traceback.FrameSummary]) -> str:
+    """``file:line`` of the innermost code in a stack that is neither torch's nor this package's."""
+    outside = [frame for frame in stack if not frame.filename.startswith(_NOT_THE_USERS)]
+    found = (outside or stack)[-1]
+    return f"{found.filename}:{found.lineno}"
+
+
+def link_gb_per_s(lanes: Lanes) -> float | None:
+    """What copies of 64 MB from page-locked memory reach on the copy lane, by themselves; ``None`` without a GPU."""
+    if lanes.in_line:
+        return None
+    source = torch.zeros(_LINK_BYTES, dtype=torch.uint8).pin_memory()
+    consumer, marks = lanes.consumer(), []
+    with lanes.launching(consumer):
+        lanes.copy.make_current()
+        target = torch.empty_like(source, device=lanes.device)
+        for _ in range(_LINK_COPIES):
+            first = lanes.copy.mark(timed=True)
+            target.copy_(source, non_blocking=True)
+            marks.append((first, lanes.copy.mark(timed=True)))
+    synchronize(lanes.device)
+    return _LINK_BYTES / median(ms_between(*pair) for pair in marks) / 1e6

@@ -1,0 +1,109 @@
+"""A recorder: notes when each part of each batch began and ended, for the length of a window of a profile.
+
+It notes the training thread's clock, and on lanes of the device marks that tell the time. Nothing waits for these; they are
+read when the window is over.
+"""
+
+import time
+from contextlib import AbstractContextManager
+from typing import Any
+
+from gpuaug.core.streams import Lane, Lanes, Mark, ms_between, span
+from gpuaug.loader.hooks import Watch
+from gpuaug.profiler.timeline import Span
+
+LOADER, THREAD, CONSUMER = "loader", "thread", "consumer"
+"""Lanes of a recording that are not the loader's own: who pulls, the training thread, and the stream that trains."""
+
+
+class Recorder(Watch):
+    """Notes what happens to every batch, and when. It is for one iterator after another, not for two at once.
+
+    Args:
+        lanes: Those of the loader that is watched.
+
+    Cost:
+        Waits for the device once, when it is made. Then some microseconds of the training thread a batch.
+    """
+
+    def __init__(self, lanes: Lanes) -> None:
+        self._on_device = not lanes.in_line
+        self._host: list[Span] = []
+        self._device: list[tuple[str, str, int, Mark, Mark, bool]] = []
+        self._step: tuple[int, float, Mark | None] | None = None
+        self._before, self._last = 0, -1
+        self._base: Mark = lanes.consumer().mark(timed=True)
+        self._base.synchronize()
+        self._began_s = time.perf_counter()
+
+    def span(self, name: str, batch: int, lane: Lane | None = None, *, waits: bool = False) -> AbstractContextManager[Any]:
+        """As :meth:`Watch.span`, noted."""
+        return _Noted(self, name, self._through(batch), lane, waits)
+
+    def pulled(self, batch: int, began_s: float, ended_s: float) -> None:
+        """Note how long the wrapped loader took."""
+        self._note(LOADER, "pull", self._through(batch), began_s, ended_s)
+
+    def held_back(self, batch: int, waited_s: float) -> None:
+        """Note the wait."""
+        now_s = time.perf_counter()
+        self._note(THREAD, "hold back", self._through(batch), now_s - waited_s, now_s, waits=True)
+
+    def asked(self, consumer: Lane) -> None:
+        """Note the training step that has been queued."""
+        if self._step is None:
+            return
+        batch, began_s, mark = self._step
+        self._step = None
+        self._note(THREAD, "step", batch, began_s, time.perf_counter())
+        if mark is not None:
+            self._device.append((CONSUMER, "step", batch, mark, consumer.mark(timed=True), False))
+
+    def handed_over(self, batch: int, consumer: Lane) -> None:
+        """Note where the step begins."""
+        mark = consumer.mark(timed=True) if self._on_device else None
+        self._step = self._through(batch), time.perf_counter(), mark
+        self._last = batch
+
+    def spans(self) -> tuple[Span, ...]:
+        """All that was noted, in milliseconds since the recorder was made. The device must have passed it."""
+        noted = [
+            Span(lane, name, batch, ms_between(self._base, first), ms_between(self._base, last), waits)
+            for lane, name, batch, first, last, waits in self._device
+        ]
+        return tuple(sorted([*self._host, *noted], key=lambda each: each.start_ms))
+
+    def _through(self, batch: int) -> int:
+        """The number of a batch, counted on where an iterator ends and the next begins with batch 0."""
+        # All that is noted of a batch precedes its step, and an iterator begins when all of the last has been handed over.
+        if batch <= self._last:
+            self._before, self._last = self._before + self._last + 1, -1
+        return self._before + batch
+
+    def _note(self, lane: str, name: str, batch: int, began_s: float, ended_s: float, *, waits: bool = False) -> None:
+        start_ms, end_ms = (began_s - self._began_s) * 1e3, (ended_s - self._began_s) * 1e3
+        self._host.append(Span(lane, name, batch, start_ms, end_ms, waits))
+
+
+class _Noted:
+    """A block that a recorder notes."""
+
+    def __init__(self, recorder: Recorder, name: str, batch: int, lane: Lane | None, waits: bool) -> None:
+        self._recorder, self._batch, self._lane, self._waits = recorder, batch, lane, waits
+        self._name = name.removeprefix("gpuaug/")
+        self._range = span(name)
+
+    def __enter__(self) -> None:
+        self._range.__enter__()
+        self._mark = self._lane.mark(timed=True) if self._lane is not None and self._recorder._on_device else None
+        self._began_s = time.perf_counter()
+
+    def __exit__(self, *exc: Any) -> None:
+        recorder = self._recorder
+        # What a stage queues on the device waits there, not on this thread.
+        on_thread = self._waits and self._lane is None
+        recorder._note(THREAD, self._name, self._batch, self._began_s, time.perf_counter(), waits=on_thread)
+        if self._lane is not None and self._mark is not None:
+            lane = CONSUMER if self._waits else self._lane.name
+            recorder._device.append((lane, self._name, self._batch, self._mark, self._lane.mark(timed=True), self._waits))
+        self._range.__exit__(*exc)

@@ -1,0 +1,165 @@
+"""What a profile says, in words: what bounds the loop, and the next step."""
+
+from collections.abc import Iterator
+
+from gpuaug.profiler.measure import figure
+from gpuaug.profiler.report import ANOTHER_ITERATOR, COPY, LOAD, STEP, Part, Report, size_of
+
+SLACK = 0.1
+"""Parts of a time within which two are called the same: less is within what windows differ by."""
+LEAST_MS = 0.5
+"""What is shorter is not worth a sentence."""
+
+
+def verdict(report: Report) -> Iterator[str]:
+    """Sentences about a report, the one that matters most first."""
+    yield _bound(report)
+    yield from _obstacles(report)
+    yield from _overlap(report)
+    took = report.streamed.median
+    unexplained = took - report.full_ms - report.epoch_ms
+    if unexplained > max(2 * SLACK * took, LEAST_MS):
+        fewer = report.settings["workers"] > 1 and _longest(report) != LOAD
+        yield (
+            f"{figure(unexplained)} of the {figure(took)} ms are in none of the parts alone: together they slow each other "
+            "down, as threads do that share Python's interpreter, and workers that share the cores"
+            f"{': try fewer' if fewer else ''}."
+        )
+
+
+def _longest(report: Report) -> str:
+    loads = {
+        LOAD: report.load_ms,
+        COPY: report.copy_ms,
+        "host": report.host_ms,
+        "device": report.device_ms,
+        "epoch": report.epoch_ms,
+    }
+    return max(loads, key=lambda name: loads[name])
+
+
+def _bound(report: Report) -> str:
+    longest = _longest(report)
+    if longest == "epoch":
+        return f"Bounded by the beginning of epochs, {_epochs(report)}"
+    if longest == LOAD:
+        return _by_loader(report)
+    if longest == COPY:
+        if report.copy_gb_per_s is None:
+            took = f"the copy of a batch takes {figure(report.copy_ms)} ms"
+        else:
+            size, rate = size_of(report.batch_bytes), figure(report.copy_gb_per_s)
+            took = f"{size} a batch take {figure(report.copy_ms)} ms at {rate} GB/s"
+        return f"Bounded by the link: {took}. Send less: uint8 images, and what can be computed on the device computed there."
+    return _by_thread(report) if longest == "host" else _by_device(report)
+
+
+def _by_device(report: Report) -> str:
+    takes = f"a batch takes {figure(report.streamed.median)}"
+    most = max((part for part in report.parts if part.name != COPY), key=lambda part: part.device_ms or 0.0)
+    longest, step = most.device_ms or 0.0, report.part(STEP).device_ms or 0.0
+    stages = report.device_ms - step
+    if stages <= SLACK * step:
+        return (
+            f"Bounded by the training step: it takes {figure(step)} ms of the device, and {takes}. "
+            "There is nothing left for a loader to give; a faster step is what would help."
+        )
+    if report.streamed.median < (1 - SLACK) * report.device_ms:
+        return (
+            f"Bounded by {_named(most)} on the device: it takes {figure(longest)} ms of it, and {takes}; "
+            "the rest of the device's work runs beside it."
+        )
+    return (
+        f"GPU saturated: stages ({figure(stages)} ms) and the step ({figure(step)} ms) need {figure(report.device_ms)} ms "
+        f"of the device, and {takes}. Streams have nothing left to give; only cheaper kernels do."
+    )
+
+
+def _by_loader(report: Report) -> str:
+    others = max(report.copy_ms, report.host_ms, report.device_ms)
+    workers = report.settings["workers"]
+    rate = f"{size_of(report.batch_bytes / report.load_ms * 1e3)}/s, " if report.batch_bytes else ""
+    who = f"{workers} worker{'s' * (workers != 1)} give{'s' * (workers == 1)}" if workers else "it gives, without workers,"
+    way_out = "Give it more workers, or less to decode" if workers else "Give the DataLoader num_workers"
+    return (
+        f"Bounded by the loader: {who} {rate}a batch every {figure(report.load_ms)} ms; all else needs "
+        f"{figure(others)} ms. {way_out}, or cache what does not change."
+    )
+
+
+def _by_thread(report: Report) -> str:
+    parts = [part for part in report.parts if part.host is not None]
+    most = max(parts, key=lambda part: part.host.median if part.host else 0.0)
+    assert most.host is not None
+    share = f"{figure(most.host.median)} of {figure(report.host_ms)} ms"
+    if most.waits_at is not None and most.kind != "kornia":
+        return f"Bounded by the training thread, which waits for the device in {_named(most)} ({share}), at {most.waits_at}."
+    if not report.lanes:
+        return f"Bounded by the training thread, most of all by {_named(most)} ({share}). {_cheaper_on_cpu(most)}"
+    count = "" if most.launches is None else f"{most.launches} of them "
+    return f"Bounded by launches on the training thread: {count}in {_named(most)} ({share}). {_cheaper(most)}"
+
+
+def _epochs(report: Report) -> str:
+    way_out = "pass persistent_workers=True to the DataLoader" if report.settings["workers"] else "make them longer"
+    share = f"{figure(report.epoch_ms)} of the {figure(report.streamed.median)} ms a batch"
+    return f"which takes {share} in epochs as short as these: {way_out}."
+
+
+def _obstacles(report: Report) -> Iterator[str]:
+    if report.epoch_ms > max(SLACK * report.streamed.median, LEAST_MS) and _longest(report) != "epoch":
+        yield f"Short epochs: a new one begins again and again, {_epochs(report)}"
+    for part in report.parts:
+        if part.waits_at is not None and part.host is not None:
+            what = "" if part.name == STEP else " Keep it on the device: streams cannot overlap what the host waits for."
+            took = figure(part.host.median)
+            yield f"Host synchronisation inside {_named(part)}, at {part.waits_at}: {took} ms a batch.{what}"
+    if report.pageable_bytes:
+        busy = report.settings["feed"] == ANOTHER_ITERATOR
+        way_out = "Pass pin_memory=True to the DataLoader, or leave feed='auto'."
+        yield (
+            f"Pageable source: {size_of(report.pageable_bytes)} a batch are not page-locked, so their copy holds the "
+            f"training thread up. {'Profile the loader while no iterator of it is open.' if busy else way_out}"
+        )
+
+
+def _overlap(report: Report) -> Iterator[str]:
+    if not report.lanes:
+        return  # everything is in line
+    in_line, streamed = report.in_line, report.streamed
+    took = f"{figure(in_line.median)} ms a batch in line, {figure(streamed.median)} streamed"
+    # Where windows differ by more than the two loops do, they say nothing about these.
+    if streamed.high < in_line.low and in_line.median >= (1 + SLACK / 2) * streamed.median:
+        yield f"Overlap pays here: {took}, {in_line.median / streamed.median:.2f}x."
+    elif in_line.high < streamed.low and in_line.median <= (1 - SLACK / 2) * streamed.median:
+        yield f"Overlap costs here: {took}. Use depth='auto', or depth=0."
+    else:
+        yield f"Overlap makes no difference here, as far as windows agree: {took}."
+
+
+def _named(part: Part) -> str:
+    if part.name == STEP:
+        return "the training step"
+    if part.name == COPY:
+        return "the copy"
+    kind = "encoder" if part.kind in ("captured", "eager encoder") else "transform"
+    runs = f" ({part.runs})" if part.runs else ""
+    return f"{kind} {part.name.removeprefix('stage/')!r}{runs}"
+
+
+def _cheaper(part: Part) -> str:
+    if part.kind == "kornia":
+        return "gpuaug.fuse runs a Kornia pipeline in a handful: use it."
+    if part.kind == "eager encoder":
+        return "Have it captured in a graph: capture='auto', and what a warning says stands in its way."
+    if part.name == STEP:
+        return "torch.compile with mode='reduce-overhead', larger batches and fused optimizers launch less."
+    return "Write it with fewer and larger operations, or compile it."
+
+
+def _cheaper_on_cpu(part: Part) -> str:
+    if part.kind == "kornia":
+        return "gpuaug.fuse makes a Kornia pipeline cheaper; workers of the DataLoader could run it beside the step."
+    if part.name == STEP:
+        return "There is nothing left for a loader to give."
+    return "Workers of the DataLoader could run it beside the step."

@@ -1,0 +1,176 @@
+"""Stages: what is done to a batch between its copy and the training loop."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from gpuaug.core import batch as batches
+from gpuaug.core.batch import Batch
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.core.rng import Calls, Generators, Position
+from gpuaug.core.streams import Lanes, Mark
+from gpuaug.stages.selection import Into, On, Selection
+
+
+class Stage(ABC):
+    """One step of the work on a batch: what it is, apart from any loader that runs it."""
+
+    kind: ClassVar[str]
+    """The name of a stage that was given none."""
+
+    def __init__(self, *, on: On, into: Into, name: str | None) -> None:
+        if name is not None and (not isinstance(name, str) or not name):
+            raise ArgumentError(f"name must be a non-empty string, got {name!r}. Leave it out for {self.kind!r}.")
+        self.selection = Selection(on, into, kind=type(self).__name__)
+        self.name = name
+
+    @abstractmethod
+    def bind(self, name: str, lanes: Lanes) -> "BoundStage":
+        """Prepare to run on the lanes of one loader, under the name that the loader settled on."""
+
+
+class BoundStage(ABC):
+    """A stage on a lane of one loader."""
+
+    def __init__(self, name: str, selection: Selection, lanes: Lanes) -> None:
+        self.name = name
+        self.lane = lanes.lane(f"stage/{name}")
+        self.range_name = f"gpuaug/stage/{name}"
+        self._selection = selection
+
+    def read(self, batch: Batch) -> tuple[Any, ...]:
+        """The values in ``batch`` that the stage works on."""
+        return self._selection.read(batch)
+
+    def write(self, batch: Batch, result: Any) -> Batch:
+        """A batch with ``result`` in its place."""
+        return self._selection.write(batch, result)
+
+    @abstractmethod
+    def run(self, values: tuple[Any, ...], ready: Mark, position: Position, memory: dict[str, Any]) -> Any:
+        """Queue the stage's work. Its lane has been made to wait for ``ready``.
+
+        Args:
+            values: What :meth:`read` returned.
+            ready: Marks the last write to ``values``, for lanes that the stage has besides.
+            position: What the stage's draws depend on.
+            memory: What stages remember for the length of one iterator.
+        """
+
+
+class TransformStage(Stage):
+    """Any callable on device tensors, on a lane of its own: an augmentation pipeline, a tokeniser, a function.
+
+    It is called as it is: never moved, compiled or put into another mode. It may draw from torch's global generators, whose
+    states then depend on the batch's position alone and are put back afterwards. It must not write to its input where
+    ``into`` keeps that, or where the loader yields the same tensors again; and what it keeps of its input for a later call it
+    must clone.
+
+    Args:
+        transform: A callable or ``nn.Module``. Called with the values that ``on`` names, in order, and with ``data_keys=``
+            where ``on`` is a mapping, as Kornia's containers want it.
+        on: What it works on: a selector, several, or ``None`` for the whole batch. Left out: the batch if it is a tensor
+            or a ``Ragged``, index 0 if it is a tuple or list.
+        into: Where the result goes. Left out: where the input came from.
+        name: Names the stage in errors and traces, and keys its draws.
+
+    Raises:
+        ArgumentTypeError: If ``transform`` cannot be called.
+
+    Cost:
+        The transform's own launches, from the training thread: lanes overlap kernels, not Python. No copy and no
+        host synchronisation is added.
+
+    Examples:
+        >>> loader = [(torch.zeros(2, 3, 4, 4), torch.tensor([0, 1]))]
+        >>> stage = TransformStage(lambda images: images + 1)
+        >>> [(images.mean().item(), labels.tolist()) for images, labels in StreamedLoader(loader, [stage], device="cpu")]
+        [(1.0, [0, 1])]
+    """
+
+    kind = "transform"
+
+    def __init__(self, transform: Callable[..., Any], *, on: On = ..., into: Into = ..., name: str | None = None) -> None:
+        super().__init__(on=on, into=into, name=name)
+        if isinstance(transform, type):
+            raise ArgumentTypeError(
+                f"transform must be an instance, got the class {transform.__name__}. Call it first: {transform.__name__}(…)."
+            )
+        if not callable(transform):
+            raise ArgumentTypeError(
+                f"transform must be a callable or nn.Module, got {type(transform).__name__}. "
+                "Wrap what you want to be done in a function of the tensors."
+            )
+        self.transform = transform
+
+    def __repr__(self) -> str:
+        return f"TransformStage({getattr(self.transform, '__name__', type(self.transform).__name__)})"
+
+    def bind(self, name: str, lanes: Lanes) -> "BoundStage":
+        """Prepare to run on the lanes of one loader."""
+        return _BoundTransform(name, self, lanes)
+
+
+class _BoundTransform(BoundStage):
+    def __init__(self, name: str, stage: TransformStage, lanes: Lanes) -> None:
+        super().__init__(name, stage.selection, lanes)
+        self._transform = stage.transform
+        self._generators = Generators(lanes.device)
+        keys = stage.selection.data_keys
+        self._named = {"data_keys": keys} if keys is not None else {}
+
+    def run(self, values: tuple[Any, ...], ready: Mark, position: Position, memory: dict[str, Any]) -> Any:
+        self.lane.make_current()
+        with self._generators.keyed(position.key(self.name), Calls(position, self.name)):
+            try:
+                return self._transform(*values, **self._named)
+            except Exception as error:
+                _explain_integers(error, values)
+                raise
+
+
+def as_stages(stages: Any) -> list[Stage]:
+    """Check what was given as ``stages`` and wrap bare callables.
+
+    Raises:
+        ArgumentTypeError: If it is not a sequence of stages and callables.
+        ArgumentError: If two stages were given one name.
+    """
+    if not isinstance(stages, Sequence) or isinstance(stages, str):
+        raise ArgumentTypeError(
+            f"stages must be a sequence of stages, got {type(stages).__name__}. Put it into a list: stages=[…]."
+        )
+    wrapped = [stage if isinstance(stage, Stage) else TransformStage(stage) for stage in stages]
+    given = [stage.name for stage in wrapped if stage.name is not None]
+    for name in given:
+        if given.count(name) > 1:
+            raise ArgumentError(
+                f"The names of stages must differ, got {name!r} twice. Their draws are keyed by name: give each its own."
+            )
+    return wrapped
+
+
+def bind_all(stages: Sequence[Stage], lanes: Lanes) -> list[BoundStage]:
+    """Give every stage a name and a lane: ``transform``, ``transform_2``, … where the user gave none."""
+    taken = {stage.name for stage in stages if stage.name is not None}
+    bound = []
+    for stage in stages:
+        name, count = stage.name or stage.kind, 1
+        while stage.name is None and name in taken:
+            count += 1
+            name = f"{stage.kind}_{count}"
+        taken.add(name)
+        bound.append(stage.bind(name, lanes))
+    return bound
+
+
+def _explain_integers(error: Exception, values: tuple[Any, ...]) -> None:
+    """Say what to do when a transform was given images as they were loaded and wanted floating ones."""
+    for tensor in batches.tensors(values):
+        if not (tensor.is_floating_point() or tensor.is_complex()) and tensor.ndim >= 3:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            error.add_note(
+                f"The transform was given {dtype} images, as they were loaded. If it wants floating images in [0, 1], as "
+                "Kornia does, scale them first: TransformStage(lambda images: transform(images.float() / 255))."
+            )
+            return

@@ -1,0 +1,223 @@
+"""The copy lane's work: a batch from the host to the device, leaf by leaf, with many small leaves in one go."""
+
+import copy
+import inspect
+import logging
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from gpuaug.core import batch as batches
+from gpuaug.core.batch import Batch
+from gpuaug.core.errors import DeviceError, GpuAugWarning
+from gpuaug.core.ragged import Shapes
+
+SMALL_BYTES = 32 * 1024
+"""Leaves up to this size are packed. Above it a copy of its own costs less than another copy on the host."""
+
+FEWEST_TO_PACK = 8
+"""Packing twelve costs the training thread what copying them one by one does (``bench/handover.py``), fewer more."""
+
+ALIGN_BYTES = 256
+"""Start of each dtype's tensors in a packed buffer, aligned for any of them."""
+
+PAGEABLE_WARN_BYTES = 64 * 1024
+"""The driver stages smaller pageable copies without waiting, so they are not worth a warning."""
+
+MOST_NAMED = 8
+"""Leaves that a log line names before it only counts."""
+
+_log = logging.getLogger("gpuaug")
+
+
+@dataclass(slots=True)
+class Copied:
+    """A batch on the device."""
+
+    batch: Batch
+    num_bytes: int = 0
+    resident: list[torch.Tensor] = field(default_factory=list)
+    """Leaves that were on the device already. Their memory belongs to another stream."""
+    resident_objects: bool = False
+    """Whether an object with a ``to`` method was, or may have been, on the device already."""
+
+
+class Copier:
+    """Moves batches to ``device``.
+
+    A tensor keeps its type, strides and place. An object with a ``to`` method is moved by it. Any other leaf stays on the host,
+    and the first batch logs which.
+
+    Args:
+        device: Where they go.
+        warns: Whether batches are expected in page-locked memory, so that others are warned about.
+
+    Cost:
+        For each tensor one asynchronous copy (``bench/handover.py``); eight or more small ones share one copy. The host
+        waits only for memory that is not page-locked, which is warned about once.
+    """
+
+    def __init__(self, device: torch.device, *, warns: bool = True) -> None:
+        self._device = device
+        self._non_blocking = device.type == "cuda"
+        self._examined = False
+        self._warns = warns
+        self._takes_non_blocking: dict[type, bool] = {}
+
+    def copy(self, batch: Batch) -> Copied:
+        """Queue the copy of ``batch`` on the current stream.
+
+        Raises:
+            DeviceError: If a leaf is on another accelerator.
+        """
+        if not self._examined:
+            self._examine(batch)
+            self._examined = True
+        copied = Copied(None)
+        # One tensor that stands in two places of a batch stays one tensor. The leaf is kept beside what became of it: some
+        # mappings make their values when asked, and another object may get the id of one that has gone.
+        moved: dict[int, tuple[Any, Any]] = self._pack(batch, copied) if self._device.type == "cuda" else {}
+
+        def move(leaf: Any) -> Any:
+            if id(leaf) not in moved:
+                moved[id(leaf)] = (leaf, self._move(leaf, copied))
+            return moved[id(leaf)][1]
+
+        copied.batch = batches.map_leaves(move, batch)
+        return copied
+
+    def _move(self, leaf: Any, copied: Copied) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            if leaf.device == self._device:
+                if self._device.type == "cuda":
+                    copied.resident.append(leaf)
+                return leaf
+            if leaf.device.type not in {"cpu", "meta"}:
+                raise DeviceError(
+                    f"A batch must be on the CPU or on {self._device}, got a tensor on {leaf.device}. "
+                    f"Give the loader device={str(leaf.device)!r}, or leave the batch on the CPU."
+                )
+            copied.num_bytes += _num_bytes(leaf)
+            return leaf.to(self._device, non_blocking=self._non_blocking)
+        if batches.moves_itself(leaf):
+            kind = type(leaf)
+            if kind not in self._takes_non_blocking:
+                self._takes_non_blocking[kind] = _accepts_non_blocking(leaf.to)
+            asynchronous = self._non_blocking and self._takes_non_blocking[kind]
+            # A mapping's ``to`` may change it in place, and the loader may still be using it.
+            mover: Any = copy.copy(leaf) if isinstance(leaf, Mapping) else leaf
+            moved = mover.to(self._device, non_blocking=True) if asynchronous else mover.to(self._device)
+            copied.resident_objects |= moved is mover or any(
+                isinstance(member, torch.Tensor) and member.device == self._device for member in batches.members(leaf)
+            )
+            return moved
+        return leaf
+
+    def _pack(self, batch: Batch, copied: Copied) -> dict[int, tuple[Any, Any]]:
+        leaves = batches.leaves(batch)
+        if len(leaves) < FEWEST_TO_PACK:
+            return {}
+        small = {id(leaf): leaf for leaf in leaves if _can_be_packed(leaf)}
+        if len(small) < FEWEST_TO_PACK:
+            return {}
+        layout = Layout(list(small.values()))
+        packed = layout.pack(pin=True)
+        copied.num_bytes += packed.nbytes
+        parts = layout.unpack(packed.to(self._device, non_blocking=True))
+        return {number: (leaf, parts[number]) for number, leaf in small.items()}
+
+    def _examine(self, batch: Batch) -> None:
+        """Say once what the first batch shows: leaves that stay behind, and memory that makes the host wait."""
+        staying = [
+            f"{path or 'the batch'} ({type(leaf).__name__})"
+            for path, leaf in batches.named_leaves(batch)
+            if not isinstance(leaf, torch.Tensor | Shapes) and not batches.moves_itself(leaf)  # sizes belong to the host
+        ]
+        if staying:
+            more = f" and {len(staying) - MOST_NAMED} more" if len(staying) > MOST_NAMED else ""
+            _log.info("These leaves of a batch stay on the host, as they are: %s%s", ", ".join(staying[:MOST_NAMED]), more)
+        if self._device.type != "cuda" or not self._warns:
+            return
+        pageable = sum(
+            _num_bytes(leaf)
+            for leaf in batches.tensors(batch)
+            if leaf.device.type == "cpu" and not _can_be_packed(leaf) and not leaf.is_pinned()
+        )
+        if pageable > PAGEABLE_WARN_BYTES:
+            warnings.warn(
+                f"Batches must be page-locked for their copy to overlap with training, got {pageable / 1e6:.1f} MB that are "
+                "not in the first one. Pass pin_memory=True to the DataLoader.",
+                GpuAugWarning,
+                stacklevel=2,
+            )
+
+
+class Layout:
+    """Where each of some small tensors stands in one buffer of bytes: those of one dtype behind one another.
+
+    Args:
+        leaves: CPU tensors.
+
+    Cost:
+        About ten tensor operations on the host, and one for each leaf.
+    """
+
+    def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
+        groups: dict[torch.dtype, list[torch.Tensor]] = {}
+        for leaf in leaves:
+            groups.setdefault(leaf.dtype, []).append(leaf)
+        self._groups: list[tuple[torch.dtype, int, int, list[torch.Tensor]]] = []
+        self._num_bytes = 0
+        for dtype, members in groups.items():
+            start, size = self._num_bytes, sum(leaf.nbytes for leaf in members)
+            self._groups.append((dtype, start, start + size, members))
+            self._num_bytes += math.ceil(size / ALIGN_BYTES) * ALIGN_BYTES
+
+    def pack(self, *, pin: bool) -> torch.Tensor:
+        """The leaves in one new buffer, which is page-locked if ``pin``. PyTorch keeps it until copies from it have ended."""
+        buffer = torch.empty(self._num_bytes, dtype=torch.uint8, device="cpu", pin_memory=pin)
+        for dtype, start, end, members in self._groups:
+            buffer[start:end].view(dtype).copy_(_flatten_dense_tensors(members))
+        return buffer
+
+    def unpack(self, buffer: torch.Tensor) -> dict[int, torch.Tensor]:
+        """The tensors in ``buffer``, a copy of the packed one, by the ``id`` of the leaf that each stands for.
+
+        They share the buffer's memory, and nothing else: ``data`` gives each a version counter of its own. As plain views,
+        changing the labels in place would make autograd refuse a backward pass that has saved the weights.
+        """
+        parts: dict[int, torch.Tensor] = {}
+        for dtype, start, end, members in self._groups:
+            for leaf, part in zip(members, _unflatten_dense_tensors(buffer[start:end].view(dtype), members), strict=True):
+                parts[id(leaf)] = part.data
+        return parts
+
+
+def _can_be_packed(leaf: Any) -> bool:
+    return (
+        type(leaf) is torch.Tensor
+        and leaf.is_cpu
+        and leaf.layout is torch.strided
+        and not leaf.is_nested
+        and 0 < leaf.nbytes <= SMALL_BYTES
+        and leaf.is_contiguous()
+        and not (leaf.requires_grad or leaf.is_quantized)
+    )
+
+
+def _num_bytes(leaf: torch.Tensor) -> int:
+    """Bytes of a tensor's values; those of a sparse one are not counted."""
+    return leaf.nbytes if leaf.layout is torch.strided else 0
+
+
+def _accepts_non_blocking(to: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(to).parameters.values()
+    except (TypeError, ValueError):  # a C function that does not say what it takes
+        return False
+    return any(p.name == "non_blocking" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)

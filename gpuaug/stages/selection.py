@@ -1,0 +1,195 @@
+"""What a stage works on (``on``) and where its result goes (``into``)."""
+
+import dataclasses
+from collections.abc import Hashable, Mapping
+from types import EllipsisType
+from typing import Any
+
+import torch
+
+from gpuaug.core import batch as batches
+from gpuaug.core.batch import Batch
+from gpuaug.core.errors import ArgumentError, SelectionError
+from gpuaug.core.ragged import Ragged
+
+Selector = Hashable
+"""An index of a tuple or list, a key of a mapping, or a field of a named tuple or dataclass."""
+
+On = Selector | tuple[Selector, ...] | Mapping[Selector, str] | None | EllipsisType
+Into = Selector | tuple[Selector, ...] | EllipsisType
+
+
+class Selection:
+    """Reads a stage's arguments out of a batch and puts its results back.
+
+    Args:
+        on: ``...`` (left out): a tensor or ``Ragged`` batch itself, or index 0 of a tuple or list. A selector: that member. A
+            tuple of selectors: those members, in order. A mapping ``{selector: data_key}``: those members, with Kornia's names
+            for what they are. ``None``: the whole batch.
+        into: Where results go; where they came from when left out (``...``).
+        kind: The stage's class name, for the line to type in errors.
+
+    Raises:
+        ArgumentError: If ``on`` names nothing, or ``into`` is given with ``on=None``.
+    """
+
+    def __init__(self, on: On, into: Into, *, kind: str) -> None:
+        if on is None and into is not ...:
+            raise ArgumentError(
+                f"into must be left out when on=None hands over the whole batch, got {into!r}. "
+                "Put the result where it belongs in the transform itself."
+            )
+        if isinstance(on, tuple | Mapping) and not on:
+            raise ArgumentError(f"on must name at least one member of the batch, got {on!r}. Leave it out for the default.")
+        for what, given in {"on": on, "into": into}.items():
+            if isinstance(given, tuple) and len(set(given)) < len(given):
+                raise ArgumentError(f"{what} must name each member once, got {given!r}. Leave the repeated one out.")
+        self.on = on
+        self.into = into
+        self._kind = kind
+
+    def read(self, batch: Batch) -> tuple[Any, ...]:
+        """The values that the stage works on.
+
+        Raises:
+            SelectionError: If ``on`` does not fit ``batch``. The text lists what would.
+        """
+        if self.on is None:
+            return (batch,)
+        if isinstance(self.on, tuple | Mapping):
+            return tuple(self._get(batch, selector) for selector in self.on)
+        return (self._get(batch, self.on),)
+
+    @property
+    def data_keys(self) -> list[str] | None:
+        """Kornia's names for the values, where ``on`` gave them."""
+        return list(self.on.values()) if isinstance(self.on, Mapping) else None
+
+    def write(self, batch: Batch, result: Any) -> Batch:
+        """A batch with the stage's result in its place. ``batch`` itself is left as it is.
+
+        Raises:
+            ArgumentError: If the number of results is not the number of places for them.
+            SelectionError: If ``into`` does not fit ``batch``.
+        """
+        if self.on is None:
+            return result
+        targets = self.on if self.into is ... else self.into
+        if targets is ...:
+            return result if _form(batch) == "leaf" else batches.replace(batch, {0: result})
+        if not isinstance(targets, tuple | Mapping):
+            return self._put(batch, {targets: result})
+        places = tuple(targets)
+        if isinstance(targets, Mapping) and len(places) == 1:
+            return self._put(batch, {places[0]: result})  # Kornia returns a single data key's value bare
+        if not isinstance(result, tuple | list) or len(result) != len(places):
+            got = f"{len(result)} in a {type(result).__name__}" if isinstance(result, tuple | list) else type(result).__name__
+            raise ArgumentError(
+                f"The transform must return {len(places)} values, one for each of {_listed(places)}, got {got}. "
+                "Return a tuple in that order, or name with into= the one place where the whole result goes."
+            )
+        return self._put(batch, dict(zip(places, result, strict=True)))
+
+    def _get(self, batch: Batch, selector: Any) -> Any:
+        form = _form(batch)
+        if selector is ...:
+            if form == "leaf":
+                return batch
+            if form == "sequence":
+                selector = 0
+            else:
+                there = _members(batch)
+                line = f": write {self._kind}(…, on={there[0]!r})" if there else ", so there is nothing to work on"
+                raise SelectionError(
+                    f"on must name what the stage works on in a {type(batch).__name__}, got nothing. "
+                    f"It has {_listed(there)}{line}."
+                )
+        if form == "leaf":
+            raise SelectionError(
+                f"on must be left out for a batch that is a single {type(batch).__name__}, got {selector!r}. "
+                "Leave it out, or return a tuple or dict from collate_fn."
+            )
+        if form == "sequence":
+            if not _is_index(selector) or not -len(batch) <= selector < len(batch):
+                raise SelectionError(
+                    f"on must be an index of a {type(batch).__name__} of {len(batch)}, got {selector!r}. "
+                    + (f"Give one from 0 to {len(batch) - 1}." if batch else "Say on=None for batches that may be empty.")
+                )
+            return batch[selector]
+        if selector not in _members(batch):
+            raise SelectionError(
+                f"on must name a member of the {type(batch).__name__}, got {selector!r}. It has {_listed(_members(batch))}."
+            )
+        return batch[selector] if form == "mapping" else getattr(batch, selector)
+
+    def _put(self, batch: Batch, values: Mapping[Any, Any]) -> Batch:
+        form = _form(batch)
+        for place in values:
+            if form == "leaf":
+                raise SelectionError(
+                    f"into must be left out for a batch that is a single {type(batch).__name__}, got {place!r}. "
+                    "Return a tuple or dict from collate_fn to have room for another member."
+                )
+            if form == "sequence" and not (_is_index(place) and -len(batch) <= place < len(batch) + len(values)):
+                raise SelectionError(
+                    f"into must be an index of a {type(batch).__name__} of {len(batch)} or the one past its end, "
+                    f"got {place!r}. Give one from 0 to {len(batch)}."
+                )
+            if form == "record" and place not in _fields(batch):
+                raise SelectionError(
+                    f"into must be a field of {type(batch).__name__}, which cannot grow, got {place!r}. "
+                    f"It has {_listed(_fields(batch))}."
+                )
+        if form == "sequence":
+            from_start = {place % len(batch) if place < 0 else place: value for place, value in values.items()}
+            if len(from_start) < len(values):
+                raise SelectionError(
+                    f"into must name each member of a {type(batch).__name__} of {len(batch)} once, got {tuple(values)}. "
+                    "Count all from the start."
+                )
+            values = from_start
+            past = sorted(place for place in values if place >= len(batch))
+            if past != list(range(len(batch), len(batch) + len(past))):
+                raise SelectionError(
+                    f"into must leave no gap past the end of a {type(batch).__name__} of {len(batch)}, got {past}. "
+                    f"Start at {len(batch)}."
+                )
+        return batches.replace(batch, values)
+
+
+def _form(batch: Batch) -> str:
+    kind = type(batch)
+    if kind is tuple or kind is list:
+        return "sequence"
+    if kind is torch.Tensor or kind is Ragged:
+        return "leaf"
+    if isinstance(batch, Mapping):
+        return "mapping"
+    if batches.is_namedtuple(batch) or batches.is_record(batch):
+        return "leaf" if batches.moves_itself(batch) else "record"
+    return "sequence" if isinstance(batch, tuple | list) else "leaf"
+
+
+def _members(batch: Batch) -> list[Any]:
+    match _form(batch):
+        case "mapping":
+            return list(batch)
+        case "record":
+            return [name for name in _fields(batch) if hasattr(batch, name)]
+        case "sequence":
+            return list(range(len(batch)))
+        case _:
+            return []
+
+
+def _fields(record: Any) -> list[str]:
+    """Every field, also one that has no value yet."""
+    return [field.name for field in dataclasses.fields(record)] if batches.is_record(record) else list(record._fields)
+
+
+def _is_index(selector: Any) -> bool:
+    return isinstance(selector, int) and not isinstance(selector, bool)
+
+
+def _listed(members: Any) -> str:
+    return ", ".join(repr(member) for member in members) or "nothing"

@@ -1,0 +1,187 @@
+"""What lies over the picture of one sample: boxes, masks and keypoints, in the coordinates of pixel edges.
+
+The first pixel reaches from 0 to 1. Kornia's coordinates are those of pixel centres and count the last pixel of a box in, so
+its boxes end one further; those of target dicts are torchvision's, which are of pixel edges as they are.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpuaug.core.errors import ArgumentError
+from gpuaug.viewer.follow import Row
+
+Array = NDArray[Any]
+
+_IGNORED = 255
+"""By what data sets and losses have agreed on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Four corners, clockwise from the top left, (4, 2), and what is written at it."""
+
+    corners: Array
+    text: str
+    number: int
+    """What it has its colour by; less than 0 for what is to be ignored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """The pixels that are covered, (H, W) bool."""
+
+    covers: Array
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Keypoints, (K, 2)."""
+
+    places: Array
+    number: int
+
+
+@dataclass
+class Overlay:
+    """All of one sample."""
+
+    boxes: list[Box] = field(default_factory=list)
+    masks: list[Mask] = field(default_factory=list)
+    points: list[Points] = field(default_factory=list)
+
+
+def overlay(row: Row, sample: int, shape: tuple[int, int], form: str, name: Callable[[Any], str]) -> Overlay:
+    """What lies over one sample of a row.
+
+    Args:
+        row: The row.
+        sample: Which of its images. Where there is one entry for several views of a sample, they share it.
+        shape: Height and width of the image.
+        form: What the boxes of target dicts are, as in :class:`gpuaug.fusion.options.Options`.
+        name: Says a class.
+
+    Raises:
+        ArgumentError: If boxes have a form that cannot be drawn.
+    """
+    made = Overlay()
+    valid = next((_of(value, sample).astype(bool) for value in row.under("valid")), None)
+    tensors = [value for value in row.under("class") if isinstance(value, Tensor)]
+    classes = next((_of(value, sample) for value in tensors if value.ndim == 2 and not value.is_floating_point()), None)
+    for key in ("bbox", "bbox_xyxy", "bbox_xywh"):
+        for value in row.under(key):
+            corners = _of_kornia(_of(value, sample), key)
+            said = [name(each) for each in classes] if classes is not None and len(classes) == len(corners) else None
+            made.boxes += _boxes(corners, said, valid)
+    for value in row.under("keypoints"):
+        points = _of(value, sample)
+        made.points += [Points(point[None, :2] + 0.5, number) for number, point in enumerate(points)]
+    for value in row.under("mask"):
+        made.masks += _masks(_of(value, sample))
+    for value in row.under("targets"):
+        _add_target(made, value[sample % len(value)], shape, form, name)
+    return made
+
+
+def _of(value: Any, sample: int) -> Array:
+    """A sample's entry, also where views share one."""
+    found = torch.as_tensor(value[sample % len(value)])
+    return (found.float() if found.is_floating_point() else found).numpy()
+
+
+def _add_target(
+    made: Overlay, target: Mapping[str, Any], shape: tuple[int, int], form: str, name: Callable[[Any], str]
+) -> None:
+    valid = _whole(target.get("valid"))
+    labels = _labels(target.get("labels", target.get("class_labels")))
+    said = None if labels is None else [name(each) for each in labels]
+    for key in ("boxes", "bbox"):
+        if key in target:
+            # As in COCO, a bbox is a corner and the sides.
+            named = getattr(target[key], "format", None) or ("xywh" if key == "bbox" else form)
+            corners = _upright(_array(target[key]), str(getattr(named, "value", named)).lower(), shape)
+            made.boxes += _boxes(corners, said, valid)
+    if "keypoints" in target:
+        for number, points in enumerate(_array(target["keypoints"])):
+            points = np.atleast_2d(points)
+            seen = points[:, 2] > 0 if points.shape[1] > 2 else np.ones(len(points), bool)
+            made.points.append(Points(points[seen, :2], number))
+    if "masks" in target:
+        masks = _array(target["masks"])
+        masks = masks[None] if masks.ndim == 2 else masks
+        shown = valid if valid is not None and len(valid) == len(masks) else np.ones(len(masks), bool)
+        made.masks += [Mask(mask > 0.5, number) for number, mask in enumerate(masks) if shown[number]]
+
+
+def _labels(value: Any) -> list[Any] | None:
+    """Numbers or words, one for each box, if the value has such."""
+    value = value.tolist() if isinstance(value, np.ndarray) else value
+    if isinstance(value, str):
+        return None
+    if isinstance(value, list | tuple) and any(isinstance(each, str) for each in value):
+        return list(value)
+    numbers = _whole(value)
+    return None if numbers is None or numbers.ndim != 1 else list(numbers)
+
+
+def _whole(value: Any) -> Array | None:
+    return None if value is None else _array(value)
+
+
+def _array(value: Any) -> Array:
+    found = torch.as_tensor(value)
+    return (found.float() if found.is_floating_point() else found).numpy()
+
+
+def _boxes(corners: Array, said: Sequence[str] | None, valid: Array | None) -> Iterator[Box]:
+    fits = valid is not None and len(valid) == len(corners)
+    for number, each in enumerate(corners):
+        if not fits or valid[number]:  # type: ignore[index]
+            yield Box(each, said[number] if said is not None and number < len(said) else "", number)
+
+
+def _of_kornia(boxes: Array, key: str) -> Array:
+    """(N, 4, 2) edges of boxes whose coordinates are those of pixel centres."""
+    if key == "bbox":
+        centre = boxes.mean(1, keepdims=True)
+        return boxes + 0.5 + 0.5 * np.sign(boxes - centre)  # type: ignore[no-any-return]
+    first = boxes[:, :2]
+    return _corners(first, boxes[:, 2:] + 1 if key == "bbox_xyxy" else first + boxes[:, 2:])
+
+
+def _upright(boxes: Array, form: str, shape: tuple[int, int]) -> Array:
+    """(N, 4, 2) edges of boxes of a form of target dicts."""
+    if form == "cxcywh_share":
+        boxes, form = boxes * np.array([shape[1], shape[0]] * 2), "cxcywh"
+    first, last = boxes[:, :2], boxes[:, 2:]
+    if form == "xyxy":
+        return _corners(first, last)
+    if form == "xywh":
+        return _corners(first, first + last)
+    if form == "cxcywh":
+        return _corners(first - last / 2, first + last / 2)
+    raise ArgumentError(
+        f"boxes must be upright to be drawn, got {form.upper()}. Convert them to XYXY: "
+        "torchvision.transforms.v2.functional.convert_bounding_box_format."
+    )
+
+
+def _corners(first: Array, last: Array) -> Array:
+    (left, top), (right, bottom) = first.T, last.T
+    return np.stack((left, top, right, top, right, bottom, left, bottom), -1).reshape(-1, 4, 2)
+
+
+def _masks(masks: Array) -> Iterator[Mask]:
+    """One mask has a colour for each value in it but 0, and several have one each."""
+    if masks.ndim == 3 and len(masks) != 1:
+        yield from (Mask(mask > 0.5, number) for number, mask in enumerate(masks))
+        return
+    values = np.rint(masks.reshape(masks.shape[-2:])).astype(np.int64)
+    for value in np.unique(values[values != 0]).tolist():
+        yield Mask(values == value, -1 if value in (-1, _IGNORED) else value - 1)

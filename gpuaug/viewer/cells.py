@@ -1,0 +1,176 @@
+"""What is in the cells of the picture: a line of them for each batch of images, a cell for each sample."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpuaug.core.errors import ArgumentError
+from gpuaug.core.ragged import Ragged
+from gpuaug.fusion import Draws, Fused
+from gpuaug.fusion.normalization import normalized_by, says_rest
+from gpuaug.viewer import captions
+from gpuaug.viewer.annotations import Overlay, overlay
+from gpuaug.viewer.follow import Followed, Images, Place, Row, get, walk
+from gpuaug.viewer.pixels import shown
+from gpuaug.viewer.trace import Ran, Taken
+
+_LABELS = ("label", "labels", "class", "classes", "target", "targets", "y")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One picture and what is written around it."""
+
+    pixels: NDArray[np.float32]
+    overlay: Overlay
+    number: int
+    """Which of the batch's samples it is; less than 0 where a cell above it says so."""
+    label: captions.Label
+    """Nothing where it is that of a cell above."""
+    note: str
+    """What the picture does not tell of itself."""
+    draws: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The pictures of all samples at one place of the batch, or of one view of them."""
+
+    name: str
+    cells: tuple[Cell, ...]
+
+
+def lines_of(taken: Taken, followed: Followed, count: int, classes: Any) -> list[Line]:
+    """The lines from top to bottom.
+
+    Args:
+        taken: The batch.
+        followed: Where its images are.
+        count: How many samples.
+        classes: The names of the classes, if there are any.
+
+    Raises:
+        ArgumentError: If there are no samples, or images after a stage are not of these samples.
+    """
+    before = followed.before
+    size = len(before.images[0])
+    if not size:
+        raise ArgumentError("The batch must hold samples to be shown, got none. See what the loader yields first.")
+    making = _Making(taken, before, size, min(count, size), classes)
+    first = "before" if followed.after else "as loaded"
+    lines = [
+        making.line(before, images, 0, first if len(before.images) == 1 else f"{first} {number}")
+        for number, images in enumerate(before.images, 1)
+    ]
+    for row in followed.after:
+        views = [(images, view) for images in row.images for view in range(_views(images, size))]
+        place = "after" if len(followed.after) == 1 else _name_of(row)
+        for number, (images, view) in enumerate(views, 1):
+            lines.append(making.line(row, images, view, place if len(views) == 1 else _of_view(place, number)))
+    return lines
+
+
+class _Making:
+    """Makes cells."""
+
+    def __init__(self, taken: Taken, before: Row, size: int, count: int, classes: Any) -> None:
+        self._before, self._size, self._count, self._classes = before, size, count, classes
+        self._name = captions.namer(classes)
+        self._labels = _place_of_labels(before, size)
+        self._draws: dict[int, Draws] = {}
+        keyed = (ran.transform for ran in taken.ran if "targets" in (ran.selection.data_keys or ()))
+        self._form = next((fused.options.boxes for fused in keyed if isinstance(fused, Fused)), "xyxy")
+
+    def line(self, row: Row, images: Images, view: int, name: str) -> Line:
+        normalized = normalized_by([ran.transform for ran, _ in row.through])
+        cells = []
+        for sample in range(self._count):
+            index = view * self._size + sample
+            image = images[index]
+            pixels, note = shown(image, normalized)
+            height, width = image.shape[1:]
+            over = overlay(row, index, (height, width), self._form, self._name)
+            draws = tuple(said for ran, given in row.through for said in self._drawn(ran, given, index))
+            label, first = self._label(row, index), row is self._before
+            label = label if first or label != self._label(self._before, sample) else ()
+            size = f"{width}x{height}"
+            cells.append(Cell(pixels, over, sample if first else -1, label, f"{size}, {note}" if note else size, draws))
+        return Line(name, tuple(cells))
+
+    def _drawn(self, ran: Ran, given: Images, index: int) -> list[str]:
+        """What a fused pipeline drew for a sample; nothing is known of other transforms."""
+        if not isinstance(ran.transform, Fused):
+            return []
+        if id(ran) not in self._draws:
+            self._draws[id(ran)] = _draws(ran.transform, given, ran.seed)
+        draws = self._draws[id(ran)]
+        # Of a stage before the one that made the views, all views of a sample have the same.
+        return captions.drawn(draws.of(index % len(draws)))
+
+    def _label(self, row: Row, index: int) -> captions.Label:
+        named = row.under("class")
+        value = next((each for each in named if isinstance(each, Tensor) or captions.is_words(each, self._size)), None)
+        if value is None and self._labels is not None:
+            found = get(row.batch, self._labels)
+            count = len(found) if isinstance(found, Tensor) and found.ndim else 0
+            value = found if count and count % self._size == 0 and captions.is_labels(found, count) else None
+        if value is None:
+            return ()
+        if not isinstance(value, Tensor):
+            return ((value[index % len(value)], ""),)
+        if value.ndim == 3:
+            value = value[0]  # of Kornia's several mixes, of which there is one
+        if value.ndim == 2 and not value.is_floating_point():
+            return ()  # classes of boxes
+        keyed = [ran.transform for ran, _ in row.through if "class" in _keys(ran)]
+        fused = bool(keyed) and isinstance(keyed[-1], Fused) and keyed[-1].options.num_classes is not None
+        mixed = bool(keyed) and not fused and value.ndim == 2 and value.shape[1] == 3
+        name = captions.namer(self._classes, "class {}")
+        return captions.label(value[index % len(value)], name, mixed=mixed, rest=says_rest(keyed))
+
+
+def _draws(fused: Fused, images: Images, seed: int) -> Draws:
+    """What a fused stage drew in a call with that seed."""
+    shape: Any = images if isinstance(images, Ragged) else getattr(images, "shape", None)
+    return fused.draw(shape, seed)
+
+
+def _views(images: Images, size: int) -> int:
+    if len(images) % size or not len(images):
+        raise ArgumentError(
+            f"Stages must give as many images for each of the {size} samples, got {len(images)}. "
+            "Views of a batch have to lie behind one another: (views · B, C, H, W)."
+        )
+    return len(images) // size
+
+
+def _name_of(row: Row) -> str:
+    """Of one of several members that stages wrote images to."""
+    last = row.place[-1] if row.place else 0
+    return last if isinstance(last, str) else f"after {row.through[-1][0].name}"
+
+
+def _of_view(place: str, number: int) -> str:
+    return f"view {number}" if place == "after" else f"{place}, view {number}"
+
+
+def _keys(ran: Ran) -> Sequence[str]:
+    return ["class" if key.lower() == "label" else key.lower() for key in ran.selection.data_keys or ()]
+
+
+def _place_of_labels(before: Row, size: int) -> Place | None:
+    members = list(walk(before.batch))
+    # A mapping for each sample, such as its target dict, may by chance have as many entries as there are samples.
+    ways = [way for way, value in members if _are_mappings(value) and before.place[: len(way)] != way]
+    labels = [place for place, value in members if captions.is_labels(value, size) and place != before.place]
+    found = [place for place in labels if not any(place[: len(way)] == way for way in ways)]
+    named = [place for place in found if place and str(place[-1]).lower() in _LABELS]
+    return next(iter(named or found), None)
+
+
+def _are_mappings(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(each, Mapping) for each in value)

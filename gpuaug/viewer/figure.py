@@ -1,0 +1,215 @@
+"""``show``: samples of a loader before and after its stages, drawn."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpuaug.core.errors import whole_number
+from gpuaug.core.plotting import INK, drawing, shortened, text_width_in
+from gpuaug.loader.inspection import check
+from gpuaug.loader.streamed_loader import StreamedLoader
+from gpuaug.viewer.cells import Cell, Line, lines_of
+from gpuaug.viewer.draw_annotations import mark
+from gpuaug.viewer.follow import Followed, follow
+from gpuaug.viewer.trace import Taken, take
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MOST_COLUMNS = 8
+_CELL_IN = {1: 3.6, 2: 3.0, 3: 2.6, 4: 2.3, 5: 2.0, 6: 1.9}
+_NARROWEST_IN = 1.75
+_TALLEST = 1.5  # times its width
+_LOWEST_IN = 0.6  # what the name of a line needs
+_GAP_IN, _BETWEEN_IN, _MARGIN_IN = 0.12, 0.22, 0.12
+_TITLE_PT, _ABOVE_PT, _TEXT_PT = 9.5, 8.0, 6.8
+_LINE = 1.32  # from one line of a text to the next, in its size
+_SPACE = 0.32  # the width of one, in its size
+_MOST_LINES = 8
+_GREY = "#6b7280"
+
+
+def show(loader: StreamedLoader, n: int = 8) -> "Figure":
+    """Draw samples before and after a loader's stages, with what they drew: look before you train.
+
+    A column is a sample: as the wrapped loader gives it, and beneath as the training loop will get it, a line for each member
+    of the batch that stages write images to and for each view. Over the pictures are labels, boxes, masks and keypoints:
+    those that a stage names by Kornia's data keys, and lists of target dicts. Beneath them is what :func:`gpuaug.fuse` drew.
+    The batch is the one that the next iterator begins with, and the loader is left as it was, as by :func:`gpuaug.profile`.
+
+    Images are brought back to [0, 1]: a ``Normalize`` in a fused or Kornia pipeline is undone, and of others that leave that
+    range, half of a hundredth at either end is cut off and the rest stretched, which is said. Feature stages, and those
+    behind them, do not run.
+
+    Args:
+        loader: What the training loop iterates over.
+        n: How many samples, if the batch has as many. There are up to eight in a row.
+
+    Returns:
+        A figure of its own, which no pyplot state knows: a notebook shows it, and ``savefig`` writes it.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: If the loader or ``n`` cannot work, there is no batch, or there are no images in it;
+            if a stage gives images of other samples; or if matplotlib is missing.
+        Exception: What the wrapped loader or a stage raises.
+
+    Cost:
+        One batch, and a copy of it to the host for each stage, which is waited for.
+
+    Examples:
+        >>> loader = StreamedLoader([torch.rand(4, 3, 8, 8)], [lambda images: images.flip(-1)], device="cpu")
+        >>> len(show(loader, n=2).axes)
+        4
+    """
+    loader = check(loader, "shown", "Pass what the training loop iterates over.")
+    count = whole_number("n", n, "Leave it out for eight samples.", least=1)
+    with drawing("samples"):
+        taken = take(loader)
+        followed = follow(taken)
+        lines = lines_of(taken, followed, count, _classes(loader))
+        return _figure(lines, _title(taken, followed, len(lines[0].cells)))
+
+
+def _classes(loader: StreamedLoader) -> Any:
+    """The names of the classes, where the data set has them."""
+    dataset: Any = getattr(loader.loader, "dataset", None)
+    while not hasattr(dataset, "classes") and hasattr(dataset, "dataset"):
+        dataset = dataset.dataset
+    return getattr(dataset, "classes", None)
+
+
+def _title(taken: Taken, followed: Followed, count: int) -> str:
+    at, size = taken.position, len(followed.before.images[0])
+    title = f"{count} of {size} samples in batch {at.batch} of epoch {at.epoch}"
+    missing = (*followed.ends, *taken.left_out)
+    through = [ran.name for ran in taken.ran if ran.name not in missing]
+    title += f", through {', '.join(through)}" if through else ""
+    return f"{title}; left out: {', '.join(missing)}" if missing else title
+
+
+def _figure(lines: Sequence[Line], title: str) -> "Figure":
+    """Draw. The layout is made by hand, because texts have to know how much room there is."""
+    from matplotlib.figure import Figure
+
+    count = len(lines[0].cells)
+    blocks = -(-count // _MOST_COLUMNS)
+    columns = -(-count // blocks)
+    cell_in = _CELL_IN.get(columns, _NARROWEST_IN)
+    left_in = _MARGIN_IN + 2 * _LINE * _TEXT_PT / 72 + _GAP_IN
+    width_in = left_in + columns * (cell_in + _GAP_IN) - _GAP_IN + _MARGIN_IN
+    heading = wrapped(title, _TITLE_PT, width_in - 2 * _MARGIN_IN)
+    above_in = _MARGIN_IN + len(heading) * _LINE * _TITLE_PT / 72
+    placed, top = [], above_in + _GAP_IN / 2
+    for start in range(0, count, columns):
+        for line in lines:
+            laid = _Laid(line, range(start, min(start + columns, count)), cell_in)
+            placed.append((laid, top))
+            top += laid.height_in + _GAP_IN
+        top += _BETWEEN_IN
+    height_in = top - _BETWEEN_IN - _GAP_IN + _MARGIN_IN
+    figure = Figure(figsize=(width_in, height_in))
+    figure.text(_MARGIN_IN / width_in, 1 - _MARGIN_IN / height_in, "\n".join(heading), va="top", fontsize=_TITLE_PT, color=INK,
+                linespacing=_LINE, parse_math=False)  # fmt: skip
+    for laid, top in placed:
+        laid.draw(figure, left_in, top)
+    return figure
+
+
+class _Laid:
+    """Some cells of a line, side by side: how high they are, and their drawing. All in inches, from the top left."""
+
+    def __init__(self, line: Line, samples: range, cell_in: float) -> None:
+        self._name = line.name
+        self._cells = [line.cells[sample] for sample in samples]
+        self._cell_in = cell_in
+        # What is the same for all is said once.
+        notes = {cell.note for cell in line.cells}
+        self._note = notes.pop() if len(notes) == 1 else ""
+        self._notes = [[] if self._note else wrapped(cell.note, _TEXT_PT, cell_in) for cell in self._cells]
+        self._draws = [_said(cell.draws, cell_in) for cell in self._cells]
+        self._labels = [_labelled(cell, cell_in) for cell in self._cells]
+        self._above_in = _LINE * _ABOVE_PT / 72 if any(self._labels) else 0.0
+        self._shapes_in = [self._shape_in(cell) for cell in self._cells]
+        self._beside_in = max(_LOWEST_IN, *(down for _, down in self._shapes_in))
+        texts = [len(notes) + len(draws) for notes, draws in zip(self._notes, self._draws, strict=True)]
+        downs = [down + (lines * _LINE + 0.4) * _TEXT_PT / 72 for (_, down), lines in zip(self._shapes_in, texts, strict=True)]
+        self.height_in = self._above_in + max(self._beside_in, *downs)
+
+    def _shape_in(self, cell: Cell) -> tuple[float, float]:
+        """Width and height of a picture."""
+        height, width = cell.pixels.shape[:2]
+        scale = self._cell_in * min(1 / width, _TALLEST / height)
+        return width * scale, height * scale
+
+    def draw(self, figure: "Figure", left_in: float, top_in: float) -> None:
+        """Draw into ``figure``, from there on."""
+        width_in, height_in = figure.get_size_inches()
+
+        def write(x: float, y: float, text: str, size: float, **look: Any) -> None:
+            figure.text(x / width_in, 1 - y / height_in, text, fontsize=size, linespacing=_LINE, parse_math=False,
+                        **{"color": INK, "va": "top", **look})  # fmt: skip
+
+        top_in += self._above_in
+        middle_in = top_in + self._beside_in / 2
+        step_in = _LINE * _TEXT_PT / 72
+        centred: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "center"}
+        name = fitted(self._name, _TEXT_PT + 0.7, 0.9 * self._beside_in)  # bold is wider
+        write(_MARGIN_IN + step_in / 2, middle_in, name, _TEXT_PT + 0.7, weight="bold", **centred)
+        if self._note:
+            note = fitted(self._note, _TEXT_PT, self._beside_in)
+            write(_MARGIN_IN + 1.6 * step_in, middle_in, note, _TEXT_PT, **{**centred, "color": _GREY})
+        for number, (cell, (across, down)) in enumerate(zip(self._cells, self._shapes_in, strict=True)):
+            x = left_in + number * (self._cell_in + _GAP_IN)
+            if self._labels[number]:
+                write(x, top_in - 0.35 * _ABOVE_PT / 72, self._labels[number], _ABOVE_PT, va="baseline")
+            axes = figure.add_axes((x / width_in, 1 - (top_in + down) / height_in, across / width_in, down / height_in))
+            height, width = cell.pixels.shape[:2]
+            axes.imshow(cell.pixels, cmap="gray", vmin=0, vmax=1, extent=(0, width, height, 0), aspect="auto")
+            mark(axes, cell.overlay, (height, width), across)
+            axes.set(xlim=(0, width), ylim=(height, 0))
+            axes.axis("off")
+            y = top_in + down + 0.4 * _TEXT_PT / 72
+            notes, draws = self._notes[number], self._draws[number]
+            if notes:
+                write(x, y, "\n".join(notes), _TEXT_PT, color=_GREY)
+            if draws:
+                write(x, y + len(notes) * step_in, "\n".join(draws), _TEXT_PT)
+
+
+def _labelled(cell: Cell, room_in: float) -> str:
+    """What is written above a cell, with names as short as they have to be."""
+    text = number = str(cell.number) if cell.number >= 0 else ""
+    for longest in range(max((len(name) for name, _ in cell.label), default=0) + 2, 2, -1):
+        label = ", ".join(f"{shortened(name, longest)}{share}" for name, share in cell.label)
+        text = ": ".join(filter(None, (number, label)))
+        if text_width_in(text, _ABOVE_PT) <= room_in:
+            break
+    return text
+
+
+def _said(draws: Sequence[str], room_in: float) -> list[str]:
+    """The draws of a sample in lines that fit."""
+    found = [line for draw in draws for line in wrapped(draw, _TEXT_PT, room_in, indent=3)]
+    return found if len(found) <= _MOST_LINES else [*found[: _MOST_LINES - 1], "…"]
+
+
+def wrapped(text: str, size: float, room_in: float, indent: int = 0) -> list[str]:
+    """Lines of a text that are no wider than ``room_in``, those after the first behind some spaces."""
+    lines: list[str] = []
+    room = room_in
+    for word in text.split(" "):
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and text_width_in(longer.lstrip(), size) <= room:
+            lines[-1] = longer
+            continue
+        room = room_in - indent * _SPACE * size / 72 if lines else room_in
+        lines.append(" " * (indent if lines else 0) + fitted(word, size, room))
+    return lines
+
+
+def fitted(text: str, size: float, room_in: float) -> str:
+    """``text``, without its middle if it is wider than ``room_in``."""
+    for length in range(len(text), 1, -1):
+        shorter = shortened(text, length)
+        if text_width_in(shorter, size) <= room_in:
+            return shorter
+    return text[:1]

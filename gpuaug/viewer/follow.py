@@ -1,0 +1,190 @@
+"""Where in a batch its images are, what goes along with them, and what becomes of both from stage to stage."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpuaug.core import batch as batches
+from gpuaug.core.batch import Batch
+from gpuaug.core.errors import ArgumentError
+from gpuaug.core.ragged import Ragged
+from gpuaug.stages.selection import Selection
+from gpuaug.viewer.trace import Ran, Taken
+
+Place = tuple[Any, ...]
+"""The way to a member: indices, keys and fields."""
+
+Images = Tensor | Ragged | Sequence[Tensor]
+"""(B, C, H, W), or B times (C, h, w)."""
+
+_PARTS = ("boxes", "bbox", "masks", "keypoints")
+_NAMES = ("image", "images", "img", "imgs", "input", "inputs", "pixel_values", "x")
+_KEYS = {"image": "input", "label": "class"}
+_NOT_PIXELS = (torch.bool, torch.int64, torch.complex64, torch.complex128)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Images of the same samples, at one place of the batch."""
+
+    place: Place
+    batch: Batch
+    keys: Mapping[Place, str] = field(default_factory=dict)
+    """What goes along with them, by Kornia's name for it."""
+    through: tuple[tuple[Ran, Images], ...] = ()
+    """The stages that they went through, with the images that each was given."""
+
+    @property
+    def images(self) -> list[Images]:
+        """What is at the place: one batch of images, or several in a list."""
+        return images_of(get(self.batch, self.place))
+
+    def under(self, key: str) -> list[Any]:
+        """What the batch has under one of Kornia's names."""
+        return [value for place, found in self.keys.items() if found == key and (value := get(self.batch, place)) is not None]
+
+
+@dataclass(frozen=True)
+class Followed:
+    """The rows of a batch."""
+
+    before: Row
+    after: tuple[Row, ...]
+    """For each member that stages wrote images to."""
+    ends: tuple[str, ...]
+    """Stages that gave something else than images in their place."""
+
+
+def follow(taken: Taken) -> Followed:
+    """Find the images of a batch and follow them through the stages.
+
+    Raises:
+        ArgumentError: If there are none.
+    """
+    before: Row | None = None
+    rows: dict[Place, Row] = {}
+    ends: list[str] = []
+    for index, ran in enumerate(taken.ran):
+        given, gave = taken.states[index : index + 2]
+        moves = list(_moves(ran.selection, given, gave))
+        start, end = next(((a, b) for a, b, key in moves if key in (None, "input") and images_of(get(given, a))), (None, None))
+        if start is None or end is None:
+            continue
+        if before is None:
+            first = next(state for state in taken.states if images_of(get(state, start)))
+            before = Row(start, first)
+        row = rows.get(start) or (before if start == before.place else Row(start, given))
+        if not images_of(get(gave, end)):
+            ends.append(ran.name)
+            continue
+        others = [(a, b, key) for a, b, key in moves if key not in (None, "input")]
+        before = replace(before, keys={**before.keys, **{a: key for a, _, key in others if get(before.batch, a) is not None}})
+        keys = {**row.keys, **{b: key for _, b, key in others}}
+        images = images_of(get(given, start))[0]
+        rows[end] = Row(end, gave, keys, (*row.through, (ran, images)))
+    if before is None:
+        place = _search(taken.states[0])
+        if place is None:
+            raise ArgumentError(
+                "loader must yield images to be shown, (B, C, H, W) of uint8 or floating, got none in a "
+                f"{type(taken.states[0]).__name__}. Name them with on= of the first stage, or see what the loader yields."
+            )
+        before = Row(place, taken.states[0])
+    # What stages did to the rest of the batch meanwhile belongs to the picture too.
+    last = taken.states[-1]
+    after = [replace(row, batch=last) if images_of(get(last, row.place)) else row for row in rows.values()]
+    return Followed(_with_targets(before), tuple(map(_with_targets, after)), tuple(ends))
+
+
+def get(batch: Batch, place: Place) -> Any:
+    """The member at a place, or ``None`` if there is none."""
+    for step in place:
+        try:
+            batch = batch[step] if isinstance(batch, Mapping) or not isinstance(step, str) else getattr(batch, step)
+        except (AttributeError, LookupError, TypeError):
+            return None
+    return batch
+
+
+def walk(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """Every member of a batch with the way to it, containers before what is in them."""
+    yield place, value
+    if isinstance(value, Tensor | Ragged):
+        return
+    if isinstance(value, Mapping):
+        items = list(value.items())
+    elif batches.is_namedtuple(value):
+        items = list(zip(value._fields, value, strict=True))
+    elif batches.is_record(value):
+        items = [(each.name, getattr(value, each.name, None)) for each in dataclasses.fields(value)]
+    else:
+        items = list(enumerate(value)) if isinstance(value, tuple | list) else []
+    for step, member in items:
+        yield from walk(member, (*place, step))
+
+
+def images_of(value: Any) -> list[Images]:
+    """What can be drawn of a member: a batch of images, or several of them in a list; else nothing."""
+    if isinstance(value, Tensor):
+        single = value.ndim == 3 and value.shape[0] in (1, 3)
+        fits = value.dtype not in _NOT_PIXELS and (value.ndim == 4 or single) and 0 not in value.shape[-3:]
+        return [value[None] if single else value] if fits else []
+    if isinstance(value, Ragged):
+        return [value]
+    if not isinstance(value, list | tuple) or not all(isinstance(each, Tensor) for each in value):
+        return []
+    if value and all(each.ndim == 3 and images_of(each) for each in value):
+        return [value]
+    # With other channels they are other things than views: masks.
+    views = len({each.shape[1] for each in value if each.ndim == 4}) == 1 and all(each.ndim == 4 for each in value)
+    found = [images_of(each) for each in value] if views else []
+    return [each[0] for each in found] if all(found) else []
+
+
+def _with_targets(row: Row) -> Row:
+    """The row with target dicts that no stage has named: they can be told from all else."""
+    if "targets" in row.keys.values():
+        return row
+    return replace(row, keys={**row.keys, **{place: "targets" for place, value in walk(row.batch) if _is_targets(value)}})
+
+
+def _is_targets(value: Any) -> bool:
+    dicts = isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(each, Mapping) for each in value)
+    return dicts and any(part in each for each in value for part in _PARTS)
+
+
+def _search(batch: Batch) -> Place | None:
+    """The place of the first images, or of the first under a name for them."""
+    found = [place for place, value in walk(batch) if images_of(value)]
+    named = [place for place in found if place and str(place[-1]).lower() in _NAMES]
+    return next(iter(named or found), None)
+
+
+def _moves(selection: Selection, given: Batch, gave: Batch) -> Iterator[tuple[Place, Place, str | None]]:
+    """From where to where a stage takes each member that it works on, and what Kornia calls it."""
+    on, into = selection.on, selection.into
+    if on is None:
+        start = _search(given)
+        if start is not None:
+            stays = bool(images_of(get(gave, start)))
+            yield start, start if stays else _search(gave) or start, None
+        return
+    keys = [_KEYS.get(key.lower(), key.lower()) for key in selection.data_keys or ()]
+    selectors = tuple(on) if isinstance(on, tuple | Mapping) else (on,)
+    if into is ...:
+        ends = [_place(given, selector) for selector in selectors]
+    else:
+        ends = [_place(gave, selector) for selector in (into if isinstance(into, tuple) else (into,) * len(selectors))]
+    for index, (selector, end) in enumerate(zip(selectors, ends, strict=False)):
+        yield _place(given, selector), end, keys[index] if keys else None
+
+
+def _place(batch: Batch, selector: Any) -> Place:
+    sequence = isinstance(batch, tuple | list) and not batches.is_namedtuple(batch)
+    if selector is ...:
+        return (0,) if sequence else ()
+    return (selector % len(batch),) if sequence else (selector,)

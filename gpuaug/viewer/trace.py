@@ -1,0 +1,109 @@
+"""One batch of a loader on the host, before its stages and after each of them."""
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from gpuaug.core import batch as batches
+from gpuaug.core.batch import Batch
+from gpuaug.core.errors import ArgumentError
+from gpuaug.core.rng import Calls, Position
+from gpuaug.core.streams import Mark
+from gpuaug.loader.depth import Fixed
+from gpuaug.loader.inspection import left_as_it_was
+from gpuaug.loader.streamed_loader import StreamedLoader
+from gpuaug.profiler.measure import synchronize
+from gpuaug.stages.base import BoundStage
+from gpuaug.stages.feature import FeatureStage
+from gpuaug.stages.selection import Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A stage that ran on the batch."""
+
+    name: str
+    selection: Selection
+    transform: Any
+    """What it called; ``None`` for a stage of the user's own kind."""
+    seed: int
+    """Of the first call within it that draws by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The batch that the loader's next iterator begins with."""
+
+    position: Position
+    ran: tuple[Ran, ...]
+    states: tuple[Batch, ...]
+    """The batch on the host as it was loaded, and after each stage that ran."""
+    left_out: tuple[str, ...]
+    """Stages that did not run: feature stages, and those behind them."""
+
+
+def take(loader: StreamedLoader) -> Taken:
+    """Take the batch that the next iterator would begin with, and leave the loader as it was.
+
+    Stages run as they do in a loop, up to the first feature stage: their draws are those that the loop will get.
+
+    Raises:
+        ArgumentError: If there is no batch.
+        Exception: What the wrapped loader or a stage raises.
+
+    Cost:
+        A batch, and a copy of it to the host for each stage, which is waited for.
+    """
+    count = next((at for at, stage in enumerate(loader.stages) if isinstance(stage, FeatureStage)), len(loader.stages))
+    states: list[Batch] = []
+    watched = [_Watched(bound, states, loader) for bound in loader._bound[:count]]
+    with left_as_it_was(loader), closing(loader._begin(Fixed(0), watched)) as flight:
+        position, consumer = flight.position, loader._machinery.lanes.consumer()
+        flight.catch_up(consumer)
+        if not flight.waiting:
+            raise ArgumentError("loader must have a batch to be shown, got one without any. See whether its dataset is empty.")
+        batch = flight.hand_over(consumer)
+        if not states:
+            states.append(_on_host(batch, loader))
+    ran = [
+        Ran(bound.name, stage.selection, getattr(stage, "transform", None), Calls(position, bound.name).next())
+        for bound, stage in zip(watched, loader.stages, strict=False)
+    ]
+    return Taken(position, tuple(ran), tuple(states), tuple(bound.name for bound in loader._bound[count:]))
+
+
+class _Watched(BoundStage):
+    """A stage that runs as it does in a loop, and keeps copies of the batch that it is given and of the one that it gives."""
+
+    def __init__(self, inner: BoundStage, states: list[Batch], loader: StreamedLoader) -> None:
+        self.name, self.lane, self.range_name = inner.name, inner.lane, inner.range_name
+        self._inner, self._states, self._loader = inner, states, loader
+
+    def read(self, batch: Batch) -> tuple[Any, ...]:
+        if not self._states:
+            self._states.append(_on_host(batch, self._loader))
+        return self._inner.read(batch)
+
+    def run(self, values: tuple[Any, ...], ready: Mark, position: Position, memory: dict[str, Any]) -> Any:
+        return self._inner.run(values, ready, position, memory)
+
+    def write(self, batch: Batch, result: Any) -> Batch:
+        written = self._inner.write(batch, result)
+        self._states.append(_on_host(written, self._loader))
+        return written
+
+
+def _on_host(batch: Batch, loader: StreamedLoader) -> Batch:
+    """A copy: a transform may write to what it is given."""
+    synchronize(loader.device)  # on whichever lane it was made
+
+    def copied(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.detach().to("cpu", copy=True)
+        # A mapping that moves itself is read like any other.
+        return {key: batches.map_leaves(copied, value) for key, value in leaf.items()} if isinstance(leaf, Mapping) else leaf
+
+    return batches.map_leaves(copied, batch)

@@ -1,0 +1,167 @@
+import dataclasses
+import random
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from gpuaug.core.rng import Calls, Generators, Position, default_rank, default_seed, following_seeds, next_seed
+
+CPU = torch.device("cpu")
+
+positions = st.builds(Position, st.integers(0, 2**64 - 1), st.integers(0, 2**31), st.integers(0, 2**20), st.integers(0, 2**40))
+names = st.text(max_size=20)
+
+
+def drawn(key):
+    with Generators(CPU).keyed(key):
+        return torch.rand(4)
+
+
+@given(positions, names)
+def test_a_key_is_one_that_every_generator_takes(position, stage):
+    key = position.key(stage)
+    assert 0 <= key < 2**63
+    drawn(key)
+
+
+@given(positions, names, positions, names)
+def test_keys_differ_wherever_positions_or_stages_do(position, stage, other, other_stage):
+    same = (position, stage) == (other, other_stage)
+    assert (position.key(stage) == other.key(other_stage)) is same
+
+
+@pytest.mark.parametrize("changed", ["seed", "epoch", "rank", "batch"])
+def test_every_part_of_a_position_counts(changed):
+    here = Position(seed=1, epoch=2, rank=3, batch=4)
+    there = dataclasses.replace(here, **{changed: 5})
+    assert here.key("transform") != there.key("transform")
+
+
+def test_parts_of_a_position_are_not_interchangeable():
+    keys = {Position(*parts).key("s") for parts in [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)]}
+    assert len(keys) == 4
+
+
+def test_keys_are_the_same_in_every_process_and_version():
+    # A run that is resumed after an upgrade draws what it would have drawn.
+    assert Position(seed=0, epoch=0, rank=0, batch=0).key("transform") == 138399822330705441
+    assert Position(seed=42, epoch=3, rank=1, batch=1000).key("augment") == 8511380437846655753
+
+
+def test_draws_follow_from_the_key():
+    assert torch.equal(drawn(1), drawn(1))
+    assert not torch.equal(drawn(1), drawn(2))
+
+
+def test_the_users_generator_is_put_back():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    drawn(1)
+    assert torch.initial_seed() == 5
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_the_users_generator_is_put_back_after_an_error():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    with suppress(ZeroDivisionError), Generators(CPU).keyed(1):
+        torch.rand(3)
+        _ = 1 / 0
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_block_within_a_block_leaves_the_outer_draws_alone():
+    with Generators(CPU).keyed(1):
+        first = torch.rand(2)
+        with Generators(CPU).keyed(2):
+            torch.rand(7)
+        second = torch.rand(2)
+    assert torch.equal(torch.cat([first, second]), drawn(1))
+
+
+def test_a_normal_draw_that_was_held_back_is_put_back_too():
+    torch.manual_seed(5)
+    torch.randn(1)
+    expected = torch.randn(3)
+    torch.manual_seed(5)
+    torch.randn(1)
+    with Generators(CPU).keyed(1):
+        torch.randn(1)
+    assert torch.equal(torch.randn(3), expected)
+
+
+def test_pythons_and_numpys_generators_are_left_alone():
+    python, numpy = random.getstate(), np.random.get_state()[1].tolist()
+    drawn(1)
+    assert random.getstate() == python
+    assert np.random.get_state()[1].tolist() == numpy
+
+
+def test_reading_the_default_seed_draws_nothing():
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    assert default_seed() == 11
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_rank_is_that_of_torch_distributed_and_0_without_it():
+    assert default_rank() == 0
+    distributed.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)
+    try:
+        assert default_rank() == 3
+    finally:
+        distributed.destroy_process_group()
+    assert default_rank() == 0
+
+
+def test_a_seed_is_the_number_that_torch_would_draw_wherever_it_is_first_asked_for():
+    def seeds():
+        torch.manual_seed(3)
+        with torch.device("meta"):
+            with torch.inference_mode():
+                first = next_seed()
+            following = following_seeds(2)
+        return [first, *following, next_seed(), next_seed(), int(torch.randint(0, 2**63 - 1, ()))]
+
+    with ThreadPoolExecutor(1) as fresh:
+        got = fresh.submit(seeds).result(), seeds()
+    torch.manual_seed(3)
+    expected = torch.randint(0, 2**63 - 1, (4,)).tolist()
+    assert got == ([expected[0], *expected[1:3], *expected[1:]],) * 2
+
+
+def test_a_stages_seeds_are_those_of_its_own_thread():
+    calls = Calls(Position(0, 0, 0, 0), "a")
+    with ThreadPoolExecutor(1) as other, Generators(CPU).keyed(1, calls):
+        elsewhere = other.submit(next_seed).result()
+        here = next_seed()
+    torch.manual_seed(1)
+    assert elsewhere == int(torch.randint(0, 2**63 - 1, ()))
+    assert here == Calls(Position(0, 0, 0, 0), "a").next()
+
+
+def test_threads_that_ask_for_seeds_at_once_share_none_and_lose_none():
+    def several(begin):
+        begin.wait()
+        return [next_seed() for _ in range(5000)]
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        torch.manual_seed(3)
+        with ThreadPoolExecutor(4) as threads:
+            got = [seed for part in threads.map(several, [threading.Barrier(4)] * 4) for seed in part]
+    finally:
+        sys.setswitchinterval(before)
+    torch.manual_seed(3)
+    assert sorted(got) == sorted(torch.randint(0, 2**63 - 1, (20_000,)).tolist())

@@ -1,0 +1,93 @@
+"""Nothing is left behind, wherever a loop was left."""
+
+import gc
+import mmap
+import multiprocessing
+import os
+import random
+import threading
+import time
+
+import pytest
+import torch
+from support.ring_batches import values
+from support.ring_leaving import leave_by_break, leave_by_close, leave_by_del, leave_by_error, leave_unread
+from support.ring_sources import COUNT, Samples, with_workers
+from support.ring_taking import grown, ring_bytes, taken
+from support.waiting import until
+from torch.utils.data import DataLoader, TensorDataset
+
+from gpuaug import StreamedLoader
+
+# What a finaliser raises nobody else hears of.
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}], ids=["one epoch", "persistent"])
+def test_two_hundred_epochs_that_are_left_anywhere_leave_nothing(options, held):
+    workers, chosen = set(), random.Random(0)
+    wrapped = DataLoader(TensorDataset(torch.arange(80)), batch_size=2, num_workers=1, **options)
+    loader = StreamedLoader(wrapped, device="cpu", feed="ring")
+    before = None
+    for epoch in range(200):
+        stop = chosen.randrange(42)
+        for index, (batch,) in enumerate(loader):
+            workers |= {child.pid for child in multiprocessing.active_children()}
+            assert batch.tolist() == [2 * index, 2 * index + 1]
+            if index == stop:
+                break
+        if epoch in {3, 50, 100, 199}:
+            gc.collect()
+            if before is None:
+                time.sleep(0.2)  # torch's queues end their threads and close their files in their own time
+                before = taken()
+                assert held()
+            until(lambda before=before: not grown(before))
+            assert 0 < ring_bytes() <= 16 * mmap.PAGESIZE, "whose the slots are, and a page for each of them"
+    assert loader.stats().slot_batches > loader.stats().batches * 0.9
+    loader.close()
+    del loader
+    gc.collect()
+    until(lambda: not [child for child in multiprocessing.active_children() if child.pid in workers])
+    assert not held()
+    assert not [name for name in os.listdir("/dev/shm") if any(f"torch_{pid}_" in name for pid in workers)]
+
+
+@pytest.mark.parametrize("leave", [list, leave_by_break, leave_by_error, leave_by_del, leave_by_close, leave_unread])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_ring_goes_with_its_loader(leave, persistent, held):
+    children, threads = set(multiprocessing.active_children()), set(threading.enumerate())
+    wrapped = with_workers(Samples(), num_workers=1, persistent_workers=persistent)()
+    loader = StreamedLoader(wrapped, device="cpu", feed="ring")
+    assert not held(), "nothing is taken before it is needed"
+    gc.disable()
+    try:
+        leave(loader)
+        if not persistent:
+            assert set(multiprocessing.active_children()) <= children
+        assert [batch["label"][0].item() for batch in loader] == list(range(0, 2 * COUNT + 1, 2)), "it can be read again"
+        assert held()
+        loader.close()
+        until(lambda: set(multiprocessing.active_children()) <= children)
+        until(lambda: set(threading.enumerate()) <= threads)  # those of torch's queues take a moment
+        assert not held(), "closed"
+        leave(loader)
+        del loader
+    finally:
+        gc.enable()
+    gc.collect()
+    assert not held(), "dropped"
+    until(lambda: set(multiprocessing.active_children()) <= children)
+    until(lambda: set(threading.enumerate()) <= threads)
+
+
+def test_a_batch_outlives_its_ring(held):
+    loader = StreamedLoader(with_workers(Samples())(), device="cpu", feed="ring")
+    list(loader)
+    batches = [batch["image"] for batch in loader]
+    loader.close()
+    del loader
+    gc.collect()
+    assert not held()
+    want = torch.stack([values(index, 3, 4, 4) for index in range(2 * COUNT + 1)])
+    assert torch.equal(torch.cat(batches), want)

@@ -1,0 +1,61 @@
+"""Run by test_kernels.py in a process of its own: filter kernels on values that photographs do not have."""
+
+import sys
+
+import kornia.augmentation as K
+import numpy as np
+import torch
+
+from gpuaug.fusion.backends.triton.filters import blur, sharpen
+from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.ops.filters import LOWERED, BlurOp
+from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.plan import Pass
+
+FILTERS = {
+    "wide": K.RandomGaussianBlur((13, 11), (0.5, 5.0), p=1.0),
+    "narrow": K.RandomGaussianBlur((3, 5), (0.5, 2.0), p=0.5),
+    "one pixel": K.RandomGaussianBlur((1, 11), (0.5, 2.0), border_type="constant", p=1.0),
+    "all in the middle": K.RandomGaussianBlur(3, (1e-4, 1e-3), p=1.0),
+    "sharpness": K.RandomSharpness((0.0, 4.0), p=0.5),
+}
+
+
+def batches():
+    """Images outside [0, 1] with pixels that are no number, in the middle and in a corner; bytes; one channel."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(2, 3, 18, 37, generator=generator) * 2 - 0.5
+    holes = images.clone()
+    holes[0, 1, 9, 20] = holes[1, 2, 0, 0] = torch.nan
+    yield holes, torch.float32, torch.contiguous_format
+    yield (images.clamp(0, 1) * 255).to(torch.uint8), torch.float16, torch.channels_last
+    yield images[:, :1], torch.float32, torch.contiguous_format
+
+
+def agree(module, images, dtype, memory_format):
+    """Whether the kernels make of the first sample, skipped if the module may skip, and the others what torch does."""
+    op, size = LOWERED[type(module)]("filter", module), Size(*images.shape)
+    drawn = op.draw(Source((1,), size.batch), size)
+    drawn["gate"] = np.arange(size.batch) >= op.gated
+    # Columns before the filter's own belong to other passes.
+    table = np.full((size.batch, 2 + op.width), np.nan, np.float32)
+    op.rows(drawn, size, table[:, 2:])
+    rows = torch.from_numpy(table)
+    floats = images.float() / 255 if images.dtype == torch.uint8 else images
+    expected = torch.where(rows[:, 2, None, None, None] != 0, op.apply(floats, rows[:, 2:]), floats).to(dtype)
+    got = torch.empty(images.shape, dtype=dtype).to(memory_format=memory_format)
+    step = Pass(op, (), size, size, 2, ())
+    launched = blur(step, images, rows, got) if isinstance(op, BlurOp) else sharpen(step, images, rows, got)
+    skipped = not op.gated or dtype == torch.float16 or torch.equal(got[0].nan_to_num(9), expected[0].nan_to_num(9))
+    tolerance = 1e-3 if dtype == torch.float16 else 2e-6
+    return launched == op.launches and skipped and torch.allclose(got, expected, atol=tolerance, rtol=0, equal_nan=True)
+
+
+if __name__ == "__main__":
+    failed = [
+        f"{name}, {tuple(batch[0].shape)} {batch[0].dtype}"
+        for name, module in FILTERS.items()
+        for batch in batches()
+        if not agree(module, *batch)
+    ]
+    sys.exit("\n".join(failed) or 0)

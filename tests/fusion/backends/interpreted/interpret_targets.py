@@ -1,0 +1,126 @@
+"""Run by test_kernels.py in a process of its own: the kernels for boxes and for masks of several sizes, against torch."""
+
+import itertools
+import sys
+from unittest import mock
+
+import numpy as np
+import torch
+from fusion.targets.test_mask_lists import COUNTS, PIPELINES, SIDES, rows_of, take_numbers
+from fusion.targets.test_masks import masks
+
+from gpuaug.fusion.backends import dispatch
+from gpuaug.fusion.backends.triton import backend, boxes
+from gpuaug.fusion.ops import boxes
+from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.ops.boxes import FORMS, Way
+from gpuaug.fusion.targets.masks import MaskList
+from gpuaug.fusion.targets.target_dicts import RECORD_FORMS
+
+boxes.BLOCK = 32
+backend.TILES = dict.fromkeys(backend.TILES, (16, 32))
+
+POINTS = boxes.Form("points", edges=True)
+FRAMES = torch.tensor([[0, 20, 30], [7, 40, 25], [9, 33, 64]])
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64)
+
+
+def ways():
+    """Every form, into every form that it may leave in, with and without all else."""
+    pairs = [(form, form) for form in (*FORMS.values(), *RECORD_FORMS.values(), POINTS)]
+    pairs += [(FORMS["bbox"], FORMS["bbox_xyxy"]), (FORMS["bbox"], FORMS["bbox_xywh"])]
+    for (form, to), clip, owned, ragged in itertools.product(pairs, (False, True), (False, True), (False, True)):
+        if (clip and form.layout == "points") or (ragged and not form.share):
+            continue
+        yield form, to, clip, owned, ragged
+
+
+def values_of(form, dtype, generator):
+    """(3, 13) boxes or points in and around their frames, some of them without an extent or not a number."""
+    places = torch.rand(3, 13, 4, 2, generator=generator) * 60 - 10
+    if form.layout == "vertices":
+        made = places
+    elif form.layout == "points":
+        made = torch.cat((places[..., 0, :], torch.ones(3, 13, 1)), -1) if form.edges else places[..., 0, :]
+    else:
+        made = places[..., :2, :].flatten(-2).clone()
+        made[..., 2:] = made[..., 2:].abs() * 0.7 + (made[..., :2] if form.layout == "corners" else 0)
+        made[0, 0, 2:] = made[0, 0, :2] if form.layout == "corners" else 0
+        made[0, 1, 2] = made[0, 1, 0] - 3 if form.layout == "corners" else -3
+        made[1, 2] = torch.tensor([4.0, 4, 9, 9])
+    made = made / 40 if form.share else made
+    if not dtype.is_floating_point:
+        return made.round().to(dtype)
+    made[2, 4].view(-1)[0] = torch.nan
+    made[2, 5].view(-1)[-1] = torch.inf
+    return made.to(dtype)
+
+
+def boxes_agree(form, to, clip, owned, ragged, dtype, generator):
+    """Whether the kernel makes the same boxes, and finds the same ones valid, as torch does."""
+    values = values_of(form, dtype, generator)
+    matrix = torch.eye(3).repeat(3, 1, 1) + torch.randn(3, 3, 3, generator=generator) * torch.tensor([0.2, 0.2, 1e-3])[:, None]
+    matrix[:, :2, 2] += torch.randn(3, 2, generator=generator) * 5
+    table = torch.full((3, 13), torch.nan)
+    table[:, 4:] = matrix.flatten(1)
+    owners = None
+    if owned:
+        owners, values = torch.tensor([0] * 9 + [2] * 30), values.flatten(0, 1)
+    valid = (
+        torch.rand(values.shape[: 1 if owned else 2], generator=generator) < 0.8 if clip and dtype != torch.float64 else None
+    )
+    way = Way(form, to, table[:, 4:].unflatten(1, (3, 3)), FRAMES if ragged else (20, 30), (24, 31), owners, clip)
+    leaves = dtype if dtype.is_floating_point else torch.float32
+    expected, expected_valid = boxes.follow(values, valid, way, leaves)
+    got, got_valid = boxes.follow(values, valid, way, leaves)
+    tolerance = {torch.float16: 0.07, torch.float64: 1e-9}.get(leaves, 2e-4)
+    alike = got.dtype == leaves and torch.allclose(
+        got, expected, atol=tolerance, rtol=1e-3 if leaves == torch.float16 else 1e-5, equal_nan=True
+    )
+    if clip:
+        return alike and torch.equal(got_valid, expected_valid) and 0 < int(got_valid.sum()) < got_valid.numel()
+    return alike and got_valid is None and expected_valid is None
+
+
+def masks_agree(name, dtype):
+    """Whether masks of several sizes, each read where it lies, come out of the kernel as torch makes them of one buffer."""
+    plan, tables = rows_of(PIPELINES[name])
+    heights, widths = np.array(SIDES).T
+    given = [masks(n, *sides, dtype=dtype, seed=n) for n, sides in zip(COUNTS, SIDES, strict=True)]
+    # One of them is not contiguous, one is a part of another's memory, and the first holds nothing.
+    given = [given[1][:0], torch.cat((given[0], given[0]))[1:3], given[2].transpose(1, 2).contiguous().transpose(1, 2)]
+    samples, table, step = [1, 0, 2], torch.cat(tables), plan.passes[0]
+
+    def listed(executor):
+        with mock.patch.object(dispatch, "name", return_value=executor):
+            made = MaskList(given, samples, Size(3, 3, heights, widths), torch.device("cpu"))
+        take_numbers(made)
+        return made
+
+    together, apart = listed("torch"), listed("triton")
+    expected = dispatch.run_torch.gather_mask(step.front, step.columns, together._values, table, step.out, together._places)
+    # As if a launch had room for two of the five.
+    with mock.patch.object(backend, "MOST_SAMPLES", 2):
+        got = backend.run_mask(step, apart._values, table, apart._places)
+    # A tap half way between two pixels may fall on either.
+    return (
+        0 < apart._values.numel() < together._values.numel()
+        and got.shape == expected.shape
+        and (got != expected).float().mean() <= (0.01 if step.front.kind else 0)
+        and bool(expected.any())
+    )
+
+
+def main():
+    generator = torch.Generator().manual_seed(0)
+    failed = [f"{way} {dtype}" for way in ways() for dtype in DTYPES if not boxes_agree(*way, dtype, generator)]
+    for name, dtype in itertools.product(PIPELINES, (torch.uint8, torch.bool, torch.int64, torch.float32)):
+        if not masks_agree(name, dtype):
+            failed.append(f"masks, {name}, {dtype}")
+    return failed
+
+
+if __name__ == "__main__":
+    with np.errstate(all="ignore"):  # not every value is a number
+        failed = main()
+    sys.exit("\n".join(failed) or 0)

@@ -1,0 +1,144 @@
+"""Every kernel compiles for a GPU, on a machine that has none: what the interpreter forgives, the compiler does not."""
+
+import kornia.augmentation as K
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from fusion.backends.interpreted import interpret_crops, interpret_readers
+from fusion.targets.test_mask_lists import PIPELINES, rows_of
+from support import pipelines
+from support.compiled import CompileOnly
+from support.executors import through_both
+from support.ragged import images_of, pack
+from support.replay import photographs
+
+import gpuaug
+from gpuaug.fusion.backends.readers import MaskPlaces
+from gpuaug.fusion.backends.triton import backend, boxes, crops, filters, labels, mix
+from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.ops.boxes import FORMS, Way
+from gpuaug.fusion.ops.labels import SoftLabels
+from gpuaug.fusion.targets.target_dicts import RECORD_FORMS
+
+KERNELS = {
+    "gather_kernel": backend,
+    "mask_kernel": backend,
+    "rest_kernel": backend,
+    "mix_kernel": mix,
+    "blur_kernel": filters,
+    "blur_columns_kernel": filters,
+    "blur_rows_kernel": filters,
+    "sharpness_kernel": filters,
+}
+CHOSEN = [
+    "colour",
+    "padded, rotation, flip",
+    "perspective",
+    "gates",
+    "one of colours",
+    "shears, shifts",
+    "noise",
+    "blur",
+    "sharpness",
+    "mixup",
+    "cutmix",
+    "either mix",
+    "self-supervised",
+]
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """What launches have been compiled to."""
+    found = {}
+    for kernel, module in KERNELS.items():
+        monkeypatch.setattr(module, kernel, CompileOnly(getattr(module, kernel), found))
+    yield found
+    assert found
+    assert all(compiled.asm["cubin"] for compiled in found.values())
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_kernels_compile_for_a_gpu(name, made):
+    modules = next(group[name] for group in (pipelines.EXACT, pipelines.CLOSE, pipelines.RGB_CLOSE) if name in group)
+    through_both(modules(), photographs(2), torch.bfloat16, torch.channels_last)
+
+
+@pytest.mark.parametrize("name", ["crop, views", "padded grey", "jittered", "smooth", "smooth, cubic", "smooth, jittered"])
+@pytest.mark.parametrize("layout", ["chw", "hwc"])
+def test_kernels_for_ragged_batches_compile_for_a_gpu(name, layout, made):
+    modules, sizes, options = interpret_readers.RAGGED[name]
+    batch = pack(images_of(sizes), layout)
+    interpret_readers.through_both(modules, batch, torch.bfloat16, torch.channels_last, **options)
+
+
+@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize("name", interpret_crops.CROPS)
+def test_the_kernel_that_fits_crops_compiles_for_a_gpu(name, follow, monkeypatch):
+    made = {}
+    monkeypatch.setattr(crops, "crops_kernel", CompileOnly(crops.crops_kernel, made))
+    sizes = interpret_crops.some_sizes(8)
+    interpret_crops.fitted(interpret_crops.CROPS[name], sizes, torch.device("cpu"), points=follow, masks=follow)
+    (compiled,) = made.values()
+    assert compiled.asm["cubin"]
+    assert "fma" not in compiled.asm["ptx"].replace("fma.rn.f64", ""), "a product of the windows was not rounded"
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float16, torch.float64], ids=str)
+def test_the_kernel_of_labels_compiles_for_a_gpu(dtype, mixed, monkeypatch):
+    made = {}
+    monkeypatch.setattr(labels, "labels_kernel", CompileOnly(labels.labels_kernel, made))
+    monkeypatch.setattr(labels, "_launch", labels._launch.__wrapped__)
+    rows = torch.zeros(4, 9) if mixed else None
+    labels.soft_labels(SoftLabels(1000, 0.1), torch.zeros(4).to(dtype), rows)
+    if dtype.is_floating_point:
+        labels.soft_labels(SoftLabels(1000, 0.1), torch.zeros(4, 1000).to(dtype), rows)
+    assert len(made) == 1 + dtype.is_floating_point
+    assert all(compiled.asm["cubin"] for compiled in made.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64], ids=str)
+@pytest.mark.parametrize("form", [*FORMS.values(), *RECORD_FORMS.values()], ids=lambda form: form.layout)
+def test_the_kernel_for_boxes_compiles_for_a_gpu(form, dtype, monkeypatch):
+    made = {}
+    monkeypatch.setattr(boxes, "box_kernel", CompileOnly(boxes.box_kernel, made))
+    monkeypatch.setattr(boxes, "_launches", {})
+    places, points = torch.zeros(3, 3, dtype=torch.int64), form.layout == "points"
+    matrix, leaves = torch.eye(3).repeat(3, 1, 1), dtype if dtype.is_floating_point else torch.float32
+    for clip, owners in ((False, None), (not points, torch.zeros(3, dtype=torch.int64))):
+        tail = {"vertices": (4, 2), "points": (3,) if owners is not None else (2,)}.get(form.layout, (4,))
+        values = torch.zeros((3, *tail) if owners is not None else (3, 5, *tail), dtype=dtype)
+        valid = torch.ones(3, dtype=torch.bool) if clip else None
+        boxes.follow(values, valid, Way(form, form, matrix, places if form.share else (1, 1), (8, 8), owners, clip), leaves)
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_masks_of_several_sizes_compile_for_a_gpu(name, monkeypatch):
+    made = {}
+    monkeypatch.setattr(backend, "mask_kernel", CompileOnly(backend.mask_kernel, made))
+    plan, tables = rows_of(PIPELINES[name])
+    places = MaskPlaces(torch.zeros(5, dtype=torch.int64), torch.zeros(3, 3, dtype=torch.int64))
+    backend.run_mask(plan.passes[0], torch.zeros(100, dtype=torch.uint8), torch.cat(tables), places)
+    assert len(made) == 1
+
+
+def test_more_samples_than_a_launch_can_have_are_refused():
+    augment, images = gpuaug.fuse(K.CenterCrop(1), views=2), torch.zeros(40_000, 1, 2, 2, dtype=torch.uint8)
+    _, plan = augment._stretch(0, Size(*images.shape), masks=False)
+    text = "A batch must have at most 65535 samples in all its views on a GPU, got 80000. Lower batch_size or views."
+    with pytest.raises(gpuaug.ArgumentError, match=text):
+        backend.run(plan, images, torch.zeros(80_000, plan.width), torch.float32, torch.contiguous_format)
+
+
+@pytest.mark.parametrize(("sizes", "pairs"), [(interpret_readers.SIZES, True), (interpret_readers.NARROW, False)])
+def test_pairs_are_read_only_where_every_image_has_two_columns_and_rows(sizes, pairs, made):
+    """With one it would be what lies behind it in memory, and what lies behind the last of them may be nobody's."""
+    interpret_readers.through_both([interpret_readers.crop()], pack(images_of(sizes)), torch.float32, torch.contiguous_format)
+    ((name, _, constants, _),) = made
+    assert name == "gather_kernel"
+    where = backend.gather_kernel.arg_names.index("PAIRS")
+    assert dict(constants)[(where,)] is pairs

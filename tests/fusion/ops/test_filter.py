@@ -1,0 +1,98 @@
+"""Blur and sharpness, against Kornia on the same draws."""
+
+import kornia.augmentation as K
+import numpy as np
+import pytest
+import torch
+from support.replay import both, photographs
+
+import gpuaug
+from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.ops.filters import LOWERED
+from gpuaug.fusion.ops.sampler import Source
+
+FILTERS = {
+    "blur": lambda p: K.RandomGaussianBlur((7, 7), (0.1, 2.0), p=p),
+    "blur, wide": lambda p: K.RandomGaussianBlur((23, 23), (0.1, 2.0), p=p),
+    "blur, uneven": lambda p: K.RandomGaussianBlur((3, 9), (0.5, 3.0), p=p),
+    "blur, constant": lambda p: K.RandomGaussianBlur(5, (0.5, 3.0), border_type="constant", p=p),
+    "blur, circular": lambda p: K.RandomGaussianBlur(5, (0.5, 3.0), border_type="circular", p=p),
+    "blur, replicate": lambda p: K.RandomGaussianBlur(5, (0.5, 3.0), border_type="replicate", p=p),
+    "blur, same": lambda p: K.RandomGaussianBlur(5, (0.5, 3.0), same_on_batch=True, p=p),
+    "blur, one pixel": lambda p: K.RandomGaussianBlur(1, (0.5, 3.0), p=p),
+    "sharpness": lambda p: K.RandomSharpness((0.0, 3.0), p=p),
+}
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("name", FILTERS)
+def test_the_same_draws_give_the_same_pixels(name, p):
+    for seed, shape in enumerate([(5, 3, 32, 48), (1, 1, 37, 21), (0, 3, 32, 32)]):
+        images = photographs(*shape, dtype=torch.float32 if seed else torch.uint8)
+        expected, got = both(K.AugmentationSequential(FILTERS[name](p)), images, seed)
+        torch.testing.assert_close(got, expected, atol=5e-6, rtol=0)
+        if p == 0:
+            assert torch.equal(got, expected)
+
+
+def test_what_follows_a_filter_is_in_its_pass():
+    made = K.AugmentationSequential(
+        K.RandomResizedCrop((24, 24)), K.RandomGaussianBlur((5, 5), (0.5, 2.0)), K.RandomInvert(), K.Normalize(0.5, 0.25)
+    )
+    expected, got = both(made, photographs(5))
+    torch.testing.assert_close(got, expected, atol=2e-4, rtol=0)
+    assert [line.launches for line in gpuaug.fuse(made).explain((5, 3, 32, 48)).lines] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (K.RandomGaussianBlur(5, (0.0, 3.0)), "sigma may be 0"),
+    ],
+)
+def test_what_is_left_to_kornia(module, reason):
+    assert f"left to Kornia: {reason}" in str(gpuaug.fuse(module).explain())
+
+
+@pytest.mark.parametrize("name", ["blur, wide", "sharpness"])
+def test_images_that_are_too_small_get_kornias_own_error(name):
+    with pytest.raises(ValueError, match="cannot filter an image this small"):
+        gpuaug.fuse(FILTERS[name](1.0))(photographs(2, 3, 2, 2))
+
+
+@pytest.mark.parametrize("name", ["blur", "blur, wide", "blur, constant", "sharpness"])
+def test_values_outside_the_range_and_none_at_all(name):
+    images = photographs(3, dtype=torch.float32) * 2 - 0.5
+    images[0, 1, 9, 20] = images[1, 2, 0, 0] = torch.nan
+    expected, got = both(K.AugmentationSequential(FILTERS[name](1.0)), images)
+    torch.testing.assert_close(got, expected, atol=5e-6, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (K.RandomGaussianBlur(5, (0.1, 2.0), p=0.3), "sigma"),
+        (K.RandomSharpness(0.5, p=0.3), "sharpness"),
+        (K.RandomSharpness((0.5, 4.0), p=0.3), "sharpness"),
+    ],
+)
+def test_draws_are_kornias(module, name):
+    count, size = 4000, Size(4000, 3, 32, 32)
+    torch.manual_seed(0)
+    expected = module.forward_parameters(torch.Size((count, 3, 32, 32)))
+    drawn = LOWERED[type(module)]("filter", module).draw(Source((0,), count), size)
+    ours, theirs = np.sort(drawn[name]), np.sort(expected[name].numpy())
+    places = np.concatenate([ours, theirs])
+    apart = np.abs(np.searchsorted(ours, places, "right") - np.searchsorted(theirs, places, "right")).max() / count
+    # Kolmogorov and Smirnov: two samples of one distribution are further apart once in 10,000 times.
+    assert apart < np.sqrt(np.log(2 / 1e-4) / count)
+    # Five standard deviations of the difference of two shares.
+    assert abs(drawn["gate"].mean() - expected["batch_prob"].mean().item()) < 5 * np.sqrt(2 * 0.3 * 0.7 / count)
+
+
+def test_one_draw_for_all():
+    module = K.RandomSharpness((0.5, 4.0), same_on_batch=True, p=0.5)
+    drawn = [LOWERED[type(module)]("filter", module).draw(Source((key,), 5), Size(5, 3, 32, 32)) for key in range(20)]
+    assert all(len(set(each["sharpness"])) == 1 and len(set(each["gate"])) == 1 for each in drawn)
+    assert len({float(each["sharpness"][0]) for each in drawn}) == 20
+    assert {bool(each["gate"][0]) for each in drawn} == {True, False}

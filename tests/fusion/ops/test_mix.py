@@ -1,0 +1,270 @@
+"""MixUp and CutMix, against Kornia on the same draws; and the distributions of the draws, against Kornia's generators."""
+
+import math
+import pickle
+
+import kornia.augmentation as K
+import numpy as np
+import pytest
+import torch
+from support.replay import as_kornia_takes_them, photographs
+
+import gpuaug
+from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.ops.mix import LOWERED, CutMix
+from gpuaug.fusion.ops.sampler import Source
+
+pytestmark = pytest.mark.filterwarnings("ignore:RandomCutMixV2:DeprecationWarning")
+
+MIXES = {
+    "mixup": lambda **o: K.RandomMixUpV2(**o),
+    "mixup, bounds": lambda **o: K.RandomMixUpV2(lambda_val=(0.2, 0.4), **o),
+    "mixup, tensor": lambda **o: K.RandomMixUpV2(lambda_val=torch.tensor([0.5, 0.5]), **o),
+    "cutmix": lambda **o: K.RandomCutMixV2(**o),
+    "cutmix, newer labels": lambda **o: K.RandomCutMixV2(use_correct_lambda=True, **o),
+    "cutmix, beta": lambda **o: K.RandomCutMixV2(beta=0.3, use_correct_lambda=True, **o),
+    "cutmix, beta and bounds": lambda **o: K.RandomCutMixV2(beta=torch.tensor(2.0), cut_size=(0.3, 0.6), **o),
+}
+OPTIONS = [{"p": 0.0}, {"p": 0.5}, {"p": 1.0}, {"p": 1.0, "same_on_batch": True}]
+SHAPES = [(5, 3, 32, 48), (1, 1, 37, 21), (0, 3, 16, 16), (4, 2, 1, 9)]
+
+
+def made(module):
+    return LOWERED[type(module)]("mix", module)
+
+
+def drawn_for(op, size, seed=0):
+    """What the op draws, and its rows for the executors."""
+    drawn = op.draw(Source((seed,), size.batch), size)
+    rows = np.full((size.batch, op.row_width(size.channels)), np.nan, dtype=np.float32)
+    op.rows(drawn, size, rows)
+    assert not np.isnan(rows).any()
+    return drawn, torch.from_numpy(rows)
+
+
+def through(op, images, rows):
+    """The op, where the gate is open."""
+    return torch.where(rows[:, 0, None, None, None] != 0, op.apply(images, rows), images)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("name", MIXES)
+def test_images_and_labels_are_kornias(name, options):
+    module = MIXES[name](data_keys=["input", "class"], **options)
+    op = made(module)
+    for seed, shape in enumerate(SHAPES * 3):
+        images, size = photographs(*shape, dtype=torch.float32, seed=seed), Size(*shape)
+        drawn, rows = drawn_for(op, size, seed)
+        labels = torch.randint(0, 1000, (size.batch,), generator=torch.Generator().manual_seed(seed))
+        got = through(op, images, rows)
+        if shape[0] == 0 and isinstance(op, CutMix):
+            # Kornia's labels of an empty batch are a KeyError.
+            expected = module(images, params=op.params(drawn, size), data_keys=["input"])
+            assert op.labels(labels, rows).shape == (1, 0, 3)
+        else:
+            expected, expected_labels = module(images, labels, params=op.params(drawn, size))
+            assert op.labels(labels, rows).dtype == expected_labels.dtype
+            assert torch.equal(op.labels(labels, rows), expected_labels)
+        if isinstance(op, CutMix):
+            assert torch.equal(got, expected)
+        else:
+            torch.testing.assert_close(got, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["mixup", "cutmix"])
+def test_labels_of_any_type(name, dtype):
+    module, size = MIXES[name](data_keys=["input", "class"]), Size(5, 3, 8, 8)
+    op, labels = made(module), torch.arange(5).to(dtype)
+    drawn, rows = drawn_for(op, size)
+    _, expected = module(torch.rand(5, 3, 8, 8), labels, params=op.params(drawn, size))
+    got = op.labels(labels, rows)
+    assert got.dtype == expected.dtype
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("name", ["mixup", "cutmix"])
+def test_labels_that_are_not_one_a_sample(name):
+    op = made(MIXES[name]())
+    _, rows = drawn_for(op, Size(5, 3, 8, 8))
+    with pytest.raises(
+        gpuaug.ArgumentError, match=r"class must be one label for each of the 5 images, got \(5, 10\). Pass class"
+    ):
+        op.labels(torch.zeros(5, 10), rows)
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_a_shut_gate_leaves_every_bit(name):
+    op = made(MIXES[name](p=0.0))
+    assert op.gated
+    images = torch.tensor([0.25, -3.0, torch.inf, torch.nan]).reshape(4, 1, 1, 1).repeat(1, 3, 6, 7)
+    _, rows = drawn_for(op, Size(4, 3, 6, 7))
+    got = through(op, images, rows)
+    assert torch.equal(got.view(torch.int32), images.view(torch.int32))
+    labels = op.labels(torch.arange(4), rows).reshape(4, 3)
+    assert torch.equal(labels, torch.tensor([[0.0, 0, 0], [1, 1, 0], [2, 2, 0], [3, 3, 0]]))
+
+
+@pytest.mark.parametrize("name", ["mixup", "cutmix"])
+def test_values_beyond_the_unit_range_and_no_numbers_mix_as_in_kornia(name):
+    module, images = MIXES[name](), photographs(5, dtype=torch.float32) * 8 - 4
+    images[2, :, 3:9, 4:20] = torch.nan
+    images[3, 0] = torch.inf
+    op, size = made(module), Size(*images.shape)
+    drawn, rows = drawn_for(op, size)
+    expected = module(images, params=op.params(drawn, size))
+    torch.testing.assert_close(through(op, images, rows), expected, atol=1e-6, rtol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_a_container_replays_the_draws(name):
+    pipeline, images = K.AugmentationSequential(MIXES[name]()), photographs(5, dtype=torch.float32)
+    op, size = made(pipeline[0]), Size(*images.shape)
+    drawn, rows = drawn_for(op, size)
+    params = [K.container.params.ParamItem(next(name for name, _ in pipeline.named_children()), op.params(drawn, size))]
+    torch.testing.assert_close(through(op, images, rows), pipeline(images, params=params), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", MIXES)
+def test_parameters_have_kornias_names_shapes_and_types(name, shape, options):
+    module = MIXES[name](**options)
+    op, size = made(module), Size(*shape)
+    found = op.params(drawn_for(op, size)[0], size)
+    expected = module.forward_parameters(torch.Size(shape))
+    assert {key: (value.shape, value.dtype) for key, value in found.items()} == {
+        key: (value.shape, value.dtype) for key, value in expected.items()
+    }
+    pickle.loads(pickle.dumps(found))
+
+
+def test_several_mixes_at_once_and_several_betas_are_left_to_kornia():
+    assert CutMix.cannot(K.RandomCutMixV2(num_mix=3)) == "num_mix=3"
+    assert CutMix.cannot(K.RandomCutMixV2(beta=torch.tensor([1.0, 2.0]))) == "beta has several values"
+    assert CutMix.cannot(K.RandomCutMixV2(beta=torch.tensor(2.0))) is None
+
+
+@pytest.mark.parametrize("key", ["mask", "bbox", "bbox_xyxy", "bbox_xywh", "keypoints"])
+@pytest.mark.parametrize("name", ["mixup", "cutmix"])
+def test_kornia_takes_no_more_targets_than_are_listed(name, key):
+    module = MIXES[name]()
+    assert key not in made(module).targets
+    shape = {"mask": (2, 1, 8, 8), "bbox": (2, 1, 4, 2), "keypoints": (2, 1, 2)}.get(key, (2, 1, 4))
+    with pytest.raises(NotImplementedError):
+        module(torch.rand(2, 3, 8, 8), torch.ones(shape), data_keys=["input", key])
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0])
+@pytest.mark.parametrize("name", MIXES)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
+def test_a_fused_pipeline_mixes_images_and_labels(name, p, dtype):
+    mix = MIXES[name](p=p, data_keys=["input", "class"])
+    pipeline = K.AugmentationSequential(K.RandomHorizontalFlip(), mix, K.Normalize(0.5, 0.25))
+    images, labels = photographs(5, dtype=dtype), torch.arange(5) * 10
+    augment = gpuaug.fuse(pipeline)
+    draws = augment.draw(images.shape, seed=3)
+    # Kornia's container takes no labels where it mixes, so its images stand beside the module's own labels.
+    expected = pipeline(as_kornia_takes_them(images), params=draws.as_kornia())
+    _, expected_labels = mix(as_kornia_takes_them(images), labels, params=draws.as_kornia()[1].data)
+    got, got_labels = augment(images, labels, data_keys=["input", "class"], draws=draws)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+    assert torch.equal(got_labels, expected_labels)
+    torch.testing.assert_close(augment(images, draws=draws), got, atol=0, rtol=0)
+
+
+def test_labels_pass_a_pipeline_without_a_mix_untouched():
+    images, labels = photographs(5), torch.arange(5)
+    augment = gpuaug.fuse(K.RandomHorizontalFlip())
+    assert augment(images, labels, data_keys=["input", "class"])[1] is labels
+
+
+@pytest.mark.parametrize(
+    ("keys", "other", "kind", "text"),
+    [
+        (["input", "mask"], torch.ones(5, 1, 32, 48), gpuaug.ArgumentError, "data_keys must be among input, class where Rand"),
+        (["input", "bbox_xyxy"], torch.ones(5, 1, 4), gpuaug.ArgumentError, "mixes images, got bbox_xyxy. Mix in a stage of"),
+        (["input", "class"], [0] * 5, gpuaug.ArgumentTypeError, "class must be a tensor, got list. Pass one index for each"),
+        (["input", "class"], torch.ones(5, 10), gpuaug.ArgumentError, "class must be one label for each of the 5 images"),
+        (["input", "class"], torch.ones(5, device="meta"), gpuaug.DeviceError, "class must be on cpu, .* got meta. Move it"),
+    ],
+)
+def test_what_cannot_be_mixed_is_refused(keys, other, kind, text):
+    augment = gpuaug.fuse([K.RandomHorizontalFlip(), K.RandomMixUpV2(p=1.0)])
+    with pytest.raises(kind, match=text):
+        augment(photographs(5), other, data_keys=keys)
+
+
+COUNT = 4000
+FALSE_ALARMS = 1e-4
+
+
+def assert_same_distribution(ours, theirs):
+    """Two samples by Kolmogorov and Smirnov: fails once in ten thousand for seeds drawn afresh; these are fixed."""
+    ours, theirs = np.sort(np.asarray(ours, dtype=np.float64)), np.sort(np.asarray(theirs, dtype=np.float64))
+    every = np.concatenate((ours, theirs))
+    apart = np.abs(
+        np.searchsorted(ours, every, side="right") / len(ours) - np.searchsorted(theirs, every, side="right") / len(theirs)
+    ).max()
+    limit = math.sqrt(-math.log(FALSE_ALARMS / 2) / 2 * (1 / len(ours) + 1 / len(theirs)))
+    assert apart < limit, f"{apart:.4f} apart, {limit:.4f} allowed"
+
+
+def kornias(module, shape, seed=0):
+    torch.manual_seed(seed)
+    return module.forward_parameters(torch.Size(shape))
+
+
+@pytest.mark.parametrize("name", [name for name in MIXES if name.startswith("mixup")])
+def test_weights_have_kornias_distribution(name):
+    module, size = MIXES[name](), Size(COUNT, 3, 32, 48)
+    drawn, _ = drawn_for(made(module), size, seed=1)
+    assert_same_distribution(drawn["lambda"], kornias(module, (COUNT, 3, 32, 48))["mixup_lambdas"])
+
+
+@pytest.mark.parametrize("shape", [(COUNT, 3, 32, 48), (COUNT, 3, 5, 224)], ids=str)
+@pytest.mark.parametrize("name", [name for name in MIXES if name.startswith("cutmix")])
+def test_rectangles_have_kornias_distribution(name, shape):
+    module, size = MIXES[name](), Size(*shape)
+    op = made(module)
+    ours = op.params(drawn_for(op, size, seed=1)[0], size)["crop_src"][0]
+    theirs = kornias(module, shape)["crop_src"][0]
+    for corners in (ours, theirs):
+        assert corners[:, 0].min() >= 0
+        assert (corners[:, 2] <= torch.tensor([size.width - 1.0, size.height - 1.0])).all()
+    for corner in (0, 2):
+        for axis in (0, 1):
+            assert_same_distribution(ours[:, corner, axis], theirs[:, corner, axis])
+    sides = [corners[:, 2] - corners[:, 0] for corners in (ours, theirs)]
+    assert_same_distribution(sides[0].prod(1), sides[1].prod(1))
+
+
+@pytest.mark.parametrize("name", ["mixup", "cutmix"])
+def test_partners_are_a_random_order_of_the_batch(name):
+    module = MIXES[name](same_on_batch=True)
+    op, size = made(module), Size(COUNT, 3, 8, 8)
+    key = "mixup_pairs" if name == "mixup" else "mix_pairs"
+    ours = op.params(drawn_for(op, size, seed=1)[0], size)[key].flatten()
+    theirs = kornias(module, (COUNT, 3, 8, 8))[key].flatten()
+    assert torch.equal(ours.sort().values, torch.arange(COUNT))
+    assert_same_distribution(ours - torch.arange(COUNT), theirs - torch.arange(COUNT))
+
+
+@pytest.mark.parametrize("name", ["mixup", "cutmix"])
+def test_same_on_batch_shares_all_but_the_partner(name):
+    op, size = made(MIXES[name](same_on_batch=True)), Size(50, 3, 32, 48)
+    seen = set()
+    for seed in range(20):
+        _, rows = drawn_for(op, size, seed)
+        assert (rows[:, 2:] == rows[:1, 2:]).all()
+        assert torch.equal(rows[:, 1].sort().values, torch.arange(50.0))
+        seen.add(float(rows[0, 2]))
+    assert len(seen) > 10
+
+
+def test_the_gate_is_thrown_for_the_whole_batch():
+    op, size = made(K.RandomMixUpV2(p=0.3)), Size(8, 3, 4, 4)
+    opened = [op.draw(Source((seed,), 8), size)["gate"] for seed in range(1000)]
+    assert all(gate.all() or not gate.any() for gate in opened)
+    # Five standard deviations of the count.
+    assert abs(sum(gate[0] for gate in opened) - 300) < 73

@@ -1,0 +1,116 @@
+"""Rotations, affine and perspective maps, against Kornia on the same draws."""
+
+import kornia.augmentation as K
+import numpy as np
+import pytest
+import torch
+from support.replay import both, photographs
+
+import gpuaug
+from gpuaug.fusion.lower.kornia import leaves, lower
+from gpuaug.fusion.ops.base import Size
+
+WARPS = {
+    "rotation": lambda **o: K.RandomRotation(45.0, **o),
+    "rotation, one way": lambda **o: K.RandomRotation((10.0, 80.0), align_corners=False, **o),
+    "quarters": lambda **o: K.RandomRotation90((-3, 3), **o),
+    "affine": lambda **o: K.RandomAffine(30.0, (0.2, 0.1), (0.7, 1.3), (5.0, 20.0), **o),
+    "affine, angle alone": lambda **o: K.RandomAffine(30.0, **o),
+    "affine, two scales": lambda **o: K.RandomAffine(0.0, scale=(0.5, 0.8, 1.1, 1.4), align_corners=True, **o),
+    "affine, four shears": lambda **o: K.RandomAffine((-10.0, 40.0), shear=(-5.0, 5.0, 10.0, 20.0), **o),
+    "affine, border": lambda **o: K.RandomAffine(30.0, (0.2, 0.1), padding_mode="border", **o),
+    "shear": lambda **o: K.RandomShear((-10.0, 20.0), **o),
+    "shear, border": lambda **o: K.RandomShear((-10.0, 20.0, 5.0, 15.0), padding_mode="border", **o),
+    "translate": lambda **o: K.RandomTranslate((-0.2, 0.3), (-0.1, 0.1), **o),
+    "translate, across": lambda **o: K.RandomTranslate((-0.2, 0.3), **o),
+    "perspective": lambda **o: K.RandomPerspective(0.5, **o),
+    "perspective, outwards": lambda **o: K.RandomPerspective(0.6, sampling_method="area_preserving", **o),
+}
+SHAPES = [(5, 3, 32, 48), (1, 1, 37, 21), (0, 3, 16, 16)]
+
+
+@pytest.mark.parametrize("options", [{"p": 0.0}, {"p": 0.5}, {"p": 1.0}, {"p": 1.0, "same_on_batch": True}], ids=str)
+@pytest.mark.parametrize("name", WARPS)
+def test_one_warp_is_close(name, options):
+    pipeline = K.AugmentationSequential(WARPS[name](**options))
+    for seed, shape in enumerate(SHAPES):
+        expected, got = both(pipeline, photographs(*shape), seed)
+        torch.testing.assert_close(got, expected, atol=5e-5, rtol=0)
+        if options == {"p": 0.0}:
+            assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("name", WARPS)
+def test_tolerances_grow_with_size_only_as_stated(name):
+    images = photographs(2, 1, 256, 200)
+    pipeline = K.AugmentationSequential(WARPS[name](p=1.0)).double()
+    augment = gpuaug.fuse(K.AugmentationSequential(WARPS[name](p=1.0)))
+    draws = augment.draw(images.shape, seed=1)
+    expected = pipeline(images.double() / 255, params=draws.as_kornia())
+    torch.testing.assert_close(augment(images, draws=draws).double(), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["rotation", "affine", "perspective"])
+def test_nearest(name):
+    pipeline = K.AugmentationSequential(WARPS[name](p=0.7, resample="nearest"))
+    expected, got = both(pipeline, photographs(5), 1)
+    # A tap at a tie may round either way.
+    assert ((got - expected).abs() > 1e-6).float().mean() < 2e-3
+
+
+@pytest.mark.parametrize("name", WARPS)
+def test_skipped_samples_are_untouched_bit_for_bit(name):
+    images = photographs(16)
+    augment = gpuaug.fuse(WARPS[name](p=0.5))
+    draws = augment.draw(images.shape, seed=2)
+    skipped = ~draws._drawn[0]["gate"]
+    assert skipped.any()
+    assert torch.equal(augment(images, draws=draws)[skipped], images[skipped].float() / 255)
+
+
+@pytest.mark.parametrize("name", WARPS)
+def test_matrices_are_kornias(name):
+    module = WARPS[name](p=0.7)
+    (leaf,) = leaves(lower(module))
+    size = Size(6, 3, 40, 56)
+    drawn = gpuaug.fuse(module).draw((6, 3, 40, 56), seed=3)._drawn[0]
+    images = torch.zeros(6, 3, 40, 56, dtype=torch.float64)
+    params = {key: value.double() if value.is_floating_point() else value for key, value in leaf.op.params(drawn, size).items()}
+    expected = module.generate_transformation_matrix(images, params, module.flags)
+    np.testing.assert_allclose(leaf.op.matrix(drawn, size), expected.numpy(), atol=1e-5)
+    product = leaf.op.matrix(drawn, size) @ leaf.op.warp(drawn, size).inverse
+    np.testing.assert_allclose(product, np.tile(np.eye(3), (6, 1, 1)), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", WARPS)
+def test_parameters_have_kornias_names_and_shapes(name):
+    module = WARPS[name](p=0.7)
+    found = gpuaug.fuse(module).draw((6, 3, 40, 56), seed=3).as_kornia()
+    expected = module.forward_parameters(torch.Size((6, 3, 40, 56)))
+    assert {key: (value.shape, value.dtype) for key, value in found.items()} == {
+        key: (value.shape, value.dtype) for key, value in expected.items()
+    }
+
+
+def test_two_warps_are_two_passes_and_a_warp_between_permutations_is_one():
+    one = gpuaug.fuse([K.RandomHorizontalFlip(), K.RandomRotation(30.0, p=1.0), K.RandomVerticalFlip(), K.CenterCrop(20)])
+    assert [line.launches for line in one.explain((2, 3, 32, 48)).lines] == [1]
+    images = photographs(4)
+    two = K.AugmentationSequential(K.RandomAffine(20.0, p=1.0), K.RandomHorizontalFlip(), K.RandomPerspective(0.3, p=1.0))
+    expected, got = both(two, images)
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+    assert len(gpuaug.fuse(two).explain(images.shape).lines) == 2
+    made = K.AugmentationSequential(
+        K.RandomHorizontalFlip(), K.RandomRotation(30.0, p=1.0), K.RandomVerticalFlip(), K.CenterCrop(20)
+    )
+    expected, got = both(made, images)
+    torch.testing.assert_close(got, expected, atol=5e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", WARPS)
+def test_images_one_pixel_wide_are_left_to_kornia(name):
+    augment = gpuaug.fuse(WARPS[name](p=1.0))
+    assert "one pixel wide or high" in str(augment.explain((2, 3, 1, 8)))
+    expected, got = both(K.AugmentationSequential(WARPS[name](p=1.0)), photographs(2, 3, 1, 8))
+    assert torch.equal(got.isnan(), expected.isnan())
+    assert torch.equal(got.nan_to_num(), expected.nan_to_num())

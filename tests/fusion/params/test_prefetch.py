@@ -1,0 +1,220 @@
+"""Rows made for several batches at once are those that each batch would have made, and no generator notices."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import kornia.augmentation as K
+import pytest
+import torch
+from support.pipelines import CLOSE, EXACT, MEAN, RGB_CLOSE, RGB_EXACT, STD, TIES, by_the_batch
+from support.replay import photographs
+from torch.utils.data import DataLoader, TensorDataset
+
+import gpuaug
+from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.params import prefetch
+from gpuaug.fusion.params.prefetch import draw_rows
+
+SHARED = {
+    "same": lambda: [
+        K.RandomResizedCrop((16, 20), scale=(0.5, 2.0), same_on_batch=True),
+        K.RandomHorizontalFlip(same_on_batch=True),
+        K.ColorJitter(0.4, 0.4, 0.4, 0.1, same_on_batch=True),
+        K.RandomPerspective(0.4, same_on_batch=True),
+    ],
+    "misses": lambda: [K.RandomResizedCrop((16, 20), scale=(0.6, 1.6)), K.RandomErasing(ratio=(0.2, 1.5), p=0.9)],
+    "whole batches": lambda: [
+        K.RandomRotation(30.0, p=1.0),
+        K.RandomPosterize(p=0.5),
+        by_the_batch(K.RandomAffine(9.0, p=0.7)),
+    ],
+}
+PIPELINES = {**EXACT, **RGB_EXACT, **CLOSE, **RGB_CLOSE, **TIES, **SHARED}
+SEEDS = (5, 2**63 - 1, 0, 17, 18)
+
+
+def simple():
+    return [K.RandomResizedCrop((16, 20)), K.RandomHorizontalFlip(), K.ColorJitter(0.4, 0.4, 0.4), K.Normalize(MEAN, STD)]
+
+
+@pytest.fixture
+def blocks(monkeypatch):
+    """For how many batches rows were made, each time that they were."""
+    made = []
+
+    def counted(planned, ops, size, seeds, device, *, points):
+        made.append(len(seeds))
+        return draw_rows(planned, ops, size, seeds, device, points=points)
+
+    monkeypatch.setattr(prefetch, "draw_rows", counted)
+    return made
+
+
+@pytest.mark.parametrize("points", [False, True])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_rows_made_together_are_those_made_one_by_one(name, points):
+    augment, size = gpuaug.fuse(PIPELINES[name]()), Size(9, 3, 30, 41)
+    stretch, planned = augment._stretch(0, size, masks=False)
+    if planned is None or planned.alone:
+        pytest.skip("draws alone")
+    host = torch.device("cpu")
+    together = draw_rows(planned, stretch.ops, size, SEEDS, host, points=points)
+    for seed, rows in zip(SEEDS, together, strict=True):
+        assert torch.equal(rows, draw_rows(planned, stretch.ops, size, (seed,), host, points=points)[0])
+
+
+def test_what_draws_alone_says_so():
+    for name, make in PIPELINES.items():
+        augment = gpuaug.fuse(make())
+        _, planned = augment._stretch(0, Size(9, 3, 30, 41), masks=False)
+        # What picks is in no plan.
+        picks = augment._ops[0].alone and planned is None
+        assert picks == (("one of" in name and "mixes" not in name) or "shears" in name), name
+        assert picks or planned.alone == ("noise" in name or "mix" in name), name
+
+
+def test_a_call_gives_what_its_seed_gives(blocks):
+    augment, images = gpuaug.fuse(simple()), photographs(5, 3, 30, 41)
+    torch.manual_seed(3)
+    seeds = [int(torch.randint(0, 2**63 - 1, ()).item()) for _ in range(40)]
+    torch.manual_seed(3)
+    for seed in seeds:
+        expected = augment(images, draws=augment.draw(images.shape, seed=seed))
+        assert torch.equal(augment(images), expected)
+    assert blocks == [1, 2, 4, 8, 16, 32]
+
+
+def test_large_batches_are_made_ahead_for_fewer_calls(blocks):
+    augment, images = gpuaug.fuse(K.RandomHorizontalFlip(), views=2), torch.zeros(prefetch.MOST_SAMPLES // 8, 1, 2, 2)
+    for _ in range(12):
+        augment(images)
+    assert blocks == [2, 4, 8, 8, 8]  # rows of both views
+
+
+def test_a_call_takes_one_number_from_torchs_generator():
+    augment, images = gpuaug.fuse(simple()), photographs(2, 3, 30, 41)
+    torch.manual_seed(0)
+    for _ in range(11):
+        torch.randint(0, 2**63 - 1, ())
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    for _ in range(11):
+        augment(images)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_whatever_else_draws_and_whatever_the_size(blocks):
+    augment = gpuaug.fuse(simple())
+    batches = [photographs(count, 3, *sides) for count, sides in ((5, (30, 41)), (3, (30, 41)), (5, (24, 24)), (0, (30, 41)))]
+    chance = random.Random(1)
+    torch.manual_seed(0)
+    for _ in range(120):
+        images = chance.choice(batches) if chance.random() < 0.3 else batches[0]
+        if chance.random() < 0.2:
+            torch.rand(chance.randrange(4))
+        state = torch.get_rng_state()
+        seed = int(torch.randint(0, 2**63 - 1, ()).item())
+        torch.set_rng_state(state)
+        assert torch.equal(augment(images), augment(images, draws=augment.draw(images.shape, seed=seed)))
+    assert max(blocks) > 8
+
+
+def test_calls_that_cannot_be_foreseen_make_rows_for_themselves_alone(blocks):
+    augment, images = gpuaug.fuse(simple()), photographs(2, 3, 30, 41)
+    for seed in range(12):
+        torch.manual_seed(seed)
+        augment(images)
+    assert blocks == [1] * 12
+
+
+def test_rows_that_are_on_their_way_on_one_stream_are_not_for_calls_on_another(blocks, monkeypatch):
+    augment, images, current = gpuaug.fuse(simple()), photographs(2, 3, 30, 41), [7]
+    monkeypatch.setattr(prefetch, "current_stream", lambda device: current[0])
+    for _ in range(3):
+        augment(images)
+    assert blocks == [1, 2]
+    current[0] = 8
+    augment(images)
+    assert blocks == [1, 2, 1]
+
+
+def test_large_batches_are_made_in_smaller_numbers(blocks):
+    augment, images = gpuaug.fuse([K.RandomHorizontalFlip()]), torch.zeros(2048, 1, 2, 2)
+    for _ in range(7):
+        augment(images)
+    assert blocks == [1, 2, 2, 2]
+
+
+def test_two_threads_may_draw_from_one_pipeline():
+    augment, images = gpuaug.fuse(simple()), photographs(3, 3, 30, 41)
+
+    def run(seed):
+        torch.manual_seed(seed)  # the generator is the process's, so only the shape of the results can be told
+        return {augment(images).shape for _ in range(30)}
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set().union(*pool.map(run, range(4))) == {torch.Size((3, 3, 16, 20))}
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_in_a_loader_the_next_batches_are_foreseen(blocks, calls):
+    images = photographs(50, 3, 30, 41)
+    augment = gpuaug.fuse(simple())
+    stage = gpuaug.TransformStage(lambda batch: torch.stack([augment(batch) for _ in range(calls)]), on=0, name="views")
+
+    def epochs(depth):
+        loader = gpuaug.StreamedLoader(DataLoader(TensorDataset(images), 2), [stage], device="cpu", depth=depth, seed=4)
+        return [batch for _ in range(2) for (batch,) in loader]
+
+    expected = epochs(0)
+    # 25 batches an epoch: rows for 1, 2, 4, 8 and 10 of them, and six for batches that never come.
+    assert blocks == [count for count in (1, 2, 4, 8, 16) for _ in range(calls)] * 2
+    assert len({tuple(views.flatten(1)[:, :50].flatten().tolist()) for views in expected}) == 50
+    for views in expected:
+        assert len({tuple(view.flatten()[:200].tolist()) for view in views}) == calls
+    for other in epochs(2), epochs(1):
+        assert all(torch.equal(one, two) for one, two in zip(expected, other, strict=True))
+
+
+def test_what_a_fused_stage_draws_depends_on_each_part_of_its_position():
+    images = photographs(8, 3, 30, 41)
+    augment = gpuaug.fuse(simple())
+
+    def epoch(*, seed=4, number=2, rank=1, name="augment"):
+        stage = gpuaug.TransformStage(augment, on=0, name=name)
+        loader = gpuaug.StreamedLoader(DataLoader(TensorDataset(images), 2), [stage], device="cpu", seed=seed, rank=rank)
+        loader.set_epoch(number)
+        return torch.cat([batch for (batch,) in loader])
+
+    assert torch.equal(epoch(), epoch())
+    for changed in ({"seed": 5}, {"number": 3}, {"rank": 0}, {"name": "other"}):
+        assert not torch.equal(epoch(), epoch(**changed)), changed
+
+
+def test_rows_for_images_alone_are_not_taken_where_points_follow():
+    augment, images, points = gpuaug.fuse(simple()), photographs(4, 3, 30, 41), torch.rand(4, 5, 2) * 30
+    torch.manual_seed(2)
+    got = [augment(images, *given, data_keys=["input", "keypoints"][: 1 + len(given)]) for given in [(), (), (points,)] * 8]
+    torch.manual_seed(2)
+    for number, made in enumerate(got):
+        draws = augment.draw(images.shape)
+        expected = augment(images, points, data_keys=["input", "keypoints"], draws=draws)
+        assert all(map(torch.equal, made, expected)) if number % 3 == 2 else torch.equal(made, expected[0])
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_another_default_device_changes_nothing(ragged):
+    augment, images = gpuaug.fuse(simple(), ragged=ragged), list(photographs(3))
+    images = gpuaug.collate_ragged(images) if ragged else torch.stack(images)
+    boxes = [{"boxes": torch.tensor([[1.0, 2, 9, 9]])} for _ in range(3)]
+
+    def several():
+        torch.manual_seed(4)
+        return [augment(images, boxes, data_keys=["input", "targets"]) for _ in range(4)]
+
+    expected = several()
+    with torch.device("meta"):
+        got = several()
+    for (made, records), (other, known) in zip(got, expected, strict=True):
+        assert torch.equal(made, other)
+        assert all(torch.equal(one["boxes"], two["boxes"]) for one, two in zip(records, known, strict=True))

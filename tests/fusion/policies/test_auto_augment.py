@@ -1,0 +1,313 @@
+"""RandAugment, TrivialAugment and AutoAugment: replayed in Kornia, compared with its draws, and few to compile."""
+
+import pickle
+
+import kornia.augmentation as K
+import numpy as np
+import pytest
+import torch
+from kornia.augmentation import auto
+from kornia.augmentation.auto.operations import PolicySequential
+from kornia.augmentation.auto.operations import ops as operations
+from kornia.augmentation.auto.rand_augment import rand_augment
+from support.replay import as_kornia_takes_them, both, photographs, programs
+
+import gpuaug
+
+THRESHOLDS = {"posterize", "solarize", "solarize_add", "equalize"}
+"""A pixel at a threshold may fall on either side of it, where an interpolation came before."""
+
+ONE_BY_ONE = {policy[0][0]: policy for policy in rand_augment.default_policy}
+
+
+def picked(params):
+    """The names of what ran, in order."""
+    return [operation.name for policy in params for operation in policy.data]
+
+
+def assert_close(got, expected, policy, share=0.0):
+    wrong = (got - expected).abs() > 5e-5
+    assert wrong.float().mean() <= share, f"{wrong.float().mean():.1e} of the pixels after {policy}"
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+@pytest.mark.parametrize("kind", ["rand", "trivial"])
+def test_each_operation_replays_in_kornia(name, kind):
+    policy = [ONE_BY_ONE[name]]
+    made = auto.RandAugment(1, 17, policy) if kind == "rand" else auto.TrivialAugment(policy)
+    for dtype in (torch.uint8, torch.float32):
+        for seed in range(4):
+            expected, got = both(made, photographs(4, dtype=dtype), seed)
+            assert_close(got, expected, name)
+
+
+MADE = {
+    "rand 1": lambda: auto.RandAugment(1, 10),
+    "rand 2": lambda: auto.RandAugment(2, 10),
+    "rand 3": lambda: auto.RandAugment(3, 29),
+    "trivial": auto.TrivialAugment,
+    "imagenet": lambda: auto.AutoAugment("imagenet"),
+    "cifar10": lambda: auto.AutoAugment("cifar10"),
+    "svhn": lambda: auto.AutoAugment("svhn"),
+    "flips": lambda: auto.AutoAugment(
+        [[("rotate", 0.6, 7), ("shear_y", 0.5, 2), ("sharpness", 0.5, 3)], [("sharpness", 1.0, 8), ("posterize", 0.0, 1)]]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_policies_replay_in_kornia(name):
+    # A tree, with what is drawn and done before and after.
+    made = K.AugmentationSequential(K.RandomHorizontalFlip(), K.ImageSequential(MADE[name]()), K.RandomErasing(p=0.7))
+    augment, images = gpuaug.fuse(made), photographs()
+    far = 0
+    for seed in range(40):
+        draws = augment.draw(images.shape, seed=seed)
+        expected, got = made(as_kornia_takes_them(images), params=draws.as_kornia()), augment(images, draws=draws)
+        wrong = ((got - expected).abs() > 5e-5).float().mean().item()
+        names = " ".join(picked(draws.as_kornia()[1].data[0].data)).lower()
+        # An equalisation or a posterisation makes jumps of the last bit of what it is given.
+        if not any(word in names for word in ("equalize", "posterize", "solarize")):
+            assert wrong == 0, names
+        far += wrong > 0.01
+    assert far <= 2
+
+
+def test_masks_boxes_and_keypoints_follow():
+    made = K.AugmentationSequential(
+        auto.RandAugment(2, 20, [[(name, -0.3, 0.3)] for name in ("shear_x", "shear_y", "translate_x", "translate_y")]),
+        data_keys=["input", "mask", "keypoints"],
+    )
+    augment, images = gpuaug.fuse(made), photographs(dtype=torch.float32)
+    masks = (images[:, :1] * 3).round()
+    points = torch.rand(3, 5, 2) * 30
+    for seed in range(6):
+        draws = augment.draw(images.shape, seed=seed)
+        expected = made(images, masks, points, params=draws.as_kornia())
+        got = augment(images, masks, points, draws=draws)
+        torch.testing.assert_close(got[0], expected[0], atol=5e-5, rtol=0)
+        assert (got[1] != expected[1]).float().mean() < 0.02
+        torch.testing.assert_close(got[2], expected[2], atol=1e-3, rtol=0)
+
+
+def test_a_policy_by_itself_and_in_a_list_replays():
+    images = photographs()
+    alone = auto.TrivialAugment([ONE_BY_ONE["invert"], ONE_BY_ONE["contrast"]])
+    expected, got = both(alone, images, 3)
+    torch.testing.assert_close(got, expected, atol=5e-5, rtol=0)
+    augment = gpuaug.fuse([alone, K.RandomInvert(p=1.0)])
+    first, second = augment.draw(images.shape, seed=5).as_kornia()
+    expected = K.RandomInvert(p=1.0)(alone(images / 255, params=first), params=second)
+    torch.testing.assert_close(augment(images, draws=augment.draw(images.shape, seed=5)), expected, atol=5e-5, rtol=0)
+
+
+def test_draws_are_kept_and_replayed_elsewhere():
+    images, made = photographs(), auto.RandAugment(2, 10)
+    draws = gpuaug.fuse(made).draw(images.shape, seed=2)
+    kept = pickle.loads(pickle.dumps(draws))
+    again = pickle.loads(pickle.dumps(gpuaug.fuse(made)))
+    assert torch.equal(again(images, draws=kept), gpuaug.fuse(made)(images, draws=draws))
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 16, 20), (3, 3, 1, 20), (3, 3, 2, 2), (0, 3, 8, 8)], ids=str)
+def test_what_refuses_a_size_is_run_by_kornia(shape):
+    images, made = photographs(*shape, dtype=torch.float32), auto.TrivialAugment()
+    augment = gpuaug.fuse(made)
+    for seed in range(30):
+        draws = augment.draw(images.shape, seed=seed)
+        try:
+            expected = made(images, params=draws.as_kornia())
+        except Exception as error:
+            if images.numel():
+                with pytest.raises(type(error)):
+                    augment(images, draws=draws)
+            continue
+        torch.testing.assert_close(augment(images, draws=draws), expected, atol=5e-5, rtol=0)
+
+
+def test_a_type_and_a_format_are_made_even_where_nothing_runs():
+    images = photographs()
+    never = auto.AutoAugment([[("invert", 0.0, None)]])
+    got = gpuaug.fuse(never, dtype=torch.float16, memory_format=torch.channels_last)(images)
+    assert got.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(got, (images / 255).half())
+
+
+def test_a_magnitude_of_its_own_is_read_when_it_is_drawn():
+    made = auto.AutoAugment([[("rotate", 1.0, 8)]])
+    operation = made[0][0]
+    augment, images = gpuaug.fuse(made), photographs()
+    operation._magnitude = torch.nn.Parameter(torch.tensor([19.0]))
+    degrees = augment.draw(images.shape, seed=1).as_kornia()[0].data[0].data["degrees"]
+    assert degrees.tolist() == [19.0] * 3
+    assert made.forward_parameters(images.shape)[0].data[0].data["degrees"].tolist() == [19.0] * 3
+    with torch.no_grad():
+        operation._magnitude.fill_(100.0)  # out of range, where Kornia clamps
+    got = augment.draw(images.shape, seed=1).as_kornia()[0].data[0].data["degrees"]
+    assert torch.equal(got, made.forward_parameters(images.shape)[0].data[0].data["degrees"].detach())
+
+
+class Custom(operations.Invert):
+    pass
+
+
+class Theirs(auto.TrivialAugment):
+    pass
+
+
+def test_subclasses_are_left_to_kornia_with_a_reason():
+    inside = auto.TrivialAugment([ONE_BY_ONE["invert"]])
+    inside[0][0].__class__ = Custom
+    around = auto.TrivialAugment([ONE_BY_ONE["invert"]])
+    around[0].__class__ = type("Sub", (PolicySequential,), {})
+    for made, reason in (
+        (Theirs(), "a subclass of TrivialAugment, which may do anything"),
+        (inside, "none of Kornia's operations, and may do anything"),
+        (around, "is a subclass of PolicySequential, which may do anything"),
+    ):
+        augment = gpuaug.fuse(made)
+        assert reason in str(augment.explain())
+        expected, got = both(made, photographs(), 1)
+        assert torch.equal(got, expected)
+
+
+def test_explain_says_what_may_run_and_at_most_how_often():
+    geometry = auto.RandAugment(2, 10, [ONE_BY_ONE[name] for name in ("rotate", "invert", "sharpness")])
+    made = gpuaug.fuse([geometry, K.Normalize(0.5, 0.5)]).explain((8, 3, 32, 32))
+    assert made.lines[0].at_most
+    assert made.lines[0].launches == 2
+    assert "for each batch 2 of rotate, invert, sharpen" in str(made)
+    assert "up to 2" in str(made)
+    left = gpuaug.fuse(auto.TrivialAugment()).explain((8, 3, 32, 32))
+    assert left.launches is None
+    assert "for each batch one of auto contrast, equalize, rotate" in str(left)
+    assert "left to Kornia: auto contrast, equalize" in str(left)
+
+
+def test_few_programs_are_compiled_however_many_pairs_there_are():
+    augment = gpuaug.fuse([K.RandomHorizontalFlip(), auto.RandAugment(2, 10), K.Normalize(0.5, 0.5)])
+    assert len(programs(augment, (4, 3, 32, 32), 200)) <= 16
+    augment = gpuaug.fuse(auto.AutoAugment("imagenet"))
+    assert len(programs(augment, (4, 3, 32, 32), 200)) <= 12
+
+
+def kornias(made, shape, calls):
+    torch.manual_seed(0)
+    return [made.forward_parameters(torch.Size(shape)) for _ in range(calls)]
+
+
+@pytest.mark.parametrize(
+    ("made", "children"), [(auto.RandAugment(3, 10), 15), (auto.TrivialAugment(), 12), (auto.AutoAugment(), 25)]
+)
+def test_picks_are_those_of_kornia(made, children):
+    augment, calls = gpuaug.fuse(made), 1500
+    ours = [augment.draw((1, 3, 8, 8), seed=seed).as_kornia() for seed in range(calls)]
+    names = [name for name, _ in made.named_children()]
+    assert len(names) == children
+    for position in range(len(ours[0])):
+        counts = np.bincount([names.index(path[position].name) for path in ours], minlength=children)
+        chi2 = ((counts - calls / children) ** 2 / (calls / children)).sum()
+        assert chi2 < children + 5 * np.sqrt(2 * children)
+    assert all(len({item.name for item in path}) == len(path) for path in ours)
+    assert {len(path) for path in ours} == {len(path) for path in kornias(made, (1, 3, 8, 8), 5)}
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+@pytest.mark.parametrize("kind", ["rand", "trivial", "auto"])
+def test_magnitudes_and_signs_are_those_of_kornia(name, kind):
+    if kind == "auto" and name == "solarize_add":
+        pytest.skip("not among AutoAugment's")
+    config = {
+        "rand": lambda: auto.RandAugment(1, 7, [ONE_BY_ONE[name]]),
+        "trivial": lambda: auto.TrivialAugment([ONE_BY_ONE[name]]),
+        "auto": lambda: auto.AutoAugment([[(name, 0.3, 7)]]),
+    }
+    made, shape = config[kind](), (4000, 3, 20, 30)
+    (theirs,) = kornias(made, shape, 1)
+    theirs, ours = theirs[0].data[0].data, gpuaug.fuse(made).draw(shape, seed=3).as_kornia()[0].data[0].data
+    assert theirs.keys() == ours.keys()
+    for key, values in theirs.items():
+        if key == "forward_input_shape":
+            continue
+        a, b = values.double().flatten().sort().values, ours[key].double().flatten().sort().values
+        assert a.shape == b.shape, key
+        # Values that Kornia never draws are never drawn, and ranks agree as those of two samples do.
+        if len(a.unique()) <= 8:
+            assert torch.equal(a.unique(), b.unique()), key
+            for value in a.unique():
+                assert abs((a == value).sum() - (b == value).sum()) < 5 * (len(a) / 2) ** 0.5
+        else:
+            points = torch.cat([a, b])
+            gap = (torch.searchsorted(a, points, right=True) - torch.searchsorted(b, points, right=True)).abs().max() / len(a)
+            assert gap < 1.95 * (2 / len(a)) ** 0.5, key
+
+
+def sample_by_sample(augment, images, draws):
+    """Every sample alone through Kornia's own operations, with what it drew."""
+    choice = augment._ops[0]
+    done = []
+    for index in range(len(images)):
+        image = as_kornia_takes_them(images[index : index + 1])
+        for layer in draws._drawn[0]["layers"]:
+            for entry in [entry for entry in layer if entry.where[index]]:
+                member = choice.children[entry.child].members[entry.position]
+                params = member.op.params(entry.drawn, entry.size)
+                own = {key: values[index : index + 1] for key, values in params.items()}
+                image = member.operation(image, params={**own, "forward_input_shape": torch.tensor(image.shape)})
+        done.append(image)
+    return torch.cat(done)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_samples_that_pick_for_themselves_are_as_if_each_were_alone(name):
+    made = MADE[name]()
+    augment, images = gpuaug.fuse(made, pick="sample"), photographs(12)
+    for seed in range(6):
+        draws = augment.draw(images.shape, seed=seed)
+        expected, got = sample_by_sample(augment, images, draws), augment(images, draws=draws)
+        wrong = ((got - expected).abs() > 5e-5).flatten(1).float().mean(1)
+        # Samples in which an operation makes jumps of the last bit of what it is given.
+        assert (wrong > 0.01).sum() <= 2
+        assert wrong.median() == 0
+
+
+def test_samples_pick_as_often_and_differently():
+    augment, batch = gpuaug.fuse(auto.RandAugment(2, 10), pick="sample"), 6000
+    layers = augment.draw((batch, 3, 8, 8), seed=1)._drawn[0]["layers"]
+    picked = np.full((2, batch), -1)
+    for row, layer in zip(picked, layers, strict=True):
+        for entry in layer:
+            assert (row[entry.where] == -1).all()
+            row[entry.where] = entry.child
+    assert (picked >= 0).all()
+    assert (picked[0] != picked[1]).all()
+    pairs = np.bincount(picked[0] * 15 + picked[1], minlength=225)
+    assert (pairs > 0).sum() == 210
+    assert abs(pairs[pairs > 0] - batch / 210).max() < 6 * (batch / 210) ** 0.5
+
+
+def test_masks_follow_where_samples_pick_for_themselves():
+    policy = [ONE_BY_ONE["shear_x"], ONE_BY_ONE["invert"], ONE_BY_ONE["translate_y"], ONE_BY_ONE["equalize"]]
+    augment = gpuaug.fuse(auto.RandAugment(2, 20, policy), pick="sample")
+    images = photographs(8, dtype=torch.float32)
+    positions = torch.arange(32 * 48).reshape(1, 1, 32, 48).expand(8, 1, 32, 48).contiguous()
+    draws = augment.draw(images.shape, seed=4)
+    _, masks = augment(images, positions, draws=draws, data_keys=["input", "mask"])
+    for index in range(8):
+        names = [augment._ops[0].children[e.child].name for layer in draws._drawn[0]["layers"] for e in layer if e.where[index]]
+        moved = bool({"PolicySequential_0", "PolicySequential_2"} & set(names))
+        assert torch.equal(masks[index], positions[index]) == (not moved)
+
+
+def test_few_programs_are_compiled_where_samples_pick():
+    augment = gpuaug.fuse([K.RandomHorizontalFlip(), auto.RandAugment(2, 10), K.Normalize(0.5, 0.5)], pick="sample")
+    assert len(programs(augment, (16, 3, 32, 32), 50)) <= 16
+
+
+def test_kornia_has_no_form_for_what_samples_pick():
+    draws = gpuaug.fuse(auto.TrivialAugment(), pick="sample").draw((2, 3, 8, 8), seed=0)
+    text = "pick must be 'batch' for draws to have Kornia's form, got 'sample': .* Fuse with pick='batch' to compare the two."
+    with pytest.raises(gpuaug.ArgumentError, match=text):
+        draws.as_kornia()
+    with pytest.raises(gpuaug.ArgumentError, match="pick must be 'batch' or 'sample', got 'image'"):
+        gpuaug.fuse(auto.TrivialAugment(), pick="image")

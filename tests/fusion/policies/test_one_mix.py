@@ -1,0 +1,199 @@
+"""Containers that pick one of their mixes: replayed in Kornia, counted by their weights, and for each sample."""
+
+import pickle
+from collections import Counter
+
+import kornia.augmentation as K
+import pytest
+import torch
+from support.replay import as_kornia_takes_them, photographs
+
+import gpuaug
+from gpuaug.fusion.policies.one_mix import OneMix
+
+pytestmark = pytest.mark.filterwarnings("ignore:RandomCutMixV2:DeprecationWarning")
+
+KEYS = ["input", "class"]
+
+
+def either(*, random_apply=1, p=1.0, weights=None, kind=K.AugmentationSequential, **options):
+    mixes = K.RandomMixUpV2(p=p), K.RandomCutMixV2(p=p, use_correct_lambda=True, cut_size=(0.3, 0.6))
+    return kind(*mixes, random_apply=random_apply, random_apply_weights=weights, **options)
+
+
+def picked(augment, seed, shape=(1, 3, 4, 4)):
+    """The name of the mix that a seed picks."""
+    (item,) = augment.draw(shape, seed=seed).as_kornia()
+    return item.name
+
+
+PIPELINES = {
+    "alone": lambda: either(),
+    "image sequential": lambda: either(kind=K.ImageSequential),
+    "one number": lambda: either(random_apply=(1,)),
+    "two numbers": lambda: either(random_apply=(1, 1)),
+    "all": lambda: either(random_apply=True),
+    "gates": lambda: either(p=0.5),
+    "in a pipeline": lambda: K.AugmentationSequential(
+        K.RandomResizedCrop((24, 20)), K.RandomHorizontalFlip(), either(), K.Normalize(0.5, 0.25)
+    ),
+    "with data keys": lambda: K.AugmentationSequential(
+        K.RandomHorizontalFlip(), either(data_keys=["input", "class"]), data_keys=["input", "class"]
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
+@pytest.mark.parametrize("name", PIPELINES)
+def test_containers_replay_in_kornia(name, dtype):
+    made, images = PIPELINES[name](), photographs(5, dtype=dtype)
+    augment = gpuaug.fuse(made)
+    assert any(isinstance(op, OneMix) for op in augment._ops)
+    assert "left to Kornia" not in repr(augment)
+    for seed in range(12):
+        draws = augment.draw(images.shape, seed=seed)
+        keys = {"data_keys": ["input"]} if isinstance(made, K.AugmentationSequential) else {}
+        expected = made(as_kornia_takes_them(images), params=draws.as_kornia(), **keys)
+        got = augment(images, draws=pickle.loads(pickle.dumps(draws)), data_keys=["input"])
+        if len(augment._ops) == 1 and dtype is torch.float32 and "CutMix" in draws.as_kornia()[0].name:
+            assert torch.equal(got, expected)
+        torch.testing.assert_close(got, expected, atol=2e-4 if name == "in a pipeline" else 1e-6, rtol=0)
+
+
+def test_every_count_of_kornias_runs_one_mix():
+    """What is relied on: a container of mixes alone runs one of them, however many are asked for."""
+    for count in (1, 2, True, (1,), (1, 2)):
+        made = either(random_apply=count)
+        assert {len(made.forward_parameters(torch.Size((2, 3, 4, 4)))) for _ in range(20)} == {1}
+
+
+def test_picks_are_kornias_without_weights():
+    made, calls = either(), 2000
+    augment = gpuaug.fuse(made)
+    torch.manual_seed(0)
+    theirs = Counter(made.forward_parameters(torch.Size((1, 3, 4, 4)))[0].name for _ in range(calls))
+    ours = Counter(picked(augment, seed) for seed in range(calls))
+    assert set(ours) == set(theirs)
+    # Five standard deviations of the difference of two counts.
+    assert all(abs(ours[name] - theirs[name]) < 5 * (calls / 2) ** 0.5 for name in ours)
+
+
+def test_picks_follow_the_weights_for_batches_and_for_samples():
+    mixes = K.RandomMixUpV2(), K.RandomCutMixV2(), K.RandomMixUpV2(lambda_val=(0.0, 0.0)), K.RandomMixUpV2()
+    made = K.ImageSequential(*mixes, random_apply=1, random_apply_weights=[3.0, 6.0, 1.0, 0.0])
+    calls, names = 4000, [name for name, _ in made.named_children()]
+    augment = gpuaug.fuse(made)
+    by_batch = Counter(picked(augment, seed) for seed in range(calls))
+    parts = gpuaug.fuse(made, pick="sample").draw((calls, 1, 4, 4), seed=0)._drawn[0]["parts"]
+    by_sample = Counter({names[index]: int(where.sum()) for index, _, where in parts})
+    for found in (by_batch, by_sample):
+        assert found[names[3]] == 0
+        assert found.total() == calls
+        for name, share in zip(names[:3], (0.3, 0.6, 0.1), strict=True):
+            # Five standard deviations of the count.
+            assert abs(found[name] - share * calls) < 5 * (calls * share * (1 - share)) ** 0.5
+
+
+def test_a_weight_of_nothing_is_not_picked_by_the_first_and_the_last_number():
+    made = K.ImageSequential(*(K.RandomMixUpV2() for _ in range(4)), random_apply=1, random_apply_weights=[0.0, 0.1, 0.6, 0.0])
+    (op,) = gpuaug.fuse(made)._ops
+    assert op._picked([0.0, 1 - 2.0**-53]).tolist() == [1, 2]
+
+
+def test_each_sample_has_its_own_mix_and_all_share_one_order_of_partners():
+    augment, batch = gpuaug.fuse(either(), pick="sample"), 64
+    whose = torch.eye(batch)[:, :, None, None].repeat(1, 1, 8, 8)
+    mixed = augment(whose, draws=augment.draw(whose.shape, seed=0))
+    flat = mixed.flatten(2)
+    cut = ((flat == 0) | (flat == 1)).flatten(1).all(1)
+    assert 16 < cut.sum() < 48
+    shares = mixed.mean((2, 3))
+    assert torch.allclose(shares.sum(1), torch.ones(batch))
+    shares.fill_diagonal_(0)
+    # Each image is the partner of one other at most: of itself, there is nothing to see.
+    assert ((shares > 0).sum(0) <= 1).all()
+    assert ((shares > 0).sum(1) <= 1).all()
+
+
+def test_gates_are_the_batchs_as_in_kornia():
+    augment, images = gpuaug.fuse(either(p=0.3), num_classes=4), photographs(4, dtype=torch.float32)
+    left = [torch.equal(augment(images, draws=augment.draw(images.shape, seed=seed)), images) for seed in range(400)]
+    # Five standard deviations of the count.
+    assert abs(sum(left) - 280) < 46
+    by_sample, batch = gpuaug.fuse(either(p=0.5), pick="sample"), (64, 1, 4, 4)
+    seen = set()
+    for seed in range(40):
+        parts = by_sample.draw(batch, seed=seed)._drawn[0]["parts"]
+        assert all(drawn["gate"].all() or not drawn["gate"].any() for _, drawn, _ in parts)
+        seen.add(tuple(bool(drawn["gate"][0]) for _, drawn, _ in parts))
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize("pick", ["batch", "sample"])
+def test_one_seed_picks_the_same(pick):
+    images, labels = photographs(6), torch.arange(6)
+    first, second = (gpuaug.fuse(PIPELINES["in a pipeline"](), pick=pick, num_classes=6) for _ in range(2))
+    made = []
+    for augment in (first, second):
+        torch.manual_seed(3)
+        made.append([augment(images, labels, data_keys=KEYS) for _ in range(5)])
+    for one, other in zip(*made, strict=True):
+        assert all(torch.equal(left, right) for left, right in zip(one, other, strict=True))
+    assert not torch.equal(made[0][0][0], made[0][1][0])
+
+
+@pytest.mark.parametrize("pick", ["batch", "sample"])
+def test_labels_in_kornias_form_say_the_partners_share_whichever_mix(pick):
+    images, labels = torch.eye(5)[:, :, None, None].repeat(1, 1, 10, 10), torch.arange(5)
+    augment = gpuaug.fuse(either(), pick=pick)
+    for seed in range(6):
+        mixed, got = augment(images, labels, data_keys=KEYS, draws=augment.draw(images.shape, seed=seed))
+        assert got.shape == (5, 3)
+        own, partner, share = got.unbind(-1)
+        assert torch.equal(own, labels.float())
+        expected = torch.eye(5) * (1 - share[:, None]) + torch.eye(5)[partner.long()] * share[:, None]
+        torch.testing.assert_close(mixed.mean((2, 3)), expected, atol=1e-6, rtol=0)
+
+
+def test_draws_of_samples_have_no_form_in_kornia():
+    draws = gpuaug.fuse(PIPELINES["in a pipeline"](), pick="sample").draw((2, 3, 8, 8), seed=0)
+    with pytest.raises(
+        gpuaug.ArgumentError,
+        match="pick must be 'batch' for draws to have Kornia's form, got 'sample': AugmentationSequential_2",
+    ):
+        draws.as_kornia()
+
+
+def test_masks_and_boxes_are_refused_by_the_containers_name():
+    augment = gpuaug.fuse(PIPELINES["in a pipeline"]())
+    with pytest.raises(gpuaug.ArgumentError, match="among input, class where AugmentationSequential_2 mixes images, got mask"):
+        augment(photographs(2), torch.ones(2, 1, 32, 48), data_keys=["input", "mask"])
+
+
+def test_a_single_image_stays_one_where_all_mixes_keep_it():
+    image = photographs(1)[0]
+    assert gpuaug.fuse(either())(image).shape == (1, *image.shape)
+    kept = K.ImageSequential(K.RandomMixUpV2(keepdim=True), K.RandomCutMixV2(keepdim=True), random_apply=1)
+    assert gpuaug.fuse(kept)(image).shape == image.shape
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (lambda: either(random_apply=(0, 1)), "random_apply of none or more over mixes"),
+        (lambda: either(weights=[0.0, 0.0]), "random_apply_weights are all 0"),
+        (lambda: K.ImageSequential(K.RandomMixUpV2(), K.RandomInvert(), random_apply=1), "a mix beside other modules"),
+        (lambda: K.ImageSequential(K.RandomMixUpV2(), K.RandomCutMixV2(num_mix=2), random_apply=1), "a mix beside other"),
+        (lambda: K.ImageSequential(K.RandomMixUpV2(), either(), random_apply=1), "over modules that pick again"),
+    ],
+)
+def test_what_is_left_to_kornia(made, reason):
+    augment = gpuaug.fuse(made())
+    assert reason in str(augment.explain((4, 3, 16, 16)))
+    assert augment(photographs()).shape == photographs().shape
+
+
+def test_explain_names_both_and_takes_one_launch():
+    said = gpuaug.fuse(either(), pick="sample").explain((4, 3, 16, 16))
+    assert said.launches == 1
+    assert "for each sample mixup or cutmix" in str(said)

@@ -1,0 +1,130 @@
+"""Containers with ``random_apply``: replayed in Kornia, and compared with its picks."""
+
+from collections import Counter
+
+import kornia.augmentation as K
+import pytest
+import torch
+from kornia.augmentation import auto
+from support.replay import as_kornia_takes_them, both, photographs, programs
+
+import gpuaug
+from gpuaug.fusion.lower import kornia
+from gpuaug.fusion.policies.choice import Choice
+
+
+def modules():
+    return (
+        K.RandomHorizontalFlip(),
+        K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8),
+        K.RandomAffine(20.0, (0.1, 0.1), (0.8, 1.2)),
+        K.RandomInvert(),
+        K.RandomContrast((0.6, 1.5)),
+        K.RandomGaussianBlur((5, 5), (0.3, 2.0)),
+        K.RandomErasing(p=0.7),
+    )
+
+
+FORMS = {
+    "all": {"random_apply": True},
+    "three": {"random_apply": 3},
+    "from two": {"random_apply": (2,)},
+    "none to four": {"random_apply": (0, 4)},
+    "weights": {"random_apply": 3, "random_apply_weights": [1.0, 5.0, 1.0, 1.0, 0.0, 2.0, 1.0]},
+    "again": {"random_apply": 12},
+}
+
+
+@pytest.mark.parametrize("kind", [K.AugmentationSequential, K.ImageSequential])
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_replay_in_kornia(form, kind):
+    made = kind(*modules(), **FORMS[form])
+    augment, images = gpuaug.fuse(made), photographs()
+    assert isinstance(augment._ops[0], Choice)
+    assert "left to Kornia" not in repr(augment)
+    for seed in range(12):
+        draws = augment.draw(images.shape, seed=seed)
+        expected = made(as_kornia_takes_them(images), params=draws.as_kornia())
+        wrong = (augment(images, draws=draws) - expected).abs() > 2e-4
+        assert wrong.float().mean() < 2e-3  # a hue at a threshold
+
+
+def test_sizes_masks_and_what_stands_around_follow():
+    made = K.AugmentationSequential(
+        K.RandomVerticalFlip(),
+        K.AugmentationSequential(
+            K.RandomResizedCrop((20, 28)),
+            K.CenterCrop((18, 18)),
+            K.ImageSequential(K.RandomInvert(), K.RandomErasing(p=1.0)),
+            K.RandomEqualize(),
+            K.RandomCrop((16, 17), p=0.5),
+            random_apply=(0, 3),
+        ),
+        K.Resize((12, 14)),
+        data_keys=["input", "mask"],
+    )
+    augment, images = gpuaug.fuse(made), photographs(1, dtype=torch.float32)
+    masks = (images[:, :1] * 3).round()
+    for seed in range(30):
+        draws = augment.draw(images.shape, seed=seed)
+        names = {item.name for item in draws.as_kornia()[1].data}
+        expected = made(images, masks, params=draws.as_kornia())
+        got = augment(images, masks, draws=draws)
+        assert got[1].shape == expected[1].shape
+        # An equalisation makes jumps of the last bit of what it is given.
+        if "RandomEqualize_3" not in names:
+            torch.testing.assert_close(got[0], expected[0], atol=5e-5, rtol=0)
+            assert (got[1] != expected[1]).float().mean() < 0.02
+
+
+def test_picks_are_those_of_kornia():
+    for options in ({"random_apply": (1, 2), "random_apply_weights": [1.0, 2.0, 3.0]}, {"random_apply": 4}):
+        made = K.ImageSequential(K.RandomHorizontalFlip(), K.RandomInvert(), K.RandomVerticalFlip(), **options)
+        augment, calls = gpuaug.fuse(made), 3000
+        torch.manual_seed(0)
+        theirs = Counter(tuple(p.name for p in made.forward_parameters(torch.Size((1, 3, 4, 4)))) for _ in range(calls))
+        ours = Counter(tuple(p.name for p in augment.draw((1, 3, 4, 4), seed=seed).as_kornia()) for seed in range(calls))
+        assert set(ours) == set(theirs)
+        assert all(abs(ours[path] - theirs[path]) < 5 * (ours[path] + theirs[path]) ** 0.5 for path in ours)
+
+
+def test_nothing_but_zero_weights_picks_nothing():
+    made = K.ImageSequential(K.RandomInvert(p=1.0), random_apply=1, random_apply_weights=[0.0])
+    expected, got = both(made, photographs())
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("inside", "reason"),
+    [
+        ([K.RandomMixUpV2()], "random_apply over a mix"),
+        ([auto.TrivialAugment()], "random_apply over modules that pick again"),
+        ([K.ImageSequential(K.ImageSequential(K.RandomInvert()))], "random_apply over containers in containers"),
+    ],
+)
+def test_what_is_left_to_kornia(inside, reason):
+    made = K.AugmentationSequential(K.RandomInvert(), *inside, random_apply=True)
+    assert reason in str(gpuaug.fuse(made).explain((4, 3, 16, 16)))
+    assert gpuaug.fuse(made)(photographs()).shape == photographs().shape
+
+
+def test_a_kornia_that_was_not_compared_with_is_left_alone(monkeypatch):
+    monkeypatch.setattr(kornia, "version", lambda name: "1.3.0")
+    for made in (K.ImageSequential(K.RandomInvert(), random_apply=True), auto.TrivialAugment()):
+        assert "Kornia 1.3.0 is not one of the versions compared with" in str(gpuaug.fuse(made).explain())
+
+
+def test_few_programs_are_compiled_however_many_orders_there_are():
+    augment = gpuaug.fuse(K.ImageSequential(*modules(), random_apply=True))
+    assert len(programs(augment, (4, 3, 32, 32), 200)) <= 20
+
+
+def test_explain_says_how_many():
+    made = gpuaug.fuse(K.ImageSequential(*modules(), random_apply=(2, 3))).explain((4, 3, 16, 16))
+    assert made.launches == 6
+    assert "for each batch 2 to 3 of flip left and right, jitter, affine, invert, contrast" in str(made)
+
+
+def test_samples_cannot_pick_their_own_order():
+    with pytest.raises(gpuaug.ArgumentError, match="where a container has random_apply over more than mixes"):
+        gpuaug.fuse(K.ImageSequential(K.RandomInvert(), random_apply=True), pick="sample")

@@ -1,0 +1,204 @@
+"""Boxes and keypoints under the geometry, against Kornia on the same draws."""
+
+import kornia.augmentation as K
+import pytest
+import torch
+from support.replay import photographs
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gpuaug
+from gpuaug.fusion.ops.boxes import FORMS, Way, follow
+
+KEYS = list(FORMS)
+
+PIPELINES = {
+    "flips": lambda p: [K.RandomHorizontalFlip(p=p), K.RandomVerticalFlip(p=p)],
+    "crop": lambda p: [K.RandomCrop((14, 20), p=1.0)],
+    "padded crop, flip": lambda p: [K.RandomCrop((30, 44), padding=(3, 5, 2, 7)), K.RandomHorizontalFlip(p=p)],
+    "centre, pad": lambda p: [K.CenterCrop((20, 30)), K.PadTo((40, 50))],
+    "resized crop": lambda p: [K.RandomResizedCrop((20, 24)), K.RandomVerticalFlip(p=p)],
+    "resized crop, squares": lambda p: [K.RandomResizedCrop((20, 24), align_corners=False)],
+    "resize": lambda p: [K.RandomHorizontalFlip(p=p), K.Resize((50, 40))],
+    "resize, nearest": lambda p: [K.Resize((50, 40), resample="nearest")],
+    "rotation": lambda p: [K.RandomRotation(45.0, p=p), K.RandomCrop((20, 30))],
+    "affine": lambda p: [K.RandomAffine(30.0, (0.2, 0.1), (0.7, 1.3), (5.0, 20.0), p=p)],
+    "affine, same": lambda p: [K.RandomAffine(30.0, (0.2, 0.1), (0.7, 1.3), p=p, same_on_batch=True)],
+    "perspective": lambda p: [K.RandomPerspective(0.4, p=p), K.RandomHorizontalFlip(p=p)],
+    "several warps": lambda p: [K.RandomRotation(30.0, p=p), K.RandomPerspective(0.3, p=p), K.RandomResizedCrop((24, 24))],
+    "colour alone": lambda p: [K.RandomInvert(p=p), K.RandomGaussianBlur((3, 3), (0.5, 1.0), p=p)],
+    "a module of Kornia's between": lambda p: [
+        K.RandomRotation(30.0, p=p),
+        K.RandomEqualize(p=1.0),
+        K.RandomRotation(30.0, p=p),
+    ],
+    "a module of Kornia's that moves pixels between": lambda p: [
+        K.RandomRotation(30.0, p=p),
+        K.RandomAffine(20.0, (0.1, 0.1), resample="bicubic", p=p),
+        K.RandomRotation(30.0, p=p),
+    ],
+}
+
+
+def annotations(key, batch=5, count=4, height=32, width=48, seed=0):
+    """Boxes and points in and around images of this size."""
+    generator = torch.Generator().manual_seed(seed)
+    spread = torch.tensor([width, height], dtype=torch.float32)
+
+    def points(*shape):
+        return torch.rand(*shape, 2, generator=generator) * spread * 1.2 - spread * 0.1
+
+    if key == "keypoints":
+        return points(batch, count)
+    if key == "bbox":
+        return points(batch, count, 4)
+    first, sides = points(batch, count), torch.rand(batch, count, 2, generator=generator) * 20 + 1
+    return torch.cat((first, first + sides if key == "bbox_xyxy" else sides), -1)
+
+
+def followed(modules, images, key, values, seed=0):
+    """(what Kornia makes of boxes or points, what fuse makes of them) on the same draws."""
+    pipeline = K.AugmentationSequential(*modules, data_keys=["input", key])
+    augment = gpuaug.fuse(pipeline)
+    shape = images.shape if images.ndim == 4 else (1, *images.shape)
+    draws = augment.draw(shape, seed=seed)
+    _, expected = pipeline(images.float() / 255, values, params=draws.as_kornia())
+    _, got = augment(images, values, draws=draws)
+    return expected, got
+
+
+def assert_alike(expected, got, tolerance=1e-3):
+    assert got.dtype == expected.dtype
+    assert got.shape == expected.shape
+    torch.testing.assert_close(got, expected, atol=tolerance, rtol=1e-6)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("name", PIPELINES)
+def test_they_go_where_kornia_takes_them(name, key, p):
+    for seed in range(3):
+        assert_alike(*followed(PIPELINES[name](p), photographs(5), key, annotations(key, seed=seed), seed))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("name", ["resized crop", "rotation", "colour alone"])
+def test_types_come_out_as_in_kornia(name, key, dtype):
+    values = annotations(key).clamp(min=1).to(dtype)
+    # Half precision is rounded once here, and with every module there.
+    tolerance = {torch.float16: 0.07, torch.bfloat16: 0.6}.get(dtype, 1e-3)
+    assert_alike(*followed(PIPELINES[name](0.5), photographs(5), key, values), tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("key", KEYS)
+def test_half_precision_is_the_float_result_rounded(key, dtype):
+    augment, images, values = gpuaug.fuse(PIPELINES["several warps"](0.7)), photographs(5), annotations(key).to(dtype)
+    draws = augment.draw(images.shape, seed=1)
+    _, got = augment(images, values, data_keys=["input", key], draws=draws)
+    _, full = augment(images, values.float(), data_keys=["input", key], draws=draws)
+    assert torch.equal(got, full.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
+@pytest.mark.parametrize(("batch", "count"), [(5, 0), (0, 3), (0, 0), (1, 1)])
+@pytest.mark.parametrize("key", KEYS)
+def test_empty_batches_and_images_without_any(key, batch, count, dtype):
+    values = annotations(key, batch, count).clamp(min=1).to(dtype)
+    for name in ("rotation", "resized crop"):
+        assert_alike(*followed(PIPELINES[name](0.5), photographs(batch), key, values))
+
+
+@pytest.mark.parametrize("single", [False, True], ids=["a batch of one", "one image"])
+@pytest.mark.parametrize("key", KEYS)
+def test_those_of_one_image_may_come_without_a_batch(key, single):
+    images, values = photographs(1), annotations(key, 1)
+    if single:
+        images = images[0]
+    expected, got = followed(PIPELINES["affine"](1.0), images, key, values[0])
+    assert got.ndim == values.ndim - 1
+    assert_alike(expected, got)
+    assert_alike(*followed(PIPELINES["affine"](1.0), images, key, values))
+
+
+@pytest.mark.parametrize("name", ["rotation", "resized crop", "padded crop, flip"])
+@pytest.mark.parametrize("key", ["bbox", "bbox_xyxy"])
+def test_boxes_of_zeros_are_boxes_of_one_pixel(name, key):
+    values = annotations(key)
+    values[:, 2:] = 0
+    assert_alike(*followed(PIPELINES[name](0.5), photographs(5), key, values))
+
+
+@pytest.mark.parametrize("key", ["bbox_xywh", "bbox_xyxy"])
+def test_boxes_without_an_extent_are_moved_where_kornia_would_wait_for_the_device_to_refuse_them(key):
+    values = torch.tensor([8.0, 6.0, 0.0, 0.0] if key == "bbox_xywh" else [8.0, 6.0, 7.0, 5.0]).expand(2, 1, 4)
+    with pytest.raises(ValueError, match="negative widths or 0"):
+        followed(PIPELINES["flips"](1.0), photographs(2), key, values)
+    _, got = gpuaug.fuse(K.RandomHorizontalFlip(p=1.0))(photographs(2), values, data_keys=["input", key])
+    assert got.isfinite().all()
+
+
+def test_a_value_that_is_no_number_stays_with_its_own_box():
+    values = annotations("bbox_xyxy")
+    values[1, 2, 0] = torch.nan
+    augment = gpuaug.fuse(K.RandomRotation(30.0, p=1.0))
+    _, got = augment(photographs(5), values, data_keys=["input", "bbox_xyxy"])
+    touched = got.isnan().any(-1)
+    assert touched[1, 2]
+    assert touched.sum() == 1
+
+
+def test_several_kinds_share_one_draw_and_keep_their_order():
+    images = photographs(5)
+    values = [annotations(key) for key in KEYS]
+    keys = ["bbox", "input", "bbox_xyxy", "bbox_xywh", "class", "keypoints"]
+    inputs = [values[0], images, values[1], values[2], torch.arange(5), values[3]]
+    pipeline = K.AugmentationSequential(*PIPELINES["perspective"](0.5), data_keys=None)
+    augment = gpuaug.fuse(pipeline)
+    draws = augment.draw(images.shape, seed=1)
+    got = augment(*inputs, data_keys=keys, draws=draws)
+    inputs[1] = images.float() / 255
+    expected = pipeline(*inputs, data_keys=keys, params=draws.as_kornia())
+    assert got[4] is inputs[4]
+    for index in (0, 2, 3, 5):
+        assert_alike(expected[index], got[index])
+
+
+@pytest.mark.parametrize(
+    ("key", "shape", "text"),
+    [
+        ("bbox", (2, 3, 4), r"bbox must be \(B, N, 4, 2\), got \(2, 3, 4\). Pad the samples to one N."),
+        ("bbox_xyxy", (2, 3, 5), r"bbox_xyxy must be \(B, N, 4\), got \(2, 3, 5\). Pad"),
+        ("bbox_xywh", (3, 4), r"bbox_xywh must be \(B, N, 4\), got \(3, 4\). Pad"),
+        ("keypoints", (2, 2), r"keypoints must be \(B, N, 2\), got \(2, 2\). Pad"),
+        ("keypoints", (3, 5, 2), r"keypoints must hold one entry for each of the 2 images, got \(3, 5, 2\). Pass a batch"),
+    ],
+)
+def test_shapes_that_do_not_fit(key, shape, text):
+    with pytest.raises(gpuaug.ArgumentError, match=text):
+        gpuaug.fuse(K.RandomInvert())(photographs(2), torch.zeros(shape), data_keys=["input", key])
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operations that would be kernels on a GPU, and refuses those for which the host would wait."""
+
+    VIEWS = ("slice", "select", "view", "unsqueeze", "expand", "permute", "alias", "reshape", "detach", "split")
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        assert name not in ("_local_scalar_dense", "nonzero", "index", "is_nonzero", "equal"), f"{name} waits"
+        if not name.strip("_").startswith(self.VIEWS):
+            self.names.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("key", "most"), [("bbox", 5), ("bbox_xyxy", 6), ("bbox_xywh", 10), ("keypoints", 3)])
+def test_few_launches_and_no_waiting(key, most):
+    values, way = annotations(key), Way(FORMS[key], FORMS[key], torch.eye(3).repeat(5, 1, 1), (1, 1), (32, 48))
+    with Launches() as launches:
+        follow(values, None, way, values.dtype)
+    assert len(launches.names) <= most, launches.names

@@ -1,0 +1,179 @@
+"""Masks under the geometry, against Kornia on the same draws."""
+
+import kornia.augmentation as K
+import pytest
+import torch
+from support.replay import photographs
+
+import gpuaug
+
+EXACT = {
+    "flips": lambda p: [K.RandomHorizontalFlip(p=p), K.RandomVerticalFlip(p=p)],
+    "crop": lambda p: [K.RandomCrop((14, 20)), K.RandomHorizontalFlip(p=p)],
+    "crop, padded": lambda p: [K.RandomHorizontalFlip(p=p), K.RandomCrop((30, 44), padding=(3, 5, 2, 7), fill=1.0)],
+    "crop, reflected": lambda p: [K.RandomCrop((30, 44), padding=7, padding_mode="reflect")],
+    "crop, replicated": lambda p: [K.RandomCrop((30, 44), padding=7, padding_mode="replicate")],
+    "crop, padded with a colour": lambda p: [K.RandomCrop((30, 44), padding=7, fill=(0.2, 0.4, 0.6))],
+    "centre, pad": lambda p: [K.CenterCrop((20, 30)), K.PadTo((40, 50), pad_value=1.0)],
+    "resized crop": lambda p: [K.RandomResizedCrop((20, 24)), K.RandomVerticalFlip(p=p)],
+    "resized crop, squares": lambda p: [K.RandomResizedCrop((20, 24), align_corners=False)],
+    "resized crop, nearest": lambda p: [K.RandomResizedCrop((20, 24), resample="nearest")],
+    "resize up": lambda p: [K.RandomHorizontalFlip(p=p), K.Resize((50, 77))],
+    "resize down": lambda p: [K.Resize((16, 23)), K.PadTo((30, 30))],
+    "resize by half": lambda p: [K.Resize((16, 24), align_corners=False)],
+    "pad, resize, crop": lambda p: [K.PadTo((40, 50)), K.Resize((33, 44)), K.RandomCrop((30, 40), padding=4)],
+    "pads between two classes": lambda p: [
+        K.PadTo((40, 50), pad_value=2.75),
+        K.Resize((33, 44)),
+        K.RandomCrop((30, 40), padding=4, fill=0.5),
+    ],
+    "quarters": lambda p: [K.RandomRotation90((-3, 3), p=p)],
+    "colour alone": lambda p: [K.RandomInvert(p=p), K.RandomGaussianBlur((3, 3), (0.5, 1.0), p=p)],
+    "erasing": lambda p: [K.RandomHorizontalFlip(p=p), K.RandomErasing((0.1, 0.5), p=p), K.RandomVerticalFlip(p=p)],
+    "erasing after a blur": lambda p: [K.RandomGaussianBlur((3, 3), (0.5, 1.0)), K.RandomErasing((0.1, 0.5), p=p)],
+    "erasing twice": lambda p: [K.RandomErasing((0.1, 0.3), value=0.5, p=p), K.RandomErasing((0.1, 0.3), p=p)],
+    "a module of Kornia's between": lambda p: [
+        K.RandomHorizontalFlip(p=p),
+        K.RandomEqualize(p=p),
+        K.RandomResizedCrop((20, 24)),
+    ],
+}
+
+WARPED = {
+    "rotation": lambda p: [K.RandomHorizontalFlip(p=p), K.RandomRotation(45.0, p=p), K.RandomCrop((20, 30))],
+    "rotation, nearest": lambda p: [K.RandomRotation(45.0, resample="nearest", p=p)],
+    "affine": lambda p: [K.RandomAffine(30.0, (0.2, 0.1), (0.7, 1.3), (5.0, 20.0), p=p), K.RandomVerticalFlip(p=p)],
+    "affine, border": lambda p: [K.RandomAffine(30.0, (0.2, 0.1), padding_mode="border", p=p)],
+    "shear": lambda p: [K.RandomShear((-10.0, 20.0), p=p)],
+    "translation": lambda p: [K.RandomTranslate((-0.2, 0.3), (-0.1, 0.1), p=p)],
+    "perspective": lambda p: [K.RandomPerspective(0.5, p=p), K.RandomHorizontalFlip(p=p)],
+}
+
+DTYPES = [torch.uint8, torch.bool, torch.int64, torch.int32, torch.float32, torch.float64]
+
+
+def masks(*shape, dtype=torch.uint8, seed=0):
+    """Classes, 0 to 9, drawn for each pixel, so that a wrong pixel shows; fractions of 4 where the type has them."""
+    generator = torch.Generator().manual_seed(seed)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape, generator=generator).bool()
+    drawn = torch.randint(1, 10, shape, generator=generator).to(dtype)
+    return drawn / 4 if dtype.is_floating_point else drawn
+
+
+def followed(modules, images, given, seed=0, **options):
+    """(what Kornia makes of masks, what fuse makes of them, Kornia's pipeline) on the same draws."""
+    pipeline = K.AugmentationSequential(*modules, data_keys=["input", "mask"], **options)
+    augment = gpuaug.fuse(pipeline)
+    shape = images.shape if images.ndim == 4 else (1, *images.shape)
+    draws = augment.draw(shape, seed=seed)
+    _, expected = pipeline(images.float() / 255, given, params=draws.as_kornia())
+    _, got = augment(images, given, draws=draws)
+    assert got.dtype == expected.dtype == given.dtype
+    assert got.shape == expected.shape
+    return expected, got, pipeline
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("name", EXACT)
+def test_whole_pixels_are_exact(name, p):
+    for seed in range(3):
+        expected, got, _ = followed(EXACT[name](p), photographs(5), masks(5, 1, 32, 48, seed=seed), seed)
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("name", WARPED)
+def test_warps_take_the_nearest_pixel(name, p):
+    for seed in range(3):
+        expected, got, pipeline = followed(WARPED[name](p), photographs(5), masks(5, 2, 32, 48, seed=seed), seed)
+        ties = near_ties(pipeline.transform_matrix, *got.shape[2:])
+        assert ties.float().mean() < 0.02
+        assert torch.equal(torch.where(ties, 0, got), torch.where(ties, 0, expected))
+
+
+def near_ties(matrix, height, width):
+    """(B, 1, H, W): where an output pixel falls within 0.001 of half way between two input pixels."""
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    places = torch.stack((x, y, torch.ones_like(x)), -1).double() @ matrix.double().inverse().mT[:, None]
+    places = places[..., :2] / places[..., 2:]
+    return ((places - places.floor() - 0.5).abs() < 1e-3).any(-1)[:, None]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(5, 1, 32, 48), (5, 4, 32, 48), (5, 32, 48)], ids=str)
+@pytest.mark.parametrize("name", ["pads between two classes", "pad, resize, crop", "resized crop", "erasing", "quarters"])
+def test_types_and_shapes_are_kept(name, shape, dtype):
+    expected, got, _ = followed(EXACT[name](0.5), photographs(5), masks(*shape, dtype=dtype))
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("name", ["crop, padded", "resized crop", "erasing", "quarters"])
+def test_an_empty_batch(name):
+    followed(EXACT[name](0.5), photographs(0), masks(0, 1, 32, 48))
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("shape", [(3, 32, 48), (1, 32, 48), (1, 1, 32, 48)], ids=str)
+@pytest.mark.parametrize("name", ["flips", "resized crop", "erasing", "colour alone"])
+def test_those_of_one_image(name, shape, keepdim):
+    expected, got, _ = followed(EXACT[name](1.0), photographs(1)[0], masks(*shape), keepdim=keepdim)
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("shape", [(5, 32, 48), (5, 1, 32, 48), (5, 3, 32, 48)], ids=str)
+def test_keepdim_keeps_masks_without_channels(shape):
+    expected, got, _ = followed(EXACT["resized crop"](1.0), photographs(5), masks(*shape), keepdim=True)
+    assert torch.equal(got, expected)
+
+
+def test_class_numbers_that_a_float_cannot_hold_are_kept():
+    given = masks(2, 1, 32, 48, dtype=torch.int64) + 2**53
+    _, got = gpuaug.fuse(K.RandomHorizontalFlip(p=1.0))(photographs(2), given, data_keys=["input", "mask"])
+    assert torch.equal(got, given.flip(3))
+
+
+def test_values_that_are_no_numbers_stay_where_they_belong():
+    given = torch.full((2, 1, 32, 48), torch.nan)
+    augment = gpuaug.fuse([K.RandomCrop((40, 40), padding=10), K.RandomRotation(45.0, p=1.0)])
+    images = photographs(2)
+    draws = augment.draw(images.shape, seed=0)
+    _, got = augment(images, given, data_keys=["input", "mask"], draws=draws)
+    _, ones = augment(images, torch.ones_like(given), data_keys=["input", "mask"], draws=draws)
+    assert torch.equal(got.isnan(), ones == 1)
+
+
+def test_several_images_and_masks_share_one_draw():
+    images, others = photographs(5), photographs(5, seed=1)
+    first, second = masks(5, 1, 32, 48), masks(5, 2, 32, 48, dtype=torch.int64, seed=1)
+    keys = ["input", "mask", "input", "mask"]
+    pipeline = K.AugmentationSequential(*EXACT["resized crop"](0.5), data_keys=None)
+    augment = gpuaug.fuse(pipeline)
+    draws = augment.draw(images.shape, seed=4)
+    got = augment(images, first, others, second, data_keys=keys, draws=draws)
+    expected = pipeline(images.float() / 255, first, others.float() / 255, second, data_keys=keys, params=draws.as_kornia())
+    for index, key in enumerate(keys):
+        if key == "mask":
+            assert torch.equal(got[index], expected[index])
+        else:
+            torch.testing.assert_close(got[index], expected[index], atol=5e-5, rtol=0)
+    alone = augment(others, draws=draws)
+    assert torch.equal(got[2], alone)
+
+
+def test_memory_layout_makes_no_difference():
+    given = masks(5, 2, 32, 48)
+    for name in ("resized crop", "crop, padded", "erasing"):
+        _, plain, _ = followed(EXACT[name](0.5), photographs(5), given)
+        for laid_out in (given.to(memory_format=torch.channels_last), given.repeat_interleave(2, 3)[..., ::2]):
+            assert torch.equal(followed(EXACT[name](0.5), photographs(5), laid_out)[1], plain)
+
+
+def test_masks_resampled_in_another_way_are_refused():
+    pipeline = K.AugmentationSequential(
+        K.RandomHorizontalFlip(),
+        data_keys=["input", "mask"],
+        extra_args={K.container.augment.DataKey.MASK: {"resample": "bilinear"}},
+    )
+    with pytest.raises(gpuaug.ArgumentError, match=r"extra_args must resample masks to the nearest, got another way. Leave"):
+        gpuaug.fuse(pipeline)(photographs(2), masks(2, 1, 32, 48))

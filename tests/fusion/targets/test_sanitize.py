@@ -1,0 +1,172 @@
+"""Dropping the boxes that are not valid, with all that is known of them."""
+
+from collections import UserDict
+
+import kornia.augmentation as K
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.detection import PIPELINES, records_of
+from support.replay import photographs
+
+import gpuaug
+
+
+def numbered(valid, sample=0):
+    """A dict in which everything that belongs to a box says which."""
+    n = len(valid)
+    number = torch.arange(n) + 100 * sample
+    return {
+        "boxes": number[:, None].repeat(1, 4).float(),
+        "labels": number,
+        "masks": number[:, None, None].repeat(1, 3, 5),
+        "keypoints": number[:, None, None].repeat(1, 2, 3),
+        "valid": torch.tensor(valid, dtype=torch.bool),
+        "image_id": torch.tensor([sample]),
+        "orig_size": torch.tensor([480, 640]),
+        "file": "a.jpg",
+        "scale": torch.tensor(0.5),
+    }
+
+
+@given(st.lists(st.lists(st.booleans(), max_size=5), max_size=4))
+def test_what_belongs_to_a_box_goes_with_it(valid):
+    records = [numbered(each, sample) for sample, each in enumerate(valid)]
+    got = gpuaug.sanitize(records)
+    assert len(got) == len(records)
+    for sample, (record, made, each) in enumerate(zip(records, got, valid, strict=True)):
+        kept = [100 * sample + index for index, stays in enumerate(each) if stays]
+        assert list(made) == list(record)
+        for key in ("boxes", "labels", "masks", "keypoints"):
+            assert made[key].shape == (len(kept), *record[key].shape[1:])
+            assert made[key].dtype is record[key].dtype
+            assert made[key].reshape(len(kept), record[key][:1].numel() or 1)[:, :1].flatten().tolist() == kept
+        assert made["valid"].all()
+        assert all(made[key] is record[key] for key in ("image_id", "orig_size", "file", "scale"))
+    assert [record["valid"].tolist() for record in records] == valid
+
+
+def test_what_has_another_length_on_any_image_stays():
+    first, second = numbered([True, False]), numbered([True, False, False])
+    first["corners"], second["corners"] = torch.arange(2), torch.arange(2)
+    got = gpuaug.sanitize([first, second])
+    assert got[0]["corners"] is first["corners"]
+    assert got[1]["corners"] is second["corners"]
+
+
+def test_the_type_of_dicts_and_of_tensors_stays():
+    tv_tensors = pytest.importorskip("torchvision.tv_tensors")
+    boxes = tv_tensors.BoundingBoxes(torch.arange(8.0).view(2, 4), format="XYWH", canvas_size=(7, 9))
+    record = UserDict({"boxes": boxes, "masks": tv_tensors.Mask(torch.ones(2, 7, 9)), "valid": torch.tensor([False, True])})
+    (made,) = gpuaug.sanitize((record,))
+    assert type(made) is UserDict
+    assert type(made["boxes"]) is tv_tensors.BoundingBoxes
+    assert (made["boxes"].format, made["boxes"].canvas_size) == (tv_tensors.BoundingBoxFormat.XYWH, (7, 9))
+    assert made["boxes"].tolist() == [[4.0, 5.0, 6.0, 7.0]]
+    assert type(made["masks"]) is tv_tensors.Mask
+    assert len(record["boxes"]) == 2
+
+
+def test_a_padded_batch_becomes_one_dict_an_image():
+    valid = torch.tensor([[True, False, True], [False, False, False]])
+    number = torch.arange(6).view(2, 3)
+    batch = {
+        "images": torch.rand(2, 3, 4, 4),
+        "boxes": number[..., None].repeat(1, 1, 4).float(),
+        "labels": number,
+        "valid": valid,
+        "scores": torch.rand(2, 7),
+        "files": ["a", "b"],
+        "mean": torch.tensor(0.5),
+        "classes": ("x", "y", "z"),
+    }
+    got = gpuaug.sanitize(batch)
+    assert [record["labels"].tolist() for record in got] == [[0, 2], []]
+    assert [tuple(record["boxes"].shape) for record in got] == [(2, 4), (0, 4)]
+    for sample, record in enumerate(got):
+        assert list(record) == list(batch)
+        assert torch.equal(record["images"], batch["images"][sample])
+        assert torch.equal(record["scores"], batch["scores"][sample])
+        assert record["files"] == "ab"[sample]
+        assert record["mean"] is batch["mean"]
+        assert record["classes"] is batch["classes"]
+        assert record["valid"].all()
+
+
+def test_nothing_in_nothing_out():
+    assert gpuaug.sanitize([]) == []
+    empty = {"boxes": torch.zeros(0, 4, 4), "valid": torch.zeros(0, 4, dtype=torch.bool)}
+    assert gpuaug.sanitize(empty) == []
+    (made,) = gpuaug.sanitize([{"boxes": torch.zeros(0, 4), "valid": torch.zeros(0, dtype=torch.bool)}])
+    assert made["boxes"].shape == (0, 4)
+
+
+def test_a_padded_batch_and_target_dicts_keep_the_same_boxes():
+    records = [{"boxes": record["boxes"], "labels": record["labels"]} for record in records_of()]
+    augment, images = gpuaug.fuse(K.AugmentationSequential(*PIPELINES["crop"](0.5))), photographs(5)
+    draws = augment.draw(images.shape, seed=0)
+    _, targets = augment(images, records, data_keys=["input", "targets"], draws=draws)
+    boxes, labels, valid = torch.zeros(5, 6, 4), torch.zeros(5, 6, dtype=torch.int64), torch.zeros(5, 6, dtype=torch.bool)
+    for sample, record in enumerate(records):
+        n = len(record["labels"])
+        boxes[sample, :n], labels[sample, :n], valid[sample, :n] = record["boxes"], record["labels"], True
+    boxes[..., 2:] -= 1
+    _, boxes, valid = augment(images, boxes, valid, data_keys=["input", "bbox_xyxy", "valid"], draws=draws)
+    padded = gpuaug.sanitize({"boxes": boxes, "labels": labels, "valid": valid})
+    lists = gpuaug.sanitize(targets)
+    assert sum(len(record["labels"]) for record in lists) < sum(len(record["labels"]) for record in records)
+    for one, other in zip(padded, lists, strict=True):
+        assert torch.equal(one["labels"], other["labels"])
+        torch.testing.assert_close(one["boxes"] + torch.tensor([0.0, 0.0, 1.0, 1.0]), other["boxes"], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        (
+            torch.ones(2),
+            gpuaug.ArgumentTypeError,
+            "targets must be a list of dicts or one dict of padded tensors, got Tensor. Pass",
+        ),
+        ("ab", gpuaug.ArgumentTypeError, "targets must be a list of dicts .* got str"),
+        ([numbered([True]), 3], gpuaug.ArgumentTypeError, "targets of sample 1 must be a dict, got int. Pass what fuse has"),
+        (
+            [numbered([True]), {"boxes": 1, "labels": 2}],
+            gpuaug.ArgumentError,
+            "targets of sample 1 must say in 'valid' which boxes to keep, got boxes, labels. Take them through gpuaug",
+        ),
+        ({}, gpuaug.ArgumentError, "targets must say in 'valid' which boxes to keep, got nothing. Take"),
+        (
+            [{"valid": torch.ones(2)}],
+            gpuaug.ArgumentError,
+            r"valid of sample 0 must be torch.bool \(n,\), got torch.float32 \(2,\). Pass it as fuse has returned it.",
+        ),
+        (
+            {"valid": torch.ones(2, dtype=torch.bool)},
+            gpuaug.ArgumentError,
+            r"valid must be torch.bool \(B, N\), got torch.bool \(2,\)",
+        ),
+        ({"valid": [True]}, gpuaug.ArgumentError, r"valid must be torch.bool \(B, N\), got list"),
+    ],
+)
+def test_what_cannot_be_sanitized(value, error, text):
+    with pytest.raises(error, match=text):
+        gpuaug.sanitize(value)
+
+
+def test_names_and_arrays_lose_what_the_boxes_lose():
+    record = numbered([True, False, True]) | {"names": ["a", "b", "c"], "scores": np.array([1, 2, 3]), "pair": ("x", "y")}
+    (kept,) = gpuaug.sanitize([record])
+    assert (kept["names"], kept["scores"].tolist(), kept["pair"]) == (["a", "c"], [1, 3], ("x", "y"))
+
+
+def test_images_without_annotations_stay_as_they_are():
+    bare = {"image_id": 7, "size": torch.tensor([4, 5])}
+    kept = gpuaug.sanitize([numbered([True, False]), bare])
+    assert list(kept[1]) == ["image_id", "size"]
+    assert kept[1]["size"] is bare["size"]
+    assert len(kept[0]["valid"]) == 1
+    with pytest.raises(gpuaug.ArgumentError, match="targets of sample 0 must say in 'valid'"):
+        gpuaug.sanitize([bare])

@@ -1,0 +1,164 @@
+"""Target dicts that are refused, each by the number of its sample, and what cannot go along with them."""
+
+import kornia.augmentation as K
+import pytest
+import torch
+from support.detection import records_of
+from support.replay import photographs
+
+import gpuaug
+
+tv_tensors = pytest.importorskip("torchvision.tv_tensors")
+
+KEYS = ["input", "targets"]
+
+
+def replaced(**keys):
+    records = records_of(3)
+    records[2] |= keys
+    return records
+
+
+class Moves(torch.nn.Module):
+    """Somebody's module, which may do anything."""
+
+    def forward(self, images):
+        return images.flip(3)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        (torch.zeros(3, 4), gpuaug.ArgumentTypeError, "targets must be a list of one dict for each image, got Tensor. Where b"),
+        (
+            {"boxes": 1},
+            gpuaug.ArgumentTypeError,
+            "targets must be a list of one dict for each image, got dict. Where boxes are",
+        ),
+        (records_of(2), gpuaug.ArgumentError, "targets must hold one dict for each of the 3 images, got 2. Pass a batch"),
+        ([*records_of(2), 7], gpuaug.ArgumentTypeError, "targets of sample 2 must be a dict, got int. Put what is known"),
+        (
+            replaced(boxes=[1]),
+            gpuaug.ArgumentTypeError,
+            "boxes of sample 2 must be a tensor, got list. Make one of it: torch.as",
+        ),
+        (
+            replaced(boxes=torch.zeros(4)),
+            gpuaug.ArgumentError,
+            r"boxes of sample 2 must be \(n, 4\), got \(4,\). Where an image",
+        ),
+        (replaced(boxes=torch.zeros(1, 5)), gpuaug.ArgumentError, r"boxes of sample 2 must be \(n, 4\), got \(1, 5\). Where"),
+        (
+            replaced(bbox=torch.zeros(1, 4)),
+            gpuaug.ArgumentError,
+            "targets of sample 2 must hold boxes or bbox, got both. Leave",
+        ),
+        (
+            replaced(boxes=torch.zeros(1, 4, device="meta")),
+            gpuaug.DeviceError,
+            "boxes of sample 2 must be on cpu, where the images are, got meta. Move it there first.",
+        ),
+        (
+            replaced(boxes=torch.zeros(2, 4), valid=torch.ones(3, dtype=torch.bool)),
+            gpuaug.ArgumentError,
+            r"valid of sample 2 must be one bool for each of its 2 boxes, got torch.bool \(3,\). Leave it out if all are.",
+        ),
+        (
+            replaced(boxes=torch.zeros(2, 4), valid=[True, True]),
+            gpuaug.ArgumentError,
+            "valid of sample 2 must be one bool for each of its 2 boxes, got list. Leave",
+        ),
+        (
+            replaced(boxes=torch.zeros(2, 4), valid=torch.ones(2, dtype=torch.bool, device="meta")),
+            gpuaug.DeviceError,
+            "valid of sample 2 must be on cpu, got meta. Move",
+        ),
+        (
+            replaced(keypoints=torch.zeros(2, 3, 2)),
+            gpuaug.ArgumentError,
+            r"keypoints of sample 2 must be \(n, K, 3\), as those before it, got \(2, 3, 2\). Where an image has none",
+        ),
+        (
+            [{"keypoints": torch.zeros(3)}, {}, {}],
+            gpuaug.ArgumentError,
+            r"keypoints of sample 0 must be \(n, K, 2\) or \(n, K, 3\), got \(3,\). Where",
+        ),
+        (
+            replaced(masks=torch.zeros(2, 32, 40)),
+            gpuaug.ArgumentError,
+            r"masks of sample 2 must be of its image's size, 32x48, got \(2, 32, 40\). Resize them to it first.",
+        ),
+        (
+            replaced(masks=torch.zeros(48)),
+            gpuaug.ArgumentError,
+            r"masks of sample 2 must be \(n, H, W\) or \(H, W\), got \(48,\)",
+        ),
+        (
+            replaced(masks="a"),
+            gpuaug.ArgumentTypeError,
+            "masks of sample 2 must be a tensor, got str. Stack those of one image",
+        ),
+        (
+            replaced(masks=torch.zeros(2, 32, 48)),
+            gpuaug.ArgumentTypeError,
+            "masks of sample 2 must be of torch.uint8, as those of sample 0, got torch.float32. Give all masks of a batch one",
+        ),
+        (
+            replaced(masks=torch.zeros(2, 32, 48, device="meta", dtype=torch.uint8)),
+            gpuaug.DeviceError,
+            "masks of sample 2 must be on cpu, where the images are, got meta. Move them there first.",
+        ),
+        (
+            replaced(boxes=tv_tensors.BoundingBoxes(torch.zeros(1, 5), format="CXCYWHR", canvas_size=(32, 48))),
+            gpuaug.ArgumentError,
+            r"boxes of sample 2 must be upright, got CXCYWHR. Convert them to XYXY",
+        ),
+        (
+            replaced(boxes=tv_tensors.BoundingBoxes(torch.zeros(1, 4), format="XYWH", canvas_size=(32, 48))),
+            gpuaug.ArgumentError,
+            "boxes of sample 2 must be of the form of those of sample 0, got xywh. Convert them before they are put",
+        ),
+    ],
+)
+def test_bad_targets_are_refused_by_the_number_of_their_sample(value, error, text):
+    with pytest.raises(error, match=text):
+        gpuaug.fuse(K.RandomHorizontalFlip())(photographs(3), value, data_keys=KEYS)
+
+
+def test_a_list_of_masks_for_other_images_is_refused():
+    with pytest.raises(gpuaug.ArgumentError, match=r"mask must hold masks for each of the 3 images, got 2. Pass a batch"):
+        gpuaug.fuse(K.RandomHorizontalFlip())(photographs(3), [torch.ones(32, 48)] * 2, data_keys=["input", "mask"])
+
+
+@pytest.mark.parametrize("value", [records_of(3), [torch.ones(32, 48)] * 3], ids=["targets", "mask"])
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (K.RandomThinPlateSpline(p=1.0), "RandomThinPlateSpline_1"),
+        (Moves(), "Moves_1"),
+        (K.RandomCrop((64, 64)), "RandomCrop_1"),
+    ],
+)
+def test_modules_that_kornia_runs_and_may_move_pixels_are_refused(module, name, value):
+    key = "targets" if isinstance(value[0], dict) else "mask"
+    text = (
+        f"{name} must be a module that fuse runs, or leave pixels where they are, for {key} to follow, got one that is left to "
+        "Kornia: .*. Replace it, or give it a stage of its own."
+    )
+    with pytest.raises(gpuaug.ArgumentError, match=text):
+        gpuaug.fuse([K.RandomHorizontalFlip(), module])(photographs(3), value, data_keys=["input", key])
+
+
+@pytest.mark.parametrize("key", ["targets", "valid"])
+def test_mixes_take_no_targets(key):
+    values = [torch.ones(3, 1, 4), torch.ones(3, 1, dtype=torch.bool)] if key == "valid" else [records_of(3)]
+    keys = ["bbox_xyxy", "valid"] if key == "valid" else ["targets"]
+    with pytest.raises(gpuaug.ArgumentError, match=f"data_keys must be among input, class where .* mixes images, got .*{key}"):
+        gpuaug.fuse(K.RandomMixUpV2())(photographs(3), *values, data_keys=["input", *keys])
+
+
+def test_unknown_data_keys_are_told_of_ours():
+    with pytest.raises(
+        gpuaug.ArgumentError, match=r"among .*targets, valid.*, got 'target'. Use .* 'targets' for target dicts"
+    ):
+        gpuaug.fuse(K.RandomHorizontalFlip())(photographs(3), records_of(3), data_keys=["input", "target"])

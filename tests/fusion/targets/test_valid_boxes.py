@@ -1,0 +1,132 @@
+"""Padded boxes with a mask of those that there are, beside Kornia's keys."""
+
+import kornia.augmentation as K
+import pytest
+import torch
+from fusion.targets.test_boxes import annotations
+from support.detection import PIPELINES
+from support.replay import photographs
+
+import gpuaug
+from gpuaug.fusion.targets.data_keys import BOXES
+
+
+def as_pixels(boxes, key):
+    """The first and the last pixel, (B, N, 4), of upright boxes in a form of Kornia's."""
+    if key == "bbox_xyxy":
+        return boxes
+    if key == "bbox_xywh":
+        return torch.cat((boxes[..., :2], boxes[..., :2] + boxes[..., 2:] - 1), -1)
+    return torch.cat((boxes[..., 0, :], boxes[..., 2, :]), -1)
+
+
+def drawn_valid(seed=0):
+    return torch.rand(5, 4, generator=torch.Generator().manual_seed(seed)) < 0.7
+
+
+@pytest.mark.parametrize("p", [0.5, 1.0])
+@pytest.mark.parametrize("key", BOXES)
+@pytest.mark.parametrize("name", [*PIPELINES, "another pipeline's module between"])
+def test_boxes_are_kornias_within_the_frame(name, key, p):
+    own = {
+        "another pipeline's module between": [
+            K.RandomRotation(20.0),
+            K.RandomAffine(0.0, resample="bicubic", p=1.0),
+            K.RandomCrop((20, 30)),
+        ]
+    }
+    modules = own[name] if name in own else PIPELINES[name](p)
+    augment, images, valid = gpuaug.fuse(K.AugmentationSequential(*modules)), photographs(5), drawn_valid()
+    boxes, before = annotations(key), valid.clone()
+    draws = augment.draw(images.shape, seed=3)
+    made, free = augment(images, boxes, data_keys=["input", key], draws=draws)
+    for keys, inputs in ((["input", key, "valid"], [images, boxes, valid]), (["valid", key, "input"], [valid, boxes, images])):
+        got = dict(zip(keys, augment(*inputs, data_keys=keys, draws=draws), strict=True))
+        frame = torch.tensor([made.shape[3], made.shape[2]] * 2)
+        whole = as_pixels(free, key)
+        torch.testing.assert_close(as_pixels(got[key], key), whole.clamp(min=0).minimum(frame - 1), atol=1e-4, rtol=0)
+        sides = (whole[..., 2:] + 1).clamp(min=0).minimum(frame[:2]) - whole[..., :2].clamp(min=0).minimum(frame[:2])
+        sure = ((sides - 1).abs() > 1e-3).all(-1)
+        assert torch.equal(got["valid"] & sure, (sides >= 1).all(-1) & valid & sure)
+        assert got["valid"].any()
+        assert not got["valid"].all()
+    assert torch.equal(valid, before)
+
+
+@pytest.mark.parametrize(
+    "between", [[], [K.RandomAffine(0.0, resample="bicubic", p=1.0)], [K.RandomEqualize(p=1.0)]], ids=["", "moves", "colours"]
+)
+@pytest.mark.parametrize("key", ["bbox_xyxy", "bbox_xywh"])
+def test_what_is_no_box_is_not_valid(key, between):
+    nan = torch.nan
+    rows = [[5, 5, 9, 9], [5, 5, 4, 9], [5, 5, 9, 3], [nan, 5, 9, 9]]
+    if key == "bbox_xywh":
+        rows = [[5, 5, 5, 5], [5, 5, 0, 5], [5, 5, 5, -1], [5, nan, 5, 5]]
+    valid = torch.ones(1, 4, dtype=torch.bool)
+    augment = gpuaug.fuse([K.RandomHorizontalFlip(p=1.0), *between])
+    _, _, got = augment(photographs(1), torch.tensor([rows]), valid, data_keys=["input", key, "valid"])
+    assert got[0].tolist() == [True, False, False, False]
+
+
+def test_a_box_that_has_left_does_not_come_back_as_the_pixel_at_the_border():
+    boxes = torch.tensor([[[-10, 4, -1, 9], [-10, 4, 0, 9], [48, 4, 60, 9], [47, 4, 60, 9]]])
+    valid = torch.ones(1, 4, dtype=torch.bool)
+    _, made, got = gpuaug.fuse(K.RandomInvert())(photographs(1), boxes, valid, data_keys=["input", "bbox_xyxy", "valid"])
+    assert got[0].tolist() == [False, True, False, True]
+    assert torch.equal(made[0, got[0]], torch.tensor([[0.0, 4.0, 0.0, 9.0], [47.0, 4.0, 47.0, 9.0]]))
+
+
+def test_those_of_one_image_may_come_without_a_batch():
+    boxes, valid = torch.tensor([[4.0, 4.0, 9.0, 9.0]] * 2), torch.tensor([True, False])
+    for images in (photographs(1), photographs(1)[0]):
+        _, made, got = gpuaug.fuse(K.RandomInvert())(images, boxes, valid, data_keys=["input", "bbox_xyxy", "valid"])
+        assert got.tolist() == [True, False]
+        assert torch.equal(made, boxes)
+
+
+def test_masks_and_keypoints_go_along_as_ever():
+    augment, images, valid = gpuaug.fuse(PIPELINES["rotation"](1.0)), photographs(5), drawn_valid()
+    masks, points = torch.ones(5, 4, 32, 48), annotations("keypoints")
+    draws = augment.draw(images.shape, seed=1)
+    keys = ["input", "mask", "keypoints", "bbox_xyxy", "valid"]
+    got = augment(images, masks, points, annotations("bbox_xyxy"), valid, data_keys=keys, draws=draws)
+    expected = augment(images, masks, points, data_keys=keys[:3], draws=draws)
+    assert all(torch.equal(one, other) for one, other in zip(got[:3], expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("keys", "valid", "text"),
+    [
+        (
+            ["valid"],
+            torch.ones(2, 3, dtype=torch.bool),
+            r"data_keys must hold one of bbox, bbox_xyxy, bbox_xywh where they hold",
+        ),
+        (
+            ["bbox_xyxy", "bbox_xyxy", "valid"],
+            torch.ones(2, 3, dtype=torch.bool),
+            r"data_keys must hold one of .* got \['input', 'bbox_xyxy', 'bbox_xyxy', 'valid'\]. Say valid once",
+        ),
+        (["bbox_xyxy", "valid", "valid"], torch.ones(2, 3, dtype=torch.bool), r"data_keys must hold one of .* Say valid once"),
+        (
+            ["bbox_xyxy", "valid"],
+            torch.ones(2, 2, dtype=torch.bool),
+            r"valid must be one bool for each box, torch.bool \(2, 3\), got torch.bool \(2, 2\). Say which of the padded",
+        ),
+        (["bbox_xyxy", "valid"], torch.ones(2, 3), r"valid must be one bool for each box, .* got torch.float32 \(2, 3\). Say"),
+        (
+            ["bbox_xyxy", "valid"],
+            torch.ones(3, 3, dtype=torch.bool),
+            r"valid must hold one entry for each of the 2 images, got \(3, 3\). Pass a batch",
+        ),
+    ],
+)
+def test_bad_validity(keys, valid, text):
+    values = [valid if key == "valid" else torch.ones(2, 3, 4) for key in keys]
+    with pytest.raises(gpuaug.ArgumentError, match=text):
+        gpuaug.fuse(K.RandomInvert())(photographs(2), *values, data_keys=["input", *keys])
+
+
+def test_validity_that_is_no_tensor():
+    with pytest.raises(gpuaug.ArgumentTypeError, match=r"valid must be a tensor, got list. Stack the samples"):
+        gpuaug.fuse(K.RandomInvert())(photographs(2), [True], data_keys=["input", "valid"])

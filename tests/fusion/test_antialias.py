@@ -1,0 +1,196 @@
+"""Shrinking with every pixel weighed, against torchvision on the same boxes."""
+
+import re
+
+import kornia.augmentation as K
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.ragged import images_of, pack
+from support.replay import difference, photographs
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional as F
+
+import gpuaug
+from gpuaug.fusion.backends.antialias import weights
+
+MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
+SHAPE = (4, 3, 120, 90)
+
+
+def torchvision_crops(images, draws, size, mode):
+    """Each sample's own box, cropped and resized by torchvision."""
+    drawn = draws._drawn[0]
+    boxes = torch.tensor([[int(drawn[name][index]) for name in ("y", "x", "height", "width")] for index in range(len(images))])
+    return torch.cat(
+        [
+            F.resized_crop(image[None], *box.tolist(), size, MODES[mode], antialias=True)
+            for image, box in zip(images, boxes, strict=True)
+        ]
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("size", [(24, 20), (60, 70), (7, 33), (200, 150), (1, 1)])
+def test_crops_are_torchvisions(mode, size):
+    images = photographs(*SHAPE, dtype=torch.float32)
+    for align_corners in (True, False):
+        augment = gpuaug.fuse(K.RandomResizedCrop(size, resample=mode, align_corners=align_corners), antialias=True)
+        for seed in range(3):
+            draws = augment.draw(images.shape, seed=seed)
+            torch.testing.assert_close(
+                augment(images, draws=draws), torchvision_crops(images, draws, size, mode), atol=2e-5, rtol=0
+            )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_bytes_are_torchvisions_but_for_its_rounding(mode):
+    images = photographs(*SHAPE)
+    augment = gpuaug.fuse(K.RandomResizedCrop((24, 20), resample=mode), antialias=True)
+    draws = augment.draw(images.shape, seed=0)
+    expected = torchvision_crops(images, draws, (24, 20), mode).float() / 255
+    # In bytes torchvision rounds twice, once along each axis, with weights of 15 bits or so.
+    torch.testing.assert_close(augment(images, draws=draws), expected, atol=1.3 / 255, rtol=0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("size", [(30, 31), 40, (130, 95)])
+def test_resizes_are_torchvisions(mode, size):
+    images = photographs(*SHAPE, dtype=torch.float32)
+    side = {} if isinstance(size, int) else {"side": "short"}
+    got = gpuaug.fuse(K.Resize(size, resample=mode, **side), antialias=True)(images)
+    expected = F.resize(images, list(got.shape[2:]), MODES[mode], antialias=True)
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=0)
+
+
+@given(
+    count=st.integers(1, 300),
+    target=st.integers(1, 120),
+    kind=st.sampled_from(["triangle", "cubic"]),
+)
+@settings(max_examples=150, deadline=None)
+def test_weights_are_those_of_pytorch(count, target, kind):
+    """The response to each pixel by itself is the weights' matrix."""
+    pulses = torch.eye(count)[:, None, None, :].expand(-1, 1, 1, -1)
+    mode = "bilinear" if kind == "triangle" else "bicubic"
+    expected = torch.nn.functional.interpolate(pulses, size=(1, target), mode=mode, antialias=True)[:, 0, 0].T
+    torch.testing.assert_close(weights(torch.arange(target), count / target, count, kind), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("layout", ["chw", "hwc"])
+def test_ragged_images_shrink_by_their_own_sizes(layout):
+    images = images_of([(200, 40), (33, 150), (64, 64), (20, 22)])
+    augment = gpuaug.fuse(K.Resize((24, 24)), ragged=True, antialias=True)
+    got = augment(pack(images, layout))
+    for index, image in enumerate(images):
+        expected = F.resize(image[None].float() / 255, [24, 24], antialias=True)
+        torch.testing.assert_close(got[index : index + 1], expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        lambda: [K.RandomHorizontalFlip(p=1.0), K.Resize((24, 20)), K.RandomVerticalFlip(p=1.0)],
+        lambda: [K.RandomCrop((100, 80), padding=8, padding_mode="reflect"), K.Resize((24, 20))],
+        lambda: [K.PadTo((160, 150), pad_value=0.25), K.Resize((40, 30)), K.CenterCrop((24, 20))],
+        lambda: [K.Resize((24, 20)), K.PadTo((30, 30), pad_value=0.5)],
+    ],
+    ids=["flips", "crop", "pad", "pad after"],
+)
+def test_what_stands_around_it_is_where_it_was(modules):
+    """One module after the other is one pass, so that the same pixels come of each in a pass of its own."""
+    images = photographs(*SHAPE, dtype=torch.float32)
+    augment = gpuaug.fuse(modules(), antialias=True)
+    draws = augment.draw(images.shape, seed=0)
+    step = images
+    for number, module in enumerate(modules()):
+        alone = gpuaug.fuse(module, antialias=True)
+        own = alone.draw(step.shape)
+        step = alone(step, draws=type(own)(own.shape, alone._tree, (draws._drawn[number],), own._sizes))
+    assert len(augment.explain().lines) == 1
+    torch.testing.assert_close(augment(images, draws=draws), step, atol=2e-5, rtol=0)
+
+
+def test_masks_take_the_nearest_pixel_as_they_always_do():
+    images, masks = photographs(*SHAPE), photographs(4, 1, 120, 90, seed=3)
+    made = {}
+    for antialias in (False, True):
+        augment = gpuaug.fuse(K.RandomResizedCrop((24, 20), align_corners=False), antialias=antialias)
+        draws = augment.draw(images.shape, seed=1)
+        made[antialias] = augment(images, masks, data_keys=["input", "mask"], draws=draws)
+    assert torch.equal(made[True][1], made[False][1])
+    assert not torch.equal(made[True][0], made[False][0])
+
+
+def test_what_takes_the_nearest_pixel_is_left_as_it_is():
+    images = photographs(*SHAPE)
+    assert difference(K.Resize((30, 30), resample="nearest"), images, antialias=True) == 0
+
+
+def test_without_it_kornia_is_replayed():
+    images = photographs(*SHAPE)
+    assert difference(K.RandomResizedCrop((24, 20)), images) < 5e-5
+
+
+def test_bicubic_is_kornias_own_without_it():
+    (line,) = gpuaug.fuse(K.RandomResizedCrop((8, 8), resample="bicubic")).explain().lines
+    assert line.reason == "resample='bicubic'"
+    (line,) = gpuaug.fuse(K.Resize((8, 8), antialias=True), antialias=True).explain().lines
+    assert line.reason == "antialias=True, which in Kornia is a blur"
+
+
+def test_bytes_stay_bytes_where_a_cubic_swings():
+    images = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
+    images[..., 32:] = 255
+    augmented = gpuaug.fuse(K.Resize((20, 20), resample="bicubic"), antialias=True)(images)
+    assert augmented.aminmax() == (0, 1)
+    floats = gpuaug.fuse(K.Resize((20, 20), resample="bicubic"), antialias=True)(images.float() / 255)
+    assert floats.min() < -0.01, "as torchvision leaves floating images"
+    assert floats.max() > 1.01
+
+
+@pytest.mark.parametrize(
+    ("modules", "shape", "said"),
+    [
+        ([K.RandomResizedCrop((224, 224))], (8, 3, 256, 256), None),
+        ([K.RandomResizedCrop((224, 224))], (8, 3, 512, 512), "RandomResizedCrop_0 may shrink by 2.3 and reads four pixels"),
+        ([K.RandomResizedCrop((224, 224), scale=(0.05, 0.2))], (8, 3, 512, 512), None),
+        ([K.RandomHorizontalFlip(), K.Resize((32, 100))], (8, 3, 100, 100), "Resize_1 may shrink by 3.1 and reads four pixels"),
+        ([K.CenterCrop(200), K.Resize((150, 150))], (8, 3, 400, 400), None),
+        ([K.Resize((20, 20), resample="nearest")], (8, 3, 100, 100), None),
+    ],
+)
+def test_the_explanation_says_what_may_shrink(modules, shape, said):
+    notes = gpuaug.fuse(modules).explain(shape).notes
+    if said is None:
+        assert notes == ()
+    else:
+        (note,) = notes
+        assert note.startswith(said)
+        assert note in str(gpuaug.fuse(modules).explain(shape))
+    assert gpuaug.fuse(modules, antialias=True).explain(shape).notes == ()
+
+
+def test_antialiasing_is_worth_it():
+    """A pattern finer than a pixel of the output turns grey, and not to noise."""
+    stripes = (torch.arange(240) % 2 * 255).to(torch.uint8).expand(1, 3, 240, 240).contiguous()
+    plain, smooth = (gpuaug.fuse(K.Resize((50, 50)), antialias=antialias)(stripes) for antialias in (False, True))
+    assert plain.std() > 0.2
+    assert smooth.std() < 0.05
+
+
+def test_each_view_is_bit_for_bit_one_of_its_own():
+    images, pipeline = photographs(3, 3, 90, 90), [K.RandomResizedCrop((20, 20)), K.RandomHorizontalFlip()]
+    augment, single = (gpuaug.fuse(pipeline, antialias=True, views=views) for views in (2, 1))
+    draws = augment.draw(images.shape, seed=1)
+    assert torch.equal(augment(images, draws=draws), torch.cat([single(images, draws=view) for view in draws.views]))
+
+
+def test_smoothing_goes_with_views_and_a_loader():
+    images = photographs(2, 3, 90, 90)
+    augment = gpuaug.fuse(K.RandomResizedCrop((20, 20)), antialias=True, views=2)
+    stage = gpuaug.TransformStage(augment)
+    runs = [next(iter(gpuaug.StreamedLoader([images], [stage], device="cpu", seed=3, depth=depth))) for depth in (0, 2)]
+    assert torch.equal(*runs)
+    assert re.match(r"\(4, 3, 20, 20\)", str(tuple(runs[0].shape)))

@@ -1,0 +1,305 @@
+"""What ``fuse`` takes, refuses, leaves to Kornia, and leaves alone."""
+
+import copy
+import pickle
+
+import kornia.augmentation as K
+import pytest
+import torch
+from support.replay import as_kornia_takes_them, both, photographs
+
+import gpuaug
+from gpuaug.fusion.lower import kornia
+
+MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+
+
+def pipeline():
+    return K.AugmentationSequential(
+        K.RandomResizedCrop((16, 20)),
+        K.RandomHorizontalFlip(),
+        K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8),
+        K.Normalize(MEAN, STD),
+    )
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pipeline(),
+        K.ImageSequential(K.RandomHorizontalFlip(), K.RandomInvert()),
+        K.RandomVerticalFlip(),
+        [K.RandomHorizontalFlip(), K.RandomInvert()],
+        torch.nn.Sequential(K.RandomHorizontalFlip(), K.RandomInvert()),
+        K.AugmentationSequential(K.ImageSequential(K.RandomHorizontalFlip(), K.RandomInvert()), K.RandomVerticalFlip()),
+    ],
+    ids=["container", "image container", "one", "list", "sequential", "nested"],
+)
+def test_every_kind_of_pipeline_replays_in_kornia(made):
+    images = photographs()
+    augment = gpuaug.fuse(made)
+    draws = augment.draw(images.shape, seed=3)
+    params, expected = draws.as_kornia(), as_kornia_takes_them(images)
+    if isinstance(made, list | torch.nn.Sequential) and not isinstance(made, K.ImageSequential):
+        for module, each in zip(made, params, strict=True):
+            expected = module(expected, params=each)
+    else:
+        expected = made(expected, params=params)
+    scale = 4.5 if made is pipeline else 1
+    torch.testing.assert_close(augment(images, draws=draws), expected, atol=5e-5 * scale / 0.22, rtol=0)
+
+
+def test_a_seed_decides_the_draws_and_sizes_share_nothing():
+    augment, images = gpuaug.fuse(pipeline()), photographs()
+    one, same, other = (augment(images, draws=augment.draw(images.shape, seed=seed)) for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_a_call_takes_one_number_from_the_global_generator():
+    augment, images = gpuaug.fuse(pipeline()), photographs()
+    torch.manual_seed(5)
+    first, second = augment(images), augment(images)
+    after = torch.rand(1)
+    torch.manual_seed(5)
+    torch.randint(0, 2**63 - 1, ())
+    torch.randint(0, 2**63 - 1, ())
+    assert torch.equal(torch.rand(1), after)
+    assert not torch.equal(first, second)
+    torch.manual_seed(5)
+    assert torch.equal(augment(images), first)
+
+
+def test_draws_survive_being_pickled_and_replayed_by_another_module():
+    images = photographs()
+    draws = gpuaug.fuse(pipeline()).draw(images.shape, seed=1)
+    kept = pickle.loads(pickle.dumps(draws))
+    again = gpuaug.fuse(pipeline())
+    assert torch.equal(again(images, draws=kept), again(images, draws=draws))
+    for one, other in zip(draws.as_kornia(), kept.as_kornia(), strict=True):
+        assert one.name == other.name
+        assert all(torch.equal(one.data[key], other.data[key]) for key in one.data)
+
+
+def test_it_is_a_module_without_state():
+    augment = gpuaug.fuse(pipeline())
+    assert augment.state_dict() == {}
+    assert list(augment.parameters()) == list(augment.modules())[1:] == []
+    images = photographs()
+    draws = augment.draw(images.shape, seed=1)
+    trained = augment(images, draws=draws)
+    assert torch.equal(augment.eval()(images, draws=draws), trained)
+    assert torch.equal(copy.deepcopy(augment)(images, draws=draws), trained)
+    assert torch.equal(pickle.loads(pickle.dumps(augment))(images, draws=draws), trained)
+
+
+def test_the_users_pipeline_is_left_as_it_was():
+    made = pipeline()
+    before = repr(made), [copy.deepcopy(module._params) for module in made]
+    gpuaug.fuse(made)(photographs())
+    assert (repr(made), [module._params for module in made]) == before
+
+
+class Doubled(K.RandomInvert):
+    def apply_transform(self, input, params, flags, transform=None):  # noqa: A002 (Kornia's name)
+        return input * 2
+
+
+class Halved(torch.nn.Module):
+    def forward(self, images):
+        return images * 0.5
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (K.RandomEqualize(), "no lowering for this type"),
+        (Doubled(), "a subclass of RandomInvert, which may do anything"),
+        (Halved(), "not one of Kornia's modules"),
+        (K.RandomCrop((8, 8), p=0.5), "with p=0.5 the size of the output depends on the draw"),
+        (K.RandomResizedCrop((8, 8), resample="bicubic"), "resample='bicubic'"),
+        (K.Resize((8, 8), antialias=True), "antialias=True"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_what_is_not_known_runs_as_kornia_in_its_place(module, reason):
+    made = K.AugmentationSequential(K.RandomHorizontalFlip(), module, K.RandomVerticalFlip())
+    images = photographs()
+    for seed in range(3):
+        expected, got = both(made, images, seed)
+        assert torch.equal(got, expected)
+    text = str(gpuaug.fuse(made).explain(images.shape))
+    assert f"left to Kornia: {reason}" in text
+
+
+def test_draws_of_eager_modules_are_keyed_and_leave_the_global_generators_alone():
+    augment, images = gpuaug.fuse([K.RandomElasticTransform(p=1.0), torch.nn.Dropout(0.5)]), photographs()
+    torch.manual_seed(1)
+    torch.randint(0, 2**63 - 1, ())
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    first = augment(images)
+    assert torch.equal(torch.rand(1), expected)
+    torch.manual_seed(1)
+    assert torch.equal(augment(images), first)
+
+
+def test_a_kornia_that_was_not_compared_with_is_left_alone(monkeypatch):
+    monkeypatch.setattr(kornia, "version", lambda name: "1.3.0")
+    augment = gpuaug.fuse(K.RandomHorizontalFlip())
+    assert "Kornia 1.3.0 is not one of the versions compared with (0.9)" in str(augment.explain())
+
+
+def test_explain_says_what_became_of_each_module():
+    made = gpuaug.fuse(
+        [K.RandomResizedCrop((224, 224)), K.ColorJitter(0.4, 0.4, 0.4), K.RandomEqualize(), K.RandomRotation(10.0)],
+        dtype=torch.bfloat16,
+    ).explain((64, 3, 256, 256))
+    first, eager, last = made.lines
+    assert (first.launches, first.read_bytes, first.written_bytes) == (2, 64 * 3 * 256 * 256, 4 * 64 * 3 * 224 * 224)
+    assert (last.launches, last.read_bytes, last.written_bytes) == (1, 4 * 64 * 3 * 224 * 224, 2 * 64 * 3 * 224 * 224)
+    assert eager.launches is made.launches is None
+    assert "left to Kornia: no lowering for this type" in str(made)
+    assert "RandomResizedCrop_0, ColorJitter_1" in str(made)
+
+
+def test_explain_and_repr_name_what_ran_the_last_call():
+    augment = gpuaug.fuse(K.RandomInvert())
+    assert "run by" not in str(augment.explain()) + repr(augment)
+    augment(photographs(2))
+    assert str(augment.explain()).startswith("images (2, 3, 32, 48), uint8; run by torch\n")
+    assert repr(augment) == "Fused(RandomInvert; run by torch)"
+
+
+def test_keepdim_gives_back_what_was_given():
+    image = photographs(1)[0]
+    assert gpuaug.fuse(K.RandomHorizontalFlip(keepdim=True))(image).shape == image.shape
+    assert gpuaug.fuse(K.RandomHorizontalFlip())(image).shape == (1, *image.shape)
+
+
+def test_in_a_loader_each_batch_has_its_own_draws_whatever_the_depth():
+    batches = [(photographs(2, seed=index), torch.tensor([0, 1])) for index in range(4)]
+    seen = []
+    for depth in (0, 2):
+        loader = gpuaug.StreamedLoader(batches, [gpuaug.fuse(pipeline())], device="cpu", depth=depth, seed=7)
+        seen.append([images for images, _ in loader])
+    assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "text"),
+    [
+        ((K.RandomInvert,), {}, gpuaug.ArgumentTypeError, r"pipeline must be an instance, got the class RandomInvert. Call it"),
+        ((3,), {}, gpuaug.ArgumentTypeError, "pipeline must be a Kornia augmentation, .* got int. Wrap a function"),
+        (([],), {}, gpuaug.ArgumentError, "pipeline must hold at least one augmentation, got an empty list."),
+        (
+            (K.RandomInvert(),),
+            {"dtype": torch.float64},
+            gpuaug.ArgumentError,
+            "dtype must be torch.float32, .* got torch.float64. Leave",
+        ),
+        (
+            (K.RandomInvert(),),
+            {"memory_format": torch.preserve_format},
+            gpuaug.ArgumentError,
+            "memory_format must be .* Leave it out",
+        ),
+    ],
+)
+def test_bad_arguments(arguments, options, error, text):
+    with pytest.raises(error, match=text):
+        gpuaug.fuse(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "error", "text"),
+    [
+        (
+            (torch.zeros(2, 3, 4, 4, dtype=torch.int64),),
+            {},
+            gpuaug.ArgumentTypeError,
+            "images must be uint8 or floating, got torch.int64. C",
+        ),
+        (([1, 2],), {}, gpuaug.ArgumentTypeError, "input must be a tensor or a gpuaug.Ragged, got list. Stack images"),
+        ((torch.zeros(4, 4),), {}, gpuaug.ArgumentError, r"input must be \(B, C, H, W\) or one \(C, H, W\), got \(4, 4\)"),
+        (
+            (torch.zeros(2, 3, 4, 4, requires_grad=True),),
+            {},
+            gpuaug.ArgumentError,
+            "images must not require gradients, .* Pass images.detach",
+        ),
+        ((torch.zeros(2, 3, 4, 4),) * 2, {}, gpuaug.ArgumentError, "data_keys must name each input, got 1 for 2 inputs"),
+        (
+            (torch.zeros(2, 3, 4, 4),),
+            {"data_keys": ["mask"]},
+            gpuaug.ArgumentError,
+            r"data_keys must contain 'input', got \['mask'\]",
+        ),
+        (
+            (torch.zeros(2, 3, 4, 4),),
+            {"data_keys": ["picture"]},
+            gpuaug.ArgumentError,
+            "data_keys must be among .* got 'picture'",
+        ),
+        (
+            (torch.zeros(2, 3, 4, 4), torch.zeros(2, 1, 5, 4)),
+            {"data_keys": ["input", "mask"]},
+            gpuaug.ArgumentError,
+            r"mask must be of the images' size \(2, 3, 4, 4\), got \(2, 1, 5, 4\). Resize",
+        ),
+        (
+            (torch.zeros(2, 3, 4, 4), torch.zeros(3, 5, 4)),
+            {"data_keys": ["input", "bbox_xyxy"]},
+            gpuaug.ArgumentError,
+            r"bbox_xyxy must hold one entry for each of the 2 images, got \(3, 5, 4\)",
+        ),
+    ],
+)
+def test_bad_inputs(inputs, options, error, text):
+    with pytest.raises(error, match=text):
+        gpuaug.fuse(K.RandomInvert())(*inputs, **options)
+
+
+def test_bad_draws():
+    augment, images = gpuaug.fuse(K.RandomInvert()), torch.zeros(2, 3, 4, 4)
+    with pytest.raises(gpuaug.ArgumentError, match=r"draws must be for images of the same shape, got draws for \(1, 3, 4, 4\)"):
+        augment(images, draws=augment.draw((1, 3, 4, 4)))
+    other = gpuaug.fuse([K.RandomInvert(), K.RandomInvert()])
+    with pytest.raises(gpuaug.ArgumentError, match="draws must come from the same pipeline, got draws of 2 modules for 1"):
+        augment(images, draws=other.draw(images.shape))
+    with pytest.raises(gpuaug.ArgumentError, match=r"shape must be \(B, C, H, W\), got \(3, 4\)"):
+        augment.draw((3, 4))
+
+
+@pytest.mark.parametrize("made", [K.RandomGrayscale(p=1.0), K.RandomHorizontalFlip(p=0.0), K.RandomMixUpV2(p=1.0)])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_what_comes_out_has_the_memory_format_that_was_asked_for(made, memory_format):
+    images = photographs(4, 3, 8, 10, dtype=torch.float32).transpose(2, 3)
+    got = gpuaug.fuse(made, memory_format=memory_format)(images)
+    assert got.is_contiguous(memory_format=memory_format)
+    got.add_(1)  # no two pixels share their memory
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 11, 22), (0, 3, 11, 22)], ids=str)
+@pytest.mark.parametrize("first", [K.PadTo((11, 9), pad_mode="replicate"), K.CenterCrop(8, p=0.0), K.Resize((0, 4))], ids=repr)
+def test_ops_that_refuse_a_size_pass_on_the_size_that_kornia_makes(first, shape):
+    images, pipeline = photographs(*shape, dtype=torch.float32), K.AugmentationSequential(first, K.RandomHorizontalFlip(p=1.0))
+    try:
+        expected = pipeline(images)
+    except Exception:
+        pytest.skip("Kornia raises")
+    assert gpuaug.fuse(pipeline)(images).shape == expected.shape
+
+
+def test_a_module_that_changes_the_size_unforeseen_is_refused():
+    augment = gpuaug.fuse([torch.nn.Upsample(scale_factor=2), K.RandomHorizontalFlip(p=1.0)])
+    text = r"Upsample_0 must leave images of \(2, 3, 8, 9\), as its draws say, got \(2, 3, 16, 18\). Put it into a stage of"
+    with pytest.raises(gpuaug.ArgumentError, match=text):
+        augment(photographs(2, 3, 8, 9))
+
+
+def test_a_copy_is_in_the_mode_of_what_it_was_made_of():
+    augment = gpuaug.fuse(K.RandomHorizontalFlip()).eval()
+    for again in (copy.deepcopy(augment), pickle.loads(pickle.dumps(augment))):
+        assert not again.training
+    assert copy.deepcopy(augment.train()).training

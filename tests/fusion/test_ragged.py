@@ -1,0 +1,418 @@
+"""Images of different sizes: each as Kornia makes it by itself, from the same draws."""
+
+import re
+
+import kornia.augmentation as K
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.pipelines import by_the_batch
+from support.ragged import SIZES, images_of, pack
+from support.replay import as_kornia_takes_them
+from torch.utils.data import DataLoader
+
+import gpuaug
+from gpuaug.core.ragged import Ragged, Shapes
+from gpuaug.fusion.params import upcoming
+
+EXACT = {
+    "centre": lambda: [K.CenterCrop((21, 30))],
+    "crop": lambda: [K.RandomCrop((20, 25))],
+    "crop, padded": lambda: [K.RandomCrop((30, 32), padding=(3, 5, 2, 7))],
+    "crop, padded if needed": lambda: [K.RandomCrop((60, 60), pad_if_needed=True, fill=0.25)],
+    "crop, reflected": lambda: [K.RandomCrop((30, 32), padding=7, padding_mode="reflect")],
+    "pad": lambda: [K.PadTo((100, 125), pad_value=0.5)],
+    "flips, crop, flip": lambda: [
+        K.RandomHorizontalFlip(),
+        K.RandomVerticalFlip(),
+        K.RandomCrop((20, 20)),
+        K.RandomHorizontalFlip(),
+    ],
+    "erased": lambda: [K.CenterCrop(24), K.RandomErasing(p=1.0)],
+}
+
+CLOSE = {
+    "resized crop": lambda: [K.RandomResizedCrop((24, 28))],
+    "resized crop, squares": lambda: [K.RandomResizedCrop((24, 28), align_corners=False)],
+    "resized crop, nearest": lambda: [K.RandomResizedCrop((24, 28), resample="nearest")],
+    "resized crop, narrow": lambda: [K.RandomResizedCrop((16, 20), scale=(0.9, 1.0), ratio=(3.0, 4.0))],
+    "resize": lambda: [K.Resize((20, 31))],
+    "short side and centre": lambda: [K.Resize(32), K.CenterCrop(28)],
+    "long side and pad": lambda: [K.Resize(30, side="long"), K.PadTo((30, 30))],
+    "flip, pad, resize": lambda: [K.RandomHorizontalFlip(), K.PadTo((100, 125)), K.Resize((32, 32))],
+    "rotate and crop": lambda: [K.RandomRotation(30.0, p=0.7), K.CenterCrop(24)],
+    "affine and crop": lambda: [
+        K.RandomAffine(20.0, translate=(0.2, 0.1), scale=(0.8, 1.2), shear=10.0),
+        K.RandomCrop((24, 24)),
+    ],
+    "perspective and crop": lambda: [K.RandomPerspective(0.4, p=1.0), K.RandomCrop((24, 24))],
+    "a classifier's": lambda: [
+        K.RandomResizedCrop((24, 24)),
+        K.RandomHorizontalFlip(),
+        K.ColorJitter(0.4, 0.4, 0.4, 0.1),
+        K.RandomGaussianBlur((5, 5), (0.1, 2.0), p=0.5),
+        K.Normalize((0.5, 0.4, 0.3), (0.2, 0.2, 0.2)),
+    ],
+}
+
+
+def container(modules):
+    return K.AugmentationSequential(*modules)
+
+
+def one_by_one(pipeline, images, draws):
+    """What Kornia makes of each image by itself."""
+    return torch.cat(
+        [
+            pipeline(as_kornia_takes_them(image[None]), params=draws.alone(index).as_kornia())
+            for index, image in enumerate(images)
+        ]
+    )
+
+
+@pytest.mark.parametrize("layout", ["chw", "hwc"])
+@pytest.mark.parametrize("name", [*EXACT, *CLOSE])
+def test_every_image_is_what_kornia_makes_of_it_alone(name, layout):
+    images, pipeline = images_of(), container({**EXACT, **CLOSE}[name]())
+    augment, batch = gpuaug.fuse(pipeline, ragged=True), pack(images, layout)
+    for seed in range(3):
+        draws = augment.draw(batch, seed=seed)
+        expected, got = one_by_one(pipeline, images, draws), augment(batch, draws=draws)
+        assert got.shape == expected.shape
+        # Kornia's own rounding grows with the sides, up to 125 here, and the last of these divides by 0.2.
+        assert (got - expected).abs().max() <= (0 if name in EXACT else 5e-4 if "classifier" in name else 1e-4)
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 70), st.integers(1, 70)), min_size=1, max_size=6),
+    channels=st.sampled_from([1, 3]),
+    layout=st.sampled_from(["chw", "hwc"]),
+    seed=st.integers(0, 2**62),
+)
+@settings(max_examples=60, deadline=None)
+def test_images_of_any_size_never_meet(sizes, channels, layout, seed):
+    images = images_of(sizes, channels)
+    pipeline = container([K.RandomHorizontalFlip(), K.RandomResizedCrop((9, 11)), K.RandomVerticalFlip()])
+    augment, batch = gpuaug.fuse(pipeline, ragged=True), pack(images, layout)
+    draws = augment.draw(batch, seed=seed)
+    together = augment(batch, draws=draws)
+    for index, image in enumerate(images):
+        alone = augment(pack([image], layout), draws=draws.alone(index))
+        assert torch.equal(together[index : index + 1], alone)
+        dense = gpuaug.fuse(pipeline)(image[None], draws=draws.alone(index))
+        assert torch.equal(together[index : index + 1], dense)
+
+
+def test_crops_are_drawn_within_each_image():
+    sizes = [(30, 200), (200, 30), (400, 400)] * 60
+    batch = Ragged(torch.zeros(0), torch.zeros(0), Shapes(np.array(sizes), 3, "chw"))
+    places = torch.zeros(len(sizes), 3, dtype=torch.int64)
+    batch = Ragged(torch.zeros(sum(h * w * 3 for h, w in sizes), dtype=torch.uint8), places, batch.shapes)
+    augment = gpuaug.fuse(K.RandomResizedCrop((24, 24)), ragged=True)
+    drawn = augment.draw(batch, seed=0)._drawn[0]
+    heights, widths = np.array(sizes).T
+    assert min(drawn["x"].min(), drawn["y"].min()) >= 0
+    assert (drawn["x"] + drawn["width"] <= widths).all()
+    assert (drawn["y"] + drawn["height"] <= heights).all()
+    shares = drawn["width"] * drawn["height"] / (heights * widths)
+    assert shares[2::3].min() < 0.2, "of each image's own area"
+    assert shares[2::3].max() > 0.85
+    assert drawn["width"][2::3].max() > 200, "the small images do not bound the large ones"
+
+
+AHEAD = {
+    "a classifier's": CLOSE["a classifier's"],
+    "misses": lambda: [K.RandomResizedCrop((16, 20), scale=(0.6, 1.6)), K.RandomErasing(ratio=(0.2, 1.5), p=0.9)],
+    "a flip before misses": lambda: [K.RandomHorizontalFlip(), K.RandomResizedCrop((16, 20), scale=(0.6, 1.6))],
+    "two crops": lambda: [
+        K.RandomResizedCrop((30, 30), scale=(0.6, 1.6)),
+        K.RandomInvert(),
+        K.RandomResizedCrop((16, 16), scale=(0.6, 1.6)),
+    ],
+    "same": lambda: [K.RandomHorizontalFlip(same_on_batch=True), K.RandomResizedCrop((16, 16), same_on_batch=True)],
+    "moved before and after": lambda: [
+        K.RandomPerspective(0.4),
+        K.RandomCrop((30, 30)),
+        K.RandomGrayscale(),
+        K.RandomVerticalFlip(),
+        K.RandomGaussianBlur((3, 3), (0.5, 2.0)),
+        K.RandomRotation(20.0),
+    ],
+    "noise": lambda: [K.RandomCrop((20, 20)), K.RandomGaussianNoise()],
+    "whole batches": lambda: [by_the_batch(K.RandomAffine(9.0, p=0.7)), K.RandomCrop((24, 24))],
+}
+
+
+@pytest.mark.parametrize("follow", [False, True], ids=["images", "and points"])
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("name", AHEAD)
+def test_calls_draw_what_draw_does_whatever_sizes_follow(name, views, follow):
+    """Numbers are drawn ahead, before the sizes are known that they turn into draws with."""
+    augment = gpuaug.fuse(container(AHEAD[name]()), ragged=True, views=views)
+    sizes = [SIZES[index % 4 :] + SIZES[: index % 4] for index in range(40)]
+    batches = [pack(images_of(each)) for each in sizes]
+    others = (torch.rand(len(SIZES), 2, 2) * 30,) if follow else ()
+    keys = ["input", "keypoints"][: 1 + follow]
+    torch.manual_seed(0)
+    got = [augment(batch, *others, data_keys=keys) for batch in batches]
+    torch.manual_seed(0)
+    for batch, made in zip(batches, got, strict=True):
+        expected = augment(batch, *others, data_keys=keys, draws=augment.draw(batch))
+        assert all(map(torch.equal, made, expected))
+    assert not torch.equal(got[0][0], got[4][0])
+
+
+def test_numbers_for_many_batches_are_drawn_at_once():
+    augment, batch = gpuaug.fuse(container(CLOSE["a classifier's"]()), ragged=True), pack(images_of())
+    sources = []
+
+    class Counted(upcoming.Source):
+        def __init__(self, keys, *args, **options):
+            sources.append(len(keys))
+            super().__init__(keys, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(upcoming, "Source", Counted)
+        for _ in range(150):
+            augment(batch)
+    assert sources == [1, 2, 4, 8, 16, 32, 64, 64]
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_batches_of_a_loader_draw_by_their_place(depth):
+    batches = [(pack(images_of(SIZES[index:])), torch.arange(len(SIZES) - index)) for index in range(3)]
+
+    def run(at):
+        stage = gpuaug.TransformStage(gpuaug.fuse(container(CLOSE["a classifier's"]()), ragged=True))
+        return [images for images, _ in gpuaug.StreamedLoader(batches, [stage], device="cpu", seed=1, depth=at)]
+
+    reference = run(0)
+    assert [len(images) for images in reference] == [5, 4, 3]
+    assert all(map(torch.equal, run(depth), reference))
+
+
+def test_images_of_one_size_may_come_as_they_always_did():
+    image = images_of([(40, 50)])[0]
+    augment = gpuaug.fuse(K.RandomResizedCrop((16, 16)), ragged=True)
+    torch.manual_seed(0)
+    dense = augment(torch.stack([image, image]))
+    torch.manual_seed(0)
+    assert torch.equal(augment(pack([image, image])), dense)
+
+
+def test_masks_boxes_and_points_refuse_nothing_that_fits():
+    """Boxes and keypoints follow each image's own geometry."""
+    images = images_of()
+    pipeline = K.AugmentationSequential(
+        K.RandomHorizontalFlip(), K.RandomResizedCrop((24, 28)), data_keys=["input", "bbox_xyxy", "keypoints"]
+    )
+    augment, batch = gpuaug.fuse(pipeline, ragged=True), pack(images)
+    boxes = torch.tensor([[3.0, 4.0, 20.0, 30.0]]).repeat(len(images), 1, 1)
+    points = torch.tensor([[5.0, 6.0], [30.0, 8.0]]).repeat(len(images), 1, 1)
+    draws = augment.draw(batch, seed=2)
+    _, got_boxes, got_points = augment(batch, boxes, points, draws=draws)
+    for index, image in enumerate(images):
+        dense = as_kornia_takes_them(image[None])
+        one = draws.alone(index).as_kornia()
+        _, expected_boxes, expected_points = pipeline(dense, boxes[:1], points[:1], params=one)
+        torch.testing.assert_close(got_boxes[index], expected_boxes[0], atol=1e-3, rtol=0)
+        torch.testing.assert_close(got_points[index], expected_points[0], atol=1e-3, rtol=0)
+
+
+def targets_of(images, dtype=torch.uint8):
+    """One or two objects in each image, with masks of the image's own size."""
+    made = []
+    for index, image in enumerate(images):
+        height, width = image.shape[1:]
+        count = 1 + index % 2
+        left = torch.arange(count) * 5.0 + 2
+        boxes = torch.stack((left, left + 1, left + width / 2, left + height / 3), -1)
+        masks = torch.zeros(count, height, width, dtype=dtype)
+        for mask, (x, y, right, bottom) in zip(masks, boxes.int().tolist(), strict=True):
+            mask[y:bottom, x:right] = index + 1
+        points = torch.rand(count, 3, 3, generator=torch.Generator().manual_seed(index)) * 20
+        made.append({"boxes": boxes, "labels": torch.arange(count), "masks": masks, "keypoints": points})
+    return made
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_targets_follow_each_image_as_if_it_were_alone(views):
+    images = images_of()
+    pipeline = [K.RandomHorizontalFlip(), K.RandomResizedCrop((24, 28)), K.RandomRotation(20.0, p=0.5), K.RandomErasing()]
+    augment, single = gpuaug.fuse(pipeline, ragged=True, views=views), gpuaug.fuse(pipeline)
+    batch, targets, keys = pack(images), targets_of(images), ["input", "targets"]
+    draws = augment.draw(batch, seed=5)
+    got_images, got = augment(batch, targets, data_keys=keys, draws=draws)
+    assert len(got) == views * len(images)
+    for number, view in enumerate(draws.views):
+        for index, image in enumerate(images):
+            place = number * len(images) + index
+            alone = single(image[None], [targets[index]], data_keys=keys, draws=view.alone(index))
+            assert torch.equal(got_images[place], alone[0][0])
+            assert list(got[place]) == [*targets[index], "valid"]
+            for name, value in alone[1][0].items():
+                assert torch.equal(got[place][name], value), name
+
+
+def test_a_mask_of_another_size_than_its_image_is_named():
+    images = images_of()
+    targets = targets_of(images)
+    targets[3]["masks"] = targets[2]["masks"][:1]
+    augment = gpuaug.fuse(K.CenterCrop(20), ragged=True)
+    with raises("masks of sample 3 must be of its image's size, 90x33, got (1, 48, 48). Resize them to it first."):
+        augment(pack(images), targets, data_keys=["input", "targets"])
+
+
+def test_masks_of_ragged_images_come_in_a_list():
+    images = images_of()
+    augment = gpuaug.fuse(K.CenterCrop(20), ragged=True)
+    masks = [target["masks"] for target in targets_of(images)]
+    _, got = augment(pack(images), masks, data_keys=["input", "mask"])
+    for mask, image, made in zip(masks, images, got, strict=True):
+        top, left = (image.shape[1] - 20) // 2, (image.shape[2] - 20) // 2
+        assert torch.equal(made, mask[:, top : top + 20, left : left + 20])
+    with raises("mask must be a list of one tensor for each image where these differ in size, got (5, 1, 40, 40)."):
+        augment(pack(images), torch.zeros(5, 1, 40, 40), data_keys=["input", "mask"])
+
+
+NOT_SIZED = {
+    "as its end": (
+        [K.RandomHorizontalFlip()],
+        "pipeline must give images one size where ragged=True, got RandomHorizontalFlip_0 as its end.",
+    ),
+    "of one side": ([K.Resize(32)], "pipeline must give images one size where ragged=True, got Resize_0 as its end."),
+    "colour first": (
+        [K.RandomInvert(), K.CenterCrop(8)],
+        "before anything else where ragged=True, got RandomInvert_0: it does more than move pixels. Begin",
+    ),
+    "kornia first": (
+        [K.RandomEqualize(), K.CenterCrop(8)],
+        "before anything else where ragged=True, got RandomEqualize_0: no lowering for this type. Begin",
+    ),
+    "two interpolations": (
+        [K.RandomRotation(9.0), K.RandomResizedCrop((8, 8))],
+        "where ragged=True, got RandomResizedCrop_1: it needs a pass of its own after RandomRotation_0. Begin",
+    ),
+    "by chance": (
+        [K.RandomResizedCrop((8, 8), p=0.5)],
+        "got RandomResizedCrop_0: with p=0.5 the size of the output depends on the draw. Begin",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_SIZED)
+def test_a_pipeline_whose_output_would_stay_ragged_is_refused_at_once(name):
+    modules, text = NOT_SIZED[name]
+    with pytest.raises(gpuaug.ArgumentError, match=re.escape(text)) as caught:
+        gpuaug.fuse(container(modules), ragged=True)
+    assert "K.RandomResizedCrop((224, 224))" in str(caught.value)
+
+
+def raises(text):
+    return pytest.raises(gpuaug.ArgumentError, match=re.escape(text))
+
+
+def test_a_ragged_batch_needs_a_pipeline_that_expects_it():
+    with raises("images must have one size, got a ragged batch. Say so when fusing the pipeline: gpuaug.fuse(…, ragged=True)."):
+        gpuaug.fuse(K.CenterCrop(8))(pack(images_of()))
+
+
+def test_an_image_that_an_op_cannot_take_is_named():
+    augment = gpuaug.fuse([K.RandomHorizontalFlip(), K.RandomCrop((40, 40))], ragged=True)
+    text = "images must fit RandomCrop_1, got 37x52 at 0 of the batch, which crops 40x40 out of 37x52, which Kornia resizes."
+    with raises(text):
+        augment(pack(images_of()))
+    with raises("got 30x90 at 1 of the batch"):
+        augment.draw(pack(images_of([(50, 60), (30, 90)])))
+
+
+def test_an_image_without_pixels_is_named():
+    batch = pack([torch.zeros(3, 4, 5, dtype=torch.uint8), torch.zeros(3, 0, 7, dtype=torch.uint8)])
+    with raises("images must have pixels, got (0, 7) at 1 of the batch. Leave it out."):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(batch)
+
+
+def test_a_batch_of_anything_but_bytes_is_refused():
+    batch = pack(images_of())
+    floats = Ragged(batch.data.float(), batch.places, batch.shapes)
+    with pytest.raises(gpuaug.ArgumentTypeError, match=r"images must be uint8 in a ragged batch, got torch.float32\. Have"):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(floats)
+    with pytest.raises(gpuaug.ArgumentTypeError, match=r"input must be a tensor or a gpuaug\.Ragged, got list\. Stack"):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(images_of())
+    with pytest.raises(gpuaug.ArgumentTypeError, match="index must be a whole number, got slice"):
+        batch[0:2]
+
+
+def test_a_batch_that_is_not_what_its_shapes_say_is_refused():
+    batch = pack(images_of())
+    short = Ragged(batch.data[:-1], batch.places, batch.shapes)
+    with raises("A ragged batch must hold what its shapes say, 44034 elements of 5 images, got 44033 of 5."):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(short)
+
+
+def test_kornia_has_no_form_for_draws_of_a_ragged_batch():
+    draws = gpuaug.fuse(K.CenterCrop(8), ragged=True).draw(pack(images_of()))
+    assert draws.shape == (5, 3, None, None)
+    with raises("index must be one of the images drawn for, got 5 of 5. Count them from 0."):
+        draws.alone(5)
+    with raises("draws must be for images of one size in Kornia, got those of a ragged batch. Take one image: draws.alone(0)"):
+        draws.as_kornia()
+
+
+def test_draws_of_other_images_are_refused():
+    augment, batch = gpuaug.fuse(K.CenterCrop(8), ragged=True), pack(images_of())
+    draws = augment.draw(pack(images_of(SIZES[::-1])))
+    with raises("draws must be for images of the same shape"):
+        augment(batch, draws=draws)
+
+
+@pytest.mark.parametrize("modules", [[K.RandomResizedCrop((24, 24))], [K.RandomHorizontalFlip(), K.CenterCrop(24)]])
+def test_no_images_are_a_batch_of_none(modules):
+    shapes = Shapes(np.empty((0, 2), dtype=np.int64), 3, "hwc")
+    none = Ragged(torch.empty(0, dtype=torch.uint8), torch.empty(0, 3, dtype=torch.int64), shapes)
+    augment = gpuaug.fuse(modules, ragged=True, views=2)
+    for _ in range(4):
+        assert augment(none).shape == (0, 3, 24, 24)
+
+
+def test_policies_have_no_draws_of_one_image():
+    augment = gpuaug.fuse(K.auto.RandAugment(n=1, m=5))
+    with raises("draws must be of modules that take every image by itself, got RandAugment."):
+        augment.draw((2, 3, 16, 16)).alone(0)
+
+
+def test_the_explanation_counts_the_bytes_of_the_last_batch():
+    augment = gpuaug.fuse([K.RandomResizedCrop((24, 24)), K.RandomInvert()], ragged=True)
+    assert str(augment.explain()).startswith("images (256, 3, any, any), uint8\n")
+    assert augment.explain().lines[0].read_bytes is None, "nobody knows yet"
+    assert augment.explain().notes == ()
+    augment(pack(images_of()))
+    (line,) = augment.explain().lines
+    assert augment.explain(pack(images_of())).lines == (line,)
+    assert (line.launches, line.read_bytes, line.written_bytes) == (2, sum(h * w * 3 for h, w in SIZES), 5 * 3 * 24 * 24 * 4)
+
+
+@pytest.mark.parametrize(
+    ("modules", "options", "launches"),
+    [
+        ([K.RandomResizedCrop((24, 24))], {"views": 2}, 2),
+        ([K.RandomResizedCrop((24, 24)), K.ColorJitter(0.4, 0.4, 0.4)], {}, 3),
+        # What the host has to draw for each batch, it sends along with everything else.
+        ([K.CenterCrop(8)], {}, 1),
+        ([K.RandomResizedCrop((24, 24), same_on_batch=True)], {}, 1),
+        ([K.RandomHorizontalFlip(), K.RandomResizedCrop((24, 24))], {}, 1),
+        ([K.RandomResizedCrop((24, 24)), K.RandomGaussianNoise()], {}, 1),
+    ],
+)
+def test_the_explanation_counts_the_launch_that_fits_crops(modules, options, launches):
+    assert gpuaug.fuse(modules, ragged=True, **options).explain().launches == launches
+
+
+def test_a_loader_with_workers_hands_ragged_batches_to_the_stage():
+    samples = images_of()
+    loader = DataLoader(samples, batch_size=2, num_workers=1, collate_fn=pack)
+    augment = gpuaug.fuse(K.CenterCrop(20), ragged=True)
+    got = torch.cat(list(gpuaug.StreamedLoader(loader, [gpuaug.TransformStage(augment, on=None)], device="cpu")))
+    assert torch.equal(got, torch.cat([gpuaug.fuse(K.CenterCrop(20))(image[None]) for image in samples]))

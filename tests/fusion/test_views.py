@@ -1,0 +1,202 @@
+"""Several draws over one batch: each view is what a call for one view makes of the same draws."""
+
+import re
+
+import kornia.augmentation as K
+import pytest
+import torch
+from support.ragged import images_of, pack
+from support.replay import as_kornia_takes_them, photographs
+from torch.nn import functional
+
+import gpuaug
+
+MODULES = {
+    "crops": lambda: [K.RandomResizedCrop((12, 12)), K.RandomHorizontalFlip()],
+    "a contrastive pipeline": lambda: [
+        K.RandomResizedCrop((12, 12), scale=(0.3, 1.0)),
+        K.RandomHorizontalFlip(),
+        K.ColorJitter(0.4, 0.4, 0.2, 0.1, p=0.8),
+        K.RandomGrayscale(p=0.2),
+        K.RandomGaussianBlur((5, 5), (0.1, 2.0), p=0.5),
+        K.Normalize((0.5, 0.4, 0.3), (0.2, 0.2, 0.2)),
+    ],
+    "colours alone": lambda: [K.RandomSolarize(p=0.5), K.RandomInvert()],
+    "a blur first": lambda: [K.RandomGaussianBlur((3, 3), (0.1, 2.0)), K.RandomResizedCrop((12, 12))],
+    "noise": lambda: [K.RandomGaussianNoise(), K.RandomErasing()],
+    "a policy": lambda: [K.RandomHorizontalFlip(), K.auto.RandAugment(n=2, m=8)],
+    "what Kornia runs": lambda: [K.RandomCrop((14, 14)), K.RandomEqualize(), K.RandomHorizontalFlip()],
+    "a mix": lambda: [K.RandomHorizontalFlip(), K.RandomMixUpV2()],
+}
+
+
+def container(name):
+    return K.AugmentationSequential(*MODULES[name]())
+
+
+@pytest.mark.parametrize("views", [1, 2, 5])
+@pytest.mark.parametrize("name", MODULES)
+def test_each_view_is_what_kornia_makes_of_its_draws(name, views):
+    images, pipeline = photographs(3, 3, 20, 24), container(name)
+    augment = gpuaug.fuse(pipeline, views=views)
+    draws = augment.draw(images.shape, seed=4)
+    got = augment(images, draws=draws)
+    assert len(draws.views) == views
+    expected = torch.cat([pipeline(as_kornia_takes_them(images), params=view.as_kornia()) for view in draws.views])
+    assert got.shape == expected.shape
+    assert (got - expected).abs().max() < 3e-4
+    halves = got.chunk(views)
+    assert views == 1 or not torch.equal(halves[0], halves[1])
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_each_view_is_bit_for_bit_one_of_its_own(name):
+    images, pipeline = photographs(3, 3, 20, 24), container(name)
+    augment, single = gpuaug.fuse(pipeline, views=3), gpuaug.fuse(pipeline)
+    draws = augment.draw(images.shape, seed=9)
+    alone = [single(images, draws=view) for view in draws.views]
+    assert torch.equal(augment(images, draws=draws), torch.cat(alone))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_call_draws_what_draw_does(name):
+    augment, images = gpuaug.fuse(container(name), views=2), photographs(3, 3, 20, 24)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        got = [augment(images) for _ in range(5)]  # from the second on, drawn ahead
+        torch.manual_seed(seed)
+        assert all(torch.equal(each, augment(images, draws=augment.draw(images.shape))) for each in got)
+
+
+def test_the_first_view_is_what_one_view_would_be():
+    images = photographs(3, 3, 20, 24)
+    one, two = (gpuaug.fuse(container("crops"), views=views).draw(images.shape, seed=3) for views in (1, 2))
+    assert torch.equal(*(gpuaug.fuse(container("crops"))(images, draws=draws.views[0]) for draws in (one, two)))
+
+
+def test_views_of_one_seed_are_no_views_of_another():
+    augment = gpuaug.fuse(K.RandomCrop((4, 4)), views=4)
+    drawn = [view._drawn[0] for seed in range(8) for view in augment.draw((64, 3, 100, 100), seed=seed).views]
+    assert len({(each["x"].tobytes(), each["y"].tobytes()) for each in drawn}) == 32
+
+
+def test_all_views_share_each_launch():
+    images = photographs(2, 3, 20, 24)
+    one, eight = (gpuaug.fuse(container("a contrastive pipeline"), views=views).explain(images.shape) for views in (1, 8))
+    assert one.launches == eight.launches <= 6
+    assert eight.lines[0].written_bytes == 8 * one.lines[0].written_bytes
+
+
+@pytest.mark.parametrize(
+    "modules", [[K.RandomMixUpV2()], [K.ImageSequential(K.RandomInvert(), K.CenterCrop(9), random_apply=1)]]
+)
+def test_views_that_run_one_by_one_are_counted(modules):
+    one, three = (gpuaug.fuse(modules, views=views).explain((2, 3, 20, 24)) for views in (1, 3))
+    assert three.launches == 3 * one.launches
+
+
+def test_labels_of_cuts_keep_kornias_axes():
+    augment = gpuaug.fuse(K.RandomCutMixV2(), views=2)
+    _, labels = augment(photographs(3, 3, 20, 24), torch.arange(3), data_keys=["input", "class"])
+    assert labels.shape == (1, 6, 3)
+
+
+@pytest.mark.parametrize("name", ["crops", "a policy"])
+def test_what_goes_along_comes_once_a_view(name):
+    images, labels = photographs(3, 3, 20, 24), torch.tensor([7, 8, 9])
+    masks, points = photographs(3, 1, 20, 24, seed=2), torch.rand(3, 4, 2) * 10
+    augment, single = (gpuaug.fuse(container(name), views=views) for views in (2, 1))
+    keys = ["input", "mask", "keypoints", "class"]
+    draws = augment.draw(images.shape, seed=1)
+    got = augment(images, masks, points, labels, data_keys=keys, draws=draws)
+    expected = [single(images, masks, points, labels, data_keys=keys, draws=view) for view in draws.views]
+    assert got[3].tolist() == [7, 8, 9, 7, 8, 9]
+    for index, value in enumerate(got):
+        assert torch.equal(value, torch.cat([one[index] for one in expected]))
+
+
+def test_one_image_has_views_in_a_batch_of_them():
+    image, mask, boxes = (
+        torch.rand(3, 16, 16),
+        torch.rand(1, 16, 16),
+        torch.tensor([[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 5.0, 6.0]]),
+    )
+    one_plan, apart = (
+        [K.RandomHorizontalFlip(keepdim=True)],
+        [K.RandomHorizontalFlip(keepdim=True), K.RandomEqualize(keepdim=True)],
+    )
+    for modules in (one_plan, apart):
+        assert gpuaug.fuse(modules, views=2)(image).shape == (2, 3, 16, 16)
+    made = gpuaug.fuse(one_plan, views=2)(image, mask, data_keys=["input", "mask"])
+    assert [tuple(each.shape) for each in made] == [(2, 3, 16, 16), (2, 1, 16, 16)]
+    _, moved = gpuaug.fuse(one_plan, views=2)(image[None], boxes, data_keys=["input", "bbox_xyxy"])
+    assert moved.shape == (2, 2, 4)
+
+
+def test_labels_of_any_form_and_masks_in_a_tuple_stay_what_they_are():
+    augment, images = gpuaug.fuse([K.RandomHorizontalFlip()], views=2), torch.rand(4, 3, 8, 8)
+    labels, masks = torch.rand(4, 5, 7), tuple(torch.ones(2, 8, 8) for _ in range(4))
+    _, labels, masks = augment(images, labels, masks, data_keys=["input", "class", "mask"])
+    assert labels.shape == (8, 5, 7)
+    assert (type(masks), len(masks)) == (tuple, 8)
+
+
+def test_views_of_ragged_images():
+    images = images_of()
+    pipeline = K.AugmentationSequential(K.RandomResizedCrop((16, 16)), K.RandomHorizontalFlip())
+    augment = gpuaug.fuse(pipeline, ragged=True, views=3)
+    batch = pack(images, "hwc")
+    draws = augment.draw(batch, seed=0)
+    got = augment(batch, draws=draws)
+    for number, view in enumerate(draws.views):
+        for index, image in enumerate(images):
+            expected = pipeline(as_kornia_takes_them(image[None]), params=view.alone(index).as_kornia())
+            assert (got[number * len(images) + index] - expected[0]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_global_and_local_crops_of_one_source(depth):
+    """Two stages over one source, which stays for whoever comes after."""
+    batches = [(photographs(2, 3, 40, 40, seed=seed), torch.tensor([seed])) for seed in range(4)]
+    stages = [
+        gpuaug.TransformStage(gpuaug.fuse(K.RandomResizedCrop((24, 24), scale=(0.4, 1.0)), views=2), into=2, name="global"),
+        gpuaug.TransformStage(gpuaug.fuse(K.RandomResizedCrop((10, 10), scale=(0.05, 0.4)), views=8), into=3, name="local"),
+    ]
+    seen = list(gpuaug.StreamedLoader(batches, stages, device="cpu", seed=0, depth=depth))
+    reference = list(gpuaug.StreamedLoader(batches, stages, device="cpu", seed=0, depth=0))
+    for (images, _), batch, expected in zip(batches, seen, reference, strict=True):
+        assert torch.equal(batch[0], images)
+        assert [tuple(part.shape) for part in batch[2:]] == [(4, 3, 24, 24), (16, 3, 10, 10)]
+        assert all(map(torch.equal, batch[2:], expected[2:]))
+
+
+def test_no_view_is_drawn_like_another():
+    images = functional.pad(torch.ones(1, 1, 1, 1), (7, 8, 7, 8)).expand(16, 1, 16, 16)
+    augment = gpuaug.fuse(K.RandomCrop((16, 16), padding=7), views=16)
+    torch.manual_seed(0)
+    places = [tuple(each.nonzero().flatten().tolist()) for _ in range(4) for each in augment(images).view(-1, 16, 16)]
+    assert len(set(places)) > 200, "of 225 places for 1024 crops"
+
+
+def raises(text):
+    return pytest.raises(gpuaug.ArgumentError, match=re.escape(text))
+
+
+@pytest.mark.parametrize("views", [0, -1, 1.5, True, "2"])
+def test_views_are_a_whole_number(views):
+    with raises(f"views must be a whole number of 1 or more, got {views!r}. Leave it out for one."):
+        gpuaug.fuse(K.CenterCrop(8), views=views)
+
+
+def test_draws_of_another_number_of_views_are_refused():
+    augment, images = gpuaug.fuse(K.CenterCrop(8), views=2), photographs(1, 3, 16, 16)
+    with raises("draws must be for 2 views, got draws for 1. Draw with this module, or replay one view with the pipeline"):
+        augment(images, draws=augment.draw(images.shape).views[0])
+
+
+def test_one_view_is_told_to_kornia_at_a_time():
+    draws = gpuaug.fuse(K.CenterCrop(8), views=2).draw((1, 3, 16, 16))
+    assert repr(draws) == "Draws(shape=(1, 3, 16, 16), modules=1, views=2)"
+    for ask in (draws.as_kornia, lambda: draws.alone(0)):
+        with raises("draws must be those of one view, got 2. Take one: draws.views[0]."):
+            ask()

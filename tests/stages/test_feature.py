@@ -1,0 +1,309 @@
+import pytest
+import torch
+from torch import nn
+
+from gpuaug import ArgumentError, ArgumentTypeError, DeviceError, FeatureStage, StreamedLoader
+from gpuaug.stages.cuda_graph import why_not_capturable
+
+
+def frozen(module):
+    return module.requires_grad_(False)
+
+
+def linear(weight):
+    """A frozen encoder that multiplies by ``weight``."""
+    module = frozen(nn.Linear(1, 1, bias=False))
+    module.weight.fill_(weight)
+    return module
+
+
+def features(stage, *batches, **options):
+    return list(StreamedLoader(batches or [torch.ones(2, 1)], [stage], device="cpu", **options))
+
+
+class Spy(nn.Module):
+    """Keeps what its forward sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append((x, self.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+        return x
+
+
+def test_features_stand_in_the_place_of_the_input():
+    batch = (torch.ones(2, 1), torch.tensor([0, 1]))
+    ((encoded, labels),) = features(FeatureStage(linear(3)), batch)
+    assert encoded.tolist() == [[3], [3]]
+    assert labels is batch[1]
+    ((images, encoded),) = features(FeatureStage(linear(3), into=1), batch)
+    assert images is batch[0]
+    assert encoded.tolist() == [[3], [3]]
+
+
+def test_an_encoder_is_evaluated_without_autograd():
+    spy = Spy()
+    images = torch.ones(2, 1, requires_grad=True)
+    with torch.enable_grad():
+        (encoded,) = features(FeatureStage(nn.Sequential(spy, linear(2))), images)
+    assert spy.seen[0][1:3] == (False, False)
+    assert not encoded.requires_grad
+    assert encoded.grad_fn is None
+
+
+def test_the_stage_owns_the_mode():
+    encoder = nn.Sequential(nn.Dropout(0.5), linear(2))
+    model = nn.ModuleDict({"encoder": encoder, "head": nn.Linear(1, 1)})
+    stage = FeatureStage(encoder)
+    assert not encoder[0].training
+    loader = StreamedLoader([torch.ones(64, 1)] * 2, [stage], device="cpu")
+    model.train()
+    for encoded in loader:
+        assert encoded.eq(2).all(), "dropout was at work"
+        assert not encoder[0].training
+        assert model["head"].training, "the mode of the rest is the user's"
+        model.train()
+
+
+def test_a_part_of_an_encoder_that_was_put_into_training_is_put_back():
+    encoder = nn.Sequential(nn.Dropout(0.5), linear(2))
+    stage = FeatureStage(encoder)
+    encoder[0].train()
+    assert features(stage, torch.ones(64, 1))[0].eq(2).all()
+
+
+def test_statistics_of_a_frozen_encoder_stay_as_they_are():
+    encoder = frozen(nn.BatchNorm1d(1))
+    features(FeatureStage(encoder), torch.full((4, 1), 9.0))
+    assert encoder.running_mean.item() == 0
+
+
+def test_a_mapping_of_encoders_gives_a_mapping_of_features():
+    stage = FeatureStage({"double": linear(2), "triple": linear(3)})
+    ((encoded, label),) = features(stage, (torch.ones(1, 1), "label"))
+    assert {key: value.item() for key, value in encoded.items()} == {"double": 2, "triple": 3}
+    assert label == "label"
+
+
+def test_a_module_dict_is_a_mapping_of_encoders():
+    stage = FeatureStage(nn.ModuleDict({"twice": linear(2), "thrice": linear(3)}), on="image", into="features")
+    (batch,) = features(stage, {"image": torch.ones(1, 1)})
+    assert {key: value.item() for key, value in batch["features"].items()} == {"twice": 2, "thrice": 3}
+    assert batch["image"].item() == 1
+
+
+def test_no_encoder_of_a_mapping_is_lost_whatever_its_name():
+    (encoded,) = features(FeatureStage({"": linear(2), "triple": linear(3)}))
+    assert set(encoded) == {"", "triple"}
+
+
+def test_an_encoder_may_take_several_values():
+    class Sum(nn.Module):
+        def forward(self, x, y):
+            return x + y
+
+    (batch,) = features(FeatureStage(Sum(), on=(0, 1), into=0), (torch.ones(1), torch.ones(1)))
+    assert batch[0].item() == 2
+
+
+def test_encoders_that_draw_are_keyed_by_position_and_branch():
+    class Noise(nn.Module):
+        def forward(self, x):
+            return torch.rand(4)
+
+    batches = [torch.zeros(1)] * 2
+    stage = FeatureStage({"a": Noise(), "b": Noise()})
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    first, again = features(stage, *batches, seed=1), features(stage, *batches, seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(x[branch], y[branch]) for x, y in zip(first, again, strict=True) for branch in "ab")
+    assert not torch.equal(first[0]["a"], first[0]["b"])
+    assert not torch.equal(first[0]["a"], first[1]["a"])
+
+
+def test_one_stage_may_serve_two_loaders_at_once():
+    stage = FeatureStage(linear(2))
+    train = StreamedLoader([torch.full((1, 1), float(i)) for i in range(4)], [stage], device="cpu")
+    valid = StreamedLoader([torch.full((1, 1), 10.0 * i) for i in range(4)], [stage], device="cpu")
+    pairs = [(x.item(), y.item()) for x, y in zip(train, valid, strict=True)]
+    assert pairs == [(0, 0), (2, 20), (4, 40), (6, 60)]
+
+
+# Precision and layout
+
+
+def test_autocast_is_the_stages_own_where_it_was_given():
+    spy = Spy()
+    encoder = nn.Sequential(spy, frozen(nn.Linear(4, 2)))
+    assert features(FeatureStage(encoder), torch.ones(1, 4))[0].dtype is torch.float32
+    assert features(FeatureStage(encoder, autocast=torch.bfloat16), torch.ones(1, 4))[0].dtype is torch.bfloat16
+    assert [seen[3] for seen in spy.seen] == [False, True]
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_autocast_is_the_training_threads_where_it_was_left_out():
+    stage = FeatureStage(frozen(nn.Linear(4, 2)))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert features(stage, torch.ones(1, 4))[0].dtype is torch.bfloat16
+    assert features(stage, torch.ones(1, 4))[0].dtype is torch.float32
+
+
+def test_memory_format_is_that_of_the_weights_and_of_images():
+    spy = Spy()
+    convolution = frozen(nn.Conv2d(3, 4, 3))
+    stage = FeatureStage(nn.Sequential(spy, convolution), memory_format=torch.channels_last)
+    assert convolution.weight.is_contiguous(memory_format=torch.channels_last)
+    (encoded,) = features(stage, torch.rand(2, 3, 8, 8))
+    assert spy.seen[0][0].is_contiguous(memory_format=torch.channels_last)
+    assert encoded.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_memory_format_leaves_other_inputs_alone():
+    class Second(nn.Module):
+        def forward(self, x, size):
+            return x, size
+
+    batch = (torch.ones(2, 3), 5)
+    (result,) = features(FeatureStage(Second(), on=(0, 1), memory_format=torch.channels_last), batch)
+    assert result[0] is batch[0]
+    assert result[1] == 5
+
+
+# Weights that change
+
+
+def test_batches_after_an_update_are_encoded_with_the_new_weights():
+    stage = FeatureStage(linear(2))
+    found = []
+    for encoded in StreamedLoader([torch.ones(1, 1)] * 4, [stage], device="cpu", depth=0):
+        found.append(encoded.item())
+        with stage.update():
+            stage.encoder.weight.add_(1)
+    assert found == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_an_update_may_load_weights(assign):
+    stage = FeatureStage(linear(2))
+    loader = StreamedLoader([torch.ones(1, 1)], [stage], device="cpu")
+    assert [x.item() for x in loader] == [2]
+    with stage.update():
+        stage.encoder.load_state_dict(linear(7).state_dict(), assign=assign)
+    assert [x.item() for x in loader] == [7]
+
+
+def test_an_update_leaves_the_encoder_in_evaluation_mode():
+    stage = FeatureStage(nn.Sequential(nn.Dropout(), linear(2)))
+    with stage.update():
+        stage.encoder.train()
+    assert not stage.encoder.training
+
+
+def unfreeze(stage, then=lambda: None):
+    with stage.update():
+        stage.encoder.requires_grad_(True)
+        then()
+
+
+def test_an_update_that_unfreezes_is_refused():
+    with pytest.raises(ArgumentError, match=r"^The parameters of a frozen encoder must not require grad, got 1 that do"):
+        unfreeze(FeatureStage(linear(2)))
+
+
+def test_an_error_within_an_update_is_the_users():
+    with pytest.raises(ZeroDivisionError):
+        unfreeze(FeatureStage(linear(2)), then=lambda: 1 / 0)
+
+
+# What cannot be used
+
+
+def test_parameters_that_require_grad_are_refused():
+    encoder = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, bias=False))
+    encoder[0].weight.requires_grad_(False)
+    with pytest.raises(ArgumentError) as caught:
+        FeatureStage({"good": linear(1), "bad": encoder})
+    assert str(caught.value) == (
+        "The parameters of a frozen encoder must not require grad, got 2 that do, 0.bias first. "
+        "Freeze it with encoder.requires_grad_(False)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (len, "builtin_function_or_method"),
+        (nn.Linear, "type"),
+        (None, "NoneType"),
+        ({}, "dict"),
+        ({"a": len}, "dict"),
+        ([linear(1)], "list"),
+        (nn.ModuleDict(), "ModuleDict"),
+    ],
+)
+def test_what_is_no_module_is_refused(given, kind):
+    with pytest.raises(ArgumentTypeError) as caught:
+        FeatureStage(given)
+    assert str(caught.value) == (
+        f"encoder must be an nn.Module or a mapping of names to modules, got {kind}. "
+        "A function of tensors goes into a TransformStage."
+    )
+
+
+@pytest.mark.parametrize("given", ["always", True, None])
+def test_capture_takes_two_values(given):
+    with pytest.raises(ArgumentError) as caught:
+        FeatureStage(linear(1), capture=given)
+    assert str(caught.value) == (f"capture must be 'auto' or 'never', got {given!r}. Leave it out to capture where it can be.")
+
+
+@pytest.mark.parametrize("given", [True, "bfloat16", torch.int8])
+def test_autocast_takes_a_floating_dtype(given):
+    with pytest.raises(ArgumentError) as caught:
+        FeatureStage(linear(1), autocast=given)
+    assert str(caught.value) == f"autocast must be a floating dtype, got {given!r}. Write autocast=torch.bfloat16."
+
+
+@pytest.mark.parametrize(
+    ("encoder", "which", "key"),
+    [
+        (frozen(nn.Linear(1, 1, device="meta")), "encoder", "weight"),
+        ({"near": linear(1), "far": frozen(nn.Linear(1, 1, device="meta"))}, "encoder 'far'", "weight"),
+        (frozen(nn.BatchNorm1d(1, affine=False, device="meta")), "encoder", "running_mean"),
+    ],
+)
+def test_an_encoder_on_another_device_is_refused(encoder, which, key):
+    with pytest.raises(DeviceError) as caught:
+        StreamedLoader([], [FeatureStage(encoder)], device="cpu")
+    assert str(caught.value) == (
+        f"The {which} must be on the loader's device, cpu, got {key} on meta. Move it with encoder.to('cpu')."
+    )
+
+
+def test_a_cpu_may_be_named_with_its_index():
+    (encoded,) = StreamedLoader([torch.ones(1, 1)], [FeatureStage(linear(2))], device="cpu:0")
+    assert encoded.item() == 2
+
+
+# What can be told of an encoder without running it
+
+
+def test_an_encoder_with_hooks_is_not_captured():
+    encoder = nn.Sequential(linear(1))
+    assert why_not_capturable(encoder) is None
+    handle = encoder[0].register_forward_hook(lambda *_: None)
+    assert why_not_capturable(encoder) == "it has forward hooks (on 0), which a replay would not call"
+    handle.remove()
+    encoder.register_forward_pre_hook(lambda *_: None)
+    assert why_not_capturable(encoder) == "it has forward hooks (on the encoder itself), which a replay would not call"
+
+
+def test_a_compiled_encoder_is_not_captured_again():
+    compiled = "it is compiled, and may be running from graphs of its own"
+    assert why_not_capturable(torch.compile(linear(1))) == compiled
+    in_place = linear(1)
+    in_place.compile()
+    assert why_not_capturable(nn.Sequential(in_place)) == compiled

@@ -1,0 +1,54 @@
+"""The same rows through the torch executor and through the kernels."""
+
+import torch
+from support.pipelines import EXACT, JUMPS, RGB_EXACT, TIES
+from support.replay import photographs
+
+import gpuaug
+from gpuaug.fusion.backends.torch_backend import gather_mask, run
+from gpuaug.fusion.backends.triton import backend
+from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.params.table import fill_table
+
+
+def through_both(modules, images, dtype, memory_format):
+    """Images and masks as torch makes them, and as the kernels do, pass by pass."""
+    # Each sample picks for itself, so that one launch holds several picks.
+    augment = gpuaug.fuse(modules, pick="sample")
+    draws = augment.draw(images.shape, seed=1)
+    masks = (photographs(images.shape[0], 2, *images.shape[2:], seed=5).long() // 16).to(torch.int16).to(images.device)
+    expected, got, expected_masks, got_masks = images, images, masks, masks
+    parts = augment._parts(draws)
+    for number, (ops, drawn) in enumerate(parts):
+        size = Size(*got.shape)
+        stretch, plan = augment._stretch(0, size, masks=True, ops=ops)
+        assert stretch.stop == len(ops), f"left to Kornia: {stretch.eager}"
+        table = torch.zeros(images.shape[0], plan.width)
+        fill_table(plan, size, dict(zip(stretch.ops, drawn, strict=True)), table.numpy())
+        table = table.to(images.device)
+        expected = run(plan, expected, table)
+        last = (dtype, memory_format) if number == len(parts) - 1 else (torch.float32, torch.contiguous_format)
+        got = backend.run(plan, got, table, *last)
+        for step in plan.passes:
+            if getattr(step.front, "order", ()):
+                expected_masks = gather_mask(step.front, step.columns, expected_masks, table, step.out)
+                got_masks = backend.run_mask(step, got_masks, table)
+    return expected.to(dtype), got, expected_masks, got_masks
+
+
+def disagreement(name, modules, images, dtype=torch.float32, memory_format=torch.contiguous_format, tolerance=2e-5):
+    """What is wrong with the kernels' result, in words, or an empty string."""
+    expected, got, expected_masks, got_masks = through_both(modules, images, dtype, memory_format)
+    if got.shape != expected.shape or not got.is_contiguous(memory_format=memory_format):
+        return f"shape {tuple(got.shape)}, strides {got.stride()}"
+    if (expected_masks != got_masks).float().mean() > 0.01:
+        return "masks differ"
+    if (name in EXACT or name in RGB_EXACT) and dtype == torch.float32:
+        return "" if torch.equal(got, expected) else f"not the same bits: {(got - expected).abs().max():.1e}"
+    step = {torch.float32: tolerance, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
+    wrong = (got.float() - expected.float()).abs() > step * (1 + expected.float().abs())
+    share = 0.01 if name in TIES else 2e-3 if name in JUMPS else 0.0
+    if wrong.float().mean() > share:
+        worst = (got.float() - expected.float()).abs().max()
+        return f"{wrong.float().mean():.1e} of the pixels are off, by up to {worst:.1e}"
+    return ""

@@ -1,0 +1,24 @@
+"""Ragged batches, made image by image."""
+
+import numpy as np
+import torch
+from support.replay import photographs
+
+from gpuaug.core.ragged import Ragged, Shapes
+
+SIZES = [(37, 52), (64, 40), (48, 48), (90, 33), (41, 120)]
+
+
+def images_of(sizes=SIZES, channels=3):
+    """A photograph of each size, (C, h, w) uint8."""
+    return [photographs(1, channels, *size, seed=seed)[0] for seed, size in enumerate(sizes)]
+
+
+def pack(images, layout="chw"):
+    """The same images in one buffer."""
+    sizes = np.array([image.shape[1:] for image in images], dtype=np.int64).reshape(-1, 2)
+    channels = images[0].shape[0]
+    flat = [(image.permute(1, 2, 0) if layout == "hwc" else image).reshape(-1) for image in images]
+    starts = np.concatenate([[0], np.cumsum(sizes.prod(1) * channels)[:-1]])
+    places = torch.from_numpy(np.column_stack([starts, sizes]))
+    return Ragged(torch.cat(flat), places, Shapes(sizes, channels, layout))

@@ -1,0 +1,54 @@
+"""The same draws through Kornia and through fuse."""
+
+import torch
+
+import gpuaug
+from gpuaug.fusion.ops.base import Size
+
+
+def photographs(batch=3, channels=3, height=32, width=48, dtype=torch.uint8, seed=0):
+    """Images with smooth parts, edges and noise, so that a wrong pixel shows."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.linspace(0, 3, height)[:, None]
+    x = torch.linspace(0, 5, width)[None, :]
+    phase = torch.rand(batch, channels, 1, 1, generator=generator) * 6
+    smooth = 0.5 + 0.3 * torch.sin(x + phase) * torch.cos(y - phase)
+    images = (smooth + 0.2 * torch.rand(batch, channels, height, width, generator=generator)).clamp(0, 1)
+    if dtype == torch.uint8:
+        return (images * 255).round().to(torch.uint8)
+    return images.to(dtype)
+
+
+def as_kornia_takes_them(images):
+    return images.float() / 255 if images.dtype == torch.uint8 else images.float()
+
+
+def both(pipeline, images, seed=0, draws=None, **options):
+    """(what Kornia makes of the draws, what fuse makes of them)."""
+    augment = gpuaug.fuse(pipeline, **options)
+    draws = draws if draws is not None else augment.draw(images.shape, seed=seed)
+    expected = pipeline(as_kornia_takes_them(images), params=draws.as_kornia())
+    return expected, augment(images, draws=draws)
+
+
+def difference(pipeline, images, seed=0, **options):
+    """The largest difference between the two, in image units."""
+    expected, got = both(pipeline, images, seed, **options)
+    assert got.shape == expected.shape
+    return (got.float() - expected).abs().max().item() if got.numel() else 0.0
+
+
+def programs(augment, shape, seeds):
+    """What the kernels of all passes are compiled for, but for types and strides."""
+    found = set()
+    for seed in range(seeds):
+        draws = augment.draw(shape, seed=seed)
+        for ops, _ in augment._parts(draws):
+            start = 0
+            while start < len(ops):
+                stretch, plan = augment._stretch(start, Size(*shape), masks=False, ops=ops)
+                start = stretch.stop
+                for step in plan.passes if plan else ():
+                    kind = getattr(step.front, "kind", type(step.front).__name__)
+                    found.add((kind, step.columns, step.program))
+    return found

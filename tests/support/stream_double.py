@@ -1,0 +1,346 @@
+"""A double of the stream layer: it runs nothing, writes down everything, and says what nothing orders.
+
+``History`` checks what happened by happens-before: a vector clock for each stream and one for the host. ``FakeCuda`` stands
+in for ``torch.cuda`` in ``gpuaug.core.streams``, with an allocator like PyTorch's: a freed block goes back at once to the stream
+that it was allocated on, whoever may still be reading it. ``HostBuffer`` and ``Buffer`` are the leaves of its batches.
+"""
+
+import itertools
+import threading
+from collections import defaultdict, deque
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+UNREADY = "unready"  # a read that may come before the write of what it reads
+OVERWRITTEN = "overwritten"  # a write to a buffer that something may still be reading or writing
+REUSED = "reused"  # the same, where that something used another buffer in the same block of memory
+FREED = "freed"  # a use of a buffer that had been given back
+OVERWAITED = "overwaited"  # a batch handed over behind the work on a later one
+
+
+@dataclass(frozen=True)
+class Violation:
+    rule: str
+    text: str
+
+
+@dataclass(frozen=True)
+class _Access:
+    stream: Any
+    count: int  # how many the stream had made with this one
+    buffer: Any
+    verb: str
+
+    def __str__(self):
+        return f"{self.stream} {self.verb} {self.buffer}"
+
+
+@dataclass
+class _Occupant:
+    """A buffer in a block."""
+
+    block: Any
+    batch: int
+    written: _Access | None = None
+    freed: bool = False
+
+
+class History:
+    """What was launched, in host order, and which of it is ordered. Streams, events and buffers may be any hashable."""
+
+    def __init__(self):
+        self.violations = []
+        self.log = []
+        self.syncs = 0
+        self._host = {}
+        self._clocks = defaultdict(dict)
+        self._events = {}
+        self._buffers = {}
+        self._users = {}  # of each block, since it was last written, that write included
+        self._batches = defaultdict(list)  # of each stream, after each access: the latest batch that it has worked on
+        self._latest_received = -1
+
+    def alloc(self, buffer, block, batch=0):
+        """``buffer`` now means the memory of ``block``. Allocating launches nothing."""
+        self.log.append(f"alloc {buffer} in block {block}")
+        self._buffers[buffer] = _Occupant(block, batch)
+
+    def free(self, buffer):
+        self.log.append(f"free {buffer}")
+        self._buffers[buffer].freed = True
+
+    def write(self, stream, buffer):
+        occupant, now = self._access(stream, buffer, "writes")
+        block = occupant.block
+        for earlier in self._users.get(block, ()):
+            if self._ordered(earlier, stream):
+                continue
+            if earlier.buffer == buffer:
+                self._violate(OVERWRITTEN, f"{now}, and nothing orders it after: {earlier}")
+            else:
+                self._violate(REUSED, f"{now} in block {block}, and nothing orders it after the memory's last use: {earlier}")
+        occupant.written = now
+        self._users[block] = [now]
+
+    def read(self, stream, buffer):
+        occupant, now = self._access(stream, buffer, "reads")
+        if occupant.written is None:
+            self._violate(UNREADY, f"{now}, which nothing has written")
+        elif not self._ordered(occupant.written, stream):
+            self._violate(UNREADY, f"{now}, and nothing orders it after: {occupant.written}")
+        self._users.setdefault(occupant.block, []).append(now)
+
+    def record(self, event, stream):
+        """Recording again moves the event: waits from now on see the newer place, earlier ones do not."""
+        self.log.append(f"{stream} records {event}")
+        self._events[event] = dict(self._known_to(stream))
+
+    def wait(self, stream, event):
+        """As on the device, an event that was never recorded holds nothing up."""
+        self.log.append(f"{stream} waits for {event}")
+        _join(self._clocks[stream], self._events.get(event, {}))
+
+    def synchronize(self, event):
+        self.log.append(f"host waits for {event}")
+        self.syncs += 1
+        self.learn(event)
+
+    def learn(self, event):
+        """The host knows that the device has passed ``event``: whatever it launches from now on comes after."""
+        _join(self._host, self._events.get(event, {}))
+
+    def passed(self, event):
+        """Whether the host can know that the device has passed ``event``. It assumes nothing about speed."""
+        return all(self._host.get(stream, 0) >= count for stream, count in self._events.get(event, {}).items())
+
+    def receive(self, stream, batch):
+        """``batch`` was handed over on ``stream``, which must not wait for work on batches that come later."""
+        self.log.append(f"{stream} receives batch {batch}")
+        self._latest_received = max(self._latest_received, batch)
+        for lane, count in self._known_to(stream).items():
+            if count and self._batches[lane][count - 1] > self._latest_received:
+                text = f"{stream} receives batch {batch} behind the work of {lane} on batch {self._batches[lane][count - 1]}"
+                self._violate(OVERWAITED, text)
+
+    def report(self):
+        """The violations, and what was launched before the last of them, for a failing test to show."""
+        found = [f"{violation.rule}: {violation.text}" for violation in self.violations]
+        return "\n".join([*found, "", *self.log[-60:]])
+
+    def _access(self, stream, buffer, verb):
+        occupant = self._buffers[buffer]
+        clock, batches = self._known_to(stream), self._batches[stream]
+        clock[stream] = clock.get(stream, 0) + 1
+        batches.append(max(occupant.batch, batches[-1] if batches else -1))
+        now = _Access(stream, clock[stream], buffer, verb)
+        self.log.append(str(now))
+        if occupant.freed:
+            self._violate(FREED, f"{now}, which had been given back")
+        return occupant, now
+
+    def _known_to(self, stream):
+        """The clock of what ``stream`` launches next: after all it waited for, and after all the host knew."""
+        clock = self._clocks[stream]
+        _join(clock, self._host)
+        return clock
+
+    def _ordered(self, earlier, stream):
+        return self._clocks[stream].get(earlier.stream, 0) >= earlier.count
+
+    def _violate(self, rule, text):
+        self.violations.append(Violation(rule, text))
+        self.log.append(f"    ^ {rule}")
+
+
+def _join(clock, other):
+    for stream, count in other.items():
+        clock[stream] = max(clock.get(stream, 0), count)
+
+
+class FakeCuda:
+    """Stands in for the module ``torch.cuda``. Nothing completes before the host has waited for it.
+
+    Args:
+        keeps_up: Whether the device has passed every event by the time that the host asks.
+    """
+
+    def __init__(self, *, keeps_up=False):
+        self.history = History()
+        self.keeps_up = keeps_up
+        self.now_ms = 0.0
+        """The device's clock, which stands still but for tests that turn it."""
+        self.lock = threading.RLock()
+        self._numbers = defaultdict(itertools.count)
+        self._pools = defaultdict(list)
+        self._held = []
+        # Filled by finalisers, which may run anywhere, also within an operation; emptied when the next one begins.
+        self.dropped = deque()
+        self._thread = threading.local()
+        self.default = FakeStream(self, "default")
+
+    def is_available(self):
+        return True
+
+    def device_count(self):
+        return 1
+
+    def current_device(self):
+        return 0
+
+    def Stream(self, device=None):
+        return FakeStream(self, f"stream {self.number('stream')}")
+
+    def Event(self, enable_timing=False, **_):
+        return FakeEvent(self, f"event {self.number('event')}", enable_timing)
+
+    def current_stream(self, device=None):
+        return getattr(self._thread, "stream", self.default)
+
+    def set_stream(self, stream):
+        self._thread.stream = stream
+
+    @contextmanager
+    def stream(self, stream):
+        previous = self.current_stream()
+        self.set_stream(stream)
+        try:
+            yield
+        finally:
+            self.set_stream(previous)
+
+    def number(self, kind):
+        return next(self._numbers[kind])
+
+    def read(self, *buffers):
+        """A kernel on the current stream that reads."""
+        for buffer in buffers:
+            with self.operation() as history:
+                history.read(self.current_stream(), buffer.key)
+
+    def write(self, buffer):
+        """A kernel on the current stream that writes."""
+        with self.operation() as history:
+            history.write(self.current_stream(), buffer.key)
+
+    def new(self, name, batch):
+        """Memory of the current stream, written by a kernel there."""
+        buffer = Buffer(self, name, batch)
+        self.write(buffer)
+        return buffer
+
+    def host_batch(self):
+        """What a loader yields."""
+        ticket = []
+        return HostBuffer(self, "images", ticket), HostBuffer(self, "labels", ticket)
+
+    @contextmanager
+    def operation(self):
+        """One step of the history. What was dropped before it is given back first."""
+        with self.lock:
+            while self.dropped:
+                self._free(*self.dropped.popleft())
+            yield self.history
+
+    def allocate(self, buffer):
+        """A block for ``buffer``: the one that came back last to its stream, or a new one."""
+        with self.operation() as history:
+            for held in [held for held in self._held if all(map(history.passed, held[2]))]:
+                self._held.remove(held)
+                self._pools[held[1]].append(held[0])
+            pool = self._pools[buffer.stream]
+            block = pool.pop() if pool else self.number("block")
+            history.alloc(buffer.key, block, buffer.batch)
+            return block
+
+    def _free(self, key, block, home, users):
+        self.history.free(key)
+        events = [f"end of {key} on {user}" for user in users]
+        for event, user in zip(events, users, strict=True):
+            self.history.record(event, user)
+        if events:
+            self._held.append((block, home, events))
+        else:
+            self._pools[home].append(block)
+
+
+class FakeStream:
+    def __init__(self, cuda, name):
+        self._cuda = cuda
+        self.name = name
+        self.cuda_stream = cuda.number("handle")
+        self.device = "cuda:0"
+
+    def __str__(self):
+        return self.name
+
+    def wait_event(self, event):
+        with self._cuda.operation() as history:
+            history.wait(self, event)
+
+
+class FakeEvent:
+    def __init__(self, cuda, name, timed=False):
+        self._cuda = cuda
+        self._name = name
+        self.timed = timed
+
+    def __str__(self):
+        return self._name
+
+    def record(self, stream=None):
+        with self._cuda.operation() as history:
+            history.record(self, stream or self._cuda.current_stream())
+            self._at_ms = self._cuda.now_ms
+
+    def elapsed_time(self, end):
+        """As on the device, an error unless both tell the time and have been passed, as far as the host can know."""
+        if not (self.timed and end.timed):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if not (self.query() and end.query()):
+            raise RuntimeError("device not ready")
+        return end._at_ms - self._at_ms
+
+    def query(self):
+        with self._cuda.operation() as history:
+            if self._cuda.keeps_up:
+                history.learn(self)
+            return history.passed(self)
+
+    def synchronize(self):
+        with self._cuda.operation() as history:
+            history.synchronize(self)
+
+
+class HostBuffer:
+    """A leaf of a host batch, moved as objects with a ``to`` of their own are. Leaves of one batch share a ticket."""
+
+    def __init__(self, cuda, name, ticket):
+        self._cuda = cuda
+        self.name = name
+        self._ticket = ticket
+
+    def to(self, device, non_blocking=False):
+        if not self._ticket:  # batches are numbered in the order in which they are launched
+            self._ticket.append(self._cuda.number("batch"))
+        return self._cuda.new(self.name, self._ticket[0])
+
+
+class Buffer:
+    """A tensor on the device: memory that is given back when the last reference goes."""
+
+    def __init__(self, cuda, name, batch):
+        self._cuda = cuda
+        self._users = []
+        self.batch = batch
+        self.stream = cuda.current_stream()
+        self.key = f"{name}#{cuda.number('buffer')}"
+        self._block = cuda.allocate(self)
+
+    def record_stream(self, stream):
+        """Takes effect when the memory is given back, and on its own stream not at all."""
+        if stream is not self.stream and stream not in self._users:
+            self._users.append(stream)
+
+    def __del__(self):
+        self._cuda.dropped.append((self.key, self._block, self.stream, self._users))
