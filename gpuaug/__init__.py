@@ -11,10 +11,9 @@ from gpuaug.core.errors import (
 )
 from gpuaug.core.ragged import Ragged
 from gpuaug.feed.collate_ragged import collate_ragged
-
-# Like ``from time import time``: the function takes the place of the subpackage's name here, and the subpackage's modules are
-# imported as ``from gpuaug.fusion.plan import Plan``.
-from gpuaug.fusion import Draws, Explanation, Fused, fuse
+from gpuaug.fusion.draws import Draws
+from gpuaug.fusion.explain import Explanation
+from gpuaug.fusion.fused import Fused, fuse
 from gpuaug.fusion.targets.sanitize import sanitize
 from gpuaug.loader.stats import Stats
 from gpuaug.loader.streamed_loader import StreamedLoader
@@ -23,7 +22,7 @@ from gpuaug.profiler.report import Part, Report
 from gpuaug.profiler.timeline import Span, Timeline
 from gpuaug.stages.base import Stage, TransformStage
 from gpuaug.stages.feature import FeatureStage
-from gpuaug.viewer import show
+from gpuaug.viewer.figure import show
 
 __version__ = "0.1.0"
 

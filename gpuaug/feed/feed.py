@@ -23,9 +23,11 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.streams import Mark
-from gpuaug.feed.prefetch import QUEUED, Feed, Pulled, end_workers, has_persistent_workers, open_feed
-from gpuaug.feed.ring import Described, Ring, Slot, can_be_placed, default_budget_bytes, why_not_here
+from gpuaug.feed.prefetch import QUEUED, Feed, Pulled, open_feed
+from gpuaug.feed.ring import Ring, default_budget_bytes, why_not_here
 from gpuaug.feed.ring_collate import SlotCollate, described_or_not
+from gpuaug.feed.ring_memory import Described, Slot, can_be_placed
+from gpuaug.feed.wrapped_loader import end_workers, has_persistent_workers
 
 Kind = Literal["auto", "ring", "plain"]
 

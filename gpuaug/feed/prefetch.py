@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from gpuaug.core.errors import IteratorEndedError
-from gpuaug.loader.checkpoint import state_reader
+from gpuaug.feed.wrapped_loader import end_workers, has_persistent_workers, state_reader
 
 QUEUED = 2
 """Host batches that wait for the training thread. The loader's workers keep their own; more here only holds memory."""
@@ -183,22 +183,6 @@ def open_feed(loader: Iterable[Any], current_stream: Callable[[], Any], receive:
         feed = ThreadFeed(loader, iterator, current_stream, receive)
     _open.add(feed)
     return feed
-
-
-def has_persistent_workers(loader: Any) -> bool:
-    """Whether ``loader`` is a ``DataLoader`` that keeps its workers, and its one iterator, from epoch to epoch."""
-    return bool(getattr(loader, "persistent_workers", False)) and hasattr(loader, "_iterator")
-
-
-def end_workers(iterator: Any) -> None:
-    """End the worker processes behind a ``DataLoader``'s iterator now; others have none.
-
-    An error that a worker raised holds the iterator, and itself, in a cycle. Left to the garbage collector, that may be found
-    in a worker that is forked later, where the iterator's finaliser would wait for processes that are not its own.
-    """
-    end = getattr(iterator, "_shutdown_workers", None)
-    if end is not None:
-        end()
 
 
 _open: weakref.WeakSet[Feed] = weakref.WeakSet()

@@ -15,7 +15,6 @@ sets its byte to 1, this process alone sets it to 0, so there is no lock that a 
 Whatever does not fit, or finds no free slot, travels as it would without a ring.
 """
 
-import itertools
 import logging
 import math
 import mmap
@@ -24,22 +23,15 @@ import sys
 import weakref
 from collections import deque
 from contextlib import suppress
-from multiprocessing import reduction
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.streams import Mark
+from gpuaug.feed.ring_memory import DATA_OFFSET, MAX_GENERATIONS, MAX_SLOTS, Described, Leaf, Memory, Slot, batch_bytes, rings
 
-ALIGN = 512
-"""Where a leaf begins, in bytes: at what torch's own allocators begin."""
-
-_GENERATIONS, _MOST_SLOTS = 8, 4096
-_FLAGS = 4096
-_DATA = _FLAGS + _GENERATIONS * _MOST_SLOTS
 _PORTABLE = 1  # registered for all of this process's contexts
 GROWTH = 1.25
 """How much larger than what it has to hold a slot of a later generation is."""
@@ -48,191 +40,6 @@ POISON = False
 """Whether slots are overwritten when they are given back, for tests: what reads one too late is then wrong for certain."""
 
 _log = logging.getLogger("gpuaug")
-_keys = itertools.count()
-_rings: "weakref.WeakValueDictionary[int, Ring]" = weakref.WeakValueDictionary()
-"""Those of this process, by the key of their memory."""
-
-
-class Memory:
-    """The shared file and its mapping in this process.
-
-    Raises:
-        OSError: If it cannot be made or mapped here.
-    """
-
-    def __init__(self, num_bytes: int, fd: int | None = None, key: int | None = None) -> None:
-        self.num_bytes = num_bytes
-        self.key = next(_keys) if key is None else key
-        """The same in all processes that share it."""
-        self.fd = os.memfd_create("gpuaug-ring") if fd is None else fd
-        try:
-            if fd is None:
-                os.ftruncate(self.fd, num_bytes)
-            self.map = mmap.mmap(self.fd, num_bytes)
-        except BaseException:
-            os.close(self.fd)
-            raise
-        with torch.inference_mode(False):  # or nothing could write to it outside of the consumer's inference mode
-            self.bytes = torch.frombuffer(self.map, dtype=torch.uint8)
-        # Five numbers: the generation in use, then of each its first byte, the bytes of a slot, and the slots of a worker.
-        self.header = self.bytes[:_FLAGS].view(torch.int64).numpy()
-        # Not a method: it runs when this is collected, and when the interpreter ends.
-        self._close = weakref.finalize(self, _close_in, os.getpid(), self.fd)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # To a worker that is not forked: the descriptor goes along.
-        return _attached, (self.num_bytes, reduction.DupFd(self.fd), self.key)
-
-    def flag_at(self, generation: int, slot: int) -> int:
-        """Where a slot's byte is."""
-        return _FLAGS + (generation - 1) * _MOST_SLOTS + slot
-
-    def generation(self) -> tuple[int, int, int, int]:
-        """The generation in use, 0 for none, its first byte, the bytes of a slot, and how many slots a worker has."""
-        number = int(self.header[0])
-        return number, *self.carved(number)
-
-    def carved(self, generation: int) -> tuple[int, int, int]:
-        """Of a generation the first byte, the bytes of a slot, and how many slots a worker has."""
-        first, slot_bytes, each = self.header[1 + 3 * generation : 4 + 3 * generation].tolist()
-        return first, slot_bytes, each
-
-    def take(self, worker: int) -> "Writer | None":
-        """A free slot of a worker, or ``None``."""
-        number, first, slot_bytes, each = self.generation()
-        for slot in range(worker * each, (worker + 1) * each):
-            flag = self.flag_at(number, slot)
-            if not self.map[flag]:
-                self.map[flag] = 1
-                start = first + slot * slot_bytes
-                return Writer(self, number, slot, start, start + slot_bytes)
-        return None
-
-
-def _attached(num_bytes: int, descriptor: Any, key: int) -> Memory:
-    return Memory(num_bytes, descriptor.detach(), key)
-
-
-def _close_in(process: int, fd: int) -> None:
-    if os.getpid() == process:
-        with suppress(OSError):
-            os.close(fd)
-
-
-class Leaf:
-    """Where a tensor of a batch lies in the ring. Stands in its place while the batch is on its way."""
-
-    __slots__ = ("dtype", "offset", "shape", "stride")
-
-    def __init__(self, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.offset, self.shape, self.stride, self.dtype = offset, shape, stride, dtype
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Leaf, (self.offset, self.shape, self.stride, self.dtype)
-
-    def tensor(self, memory: Memory) -> Tensor:
-        """The tensor itself, which shares the slot's memory."""
-        count = _extent(self.shape, self.stride)
-        flat = memory.bytes[self.offset : self.offset + count * self.dtype.itemsize].view(self.dtype)
-        return flat.as_strided(self.shape, self.stride)
-
-    def apart(self, memory: Memory) -> Tensor:
-        """The tensor with a storage of its own, that of its values: what is pickled of it takes along no more than those."""
-        count = _extent(self.shape, self.stride)
-        if not count:
-            return torch.empty(self.shape, dtype=self.dtype)
-        flat = torch.frombuffer(memory.map, dtype=self.dtype, count=count, offset=self.offset)
-        return flat.as_strided(self.shape, self.stride)
-
-
-class Writer:
-    """A slot that is being written."""
-
-    def __init__(self, memory: Memory, generation: int, slot: int, start: int, end: int) -> None:
-        self.memory, self.generation, self.slot = memory, generation, slot
-        self._start = self._at = start
-        self._end = end
-        self._placed: dict[int, tuple[Tensor, Leaf]] = {}
-
-    @property
-    def used(self) -> bool:
-        """Whether anything has been placed."""
-        return self._at > self._start
-
-    def place(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-        """Memory for a tensor, or ``None`` if there is no room."""
-        num_bytes = _extent(shape, stride) * dtype.itemsize
-        if self._at + num_bytes > self._end:
-            return None
-        leaf = Leaf(self._at, tuple(shape), tuple(stride), dtype)
-        self._at += math.ceil(num_bytes / ALIGN) * ALIGN
-        tensor = leaf.apart(self.memory)
-        self._placed[id(tensor)] = tensor, leaf
-        return tensor
-
-    def describe(self, batch: Batch) -> "Described | Batch":
-        """The batch with its tensors in the slot and descriptions in their place; or itself, if nothing could be placed."""
-
-        def describe(leaf: Any) -> Any:
-            if id(leaf) in self._placed:
-                return self._placed[id(leaf)][1]
-            return self._copied(leaf) if can_be_placed(leaf) else leaf
-
-        described = batches.map_leaves(batches.once_each(describe), batch)
-        if not self.used:
-            return batch
-        return Described(self.memory.key, self.generation, self.slot, described)
-
-    def _copied(self, tensor: Tensor) -> Any:
-        stride = preserved_stride(tensor)
-        place = self.place(tuple(tensor.shape), stride, tensor.dtype)
-        if place is None:
-            return tensor
-        place.copy_(tensor)
-        return self._placed[id(place)][1]
-
-    def give_back(self) -> None:
-        """Free the slot unused."""
-        self.memory.map[self.memory.flag_at(self.generation, self.slot)] = 0
-
-
-class Described:
-    """A batch on its way, as a worker puts it into the queue."""
-
-    __slots__ = ("_whose", "batch", "slot")
-
-    def __init__(self, key: int, generation: int, slot: int, batch: Batch) -> None:
-        self._whose, self.batch = (key, generation, slot), batch
-        self.slot: Slot | None = None
-
-    @property
-    def number(self) -> tuple[int, int]:
-        """The slot's generation and place."""
-        return self._whose[1:]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (*self._whose, self.batch)
-
-
-def _arrived(key: int, generation: int, slot: int, batch: Batch) -> Described:
-    described = Described(key, generation, slot, batch)
-    ring = _rings.get(key)
-    # Held from here on: a DataLoader that starts a new epoch drops what it still finds in its queue.
-    described.slot = Slot(ring, generation, slot) if ring is not None else None
-    return described
-
-
-class Slot:
-    """A slot that holds a batch, in the process that reads it. It is free again when this object is gone."""
-
-    __slots__ = ("__weakref__", "number", "ring")
-
-    def __init__(self, ring: "Ring", generation: int, slot: int) -> None:
-        self.ring, self.number = ring, (generation, slot)
-        ring.held.add(self.number)
-
-    def __del__(self) -> None:
-        self.ring.free(self.number)
 
 
 class Ring:
@@ -250,9 +57,9 @@ class Ring:
     def __init__(self, workers: int, each: int, budget_bytes: int) -> None:
         self.workers, self._each, self._budget = workers, each, budget_bytes
         # Older generations drain while the newest, within the budget, is in use; unwritten memory takes none.
-        self.memory = Memory(_DATA + _GENERATIONS * (budget_bytes + mmap.PAGESIZE))
+        self.memory = Memory(DATA_OFFSET + MAX_GENERATIONS * (budget_bytes + mmap.PAGESIZE))
         self.held: set[tuple[int, int]] = set()
-        _rings[self.memory.key] = self
+        rings[self.memory.key] = self
         self._process = os.getpid()
         self._registered: dict[int, int] = {}
         # Of slots that are being read, in order. Apart from the slots, which hold the ring: the finaliser may not.
@@ -278,13 +85,13 @@ class Ring:
         if wanted <= slot_bytes or not wanted:
             return number > 0
         wanted = math.ceil(wanted * (GROWTH if number else 1) / mmap.PAGESIZE) * mmap.PAGESIZE
-        slots = min(self._each, self._budget // (wanted * self.workers), _MOST_SLOTS // self.workers)
-        if not slots or number == _GENERATIONS:
+        slots = min(self._each, self._budget // (wanted * self.workers), MAX_SLOTS // self.workers)
+        if not slots or number == MAX_GENERATIONS:
             if not self._said_too_large:
                 _log.info("Batches of %.1f MB do not fit into the feed's %.0f MB of slots.", wanted / 1e6, self._budget / 1e6)
                 self._said_too_large = True
             return number > 0
-        start = max(first + slot_bytes * each * self.workers, math.ceil(_DATA / mmap.PAGESIZE) * mmap.PAGESIZE)
+        start = max(first + slot_bytes * each * self.workers, math.ceil(DATA_OFFSET / mmap.PAGESIZE) * mmap.PAGESIZE)
         header, after = self.memory.header, number + 1
         header[1 + 3 * after : 4 + 3 * after] = start, wanted, slots
         header[0] = after
@@ -381,36 +188,6 @@ def _unregister(process: int, memory: Memory, registered: dict[int, int], marks:
 
 def _unregister_at(memory: Memory, offset: int) -> None:
     torch.cuda.cudart().cudaHostUnregister(memory.bytes.data_ptr() + offset)
-
-
-def can_be_placed(leaf: Any) -> bool:
-    """Whether a leaf of a batch may travel in a slot: only a plain tensor of plain values does."""
-    return (
-        type(leaf) is Tensor
-        and leaf.is_cpu
-        and leaf.layout is torch.strided
-        and not (leaf.requires_grad or leaf.is_nested or leaf.is_quantized or leaf.is_neg() or leaf.is_conj())
-    )
-
-
-def preserved_stride(tensor: Tensor) -> tuple[int, ...]:
-    """The strides of a copy: the same where values fill their memory, else those of a fresh tensor in that order."""
-    if tensor.is_contiguous():
-        return tensor.stride()
-    return torch.empty_like(tensor, device="meta").stride()
-
-
-def batch_bytes(batch: Batch) -> int:
-    """How large a slot has to be to hold all of a batch that can be placed."""
-    seen: dict[int, Tensor] = {id(leaf): leaf for leaf in batches.tensors(batch) if can_be_placed(leaf)}
-    sizes = (_extent(leaf.shape, preserved_stride(leaf)) * leaf.dtype.itemsize for leaf in seen.values())
-    return sum(math.ceil(size / ALIGN) * ALIGN for size in sizes)
-
-
-def _extent(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    if 0 in shape:
-        return 0
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 def default_budget_bytes() -> int:

@@ -1,7 +1,1 @@
-"""A Kornia pipeline in a handful of launches."""
-
-from gpuaug.fusion.draws import Draws
-from gpuaug.fusion.explain import Explanation
-from gpuaug.fusion.fused import Fused, fuse
-
-__all__ = ["Draws", "Explanation", "Fused", "fuse"]
+"""``gpuaug.fuse``: a Kornia pipeline in a handful of launches."""

@@ -17,8 +17,7 @@ from gpuaug.fusion.draws import Draws
 from gpuaug.fusion.lower.kornia import leaves, lower
 from gpuaug.fusion.ops.base import ANY_SIDES, Drawn, Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp
-from gpuaug.fusion.ops.labels import SoftLabels
-from gpuaug.fusion.ops.mix import CutMix, MixOp
+from gpuaug.fusion.ops.mix import CutMix, MixOp, SoftLabels
 from gpuaug.fusion.ops.sampler import Source
 from gpuaug.fusion.options import BoxForm, Options
 from gpuaug.fusion.params.prefetch import Ahead

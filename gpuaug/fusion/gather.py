@@ -191,3 +191,16 @@ def _write(values: Sequence[Rows], table: Array, column: int, fixed: bool) -> No
         # What is a plain number is so for every batch of this size.
         if fixed or isinstance(value, np.ndarray):
             table[:, column + k] = value
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where in a row, behind what the passes read, the parts begin that a crop is fitted from; -1 for those it has not."""
+
+    matrix: int
+    """That of all ops, to be written."""
+    numbers: int
+    """Those in [0, 1) that the crop is drawn from."""
+    rest: int
+    """The matrix of the ops behind the crop."""
+    width: int

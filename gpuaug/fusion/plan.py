@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from gpuaug.fusion.gather import Columns, Gather
-from gpuaug.fusion.ops.base import Array, Op, PointOp, Size
+from gpuaug.fusion.ops.base import Array, Drawn, Op, PointOp, Size
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
 from gpuaug.fusion.ops.filters import FilterOp
 from gpuaug.fusion.ops.geometry import GatherOp
@@ -158,3 +160,14 @@ def _after(ops: Iterable[Op], size: Size) -> Size:
     for op in ops:
         size = op.out(size)
     return size
+
+
+def matrix_of(plan: Plan, size: Size, drawn: dict[Op, Drawn]) -> Array:
+    """Input pixel coordinates → output pixel coordinates over all passes, (B, 3, 3) or (1, 3, 3) float64."""
+    total = np.eye(3)[None]
+    for step in plan.passes:
+        for op in step.front.order if isinstance(step.front, Gather) else ():
+            assert isinstance(op, GatherOp)
+            total = op.matrix(drawn[op], size) @ total
+            size = op.out(size)
+    return total

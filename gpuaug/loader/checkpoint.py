@@ -1,14 +1,14 @@
 """How far the training loop has come, in a form that a checkpoint can hold."""
 
 import copy
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.feed.wrapped_loader import is_stateful, tell_epoch
 
 _WAY_OUT = "Pass what state_dict() of a StreamedLoader returned."
 
@@ -134,48 +134,6 @@ class Progress:
         return self._epoch + 1 if self._next is None else self._next
 
 
-def is_stateful(loader: Any) -> bool:
-    """Whether ``loader`` can say how far it has been read, and go on from there."""
-    # Accelerate's loaders have the methods whether or not the one they prepared has a state.
-    inner = getattr(loader, "base_dataloader", loader)
-    return all(callable(getattr(each, name, None)) for each in (loader, inner) for name in ("state_dict", "load_state_dict"))
-
-
-def state_reader(loader: Any, iterator: Iterator[Any]) -> Callable[[], Any]:
-    """A function that says how far ``iterator`` has been read, for the thread that reads it; ``None`` if that is not known."""
-    if not is_stateful(loader):
-        return _no_state
-    # A loader knows of its newest iterator only.
-    holder: Any = iterator if callable(getattr(iterator, "state_dict", None)) else loader
-
-    def read() -> Any:
-        try:
-            return copy.deepcopy(holder.state_dict())  # a copy: it may go on changing as more is read
-        except Exception as error:
-            return error  # for whoever asks for the state; batches do not depend on it
-
-    return read
-
-
-def tell_epoch(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch`` of the loader, or else of those of its parts that have it."""
-    if hasattr(loader, "set_epoch"):
-        loader.set_epoch(epoch)
-        return
-    told: list[Any] = []
-    for path in ("sampler", "batch_sampler", "batch_sampler.sampler", "dataset"):
-        with suppress(AttributeError):
-            part = operator.attrgetter(path)(loader)
-            if hasattr(part, "set_epoch") and not any(part is other for other in told):
-                told.append(part)
-    for part in told:
-        part.set_epoch(epoch)
-
-
 def _is_finished(source: Any) -> bool:
     """Whether torchdata's loader would start over. Under Accelerate, which reads one batch ahead, it would after its last."""
     return isinstance(source, Mapping) and bool(source.get("_iterator_finished", False))
-
-
-def _no_state() -> None:
-    return None

@@ -2,95 +2,16 @@
 
 import copy
 import operator
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 
-from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
-from gpuaug.feed.prefetch import Pulled, has_persistent_workers
-from gpuaug.loader.depth import Fixed
-from gpuaug.loader.iterator import Flight
+from gpuaug.feed.wrapped_loader import has_persistent_workers
 from gpuaug.loader.stats import Stats
 from gpuaug.loader.streamed_loader import StreamedLoader
-
-
-class Passes:
-    """The loader's batches without an end: in either form, or as they come from the wrapped loader."""
-
-    def __init__(self, loader: StreamedLoader) -> None:
-        self._loader = loader
-        self._flight: Flight | None = None
-        self._depth = Fixed(0)
-        self._had_any = False
-        self.starting_s = 0.0
-        """How long it took to begin passes where others had ended, until their first batch was there."""
-
-    def __enter__(self) -> None:
-        self._begin()
-
-    def __exit__(self, *exc: object) -> None:
-        if self._flight is not None:
-            self._flight.close()
-
-    def next(self, depth: int) -> Batch:
-        """The next batch, with ``depth`` of them ahead."""
-        self._depth.now = depth
-        consumer = self._loader._machinery.lanes.consumer()
-        self._begun().catch_up(consumer)
-        if not self._begun().waiting:
-            with self._starting():
-                self._begin()
-                self._begun().catch_up(consumer)
-            if not self._begun().waiting:
-                raise self._no_batches()
-        self._had_any = True
-        return self._begun().hand_over(consumer)
-
-    def pull(self) -> Pulled:
-        """The next batch of the wrapped loader, as it is pulled."""
-        # Where the end was read ahead, nothing comes after it.
-        pulled = None if self._begun().ended else self._pulled()
-        if pulled is None:
-            with self._starting():
-                self._begin()
-                pulled = self._pulled()
-            if pulled is None:
-                raise self._no_batches()
-        return pulled
-
-    def _pulled(self) -> Pulled | None:
-        feed = self._begun().feed
-        pulled = feed.get(block=True)
-        feed.refill()
-        assert pulled is not None
-        if pulled.error is not None:
-            pulled.error.add_note("gpuaug: raised by the wrapped loader, while it was measured by itself.")
-            raise pulled.error
-        return None if pulled.ended else pulled
-
-    @contextmanager
-    def _starting(self) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.starting_s += time.perf_counter() - start
-
-    def _begun(self) -> Flight:
-        assert self._flight is not None
-        return self._flight
-
-    def _begin(self) -> None:
-        if self._flight is not None:
-            self._flight.close()
-        self._flight = self._loader._begin(self._depth)
-
-    def _no_batches(self) -> ArgumentError:
-        if self._had_any:
-            return read_once(self._loader.loader)
-        return ArgumentError("loader must have batches to be profiled, got one without any. See whether its dataset is empty.")
 
 
 def check(loader: object, doing: str, otherwise: str) -> StreamedLoader:

@@ -15,8 +15,9 @@ from gpuaug.core.rng import Position
 from gpuaug.core.streams import Lanes
 from gpuaug.feed.feed import Kind, Supply
 from gpuaug.feed.prefetch import Feed
+from gpuaug.feed.wrapped_loader import is_stateful
 from gpuaug.loader import depth as depths
-from gpuaug.loader.checkpoint import Progress, is_stateful
+from gpuaug.loader.checkpoint import Progress
 from gpuaug.loader.iterator import Flight, Machinery
 from gpuaug.loader.stats import Stats
 from gpuaug.stages import base as stages

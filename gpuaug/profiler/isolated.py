@@ -8,7 +8,7 @@ import torch
 
 from gpuaug.core.batch import Batch
 from gpuaug.core.rng import Position
-from gpuaug.fusion import Fused
+from gpuaug.fusion.fused import Fused
 from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.profiler.measure import Work, alone, can_look, on_device, synchronize, waits_at
 from gpuaug.profiler.repeated_batch import Again

@@ -18,9 +18,9 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.streams import ms_between
 from gpuaug.feed.prefetch import QUEUED
-from gpuaug.feed.ring import can_be_placed
+from gpuaug.feed.ring_memory import can_be_placed
 from gpuaug.loader.depth import AHEAD, ranks
-from gpuaug.loader.inspection import Passes, check, left_as_it_was
+from gpuaug.loader.inspection import check, left_as_it_was
 from gpuaug.loader.iterator import Machinery
 from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.profiler.isolated import measured
@@ -28,6 +28,7 @@ from gpuaug.profiler.measure import Spread, link_gb_per_s, synchronize
 from gpuaug.profiler.recorder import THREAD, Recorder
 from gpuaug.profiler.repeated_batch import Again
 from gpuaug.profiler.report import ANOTHER_ITERATOR, LOAD, STEP, Part, Report
+from gpuaug.profiler.steady_state import Passes
 from gpuaug.profiler.timeline import Span, Timeline
 from gpuaug.profiler.verdict import verdict
 from gpuaug.stages.copy import PAGEABLE_WARN_BYTES

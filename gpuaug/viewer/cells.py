@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import Ragged
-from gpuaug.fusion import Draws, Fused
+from gpuaug.fusion.draws import Draws
+from gpuaug.fusion.fused import Fused
 from gpuaug.fusion.normalization import normalized_by, says_rest
 from gpuaug.viewer import captions
 from gpuaug.viewer.annotations import Overlay, overlay

@@ -166,7 +166,7 @@ def test_a_transform_may_even_raise_stop_iteration():
 KILLED_WORKER = """
 import multiprocessing, os, signal
 import torch
-from alone import assert_nothing_runs, read_until_a_worker_dies
+from support.alone import assert_nothing_runs, read_until_a_worker_dies
 from torch.utils.data import DataLoader, Dataset
 from gpuaug import StreamedLoader
 

@@ -8,7 +8,7 @@ from torch.autograd import DeviceType
 
 import gpuaug
 from gpuaug.fusion.backends.triton.labels import soft_labels
-from gpuaug.fusion.ops.labels import SoftLabels
+from gpuaug.fusion.ops.mix import SoftLabels
 
 pytestmark = pytest.mark.gpu
 

@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader, Dataset
 import gpuaug
 from gpuaug import StreamedLoader, TransformStage
 from gpuaug.feed.ring import why_not_here
-from gpuaug.loader.inspection import Passes
 from gpuaug.profiler import isolated, profile
 from gpuaug.profiler.measure import can_look
 from gpuaug.profiler.repeated_batch import Again
 from gpuaug.profiler.report import ANOTHER_ITERATOR
+from gpuaug.profiler.steady_state import Passes
 
 
 class Labelled(Dataset):

@@ -14,7 +14,7 @@ from gpuaug.benchkit import results
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TINY = ["--device", "cpu", "--size", "32", "--batch", "2", "--seconds", "0.02", "--repeats", "1", "--workers", "0"]
 
 # Suite, flags that make it small, and the variants that must be there on a CPU.

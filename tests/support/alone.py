@@ -13,7 +13,7 @@ from pathlib import Path
 
 def run(script, timeout_s=100):
     """Run ``script`` as a process that can import what tests can. A hang is a failure."""
-    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths.rstrip(os.pathsep)}
     return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=timeout_s)
 

@@ -1,8 +1,8 @@
 """A double of the stream layer: it runs nothing, writes down everything, and says what nothing orders.
 
 ``History`` checks what happened by happens-before: a vector clock for each stream and one for the host. ``FakeCuda`` stands
-in for ``torch.cuda`` in ``gpuaug.core.streams``, with an allocator like PyTorch's: a freed block goes back at once to the stream
-that it was allocated on, whoever may still be reading it. ``HostBuffer`` and ``Buffer`` are the leaves of its batches.
+in for ``torch.cuda`` in ``gpuaug.core.streams``, with an allocator like PyTorch's: a freed block goes back at once to the
+stream that it was allocated on, whoever may still be reading it. ``HostBuffer`` and ``Buffer`` are the leaves of its batches.
 """
 
 import itertools

@@ -2,8 +2,6 @@
 
 import functools
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +11,8 @@ from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends import torch_backend
 from gpuaug.fusion.backends.readers import MaskPlaces
 from gpuaug.fusion.gather import Columns, Gather
-from gpuaug.fusion.ops.base import Array, Drawn, Size
 from gpuaug.fusion.ops.boxes import Way
-from gpuaug.fusion.ops.labels import SoftLabels
+from gpuaug.fusion.ops.mix import SoftLabels
 from gpuaug.fusion.plan import Pass, Plan
 
 
@@ -38,9 +35,9 @@ def run(
         shape = table.shape[0], plan.out.channels, plan.out.height, plan.out.width
         return data.new_zeros(shape, dtype=dtype).to(memory_format=memory_format)
     if data.is_cuda and _usable(images.device):
-        from gpuaug.fusion.backends.triton import backend
+        from gpuaug.fusion.backends.triton import backend as triton_backend
 
-        return backend.run(plan, images, table, dtype, memory_format)
+        return triton_backend.run(plan, images, table, dtype, memory_format)
     return torch_backend.run(plan, images, table).to(dtype).contiguous(memory_format=memory_format)
 
 
@@ -58,7 +55,9 @@ def run_mask(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None
     if isinstance(step.front, Gather) and step.front.order:
         assert isinstance(step.columns, Columns)
         if masks.is_cuda and _usable(masks.device):
-            masks = backend.run_mask(step, masks, table, places)
+            from gpuaug.fusion.backends.triton import backend as triton_backend
+
+            masks = triton_backend.run_mask(step, masks, table, places)
         else:
             masks = torch_backend.gather_mask(step.front, step.columns, masks, table, step.out, places)
     return torch_backend.erased(step, masks, table, places)
@@ -91,7 +90,9 @@ def name(device: torch.device) -> str:
 def _usable(device: torch.device) -> bool:
     # That Triton can be imported does not mean that it can compile: it needs a C compiler, and a driver that it knows.
     try:
-        backend.probe(device)
+        from gpuaug.fusion.backends.triton import backend as triton_backend
+
+        triton_backend.probe(device)
     except Exception as error:
         warnings.warn(
             f"Triton kernels do not run here ({type(error).__name__}: {error}). gpuaug.fuse uses plain torch, which is slower. "
@@ -101,13 +102,3 @@ def _usable(device: torch.device) -> bool:
         )
         return False
     return True
-
-
-def fill_front(step: Pass, drawn_of: Callable[[Any], Drawn], size: Size, table: Array, *, fixed: bool) -> None:
-    """Write each sample's numbers for the front of a pass into ``table``, (B, K) float32; without ``fixed``, the drawn ones."""
-    if isinstance(step.front, Gather):
-        assert isinstance(step.columns, Columns)
-        step.front.rows(drawn_of, size, step.columns, table, fixed=fixed)
-    else:
-        assert isinstance(step.columns, int)
-        step.front.rows(drawn_of(step.front), size, table[:, step.columns : step.columns + step.front.row_width(size.channels)])

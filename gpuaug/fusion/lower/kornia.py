@@ -15,7 +15,7 @@ from kornia.constants import Resample
 from torch import nn
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
-from gpuaug.fusion.ops import channel, color, color_jitter, crop, erasing, filters, mix, resize, warp
+from gpuaug.fusion.ops import channel, color, color_jitter, crop, erasing, filters, mix, noise, resize, warp
 from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.geometry import ResampleOp
@@ -29,6 +29,7 @@ LOWERED: dict[type[nn.Module], type[Op]] = {
     **warp.LOWERED,
     **color.LOWERED,
     **channel.LOWERED,
+    **noise.LOWERED,
     **erasing.LOWERED,
     **color_jitter.LOWERED,
     **filters.LOWERED,

@@ -1,4 +1,4 @@
-"""Ops that go by a pixel's place: noise and erasing."""
+"""Random erasing."""
 
 from typing import Any
 
@@ -7,49 +7,8 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops import noise
 from gpuaug.fusion.ops.base import Array, Drawn, PointOp, Size, bounds, column
 from gpuaug.fusion.ops.sampler import Source
-
-
-class GaussianNoise(PointOp):
-    """RandomGaussianNoise: the field is computed where the images are, from a seed and each pixel's place."""
-
-    code, width, positional = 12, 6, True
-    alone = True
-
-    def draw_parameters(self, source: Source, size: Size) -> Drawn:
-        """A seed for the batch, and which field each sample takes."""
-        shared = self.same_on_batch
-        return {"seed": source.key(), "field": np.zeros(size.batch) if shared else np.arange(size.batch, dtype=np.float32)}
-
-    def numbers(self, drawn: Drawn, sample: int) -> dict[str, float]:
-        """Nothing that says anything: the field has a number for each pixel."""
-        return {}
-
-    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
-        """The field itself."""
-        generator: Any = self.module._param_generator
-        fields = torch.from_numpy(drawn["field"][:1] if self.same_on_batch else drawn["field"]).float()
-        field = noise.normal(drawn["seed"], fields, size.channels, size.height, size.width)
-        return {"gaussian_noise": generator.mean + field * generator.std}
-
-    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
-        """Mean, deviation, the seed in two halves (a float32 holds no more than 24 bits exactly), and the field."""
-        generator: Any = self.module._param_generator
-        out[:, 1], out[:, 2] = generator.mean, generator.std
-        out[:, 3], out[:, 4] = drawn["seed"] >> 16, drawn["seed"] & 0xFFFF
-        out[:, 5] = drawn["field"]
-
-    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Add the field."""
-        seed = (rows[:, 3].long() << 16) + rows[:, 4].long()
-        field = noise.normal(seed, rows[:, 5], *images.shape[1:])
-        return images + (column(rows, 1) + field * column(rows, 2))
-
-    def describe(self) -> str:
-        """In a word."""
-        return "noise"
 
 
 class Erasing(PointOp):
@@ -111,4 +70,4 @@ class Erasing(PointOp):
         return "erase"
 
 
-LOWERED: dict[type[nn.Module], type[PointOp]] = {K.RandomGaussianNoise: GaussianNoise, K.RandomErasing: Erasing}
+LOWERED: dict[type[nn.Module], type[PointOp]] = {K.RandomErasing: Erasing}

@@ -1,13 +1,19 @@
-"""Gaussian noise from a seed and a place: Philox 4x32-10 in whole numbers, equal on every device, then Box-Muller.
+"""Gaussian noise, from a seed and a pixel's position: Philox 4x32-10 in whole numbers, equal on every device, then Box-Muller.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Box-Muller takes logarithms and sines, which
 differ by some units in the last place from device to device.
 """
 
 import math
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from kornia import augmentation as K
+from torch import Tensor, nn
+
+from gpuaug.fusion.ops.base import Array, Drawn, PointOp, Size, column
+from gpuaug.fusion.ops.sampler import Source
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 INCREMENTS = (0x9E3779B9, 0xBB67AE85)
@@ -63,3 +69,46 @@ def _product(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
     lower = multiplier * low
     upper = multiplier * high + (lower >> 16)
     return upper >> 16, ((upper & 0xFFFF) << 16) | (lower & 0xFFFF)
+
+
+class GaussianNoise(PointOp):
+    """RandomGaussianNoise: the field is computed where the images are, from a seed and each pixel's place."""
+
+    code, width, positional = 12, 6, True
+    alone = True
+
+    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+        """A seed for the batch, and which field each sample takes."""
+        shared = self.same_on_batch
+        return {"seed": source.key(), "field": np.zeros(size.batch) if shared else np.arange(size.batch, dtype=np.float32)}
+
+    def numbers(self, drawn: Drawn, sample: int) -> dict[str, float]:
+        """Nothing that says anything: the field has a number for each pixel."""
+        return {}
+
+    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+        """The field itself."""
+        generator: Any = self.module._param_generator
+        fields = torch.from_numpy(drawn["field"][:1] if self.same_on_batch else drawn["field"]).float()
+        field = normal(drawn["seed"], fields, size.channels, size.height, size.width)
+        return {"gaussian_noise": generator.mean + field * generator.std}
+
+    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+        """Mean, deviation, the seed in two halves (a float32 holds no more than 24 bits exactly), and the field."""
+        generator: Any = self.module._param_generator
+        out[:, 1], out[:, 2] = generator.mean, generator.std
+        out[:, 3], out[:, 4] = drawn["seed"] >> 16, drawn["seed"] & 0xFFFF
+        out[:, 5] = drawn["field"]
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Add the field."""
+        seed = (rows[:, 3].long() << 16) + rows[:, 4].long()
+        field = normal(seed, rows[:, 5], *images.shape[1:])
+        return images + (column(rows, 1) + field * column(rows, 2))
+
+    def describe(self) -> str:
+        """In a word."""
+        return "noise"
+
+
+LOWERED: dict[type[nn.Module], type[PointOp]] = {K.RandomGaussianNoise: GaussianNoise}

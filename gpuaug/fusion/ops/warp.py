@@ -50,7 +50,7 @@ class _Warp(WarpOp):
 
     def warp(self, drawn: Drawn, size: Size) -> Warp:
         """Output → input pixels; the identity where the gate is shut, so that its samples come out bit for bit."""
-        return Warp(self._behind_gate(_inverse(self._forward(drawn, size)), drawn))
+        return Warp(self._behind_gate(inverse(self._forward(drawn, size)), drawn))
 
     def _behind_gate(self, matrix: Array, drawn: Drawn) -> Array:
         if self.gated:
@@ -272,40 +272,6 @@ class Perspective(_Warp):
         return "perspective"
 
 
-class AnyAffine(WarpOp):
-    """One of several affine warps, picked for each sample or for all: what policies pick from, as one warp.
-
-    Args:
-        name: Of the module that picks.
-        edge: What lies outside, for all of them.
-        nearest: Whether all of them take the nearest pixel.
-    """
-
-    def __init__(self, name: str, edge: Literal["zeros", "border"], nearest: bool) -> None:
-        super().__init__(name, nn.Identity())
-        self.edge, self.nearest = edge, nearest
-
-    def warp(self, drawn: Drawn, size: Size) -> Warp:
-        """Output → input pixels; the identity where nothing was picked."""
-        return Warp(_inverse(self.matrix(drawn, size)))
-
-    def matrix(self, drawn: Drawn, size: Size) -> Array:
-        """Input → output pixels; the identity where nothing was picked."""
-        # Each part is an op, its draws, and the samples (None: all).
-        if len(drawn["parts"]) == 1 and drawn["parts"][0][2] is None:
-            op, own, _ = drawn["parts"][0]
-            whole: Array = op.matrix(own, size)
-            return whole
-        made = np.tile(np.eye(3), (size.batch, 1, 1))
-        for op, own, where in drawn["parts"]:
-            made[where] = op.matrix(own, size)[where]
-        return made
-
-    def describe(self) -> str:
-        """In a few words."""
-        return "one of several affine warps"
-
-
 def _sides(size: Size) -> Array:
     """Width and height of the images, (2,), or of each, (B, 2); float32."""
     return np.stack((np.asarray(size.width), np.asarray(size.height)), -1).astype(np.float32)
@@ -343,7 +309,7 @@ def _from_unit_square(quad: Array) -> Array:
     return matrix
 
 
-def _inverse(matrix: Array) -> Array:
+def inverse(matrix: Array) -> Array:
     """Inverses of (B, 3, 3) by cofactors: exact where the entries are 0, 1 and -1."""
     (a, b, c), (d, e, f), (g, h, i) = matrix.transpose(1, 2, 0)
     rows: Sequence[Sequence[Array]] = (

@@ -5,29 +5,14 @@ with everything else, for several batches at once, and the device goes on from t
 launch, where drawing for it alone would cost it more than all launches together.
 """
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
-from gpuaug.fusion.gather import Gather
+from gpuaug.fusion.gather import Gather, Layout
 from gpuaug.fusion.ops.base import Array, Drawn, Op
 from gpuaug.fusion.ops.resize import ResizedCrop
 from gpuaug.fusion.params.table import MATRIX, fill_matrix, fill_table, send
 from gpuaug.fusion.params.upcoming import Coming
 from gpuaug.fusion.plan import Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where in a row, behind what the passes read, the parts begin that a crop is fitted from; -1 for those it has not."""
-
-    matrix: int
-    """That of all ops, to be written."""
-    numbers: int
-    """Those in [0, 1) that the crop is drawn from."""
-    rest: int
-    """The matrix of the ops behind the crop."""
-    width: int
 
 
 def fits(planned: Plan) -> bool:

@@ -1,8 +1,9 @@
 """Rows of ragged batches, of which the host makes all ahead that does not depend on the sizes of the images.
 
-Where images differ in size, nobody knows those of the batches to come, and crops are drawn within them. So the ops of the first
-pass that move pixels are given their numbers ahead, and turn them into draws when their batch is there: those that the device
-does not fit (:mod:`gpuaug.fusion.params.device_crops`), because something else comes first, or because it runs no kernels of ours.
+Where images differ in size, nobody knows those of the batches to come, and crops are drawn within them. So the ops of the
+first pass that move pixels are given their numbers ahead, and turn them into draws when their batch is there: those that the
+device does not fit (:mod:`gpuaug.fusion.params.device_crops`), because something else comes first, or because it runs no
+kernels of ours.
 """
 
 from collections.abc import Sequence
@@ -10,11 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.gather import Gather
 from gpuaug.fusion.ops.base import Array, Drawn, Op, Size
 from gpuaug.fusion.ops.sampler import Taken
-from gpuaug.fusion.params.table import MATRIX, fill_matrix, fill_table, send
+from gpuaug.fusion.params.table import MATRIX, fill_front, fill_matrix, fill_table, send
 from gpuaug.fusion.params.upcoming import Coming
 from gpuaug.fusion.plan import Plan
 
@@ -70,7 +70,7 @@ class Half:
 
         def fill(table: Array) -> None:
             table[:, : planned.width] = self._rows[place]
-            dispatch.fill_front(planned.passes[0], drawn.__getitem__, whole, table, fixed=False)
+            fill_front(planned.passes[0], drawn.__getitem__, whole, table, fixed=False)
             if points:
                 fill_matrix(planned, whole, drawn, table[:, planned.width :])
 

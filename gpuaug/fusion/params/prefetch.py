@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.rng import following_seeds, next_seed, seeds_of_views
+from gpuaug.core.streams import current_stream
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.backends.triton.launch import current_stream
 from gpuaug.fusion.ops.base import Drawn, Op, Size
 from gpuaug.fusion.ops.sampler import Source
 from gpuaug.fusion.params.device_crops import Fitting, fits

@@ -21,8 +21,7 @@ from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.filters import FilterOp
 from gpuaug.fusion.ops.geometry import Axis, IndexMap, IndexOp, WarpOp
 from gpuaug.fusion.ops.sampler import Source
-from gpuaug.fusion.ops.warp import AnyAffine
-from gpuaug.fusion.policies.one_of import OneOf
+from gpuaug.fusion.policies.one_of import AnyAffine, OneOf
 
 Pick = Literal["batch", "sample"]
 

@@ -1,12 +1,15 @@
-"""One of several pointwise ops, picked for each sample: what policies are compiled to."""
+"""What policies are compiled to: one of several pointwise ops, or one of several affine maps, picked for each sample."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpuaug.fusion.ops.base import Array, Drawn, PointOp, Size
+from gpuaug.fusion.ops.geometry import Warp, WarpOp
+from gpuaug.fusion.ops.warp import inverse
 
 
 class OneOf(PointOp):
@@ -74,3 +77,37 @@ class OneOf(PointOp):
     def describe(self) -> str:
         """In a few words."""
         return "one of " + ", ".join(op.describe() for op in self._kinds.values())
+
+
+class AnyAffine(WarpOp):
+    """One of several affine warps, picked for each sample or for all: what policies pick from, as one warp.
+
+    Args:
+        name: Of the module that picks.
+        edge: What lies outside, for all of them.
+        nearest: Whether all of them take the nearest pixel.
+    """
+
+    def __init__(self, name: str, edge: Literal["zeros", "border"], nearest: bool) -> None:
+        super().__init__(name, nn.Identity())
+        self.edge, self.nearest = edge, nearest
+
+    def warp(self, drawn: Drawn, size: Size) -> Warp:
+        """Output → input pixels; the identity where nothing was picked."""
+        return Warp(inverse(self.matrix(drawn, size)))
+
+    def matrix(self, drawn: Drawn, size: Size) -> Array:
+        """Input → output pixels; the identity where nothing was picked."""
+        # Each part is an op, its draws, and the samples (None: all).
+        if len(drawn["parts"]) == 1 and drawn["parts"][0][2] is None:
+            op, own, _ = drawn["parts"][0]
+            whole: Array = op.matrix(own, size)
+            return whole
+        made = np.tile(np.eye(3), (size.batch, 1, 1))
+        for op, own, where in drawn["parts"]:
+            made[where] = op.matrix(own, size)[where]
+        return made
+
+    def describe(self) -> str:
+        """In a few words."""
+        return "one of several affine warps"

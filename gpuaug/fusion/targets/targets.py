@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from kornia.constants import DataKey, Resample
 from kornia.geometry.boxes import Boxes
@@ -14,13 +13,10 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import size_of
-from gpuaug.fusion.gather import Gather
-from gpuaug.fusion.ops.base import Array, Drawn, Op, Size
+from gpuaug.fusion.ops.base import Drawn, Size
 from gpuaug.fusion.ops.boxes import FORMS, Way, check_form, composed, floating, has_extent, move, rank, vertices
 from gpuaug.fusion.ops.fallback import EagerOp
-from gpuaug.fusion.ops.geometry import GatherOp
-from gpuaug.fusion.ops.labels import SoftLabels
-from gpuaug.fusion.ops.mix import MixOp
+from gpuaug.fusion.ops.mix import MixOp, SoftLabels
 from gpuaug.fusion.options import BoxForm
 from gpuaug.fusion.plan import Plan
 from gpuaug.fusion.targets.data_keys import BOXES, check, name_of
@@ -308,17 +304,6 @@ class Targets:
                 values[index] = made
                 if at is not None:
                     values[at] = kept
-
-
-def matrix_of(plan: Plan, size: Size, drawn: dict[Op, Drawn]) -> Array:
-    """Input pixel coordinates → output pixel coordinates over all passes, (B, 3, 3) or (1, 3, 3) float64."""
-    total = np.eye(3)[None]
-    for step in plan.passes:
-        for op in step.front.order if isinstance(step.front, Gather) else ():
-            assert isinstance(op, GatherOp)
-            total = op.matrix(drawn[op], size) @ total
-            size = op.out(size)
-    return total
 
 
 def _to_kornia(key: str, value: Any) -> Any:

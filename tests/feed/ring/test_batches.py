@@ -12,7 +12,7 @@ from support.ring_sources import made
 from torch.nn.utils.rnn import PackedSequence
 
 from gpuaug import StreamedLoader
-from gpuaug.feed import ring
+from gpuaug.feed import ring, ring_memory
 from gpuaug.feed.ring_collate import described_or_not
 
 # What a finaliser raises nobody else hears of.
@@ -121,7 +121,7 @@ def test_any_batch_is_the_same_when_it_was_described_and_sent(batches, room):
             if writer is None:
                 continue
             sent = loads(bytes(ForkingPickler.dumps(described_or_not(batch, writer))))
-            if type(sent) is ring.Described:
+            if type(sent) is ring_memory.Described:
                 sent, slot = own.received(sent)
                 assert_same(sent, batch)
                 del slot

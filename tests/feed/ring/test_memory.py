@@ -11,9 +11,10 @@ from torch.utils.data import default_collate
 
 from gpuaug.core.errors import ArgumentTypeError
 from gpuaug.feed import ring as rings
-from gpuaug.feed import ring_collate
-from gpuaug.feed.ring import Described, Ring, batch_bytes
+from gpuaug.feed import ring_collate, ring_memory
+from gpuaug.feed.ring import Ring
 from gpuaug.feed.ring_collate import SlotCollate
+from gpuaug.feed.ring_memory import Described, batch_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -216,7 +217,7 @@ def test_a_batch_that_cannot_be_described_is_not_left_in_a_slot(ring, monkeypatc
     def refuse(self, value):
         raise ArgumentTypeError("a batch must be of containers that can be rebuilt, got another. Use a dict.")
 
-    monkeypatch.setattr(rings.Writer, "describe", refuse)
+    monkeypatch.setattr(ring_memory.Writer, "describe", refuse)
     first = SlotCollate(default_collate, ring.memory)([torch.ones(3), torch.ones(3)])
     again = SlotCollate(default_collate, ring.memory)([torch.zeros(3), torch.zeros(3)])
     assert torch.equal(first, torch.ones(2, 3))

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableException
 SUBPROCESS = """
 import atexit, gc, multiprocessing, os, signal, sys
 import torch
-from alone import assert_nothing_runs, read_until_a_worker_dies
+from support.alone import assert_nothing_runs, read_until_a_worker_dies
 from torch.utils.data import DataLoader, Dataset
 from gpuaug import StreamedLoader
 

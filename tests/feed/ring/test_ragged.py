@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gpuaug import Ragged, StreamedLoader, TransformStage, collate_ragged
-from gpuaug.feed import ring, ring_collate
+from gpuaug.feed import ring, ring_collate, ring_memory
 from gpuaug.feed.collate_ragged import placing_into
 
 # What a finaliser raises nobody else hears of.
@@ -145,8 +145,8 @@ def test_slots_grow_to_batches_of_any_sizes_and_stay(sizes):
     make = loader_of(Sized(sizes.tolist()), partial(telling, channels=1), batch_size=1, persistent_workers=True)
     with StreamedLoader(make(), device="cpu", feed="ring") as loader:
         told = [[batch["packed there"] for batch in loader] for _ in range(2)]
-        generations, *_ = ring._rings[max(ring._rings)].memory.generation()
-    assert 1 < generations < ring._GENERATIONS
+        generations, *_ = ring_memory.rings[max(ring_memory.rings)].memory.generation()
+    assert 1 < generations < ring_memory.MAX_GENERATIONS
     assert all(told[1])
 
 
@@ -265,7 +265,10 @@ def test_what_is_packed_into_a_slot_is_described_and_not_copied():
     placed = {tensor.data_ptr() for tensor, _ in writer._placed.values()}
     assert {batch[0].data.data_ptr(), batch[0].places.data_ptr()} == placed
     described = loads(dumps(writer.describe(batch)))
-    assert {type(batch[0].data), type(described.batch[0].data), type(described.batch[0].places)} == {torch.Tensor, ring.Leaf}
+    assert {type(batch[0].data), type(described.batch[0].data), type(described.batch[0].places)} == {
+        torch.Tensor,
+        ring_memory.Leaf,
+    }
     assert type(described.batch[0]) is Ragged
     assert len(writer._placed) == 3, "the labels were copied, the images were there"
     got, slot = own.received(described)

@@ -19,7 +19,7 @@ from gpuaug.fusion.backends.readers import MaskPlaces
 from gpuaug.fusion.backends.triton import backend, boxes, crops, filters, labels, mix
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.boxes import FORMS, Way
-from gpuaug.fusion.ops.labels import SoftLabels
+from gpuaug.fusion.ops.mix import SoftLabels
 from gpuaug.fusion.targets.target_dicts import RECORD_FORMS
 
 KERNELS = {

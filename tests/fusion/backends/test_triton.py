@@ -14,7 +14,7 @@ SCRIPTS = (
     "interpret_crops.py",
     "interpret_filters.py",
     "interpret_labels.py",
-    "interpret_sources.py",
+    "interpret_readers.py",
     "interpret_targets.py",
 )
 
@@ -22,8 +22,9 @@ SCRIPTS = (
 @pytest.fixture(scope="module")
 def interpreted():
     """All scripts, at once: each keeps a core busy for a minute."""
-    folder = Path(__file__).parent
-    paths = {"PYTHONPATH": f"{folder.parent}:{folder.parents[1]}"}
+    folder = Path(__file__).parent / "interpreted"
+    tests = folder.parents[2]
+    paths = {"PYTHONPATH": f"{tests}:{tests.parent}"}
     environment = {**os.environ, **paths, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     started = {
         name: subprocess.Popen(

@@ -9,7 +9,7 @@ from support.replay import photographs
 from torch.nn.functional import cross_entropy, one_hot
 
 import gpuaug
-from gpuaug.fusion.ops.labels import SoftLabels
+from gpuaug.fusion.ops.mix import SoftLabels
 
 pytestmark = pytest.mark.filterwarnings("ignore:RandomCutMixV2:DeprecationWarning")
 

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from gpuaug.fusion.backends.triton.launch import Launch, on_device
 from gpuaug.fusion.backends.triton.taps import half_to_even
-from gpuaug.fusion.gather import Columns, Gather
+from gpuaug.fusion.gather import Columns, Gather, Layout
 from gpuaug.fusion.ops.resize import WINDOWS, ResizedCrop
 from gpuaug.fusion.ops.sampler import FIRST, INCREMENT, SECOND
-from gpuaug.fusion.params.device_crops import Layout
 from gpuaug.fusion.plan import Pass
 
 BLOCK = 32

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.launch import Launch, on_device
-from gpuaug.fusion.ops.labels import SoftLabels
+from gpuaug.fusion.ops.mix import SoftLabels
 
 MOST_CLASSES = 1024
 """Classes of a block."""
@@ -50,7 +50,7 @@ def labels_kernel(
 
 
 def soft_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
-    """The shares, as :meth:`gpuaug.fusion.ops.labels.SoftLabels.of` has them, in one launch on the current stream.
+    """The shares, as :meth:`gpuaug.fusion.ops.mix.SoftLabels.of` has them, in one launch on the current stream.
 
     Shape:
         - labels: (B,) or (B, K), any strides

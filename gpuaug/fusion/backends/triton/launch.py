@@ -105,12 +105,6 @@ def kind_of(source: Tensor | Ragged) -> tuple[Any, ...]:
     return source.data.dtype, len(source), source.shapes.channels, source.shapes.layout, source.shapes.least > 1
 
 
-def current_stream(device: torch.device) -> int:
-    """Which stream is current on a device, as a number."""
-    # What Triton asks at each launch; a stream of torch.cuda takes the host ten times as long.
-    return int(torch._C._cuda_getCurrentRawStream(device.index)) if device.type == "cuda" else 0
-
-
 def on_device(device: torch.device) -> Any:
     """A block in which launches go to ``device``: Triton uses the current one, whatever the tensors are on."""
     here = device.type != "cuda" or device.index == torch.cuda.current_device()

@@ -1,8 +1,8 @@
 """The pointwise ops as Triton functions, to be called by the kernels of passes between reading and storing a pixel.
 
 A program is a compile-time list of (op, column of its row, flags), so that a pass holds the code of its own ops and no other.
-What differs between samples is read from the sample's row. The torch form of each op stands in ``colours.py``,
-``channels.py``, ``places.py``, ``jitter.py`` and ``one_of.py``.
+What differs between samples is read from the sample's row. The torch form of each op stands in its file in
+``gpuaug.fusion.ops``, or in ``one_of.py`` in ``gpuaug.fusion.policies``.
 """
 
 import os
@@ -26,7 +26,7 @@ SOLARIZE = tl.constexpr(color.Solarize.code)
 POSTERIZE = tl.constexpr(color.Posterize.code)
 SHUFFLE = tl.constexpr(channels.ChannelShuffle.code)
 DROPOUT = tl.constexpr(channels.ChannelDropout.code)
-NOISE = tl.constexpr(erasing.GaussianNoise.code)
+NOISE = tl.constexpr(noise.GaussianNoise.code)
 ERASING = tl.constexpr(erasing.Erasing.code)
 NORMALIZE = tl.constexpr(channels.Normalize.code)
 DENORMALIZE = tl.constexpr(channels.Denormalize.code)

@@ -1,4 +1,4 @@
-"""Run by test_kernels.py in a process of its own: every kernel under Triton's interpreter, against the torch executor."""
+"""Run by test_triton.py in a process of its own: every kernel under Triton's interpreter, against the torch executor."""
 
 import sys
 

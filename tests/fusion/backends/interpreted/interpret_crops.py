@@ -1,4 +1,4 @@
-"""Run by test_kernels.py in a process of its own: crops that Triton's interpreter fits, against those that the host draws."""
+"""Run by test_triton.py in a process of its own: crops that Triton's interpreter fits, against those that the host draws."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Run by test_kernels.py in a process of its own: filter kernels on values that photographs do not have."""
+"""Run by test_triton.py in a process of its own: filter kernels on values that photographs do not have."""
 
 import sys
 

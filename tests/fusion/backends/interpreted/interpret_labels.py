@@ -1,4 +1,4 @@
-"""Run by test_kernels.py in a process of its own: the kernel of labels, for every type and stride of labels, against torch."""
+"""Run by test_triton.py in a process of its own: the kernel of labels, for every type and stride of labels, against torch."""
 
 import itertools
 import sys
@@ -7,7 +7,7 @@ import torch
 
 from gpuaug.fusion.backends.triton import labels as kernels_labels
 from gpuaug.fusion.backends.triton.labels import soft_labels
-from gpuaug.fusion.ops.labels import SoftLabels
+from gpuaug.fusion.ops.mix import SoftLabels
 
 BATCH = 5
 INDICES = [torch.int64, torch.int32, torch.uint8, torch.bool, torch.float32, torch.float64, torch.float16]

@@ -1,4 +1,4 @@
-"""Run by test_kernels.py in a process of its own: what gather kernels read, under Triton's interpreter, against torch."""
+"""Run by test_triton.py in a process of its own: what gather kernels read, under Triton's interpreter, against torch."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Run by test_kernels.py in a process of its own: the kernels for boxes and for masks of several sizes, against torch."""
+"""Run by test_triton.py in a process of its own: the kernels for boxes and for masks of several sizes, against torch."""
 
 import itertools
 import sys
@@ -10,14 +10,15 @@ from fusion.targets.test_mask_lists import COUNTS, PIPELINES, SIDES, rows_of, ta
 from fusion.targets.test_masks import masks
 
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.backends.triton import backend, boxes
+from gpuaug.fusion.backends.triton import backend
+from gpuaug.fusion.backends.triton import boxes as box_kernels
 from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.boxes import FORMS, Way
 from gpuaug.fusion.targets.masks import MaskList
 from gpuaug.fusion.targets.target_dicts import RECORD_FORMS
 
-boxes.BLOCK = 32
+box_kernels.BLOCK = 32
 backend.TILES = dict.fromkeys(backend.TILES, (16, 32))
 
 POINTS = boxes.Form("points", edges=True)
@@ -72,7 +73,7 @@ def boxes_agree(form, to, clip, owned, ragged, dtype, generator):
     way = Way(form, to, table[:, 4:].unflatten(1, (3, 3)), FRAMES if ragged else (20, 30), (24, 31), owners, clip)
     leaves = dtype if dtype.is_floating_point else torch.float32
     expected, expected_valid = boxes.follow(values, valid, way, leaves)
-    got, got_valid = boxes.follow(values, valid, way, leaves)
+    got, got_valid = box_kernels.follow(values, valid, way, leaves)
     tolerance = {torch.float16: 0.07, torch.float64: 1e-9}.get(leaves, 2e-4)
     alike = got.dtype == leaves and torch.allclose(
         got, expected, atol=tolerance, rtol=1e-3 if leaves == torch.float16 else 1e-5, equal_nan=True
@@ -98,7 +99,7 @@ def masks_agree(name, dtype):
         return made
 
     together, apart = listed("torch"), listed("triton")
-    expected = dispatch.run_torch.gather_mask(step.front, step.columns, together._values, table, step.out, together._places)
+    expected = dispatch.torch_backend.gather_mask(step.front, step.columns, together._values, table, step.out, together._places)
     # As if a launch had room for two of the five.
     with mock.patch.object(backend, "MOST_SAMPLES", 2):
         got = backend.run_mask(step, apart._values, table, apart._places)
