@@ -1,10 +1,10 @@
 """Lanes: who runs where on the device, who waits for whom, and when memory may be used again.
 
-This is the only file that names ``torch.cuda.Stream`` and ``torch.cuda.Event``. A lane is a stream with a name; a mark is an
-event recorded on one. On a device without lanes of its own (a CPU, MPS, XPU) everything runs in line and waits are empty.
+This is the only file that names ``torch.cuda.Stream`` and ``torch.cuda.Event``. A lane is a stream with a name; an event
+marks a point in its work. On a device without lanes of its own (a CPU, MPS, XPU) everything runs in line and waits are empty.
 
-**Order of work.** Every batch passes the lanes in the same order: copy, then each stage. A hop waits for the mark of the hop
-before it, and the consumer waits for the mark of the last one, so each waits for its own batch only, never for a later one.
+**Order of work.** Every batch passes the lanes in the same order: copy, then each stage. A hop waits for the event of the hop
+before it, and the consumer waits for the event of the last one, so each waits for its own batch only, never for a later one.
 
 **Order of reuse.** The caching allocator gives a freed block back to the stream that allocated it, at once, whoever may still
 be reading it. So before a lane allocates again it must wait for every reader of what has been dropped. All work on batch ``n``
@@ -40,15 +40,15 @@ INTERMEDIATES_KEPT = 2
 """Batches whose private intermediates are alive at once. With one, copying a batch would wait for the stages of the last."""
 
 
-class Mark(Protocol):
+class Event(Protocol):
     """A point in a lane's work that others can wait for."""
 
     def query(self) -> bool:
-        """Whether the device has passed the mark."""
+        """Whether the device has passed the event."""
         ...
 
     def synchronize(self) -> None:
-        """Make the host wait until the device has passed the mark."""
+        """Make the host wait until the device has passed the event."""
         ...
 
 
@@ -68,16 +68,16 @@ class Lane:
         """Queue on this lane what is launched from now on, until :meth:`Lanes.launching` ends."""
         cuda.set_stream(self.stream)
 
-    def mark(self, *, timed: bool = False) -> Mark:
-        """Mark all that is queued so far; ``timed`` for :func:`ms_between`."""
+    def record_event(self, *, timed: bool = False) -> Event:
+        """Record an event after all that is queued so far; ``timed`` for :func:`ms_between`."""
         # Blocking: a host that waits leaves its core to the loader's workers. The wait is batches ahead of need.
         event = cuda.Event(blocking=True, enable_timing=timed)
         event.record(self.stream)
         return event
 
-    def wait(self, mark: Mark) -> None:
-        """Let what is queued from now on start after ``mark``. The host goes on."""
-        self.stream.wait_event(mark)  # type: ignore[arg-type]
+    def wait(self, event: Event) -> None:
+        """Let what is queued from now on start after ``event``. The host goes on."""
+        self.stream.wait_event(event)  # type: ignore[arg-type]
 
     def reads(self, tensor: Any) -> None:
         """Keep memory that is not ours from being used again before this lane has read ``tensor``."""
@@ -95,18 +95,18 @@ class InLineLane(Lane):
     def make_current(self) -> None:
         """Nothing to switch."""
 
-    def mark(self, *, timed: bool = False) -> Mark:
-        """A mark that has been passed."""
-        return _Passed(time.perf_counter()) if timed else _PASSED
+    def record_event(self, *, timed: bool = False) -> Event:
+        """An event that has been passed."""
+        return _PassedEvent(time.perf_counter()) if timed else _PASSED_EVENT
 
-    def wait(self, mark: Mark) -> None:
+    def wait(self, event: Event) -> None:
         """Nothing to wait for."""
 
     def reads(self, tensor: Any) -> None:
         """Nothing to keep."""
 
 
-class _Passed:
+class _PassedEvent:
     def __init__(self, at_s: float = 0.0) -> None:
         self.at_s = at_s
 
@@ -117,12 +117,12 @@ class _Passed:
         pass
 
 
-_PASSED = _Passed()
+_PASSED_EVENT = _PassedEvent()
 
 
 def ms_between(first: Any, second: Any) -> float:
-    """Milliseconds on the device from one timed mark to another. Both must have been passed."""
-    if isinstance(first, _Passed):
+    """Milliseconds on the device from one timed event to another. Both must have been passed."""
+    if isinstance(first, _PassedEvent):
         return (float(second.at_s) - first.at_s) * 1e3
     elapsed: float = first.elapsed_time(second)
     return elapsed
@@ -144,7 +144,7 @@ class Lanes:
             spare_forked_children()
         self._lanes: dict[str, Lane] = {}
         self._consumers: dict[int, Lane] = {}
-        self._intermediates: deque[tuple[Any, Mark]] = deque()
+        self._intermediates: deque[tuple[Any, Event]] = deque()
         self.copy = self.lane("copy")
 
     def lane(self, name: str) -> Lane:
@@ -179,23 +179,23 @@ class Lanes:
     def follow(self, stream: Any) -> Lane:
         """Order the copy lane after all that is queued on ``stream``, where resident tensors were written."""
         source = self.copy if self.in_line else Lane("source", stream)
-        self.copy.wait(source.mark())
+        self.copy.wait(source.record_event())
         return source
 
-    def hand_over(self, ready: Mark, consumer: Lane) -> None:
-        """Let ``consumer`` read a batch from its ``ready`` mark on. Call immediately before the batch is handed over."""
+    def hand_over(self, ready: Event, consumer: Lane) -> None:
+        """Let ``consumer`` read a batch from its ``ready`` event on. Call immediately before the batch is handed over."""
         consumer.wait(ready)
         if not self.in_line:
             self._consumers[consumer.stream.cuda_stream] = consumer
 
-    def wait_for_consumers(self, consumer: Lane, mark: Mark) -> None:
-        """Rule 2: order reuse after all that consumers have queued. ``mark`` is ``consumer``'s own, freshly made."""
-        self.copy.wait(mark)
+    def wait_for_consumers(self, consumer: Lane, event: Event) -> None:
+        """Rule 2: order reuse after all that consumers have queued. ``event`` is ``consumer``'s own, freshly made."""
+        self.copy.wait(event)
         for other in list(self._consumers.values()):
             if other is not consumer:
-                self.copy.wait(other.mark())
+                self.copy.wait(other.record_event())
 
-    def retire(self, values: Any, read_by: Mark) -> None:
+    def retire(self, values: Any, read_by: Event) -> None:
         """Keep a batch's private intermediates until reuse of their memory is ordered after ``read_by``."""
         if self.in_line:
             return  # freed memory cannot be taken before its reader, which ran or was queued earlier
@@ -236,26 +236,26 @@ class _Restored:
             cuda.set_stream(stream)
 
 
-class Pace:
+class RunAheadLimit:
     """Holds the host back when it runs too many batches ahead of the consumer's work on the device.
 
     Without a bound, a host that queues faster than the device works piles up launches and page-locked batches without end.
     """
 
     def __init__(self) -> None:
-        self._marks: deque[Mark] = deque()
+        self._events: deque[Event] = deque()
 
-    def keep(self, mark: Mark, ahead: int) -> float | None:
-        """Note that the consumer has queued its work up to ``mark``, and wait for the mark ``ahead`` batches back.
+    def keep(self, event: Event, ahead: int) -> float | None:
+        """Note that the consumer has queued its work up to ``event``, and wait for the event ``ahead`` batches back.
 
         Returns:
             How many seconds the host waited, or ``None`` if it had not to. ``torch.cuda.set_sync_debug_mode`` does not see
             this wait, so it is for the caller to count.
         """
-        self._marks.append(mark)
+        self._events.append(event)
         oldest = None
-        while len(self._marks) > ahead:  # several, where ``ahead`` has become less
-            oldest = self._marks.popleft()
+        while len(self._events) > ahead:  # several, where ``ahead`` has become less
+            oldest = self._events.popleft()
         if oldest is None or oldest.query():
             return None
         start = time.perf_counter()

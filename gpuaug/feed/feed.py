@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError
-from gpuaug.core.streams import Mark
-from gpuaug.feed.prefetch import QUEUED, Feed, Pulled, open_feed
+from gpuaug.core.streams import Event
+from gpuaug.feed.prefetch import QUEUED, FeedIterator, Pulled, open_feed_iterator
 from gpuaug.feed.ring import Ring, default_budget_bytes, why_not_here
 from gpuaug.feed.ring_collate import SlotCollate, described_or_not
 from gpuaug.feed.ring_memory import Described, Slot, can_be_placed
@@ -32,7 +32,7 @@ from gpuaug.feed.wrapped_loader import end_workers, has_persistent_workers
 Kind = Literal["auto", "ring", "plain"]
 
 
-class Supply:
+class Feed:
     """The way of one loader's batches.
 
     Args:
@@ -61,7 +61,7 @@ class Supply:
         self._rings: weakref.WeakSet[Ring] = weakref.WeakSet()
         self._twin: Any = None
         # Of the last pass that had the ring.
-        self._feed: weakref.ref[Feed] | None = None
+        self._feed: weakref.ref[FeedIterator] | None = None
         self._gone: threading.Event | None = None
         # Without workers, whether the source's memory is page-locked already can only be seen in a batch, by a CUDA call.
         self._staging = _Staging(on=device.type != "cuda")
@@ -72,7 +72,7 @@ class Supply:
             return f"plain ({self.reason})"
         return "ring" if self.workers else "staged"
 
-    def open(self, current_stream: Callable[[], Any]) -> Feed:
+    def open(self, current_stream: Callable[[], Any]) -> FeedIterator:
         """Begin a pass over the loader.
 
         Raises:
@@ -83,31 +83,31 @@ class Supply:
             self._twin = self._ring = None
             self.workers = workers
         if self.reason:
-            return open_feed(self._loader, current_stream)
+            return open_feed_iterator(self._loader, current_stream)
         last = self._feed() if self._feed is not None else None
         persistent = has_persistent_workers(self._loader)
         if not persistent and last is not None and last.is_open:
             # It owns the slots; another ring beside it would take as much memory again.
-            return open_feed(self._loader, current_stream)
+            return open_feed_iterator(self._loader, current_stream)
         if not persistent and self._gone is not None and not self._gone.is_set():
             # What is inside a slow loader still may yet write into its slots. They go when it is done.
             self._ring = None
         if self._ring is None:
             self._ring = self._new_ring()
         if self._ring is None:
-            return open_feed(self._loader, current_stream)
+            return open_feed_iterator(self._loader, current_stream)
         if not workers:
-            feed = open_feed(self._loader, current_stream, partial(_staged, self._ring, self._device, self._staging))
+            feed = open_feed_iterator(self._loader, current_stream, partial(_staged, self._ring, self._device, self._staging))
         elif _keeps_state(self._loader):
             self._ring.new_workers()
             with _collating_into(self._ring, self._loader):
-                feed = open_feed(self._loader, current_stream, partial(_received, self._ring, self._device))
+                feed = open_feed_iterator(self._loader, current_stream, partial(_received, self._ring, self._device))
         else:
             twin: Any = self._twin if persistent and self._twin is not None else self._copy_of_loader(self._ring)
             if not persistent or twin._iterator is None:
                 self._ring.new_workers()
             self._twin = twin
-            feed = open_feed(twin, current_stream, partial(_received, self._ring, self._device))
+            feed = open_feed_iterator(twin, current_stream, partial(_received, self._ring, self._device))
         self._feed, self._gone = weakref.ref(feed), getattr(feed, "gone", None)
         return feed
 
@@ -121,10 +121,10 @@ class Supply:
             self._looked = True
             self._staging.on = any(can_be_placed(leaf) and not leaf.is_pinned() for leaf in batches.tensors(pulled.batch))
 
-    def read_until(self, pulled: Pulled, mark: Mark) -> None:
-        """The slot of a batch is free once ``mark``, that of its copy, has been passed."""
+    def read_until(self, pulled: Pulled, event: Event) -> None:
+        """The slot of a batch is free once ``event``, that of its copy, has been passed."""
         if pulled.slot is not None:
-            pulled.slot.ring.read_until(pulled.slot, mark)
+            pulled.slot.ring.read_until(pulled.slot, event)
             pulled.slot = None
 
     def collect(self) -> None:

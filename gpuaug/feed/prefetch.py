@@ -58,7 +58,7 @@ class Pulled:
     """When pulling began and ended, by ``time.perf_counter``."""
 
 
-class Feed(ABC):
+class FeedIterator(ABC):
     """One pass over a loader."""
 
     def __init__(self, loader: Iterable[Any], iterator: Iterator[Any], current_stream: Callable[[], Any]) -> None:
@@ -105,7 +105,7 @@ class Feed(ABC):
     def _get(self, block: bool) -> Pulled | None: ...
 
 
-class ListFeed(Feed):
+class ListFeedIterator(FeedIterator):
     """One pass over a list or tuple, whose batches are all there: nothing to wait for, so no thread."""
 
     def _get(self, block: bool) -> Pulled | None:
@@ -115,7 +115,7 @@ class ListFeed(Feed):
         return Pulled(ended=True)
 
 
-class ThreadFeed(Feed):
+class ThreadFeedIterator(FeedIterator):
     """One pass over any other loader, pulled in the background."""
 
     def __init__(
@@ -158,7 +158,9 @@ class ThreadFeed(Feed):
         return self._box.take(block=block)
 
 
-def open_feed(loader: Iterable[Any], current_stream: Callable[[], Any], receive: Receive | None = None) -> Feed:
+def open_feed_iterator(
+    loader: Iterable[Any], current_stream: Callable[[], Any], receive: Receive | None = None
+) -> FeedIterator:
     """Begin a pass over ``loader``.
 
     Where ``iter`` gives the same object again, only one pass can read it: a generator, or a ``DataLoader`` whose workers
@@ -176,20 +178,20 @@ def open_feed(loader: Iterable[Any], current_stream: Callable[[], Any], receive:
         _take_over(feed for feed in _open if feed.loader is loader)
     iterator = iter(loader)
     _take_over(feed for feed in _open if feed.iterator is iterator)
-    feed: Feed
+    feed: FeedIterator
     if type(loader) in {list, tuple}:
-        feed = ListFeed(loader, iterator, current_stream)
+        feed = ListFeedIterator(loader, iterator, current_stream)
     else:
-        feed = ThreadFeed(loader, iterator, current_stream, receive)
+        feed = ThreadFeedIterator(loader, iterator, current_stream, receive)
     _open.add(feed)
     return feed
 
 
-_open: weakref.WeakSet[Feed] = weakref.WeakSet()
+_open: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
 """Passes of all loaders in this process: two of them may wrap one ``DataLoader``."""
 
 
-def _take_over(feeds: Iterable[Feed]) -> None:
+def _take_over(feeds: Iterable[FeedIterator]) -> None:
     for feed in list(feeds):
         feed.take_over()
 

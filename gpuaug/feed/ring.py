@@ -3,7 +3,7 @@
 A ``DataLoader`` moves a batch through memory that its worker has freshly allocated, its pin thread has freshly mapped, and
 that thread copies it once more; nearly all of that is page faults. The ring is shared, mapped and page-locked once. A worker
 collates straight into a slot of it and sends a description; the copy lane reads the slot; the slot is free again when that
-copy's mark has been passed, which is seen without waiting.
+copy's event has been passed, which is seen without waiting.
 
 **Memory.** One anonymous file, reserved before the workers start and sparse, so that it takes memory only where it is written.
 It needs no ``/dev/shm`` and goes with the last process that has it. Slots are carved from it once a batch has shown its size.
@@ -29,7 +29,7 @@ import torch
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.streams import Mark
+from gpuaug.core.streams import Event
 from gpuaug.feed.ring_memory import DATA_OFFSET, MAX_GENERATIONS, MAX_SLOTS, Described, Leaf, Memory, Slot, batch_bytes, rings
 
 _PORTABLE = 1  # registered for all of this process's contexts
@@ -63,11 +63,11 @@ class Ring:
         self._process = os.getpid()
         self._registered: dict[int, int] = {}
         # Of slots that are being read, in order. Apart from the slots, which hold the ring: the finaliser may not.
-        self._marks: deque[Mark] = deque()
+        self._events: deque[Event] = deque()
         self._slots: deque[Slot] = deque()
         self._said_too_large = False
         self._cannot_lock = False
-        self._finish = weakref.finalize(self, _unregister, self._process, self.memory, self._registered, self._marks)
+        self._finish = weakref.finalize(self, _unregister, self._process, self.memory, self._registered, self._events)
 
     def received(self, described: Described) -> tuple[Batch, Slot]:
         """The batch whose description arrived, with tensors that share the slot's memory."""
@@ -145,15 +145,15 @@ class Ring:
             return
         self._registered[offset] = slot_bytes
 
-    def read_until(self, slot: Slot, mark: Mark) -> None:
-        """Keep a slot until ``mark`` has been passed, after which its memory has been read."""
-        self._marks.append(mark)
+    def read_until(self, slot: Slot, event: Event) -> None:
+        """Keep a slot until ``event`` has been passed, after which its memory has been read."""
+        self._events.append(event)
         self._slots.append(slot)
 
     def collect(self) -> None:
         """Free the slots that have been read. Waits for nothing."""
-        while self._marks and self._marks[0].query():
-            self._marks.popleft()
+        while self._events and self._events[0].query():
+            self._events.popleft()
             self._slots.popleft()
 
     def free(self, number: tuple[int, int]) -> None:
@@ -173,16 +173,16 @@ class Ring:
         self._slots.clear()
 
 
-def _unregister(process: int, memory: Memory, registered: dict[int, int], marks: deque[Mark]) -> None:
+def _unregister(process: int, memory: Memory, registered: dict[int, int], events: deque[Event]) -> None:
     if os.getpid() != process:
         return
     # At the interpreter's end the device may be gone already, and all of this with it.
     with suppress(Exception):
-        for mark in marks:
-            mark.synchronize()
+        for event in events:
+            event.synchronize()
         for offset in list(registered):
             _unregister_at(memory, offset)
-    marks.clear()
+    events.clear()
     registered.clear()
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.lower.kornia import Leaf, Tree, leaves
-from gpuaug.fusion.ops.base import Drawn, Op, Size
+from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.policies.choice import Choice
@@ -33,7 +33,7 @@ class Draws:
     """(B, C, H, W) of the images drawn for; ``None`` for the sides of images that differ in size."""
 
     _tree: Tree
-    _drawn: tuple[Drawn, ...]
+    _drawn: tuple[OpDraws, ...]
     _sizes: tuple[Size, ...]
     _more: tuple["Draws", ...] = ()
 
@@ -64,7 +64,7 @@ class Draws:
                     f"draws must be of modules that take every image by itself, got {leaf.op.name}. Replay the whole batch."
                 )
             assert not isinstance(leaf.op, EagerOp)
-            drawn.append(leaf.op.drawn_alone(each, index))
+            drawn.append(leaf.op.of_sample(each, index))
         sizes = tuple(size.of(index) for size in self._sizes)
         return Draws((1, sizes[0].channels, sizes[0].height, sizes[0].width), self._tree, tuple(drawn), sizes)
 
@@ -76,7 +76,7 @@ class Draws:
 
         Samples of several views are counted on, as they lie behind one another.
 
-        A module whose gate was shut for the sample is left out, and one that draws nothing but its gate has no numbers. The
+        A module that did not apply to the sample is left out, and one that draws nothing but its apply mask has no numbers. The
         way to a module in containers, and in policies, is part of its name.
 
         Raises:
@@ -147,7 +147,7 @@ class Draws:
         return form(self._tree)
 
 
-def _numbers(name: str, op: Op | EagerOp, drawn: Drawn, sample: int) -> Iterator[tuple[str, dict[str, float]]]:
+def _numbers(name: str, op: Op | EagerOp, drawn: OpDraws, sample: int) -> Iterator[tuple[str, dict[str, float]]]:
     """The modules that run for a sample, and their numbers: one, or those that were picked."""
     if isinstance(op, Choice):
         for entry in (entry for layer in drawn["layers"] for entry in layer):
@@ -161,7 +161,7 @@ def _numbers(name: str, op: Op | EagerOp, drawn: Drawn, sample: int) -> Iterator
                 yield from _numbers(f"{name}/{inner}", mix, own, sample)
     elif "params" in drawn:
         yield from _of_kornia(name, drawn["params"][0].data, sample)
-    elif drawn["gate"][sample]:
+    elif drawn["apply_mask"][sample]:
         assert isinstance(op, Op)
         yield name, op.numbers(drawn, sample)
 
@@ -175,7 +175,7 @@ def _of_kornia(name: str, data: Any, sample: int) -> Iterator[tuple[str, dict[st
         for item in data or ():
             yield from _of_kornia(f"{name}/{item.name}", item.data, sample)
         return
-    gate = data["batch_prob"] > 0.5
-    if bool(gate[sample]):
+    apply_mask = data["batch_prob"] > 0.5
+    if bool(apply_mask[sample]):
         drawn = {key: value for key, value in data.items() if key not in _NOT_DRAWN and isinstance(value, Tensor)}
-        yield name, {key: float(value[sample]) for key, value in drawn.items() if value.shape == gate.shape}
+        yield name, {key: float(value[sample]) for key, value in drawn.items() if value.shape == apply_mask.shape}

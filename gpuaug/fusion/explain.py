@@ -11,7 +11,7 @@ from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.filters import FilterOp
 from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp
 from gpuaug.fusion.ops.mix import MixOp
-from gpuaug.fusion.params.device_crops import fits
+from gpuaug.fusion.params.device_crops import has_device_crops
 from gpuaug.fusion.plan import Pass, Plan
 from gpuaug.fusion.policies.choice import Choice
 
@@ -98,8 +98,8 @@ def explanation(
         assert planned is not None
         for index, step in enumerate(planned.passes):
             last = number == len(parts) - 1 and index == len(planned.passes) - 1
-            # Where one plan is all there is, the device fits the crops of ragged batches.
-            fitted = index == 0 and len(parts) == runs == 1 and not planned.alone and fits(planned)
+            # Where one plan is all there is, the device has_device_crops the crops of ragged batches.
+            fitted = index == 0 and len(parts) == runs == 1 and not planned.needs_own_batch and has_device_crops(planned)
             lines.append(_line(step, size, element, dtype.itemsize if last else 4, views, runs, fitted))
             element = 4
     return Explanation(tuple(lines), size.shape, executor, _shrinking(parts, size))

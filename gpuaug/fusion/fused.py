@@ -15,12 +15,12 @@ from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import size_of
 from gpuaug.fusion.draws import Draws
 from gpuaug.fusion.lower.kornia import leaves, lower
-from gpuaug.fusion.ops.base import ANY_SIDES, Drawn, Op, Size
+from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.mix import CutMix, MixOp, SoftLabels
-from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.options import BoxForm, Options
-from gpuaug.fusion.params.prefetch import Ahead
+from gpuaug.fusion.params.prefetch import TablePrefetch
 from gpuaug.fusion.params.table import make_table
 from gpuaug.fusion.plan import Plan, columns_of, plan
 from gpuaug.fusion.policies.choice import Choice, Nothing, Pick, Step
@@ -130,7 +130,7 @@ class Fused(nn.Module):
         self._soft = None if classes is None else SoftLabels(classes, options.label_smoothing)
         self._chooses = any(isinstance(op, Choice) for op in self._ops)
         self._plans: dict[Any, tuple[Stretch, Plan | None]] = {}
-        self._ahead = Ahead()
+        self._prefetch = TablePrefetch()
         # Of the last call. In a list, since a module takes its time to set an attribute.
         self._seen: list[tuple[Size, torch.device]] = []
 
@@ -174,17 +174,17 @@ class Fused(nn.Module):
         first = size
         _, planned = self._stretch(0, size, masks=False)
         columns = planned.numbers if planned is not None else 8
-        source = Source((seed,), size.batch, columns)
-        drawn: list[Drawn] = []
+        sampler = Sampler((seed,), size.batch, columns)
+        drawn: list[OpDraws] = []
         sizes: list[Size] = []
         while len(drawn) < len(self._ops):
             stretch, _ = self._stretch(len(drawn), size, masks=False)
             if stretch.eager is not None:
-                drawn.append(stretch.eager.draw(source, size))
+                drawn.append(stretch.eager.draw(sampler, size))
                 sizes.append(size)
                 size = stretch.eager.out(size, drawn[-1])
             for op in stretch.ops:
-                drawn.append(op.draw(source, size))
+                drawn.append(op.draw(sampler, size))
                 sizes.append(size)
                 size = op.out(size)
         return Draws(first.shape, self._tree, tuple(drawn), tuple(sizes))
@@ -286,7 +286,7 @@ class Fused(nn.Module):
             if planned is not None:
                 at = planned.out
             elif stretch.eager is not None:
-                at = stretch.eager.out(at, stretch.eager.draw(Source((0,), at.batch), at))
+                at = stretch.eager.out(at, stretch.eager.draw(Sampler((0,), at.batch), at))
             start = stretch.stop
         return explain.explanation(parts, size, self.dtype, self._executor(), self.options.views)
 
@@ -320,7 +320,7 @@ class Fused(nn.Module):
         if self._soft is not None:
             targets.soften(self._soft, self._mixes)
         planned, size = self._one_plan(targets), targets.size
-        if draws is None and (planned is None or planned.alone):
+        if draws is None and (planned is None or planned.needs_own_batch):
             draws = self._draw(size, next_seed())
         if planned is not None:
             targets.run_plan(planned, self._table(planned, targets, draws), self.dtype, self.memory_format)
@@ -332,7 +332,7 @@ class Fused(nn.Module):
         """The rows of all views for the plan that is the whole pipeline."""
         ops, size, device, points = self._plain_ops, targets.size, targets.device, targets.has_points
         if draws is None:
-            return self._ahead.table(planned, ops, size, device, targets.places, points=points, views=self.options.views)
+            return self._prefetch.table(planned, ops, size, device, targets.places, points=points, views=self.options.views)
         drawn_of = [dict(zip(ops, view._drawn, strict=True)) for view in draws.views]
         tables = [make_table(planned, size, drawn, device, points=points) for drawn in drawn_of]
         return torch.cat(tables) if len(tables) > 1 else tables[0]
@@ -359,11 +359,11 @@ class Fused(nn.Module):
                     size = size.to(planned.out.height, planned.out.width)
                 start = stretch.stop
 
-    def _parts(self, draws: Draws) -> list[tuple[tuple[Op | EagerOp, ...], Sequence[Drawn]]]:
+    def _parts(self, draws: Draws) -> list[tuple[tuple[Op | EagerOp, ...], Sequence[OpDraws]]]:
         """What runs for these draws, split where a plan has to begin."""
         if not self._chooses:
             return [(self._ops, draws._drawn)]
-        parts: list[tuple[list[Op | EagerOp], list[Drawn]]] = [([], [])]
+        parts: list[tuple[list[Op | EagerOp], list[OpDraws]]] = [([], [])]
         for op, drawn in zip(self._ops, draws._drawn, strict=True):
             for step in op.steps(drawn) if isinstance(op, Choice) else (Step(op, drawn, begins=False),):
                 if step.begins and parts[-1][0]:
@@ -406,7 +406,7 @@ def _take(ops: Sequence[Op | EagerOp], start: int, size: Size) -> Stretch:
             if taken:
                 break
             return Stretch(start, (), op)
-        reason = op.reason if isinstance(op, EagerOp) else op.refuses(size)
+        reason = op.reason if isinstance(op, EagerOp) else op.unsupported_size(size)
         if reason is None and isinstance(op, Op):
             taken.append(op)
             size = op.out(size)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gpuaug.fusion.ops.base import Array, Drawn, Size
+from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.geometry import Edge, Filter, GatherOp, IndexMap, IndexOp, ResampleOp, Resampling, Rows, WarpOp
 
 Kind = Literal["", "resample", "affine", "perspective"]
@@ -97,9 +97,9 @@ class Gather:
         return self.warp is not None and self.warp.nearest
 
     @property
-    def half(self) -> bool:
+    def half_pixel_centers(self) -> bool:
         """Whether pixels are squares to a resize, for images. For masks they always are."""
-        return isinstance(self.warp, ResampleOp) and (self.warp.half or self.warp.nearest)
+        return isinstance(self.warp, ResampleOp) and (self.warp.half_pixel_centers or self.warp.nearest)
 
     @property
     def filter(self) -> Filter:
@@ -115,7 +115,7 @@ class Gather:
         """Lay out the numbers from column ``start`` on."""
         at = start
         places = {}
-        own_mask_warp = masks and isinstance(self.warp, ResampleOp) and not self.half
+        own_mask_warp = masks and isinstance(self.warp, ResampleOp) and not self.half_pixel_centers
         for name, width in (
             ("after", self.after.width),
             ("warp", _WARP_COLUMNS[self.kind]),
@@ -131,7 +131,7 @@ class Gather:
         return Columns(**places, end=at)
 
     def rows(
-        self, drawn_of: Callable[[GatherOp], Drawn], size: Size, columns: Columns, table: Array, *, fixed: bool = True
+        self, drawn_of: Callable[[GatherOp], OpDraws], size: Size, columns: Columns, table: Array, *, fixed: bool = True
     ) -> None:
         """Write every sample's numbers into ``table``, (B, K) float32; only those that are drawn where not ``fixed``."""
         at = size
@@ -156,10 +156,10 @@ class Gather:
             if fill_column >= 0 and fixed:
                 table[:, fill_column : fill_column + size.channels] = part.fill
 
-    def _write_warp(self, op: GatherOp, drawn: Drawn, size: Size, columns: Columns, table: Array, fixed: bool) -> None:
+    def _write_warp(self, op: GatherOp, drawn: OpDraws, size: Size, columns: Columns, table: Array, fixed: bool) -> None:
         start = columns.warp
         if isinstance(op, ResampleOp):
-            _write_resampling(op.resampling(drawn, size, self.half), table, start, fixed)
+            _write_resampling(op.resampling(drawn, size, self.half_pixel_centers), table, start, fixed)
             if columns.mask_warp not in (-1, start):
                 _write_resampling(op.resampling(drawn, size, True), table, columns.mask_warp, fixed)
             return
@@ -194,7 +194,7 @@ def _write(values: Sequence[Rows], table: Array, column: int, fixed: bool) -> No
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class DeviceCropColumns:
     """Where in a row, behind what the passes read, the parts begin that a crop is fitted from; -1 for those it has not."""
 
     matrix: int

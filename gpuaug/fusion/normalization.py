@@ -38,7 +38,7 @@ def normalized_by(transforms: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
     return found
 
 
-def says_rest(transforms: Sequence[Any]) -> bool:
+def lam_is_own(transforms: Sequence[Any]) -> bool:
     """Whether the share in mixed labels is that of the sample itself, and not of its partner."""
     modules = (module for transform in transforms for module in modules_of(transform))
     return any(isinstance(module, K.RandomCutMixV2) and module.use_correct_lambda for module in modules)

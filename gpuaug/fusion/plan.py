@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from gpuaug.fusion.gather import Columns, Gather
-from gpuaug.fusion.ops.base import Array, Drawn, Op, PointOp, Size
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, PointOp, Size
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
 from gpuaug.fusion.ops.filters import FilterOp
 from gpuaug.fusion.ops.geometry import GatherOp
 from gpuaug.fusion.ops.mix import MixOp
-from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.ops.sampler import Sampler
 
 Front = Gather | FilterOp | MixOp
 
@@ -68,7 +68,7 @@ class Plan:
     """How many columns of uniform numbers are drawn at first."""
     columns: tuple[int, ...] = ()
     """How many of them each op takes."""
-    alone: bool = False
+    needs_own_batch: bool = False
     """Whether the rows of a batch are made for it alone."""
 
 
@@ -140,18 +140,18 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
             program.append((point.code, column, point.flags))
             column += point.row_width(size.channels)
         passes.append(Pass(each.front, tuple(each.points), source, at, columns, tuple(program)))
-    return Plan(tuple(passes), max(column, 1), size, at, masks, alone=any(op.alone for op in ops))
+    return Plan(tuple(passes), max(column, 1), size, at, masks, needs_own_batch=any(op.needs_own_batch for op in ops))
 
 
 def columns_of(ops: Sequence[Op], size: Size) -> tuple[int, ...]:
     """How many columns of uniform numbers each op of a run draws for a batch of images of this size."""
     # Apart: a plan may be made in the middle of a draw.
-    source, at = Source((0,), 1, apart=True), size if size.ragged else Size(1, size.channels, size.height, size.width)
+    sampler, at = Sampler((0,), 1, apart=True), size if size.ragged else Size(1, size.channels, size.height, size.width)
     columns = []
     for op in ops:
-        before = source.used
-        op.draw(source, at)
-        columns.append(source.used - before)
+        before = sampler.used
+        op.draw(sampler, at)
+        columns.append(sampler.used - before)
         at = op.out(at)
     return tuple(columns)
 
@@ -162,7 +162,7 @@ def _after(ops: Iterable[Op], size: Size) -> Size:
     return size
 
 
-def matrix_of(plan: Plan, size: Size, drawn: dict[Op, Drawn]) -> Array:
+def matrix_of(plan: Plan, size: Size, drawn: dict[Op, OpDraws]) -> Array:
     """Input pixel coordinates → output pixel coordinates over all passes, (B, 3, 3) or (1, 3, 3) float64."""
     total = np.eye(3)[None]
     for step in plan.passes:

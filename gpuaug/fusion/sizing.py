@@ -24,7 +24,9 @@ def sizing_ops(ops: Sequence[Op | EagerOp]) -> tuple[GatherOp, ...]:
         elif not isinstance(op, GatherOp):
             reason = "it does more than move pixels"
         else:
-            reason = op.refuses(size) or (None if front.accepts(op) else f"it needs a pass of its own after {taken[-1].name}")
+            reason = op.unsupported_size(size) or (
+                None if front.accepts(op) else f"it needs a pass of its own after {taken[-1].name}"
+            )
         if reason is not None:
             raise ArgumentError(
                 f"pipeline must give images one size before anything else where ragged=True, got {op.name}: {reason}. "
@@ -49,8 +51,8 @@ def check_sizes(ops: Sequence[GatherOp], size: Size) -> None:
     """
     at = size
     for op in ops:
-        if op.refuses(at):
-            index, reason = next((index, why) for index in range(at.batch) if (why := op.refuses(at.of(index))))
+        if op.unsupported_size(at):
+            index, reason = next((index, why) for index in range(at.batch) if (why := op.unsupported_size(at.of(index))))
             raise ArgumentError(
                 f"images must fit {op.name}, got {size.of(index).height}x{size.of(index).width} at {index} of the batch, "
                 f"which {reason}. Pad or resize before it."

@@ -13,7 +13,7 @@ from gpuaug.feed.wrapped_loader import is_stateful, tell_epoch
 _WAY_OUT = "Pass what state_dict() of a StreamedLoader returned."
 
 
-class Reached(NamedTuple):
+class Snapshot(NamedTuple):
     """Where the training loop is."""
 
     epoch: int
@@ -45,7 +45,7 @@ class Progress:
         """The epoch of the next iterator, where it is not the one that follows."""
         self._chosen = False
         self._first = 0
-        self._reached: Reached | None = None
+        self._snapshot: Snapshot | None = None
         self._given: Any = None
         """The state that the wrapped loader was given and no iterator has begun from."""
 
@@ -54,10 +54,10 @@ class Progress:
         self._next, self._chosen = epoch, True
         tell_epoch(self._loader, epoch)
 
-    def begin(self, source: Any) -> Reached:
+    def begin(self, source: Any) -> Snapshot:
         """Where an iterator is that begins now, with ``source`` as the wrapped loader's state."""
         self._epoch = self._following
-        begun = Reached(self._epoch, self._first, False, self._chosen, source)
+        begun = Snapshot(self._epoch, self._first, False, self._chosen, source)
         self._next, self._chosen, self._first, self._given = None, False, 0, None
         self.reach(begun)
         return begun
@@ -73,21 +73,21 @@ class Progress:
         # A DataLoader's place is each iterator's own: the next one begins anew, unless it was given a state to begin from.
         if is_stateful(self._loader) and not isinstance(getattr(self._loader, "base_dataloader", self._loader), DataLoader):
             self._end_passes()
-            source = self.state_dict()["source"] if self._reached is not None else None
+            source = self.state_dict()["source"] if self._snapshot is not None else None
             source = copy.deepcopy(self._loader.state_dict()) if source is None else source  # type: ignore[attr-defined]
-        counters = self._epoch, self._next, self._chosen, self._first, self._reached, self._given
+        counters = self._epoch, self._next, self._chosen, self._first, self._snapshot, self._given
         try:
             yield
         finally:
             if source is not None:
                 self._loader.load_state_dict(copy.deepcopy(source))  # type: ignore[attr-defined]
-            self._epoch, self._next, self._chosen, self._first, self._reached, self._given = counters
+            self._epoch, self._next, self._chosen, self._first, self._snapshot, self._given = counters
             if self._chosen and self._next is not None:
                 tell_epoch(self._loader, self._next)
 
-    def reach(self, reached: Reached) -> None:
+    def reach(self, reached: Snapshot) -> None:
         """The iterator that was read last has come as far as this."""
-        self._reached = reached
+        self._snapshot = reached
 
     def state_dict(self) -> dict[str, Any]:
         """Where the training loop is: the state after the batch that was handed over last, whatever has been read ahead.
@@ -98,7 +98,7 @@ class Progress:
         Raises:
             Exception: What the wrapped loader raised when it was asked for its state.
         """
-        reached = self._reached or Reached(self._following, 0, False, self._chosen, None)
+        reached = self._snapshot or Snapshot(self._following, 0, False, self._chosen, None)
         if isinstance(reached.source, Exception):
             raise reached.source
         return {"seed": self.seed, **copy.deepcopy(reached._asdict())}
@@ -114,10 +114,10 @@ class Progress:
         """
         if not isinstance(state_dict, Mapping):
             raise ArgumentTypeError(f"state must be a mapping, got {type(state_dict).__name__}. {_WAY_OUT}")
-        names = ("seed", *Reached._fields)
+        names = ("seed", *Snapshot._fields)
         if missing := [name for name in names if name not in state_dict]:
             raise ArgumentError(f"state must hold {', '.join(names)}, got one without {', '.join(missing)}. {_WAY_OUT}")
-        reached = Reached(*copy.deepcopy([state_dict[name] for name in Reached._fields]))
+        reached = Snapshot(*copy.deepcopy([state_dict[name] for name in Snapshot._fields]))
         self._end_passes()  # what reads a loader must not meet a change of its state
         ended = reached.ended or _is_finished(reached.source)
         if reached.chosen and not ended:
@@ -127,7 +127,7 @@ class Progress:
         self.seed, self._epoch = state_dict["seed"], reached.epoch
         self._next, self._chosen = (None, False) if ended else (reached.epoch, reached.chosen)
         self._first = 0 if ended else reached.batch
-        self._reached, self._given = reached, reached.source
+        self._snapshot, self._given = reached, reached.source
 
     @property
     def _following(self) -> int:

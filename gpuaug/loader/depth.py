@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import distributed
 
-from gpuaug.core.streams import Lane, Lanes, Mark, ms_between
+from gpuaug.core.streams import Event, Lane, Lanes, ms_between
 from gpuaug.stages.base import Stage, TransformStage
 from gpuaug.stages.feature import FeatureStage
 
@@ -31,8 +31,8 @@ chance that happens once in seventy times, and in line has no slack for a batch 
 class Depth(Protocol):
     """How far ahead the batches of a loader are launched."""
 
-    def mark(self, consumer: Lane, iterator: object) -> Mark:
-        """Mark the consumer's work before it is given its next batch, by an iterator."""
+    def record_event(self, consumer: Lane, iterator: object) -> Event:
+        """Record an event after the consumer's work before it is given its next batch, by an iterator."""
         ...
 
     @property
@@ -41,7 +41,7 @@ class Depth(Protocol):
         ...
 
 
-class Fixed:
+class FixedDepth:
     """As many as the user said."""
 
     def __init__(self, depth: int) -> None:
@@ -50,16 +50,16 @@ class Fixed:
     def __repr__(self) -> str:
         return str(self.now)
 
-    def mark(self, consumer: Lane, iterator: object) -> Mark:
-        """A mark that need not tell the time."""
-        return consumer.mark()
+    def record_event(self, consumer: Lane, iterator: object) -> Event:
+        """An event that need not tell the time."""
+        return consumer.record_event()
 
 
-class Measured:
+class DepthTuner:
     """What is faster here: ``AHEAD`` batches, or none.
 
     Windows are streamed, in line, in line, streamed, and so again, so that what drifts or comes back every few batches falls on
-    both ways alike. They are timed on the device, between marks of the stream that trains: nothing waits. A window that an
+    both ways alike. They are timed on the device, between events of the stream that trains: nothing waits. A window that an
     epoch's end cuts short is begun again.
     """
 
@@ -71,8 +71,8 @@ class Measured:
         self._whose: object = None
         self._warm = 0
         self._seen = 0
-        self._began: Mark | None = None
-        self._windows: list[tuple[int, Mark, Mark]] = []
+        self._began: Event | None = None
+        self._windows: list[tuple[int, Event, Event]] = []
         self._done = False
 
     def __repr__(self) -> str:
@@ -90,31 +90,31 @@ class Measured:
             return
         self.now, self._done = AHEAD, True
 
-    def mark(self, consumer: Lane, iterator: object) -> Mark:
-        """A mark that tells the time while measuring goes on."""
+    def record_event(self, consumer: Lane, iterator: object) -> Event:
+        """An event that tells the time while measuring goes on."""
         if self._done:
-            return consumer.mark()
-        mark = consumer.mark(timed=True)
+            return consumer.record_event()
+        event = consumer.record_event(timed=True)
         if iterator is not self._whose:
             # A new epoch fills its queue first. Two iterators at once measure neither way.
             self._whose, self._seen, self._began = iterator, 0, None
         if self._warm < WARM:
             self._warm += 1
         elif len(self._windows) < 2 * ROUNDS:
-            self._window(mark)
+            self._window(event)
         elif self._windows[-1][2].query():
             self._decide()
-        return mark
+        return event
 
-    def _window(self, mark: Mark) -> None:
+    def _window(self, event: Event) -> None:
         self._seen += 1
         if self._seen == SETTLE:
-            self._began = mark
+            self._began = event
         elif self._seen >= SETTLE + COUNT:
             self._seen = 0
             if self._began is None:
                 return  # another thread's iterator came between
-            self._windows.append((self.now, self._began, mark))
+            self._windows.append((self.now, self._began, event))
             if len(self._windows) % 2:
                 self.now = AHEAD - self.now
 

@@ -6,7 +6,7 @@ from typing import Any
 from gpuaug.core.streams import Lane, span
 
 
-class Watch:
+class Hooks:
     """Names ranges for profilers, which cost nothing while none listens."""
 
     def span(self, name: str, batch: int, lane: Lane | None = None, *, waits: bool = False) -> AbstractContextManager[Any]:

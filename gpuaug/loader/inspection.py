@@ -31,7 +31,7 @@ def check(loader: object, doing: str, otherwise: str) -> StreamedLoader:
         raise ArgumentTypeError(f"loader must be a StreamedLoader, got {type(loader).__name__}. {way_out}")
     if isinstance(loader.loader, Iterator):
         raise read_once(loader.loader)  # at once, before what cannot be given back is taken
-    if has_persistent_workers(loader.loader) and any(feed.is_open for feed in loader._feeds):
+    if has_persistent_workers(loader.loader) and any(feed.is_open for feed in loader._feed_iterators):
         raise ArgumentError(
             f"loader must have no iterator open on persistent workers while it is {doing}, got one, which would end. "
             "Finish its loop first, or close() the loader."
@@ -42,17 +42,17 @@ def check(loader: object, doing: str, otherwise: str) -> StreamedLoader:
 @contextmanager
 def left_as_it_was(loader: StreamedLoader) -> Iterator[None]:
     """Afterwards the loader's epoch, state and counters, and torch's generators, are what they were."""
-    machinery, counted = loader._machinery, loader._machinery.stats
+    shared, counted = loader._shared, loader._shared.stats
     generators = (getattr(part, "generator", None) for part in _parts(loader.loader))
     states = [(generator, generator.get_state()) for generator in generators if isinstance(generator, torch.Generator)]
     places = [(part, copy.deepcopy(part.state_dict())) for part in _in_this_process(loader.loader)]
     no_workers = has_persistent_workers(loader.loader) and not _workers_run(loader)
-    machinery.stats = Stats()
+    shared.stats = Stats()
     try:
-        with machinery.progress.set_aside(), _generators_kept(loader.device):
+        with shared.progress.set_aside(), _generators_kept(loader.device):
             yield
     finally:
-        machinery.stats = counted
+        shared.stats = counted
         if no_workers:
             loader.close()  # what draws their seeds is whoever starts them
         for generator, state in states:
@@ -84,7 +84,7 @@ def read_once(source: object) -> ArgumentError:
 
 
 def _workers_run(loader: StreamedLoader) -> bool:
-    holders = loader.loader, loader._machinery.supply._twin
+    holders = loader.loader, loader._shared.feed._twin
     return any(getattr(holder, "_iterator", None) is not None for holder in holders)
 
 

@@ -12,28 +12,28 @@ import torch
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.rng import Position
-from gpuaug.core.streams import Lane, Lanes, Mark, Pace
-from gpuaug.feed.feed import Supply
-from gpuaug.feed.prefetch import Feed, Pulled
-from gpuaug.loader.checkpoint import Progress, Reached
+from gpuaug.core.streams import Event, Lane, Lanes, RunAheadLimit
+from gpuaug.feed.feed import Feed
+from gpuaug.feed.prefetch import FeedIterator, Pulled
+from gpuaug.loader.checkpoint import Progress, Snapshot
 from gpuaug.loader.depth import Depth
-from gpuaug.loader.hooks import Watch
+from gpuaug.loader.hooks import Hooks
 from gpuaug.loader.stats import Stats
 from gpuaug.stages.base import BoundStage
 from gpuaug.stages.copy import Copier
 
 
 @dataclass(slots=True)
-class Machinery:
+class LoaderState:
     """What the iterators of one loader share."""
 
     lanes: Lanes
     copier: Copier
-    supply: Supply
+    feed: Feed
     progress: Progress
     stats: Stats = field(default_factory=Stats)
-    pace: Pace = field(default_factory=Pace)
-    watch: Watch = field(default_factory=Watch)
+    run_ahead_limit: RunAheadLimit = field(default_factory=RunAheadLimit)
+    hooks: Hooks = field(default_factory=Hooks)
     launching: threading.Lock = field(default_factory=threading.Lock)
 
     def reclaim(self) -> None:
@@ -52,7 +52,7 @@ class _Launched:
     """A batch whose work has been queued, or the error that stands in its place."""
 
     batch: Batch = None
-    ready: Mark | None = None
+    ready: Event | None = None
     resident: Sequence[torch.Tensor] = ()
     source: Lane | None = None
     """Where objects were made that came to us on the device, and whose tensors cannot be seen."""
@@ -61,12 +61,12 @@ class _Launched:
     """The wrapped loader's, after this batch."""
 
 
-class Flight:
+class PipelinedIterator:
     """The batches of one iterator.
 
     Args:
-        machinery: What it shares with the loader's other iterators.
-        feed: The pass over the wrapped loader.
+        shared: What it shares with the loader's other iterators.
+        feed_iterator: The pass over the wrapped loader.
         bound: The stages on their lanes.
         begun: Where the training loop is as it begins.
         first: What the first batch's draws depend on.
@@ -74,14 +74,20 @@ class Flight:
     """
 
     def __init__(
-        self, machinery: Machinery, feed: Feed, bound: Sequence[BoundStage], begun: Reached, first: Position, depth: Depth
+        self,
+        shared: LoaderState,
+        feed_iterator: FeedIterator,
+        bound: Sequence[BoundStage],
+        begun: Snapshot,
+        first: Position,
+        depth: Depth,
     ) -> None:
-        self._machinery = machinery
-        self._lanes = machinery.lanes
+        self._shared = shared
+        self._lanes = shared.lanes
         self._bound = bound
-        self.feed = feed
+        self.feed_iterator = feed_iterator
         self._at = first
-        self._reached = begun
+        self._snapshot = begun
         self._ended = False
         self._state_at_end: Any = None
         self._memory: dict[str, Any] = {}
@@ -98,33 +104,33 @@ class Flight:
         """Whether the wrapped loader has nothing more to give."""
         return self._ended
 
-    def catch_up(self, consumer: Lane) -> None:
+    def fill(self, consumer: Lane) -> None:
         """Queue work until ``depth`` batches follow the next one, as far as the wrapped loader has batches now.
 
         Blocks only when there is nothing to hand over.
         """
-        stats, watch = self._machinery.stats, self._machinery.watch
-        watch.asked(consumer)
-        self._machinery.supply.collect()
-        done = self._depth.mark(consumer, self)
+        stats, hooks = self._shared.stats, self._shared.hooks
+        hooks.asked(consumer)
+        self._shared.feed.collect()
+        done = self._depth.record_event(consumer, self)
         depth = self._depth.now
         stats.depth = 0 if self._lanes.in_line else depth
-        waited_s = self._machinery.pace.keep(done, ahead=depth + 2)
+        waited_s = self._shared.run_ahead_limit.keep(done, ahead=depth + 2)
         if waited_s is not None:
             stats.held_back += 1
             stats.held_back_ms += waited_s * 1e3
-            watch.held_back(self._reached.batch, waited_s)
+            hooks.held_back(self._snapshot.batch, waited_s)
         # In line there is nothing to overlap with: launching ahead would only put off the batch that is wanted.
         most = 1 if self._lanes.in_line else depth + 1
         ordered = False
         while len(self.waiting) < most and not self._ended:
-            pulled = self.feed.get(block=False)
+            pulled = self.feed_iterator.get(block=False)
             if pulled is None:
                 if self.waiting:
                     return
                 start = time.perf_counter()
-                with watch.span("gpuaug/pull", self._at.batch, waits=True):
-                    pulled = self.feed.get(block=True)
+                with hooks.span("gpuaug/pull", self._at.batch, waits=True):
+                    pulled = self.feed_iterator.get(block=True)
                 stats.starved += 1
                 stats.starved_ms += (time.perf_counter() - start) * 1e3
             assert pulled is not None
@@ -136,8 +142,8 @@ class Flight:
                 )
                 self.waiting.append(_Launched(error=pulled.error))
             elif not pulled.ended:
-                watch.pulled(self._at.batch, *pulled.took_s)
-                with self._machinery.launching:
+                hooks.pulled(self._at.batch, *pulled.took_s)
+                with self._shared.launching:
                     if not ordered:
                         self._lanes.wait_for_consumers(consumer, done)
                         ordered = True
@@ -145,7 +151,7 @@ class Flight:
                         self._launch(pulled)
                 self._at = self._at.after()
 
-    def hand_over(self, consumer: Lane) -> Batch:
+    def pop(self, consumer: Lane) -> Batch:
         """The next batch, which ``consumer`` waits for on the device; or the error in its place."""
         launched = self.waiting.popleft()
         if launched.error is not None:
@@ -155,8 +161,8 @@ class Flight:
             finally:
                 del launched  # or the error would hold itself through its traceback, and the batch with it
         assert launched.ready is not None
-        stats, watch, number = self._machinery.stats, self._machinery.watch, self._reached.batch
-        with watch.span("gpuaug/wait", number, consumer, waits=True):
+        stats, hooks, number = self._shared.stats, self._shared.hooks, self._snapshot.batch
+        with hooks.span("gpuaug/wait", number, consumer, waits=True):
             self._lanes.hand_over(launched.ready, consumer)
         for tensor in launched.resident:
             consumer.reads(tensor)
@@ -165,8 +171,8 @@ class Flight:
         stats.batches += 1
         stats.ready = len(self.waiting)
         self._reach(batch=number + 1, source=launched.state)
-        self.feed.refill()
-        watch.handed_over(number, consumer)
+        self.feed_iterator.refill()
+        hooks.handed_over(number, consumer)
         return launched.batch
 
     def end(self) -> None:
@@ -175,50 +181,50 @@ class Flight:
 
     def close(self) -> None:
         """Let go of the wrapped loader, and of batches that will not be handed over."""
-        self.feed.close()
+        self.feed_iterator.close()
         for launched in self.waiting:  # they are dropped while lanes may still be reading them
             if launched.source is not None and launched.ready is not None:
                 launched.source.wait(launched.ready)
         self.waiting.clear()
-        self._machinery.reclaim()
+        self._shared.reclaim()
 
     def _reach(self, **changes: Any) -> None:
-        self._reached = self._reached._replace(**changes)
-        self._machinery.progress.reach(self._reached)
+        self._snapshot = self._snapshot._replace(**changes)
+        self._shared.progress.reach(self._snapshot)
 
     def _note(self, error: BaseException, where: str) -> None:
         error.add_note(f"gpuaug: raised {where}, at batch {self._at.batch} of epoch {self._at.epoch}.")
 
     def _launch(self, pulled: Pulled) -> None:
-        stats, supply, watch, number = self._machinery.stats, self._machinery.supply, self._machinery.watch, self._at.batch
+        stats, feed, hooks, number = self._shared.stats, self._shared.feed, self._shared.hooks, self._at.batch
         read_by_stages: list[Any] = []
         lane, doing, source, end = self._lanes.copy, "its copy", None, None
         try:
             self._lanes.reclaim()
             lane.make_current()
-            supply.prepare(pulled)
+            feed.prepare(pulled)
             if pulled.slot is not None:
                 stats.slot_batches += 1
             else:
                 stats.other_batches += 1
-            with watch.span("gpuaug/copy", number, lane):
-                copied = self._machinery.copier.copy(pulled.batch)
+            with hooks.span("gpuaug/copy", number, lane):
+                copied = self._shared.copier.copy(pulled.batch)
             if copied.resident or copied.resident_objects:
                 followed = self._lanes.follow(pulled.stream)
                 source = followed if copied.resident_objects else None
-            batch, ready = copied.batch, lane.mark()
-            supply.read_until(pulled, ready)
+            batch, ready = copied.batch, lane.record_event()
+            feed.read_until(pulled, ready)
             for bound in self._bound:
                 doing = f"stage {bound.name!r}"
                 values = bound.read(batch)
                 read_by_stages.extend(_parts(values))
                 bound.lane.wait(ready)
                 lane = bound.lane  # from here on its mark covers all that was done for this batch
-                with watch.span(bound.range_name, number, lane):
+                with hooks.span(bound.range_name, number, lane):
                     for tensor in copied.resident:
                         lane.reads(tensor)
                     result = bound.run(values, ready, self._at, self._memory)
-                    ready = lane.mark()
+                    ready = lane.record_event()
                     batch = bound.write(batch, result)
             stats.copied_bytes += copied.num_bytes
             end = ready
@@ -230,8 +236,8 @@ class Flight:
             self._ended = True
         finally:
             if end is None:  # an error or an interrupt, after which the lane may hold work that is not marked
-                end = lane.mark()
-                supply.read_until(pulled, end)
+                end = lane.record_event()
+                feed.read_until(pulled, end)
                 if source is not None:
                     source.wait(end)
             if read_by_stages:

@@ -13,12 +13,12 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentTypeError, whole_number
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Lanes
-from gpuaug.feed.feed import Kind, Supply
-from gpuaug.feed.prefetch import Feed
+from gpuaug.feed.feed import Feed, Kind
+from gpuaug.feed.prefetch import FeedIterator
 from gpuaug.feed.wrapped_loader import is_stateful
 from gpuaug.loader import depth as depths
 from gpuaug.loader.checkpoint import Progress
-from gpuaug.loader.iterator import Flight, Machinery
+from gpuaug.loader.iterator import LoaderState, PipelinedIterator
 from gpuaug.loader.stats import Stats
 from gpuaug.stages import base as stages
 from gpuaug.stages.base import BoundStage
@@ -87,10 +87,10 @@ class StreamedLoader:
         budget = (
             None if feed_bytes is None else whole_number("feed_bytes", feed_bytes, "Leave it out for an eighth of the memory.")
         )
-        supply = Supply(loader, feed, budget, lanes.device, self._depth.now)
-        self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
-        progress = Progress(loader, seed, partial(_close_all, self._feeds))
-        self._machinery = Machinery(lanes, Copier(lanes.device, warns=bool(supply.reason)), supply, progress)
+        source = Feed(loader, feed, budget, lanes.device, self._depth.now)
+        self._feed_iterators: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
+        progress = Progress(loader, seed, partial(_close_all, self._feed_iterators))
+        self._shared = LoaderState(lanes, Copier(lanes.device, warns=bool(source.reason)), source, progress)
         if is_stateful(loader):
             # Here, not on the class: frameworks look for these two names, and save in a checkpoint what they find.
             self.state_dict, self.load_state_dict = progress.state_dict, progress.load_state_dict
@@ -98,21 +98,21 @@ class StreamedLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         # A generator: nothing starts before the first next(), and frameworks call iter() more often than they iterate.
-        with closing(self._begin()) as flight:
+        with closing(self._begin()) as pipelined:
             while True:
-                consumer = self._machinery.lanes.consumer()  # the stream that is current now, on this thread
-                flight.catch_up(consumer)
-                if not flight.waiting:
-                    flight.end()
+                consumer = self._shared.lanes.consumer()  # the stream that is current now, on this thread
+                pipelined.fill(consumer)
+                if not pipelined.waiting:
+                    pipelined.end()
                     return
-                yield flight.hand_over(consumer)
+                yield pipelined.pop(consumer)
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         names = ", ".join(f"{bound.name}={stage!r}" for bound, stage in zip(self._bound, self._stages, strict=True))
-        settings = f"device={self.device}, depth={self._depth!r}, feed={self._machinery.supply!r}"
+        settings = f"device={self.device}, depth={self._depth!r}, feed={self._shared.feed!r}"
         return f"StreamedLoader({type(self.loader).__name__}, stages=[{names}], {settings})"
 
     def __enter__(self) -> Self:
@@ -124,28 +124,28 @@ class StreamedLoader:
     @property
     def device(self) -> torch.device:
         """Where batches go."""
-        return self._machinery.lanes.device
+        return self._shared.lanes.device
 
     @property
     def depth(self) -> depths.Setting:
         """How many batches are worked on ahead. Assign between epochs to change it; ``"auto"`` then measures anew."""
-        return "auto" if isinstance(self._depth, depths.Measured) else self._depth.now
+        return "auto" if isinstance(self._depth, depths.DepthTuner) else self._depth.now
 
     @depth.setter
     def depth(self, value: depths.Setting) -> None:
         way_out = "Use 0 for the in-line reference, 2 to overlap, 'auto' to have the faster."
         self._depth: depths.Depth = (
-            depths.Measured() if value == "auto" else depths.Fixed(whole_number("depth", value, way_out))
+            depths.DepthTuner() if value == "auto" else depths.FixedDepth(whole_number("depth", value, way_out))
         )
 
     @property
     def seed(self) -> int:
         """What the draws of stages depend on, with the epoch, the rank and the batch."""
-        return self._machinery.progress.seed
+        return self._shared.progress.seed
 
     @seed.setter
     def seed(self, value: int) -> None:
-        self._machinery.progress.seed = value
+        self._shared.progress.seed = value
 
     @property
     def stages(self) -> tuple[stages.Stage, ...]:
@@ -155,10 +155,10 @@ class StreamedLoader:
     @stages.setter
     def stages(self, value: Sequence[Any]) -> None:
         new = tuple(stages.as_stages(value))
-        self._bound = stages.bind_all(new, self._machinery.lanes)
+        self._bound = stages.bind_all(new, self._shared.lanes)
         self._stages = new
-        if isinstance(self._depth, depths.Measured):
-            self._depth = depths.Measured()  # what was faster with other stages says nothing about these
+        if isinstance(self._depth, depths.DepthTuner):
+            self._depth = depths.DepthTuner()  # what was faster with other stages says nothing about these
 
     @property
     def dataset(self) -> Any:
@@ -194,33 +194,35 @@ class StreamedLoader:
         Raises:
             ArgumentError: If ``epoch`` is negative.
         """
-        self._machinery.progress.choose(whole_number("epoch", epoch, "Count epochs from 0."))
+        self._shared.progress.choose(whole_number("epoch", epoch, "Count epochs from 0."))
 
     def stats(self) -> Stats:
         """The counters so far. The object is live: copy what is to be kept."""
-        return self._machinery.stats
+        return self._shared.stats
 
     def close(self) -> None:
         """End iterators that are still open, and a wrapped ``DataLoader``'s persistent workers.
 
         The loader can be iterated again: workers are then started anew. Also called on leaving a ``with`` block.
         """
-        _close_all(self._feeds)
-        self._machinery.supply.close()
-        self._machinery.reclaim()
+        _close_all(self._feed_iterators)
+        self._shared.feed.close()
+        self._shared.reclaim()
 
-    def _begin(self, depth: depths.Depth | None = None, bound: Sequence[BoundStage] | None = None) -> Flight:
-        shared = self._machinery
-        feed = shared.supply.open(shared.lanes.current_stream)
-        self._feeds.add(feed)
-        begun = shared.progress.begin(feed.state_at_start)
+    def _begin(self, depth: depths.Depth | None = None, bound: Sequence[BoundStage] | None = None) -> PipelinedIterator:
+        shared = self._shared
+        feed_iterator = shared.feed.open(shared.lanes.current_stream)
+        self._feed_iterators.add(feed_iterator)
+        begun = shared.progress.begin(feed_iterator.state_at_start)
         rank = rng.default_rank() if self._rank is None else self._rank
         first = Position(self.seed, begun.epoch, rank, begun.batch)
-        if isinstance(self._depth, depths.Measured):
+        if isinstance(self._depth, depths.DepthTuner):
             self._depth.consider(shared.lanes, self._stages)
-        return Flight(shared, feed, self._bound if bound is None else bound, begun, first, depth or self._depth)
+        return PipelinedIterator(
+            shared, feed_iterator, self._bound if bound is None else bound, begun, first, depth or self._depth
+        )
 
 
-def _close_all(feeds: Iterable[Feed]) -> None:
+def _close_all(feeds: Iterable[FeedIterator]) -> None:
     for feed in list(feeds):
         feed.close()

@@ -11,7 +11,7 @@ from gpuaug.core.rng import Position
 from gpuaug.fusion.fused import Fused
 from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.profiler.measure import Work, alone, can_look, on_device, synchronize, waits_at
-from gpuaug.profiler.repeated_batch import Again
+from gpuaug.profiler.repeated_batch import RepeatedBatch
 from gpuaug.profiler.report import COPY, STEP, Part
 from gpuaug.stages.base import BoundStage, Stage, TransformStage
 from gpuaug.stages.feature import FeatureStage
@@ -28,8 +28,8 @@ def measured(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iterator[
         host_batch: In memory like that of the wrapped loader's batches.
         step: One step of training, on a batch that is there.
     """
-    machinery, device = loader._machinery, loader.device
-    lanes = machinery.lanes
+    shared, device = loader._shared, loader.device
+    lanes = shared.lanes
     consumer = lanes.consumer()
 
     def on_lane(work: Work) -> Work:
@@ -41,7 +41,7 @@ def measured(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iterator[
 
     def copied() -> Batch:
         lanes.copy.make_current()
-        return machinery.copier.copy(host_batch).batch
+        return shared.copier.copy(host_batch).batch
 
     copy, looks = on_lane(copied), can_look(device)
     yield _part(COPY, copy, device, looks)
@@ -49,7 +49,7 @@ def measured(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iterator[
     synchronize(device)
     for bound, stage in zip(loader._bound, loader.stages, strict=True):
         values = bound.read(batch)
-        work = on_lane(partial(_run, bound, Again(values), _positions(loader.seed), {}))
+        work = on_lane(partial(_run, bound, RepeatedBatch(values), _positions(loader.seed), {}))
         for _ in range(3):  # a graph is captured when a shape occurs again
             result = work()
         synchronize(device)
@@ -69,10 +69,10 @@ def _part(name: str, work: Work, device: torch.device, looks: bool, **known: Any
     return Part(name, wall, wall, waits_at=where, **known)
 
 
-def _run(bound: BoundStage, again: Again, positions: Iterator[Position], memory: dict[str, Any]) -> Any:
+def _run(bound: BoundStage, again: RepeatedBatch, positions: Iterator[Position], memory: dict[str, Any]) -> Any:
     bound.lane.make_current()
     values = again()
-    return bound.run(values, bound.lane.mark(), next(positions), memory)
+    return bound.run(values, bound.lane.record_event(), next(positions), memory)
 
 
 def _positions(seed: int) -> Iterator[Position]:

@@ -160,8 +160,8 @@ def link_gb_per_s(lanes: Lanes) -> float | None:
         lanes.copy.make_current()
         target = torch.empty_like(source, device=lanes.device)
         for _ in range(_LINK_COPIES):
-            first = lanes.copy.mark(timed=True)
+            first = lanes.copy.record_event(timed=True)
             target.copy_(source, non_blocking=True)
-            marks.append((first, lanes.copy.mark(timed=True)))
+            marks.append((first, lanes.copy.record_event(timed=True)))
     synchronize(lanes.device)
     return _LINK_BYTES / median(ms_between(*pair) for pair in marks) / 1e6

@@ -21,14 +21,14 @@ from gpuaug.feed.prefetch import QUEUED
 from gpuaug.feed.ring_memory import can_be_placed
 from gpuaug.loader.depth import AHEAD, ranks
 from gpuaug.loader.inspection import check, left_as_it_was
-from gpuaug.loader.iterator import Machinery
+from gpuaug.loader.iterator import LoaderState
 from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.profiler.isolated import measured
 from gpuaug.profiler.measure import Spread, link_gb_per_s, synchronize
 from gpuaug.profiler.recorder import THREAD, Recorder
-from gpuaug.profiler.repeated_batch import Again
+from gpuaug.profiler.repeated_batch import RepeatedBatch
 from gpuaug.profiler.report import ANOTHER_ITERATOR, LOAD, STEP, Part, Report
-from gpuaug.profiler.steady_state import Passes
+from gpuaug.profiler.steady_state import EndlessBatches
 from gpuaug.profiler.timeline import Span, Timeline
 from gpuaug.profiler.verdict import verdict
 from gpuaug.stages.copy import PAGEABLE_WARN_BYTES
@@ -96,8 +96,8 @@ class _Profile:
 
     def __init__(self, loader: StreamedLoader, step: Step, count: int, rounds: int) -> None:
         self._loader, self._step, self._count, self._rounds = loader, step, count, rounds
-        self._machinery: Machinery = loader._machinery
-        self._lanes = self._machinery.lanes
+        self._shared: LoaderState = loader._shared
+        self._lanes = self._shared.lanes
         self._device = loader.device
         depth = loader.depth
         self._ahead = AHEAD if depth in ("auto", 0) else int(depth)
@@ -106,7 +106,7 @@ class _Profile:
         """How many batches the last window had."""
         self._starting_ms: list[float] = []
         """What beginning epochs took in each streamed window, a batch."""
-        self._passes = Passes(loader)
+        self._passes = EndlessBatches(loader)
         workers = getattr(loader.loader, "num_workers", 0)
         self._queued = workers * (getattr(loader.loader, "prefetch_factor", None) or 2) + QUEUED + self._ahead
 
@@ -153,9 +153,9 @@ class _Profile:
         )
         return replace(report, verdict=tuple(verdict(report)))
 
-    def _one(self) -> Again:
+    def _one(self) -> RepeatedBatch:
         """A batch as the step is given it."""
-        again = Again(self._passes.next(self._ahead))
+        again = RepeatedBatch(self._passes.next(self._ahead))
         self._step(again())
         return again
 
@@ -188,9 +188,9 @@ class _Profile:
         if self._lanes.in_line:
             return self._waited_for(once)
         consumer = self._lanes.consumer()
-        first = consumer.mark(timed=True)
+        first = consumer.record_event(timed=True)
         self._repeat(once)
-        last = consumer.mark(timed=True)
+        last = consumer.record_event(timed=True)
         synchronize(self._device)
         return ms_between(first, last) / self._done
 
@@ -233,21 +233,21 @@ class _Profile:
 
     def _feed(self) -> str:
         """How batches came, which is not as they usually come while another iterator has the slots."""
-        supply, stats = self._machinery.supply, self._machinery.stats
-        if not supply.reason and supply.workers and not stats.slot_batches:
+        feed, stats = self._shared.feed, self._shared.stats
+        if not feed.reason and feed.workers and not stats.slot_batches:
             return ANOTHER_ITERATOR
-        return repr(supply)
+        return repr(feed)
 
     def _recorded(self) -> tuple[Span, ...]:
         """What happened in a streamed window that is not counted."""
-        machinery, before = self._machinery, self._machinery.watch
+        shared, before = self._shared, self._shared.hooks
         self._settle(self._ahead)
-        recorder = machinery.watch = Recorder(self._lanes)
+        recorder = shared.hooks = Recorder(self._lanes)
         try:
             for _ in range(2 * (self._ahead + 2) + SHOWN):
                 self._step(self._passes.next(self._ahead))
         finally:
-            machinery.watch = before
+            shared.hooks = before
         synchronize(self._device)
         return recorder.spans()
 

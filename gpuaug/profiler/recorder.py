@@ -8,15 +8,15 @@ import time
 from contextlib import AbstractContextManager
 from typing import Any
 
-from gpuaug.core.streams import Lane, Lanes, Mark, ms_between, span
-from gpuaug.loader.hooks import Watch
+from gpuaug.core.streams import Event, Lane, Lanes, ms_between, span
+from gpuaug.loader.hooks import Hooks
 from gpuaug.profiler.timeline import Span
 
 LOADER, THREAD, CONSUMER = "loader", "thread", "consumer"
 """Lanes of a recording that are not the loader's own: who pulls, the training thread, and the stream that trains."""
 
 
-class Recorder(Watch):
+class Recorder(Hooks):
     """Notes what happens to every batch, and when. It is for one iterator after another, not for two at once.
 
     Args:
@@ -29,15 +29,15 @@ class Recorder(Watch):
     def __init__(self, lanes: Lanes) -> None:
         self._on_device = not lanes.in_line
         self._host: list[Span] = []
-        self._device: list[tuple[str, str, int, Mark, Mark, bool]] = []
-        self._step: tuple[int, float, Mark | None] | None = None
+        self._device: list[tuple[str, str, int, Event, Event, bool]] = []
+        self._step: tuple[int, float, Event | None] | None = None
         self._before, self._last = 0, -1
-        self._base: Mark = lanes.consumer().mark(timed=True)
+        self._base: Event = lanes.consumer().record_event(timed=True)
         self._base.synchronize()
         self._began_s = time.perf_counter()
 
     def span(self, name: str, batch: int, lane: Lane | None = None, *, waits: bool = False) -> AbstractContextManager[Any]:
-        """As :meth:`Watch.span`, noted."""
+        """As :meth:`Hooks.span`, noted."""
         return _Noted(self, name, self._through(batch), lane, waits)
 
     def pulled(self, batch: int, began_s: float, ended_s: float) -> None:
@@ -57,11 +57,11 @@ class Recorder(Watch):
         self._step = None
         self._note(THREAD, "step", batch, began_s, time.perf_counter())
         if mark is not None:
-            self._device.append((CONSUMER, "step", batch, mark, consumer.mark(timed=True), False))
+            self._device.append((CONSUMER, "step", batch, mark, consumer.record_event(timed=True), False))
 
     def handed_over(self, batch: int, consumer: Lane) -> None:
         """Note where the step begins."""
-        mark = consumer.mark(timed=True) if self._on_device else None
+        mark = consumer.record_event(timed=True) if self._on_device else None
         self._step = self._through(batch), time.perf_counter(), mark
         self._last = batch
 
@@ -95,7 +95,7 @@ class _Noted:
 
     def __enter__(self) -> None:
         self._range.__enter__()
-        self._mark = self._lane.mark(timed=True) if self._lane is not None and self._recorder._on_device else None
+        self._mark = self._lane.record_event(timed=True) if self._lane is not None and self._recorder._on_device else None
         self._began_s = time.perf_counter()
 
     def __exit__(self, *exc: Any) -> None:
@@ -105,5 +105,7 @@ class _Noted:
         recorder._note(THREAD, self._name, self._batch, self._began_s, time.perf_counter(), waits=on_thread)
         if self._lane is not None and self._mark is not None:
             lane = CONSUMER if self._waits else self._lane.name
-            recorder._device.append((lane, self._name, self._batch, self._mark, self._lane.mark(timed=True), self._waits))
+            recorder._device.append(
+                (lane, self._name, self._batch, self._mark, self._lane.record_event(timed=True), self._waits)
+            )
         self._range.__exit__(*exc)

@@ -10,7 +10,7 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 
 
-class Again:
+class RepeatedBatch:
     """Gives a batch again and again: its containers made anew each time, its tensors too if a call writes to them.
 
     A training step may take labels out of a dictionary, or shift them in place. Given the same objects, the second call would

@@ -7,19 +7,19 @@ from contextlib import contextmanager
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError
 from gpuaug.feed.prefetch import Pulled
-from gpuaug.loader.depth import Fixed
+from gpuaug.loader.depth import FixedDepth
 from gpuaug.loader.inspection import read_once
-from gpuaug.loader.iterator import Flight
+from gpuaug.loader.iterator import PipelinedIterator
 from gpuaug.loader.streamed_loader import StreamedLoader
 
 
-class Passes:
+class EndlessBatches:
     """The loader's batches without an end: in either form, or as they come from the wrapped loader."""
 
     def __init__(self, loader: StreamedLoader) -> None:
         self._loader = loader
-        self._flight: Flight | None = None
-        self._depth = Fixed(0)
+        self._iterator: PipelinedIterator | None = None
+        self._depth = FixedDepth(0)
         self._had_any = False
         self.starting_s = 0.0
         """How long it took to begin passes where others had ended, until their first batch was there."""
@@ -28,22 +28,22 @@ class Passes:
         self._begin()
 
     def __exit__(self, *exc: object) -> None:
-        if self._flight is not None:
-            self._flight.close()
+        if self._iterator is not None:
+            self._iterator.close()
 
     def next(self, depth: int) -> Batch:
         """The next batch, with ``depth`` of them ahead."""
         self._depth.now = depth
-        consumer = self._loader._machinery.lanes.consumer()
-        self._begun().catch_up(consumer)
+        consumer = self._loader._shared.lanes.consumer()
+        self._begun().fill(consumer)
         if not self._begun().waiting:
             with self._starting():
                 self._begin()
-                self._begun().catch_up(consumer)
+                self._begun().fill(consumer)
             if not self._begun().waiting:
                 raise self._no_batches()
         self._had_any = True
-        return self._begun().hand_over(consumer)
+        return self._begun().pop(consumer)
 
     def pull(self) -> Pulled:
         """The next batch of the wrapped loader, as it is pulled."""
@@ -58,7 +58,7 @@ class Passes:
         return pulled
 
     def _pulled(self) -> Pulled | None:
-        feed = self._begun().feed
+        feed = self._begun().feed_iterator
         pulled = feed.get(block=True)
         feed.refill()
         assert pulled is not None
@@ -73,14 +73,14 @@ class Passes:
         yield
         self.starting_s += time.perf_counter() - start
 
-    def _begun(self) -> Flight:
-        assert self._flight is not None
-        return self._flight
+    def _begun(self) -> PipelinedIterator:
+        assert self._iterator is not None
+        return self._iterator
 
     def _begin(self) -> None:
-        if self._flight is not None:
-            self._flight.close()
-        self._flight = self._loader._begin(self._depth)
+        if self._iterator is not None:
+            self._iterator.close()
+        self._iterator = self._loader._begin(self._depth)
 
     def _no_batches(self) -> ArgumentError:
         if self._had_any:

@@ -8,7 +8,7 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.rng import Calls, Generators, Position
-from gpuaug.core.streams import Lanes, Mark
+from gpuaug.core.streams import Event, Lanes
 from gpuaug.stages.selection import Into, On, Selection
 
 
@@ -47,7 +47,7 @@ class BoundStage(ABC):
         return self._selection.write(batch, result)
 
     @abstractmethod
-    def run(self, values: tuple[Any, ...], ready: Mark, position: Position, memory: dict[str, Any]) -> Any:
+    def run(self, values: tuple[Any, ...], ready: Event, position: Position, memory: dict[str, Any]) -> Any:
         """Queue the stage's work. Its lane has been made to wait for ``ready``.
 
         Args:
@@ -119,7 +119,7 @@ class _BoundTransform(BoundStage):
         keys = stage.selection.data_keys
         self._named = {"data_keys": keys} if keys is not None else {}
 
-    def run(self, values: tuple[Any, ...], ready: Mark, position: Position, memory: dict[str, Any]) -> Any:
+    def run(self, values: tuple[Any, ...], ready: Event, position: Position, memory: dict[str, Any]) -> Any:
         self.lane.make_current()
         with self._generators.keyed(position.key(self.name), Calls(position, self.name)):
             try:

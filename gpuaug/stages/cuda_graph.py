@@ -107,7 +107,7 @@ class GraphRunner:
 
     def _make_room(self, most: int) -> None:
         if len(self._graphs) > most:
-            self._lane.mark().synchronize()  # a graph in flight must not be destroyed
+            self._lane.record_event().synchronize()  # a graph in flight must not be destroyed
             while len(self._graphs) > most:
                 self._graphs.popitem(last=False)
         if not self._graphs:

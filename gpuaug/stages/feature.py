@@ -11,7 +11,7 @@ from torch import nn
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError, GpuAugWarning
 from gpuaug.core.rng import Generators, Position
-from gpuaug.core.streams import Lane, Lanes, Mark
+from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.stages.base import BoundStage, Stage
 from gpuaug.stages.cuda_graph import CaptureError, GraphRunner
 from gpuaug.stages.selection import Into, On
@@ -168,7 +168,7 @@ class _BoundFeature(BoundStage):
             for branch, module in stage.branches.items()
         }
 
-    def run(self, values: tuple[Any, ...], ready: Mark, position: Position, memory: dict[str, Any]) -> Any:
+    def run(self, values: tuple[Any, ...], ready: Event, position: Position, memory: dict[str, Any]) -> Any:
         results: dict[str | None, Any] = {}
         try:
             for name, branch in self._branches.items():
@@ -179,16 +179,16 @@ class _BoundFeature(BoundStage):
             # The loader marks this stage's own lane, so it must come after every branch's.
             for branch in self._branches.values():
                 if branch.lane is not self.lane:
-                    self.lane.wait(branch.lane.mark())
+                    self.lane.wait(branch.lane.record_event())
         return results.get(None, results)  # a single encoder has no name
 
     def before_update(self) -> None:
         consumer = self._lanes.consumer()
         for branch in self._branches.values():
-            consumer.wait(branch.lane.mark())
+            consumer.wait(branch.lane.record_event())
 
     def after_update(self) -> None:
-        changed = self._lanes.consumer().mark()
+        changed = self._lanes.consumer().record_event()
         for branch in self._branches.values():
             branch.lane.wait(changed)
             branch.refresh()

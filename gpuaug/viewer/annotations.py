@@ -49,7 +49,7 @@ class Points:
 
 
 @dataclass
-class Overlay:
+class Annotations:
     """All of one sample."""
 
     boxes: list[Box] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Overlay:
     points: list[Points] = field(default_factory=list)
 
 
-def overlay(row: Row, sample: int, shape: tuple[int, int], form: str, name: Callable[[Any], str]) -> Overlay:
+def overlay(row: Row, sample: int, shape: tuple[int, int], form: str, name: Callable[[Any], str]) -> Annotations:
     """What lies over one sample of a row.
 
     Args:
@@ -70,7 +70,7 @@ def overlay(row: Row, sample: int, shape: tuple[int, int], form: str, name: Call
     Raises:
         ArgumentError: If boxes have a form that cannot be drawn.
     """
-    made = Overlay()
+    made = Annotations()
     valid = next((_of(value, sample).astype(bool) for value in row.under("valid")), None)
     tensors = [value for value in row.under("class") if isinstance(value, Tensor)]
     classes = next((_of(value, sample) for value in tensors if value.ndim == 2 and not value.is_floating_point()), None)
@@ -96,7 +96,7 @@ def _of(value: Any, sample: int) -> Array:
 
 
 def _add_target(
-    made: Overlay, target: Mapping[str, Any], shape: tuple[int, int], form: str, name: Callable[[Any], str]
+    made: Annotations, target: Mapping[str, Any], shape: tuple[int, int], form: str, name: Callable[[Any], str]
 ) -> None:
     valid = _whole(target.get("valid"))
     labels = _labels(target.get("labels", target.get("class_labels")))

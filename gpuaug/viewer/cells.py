@@ -12,12 +12,12 @@ from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.draws import Draws
 from gpuaug.fusion.fused import Fused
-from gpuaug.fusion.normalization import normalized_by, says_rest
+from gpuaug.fusion.normalization import lam_is_own, normalized_by
 from gpuaug.viewer import captions
-from gpuaug.viewer.annotations import Overlay, overlay
+from gpuaug.viewer.annotations import Annotations, overlay
 from gpuaug.viewer.follow import Followed, Images, Place, Row, get, walk
 from gpuaug.viewer.pixels import shown
-from gpuaug.viewer.trace import Ran, Taken
+from gpuaug.viewer.trace import StageTrace, Trace
 
 _LABELS = ("label", "labels", "class", "classes", "target", "targets", "y")
 
@@ -27,7 +27,7 @@ class Cell:
     """One picture and what is written around it."""
 
     pixels: NDArray[np.float32]
-    overlay: Overlay
+    overlay: Annotations
     number: int
     """Which of the batch's samples it is; less than 0 where a cell above it says so."""
     label: captions.Label
@@ -45,7 +45,7 @@ class Line:
     cells: tuple[Cell, ...]
 
 
-def lines_of(taken: Taken, followed: Followed, count: int, classes: Any) -> list[Line]:
+def lines_of(taken: Trace, followed: Followed, count: int, classes: Any) -> list[Line]:
     """The lines from top to bottom.
 
     Args:
@@ -78,7 +78,7 @@ def lines_of(taken: Taken, followed: Followed, count: int, classes: Any) -> list
 class _Making:
     """Makes cells."""
 
-    def __init__(self, taken: Taken, before: Row, size: int, count: int, classes: Any) -> None:
+    def __init__(self, taken: Trace, before: Row, size: int, count: int, classes: Any) -> None:
         self._before, self._size, self._count, self._classes = before, size, count, classes
         self._name = captions.namer(classes)
         self._labels = _place_of_labels(before, size)
@@ -102,7 +102,7 @@ class _Making:
             cells.append(Cell(pixels, over, sample if first else -1, label, f"{size}, {note}" if note else size, draws))
         return Line(name, tuple(cells))
 
-    def _drawn(self, ran: Ran, given: Images, index: int) -> list[str]:
+    def _drawn(self, ran: StageTrace, given: Images, index: int) -> list[str]:
         """What a fused pipeline drew for a sample; nothing is known of other transforms."""
         if not isinstance(ran.transform, Fused):
             return []
@@ -131,7 +131,7 @@ class _Making:
         fused = bool(keyed) and isinstance(keyed[-1], Fused) and keyed[-1].options.num_classes is not None
         mixed = bool(keyed) and not fused and value.ndim == 2 and value.shape[1] == 3
         name = captions.namer(self._classes, "class {}")
-        return captions.label(value[index % len(value)], name, mixed=mixed, rest=says_rest(keyed))
+        return captions.label(value[index % len(value)], name, mixed=mixed, rest=lam_is_own(keyed))
 
 
 def _draws(fused: Fused, images: Images, seed: int) -> Draws:
@@ -159,7 +159,7 @@ def _of_view(place: str, number: int) -> str:
     return f"view {number}" if place == "after" else f"{place}, view {number}"
 
 
-def _keys(ran: Ran) -> Sequence[str]:
+def _keys(ran: StageTrace) -> Sequence[str]:
     return ["class" if key.lower() == "label" else key.lower() for key in ran.selection.data_keys or ()]
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuaug.core.plotting import INK, shortened, text_width_in
-from gpuaug.viewer.annotations import Box, Mask, Overlay
+from gpuaug.viewer.annotations import Annotations, Box, Mask
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ def colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)] if number >= 0 else _IGNORED
 
 
-def mark(axes: "Axes", over: Overlay, shape: tuple[int, int], width_in: float) -> None:
+def mark(axes: "Axes", over: Annotations, shape: tuple[int, int], width_in: float) -> None:
     """Draw all that lies over a picture.
 
     Args:

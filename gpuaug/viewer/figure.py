@@ -10,7 +10,7 @@ from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.viewer.cells import Cell, Line, lines_of
 from gpuaug.viewer.draw_annotations import mark
 from gpuaug.viewer.follow import Followed, follow
-from gpuaug.viewer.trace import Taken, take
+from gpuaug.viewer.trace import Trace, take
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,7 +77,7 @@ def _classes(loader: StreamedLoader) -> Any:
     return getattr(dataset, "classes", None)
 
 
-def _title(taken: Taken, followed: Followed, count: int) -> str:
+def _title(taken: Trace, followed: Followed, count: int) -> str:
     at, size = taken.position, len(followed.before.images[0])
     title = f"{count} of {size} samples in batch {at.batch} of epoch {at.epoch}"
     missing = (*followed.ends, *taken.left_out)

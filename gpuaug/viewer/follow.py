@@ -13,7 +13,7 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import Ragged
 from gpuaug.stages.selection import Selection
-from gpuaug.viewer.trace import Ran, Taken
+from gpuaug.viewer.trace import StageTrace, Trace
 
 Place = tuple[Any, ...]
 """The way to a member: indices, keys and fields."""
@@ -35,7 +35,7 @@ class Row:
     batch: Batch
     keys: Mapping[Place, str] = field(default_factory=dict)
     """What goes along with them, by Kornia's name for it."""
-    through: tuple[tuple[Ran, Images], ...] = ()
+    through: tuple[tuple[StageTrace, Images], ...] = ()
     """The stages that they went through, with the images that each was given."""
 
     @property
@@ -59,7 +59,7 @@ class Followed:
     """Stages that gave something else than images in their place."""
 
 
-def follow(taken: Taken) -> Followed:
+def follow(taken: Trace) -> Followed:
     """Find the images of a batch and follow them through the stages.
 
     Raises:

@@ -11,8 +11,8 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.rng import Calls, Position
-from gpuaug.core.streams import Mark
-from gpuaug.loader.depth import Fixed
+from gpuaug.core.streams import Event
+from gpuaug.loader.depth import FixedDepth
 from gpuaug.loader.inspection import left_as_it_was
 from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.profiler.measure import synchronize
@@ -22,7 +22,7 @@ from gpuaug.stages.selection import Selection
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class StageTrace:
     """A stage that ran on the batch."""
 
     name: str
@@ -34,18 +34,18 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class Trace:
     """The batch that the loader's next iterator begins with."""
 
     position: Position
-    ran: tuple[Ran, ...]
+    ran: tuple[StageTrace, ...]
     states: tuple[Batch, ...]
     """The batch on the host as it was loaded, and after each stage that ran."""
     left_out: tuple[str, ...]
     """Stages that did not run: feature stages, and those behind them."""
 
 
-def take(loader: StreamedLoader) -> Taken:
+def take(loader: StreamedLoader) -> Trace:
     """Take the batch that the next iterator would begin with, and leave the loader as it was.
 
     Stages run as they do in a loop, up to the first feature stage: their draws are those that the loop will get.
@@ -60,19 +60,19 @@ def take(loader: StreamedLoader) -> Taken:
     count = next((at for at, stage in enumerate(loader.stages) if isinstance(stage, FeatureStage)), len(loader.stages))
     states: list[Batch] = []
     watched = [_Watched(bound, states, loader) for bound in loader._bound[:count]]
-    with left_as_it_was(loader), closing(loader._begin(Fixed(0), watched)) as flight:
-        position, consumer = flight.position, loader._machinery.lanes.consumer()
-        flight.catch_up(consumer)
-        if not flight.waiting:
+    with left_as_it_was(loader), closing(loader._begin(FixedDepth(0), watched)) as pipelined:
+        position, consumer = pipelined.position, loader._shared.lanes.consumer()
+        pipelined.fill(consumer)
+        if not pipelined.waiting:
             raise ArgumentError("loader must have a batch to be shown, got one without any. See whether its dataset is empty.")
-        batch = flight.hand_over(consumer)
+        batch = pipelined.pop(consumer)
         if not states:
             states.append(_on_host(batch, loader))
     ran = [
-        Ran(bound.name, stage.selection, getattr(stage, "transform", None), Calls(position, bound.name).next())
+        StageTrace(bound.name, stage.selection, getattr(stage, "transform", None), Calls(position, bound.name).next())
         for bound, stage in zip(watched, loader.stages, strict=False)
     ]
-    return Taken(position, tuple(ran), tuple(states), tuple(bound.name for bound in loader._bound[count:]))
+    return Trace(position, tuple(ran), tuple(states), tuple(bound.name for bound in loader._bound[count:]))
 
 
 class _Watched(BoundStage):
@@ -87,7 +87,7 @@ class _Watched(BoundStage):
             self._states.append(_on_host(batch, self._loader))
         return self._inner.read(batch)
 
-    def run(self, values: tuple[Any, ...], ready: Mark, position: Position, memory: dict[str, Any]) -> Any:
+    def run(self, values: tuple[Any, ...], ready: Event, position: Position, memory: dict[str, Any]) -> Any:
         return self._inner.run(values, ready, position, memory)
 
     def write(self, batch: Batch, result: Any) -> Batch:

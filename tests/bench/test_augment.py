@@ -201,7 +201,7 @@ class PretendGpu:
 
     def __init__(self, monkeypatch):
         self.now = self.busy_until = 0.0
-        for name, fake in {"synchronize": self.synchronize, "_sleep": self.sleep, "Event": lambda **_: Mark(self)}.items():
+        for name, fake in {"synchronize": self.synchronize, "_sleep": self.sleep, "Event": lambda **_: Event(self)}.items():
             monkeypatch.setattr(torch.cuda, name, fake)
 
     def synchronize(self):
@@ -215,7 +215,7 @@ class PretendGpu:
         self.busy_until = max(self.busy_until, self.now) + gpu_ms
 
 
-class Mark:
+class Event:
     def __init__(self, gpu):
         self.gpu = gpu
 

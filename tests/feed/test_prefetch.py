@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from gpuaug import IteratorEndedError, StreamedLoader
 from gpuaug.feed import prefetch
-from gpuaug.feed.prefetch import QUEUED, open_feed
+from gpuaug.feed.prefetch import QUEUED, open_feed_iterator
 
 
 def feeding(loader):
-    return open_feed(loader, lambda: None)
+    return open_feed_iterator(loader, lambda: None)
 
 
 def take(source):
@@ -322,7 +322,7 @@ class Ten(Dataset):
 
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_a_list_is_read_without_a_thread(kind):
-    source = open_feed(kind([0, 1]), lambda: "stream")
+    source = open_feed_iterator(kind([0, 1]), lambda: "stream")
     items = [source.get(block=block) for block in (True, False, True, False)]
     assert [item.batch for item in items[:2]] == [0, 1]
     assert [item.ended for item in items] == [False, False, True, True]
@@ -338,7 +338,7 @@ def test_what_may_have_to_be_waited_for_is_read_by_a_thread():
         pass
 
     for loader in (Slow(range(10)), iter(range(10)), dict.fromkeys(range(10)), torch.arange(10), DataLoader(Ten())):
-        source = open_feed(loader, lambda: None)
+        source = open_feed_iterator(loader, lambda: None)
         assert len(threads()) == 1
         assert not take(source).ended
         source.close()

@@ -65,7 +65,7 @@ def test_slots_are_read_before_they_are_written_again(monkeypatch, depth, persis
 
 def test_the_test_would_see_a_slot_that_is_freed_too_early(monkeypatch):
     monkeypatch.setattr(ring, "POISON", True)
-    monkeypatch.setattr(feed.Supply, "read_until", lambda self, pulled, mark: setattr(pulled, "slot", None))
+    monkeypatch.setattr(feed.Feed, "read_until", lambda self, pulled, mark: setattr(pulled, "slot", None))
     make_current = gpuaug.core.streams.Lane.make_current
 
     def delayed(lane):
@@ -82,13 +82,13 @@ def test_batches_that_grow_have_larger_slots():
     with gpuaug.StreamedLoader(DataLoader(Growing(), 4, num_workers=2)) as loader:
         for _ in range(2):
             assert_equal(list(loader), reference(Growing()))
-        assert loader._machinery.supply._ring.memory.generation()[0] == 2
+        assert loader._shared.feed._ring.memory.generation()[0] == 2
 
 
 def test_slots_are_page_locked_until_the_loader_is_closed(monkeypatch):
     loader = gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=2))
     list(loader)
-    made, released = loader._machinery.supply._ring, []
+    made, released = loader._shared.feed._ring, []
     registered = set(made._registered)
     assert registered
     unregister = ring._unregister_at

@@ -101,7 +101,7 @@ def test_delayed_lanes_dropped_references_and_poisoned_memory(encoder, slow, mon
     batches = host_batches()
     want = [checksum(b) for b in reference(batches, stages_for(encoder))]
     loader = StreamedLoader(batches, stages_for(encoder), depth=2, seed=1)
-    lanes = loader._machinery.lanes
+    lanes = loader._shared.lanes
     gate = lanes.wait_for_consumers
 
     def delayed(consumer, mark):
@@ -111,7 +111,7 @@ def test_delayed_lanes_dropped_references_and_poisoned_memory(encoder, slow, mon
 
     if slow != "consumer":
         monkeypatch.setattr(lanes, "wait_for_consumers", delayed)
-    monkeypatch.setattr(loader._machinery.copier, "copy", poisoning(loader._machinery.copier.copy))
+    monkeypatch.setattr(loader._shared.copier, "copy", poisoning(loader._shared.copier.copy))
     got = []
     for images, labels in loader:
         if slow == "consumer":
@@ -132,7 +132,7 @@ def test_lanes_delayed_after_their_launch(encoder, slow):
     got = []
     for batch in loader:
         got.append(tuple(t.clone() for t in batch))
-        with torch.cuda.stream(loader._machinery.lanes.lane(slow).stream):
+        with torch.cuda.stream(loader._shared.lanes.lane(slow).stream):
             torch.cuda._sleep(CYCLES)
     assert_same(got, want)
 
@@ -161,7 +161,7 @@ def test_the_race_tests_can_fail(encoder, broken, monkeypatch):
     if broken == "reclaim":
         monkeypatch.setattr(streams.Lanes, "retire", lambda self, values, read_by: None)
     loader = StreamedLoader(batches, stages_for(encoder), depth=2, seed=1)
-    transform = loader._machinery.lanes.lane("stage/transform")
+    transform = loader._shared.lanes.lane("stage/transform")
     got = []
     for index, (images, labels) in enumerate(loader):
         if broken == "wait_for_consumers":

@@ -36,7 +36,9 @@ def test_a_forked_child_frees_nothing_that_is_garbage_here():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 def test_who_has_lanes_on_a_device_is_spared():
-    lanes = "import torch; from support.stream_double import FakeCuda; from gpuaug.core import streams; streams.cuda = FakeCuda()"
+    lanes = (
+        "import torch; from support.stream_double import FakeCuda; from gpuaug.core import streams; streams.cuda = FakeCuda()"
+    )
     done = alone.run(SCRIPT.format(spared=f"{lanes}; streams.Lanes(torch.device('cuda', 0))"))
     assert (done.returncode, done.stdout) == (0, "freed by the parent "), done.stderr
 

@@ -333,9 +333,9 @@ def test_an_error_of_the_step_arrives_as_it_is_and_the_loader_goes_on(call):
 
     calls, planted = [], KeyError("planted")
     with streamed(DataLoader(Numbers(40), batch_size=2)) as loader:
-        watch, stats, state = loader._machinery.watch, loader.stats(), torch.get_rng_state()
+        hooks, stats, state = loader._shared.hooks, loader.stats(), torch.get_rng_state()
         assert failure(KeyError, loader, step) is planted
-        assert loader._machinery.watch is watch
+        assert loader._shared.hooks is hooks
         assert loader.stats() is stats
         assert torch.equal(torch.get_rng_state(), state)
         assert len(list(loader)) == 20

@@ -31,13 +31,13 @@ def cuda(monkeypatch):
 
 @contextmanager
 def recording(loader):
-    """Let a recorder watch for the length of the block."""
-    machinery = loader._machinery
-    before, machinery.watch = machinery.watch, Recorder(machinery.lanes)
+    """Let a recorder hooks for the length of the block."""
+    shared = loader._shared
+    before, shared.hooks = shared.hooks, Recorder(shared.lanes)
     try:
-        yield machinery.watch
+        yield shared.hooks
     finally:
-        machinery.watch = before
+        shared.hooks = before
 
 
 # On a CPU
@@ -298,8 +298,8 @@ def test_nothing_is_unordered_while_it_is_watched(name):
 
         def begin_watched(self, *args):
             if not watched:
-                watched.append(Recorder(self._machinery.lanes))
-                self._machinery.watch = watched[0]
+                watched.append(Recorder(self._shared.lanes))
+                self._shared.hooks = watched[0]
             return begin(self, *args)
 
         patch.setattr(StreamedLoader, "_begin", begin_watched)
@@ -316,11 +316,11 @@ def test_nothing_is_unordered_while_it_is_watched(name):
 PARTS_OF_A_BATCH = ["gpuaug/copy", "gpuaug/stage/augment", "gpuaug/wait"]
 
 
-def ranges(watch):
+def ranges(hooks):
     """The names of the ranges that ``torch.profiler`` finds in two batches, in their order."""
     loader = StreamedLoader([torch.zeros(1)] * 2, [TransformStage(lambda x: x + 1, name="augment")], device="cpu")
-    if watch:
-        loader._machinery.watch = Recorder(loader._machinery.lanes)
+    if hooks:
+        loader._shared.hooks = Recorder(loader._shared.lanes)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profiler:
         list(loader)
     events = [event for event in profiler.events() if event.name.startswith("gpuaug/")]
@@ -333,9 +333,9 @@ def ranges(watch):
     return [event.name for event in sorted(events, key=lambda event: event.time_range.start)]
 
 
-@pytest.mark.parametrize("watch", [False, True], ids=["alone", "recorded"])
-def test_a_profiler_sees_a_range_for_each_part(watch):
-    assert ranges(watch) == PARTS_OF_A_BATCH * 2
+@pytest.mark.parametrize("hooks", [False, True], ids=["alone", "recorded"])
+def test_a_profiler_sees_a_range_for_each_part(hooks):
+    assert ranges(hooks) == PARTS_OF_A_BATCH * 2
 
 
 def test_nothing_is_made_while_nobody_listens(monkeypatch):

@@ -16,9 +16,9 @@ from gpuaug import StreamedLoader, TransformStage
 from gpuaug.feed.ring import why_not_here
 from gpuaug.profiler import isolated, profile
 from gpuaug.profiler.measure import can_look
-from gpuaug.profiler.repeated_batch import Again
+from gpuaug.profiler.repeated_batch import RepeatedBatch
 from gpuaug.profiler.report import ANOTHER_ITERATOR
-from gpuaug.profiler.steady_state import Passes
+from gpuaug.profiler.steady_state import EndlessBatches
 
 
 class Labelled(Dataset):
@@ -54,7 +54,7 @@ class Generated:
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 10, 11, 12, 13, 40])
 def test_an_end_that_was_read_ahead_does_not_keep_a_pull_waiting(monkeypatch, count):
     cuda = install(monkeypatch, keeps_up=True)
-    passes, pulled = Passes(StreamedLoader(Generated(cuda, count), device="cuda", feed="plain")), []
+    passes, pulled = EndlessBatches(StreamedLoader(Generated(cuda, count), device="cuda", feed="plain")), []
     with passes:
         for taken in range(1, 16):
             passes.next(2)
@@ -96,7 +96,7 @@ def test_what_is_written_in_place_does_not_add_up():
 
 def test_again_makes_containers_anew_and_tensors_where_they_are_written_to():
     first, held = torch.arange(3.0), UserDict(a=1)
-    again = Again({"x": [first, first], "held": held, "movable": Movable(y=first)})
+    again = RepeatedBatch({"x": [first, first], "held": held, "movable": Movable(y=first)})
     one, two, three = again(), again(), again()
     assert one["x"][0] is one["x"][1], "one tensor in two places stays one"
     assert one["x"][0] is not first, "the first is a copy, to see whether it is written to"
@@ -105,13 +105,13 @@ def test_again_makes_containers_anew_and_tensors_where_they_are_written_to():
     assert two["x"] is not three["x"]
     two["movable"].pop("y")
     assert "y" in three["movable"]
-    written = Again([first])
+    written = RepeatedBatch([first])
     for _ in range(3):
         (tensor,) = written()
         assert tensor.tolist() == [0, 1, 2]
         tensor.add_(1)
     with torch.inference_mode():
-        assert Again(torch.ones(2))().tolist() == Again([torch.ones(2)])()[0].tolist() == [1, 1]
+        assert RepeatedBatch(torch.ones(2))().tolist() == RepeatedBatch([torch.ones(2)])()[0].tolist() == [1, 1]
 
 
 def test_bytes_of_batches_that_move_themselves_are_counted():

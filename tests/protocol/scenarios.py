@@ -11,7 +11,7 @@ from torch import nn
 from gpuaug import FeatureStage, StreamedLoader, TransformStage
 from gpuaug.core import batch, rng, streams
 from gpuaug.feed import feed
-from gpuaug.feed.prefetch import ListFeed, Pulled
+from gpuaug.feed.prefetch import ListFeedIterator, Pulled
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def install(patch, **options):
 
 
 def name_lanes(cuda, loader):
-    for name, lane in loader._machinery.lanes._lanes.items():
+    for name, lane in loader._shared.lanes._lanes.items():
         lane.stream.name = f"{name} lane"
 
 
@@ -102,7 +102,7 @@ def script_arrivals(patch, there):
     """Let a script say whether a batch is there when it is asked for, not the timing of threads."""
     script = itertools.cycle(there)
 
-    class ScriptedFeed(ListFeed):
+    class ScriptedFeedIterator(ListFeedIterator):
         def _get(self, block):
             if not (block or next(script)):
                 return None
@@ -111,7 +111,11 @@ def script_arrivals(patch, there):
             except Exception as error:
                 return Pulled(error=error, ended=True)
 
-    patch.setattr(feed, "open_feed", lambda source, current_stream, *_: ScriptedFeed(source, iter(source), current_stream))
+    patch.setattr(
+        feed,
+        "open_feed_iterator",
+        lambda source, current_stream, *_: ScriptedFeedIterator(source, iter(source), current_stream),
+    )
 
 
 def kernel(cuda, *values):

@@ -9,8 +9,8 @@ import torch
 from protocol.scenarios import Source, install, kernel, script_arrivals
 
 from gpuaug import StreamedLoader
-from gpuaug.feed import feed as supply
-from gpuaug.feed.prefetch import ListFeed
+from gpuaug.feed import feed as feed
+from gpuaug.feed.prefetch import ListFeedIterator
 
 
 @pytest.mark.parametrize("depth", [0, 1, 4])
@@ -22,7 +22,7 @@ def test_what_was_launched_ahead_is_not_in_the_state(cuda, monkeypatch, depth):
         def load_state_dict(self, state):
             pass
 
-    class Dated(ListFeed):
+    class Dated(ListFeedIterator):
         pulled = 0
 
         def _get(self, block):
@@ -31,10 +31,12 @@ def test_what_was_launched_ahead_is_not_in_the_state(cuda, monkeypatch, depth):
             found.state = self.pulled
             return found
 
-    monkeypatch.setattr(supply, "open_feed", lambda source, current_stream, *_: Dated(source, iter(source), current_stream))
+    monkeypatch.setattr(
+        feed, "open_feed_iterator", lambda source, current_stream, *_: Dated(source, iter(source), current_stream)
+    )
     streamed = StreamedLoader(Stateful(cuda, 6), device="cuda", depth=depth)
     for number, _ in enumerate(streamed, start=1):
-        (feed,) = streamed._feeds
+        (feed,) = streamed._feed_iterators
         assert feed.pulled >= min(number + depth, 7)
         state = streamed.state_dict()
         assert (state["source"], state["batch"], state["ended"]) == (number, number, False)

@@ -7,7 +7,7 @@ from support.stream_double import OVERWAITED, REUSED, UNREADY, HostBuffer
 
 from gpuaug.core import batch
 from gpuaug.core.streams import Lane, Lanes
-from gpuaug.loader.iterator import Flight
+from gpuaug.loader.iterator import PipelinedIterator
 from gpuaug.stages.feature import _BoundFeature
 
 
@@ -56,7 +56,7 @@ def reverse_wait_on_another_lane(patch, cuda):
 
 def reverse_wait_for_another_stream(patch, cuda):
     def wait_for_consumers(self, consumer, mark):
-        self.copy.wait(Lane("default", cuda.default).mark())
+        self.copy.wait(Lane("default", cuda.default).record_event())
 
     patch.setattr(Lanes, "wait_for_consumers", wait_for_consumers)
 
@@ -77,7 +77,7 @@ def reverse_wait_for_the_step_before(patch, cuda):
 
 def record_instead(patch, stream_of):
     """The protocol of ``record_stream``: no reverse wait, and the stream that ``stream_of`` gives recorded."""
-    real = Flight.hand_over
+    real = PipelinedIterator.hand_over
 
     def hand_over(self, consumer):
         handed_over = real(self, consumer)
@@ -85,7 +85,7 @@ def record_instead(patch, stream_of):
             buffer.record_stream(stream_of(buffer, consumer))
         return handed_over
 
-    patch.setattr(Flight, "hand_over", hand_over)
+    patch.setattr(PipelinedIterator, "hand_over", hand_over)
     patch.setattr(Lanes, "wait_for_consumers", lambda self, consumer, mark: None)
 
 
@@ -102,7 +102,7 @@ def wait_for_the_tail(patch, cuda):
 
     def hand_over(self, ready, consumer):
         last = list(self._lanes.values())[-1]
-        real(self, last.mark(), consumer)
+        real(self, last.record_event(), consumer)
 
     patch.setattr(Lanes, "hand_over", hand_over)
 
@@ -119,13 +119,13 @@ def one_event_recorded_again(patch, cuda):
 
 
 def wait_when_launched(patch, cuda):
-    real = Flight._launch
+    real = PipelinedIterator._launch
 
     def launch(self, pulled):
         real(self, pulled)
         Lane("consumer", cuda.default).wait(self.waiting[-1].ready)
 
-    patch.setattr(Flight, "_launch", launch)
+    patch.setattr(PipelinedIterator, "_launch", launch)
 
 
 def mark_before_the_last_write(patch, cuda):
@@ -153,7 +153,7 @@ def labels_on_a_stream_of_their_own(patch, cuda):
 
 
 def labels_copied_after_the_mark(patch, cuda):
-    real = Flight.hand_over
+    real = PipelinedIterator.hand_over
 
     def hand_over(self, consumer):
         images, labels = real(self, consumer)
@@ -161,7 +161,7 @@ def labels_copied_after_the_mark(patch, cuda):
             cuda.write(labels)
         return images, labels
 
-    patch.setattr(Flight, "hand_over", hand_over)
+    patch.setattr(PipelinedIterator, "hand_over", hand_over)
 
 
 def no_wait_between_lanes(patch, cuda):

@@ -11,7 +11,7 @@ Window = Callable[[Tensor, Tensor], Tensor]
 """Reads (C, rows, columns) of one image at rows and columns of whole numbers."""
 
 
-def smoothed(window: Window, resampling: tuple[float, ...], x: Tensor, y: Tensor, kind: Filter) -> Tensor:
+def antialiased(window: Window, resampling: tuple[float, ...], x: Tensor, y: Tensor, kind: Filter) -> Tensor:
     """One image, (C, y, x): the mean of what falls on each output pixel.
 
     Args:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.ragged import Ragged
-from gpuaug.fusion.backends.antialias import smoothed
+from gpuaug.fusion.backends.antialias import antialiased
 from gpuaug.fusion.backends.readers import MaskPlaces, Places, Planes, Reader, dtype_of, reader, viewed
 from gpuaug.fusion.gather import Columns, Gather, Part
 from gpuaug.fusion.ops.base import Op, Size
@@ -45,9 +45,9 @@ def run_pass(step: Pass, images: Tensor | Ragged, table: Tensor) -> Tensor:
     else:
         assert isinstance(step.columns, int)
         assert isinstance(images, Tensor)
-        values = gated(step.front, viewed(unit_range(images), len(table)), table[:, step.columns :])
+        values = masked(step.front, viewed(unit_range(images), len(table)), table[:, step.columns :])
     for op, (_, column, _) in zip(step.points, step.program, strict=True):
-        values = gated(op, values, table[:, column:])
+        values = masked(op, values, table[:, column:])
     return values
 
 
@@ -57,14 +57,14 @@ def unit_range(images: Tensor) -> Tensor:
 
 
 def _byte_share(values: Tensor) -> Tensor:
-    # By a tensor: by a number, torch multiplies with its inverse on a GPU, which is not the same for half of all bytes.
+    # By a tensor: by a number, torch multiplies with its inverse on a GPU, which is not the same for half_pixel_centers of all bytes.
     return values / torch.full((), 255.0, device=values.device)
 
 
-def gated(op: Op, images: Tensor, rows: Tensor) -> Tensor:
-    """``op`` on the samples whose gate is open."""
+def masked(op: Op, images: Tensor, rows: Tensor) -> Tensor:
+    """``op`` on the samples that the op applies to."""
     applied: Tensor = op.apply(images, rows)  # type: ignore[attr-defined]
-    return torch.where(rows[:, 0, None, None, None] != 0, applied, images) if op.gated else applied
+    return torch.where(rows[:, 0, None, None, None] != 0, applied, images) if op.is_random else applied
 
 
 def gather(front: Gather, columns: Columns, images: Tensor | Ragged, table: Tensor, out: Size) -> Tensor:
@@ -76,13 +76,15 @@ def gather(front: Gather, columns: Columns, images: Tensor | Ragged, table: Tens
     if front.after.ops:
         x, y, inside = _mapped(front.after, place, columns.after, x, y)
     if front.filter:
-        values = _smoothed(front, columns, images, table, x, y)
+        values = _antialiased(front, columns, images, table, x, y)
     else:
         taps = _Taps(reader(images, len(table)), front, columns, place)
         if front.warp is None:
             values = taps.read(x, y, None)
         else:
-            values = _interpolated(front, place, columns.warp, taps, x, y, nearest=front.nearest, half=front.half)
+            values = _interpolated(
+                front, place, columns.warp, taps, x, y, nearest=front.nearest, half_pixel_centers=front.half_pixel_centers
+            )
     values = _byte_share(values.float()) if dtype_of(images) == torch.uint8 else values.float()
     if inside is not None:
         values = torch.where(inside[:, None], values, place.channels(columns.after_fill, out.channels))
@@ -110,7 +112,7 @@ def gather_mask(
     if front.warp is None:
         values = taps.read(x, y, None)
     else:
-        values = _interpolated(front, place, columns.mask_warp, taps, x, y, nearest=True, half=True)
+        values = _interpolated(front, place, columns.mask_warp, taps, x, y, nearest=True, half_pixel_centers=True)
     if inside is not None:
         fill = torch.full((), mask_fill(front.after), dtype=values.dtype, device=values.device)
         values = torch.where(inside[:, None], values, fill)
@@ -209,10 +211,10 @@ def _edged(edge: str, index: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _interpolated(
-    front: Gather, place: _Place, column: int, taps: _Taps, x: Tensor, y: Tensor, *, nearest: bool, half: bool
+    front: Gather, place: _Place, column: int, taps: _Taps, x: Tensor, y: Tensor, *, nearest: bool, half_pixel_centers: bool
 ) -> Tensor:
     if front.kind == "resample":
-        centre = 0.5 if half else 0.0
+        centre = 0.5 if half_pixel_centers else 0.0
         at_x = (x + centre) * place.number(column) - (0.0 if nearest else centre)
         at_y = (y + centre) * place.number(column + 3) - (0.0 if nearest else centre)
         start_x, count_x = place.whole(column + 1), place.whole(column + 2)
@@ -223,7 +225,7 @@ def _interpolated(
         start_x = start_y = torch.zeros_like(place.whole(column))
         count_x, count_y = place.whole(sizes), place.whole(sizes + 1)
     if nearest:
-        # Masks under a warp round half to even, as ``grid_sample`` does; under a resize a pixel is the square it covers.
+        # Masks under a warp round half_pixel_centers to even, as ``grid_sample`` does; under a resize a pixel is the square it covers.
         round_off = torch.floor if front.kind == "resample" else torch.round
         return _tap(front, taps, round_off(at_x).long(), round_off(at_y).long(), start_x, count_x, start_y, count_y)
     left, top = torch.floor(at_x), torch.floor(at_y)
@@ -238,7 +240,7 @@ def _interpolated(
     return upper * (1 - lower_share) + lower * lower_share
 
 
-def _smoothed(front: Gather, columns: Columns, images: Tensor | Ragged, table: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def _antialiased(front: Gather, columns: Columns, images: Tensor | Ragged, table: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Every sample by itself. Its numbers are read on the host, which on a CPU costs nothing."""
     made = []
     for sample, row in enumerate(table[:, columns.warp : columns.warp + 6].tolist()):
@@ -249,7 +251,7 @@ def _smoothed(front: Gather, columns: Columns, images: Tensor | Ragged, table: T
         def window(rows: Tensor, across: Tensor, taps: _Taps = taps) -> Tensor:
             return taps.read(across.long()[None, None, :], rows.long()[None, :, None], None)[0].float()
 
-        made.append(smoothed(window, tuple(row), own_x, own_y, front.filter))
+        made.append(antialiased(window, tuple(row), own_x, own_y, front.filter))
     values = torch.stack(made)
     return values.clamp(0, 255) if dtype_of(images) == torch.uint8 else values
 

@@ -82,7 +82,7 @@ def lower(pipeline: Any, pick: Pick = "batch", *, antialias: bool = False) -> Tr
     for leaf in leaves(tree) if antialias else ():
         for op in leaf.op.ops if isinstance(leaf.op, Choice) else (leaf.op,):
             if isinstance(op, ResampleOp):
-                op.smooth(cubic=op.settings["resample"] == Resample.BICUBIC)
+                op.set_antialias(cubic=op.settings["resample"] == Resample.BICUBIC)
     return tree
 
 
@@ -146,8 +146,8 @@ def _why_not(module: nn.Module) -> str | None:
         return "no lowering for this type" if type(module).__module__.startswith("kornia.") else "not one of Kornia's modules"
     if any(isinstance(value, torch.Tensor) and value.is_cuda for value in vars(module).values()):
         return "its parameters are on the GPU; leave the pipeline on the CPU, where it draws"
-    cannot = getattr(kind, "cannot", None)
-    reason: str | None = cannot(module) if cannot is not None else None
+    unsupported = getattr(kind, "unsupported_module", None)
+    reason: str | None = unsupported(module) if unsupported is not None else None
     return reason
 
 

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.sampler import Source, open_gate
+from gpuaug.fusion.ops.sampler import Sampler, always
 
 Array = NDArray[Any]
-Drawn = dict[str, Any]
+OpDraws = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +79,7 @@ class Op(ABC):
         module: The user's module. It is read, never changed, moved or called.
     """
 
-    alone: ClassVar[bool] = False
+    needs_own_batch: ClassVar[bool] = False
     """Whether a batch's draws cannot be made together with those of other batches."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
@@ -91,11 +91,11 @@ class Op(ABC):
         self.settings: dict[str, Any] = getattr(module, "flags", {})
 
     @property
-    def gated(self) -> bool:
-        """Whether some samples may be left as they are. As in Kornia, a certain op does not look at its gate."""
+    def is_random(self) -> bool:
+        """Whether some samples may be left as they are. As in Kornia, a certain op does not look at its apply mask."""
         return not (self.p == 1.0 and self.p_batch == 1.0)
 
-    def refuses(self, size: Size) -> str | None:
+    def unsupported_size(self, size: Size) -> str | None:
         """Why the op cannot be lowered for images of this size, or ``None``."""
         return None
 
@@ -103,34 +103,34 @@ class Op(ABC):
         """The size of what comes out."""
         return size
 
-    def draw(self, source: Source, size: Size) -> Drawn:
-        """Draw for a whole batch, the gate (``"gate"``, bool, (B,)) included."""
-        drawn = self.draw_parameters(source.same() if self.same_on_batch else source, size)
-        drawn["gate"] = self.draw_gate(source, size.batch)
+    def draw(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Draw for a whole batch, the apply mask (``"apply_mask"``, bool, (B,)) included."""
+        drawn = self.draw_parameters(sampler.same() if self.same_on_batch else sampler, size)
+        drawn["apply_mask"] = self.draw_apply_mask(sampler, size.batch)
         return drawn
 
-    def draw_gate(self, source: Source, batch: int) -> Array:
+    def draw_apply_mask(self, sampler: Sampler, batch: int) -> Array:
         """Which samples the op applies to: with ``p_batch`` for the batch, and with ``p`` for each sample."""
-        applies: Array = open_gate(batch)
+        applies: Array = always(batch)
         if self.p < 1:
-            applies = (source.same() if self.same_on_batch else source).uniform() < self.p
+            applies = (sampler.same() if self.same_on_batch else sampler).uniform() < self.p
         if self.p_batch < 1:
-            applies = applies & (source.number() < self.p_batch)
+            applies = applies & (sampler.number() < self.p_batch)
         return applies
 
-    def draw_parameters(self, source: Source, size: Size) -> Drawn:
-        """Draw everything but the gate."""
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Draw everything but the apply mask."""
         return {}
 
-    def drawn_alone(self, drawn: Drawn, index: int) -> Drawn:
+    def of_sample(self, drawn: OpDraws, index: int) -> OpDraws:
         """What was drawn for one sample, as if it were a batch."""
         return {name: value[index : index + 1] if isinstance(value, np.ndarray) else value for name, value in drawn.items()}
 
-    def numbers(self, drawn: Drawn, sample: int) -> dict[str, float]:
-        """What one sample drew but for its gate, to be read: ``_x`` and ``_y`` of points, ``_0``, ``_1``, … of other rows."""
+    def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
+        """What one sample drew but for its apply_mask, to be read: ``_x`` and ``_y`` of points, ``_0``, ``_1``, … of other rows."""
         found: dict[str, float] = {}
         for name, values in drawn.items():
-            if name == "gate" or np.shape(values)[:1] != np.shape(drawn["gate"]):
+            if name == "apply_mask" or np.shape(values)[:1] != np.shape(drawn["apply_mask"]):
                 continue
             for place in np.ndindex(values.shape[1:]):
                 parts = [name, *map(str, place)]
@@ -139,16 +139,16 @@ class Op(ABC):
                 found["_".join(parts)] = float(values[(sample, *place)])
         return found
 
-    def params(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+    def params(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """The same draws as Kornia's module takes them in ``params=``."""
         return {
             **self.kornia_parameters(drawn, size),
-            "batch_prob": torch.from_numpy(drawn["gate"].astype(np.float32)),
+            "batch_prob": torch.from_numpy(drawn["apply_mask"].astype(np.float32)),
             "forward_input_shape": torch.tensor([size.batch, size.channels, size.height, size.width]),
         }
 
-    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
-        """Everything in ``params=`` but the gate and the shape."""
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+        """Everything in ``params=`` but the apply mask and the shape."""
         return {}
 
     @abstractmethod
@@ -167,7 +167,7 @@ class PointOp(Op):
     """Which branch of the kernel it is."""
 
     width: ClassVar[int]
-    """How many numbers a row holds. The first is the gate: 1 to apply, 0 to leave the sample as it is, bit for bit."""
+    """How many numbers a row holds. The first is the apply mask: 1 to apply, 0 to leave the sample as it is, bit for bit."""
 
     flags: int = 0
     """What the branch needs to know to leave out code that an instance cannot reach."""
@@ -176,12 +176,12 @@ class PointOp(Op):
     """Whether the result depends on where the pixel is. If not, the op commutes with a flip."""
 
     fixed: ClassVar[bool] = False
-    """Whether a row depends on nothing that is drawn but the gate."""
+    """Whether a row depends on nothing that is drawn but the apply mask."""
 
     rgb_only: ClassVar[bool] = False
     """Whether it mixes channels, and so needs images of three."""
 
-    def refuses(self, size: Size) -> str | None:
+    def unsupported_size(self, size: Size) -> str | None:
         """Ops that mix channels take RGB alone."""
         if self.rgb_only and size.channels != 3:
             return f"needs 3 channels, the images have {size.channels}"
@@ -191,18 +191,18 @@ class PointOp(Op):
         """How many numbers a row holds for images of so many channels."""
         return self.width
 
-    def rows(self, drawn: Drawn, size: Size, out: Array) -> None:
+    def rows(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """Fill ``out``, (B, row_width) float32."""
-        out[:, 0] = drawn["gate"]
+        out[:, 0] = drawn["apply_mask"]
         self.write(drawn, size, out)
 
     @abstractmethod
-    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """Fill everything in ``out`` but column 0."""
 
     @abstractmethod
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """The op on every sample, as if every gate were open.
+        """The op on every sample, as if it applied to every sample.
 
         Args:
             images: (B, C, H, W), float32.

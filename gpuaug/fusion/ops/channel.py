@@ -7,8 +7,8 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, Drawn, PointOp, Size, column
-from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column
+from gpuaug.fusion.ops.sampler import Sampler
 
 GREY = (0.299, 0.587, 0.114)
 """What red, green and blue weigh in a grey."""
@@ -25,7 +25,7 @@ class Grayscale(PointOp):
 
     code, width, rgb_only = 6, 4, True
 
-    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The channels' weights."""
         weights = self.module.rgb_weights
         out[:, 1:4] = GREY if weights is None else weights.reshape(-1).tolist()  # type: ignore[operator]
@@ -47,15 +47,15 @@ class ChannelShuffle(PointOp):
 
     code, width, rgb_only = 10, 4, True
 
-    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """An order of the channels a sample."""
-        return {"channels": source.uniform(size.channels).T.argsort(axis=1)}
+        return {"channels": sampler.uniform(size.channels).T.argsort(axis=1)}
 
-    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """The same order."""
         return {"channels": torch.from_numpy(np.ascontiguousarray(drawn["channels"]))}
 
-    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """Where each channel comes from."""
         out[:, 1:4] = drawn["channels"]
 
@@ -74,28 +74,28 @@ class ChannelDropout(PointOp):
 
     code, width = 11, 0
 
-    def refuses(self, size: Size) -> str | None:
+    def unsupported_size(self, size: Size) -> str | None:
         """More channels than there are cannot be dropped, which is Kornia's to say."""
         dropped: Any = self.module.num_drop_channels
         return f"drops {dropped} of {size.channels} channels" if dropped > size.channels else None
 
     def row_width(self, channels: int) -> int:
-        """The gate, the value, and for each channel whether it is dropped."""
+        """The apply_mask, the value, and for each channel whether it is dropped."""
         return 2 + channels
 
-    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """The channels that drew the smallest numbers."""
         dropped: Any = self.module.num_drop_channels
-        return {"channel_idx": source.uniform(size.channels).T.argsort(axis=1)[:, :dropped]}
+        return {"channel_idx": sampler.uniform(size.channels).T.argsort(axis=1)[:, :dropped]}
 
-    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """The same channels."""
         return {
             "batch_idx": torch.arange(size.batch).reshape(-1, 1),
             "channel_idx": torch.from_numpy(np.ascontiguousarray(drawn["channel_idx"])),
         }
 
-    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The value, and 1 for each channel that is dropped."""
         out[:, 1] = float(self.module.fill_value)  # type: ignore[arg-type]
         out[:, 2:] = 0
@@ -117,7 +117,7 @@ class Normalize(PointOp):
     code, width, fixed = 14, 0, True
 
     @classmethod
-    def cannot(cls, module: nn.Module) -> str | None:
+    def unsupported_module(cls, module: nn.Module) -> str | None:
         """Why this module is left to Kornia, or ``None``."""
         flags: dict[str, Any] = module.flags  # type: ignore[assignment]
         if any(torch.as_tensor(flags[name]).dim() > 1 for name in ("mean", "std")):
@@ -129,7 +129,7 @@ class Normalize(PointOp):
         self._mean = np.asarray(torch.as_tensor(self.settings["mean"]).float().reshape(-1))
         self._std = np.asarray(torch.as_tensor(self.settings["std"]).float().reshape(-1))
 
-    def refuses(self, size: Size) -> str | None:
+    def unsupported_size(self, size: Size) -> str | None:
         """A mean for other channels than the images have is Kornia's to complain about."""
         for values in (self._mean, self._std):
             if len(values) not in (1, size.channels):
@@ -137,10 +137,10 @@ class Normalize(PointOp):
         return None
 
     def row_width(self, channels: int) -> int:
-        """The gate, and for each channel mean and deviation."""
+        """The apply_mask, and for each channel mean and deviation."""
         return 1 + 2 * channels
 
-    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """Mean and deviation of each channel."""
         out[:, 1 : 1 + size.channels] = self._mean
         out[:, 1 + size.channels :] = self._std

@@ -11,8 +11,8 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, Drawn, PointOp, Size, bounds, column
-from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, bounds, column
+from gpuaug.fusion.ops.sampler import Sampler
 
 
 class UniformOp(PointOp):
@@ -26,15 +26,15 @@ class UniformOp(PointOp):
         samplers: Any = module._param_generator.sampler_dict  # type: ignore[union-attr]
         self.bounds = [bounds(samplers[parameter]) for parameter in self.names]
 
-    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """A number a sample for each parameter."""
-        return {name: source.within(*between) for name, between in zip(self.names, self.bounds, strict=True)}
+        return {name: sampler.within(*between) for name, between in zip(self.names, self.bounds, strict=True)}
 
-    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """The same numbers."""
         return {name: torch.from_numpy(drawn[name]) for name in self.names}
 
-    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The numbers as they are."""
         for index, name in enumerate(self.names):
             out[:, 1 + index] = drawn[name]
@@ -49,7 +49,7 @@ class Brightness(UniformOp):
 
     code, width, names = 1, 3, ("brightness_factor",)
 
-    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """What is added, and whether the sum is clamped."""
         out[:, 1] = drawn["brightness_factor"] - 1
         out[:, 2] = self.module.clip_output  # type: ignore[assignment]
@@ -64,7 +64,7 @@ class Contrast(UniformOp):
 
     code, width, names = 2, 3, ("contrast_factor",)
 
-    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The factor, and whether the product is clamped."""
         out[:, 1] = drawn["contrast_factor"]
         out[:, 2] = self.module.clip_output  # type: ignore[assignment]
@@ -110,13 +110,13 @@ class Invert(PointOp):
     code, width = 7, 2
 
     @classmethod
-    def cannot(cls, module: nn.Module) -> str | None:
+    def unsupported_module(cls, module: nn.Module) -> str | None:
         """Why this module is left to Kornia, or ``None``."""
         largest = module.flags["max_val"]  # type: ignore[index]
         one = isinstance(largest, int | float) or (isinstance(largest, Tensor) and largest.numel() == 1)
         return None if one else "max_val has a value for each channel"
 
-    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """What is subtracted from."""
         out[:, 1] = float(self.settings["max_val"])
 
@@ -153,15 +153,15 @@ class Posterize(PointOp):
         super().__init__(name, module)
         self._bounds = bounds(module._param_generator.bit_sampler)  # type: ignore[union-attr, index]
 
-    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """A rounded number of bits a sample."""
-        return {"bits_factor": np.rint(source.within(*self._bounds))}
+        return {"bits_factor": np.rint(sampler.within(*self._bounds))}
 
-    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """The same, as whole numbers."""
         return {"bits_factor": torch.from_numpy(drawn["bits_factor"].astype(np.int32))}
 
-    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The step between the levels that are kept."""
         out[:, 1] = np.exp2(8 - drawn["bits_factor"])
 

@@ -7,10 +7,10 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, Drawn, PointOp, Size, bounds, column
+from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, bounds, column
 from gpuaug.fusion.ops.channel import grey_of
 from gpuaug.fusion.ops.color import hue_turned, saturated
-from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.ops.sampler import Sampler
 
 FACTORS = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")
 _NEUTRAL = np.array([[1.0], [1.0], [1.0], [0.0]], dtype=np.float32)
@@ -41,25 +41,25 @@ class _Jitter(PointOp):
         """A bit for each adjustment that can take part."""
         return sum(1 << index for index, active in enumerate(self._active) if active)
 
-    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Four factors a sample, and an order for each batch."""
-        return {"factors": source.between(self._low, self._high), "order": source.permutation(4)}
+        return {"factors": sampler.between(self._low, self._high), "order": sampler.permutation(4)}
 
-    def drawn_alone(self, drawn: Drawn, index: int) -> Drawn:
+    def of_sample(self, drawn: OpDraws, index: int) -> OpDraws:
         """Factors are in rows, and all samples share their order."""
         kept = {"factors": drawn["factors"][:, index : index + 1], "order": drawn["order"]}
-        return {**kept, "gate": drawn["gate"][index : index + 1]}
+        return {**kept, "apply_mask": drawn["apply_mask"][index : index + 1]}
 
-    def numbers(self, drawn: Drawn, sample: int) -> dict[str, float]:
+    def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
         """The factors that take part."""
         return {FACTORS[index]: float(drawn["factors"][index, sample]) for index in self._drawn}
 
-    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """The same factors and order."""
         factors = dict(zip(FACTORS, torch.from_numpy(drawn["factors"]), strict=True))
         return {**factors, "order": torch.from_numpy(drawn["order"][0])}
 
-    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The factors, then the order, with :data:`NONE` in the place of what is left out."""
         factors: Array = drawn["factors"]
         out[:, 1:5] = factors.T

@@ -8,29 +8,29 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, Drawn, Size
+from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.geometry import Axis, Edge, GatherOp, IndexMap, IndexOp, changes_size_by_chance, length_of
-from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.ops.sampler import Sampler
 
 
 class _Flip(IndexOp):
     axis: str
 
-    def map(self, drawn: Drawn, size: Size) -> IndexMap:
-        """Backwards along one axis where the gate is open."""
-        gate = drawn["gate"]
+    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
+        """Backwards along one axis where the op applies."""
+        apply_mask = drawn["apply_mask"]
         length = size.width if self.axis == "x" else size.height
-        flipped = Axis(np.where(gate, -1.0, 1.0), np.where(gate, length - 1.0, 0.0), 0.0, length_of(length))
+        flipped = Axis(np.where(apply_mask, -1.0, 1.0), np.where(apply_mask, length - 1.0, 0.0), 0.0, length_of(length))
         if self.axis == "x":
             return IndexMap(flipped, whole(size.height))
         return IndexMap(whole(size.width), flipped)
 
-    def matrix(self, drawn: Drawn, size: Size) -> Array:
-        """X → W - 1 - x, or the same for y, where the gate is open."""
+    def matrix(self, drawn: OpDraws, size: Size) -> Array:
+        """X → W - 1 - x, or the same for y, where the op applies."""
         k, length = (0, size.width) if self.axis == "x" else (1, size.height)
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
-        matrix[drawn["gate"], k, k] = -1.0
-        matrix[:, k, 2] = np.where(drawn["gate"], length - 1.0, 0.0)
+        matrix[drawn["apply_mask"], k, k] = -1.0
+        matrix[:, k, 2] = np.where(drawn["apply_mask"], length - 1.0, 0.0)
         return matrix
 
 
@@ -63,7 +63,7 @@ class Crop(IndexOp):
         self.fill = self.settings["fill"]
 
     @classmethod
-    def cannot(cls, module: nn.Module) -> str | None:
+    def unsupported_module(cls, module: nn.Module) -> str | None:
         """Why this module is left to Kornia, or ``None``."""
         flags: dict[str, Any] = module.flags  # type: ignore[assignment]
         if flags["cropping_mode"] != "slice":
@@ -93,7 +93,7 @@ class Crop(IndexOp):
         left, right, top, bottom = self._padding(size)
         return size.to(size.height + top + bottom, size.width + left + right)
 
-    def refuses(self, size: Size) -> str | None:
+    def unsupported_size(self, size: Size) -> str | None:
         """A crop larger than its canvas resizes, in Kornia; and reflection reaches no further than the image."""
         canvas = self._canvas(size)
         if np.any(self._height > canvas.height) or np.any(self._width > canvas.width):
@@ -110,16 +110,16 @@ class Crop(IndexOp):
         """The crop's."""
         return size.to(self._height, self._width)
 
-    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Whole starts, evenly among those that fit."""
         canvas = self._canvas(size)
-        across, down = source.uniform(2)
+        across, down = sampler.uniform(2)
         return {
             "x": np.floor(across * np.float32(canvas.width - self._width + 1)),
             "y": np.floor(down * np.float32(canvas.height - self._height + 1)),
         }
 
-    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """Corners in the padded image, and in the crop."""
         canvas = self._canvas(size)
         height, width = np.float32(self._height), np.float32(self._width)
@@ -129,22 +129,22 @@ class Crop(IndexOp):
             "forward_input_shape": torch.tensor([size.batch, size.channels, canvas.height, canvas.width]),
         }
 
-    def params(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+    def params(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """As Kornia records them: ``forward_input_shape`` is the padded image's."""
         if size.batch == 0:
             return super().params(drawn, size)
         return {**super().params(drawn, size), **self.kornia_parameters(drawn, size)}
 
-    def map(self, drawn: Drawn, size: Size) -> IndexMap:
+    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """Shifted by the start of the crop, less the padding; a batch that is skipped has the crop's size already."""
         left, _, top, _ = self._padding(size)
-        gate = drawn["gate"]
+        apply_mask = drawn["apply_mask"]
         return IndexMap(
-            Axis(1.0, np.where(gate, drawn["x"] - left, 0.0), 0.0, length_of(size.width)),
-            Axis(1.0, np.where(gate, drawn["y"] - top, 0.0), 0.0, length_of(size.height)),
+            Axis(1.0, np.where(apply_mask, drawn["x"] - left, 0.0), 0.0, length_of(size.width)),
+            Axis(1.0, np.where(apply_mask, drawn["y"] - top, 0.0), 0.0, length_of(size.height)),
         )
 
-    def matrix(self, drawn: Drawn, size: Size) -> Array:
+    def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """The shift."""
         shifts = self.map(drawn, size)
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
@@ -165,12 +165,12 @@ class CenterCrop(IndexOp):
         self._height, self._width = (int(side) for side in self.settings["size"])
 
     @classmethod
-    def cannot(cls, module: nn.Module) -> str | None:
+    def unsupported_module(cls, module: nn.Module) -> str | None:
         """Why this module is left to Kornia, or ``None``."""
         mode = module.flags["cropping_mode"]  # type: ignore[index]
         return None if mode == "slice" else f"cropping_mode={mode!r}"
 
-    def refuses(self, size: Size) -> str | None:
+    def unsupported_size(self, size: Size) -> str | None:
         """A crop larger than the image is Kornia's to complain about."""
         if np.any(self._height > size.height) or np.any(self._width > size.width):
             return f"crops {self._height}x{self._width} out of {size.height}x{size.width}"
@@ -180,20 +180,20 @@ class CenterCrop(IndexOp):
         """The crop's."""
         return size.to(self._height, self._width)
 
-    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """Corners, as whole numbers."""
         start = np.full(size.batch, (size.width - self._width) // 2), np.full(size.batch, (size.height - self._height) // 2)
         made = corners(*start, self._width, self._height, self._width, self._height, size)
         return {name: value.long() for name, value in made.items()}
 
-    def map(self, drawn: Drawn, size: Size) -> IndexMap:
+    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """Shifted to the centre."""
         left, top = (size.width - self._width) // 2, (size.height - self._height) // 2
         return IndexMap(
             Axis(1.0, length_of(left), 0.0, length_of(size.width)), Axis(1.0, length_of(top), 0.0, length_of(size.height))
         )
 
-    def matrix(self, drawn: Drawn, size: Size) -> Array:
+    def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """The shift."""
         matrix = identities(size)
         matrix[:, 0, 2], matrix[:, 1, 2] = -((size.width - self._width) // 2), -((size.height - self._height) // 2)
@@ -213,7 +213,7 @@ class PadTo(IndexOp):
         self.fill = self.settings["pad_value"]
 
     @classmethod
-    def cannot(cls, module: nn.Module) -> str | None:
+    def unsupported_module(cls, module: nn.Module) -> str | None:
         """Why this module is left to Kornia, or ``None``."""
         flags: dict[str, Any] = module.flags  # type: ignore[assignment]
         return _cannot_pad("pad_mode", flags["pad_mode"], "pad_value", flags["pad_value"])
@@ -226,7 +226,7 @@ class PadTo(IndexOp):
             height, width = larger(height, size.height), larger(width, size.width)
         return size.to(height, width)
 
-    def refuses(self, size: Size) -> str | None:
+    def unsupported_size(self, size: Size) -> str | None:
         """Reflection reaches no further than the image; Kornia says so."""
         out = self.out(size)
         if self.edge == "reflect" and (np.any(out.width >= 2 * size.width) or np.any(out.height >= 2 * size.height)):
@@ -235,7 +235,7 @@ class PadTo(IndexOp):
             return f"pad_mode={self.edge!r} while cropping"
         return None
 
-    def map(self, drawn: Drawn, size: Size) -> IndexMap:
+    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """Every pixel stays where it is."""
         return IndexMap(whole(size.width), whole(size.height))
 
@@ -247,7 +247,7 @@ class PadTo(IndexOp):
 def _cannot_pad(mode_name: str, mode: str, value_name: str, value: Any) -> str | None:
     if mode not in ("constant", "replicate", "reflect"):
         return f"{mode_name}={mode!r}"
-    if mode != "constant" and value != 0:  # which Kornia refuses, and says so
+    if mode != "constant" and value != 0:  # which Kornia unsupported_size, and says so
         return f"{value_name}={value!r} with {mode_name}={mode!r}"
     return None
 

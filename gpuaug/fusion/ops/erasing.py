@@ -7,8 +7,8 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, Drawn, PointOp, Size, bounds, column
-from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, bounds, column
+from gpuaug.fusion.ops.sampler import Sampler
 
 
 class Erasing(PointOp):
@@ -27,15 +27,15 @@ class Erasing(PointOp):
             self._ratios = [bounds(generator.ratio_sampler)]
         self._value = float(generator.value)
 
-    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Whole sides of an area and ratio, and a start where the rectangle fits."""
-        area = source.within(*self._scale) * np.float32(size.height * size.width)
-        ratio = source.within(*self._ratios[0])
+        area = sampler.within(*self._scale) * np.float32(size.height * size.width)
+        ratio = sampler.within(*self._ratios[0])
         if self._around_one:
-            ratio = np.where(source.uniform() > 0.5, ratio, source.within(*self._ratios[1]))
+            ratio = np.where(sampler.uniform() > 0.5, ratio, sampler.within(*self._ratios[1]))
         heights = np.rint(np.sqrt(area * ratio)).clip(1, size.height)
         widths = np.rint(np.sqrt(area / ratio)).clip(1, size.width)
-        across, down = source.uniform(2)
+        across, down = sampler.uniform(2)
         return {
             "widths": widths,
             "heights": heights,
@@ -43,12 +43,12 @@ class Erasing(PointOp):
             "ys": np.floor(down * (size.height - heights + 1)),
         }
 
-    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """The same rectangles, and the value."""
         made = {name: torch.from_numpy(drawn[name]) for name in ("widths", "heights", "xs", "ys")}
         return {**made, "values": torch.full((size.batch,), self._value)}
 
-    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The rectangle, first pixel in and first pixel out, and the value."""
         out[:, 1], out[:, 2] = drawn["xs"], drawn["xs"] + drawn["widths"]
         out[:, 3], out[:, 4] = drawn["ys"], drawn["ys"] + drawn["heights"]

@@ -8,8 +8,8 @@ from kornia.augmentation.container.params import ParamItem
 from torch import nn
 
 from gpuaug.core.rng import Generators
-from gpuaug.fusion.ops.base import Drawn, Op, Size
-from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.ops.base import Op, OpDraws, Size
+from gpuaug.fusion.ops.sampler import Sampler
 
 
 class EagerOp:
@@ -42,14 +42,14 @@ class EagerOp:
             getattr(type(self.module), name) is getattr(base, name) for name in handlers
         )
 
-    def draw(self, source: Source, size: Size) -> Drawn:
-        """Kornia's own parameters, drawn under a seed from ``source``, and a seed for modules that draw when they run."""
-        key = source.key()
+    def draw(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Kornia's own parameters, drawn under a seed from ``sampler``, and a seed for modules that draw when they run."""
+        key = sampler.key()
         shape = torch.Size((size.batch, size.channels, size.height, size.width))
         with Generators(torch.device("cpu")).keyed(key):
             return {"params": self._container.forward_parameters(shape), "key": key}
 
-    def out(self, size: Size, drawn: Drawn) -> Size:
+    def out(self, size: Size, drawn: OpDraws) -> Size:
         """The size of what comes out, as far as the parameters tell."""
         item: ParamItem = drawn["params"][0]
         if not isinstance(item.data, dict) or not bool((item.data["batch_prob"] > 0.5).all()):
@@ -61,7 +61,7 @@ class EagerOp:
             return size.to(int(height), int(width))
         return size
 
-    def run(self, values: list[Any], keys: list[str], drawn: Drawn, device: torch.device) -> list[Any]:
+    def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
         """The module on images (float32) and what follows them."""
         with Generators(device).keyed(drawn["key"]), torch.no_grad():
             done = self._container(*values, params=drawn["params"], data_keys=keys)

@@ -8,8 +8,8 @@ from kornia import augmentation as K
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpuaug.fusion.ops.base import Array, Drawn, Op, Size, bounds, column
-from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, bounds, column
+from gpuaug.fusion.ops.sampler import Sampler
 
 Border = Literal["constant", "reflect", "replicate", "circular"]
 
@@ -21,7 +21,7 @@ class FilterOp(Op):
     """An op that needs a pixel's neighbours, and so begins a pass."""
 
     width: int
-    """How many numbers a row holds. The first is the gate, as in a pointwise op."""
+    """How many numbers a row holds. The first is the apply_mask, as in a pointwise op."""
 
     @property
     def launches(self) -> int:
@@ -32,18 +32,18 @@ class FilterOp(Op):
         """How many numbers a row holds."""
         return self.width
 
-    def rows(self, drawn: Drawn, size: Size, out: Array) -> None:
+    def rows(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """Fill ``out``, (B, row_width) float32."""
-        out[:, 0] = drawn["gate"]
+        out[:, 0] = drawn["apply_mask"]
         self.write(drawn, out)
 
     @abstractmethod
-    def write(self, drawn: Drawn, out: Array) -> None:
+    def write(self, drawn: OpDraws, out: Array) -> None:
         """Fill everything in ``out`` but column 0."""
 
     @abstractmethod
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """The op on every sample, (B, C, H, W) float32, as if every gate were open."""
+        """The op on every sample, (B, C, H, W) float32, as if it applied to every sample."""
 
 
 class BlurOp(FilterOp):
@@ -59,7 +59,7 @@ class BlurOp(FilterOp):
         self._bounds = bounds(module._param_generator.sigma_sampler)  # type: ignore[union-attr]
 
     @classmethod
-    def cannot(cls, module: nn.Module) -> str | None:
+    def unsupported_module(cls, module: nn.Module) -> str | None:
         """Why this module is left to Kornia, or ``None``."""
         flags: dict[str, Any] = module.flags  # type: ignore[assignment]
         size = flags["kernel_size"]
@@ -70,7 +70,7 @@ class BlurOp(FilterOp):
             return "sigma may be 0"
         return None
 
-    def refuses(self, size: Size) -> str | None:
+    def unsupported_size(self, size: Size) -> str | None:
         """A border is made of the image, and no larger, which is Kornia's to say."""
         down, across = (side // 2 for side in self.kernel_size)
         reflects = self.border == "reflect" and (size.height <= down or size.width <= across)
@@ -82,15 +82,15 @@ class BlurOp(FilterOp):
         """Kernels that a pass takes."""
         return 1 if max(self.kernel_size) <= ONE_LAUNCH else 2
 
-    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """A width of the Gaussian for each sample."""
-        return {"sigma": source.within(*self._bounds)}
+        return {"sigma": sampler.within(*self._bounds)}
 
-    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """The same."""
         return {"sigma": torch.from_numpy(drawn["sigma"])}
 
-    def write(self, drawn: Drawn, out: Array) -> None:
+    def write(self, drawn: OpDraws, out: Array) -> None:
         """The width of the Gaussian, down and across."""
         out[:, 1] = out[:, 2] = drawn["sigma"]
 
@@ -124,19 +124,19 @@ class SharpnessOp(FilterOp):
         super().__init__(name, module)
         self._bounds = bounds(module._param_generator.sampler_dict["sharpness"])  # type: ignore[union-attr, index]
 
-    def refuses(self, size: Size) -> str | None:
+    def unsupported_size(self, size: Size) -> str | None:
         """A smaller image has no 3x3 mean, which is Kornia's to say."""
         return "the image has no 3x3 pixels" if size.height < 3 or size.width < 3 else None
 
-    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """A factor for each sample."""
-        return {"sharpness": source.within(*self._bounds)}
+        return {"sharpness": sampler.within(*self._bounds)}
 
-    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """The same."""
         return {"sharpness": torch.from_numpy(drawn["sharpness"])}
 
-    def write(self, drawn: Drawn, out: Array) -> None:
+    def write(self, drawn: OpDraws, out: Array) -> None:
         """The factor."""
         out[:, 1] = drawn["sharpness"]
 

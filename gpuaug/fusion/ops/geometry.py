@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from gpuaug.fusion.ops.base import Array, Drawn, Op, Size
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
 
 Edge = Literal["", "constant", "replicate", "reflect"]
 """What lies outside an index map's range; ``""``: nothing can."""
@@ -84,8 +84,8 @@ class Warp:
 class GatherOp(Op):
     """An op that moves pixels and leaves their values alone, but for interpolation."""
 
-    def matrix(self, drawn: Drawn, size: Size) -> Array:
-        """Input pixel coordinates → output pixel coordinates: (3, 3) or (B, 3, 3) float64, the identity where the gate is shut.
+    def matrix(self, drawn: OpDraws, size: Size) -> Array:
+        """Input pixel coordinates → output pixel coordinates: (3, 3) or (B, 3, 3) float64, the identity where the op does not apply.
 
         What boxes and keypoints follow, and what Kornia calls ``transform_matrix``.
         """
@@ -100,7 +100,7 @@ class IndexOp(GatherOp):
     """What padding holds in the images: a number, or one per channel."""
 
     @abstractmethod
-    def map(self, drawn: Drawn, size: Size) -> IndexMap:
+    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """Where each output pixel comes from."""
 
 
@@ -112,7 +112,7 @@ class WarpOp(GatherOp):
     nearest: bool = False
 
     @abstractmethod
-    def warp(self, drawn: Drawn, size: Size) -> Warp:
+    def warp(self, drawn: OpDraws, size: Size) -> Warp:
         """Where each output pixel comes from."""
 
 
@@ -120,35 +120,35 @@ class ResampleOp(GatherOp):
     """A resize, of the whole image or of a window: interpolates once, along the axes."""
 
     nearest: bool = False
-    half: bool = False
-    """Whether pixels are squares, half a pixel around their centre, for images. For masks (nearest) they always are."""
+    half_pixel_centers: bool = False
+    """Whether pixels are squares, half_pixel_centers a pixel around their centre, for images. For masks (nearest) they always are."""
     filter: Filter = ""
     """What pixels are weighed by that fall on one, where images shrink; ``""``: the nearest four count."""
 
-    def smooth(self, *, cubic: bool) -> None:
+    def set_antialias(self, *, cubic: bool) -> None:
         """Weigh all pixels that fall on one, on the grid that torchvision resizes on, which knows pixels as squares alone."""
         if not self.nearest:
-            self.filter, self.half = "cubic" if cubic else "triangle", True
+            self.filter, self.half_pixel_centers = "cubic" if cubic else "triangle", True
 
     @abstractmethod
     def shrinks(self, size: Size) -> float:
         """How many pixels along a side may become one, at most."""
 
     @abstractmethod
-    def resampling(self, drawn: Drawn, size: Size, half: bool) -> Resampling:
+    def resampling(self, drawn: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
         """Where each output pixel comes from."""
 
 
 def changes_size_by_chance(op: Op, *, size: Size) -> str | None:
-    """Why an op whose gate is thrown for the whole batch cannot be lowered: its output would have one size or the other."""
-    if op.gated and op.out(size) != size:
+    """Why an op whose apply mask is drawn for the whole batch cannot be lowered: its output would have one size or the other."""
+    if op.is_random and op.out(size) != size:
         return f"with p={op.p_batch} the size of the output depends on the draw"
     return None
 
 
-def scale_of(source: Rows, target: Rows, half: bool) -> Rows:
+def scale_of(source: Rows, target: Rows, half_pixel_centers: bool) -> Rows:
     """How many input pixels an output pixel advances by, as PyTorch's ``interpolate`` computes it."""
-    if half:
+    if half_pixel_centers:
         return source / target
     if isinstance(target, np.ndarray):
         return np.where(target > 1, (source - 1) / np.maximum(target - 1, 1), 0.0)

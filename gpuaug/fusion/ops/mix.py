@@ -2,7 +2,7 @@
 
 A sample's row names its partner, so a mix is a gather across the batch. All mixes have rows of one form, so that one kernel
 does any of them: within a rectangle a pixel is the partner's, elsewhere it is a weighted mean with it. MixUp's rectangle is
-empty and CutMix's weight nothing. Where the gate is shut a sample is its own partner with a share of nothing, which is also
+empty and CutMix's weight nothing. where the op does not apply a sample is its own partner with a share of nothing, which is also
 what Kornia's labels then say.
 """
 
@@ -16,22 +16,22 @@ from kornia import augmentation as K
 from torch import Tensor, nn
 
 from gpuaug.core.errors import ArgumentError
-from gpuaug.fusion.ops.base import Array, Drawn, Op, Size, column
-from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, column
+from gpuaug.fusion.ops.sampler import Sampler
 
-_PARTNER, _SHARE, _WEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM, _WIDTH = range(1, 9)
+_PARTNER, _LAM, _WEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM, _WIDTH = range(1, 9)
 
 
 class MixOp(Op):
     """An op on an image and another one of the batch, its partner.
 
-    A row holds the gate; the partner's index, among the images of the same call; the partner's true share of the sample, by
+    A row holds the apply mask; the partner's index, among the images of the same call; the partner's true share of the sample, by
     which labels are mixed; its weight outside of the rectangle; and the rectangle: x and y of its first pixel, and of the one
-    after its last. The gate is one for the whole batch, and a row whose gate is shut takes nothing in any of these ways.
+    after its last. The apply mask is one for the whole batch, and a row that the op does not apply to takes nothing in any of these ways.
     Kornia mixes images and labels, and raises for masks, boxes and keypoints.
     """
 
-    alone = True
+    needs_own_batch = True
 
     targets: ClassVar[tuple[str, ...]] = ("input", "class")
     """The data keys that it takes."""
@@ -40,31 +40,31 @@ class MixOp(Op):
         """How many numbers a row holds, whatever the channels."""
         return _WIDTH
 
-    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Partners: a random order of the batch, even where samples share everything else."""
-        return {"partner": source.permutation(size.batch)[0], **self.draw_shares(source, size)}
+        return {"partner": sampler.permutation(size.batch)[0], **self.draw_lam(sampler, size)}
 
     @abstractmethod
-    def draw_shares(self, source: Source, size: Size) -> Drawn:
+    def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw how much of its partner a sample takes."""
 
-    def rows(self, drawn: Drawn, size: Size, out: Array) -> None:
+    def rows(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """Fill ``out``, (B, row_width) float32."""
-        gate = drawn["gate"]
-        out[:, 0] = gate
-        out[:, _SHARE:] = 0
-        if gate.all():
+        apply_mask = drawn["apply_mask"]
+        out[:, 0] = apply_mask
+        out[:, _LAM:] = 0
+        if apply_mask.all():
             out[:, _PARTNER] = drawn["partner"]
             self.write(drawn, size, out)
         else:
             out[:, _PARTNER] = np.arange(size.batch)
 
     @abstractmethod
-    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """Fill the share, and what of ``out`` is not nothing."""
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """The op on every sample, as if every gate were open.
+        """The op on every sample, as if it applied to every sample.
 
         Args:
             images: (B, C, H, W), float32.
@@ -78,9 +78,9 @@ class MixOp(Op):
         left, top, right, bottom = (column(rows, index) for index in (_LEFT, _TOP, _RIGHT, _BOTTOM))
         return torch.where((x >= left) & (x < right) & (y >= top) & (y < bottom), other, mean)
 
-    def said(self, rows: Tensor) -> Tensor:
+    def kornia_lam(self, rows: Tensor) -> Tensor:
         """The number that labels in Kornia's form say (its lambda), (B,): the partner's share."""
-        return rows[:, _SHARE]
+        return rows[:, _LAM]
 
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
         """Each sample's own label, its partner's, and the number that goes with them, as Kornia returns them.
@@ -106,7 +106,7 @@ class MixOp(Op):
                 "Pass class indices, (B,), and make them one-hot by num_classes."
             )
         values = labels.float()
-        return torch.stack((values, partners(values, rows), self.said(rows)), -1)
+        return torch.stack((values, partners(values, rows), self.kornia_lam(rows)), -1)
 
 
 class MixUp(MixOp):
@@ -116,17 +116,17 @@ class MixUp(MixOp):
         super().__init__(name, module)
         self._bounds = _bounds(module._param_generator.lambda_val)  # type: ignore[union-attr]
 
-    def draw_shares(self, source: Source, size: Size) -> Drawn:
+    def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
         """The partner's weight."""
-        return {"lambda": source.within(*self._bounds)}
+        return {"lambda": sampler.within(*self._bounds)}
 
-    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """The same partners and weights."""
         return {"mixup_pairs": torch.from_numpy(drawn["partner"]), "mixup_lambdas": torch.from_numpy(drawn["lambda"])}
 
-    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The partner's weight, which is its share."""
-        out[:, _SHARE] = out[:, _WEIGHT] = drawn["lambda"]
+        out[:, _LAM] = out[:, _WEIGHT] = drawn["lambda"]
 
     def describe(self) -> str:
         """In a word."""
@@ -142,10 +142,10 @@ class CutMix(MixOp):
         self._bounds = _bounds(generator.cut_size)
         self._concentration = 1.0 if generator.beta is None else float(generator.beta)
         # The newer of Kornia's two conventions: the label gives the share of the image that stays.
-        self._says_rest = bool(module.use_correct_lambda)
+        self._lam_is_own = bool(module.use_correct_lambda)
 
     @classmethod
-    def cannot(cls, module: nn.Module) -> str | None:
+    def unsupported_module(cls, module: nn.Module) -> str | None:
         """Why this module is left to Kornia, or ``None``."""
         generator: Any = module._param_generator
         if generator.num_mix != 1:
@@ -154,17 +154,17 @@ class CutMix(MixOp):
             return "beta has several values"
         return None
 
-    def draw_shares(self, source: Source, size: Size) -> Drawn:
+    def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
         """Whole sides in the image's proportion, for a share from a beta distribution, and a start where they fit."""
         low, high = self._bounds
-        kept = np.minimum(np.maximum(source.beta(self._concentration), low), high)
+        kept = np.minimum(np.maximum(sampler.beta(self._concentration), low), high)
         frame = np.array([size.width, size.height], dtype=np.float32)
         sides = np.floor(np.sqrt(1 - kept)[:, None] * frame)
         room = frame - sides
         # Close to one, a product in float32 rounds up to the next whole number.
-        return {"start": np.minimum(np.floor(source.uniform(2).T * (room + 1)), room), "sides": sides}
+        return {"start": np.minimum(np.floor(sampler.uniform(2).T * (room + 1)), room), "sides": sides}
 
-    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """The same partners, and the corners of the rectangles, clockwise and inclusive."""
         if size.batch == 0:
             return {"mix_pairs": torch.zeros(0, 3, dtype=torch.int64), "crop_src": torch.zeros(0, 4, 2)}
@@ -176,17 +176,17 @@ class CutMix(MixOp):
             "image_shape": torch.tensor([float(size.height), float(size.width)]),
         }
 
-    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The rectangle, and its share of the image."""
         start, sides = drawn["start"], drawn["sides"]
-        out[:, _SHARE] = sides[:, 0] * sides[:, 1] / np.float32(size.width * size.height)
+        out[:, _LAM] = sides[:, 0] * sides[:, 1] / np.float32(size.width * size.height)
         out[:, _LEFT : _TOP + 1] = start
         np.add(start, sides, out=out[:, _RIGHT : _BOTTOM + 1])
 
-    def said(self, rows: Tensor) -> Tensor:
-        """The rectangle's share of the image, or in Kornia's newer convention that of the rest; nothing if the gate is shut."""
-        share = super().said(rows)
-        return torch.where(rows[:, 0] != 0, 1 - share, share) if self._says_rest else share
+    def kornia_lam(self, rows: Tensor) -> Tensor:
+        """The rectangle's share of the image, or in Kornia's newer convention that of the rest; nothing where the op does not apply."""
+        lam = super().kornia_lam(rows)
+        return torch.where(rows[:, 0] != 0, 1 - lam, lam) if self._lam_is_own else lam
 
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
         """As for every mix, in one more axis: Kornia's number of mixes, which is one."""
@@ -202,9 +202,9 @@ def partners(values: Tensor, rows: Tensor) -> Tensor:
     return values.index_select(0, rows[:, _PARTNER].long())
 
 
-def shares(rows: Tensor) -> Tensor:
+def lam_of(rows: Tensor) -> Tensor:
     """The partner's share of each sample, (B,)."""
-    return rows[:, _SHARE]
+    return rows[:, _LAM]
 
 
 def _bounds(given: Any) -> tuple[float, float]:
@@ -219,7 +219,7 @@ LOWERED: dict[type[nn.Module], type[MixOp]] = {K.RandomMixUpV2: MixUp, K.RandomC
 
 @dataclass(frozen=True, slots=True)
 class SoftLabels:
-    """How labels become shares of the classes.
+    """How labels become lam_of of the classes.
 
     Args:
         classes: How many there are.
@@ -246,7 +246,7 @@ class SoftLabels:
         return self.kept + self.off
 
     def check(self, labels: Tensor, batch: int) -> None:
-        """Refuse what is neither an index nor shares for each image.
+        """Refuse what is neither an index nor lam_of for each image.
 
         Raises:
             ArgumentError: If it is.
@@ -254,19 +254,19 @@ class SoftLabels:
         if labels.shape == (batch,) or (labels.shape == (batch, self.classes) and labels.is_floating_point()):
             return
         raise ArgumentError(
-            f"class must be one label for each of the {batch} images, or floating shares of the {self.classes} classes, got "
-            f"{tuple(labels.shape)} of {labels.dtype}. Pass class indices, (B,), or shares, (B, num_classes), as floats."
+            f"class must be one label for each of the {batch} images, or floating lam_of of the {self.classes} classes, got "
+            f"{tuple(labels.shape)} of {labels.dtype}. Pass class indices, (B,), or lam_of, (B, num_classes), as floats."
         )
 
     def type_of(self, labels: Tensor) -> torch.dtype:
-        """What the shares are: float32, or what they were already."""
+        """What the lam_of are: float32, or what they were already."""
         return labels.dtype if labels.ndim == 2 else torch.float32
 
     def of(self, labels: Tensor, rows: Tensor | None) -> Tensor:
-        """The shares, in torch.
+        """The lam_of, in torch.
 
         Args:
-            labels: Class indices of any type, or shares. An index that is no class, such as -100, is a row of ``off``.
+            labels: Class indices of any type, or lam_of. An index that is no class, such as -100, is a row of ``off``.
             rows: A mix's, on the same device; ``None`` where nothing is mixed.
 
         Shape:
@@ -282,6 +282,6 @@ class SoftLabels:
             own = values[:, None] == torch.arange(self.classes, device=labels.device)
             made = torch.full(own.shape, self.off, dtype=torch.float32, device=labels.device).masked_fill_(own, self.on)
         if rows is not None:
-            share = shares(rows)[:, None]
-            made = torch.where(share != 0, made * (1 - share) + partners(made, rows) * share, made)
+            lam = lam_of(rows)[:, None]
+            made = torch.where(lam != 0, made * (1 - lam) + partners(made, rows) * lam, made)
         return made.to(self.type_of(labels))

@@ -12,8 +12,8 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, Drawn, PointOp, Size, column
-from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column
+from gpuaug.fusion.ops.sampler import Sampler
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 INCREMENTS = (0x9E3779B9, 0xBB67AE85)
@@ -75,25 +75,25 @@ class GaussianNoise(PointOp):
     """RandomGaussianNoise: the field is computed where the images are, from a seed and each pixel's place."""
 
     code, width, positional = 12, 6, True
-    alone = True
+    needs_own_batch = True
 
-    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """A seed for the batch, and which field each sample takes."""
         shared = self.same_on_batch
-        return {"seed": source.key(), "field": np.zeros(size.batch) if shared else np.arange(size.batch, dtype=np.float32)}
+        return {"seed": sampler.key(), "field": np.zeros(size.batch) if shared else np.arange(size.batch, dtype=np.float32)}
 
-    def numbers(self, drawn: Drawn, sample: int) -> dict[str, float]:
+    def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
         """Nothing that says anything: the field has a number for each pixel."""
         return {}
 
-    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """The field itself."""
         generator: Any = self.module._param_generator
         fields = torch.from_numpy(drawn["field"][:1] if self.same_on_batch else drawn["field"]).float()
         field = normal(drawn["seed"], fields, size.channels, size.height, size.width)
         return {"gaussian_noise": generator.mean + field * generator.std}
 
-    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """Mean, deviation, the seed in two halves (a float32 holds no more than 24 bits exactly), and the field."""
         generator: Any = self.module._param_generator
         out[:, 1], out[:, 2] = generator.mean, generator.std

@@ -8,12 +8,12 @@ from kornia import augmentation as K
 from kornia.constants import Resample
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, Drawn, Size
+from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.crop import corners, identities
 from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp, Resampling, changes_size_by_chance, length_of, scale_of
-from gpuaug.fusion.ops.sampler import Source, further, open_gate
+from gpuaug.fusion.ops.sampler import Sampler, always, extra_uniforms
 
-WINDOWS = 10
+CROP_CANDIDATES = 10
 """Windows that are drawn for a resized crop, of which the first that fits the image is taken."""
 
 
@@ -24,25 +24,25 @@ class ResizedCrop(ResampleOp):
         super().__init__(name, module)
         self._height, self._width = (int(side) for side in self.settings["size"])
         self.nearest = self.settings["resample"] == Resample.NEAREST
-        self.half = not self.settings["align_corners"]
+        self.half_pixel_centers = not self.settings["align_corners"]
         generator: Any = module._param_generator
         self._scale = tuple(float(bound) for bound in generator.scale)
         ratios = [float(bound) for bound in generator.ratio]
         self.areas = self._scale[0], self._scale[1] - self._scale[0]
         """The least share of an image's area, and what may be added to it."""
         first, last = math.log(ratios[0]), math.log(ratios[1])
-        self.shapes = first / 2, (last - first) / 2
+        self.log_aspect = first / 2, (last - first) / 2
         """The logarithm of the root of the first bound of the ratio, and what may be added to it."""
         self.ratios = min(ratios), max(ratios)
         """The least and the largest of width by height."""
 
     @classmethod
-    def cannot(cls, module: nn.Module) -> str | None:
+    def unsupported_module(cls, module: nn.Module) -> str | None:
         """Why this module is left to Kornia, or ``None``."""
         flags: dict[str, Any] = module.flags  # type: ignore[assignment]
         return None if flags["cropping_mode"] == "slice" else f"cropping_mode={flags['cropping_mode']!r}"
 
-    def refuses(self, size: Size) -> str | None:
+    def unsupported_size(self, size: Size) -> str | None:
         """Skipped by chance, the output would have another size."""
         return _plain_cubic(self) or changes_size_by_chance(self, size=size)
 
@@ -57,16 +57,16 @@ class ResizedCrop(ResampleOp):
         """The size resized to."""
         return size.to(self._height, self._width)
 
-    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """The first of ten windows that fits the image, else as much of the image as the ratios allow."""
-        numbers = source.uniform(4)
-        share, shape, x, y = numbers
+        numbers = sampler.uniform(4)
+        area, log_aspect, x, y = numbers
         # Most fit at once, so the other nine are drawn for those that do not.
-        across, down = self._sides(*self._window(share, shape), size)
+        across, down = self._sides(*self._candidates(area, log_aspect), size)
         misses = np.flatnonzero((across > size.width) | (down > size.height) | (np.minimum(across, down) < 1))
         if misses.size:
             missed = size.to(size.height[misses], size.width[misses]) if size.ragged else size
-            others = self._window(*further(numbers[:, misses], WINDOWS - 1))
+            others = self._candidates(*extra_uniforms(numbers[:, misses], CROP_CANDIDATES - 1))
             across[misses], down[misses] = self._fitting(*others, missed)
         return {
             "x": np.floor(x * (np.float32(size.width + 1) - across)),
@@ -75,12 +75,12 @@ class ResizedCrop(ResampleOp):
             "height": down,
         }
 
-    def _window(self, share: Array, shape: Array) -> tuple[Array, Array]:
+    def _candidates(self, area: Array, log_aspect: Array) -> tuple[Array, Array]:
         """By how much of an image's own side a window is long, and by how much it is wider, from numbers in [0, 1)."""
-        (least, by), (first, upto) = self.areas, self.shapes
-        length = np.sqrt(share * np.float32(by) + np.float32(least))
+        (least, by), (first, upto) = self.areas, self.log_aspect
+        length = np.sqrt(area * np.float32(by) + np.float32(least))
         # In float64, whose last digits are not the same everywhere, but do not reach those of float32.
-        return length, np.exp((shape * np.float32(upto) + np.float32(first)).astype(np.float64)).astype(np.float32)
+        return length, np.exp((log_aspect * np.float32(upto) + np.float32(first)).astype(np.float64)).astype(np.float32)
 
     def _sides(self, length: Array, root: Array, size: Size) -> tuple[Array, Array]:
         """Whole sides of windows."""
@@ -108,32 +108,32 @@ class ResizedCrop(ResampleOp):
         down = np.where(ratio < narrowest, np.rint(width / narrowest), height)
         return np.maximum(across, 1), np.maximum(down, 1)
 
-    def unmoved(self, batch: int) -> Drawn:
+    def unmoved(self, batch: int) -> OpDraws:
         """Draws that leave images of the output's size as they are."""
         zeros, ones = np.zeros(batch, dtype=np.float32), np.ones(batch, dtype=np.float32)
-        return {"x": zeros, "y": zeros, "width": self._width * ones, "height": self._height * ones, "gate": open_gate(batch)}
+        return {"x": zeros, "y": zeros, "width": self._width * ones, "height": self._height * ones, "apply_mask": always(batch)}
 
-    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """Corners in the image, and in the output."""
         return corners(drawn["x"], drawn["y"], drawn["width"], drawn["height"], self._width, self._height, size)
 
-    def resampling(self, drawn: Drawn, size: Size, half: bool) -> Resampling:
+    def resampling(self, drawn: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
         """The crop, onto the whole output."""
         return Resampling(
-            scale_of(drawn["width"], self._width, half),
+            scale_of(drawn["width"], self._width, half_pixel_centers),
             drawn["x"],
             drawn["width"],
-            scale_of(drawn["height"], self._height, half),
+            scale_of(drawn["height"], self._height, half_pixel_centers),
             drawn["y"],
             drawn["height"],
         )
 
-    def matrix(self, drawn: Drawn, size: Size) -> Array:
+    def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """Onto the output's corners, or its edges, as the module is set."""
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
-        half = self.half or self.nearest
+        half_pixel_centers = self.half_pixel_centers or self.nearest
         for k, start, count, target in ((0, "x", "width", self._width), (1, "y", "height", self._height)):
-            set_resize(matrix, k, drawn[start].astype(np.float64), drawn[count].astype(np.float64), target, half)
+            set_resize(matrix, k, drawn[start].astype(np.float64), drawn[count].astype(np.float64), target, half_pixel_centers)
         return matrix
 
     def describe(self) -> str:
@@ -147,15 +147,15 @@ class Resize(ResampleOp):
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
         self.nearest = self.settings["resample"] == Resample.NEAREST
-        self.half = not self.settings["align_corners"]
+        self.half_pixel_centers = not self.settings["align_corners"]
 
     @classmethod
-    def cannot(cls, module: nn.Module) -> str | None:
+    def unsupported_module(cls, module: nn.Module) -> str | None:
         """Why this module is left to Kornia, or ``None``."""
         flags: dict[str, Any] = module.flags  # type: ignore[assignment]
         return "antialias=True, which in Kornia is a blur" if flags["antialias"] else None
 
-    def refuses(self, size: Size) -> str | None:
+    def unsupported_size(self, size: Size) -> str | None:
         """Skipped by chance, the output would have another size; and one without pixels is Kornia's to complain about."""
         out = self.out(size)
         if np.any(np.equal(out.height, 0)) or np.any(np.equal(out.width, 0)):
@@ -180,22 +180,29 @@ class Resize(ResampleOp):
             return size.to(np.where(high, wanted, inverse), np.where(high, (wanted * ratio).astype(np.int64), wanted))
         return size.to(wanted, int(wanted * ratio)) if high else size.to(int(wanted / ratio), wanted)
 
-    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """Corners of the image, and of the output."""
         out, zeros = self.out(size), np.zeros(size.batch, dtype=np.float32)
         return corners(zeros, zeros, np.float32(size.width), np.float32(size.height), out.width, out.height, size)
 
-    def resampling(self, drawn: Drawn, size: Size, half: bool) -> Resampling:
+    def resampling(self, drawn: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
         """The whole image, onto the whole output."""
         out = self.out(size)
         width, height = length_of(size.width), length_of(size.height)
-        return Resampling(scale_of(width, out.width, half), 0.0, width, scale_of(height, out.height, half), 0.0, height)
+        return Resampling(
+            scale_of(width, out.width, half_pixel_centers),
+            0.0,
+            width,
+            scale_of(height, out.height, half_pixel_centers),
+            0.0,
+            height,
+        )
 
-    def matrix(self, drawn: Drawn, size: Size) -> Array:
+    def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """Onto the output's corners, or its edges, as the module is set."""
-        out, half, matrix = self.out(size), self.half or self.nearest, identities(size)
-        set_resize(matrix, 0, np.zeros(1), np.atleast_1d(size.width), out.width, half)
-        set_resize(matrix, 1, np.zeros(1), np.atleast_1d(size.height), out.height, half)
+        out, half_pixel_centers, matrix = self.out(size), self.half_pixel_centers or self.nearest, identities(size)
+        set_resize(matrix, 0, np.zeros(1), np.atleast_1d(size.width), out.width, half_pixel_centers)
+        set_resize(matrix, 1, np.zeros(1), np.atleast_1d(size.height), out.height, half_pixel_centers)
         return matrix
 
     def describe(self) -> str:
@@ -208,9 +215,9 @@ def _plain_cubic(op: ResampleOp) -> str | None:
     return "resample='bicubic'" if op.settings["resample"] == Resample.BICUBIC and not op.filter else None
 
 
-def set_resize(matrix: Array, k: int, start: Array, count: Array, target: Any, half: bool) -> None:
+def set_resize(matrix: Array, k: int, start: Array, count: Array, target: Any, half_pixel_centers: bool) -> None:
     """Write the scale and shift of axis ``k`` that take a window onto ``target`` pixels."""
-    if half:
+    if half_pixel_centers:
         scale = target / count
         matrix[:, k, k], matrix[:, k, 2] = scale, (0.5 - start) * scale - 0.5
     else:

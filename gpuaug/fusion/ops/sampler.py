@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_OPEN: dict[int, NDArray[np.bool_]] = {}
+_ALWAYS: dict[int, NDArray[np.bool_]] = {}
 
 
-class Source:
+class Sampler:
     """Uniform numbers for one batch, the same on every machine for one key; or for several batches at once.
 
     Several batches come out as one, one after the other, and each as it would by itself. Sources of one thread share their
-    generators, since to make one takes longer than to draw a batch. So a source ends where the thread makes the next.
+    generators, since to make one takes longer than to draw a batch. So a sampler ends where the thread makes the next.
 
     Args:
         keys: One for each batch: any integers in [0, 2⁶⁴).
@@ -89,20 +89,20 @@ class Source:
         assert self.batches == 1, "an op that takes a number for a whole batch must say that it draws alone"
         return self._generators[0]
 
-    def same(self) -> "Source":
-        """The same source for draws that all samples of a batch share: one number, repeated."""
-        return _Shared(self)
+    def same(self) -> "Sampler":
+        """The same sampler for draws that all samples of a batch share: one number, repeated."""
+        return _SharedSampler(self)
 
 
-def open_gate(batch: int) -> NDArray[np.bool_]:
-    """A gate that is open for all samples; not to be written to."""
-    found = _OPEN.get(batch)
+def always(batch: int) -> NDArray[np.bool_]:
+    """An apply mask that is true for all samples; not to be written to."""
+    found = _ALWAYS.get(batch)
     if found is None:
         found = np.ones(batch, dtype=bool)
         found.flags.writeable = False
-        if len(_OPEN) > 64:
-            _OPEN.clear()
-        _OPEN[batch] = found
+        if len(_ALWAYS) > 64:
+            _ALWAYS.clear()
+        _ALWAYS[batch] = found
     return found
 
 
@@ -110,7 +110,7 @@ INCREMENT, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133
 """Of SplitMix64."""
 
 
-def further(numbers: NDArray[np.float32], pairs: int) -> NDArray[np.float32]:
+def extra_uniforms(numbers: NDArray[np.float32], pairs: int) -> NDArray[np.float32]:
     """More numbers in [0, 1) for samples that need more than they were given, which depend on nothing but those.
 
     Each sample has a SplitMix64 generator, whose seed is what it was given. Source: Steele, Lea and Flood, "Fast splittable
@@ -121,13 +121,13 @@ def further(numbers: NDArray[np.float32], pairs: int) -> NDArray[np.float32]:
         - returns: (2, ``pairs``, samples), the same
     """
     words = (numbers * np.float32(2**24)).astype(np.uint64)
-    seeds = _scrambled(words[0] << np.uint64(24) | words[1]) ^ (words[2] << np.uint64(24) | words[3])
-    made = _scrambled(seeds + np.arange(1, pairs + 1, dtype=np.uint64)[:, None] * np.uint64(INCREMENT))
+    seeds = splitmix64_mix(words[0] << np.uint64(24) | words[1]) ^ (words[2] << np.uint64(24) | words[3])
+    made = splitmix64_mix(seeds + np.arange(1, pairs + 1, dtype=np.uint64)[:, None] * np.uint64(INCREMENT))
     halves = np.stack([made >> np.uint64(40), made & np.uint64(2**24 - 1)])
     return halves.astype(np.float32) * np.float32(2**-24)
 
 
-def _scrambled(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def splitmix64_mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     words = (words ^ (words >> np.uint64(30))) * np.uint64(FIRST)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(SECOND)
     return words ^ (words >> np.uint64(31))
@@ -163,7 +163,7 @@ def _beginning(key: int) -> dict[str, Any]:
     }
 
 
-class Taken(Source):
+class GivenUniforms(Sampler):
     """Numbers that another source has given away, for the op that they belong to.
 
     Args:
@@ -175,10 +175,10 @@ class Taken(Source):
         self.used, self._block, self._taken = 0, numbers, 0
 
 
-class _Shared(Source):
-    def __init__(self, source: Source) -> None:
-        self.batches, self.each, self.batch = source.batches, source.each, source.batch
-        self._generators = source._generators
+class _SharedSampler(Sampler):
+    def __init__(self, sampler: Sampler) -> None:
+        self.batches, self.each, self.batch = sampler.batches, sampler.each, sampler.batch
+        self._generators = sampler._generators
 
     def uniform(self, columns: int | None = None) -> NDArray[np.float32]:
         shape = () if columns is None else (columns,)

@@ -12,9 +12,9 @@ from kornia import augmentation as K
 from kornia.constants import Resample, SamplePadding
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, Drawn, Size, bounds
+from gpuaug.fusion.ops.base import Array, OpDraws, Size, bounds
 from gpuaug.fusion.ops.geometry import Warp, WarpOp
-from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.ops.sampler import Sampler
 
 
 class _Warp(WarpOp):
@@ -26,7 +26,7 @@ class _Warp(WarpOp):
         )
 
     @classmethod
-    def cannot(cls, module: nn.Module) -> str | None:
+    def unsupported_module(cls, module: nn.Module) -> str | None:
         """Why this module is left to Kornia, or ``None``."""
         flags: dict[str, Any] = module.flags  # type: ignore[assignment]
         if flags["resample"] == Resample.BICUBIC:
@@ -36,25 +36,25 @@ class _Warp(WarpOp):
             return f"padding_mode={padding.name.lower()!r}"
         return None
 
-    def refuses(self, size: Size) -> str | None:
+    def unsupported_size(self, size: Size) -> str | None:
         """One pixel has no extent to be normalised by, and Kornia's result is of its own kind."""
         return "the images are one pixel wide or high" if np.any(np.equal(size.height, 1) | np.equal(size.width, 1)) else None
 
-    def _forward(self, drawn: Drawn, size: Size) -> Array:
-        """Input → output pixels, (B, 3, 3) float64, as if every gate were open."""
+    def _forward(self, drawn: OpDraws, size: Size) -> Array:
+        """Input → output pixels, (B, 3, 3) float64, as if it applied to every sample."""
         raise NotImplementedError
 
-    def matrix(self, drawn: Drawn, size: Size) -> Array:
-        """Input → output pixels; the identity where the gate is shut."""
+    def matrix(self, drawn: OpDraws, size: Size) -> Array:
+        """Input → output pixels; the identity where the op does not apply."""
         return self._behind_gate(self._forward(drawn, size), drawn)
 
-    def warp(self, drawn: Drawn, size: Size) -> Warp:
-        """Output → input pixels; the identity where the gate is shut, so that its samples come out bit for bit."""
+    def warp(self, drawn: OpDraws, size: Size) -> Warp:
+        """Output → input pixels; the identity where the op does not apply, so that its samples come out bit for bit."""
         return Warp(self._behind_gate(inverse(self._forward(drawn, size)), drawn))
 
-    def _behind_gate(self, matrix: Array, drawn: Drawn) -> Array:
-        if self.gated:
-            matrix[~drawn["gate"]] = np.eye(3)
+    def _behind_gate(self, matrix: Array, drawn: OpDraws) -> Array:
+        if self.is_random:
+            matrix[~drawn["apply_mask"]] = np.eye(3)
         return matrix
 
 
@@ -65,15 +65,15 @@ class Rotation(_Warp):
         super().__init__(name, module)
         self._bounds = bounds(module._param_generator.sampler_dict["degrees"])  # type: ignore[union-attr, index]
 
-    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """An angle a sample, in degrees."""
-        return {"degrees": source.within(*self._bounds)}
+        return {"degrees": sampler.within(*self._bounds)}
 
-    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """The same."""
         return {"degrees": torch.from_numpy(drawn["degrees"])}
 
-    def _forward(self, drawn: Drawn, size: Size) -> Array:
+    def _forward(self, drawn: OpDraws, size: Size) -> Array:
         turned = np.deg2rad(drawn["degrees"].astype(np.float64))
         return _about_centre(np.cos(turned), np.sin(turned), -np.sin(turned), np.cos(turned), size)
 
@@ -89,15 +89,15 @@ class Rotation90(_Warp):
         super().__init__(name, module)
         self._bounds = bounds(module._param_generator.sampler_dict["times"])  # type: ignore[union-attr, index]
 
-    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """A number of quarters a sample, before it is rounded."""
-        return {"times": source.within(*self._bounds)}
+        return {"times": sampler.within(*self._bounds)}
 
-    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """The same."""
         return {"times": torch.from_numpy(drawn["times"])}
 
-    def _forward(self, drawn: Drawn, size: Size) -> Array:
+    def _forward(self, drawn: OpDraws, size: Size) -> Array:
         quarters = np.rint(drawn["times"]).astype(np.int64) % 4
         cosine, sine = np.array([1.0, 0.0, -1.0, 0.0])[quarters], np.array([0.0, 1.0, 0.0, -1.0])[quarters]
         return _about_centre(cosine, sine, -sine, cosine, size)
@@ -118,30 +118,30 @@ class Affine(_Warp):
         self._bounds = {name: bounds(sampler) for name, sampler in found.items() if sampler is not None}
 
     @classmethod
-    def cannot(cls, module: nn.Module) -> str | None:
+    def unsupported_module(cls, module: nn.Module) -> str | None:
         """Why this module is left to Kornia, or ``None``."""
         if module.flags["fill_value"] is not None and module.flags["padding_mode"] == SamplePadding.FILL:  # type: ignore[index]
             return "padding_mode='fill'"
-        return super().cannot(module)
+        return super().unsupported_module(module)
 
-    def _drawn(self, name: str, source: Source, default: float) -> Any:
+    def _drawn(self, name: str, sampler: Sampler, default: float) -> Any:
         between = self._bounds.get(name)
-        return np.full(source.batch, default, np.float32) if between is None else source.within(*between)
+        return np.full(sampler.batch, default, np.float32) if between is None else sampler.within(*between)
 
-    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Angle and shears in degrees, factors, and shifts in pixels."""
-        across = self._drawn("scale_2", source, 1.0)
+        across = self._drawn("scale_2", sampler, 1.0)
         return {
-            "angle": self._drawn("degree", source, 0.0),
+            "angle": self._drawn("degree", sampler, 0.0),
             "scale_x": across,
-            "scale_y": self._drawn("scale_4", source, 1.0) if "scale_4" in self._bounds else across,
-            "shift_x": self._drawn("translate_x", source, 0.0) * np.float32(size.width),
-            "shift_y": self._drawn("translate_y", source, 0.0) * np.float32(size.height),
-            "shear_x": self._drawn("shear_x", source, 0.0),
-            "shear_y": self._drawn("shear_y", source, 0.0),
+            "scale_y": self._drawn("scale_4", sampler, 1.0) if "scale_4" in self._bounds else across,
+            "shift_x": self._drawn("translate_x", sampler, 0.0) * np.float32(size.width),
+            "shift_y": self._drawn("translate_y", sampler, 0.0) * np.float32(size.height),
+            "shear_x": self._drawn("shear_x", sampler, 0.0),
+            "shear_y": self._drawn("shear_y", sampler, 0.0),
         }
 
-    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """The same, in pairs."""
         return {
             "translations": _pair(drawn["shift_x"], drawn["shift_y"]),
@@ -152,7 +152,7 @@ class Affine(_Warp):
             "shear_y": torch.from_numpy(drawn["shear_y"]),
         }
 
-    def _forward(self, drawn: Drawn, size: Size) -> Array:
+    def _forward(self, drawn: OpDraws, size: Size) -> Array:
         # Rotation the other way round than RandomRotation's, after the scale, after the shear, and a shift at the end.
         turned = np.deg2rad(drawn["angle"].astype(np.float64))
         cosine, sine = np.cos(turned), np.sin(turned)
@@ -180,11 +180,11 @@ class Shear(_Warp):
         generator: Any = module._param_generator
         self._bounds = bounds(generator.shear_x_sampler), bounds(generator.shear_y_sampler)
 
-    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Two angles a sample, in degrees."""
-        return {"shear_x": source.within(*self._bounds[0]), "shear_y": source.within(*self._bounds[1])}
+        return {"shear_x": sampler.within(*self._bounds[0]), "shear_y": sampler.within(*self._bounds[1])}
 
-    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """The same, and the centre."""
         return {
             "center": _centre(size),
@@ -192,7 +192,7 @@ class Shear(_Warp):
             "shear_y": torch.from_numpy(drawn["shear_y"]),
         }
 
-    def _forward(self, drawn: Drawn, size: Size) -> Array:
+    def _forward(self, drawn: OpDraws, size: Size) -> Array:
         sx, sy = _tangents(drawn)
         return _about_centre(np.ones_like(sx), -sx, -sy, 1 + sx * sy, size)
 
@@ -210,19 +210,19 @@ class Translate(_Warp):
         samplers = generator.translate_x_sampler, generator.translate_y_sampler
         self._bounds = [bounds(sampler) if sampler is not None else None for sampler in samplers]
 
-    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Two shifts a sample, in pixels."""
         drawn = {}
         for name, between, side in zip("xy", self._bounds, (size.width, size.height), strict=True):
-            shift = np.zeros(size.batch, np.float32) if between is None else source.within(*between) * np.float32(side)
+            shift = np.zeros(size.batch, np.float32) if between is None else sampler.within(*between) * np.float32(side)
             drawn[f"translate_{name}"] = shift
         return drawn
 
-    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """The same."""
         return {name: torch.from_numpy(drawn[name]) for name in ("translate_x", "translate_y")}
 
-    def _forward(self, drawn: Drawn, size: Size) -> Array:
+    def _forward(self, drawn: OpDraws, size: Size) -> Array:
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
         matrix[:, 0, 2], matrix[:, 1, 2] = drawn["translate_x"], drawn["translate_y"]
         return matrix
@@ -247,22 +247,22 @@ class Perspective(_Warp):
         corners: Array = np.array([[0, 0], [1, 0], [1, 1], [0, 1]], dtype=np.float32) * (_sides(size) - 1)[..., None, :]
         return corners
 
-    def draw_parameters(self, source: Source, size: Size) -> Drawn:
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Where the four corners go."""
         reach = self._distortion * _sides(size)[..., None, :] / 2
-        numbers = source.uniform(8).T.reshape(size.batch, 4, 2)
+        numbers = sampler.uniform(8).T.reshape(size.batch, 4, 2)
         if self._inwards:
             offsets = reach * numbers * np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]], dtype=np.float32)
         else:
             offsets = 2 * reach * (numbers - np.float32(0.5))
         return {"end_points": (self._corners(size) + offsets).astype(np.float32)}
 
-    def kornia_parameters(self, drawn: Drawn, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """Where the corners come from, and where they go."""
         start = torch.from_numpy(self._corners(size)).expand(size.batch, -1, -1)
         return {"start_points": start, "end_points": torch.from_numpy(drawn["end_points"])}
 
-    def _forward(self, drawn: Drawn, size: Size) -> Array:
+    def _forward(self, drawn: OpDraws, size: Size) -> Array:
         matrix = _from_unit_square(drawn["end_points"].astype(np.float64))
         matrix[:, :, :2] /= (_sides(size) - 1)[..., None, :]
         return matrix
@@ -322,7 +322,7 @@ def inverse(matrix: Array) -> Array:
     return np.ascontiguousarray(inverse.transpose(2, 0, 1))
 
 
-def _tangents(drawn: Drawn) -> tuple[Array, Array]:
+def _tangents(drawn: OpDraws) -> tuple[Array, Array]:
     return np.tan(np.deg2rad(drawn["shear_x"].astype(np.float64))), np.tan(np.deg2rad(drawn["shear_y"].astype(np.float64)))
 
 

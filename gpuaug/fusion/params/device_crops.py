@@ -7,15 +7,15 @@ launch, where drawing for it alone would cost it more than all launches together
 
 from torch import Tensor
 
-from gpuaug.fusion.gather import Gather, Layout
-from gpuaug.fusion.ops.base import Array, Drawn, Op
+from gpuaug.fusion.gather import DeviceCropColumns, Gather
+from gpuaug.fusion.ops.base import Array, Op, OpDraws
 from gpuaug.fusion.ops.resize import ResizedCrop
 from gpuaug.fusion.params.table import MATRIX, fill_matrix, fill_table, send
-from gpuaug.fusion.params.upcoming import Coming
+from gpuaug.fusion.params.upcoming import UpcomingBatches
 from gpuaug.fusion.plan import Plan
 
 
-def fits(planned: Plan) -> bool:
+def has_device_crops(planned: Plan) -> bool:
     """Whether a device can fit the crops of ragged batches: where a plan begins with one, each sample drawn for by itself."""
     front = planned.passes[0].front
     if not planned.source.ragged or not isinstance(front, Gather):
@@ -24,32 +24,32 @@ def fits(planned: Plan) -> bool:
     return isinstance(first, ResizedCrop) and not first.same_on_batch
 
 
-class Fitting:
+class DeviceCropTables:
     """The rows of some batches, on the device, but for where crops lie.
 
     Args:
-        coming: For a plan that :func:`fits`.
+        upcoming: For a plan that :func:`has_device_crops`.
     """
 
-    def __init__(self, coming: Coming) -> None:
-        planned, points = coming.planned, coming.points
+    def __init__(self, upcoming: UpcomingBatches) -> None:
+        planned, points = upcoming.planned, upcoming.points
         self._step = planned.passes[0]
         columns, self._end = planned.columns[0], planned.width + MATRIX * points
-        self._layout = Layout(
+        self._layout = DeviceCropColumns(
             matrix=planned.width if points else -1,
             numbers=self._end,
             rest=self._end + columns if points else -1,
             width=self._end + columns + MATRIX * points,
         )
-        source, whole = coming.source(), coming.size
-        first, *others = coming.ops
+        sampler, whole = upcoming.sampler(), upcoming.size
+        first, *others = upcoming.ops
         assert isinstance(first, ResizedCrop)
-        numbers = source.uniform(columns)
+        numbers = sampler.uniform(columns)
         # The rest is drawn and written for crops that leave everything as it is.
-        drawn: dict[Op, Drawn] = {first: first.unmoved(source.batch)}
+        drawn: dict[Op, OpDraws] = {first: first.unmoved(sampler.batch)}
         at = first.out(whole)
         for op in others:
-            drawn[op] = op.draw(source, at)
+            drawn[op] = op.draw(sampler, at)
             at = op.out(at)
 
         def fill(table: Array) -> None:
@@ -58,8 +58,8 @@ class Fitting:
             if points:
                 fill_matrix(planned, whole, drawn, table[:, self._layout.rest :])
 
-        rows = coming.by_batch(send(source.batch, self._layout.width, fill, coming.device))
-        # Taken apart together, which takes less than to do so batch by batch.
+        rows = upcoming.by_batch(send(sampler.batch, self._layout.width, fill, upcoming.device))
+        # GivenUniforms apart together, which takes less than to do so batch by batch.
         self._rows, self._read = rows.unbind(), rows[..., : self._end].unbind()
         self._unused = dict.fromkeys(range(len(self._rows)), True)
 

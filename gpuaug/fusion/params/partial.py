@@ -12,14 +12,14 @@ import numpy as np
 from torch import Tensor
 
 from gpuaug.fusion.gather import Gather
-from gpuaug.fusion.ops.base import Array, Drawn, Op, Size
-from gpuaug.fusion.ops.sampler import Taken
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
+from gpuaug.fusion.ops.sampler import GivenUniforms
 from gpuaug.fusion.params.table import MATRIX, fill_front, fill_matrix, fill_table, send
-from gpuaug.fusion.params.upcoming import Coming
+from gpuaug.fusion.params.upcoming import UpcomingBatches
 from gpuaug.fusion.plan import Plan
 
 
-def late_ops(planned: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:
+def size_dependent_ops(planned: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:
     """The ops that wait for the sizes; none where that cannot be, and rows are made whole."""
     front = planned.passes[0].front
     waits = front.order if isinstance(front, Gather) else ()
@@ -28,29 +28,29 @@ def late_ops(planned: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:
     return tuple(op for op in ops if op in waits)
 
 
-class Half:
+class PartialTables:
     """The rows of some batches, but for what depends on sizes.
 
     Args:
-        coming: For a plan with its template.
-        late: The ops that wait.
+        upcoming: For a plan with its template.
+        size_dependent: The ops that wait.
     """
 
-    def __init__(self, coming: Coming, late: Sequence[Op]) -> None:
-        self._coming, planned = coming, coming.planned
-        source, whole = coming.source(), coming.size
+    def __init__(self, upcoming: UpcomingBatches, size_dependent: Sequence[Op]) -> None:
+        self._coming, planned = upcoming, upcoming.planned
+        sampler, whole = upcoming.sampler(), upcoming.size
         at = whole
         self._numbers: dict[Op, Array] = {}
-        self._drawn: dict[Op, Drawn] = {}
-        for op, columns in zip(coming.ops, planned.columns, strict=True):
-            if op in late:
-                self._numbers[op] = source.uniform(columns) if columns else np.empty((0, source.batch))
+        self._drawn: dict[Op, OpDraws] = {}
+        for op, columns in zip(upcoming.ops, planned.columns, strict=True):
+            if op in size_dependent:
+                self._numbers[op] = sampler.uniform(columns) if columns else np.empty((0, sampler.batch))
             else:
-                self._drawn[op] = op.draw(source, at)
+                self._drawn[op] = op.draw(sampler, at)
             at = op.out(at)
-        rows = np.empty((source.batch, planned.width), dtype=np.float32)
+        rows = np.empty((sampler.batch, planned.width), dtype=np.float32)
         fill_table(planned, whole, self._drawn, rows, fronts=1)
-        self._rows = coming.by_batch(rows)
+        self._rows = upcoming.by_batch(rows)
 
     def table(self, place: int, size: Size) -> Tensor:
         """The whole rows of a batch, (V · B, K), now that its sizes are there.
@@ -63,7 +63,7 @@ class Half:
         at, drawn = whole, {}
         for op in self._coming.ops:
             if op in self._numbers:
-                drawn[op] = op.draw(Taken(self._numbers[op][:, part]), at)
+                drawn[op] = op.draw(GivenUniforms(self._numbers[op][:, part]), at)
                 at = op.out(at)
         for op, each in self._drawn.items() if points else ():
             drawn[op] = {name: value[part] if isinstance(value, np.ndarray) else value for name, value in each.items()}

@@ -15,12 +15,12 @@ from torch import Tensor
 from gpuaug.core.rng import following_seeds, next_seed, seeds_of_views
 from gpuaug.core.streams import current_stream
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.ops.base import Drawn, Op, Size
-from gpuaug.fusion.ops.sampler import Source
-from gpuaug.fusion.params.device_crops import Fitting, fits
-from gpuaug.fusion.params.partial import Half, late_ops
+from gpuaug.fusion.ops.base import Op, OpDraws, Size
+from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.params.device_crops import DeviceCropTables, has_device_crops
+from gpuaug.fusion.params.partial import PartialTables, size_dependent_ops
 from gpuaug.fusion.params.table import make_table
-from gpuaug.fusion.params.upcoming import Coming
+from gpuaug.fusion.params.upcoming import UpcomingBatches
 from gpuaug.fusion.plan import Plan
 
 MOST_BATCHES = 64
@@ -36,7 +36,7 @@ _MOST_BLOCKS = 4
 class _Block(NamedTuple):
     planned: Plan
     kind: tuple[Any, ...]
-    rows: Sequence[Tensor] | Fitting | Half
+    rows: Sequence[Tensor] | DeviceCropTables | PartialTables
     order: dict[int, int]
     """Which of the batches a seed is for."""
     next: int
@@ -45,15 +45,15 @@ class _Block(NamedTuple):
     def table(self, seed: int, size: Size, places: Tensor | None) -> Tensor:
         """The rows of one batch."""
         rows, index = self.rows, self.order[seed]
-        if isinstance(rows, Half):
+        if isinstance(rows, PartialTables):
             return rows.table(index, size)
-        if isinstance(rows, Fitting):
+        if isinstance(rows, DeviceCropTables):
             assert places is not None
             return rows.table(index, places)
         return rows[index]
 
 
-class Ahead:
+class TablePrefetch:
     """Rows made ahead for one pipeline, for as many batches as its calls have shown to be foreseeable."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Ahead:
             views: Of each image.
 
         Cost:
-            One call draws for many to come, and sends their rows. Where images differ in size, every call fits them to its own,
+            One call draws for many to come, and sends their rows. Where images differ in size, every call has_device_crops them to its own,
             by one launch or on the host; or it draws alone, where that cannot be. No synchronisation.
         """
         seed = next_seed()
@@ -100,32 +100,32 @@ class Ahead:
         count = min(2 * len(past.order), MOST_BATCHES, most) if past is not None else 1
         *seeds, following = seed, *following_seeds(count)
         each = [one for call in seeds for one in seeds_of_views(call, views)]
-        rows: Sequence[Tensor] | Fitting | Half
+        rows: Sequence[Tensor] | DeviceCropTables | PartialTables
         if not size.ragged:
-            table = draw_rows(planned, ops, size, each, device, points=points)
+            table = draw_tables(planned, ops, size, each, device, points=points)
             rows = table.view(count, views * size.batch, table.shape[2]).unbind()
         else:
-            coming = Coming(planned, ops, size.batch, size.channels, each, views, device, points)
-            if fits(planned) and dispatch.name(device) == "triton":
-                rows = Fitting(coming)
-            elif late := late_ops(planned, ops):
-                rows = Half(coming, late)
+            upcoming = UpcomingBatches(planned, ops, size.batch, size.channels, each, views, device, points)
+            if has_device_crops(planned) and dispatch.name(device) == "triton":
+                rows = DeviceCropTables(upcoming)
+            elif size_dependent := size_dependent_ops(planned, ops):
+                rows = PartialTables(upcoming, size_dependent)
             else:
-                return draw_rows(planned, ops, size, each[:views], device, points=points).flatten(0, 1)
+                return draw_tables(planned, ops, size, each[:views], device, points=points).flatten(0, 1)
         made = _Block(planned, kind, rows, {each: index for index, each in enumerate(seeds)}, following)
         self._blocks = (made, *(block for block in self._blocks if block is not past))[:_MOST_BLOCKS]
         return made.table(seed, size, places)
 
 
-def draw_rows(
+def draw_tables(
     planned: Plan, ops: Sequence[Op], size: Size, seeds: Sequence[int], device: torch.device, *, points: bool
 ) -> Tensor:
     """Draw for as many batches as there are seeds, and make their rows, (batches, B, K)."""
-    source = Source(seeds, size.batch, planned.numbers)
+    sampler = Sampler(seeds, size.batch, planned.numbers)
     at = whole = size.times(len(seeds))
-    drawn: dict[Op, Drawn] = {}
+    drawn: dict[Op, OpDraws] = {}
     for op in ops:
-        drawn[op] = op.draw(source, at)
+        drawn[op] = op.draw(sampler, at)
         at = op.out(at)
     table = make_table(planned, whole, drawn, device, points=points)
     return table.view(len(seeds), size.batch, table.shape[1])

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from gpuaug.fusion.gather import Columns, Gather
-from gpuaug.fusion.ops.base import Array, Drawn, Op, Size
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
 from gpuaug.fusion.plan import Pass, Plan, matrix_of
 
 MATRIX = 9
 """Numbers of a matrix, which a row ends with where boxes or keypoints follow."""
 
 
-def make_table(planned: Plan, size: Size, drawn: dict[Op, Drawn], device: torch.device, *, points: bool) -> Tensor:
+def make_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], device: torch.device, *, points: bool) -> Tensor:
     """The rows of a batch, (B, at least ``planned.width``) float32; with ``points`` each ends with its matrix.
 
     Cost:
@@ -36,12 +36,12 @@ def send(samples: int, width: int, fill: Callable[[Array], None], device: torch.
     return pinned.to(device, non_blocking=True)
 
 
-def fill_matrix(planned: Plan, size: Size, drawn: dict[Op, Drawn], out: Array) -> None:
+def fill_matrix(planned: Plan, size: Size, drawn: dict[Op, OpDraws], out: Array) -> None:
     """Write how the ops that move pixels move them, (B, 9) float32: a matrix from the pixels that go in to those that come."""
     out[:] = matrix_of(planned, size, drawn).reshape(-1, MATRIX)
 
 
-def fill_table(planned: Plan, size: Size, drawn: dict[Op, Drawn], table: Array, *, fronts: int = 0) -> None:
+def fill_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], table: Array, *, fronts: int = 0) -> None:
     """Write each sample's numbers for all passes, (B, at least ``planned.width``) float32.
 
     The fronts of the first so many passes are left as the template has them.
@@ -54,7 +54,7 @@ def fill_table(planned: Plan, size: Size, drawn: dict[Op, Drawn], table: Array, 
     for number, step in enumerate(planned.passes):
         after = at.to(step.out.height, step.out.width)
         for op, (_, column, _) in zip(step.points, step.program, strict=True):
-            if first or op.gated or not op.fixed:
+            if first or op.is_random or not op.fixed:
                 op.rows(drawn[op], after, table[:, column : column + op.row_width(size.channels)])
         if number >= fronts:
             fill_front(step, drawn.__getitem__, at, table, fixed=first)
@@ -63,7 +63,7 @@ def fill_table(planned: Plan, size: Size, drawn: dict[Op, Drawn], table: Array, 
         planned.template = table[0, : planned.width].copy()
 
 
-def fill_front(step: Pass, drawn_of: Callable[[Any], Drawn], size: Size, table: Array, *, fixed: bool) -> None:
+def fill_front(step: Pass, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, fixed: bool) -> None:
     """Write each sample's numbers for the front of a pass into ``table``, (B, K) float32; without ``fixed``, the drawn ones."""
     if isinstance(step.front, Gather):
         assert isinstance(step.columns, Columns)

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from gpuaug.fusion.ops.base import ANY_SIDES, Array, Op, Size
-from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.plan import Plan
 
 Rows = TypeVar("Rows", Tensor, Array)
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
+class UpcomingBatches:
     """Ragged batches, of which nobody knows yet the sizes of their images."""
 
     planned: Plan
@@ -38,9 +38,9 @@ class Coming:
         """That of all samples of all batches, with sides that mean nothing."""
         return Size(len(self.seeds) * self.each, self.channels, *ANY_SIDES)
 
-    def source(self) -> Source:
+    def sampler(self) -> Sampler:
         """Where all of them draw from."""
-        return Source(self.seeds, self.each, self.planned.numbers)
+        return Sampler(self.seeds, self.each, self.planned.numbers)
 
     def by_batch(self, rows: Rows) -> Rows:
         """Rows of all samples, (batches · V · B, K), as (batches, V · B, K)."""

@@ -11,8 +11,8 @@ from kornia.augmentation.auto.operations import ops as operations
 from kornia.augmentation.auto.operations.policy import PolicySequential
 from torch import nn
 
-from gpuaug.fusion.ops.base import Array, Drawn, Op, Size
-from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
+from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.policies.choice import Child, Choice, Member, Pick
 
 POLICIES: tuple[type[nn.Module], ...] = (auto.RandAugment, auto.TrivialAugment, auto.AutoAugment)
@@ -23,9 +23,9 @@ _LEFT = {K.RandomEqualize: "equalize", K.RandomAutoContrast: "auto contrast"}
 
 
 class Gate(Op):
-    """A policy's augmentation that is not lowered, and draws nothing but its gate."""
+    """A policy's augmentation that is not lowered, and draws nothing but its apply mask."""
 
-    def refuses(self, size: Size) -> str | None:
+    def unsupported_size(self, size: Size) -> str | None:
         """Always."""
         return "no lowering for this type"
 
@@ -46,20 +46,20 @@ class Policy(Choice):
         """How many children are picked."""
         return int(getattr(self.module, "n", 1))
 
-    def picks(self, source: Source) -> list[int]:
+    def picks(self, sampler: Sampler) -> list[int]:
         """Different ones, all with the same chance."""
-        numbers = np.array([self.number(source) for _ in self.children])
+        numbers = np.array([self.number(sampler) for _ in self.children])
         return [int(index) for index in numbers.argsort()[: self.count]]
 
-    def picks_of_samples(self, source: Source) -> Array:
+    def picks_of_samples(self, sampler: Sampler) -> Array:
         """The same for each sample."""
-        return source.uniform(len(self.children)).argsort(axis=0)[: self.count]
+        return sampler.uniform(len(self.children)).argsort(axis=0)[: self.count]
 
-    def draw_member(self, child: int, position: int, source: Source, size: Size) -> Drawn:
+    def draw_member(self, child: int, position: int, sampler: Sampler, size: Size) -> OpDraws:
         """The augmentation's own draws, with the policy's magnitude in its place."""
         member = self.children[child].members[position]
         assert isinstance(member.op, Op)
-        drawn = member.op.draw(source, size)
+        drawn = member.op.draw(sampler, size)
         operation = member.operation
         factor = operation._factor_name
         if factor is None:
@@ -67,7 +67,7 @@ class Policy(Choice):
         rand = isinstance(self.module, auto.RandAugment)
         values = self._set(operation, size) if rand else self._moved(operation, drawn[factor])
         if operation.symmetric_megnitude:
-            values = np.where(source.uniform() > 0.5, values, -values)
+            values = np.where(sampler.uniform() > 0.5, values, -values)
         drawn[factor] = values if len(values) == size.batch else np.repeat(values, size.batch)
         return drawn
 
@@ -142,6 +142,6 @@ def _member(name: str, operation: Any, lowered: dict[type[nn.Module], type[Op]])
     kind = lowered.get(type(inner))
     if kind is None:
         return f"made of {type(inner).__name__}, which has no lowering"
-    cannot = getattr(kind, "cannot", None)
-    reason = cannot(inner) if cannot is not None else None
+    unsupported = getattr(kind, "unsupported_module", None)
+    reason = unsupported(inner) if unsupported is not None else None
     return f"left to Kornia by its {reason}" if reason else Member(name, kind(name, inner), operation)

@@ -16,11 +16,11 @@ from kornia.augmentation.container.params import ParamItem
 from torch import nn
 
 from gpuaug.core.errors import ArgumentError
-from gpuaug.fusion.ops.base import Array, Drawn, Op, PointOp, Size
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, PointOp, Size
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.filters import FilterOp
 from gpuaug.fusion.ops.geometry import Axis, IndexMap, IndexOp, WarpOp
-from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.policies.one_of import AnyAffine, OneOf
 
 Pick = Literal["batch", "sample"]
@@ -49,15 +49,15 @@ class Entry(NamedTuple):
 
     child: int
     position: int
-    drawn: Drawn
+    drawn: OpDraws
     size: Size
     where: Array | None
 
     @property
-    def gate(self) -> Array:
+    def apply_mask(self) -> Array:
         """For which samples it runs."""
-        gate: Array = self.drawn["gate"]
-        return gate if self.where is None else gate & self.where
+        apply_mask: Array = self.drawn["apply_mask"]
+        return apply_mask if self.where is None else apply_mask & self.where
 
 
 class Step(NamedTuple):
@@ -68,14 +68,14 @@ class Step(NamedTuple):
     """
 
     op: Op | EagerOp
-    drawn: Drawn
+    drawn: OpDraws
     begins: bool
 
 
 class Nothing(IndexOp):
     """What runs where nothing was picked: it leaves every pixel where it is."""
 
-    def map(self, drawn: Drawn, size: Size) -> IndexMap:
+    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """Each pixel from its own place."""
         return IndexMap(Axis(1.0, 0.0, 0.0, float(size.width)), Axis(1.0, 0.0, 0.0, float(size.height)))
 
@@ -87,7 +87,7 @@ class Nothing(IndexOp):
 class Choice(Op):
     """A module that picks among its children, for the batch or for each sample."""
 
-    alone = True
+    needs_own_batch = True
 
     def __init__(self, name: str, module: nn.Module, children: Sequence[Child], pick: Pick) -> None:
         super().__init__(name, module)
@@ -108,58 +108,58 @@ class Choice(Op):
         """Whether a single image stays one, as in Kornia, whatever is picked."""
         return all(getattr(member.op.module, "keepdim", False) for member in self._members)
 
-    def number(self, source: Source) -> float:
+    def number(self, sampler: Sampler) -> float:
         """A number in [0, 1) that all samples of the batch share, of which there may be none."""
-        return source.integer(0, 2**53) / 2**53
+        return sampler.integer(0, 2**53) / 2**53
 
     @abstractmethod
-    def picks(self, source: Source) -> list[int]:
+    def picks(self, sampler: Sampler) -> list[int]:
         """Which children run for the batch, in order."""
 
-    def picks_of_samples(self, source: Source) -> Array:
+    def picks_of_samples(self, sampler: Sampler) -> Array:
         """The same for each sample: (as many as run, B)."""
         raise NotImplementedError
 
-    def draw(self, source: Source, size: Size) -> Drawn:
+    def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Pick, and draw for what is picked: ``"layers"`` of entries that run one after the other."""
         if self.pick == "sample":
-            return {"layers": tuple(self._layers(source, size)), "end": size}
-        layers, picked = [], self.picks(source)
+            return {"layers": tuple(self._layers(sampler, size)), "end": size}
+        layers, picked = [], self.picks(sampler)
         for child in picked:
             for position in range(len(self.children[child].members)):
-                entry = Entry(child, position, self.draw_member(child, position, source, size), size, None)
+                entry = Entry(child, position, self.draw_member(child, position, sampler, size), size, None)
                 size = self._after(entry)
                 layers.append((entry,))
         return {"layers": tuple(layers), "picks": tuple(picked), "end": size}
 
-    def _layers(self, source: Source, size: Size) -> Iterator[tuple[Entry, ...]]:
-        for row in self.picks_of_samples(source):
+    def _layers(self, sampler: Sampler, size: Size) -> Iterator[tuple[Entry, ...]]:
+        for row in self.picks_of_samples(sampler):
             children = np.unique(row).tolist()
             for position in range(max((len(self.children[child].members) for child in children), default=0)):
                 there = [child for child in children if position < len(self.children[child].members)]
                 yield tuple(
-                    Entry(child, position, self.draw_member(child, position, source, size), size, row == child)
+                    Entry(child, position, self.draw_member(child, position, sampler, size), size, row == child)
                     for child in there
                 )
 
-    def draw_member(self, child: int, position: int, source: Source, size: Size) -> Drawn:
+    def draw_member(self, child: int, position: int, sampler: Sampler, size: Size) -> OpDraws:
         """What one member draws for the batch."""
         op = self.children[child].members[position].op
-        if isinstance(op, EagerOp) or op.refuses(size) is not None:
-            return self._left(child, position, size).draw(source, size)
-        return op.draw(source, size)
+        if isinstance(op, EagerOp) or op.unsupported_size(size) is not None:
+            return self._left(child, position, size).draw(sampler, size)
+        return op.draw(sampler, size)
 
     def _after(self, entry: Entry) -> Size:
         if "params" in entry.drawn:
             return self._left(entry.child, entry.position, entry.size).out(entry.size, entry.drawn)
         return self._op(entry).out(entry.size)
 
-    def out(self, size: Size, drawn: Drawn | None = None) -> Size:
+    def out(self, size: Size, drawn: OpDraws | None = None) -> Size:
         """The size of what comes out for these draws."""
         end: Size = size if drawn is None else drawn["end"]
         return end
 
-    def steps(self, drawn: Drawn) -> list[Step]:
+    def steps(self, drawn: OpDraws) -> list[Step]:
         """The ops that run for a batch, in order."""
         made: list[Step] = []
         seen: Counter[Any] = Counter()
@@ -178,7 +178,7 @@ class Choice(Op):
     def _kind(self, entry: Entry) -> tuple[Any, ...]:
         member = self.children[entry.child].members[entry.position]
         op = member.op
-        if isinstance(op, EagerOp) or op.refuses(entry.size) is not None:
+        if isinstance(op, EagerOp) or op.unsupported_size(entry.size) is not None:
             return "kornia", entry.child, entry.position
         if member.operation is not None or (isinstance(op, PointOp) and OneOf.takes(op)):
             return _kind_of(op)
@@ -186,8 +186,8 @@ class Choice(Op):
 
     def _step(self, kind: tuple[Any, ...], entries: Sequence[Entry], occurrence: int) -> Step | None:
         op, size = self._op(entries[0]), entries[0].size
-        gate = _any(entries)
-        if not gate.any() and op.out(size) == size:
+        apply_mask = _any(entries)
+        if not apply_mask.any() and op.out(size) == size:
             return None
         made = self._made.get((*kind, occurrence))
         if made is None:
@@ -202,23 +202,23 @@ class Choice(Op):
                     # It stands for others of its kind, whatever their p is.
                     made.p = 0.5
             self._made[*kind, occurrence] = made
-        drawn: Drawn
+        drawn: OpDraws
         if isinstance(made, OneOf | AnyAffine):
-            drawn = {"gate": gate, "parts": [(self._op(entry), entry.drawn, entry.where) for entry in entries]}
+            drawn = {"apply_mask": apply_mask, "parts": [(self._op(entry), entry.drawn, entry.where) for entry in entries]}
         else:
             drawn = dict(entries[0].drawn)
             for entry in entries[1:]:
                 assert entry.where is not None, "several entries only where samples pick for themselves"
                 drawn = {name: np.where(entry.where, entry.drawn[name], values) for name, values in drawn.items()}
-            drawn["gate"] = gate
+            drawn["apply_mask"] = apply_mask
         return Step(made, drawn, kind != _POINT or occurrence % _TOGETHER == 0 < occurrence)
 
     def _left_step(self, entry: Entry) -> Step | None:
         eager, drawn = self._left(entry.child, entry.position, entry.size), entry.drawn
         if "params" not in drawn:
-            if not entry.gate.any():
+            if not entry.apply_mask.any():
                 return None
-            data = self._op(entry).params({**drawn, "gate": entry.gate}, entry.size)
+            data = self._op(entry).params({**drawn, "apply_mask": entry.apply_mask}, entry.size)
             drawn = {"params": [ParamItem(eager.child_name, data)], "key": 0}
         return Step(eager, drawn, begins=True)
 
@@ -236,13 +236,13 @@ class Choice(Op):
         if found is None:
             module = op.module
             if member.operation is not None:
-                # A certain module does not look at its gate, which holds the pick here.
+                # A certain module does not look at its apply_mask, which holds the pick here.
                 module = copy.copy(module)
                 module.p = 0.5  # type: ignore[assignment]
-            found = self._eager[child, position] = EagerOp(op.name, module, op.refuses(size) or "", op)
+            found = self._eager[child, position] = EagerOp(op.name, module, op.unsupported_size(size) or "", op)
         return found
 
-    def params(self, drawn: Drawn, size: Size) -> Any:
+    def params(self, drawn: OpDraws, size: Size) -> Any:
         """The same draws as Kornia's module takes them in ``params=``.
 
         Raises:
@@ -279,7 +279,7 @@ class Choice(Op):
     def left(self, size: Size) -> list[str]:
         """What of it Kornia runs, in words."""
         ops = [member.op for member in self._members]
-        return list(dict.fromkeys(_words(op) for op in ops if isinstance(op, EagerOp) or op.refuses(size) is not None))
+        return list(dict.fromkeys(_words(op) for op in ops if isinstance(op, EagerOp) or op.unsupported_size(size) is not None))
 
     def launches(self, size: Size) -> int | None:
         """How many kernels it takes at most; ``None`` where Kornia may run something."""
@@ -321,7 +321,7 @@ def _words(op: Op | EagerOp) -> str:
 
 
 def _any(entries: Sequence[Entry]) -> Array:
-    gate = entries[0].gate
+    apply_mask = entries[0].apply_mask
     for entry in entries[1:]:
-        gate = gate | entry.gate
-    return gate
+        apply_mask = apply_mask | entry.apply_mask
+    return apply_mask

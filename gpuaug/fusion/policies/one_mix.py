@@ -7,9 +7,9 @@ import numpy as np
 from kornia.augmentation.container.params import ParamItem
 from torch import nn
 
-from gpuaug.fusion.ops.base import Array, Drawn, Size
+from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.mix import MixOp
-from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.policies.choice import Pick, no_form_in_kornia
 
 
@@ -35,13 +35,13 @@ class OneMix(MixOp):
         """Whether a single image stays one, as in Kornia, whatever is picked."""
         return all(getattr(mix.module, "keepdim", False) for _, mix in self.mixes)
 
-    def draw(self, source: Source, size: Size) -> Drawn:
+    def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Pick, and draw for what is picked: ``"parts"``, each a mix's number, its draws, and the samples (``None``: all)."""
         if self._pick == "batch":
-            index = int(self._picked(source.integer(0, 2**53) / 2**53))
-            return {"parts": ((index, self.mixes[index][1].draw(source, size), None),)}
-        picked = self._picked(source.uniform())
-        parts = [(index, mix.draw(source, size), picked == index) for index, (_, mix) in enumerate(self.mixes)]
+            index = int(self._picked(sampler.integer(0, 2**53) / 2**53))
+            return {"parts": ((index, self.mixes[index][1].draw(sampler, size), None),)}
+        picked = self._picked(sampler.uniform())
+        parts = [(index, mix.draw(sampler, size), picked == index) for index, (_, mix) in enumerate(self.mixes)]
         # One order for all, so that each image is the partner of one other, whichever mixes they picked.
         partner = parts[0][1]["partner"]
         return {"parts": tuple((index, {**drawn, "partner": partner}, where) for index, drawn, where in parts)}
@@ -50,11 +50,11 @@ class OneMix(MixOp):
         """Which mixes numbers in [0, 1) stand for, by the weights."""
         return np.searchsorted(self._ends, numbers, side="right")
 
-    def draw_shares(self, source: Source, size: Size) -> Drawn:
+    def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
         """Nothing: the mixes draw theirs."""
         return {}
 
-    def rows(self, drawn: Drawn, size: Size, out: Array) -> None:
+    def rows(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The rows of what was picked."""
         for index, own, where in drawn["parts"]:
             mix = self.mixes[index][1]
@@ -65,10 +65,10 @@ class OneMix(MixOp):
             mix.rows(own, size, rows)
             out[where] = rows[where]
 
-    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """Nothing: the mixes write theirs."""
 
-    def params(self, drawn: Drawn, size: Size) -> Any:
+    def params(self, drawn: OpDraws, size: Size) -> Any:
         """The same draws as the container takes them in ``params=``.
 
         Raises:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, Drawn, PointOp, Size
+from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size
 from gpuaug.fusion.ops.geometry import Warp, WarpOp
 from gpuaug.fusion.ops.warp import inverse
 
@@ -15,7 +15,7 @@ from gpuaug.fusion.ops.warp import inverse
 class OneOf(PointOp):
     """One of several ops, picked for each sample or for all: what policies pick from, in a form that is compiled once.
 
-    A row holds the gate, the code of the op that was picked, and that op's own row.
+    A row holds the apply_mask, the code of the op that was picked, and that op's own row.
 
     Args:
         name: Of the module that picks.
@@ -37,29 +37,29 @@ class OneOf(PointOp):
         return not (op.positional or op.flags or getattr(op, "needs_mean", False))
 
     @property
-    def gated(self) -> bool:
+    def is_random(self) -> bool:
         """A sample may have picked nothing."""
         return True
 
-    def refuses(self, size: Size) -> str | None:
-        """Nothing: an op that refuses images of this size is not picked for them."""
+    def unsupported_size(self, size: Size) -> str | None:
+        """Nothing: an op that unsupported_size images of this size is not picked for them."""
         return None
 
     def row_width(self, channels: int) -> int:
-        """The gate, the code, and the widest row."""
+        """The apply_mask, the code, and the widest row."""
         return 2 + max(op.row_width(channels) for op in self._ops)
 
-    def write(self, drawn: Drawn, size: Size, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """Codes and rows of what was picked: ``"parts"``, each an op, its draws, and the samples (``None``: all)."""
         for op, own, where in drawn["parts"]:
             width = op.row_width(size.channels)
             if where is None:
-                out[:, 0], out[:, 1] = own["gate"], op.code
+                out[:, 0], out[:, 1] = own["apply_mask"], op.code
                 op.rows(own, size, out[:, 2 : 2 + width])
                 continue
             rows = np.zeros((size.batch, width), dtype=np.float32)
             op.rows(own, size, rows)
-            out[where, 0], out[where, 1] = own["gate"][where], op.code
+            out[where, 0], out[where, 1] = own["apply_mask"][where], op.code
             out[where, 2 : 2 + width] = rows[where]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -92,11 +92,11 @@ class AnyAffine(WarpOp):
         super().__init__(name, nn.Identity())
         self.edge, self.nearest = edge, nearest
 
-    def warp(self, drawn: Drawn, size: Size) -> Warp:
+    def warp(self, drawn: OpDraws, size: Size) -> Warp:
         """Output → input pixels; the identity where nothing was picked."""
         return Warp(inverse(self.matrix(drawn, size)))
 
-    def matrix(self, drawn: Drawn, size: Size) -> Array:
+    def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """Input → output pixels; the identity where nothing was picked."""
         # Each part is an op, its draws, and the samples (None: all).
         if len(drawn["parts"]) == 1 and drawn["parts"][0][2] is None:

@@ -9,7 +9,7 @@ from kornia.augmentation import MixAugmentationBaseV2
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.mix import MixOp
-from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.policies.choice import Child, Choice, Pick
 from gpuaug.fusion.policies.one_mix import OneMix
 
@@ -23,20 +23,20 @@ class RandomApply(Choice):
         low, end = self.module.random_apply  # type: ignore[misc]
         return int(low), int(end) - 1  # type: ignore[has-type]
 
-    def picks(self, source: Source) -> list[int]:
+    def picks(self, sampler: Sampler) -> list[int]:
         """As many as drawn, by weight; one may come again only where Kornia cannot do without."""
         low, high = self._counts
         weights: Any = self.module.random_apply_weights
-        count = low + min(int(self.number(source) * (high - low + 1)), high - low)
+        count = low + min(int(self.number(sampler) * (high - low + 1)), high - low)
         total = weights.sum().item()
         if total == 0 or count == 0:
             return []
         shares = weights.double().numpy()
         if count > total or count > np.count_nonzero(shares):
             ends = shares.cumsum() / shares.sum()
-            return [int(np.searchsorted(ends, self.number(source), side="right")) for _ in range(count)]
+            return [int(np.searchsorted(ends, self.number(sampler), side="right")) for _ in range(count)]
         # As one is drawn after the other without its going back: the order of exponential times at these rates.
-        numbers = np.array([self.number(source) for _ in shares])
+        numbers = np.array([self.number(sampler) for _ in shares])
         with np.errstate(divide="ignore", invalid="ignore"):
             times = np.where(shares > 0, -np.log1p(-numbers) / shares, np.inf)
         return [int(index) for index in times.argsort()[:count]]

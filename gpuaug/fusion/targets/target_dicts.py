@@ -15,7 +15,7 @@ from gpuaug.fusion.ops.boxes import Form, Way, floating
 from gpuaug.fusion.options import BoxForm
 from gpuaug.fusion.targets.masks import MaskList, like, owners_of, split, to_device
 
-RECORD_FORMS: dict[str, Form] = {
+TARGET_DICT_FORMS: dict[str, Form] = {
     "xyxy": Form("corners", edges=True),
     "xywh": Form("sides", edges=True),
     "cxcywh": Form("centre", edges=True),
@@ -69,7 +69,7 @@ class _Rows:
         ]
 
 
-class Records:
+class TargetDicts:
     """The target dicts of a batch, on their way through the passes.
 
     Args:
@@ -218,13 +218,13 @@ def _checked_form(found: Sequence[_Found], device: torch.device, default: str) -
         if not shape[0]:  # of no boxes every form is the same
             continue
         if form is None:
-            form, first = RECORD_FORMS[named], sample
-        elif form is not RECORD_FORMS[named]:
+            form, first = TARGET_DICT_FORMS[named], sample
+        elif form is not TARGET_DICT_FORMS[named]:
             raise ArgumentError(
                 f"{key} of sample {sample} must be of the form of those of sample {first}, got {named}. "
                 "Convert them before they are put into a batch."
             )
-    return form or RECORD_FORMS[default]
+    return form or TARGET_DICT_FORMS[default]
 
 
 def _check_points(found: Sequence[_Found], device: torch.device) -> None:
@@ -257,7 +257,7 @@ def _form_of(boxes: Tensor, sample: int) -> str | None:
     if found is None:
         return None
     name = str(getattr(found, "value", found)).lower()
-    if name not in RECORD_FORMS:
+    if name not in TARGET_DICT_FORMS:
         raise ArgumentError(
             f"boxes of sample {sample} must be upright, got {name.upper()}. Convert them to XYXY: "
             "torchvision.transforms.v2.functional.convert_bounding_box_format."

@@ -13,7 +13,7 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import size_of
-from gpuaug.fusion.ops.base import Drawn, Size
+from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.boxes import FORMS, Way, check_form, composed, floating, has_extent, move, rank, vertices
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.mix import MixOp, SoftLabels
@@ -21,7 +21,7 @@ from gpuaug.fusion.options import BoxForm
 from gpuaug.fusion.plan import Plan
 from gpuaug.fusion.targets.data_keys import BOXES, check, name_of
 from gpuaug.fusion.targets.masks import MaskList, owners_of, to_device
-from gpuaug.fusion.targets.target_dicts import Records
+from gpuaug.fusion.targets.target_dicts import TargetDicts
 
 
 class Targets:
@@ -64,12 +64,12 @@ class Targets:
             self._check_fit(key, self.values[-1], tuple(getattr(value, "shape", ())))
         self._check_valid()
         self.has_masks = any(
-            key == "mask" or (isinstance(value, Records) and value.masks is not None)
+            key == "mask" or (isinstance(value, TargetDicts) and value.masks is not None)
             for key, value in zip(self.keys, self.values, strict=True)
         )
         """Whether masks follow."""
         self.has_points = any(
-            key in FORMS or (isinstance(value, Records) and value.has_points)
+            key in FORMS or (isinstance(value, TargetDicts) and value.has_points)
             for key, value in zip(self.keys, self.values, strict=True)
         )
         """Whether boxes or keypoints follow."""
@@ -84,7 +84,7 @@ class Targets:
 
     def _taken(self, key: str, value: Any, boxes: BoxForm) -> Any:
         if key == "targets":
-            return Records(value, self.size, self.places, self.device, boxes)
+            return TargetDicts(value, self.size, self.places, self.device, boxes)
         if key == "mask" and isinstance(value, list | tuple):
             if len(value) != self.size.batch:
                 raise ArgumentError(
@@ -221,13 +221,13 @@ class Targets:
                         value = self._mixed(value, step.front, table[:, step.columns :])
                 self.values[index] = value
 
-    def run_eager(self, op: EagerOp, drawn: Drawn) -> None:
+    def run_eager(self, op: EagerOp, drawn: OpDraws) -> None:
         """Take everything through a module that Kornia runs.
 
         Raises:
             ArgumentError: If it may move pixels, and something goes along that Kornia knows nothing of.
         """
-        foreign = [key for key, value in zip(self.keys, self.values, strict=True) if isinstance(value, Records | MaskList)]
+        foreign = [key for key, value in zip(self.keys, self.values, strict=True) if isinstance(value, TargetDicts | MaskList)]
         if foreign and not op.moves_nothing:
             raise ArgumentError(
                 f"{op.name} must be a module that fuse runs, or leave pixels where they are, for {foreign[0]} to follow, "

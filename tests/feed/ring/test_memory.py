@@ -22,7 +22,7 @@ def _slots_are_overwritten_when_they_are_given_back():
     """Not here, unless a test asks for it: some look at what a slot holds after it was given back."""
 
 
-class Mark:
+class Event:
     def __init__(self):
         self.passed = self.waited_for = False
 
@@ -72,7 +72,7 @@ def test_what_arrives_is_what_was_sent(ring):
 
 def test_a_slot_is_not_written_before_the_mark_of_its_copy_has_passed(ring):
     ring.make_room(batch())
-    mark = Mark()
+    mark = Event()
     got, slot = ring.received(sent(ring, 0, batch()))
     ring.read_until(slot, mark)
     del slot
@@ -90,7 +90,7 @@ def test_a_slot_is_not_written_before_the_mark_of_its_copy_has_passed(ring):
 
 def test_marks_are_passed_in_order(ring):
     ring.make_room(batch())
-    marks = [Mark(), Mark()]
+    marks = [Event(), Event()]
     for mark in marks:
         ring.read_until(ring.received(sent(ring, 0, batch()))[1], mark)
     marks[1].passed = True
@@ -159,7 +159,7 @@ def test_what_does_not_fit_any_more_stays_as_it_is(ring):
 
 
 def test_closing_waits_for_copies():
-    ring, mark = Ring(workers=1, each=2, budget_bytes=1 << 20), Mark()
+    ring, mark = Ring(workers=1, each=2, budget_bytes=1 << 20), Event()
     ring.make_room(batch())
     ring.read_until(ring.received(sent(ring, 0, batch()))[1], mark)
     ring.close()

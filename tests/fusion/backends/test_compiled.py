@@ -20,7 +20,7 @@ from gpuaug.fusion.backends.triton import backend, boxes, crops, filters, labels
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.boxes import FORMS, Way
 from gpuaug.fusion.ops.mix import SoftLabels
-from gpuaug.fusion.targets.target_dicts import RECORD_FORMS
+from gpuaug.fusion.targets.target_dicts import TARGET_DICT_FORMS
 
 KERNELS = {
     "gather_kernel": backend,
@@ -101,7 +101,7 @@ def test_the_kernel_of_labels_compiles_for_a_gpu(dtype, mixed, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64], ids=str)
-@pytest.mark.parametrize("form", [*FORMS.values(), *RECORD_FORMS.values()], ids=lambda form: form.layout)
+@pytest.mark.parametrize("form", [*FORMS.values(), *TARGET_DICT_FORMS.values()], ids=lambda form: form.layout)
 def test_the_kernel_for_boxes_compiles_for_a_gpu(form, dtype, monkeypatch):
     made = {}
     monkeypatch.setattr(boxes, "box_kernel", CompileOnly(boxes.box_kernel, made))

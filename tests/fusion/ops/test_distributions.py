@@ -35,7 +35,7 @@ CONSTANT = {
 """Parameters that are not drawn: they must be equal."""
 
 ONE_A_BATCH = {"order", "gaussian_noise"}
-"""Drawn for the batch, and so not compared from sample to sample."""
+"""OpDraws for the batch, and so not compared from sample to sample."""
 
 PARTNERS = {"mixup_pairs", "mix_pairs"}
 """Permutations of the batch: not shared by the samples even under ``same_on_batch``."""
@@ -431,9 +431,9 @@ def test_numbers_used_twice_and_wrong_gates_would_be_found():
         assert together_apart(right, {"x": its_x, "y": wrong}) > 1
         assert related(its_x, wrong) > 1
     assert related(x, y) < 1
-    gated = {"x": x, "gate": y < 0.3}
-    assert together_apart(gated, {"x": its_x, "gate": its_y < 0.3}) < 1
-    assert together_apart(gated, {"x": its_x, "gate": its_x < 0.3}) > 1
+    gated = {"x": x, "apply_mask": y < 0.3}
+    assert together_apart(gated, {"x": its_x, "apply_mask": its_y < 0.3}) < 1
+    assert together_apart(gated, {"x": its_x, "apply_mask": its_x < 0.3}) > 1
     assert apart(x < 0.3, its_x < 0.3) < 1
     assert apart(x < 0.3, its_x < 0.35) > 1
 

@@ -9,7 +9,7 @@ from support.replay import both, photographs
 import gpuaug
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.filters import LOWERED
-from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.ops.sampler import Sampler
 
 FILTERS = {
     "blur": lambda p: K.RandomGaussianBlur((7, 7), (0.1, 2.0), p=p),
@@ -80,19 +80,19 @@ def test_draws_are_kornias(module, name):
     count, size = 4000, Size(4000, 3, 32, 32)
     torch.manual_seed(0)
     expected = module.forward_parameters(torch.Size((count, 3, 32, 32)))
-    drawn = LOWERED[type(module)]("filter", module).draw(Source((0,), count), size)
+    drawn = LOWERED[type(module)]("filter", module).draw(Sampler((0,), count), size)
     ours, theirs = np.sort(drawn[name]), np.sort(expected[name].numpy())
     places = np.concatenate([ours, theirs])
     apart = np.abs(np.searchsorted(ours, places, "right") - np.searchsorted(theirs, places, "right")).max() / count
     # Kolmogorov and Smirnov: two samples of one distribution are further apart once in 10,000 times.
     assert apart < np.sqrt(np.log(2 / 1e-4) / count)
     # Five standard deviations of the difference of two shares.
-    assert abs(drawn["gate"].mean() - expected["batch_prob"].mean().item()) < 5 * np.sqrt(2 * 0.3 * 0.7 / count)
+    assert abs(drawn["apply_mask"].mean() - expected["batch_prob"].mean().item()) < 5 * np.sqrt(2 * 0.3 * 0.7 / count)
 
 
 def test_one_draw_for_all():
     module = K.RandomSharpness((0.5, 4.0), same_on_batch=True, p=0.5)
-    drawn = [LOWERED[type(module)]("filter", module).draw(Source((key,), 5), Size(5, 3, 32, 32)) for key in range(20)]
-    assert all(len(set(each["sharpness"])) == 1 and len(set(each["gate"])) == 1 for each in drawn)
+    drawn = [LOWERED[type(module)]("filter", module).draw(Sampler((key,), 5), Size(5, 3, 32, 32)) for key in range(20)]
+    assert all(len(set(each["sharpness"])) == 1 and len(set(each["apply_mask"])) == 1 for each in drawn)
     assert len({float(each["sharpness"][0]) for each in drawn}) == 20
-    assert {bool(each["gate"][0]) for each in drawn} == {True, False}
+    assert {bool(each["apply_mask"][0]) for each in drawn} == {True, False}

@@ -12,7 +12,7 @@ from support.replay import as_kornia_takes_them, photographs
 import gpuaug
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.mix import LOWERED, CutMix
-from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.ops.sampler import Sampler
 
 pytestmark = pytest.mark.filterwarnings("ignore:RandomCutMixV2:DeprecationWarning")
 
@@ -35,7 +35,7 @@ def made(module):
 
 def drawn_for(op, size, seed=0):
     """What the op draws, and its rows for the executors."""
-    drawn = op.draw(Source((seed,), size.batch), size)
+    drawn = op.draw(Sampler((seed,), size.batch), size)
     rows = np.full((size.batch, op.row_width(size.channels)), np.nan, dtype=np.float32)
     op.rows(drawn, size, rows)
     assert not np.isnan(rows).any()
@@ -43,7 +43,7 @@ def drawn_for(op, size, seed=0):
 
 
 def through(op, images, rows):
-    """The op, where the gate is open."""
+    """The op, where the op applies."""
     return torch.where(rows[:, 0, None, None, None] != 0, op.apply(images, rows), images)
 
 
@@ -96,7 +96,7 @@ def test_labels_that_are_not_one_a_sample(name):
 @pytest.mark.parametrize("name", MIXES)
 def test_a_shut_gate_leaves_every_bit(name):
     op = made(MIXES[name](p=0.0))
-    assert op.gated
+    assert op.is_random
     images = torch.tensor([0.25, -3.0, torch.inf, torch.nan]).reshape(4, 1, 1, 1).repeat(1, 3, 6, 7)
     _, rows = drawn_for(op, Size(4, 3, 6, 7))
     got = through(op, images, rows)
@@ -140,9 +140,9 @@ def test_parameters_have_kornias_names_shapes_and_types(name, shape, options):
 
 
 def test_several_mixes_at_once_and_several_betas_are_left_to_kornia():
-    assert CutMix.cannot(K.RandomCutMixV2(num_mix=3)) == "num_mix=3"
-    assert CutMix.cannot(K.RandomCutMixV2(beta=torch.tensor([1.0, 2.0]))) == "beta has several values"
-    assert CutMix.cannot(K.RandomCutMixV2(beta=torch.tensor(2.0))) is None
+    assert CutMix.unsupported_module(K.RandomCutMixV2(num_mix=3)) == "num_mix=3"
+    assert CutMix.unsupported_module(K.RandomCutMixV2(beta=torch.tensor([1.0, 2.0]))) == "beta has several values"
+    assert CutMix.unsupported_module(K.RandomCutMixV2(beta=torch.tensor(2.0))) is None
 
 
 @pytest.mark.parametrize("key", ["mask", "bbox", "bbox_xyxy", "bbox_xywh", "keypoints"])
@@ -264,7 +264,7 @@ def test_same_on_batch_shares_all_but_the_partner(name):
 
 def test_the_gate_is_thrown_for_the_whole_batch():
     op, size = made(K.RandomMixUpV2(p=0.3)), Size(8, 3, 4, 4)
-    opened = [op.draw(Source((seed,), 8), size)["gate"] for seed in range(1000)]
+    opened = [op.draw(Sampler((seed,), 8), size)["apply_mask"] for seed in range(1000)]
     assert all(gate.all() or not gate.any() for gate in opened)
     # Five standard deviations of the count.
     assert abs(sum(gate[0] for gate in opened) - 300) < 73

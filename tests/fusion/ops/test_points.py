@@ -143,6 +143,6 @@ def test_a_skipped_sample_is_untouched_bit_for_bit():
     images = photographs(64)
     augment = gpuaug.fuse(K.AugmentationSequential(K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.5), K.RandomGamma((0.5, 2.0), p=0.5)))
     draws = augment.draw(images.shape, seed=0)
-    skipped = ~(draws._drawn[0]["gate"] | draws._drawn[1]["gate"])
+    skipped = ~(draws._drawn[0]["apply_mask"] | draws._drawn[1]["apply_mask"])
     assert skipped.any()
     assert torch.equal(augment(images, draws=draws)[skipped], as_kornia_takes_them(images)[skipped])

@@ -1,9 +1,9 @@
-"""Numbers that a sample's own are scrambled to, where it needs more than it was given."""
+"""Numbers that a sample's own are splitmix64_mix to, where it needs more than it was given."""
 
 import numpy as np
 import pytest
 
-from gpuaug.fusion.ops.sampler import further
+from gpuaug.fusion.ops.sampler import extra_uniforms
 
 COUNT, PAIRS = 60_000, 3
 
@@ -12,14 +12,14 @@ COUNT, PAIRS = 60_000, 3
 def drawn():
     """What samples were given, and what they got, (4, B) and (6, B)."""
     given = np.random.default_rng(1).random((4, COUNT), dtype=np.float32)
-    return given, further(given, PAIRS).reshape(2 * PAIRS, COUNT)
+    return given, extra_uniforms(given, PAIRS).reshape(2 * PAIRS, COUNT)
 
 
 def test_they_are_those_of_splitmix64():
     """Its first words for the seeds 0 and 1: Vigna's reference implementation, https://prng.di.unimi.it/splitmix64.c."""
     words = {0: (0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4), 1: (0x910A2DEC89025CC1, 0xBEEB8DA1658EEC67)}
     for seed, expected in words.items():
-        high, low = further(np.array([[0.0], [0.0], [0.0], [seed * 2.0**-24]], dtype=np.float32), 2)
+        high, low = extra_uniforms(np.array([[0.0], [0.0], [0.0], [seed * 2.0**-24]], dtype=np.float32), 2)
         assert high[:, 0].tolist() == [(word >> 40) / 2**24 for word in expected]
         assert low[:, 0].tolist() == [(word & 0xFFFFFF) / 2**24 for word in expected]
 
@@ -49,4 +49,4 @@ def test_each_bit_of_what_was_given_counts(row):
     given = np.random.default_rng(2).random((4, 1), dtype=np.float32)
     flipped = given.repeat(24, 1)
     flipped[row] = ((given[row] * 2**24).astype(np.int64) ^ (1 << np.arange(24))) * 2.0**-24
-    assert len(np.unique(further(np.concatenate([given, flipped], 1), 1)[0])) > 20
+    assert len(np.unique(extra_uniforms(np.concatenate([given, flipped], 1), 1)[0])) > 20

@@ -63,7 +63,7 @@ def test_skipped_samples_are_untouched_bit_for_bit(name):
     images = photographs(16)
     augment = gpuaug.fuse(WARPS[name](p=0.5))
     draws = augment.draw(images.shape, seed=2)
-    skipped = ~draws._drawn[0]["gate"]
+    skipped = ~draws._drawn[0]["apply_mask"]
     assert skipped.any()
     assert torch.equal(augment(images, draws=draws)[skipped], images[skipped].float() / 255)
 

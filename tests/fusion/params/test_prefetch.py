@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import gpuaug
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.params import prefetch
-from gpuaug.fusion.params.prefetch import draw_rows
+from gpuaug.fusion.params.prefetch import draw_tables
 
 SHARED = {
     "same": lambda: [
@@ -44,9 +44,9 @@ def blocks(monkeypatch):
 
     def counted(planned, ops, size, seeds, device, *, points):
         made.append(len(seeds))
-        return draw_rows(planned, ops, size, seeds, device, points=points)
+        return draw_tables(planned, ops, size, seeds, device, points=points)
 
-    monkeypatch.setattr(prefetch, "draw_rows", counted)
+    monkeypatch.setattr(prefetch, "draw_tables", counted)
     return made
 
 
@@ -55,12 +55,12 @@ def blocks(monkeypatch):
 def test_rows_made_together_are_those_made_one_by_one(name, points):
     augment, size = gpuaug.fuse(PIPELINES[name]()), Size(9, 3, 30, 41)
     stretch, planned = augment._stretch(0, size, masks=False)
-    if planned is None or planned.alone:
+    if planned is None or planned.needs_own_batch:
         pytest.skip("draws alone")
     host = torch.device("cpu")
-    together = draw_rows(planned, stretch.ops, size, SEEDS, host, points=points)
+    together = draw_tables(planned, stretch.ops, size, SEEDS, host, points=points)
     for seed, rows in zip(SEEDS, together, strict=True):
-        assert torch.equal(rows, draw_rows(planned, stretch.ops, size, (seed,), host, points=points)[0])
+        assert torch.equal(rows, draw_tables(planned, stretch.ops, size, (seed,), host, points=points)[0])
 
 
 def test_what_draws_alone_says_so():
@@ -68,9 +68,9 @@ def test_what_draws_alone_says_so():
         augment = gpuaug.fuse(make())
         _, planned = augment._stretch(0, Size(9, 3, 30, 41), masks=False)
         # What picks is in no plan.
-        picks = augment._ops[0].alone and planned is None
+        picks = augment._ops[0].needs_own_batch and planned is None
         assert picks == (("one of" in name and "mixes" not in name) or "shears" in name), name
-        assert picks or planned.alone == ("noise" in name or "mix" in name), name
+        assert picks or planned.needs_own_batch == ("noise" in name or "mix" in name), name
 
 
 def test_a_call_gives_what_its_seed_gives(blocks):

@@ -124,8 +124,8 @@ def test_gates_are_the_batchs_as_in_kornia():
     seen = set()
     for seed in range(40):
         parts = by_sample.draw(batch, seed=seed)._drawn[0]["parts"]
-        assert all(drawn["gate"].all() or not drawn["gate"].any() for _, drawn, _ in parts)
-        seen.add(tuple(bool(drawn["gate"][0]) for _, drawn, _ in parts))
+        assert all(drawn["apply_mask"].all() or not drawn["apply_mask"].any() for _, drawn, _ in parts)
+        seen.add(tuple(bool(drawn["apply_mask"][0]) for _, drawn, _ in parts))
     assert len(seen) == 4
 
 

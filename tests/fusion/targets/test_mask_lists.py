@@ -13,7 +13,7 @@ from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.boxes import Form, Way
 from gpuaug.fusion.params.table import fill_table
 from gpuaug.fusion.targets.masks import MaskList, owners_of, to_device
-from gpuaug.fusion.targets.target_dicts import Records
+from gpuaug.fusion.targets.target_dicts import TargetDicts
 
 SIDES = [(21, 37), (30, 18), (40, 52)]
 COUNTS = [2, 0, 3]
@@ -85,7 +85,7 @@ def test_shares_are_of_the_box_own_image():
     heights, widths = np.array(SIDES).T
     places = torch.tensor([[0, *sides] for sides in SIDES])
     boxes = [torch.tensor([[0.5, 0.5, 0.5, 0.5]] * n).view(-1, 4) for n in COUNTS]
-    records = Records(
+    records = TargetDicts(
         [{"boxes": each} for each in boxes], Size(3, 3, heights, widths), places, torch.device("cpu"), "cxcywh_share"
     )
     got = records.results(torch.eye(3).expand(3, 3, 3), (200, 100))

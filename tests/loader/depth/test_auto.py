@@ -8,7 +8,7 @@ from protocol.scenarios import Source, install, script_arrivals
 from support.depth_measuring import ALL, MEASURING, TURNS, Training, augment, auto, decided, measured
 
 from gpuaug import StreamedLoader
-from gpuaug.core.streams import Pace
+from gpuaug.core.streams import RunAheadLimit
 from gpuaug.loader.depth import AHEAD, COUNT, ROUNDS, SETTLE, WARM
 
 
@@ -116,7 +116,7 @@ def test_the_host_waits_no_more_often_than_streaming_would(monkeypatch, streamed
 
 def test_it_does_not_decide_before_the_device_has_passed_the_marks(cuda, monkeypatch):
     cuda.keeps_up = False
-    monkeypatch.setattr(Pace, "keep", lambda self, mark, ahead: None)
+    monkeypatch.setattr(RunAheadLimit, "keep", lambda self, mark, ahead: None)
     training = Training(cuda, auto(cuda, ALL + 30), 10, 8)
     batches = iter(training.loader)
     for number, _ in enumerate(batches, start=1):

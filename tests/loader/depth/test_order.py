@@ -14,7 +14,7 @@ from torch import nn
 from gpuaug import FeatureStage, StreamedLoader, TransformStage
 from gpuaug.loader import depth
 from gpuaug.loader.depth import AHEAD
-from gpuaug.loader.iterator import Flight
+from gpuaug.loader.iterator import PipelinedIterator
 
 
 class OnLanes:
@@ -45,7 +45,7 @@ def test_batches_are_those_of_the_reference_bit_for_bit(monkeypatch, leave_at):
     ]
     source = list(torch.rand(20, 4, 3))
     reference, loader = (StreamedLoader(source, stages, device="cpu", depth=d, seed=3) for d in (0, "auto"))
-    loader._machinery.lanes = OnLanes(loader._machinery.lanes)
+    loader._shared.lanes = OnLanes(loader._shared.lanes)
     used, ready = [], []
     for _ in range(3):
         for ours, theirs in itertools.islice(zip(loader, reference, strict=True), leave_at):
@@ -77,13 +77,13 @@ def test_nothing_is_unordered_while_it_is_measured(name, keeps_up):
     def mutate(patch, cuda):
         cuda.keeps_up = keeps_up
         small_windows(patch)
-        real = Flight.hand_over
+        real = PipelinedIterator.hand_over
 
         def hand_over(self, consumer):
             used.append(self._depth.now)
             return real(self, consumer)
 
-        patch.setattr(Flight, "hand_over", hand_over)
+        patch.setattr(PipelinedIterator, "hand_over", hand_over)
 
     history, stats = run(CHANGING[name], mutate)
     assert not history.violations, history.report()
@@ -99,15 +99,15 @@ class Scripted:
         self._script = itertools.cycle(script)
         self.now = 0
 
-    def mark(self, consumer, iterator):
+    def record_event(self, consumer, iterator):
         self.now = next(self._script)
-        return consumer.mark()
+        return consumer.record_event()
 
 
 @settings(max_examples=60)
 @given(ANY_SCENARIO, st.lists(st.sampled_from([0, 1, 2, 5]), min_size=2, max_size=7))
 def test_nothing_is_unordered_however_the_depth_changes(scenario, script):
-    history, stats = run(scenario, lambda patch, cuda: patch.setattr(depth, "Fixed", lambda _: Scripted(script)))
+    history, stats = run(scenario, lambda patch, cuda: patch.setattr(depth, "FixedDepth", lambda _: Scripted(script)))
     assert not history.violations, history.report()
     assert history.syncs == stats.held_back
 

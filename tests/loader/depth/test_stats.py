@@ -6,7 +6,7 @@ from protocol.scenarios import Source, script_arrivals
 from support.stream_double import HostBuffer
 
 from gpuaug import StreamedLoader
-from gpuaug.core.streams import Pace
+from gpuaug.core.streams import RunAheadLimit
 from gpuaug.loader.depth import AHEAD
 
 
@@ -63,9 +63,9 @@ def test_the_run_ahead_is_bounded_by_the_depth_in_use_when_that_becomes_less():
         def synchronize(self):
             waited.append(self.number)
 
-    waited, pace = [], Pace()
+    waited, run_ahead_limit = [], RunAheadLimit()
     for number in range(5):
-        pace.keep(Counted(number), ahead=4)
-    pace.keep(Counted(5), ahead=1)
-    pace.keep(Counted(6), ahead=1)
+        run_ahead_limit.keep(Counted(number), ahead=4)
+    run_ahead_limit.keep(Counted(5), ahead=1)
+    run_ahead_limit.keep(Counted(6), ahead=1)
     assert waited == [0, 4, 5]

@@ -132,7 +132,7 @@ def _gathering(step: Pass, images: Tensor | Ragged, table: Tensor, out: Tensor) 
         "VIEWS": batch != len(images),
         "SOURCE_W": strides[3],
         "PAIRS": clean and front.kind == "resample" and not front.nearest and not front.before.ops and narrowest > 1,
-        "SMOOTH": _FILTERS[front.filter],
+        "ANTIALIAS": _FILTERS[front.filter],
         "OUT_W": out.stride(3),
         "PROGRAM": _program(step, clean=clean),
         "COUNT": len(step.program),
@@ -140,7 +140,7 @@ def _gathering(step: Pass, images: Tensor | Ragged, table: Tensor, out: Tensor) 
         "RGB": rgb,
         "SCALE": dtype_of(images) == torch.uint8,
         "REDUCE": False,
-        "GATE_AT": 0,
+        "APPLY_AT": 0,
         "KEEP": False,
         "MEAN": step.mean,
         "PARTIALS": 1,
@@ -156,10 +156,10 @@ def _gathering(step: Pass, images: Tensor | Ragged, table: Tensor, out: Tensor) 
         return _Gathering(None, (0, 0), False, Launch(gather_kernel, grid, numbers, constants))
     blocks = across * down
     constants["PARTIALS"] = next_power_of_2(blocks)
-    gate = next(column for op, (_, column, _) in zip(step.points, step.program, strict=True) if needs_mean(op))
+    apply_mask = next(column for op, (_, column, _) in zip(step.points, step.program, strict=True) if needs_mean(op))
     # Float32 of what was interpolated has more digits than are kept.
     keep = clean and out.dtype.itemsize == 2
-    summing = {**constants, "OUT_W": 1, "REDUCE": True, "GATE_AT": gate, "KEEP": keep, "MEAN": False, "PARTIALS": 1}
+    summing = {**constants, "OUT_W": 1, "REDUCE": True, "APPLY_AT": apply_mask, "KEEP": keep, "MEAN": False, "PARTIALS": 1}
     numbers = (*source, across, row_stride, blocks, blocks, *strides[:3])
     sums = Launch(gather_kernel, (blocks, batch, 1), (*numbers, 0, 0, 0), summing)
     if not keep:
@@ -261,7 +261,7 @@ def _masking(step: Pass, masks: Tensor, *, flat: bool) -> _Masking:
         "SOURCE_W": masks.stride(-1),
         **_tile(tile),
     }
-    for name in ("HALF", "NEAREST", "AFTER_FILL", "BEFORE_FILL"):
+    for name in ("HALF_PIXEL", "NEAREST", "AFTER_FILL", "BEFORE_FILL"):
         del constants[name]
     return _Masking(bits, (before, after), across, across * down, Launch(mask_kernel, (1, 1, 1), (), constants))
 
@@ -300,7 +300,7 @@ def _constants(front: Gather, columns: Columns) -> dict[str, Any]:
     """What of a gather is compiled into its kernels."""
     return {
         "KIND": _KINDS[front.kind],
-        "HALF": front.half,
+        "HALF_PIXEL": front.half_pixel_centers,
         "NEAREST": front.nearest,
         "ZEROS": front.zeros,
         "AFTER": _map(front.after),

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from gpuaug.fusion.backends.triton.launch import Launch, on_device
 from gpuaug.fusion.backends.triton.taps import half_to_even
-from gpuaug.fusion.gather import Columns, Gather, Layout
-from gpuaug.fusion.ops.resize import WINDOWS, ResizedCrop
+from gpuaug.fusion.gather import Columns, DeviceCropColumns, Gather
+from gpuaug.fusion.ops.resize import CROP_CANDIDATES, ResizedCrop
 from gpuaug.fusion.ops.sampler import FIRST, INCREMENT, SECOND
 from gpuaug.fusion.plan import Pass
 
@@ -20,7 +20,7 @@ _INCREMENT, _FIRST, _SECOND = tl.constexpr(INCREMENT), tl.constexpr(FIRST), tl.c
 
 
 @triton.jit
-def scrambled(words):
+def splitmix64_mix(words):
     """The output of SplitMix64 for a state."""
     words = (words ^ (words >> 30)) * _FIRST
     words = (words ^ (words >> 27)) * _SECOND
@@ -40,9 +40,9 @@ def number_of(bits):
 
 
 @triton.jit
-def resampled(row, start, count, live, TARGET: tl.constexpr, HALF: tl.constexpr):
+def resampled(row, start, count, live, TARGET: tl.constexpr, HALF_PIXEL: tl.constexpr):
     """Write how an axis of the output is taken from a window."""
-    if HALF:
+    if HALF_PIXEL:
         scale = tl.div_rn(count, count * 0 + TARGET)
     elif TARGET > 1:
         scale = tl.div_rn(count - 1, count * 0 + (TARGET - 1))
@@ -54,11 +54,11 @@ def resampled(row, start, count, live, TARGET: tl.constexpr, HALF: tl.constexpr)
 
 
 @triton.jit
-def straightened(start, count, TARGET: tl.constexpr, HALF: tl.constexpr):
+def straightened(start, count, TARGET: tl.constexpr, HALF_PIXEL: tl.constexpr):
     """The scale and the shift that take a window's axis to the output's, in float64."""
     start = start.to(tl.float64)
     count = count.to(tl.float64)
-    if HALF:
+    if HALF_PIXEL:
         scale = TARGET / count
         shift = (0.5 - start) * scale - 0.5
     else:
@@ -70,9 +70,9 @@ def straightened(start, count, TARGET: tl.constexpr, HALF: tl.constexpr):
 @triton.jit(do_not_specialize=["samples", "images", "row_stride"], do_not_specialize_on_alignment=["rows", "places"])
 def crops_kernel(
     rows, places, samples, images, row_stride,
-    WINDOWS: tl.constexpr, NUMBERS_AT: tl.constexpr, WARP_AT: tl.constexpr, MASK_WARP_AT: tl.constexpr,
-    MATRIX_AT: tl.constexpr, REST_AT: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, HALF: tl.constexpr,
-    LEAST_AREA: tl.constexpr, BY_AREA: tl.constexpr, FIRST_SHAPE: tl.constexpr, BY_SHAPE: tl.constexpr,
+    CROP_CANDIDATES: tl.constexpr, NUMBERS_AT: tl.constexpr, WARP_AT: tl.constexpr, MASK_WARP_AT: tl.constexpr,
+    MATRIX_AT: tl.constexpr, REST_AT: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, HALF_PIXEL: tl.constexpr,
+    LEAST_AREA: tl.constexpr, BY_AREA: tl.constexpr, LEAST_LOG_ASPECT: tl.constexpr, BY_LOG_ASPECT: tl.constexpr,
     NARROWEST: tl.constexpr, WIDEST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """What :meth:`gpuaug.fusion.ops.resize.ResizedCrop.draw_parameters` finds, bit for bit, written into the rows.
@@ -100,11 +100,11 @@ def crops_kernel(
     shape = tl.load(row + NUMBERS_AT + 1, mask=live, other=0)
     x = tl.load(row + NUMBERS_AT + 2, mask=live, other=0)
     y = tl.load(row + NUMBERS_AT + 3, mask=live, other=0)
-    state = scrambled((bits_of(area) << 24) | bits_of(shape)) ^ ((bits_of(x) << 24) | bits_of(y))
+    state = splitmix64_mix((bits_of(area) << 24) | bits_of(shape)) ^ ((bits_of(x) << 24) | bits_of(y))
     sought = width > 0
-    for _ in tl.static_range(WINDOWS):
+    for _ in tl.static_range(CROP_CANDIDATES):
         side = tl.sqrt_rn(area * BY_AREA + LEAST_AREA) * length
-        root = tl.exp((shape * BY_SHAPE + FIRST_SHAPE).to(tl.float64)).to(tl.float32)
+        root = tl.exp((shape * BY_LOG_ASPECT + LEAST_LOG_ASPECT).to(tl.float64)).to(tl.float32)
         wide = half_to_even(side * root).to(tl.float32)
         high = half_to_even(tl.div_rn(side, root)).to(tl.float32)
         fits = sought & (wide > 0) & (wide <= width) & (high > 0) & (high <= height)
@@ -112,19 +112,19 @@ def crops_kernel(
         down = tl.where(fits, high, down)
         sought = sought & (fits == 0)
         state += _INCREMENT
-        made = scrambled(state)
+        made = splitmix64_mix(state)
         area = number_of(made >> 40)
         shape = number_of(made & 0xFFFFFF)
     x = tl.floor(x * (width + 1 - across))
     y = tl.floor(y * (height + 1 - down))
-    resampled(row + WARP_AT, x, across, live, WIDTH, HALF)
-    resampled(row + WARP_AT + 3, y, down, live, HEIGHT, HALF)
+    resampled(row + WARP_AT, x, across, live, WIDTH, HALF_PIXEL)
+    resampled(row + WARP_AT + 3, y, down, live, HEIGHT, HALF_PIXEL)
     if MASK_WARP_AT != WARP_AT:
         resampled(row + MASK_WARP_AT, x, across, live, WIDTH, True)
         resampled(row + MASK_WARP_AT + 3, y, down, live, HEIGHT, True)
     if MATRIX_AT >= 0:
-        scale_x, shift_x = straightened(x, across, WIDTH, HALF)
-        scale_y, shift_y = straightened(y, down, HEIGHT, HALF)
+        scale_x, shift_x = straightened(x, across, WIDTH, HALF_PIXEL)
+        scale_y, shift_y = straightened(y, down, HEIGHT, HALF_PIXEL)
         for k in tl.static_range(3):
             rest = row + REST_AT + 3 * k
             matrix = row + MATRIX_AT + 3 * k
@@ -136,7 +136,7 @@ def crops_kernel(
             tl.store(matrix + 2, (by_x * shift_x + by_y * shift_y + shift).to(tl.float32), mask=live)
 
 
-def fit(step: Pass, rows: Tensor, places: Tensor, layout: Layout) -> None:
+def fit(step: Pass, rows: Tensor, places: Tensor, layout: DeviceCropColumns) -> None:
     """Write into each row where its crop lies in its image, in one launch on the current stream.
 
     Shape:
@@ -154,14 +154,14 @@ def fit(step: Pass, rows: Tensor, places: Tensor, layout: Layout) -> None:
         launch((rows, places))
 
 
-def _launch(step: Pass, layout: Layout, samples: int, images: int) -> Launch:
+def _launch(step: Pass, layout: DeviceCropColumns, samples: int, images: int) -> Launch:
     assert isinstance(step.front, Gather)
     assert isinstance(step.columns, Columns)
     crop = step.front.warp
     assert isinstance(crop, ResizedCrop)
     out = crop.out(step.source)
     constants: dict[str, Any] = {
-        "WINDOWS": WINDOWS,
+        "CROP_CANDIDATES": CROP_CANDIDATES,
         "NUMBERS_AT": layout.numbers,
         "WARP_AT": step.columns.warp,
         "MASK_WARP_AT": step.columns.mask_warp,
@@ -169,11 +169,11 @@ def _launch(step: Pass, layout: Layout, samples: int, images: int) -> Launch:
         "REST_AT": layout.rest,
         "WIDTH": out.width,
         "HEIGHT": out.height,
-        "HALF": step.front.half,
+        "HALF_PIXEL": step.front.half_pixel_centers,
         "LEAST_AREA": crop.areas[0],
         "BY_AREA": crop.areas[1],
-        "FIRST_SHAPE": crop.shapes[0],
-        "BY_SHAPE": crop.shapes[1],
+        "LEAST_LOG_ASPECT": crop.log_aspect[0],
+        "BY_LOG_ASPECT": crop.log_aspect[1],
         "NARROWEST": crop.ratios[0],
         "WIDEST": crop.ratios[1],
         "BLOCK": BLOCK,

@@ -10,6 +10,7 @@ import triton.language as tl
 from gpuaug.fusion.backends.triton.points import grey_before_contrast, points
 from gpuaug.fusion.backends.triton.second_pass import at_rest, mean_of
 from gpuaug.fusion.backends.triton.taps import (
+    antialiased,
     between,
     blended,
     byte_share,
@@ -18,7 +19,6 @@ from gpuaug.fusion.backends.triton.taps import (
     mapped,
     paired,
     read,
-    smoothed,
     tap_axis,
 )
 
@@ -29,8 +29,8 @@ STRIDES = ("source_b", "source_c", "source_h", "out_b", "out_c", "out_h")
 @triton.jit
 def gathered(
     pointer, x, y, row, source_c, source_h, SOURCE_C: tl.constexpr, SOURCE_H: tl.constexpr, SOURCE_W: tl.constexpr,
-    PAIRS: tl.constexpr, SMOOTH: tl.constexpr, first_channel,
-    SCALE: tl.constexpr, RGB: tl.constexpr, CHANNELS: tl.constexpr, KIND: tl.constexpr, HALF: tl.constexpr,
+    PAIRS: tl.constexpr, ANTIALIAS: tl.constexpr, first_channel,
+    SCALE: tl.constexpr, RGB: tl.constexpr, CHANNELS: tl.constexpr, KIND: tl.constexpr, HALF_PIXEL: tl.constexpr,
     NEAREST: tl.constexpr, ZEROS: tl.constexpr, AFTER: tl.constexpr, AFTER_AT: tl.constexpr, AFTER_FILL: tl.constexpr,
     WARP_AT: tl.constexpr, BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr, BEFORE_FILL: tl.constexpr,
 ):  # fmt: skip
@@ -70,11 +70,11 @@ def gathered(
         g = read(green, offset, within, within, fill_g, SCALE, False, BEFORE) if RGB else r
         b = read(blue, offset, within, within, fill_b, SCALE, False, BEFORE) if RGB else r
     else:
-        at_x, at_y, start_x, count_x, start_y, count_y = located(x, y, row + WARP_AT, KIND, HALF, NEAREST)
-        if SMOOTH > 0:
-            r, g, b = smoothed(
+        at_x, at_y, start_x, count_x, start_y, count_y = located(x, y, row + WARP_AT, KIND, HALF_PIXEL, NEAREST)
+        if ANTIALIAS > 0:
+            r, g, b = antialiased(
                 pointer, at_x, at_y, tl.load(row + WARP_AT), tl.load(row + WARP_AT + 3), start_x, count_x, start_y, count_y,
-                before, to_row, to_plane, fill_r, fill_g, fill_b, SOURCE_W, RGB, SCALE, BEFORE, SMOOTH,
+                before, to_row, to_plane, fill_r, fill_g, fill_b, SOURCE_W, RGB, SCALE, BEFORE, ANTIALIAS,
             )  # fmt: skip
         elif NEAREST:
             if KIND == 1:
@@ -92,8 +92,8 @@ def gathered(
             g = read(green, offset, framed, within, fill_g, SCALE, ZEROS, BEFORE) if RGB else r
             b = read(blue, offset, framed, within, fill_b, SCALE, ZEROS, BEFORE) if RGB else r
         elif PAIRS:
-            left, right = paired(at_x, start_x, count_x, HALF)
-            top, lower = paired(at_y, start_y, count_y, HALF)
+            left, right = paired(at_x, start_x, count_x, HALF_PIXEL)
+            top, lower = paired(at_y, start_y, count_y, HALF_PIXEL)
             # Without a sign, so that adding one to a pointer extends nothing.
             at = ((start_y + top) * to_row + (start_x + left) * SOURCE_W).to(tl.uint32)
             r = between(pointer, at, right, lower, to_row, SOURCE_W, SCALE)
@@ -165,14 +165,14 @@ def gather_kernel(
     source, places, out, rows, partial, kept, images, out_height, out_width, tiles_x, row_stride, tiles, blocks,
     source_b, source_c, source_h, out_b, out_c, out_h,
     RAGGED: tl.constexpr, VIEWS: tl.constexpr,
-    SOURCE_C: tl.constexpr, SOURCE_H: tl.constexpr, SOURCE_W: tl.constexpr, PAIRS: tl.constexpr, SMOOTH: tl.constexpr,
+    SOURCE_C: tl.constexpr, SOURCE_H: tl.constexpr, SOURCE_W: tl.constexpr, PAIRS: tl.constexpr, ANTIALIAS: tl.constexpr,
     WIDTH: tl.constexpr, PIXELS: tl.constexpr, WHOLE: tl.constexpr, OUT_W: tl.constexpr,
     PROGRAM: tl.constexpr, COUNT: tl.constexpr,
-    CHANNELS: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, HALF: tl.constexpr,
+    CHANNELS: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, HALF_PIXEL: tl.constexpr,
     NEAREST: tl.constexpr, ZEROS: tl.constexpr,
     AFTER: tl.constexpr, AFTER_AT: tl.constexpr, AFTER_FILL: tl.constexpr, WARP_AT: tl.constexpr,
     BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr, BEFORE_FILL: tl.constexpr,
-    REDUCE: tl.constexpr, GATE_AT: tl.constexpr, KEEP: tl.constexpr, MEAN: tl.constexpr, PARTIALS: tl.constexpr,
+    REDUCE: tl.constexpr, APPLY_AT: tl.constexpr, KEEP: tl.constexpr, MEAN: tl.constexpr, PARTIALS: tl.constexpr,
     TILE_H: tl.constexpr, TILE_W: tl.constexpr,
 ):  # fmt: skip
     """Make the tiles of a gather pass; with ``REDUCE`` only the sums of grey that its contrast needs.
@@ -204,7 +204,7 @@ def gather_kernel(
     else:
         pointer = source + image.to(tl.int64) * source_b + plane * source_c
     if REDUCE and not KEEP:
-        if tl.load(row + GATE_AT) == 0:
+        if tl.load(row + APPLY_AT) == 0:
             return
     # A tile has x first. Where the compiler cannot see in which order places follow one another, as with taps, it spreads a
     # warp along the first axis; that has to be a row of the image.
@@ -219,8 +219,8 @@ def gather_kernel(
         read_x = tl.minimum(x, out_width - 1)
         read_y = tl.minimum(y, out_height - 1)
     r, g, b = gathered(
-        pointer, read_x, read_y, row, source_c, source_h, SOURCE_C, SOURCE_H, SOURCE_W, PAIRS, SMOOTH,
-        plane, SCALE, RGB, CHANNELS, KIND, HALF, NEAREST, ZEROS, AFTER, AFTER_AT, AFTER_FILL, WARP_AT,
+        pointer, read_x, read_y, row, source_c, source_h, SOURCE_C, SOURCE_H, SOURCE_W, PAIRS, ANTIALIAS,
+        plane, SCALE, RGB, CHANNELS, KIND, HALF_PIXEL, NEAREST, ZEROS, AFTER, AFTER_AT, AFTER_FILL, WARP_AT,
         BEFORE, BEFORE_AT, BEFORE_FILL,
     )  # fmt: skip
     if REDUCE:
@@ -231,7 +231,7 @@ def gather_kernel(
             tl.store(at, at_rest(r), mask=live)
             tl.store(at + pixels, at_rest(g), mask=live)
             tl.store(at + 2 * pixels, at_rest(b), mask=live)
-            if tl.load(row + GATE_AT) == 0:
+            if tl.load(row + APPLY_AT) == 0:
                 return
         grey = grey_before_contrast(r, g, b, x, y, sample, plane, out_height, out_width, row, PROGRAM, COUNT, CHANNELS, RGB)
         tl.store(partial + sample * tiles + tile, tl.sum(tl.where(live, grey, 0.0)))

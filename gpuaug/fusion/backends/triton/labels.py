@@ -21,7 +21,7 @@ def class_shares(label, column, live, label_k, DENSE: tl.constexpr, KEPT: tl.con
     if DENSE:
         return tl.load(label + column * label_k, mask=live, other=0).to(tl.float32) * KEPT + OFF
     value = tl.load(label)
-    # Half precision does not count far enough.
+    # PartialTables precision does not count far enough.
     own = (value.to(tl.float32) == column.to(tl.float32)) if value.dtype.is_floating() else (value.to(tl.int64) == column)
     return tl.where(own, ON, OFF)
 
@@ -42,10 +42,10 @@ def labels_kernel(
     made = class_shares(labels + sample * label_b, column, live, label_k, DENSE, KEPT, ON, OFF)
     if MIXED:
         row = rows + sample * row_stride
-        share = tl.load(row + 2)
-        if share != 0:
+        lam = tl.load(row + 2)
+        if lam != 0:
             other = labels + tl.load(row + 1).to(tl.int64) * label_b
-            made = made * (1 - share) + class_shares(other, column, live, label_k, DENSE, KEPT, ON, OFF) * share
+            made = made * (1 - lam) + class_shares(other, column, live, label_k, DENSE, KEPT, ON, OFF) * lam
     tl.store(out + sample * CLASSES + column, made.to(out.dtype.element_ty), mask=live)
 
 

@@ -214,7 +214,7 @@ def jittered(r, g, b, row, mean, step, AROUND_MEAN: tl.constexpr, ACTIVE: tl.con
 def point(
     r, g, b, x, y, plane, width, row, mean, CODE: tl.constexpr, FLAGS: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr
 ):  # fmt: skip
-    """One op on the pixels of a sample whose gate is open. ``row`` begins with the gate."""
+    """One op on the pixels of a sample that the op applies to. ``row`` begins with the apply mask."""
     second: tl.constexpr = 1 if RGB else 0
     third: tl.constexpr = 2 if RGB else 0
     if CODE == BRIGHTNESS:

@@ -77,14 +77,14 @@ def read(pointer, offset, framed, within, fill, SCALE: tl.constexpr, ZEROS: tl.c
 
 
 @triton.jit
-def located(x, y, row, KIND: tl.constexpr, HALF: tl.constexpr, NEAREST: tl.constexpr):
+def located(x, y, row, KIND: tl.constexpr, HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr):
     """Where output pixels lie in the interpolation's input, and the window that its taps are taken from."""
     if KIND == 1:
         at_x = x.to(tl.float32)
         at_y = y.to(tl.float32)
         scale_x = tl.load(row)
         scale_y = tl.load(row + 3)
-        if HALF:
+        if HALF_PIXEL:
             at_x = (at_x + 0.5) * scale_x
             at_y = (at_y + 0.5) * scale_y
             if not NEAREST:
@@ -120,13 +120,13 @@ def located(x, y, row, KIND: tl.constexpr, HALF: tl.constexpr, NEAREST: tl.const
 
 
 @triton.jit
-def paired(at, start, count, HALF: tl.constexpr):
+def paired(at, start, count, HALF_PIXEL: tl.constexpr):
     """The first of two neighbours that a place lies between, and the share of the second.
 
     Two neighbours take one address for both. So at the end of the window they are its last two, and where it is one pixel wide
     that and another, with no share.
     """
-    if HALF:
+    if HALF_PIXEL:
         at = tl.minimum(tl.maximum(at, 0.0), (count - 1).to(tl.float32))
     last = tl.maximum(count - 2, -start)
     first = tl.maximum(tl.minimum(tl.floor(at).to(tl.int32), last), tl.minimum(last, 0))
@@ -160,10 +160,10 @@ def blended(
 
 
 @triton.jit
-def weight(tap, centre, shrink, SMOOTH: tl.constexpr):
+def weight(tap, centre, shrink, ANTIALIAS: tl.constexpr):
     """What a pixel weighs in an output pixel around ``centre``, by their distance: a triangle (1) or a cubic (2)."""
     distance = tl.abs((tap.to(tl.float32) + 0.5 - centre) * shrink)
-    if SMOOTH == 1:
+    if ANTIALIAS == 1:
         return tl.maximum(1.0 - distance, 0.0)
     near = (1.5 * distance - 2.5) * distance * distance + 1.0
     far = -0.5 * (((distance - 5.0) * distance + 8.0) * distance - 4.0)
@@ -171,27 +171,27 @@ def weight(tap, centre, shrink, SMOOTH: tl.constexpr):
 
 
 @triton.jit
-def reach(centre, count, scale, SMOOTH: tl.constexpr):
+def reach(centre, count, scale, ANTIALIAS: tl.constexpr):
     """The first pixel that weighs something and the one after the last, for each output pixel, and the most that can be."""
-    support = tl.maximum(scale, 1.0) * SMOOTH
+    support = tl.maximum(scale, 1.0) * ANTIALIAS
     first = tl.maximum((centre - support + 0.5).to(tl.int32), 0)
     end = tl.minimum((centre + support + 0.5).to(tl.int32), count)
     return first, end, 2 * tl.ceil(support).to(tl.int32) + 1
 
 
 @triton.jit
-def smoothed(
+def antialiased(
     pointer, at_x, at_y, scale_x, scale_y, start_x, count_x, start_y, count_y, before, source_h, to_plane,
     fill_r, fill_g, fill_b,
-    SOURCE_W: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, BEFORE: tl.constexpr, SMOOTH: tl.constexpr,
+    SOURCE_W: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, BEFORE: tl.constexpr, ANTIALIAS: tl.constexpr,
 ):  # fmt: skip
     """The weighted mean of all pixels that fall on an output pixel: three channels, or one and two copies of it."""
     centre_x = at_x + 0.5
     centre_y = at_y + 0.5
     shrink_x = tl.minimum(tl.div_rn(1.0, scale_x), 1.0)
     shrink_y = tl.minimum(tl.div_rn(1.0, scale_y), 1.0)
-    first_x, end_x, most_x = reach(centre_x, count_x, scale_x, SMOOTH)
-    first_y, end_y, most_y = reach(centre_y, count_y, scale_y, SMOOTH)
+    first_x, end_x, most_x = reach(centre_x, count_x, scale_x, ANTIALIAS)
+    first_y, end_y, most_y = reach(centre_y, count_y, scale_y, ANTIALIAS)
     total = centre_x * 0.0 + centre_y * 0.0
     r = total
     g = total
@@ -200,12 +200,12 @@ def smoothed(
     j = 0
     while j < most_y:
         tap_y = first_y + j
-        share_y = tl.where(tap_y < end_y, weight(tap_y, centre_y, shrink_y, SMOOTH), 0.0)
+        share_y = tl.where(tap_y < end_y, weight(tap_y, centre_y, shrink_y, ANTIALIAS), 0.0)
         y, framed_y, within_y = tap_axis(tap_y, start_y, count_y, before, 1, False, BEFORE)
         i = 0
         while i < most_x:
             tap_x = first_x + i
-            share = share_y * tl.where(tap_x < end_x, weight(tap_x, centre_x, shrink_x, SMOOTH), 0.0)
+            share = share_y * tl.where(tap_x < end_x, weight(tap_x, centre_x, shrink_x, ANTIALIAS), 0.0)
             x, framed_x, within_x = tap_axis(tap_x, start_x, count_x, before, 0, False, BEFORE)
             offset = (y * source_h + x * SOURCE_W).to(tl.uint32)
             framed = framed_x & framed_y

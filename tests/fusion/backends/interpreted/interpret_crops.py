@@ -1,4 +1,4 @@
-"""Run by test_triton.py in a process of its own: crops that Triton's interpreter fits, against those that the host draws."""
+"""Run by test_triton.py in a process of its own: crops that Triton's interpreter has_device_crops, against those that the host draws."""
 
 import sys
 
@@ -8,16 +8,16 @@ import torch
 
 import gpuaug
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.params.device_crops import Fitting
+from gpuaug.fusion.params.device_crops import DeviceCropTables
 from gpuaug.fusion.params.table import make_table
-from gpuaug.fusion.params.upcoming import Coming
+from gpuaug.fusion.params.upcoming import UpcomingBatches
 
 CROPS = {
     "as they come": K.RandomResizedCrop((12, 14)),
     "pixels as squares": K.RandomResizedCrop((12, 14), align_corners=False),
     "nearest": K.RandomResizedCrop((12, 14), resample="nearest"),
     "larger than most": K.RandomResizedCrop((12, 14), scale=(0.6, 1.6)),
-    "none fits": K.RandomResizedCrop((12, 14), scale=(1.5, 2.0)),
+    "none has_device_crops": K.RandomResizedCrop((12, 14), scale=(1.5, 2.0)),
     "long": K.RandomResizedCrop((12, 14), scale=(0.5, 1.0), ratio=(0.2, 7.0)),
     "wide": K.RandomResizedCrop((12, 14), ratio=(3.0, 5.0)),
     "high": K.RandomResizedCrop((12, 14), ratio=(0.2, 0.3)),
@@ -48,9 +48,9 @@ def of_crop(crop, sizes, *, masks):
 
 
 def fitted(crop, sizes, device, *, points=False, masks=False):
-    """The rows of the batches as the device fits them."""
+    """The rows of the batches as the device has_device_crops them."""
     augment, _, plan = of_crop(crop, sizes, masks=masks)
-    fitting = Fitting(Coming(plan, augment._ops, len(sizes), 3, SEEDS, 2, device, points))
+    fitting = DeviceCropTables(UpcomingBatches(plan, augment._ops, len(sizes), 3, SEEDS, 2, device, points))
     places = torch.from_numpy(np.column_stack([np.zeros(len(sizes)), sizes]).astype(np.int64)).to(device)
     return torch.cat([fitting.table(index, places) for index in (1, 0, 1)])[2 * len(sizes) :]
 
@@ -59,7 +59,7 @@ def interference(device):
     """What is wrong with rows asked for twice, as by two threads, for images of other sizes; and with those of none."""
     sizes = some_sizes(8)
     augment, _, plan = of_crop(CROPS["as they come"], sizes, masks=False)
-    fitting = Fitting(Coming(plan, augment._ops, 8, 3, SEEDS, 2, device, True))
+    fitting = DeviceCropTables(UpcomingBatches(plan, augment._ops, 8, 3, SEEDS, 2, device, True))
     columns = np.column_stack([np.zeros(8), sizes]).astype(np.int64)
     places, others = torch.from_numpy(columns).to(device), torch.from_numpy(columns[::-1].copy()).to(device)
     first = fitting.table(0, places)
@@ -67,7 +67,7 @@ def interference(device):
     second = fitting.table(0, others)
     if not torch.equal(first, kept):
         return "rows changed in the hands of those who had them"
-    none = Fitting(Coming(plan, augment._ops, 0, 3, SEEDS, 2, device, True)).table(1, places[:0])
+    none = DeviceCropTables(UpcomingBatches(plan, augment._ops, 0, 3, SEEDS, 2, device, True)).table(1, places[:0])
     if none.shape != (0, plan.width + 9):
         return f"no rows of shape {tuple(none.shape)}"
     return "" if torch.equal(fitting.table(0, places), kept) and not torch.equal(second, kept) else "other rows the second time"

@@ -9,7 +9,7 @@ import torch
 from gpuaug.fusion.backends.triton.filters import blur, sharpen
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.filters import LOWERED, BlurOp
-from gpuaug.fusion.ops.sampler import Source
+from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.plan import Pass
 
 FILTERS = {
@@ -35,8 +35,8 @@ def batches():
 def agree(module, images, dtype, memory_format):
     """Whether the kernels make of the first sample, skipped if the module may skip, and the others what torch does."""
     op, size = LOWERED[type(module)]("filter", module), Size(*images.shape)
-    drawn = op.draw(Source((1,), size.batch), size)
-    drawn["gate"] = np.arange(size.batch) >= op.gated
+    drawn = op.draw(Sampler((1,), size.batch), size)
+    drawn["apply_mask"] = np.arange(size.batch) >= op.is_random
     # Columns before the filter's own belong to other passes.
     table = np.full((size.batch, 2 + op.width), np.nan, np.float32)
     op.rows(drawn, size, table[:, 2:])
@@ -46,7 +46,7 @@ def agree(module, images, dtype, memory_format):
     got = torch.empty(images.shape, dtype=dtype).to(memory_format=memory_format)
     step = Pass(op, (), size, size, 2, ())
     launched = blur(step, images, rows, got) if isinstance(op, BlurOp) else sharpen(step, images, rows, got)
-    skipped = not op.gated or dtype == torch.float16 or torch.equal(got[0].nan_to_num(9), expected[0].nan_to_num(9))
+    skipped = not op.is_random or dtype == torch.float16 or torch.equal(got[0].nan_to_num(9), expected[0].nan_to_num(9))
     tolerance = 1e-3 if dtype == torch.float16 else 2e-6
     return launched == op.launches and skipped and torch.allclose(got, expected, atol=tolerance, rtol=0, equal_nan=True)
 

@@ -16,7 +16,7 @@ from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.boxes import FORMS, Way
 from gpuaug.fusion.targets.masks import MaskList
-from gpuaug.fusion.targets.target_dicts import RECORD_FORMS
+from gpuaug.fusion.targets.target_dicts import TARGET_DICT_FORMS
 
 box_kernels.BLOCK = 32
 backend.TILES = dict.fromkeys(backend.TILES, (16, 32))
@@ -28,7 +28,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64)
 
 def ways():
     """Every form, into every form that it may leave in, with and without all else."""
-    pairs = [(form, form) for form in (*FORMS.values(), *RECORD_FORMS.values(), POINTS)]
+    pairs = [(form, form) for form in (*FORMS.values(), *TARGET_DICT_FORMS.values(), POINTS)]
     pairs += [(FORMS["bbox"], FORMS["bbox_xyxy"]), (FORMS["bbox"], FORMS["bbox_xywh"])]
     for (form, to), clip, owned, ragged in itertools.product(pairs, (False, True), (False, True), (False, True)):
         if (clip and form.layout == "points") or (ragged and not form.share):
