@@ -168,13 +168,13 @@ def test_numbers_for_many_batches_are_drawn_at_once():
     augment, batch = gpuaug.fuse(container(CLOSE["a classifier's"]()), ragged=True), pack(images_of())
     sources = []
 
-    class Counted(upcoming.Source):
+    class Counted(upcoming.Sampler):
         def __init__(self, keys, *args, **options):
             sources.append(len(keys))
             super().__init__(keys, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(upcoming, "Source", Counted)
+        patch.setattr(upcoming, "Sampler", Counted)
         for _ in range(150):
             augment(batch)
     assert sources == [1, 2, 4, 8, 16, 32, 64, 64]

@@ -36,8 +36,8 @@ def test_what_was_launched_ahead_is_not_in_the_state(cuda, monkeypatch, depth):
     )
     streamed = StreamedLoader(Stateful(cuda, 6), device="cuda", depth=depth)
     for number, _ in enumerate(streamed, start=1):
-        (feed,) = streamed._feed_iterators
-        assert feed.pulled >= min(number + depth, 7)
+        (iterator,) = streamed._feed_iterators
+        assert iterator.pulled >= min(number + depth, 7)
         state = streamed.state_dict()
         assert (state["source"], state["batch"], state["ended"]) == (number, number, False)
     state = streamed.state_dict()

@@ -57,7 +57,7 @@ def unit_range(images: Tensor) -> Tensor:
 
 
 def _byte_share(values: Tensor) -> Tensor:
-    # By a tensor: by a number, torch multiplies with its inverse on a GPU, which is not the same for half_pixel_centers of all bytes.
+    # By a tensor: by a number, torch multiplies with its inverse on a GPU, which is not the same for half of all bytes.
     return values / torch.full((), 255.0, device=values.device)
 
 
@@ -225,7 +225,7 @@ def _interpolated(
         start_x = start_y = torch.zeros_like(place.whole(column))
         count_x, count_y = place.whole(sizes), place.whole(sizes + 1)
     if nearest:
-        # Masks under a warp round half_pixel_centers to even, as ``grid_sample`` does; under a resize a pixel is the square it covers.
+        # Masks under a warp round half to even, as ``grid_sample`` does; under a resize a pixel is the square it covers.
         round_off = torch.floor if front.kind == "resample" else torch.round
         return _tap(front, taps, round_off(at_x).long(), round_off(at_y).long(), start_x, count_x, start_y, count_y)
     left, top = torch.floor(at_x), torch.floor(at_y)

@@ -127,7 +127,7 @@ class Op(ABC):
         return {name: value[index : index + 1] if isinstance(value, np.ndarray) else value for name, value in drawn.items()}
 
     def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
-        """What one sample drew but for its apply_mask, to be read: ``_x`` and ``_y`` of points, ``_0``, ``_1``, … of other rows."""
+        """What one sample drew, to be read, without its apply mask: ``_x``, ``_y`` of points, ``_0``, ``_1``, … of rows."""
         found: dict[str, float] = {}
         for name, values in drawn.items():
             if name == "apply_mask" or np.shape(values)[:1] != np.shape(drawn["apply_mask"]):

@@ -85,7 +85,9 @@ class GatherOp(Op):
     """An op that moves pixels and leaves their values alone, but for interpolation."""
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
-        """Input pixel coordinates → output pixel coordinates: (3, 3) or (B, 3, 3) float64, the identity where the op does not apply.
+        """Input pixel coordinates → output pixel coordinates: (3, 3) or (B, 3, 3) float64.
+
+        The identity where the op does not apply.
 
         What boxes and keypoints follow, and what Kornia calls ``transform_matrix``.
         """
@@ -121,7 +123,7 @@ class ResampleOp(GatherOp):
 
     nearest: bool = False
     half_pixel_centers: bool = False
-    """Whether pixels are squares, half_pixel_centers a pixel around their centre, for images. For masks (nearest) they always are."""
+    """Whether a pixel's centre lies half a pixel from its edge, for images. For masks (nearest) it always does."""
     filter: Filter = ""
     """What pixels are weighed by that fall on one, where images shrink; ``""``: the nearest four count."""
 
@@ -140,7 +142,7 @@ class ResampleOp(GatherOp):
 
 
 def changes_size_by_chance(op: Op, *, size: Size) -> str | None:
-    """Why an op whose apply mask is drawn for the whole batch cannot be lowered: its output would have one size or the other."""
+    """Why an op that is skipped for a whole batch at random cannot be lowered: its output would have one of two sizes."""
     if op.is_random and op.out(size) != size:
         return f"with p={op.p_batch} the size of the output depends on the draw"
     return None

@@ -1,8 +1,8 @@
 """Ops that mix each image with another one of its batch: MixUp and CutMix, and the labels that come of them.
 
 A sample's row names its partner, so a mix is a gather across the batch. All mixes have rows of one form, so that one kernel
-does any of them: within a rectangle a pixel is the partner's, elsewhere it is a weighted mean with it. MixUp's rectangle is
-empty and CutMix's weight nothing. where the op does not apply a sample is its own partner with a share of nothing, which is also
+does any of them: within a rectangle a pixel is the partner's, elsewhere it is a weighted mean with it. MixUp uses an
+empty rectangle; CutMix a weight of 0. Where the op does not apply, a sample is its own partner with a lam of 0, which is also
 what Kornia's labels then say.
 """
 
@@ -25,9 +25,9 @@ _PARTNER, _LAM, _WEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM, _WIDTH = range(1, 9)
 class MixOp(Op):
     """An op on an image and another one of the batch, its partner.
 
-    A row holds the apply mask; the partner's index, among the images of the same call; the partner's true share of the sample, by
-    which labels are mixed; its weight outside of the rectangle; and the rectangle: x and y of its first pixel, and of the one
-    after its last. The apply mask is one for the whole batch, and a row that the op does not apply to takes nothing in any of these ways.
+    A row holds the apply mask; the partner's index, among the images of the same call; lam, the partner's share of the sample,
+    by which labels are mixed; its weight outside of the rectangle; and the rectangle: x and y of its first pixel, and of the one
+    after its last. The apply mask is one for the whole batch, and where it is false lam, weight and rectangle are 0.
     Kornia mixes images and labels, and raises for masks, boxes and keypoints.
     """
 
@@ -184,7 +184,7 @@ class CutMix(MixOp):
         np.add(start, sides, out=out[:, _RIGHT : _BOTTOM + 1])
 
     def kornia_lam(self, rows: Tensor) -> Tensor:
-        """The rectangle's share of the image, or in Kornia's newer convention that of the rest; nothing where the op does not apply."""
+        """The rectangle's share of the image, or in Kornia's newer convention that of the rest; 0 where the op does not apply."""
         lam = super().kornia_lam(rows)
         return torch.where(rows[:, 0] != 0, 1 - lam, lam) if self._lam_is_own else lam
 

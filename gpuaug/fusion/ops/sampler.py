@@ -128,6 +128,7 @@ def extra_uniforms(numbers: NDArray[np.float32], pairs: int) -> NDArray[np.float
 
 
 def splitmix64_mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The output function of SplitMix64, on each 64-bit word."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(FIRST)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(SECOND)
     return words ^ (words >> np.uint64(31))
@@ -187,5 +188,5 @@ class _SharedSampler(Sampler):
     def beta(self, concentration: float) -> NDArray[np.float32]:
         return self._repeated([generator.beta(concentration, concentration) for generator in self._generators])
 
-    def same(self) -> Source:
+    def same(self) -> Sampler:
         return self

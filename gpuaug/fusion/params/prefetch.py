@@ -85,7 +85,7 @@ class TablePrefetch:
             views: Of each image.
 
         Cost:
-            One call draws for many to come, and sends their rows. Where images differ in size, every call has_device_crops them to its own,
+            One call draws for many to come, and sends their rows. Where images differ in size, every call fits them to its own,
             by one launch or on the host; or it draws alone, where that cannot be. No synchronisation.
         """
         seed = next_seed()

@@ -1,4 +1,4 @@
-"""Run by test_triton.py in a process of its own: crops that Triton's interpreter has_device_crops, against those that the host draws."""
+"""Run by test_triton.py in a process of its own: crops drawn by the interpreted kernel, against those that the host draws."""
 
 import sys
 

@@ -1,0 +1,190 @@
+"""The rooms of the package: what may import what, and how large a file and a folder may be."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpuaug
+
+PACKAGE = Path(gpuaug.__file__).parent
+
+ROOMS = {
+    "core": set(),
+    "stages": {"core"},
+    "feed": {"core"},
+    "fusion": {"core"},
+    "loader": {"core", "stages", "feed"},
+    "profiler": {"core", "stages", "feed", "fusion", "loader"},
+    "viewer": {"core", "stages", "fusion", "loader", "profiler"},
+    "__init__": {"core", "stages", "feed", "fusion", "loader", "profiler", "viewer"},
+    "benchkit": {"public"},
+    "cli": {"benchkit", "public"},
+}
+"""Rooms and what each may import. ``public`` is the package itself: what imports it uses public names only."""
+
+FUSION = {
+    "ops": set(),
+    "gather": {"ops"},
+    "plan": {"ops", "gather"},
+    "policies": {"ops"},
+    "options": {"policies"},
+    "lower": {"ops", "policies"},
+    "backends": {"ops", "policies", "gather", "plan"},
+    "draws": {"ops", "policies", "lower"},
+    "params": {"ops", "gather", "plan", "backends"},
+    "targets": {"ops", "gather", "plan", "backends", "options"},
+    "sizing": {"ops", "gather"},
+    "explain": {"ops", "policies", "gather", "plan", "params"},
+    "fused": {
+        *("ops", "policies", "gather", "plan", "options", "lower", "backends"),
+        *("draws", "params", "targets", "sizing", "explain"),
+    },
+    "normalization": {"fused"},
+}
+"""The same within ``fusion``."""
+
+MOST_FILES, MOST_LINES = 16, 350
+HEAVY = ["matplotlib", "rich", "skimage", "torch._dynamo", "torchvision", "triton"]
+
+
+def trees():
+    return [(path, ast.parse(path.read_text())) for path in sorted(PACKAGE.rglob("*.py"))]
+
+
+TREES = trees()
+FILES = [pytest.param(path, tree, id=str(path.relative_to(PACKAGE))) for path, tree in TREES]
+
+
+def module_of(path):
+    """``gpuaug.feed.ring`` for a file, or the package for its ``__init__.py``."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path, _ in TREES}
+
+
+def imported(tree):
+    """Every dotted name that is imported anywhere in a file, within functions too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide the direction"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def modules_imported(tree):
+    """The modules of the package that a file imports."""
+    for name in imported(tree):
+        while name.startswith("gpuaug") and name not in MODULES:
+            name = name.rpartition(".")[0]
+        if name.startswith("gpuaug"):
+            yield name
+
+
+def room(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def room_imported(name):
+    return name.split(".")[1] if "." in name else "public"
+
+
+@pytest.mark.parametrize(("path", "tree"), FILES)
+def test_rooms_import_one_way(path, tree):
+    found = {room_imported(name) for name in modules_imported(tree)} - {room(path)}
+    assert found <= ROOMS[room(path)]
+
+
+def inner(name):
+    return name.removeprefix("gpuaug.fusion.").split(".")[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "tree"), [param for param in FILES if room(param.values[0]) == "fusion" and param.values[0].parent != PACKAGE]
+)
+def test_fusion_imports_one_way(path, tree):
+    name = module_of(path)
+    if name == "gpuaug.fusion":
+        assert not list(modules_imported(tree))
+        return
+    found = {inner(other) for other in modules_imported(tree) if other.startswith("gpuaug.fusion.")} - {inner(name)}
+    assert found <= FUSION[inner(name)]
+
+
+@pytest.mark.parametrize("table", [ROOMS, FUSION], ids=["rooms", "fusion"])
+def test_a_table_itself_goes_one_way(table):
+    placed = {"public"}
+    for name, needs in table.items():
+        assert needs <= placed, f"{name} needs what comes after it"
+        placed.add(name)
+
+
+def test_every_room_is_in_the_table():
+    assert {room(path) for path, _ in TREES} == set(ROOMS)
+    fusion = {inner(name) for name in MODULES if name.startswith("gpuaug.fusion.")}
+    assert fusion == set(FUSION)
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    needs = {module_of(path): set(modules_imported(tree)) - {module_of(path)} for path, tree in TREES}
+    while free := {name for name, wanted in needs.items() if not wanted & set(needs)}:
+        needs = {name: wanted for name, wanted in needs.items() if name not in free}
+    assert not needs, "each of these needs another one of them"
+
+
+def test_no_file_and_no_folder_is_larger_than_a_reader_holds_in_mind():
+    long = {module_of(path): len(path.read_text().splitlines()) for path, _ in TREES}
+    assert {name: count for name, count in long.items() if count > MOST_LINES} == {}
+    folders = [path.parent for path, _ in TREES]
+    assert {str(folder): folders.count(folder) for folder in set(folders) if folders.count(folder) > MOST_FILES} == {}
+
+
+def test_no_package_has_the_name_of_a_public_function():
+    packages = {path.parent.name for path, _ in TREES if path.name == "__init__.py"} - {"gpuaug"}
+    assert packages & set(gpuaug.__all__) == set()
+
+
+def test_kornia_is_imported_where_pipelines_are_lowered_and_measured_only():
+    found = {room(path) for path, tree in TREES if any(name.split(".")[0] == "kornia" for name in imported(tree))}
+    assert found <= {"fusion", "benchkit"}
+
+
+def test_triton_is_imported_in_one_folder():
+    found = {path.parent for path, tree in TREES if any(name.split(".")[0] == "triton" for name in imported(tree))}
+    assert found == {PACKAGE / "fusion" / "backends" / "triton"}
+
+
+def test_one_file_knows_of_streams_and_events():
+    def named(tree):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                yield ast.unparse(node)
+        yield from imported(tree)
+
+    ends = ("cuda.Stream", "cuda.Event", "cuda.ExternalStream", "torch.Stream", "torch.Event", "cuda.streams")
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path, tree in TREES
+        if room(path) != "benchkit" and any(name.endswith(ends) for name in named(tree))
+    }
+    assert found == {"core/streams.py"}
+
+
+@pytest.mark.timeout(120)
+def test_importing_the_package_is_quiet_and_light():
+    code = (
+        "import json, sys, numpy.random, torch, kornia.augmentation; before = set(sys.modules); import gpuaug; "
+        "print(json.dumps([sorted(set(sys.modules) - before), torch.cuda.is_initialized()]))"
+    )
+    done = subprocess.run([sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    modules, initialized = json.loads(done.stdout)
+    assert not initialized
+    assert [name for name in HEAVY if name in modules] == []
+    assert {name.split(".")[0] for name in modules if "." not in name} - sys.stdlib_module_names == {"gpuaug"}
