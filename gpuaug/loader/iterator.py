@@ -219,7 +219,7 @@ class PipelinedIterator:
                 values = bound.read(batch)
                 read_by_stages.extend(_parts(values))
                 bound.lane.wait(ready)
-                lane = bound.lane  # from here on its mark covers all that was done for this batch
+                lane = bound.lane  # from here on its event covers all that was done for this batch
                 with hooks.span(bound.range_name, number, lane):
                     for tensor in copied.resident:
                         lane.reads(tensor)

@@ -25,9 +25,9 @@ _PARTNER, _LAM, _WEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM, _WIDTH = range(1, 9)
 class MixOp(Op):
     """An op on an image and another one of the batch, its partner.
 
-    A row holds the apply mask; the partner's index, among the images of the same call; lam, the partner's share of the sample,
-    by which labels are mixed; its weight outside of the rectangle; and the rectangle: x and y of its first pixel, and of the one
-    after its last. The apply mask is one for the whole batch, and where it is false lam, weight and rectangle are 0.
+    A row holds the apply mask; the partner's index, among the images of the same call; lam, the partner's share of the
+    sample, by which labels are mixed; its weight outside of the rectangle; and the rectangle: x and y of its first pixel and
+    of the one after its last. The apply mask is one for the whole batch, and where it is false lam, weight and rectangle are 0.
     Kornia mixes images and labels, and raises for masks, boxes and keypoints.
     """
 
@@ -184,7 +184,7 @@ class CutMix(MixOp):
         np.add(start, sides, out=out[:, _RIGHT : _BOTTOM + 1])
 
     def kornia_lam(self, rows: Tensor) -> Tensor:
-        """The rectangle's share of the image, or in Kornia's newer convention that of the rest; 0 where the op does not apply."""
+        """The rectangle's share of the image, or in Kornia's newer convention that of the rest; 0 if it does not apply."""
         lam = super().kornia_lam(rows)
         return torch.where(rows[:, 0] != 0, 1 - lam, lam) if self._lam_is_own else lam
 
