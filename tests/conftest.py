@@ -18,6 +18,9 @@ CARDS = {"gpu": 1, "multigpu": 2}
 SETTLE_S = 5.0
 """How long a thread that was told to end may take."""
 
+# Processes of pytest-xdist share the cores.
+torch.set_num_threads(max(torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), 1))
+
 # No test asserts a speed: a busy machine is no failure.
 settings.register_profile("gpuaug", deadline=None)
 settings.load_profile("gpuaug")
