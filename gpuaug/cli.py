@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: The command line without the program's name; ``sys.argv`` when left out.
     """
-    parser = argparse.ArgumentParser(prog="gpuaug", description="FeedIterator a training loop from the GPU side.")
+    parser = argparse.ArgumentParser(prog="gpuaug", description="Feeds a training loop from the GPU side.")
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_bench(commands)
     _add_profile(commands)

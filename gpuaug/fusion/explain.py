@@ -98,7 +98,7 @@ def explanation(
         assert planned is not None
         for index, step in enumerate(planned.passes):
             last = number == len(parts) - 1 and index == len(planned.passes) - 1
-            # Where one plan is all there is, the device has_device_crops the crops of ragged batches.
+            # Where one plan is all there is, the device fits the crops of ragged batches.
             fitted = index == 0 and len(parts) == runs == 1 and not planned.needs_own_batch and has_device_crops(planned)
             lines.append(_line(step, size, element, dtype.itemsize if last else 4, views, runs, fitted))
             element = 4

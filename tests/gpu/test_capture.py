@@ -169,7 +169,7 @@ def test_what_cannot_be_captured_is_found_before_and_runs_eager(encoder, reason)
 
 
 class FailsInCapture(nn.Module):
-    """EndlessBatches the inspection, then does in the capture what none allows."""
+    """Passes the inspection, then does in the capture what none allows."""
 
     def __init__(self, how):
         super().__init__()

@@ -31,7 +31,7 @@ def cuda(monkeypatch):
 
 @contextmanager
 def recording(loader):
-    """Let a recorder hooks for the length of the block."""
+    """Let a recorder watch for the length of the block."""
     shared = loader._shared
     before, shared.hooks = shared.hooks, Recorder(shared.lanes)
     try:

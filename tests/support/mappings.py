@@ -4,7 +4,7 @@ from collections import UserDict
 from collections.abc import Mapping, MutableMapping
 
 
-class FixedDepth(Mapping):
+class Fixed(Mapping):
     """A mapping that cannot be changed, and is made from another."""
 
     def __init__(self, items):

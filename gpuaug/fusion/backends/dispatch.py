@@ -11,6 +11,7 @@ from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends import torch_backend
 from gpuaug.fusion.backends.readers import MaskPlaces
 from gpuaug.fusion.gather import Columns, Gather
+from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.boxes import Way
 from gpuaug.fusion.ops.mix import SoftLabels
 from gpuaug.fusion.plan import Pass, Plan
@@ -75,9 +76,9 @@ def run_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
 def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Take boxes or points their way: see :func:`gpuaug.fusion.ops.boxes.follow`."""
     if values.is_cuda and _usable(values.device):
-        from gpuaug.fusion.backends.triton import boxes
+        from gpuaug.fusion.backends.triton import boxes as box_kernel
 
-        return boxes.follow(values, valid, way, dtype)
+        return box_kernel.follow(values, valid, way, dtype)
     return boxes.follow(values, valid, way, dtype)
 
 

@@ -62,7 +62,7 @@ def _byte_share(values: Tensor) -> Tensor:
 
 
 def masked(op: Op, images: Tensor, rows: Tensor) -> Tensor:
-    """``op`` on the samples that the op applies to."""
+    """``op`` on the samples that it applies to."""
     applied: Tensor = op.apply(images, rows)  # type: ignore[attr-defined]
     return torch.where(rows[:, 0, None, None, None] != 0, applied, images) if op.is_random else applied
 

@@ -202,7 +202,7 @@ class PointOp(Op):
 
     @abstractmethod
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """The op on every sample, as if it applied to every sample.
+        """The op on every sample, whatever its apply mask.
 
         Args:
             images: (B, C, H, W), float32.

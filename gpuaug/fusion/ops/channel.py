@@ -80,7 +80,7 @@ class ChannelDropout(PointOp):
         return f"drops {dropped} of {size.channels} channels" if dropped > size.channels else None
 
     def row_width(self, channels: int) -> int:
-        """The apply_mask, the value, and for each channel whether it is dropped."""
+        """The apply mask, the value, and for each channel whether it is dropped."""
         return 2 + channels
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -137,7 +137,7 @@ class Normalize(PointOp):
         return None
 
     def row_width(self, channels: int) -> int:
-        """The apply_mask, and for each channel mean and deviation."""
+        """The apply mask, and for each channel mean and deviation."""
         return 1 + 2 * channels
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:

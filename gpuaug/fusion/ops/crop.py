@@ -247,7 +247,7 @@ class PadTo(IndexOp):
 def _cannot_pad(mode_name: str, mode: str, value_name: str, value: Any) -> str | None:
     if mode not in ("constant", "replicate", "reflect"):
         return f"{mode_name}={mode!r}"
-    if mode != "constant" and value != 0:  # which Kornia unsupported_size, and says so
+    if mode != "constant" and value != 0:  # which Kornia refuses, and says so
         return f"{value_name}={value!r} with {mode_name}={mode!r}"
     return None
 

@@ -21,7 +21,7 @@ class FilterOp(Op):
     """An op that needs a pixel's neighbours, and so begins a pass."""
 
     width: int
-    """How many numbers a row holds. The first is the apply_mask, as in a pointwise op."""
+    """How many numbers a row holds. The first is the apply mask, as in a pointwise op."""
 
     @property
     def launches(self) -> int:

@@ -64,7 +64,7 @@ class MixOp(Op):
         """Fill the share, and what of ``out`` is not nothing."""
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """The op on every sample, as if it applied to every sample.
+        """The op on every sample, whatever its apply mask.
 
         Args:
             images: (B, C, H, W), float32.
@@ -219,7 +219,7 @@ LOWERED: dict[type[nn.Module], type[MixOp]] = {K.RandomMixUpV2: MixUp, K.RandomC
 
 @dataclass(frozen=True, slots=True)
 class SoftLabels:
-    """How labels become lam_of of the classes.
+    """How labels become shares of the classes.
 
     Args:
         classes: How many there are.
@@ -246,7 +246,7 @@ class SoftLabels:
         return self.kept + self.off
 
     def check(self, labels: Tensor, batch: int) -> None:
-        """Refuse what is neither an index nor lam_of for each image.
+        """Refuse what is neither an index nor shares for each image.
 
         Raises:
             ArgumentError: If it is.
@@ -254,19 +254,19 @@ class SoftLabels:
         if labels.shape == (batch,) or (labels.shape == (batch, self.classes) and labels.is_floating_point()):
             return
         raise ArgumentError(
-            f"class must be one label for each of the {batch} images, or floating lam_of of the {self.classes} classes, got "
-            f"{tuple(labels.shape)} of {labels.dtype}. Pass class indices, (B,), or lam_of, (B, num_classes), as floats."
+            f"class must be one label for each of the {batch} images, or floating shares of the {self.classes} classes, got "
+            f"{tuple(labels.shape)} of {labels.dtype}. Pass class indices, (B,), or shares, (B, num_classes), as floats."
         )
 
     def type_of(self, labels: Tensor) -> torch.dtype:
-        """What the lam_of are: float32, or what they were already."""
+        """What the shares are: float32, or what they were already."""
         return labels.dtype if labels.ndim == 2 else torch.float32
 
     def of(self, labels: Tensor, rows: Tensor | None) -> Tensor:
-        """The lam_of, in torch.
+        """The shares, in torch.
 
         Args:
-            labels: Class indices of any type, or lam_of. An index that is no class, such as -100, is a row of ``off``.
+            labels: Class indices of any type, or shares. An index that is no class, such as -100, is a row of ``off``.
             rows: A mix's, on the same device; ``None`` where nothing is mixed.
 
         Shape:

@@ -59,7 +59,7 @@ class DeviceCropTables:
                 fill_matrix(planned, whole, drawn, table[:, self._layout.rest :])
 
         rows = upcoming.by_batch(send(sampler.batch, self._layout.width, fill, upcoming.device))
-        # GivenUniforms apart together, which takes less than to do so batch by batch.
+        # Taken apart together, which takes less than to do so batch by batch.
         self._rows, self._read = rows.unbind(), rows[..., : self._end].unbind()
         self._unused = dict.fromkeys(range(len(self._rows)), True)
 

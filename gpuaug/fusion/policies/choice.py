@@ -236,7 +236,7 @@ class Choice(Op):
         if found is None:
             module = op.module
             if member.operation is not None:
-                # A certain module does not look at its apply_mask, which holds the pick here.
+                # A certain module does not look at its apply mask, which holds the pick here.
                 module = copy.copy(module)
                 module.p = 0.5  # type: ignore[assignment]
             found = self._eager[child, position] = EagerOp(op.name, module, op.unsupported_size(size) or "", op)

@@ -15,7 +15,7 @@ from gpuaug.fusion.ops.warp import inverse
 class OneOf(PointOp):
     """One of several ops, picked for each sample or for all: what policies pick from, in a form that is compiled once.
 
-    A row holds the apply_mask, the code of the op that was picked, and that op's own row.
+    A row holds the apply mask, the code of the op that was picked, and that op's own row.
 
     Args:
         name: Of the module that picks.
@@ -42,11 +42,11 @@ class OneOf(PointOp):
         return True
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Nothing: an op that unsupported_size images of this size is not picked for them."""
+        """Nothing: an op that does not take images of this size is not picked for them."""
         return None
 
     def row_width(self, channels: int) -> int:
-        """The apply_mask, the code, and the widest row."""
+        """The apply mask, the code, and the widest row."""
         return 2 + max(op.row_width(channels) for op in self._ops)
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:

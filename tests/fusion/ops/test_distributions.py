@@ -35,7 +35,7 @@ CONSTANT = {
 """Parameters that are not drawn: they must be equal."""
 
 ONE_A_BATCH = {"order", "gaussian_noise"}
-"""OpDraws for the batch, and so not compared from sample to sample."""
+"""Drawn for the batch, and so not compared from sample to sample."""
 
 PARTNERS = {"mixup_pairs", "mix_pairs"}
 """Permutations of the batch: not shared by the samples even under ``same_on_batch``."""

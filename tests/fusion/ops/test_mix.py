@@ -43,7 +43,7 @@ def drawn_for(op, size, seed=0):
 
 
 def through(op, images, rows):
-    """The op, where the op applies."""
+    """The op, where it applies."""
     return torch.where(rows[:, 0, None, None, None] != 0, op.apply(images, rows), images)
 
 

@@ -1,4 +1,4 @@
-"""Numbers that a sample's own are splitmix64_mix to, where it needs more than it was given."""
+"""Extra uniforms, from SplitMix64 seeded by a sample's own, where it needs more than it was given."""
 
 import numpy as np
 import pytest

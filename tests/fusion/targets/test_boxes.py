@@ -85,7 +85,7 @@ def test_they_go_where_kornia_takes_them(name, key, p):
 @pytest.mark.parametrize("name", ["resized crop", "rotation", "colour alone"])
 def test_types_come_out_as_in_kornia(name, key, dtype):
     values = annotations(key).clamp(min=1).to(dtype)
-    # PartialTables precision is rounded once here, and with every module there.
+    # Half precision is rounded once here, and with every module there.
     tolerance = {torch.float16: 0.07, torch.bfloat16: 0.6}.get(dtype, 1e-3)
     assert_alike(*followed(PIPELINES[name](0.5), photographs(5), key, values), tolerance)
 

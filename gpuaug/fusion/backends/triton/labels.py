@@ -21,7 +21,7 @@ def class_shares(label, column, live, label_k, DENSE: tl.constexpr, KEPT: tl.con
     if DENSE:
         return tl.load(label + column * label_k, mask=live, other=0).to(tl.float32) * KEPT + OFF
     value = tl.load(label)
-    # PartialTables precision does not count far enough.
+    # Half precision does not count far enough.
     own = (value.to(tl.float32) == column.to(tl.float32)) if value.dtype.is_floating() else (value.to(tl.int64) == column)
     return tl.where(own, ON, OFF)
 

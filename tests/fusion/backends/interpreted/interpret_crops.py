@@ -17,7 +17,7 @@ CROPS = {
     "pixels as squares": K.RandomResizedCrop((12, 14), align_corners=False),
     "nearest": K.RandomResizedCrop((12, 14), resample="nearest"),
     "larger than most": K.RandomResizedCrop((12, 14), scale=(0.6, 1.6)),
-    "none has_device_crops": K.RandomResizedCrop((12, 14), scale=(1.5, 2.0)),
+    "none fits": K.RandomResizedCrop((12, 14), scale=(1.5, 2.0)),
     "long": K.RandomResizedCrop((12, 14), scale=(0.5, 1.0), ratio=(0.2, 7.0)),
     "wide": K.RandomResizedCrop((12, 14), ratio=(3.0, 5.0)),
     "high": K.RandomResizedCrop((12, 14), ratio=(0.2, 0.3)),
@@ -48,7 +48,7 @@ def of_crop(crop, sizes, *, masks):
 
 
 def fitted(crop, sizes, device, *, points=False, masks=False):
-    """The rows of the batches as the device has_device_crops them."""
+    """The rows of the batches as the device makes them."""
     augment, _, plan = of_crop(crop, sizes, masks=masks)
     fitting = DeviceCropTables(UpcomingBatches(plan, augment._ops, len(sizes), 3, SEEDS, 2, device, points))
     places = torch.from_numpy(np.column_stack([np.zeros(len(sizes)), sizes]).astype(np.int64)).to(device)
