@@ -1,0 +1,36 @@
+"""Compares kernels under Triton's interpreter with the torch executor.
+
+Started by test_triton.py, with ``TRITON_INTERPRET=1``::
+
+    python tests/fusion/backends/interpreted [--all] FILE...
+
+Without ``--all`` every kernel, op code and branch runs at least once; with it, every type and layout with every pipeline.
+"""
+
+import importlib
+import sys
+
+from gpuaug.fusion.backends.triton import backend, boxes, filters
+
+
+def shrink_blocks():
+    """Make blocks small, so that small images have several. The interpreter takes its time for each, and for a blur's rows."""
+    backend.TILES = dict.fromkeys(backend.TILES, (16, 32))
+    backend.COLOUR_TILE = (16, 32)
+    backend.REST_BLOCK = 256
+    filters.ACROSS = 64
+    boxes.BLOCK = 32
+
+
+def main(arguments):
+    """Names of the comparisons that failed, and how."""
+    every = "--all" in arguments
+    names = [argument for argument in arguments if argument != "--all"]
+    shrink_blocks()
+    for name in names:
+        module = importlib.import_module(f"fusion.backends.interpreted.interpret_{name}")
+        yield from (f"{name}: {text}" for text in module.failures(every=every))
+
+
+if __name__ == "__main__":
+    sys.exit("\n".join(main(sys.argv[1:])) or 0)
