@@ -1,104 +1,19 @@
-"""Run by test_triton.py in a process of its own: crops drawn by the interpreted kernel, against those that the host draws."""
+"""The kernel that draws crops on the device, against crops drawn on the host."""
 
-import sys
-
-import kornia.augmentation as K
-import numpy as np
 import torch
+from support.device_crops import CROPS, disagreement, fault_of_shared_tables, some_sizes
 
-import gpuaug
-from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.params.device_crops import DeviceCropTables
-from gpuaug.fusion.params.table import make_table
-from gpuaug.fusion.params.upcoming import UpcomingBatches
-
-CROPS = {
-    "as they come": K.RandomResizedCrop((12, 14)),
-    "pixels as squares": K.RandomResizedCrop((12, 14), align_corners=False),
-    "nearest": K.RandomResizedCrop((12, 14), resample="nearest"),
-    "larger than most": K.RandomResizedCrop((12, 14), scale=(0.6, 1.6)),
-    "none fits": K.RandomResizedCrop((12, 14), scale=(1.5, 2.0)),
-    "long": K.RandomResizedCrop((12, 14), scale=(0.5, 1.0), ratio=(0.2, 7.0)),
-    "wide": K.RandomResizedCrop((12, 14), ratio=(3.0, 5.0)),
-    "high": K.RandomResizedCrop((12, 14), ratio=(0.2, 0.3)),
-    "one pixel": K.RandomResizedCrop((1, 14)),
-}
-SAMPLES = 100
+OPTIONS = ({}, {"points": True, "masks": True})
+SAMPLES, FEW_SAMPLES = 100, 40
 
 
-def some_sizes(samples=SAMPLES):
-    """Heights and widths as people have them, and as they should not, (samples, 2)."""
-    rng = np.random.default_rng(0)
-    sides = rng.integers(100, 800, (samples, 2))
-    sides[: samples // 4] = 2 ** rng.uniform(0, 14, (samples // 4, 2))
-    sides[0], sides[1], sides[2] = 1, (1, 5000), (5000, 1)
-    return sides
-
-
-SEEDS = (3, 2**63, 5, 6)
-"""Of two batches of two views."""
-
-
-def of_crop(crop, sizes, *, masks):
-    """A pipeline that begins with the crop, the size of its batches, and its plan."""
-    others = [K.RandomHorizontalFlip(), K.ColorJitter(0.4, 0.4, 0.4), K.RandomRotation(30.0)]
-    augment = gpuaug.fuse([crop, *others[: 3 if crop.flags["size"][0] > 1 else 2]], ragged=True)
-    size = Size(len(sizes), 3, sizes[:, 0], sizes[:, 1])
-    return augment, size, augment._stretch(0, size, masks=masks)[1]
-
-
-def fitted(crop, sizes, device, *, points=False, masks=False):
-    """The rows of the batches as the device makes them."""
-    augment, _, plan = of_crop(crop, sizes, masks=masks)
-    fitting = DeviceCropTables(UpcomingBatches(plan, augment._ops, len(sizes), 3, SEEDS, 2, device, points))
-    places = torch.from_numpy(np.column_stack([np.zeros(len(sizes)), sizes]).astype(np.int64)).to(device)
-    return torch.cat([fitting.table(index, places) for index in (1, 0, 1)])[2 * len(sizes) :]
-
-
-def interference(device):
-    """What is wrong with rows asked for twice, as by two threads, for images of other sizes; and with those of none."""
-    sizes = some_sizes(8)
-    augment, _, plan = of_crop(CROPS["as they come"], sizes, masks=False)
-    fitting = DeviceCropTables(UpcomingBatches(plan, augment._ops, 8, 3, SEEDS, 2, device, True))
-    columns = np.column_stack([np.zeros(8), sizes]).astype(np.int64)
-    places, others = torch.from_numpy(columns).to(device), torch.from_numpy(columns[::-1].copy()).to(device)
-    first = fitting.table(0, places)
-    kept = first.clone()
-    second = fitting.table(0, others)
-    if not torch.equal(first, kept):
-        return "rows changed in the hands of those who had them"
-    none = DeviceCropTables(UpcomingBatches(plan, augment._ops, 0, 3, SEEDS, 2, device, True)).table(1, places[:0])
-    if none.shape != (0, plan.width + 9):
-        return f"no rows of shape {tuple(none.shape)}"
-    return "" if torch.equal(fitting.table(0, places), kept) and not torch.equal(second, kept) else "other rows the second time"
-
-
-def disagreement(crop, sizes, device, *, points=False, masks=False):
-    """How they differ from rows of the host's draws, in words: the numbers not at all, the matrices behind them by rounding."""
-    augment, size, plan = of_crop(crop, sizes, masks=masks)
-    drawn = [dict(zip(augment._ops, augment._draw_view(size, seed)._drawn, strict=True)) for seed in SEEDS]
-    expected = torch.cat([make_table(plan, size, each, device, points=points) for each in drawn])
-    got = fitted(crop, sizes, device, points=points, masks=masks)
-    if got.shape != expected.shape:
-        return f"shape {tuple(got.shape)}, not {tuple(expected.shape)}"
-    off = got[:, : plan.width] != expected[:, : plan.width]
-    if off.any():
-        return f"{int(off.any(1).sum())} of {len(off)} rows, columns {off.any(0).nonzero().flatten().tolist()}"
-    by = ((got - expected).abs() / expected.abs().clamp(min=1)).max().item()
-    return "" if by < 1e-6 else f"matrices by {by:.1e}"
-
-
-def main(chosen):
-    failed = [said] if (said := interference(torch.device("cpu"))) else []
-    for name, crop in CROPS.items():
-        for options in ({}, {"points": True, "masks": True}):
-            if not chosen or name in chosen:
-                said = disagreement(crop, some_sizes(), torch.device("cpu"), **options)
-                if said:
-                    failed.append(f"{name}, {options}: {said}")
-    return failed
-
-
-if __name__ == "__main__":
-    failed = main(sys.argv[1:])
-    sys.exit("\n".join(failed) or 0)
+def failures(*, every):
+    """Names of the crops that differ, and how."""
+    device = torch.device("cpu")
+    if text := fault_of_shared_tables(device):
+        yield text
+    for number, (name, crop) in enumerate(CROPS.items()):
+        for options in OPTIONS if every else OPTIONS[number % 2 :][:1]:
+            text = disagreement(crop, some_sizes(SAMPLES if every else FEW_SAMPLES), device, **options)
+            if text:
+                yield f"{name}, {options}: {text}"

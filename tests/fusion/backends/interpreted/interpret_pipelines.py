@@ -1,5 +1,7 @@
 """Gather, mix and filter kernels on whole pipelines, images and masks, against the torch executor."""
 
+import zlib
+
 import torch
 from support import pipelines
 from support.executors import disagreement
@@ -11,28 +13,42 @@ BATCHES = [
     (FLOAT, torch.float16, torch.channels_last),
     (UINT8[:2].to(memory_format=torch.channels_last), torch.float16, torch.contiguous_format),
     (UINT8[:2], torch.float16, torch.channels_last),
+    (photographs(2, 2, 21, 37), torch.float32, torch.contiguous_format),
 ]
-TWO_CHANNELS = (photographs(2, 2, 21, 37), torch.float32, torch.contiguous_format)
 SMALL = (photographs(2, 1, 9, 19), torch.float32, torch.contiguous_format)
-"""For blurs: every line of every tap takes the interpreter its time."""
+"""For blurs: the interpreter takes its time for every line and tap."""
+
+ALSO = {
+    "colour": (1, 2, 3),
+    "crop, padded": (1,),
+    "gates": (2,),
+    "jiggle": (1,),
+    "mixup, never": (2,),
+    "noise": (3,),
+    "one of, then jitter": (3,),
+    "self-supervised": (3,),
+    "sharpness": (1, 4),
+    "tone": (0,),
+}
+"""Batches with which a pipeline reaches a branch, op or dtype that no pipeline reaches with the batch of its turn."""
 
 
-def batches_of(number, group, name, *, every):
-    """The batches a pipeline is compared on: one of them by turns, or all."""
+def batches_of(group, name, *, every):
+    """The batches that a pipeline is compared on: all that it takes, or one by turns, which its name decides, and a few more."""
     if "blur" in name:
         return BATCHES[:1] if every else [SMALL]
-    batches = BATCHES + ([] if group.startswith("RGB") else [TWO_CHANNELS])
-    return batches if every else batches[number % len(batches) :][:1]
+    batches = BATCHES[:4] if group.startswith("RGB") else BATCHES
+    turn = (zlib.crc32(name.encode()) + 6) % len(batches)
+    return batches if every else [batches[index] for index in sorted({turn, *ALSO.get(name, ())})]
 
 
 def failures(*, every):
     """Names of the pipelines whose kernels differ from torch, and how."""
-    groups = ("EXACT", "RGB_EXACT", "CLOSE", "RGB_CLOSE", "TIES")
-    made = [(group, name, make) for group in groups for name, make in getattr(pipelines, group).items()]
-    for number, (group, name, make) in enumerate(made):
-        for images, dtype, memory_format in batches_of(number, group, name, every=every):
-            # The interpreter does not fuse products and sums, so a byte's share of 255 may be one unit off.
-            exact = group.endswith("EXACT") and images.dtype == torch.uint8
-            text = disagreement("" if exact else name, make(), images, dtype, memory_format, 1e-6 if exact else 2e-5)
-            if text:
-                yield f"{name}, {tuple(images.shape)} {images.dtype} to {dtype}: {text}"
+    for group in ("EXACT", "RGB_EXACT", "CLOSE", "RGB_CLOSE", "TIES"):
+        for name, make in getattr(pipelines, group).items():
+            for images, dtype, memory_format in batches_of(group, name, every=every):
+                # The interpreter does not fuse products and sums, so a byte's share of 255 may be one unit off.
+                exact = group.endswith("EXACT") and images.dtype == torch.uint8
+                text = disagreement("" if exact else name, make(), images, dtype, memory_format, 1e-6 if exact else 2e-5)
+                if text:
+                    yield f"{name}, {tuple(images.shape)} {images.dtype} to {dtype}: {text}"
