@@ -4,7 +4,7 @@ import torch
 from support.device_crops import CROPS, disagreement, fault_of_shared_tables, some_sizes
 
 OPTIONS = ({}, {"points": True, "masks": True})
-SAMPLES, FEW_SAMPLES = 100, 40
+SAMPLES, FEW_SAMPLES = 100, 24
 
 
 def failures(*, every):

@@ -34,7 +34,7 @@ ALSO = {
 
 
 def batches_of(group, name, *, every):
-    """The batches that a pipeline is compared on: all that it takes, or one by turns, which its name decides, and a few more."""
+    """The batches a pipeline is compared on: all that it takes, or the one of its turn (which its name decides) and a few more."""
     if "blur" in name:
         return BATCHES[:1] if every else [SMALL]
     batches = BATCHES[:4] if group.startswith("RGB") else BATCHES
