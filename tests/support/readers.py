@@ -41,7 +41,7 @@ SAME = {
     "jitter, views": ([crop(), K.ColorJitter(0.4, 0.4, 0.4)], {"views": 2}),
     "smooth": ([crop()], {"antialias": True}),
     "smooth, cubic": ([crop(resample="bicubic")], {"antialias": True}),
-    "smooth, padded": ([K.PadTo((60, 70), pad_value=0.25), K.Resize((15, 12)), K.CenterCrop((9, 9))], {"antialias": True}),
+    "smooth, padded": ([K.PadTo((60, 70), pad_value=0.25), K.Resize((30, 28)), K.CenterCrop((9, 9))], {"antialias": True}),
     "smooth, reflected": ([K.RandomCrop((40, 50), padding=6, padding_mode="reflect"), K.Resize((15, 12))], {"antialias": True}),
 }
 

@@ -15,26 +15,33 @@ BATCHES = [
     (UINT8[:2], torch.float16, torch.channels_last),
     (photographs(2, 2, 21, 37), torch.float32, torch.contiguous_format),
 ]
-SMALL = (photographs(2, 1, 9, 19), torch.float32, torch.contiguous_format)
+SMALL = (photographs(3, 1, 9, 19), torch.float32, torch.contiguous_format)
 """For blurs: the interpreter takes its time for every line and tap."""
 
 ALSO = {
     "colour": (1, 2, 3),
     "crop, padded": (1,),
+    "crop, reflected": (1, 4),
+    "crop, replicated": (1, 4),
+    "crop, resize, pad": (1, 4),
+    "cutmix": (2,),
     "gates": (2,),
     "jiggle": (1,),
+    "mixup, alone": (3,),
     "mixup, never": (2,),
     "noise": (3,),
     "one of, then jitter": (3,),
+    "perspective": (1, 4),
+    "resized crop, nearest": (1,),
     "self-supervised": (3,),
     "sharpness": (1, 4),
     "tone": (0,),
 }
-"""Batches with which a pipeline reaches a branch, op or dtype that no pipeline reaches with the batch of its turn."""
+"""Batches that reach a branch, or two constants together, that no pipeline reaches with the batch of its turn."""
 
 
 def batches_of(group, name, *, every):
-    """The batches a pipeline is compared on: all that it takes, or the one of its turn (which its name decides) and a few more."""
+    """The batches a pipeline is compared on: all that it takes, or one that its name decides, and those in ``ALSO``."""
     if "blur" in name:
         return BATCHES[:1] if every else [SMALL]
     batches = BATCHES[:4] if group.startswith("RGB") else BATCHES
