@@ -149,8 +149,8 @@ AHEAD = {
 def test_ragged_calls_equal_draw_for_any_sizes(name, views, follow):
     """Numbers are drawn ahead, before the sizes are known that they turn into draws with."""
     augment = gpuaug.fuse(container(AHEAD[name]()), ragged=True, views=views)
-    sizes = [SIZES[index % 4 :] + SIZES[: index % 4] for index in range(40)]
-    batches = [pack(images_of(each)) for each in sizes]
+    turns = [pack(images_of(SIZES[first:] + SIZES[:first])) for first in range(4)]
+    batches = [turns[index % 4] for index in range(20)]
     others = (torch.rand(len(SIZES), 2, 2) * 30,) if follow else ()
     keys = ["input", "keypoints"][: 1 + follow]
     torch.manual_seed(0)

@@ -46,6 +46,17 @@ CHOSEN = [
     "either mix",
     "self-supervised",
 ]
+RAGGED = ["crop, views", "padded grey", "jittered", "smooth", "smooth, cubic", "smooth, jittered"]
+BOX_FORMS = {**FORMS, **TARGET_DICT_FORMS}
+
+
+def by_turns(names, others):
+    """Each name with one of the others; the rest of the product is slow, since a new machine compiles all."""
+    return [
+        pytest.param(name, other, id=f"{name}-{other}", marks=() if number % len(others) == index else pytest.mark.slow)
+        for number, name in enumerate(names)
+        for index, other in enumerate(others)
+    ]
 
 
 @pytest.fixture
@@ -65,16 +76,14 @@ def test_kernels_compile_for_a_gpu(name, made):
     through_both(modules(), photographs(2), torch.bfloat16, torch.channels_last)
 
 
-@pytest.mark.parametrize("name", ["crop, views", "padded grey", "jittered", "smooth", "smooth, cubic", "smooth, jittered"])
-@pytest.mark.parametrize("layout", ["chw", "hwc"])
+@pytest.mark.parametrize(("name", "layout"), by_turns(RAGGED, ["chw", "hwc"]))
 def test_kernels_for_ragged_batches_compile_for_a_gpu(name, layout, made):
     modules, sizes, options = readers.RAGGED[name]
     batch = pack(images_of(sizes), layout)
     readers.through_both(modules, batch, torch.bfloat16, torch.channels_last, **options)
 
 
-@pytest.mark.parametrize("follow", [False, True])
-@pytest.mark.parametrize("name", device_crops.CROPS)
+@pytest.mark.parametrize(("name", "follow"), by_turns(device_crops.CROPS, [False, True]))
 def test_crops_kernel_compiles_for_a_gpu(name, follow, monkeypatch):
     made = {}
     monkeypatch.setattr(crops, "crops_kernel", CompileOnly(crops.crops_kernel, made))
@@ -99,10 +108,9 @@ def test_labels_kernel_compiles_for_a_gpu(dtype, mixed, monkeypatch):
     assert all(compiled.asm["cubin"] for compiled in made.values())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64], ids=str)
-@pytest.mark.parametrize("form", [*FORMS.values(), *TARGET_DICT_FORMS.values()], ids=lambda form: form.layout)
-def test_box_kernel_compiles_for_a_gpu(form, dtype, monkeypatch):
-    made = {}
+@pytest.mark.parametrize(("name", "dtype"), by_turns(BOX_FORMS, [torch.float32, torch.float64, torch.bfloat16, torch.int64]))
+def test_box_kernel_compiles_for_a_gpu(name, dtype, monkeypatch):
+    form, made = BOX_FORMS[name], {}
     monkeypatch.setattr(boxes, "box_kernel", CompileOnly(boxes.box_kernel, made))
     monkeypatch.setattr(boxes, "_launches", {})
     places, points = torch.zeros(3, 3, dtype=torch.int64), form.layout == "points"

@@ -61,7 +61,7 @@ def assert_alike(expected, got, tolerance=1e-3):
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("name", PIPELINES)
 def test_boxes_and_keypoints_equal_kornia(name, key, p):
-    for seed in range(3):
+    for seed in range(3 if p == 0.5 else 1):
         assert_alike(*followed(PIPELINES[name](p), photographs(5), key, annotations(key, seed=seed), seed))
 
 

@@ -13,7 +13,7 @@ def cases(*, every):
     for number, (name, (modules, sizes, options)) in enumerate(RAGGED.items()):
         if "cubic" in name and not every:
             sizes = [(height // 2, width // 2) for height, width in sizes]
-        for layout, dtype in layouts[number % 2 :][:1] if options.get("antialias") and not every else layouts:
+        for layout, dtype in layouts[(number + 1) % 2 :][:1] if options.get("antialias") and not every else layouts:
             yield f"{name}, ragged, {layout}", modules, pack(images_of(sizes), layout), dtype, options
     yield "one channel", [crop()], pack(images_of(SIZES, 1), "hwc"), torch.float32, {"antialias": True}
     for name, (modules, options) in SAME.items():
