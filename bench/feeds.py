@@ -262,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         last_s = perf_counter() - began
         rows, settings["skipped"] = run.rows(), run.reasons()
         if not rows:
-            raise SystemExit("feeds: no row could be measured.")
+            raise SystemExit("--rows must name a way that can be measured here, got none. See above why each was skipped.")
         if options.json is not None:
             # What there is so far, so that an interruption costs the later repeats only.
             so_far = results.result("feeds", rows=rows, settings=settings, device=options.device, environment=found_environment)

@@ -191,6 +191,9 @@ class StreamedLoader:
         Calls ``set_epoch`` of the loader if it has one, otherwise of its sampler, its batch sampler, the batch sampler's
         sampler and its dataset, those that have one. Without a call each iterator takes the next epoch.
 
+        Args:
+            epoch: Counted from 0.
+
         Raises:
             ArgumentError: If ``epoch`` is negative.
         """

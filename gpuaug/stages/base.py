@@ -13,7 +13,16 @@ from gpuaug.stages.selection import Into, On, Selection
 
 
 class Stage(ABC):
-    """One step of the work on a batch: what it is, apart from any loader that runs it."""
+    """One step of the work on a batch: what it is, apart from any loader that runs it.
+
+    Args:
+        on: The members of a batch that the stage works on.
+        into: The members of a batch that it replaces or adds.
+        name: Names the stage in errors and traces, and keys its draws. ``None``: the loader names it after ``kind``.
+
+    Raises:
+        ArgumentError: If ``name`` is no string or empty, or ``on`` and ``into`` do not go together.
+    """
 
     kind: ClassVar[str]
     """The name of a stage that was given none."""
@@ -26,7 +35,15 @@ class Stage(ABC):
 
     @abstractmethod
     def bind(self, name: str, lanes: Lanes) -> "BoundStage":
-        """Prepare to run on the lanes of one loader, under the name that the loader settled on."""
+        """Prepare to run on the lanes of one loader.
+
+        Args:
+            name: What the loader calls the stage.
+            lanes: The loader's.
+
+        Returns:
+            The stage on a lane of its own.
+        """
 
 
 class BoundStage(ABC):

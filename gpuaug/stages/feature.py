@@ -84,7 +84,11 @@ class FeatureStage(Stage):
 
     @property
     def branches(self) -> dict[str | None, nn.Module]:
-        """The encoders by name; a single one has none."""
+        """The encoders by name; a single one has none.
+
+        Raises:
+            ArgumentTypeError: If ``encoder`` is not a module or a mapping of modules.
+        """
         if isinstance(self.encoder, nn.Module) and not isinstance(self.encoder, nn.ModuleDict):
             return {None: self.encoder}
         if isinstance(self.encoder, Mapping | nn.ModuleDict):

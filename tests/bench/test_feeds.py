@@ -122,6 +122,16 @@ def test_wrong_rows_are_named_before_anything_is_measured(feeds):
         feeds.main([*TINY, "--rows", "DataLoader, pinned"])
 
 
+@linux
+def test_no_row_that_can_be_measured_ends_it(feeds, monkeypatch):
+    def broken(name, case, options, *, host):
+        raise ZeroDivisionError("broken on purpose")
+
+    monkeypatch.setattr(feeds, "measure", broken)
+    with pytest.raises(SystemExit, match=r"--rows must name a way that can be measured here, got none\. See above why each"):
+        feeds.main(TINY)
+
+
 TEXT = """<!-- table: feeds -->
 <!-- end -->
 <!-- table: feeds.cpu_ms -->

@@ -9,6 +9,7 @@ import torch
 from support.replay import as_kornia_takes_them, both, photographs
 
 import gpuaug
+from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.lower import kornia
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
@@ -189,9 +190,14 @@ def test_in_a_loader_each_batch_has_its_own_draws_whatever_the_depth():
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "text"),
     [
-        ((K.RandomInvert,), {}, gpuaug.ArgumentTypeError, r"pipeline must be an instance, got the class RandomInvert. Call it"),
+        (
+            (K.RandomInvert,),
+            {},
+            gpuaug.ArgumentTypeError,
+            r"pipeline must be an instance, got the class RandomInvert. Call it first: RandomInvert\(…\).",
+        ),
         ((3,), {}, gpuaug.ArgumentTypeError, "pipeline must be a Kornia augmentation, .* got int. Wrap a function"),
-        (([],), {}, gpuaug.ArgumentError, "pipeline must hold at least one augmentation, got an empty list."),
+        (([],), {}, gpuaug.ArgumentError, "pipeline must hold at least one augmentation, got an empty list. Add one, such"),
         (
             (K.RandomInvert(),),
             {"dtype": torch.float64},
@@ -203,6 +209,24 @@ def test_in_a_loader_each_batch_has_its_own_draws_whatever_the_depth():
             {"memory_format": torch.preserve_format},
             gpuaug.ArgumentError,
             "memory_format must be .* Leave it out",
+        ),
+        (
+            (K.RandomInvert(),),
+            {"boxes": "yxyx"},
+            gpuaug.ArgumentError,
+            "boxes must be 'xyxy', 'xywh', 'cxcywh' or 'cxcywh_share', got 'yxyx'. Leave it out for torchvision's.",
+        ),
+        (
+            (K.RandomInvert(),),
+            {"num_classes": 0},
+            gpuaug.ArgumentError,
+            "num_classes must be a whole number of 1 or more, got 0. Leave it out.",
+        ),
+        (
+            (K.RandomInvert(),),
+            {"label_smoothing": 0.1},
+            gpuaug.ArgumentError,
+            "label_smoothing must come with num_classes, got 0.1 without. Pass how many classes there are",
         ),
     ],
 )
@@ -253,6 +277,12 @@ def test_bad_arguments(arguments, options, error, text):
             gpuaug.ArgumentError,
             r"bbox_xyxy must hold one entry for each of the 2 images, got \(3, 5, 4\)",
         ),
+        (
+            (torch.zeros(2, 3, 4, 4), torch.zeros(2, 5, 4, device="meta")),
+            {"data_keys": ["input", "bbox_xyxy"]},
+            gpuaug.DeviceError,
+            "bbox_xyxy must be on cpu, where the images are, got meta. Move it there first.",
+        ),
     ],
 )
 def test_bad_inputs(inputs, options, error, text):
@@ -269,6 +299,26 @@ def test_bad_draws():
         augment(images, draws=other.draw(images.shape))
     with pytest.raises(gpuaug.ArgumentError, match=r"shape must be \(B, C, H, W\), got \(3, 4\)"):
         augment.draw((3, 4))
+
+
+def test_triton_that_does_not_run_is_warned_of_and_torch_takes_its_place(monkeypatch):
+    def broken(device):
+        raise RuntimeError("no compiler")
+
+    pytest.importorskip("triton")
+    from gpuaug.fusion.backends.triton import backend
+
+    monkeypatch.setattr(backend, "probe", broken)
+    text = (
+        r"Triton must run a kernel on cuda for gpuaug.fuse to be fast, got RuntimeError: no compiler\. "
+        r"Install triton and a C compiler\. Plain torch runs instead\.$"
+    )
+    dispatch._usable.cache_clear()
+    try:
+        with pytest.warns(gpuaug.GpuAugWarning, match=text):
+            assert dispatch.name(torch.device("cuda")) == "torch"
+    finally:
+        dispatch._usable.cache_clear()
 
 
 @pytest.mark.parametrize("made", [K.RandomGrayscale(p=1.0), K.RandomHorizontalFlip(p=0.0), K.RandomMixUpV2(p=1.0)])

@@ -341,7 +341,7 @@ def test_a_batch_of_anything_but_bytes_is_refused():
         gpuaug.fuse(K.CenterCrop(2), ragged=True)(floats)
     with pytest.raises(gpuaug.ArgumentTypeError, match=r"input must be a tensor or a gpuaug\.Ragged, got list\. Stack"):
         gpuaug.fuse(K.CenterCrop(2), ragged=True)(images_of())
-    with pytest.raises(gpuaug.ArgumentTypeError, match="index must be a whole number, got slice"):
+    with pytest.raises(gpuaug.ArgumentTypeError, match=r"index must be a whole number, got slice.* Take images one by one"):
         batch[0:2]
 
 

@@ -197,6 +197,7 @@ def test_draws_of_another_number_of_views_are_refused():
 def test_one_view_is_told_to_kornia_at_a_time():
     draws = gpuaug.fuse(K.CenterCrop(8), views=2).draw((1, 3, 16, 16))
     assert repr(draws) == "Draws(shape=(1, 3, 16, 16), modules=1, views=2)"
-    for ask in (draws.as_kornia, lambda: draws.alone(0)):
-        with raises("draws must be those of one view, got 2. Take one: draws.views[0]."):
-            ask()
+    with raises("draws must be those of one view, got 2. Take one: draws.views[0]."):
+        draws.alone(0)
+    with raises("draws must be those of one view, got 2. Take one: draws.views[0].as_kornia()."):
+        draws.as_kornia()

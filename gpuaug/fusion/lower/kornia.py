@@ -78,7 +78,10 @@ def lower(pipeline: Any, pick: Pick = "batch", *, antialias: bool = False) -> Tr
         )
     tree = _tree("", pipeline, pick, _unknown_version())
     if not list(leaves(tree)):
-        raise ArgumentError(f"pipeline must hold at least one augmentation, got an empty {type(pipeline).__name__}.")
+        raise ArgumentError(
+            f"pipeline must hold at least one augmentation, got an empty {type(pipeline).__name__}. "
+            "Add one, such as K.RandomHorizontalFlip()."
+        )
     for leaf in leaves(tree) if antialias else ():
         for op in leaf.op.ops if isinstance(leaf.op, Choice) else (leaf.op,):
             if isinstance(op, ResampleOp):

@@ -158,7 +158,11 @@ def test_a_batch_of_none_and_a_single_image():
         (torch.zeros(4), gpuaug.ArgumentError, r"for each of the 5 images, or floating shares of the 7 classes, got \(4,\)"),
         (torch.zeros(5, 8), gpuaug.ArgumentError, r"got \(5, 8\) of torch.float32. Pass class indices, \(B,\), or shares"),
         (torch.zeros(5, 7).long(), gpuaug.ArgumentError, r"got \(5, 7\) of torch.int64. Pass .* \(B, num_classes\), as floats"),
-        (torch.zeros(5, device="meta"), gpuaug.DeviceError, "class must be on cpu, where the images are, got meta. Move it"),
+        (
+            torch.zeros(5, device="meta"),
+            gpuaug.DeviceError,
+            "class must be on cpu, where the images are, got meta. Move it there first.",
+        ),
     ],
 )
 def test_what_are_no_labels_is_refused(name, labels, kind, text):

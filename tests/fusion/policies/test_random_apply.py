@@ -126,5 +126,5 @@ def test_explain_says_how_many():
 
 
 def test_samples_cannot_pick_their_own_order():
-    with pytest.raises(gpuaug.ArgumentError, match="where a container has random_apply over more than mixes"):
+    with pytest.raises(gpuaug.ArgumentError, match="pick must be 'batch' where a container has random_apply over"):
         gpuaug.fuse(K.ImageSequential(K.RandomInvert(), random_apply=True), pick="sample")

@@ -71,12 +71,13 @@ class Moves(torch.nn.Module):
         (
             replaced(boxes=torch.zeros(2, 4), valid=torch.ones(2, dtype=torch.bool, device="meta")),
             gpuaug.DeviceError,
-            "valid of sample 2 must be on cpu, got meta. Move",
+            "valid of sample 2 must be on cpu, got meta. Move it there first.",
         ),
         (
             replaced(keypoints=torch.zeros(2, 3, 2)),
             gpuaug.ArgumentError,
-            r"keypoints of sample 2 must be \(n, K, 3\), as those before it, got \(2, 3, 2\). Where an image has none",
+            r"keypoints of sample 2 must be \(n, K, 3\), as those before it, got \(2, 3, 2\). Where an image has none: "
+            r"torch.zeros\(0, K, 3\).",
         ),
         (
             [{"keypoints": torch.zeros(3)}, {}, {}],
