@@ -13,7 +13,7 @@ import pytest
 import gpuaug
 from gpuaug.core import errors
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 KINDS = {
     "ArgumentError": ValueError,
     "ArgumentTypeError": TypeError,
