@@ -60,6 +60,13 @@ def test_rows_that_are_asked_for_twice_are_not_written_to_twice():
     assert not interpret_crops.interference(CUDA)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
+@pytest.mark.parametrize("name", interpret_crops.SKIPPED)
+def test_samples_that_a_crop_skips_keep_every_bit(name, dtype):
+    images = photographs(4, 3, *interpret_crops.SIZE, dtype=dtype).to(CUDA)
+    assert not interpret_crops.left_alone(name, images)
+
+
 def test_calls_draw_what_draw_does_whatever_sizes_follow_and_on_whichever_stream():
     augment = gpuaug.fuse([K.RandomResizedCrop((24, 20)), K.RandomHorizontalFlip()], ragged=True, views=2)
     batches = [pack(images_of([(30 + 7 * index, 90 - 5 * k) for k in range(6)])).to(CUDA) for index in range(5)]

@@ -142,3 +142,12 @@ def test_pairs_are_read_only_where_every_image_has_two_columns_and_rows(sizes, p
     assert name == "gather_kernel"
     where = backend.gather_kernel.arg_names.index("PAIRS")
     assert dict(constants)[(where,)] is pairs
+
+
+@pytest.mark.parametrize("p", [0.5, 1.0])
+def test_bytes_are_divided_without_an_error_only_where_a_crop_may_be_skipped(p, made):
+    """It takes two instructions more, which a pixel that is interpolated does not need."""
+    module, images = K.RandomResizedCrop(interpret_crops.SIZE, p=p), photographs(2, 3, *interpret_crops.SIZE)
+    interpret_crops.through_kernels(module, images, images[:, :1], antialias=False)
+    (constants,) = [constants for name, _, constants, _ in made if name == "gather_kernel"]
+    assert dict(constants)[(backend.gather_kernel.arg_names.index("EXACT"),)] is (p < 1)

@@ -1,12 +1,17 @@
-"""Run by test_triton.py in a process of its own: crops drawn by the interpreted kernel, against those that the host draws."""
+"""Run by test_triton.py in a process of its own: crops that Triton's interpreter fits, against those that the host draws.
+
+And crops that are skipped by chance, which the kernels have to leave as they are.
+"""
 
 import sys
 
 import kornia.augmentation as K
 import numpy as np
 import torch
+from support.replay import photographs
 
 import gpuaug
+from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.params.device_crops import DeviceCropTables
 from gpuaug.fusion.params.table import make_table
@@ -22,6 +27,20 @@ CROPS = {
     "wide": K.RandomResizedCrop((12, 14), ratio=(3.0, 5.0)),
     "high": K.RandomResizedCrop((12, 14), ratio=(0.2, 0.3)),
     "one pixel": K.RandomResizedCrop((1, 14)),
+}
+SIZE = (12, 14)
+BEHIND = {
+    "a skipped crop in a pass of its own": lambda: K.RandomResizedCrop(SIZE, p=0.5),
+    "a skipped crop in the same pass": lambda: K.RandomCrop(SIZE, padding=3, fill=0.5, p=0.5),
+}
+"""What may stand behind a crop that the device fits, run for half of the batches."""
+
+SKIPPED = {
+    "as they come": {},
+    "pixels as squares": {"align_corners": False},
+    "nearest": {"resample": "nearest"},
+    "smooth": {"antialias": True},
+    "smooth, cubic": {"resample": "bicubic", "antialias": True},
 }
 SAMPLES = 100
 
@@ -39,17 +58,17 @@ SEEDS = (3, 2**63, 5, 6)
 """Of two batches of two views."""
 
 
-def of_crop(crop, sizes, *, masks):
+def of_crop(crop, sizes, *, masks, behind=()):
     """A pipeline that begins with the crop, the size of its batches, and its plan."""
-    others = [K.RandomHorizontalFlip(), K.ColorJitter(0.4, 0.4, 0.4), K.RandomRotation(30.0)]
-    augment = gpuaug.fuse([crop, *others[: 3 if crop.flags["size"][0] > 1 else 2]], ragged=True)
+    others = [*behind, K.RandomHorizontalFlip(), K.ColorJitter(0.4, 0.4, 0.4), K.RandomRotation(30.0)]
+    augment = gpuaug.fuse([crop, *others[: None if crop.flags["size"][0] > 1 else -1]], ragged=True)
     size = Size(len(sizes), 3, sizes[:, 0], sizes[:, 1])
     return augment, size, augment._stretch(0, size, masks=masks)[1]
 
 
-def fitted(crop, sizes, device, *, points=False, masks=False):
+def fitted(crop, sizes, device, *, points=False, masks=False, behind=()):
     """The rows of the batches as the device makes them."""
-    augment, _, plan = of_crop(crop, sizes, masks=masks)
+    augment, _, plan = of_crop(crop, sizes, masks=masks, behind=behind)
     fitting = DeviceCropTables(UpcomingBatches(plan, augment._ops, len(sizes), 3, SEEDS, 2, device, points))
     places = torch.from_numpy(np.column_stack([np.zeros(len(sizes)), sizes]).astype(np.int64)).to(device)
     return torch.cat([fitting.table(index, places) for index in (1, 0, 1)])[2 * len(sizes) :]
@@ -73,12 +92,12 @@ def interference(device):
     return "" if torch.equal(fitting.table(0, places), kept) and not torch.equal(second, kept) else "other rows the second time"
 
 
-def disagreement(crop, sizes, device, *, points=False, masks=False):
+def disagreement(crop, sizes, device, *, points=False, masks=False, behind=()):
     """How they differ from rows of the host's draws, in words: the numbers not at all, the matrices behind them by rounding."""
-    augment, size, plan = of_crop(crop, sizes, masks=masks)
+    augment, size, plan = of_crop(crop, sizes, masks=masks, behind=behind)
     drawn = [dict(zip(augment._ops, augment._draw_view(size, seed)._drawn, strict=True)) for seed in SEEDS]
     expected = torch.cat([make_table(plan, size, each, device, points=points) for each in drawn])
-    got = fitted(crop, sizes, device, points=points, masks=masks)
+    got = fitted(crop, sizes, device, points=points, masks=masks, behind=behind)
     if got.shape != expected.shape:
         return f"shape {tuple(got.shape)}, not {tuple(expected.shape)}"
     off = got[:, : plan.width] != expected[:, : plan.width]
@@ -88,17 +107,56 @@ def disagreement(crop, sizes, device, *, points=False, masks=False):
     return "" if by < 1e-6 else f"matrices by {by:.1e}"
 
 
+def through_kernels(module, images, masks, antialias):
+    """Images and masks of the size that the module gives them, and for which samples it runs."""
+    augment, size = gpuaug.fuse(module, antialias=antialias), Size(*images.shape)
+    _, plan = augment._stretch(0, size, masks=True)
+    (drawn,) = augment._draw_view(size, 1)._drawn
+    table = make_table(plan, size, {augment._ops[0]: drawn}, images.device, points=False)
+    made = backend.run(plan, images, table, torch.float32, torch.contiguous_format)
+    return made, backend.run_mask(plan.passes[0], masks, table), torch.tensor(drawn["apply_mask"], device=images.device)
+
+
+def left_alone(name, images):
+    """What is wrong with samples that a crop skips, in words: they are what kernels read that move nothing, to the last bit."""
+    options = dict(SKIPPED[name])
+    antialias = options.pop("antialias", False)
+    crop = K.RandomResizedCrop(SIZE, **options)
+    crop.p = 0.5
+    masks = (images[:, :1] * 100).to(torch.int16)
+    made, made_masks, gate = through_kernels(crop, images, masks, antialias)
+    whole, whole_masks, _ = through_kernels(K.CenterCrop(SIZE), images, masks, antialias)
+    same = (made == whole).flatten(1).all(1), (made_masks == whole_masks).flatten(1).all(1)
+    if not all(torch.equal(each, ~gate) for each in same) or gate.all() or not gate.any():
+        return f"skipped {(~gate).tolist()}, images left alone {same[0].tolist()}, masks {same[1].tolist()}"
+    return ""
+
+
 def main(chosen):
-    failed = [said] if (said := interference(torch.device("cpu"))) else []
-    for name, crop in CROPS.items():
+    device, failed = torch.device("cpu"), []
+
+    def check(name, said):
+        if said:
+            failed.append(f"{name}: {said}")
+
+    def wanted(names):
+        return [name for name in names if not chosen or name in chosen]
+
+    check("interference", interference(device))
+    for name in wanted(CROPS):
         for options in ({}, {"points": True, "masks": True}):
-            if not chosen or name in chosen:
-                said = disagreement(crop, some_sizes(), torch.device("cpu"), **options)
-                if said:
-                    failed.append(f"{name}, {options}: {said}")
+            check(f"{name}, {options}", disagreement(CROPS[name], some_sizes(), device, **options))
+    for name in wanted(BEHIND):
+        crop, behind = K.RandomResizedCrop(SIZE), [BEHIND[name]()]
+        check(name, disagreement(crop, some_sizes(24), device, points=True, masks=True, behind=behind))
+    for name in wanted(SKIPPED):
+        for dtype in (torch.uint8, torch.float32):
+            check(f"skipped, {name}, {dtype}", left_alone(name, photographs(4, 3, *SIZE, dtype=dtype)))
     return failed
 
 
 if __name__ == "__main__":
+    # The interpreter takes its time for every block.
+    backend.TILES = dict.fromkeys(backend.TILES, (16, 16))
     failed = main(sys.argv[1:])
     sys.exit("\n".join(failed) or 0)
