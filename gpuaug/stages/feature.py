@@ -40,7 +40,7 @@ class FeatureStage(Stage):
         ArgumentError: If one of its parameters requires grad, or another argument cannot be used.
 
     Cost:
-        From a graph: one launch, a copy of the input and one of the output, whatever the encoder (``bench/frozen_resnet.py``).
+        From a graph: one launch, a copy of the input and one of the output, whatever the encoder (``bench run frozen_resnet``).
         Capturing a shape launches the encoder once more. Each graph (four at most) holds its activations.
 
     Examples:
