@@ -5,6 +5,7 @@
     python -m bench accuracy --data DIR  train on torchvision's images and on gpuaug's, and compare top-1
     python -m bench kernels              the time of each of gpuaug's kernels; needs a GPU, and is not among the suites of run
     python -m bench compare A B          two results of one suite, row by row
+    python -m bench pair CHECKOUT        this checkout beside another, in processes that take turns
     python -m bench plot                 a picture of every result
     python -m bench tables               the tables in the documentation
     python -m bench sheets               pictures of the same draws through Kornia and through gpuaug.fuse
@@ -24,6 +25,7 @@ from bench.suites import SUITES
 COMMANDS = {
     "run": "bench.harness.run",
     "compare": "bench.harness.compare",
+    "pair": "bench.suites.pair",
     "plot": "bench.figures.plot",
     "tables": "bench.figures.tables",
     "sheets": "bench.figures.sheets",
