@@ -1,12 +1,15 @@
 """Stages: what is done to a batch between its copy and the training loop."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import torch
+
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugError
 from gpuaug.core.rng import Calls, Generators, Position
 from gpuaug.core.streams import Event, Lanes
 from gpuaug.stages.selection import Into, On, Selection
@@ -184,10 +187,31 @@ def bind_all(stages: Sequence[Stage], lanes: Lanes) -> list[BoundStage]:
 def _explain_integers(error: Exception, values: tuple[Any, ...]) -> None:
     """Say what to do when a transform was given images as they were loaded and wanted floating ones."""
     for tensor in batches.tensors(values):
-        if not (tensor.is_floating_point() or tensor.is_complex()) and tensor.ndim >= 3:
+        if not (tensor.is_floating_point() or tensor.is_complex()) and tensor.ndim >= 3 and _is_about(error, tensor.dtype):
             dtype = str(tensor.dtype).removeprefix("torch.")
             error.add_note(
                 f"The transform was given {dtype} images, as they were loaded. If it wants floating images in [0, 1], as "
                 "Kornia does, scale them first: TransformStage(lambda images: transform(images.float() / 255))."
             )
             return
+
+
+_SPELLED = {
+    torch.uint8: ("Byte", "unsigned char"),
+    torch.int8: ("Char", "signed char"),
+    torch.int16: ("Short", "short"),
+    torch.int32: ("Int", "int"),
+    torch.int64: ("Long", "long"),
+}
+"""Names of integer dtypes in errors of torch: "not implemented for 'Byte'", "Input type (unsigned char) and …"."""
+
+
+def _is_about(error: Exception, dtype: torch.dtype) -> bool:
+    """Whether an error is a complaint about an integer dtype, as torch, torchvision and Kornia word it."""
+    if isinstance(error, GpuAugError) or dtype not in _SPELLED:
+        return False
+    if isinstance(error, TypeError):  # "got", because others list a function's signatures, which may name any dtype
+        return bool(re.search(rf"\b[Gg]ot {dtype}\b", str(error)))
+    name, in_cpp = _SPELLED[dtype]
+    wanted = rf"\b{name}\b|[(:=] ?{in_cpp}\b|\bfloating point\b|\bfloat or double\b"
+    return isinstance(error, RuntimeError) and bool(re.search(wanted, str(error)))
