@@ -123,6 +123,11 @@ class Feed:
         self._feed, self._gone = weakref.ref(feed), getattr(feed, "gone", None)
         return feed
 
+    @property
+    def has_running_workers(self) -> bool:
+        """Whether persistent workers have been started and not ended."""
+        return any(getattr(loader, "_iterator", None) is not None for loader in (self._loader, self._twin))
+
     def prepare(self, pulled: Pulled) -> None:
         """Before a batch is copied, on the thread that may make CUDA calls: page-lock its slot, the first time it is used."""
         if self._device.type != "cuda":

@@ -92,10 +92,10 @@ class StreamedLoader:
         budget = (
             None if feed_bytes is None else whole_number("feed_bytes", feed_bytes, "Leave it out for an eighth of the memory.")
         )
-        supply = Feed(loader, feed, budget, lanes.device)
+        own_feed = Feed(loader, feed, budget, lanes.device)
         self._feed_iterators: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
         progress = Progress(loader, seed, partial(_close_all, self._feed_iterators))
-        self._shared = LoaderState(lanes, Copier(lanes.device, warns=bool(source.reason)), source, progress)
+        self._shared = LoaderState(lanes, Copier(lanes.device, warns=bool(own_feed.reason)), own_feed, progress)
         if is_stateful(loader):
             # Here, not on the class: frameworks look for these two names, and save in a checkpoint what they find.
             self.state_dict, self.load_state_dict = progress.state_dict, progress.load_state_dict

@@ -146,6 +146,19 @@ def test_no_package_has_the_name_of_a_public_function():
     assert packages & set(gpuaug.__all__) == set()
 
 
+def test_other_rooms_ask_the_loader_by_public_names():
+    """The profiler, the viewer and the kit go through ``gpuaug.loader.inspection``."""
+    found = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno} {ast.unparse(node)}"
+        for path, tree in TREES
+        if room(path) in ("profiler", "viewer", "benchkit", "cli")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
+        if "loader" in ast.unparse(node.value).rpartition(".")[2]
+    ]
+    assert found == []
+
+
 def test_kornia_is_imported_where_pipelines_are_lowered_and_measured_only():
     found = {room(path) for path, tree in TREES if any(name.split(".")[0] == "kornia" for name in imported(tree))}
     assert found <= {"fusion", "benchkit"}

@@ -100,7 +100,8 @@ def test_persistent_workers_go_on_and_the_memory_of_fewer_slots_is_given_back():
         assert number == 3
         assert [memory.carved(generation)[2] for generation in (1, 2)] == [0, 0]
         taken_bytes = os.stat(memory.fd).st_blocks * 512
-        assert taken_bytes <= ring_memory.DATA_OFFSET + 2 * each * slot_bytes  # what stands before the slots, and those of two workers
+        # What lies before the slots, and the slots of two workers.
+        assert taken_bytes <= ring_memory.DATA_OFFSET + 2 * each * slot_bytes
 
 
 def test_an_iterator_that_is_open_on_persistent_workers_is_taken_over_by_one_of_another_depth():
