@@ -1,6 +1,7 @@
 """Stages: what is done to a batch between its copy and the training loop."""
 
 import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -9,9 +10,10 @@ import torch
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugError
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugError, GpuAugWarning
 from gpuaug.core.rng import Calls, Generators, Position
 from gpuaug.core.streams import Event, Lanes
+from gpuaug.core.torchvision_transforms import drawn_once
 from gpuaug.stages.selection import Into, On, Selection
 
 
@@ -97,6 +99,9 @@ class TransformStage(Stage):
     Raises:
         ArgumentTypeError: If ``transform`` cannot be called.
 
+    Warns:
+        GpuAugWarning: If ``transform`` has random ones of torchvision in it, which draw once for the whole batch.
+
     Cost:
         The transform's own launches, from the training thread: lanes overlap kernels, not Python. No copy and no
         host synchronisation is added.
@@ -120,6 +125,15 @@ class TransformStage(Stage):
             raise ArgumentTypeError(
                 f"transform must be a callable or nn.Module, got {type(transform).__name__}. "
                 "Wrap what you want to be done in a function of the tensors."
+            )
+        once = drawn_once(transform)
+        if once:
+            warnings.warn(
+                f"transform must draw for each image to augment a batch, got torchvision's {', '.join(once)}, drawn once for "
+                "the whole batch. Write it in Kornia and pass gpuaug.fuse(K.AugmentationSequential(…)), or keep it in the "
+                "dataset. If one draw for all is meant, pass lambda images: transform(images).",
+                GpuAugWarning,
+                stacklevel=2,
             )
         self.transform = transform
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from kornia.augmentation.auto import RandAugment, TrivialAugment
+from support.replay import left_to_kornia
 
 import gpuaug
 from gpuaug import ArgumentError
@@ -35,6 +36,7 @@ def test_only_factors_that_take_part_are_told():
     assert list(found["ColorJitter"]) == ["brightness_factor", "hue_factor"]
 
 
+@left_to_kornia
 def test_a_shut_gate_leaves_a_module_out():
     augment = gpuaug.fuse(K.AugmentationSequential(K.RandomInvert(), K.RandomVerticalFlip(), K.RandomEqualize(p=0.5)))
     draws = augment.draw((64, 3, 8, 8), seed=1)
@@ -55,6 +57,7 @@ def test_points_are_told_by_their_coordinates():
     assert gpuaug.fuse(K.RandomGaussianNoise(p=1.0)).draw(SHAPE, seed=1).of(0) == {"RandomGaussianNoise": {}}
 
 
+@left_to_kornia
 def test_what_kornia_drew_is_told_as_far_as_it_is_a_number_a_sample():
     augment = gpuaug.fuse(
         [K.RandomMotionBlur(3, 35.0, 0.5, p=0.5), K.RandomThinPlateSpline(p=1.0), K.ImageSequential(K.RandomEqualize(p=1.0))]
@@ -74,6 +77,7 @@ def test_what_kornia_drew_is_told_as_far_as_it_is_a_number_a_sample():
 
 @pytest.mark.parametrize("kind", [RandAugment, TrivialAugment])
 @pytest.mark.parametrize("pick", ["batch", "sample"])
+@left_to_kornia
 def test_policies_tell_what_they_picked(kind, pick):
     policy = kind(n=2, m=10) if kind is RandAugment else kind()
     augment = gpuaug.fuse(K.AugmentationSequential(K.RandomInvert(p=1.0), policy), pick=pick)

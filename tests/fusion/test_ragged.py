@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.pipelines import by_the_batch
 from support.ragged import SIZES, images_of, pack
-from support.replay import as_kornia_takes_them
+from support.replay import as_kornia_takes_them, left_to_kornia
 from torch.utils.data import DataLoader
 
 import gpuaug
@@ -377,6 +377,7 @@ def test_no_images_are_a_batch_of_none(modules):
         assert augment(none).shape == (0, 3, 24, 24)
 
 
+@left_to_kornia
 def test_policies_have_no_draws_of_one_image():
     augment = gpuaug.fuse(K.auto.RandAugment(n=1, m=5))
     with raises("draws must be of modules that take every image by itself, got RandAugment."):

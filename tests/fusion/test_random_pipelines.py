@@ -9,10 +9,13 @@ import pytest
 import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from support.replay import as_kornia_takes_them, photographs
+from support.replay import as_kornia_takes_them, left_to_kornia, photographs
 
 import gpuaug
 from gpuaug.fusion.lower.kornia import LOWERED
+
+# Pipelines are made by chance, and images of all sizes.
+pytestmark = left_to_kornia
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 

@@ -6,7 +6,7 @@ import kornia.augmentation as K
 import pytest
 import torch
 from support.ragged import images_of, pack
-from support.replay import as_kornia_takes_them, photographs
+from support.replay import as_kornia_takes_them, left_to_kornia, photographs
 from torch.nn import functional
 
 import gpuaug
@@ -36,6 +36,7 @@ def container(name):
 
 @pytest.mark.parametrize("views", [1, 2, 5])
 @pytest.mark.parametrize("name", MODULES)
+@left_to_kornia
 def test_each_view_is_what_kornia_makes_of_its_draws(name, views):
     images, pipeline = photographs(3, 3, 20, 24), container(name)
     augment = gpuaug.fuse(pipeline, views=views)
@@ -50,6 +51,7 @@ def test_each_view_is_what_kornia_makes_of_its_draws(name, views):
 
 
 @pytest.mark.parametrize("name", MODULES)
+@left_to_kornia
 def test_each_view_is_bit_for_bit_one_of_its_own(name):
     images, pipeline = photographs(3, 3, 20, 24), container(name)
     augment, single = gpuaug.fuse(pipeline, views=3), gpuaug.fuse(pipeline)
@@ -59,6 +61,7 @@ def test_each_view_is_bit_for_bit_one_of_its_own(name):
 
 
 @pytest.mark.parametrize("name", MODULES)
+@left_to_kornia
 def test_a_call_draws_what_draw_does(name):
     augment, images = gpuaug.fuse(container(name), views=2), photographs(3, 3, 20, 24)
     for seed in range(4):
@@ -102,6 +105,7 @@ def test_labels_of_cuts_keep_kornias_axes():
 
 
 @pytest.mark.parametrize("name", ["crops", "a policy"])
+@left_to_kornia
 def test_what_goes_along_comes_once_a_view(name):
     images, labels = photographs(3, 3, 20, 24), torch.tensor([7, 8, 9])
     masks, points = photographs(3, 1, 20, 24, seed=2), torch.rand(3, 4, 2) * 10
@@ -115,6 +119,7 @@ def test_what_goes_along_comes_once_a_view(name):
         assert torch.equal(value, torch.cat([one[index] for one in expected]))
 
 
+@left_to_kornia
 def test_one_image_has_views_in_a_batch_of_them():
     image, mask, boxes = (
         torch.rand(3, 16, 16),

@@ -7,7 +7,7 @@ from fusion.targets.test_boxes import annotations
 from fusion.targets.test_masks import masks
 from support.detection import PIPELINES, records_of
 from support.ragged import images_of, pack
-from support.replay import photographs
+from support.replay import left_to_kornia, photographs
 
 import gpuaug
 from gpuaug.fusion.backends.triton import boxes as kernels_boxes
@@ -26,6 +26,7 @@ def on_gpu(records):
 
 @pytest.mark.parametrize("form", ["xyxy", "xywh", "cxcywh", "cxcywh_share"])
 @pytest.mark.parametrize("name", PIPELINES)
+@left_to_kornia
 def test_target_dicts_come_out_as_on_a_cpu(name, form):
     augment, images, records = gpuaug.fuse(PIPELINES[name](0.5), boxes=form), photographs(5), records_of()
     if form == "cxcywh_share":

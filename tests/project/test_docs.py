@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.replay import left_to_kornia
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -12,6 +13,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "```python" in page.read_text()], ids=lambda page: page.name)
 @pytest.mark.filterwarnings("ignore:Batches must be page-locked")
+@left_to_kornia
 def test_examples_run(page):
     text = page.read_text()
     namespace = {}

@@ -5,7 +5,7 @@ import re
 import kornia.augmentation as K
 import pytest
 import torch
-from support.replay import as_kornia_takes_them, both, difference, photographs
+from support.replay import as_kornia_takes_them, both, difference, left_to_kornia, photographs
 
 import gpuaug
 
@@ -80,6 +80,7 @@ def test_one_interpolation_is_close(name, shape):
 
 
 @pytest.mark.parametrize("name", [*CLOSE, *EXACT])
+@left_to_kornia
 def test_images_of_one_pixel_a_side(name):
     pipeline = container(CLOSE[name]() if name in CLOSE else EXACT[name](0.5))
     for shape in ((2, 3, 1, 40), (2, 3, 40, 1)):
@@ -124,6 +125,7 @@ def test_half_precision_is_the_float_result_rounded(dtype):
         (lambda mode, fill: K.PadTo((10, 10), pad_mode=mode, pad_value=fill), "pad_value=0.5 with pad_mode={!r}"),
     ],
 )
+@left_to_kornia
 def test_a_fill_that_kornia_refuses_is_left_to_it(make, reason, mode):
     images = photographs(2, 3, 8, 8)
     assert reason.format(mode) in str(gpuaug.fuse(make(mode, 0.5)).explain((2, 3, 8, 8)))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.replay import photographs
+from support.replay import left_to_kornia, photographs
 from torch.nn.functional import cross_entropy, one_hot
 
 import gpuaug
@@ -45,6 +45,7 @@ def smoothed(labels, smoothing):
     st.integers(1, 6),
     st.integers(0, 10**6),
 )
+@left_to_kornia
 def test_a_label_has_of_each_class_what_its_image_has_of_that_classs_images(name, pick, smoothing, batch, seed):
     augment = gpuaug.fuse(PIPELINES[name](), pick=pick, num_classes=CLASSES, label_smoothing=smoothing)
     images, labels = whose(batch), torch.randint(0, CLASSES, (batch,), generator=torch.Generator().manual_seed(seed))

@@ -3,7 +3,7 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from support.replay import photographs
+from support.replay import left_to_kornia, photographs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpuaug
@@ -75,6 +75,7 @@ def assert_alike(expected, got, tolerance=1e-3):
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("name", PIPELINES)
+@left_to_kornia
 def test_they_go_where_kornia_takes_them(name, key, p):
     for seed in range(3):
         assert_alike(*followed(PIPELINES[name](p), photographs(5), key, annotations(key, seed=seed), seed))

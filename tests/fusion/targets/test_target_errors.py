@@ -4,7 +4,7 @@ import kornia.augmentation as K
 import pytest
 import torch
 from support.detection import records_of
-from support.replay import photographs
+from support.replay import left_to_kornia, photographs
 
 import gpuaug
 
@@ -140,6 +140,7 @@ def test_a_list_of_masks_for_other_images_is_refused():
         (K.RandomCrop((64, 64)), "RandomCrop_1"),
     ],
 )
+@left_to_kornia
 def test_modules_that_kornia_runs_and_may_move_pixels_are_refused(module, name, value):
     key = "targets" if isinstance(value[0], dict) else "mask"
     text = (

@@ -9,7 +9,7 @@ from fusion.targets.test_boxes import Launches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.detection import PIPELINES, boxes_of, corners, records_of, through_kornia, upright
-from support.replay import photographs
+from support.replay import left_to_kornia, photographs
 
 import gpuaug
 from gpuaug.fusion.targets.targets import Targets
@@ -31,6 +31,7 @@ def followed(modules, records, seed=0, images=None, **options):
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("name", PIPELINES)
+@left_to_kornia
 def test_boxes_and_keypoints_go_where_kornia_takes_them(name, p):
     for seed in range(3):
         modules, records = PIPELINES[name](p), records_of(seed=seed)
@@ -49,6 +50,7 @@ def test_boxes_and_keypoints_go_where_kornia_takes_them(name, p):
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("name", PIPELINES)
+@left_to_kornia
 def test_masks_go_where_padded_masks_go(name, p):
     modules, records = [*PIPELINES[name](p), K.RandomErasing((0.1, 0.4), p=0.5)], records_of()
     _, got, draws = followed(modules, records)
@@ -246,6 +248,7 @@ def test_masks_need_not_be_those_of_the_boxes():
 
 
 @pytest.mark.parametrize("name", PIPELINES)
+@left_to_kornia
 def test_batches_without_a_box_and_without_an_image(name):
     empty = {"boxes": torch.zeros(0, 4), "masks": torch.zeros(0, 32, 48), "keypoints": torch.zeros(0, 7, 3)}
     size, got, _ = followed(PIPELINES[name](0.5), [empty, empty])
@@ -337,6 +340,7 @@ def test_mask_lists_go_where_each_mask_goes(dtype):
 
 
 @pytest.mark.parametrize("pick", ["batch", "sample"])
+@left_to_kornia
 def test_policies_take_targets_along(pick):
     policy = K.auto.RandAugment(2, 10, [[("shear_x", -0.3, 0.3)], [("translate_y", -0.4, 0.4)], [("equalize", 0, 1)]])
     augment = gpuaug.fuse([K.RandomHorizontalFlip(), policy, K.RandomResizedCrop((20, 24))], pick=pick)
