@@ -2,9 +2,9 @@
 
     python -m bench pair ../before --json bench/results/pairs/rooms.json
 
-Rows of the suites ``augment``, ``ragged``, ``feeds`` and ``classifier`` that run through gpuaug, each in two processes that live at
-the same time: one imports gpuaug from the other checkout, one from this. They take turns, a window each, so that drift falls on
-both alike. What differs from process to process (streams of the pool, memory) is met by starting both anew several times.
+Rows of the suites ``augment``, ``ragged``, ``feeds`` and ``classifier`` that run through gpuaug, each in two processes that live
+at the same time: one imports gpuaug from the other checkout, one from this. They take turns, a window each, so that drift falls
+on both alike. What differs from process to process (streams of the pool, memory) is met by starting both anew several times.
 
 Figures of a row: images a second of both, this checkout's rate over the other's with its 95 % interval over the pairs of
 processes, and for both the kernels and the allocations of one batch. ``ratio_low`` is the interval's lower end.
@@ -36,16 +36,10 @@ class Child:
     """A process that runs rows over the gpuaug of one checkout, when it is asked to."""
 
     def __init__(self, package: Path, options: Namespace) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "bench.suites.pair_child",
-            "--device",
-            str(options.device),
-            "--rows",
-            options.rows or "",
-        ]
-        command += ["--workers", str(options.workers), "--size", str(options.size), "--batch", str(options.batch)]
+        command = [sys.executable, "-m", "bench.suites.pair_child"]
+        for name in ("device", "workers", "size", "batch"):
+            command += [f"--{name}", str(getattr(options, name))]
+        command += ["--rows", options.rows or ""]
         inherited = os.environ.get("PYTHONPATH")
         paths = os.pathsep.join([str(package), str(ROOT), *([inherited] if inherited else [])])
         self._process = subprocess.Popen(
@@ -89,7 +83,8 @@ def measure(packages: Sequence[Path], options: Namespace) -> dict[str, dict[str,
     found: dict[str, dict[str, Any]] = {}
     for generation in range(options.processes):
         with children(packages, options) as pair:
-            names: list[str] = [child.answer() for child in pair][0]
+            names: list[str] = pair[0].answer()
+            pair[1].answer()
             rates: dict[str, list[list[float]]] = {name: [] for name in names}
             for number in range(options.rounds):
                 for name in names:

@@ -1,7 +1,7 @@
 """Run by ``python -m bench pair`` in a process of its own: rows over the gpuaug that is first on the path, a window at a time.
 
-Answers requests on standard input, a line of JSON each. What it imports of ``bench`` uses no names but public ones of gpuaug, so
-that the other checkout may be of another layout.
+Answers requests on standard input, a line of JSON each. What it imports of ``bench`` uses public names of gpuaug alone, so that
+the other checkout may be of another layout.
 """
 
 import json
@@ -21,7 +21,7 @@ CLASSIFIER_BATCH = 32
 _WARM_STEPS, _COUNTED_STEPS = 4, 8
 
 
-def augment(case: str, options: Namespace, device: torch.device, stack: ExitStack) -> Iterator[int]:
+def augment(case: str, options: Namespace, _stack: ExitStack) -> Iterator[int]:
     """Calls of a fused pipeline on a batch that lies on the device."""
     side, bfloat16 = min(224, options.size), {"dtype": torch.bfloat16, "memory_format": torch.channels_last}
     pipeline, form = {
@@ -30,17 +30,17 @@ def augment(case: str, options: Namespace, device: torch.device, stack: ExitStac
         "ssl": (lambda: pipelines.contrastive_kornia(side, cropping="slice"), bfloat16),
     }[case]
     call = gpuaug.fuse(pipeline(), **form)
-    images = torch.randint(256, (options.batch, 3, options.size, options.size), dtype=torch.uint8, device=device)
+    images = torch.randint(256, (options.batch, 3, options.size, options.size), dtype=torch.uint8, device=options.device)
     while True:
         call(images)
         yield options.batch
 
 
-def ragged(case: str, options: Namespace, device: torch.device, stack: ExitStack) -> Iterator[int]:
+def ragged(case: str, options: Namespace, _stack: ExitStack) -> Iterator[int]:
     """Crops of images of every size, which lie on the device."""
     side = min(224, options.size)
     pool = random_images.RaggedImages((options.size * 300 // 256, options.size * 700 // 256), count=options.batch)
-    batch = gpuaug.collate_ragged(pool.images[: options.batch]).to(device)
+    batch = gpuaug.collate_ragged(pool.images[: options.batch]).to(options.device)
     pipeline = pipelines.classification_kornia(side, cropping="slice")
     form = {"dtype": torch.bfloat16, "memory_format": torch.channels_last}
     call = gpuaug.fuse(pipeline, ragged=True, antialias=case == "antialiased", **form)
@@ -49,27 +49,27 @@ def ragged(case: str, options: Namespace, device: torch.device, stack: ExitStack
         yield options.batch
 
 
-def feeds(case: str, options: Namespace, device: torch.device, stack: ExitStack) -> Iterator[int]:
+def feeds(_case: str, options: Namespace, stack: ExitStack) -> Iterator[int]:
     """Batches of ready samples, from workers to the device."""
     data = random_images.RepeatedRandomImages(options.size)
     loader = stack.enter_context(
         gpuaug.StreamedLoader(
             loaders.endless(data, options.batch, options, pin=False),
-            device=device,
-            feed="auto" if device.type == "cuda" else "ring",
+            device=options.device,
+            feed="auto" if options.device.type == "cuda" else "ring",
         )
     )
     for batch in loader:
         yield len(batch[0])
 
 
-def classifier(case: str, options: Namespace, device: torch.device, stack: ExitStack) -> Iterator[int]:
+def classifier(_case: str, options: Namespace, stack: ExitStack) -> Iterator[int]:
     """The published classifier, trained behind a loader with a fused stage."""
     data = random_images.RandomImages(options.size)
     stage = gpuaug.fuse(pipelines.heavy_kornia(options.size, cropping="slice"))
     loader = loaders.endless(data, CLASSIFIER_BATCH, options, pin=False)
-    streamed = stack.enter_context(gpuaug.StreamedLoader(loader, [stage], device=device))
-    model = models.Classifier(random_images.CLASSES, 16).to(device)
+    streamed = stack.enter_context(gpuaug.StreamedLoader(loader, [stage], device=options.device))
+    model = models.Classifier(random_images.CLASSES, 16).to(options.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     for images, labels in streamed:
         optimizer.zero_grad(set_to_none=True)
@@ -78,24 +78,25 @@ def classifier(case: str, options: Namespace, device: torch.device, stack: ExitS
         yield len(labels)
 
 
-ROWS: dict[str, tuple[Callable[..., Iterator[int]], str, int]] = {
-    "augment, seed": (augment, "seed", 0),
-    "augment, cls": (augment, "cls", 0),
-    "augment, ssl": (augment, "ssl", 0),
-    "ragged": (ragged, "", 0),
-    "ragged, antialiased": (ragged, "antialiased", 0),
-    "feeds": (feeds, "", 40),
-    "classifier": (classifier, "", 40),
+ROWS: dict[str, tuple[Callable[[str, Namespace, ExitStack], Iterator[int]], str, bool]] = {
+    "augment, seed": (augment, "seed", False),
+    "augment, cls": (augment, "cls", False),
+    "augment, ssl": (augment, "ssl", False),
+    "ragged": (ragged, "", False),
+    "ragged, antialiased": (ragged, "antialiased", False),
+    "feeds": (feeds, "", True),
+    "classifier": (classifier, "", True),
 }
-"""For each row its steps, its case, and how many steps of a window are not counted: as many as queue up between windows."""
+"""For each row its steps, its case, and whether batches queue up between windows, which are then not counted."""
 
 
 class Row:
     """One row, opened."""
 
-    def __init__(self, name: str, options: Namespace, device: torch.device, stack: ExitStack) -> None:
-        make, case, self._discard = ROWS[name]
-        self._steps, self._device = make(case, options, device, stack), device
+    def __init__(self, name: str, options: Namespace, stack: ExitStack) -> None:
+        make, case, queues = ROWS[name]
+        self._steps, self._device = make(case, options, stack), options.device
+        self._discard = queues * (2 * options.workers + loaders.DEPTH + 4)
         for _ in range(_WARM_STEPS + self._discard):
             next(self._steps)
 
@@ -145,7 +146,7 @@ def main() -> None:
     if not set(names) <= set(ROWS):
         raise SystemExit(f"--rows must be among {'; '.join(ROWS)}, got {options.rows}. Leave it out to measure all of them.")
     with ExitStack() as stack:
-        rows = {name: Row(name, options, options.device, stack) for name in names}
+        rows = {name: Row(name, options, stack) for name in names}
         answer(names)
         for line in sys.stdin:
             request: dict[str, Any] = json.loads(line)

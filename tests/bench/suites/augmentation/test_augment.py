@@ -3,12 +3,16 @@ from functools import partial
 
 import pytest
 import torch
+from support.replay import left_to_kornia
 
 from bench.figures import plot, tables
 from bench.harness import call_rows, flags, optional_rows
 from bench.peers import augmenters
 from bench.suites.augmentation import augment
 from gpuaug.benchkit import results
+
+pytestmark = left_to_kornia  # RandAugment as its users have it, equalize and auto_contrast included
+
 
 TINY = ["--device", "cpu", "--size", "32", "--batch", "2,4", "--seconds", "0.02", "--repeats", "2"]
 EVERYWHERE = {"torchvision v2", "Kornia", "Kornia, matrices skipped", "gpuaug"}
