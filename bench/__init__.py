@@ -1,1 +1,4 @@
-"""The experiments behind the figures in the documentation. ``python -m bench`` runs them; see ``--help``."""
+"""The suites behind the figures of the documentation. ``python -m bench --help`` lists the commands.
+
+Rooms, each of which imports only from those before it: data, harness, figures and peers, suites.
+"""

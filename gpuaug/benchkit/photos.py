@@ -8,6 +8,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from gpuaug import ArgumentError
+
 # Raised when the files would come out differently, so that an older cache is not taken for the new set.
 VERSION = 1
 CROPS_PER_PHOTOGRAPH = 32
@@ -38,7 +40,7 @@ def class_folders(root: str | os.PathLike[str], transform: Any) -> Any:
         transform: Called on each decoded image.
 
     Raises:
-        ValueError: If ``root`` is not such a folder.
+        ArgumentError: If ``root`` is not such a folder.
     """
     from torchvision.datasets import ImageFolder
 
@@ -48,7 +50,7 @@ def class_folders(root: str | os.PathLike[str], transform: Any) -> Any:
     except OSError as error:
         reason = error.strerror or "no folders in it"
     if reason:
-        raise ValueError(
+        raise ArgumentError(
             f"data must be a folder of class folders with images in them, got {os.fspath(root)!r} ({reason}). "
             "Arrange the images as <data>/<class>/<image>.jpg, or leave it out for the photographs of scikit-image."
         )
@@ -61,7 +63,7 @@ def photographs() -> Path:
     It lies under ``$XDG_CACHE_HOME/gpuaug``, or ``~/.cache/gpuaug``.
 
     Raises:
-        FileNotFoundError: If the installed scikit-image ships none of the photographs.
+        ArgumentError: If the installed scikit-image ships none of the photographs.
     """
     cache = _cache_folder()
     finished = cache / f"photographs-{VERSION}"
@@ -95,7 +97,7 @@ def _build(root: Path) -> None:
     sources = resources.files("skimage").joinpath("data")
     found = [name for name in PHOTOGRAPHS if sources.joinpath(name).is_file()]
     if not found:
-        raise FileNotFoundError(
+        raise ArgumentError(
             f"scikit-image must ship its photographs in {sources}, got none of them. "
             "Install it from a wheel, or pass a folder of your own with --data."
         )

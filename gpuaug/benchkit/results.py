@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gpuaug import ArgumentError
 from gpuaug.benchkit.environment import environment as read_environment
 
 if TYPE_CHECKING:
@@ -61,10 +62,14 @@ def write(path: str | os.PathLike[str], result: dict[str, Any]) -> None:
 
 
 def check(result: dict[str, Any]) -> None:
-    """Raise a ``ValueError`` that names the first key that is not as ``result`` makes it."""
+    """Check that a result is as ``result`` makes it.
+
+    Raises:
+        ArgumentError: If it is not. The text names the first key that differs.
+    """
     keys = {"schema", "suite", "environment", "settings", "rows"}
     for key in sorted(keys ^ set(result)):
-        raise ValueError(f"keys of a result must be {sorted(keys)}, got {sorted(result)}. See {key!r}.")
+        raise ArgumentError(f"keys of a result must be {sorted(keys)}, got {sorted(result)}. See {key!r}.")
     _must(result["schema"] == SCHEMA, "schema", f"{SCHEMA}", result["schema"])
     _must(isinstance(result["suite"], str) and result["suite"], "suite", "a name", result["suite"])
     _must(isinstance(result["settings"], dict), "settings", "a dict", result["settings"])
@@ -125,7 +130,7 @@ def _is_figure(key: str) -> bool:
 
 def _must(holds: Any, key: str, rule: str, value: Any) -> None:
     if not holds:
-        raise ValueError(f"{key} must be {rule}, got {value!r}. Make results with gpuaug.benchkit.results.result.")
+        raise ArgumentError(f"{key} must be {rule}, got {value!r}. Make results with gpuaug.benchkit.results.result.")
 
 
 def _finite(value: Any) -> Any:

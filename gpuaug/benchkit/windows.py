@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from gpuaug import ArgumentError
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -86,16 +88,15 @@ def interleave(
         For each name, its windows in the order of the rounds.
 
     Raises:
-        ValueError: If two variants share a name, or a number is out of range.
-        RuntimeError: If a variant's iterator ends.
+        ArgumentError: If two variants share a name, a number is out of range, or a variant's iterator ends.
     """
     names = [variant.name for variant in variants]
     if len(set(names)) != len(names):
-        raise ValueError(f"names of variants must be distinct, got {names}. Rename one.")
+        raise ArgumentError(f"names of variants must be distinct, got {names}. Rename one.")
     if repeats < 1:
-        raise ValueError(f"repeats must be at least 1, got {repeats}. One round gives a figure without a spread.")
+        raise ArgumentError(f"repeats must be at least 1, got {repeats}. One round gives a figure without a spread.")
     if not seconds > 0:
-        raise ValueError(f"seconds must be positive, got {seconds}. It is the length of one window.")
+        raise ArgumentError(f"seconds must be positive, got {seconds}. It is the length of one window.")
     report = progress if progress is not None else lambda _name: None
     windows: dict[str, list[Window]] = {name: [] for name in names}
     with ExitStack() as stack:
@@ -124,10 +125,10 @@ def summarise(windows: dict[str, list[Window]], *, baseline: str | None) -> list
         baseline: The variant whose steps per second the ratios are to, or None for no ratios.
 
     Raises:
-        ValueError: If ``baseline`` is not among ``windows``.
+        ArgumentError: If ``baseline`` is not among ``windows``.
     """
     if baseline is not None and baseline not in windows:
-        raise ValueError(f"baseline must be one of {list(windows)}, got {baseline!r}. Pass None for no ratios.")
+        raise ArgumentError(f"baseline must be one of {list(windows)}, got {baseline!r}. Pass None for no ratios.")
     base = _rates(windows[baseline]) if baseline is not None else None
     rows = []
     for name, measured in windows.items():
@@ -172,7 +173,7 @@ class _Opened:
                 self._iterator = iter(self.variant.steps())
             images = next(self._iterator)
         except StopIteration:
-            raise RuntimeError(
+            raise ArgumentError(
                 f"steps of variant {self.variant.name!r} must be endless, got an end after {self.taken}. "
                 "Start over when the data ends."
             ) from None

@@ -48,6 +48,7 @@ class Ragged:
     Shape:
         - data: (elements,) uint8
         - places: (B, 3) int64: the first element of each image in ``data``, its height and its width
+        - shapes: heights, widths, channels and layout of the images, on the host
 
     Examples:
         >>> images = collate_ragged([torch.zeros(3, 2, 4, dtype=torch.uint8), torch.ones(3, 5, 6, dtype=torch.uint8)])
@@ -65,7 +66,17 @@ class Ragged:
         return len(self.shapes.sizes)
 
     def __getitem__(self, index: int) -> Tensor:
-        """One image, (C, h, w): a view. ``places`` is not looked at, since that might wait for the device."""
+        """One image: a view. ``places`` is not looked at, since that might wait for the device.
+
+        Args:
+            index: Of the image, from 0; below 0 from the end.
+
+        Shape:
+            - returns: (C, h, w)
+
+        Raises:
+            ArgumentTypeError: If ``index`` is a slice.
+        """
         if isinstance(index, slice):
             raise ArgumentTypeError(f"index must be a whole number, got {index}. Take images one by one: list(images)[…].")
         height, width = (int(side) for side in self.shapes.sizes[index])
@@ -93,10 +104,20 @@ class Ragged:
         Args:
             device: Where to.
             non_blocking: As of :meth:`torch.Tensor.to`: whether the host goes on meanwhile, from page-locked memory.
+
+        Returns:
+            The batch on ``device``. ``shapes`` stay on the host.
         """
         move = {"device": device, "non_blocking": non_blocking}
         return Ragged(self.data.to(**move), self.places.to(**move), self.shapes)  # type: ignore[call-overload]
 
     def pin_memory(self, *args: Any) -> "Ragged":
-        """The same in page-locked memory: what ``DataLoader(pin_memory=True)`` calls."""
+        """The same in page-locked memory: what ``DataLoader(pin_memory=True)`` calls.
+
+        Args:
+            args: As of :meth:`torch.Tensor.pin_memory`.
+
+        Returns:
+            A copy of the batch in page-locked memory.
+        """
         return Ragged(self.data.pin_memory(*args), self.places.pin_memory(*args), self.shapes)

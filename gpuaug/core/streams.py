@@ -15,7 +15,7 @@ follows its copy, so one wait on the copy lane covers every lane: before batch `
    was read there. This includes objects that were moved by a ``to`` of their own and whose tensors cannot be seen.
 
 Why not ``record_stream``: it needs to see each tensor, frees memory only when an event is seen to have passed, and so reserves
-more the further the host runs ahead, by an amount that changes from run to run (``bench/lifetimes.py`` measures both). It is
+more the further the host runs ahead, by an amount that changes from run to run (``bench run lifetimes`` measures both). It is
 used where memory is not ours to order: tensors that were on the device before they came to us.
 
 Two things are outside rule 2 and need what any tensor needs that crosses streams or threads: a batch that is read on a stream

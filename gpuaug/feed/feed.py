@@ -40,16 +40,15 @@ class Feed:
         feed: What the user asked for.
         feed_bytes: The budget of all slots together, or ``None`` for the default.
         device: Where batches go.
-        depth: How many batches are worked on ahead.
 
     Raises:
         ArgumentError: If ``feed`` is none of its values, or ``"ring"`` where that cannot be.
     """
 
-    def __init__(self, loader: Iterable[Any], feed: Kind, feed_bytes: int | None, device: torch.device, depth: int) -> None:
+    def __init__(self, loader: Iterable[Any], feed: Kind, feed_bytes: int | None, device: torch.device) -> None:
         if feed not in ("auto", "ring", "plain"):
             raise ArgumentError(f"feed must be 'auto', 'ring' or 'plain', got {feed!r}. Leave it out to have what fits.")
-        self._loader, self._device, self._depth = loader, device, depth
+        self._loader, self._device = loader, device
         self._budget = default_budget_bytes() if feed_bytes is None else feed_bytes
         self.workers = _workers_of(loader)
         self.reason = "as asked" if feed == "plain" else _why_not(loader, device, forced=feed == "ring")
@@ -72,8 +71,12 @@ class Feed:
             return f"plain ({self.reason})"
         return "ring" if self.workers else "staged"
 
-    def open(self, current_stream: Callable[[], Any]) -> FeedIterator:
+    def open(self, current_stream: Callable[[], Any], depth: int) -> FeedIterator:
         """Begin a pass over the loader.
+
+        Args:
+            current_stream: Says which stream is current on the thread that calls it.
+            depth: How many batches are worked on ahead, at most. The ring has slots for that many, or for more.
 
         Raises:
             Exception: Whatever ``iter(loader)`` raises.
@@ -92,8 +95,14 @@ class Feed:
         if not persistent and self._gone is not None and not self._gone.is_set():
             # What is inside a slow loader still may yet write into its slots. They go when it is done.
             self._ring = None
+        each = self._slots_of_a_worker(depth)
+        if self._ring is not None and self._ring.each < each:  # the depth has become larger
+            if persistent:
+                self._ring.widen(each)  # workers that run have its memory
+            else:
+                self._ring = None
         if self._ring is None:
-            self._ring = self._new_ring()
+            self._ring = self._new_ring(each)
         if self._ring is None:
             return open_feed_iterator(self._loader, current_stream)
         if not workers:
@@ -108,8 +117,16 @@ class Feed:
                 self._ring.new_workers()
             self._twin = twin
             feed = open_feed_iterator(twin, current_stream, partial(_received, self._ring, self._device))
+            if persistent:
+                # Before workers begin an epoch anew they finish what they were at, so older slots are not written any more.
+                self._ring.drop_old()
         self._feed, self._gone = weakref.ref(feed), getattr(feed, "gone", None)
         return feed
+
+    @property
+    def has_running_workers(self) -> bool:
+        """Whether persistent workers have been started and not ended."""
+        return any(getattr(loader, "_iterator", None) is not None for loader in (self._loader, self._twin))
 
     def prepare(self, pulled: Pulled) -> None:
         """Before a batch is copied, on the thread that may make CUDA calls: page-lock its slot, the first time it is used."""
@@ -144,13 +161,15 @@ class Feed:
             ring.close()
         self._ring = None
 
-    def _new_ring(self) -> Ring | None:
+    def _slots_of_a_worker(self, depth: int) -> int:
         prefetched = (getattr(self._loader, "prefetch_factor", None) or 2) if self.workers else 0
         # Besides those that a worker has ready: batches that wait for the training thread, and those that are being copied.
-        ahead = QUEUED + self._depth + 3
-        writers = max(self.workers, 1)
+        ahead = QUEUED + depth + 3
+        return int(prefetched + 1 + math.ceil(ahead / max(self.workers, 1)))
+
+    def _new_ring(self, each: int) -> Ring | None:
         try:
-            ring = Ring(writers, prefetched + 1 + math.ceil(ahead / writers), self._budget)
+            ring = Ring(max(self.workers, 1), each, self._budget)
         except (OSError, OverflowError, ValueError) as error:
             self.reason = f"its memory cannot be had here: {error}"
             return None

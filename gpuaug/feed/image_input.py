@@ -36,7 +36,12 @@ def is_image(value: Any) -> bool:
 
 
 def refuse(value: Any, where: str) -> NoReturn:
-    """Say why ``value``, which stands where an image is expected, is none."""
+    """Say why ``value``, which stands where an image is expected, is none.
+
+    Raises:
+        ArgumentTypeError: If it is not uint8, or nothing that holds an image.
+        ArgumentError: If it has other dimensions.
+    """
     if isinstance(value, Tensor | np.ndarray):
         if value.dtype not in (torch.uint8, np.uint8):
             floating = value.is_floating_point() if isinstance(value, Tensor) else value.dtype.kind == "f"

@@ -20,6 +20,7 @@ import math
 import mmap
 import os
 import sys
+import threading
 import weakref
 from collections import deque
 from contextlib import suppress
@@ -55,7 +56,7 @@ class Ring:
     """
 
     def __init__(self, workers: int, each: int, budget_bytes: int) -> None:
-        self.workers, self._each, self._budget = workers, each, budget_bytes
+        self.workers, self.each, self._budget = workers, each, budget_bytes
         # Older generations drain while the newest, within the budget, is in use; unwritten memory takes none.
         self.memory = Memory(DATA_OFFSET + MAX_GENERATIONS * (budget_bytes + mmap.PAGESIZE))
         self.held: set[tuple[int, int]] = set()
@@ -65,6 +66,7 @@ class Ring:
         # Of slots that are being read, in order. Apart from the slots, which hold the ring: the finaliser may not.
         self._events: deque[Event] = deque()
         self._slots: deque[Slot] = deque()
+        self._carving = threading.Lock()  # the feed's thread carves larger slots, the training thread more of them
         self._said_too_large = False
         self._cannot_lock = False
         self._finish = weakref.finalize(self, _unregister, self._process, self.memory, self._registered, self._events)
@@ -81,21 +83,48 @@ class Ring:
     def make_room(self, batch: Batch) -> bool:
         """Have slots carved that hold batches like this one, which travelled without; whether there are some now."""
         wanted = batch_bytes(batch)
-        number, first, slot_bytes, each = self.memory.generation()
-        if wanted <= slot_bytes or not wanted:
-            return number > 0
-        wanted = math.ceil(wanted * (GROWTH if number else 1) / mmap.PAGESIZE) * mmap.PAGESIZE
-        slots = min(self._each, self._budget // (wanted * self.workers), MAX_SLOTS // self.workers)
-        if not slots or number == MAX_GENERATIONS:
+        with self._carving:
+            number, _, slot_bytes, _ = self.memory.generation()
+            if wanted <= slot_bytes or not wanted:
+                return number > 0
+            wanted = math.ceil(wanted * (GROWTH if number else 1) / mmap.PAGESIZE) * mmap.PAGESIZE
+            slots = self._slots_within_budget(wanted)
+            if slots and number < MAX_GENERATIONS:
+                self._carve(wanted, slots)
+                return True
             if not self._said_too_large:
                 _log.info("Batches of %.1f MB do not fit into the feed's %.0f MB of slots.", wanted / 1e6, self._budget / 1e6)
                 self._said_too_large = True
             return number > 0
-        start = max(first + slot_bytes * each * self.workers, math.ceil(DATA_OFFSET / mmap.PAGESIZE) * mmap.PAGESIZE)
+
+    def widen(self, each: int) -> None:
+        """Give each worker this many slots, as far as the budget goes. Workers that run use them from their next batch on."""
+        with self._carving:
+            self.each = each
+            number, _, slot_bytes, now = self.memory.generation()
+            slots = self._slots_within_budget(slot_bytes) if number else 0
+            if slots > now and number < MAX_GENERATIONS:
+                self._carve(slot_bytes, slots)
+            elif slots > now:
+                _log.warning(
+                    "A worker must have %d slots at this depth, got %d, because a ring can be carved %d times only. "
+                    "Call loader.close() between two loops: workers are then started anew, with another ring.",
+                    each,
+                    now,
+                    MAX_GENERATIONS,
+                )
+
+    def _slots_within_budget(self, slot_bytes: int) -> int:
+        """Number of slots a worker can have."""
+        return min(self.each, self._budget // (slot_bytes * self.workers), MAX_SLOTS // self.workers)
+
+    def _carve(self, slot_bytes: int, each: int) -> None:
+        """Begin a generation. The caller holds the lock."""
+        number, first, old_bytes, old_each = self.memory.generation()
+        start = max(first + old_bytes * old_each * self.workers, math.ceil(DATA_OFFSET / mmap.PAGESIZE) * mmap.PAGESIZE)
         header, after = self.memory.header, number + 1
-        header[1 + 3 * after : 4 + 3 * after] = start, wanted, slots
+        header[1 + 3 * after : 4 + 3 * after] = start, slot_bytes, each
         header[0] = after
-        return True
 
     def new_workers(self) -> None:
         """Free what workers that are gone have left behind. To be called before others are started."""
@@ -105,13 +134,14 @@ class Ring:
             for slot in range(self.workers * each):
                 if (generation, slot) not in self.held:
                     self.memory.map[self.memory.flag_at(generation, slot)] = 0
-        self._drop_old(number)
+        self.drop_old()
 
-    def _drop_old(self, current: int) -> None:
-        """Give memory of older generations back to the system."""
-        for generation in range(1, current):
+    def drop_old(self) -> None:
+        """Give memory of older generations back to the system. To be called when no worker writes into them any more."""
+        for generation in range(1, self.memory.generation()[0]):
             first, slot_bytes, each = self.memory.carved(generation)
-            if each and not any(number == generation for number, _ in self.held):
+            # A copy: the feed's thread may be adding to it.
+            if each and not any(number == generation for number, _ in self.held.copy()):
                 end = first + slot_bytes * each * self.workers
                 for offset in [offset for offset in self._registered if first <= offset < end]:
                     _unregister_at(self.memory, offset)

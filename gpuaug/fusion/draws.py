@@ -49,6 +49,12 @@ class Draws:
     def alone(self, index: int) -> "Draws":
         """The draws of one image, for a batch of that image alone.
 
+        Args:
+            index: Of the image in the batch, from 0.
+
+        Returns:
+            Draws for a batch of one image.
+
         Raises:
             ArgumentError: If there is no such image, or samples cannot be told apart: with several views, policies, mixes, or
                 what Kornia draws.
@@ -78,6 +84,12 @@ class Draws:
 
         A module that did not apply to the sample is left out, and one that draws nothing but its apply mask has no numbers. The
         way to a module in containers, and in policies, is part of its name.
+
+        Args:
+            sample: Index of the sample, from 0.
+
+        Returns:
+            The numbers of each module, by name.
 
         Raises:
             ArgumentError: If there is no such sample.

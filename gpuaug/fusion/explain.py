@@ -24,11 +24,15 @@ class Line:
     """One pass, or one module that Kornia runs."""
 
     modules: tuple[str, ...]
+    """Their names, in order."""
     what: str
+    """What is computed; empty where Kornia runs it."""
     launches: int | None
     """Kernels that the Triton executor launches; ``None``: as many as Kornia wants."""
     read_bytes: int | None
+    """Bytes of the images read, per batch; ``None`` where that is not known."""
     written_bytes: int | None
+    """Bytes of the images written, per batch; ``None`` where that is not known."""
     reason: str = ""
     """Why Kornia runs it."""
     at_most: bool = False
@@ -40,7 +44,9 @@ class Explanation:
     """What became of each module, for images of one shape and type. Print it."""
 
     lines: tuple[Line, ...]
+    """In the order in which they run."""
     shape: tuple[int, int, int | None, int | None]
+    """(B, C, H, W) of the images; ``None`` for the sides of images that differ in size."""
     executor: str = ""
     """What ran the last call: ``"triton"``, ``"torch"``, or nothing before the first."""
     notes: tuple[str, ...] = ()

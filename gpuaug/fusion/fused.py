@@ -14,6 +14,7 @@ from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import size_of
 from gpuaug.fusion.draws import Draws
+from gpuaug.fusion.fallback_warnings import LeftWarnings
 from gpuaug.fusion.lower.kornia import leaves, lower
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp
@@ -80,8 +81,14 @@ def fuse(
         A module to be called on images, or to be put into ``stages`` of a :class:`gpuaug.StreamedLoader`.
 
     Raises:
-        ArgumentTypeError: If ``pipeline`` is nothing that has augmentations in it.
+        ArgumentTypeError: If ``pipeline`` is nothing that has augmentations in it, or has transforms of torchvision in it.
         ArgumentError: If it is empty, or an argument is none of its values or does not go with the pipeline.
+
+    Warns:
+        GpuAugWarning: Once for each module that is left to Kornia: here, or at the first batch of a size for which it is.
+
+    Cost:
+        Host time alone; no launch. The first batch on a GPU waits for the kernels to be compiled.
 
     Examples:
         >>> import kornia.augmentation as K
@@ -100,7 +107,9 @@ def fuse(
         num_classes=num_classes,
         label_smoothing=label_smoothing,
     )
-    return Fused(pipeline, options)
+    fused = Fused(pipeline, options)
+    fused._left.when_fused()
+    return fused
 
 
 class Fused(nn.Module):
@@ -133,6 +142,7 @@ class Fused(nn.Module):
         self._prefetch = TablePrefetch()
         # Of the last call. In a list, since a module takes its time to set an attribute.
         self._seen: list[tuple[Size, torch.device]] = []
+        self._left = LeftWarnings(self._ops)
 
     def extra_repr(self) -> str:
         """The modules, and those left to Kornia."""
@@ -145,10 +155,10 @@ class Fused(nn.Module):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Fused, (self._pipeline[0], self.options), {"training": self.training}
+        return Fused, (self._pipeline[0], self.options), {"training": self.training, "warned": self._left.warned}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.training = state["training"]
+        self.training, self._left.warned = state["training"], set(state["warned"])
 
     def draw(self, shape: Sequence[int] | Ragged, seed: int | None = None) -> Draws:
         """Draw for one batch, without images.
@@ -156,6 +166,9 @@ class Fused(nn.Module):
         Args:
             shape: (B, C, H, W) of the images, or a ragged batch.
             seed: What the draws depend on. Left out: one number from torch's global generator.
+
+        Returns:
+            The draws, for ``draws=`` of a call with images of this shape.
 
         Raises:
             ArgumentError: If ``shape`` is not that of a batch of images.
@@ -273,6 +286,9 @@ class Fused(nn.Module):
         Args:
             shape: (B, C, H, W) of the images, or a ragged batch. Left out: that of the last call, else (256, 3, 256, 256).
 
+        Returns:
+            A table to be printed.
+
         Raises:
             ArgumentError: If ``shape`` is not that of a batch of images.
         """
@@ -349,6 +365,7 @@ class Fused(nn.Module):
                 last = number == len(parts) - 1 and stretch.stop == len(ops)
                 if stretch.eager is not None:
                     assert isinstance(stretch.eager, EagerOp)
+                    self._left.when_run(stretch.eager)
                     targets.run_eager(stretch.eager, drawn[0])
                     size = stretch.eager.out(size, drawn[0])
                     targets.check_size(stretch.eager, size)

@@ -107,6 +107,14 @@ class Gather:
         return self.warp.filter if isinstance(self.warp, ResampleOp) else ""
 
     @property
+    def exact(self) -> bool:
+        """Whether bytes have to become floats without a rounding error, since samples come out as they went in.
+
+        Where nothing is interpolated, and where an interpolating op skips samples.
+        """
+        return self.kind != "resample" or self.nearest or (self.warp is not None and self.warp.is_random)
+
+    @property
     def zeros(self) -> bool:
         """Whether what a warp takes from outside the frame is black, rather than the border."""
         return isinstance(self.warp, WarpOp) and self.warp.edge == "zeros"

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.gather import Gather
+from gpuaug.fusion.lower.kornia import REQUIREMENT, untested_version
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.geometry import GatherOp
@@ -15,6 +16,12 @@ def sizing_ops(ops: Sequence[Op | EagerOp]) -> tuple[GatherOp, ...]:
     Raises:
         ArgumentError: If they do not.
     """
+    untested = untested_version()
+    if untested is not None:
+        raise ArgumentError(
+            f"kornia must be of a version that gpuaug.fuse was compared with where ragged=True, got another: {untested}. "
+            f'Run pip install "{REQUIREMENT}".'
+        )
     front, size = Gather(), Size(1, 3, *ANY_SIDES)
     taken: list[GatherOp] = []
     way_out = "Begin with what gives them one size, such as K.RandomResizedCrop((224, 224)) or K.Resize((224, 224))"

@@ -109,6 +109,9 @@ class Progress:
         Stages draw what they would have drawn. Iterators that are open end. A :class:`FeatureStage` runs the first batch of
         each shape without a graph, as in every iterator.
 
+        Args:
+            state_dict: What :meth:`state_dict` returned, here or in an earlier run.
+
         Raises:
             ArgumentError, ArgumentTypeError: If it is no such state. Then nothing has changed.
         """

@@ -40,6 +40,11 @@ class Depth(Protocol):
         """Batches to launch ahead of the one that is handed over."""
         ...
 
+    @property
+    def most(self) -> int:
+        """The largest number that ``now`` may become."""
+        ...
+
 
 class FixedDepth:
     """As many as the user said."""
@@ -49,6 +54,11 @@ class FixedDepth:
 
     def __repr__(self) -> str:
         return str(self.now)
+
+    @property
+    def most(self) -> int:
+        """As many as the user said."""
+        return self.now
 
     def record_event(self, consumer: Lane, iterator: object) -> Event:
         """An event that need not tell the time."""
@@ -64,7 +74,7 @@ class DepthTuner:
     """
 
     def __init__(self) -> None:
-        self.now = AHEAD
+        self.now = self.most = AHEAD
         self.reason = "still measuring"
         self.streamed_ms: list[float] = []
         self.in_line_ms: list[float] = []

@@ -1,17 +1,68 @@
-"""A loader's batches without an end, to be measured in any form; and the loader afterwards as it was before."""
+"""What the profiler and the viewer ask of a loader, and how they leave it as it was."""
 
 import copy
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 
+from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.core.streams import Lanes
+from gpuaug.feed.feed import Feed
 from gpuaug.feed.wrapped_loader import has_persistent_workers
+from gpuaug.loader.depth import Depth
+from gpuaug.loader.hooks import Hooks
+from gpuaug.loader.iterator import PipelinedIterator
 from gpuaug.loader.stats import Stats
 from gpuaug.loader.streamed_loader import StreamedLoader
+from gpuaug.stages.base import BoundStage, Stage
+
+
+class Inspection:
+    """What the profiler and the viewer need of a loader besides its public names.
+
+    Args:
+        loader: Its iterators are made as its own, and leave traces in its counters and its epoch: see :func:`left_as_it_was`.
+    """
+
+    def __init__(self, loader: StreamedLoader) -> None:
+        self.loader = loader
+        self._shared = loader._shared
+
+    @property
+    def lanes(self) -> Lanes:
+        """The lanes of the loader."""
+        return self._shared.lanes
+
+    @property
+    def feed(self) -> Feed:
+        """How batches come from the wrapped loader."""
+        return self._shared.feed
+
+    @property
+    def stages(self) -> tuple[tuple[BoundStage, Stage], ...]:
+        """Each stage on its lane, and as the user made it."""
+        return tuple(zip(self.loader._bound, self.loader.stages, strict=True))
+
+    def begin(self, depth: Depth, bound: Sequence[BoundStage] | None = None) -> PipelinedIterator:
+        """Begin an iterator that works ``depth`` batches ahead, with other stages where they are given."""
+        return self.loader._begin(depth, bound)
+
+    def copy(self, host_batch: Batch) -> Batch:
+        """Copy a batch to the device, on the lane that is current."""
+        return self._shared.copier.copy(host_batch).batch
+
+    @contextmanager
+    def watched_by(self, hooks: Hooks) -> Iterator[None]:
+        """A block in which iterators call ``hooks``."""
+        before, self._shared.hooks = self._shared.hooks, hooks
+        try:
+            yield
+        finally:
+            self._shared.hooks = before
 
 
 def check(loader: object, doing: str, otherwise: str) -> StreamedLoader:
@@ -46,7 +97,7 @@ def left_as_it_was(loader: StreamedLoader) -> Iterator[None]:
     generators = (getattr(part, "generator", None) for part in _parts(loader.loader))
     states = [(generator, generator.get_state()) for generator in generators if isinstance(generator, torch.Generator)]
     places = [(part, copy.deepcopy(part.state_dict())) for part in _in_this_process(loader.loader)]
-    no_workers = has_persistent_workers(loader.loader) and not _workers_run(loader)
+    no_workers = has_persistent_workers(loader.loader) and not shared.feed.has_running_workers
     shared.stats = Stats()
     try:
         with shared.progress.set_aside(), _generators_kept(loader.device):
@@ -81,11 +132,6 @@ def read_once(source: object) -> ArgumentError:
         f"loader must wrap what can be iterated again and again, got {type(source).__name__}, which can be read once. "
         "Wrap a list, a DataLoader, or an object whose __iter__ begins anew."
     )
-
-
-def _workers_run(loader: StreamedLoader) -> bool:
-    holders = loader.loader, loader._shared.feed._twin
-    return any(getattr(holder, "_iterator", None) is not None for holder in holders)
 
 
 def _in_this_process(loader: Any) -> Iterator[Any]:

@@ -1,16 +1,19 @@
 """``StreamedLoader``: batches that are on the device, transformed and encoded, when the training loop asks for them."""
 
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from operator import length_hint
 from typing import Any, Self
 
 import torch
+from torch.utils.data import DataLoader, Subset
 
 from gpuaug.core import rng, streams
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentTypeError, whole_number
+from gpuaug.core.errors import ArgumentTypeError, GpuAugWarning, whole_number
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Lanes
 from gpuaug.feed.feed import Feed, Kind
@@ -44,7 +47,8 @@ class StreamedLoader:
         depth: How many batches are worked on ahead of the one that is handed over. ``"auto"`` times the first hundred batches
             both in line and two ahead, in turns, and goes on with the faster; ``repr`` says which, and why.
         seed: What the draws of stages depend on. Left out: ``torch.initial_seed()``, which consumes nothing.
-        rank: The data-parallel rank, which makes ranks draw differently. Left out: ``torch.distributed``'s, or 0.
+        rank: The data-parallel rank, which makes ranks draw differently. Left out: ``torch.distributed``'s, or 0, and the first
+            iterator warns if every rank reads the whole dataset.
         feed: How batches come from the loader. ``"auto"``: where the device is a GPU, a ``DataLoader``'s workers collate into
             page-locked slots, and batches of other sources are copied into such in the background. ``"ring"`` insists on slots,
             ``"plain"`` has none. ``repr`` says which it is, and why.
@@ -83,14 +87,15 @@ class StreamedLoader:
         self.depth = depth
         seed = rng.default_seed() if seed is None else whole_number("seed", seed, "Leave it out for torch's own.")
         self._rank = None if rank is None else whole_number("rank", rank, "Leave it out for torch.distributed's.")
+        self._warned_of_ranks = False
         lanes = Lanes(streams.resolve(device))
         budget = (
             None if feed_bytes is None else whole_number("feed_bytes", feed_bytes, "Leave it out for an eighth of the memory.")
         )
-        source = Feed(loader, feed, budget, lanes.device, self._depth.now)
+        own_feed = Feed(loader, feed, budget, lanes.device)
         self._feed_iterators: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
         progress = Progress(loader, seed, partial(_close_all, self._feed_iterators))
-        self._shared = LoaderState(lanes, Copier(lanes.device, warns=bool(source.reason)), source, progress)
+        self._shared = LoaderState(lanes, Copier(lanes.device, warns=bool(own_feed.reason)), own_feed, progress)
         if is_stateful(loader):
             # Here, not on the class: frameworks look for these two names, and save in a checkpoint what they find.
             self.state_dict, self.load_state_dict = progress.state_dict, progress.load_state_dict
@@ -128,7 +133,11 @@ class StreamedLoader:
 
     @property
     def depth(self) -> depths.Setting:
-        """How many batches are worked on ahead. Assign between epochs to change it; ``"auto"`` then measures anew."""
+        """How many batches are worked on ahead.
+
+        Assign between epochs to change it: the next iterator has that depth, and as many slots in the ring as that needs.
+        ``"auto"`` then measures anew.
+        """
         return "auto" if isinstance(self._depth, depths.DepthTuner) else self._depth.now
 
     @depth.setter
@@ -191,6 +200,9 @@ class StreamedLoader:
         Calls ``set_epoch`` of the loader if it has one, otherwise of its sampler, its batch sampler, the batch sampler's
         sampler and its dataset, those that have one. Without a call each iterator takes the next epoch.
 
+        Args:
+            epoch: Counted from 0.
+
         Raises:
             ArgumentError: If ``epoch`` is negative.
         """
@@ -210,8 +222,9 @@ class StreamedLoader:
         self._shared.reclaim()
 
     def _begin(self, depth: depths.Depth | None = None, bound: Sequence[BoundStage] | None = None) -> PipelinedIterator:
+        self._warn_if_ranks_read_the_same()
         shared = self._shared
-        feed_iterator = shared.feed.open(shared.lanes.current_stream)
+        feed_iterator = shared.feed.open(shared.lanes.current_stream, self._depth.most)
         self._feed_iterators.add(feed_iterator)
         begun = shared.progress.begin(feed_iterator.state_at_start)
         rank = rng.default_rank() if self._rank is None else self._rank
@@ -221,6 +234,52 @@ class StreamedLoader:
         return PipelinedIterator(
             shared, feed_iterator, self._bound if bound is None else bound, begun, first, depth or self._depth
         )
+
+    def _warn_if_ranks_read_the_same(self) -> None:
+        ranks = depths.ranks()
+        if self._warned_of_ranks or self._rank is not None or ranks == 1 or not _reads_whole_dataset(self.loader, ranks):
+            return
+        self._warned_of_ranks = True
+        warnings.warn(
+            f"A DataLoader must have a DistributedSampler where {ranks} ranks train together, got a "
+            f"{type(self.sampler).__name__}: every rank reads all {len(self.dataset)} samples. Give the DataLoader "
+            "sampler=DistributedSampler(dataset) in place of shuffle. If each rank has a dataset of its own, or is meant to "
+            "read all of it, give the StreamedLoader rank=torch.distributed.get_rank(), or its data-parallel rank.",
+            GpuAugWarning,
+            stacklevel=4,  # the user's loop, beyond next() of the generator and _begin()
+        )
+
+
+_OF_A_RANK = {"rank", "num_processes", "num_replicas", "num_shards", "process_index", "world_size"}
+"""Attributes of a dataset that holds one rank's part."""
+
+
+def _reads_whole_dataset(loader: Any, ranks: int) -> bool:
+    """Whether every rank reads the whole dataset, for certain: through samplers that ``DataLoader`` itself makes.
+
+    A sampler of the user's or of a framework's may know of ranks. So may a subclass that is iterated in a way of its own, and
+    a dataset.
+    """
+    if not isinstance(loader, DataLoader) or not _is_torchs(type(loader).__iter__):
+        return False
+    sampler: Any = loader.sampler
+    batch_sampler, dataset = loader.batch_sampler, loader.dataset
+    if batch_sampler is not None:
+        if not (_is_torchs(type(batch_sampler)) and type(batch_sampler).__name__ == "BatchSampler"):
+            return False
+        sampler = getattr(batch_sampler, "sampler", None)
+    if not (_is_torchs(type(sampler)) and type(sampler).__name__ in ("SequentialSampler", "RandomSampler")):
+        return False
+    if getattr(sampler, "replacement", False) or sampler.data_source is not dataset or len(sampler) != len(dataset):
+        return False
+    if isinstance(dataset, Subset) and (len(dataset) - 1) * ranks < length_hint(dataset.dataset):
+        return False  # no more than a rank's share
+    return not any(name.lstrip("_") in _OF_A_RANK for name in getattr(dataset, "__dict__", ()))
+
+
+def _is_torchs(named: Any) -> bool:
+    # torchdata's loaders have samplers of their own.
+    return named.__module__.split(".")[0] in ("torch", "torchdata")
 
 
 def _close_all(feeds: Iterable[FeedIterator]) -> None:

@@ -9,6 +9,7 @@ import torch
 from gpuaug.core.batch import Batch
 from gpuaug.core.rng import Position
 from gpuaug.fusion.fused import Fused
+from gpuaug.loader.inspection import Inspection
 from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.profiler.measure import Work, alone, can_look, on_device, synchronize, waits_at
 from gpuaug.profiler.repeated_batch import RepeatedBatch
@@ -28,8 +29,8 @@ def measured(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iterator[
         host_batch: In memory like that of the wrapped loader's batches.
         step: One step of training, on a batch that is there.
     """
-    shared, device = loader._shared, loader.device
-    lanes = shared.lanes
+    inspection, device = Inspection(loader), loader.device
+    lanes = inspection.lanes
     consumer = lanes.consumer()
 
     def on_lane(work: Work) -> Work:
@@ -41,13 +42,13 @@ def measured(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iterator[
 
     def copied() -> Batch:
         lanes.copy.make_current()
-        return shared.copier.copy(host_batch).batch
+        return inspection.copy(host_batch)
 
     copy, looks = on_lane(copied), can_look(device)
     yield _part(COPY, copy, device, looks)
     batch = copy()
     synchronize(device)
-    for bound, stage in zip(loader._bound, loader.stages, strict=True):
+    for bound, stage in inspection.stages:
         values = bound.read(batch)
         work = on_lane(partial(_run, bound, RepeatedBatch(values), _positions(loader.seed), {}))
         for _ in range(3):  # a graph is captured when a shape occurs again

@@ -36,8 +36,11 @@ class Spread:
     """The median of what several windows gave, the least and the most: milliseconds a batch."""
 
     median: float
+    """The middle window, in milliseconds a batch."""
     low: float
+    """The fastest window."""
     high: float
+    """The slowest window."""
 
     @classmethod
     def of(cls, values: list[float]) -> "Spread":

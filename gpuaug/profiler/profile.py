@@ -20,8 +20,7 @@ from gpuaug.core.streams import ms_between
 from gpuaug.feed.prefetch import QUEUED
 from gpuaug.feed.ring_memory import can_be_placed
 from gpuaug.loader.depth import AHEAD, ranks
-from gpuaug.loader.inspection import check, left_as_it_was
-from gpuaug.loader.iterator import LoaderState
+from gpuaug.loader.inspection import Inspection, check, left_as_it_was
 from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.profiler.isolated import measured
 from gpuaug.profiler.measure import Spread, link_gb_per_s, synchronize
@@ -96,8 +95,8 @@ class _Profile:
 
     def __init__(self, loader: StreamedLoader, step: Step, count: int, rounds: int) -> None:
         self._loader, self._step, self._count, self._rounds = loader, step, count, rounds
-        self._shared: LoaderState = loader._shared
-        self._lanes = self._shared.lanes
+        self._inspection = Inspection(loader)
+        self._lanes = self._inspection.lanes
         self._device = loader.device
         depth = loader.depth
         self._ahead = AHEAD if depth in ("auto", 0) else int(depth)
@@ -233,21 +232,18 @@ class _Profile:
 
     def _feed(self) -> str:
         """How batches came, which is not as they usually come while another iterator has the slots."""
-        feed, stats = self._shared.feed, self._shared.stats
+        feed, stats = self._inspection.feed, self._loader.stats()
         if not feed.reason and feed.workers and not stats.slot_batches:
             return ANOTHER_ITERATOR
         return repr(feed)
 
     def _recorded(self) -> tuple[Span, ...]:
         """What happened in a streamed window that is not counted."""
-        shared, before = self._shared, self._shared.hooks
         self._settle(self._ahead)
-        recorder = shared.hooks = Recorder(self._lanes)
-        try:
+        recorder = Recorder(self._lanes)
+        with self._inspection.watched_by(recorder):
             for _ in range(2 * (self._ahead + 2) + SHOWN):
                 self._step(self._passes.next(self._ahead))
-        finally:
-            shared.hooks = before
         synchronize(self._device)
         return recorder.spans()
 

@@ -66,7 +66,14 @@ class Report:
     """What bounds the loop, in words, with what to do next; the most important first."""
 
     def part(self, name: str) -> Part:
-        """The part of that name."""
+        """One part of the work on a batch.
+
+        Args:
+            name: ``load``, ``copy``, ``stage/<name>`` or ``step``.
+
+        Returns:
+            The part of that name.
+        """
         return next(part for part in self.parts if part.name == name)
 
     @property

@@ -8,7 +8,7 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError
 from gpuaug.feed.prefetch import Pulled
 from gpuaug.loader.depth import FixedDepth
-from gpuaug.loader.inspection import read_once
+from gpuaug.loader.inspection import Inspection, read_once
 from gpuaug.loader.iterator import PipelinedIterator
 from gpuaug.loader.streamed_loader import StreamedLoader
 
@@ -17,7 +17,7 @@ class EndlessBatches:
     """The loader's batches without an end: in either form, or as they come from the wrapped loader."""
 
     def __init__(self, loader: StreamedLoader) -> None:
-        self._loader = loader
+        self._inspection = Inspection(loader)
         self._iterator: PipelinedIterator | None = None
         self._depth = FixedDepth(0)
         self._had_any = False
@@ -34,7 +34,7 @@ class EndlessBatches:
     def next(self, depth: int) -> Batch:
         """The next batch, with ``depth`` of them ahead."""
         self._depth.now = depth
-        consumer = self._loader._shared.lanes.consumer()
+        consumer = self._inspection.lanes.consumer()
         self._begun().fill(consumer)
         if not self._begun().waiting:
             with self._starting():
@@ -80,9 +80,9 @@ class EndlessBatches:
     def _begin(self) -> None:
         if self._iterator is not None:
             self._iterator.close()
-        self._iterator = self._loader._begin(self._depth)
+        self._iterator = self._inspection.begin(self._depth)
 
     def _no_batches(self) -> ArgumentError:
         if self._had_any:
-            return read_once(self._loader.loader)
+            return read_once(self._inspection.loader.loader)
         return ArgumentError("loader must have batches to be profiled, got one without any. See whether its dataset is empty.")

@@ -46,7 +46,9 @@ class Span:
     batch: int
     """The batch that it was for, from 0."""
     start_ms: float
+    """When it began, in milliseconds."""
     end_ms: float
+    """When it ended, on the same clock."""
     waits: bool = False
     """Whether it waited instead of working."""
 
@@ -59,6 +61,7 @@ class Timeline:
     """How the name of a file may end that one is saved as: pictures, and a trace."""
 
     spans: tuple[Span, ...]
+    """All of the run, in any order."""
     device: str
     """What the lanes ran on, for the title."""
     depth: int | str
@@ -71,6 +74,9 @@ class Timeline:
 
         Args:
             width_in: Width in inches. The height follows from the lanes.
+
+        Returns:
+            A figure of its own, which no pyplot state knows.
 
         Raises:
             ArgumentError: If the picture is too narrow, or matplotlib is missing.
@@ -103,6 +109,10 @@ class Timeline:
         """Write a picture or, where the name ends with ``.json``, a trace. The folder is made if there is none.
 
         The same timeline gives the same file, byte for byte.
+
+        Args:
+            path: Of the file. Its end, one of ``SUFFIXES``, says what is written.
+            width_in: Width of a picture in inches.
 
         Raises:
             ArgumentError: If the name ends otherwise, the picture is too narrow, or matplotlib is missing.

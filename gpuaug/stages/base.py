@@ -1,19 +1,33 @@
 """Stages: what is done to a batch between its copy and the training loop."""
 
+import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import torch
+
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugError, GpuAugWarning
 from gpuaug.core.rng import Calls, Generators, Position
 from gpuaug.core.streams import Event, Lanes
+from gpuaug.core.torchvision_transforms import drawn_once
 from gpuaug.stages.selection import Into, On, Selection
 
 
 class Stage(ABC):
-    """One step of the work on a batch: what it is, apart from any loader that runs it."""
+    """One step of the work on a batch: what it is, apart from any loader that runs it.
+
+    Args:
+        on: The members of a batch that the stage works on.
+        into: The members of a batch that it replaces or adds.
+        name: Names the stage in errors and traces, and keys its draws. ``None``: the loader names it after ``kind``.
+
+    Raises:
+        ArgumentError: If ``name`` is no string or empty, or ``on`` and ``into`` do not go together.
+    """
 
     kind: ClassVar[str]
     """The name of a stage that was given none."""
@@ -26,7 +40,15 @@ class Stage(ABC):
 
     @abstractmethod
     def bind(self, name: str, lanes: Lanes) -> "BoundStage":
-        """Prepare to run on the lanes of one loader, under the name that the loader settled on."""
+        """Prepare to run on the lanes of one loader.
+
+        Args:
+            name: What the loader calls the stage.
+            lanes: The loader's.
+
+        Returns:
+            The stage on a lane of its own.
+        """
 
 
 class BoundStage(ABC):
@@ -77,6 +99,9 @@ class TransformStage(Stage):
     Raises:
         ArgumentTypeError: If ``transform`` cannot be called.
 
+    Warns:
+        GpuAugWarning: If ``transform`` has random ones of torchvision in it, which draw once for the whole batch.
+
     Cost:
         The transform's own launches, from the training thread: lanes overlap kernels, not Python. No copy and no
         host synchronisation is added.
@@ -100,6 +125,15 @@ class TransformStage(Stage):
             raise ArgumentTypeError(
                 f"transform must be a callable or nn.Module, got {type(transform).__name__}. "
                 "Wrap what you want to be done in a function of the tensors."
+            )
+        once = drawn_once(transform)
+        if once:
+            warnings.warn(
+                f"transform must draw for each image to augment a batch, got torchvision's {', '.join(once)}, drawn once for "
+                "the whole batch. Write it in Kornia and pass gpuaug.fuse(K.AugmentationSequential(…)), or keep it in the "
+                "dataset. If one draw for all is meant, pass lambda images: transform(images).",
+                GpuAugWarning,
+                stacklevel=2,
             )
         self.transform = transform
 
@@ -167,10 +201,31 @@ def bind_all(stages: Sequence[Stage], lanes: Lanes) -> list[BoundStage]:
 def _explain_integers(error: Exception, values: tuple[Any, ...]) -> None:
     """Say what to do when a transform was given images as they were loaded and wanted floating ones."""
     for tensor in batches.tensors(values):
-        if not (tensor.is_floating_point() or tensor.is_complex()) and tensor.ndim >= 3:
+        if not (tensor.is_floating_point() or tensor.is_complex()) and tensor.ndim >= 3 and _is_about(error, tensor.dtype):
             dtype = str(tensor.dtype).removeprefix("torch.")
             error.add_note(
                 f"The transform was given {dtype} images, as they were loaded. If it wants floating images in [0, 1], as "
                 "Kornia does, scale them first: TransformStage(lambda images: transform(images.float() / 255))."
             )
             return
+
+
+_SPELLED = {
+    torch.uint8: ("Byte", "unsigned char"),
+    torch.int8: ("Char", "signed char"),
+    torch.int16: ("Short", "short"),
+    torch.int32: ("Int", "int"),
+    torch.int64: ("Long", "long"),
+}
+"""Names of integer dtypes in errors of torch: "not implemented for 'Byte'", "Input type (unsigned char) and …"."""
+
+
+def _is_about(error: Exception, dtype: torch.dtype) -> bool:
+    """Whether an error is a complaint about an integer dtype, as torch, torchvision and Kornia word it."""
+    if isinstance(error, GpuAugError) or dtype not in _SPELLED:
+        return False
+    if isinstance(error, TypeError):  # "got", because others list a function's signatures, which may name any dtype
+        return bool(re.search(rf"\b[Gg]ot {dtype}\b", str(error)))
+    name, in_cpp = _SPELLED[dtype]
+    wanted = rf"\b{name}\b|[(:=] ?{in_cpp}\b|\bfloating point\b|\bfloat or double\b"
+    return isinstance(error, RuntimeError) and bool(re.search(wanted, str(error)))

@@ -21,7 +21,7 @@ SMALL_BYTES = 32 * 1024
 """Leaves up to this size are packed. Above it a copy of its own costs less than another copy on the host."""
 
 FEWEST_TO_PACK = 8
-"""Packing twelve costs the training thread what copying them one by one does (``bench/handover.py``), fewer more."""
+"""Packing twelve costs the training thread what copying them one by one does (``bench run handover``), fewer more."""
 
 ALIGN_BYTES = 256
 """Start of each dtype's tensors in a packed buffer, aligned for any of them."""
@@ -58,7 +58,7 @@ class Copier:
         warns: Whether batches are expected in page-locked memory, so that others are warned about.
 
     Cost:
-        For each tensor one asynchronous copy (``bench/handover.py``); eight or more small ones share one copy. The host
+        For each tensor one asynchronous copy (``bench run handover``); eight or more small ones share one copy. The host
         waits only for memory that is not page-locked, which is warned about once.
     """
 

@@ -40,7 +40,7 @@ class FeatureStage(Stage):
         ArgumentError: If one of its parameters requires grad, or another argument cannot be used.
 
     Cost:
-        From a graph: one launch, a copy of the input and one of the output, whatever the encoder (``bench/frozen_resnet.py``).
+        From a graph: one launch, a copy of the input and one of the output, whatever the encoder (``bench run frozen_resnet``).
         Capturing a shape launches the encoder once more. Each graph (four at most) holds its activations.
 
     Examples:
@@ -84,7 +84,11 @@ class FeatureStage(Stage):
 
     @property
     def branches(self) -> dict[str | None, nn.Module]:
-        """The encoders by name; a single one has none."""
+        """The encoders by name; a single one has none.
+
+        Raises:
+            ArgumentTypeError: If ``encoder`` is not a module or a mapping of modules.
+        """
         if isinstance(self.encoder, nn.Module) and not isinstance(self.encoder, nn.ModuleDict):
             return {None: self.encoder}
         if isinstance(self.encoder, Mapping | nn.ModuleDict):

@@ -13,7 +13,7 @@ from gpuaug.core.errors import ArgumentError
 from gpuaug.core.rng import Calls, Position
 from gpuaug.core.streams import Event
 from gpuaug.loader.depth import FixedDepth
-from gpuaug.loader.inspection import left_as_it_was
+from gpuaug.loader.inspection import Inspection, left_as_it_was
 from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.profiler.measure import synchronize
 from gpuaug.stages.base import BoundStage
@@ -59,9 +59,10 @@ def take(loader: StreamedLoader) -> Trace:
     """
     count = next((at for at, stage in enumerate(loader.stages) if isinstance(stage, FeatureStage)), len(loader.stages))
     states: list[Batch] = []
-    watched = [_Watched(bound, states, loader) for bound in loader._bound[:count]]
-    with left_as_it_was(loader), closing(loader._begin(FixedDepth(0), watched)) as pipelined:
-        position, consumer = pipelined.position, loader._shared.lanes.consumer()
+    inspection = Inspection(loader)
+    watched = [_Watched(bound, states, loader) for bound, _ in inspection.stages[:count]]
+    with left_as_it_was(loader), closing(inspection.begin(FixedDepth(0), watched)) as pipelined:
+        position, consumer = pipelined.position, inspection.lanes.consumer()
         pipelined.fill(consumer)
         if not pipelined.waiting:
             raise ArgumentError("loader must have a batch to be shown, got one without any. See whether its dataset is empty.")
@@ -72,7 +73,7 @@ def take(loader: StreamedLoader) -> Trace:
         StageTrace(bound.name, stage.selection, getattr(stage, "transform", None), Calls(position, bound.name).next())
         for bound, stage in zip(watched, loader.stages, strict=False)
     ]
-    return Trace(position, tuple(ran), tuple(states), tuple(bound.name for bound in loader._bound[count:]))
+    return Trace(position, tuple(ran), tuple(states), tuple(bound.name for bound, _ in inspection.stages[count:]))
 
 
 class _Watched(BoundStage):

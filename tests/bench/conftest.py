@@ -1,29 +1,9 @@
-import random
+from importlib.util import find_spec
 
-import pytest
-import torch
+from support.bench.fixtures import class_folder, one_thread
 
+__all__ = ["class_folder", "one_thread"]
 
-@pytest.fixture(scope="session")
-def class_folder(tmp_path_factory):
-    """Two classes of twelve small images, of sizes that differ."""
-    from PIL import Image
-
-    root = tmp_path_factory.mktemp("images")
-    draw = random.Random(0)
-    for label in ("cat", "dog"):
-        (root / label).mkdir()
-        for index in range(12):
-            size = (draw.randint(40, 90), draw.randint(40, 90))
-            Image.effect_noise(size, 50).convert("RGB").save(root / label / f"{index}.jpg")
-    return root
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    """Steps this small gain nothing from a second thread, and lose a hundredfold when its core is busy."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+# The suites import what only the extra "bench" installs.
+if any(find_spec(package) is None for package in ("kornia", "matplotlib", "rich", "skimage", "torchvision")):
+    collect_ignore_glob = ["*"]

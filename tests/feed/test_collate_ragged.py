@@ -139,9 +139,8 @@ def test_what_has_other_channels_is_converted_or_refused(kind, mode, channels):
         assert_holds(collate_ragged(images, channels=channels), images, mode)
         return
     name = {3: "RGB", 1: "grey"}[channels]
-    with pytest.raises(
-        ArgumentError, match=f"^Images must be {name}, got .* in sample 1. Return .convert.'{mode}'.*convert=True"
-    ):
+    text = f"^Images must be {name}, got .* in sample 1. Return .convert.'{mode}'. of it from the dataset, or .*convert=True"
+    with pytest.raises(ArgumentError, match=text):
         collate_ragged(images, channels=channels)
 
 
@@ -298,7 +297,7 @@ REFUSED = {
     "no pixels": (
         [FINE, np.zeros((0, 4, 3), np.uint8)],
         ArgumentError,
-        r"Images must have pixels, got an array of shape \(0, 4, 3\) in sample 1",
+        r"Images must have pixels, got an array of shape \(0, 4, 3\) in sample 1. Leave it out of the dataset.",
     ),
     "no pixels in a tensor": (
         [torch.zeros(3, 4, 0, dtype=torch.uint8)],

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from kornia.augmentation.auto import RandAugment, TrivialAugment
+from support.replay import left_to_kornia
 
 import gpuaug
 from gpuaug import ArgumentError
@@ -35,6 +36,7 @@ def test_draws_of_color_jitter_leave_unused_factors_out():
     assert list(found["ColorJitter"]) == ["brightness_factor", "hue_factor"]
 
 
+@left_to_kornia
 def test_draws_of_a_sample_leave_skipped_modules_out():
     augment = gpuaug.fuse(K.AugmentationSequential(K.RandomInvert(), K.RandomVerticalFlip(), K.RandomEqualize(p=0.5)))
     draws = augment.draw((64, 3, 8, 8), seed=1)
@@ -55,6 +57,7 @@ def test_draws_of_perspective_name_each_coordinate():
     assert gpuaug.fuse(K.RandomGaussianNoise(p=1.0)).draw(SHAPE, seed=1).of(0) == {"RandomGaussianNoise": {}}
 
 
+@left_to_kornia
 def test_draws_of_modules_left_to_kornia_hold_one_number_per_sample():
     augment = gpuaug.fuse(
         [K.RandomMotionBlur(3, 35.0, 0.5, p=0.5), K.RandomThinPlateSpline(p=1.0), K.ImageSequential(K.RandomEqualize(p=1.0))]
@@ -74,6 +77,7 @@ def test_draws_of_modules_left_to_kornia_hold_one_number_per_sample():
 
 @pytest.mark.parametrize("kind", [RandAugment, TrivialAugment])
 @pytest.mark.parametrize("pick", ["batch", "sample"])
+@left_to_kornia
 def test_draws_of_policies_name_the_picked_operations(kind, pick):
     policy = kind(n=2, m=10) if kind is RandAugment else kind()
     augment = gpuaug.fuse(K.AugmentationSequential(K.RandomInvert(p=1.0), policy), pick=pick)

@@ -6,10 +6,10 @@ import pickle
 import kornia.augmentation as K
 import pytest
 import torch
-from support.replay import as_kornia_takes_them, both, photographs
+from support.replay import as_kornia_takes_them, both, left_to_kornia, photographs
 
 import gpuaug
-from gpuaug.fusion.lower import kornia
+from gpuaug.fusion.backends import dispatch
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
@@ -122,6 +122,7 @@ class Halved(torch.nn.Module):
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
+@left_to_kornia
 def test_unknown_modules_run_in_kornia_in_their_place(module, reason):
     made = K.AugmentationSequential(K.RandomHorizontalFlip(), module, K.RandomVerticalFlip())
     images = photographs()
@@ -132,6 +133,7 @@ def test_unknown_modules_run_in_kornia_in_their_place(module, reason):
     assert f"left to Kornia: {reason}" in text
 
 
+@left_to_kornia
 def test_modules_left_to_kornia_draw_by_key_and_leave_global_generators_alone():
     augment, images = gpuaug.fuse([K.RandomElasticTransform(p=1.0), torch.nn.Dropout(0.5)]), photographs()
     torch.manual_seed(1)
@@ -144,12 +146,7 @@ def test_modules_left_to_kornia_draw_by_key_and_leave_global_generators_alone():
     assert torch.equal(augment(images), first)
 
 
-def test_unknown_kornia_versions_are_left_to_kornia(monkeypatch):
-    monkeypatch.setattr(kornia, "version", lambda name: "1.3.0")
-    augment = gpuaug.fuse(K.RandomHorizontalFlip())
-    assert "Kornia 1.3.0 is not one of the versions compared with (0.9)" in str(augment.explain())
-
-
+@left_to_kornia
 def test_explain_lists_launches_and_bytes_of_each_module():
     made = gpuaug.fuse(
         [K.RandomResizedCrop((224, 224)), K.ColorJitter(0.4, 0.4, 0.4), K.RandomEqualize(), K.RandomRotation(10.0)],
@@ -189,9 +186,14 @@ def test_fused_stage_in_a_loader_is_the_same_at_every_depth():
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "text"),
     [
-        ((K.RandomInvert,), {}, gpuaug.ArgumentTypeError, r"pipeline must be an instance, got the class RandomInvert. Call it"),
+        (
+            (K.RandomInvert,),
+            {},
+            gpuaug.ArgumentTypeError,
+            r"pipeline must be an instance, got the class RandomInvert. Call it first: RandomInvert\(…\).",
+        ),
         ((3,), {}, gpuaug.ArgumentTypeError, "pipeline must be a Kornia augmentation, .* got int. Wrap a function"),
-        (([],), {}, gpuaug.ArgumentError, "pipeline must hold at least one augmentation, got an empty list."),
+        (([],), {}, gpuaug.ArgumentError, "pipeline must hold at least one augmentation, got an empty list. Add one, such"),
         (
             (K.RandomInvert(),),
             {"dtype": torch.float64},
@@ -203,6 +205,24 @@ def test_fused_stage_in_a_loader_is_the_same_at_every_depth():
             {"memory_format": torch.preserve_format},
             gpuaug.ArgumentError,
             "memory_format must be .* Leave it out",
+        ),
+        (
+            (K.RandomInvert(),),
+            {"boxes": "yxyx"},
+            gpuaug.ArgumentError,
+            "boxes must be 'xyxy', 'xywh', 'cxcywh' or 'cxcywh_share', got 'yxyx'. Leave it out for torchvision's.",
+        ),
+        (
+            (K.RandomInvert(),),
+            {"num_classes": 0},
+            gpuaug.ArgumentError,
+            "num_classes must be a whole number of 1 or more, got 0. Leave it out.",
+        ),
+        (
+            (K.RandomInvert(),),
+            {"label_smoothing": 0.1},
+            gpuaug.ArgumentError,
+            "label_smoothing must come with num_classes, got 0.1 without. Pass how many classes there are",
         ),
     ],
 )
@@ -253,6 +273,12 @@ def test_bad_arguments_are_refused(arguments, options, error, text):
             gpuaug.ArgumentError,
             r"bbox_xyxy must hold one entry for each of the 2 images, got \(3, 5, 4\)",
         ),
+        (
+            (torch.zeros(2, 3, 4, 4), torch.zeros(2, 5, 4, device="meta")),
+            {"data_keys": ["input", "bbox_xyxy"]},
+            gpuaug.DeviceError,
+            "bbox_xyxy must be on cpu, where the images are, got meta. Move it there first.",
+        ),
     ],
 )
 def test_bad_inputs_are_refused(inputs, options, error, text):
@@ -271,6 +297,26 @@ def test_bad_draws_are_refused():
         augment.draw((3, 4))
 
 
+def test_triton_that_does_not_run_is_warned_of_and_torch_takes_its_place(monkeypatch):
+    def broken(device):
+        raise RuntimeError("no compiler")
+
+    pytest.importorskip("triton")
+    from gpuaug.fusion.backends.triton import backend
+
+    monkeypatch.setattr(backend, "probe", broken)
+    text = (
+        r"Triton must run a kernel on cuda for gpuaug.fuse to be fast, got RuntimeError: no compiler\. "
+        r"Install triton and a C compiler\. Plain torch runs instead\.$"
+    )
+    dispatch._usable.cache_clear()
+    try:
+        with pytest.warns(gpuaug.GpuAugWarning, match=text):
+            assert dispatch.name(torch.device("cuda")) == "torch"
+    finally:
+        dispatch._usable.cache_clear()
+
+
 @pytest.mark.parametrize("made", [K.RandomGrayscale(p=1.0), K.RandomHorizontalFlip(p=0.0), K.RandomMixUpV2(p=1.0)])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_output_has_the_memory_format_asked_for(made, memory_format):
@@ -282,6 +328,7 @@ def test_output_has_the_memory_format_asked_for(made, memory_format):
 
 @pytest.mark.parametrize("shape", [(2, 3, 11, 22), (0, 3, 11, 22)], ids=str)
 @pytest.mark.parametrize("first", [K.PadTo((11, 9), pad_mode="replicate"), K.CenterCrop(8, p=0.0), K.Resize((0, 4))], ids=repr)
+@left_to_kornia
 def test_unsupported_sizes_have_kornias_output_size(first, shape):
     images, pipeline = photographs(*shape, dtype=torch.float32), K.AugmentationSequential(first, K.RandomHorizontalFlip(p=1.0))
     try:
@@ -291,6 +338,7 @@ def test_unsupported_sizes_have_kornias_output_size(first, shape):
     assert gpuaug.fuse(pipeline)(images).shape == expected.shape
 
 
+@left_to_kornia
 def test_module_with_unforeseen_output_size_is_refused():
     augment = gpuaug.fuse([torch.nn.Upsample(scale_factor=2), K.RandomHorizontalFlip(p=1.0)])
     text = r"Upsample_0 must leave images of \(2, 3, 8, 9\), as its draws say, got \(2, 3, 16, 18\). Put it into a stage of"

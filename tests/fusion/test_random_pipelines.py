@@ -8,10 +8,13 @@ import pytest
 import torch
 from hypothesis import event, given, settings
 from support.random_pipelines import FEW, FRACTION, OPS, cases
-from support.replay import as_kornia_takes_them, photographs
+from support.replay import as_kornia_takes_them, left_to_kornia, photographs
 
 import gpuaug
 from gpuaug.fusion.lower.kornia import LOWERED
+
+# Pipelines are made by chance, and images of all sizes.
+pytestmark = left_to_kornia
 
 
 def check(case):

@@ -60,6 +60,12 @@ def test_device_crop_tables_asked_for_twice_are_not_overwritten():
     assert not device_crops.fault_of_shared_tables(CUDA)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
+@pytest.mark.parametrize("name", device_crops.SKIPPED)
+def test_samples_skipped_by_a_crop_are_unchanged_bit_for_bit(name, dtype):
+    assert not device_crops.fault_of_skipped_crops(name, dtype, CUDA)
+
+
 def test_ragged_calls_equal_draw_on_any_stream():
     augment = gpuaug.fuse([K.RandomResizedCrop((24, 20)), K.RandomHorizontalFlip()], ragged=True, views=2)
     batches = [pack(images_of([(30 + 7 * index, 90 - 5 * k) for k in range(6)])).to(CUDA) for index in range(5)]

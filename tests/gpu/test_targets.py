@@ -5,7 +5,7 @@ import pytest
 import torch
 from support.detection import PIPELINES, annotations, masks, records_of
 from support.ragged import images_of, pack
-from support.replay import photographs
+from support.replay import left_to_kornia, photographs
 
 import gpuaug
 from gpuaug.fusion.backends.triton import boxes as kernels_boxes
@@ -24,6 +24,7 @@ def on_gpu(records):
 
 @pytest.mark.parametrize("form", ["xyxy", "xywh", "cxcywh", "cxcywh_share"])
 @pytest.mark.parametrize("name", PIPELINES)
+@left_to_kornia
 def test_target_dicts_equal_the_cpu(name, form):
     augment, images, records = gpuaug.fuse(PIPELINES[name](0.5), boxes=form), photographs(5), records_of()
     if form == "cxcywh_share":

@@ -1,10 +1,20 @@
 """What a user may rely on. A change of this table is a change of the interface: it belongs into the changelog."""
 
+import ast
+import dataclasses
 import inspect
 import re
 from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
 
 import gpuaug
+from gpuaug.core import errors
+from gpuaug.fusion.explain import Line
+from gpuaug.loader.checkpoint import Progress
+from gpuaug.profiler.measure import Spread
 
 PUBLIC = {
     "ArgumentError": "GpuAugError, ValueError",
@@ -132,6 +142,98 @@ def test_every_public_name_says_where_it_is_from_and_what_it_is():
         value = getattr(gpuaug, name)
         assert value.__doc__, name
         assert value.__module__.startswith("gpuaug."), name
+
+
+PACKAGE = Path(gpuaug.__file__).parent
+BUILT = ("FeatureStage", "Stage", "StreamedLoader", "TransformStage")
+"""Classes that a user constructs, or derives from. Others are returned, and have fields, properties and methods to read."""
+RECORDS = [kind for name in gpuaug.__all__ if dataclasses.is_dataclass(kind := getattr(gpuaug, name))] + [Line, Spread]
+"""Dataclasses that a user is given, those included that are fields of others."""
+
+
+def documented():
+    """What a user meets by name, each with the docstrings that describe it: its own, and those of what it overrides."""
+    for name in gpuaug.__all__:
+        value = getattr(gpuaug, name)
+        yield name, (value, [value.__doc__])
+        bases = [base for base in getattr(value, "__mro__", ()) if base.__module__.startswith("gpuaug.")]
+        for member in dict.fromkeys(member for base in bases for member in vars(base)):
+            what = inspect.getattr_static(value, member)
+            what = getattr(what, "fget", what)  # of a property
+            if inspect.isfunction(what) and (not member.startswith("_") or member == "__getitem__"):
+                yield f"{name}.{member}", (what, [vars(base)[member].__doc__ for base in bases if member in vars(base)])
+    for member in ("state_dict", "load_state_dict"):  # a loader has these around one that has them
+        yield f"StreamedLoader.{member}", (getattr(Progress, member), [getattr(Progress, member).__doc__])
+
+
+DOCUMENTED = dict(documented())
+CALLED = [name for name, (value, _) in DOCUMENTED.items() if inspect.isfunction(value) or name in BUILT]
+
+
+def sections(docstring):
+    """The sections of a Google docstring, by name. The first one, without a name, says what it is."""
+    parts = re.split(r"^([A-Z]\w+):$", inspect.cleandoc(docstring or ""), flags=re.MULTILINE)
+    return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+
+
+def entries(text):
+    """What a section describes: ``name: …`` or ``one, other: …``."""
+    found = re.findall(r"^    [-* ]*(\w+(?:, \w+)*):", text, flags=re.MULTILINE)
+    return {name for entry in found for name in entry.split(", ")}
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_everything_public_says_what_it_is(name):
+    assert any(sections(docstring)[""] for docstring in DOCUMENTED[name][1])
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_every_argument_and_result_is_described(name):
+    value, docstrings = DOCUMENTED[name]
+    called = inspect.signature(value)
+    taken = {argument for argument in called.parameters if argument != "self"}
+    described = [sections(docstring) for docstring in docstrings]
+    assert taken in [entries(each.get("Args", "")) for each in described]
+    if taken and inspect.isfunction(value) and called.return_annotation is not None:
+        assert any("Returns" in each or "returns" in entries(each.get("Shape", "")) for each in described)
+
+
+@pytest.mark.parametrize("name", [name for name in CALLED if name in gpuaug.__all__ and name != "Stage"])
+def test_what_is_called_first_says_what_it_costs_and_shows_how(name):
+    assert {"Args", "Raises", "Cost", "Examples"} <= sections(DOCUMENTED[name][1][0]).keys()
+
+
+@pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
+def test_every_field_is_described(kind):
+    body = ast.parse(inspect.getsource(kind)).body[0].body
+    described = {
+        node.target.id
+        for node, after in pairwise(body)
+        if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+    }
+    fields = {field.name for field in dataclasses.fields(kind) if not field.name.startswith("_")}
+    assert fields <= described | entries(sections(kind.__doc__).get("Shape", ""))
+
+
+def raising():
+    """What others may call, in the whole tree, with the errors that it raises itself."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        owners = {id(each): node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for each in node.body}
+        for node in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+            owner = owners.get(id(node))
+            if re.match(r"_(?!_)", node.name) or (owner and owner.name.startswith("_")):
+                continue
+            raised = [each.exc for each in ast.walk(node) if isinstance(each, ast.Raise) and isinstance(each.exc, ast.Call)]
+            if kinds := {ast.unparse(each.func) for each in raised} & vars(errors).keys():
+                described = owner if node.name in ("__init__", "__post_init__") else node
+                yield pytest.param(described, kinds, id=f"{path.relative_to(PACKAGE)}:{described.name}")
+
+
+@pytest.mark.parametrize(("node", "kinds"), list(raising()))
+def test_errors_are_described_where_they_are_raised(node, kinds):
+    _, _, described = (ast.get_docstring(node) or "").partition("Raises:\n")
+    assert kinds <= set(re.findall(r"\w+", described))
 
 
 def test_the_version_is_that_of_the_package():

@@ -4,20 +4,28 @@ import re
 from pathlib import Path
 
 import pytest
+from support.replay import left_to_kornia
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "```python" in page.read_text()], ids=lambda page: page.name)
 @pytest.mark.filterwarnings("ignore:Batches must be page-locked")
+@left_to_kornia
 def test_examples_run(page):
     text = page.read_text()
     namespace = {}
     for match in BLOCK.finditer(text):
         line = text[: match.start()].count("\n") + 1
         exec(compile("\n" * line + match[1], str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_example_is_one_that_runs(page):
+    text = page.read_text()
+    assert len(BLOCK.findall(text)) == len(re.findall(r"^\s*(?:```|~~~)\s*(?:py|>>>)", text, re.MULTILINE))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -4,8 +4,10 @@ import kornia.augmentation as K
 import pytest
 import torch
 from torch import nn
+from torchvision.transforms import v2
 
-from gpuaug import ArgumentError, ArgumentTypeError, FeatureStage, StreamedLoader, TransformStage
+import gpuaug
+from gpuaug import ArgumentError, ArgumentTypeError, DeviceError, FeatureStage, StreamedLoader, TransformStage
 from gpuaug.core.streams import Lanes
 from gpuaug.stages.base import as_stages, bind_all
 
@@ -185,19 +187,76 @@ def test_what_the_note_says_to_type_works():
     assert streamed(images, TransformStage(lambda images: transform(images.float() / 255))).eq(1).all()
 
 
-def fail(*values):
-    raise LookupError("its own")
+WANTS_FLOATS = {
+    "conv2d": nn.Conv2d(3, 4, 3),
+    "conv_transpose2d": nn.ConvTranspose2d(3, 4, 3),
+    "linear": nn.Linear(8, 2),
+    "batch_norm": nn.BatchNorm2d(3),
+    "matmul": lambda images: images @ torch.ones(8, 2),
+    "bmm": lambda images: images.flatten(0, 1) @ torch.ones(6, 8, 8),
+    "mean": torch.mean,
+    "std": torch.std,
+    "norm": torch.linalg.vector_norm,
+    "in-place product": lambda images: images.mul_(0.5),
+    "in-place difference": lambda images: images.sub_(torch.ones(3, 1, 1)),
+    "noise": lambda images: images + torch.randn_like(images),
+    "grid_sample": lambda images: nn.functional.grid_sample(images, torch.zeros(2, 4, 4, 2), align_corners=False),
+    "quantile": lambda images: torch.quantile(images, 0.5),
+    "Kornia, eager": K.Normalize(0.5, 0.5),
+    "torchvision": v2.Normalize([0.5], [0.5]),
+}
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "int64"])
+@pytest.mark.parametrize("name", WANTS_FLOATS)
+def test_an_error_about_an_integer_dtype_says_to_scale_the_images(name, dtype):
+    images = torch.zeros(2, 3, 8, 8, dtype=getattr(torch, dtype))
+    assert notes_of(WANTS_FLOATS[name], images)[1][0] == INTEGERS.replace("uint8", dtype)
 
 
 def test_the_note_stands_where_any_value_is_an_integer_image():
-    kind, notes = notes_of(fail, torch.zeros(1), [torch.zeros(3, 2, 2, dtype=torch.int16)], on=(0, 1))
-    assert kind is LookupError
-    assert notes[0] == INTEGERS.replace("uint8", "int16")
+    def second(number, images):
+        return WANTS_FLOATS["conv2d"](images[0])
+
+    assert notes_of(second, torch.zeros(1), [torch.zeros(3, 2, 2, dtype=torch.uint8)], on=(0, 1))[1][0] == INTEGERS
+
+
+def fail(kind, *text):
+    def transform(*values):
+        raise kind(*text)
+
+    return transform
+
+
+OTHER_ERRORS = {
+    "the transform's own": fail(ValueError, "expected images of 224 pixels"),
+    "an assertion": fail(AssertionError),
+    "a missing key": fail(KeyError, "Byte"),
+    "a type error of another value": fail(TypeError, "labels must be ints, got tensor([1], dtype=torch.uint8)"),
+    "gpuaug's own type error": fail(ArgumentTypeError, "images must be float, got torch.uint8. Scale them."),
+    "gpuaug's own device error": fail(DeviceError, "images must be on the CPU, got 'Byte'. Move them."),
+    "out of memory": fail(torch.OutOfMemoryError, "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …"),
+    "memory that no host has": lambda images: torch.empty(2**62, dtype=torch.uint8),
+    "number of channels": lambda images: nn.Conv2d(4, 4, 3)(images.float()),
+    "shapes": lambda images: images + torch.zeros(5, dtype=torch.uint8),
+    "dtypes after scaling": lambda images: nn.Conv2d(3, 4, 3).half()(images.float() / 255),
+    "a wrong call": lambda images: torch.mean(images, dim="channels", keepdims=2, wrong=1),
+    "an index": lambda images: images[9],
+    "fuse": lambda images: gpuaug.fuse(K.AugmentationSequential(K.RandomHorizontalFlip()))(images[None]),
+}
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64"])
+@pytest.mark.parametrize("name", OTHER_ERRORS)
+def test_an_error_about_anything_else_has_no_note_on_integers(name, dtype):
+    images = torch.zeros(2, 3, 8, 8, dtype=getattr(torch, dtype))
+    assert notes_of(OTHER_ERRORS[name], images)[1] == ["gpuaug: raised in stage 'transform', at batch 0 of epoch 0."]
 
 
 @pytest.mark.parametrize(
     "value",
     [torch.zeros(2, 3, 4, 4), torch.zeros(3, 3, dtype=torch.uint8), torch.zeros(1, 1, 1, dtype=torch.complex64), "text"],
 )
-def test_no_note_stands_where_images_are_not_to_blame(value):
-    assert notes_of(fail, value)[1] == ["gpuaug: raised in stage 'transform', at batch 0 of epoch 0."]
+def test_no_note_stands_where_there_are_no_integer_images(value):
+    notes = notes_of(fail(RuntimeError, "not implemented for 'Byte'"), value)[1]
+    assert notes == ["gpuaug: raised in stage 'transform', at batch 0 of epoch 0."]

@@ -1,8 +1,9 @@
 import pytest
 import torch
+from protocol.scenarios import Encoder, Source, install
 from torch import nn
 
-from gpuaug import ArgumentError, ArgumentTypeError, DeviceError, FeatureStage, StreamedLoader
+from gpuaug import ArgumentError, ArgumentTypeError, DeviceError, FeatureStage, GpuAugWarning, StreamedLoader
 from gpuaug.stages.cuda_graph import why_not_capturable
 
 
@@ -299,6 +300,19 @@ def test_an_encoder_with_hooks_is_not_captured():
     handle.remove()
     encoder.register_forward_pre_hook(lambda *_: None)
     assert why_not_capturable(encoder) == "it has forward hooks (on the encoder itself), which a replay would not call"
+
+
+def test_an_encoder_that_is_not_captured_is_warned_of_once(monkeypatch):
+    cuda = install(monkeypatch)
+    encoder = Encoder(cuda)
+    encoder.register_forward_hook(lambda *_: None)
+    with pytest.warns(GpuAugWarning) as caught:
+        assert len(list(StreamedLoader(Source(cuda, 3), [FeatureStage(encoder)], device="cuda"))) == 3
+    assert [str(warning.message) for warning in caught] == [
+        "The encoder of stage 'feature' must be one that a CUDA graph can hold, got one that it cannot: it has forward hooks "
+        "(on the encoder itself), which a replay would not call. Its kernels are launched one by one. Remove that, or say "
+        "capture='never' to run it so."
+    ]
 
 
 def test_a_compiled_encoder_is_not_captured_again():

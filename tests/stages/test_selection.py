@@ -346,6 +346,7 @@ DOES_NOT_FIT = [
     (PAIR, -3, ..., "on must be an index of a tuple of 2, got -3. Give one from 0 to 1."),
     (PAIR, "images", ..., "on must be an index of a tuple of 2, got 'images'. Give one from 0 to 1."),
     (PAIR, True, ..., "on must be an index of a tuple of 2, got True. Give one from 0 to 1."),
+    ((), 0, ..., "on must be an index of a tuple of 0, got 0. Say on=None for batches that may be empty."),
     (PAIR, (0, 5), ..., "on must be an index of a tuple of 2, got 5. Give one from 0 to 1."),
     (FIELDS, "image", ..., "on must name a member of the dict, got 'image'. It has 'images', 'labels'."),
     (FIELDS, ("images", "mask"), ..., "on must name a member of the dict, got 'mask'. It has 'images', 'labels'."),
@@ -451,10 +452,17 @@ def test_a_field_that_was_never_set_is_said_to_be_missing():
         Selection("boxes", ..., kind="Kind").read(Partial(1))
 
 
-@pytest.mark.parametrize("twice", [(0, 0), (0, -2)])
-def test_two_results_do_not_go_into_one_place(twice):
-    with pytest.raises((ArgumentError, SelectionError)):
+@pytest.mark.parametrize(
+    ("twice", "kind", "text"),
+    [
+        ((0, 0), ArgumentError, "into must name each member once, got (0, 0). Leave the repeated one out."),
+        ((0, -2), SelectionError, "into must name each member of a tuple of 2 once, got (0, -2). Count all from the start."),
+    ],
+)
+def test_two_results_do_not_go_into_one_place(twice, kind, text):
+    with pytest.raises(kind) as caught:
         Selection(..., twice, kind="Kind").write(PAIR, ("a", "b"))
+    assert str(caught.value) == text
 
 
 def test_the_line_to_type_names_the_stage_s_class():

@@ -1,9 +1,13 @@
 """The same draws through Kornia and through fuse."""
 
+import pytest
 import torch
 
 import gpuaug
 from gpuaug.fusion.ops.base import Size
+
+left_to_kornia = pytest.mark.filterwarnings("ignore:pipeline must hold modules that gpuaug.fuse lowers")
+"""For tests that leave a module to Kornia on purpose, of which fuse warns."""
 
 
 def photographs(batch=3, channels=3, height=32, width=48, dtype=torch.uint8, seed=0):

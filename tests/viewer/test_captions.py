@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kornia.augmentation.auto import RandAugment
+from support.replay import left_to_kornia
 
 import gpuaug
 from gpuaug.viewer.captions import drawn, is_labels, is_words, label, namer
@@ -130,6 +131,7 @@ def test_what_are_words(value, are):
 
 
 @given(st.integers(0, 2**40))
+@left_to_kornia
 def test_every_line_of_real_draws_is_made_of_a_name_and_figures(seed):
     augment = gpuaug.fuse(
         [K.RandomAffine(20.0, (0.1, 0.1), (0.8, 1.2)), RandAugment(n=2, m=9), K.RandomErasing(), K.RandomChannelShuffle()],

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kornia.augmentation.auto import RandAugment
+from support.replay import left_to_kornia
 from support.viewer import above, beneath, beside, extents, loader, notes, of
 
 import gpuaug
@@ -31,6 +32,7 @@ def assert_laid_out(figure):
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 9, 16])
+@left_to_kornia
 def test_many_draws_and_long_names_stay_in_their_place(count):
     classes = [f"class {'of a long name ' * (index % 4)}{index}" for index in range(count)]
     augment = TransformStage(gpuaug.fuse(MANY, pick="sample"), name=LONG)

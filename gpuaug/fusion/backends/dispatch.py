@@ -96,8 +96,8 @@ def _usable(device: torch.device) -> bool:
         triton_backend.probe(device)
     except Exception as error:
         warnings.warn(
-            f"Triton kernels do not run here ({type(error).__name__}: {error}). gpuaug.fuse uses plain torch, which is slower. "
-            "Install triton and a C compiler to have them.",
+            f"Triton must run a kernel on {device} for gpuaug.fuse to be fast, got {type(error).__name__}: {error}. "
+            "Install triton and a C compiler. Plain torch runs instead.",
             GpuAugWarning,
             stacklevel=2,
         )

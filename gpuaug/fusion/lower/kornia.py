@@ -4,6 +4,9 @@ A subclass may override ``apply_transform``, so it is never taken for its base. 
 leaves keep their names: the tree gives Kornia's own form of a batch's draws back.
 """
 
+import functools
+import re
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -14,7 +17,8 @@ from kornia import augmentation as K
 from kornia.constants import Resample
 from torch import nn
 
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning
+from gpuaug.fusion.lower.refusals import refuse_torchvision
 from gpuaug.fusion.ops import channel, color, color_jitter, crop, erasing, filters, mix, noise, resize, warp
 from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerOp
@@ -38,6 +42,9 @@ LOWERED: dict[type[nn.Module], type[Op]] = {
 
 TESTED = ((0, 9), (0, 10))
 """Kornia versions from the first up to, and without, the second: those whose modules the ops were compared with."""
+
+REQUIREMENT = "kornia>={}.{},<{}.{}".format(*TESTED[0], *TESTED[1])
+"""The same as pip takes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +76,19 @@ def lower(pipeline: Any, pick: Pick = "batch", *, antialias: bool = False) -> Tr
         antialias: Whether what shrinks weighs all pixels that fall on one.
 
     Raises:
-        ArgumentTypeError: If it is nothing that has augmentations in it.
+        ArgumentTypeError: If it is nothing that has augmentations in it, or has transforms of torchvision in it.
         ArgumentError: If it is empty.
     """
     if isinstance(pipeline, type):
         raise ArgumentTypeError(
             f"pipeline must be an instance, got the class {pipeline.__name__}. Call it first: {pipeline.__name__}(…)."
         )
-    tree = _tree("", pipeline, pick, _unknown_version())
+    tree = _tree("", pipeline, pick, untested_version())
     if not list(leaves(tree)):
-        raise ArgumentError(f"pipeline must hold at least one augmentation, got an empty {type(pipeline).__name__}.")
+        raise ArgumentError(
+            f"pipeline must hold at least one augmentation, got an empty {type(pipeline).__name__}. "
+            "Add one, such as K.RandomHorizontalFlip()."
+        )
     for leaf in leaves(tree) if antialias else ():
         for op in leaf.op.ops if isinstance(leaf.op, Choice) else (leaf.op,):
             if isinstance(op, ResampleOp):
@@ -96,6 +106,7 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
 
 
 def _tree(name: str, module: Any, pick: Pick, unknown: str | None) -> Tree:
+    refuse_torchvision(module)
     if type(module) in (K.AugmentationSequential, K.ImageSequential):
         items = tuple(_tree(child_name, child, pick, unknown) for child_name, child in module.named_children())
         if module.random_apply is False:
@@ -151,9 +162,21 @@ def _why_not(module: nn.Module) -> str | None:
     return reason
 
 
-def _unknown_version() -> str | None:
+def untested_version() -> str | None:
+    """Why every module is left to Kornia, if the ops were not compared with the version that is installed."""
     found = version("kornia")
-    numbers = tuple(int(part) for part in found.split(".")[:2])
-    if TESTED[0] <= numbers < TESTED[1]:
+    numbers = re.match(r"(\d+)\.(\d+)", found)
+    if numbers is not None and TESTED[0] <= (int(numbers[1]), int(numbers[2])) < TESTED[1]:
         return None
-    return f"Kornia {found} is not one of the versions compared with (0.9)"
+    return f"Kornia {found} is not one of the versions compared with ({REQUIREMENT})"
+
+
+@functools.cache
+def warn_of_version(reason: str) -> None:
+    """Warn once in a process that :func:`untested_version` leaves every module to Kornia."""
+    warnings.warn(
+        f"kornia must be of a version that gpuaug.fuse was compared with, got another: {reason}. Every module of every "
+        f'pipeline is left to Kornia, which takes tens of launches a batch for each. Run pip install "{REQUIREMENT}".',
+        GpuAugWarning,
+        stacklevel=4,
+    )

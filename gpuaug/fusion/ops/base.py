@@ -82,6 +82,9 @@ class Op(ABC):
     needs_own_batch: ClassVar[bool] = False
     """Whether a batch's draws cannot be made together with those of other batches."""
 
+    lowered: ClassVar[bool] = True
+    """Whether it is lowered for images of some size."""
+
     def __init__(self, name: str, module: nn.Module) -> None:
         self.name = name
         self.module = module

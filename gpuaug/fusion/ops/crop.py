@@ -233,7 +233,7 @@ class PadTo(IndexOp):
             return "reflects further than the image is wide"
         if self.edge != "constant" and (np.any(out.width < size.width) or np.any(out.height < size.height)):
             return f"pad_mode={self.edge!r} while cropping"
-        return None
+        return changes_size_by_chance(self, size=size)
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """Every pixel stays where it is."""

@@ -142,9 +142,9 @@ class ResampleOp(GatherOp):
 
 
 def changes_size_by_chance(op: Op, *, size: Size) -> str | None:
-    """Why an op that is skipped for a whole batch at random cannot be lowered: its output would have one of two sizes."""
-    if op.is_random and op.out(size) != size:
-        return f"with p={op.p_batch} the size of the output depends on the draw"
+    """Why an op that may be skipped cannot be lowered, or ``None``. A skipped sample keeps the size that it came with."""
+    if op.is_random and (size.ragged or op.out(size) != size):
+        return f"with p={op.p * op.p_batch} the size of the output depends on the draw"
     return None
 
 

@@ -43,7 +43,7 @@ class ResizedCrop(ResampleOp):
         return None if flags["cropping_mode"] == "slice" else f"cropping_mode={flags['cropping_mode']!r}"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Skipped by chance, the output would have another size."""
+        """A skipped sample needs images of the output's size, and plain bicubic is left to Kornia."""
         return _plain_cubic(self) or changes_size_by_chance(self, size=size)
 
     def shrinks(self, size: Size) -> float:
@@ -113,27 +113,37 @@ class ResizedCrop(ResampleOp):
         zeros, ones = np.zeros(batch, dtype=np.float32), np.ones(batch, dtype=np.float32)
         return {"x": zeros, "y": zeros, "width": self._width * ones, "height": self._height * ones, "apply_mask": always(batch)}
 
+    def _applied(self, drawn: OpDraws) -> OpDraws:
+        """The windows that the images are taken from: a sample that the op does not apply to is taken whole."""
+        if not self.is_random:
+            return drawn
+        apply_mask, unmoved = drawn["apply_mask"], self.unmoved(len(drawn["apply_mask"]))
+        return {name: np.where(apply_mask, drawn[name], unmoved[name]) for name in ("x", "y", "width", "height")}
+
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """Corners in the image, and in the output."""
         return corners(drawn["x"], drawn["y"], drawn["width"], drawn["height"], self._width, self._height, size)
 
     def resampling(self, drawn: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
         """The crop, onto the whole output."""
+        window = self._applied(drawn)
         return Resampling(
-            scale_of(drawn["width"], self._width, half_pixel_centers),
-            drawn["x"],
-            drawn["width"],
-            scale_of(drawn["height"], self._height, half_pixel_centers),
-            drawn["y"],
-            drawn["height"],
+            scale_of(window["width"], self._width, half_pixel_centers),
+            window["x"],
+            window["width"],
+            scale_of(window["height"], self._height, half_pixel_centers),
+            window["y"],
+            window["height"],
         )
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """Onto the output's corners, or its edges, as the module is set."""
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
-        half_pixel_centers = self.half_pixel_centers or self.nearest
+        half_pixel_centers, window = self.half_pixel_centers or self.nearest, self._applied(drawn)
         for k, start, count, target in ((0, "x", "width", self._width), (1, "y", "height", self._height)):
-            set_resize(matrix, k, drawn[start].astype(np.float64), drawn[count].astype(np.float64), target, half_pixel_centers)
+            set_resize(
+                matrix, k, window[start].astype(np.float64), window[count].astype(np.float64), target, half_pixel_centers
+            )
         return matrix
 
     def describe(self) -> str:

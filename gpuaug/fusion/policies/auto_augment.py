@@ -25,6 +25,8 @@ _LEFT = {K.RandomEqualize: "equalize", K.RandomAutoContrast: "auto contrast"}
 class Gate(Op):
     """A policy's augmentation that is not lowered, and draws nothing but its apply mask."""
 
+    lowered = False
+
     def unsupported_size(self, size: Size) -> str | None:
         """Always."""
         return "no lowering for this type"

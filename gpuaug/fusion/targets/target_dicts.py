@@ -232,9 +232,9 @@ def _check_points(found: Sequence[_Found], device: torch.device) -> None:
     for sample, key, value in found:
         _check_tensor(sample, key, value, device)
         if value.ndim < 2 or value.shape[-1] not in (2, 3) or known not in (None, value.shape[-1]):
-            wanted = "(n, K, 2) or (n, K, 3)," if known is None else f"(n, K, {known}), as those before it,"
+            wanted = "(n, K, 2) or (n, K, 3)" if known is None else f"(n, K, {known}), as those before it"
             raise ArgumentError(
-                f"{key} of sample {sample} must be {wanted} got {tuple(value.shape)}. "
+                f"{key} of sample {sample} must be {wanted}, got {tuple(value.shape)}. "
                 "Where an image has none: torch.zeros(0, K, 3)."
             )
         known = value.shape[-1]

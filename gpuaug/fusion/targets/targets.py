@@ -32,6 +32,10 @@ class Targets:
         keys: What each is: Kornia's words, ``targets`` for target dicts, ``valid`` for which of padded boxes there are.
         extra_args: Of the user's container: how masks are to be resampled.
         boxes: What the boxes of target dicts are.
+
+    Raises:
+        ArgumentTypeError, DeviceError: If an input is not what its key says, or not where the images are.
+        ArgumentError: If the inputs do not fit their keys or one another.
     """
 
     def __init__(self, inputs: Sequence[Any], keys: Sequence[Any], extra_args: Any, boxes: BoxForm = "xyxy") -> None:

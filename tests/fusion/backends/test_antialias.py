@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.ragged import images_of, pack
-from support.replay import difference, photographs
+from support.replay import difference, left_to_kornia, photographs
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
@@ -133,6 +133,7 @@ def test_without_antialias_kornia_is_replayed():
     assert difference(K.RandomResizedCrop((24, 20)), images) < 5e-5
 
 
+@left_to_kornia
 def test_bicubic_without_antialias_is_left_to_kornia():
     (line,) = gpuaug.fuse(K.RandomResizedCrop((8, 8), resample="bicubic")).explain().lines
     assert line.reason == "resample='bicubic'"

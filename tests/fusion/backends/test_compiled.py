@@ -149,3 +149,12 @@ def test_gather_kernel_reads_pairs_only_of_images_at_least_two_pixels_wide_and_h
     assert name == "gather_kernel"
     where = backend.gather_kernel.arg_names.index("PAIRS")
     assert dict(constants)[(where,)] is pairs
+
+
+@pytest.mark.parametrize("p", [0.5, 1.0])
+def test_gather_kernel_divides_bytes_exactly_only_for_crops_that_may_be_skipped(p, made):
+    """It takes two instructions more, which a pixel that is interpolated does not need."""
+    module, images = K.RandomResizedCrop(device_crops.SIZE, p=p), photographs(2, 3, *device_crops.SIZE)
+    device_crops.through_kernels(module, images, images[:, :1], antialias=False)
+    (constants,) = [constants for name, _, constants, _ in made if name == "gather_kernel"]
+    assert dict(constants)[(backend.gather_kernel.arg_names.index("EXACT"),)] is (p < 1)

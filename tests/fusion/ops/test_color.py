@@ -1,4 +1,11 @@
-"""Pointwise ops, against Kornia on the same draws."""
+"""Pointwise ops, against Kornia on the same draws; and the codes that choose their branch of a kernel."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+from collections import Counter
+from contextlib import suppress
 
 import kornia.augmentation as K
 import pytest
@@ -6,6 +13,8 @@ import torch
 from support.replay import as_kornia_takes_them, both, photographs
 
 import gpuaug
+from gpuaug.fusion.ops.base import PointOp
+from gpuaug.fusion.policies.one_of import OneOf
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
@@ -146,3 +155,52 @@ def test_samples_skipped_by_p_are_unchanged_bit_for_bit():
     skipped = ~(draws._drawn[0]["apply_mask"] | draws._drawn[1]["apply_mask"])
     assert skipped.any()
     assert torch.equal(augment(images, draws=draws)[skipped], as_kornia_takes_them(images)[skipped])
+
+
+def point_ops(kind=PointOp):
+    """Every kind of pointwise op in the package."""
+    for made in kind.__subclasses__():
+        yield from (made, *point_ops(made)) if made.__module__.startswith("gpuaug.") else ()
+
+
+@pytest.fixture(scope="module")
+def codes():
+    """The code of each kind of op, with all modules of the package imported."""
+    for module in pkgutil.walk_packages(gpuaug.__path__, "gpuaug."):
+        with suppress(ModuleNotFoundError):  # what is there only with Triton holds kernels, and no op
+            importlib.import_module(module.name)
+    found = set(point_ops())
+    # A base whose subclasses have the codes is no op by itself.
+    return {
+        f"{op.__module__}.{op.__name__}": getattr(op, "code", None)
+        for op in found
+        if hasattr(op, "code") or not op.__subclasses__()
+    }
+
+
+def test_each_op_has_a_code_of_its_own(codes):
+    assert len(codes) >= 18
+    assert [name for name, code in codes.items() if not isinstance(code, int) or code < 1] == []
+    taken = Counter(codes.values())
+    assert sorted(name for name, code in codes.items() if taken[code] > 1) == []
+    assert max(codes.values()) == OneOf.code, "the kernel looks for the one that was picked below the code of OneOf"
+
+
+def branches(tree):
+    """The constants that the kernels compare a code with, one for each branch."""
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef) and "CODE" in [argument.arg for argument in function.args.args]:
+            for statement in function.body:
+                while isinstance(statement, ast.If):
+                    for node in ast.walk(statement.test):
+                        if isinstance(node, ast.Compare) and ast.unparse(node.left) == "CODE":
+                            yield from map(ast.unparse, node.comparators)
+                    statement = next(iter(statement.orelse), None)
+
+
+def test_each_code_has_one_branch_of_the_kernels(codes):
+    pytest.importorskip("triton")
+    from gpuaug.fusion.backends.triton import points
+
+    there = Counter(getattr(points, name).value for name in branches(ast.parse(inspect.getsource(points))))
+    assert there == Counter(codes.values())

@@ -5,7 +5,7 @@ import re
 import kornia.augmentation as K
 import pytest
 import torch
-from support.replay import as_kornia_takes_them, both, difference, photographs
+from support.replay import as_kornia_takes_them, both, difference, left_to_kornia, photographs
 
 import gpuaug
 
@@ -80,6 +80,7 @@ def test_resized_crops_and_resizes_are_close_to_kornia(name, shape):
 
 
 @pytest.mark.parametrize("name", [*CLOSE, *EXACT])
+@left_to_kornia
 def test_crops_of_images_one_pixel_wide_or_high(name):
     pipeline = container(CLOSE[name]() if name in CLOSE else EXACT[name](0.5))
     for shape in ((2, 3, 1, 40), (2, 3, 40, 1)):
@@ -124,6 +125,7 @@ def test_half_precision_output_is_the_float32_result_rounded(dtype):
         (lambda mode, fill: K.PadTo((10, 10), pad_mode=mode, pad_value=fill), "pad_value=0.5 with pad_mode={!r}"),
     ],
 )
+@left_to_kornia
 def test_fill_with_reflect_or_replicate_padding_is_left_to_kornia(make, reason, mode):
     images = photographs(2, 3, 8, 8)
     assert reason.format(mode) in str(gpuaug.fuse(make(mode, 0.5)).explain((2, 3, 8, 8)))

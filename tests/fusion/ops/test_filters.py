@@ -4,7 +4,7 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
-from support.replay import both, photographs
+from support.replay import both, left_to_kornia, photographs
 
 import gpuaug
 from gpuaug.fusion.ops.base import Size
@@ -50,11 +50,13 @@ def test_pointwise_ops_after_a_blur_share_its_pass():
         (K.RandomGaussianBlur(5, (0.0, 3.0)), "sigma may be 0"),
     ],
 )
+@left_to_kornia
 def test_filter_settings_left_to_kornia(module, reason):
     assert f"left to Kornia: {reason}" in str(gpuaug.fuse(module).explain())
 
 
 @pytest.mark.parametrize("name", ["blur, wide", "sharpness"])
+@left_to_kornia
 def test_images_too_small_to_filter_raise_kornias_error(name):
     with pytest.raises(ValueError, match="cannot filter an image this small"):
         gpuaug.fuse(FILTERS[name](1.0))(photographs(2, 3, 2, 2))

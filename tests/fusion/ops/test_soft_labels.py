@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.replay import photographs
+from support.replay import left_to_kornia, photographs
 from torch.nn.functional import cross_entropy, one_hot
 
 import gpuaug
@@ -45,6 +45,7 @@ def smoothed(labels, smoothing):
     st.integers(1, 6),
     st.integers(0, 10**6),
 )
+@left_to_kornia
 def test_soft_labels_weigh_classes_as_their_images_are_mixed(name, pick, smoothing, batch, seed):
     augment = gpuaug.fuse(PIPELINES[name](), pick=pick, num_classes=CLASSES, label_smoothing=smoothing)
     images, labels = whose(batch), torch.randint(0, CLASSES, (batch,), generator=torch.Generator().manual_seed(seed))
@@ -158,7 +159,11 @@ def test_soft_labels_of_an_empty_batch_and_a_single_image():
         (torch.zeros(4), gpuaug.ArgumentError, r"for each of the 5 images, or floating shares of the 7 classes, got \(4,\)"),
         (torch.zeros(5, 8), gpuaug.ArgumentError, r"got \(5, 8\) of torch.float32. Pass class indices, \(B,\), or shares"),
         (torch.zeros(5, 7).long(), gpuaug.ArgumentError, r"got \(5, 7\) of torch.int64. Pass .* \(B, num_classes\), as floats"),
-        (torch.zeros(5, device="meta"), gpuaug.DeviceError, "class must be on cpu, where the images are, got meta. Move it"),
+        (
+            torch.zeros(5, device="meta"),
+            gpuaug.DeviceError,
+            "class must be on cpu, where the images are, got meta. Move it there first.",
+        ),
     ],
 )
 def test_bad_labels_are_refused_with_num_classes(name, labels, kind, text):

@@ -4,7 +4,7 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
-from support.replay import both, photographs
+from support.replay import both, left_to_kornia, photographs
 
 import gpuaug
 from gpuaug.fusion.lower.kornia import leaves, lower
@@ -108,6 +108,7 @@ def test_each_warp_takes_one_pass_with_the_flips_and_crops_around_it():
 
 
 @pytest.mark.parametrize("name", WARPS)
+@left_to_kornia
 def test_warps_of_images_one_pixel_wide_are_left_to_kornia(name):
     augment = gpuaug.fuse(WARPS[name](p=1.0))
     assert "one pixel wide or high" in str(augment.explain((2, 3, 1, 8)))

@@ -6,7 +6,7 @@ from collections import Counter
 import kornia.augmentation as K
 import pytest
 import torch
-from support.replay import as_kornia_takes_them, photographs
+from support.replay import as_kornia_takes_them, left_to_kornia, photographs
 
 import gpuaug
 from gpuaug.fusion.policies.one_mix import OneMix
@@ -187,6 +187,7 @@ def test_one_mix_keepdim_returns_a_single_image():
         (lambda: K.ImageSequential(K.RandomMixUpV2(), either(), random_apply=1), "over modules that pick again"),
     ],
 )
+@left_to_kornia
 def test_one_mix_settings_left_to_kornia(made, reason):
     augment = gpuaug.fuse(made())
     assert reason in str(augment.explain((4, 3, 16, 16)))

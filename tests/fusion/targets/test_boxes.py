@@ -5,7 +5,7 @@ import pytest
 import torch
 from support.detection import annotations
 from support.launches import Launches
-from support.replay import photographs
+from support.replay import left_to_kornia, photographs
 
 import gpuaug
 from gpuaug.fusion.ops.boxes import FORMS, Way, follow
@@ -60,6 +60,7 @@ def assert_alike(expected, got, tolerance=1e-3):
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("name", PIPELINES)
+@left_to_kornia
 def test_boxes_and_keypoints_equal_kornia(name, key, p):
     for seed in range(3 if p == 0.5 else 1):
         assert_alike(*followed(PIPELINES[name](p), photographs(5), key, annotations(key, seed=seed), seed))

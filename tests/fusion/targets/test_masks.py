@@ -4,7 +4,7 @@ import kornia.augmentation as K
 import pytest
 import torch
 from support.detection import masks
-from support.replay import photographs
+from support.replay import left_to_kornia, photographs
 
 import gpuaug
 
@@ -68,6 +68,7 @@ def followed(modules, images, given, seed=0, **options):
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("name", EXACT)
+@left_to_kornia
 def test_masks_under_crops_flips_and_resizes_equal_kornia(name, p):
     for seed in range(3):
         expected, got, _ = followed(EXACT[name](p), photographs(5), masks(5, 1, 32, 48, seed=seed), seed)

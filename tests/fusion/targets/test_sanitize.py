@@ -137,7 +137,11 @@ def test_sanitize_keeps_the_same_boxes_of_padded_batches_and_target_dicts():
             "targets must be a list of dicts or one dict of padded tensors, got Tensor. Pass",
         ),
         ("ab", gpuaug.ArgumentTypeError, "targets must be a list of dicts .* got str"),
-        ([numbered([True]), 3], gpuaug.ArgumentTypeError, "targets of sample 1 must be a dict, got int. Pass what fuse has"),
+        (
+            [numbered([True]), 3],
+            gpuaug.ArgumentTypeError,
+            "targets of sample 1 must be a dict, got int. Pass what fuse has returned for them.",
+        ),
         (
             [numbered([True]), {"boxes": 1, "labels": 2}],
             gpuaug.ArgumentError,

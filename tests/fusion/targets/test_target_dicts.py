@@ -6,7 +6,7 @@ import kornia.augmentation as K
 import pytest
 import torch
 from support.detection import PIPELINES, boxes_of, follow_targets, records_of
-from support.replay import photographs
+from support.replay import left_to_kornia, photographs
 
 import gpuaug
 
@@ -162,6 +162,7 @@ def test_target_masks_and_boxes_may_differ_in_number():
 
 
 @pytest.mark.parametrize("name", PIPELINES)
+@left_to_kornia
 def test_target_dicts_without_boxes_and_empty_batches(name):
     empty = {"boxes": torch.zeros(0, 4), "masks": torch.zeros(0, 32, 48), "keypoints": torch.zeros(0, 7, 3)}
     size, got, _ = follow_targets(PIPELINES[name](0.5), [empty, empty])

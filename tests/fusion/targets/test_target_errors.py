@@ -4,7 +4,7 @@ import kornia.augmentation as K
 import pytest
 import torch
 from support.detection import records_of
-from support.replay import photographs
+from support.replay import left_to_kornia, photographs
 
 import gpuaug
 
@@ -71,12 +71,13 @@ class Moves(torch.nn.Module):
         (
             replaced(boxes=torch.zeros(2, 4), valid=torch.ones(2, dtype=torch.bool, device="meta")),
             gpuaug.DeviceError,
-            "valid of sample 2 must be on cpu, got meta. Move",
+            "valid of sample 2 must be on cpu, got meta. Move it there first.",
         ),
         (
             replaced(keypoints=torch.zeros(2, 3, 2)),
             gpuaug.ArgumentError,
-            r"keypoints of sample 2 must be \(n, K, 3\), as those before it, got \(2, 3, 2\). Where an image has none",
+            r"keypoints of sample 2 must be \(n, K, 3\), as those before it, got \(2, 3, 2\). Where an image has none: "
+            r"torch.zeros\(0, K, 3\).",
         ),
         (
             [{"keypoints": torch.zeros(3)}, {}, {}],
@@ -139,6 +140,7 @@ def test_a_list_of_masks_for_other_images_is_refused():
         (K.RandomCrop((64, 64)), "RandomCrop_1"),
     ],
 )
+@left_to_kornia
 def test_modules_that_kornia_runs_and_may_move_pixels_are_refused(module, name, value):
     key = "targets" if isinstance(value[0], dict) else "mask"
     text = (

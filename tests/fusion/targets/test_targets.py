@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.detection import PIPELINES, boxes_of, corners, follow_targets, records_of, through_kornia, upright
 from support.launches import Launches
-from support.replay import photographs
+from support.replay import left_to_kornia, photographs
 
 import gpuaug
 from gpuaug.fusion.targets.targets import Targets
@@ -20,6 +20,7 @@ KEYS = ["input", "targets"]
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("name", PIPELINES)
+@left_to_kornia
 def test_target_boxes_and_keypoints_equal_kornia(name, p):
     for seed in range(3):
         modules, records = PIPELINES[name](p), records_of(seed=seed)
@@ -38,6 +39,7 @@ def test_target_boxes_and_keypoints_equal_kornia(name, p):
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("name", PIPELINES)
+@left_to_kornia
 def test_target_masks_equal_padded_masks(name, p):
     modules, records = [*PIPELINES[name](p), K.RandomErasing((0.1, 0.4), p=0.5)], records_of()
     _, got, draws = follow_targets(modules, records)
@@ -122,6 +124,7 @@ def test_mask_lists_equal_padded_masks(dtype):
 
 
 @pytest.mark.parametrize("pick", ["batch", "sample"])
+@left_to_kornia
 def test_policies_move_target_boxes(pick):
     policy = K.auto.RandAugment(2, 10, [[("shear_x", -0.3, 0.3)], [("translate_y", -0.4, 0.4)], [("equalize", 0, 1)]])
     augment = gpuaug.fuse([K.RandomHorizontalFlip(), policy, K.RandomResizedCrop((20, 24))], pick=pick)

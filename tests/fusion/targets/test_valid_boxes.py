@@ -4,7 +4,7 @@ import kornia.augmentation as K
 import pytest
 import torch
 from support.detection import PIPELINES, annotations
-from support.replay import photographs
+from support.replay import left_to_kornia, photographs
 
 import gpuaug
 from gpuaug.fusion.targets.data_keys import BOXES
@@ -26,6 +26,7 @@ def drawn_valid(seed=0):
 @pytest.mark.parametrize("p", [0.5, 1.0])
 @pytest.mark.parametrize("key", BOXES)
 @pytest.mark.parametrize("name", [*PIPELINES, "another pipeline's module between"])
+@left_to_kornia
 def test_boxes_with_valid_are_clamped_kornia_boxes(name, key, p):
     own = {
         "another pipeline's module between": [
@@ -56,6 +57,7 @@ def test_boxes_with_valid_are_clamped_kornia_boxes(name, key, p):
     "between", [[], [K.RandomAffine(0.0, resample="bicubic", p=1.0)], [K.RandomEqualize(p=1.0)]], ids=["", "moves", "colours"]
 )
 @pytest.mark.parametrize("key", ["bbox_xyxy", "bbox_xywh"])
+@left_to_kornia
 def test_nan_and_empty_boxes_are_not_valid(key, between):
     nan = torch.nan
     rows = [[5, 5, 9, 9], [5, 5, 4, 9], [5, 5, 9, 3], [nan, 5, 9, 9]]

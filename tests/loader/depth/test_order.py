@@ -97,7 +97,7 @@ class Scripted:
 
     def __init__(self, script):
         self._script = itertools.cycle(script)
-        self.now = 0
+        self.now, self.most = 0, max(script)
 
     def record_event(self, consumer, iterator):
         self.now = next(self._script)

@@ -139,6 +139,7 @@ def _gathering(step: Pass, images: Tensor | Ragged, table: Tensor, out: Tensor) 
         "CHANNELS": channels,
         "RGB": rgb,
         "SCALE": dtype_of(images) == torch.uint8,
+        "EXACT": front.exact,
         "REDUCE": False,
         "APPLY_AT": 0,
         "KEEP": False,

@@ -30,9 +30,9 @@ STRIDES = ("source_b", "source_c", "source_h", "out_b", "out_c", "out_h")
 def gathered(
     pointer, x, y, row, source_c, source_h, SOURCE_C: tl.constexpr, SOURCE_H: tl.constexpr, SOURCE_W: tl.constexpr,
     PAIRS: tl.constexpr, ANTIALIAS: tl.constexpr, first_channel,
-    SCALE: tl.constexpr, RGB: tl.constexpr, CHANNELS: tl.constexpr, KIND: tl.constexpr, HALF_PIXEL: tl.constexpr,
-    NEAREST: tl.constexpr, ZEROS: tl.constexpr, AFTER: tl.constexpr, AFTER_AT: tl.constexpr, AFTER_FILL: tl.constexpr,
-    WARP_AT: tl.constexpr, BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr, BEFORE_FILL: tl.constexpr,
+    SCALE: tl.constexpr, EXACT: tl.constexpr, RGB: tl.constexpr, CHANNELS: tl.constexpr, KIND: tl.constexpr,
+    HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr, ZEROS: tl.constexpr, AFTER: tl.constexpr, AFTER_AT: tl.constexpr,
+    AFTER_FILL: tl.constexpr, WARP_AT: tl.constexpr, BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr, BEFORE_FILL: tl.constexpr,
 ):  # fmt: skip
     """The pixels of a tile: three channels, or one and two copies of it."""
     inside_x = x == x
@@ -142,11 +142,11 @@ def gathered(
                     SCALE, ZEROS, BEFORE,
                 )  # fmt: skip
     if SCALE:
-        if KIND == 1 and not NEAREST:
-            r, g, b = r * (1 / 255), g * (1 / 255), b * (1 / 255)
-        else:
-            # Exactly: a sample that is skipped has to come out as it went in.
+        if EXACT:
+            # A sample that is skipped has to come out as it went in.
             r, g, b = byte_share(r), byte_share(g), byte_share(b)
+        else:
+            r, g, b = r * (1 / 255), g * (1 / 255), b * (1 / 255)
     if KIND == 0 and BEFORE == 2:
         r, g, b = tl.where(within, r, fill_r), tl.where(within, g, fill_g), tl.where(within, b, fill_b)
     if AFTER == 2:
@@ -168,8 +168,8 @@ def gather_kernel(
     SOURCE_C: tl.constexpr, SOURCE_H: tl.constexpr, SOURCE_W: tl.constexpr, PAIRS: tl.constexpr, ANTIALIAS: tl.constexpr,
     WIDTH: tl.constexpr, PIXELS: tl.constexpr, WHOLE: tl.constexpr, OUT_W: tl.constexpr,
     PROGRAM: tl.constexpr, COUNT: tl.constexpr,
-    CHANNELS: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, KIND: tl.constexpr, HALF_PIXEL: tl.constexpr,
-    NEAREST: tl.constexpr, ZEROS: tl.constexpr,
+    CHANNELS: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, KIND: tl.constexpr,
+    HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr, ZEROS: tl.constexpr,
     AFTER: tl.constexpr, AFTER_AT: tl.constexpr, AFTER_FILL: tl.constexpr, WARP_AT: tl.constexpr,
     BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr, BEFORE_FILL: tl.constexpr,
     REDUCE: tl.constexpr, APPLY_AT: tl.constexpr, KEEP: tl.constexpr, MEAN: tl.constexpr, PARTIALS: tl.constexpr,
@@ -220,7 +220,7 @@ def gather_kernel(
         read_y = tl.minimum(y, out_height - 1)
     r, g, b = gathered(
         pointer, read_x, read_y, row, source_c, source_h, SOURCE_C, SOURCE_H, SOURCE_W, PAIRS, ANTIALIAS,
-        plane, SCALE, RGB, CHANNELS, KIND, HALF_PIXEL, NEAREST, ZEROS, AFTER, AFTER_AT, AFTER_FILL, WARP_AT,
+        plane, SCALE, EXACT, RGB, CHANNELS, KIND, HALF_PIXEL, NEAREST, ZEROS, AFTER, AFTER_AT, AFTER_FILL, WARP_AT,
         BEFORE, BEFORE_AT, BEFORE_FILL,
     )  # fmt: skip
     if REDUCE:

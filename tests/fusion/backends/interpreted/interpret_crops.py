@@ -1,19 +1,39 @@
-"""The kernel that draws crops on the device, against crops drawn on the host."""
+"""The kernel that draws crops on the device, against crops drawn on the host; and crops that are skipped by chance."""
 
+import kornia.augmentation as K
 import torch
-from support.device_crops import CROPS, disagreement, fault_of_shared_tables, some_sizes
+from support.device_crops import (
+    BEHIND,
+    CROPS,
+    SIZE,
+    SKIPPED,
+    disagreement,
+    fault_of_shared_tables,
+    fault_of_skipped_crops,
+    some_sizes,
+)
 
 OPTIONS = ({}, {"points": True, "masks": True})
+DTYPES = (torch.uint8, torch.float32)
 SAMPLES, FEW_SAMPLES = 100, 24
+DEVICE = torch.device("cpu")
+
+
+def checks(*, every):
+    """(name, how the kernels differ or an empty string)."""
+    yield "shared tables", fault_of_shared_tables(DEVICE)
+    sizes = some_sizes(SAMPLES if every else FEW_SAMPLES)
+    for number, (name, crop) in enumerate(CROPS.items()):
+        for options in OPTIONS if every else OPTIONS[number % 2 :][:1]:
+            yield f"{name}, {options}", disagreement(crop, sizes, DEVICE, **options)
+    for name, make in BEHIND.items():
+        crop, few = K.RandomResizedCrop(SIZE), some_sizes(FEW_SAMPLES)
+        yield name, disagreement(crop, few, DEVICE, points=True, masks=True, behind=[make()])
+    for name in SKIPPED:
+        for dtype in DTYPES:
+            yield f"skipped, {name}, {dtype}", fault_of_skipped_crops(name, dtype, DEVICE)
 
 
 def failures(*, every):
     """Names of the crops that differ, and how."""
-    device = torch.device("cpu")
-    if text := fault_of_shared_tables(device):
-        yield text
-    for number, (name, crop) in enumerate(CROPS.items()):
-        for options in OPTIONS if every else OPTIONS[number % 2 :][:1]:
-            text = disagreement(crop, some_sizes(SAMPLES if every else FEW_SAMPLES), device, **options)
-            if text:
-                yield f"{name}, {options}: {text}"
+    yield from (f"{name}: {text}" for name, text in checks(every=every) if text)

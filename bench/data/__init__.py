@@ -1,0 +1,1 @@
+"""What the suites work on: images, loaders, augmentation pipelines, networks."""

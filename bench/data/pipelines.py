@@ -1,0 +1,148 @@
+"""The augmentation pipelines of the suites, as users write them for torchvision and for Kornia.
+
+Every pipeline takes uint8 images. On the GPU they become float on the card first; on a worker, late, as torchvision
+advises.
+"""
+
+from typing import Any
+
+import kornia.augmentation as K
+import torch
+from kornia.augmentation.auto import RandAugment
+from torch import Tensor, nn
+from torchvision.transforms import v2
+
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+
+
+class Scaled(nn.Module):
+    """uint8 images as floats in [0, 1], then ``transform``."""
+
+    def __init__(self, transform: nn.Module) -> None:
+        super().__init__()
+        self.transform = transform
+
+    def forward(self, images: Tensor, *rest: Tensor) -> Any:
+        return self.transform(images.float() / 255, *rest)
+
+
+def heavy_worker(size: int) -> nn.Module:
+    """The heavy pipeline for one uint8 image on a worker."""
+    return v2.Compose(
+        [
+            v2.RandomCrop(size // 2),
+            v2.Resize(size, antialias=True),
+            v2.RandomRotation(45),
+            v2.GaussianBlur(7),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(MEAN, STD),
+        ]
+    )
+
+
+class HeavyPublished(nn.Module):
+    """The heavy pipeline on the card as published: one draw for the whole batch, except a rotation called once an image."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.before = v2.Compose([v2.RandomCrop(size // 2), v2.Resize(size, antialias=True)])
+        self.rotate = v2.RandomRotation(45)
+        self.after = v2.Compose([v2.GaussianBlur(7), v2.Normalize(MEAN, STD)])
+
+    def forward(self, images: Tensor) -> Tensor:
+        images = self.before(images)
+        return self.after(torch.stack([self.rotate(image) for image in images]))
+
+
+def heavy_kornia(size: int, *, cropping: str = "resample", **container: Any) -> nn.Module:
+    """The heavy pipeline in Kornia, every image with its own draws.
+
+    Args:
+        size: Side of the images.
+        cropping: ``"resample"`` crops by a warp, Kornia's form without a loop; ``"slice"`` is what Kornia does unless told.
+        container: Further arguments of the container, here and below.
+    """
+    return K.AugmentationSequential(
+        K.RandomCrop((size // 2, size // 2), cropping_mode=cropping),
+        K.Resize((size, size)),
+        K.RandomRotation(45.0, p=1.0),
+        K.RandomGaussianBlur((7, 7), (0.1, 2.0), p=1.0),
+        K.Normalize(torch.tensor(MEAN), torch.tensor(STD)),
+        **container,
+    )
+
+
+def classification_kornia(size: int, *, cropping: str = "resample", **container: Any) -> nn.Module:
+    """The usual pipeline of ImageNet training in Kornia, to ``size`` pixels."""
+    return K.AugmentationSequential(
+        K.RandomResizedCrop((size, size), cropping_mode=cropping),
+        K.RandomHorizontalFlip(),
+        K.ColorJitter(0.4, 0.4, 0.4, 0.0, p=1.0),
+        K.Normalize(torch.tensor(MEAN), torch.tensor(STD)),
+        **container,
+    )
+
+
+def contrastive_kornia(size: int, *, cropping: str = "resample", **container: Any) -> nn.Module:
+    """One view of contrastive learning in Kornia, to ``size`` pixels."""
+    return K.AugmentationSequential(
+        K.RandomResizedCrop((size, size), cropping_mode=cropping),
+        K.RandomHorizontalFlip(),
+        K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8),
+        K.RandomGrayscale(p=0.2),
+        K.RandomGaussianBlur((23, 23), (0.1, 2.0), p=0.5),
+        K.Normalize(torch.tensor(MEAN), torch.tensor(STD)),
+        **container,
+    )
+
+
+def view_kornia(size: int, area: tuple[float, float], *, cropping: str = "resample") -> nn.Module:
+    """One view of DINO's in Kornia, to ``size`` pixels a side from a piece of that share of the image's ``area``."""
+    return K.AugmentationSequential(
+        K.RandomResizedCrop((size, size), scale=area, cropping_mode=cropping),
+        K.RandomHorizontalFlip(),
+        K.ColorJitter(0.4, 0.4, 0.2, 0.1, p=0.8),
+        K.RandomGrayscale(p=0.2),
+        K.RandomGaussianBlur((23, 23), (0.1, 2.0), p=0.5),
+        K.Normalize(torch.tensor(MEAN), torch.tensor(STD)),
+    )
+
+
+def randaugment_kornia(*, cropping: str = "resample", **container: Any) -> nn.Module:
+    """RandAugment of whole images in Kornia, which draws its ops once a batch."""
+    del cropping  # there is no crop
+    return K.AugmentationSequential(RandAugment(n=2, m=10), K.Normalize(torch.tensor(MEAN), torch.tensor(STD)), **container)
+
+
+def classification_torchvision(size: int) -> nn.Module:
+    """The usual pipeline of ImageNet training in torchvision, one draw for what it is called with."""
+    return v2.Compose(
+        [
+            v2.RandomResizedCrop(size, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.ColorJitter(0.4, 0.4, 0.4),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(MEAN, STD),
+        ]
+    )
+
+
+def contrastive_torchvision(size: int) -> nn.Module:
+    """One view of contrastive learning in torchvision, one draw for what it is called with."""
+    return v2.Compose(
+        [
+            v2.RandomResizedCrop(size, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.RandomApply([v2.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8),
+            v2.RandomGrayscale(p=0.2),
+            v2.RandomApply([v2.GaussianBlur(23, (0.1, 2.0))], p=0.5),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(MEAN, STD),
+        ]
+    )
+
+
+def randaugment_torchvision() -> nn.Module:
+    """RandAugment of whole images in torchvision, one draw for what it is called with."""
+    return v2.Compose([v2.RandAugment(num_ops=2, magnitude=10), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])

@@ -1,0 +1,86 @@
+"""Data sets of random images: cheap to make, so that a figure is about the loop and not about decoding."""
+
+from collections.abc import Callable
+from copy import copy
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+CLASSES = 21
+POOL = 128
+_REPEATS = 40
+
+
+class RandomImages(Dataset):
+    """Items out of a small pool of random uint8 images: an item costs a copy, like one that was decoded before.
+
+    Args:
+        size: Side of the images.
+        labels: One label an image, or one a pixel.
+        dtype: Of the labels. Published segmentation loops take int64, which is eight bytes a pixel.
+        transform: Applied to the image in the worker.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        labels: Literal["image", "pixel"] = "image",
+        dtype: torch.dtype = torch.int64,
+        transform: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        draw = torch.Generator().manual_seed(0)
+        self.images = torch.randint(256, (POOL, 3, size, size), dtype=torch.uint8, generator=draw)
+        shape = (POOL, size, size) if labels == "pixel" else (POOL,)
+        self.labels = torch.randint(CLASSES, shape, dtype=dtype, generator=draw)
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return POOL
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image = self.images[index]
+        return (image if self.transform is None else self.transform(image)), self.labels[index]
+
+
+class RaggedImages(Dataset):
+    """Items out of a pool of random uint8 images whose sides differ.
+
+    Args:
+        sides: The least and the most pixels of a side.
+        count: How many there are.
+    """
+
+    def __init__(self, sides: tuple[int, int], *, count: int = POOL) -> None:
+        draw = torch.Generator().manual_seed(0)
+        shapes = torch.randint(sides[0], sides[1] + 1, (count, 2), generator=draw).tolist()
+        self.images = [torch.randint(256, (3, *shape), dtype=torch.uint8, generator=draw) for shape in shapes]
+        self.labels = torch.randint(CLASSES, (count,), generator=draw)
+        self.transform: Callable[[Tensor], Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image = self.images[index]
+        return (image if self.transform is None else self.transform(image)), self.labels[index]
+
+    def transformed(self, transform: Callable[[Tensor], Tensor]) -> "RaggedImages":
+        """The same images, with ``transform`` applied to each in the worker."""
+        other = copy(self)
+        other.transform = transform
+        return other
+
+
+class RepeatedRandomImages(RandomImages):
+    """The same images repeated, so that the pool is larger than caches: 1 GB for a side of 256 pixels."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.images = self.images.repeat(_REPEATS, 1, 1, 1)
+        self.labels = self.labels.repeat(_REPEATS)
+
+    def __len__(self) -> int:
+        return len(self.images)

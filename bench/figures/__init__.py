@@ -1,0 +1,1 @@
+"""From results to the pictures and tables of the documentation."""

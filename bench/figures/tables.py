@@ -1,0 +1,183 @@
+"""Write the tables in the documentation from the results, so that no figure is typed by hand.
+
+    python -m bench tables           rewrite README.md and docs/*.md
+    python -m bench tables --check   fail if one of them is not what the results say
+
+A table stands between ``<!-- table: SUITE -->`` and ``<!-- end -->``; SUITE is the name of a file in bench/results,
+SUITE.CASE all figures of one of its cases, and SUITE.FIGURE one figure of all cases, by its key. Text whose file, case or
+figure is missing is left alone.
+"""
+
+import json
+import re
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.harness.result_rows import RESULTS, hardware, panel, shown_rows
+
+_TABLE = re.compile(r"(<!-- table: (?P<suite>[\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+# What a profile's table shows of the figures of the whole.
+_PROFILED = ("bound_ms", "full_ms", "serial_ms", "exposed_ms", "headspace", "copy_gb_per_s", "link_gb_per_s")
+
+# Keys of a row that are for machines or that its other columns say already.
+_HIDDEN = ("rounds", "ratio_low", "ratio_high", "batch_size")
+
+
+def rewrite(text: str, results: dict[str, dict[str, Any]]) -> str:
+    """``text`` with every table between markers made anew from ``results``, by suite."""
+
+    def replace(match: re.Match[str]) -> str:
+        suite, _, case = match["suite"].partition(".")
+        result = results.get(suite)
+        if result is None or (case and not any(row.get("case") == case or case in row for row in result["rows"])):
+            return match[0]
+        return f"{match[1]}{markdown(result, case)}{match[3]}"
+
+    return _TABLE.sub(replace, text)
+
+
+def markdown(result: dict[str, Any], case: str = "") -> str:
+    """A result, one case of it, or one figure of all cases, as a Markdown table with a line that says where it was measured.
+
+    A result that names ``columns`` has many figures a row: as a whole it is shown by its rates at the batch size of most rows.
+    """
+    rows, columns = result["rows"], result["settings"].get("columns")
+    if "verdicts" in result["settings"]:
+        return "\n".join(["", *_profiles(result), "", _caption(result), ""]) + "\n"
+    if "top1_percent" in rows[0]:
+        return "\n".join(["", *_flat(rows, columns), "", _caption(result, ratios=False), ""]) + "\n"
+    if case and any(row.get("case") == case for row in rows):
+        lines = _flat([row for row in rows if row["case"] == case], [key for key in columns or () if key != "case"])
+    elif case:
+        lines = _by_case([row for row in rows if case in row], result, case, _heading(case))
+    elif columns:
+        rates = shown_rows(result)
+        lines = _by_case(rates, result, "images_per_s", f"images/s, B={rates[0]['batch_size']}")
+    elif "gb_per_s" in rows[0]:
+        lines = _by_case(rows, result, "gb_per_s", "GB/s")
+    elif "steps_per_s" in rows[0]:
+        lines = _by_case(rows, result, "steps_per_s", "steps/s")
+    elif "images_per_s" in rows[0]:
+        lines = _by_case(rows, result, "images_per_s", "images/s")
+    else:
+        lines = _flat(rows)
+    return "\n".join(["", *lines, "", _caption(result, ratios=not case), ""]) + "\n"
+
+
+def _by_case(rows: list[dict[str, Any]], result: dict[str, Any], key: str, heading: str) -> list[str]:
+    columns = list(dict.fromkeys(panel(row, rows) for row in rows))
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    cells = {(row["name"], panel(row, rows)): _rate(row, result, key) for row in rows}
+    ceilings = result["settings"].get("ceilings", ())
+    body = [
+        [f"*{name}* (ceiling)" if name in ceilings else name, *(cells.get((name, column), "") for column in columns)]
+        for name in names
+    ]
+    return _lines([heading, *columns], body)
+
+
+def _profiles(result: dict[str, Any]) -> list[str]:
+    """Profiles, a column for each case: the parts and loops, the bounds, and below the table what they were found to mean."""
+    rows, verdicts = result["rows"], result["settings"]["verdicts"]
+    columns = list(dict.fromkeys(panel(row, rows) for row in rows))
+    cells: dict[str, dict[str, str]] = {}
+    for row in rows:
+        shown = {row["name"]: row["wall_ms"]} if "wall_ms" in row else {key: row[key] for key in _PROFILED if key in row}
+        for name, value in shown.items():
+            cells.setdefault(name, {})[panel(row, rows)] = _figure(value)
+    # Cases differ in their stages, which stand between the copy and the step.
+    names = sorted(
+        cells, key=lambda name: ("load", "copy").index(name) - 3 if name in ("load", "copy") else -name.startswith("stage/")
+    )
+    titles = {name: f"*{_heading(name)}*" for name in _PROFILED}
+    body = [[titles.get(name, name), *(cells[name].get(column, "") for column in columns)] for name in names]
+    cases = dict.fromkeys(f"{row['case']}, B={row['batch_size']}" for row in rows)
+    return [*_lines(["ms a batch", *columns], body), "", *(f"- *{case}*: {' '.join(verdicts[case])}" for case in cases)]
+
+
+def _rate(row: dict[str, Any], result: dict[str, Any], key: str) -> str:
+    # A ratio is one of rates.
+    ratio = row.get("ratio") if key.endswith("_per_s") else None
+    shown = _figure(row[key])
+    return shown if ratio is None or row["name"] == result["settings"].get("baseline") else f"{shown} ({ratio:.2f}x)"
+
+
+def _flat(rows: list[dict[str, Any]], columns: Sequence[str] = ()) -> list[str]:
+    keys = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in _HIDDEN]
+    # A file's keys are in alphabetical order: what a row is called, then times, then the rest.
+    keys.sort(key=lambda key: (key != "case", key != "name", not key.endswith(("_us", "_ms")), key))
+    if columns:
+        keys = [key for key in columns if any(key in row for row in rows)]
+    headings = [key.removesuffix("_bytes") + ", MB" if key.endswith("_bytes") else key for key in keys]
+    body = [[_cell(key, row.get(key)) for key in keys] for row in rows]
+    return _lines([_heading(heading) for heading in headings], body)
+
+
+def _heading(key: str) -> str:
+    if key.endswith("_per_s"):
+        return f"{key.removesuffix('_per_s').replace('_', ' ')}/s"
+    if key.endswith("_percent"):
+        return f"{key.removesuffix('_percent').replace('top1', 'top-1').replace('_', ' ')}, %"
+    for unit in ("us", "ms", "s"):
+        if key.endswith(f"_{unit}"):
+            return f"{key.removesuffix(f'_{unit}').replace('_', ' ')}, {unit.replace('us', 'µs')}"
+    return key.replace("_", " ")
+
+
+def _cell(key: str, value: Any) -> str:
+    if key.endswith("_bytes") and value is not None:
+        return _figure(value / 1e6)
+    return "" if value is None else _figure(value) if isinstance(value, (int, float)) else str(value)
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def _lines(heading: list[str], body: list[list[str]]) -> list[str]:
+    rule = ["---" if index == 0 or title == "name" else "---:" for index, title in enumerate(heading)]
+    return [f"| {' | '.join(cells)} |" for cells in (heading, rule, *body)]
+
+
+def _caption(result: dict[str, Any], *, ratios: bool = True) -> str:
+    versions, cpu = result["environment"]["versions"], result["environment"]["cpu"]
+    parts = [
+        hardware(result),
+        f"{cpu['cores_allowed']} cores",
+        f"torch {versions['torch']}",
+        # Where there are several numbers of them, they are a column.
+        f"{workers} workers" if isinstance(workers := result["settings"].get("workers"), int) else "",
+        f"a copy alone: {link:.3g} GB/s" if (link := result["settings"].get("link_gb_per_s")) else "",
+        f"measured {result['environment']['time_utc'][:10]}",
+    ]
+    text = ", ".join(filter(None, parts))
+    baseline = result["settings"].get("baseline")
+    to = "the row at 1.00" if baseline is None else f"*{baseline}*"
+    ratios = ratios and any(row.get("ratio") for row in result["rows"])
+    paired = f" In brackets: the ratio to {to}, paired within rounds." if ratios else ""
+    return f"<sub>{text}.{paired}</sub>"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = ArgumentParser(prog="python -m bench tables", description=__doc__.splitlines()[0])
+    parser.add_argument("files", type=Path, nargs="*", help="Markdown files (default: README.md and docs/*.md)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of JSON files (default: %(default)s)")
+    parser.add_argument("--check", action="store_true", help="change nothing, fail if a table is out of date")
+    options = parser.parse_args(argv)
+    results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(options.results.rglob("*.json"))}
+    stale = []
+    for path in options.files or [Path("README.md"), *sorted(Path("docs").rglob("*.md"))]:
+        if not path.exists():
+            continue
+        text = path.read_text(encoding="utf-8")
+        written = rewrite(text, results)
+        if written != text:
+            stale.append(path)
+            if not options.check:
+                path.write_text(written, encoding="utf-8")
+    for path in stale:
+        print(f"{path}: {'out of date' if options.check else 'rewritten'}")
+    return 1 if options.check and stale else 0

@@ -1,0 +1,170 @@
+"""Compare two results of one suite, row by row.
+
+    python -m bench compare before.json after.json --json comparison.json
+
+Rows are matched by case, batch size and name. For each: its rate in both (or its time, where it has no rate), the second over
+the first, and whether the fastest and slowest rounds of one overlap with those of the other, where rounds are known: then the
+difference is within the spread, and more rounds are needed to see one.
+"""
+
+import json
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from bench.harness.console import console
+from bench.harness.result_rows import FIGURES, hardware
+from gpuaug.benchkit import results
+
+Key = tuple[str, str, str]
+"""A row's case, batch size and name, empty where it has none."""
+
+
+def compare(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    """What ``b`` is beside ``a``.
+
+    Raises:
+        ValueError: If they are not of one suite, or two rows of one are called the same.
+    """
+    if a["suite"] != b["suite"]:
+        raise ValueError(f"results must be of one suite, got {a['suite']!r} and {b['suite']!r}. Compare two runs of the same.")
+    first, second = _by_key(a), _by_key(b)
+    rows = [_labels(key) | _row(first[key], second[key]) for key in first if key in second]
+    return {
+        "suite": a["suite"],
+        "a": _described(a),
+        "b": _described(b),
+        "warnings": _warnings(a, b),
+        "rows": rows,
+        "only_a": [_labels(key) for key in first if key not in second],
+        "only_b": [_labels(key) for key in second if key not in first],
+    }
+
+
+def table(made: dict[str, Any]) -> Table:
+    """The matched rows as a rich table."""
+    rows = made["rows"]
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    labels = [key for key in ("case", "batch_size", "name") if any(key in row for row in rows)]
+    for key in labels:
+        shown.add_column(key.replace("_", " "), justify="right" if key == "batch_size" else "left")
+    for heading in ("", "A", "B", "B/A"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    shown.add_column("spread")
+    within = {None: "", True: "within", False: "outside"}
+    for row in rows:
+        unit = FIGURES.get(row["figure"], row["figure"].replace("_", " "))
+        cells = [Text(str(row.get(key, ""))) for key in labels]
+        shown.add_row(*cells, unit, _number(row["a"]), _number(row["b"]), f"{row['ratio']:.3f}", within[row["within_spread"]])
+    return shown
+
+
+def _by_key(result: dict[str, Any]) -> dict[Key, dict[str, Any]]:
+    found: dict[Key, dict[str, Any]] = {}
+    for row in result["rows"]:
+        key = (str(row.get("case", "")), str(row.get("batch_size", "")), row["name"])
+        if key in found:
+            raise ValueError(
+                f"rows of {result['suite']} must differ in case, batch size or name, got two of {_words(_labels(key))}. "
+                "A suite of moments rather than rates cannot be compared row by row."
+            )
+        found[key] = row
+    return found
+
+
+def _labels(key: Key) -> dict[str, Any]:
+    case, batch_size, name = key
+    return ({"case": case} if case else {}) | ({"batch_size": int(batch_size)} if batch_size else {}) | {"name": name}
+
+
+def _row(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    figure = _figure(a, b)
+    # Rounds are of the rate that a row is drawn by; a time has none.
+    rounds = (a.get("rounds"), b.get("rounds")) if figure.endswith("_per_s") else (None, None)
+    within = max(map(min, rounds)) <= min(map(max, rounds)) if all(rounds) else None
+    return {"figure": figure, "a": a[figure], "b": b[figure], "ratio": b[figure] / a[figure], "within_spread": within}
+
+
+def _figure(a: dict[str, Any], b: dict[str, Any]) -> str:
+    shared = [key for key in a if isinstance(a[key], (int, float)) and a[key] and b.get(key)]
+    shared = [key for key in shared if key.endswith(("_per_s", "_us", "_ms", "_s", "_bytes"))]
+    # What a row is drawn by first, and rates before times.
+    found = [*(key for key in FIGURES if key in shared), *shared]
+    found.sort(key=lambda key: not key.endswith("_per_s"))
+    if not found:
+        raise ValueError(
+            f"rows of {a['name']!r} must share a rate or a time, got {sorted(a)} and {sorted(b)}. Measure one again."
+        )
+    return found[0]
+
+
+def _described(result: dict[str, Any]) -> dict[str, Any]:
+    environment = result["environment"]
+    return {
+        "hardware": hardware(result),
+        "cores": environment["cpu"]["cores_allowed"],
+        "torch": environment["versions"]["torch"],
+        "commit": environment["commit"],
+        "dirty": environment["dirty"],
+        "time_utc": environment["time_utc"],
+    }
+
+
+def _warnings(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    first, second = _described(a), _described(b)
+    names = {"hardware": "the GPUs differ", "cores": "the numbers of cores differ", "torch": "the versions of torch differ"}
+    return [
+        f"{text}: {first[key]} and {second[key]}. A ratio may say more about that than about the code."
+        for key, text in names.items()
+        if first[key] != second[key]
+    ]
+
+
+def _heading(letter: str, path: Path, described: dict[str, Any]) -> str:
+    commit = (described["commit"] or "unknown")[:9] + (" with changes" if described["dirty"] else "")
+    machine = f"{described['hardware']}, {described['cores']} cores, torch {described['torch']}"
+    return f"{letter}: {path}: {machine}, commit {commit}, measured {described['time_utc'][:10]}"
+
+
+def _words(labels: dict[str, Any]) -> str:
+    return ", ".join(f"B={value}" if key == "batch_size" else str(value) for key, value in labels.items())
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = ArgumentParser(prog="python -m bench compare", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("a", type=Path, metavar="A.json", help="the result that ratios are to")
+    parser.add_argument("b", type=Path, metavar="B.json", help="the other one")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the comparison there")
+    options = parser.parse_args(argv)
+    loaded = []
+    for path in (options.a, options.b):
+        try:
+            loaded.append(json.loads(path.read_text(encoding="utf-8")))
+            results.check(loaded[-1])
+        except (OSError, ValueError) as error:
+            parser.error(f"{path}: {error}")
+    try:
+        made = compare(*loaded)
+    except ValueError as error:
+        parser.error(str(error))
+    lines = [made["suite"], _heading("A", options.a, made["a"]), _heading("B", options.b, made["b"])]
+    lines += [f"warning: {text}" for text in made["warnings"]]
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if made["rows"]:
+        console.print(table(made))
+    for letter in "ab":
+        for labels in made[f"only_{letter}"]:
+            console.print(f"only in {letter.upper()}: {_words(labels)}", markup=False, highlight=False, soft_wrap=True)
+    if options.json is not None:
+        results.write(options.json, made)
+    return made

@@ -1,0 +1,76 @@
+"""The flags that every suite takes."""
+
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from gpuaug.benchkit.environment import cores_allowed
+
+
+def parser(
+    name: str,
+    doc: str,
+    *,
+    batch: str,
+    size: int = 256,
+    seconds: float = 0.6,
+    repeats: int = 5,
+    spare: int = 4,
+    sweeps: bool = False,
+) -> ArgumentParser:
+    """The flags every suite takes; the defaults are the suite's own.
+
+    Args:
+        name: Of the suite.
+        doc: What ``--help`` says first.
+        batch: Batch sizes, as the flag takes them.
+        size: Side of the images.
+        seconds: Length of one window.
+        repeats: Rounds of one window per variant.
+        spare: Cores that workers leave free unless told how many to be.
+        sweeps: Whether it is also run over many batch sizes, under another name.
+    """
+    made = ArgumentParser(prog=f"python -m bench {name}", description=doc, formatter_class=RawDescriptionHelpFormatter)
+    made.add_argument("--device", type=torch.device, help="default: the GPU if there is one, else the CPU")
+    made.add_argument("--batch", type=numbers, help=f"batch sizes, comma-separated (default: {batch})")
+    made.add_argument("--size", type=int, default=size, help="side of the images in pixels (default: %(default)s)")
+    made.add_argument("--seconds", type=float, help=f"length of one window (default: {seconds})")
+    made.add_argument("--repeats", type=int, help=f"rounds of one window per variant (default: {repeats})")
+    made.add_argument("--workers", type=int, help=f"DataLoader workers (default: up to {16 - spare}, {spare} cores left free)")
+    made.add_argument("--rows", metavar="NAME;NAME", help="measure only these, separated by semicolons, and the baseline")
+    made.add_argument("--quick", action="store_true", help="two short rounds, and not the largest batch size")
+    made.add_argument("--json", type=Path, metavar="PATH", help="write the result there")
+    made.set_defaults(usual=(numbers(batch), seconds, repeats, spare), suite=None, slowest=None)
+    if sweeps:
+        made.add_argument("--suite", metavar="NAME", help="name of the result (default: the suite's)")
+        made.add_argument(
+            "--slowest", type=float, metavar="SECONDS", help="leave rows out once a step took longer, at the sizes after that"
+        )
+    return made
+
+
+def read(made: ArgumentParser, argv: Sequence[str] | None) -> Namespace:
+    """Parse ``argv`` and fill in what depends on the machine or on ``--quick``."""
+    options = made.parse_args(argv)
+    batch, seconds, repeats, spare = options.usual
+    del options.usual
+    if options.quick:
+        batch, seconds, repeats = batch[:-1] or batch, 0.25, 2
+    options.batch = options.batch or batch
+    options.seconds = options.seconds or seconds
+    options.repeats = options.repeats or repeats
+    if options.device is None:
+        options.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if options.device.type == "cuda":
+        options.device = torch.device("cuda", options.device.index or 0)
+        torch.cuda.set_device(options.device)
+    if options.workers is None:
+        options.workers = max(0, min(16, cores_allowed()) - spare)
+    return options
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Comma-separated whole numbers."""
+    return tuple(int(part) for part in text.split(","))

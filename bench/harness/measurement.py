@@ -1,0 +1,156 @@
+"""From the cases of a suite to its tables and its JSON file."""
+
+import gc
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from bench.harness.console import console
+from bench.harness.optional_rows import OptionalRow, PeerError, Skipped, select_rows
+from gpuaug.benchkit import results
+from gpuaug.benchkit.environment import environment
+from gpuaug.benchkit.windows import Row, Variant, interleave, summarise
+
+Build = Callable[[ExitStack], Sequence[OptionalRow]]
+"""Makes the rows of one case; what has to be closed after the case goes on the stack."""
+
+Figures = Callable[[Variant], dict[str, Any]]
+"""What else is measured of a row, when all windows of its case are over and nothing of it is closed yet."""
+
+
+def measure(
+    suite: str,
+    options: Namespace,
+    cases: Iterable[tuple[dict[str, Any], Build]],
+    *,
+    baseline: str,
+    ours: Sequence[str] = (),
+    ceilings: Sequence[str] = (),
+    figures: Figures | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Measure the cases one after another, each torn down before the next, and show a table for each.
+
+    Rows that cannot be had here are printed with the reason, which ``settings["skipped"]`` keeps.
+
+    Args:
+        suite: Name of the result.
+        options: From ``read``.
+        cases: For each case the labels of its rows (``batch_size``, ``case``) and what builds its rows.
+        baseline: The variant that ratios are taken to. Where it cannot be had, there are none.
+        ours: Variants that run through gpuaug, which plots show in another colour.
+        ceilings: Variants that leave work out to show what the rest could reach at most.
+        figures: Measures more of each row. Rates and ratios are then of images alone, so that a row that takes long may do a
+            part of a batch in a step, and windows say nothing of the host.
+        settings: Further settings to keep with the result.
+    """
+    suite = options.suite or suite
+    found_environment = environment(options.device)
+    start = perf_counter()
+    rows: list[dict[str, Any]] = []
+    skipped: list[dict[str, Any]] = []
+    slow: dict[str, str] = {}
+    settings |= {"baseline": baseline, "ours": list(ours), "ceilings": list(ceilings), "skipped": skipped}
+    for labels, build in cases:
+        measured, left_out, more = _case(build, options, baseline, slow, figures)
+        found = [row.record(**labels) for row in measured]
+        for record in found:
+            if figures is not None:
+                del record["steps_per_s"], record["host_ms"]
+            record |= more[record["name"]]
+        rows += found
+        for row in left_out:
+            if not any((row.name, row.reason) == (other["name"], other["reason"]) for other in skipped):
+                console.print(f"{suite}: {_title(labels)}: {row.name} skipped: {row.reason}", markup=False)
+            skipped.append(labels | {"name": row.name, "reason": row.reason})
+        console.print(results.table(found, f"{suite}: {_title(labels)}"))
+        slow |= _slow(measured, labels, options, baseline)
+        if options.json is not None:
+            # What there is so far, so that an interruption costs one case.
+            so_far = results.result(suite, rows=rows, settings=settings, device=options.device, environment=found_environment)
+            results.write(options.json, so_far)
+    return finish(suite, options, rows, settings, found_environment, start)
+
+
+def _case(
+    build: Build, options: Namespace, baseline: str, slow: dict[str, str], figures: Figures | None
+) -> tuple[list[Row], list[Skipped], dict[str, dict[str, Any]]]:
+    """The rows of one case, what was left out, and what more is known; without a peer that raises, all else starts anew."""
+    reasons = dict(slow)
+    while True:
+        # Every case starts from the same numbers, whichever cases ran before it.
+        torch.manual_seed(0)
+        with ExitStack() as stack:
+            made = [
+                Skipped(row.name, reasons[row.name]) if row.name in reasons else row
+                for row in select_rows(build(stack), options.rows, baseline)
+            ]
+            variants = [row for row in made if isinstance(row, Variant)]
+            left_out = [row for row in made if isinstance(row, Skipped)]
+            del made
+            try:
+                windows = interleave(variants, device=options.device, seconds=options.seconds, repeats=options.repeats)
+            except PeerError as error:
+                reasons[error.name] = error.reason
+                windows = None
+            more = {row.name: row.notes() | (figures(row) if figures is not None else {}) for row in variants if windows}
+            del variants
+        release(options.device)
+        if windows is not None:
+            if figures is not None:
+                windows = {name: [replace(each, steps=each.images) for each in own] for name, own in windows.items()}
+            return summarise(windows, baseline=baseline if baseline in windows else None), left_out, more
+
+
+def _slow(measured: Sequence[Row], labels: dict[str, Any], options: Namespace, baseline: str) -> dict[str, str]:
+    """The rows that ``--slowest`` leaves out from here on, and why."""
+    if options.slowest is None:
+        return {}
+    took = {row.name: 1 / row.steps_per_s for row in measured if row.name != baseline}
+    more = f"with {_title(labels)}, more than --slowest {options.slowest:g}"
+    return {name: f"a step took {step_s:.2g} s {more}" for name, step_s in took.items() if step_s > options.slowest}
+
+
+def _title(labels: dict[str, Any]) -> str:
+    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in labels.items())
+
+
+def finish(
+    suite: str,
+    options: Namespace,
+    rows: list[dict[str, Any]],
+    settings: dict[str, Any],
+    found_environment: dict[str, Any],
+    start: float,
+) -> dict[str, Any]:
+    """Make the result, check it, write it where ``--json`` says, and print how long it took."""
+    # Where files are written says nothing about what was measured.
+    left_out = {"device", "json", "suite"}
+    flags = {key: value for key, value in vars(options).items() if key not in left_out and not isinstance(value, Path)}
+    seconds = perf_counter() - start
+    made = results.result(
+        suite,
+        rows=rows,
+        settings=flags | settings | {"took_s": round(seconds, 1)},
+        device=options.device,
+        environment=found_environment,
+    )
+    results.check(made)
+    if options.json is not None:
+        results.write(options.json, made)
+    console.print(f"{suite}: {seconds:.0f} s" + (f", written to {options.json}" if options.json else ""))
+    return made
+
+
+def release(device: torch.device) -> None:
+    """Give back what the last case held, so that the next one starts with an empty card and no workers beside it."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()

@@ -1,0 +1,83 @@
+"""Measure suites one after another and write bench/results/SUITE.json for each.
+
+    python -m bench run                            all of them, tens of minutes on an H200
+    python -m bench run chain branches --quick     some, with flags that all of these take
+
+A suite that fails does not stop the others; the failures are listed at the end. ``python -m bench SUITE --help`` shows its
+flags. On a CPU, give small sizes: ``--size 32 --batch 4``.
+"""
+
+import importlib
+import shlex
+import sys
+import traceback
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from bench.harness import measurement
+from bench.harness.result_rows import RESULTS
+
+Suites = Mapping[str, tuple[str, Sequence[str]]]
+"""Name of a result to the module that makes it, and the flags for that."""
+
+
+def main(argv: Sequence[str] | None, known: Suites) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    # By hand: flags that this parser does not know may have values, which it would take for suites.
+    suites = list(takewhile(lambda word: not word.startswith("-"), words))
+    parser = ArgumentParser(
+        prog="python -m bench run",
+        usage="%(prog)s [SUITE ...] [--list] [--results FOLDER] [flags of these suites]",
+        description=__doc__,
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--list", action="store_true", help="print what each suite measures, and the flags that it is given")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write into (default: %(default)s)")
+    options, flags = parser.parse_known_args(words[len(suites) :])
+    if options.list:
+        print(listing(known))
+        return 0
+    unknown = [name for name in suites if name not in known]
+    if unknown:
+        parser.error(f"suites must be among {', '.join(known)}, got {', '.join(unknown)}. See --list.")
+    late = [word for word in flags if word in known]
+    if late:
+        parser.error(f"suites must come before flags, got {', '.join(late)} after {flags[0]}. Name them first.")
+    failed = [name for name in suites or known if not _succeeds(name, *known[name], flags, options.results)]
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def listing(known: Suites) -> str:
+    """Every suite with the first line of its docstring, and its flags."""
+    width = max(map(len, known)) + 2
+    lines = []
+    for name, (module, own) in known.items():
+        doc = importlib.import_module(module).__doc__ or ""
+        lines.append(f"{name:{width}}{doc.splitlines()[0] if doc else ''}")
+        if own:
+            lines.append(f"{'':{width}}{shlex.join(own)}")
+    return "\n".join(lines)
+
+
+def _succeeds(name: str, module: str, own: Sequence[str], flags: Sequence[str], folder: Path) -> bool:
+    start = perf_counter()
+    done = False
+    try:
+        importlib.import_module(module).main([*own, *flags, "--json", str(folder / f"{name}.json")])
+        done = True
+    except SystemExit as stop:  # a flag that this suite does not take, or nothing that it can measure here
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+    except Exception:
+        traceback.print_exc()
+    print(f"{name}: {perf_counter() - start:.0f} s in all", flush=True)
+    measurement.release(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    return done

@@ -1,0 +1,211 @@
+"""The augmenters that the suite ``augment`` compares, on a batch that is on the device: gpuaug, and what else users could take.
+
+All of them are given the same uint8 images and return the same shape in the same number of bytes. Kornia's rows crop by
+a warp, which is Kornia's form without a loop over the images; gpuaug is given the pipeline as Kornia's users write it.
+Modules stay on the CPU, where Kornia 0.9 draws without waiting for the device.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchvision import tv_tensors
+
+import gpuaug
+from bench.data import loaders, pipelines, random_images
+from bench.harness.call_rows import AugmentCall
+from bench.harness.optional_rows import MissingError
+from bench.peers import dali
+
+
+@dataclass(frozen=True)
+class Case:
+    """One pipeline, as the libraries spell it.
+
+    Args:
+        name: What its rows are called by.
+        kornia: Makes Kornia's, from ``cropping`` and what the container takes.
+        torchvision: Makes torchvision's.
+        out: Side of the images that come out.
+        dtype: Of the images that come out.
+        loop: Makes torchvision's with a call for each image, where one was published.
+        masks: Whether uint8 masks go along.
+    """
+
+    name: str
+    kornia: Callable[..., nn.Module]
+    torchvision: Callable[[], nn.Module]
+    out: int
+    dtype: torch.dtype = torch.bfloat16
+    loop: Callable[[], nn.Module] | None = None
+    masks: bool = False
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """Half precision feeds convolutions, which want channels last."""
+        return torch.contiguous_format if self.dtype == torch.float32 else torch.channels_last
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images (B, 3, H, W) uint8 and masks (B, 1, H, W) uint8, on the device."""
+
+    images: Tensor
+    masks: Tensor | None
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """The images, and the masks if there are any."""
+        return (self.images,) if self.masks is None else (self.images, self.masks)
+
+
+def cases(size: int) -> list[Case]:
+    """The pipelines, for images of ``size`` pixels a side."""
+    out = size * 7 // 8
+    classification = partial(pipelines.classification_kornia, out)
+    return [
+        Case(
+            "seed",
+            partial(pipelines.heavy_kornia, size),
+            partial(pipelines.heavy_worker, size),
+            size,
+            dtype=torch.float32,
+            loop=partial(pipelines.HeavyPublished, size),
+        ),
+        Case("cls", classification, partial(pipelines.classification_torchvision, out), out),
+        Case("ssl", partial(pipelines.contrastive_kornia, out), partial(pipelines.contrastive_torchvision, out), out),
+        Case(
+            "masks",
+            partial(classification, data_keys=["input", "mask"]),
+            partial(pipelines.classification_torchvision, out),
+            out,
+            masks=True,
+        ),
+        Case(
+            "randaugment",
+            pipelines.randaugment_kornia,
+            pipelines.randaugment_torchvision,
+            size,
+        ),
+    ]
+
+
+def sample(case: Case, batch_size: int, size: int, device: torch.device) -> Batch:
+    """Random images on ``device``, and masks where the pipeline takes them."""
+    images = torch.randint(256, (batch_size, 3, size, size), dtype=torch.uint8, device=device)
+    masks = torch.randint(21, (batch_size, 1, size, size), dtype=torch.uint8, device=device) if case.masks else None
+    return Batch(images, masks)
+
+
+def fused(case: Case) -> nn.Module:
+    """The pipeline as gpuaug runs it."""
+    return gpuaug.fuse(case.kornia(cropping="slice"), dtype=case.dtype, memory_format=case.memory_format)
+
+
+def _gpuaug(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
+    augment = fused(case)
+    return lambda: augment(*batch.parts)
+
+
+def _streamed(case: Case, batch: Batch, stack: ExitStack) -> AugmentCall:
+    images = random_images.RandomImages(batch.images.shape[-1])
+    batches = loaders.cycle(loaders.sample(images, len(batch.images), 4, batch.images.device, pin=True))
+    loader = gpuaug.StreamedLoader(batches, [fused(case)], device=batch.images.device, depth=loaders.DEPTH)
+    stack.callback(loader.close)
+    streamed = iter(loader)
+    return lambda: next(streamed)[0]
+
+
+def _kornia(case: Case, batch: Batch, _stack: ExitStack, **container: Any) -> AugmentCall:
+    return _float(case, batch, pipelines.Scaled(case.kornia(cropping="resample", **container)))
+
+
+def _compiled(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
+    torch.compiler.reset()
+    # Static shapes, which is the faster code; a new batch size compiles anew.
+    return _float(case, batch, torch.compile(pipelines.Scaled(case.kornia(cropping="resample")), dynamic=False))
+
+
+def _torchvision(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
+    wrapped = [tv_tensors.Image(batch.images), *(tv_tensors.Mask(part) for part in batch.parts[1:])]
+    return _float(case, Batch(*wrapped, *[None] * (2 - len(wrapped))), case.torchvision())
+
+
+def _torchvision_loop(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
+    assert case.loop is not None, "its row was left out"
+    return _float(case, batch, pipelines.Scaled(case.loop()))
+
+
+def _fuse_augmentations(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
+    try:
+        from fuse_aug import Compose
+    except ImportError as error:
+        raise MissingError(f"not installed: {error}") from None
+    keys = {"data_keys": ["input", "mask"]} if case.masks else {}
+    # Unlike Kornia's, its modules have to be where the images are.
+    composed = Compose(list(case.kornia(cropping="resample").children()), **keys).to(batch.images.device)
+    return _float(case, batch, pipelines.Scaled(composed))
+
+
+def _dali(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
+    try:
+        return dali.build(case.name, batch.images, batch.masks, case.dtype)
+    except ImportError as error:
+        raise MissingError(f"not installed: {error}") from None
+
+
+def _float(case: Case, batch: Batch, module: Callable[..., Any]) -> AugmentCall:
+    """``module`` on the batch, its images in the type and the memory format that gpuaug writes."""
+
+    def call() -> Any:
+        found = module(*batch.parts)
+        images, *rest = found if isinstance(found, (list, tuple)) else (found,)
+        images = images.to(case.dtype, memory_format=case.memory_format)
+        return [images, *rest] if rest else images
+
+    return call
+
+
+LOOP = "torchvision loop"
+EAGER = "Kornia"
+COMPILED = "Kornia compiled"
+DALI = "DALI"
+OURS = "gpuaug"
+STREAMED = "gpuaug, streamed"
+
+AUGMENTERS: dict[str, Callable[[Case, Batch, ExitStack], AugmentCall]] = {
+    LOOP: _torchvision_loop,
+    "torchvision v2": _torchvision,
+    EAGER: _kornia,
+    "Kornia, matrices skipped": partial(_kornia, transformation_matrix_mode="skip"),
+    COMPILED: _compiled,
+    "fuse-augmentations": _fuse_augmentations,
+    DALI: _dali,
+    OURS: _gpuaug,
+    STREAMED: _streamed,
+}
+"""Row name to a function that makes the call of the row. What must be closed after the case goes on the stack."""
+
+
+def row_names(case: Case) -> list[str]:
+    """The names of the rows of a pipeline, whether or not they can be measured here."""
+    # The loop was published for one pipeline; one is enough to see what streaming adds; minutes of compiling are not spent
+    # on more than the three pipelines that figures are quoted for.
+    only = {LOOP: case.loop is not None, STREAMED: case.name == "cls", COMPILED: case.name in ("seed", "cls", "ssl")}
+    return [name for name in AUGMENTERS if only.get(name, True)]
+
+
+def installed_versions() -> dict[str, str]:
+    """The versions of the peers that are installed and that the environment does not name."""
+    found = {}
+    for package in ("fuse-augmentations", "nvidia-dali-cuda130", "nvidia-dali-cuda120"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

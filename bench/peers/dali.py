@@ -1,0 +1,275 @@
+"""The augmentation pipelines in NVIDIA DALI: over a batch that stays in memory, and behind a DataLoader.
+
+DALI reads its images through ``external_source``, without a copy where the batch stays, in its own (B, H, W, C) layout, draws
+for every image, and hands the result over as a view on the current stream. It prepares two batches ahead on its own threads
+and streams, its default. It has no bfloat16, so half-precision pipelines end in float16, which is as many bytes. Crops and
+resizes are not antialiased, as in Kornia, unless told.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.data.pipelines import MEAN, STD
+from bench.harness.optional_rows import MissingError
+
+_AREA, _ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
+
+
+def build(name: str, images: Tensor, masks: Tensor | None, dtype: torch.dtype) -> Callable[[], Any]:
+    """A function that augments ``images`` at each call.
+
+    Args:
+        name: Of the pipeline.
+        images: (B, C, H, W) uint8. On a CPU, DALI's CPU operators run.
+        masks: (B, 1, H, W) uint8, or none.
+        dtype: Of the images that come out; bfloat16 becomes float16.
+
+    Raises:
+        ImportError: If DALI is not installed.
+        KeyError: If there is no such pipeline for DALI.
+    """
+    from nvidia.dali import fn, pipeline_def, types
+
+    device = images.device
+    on = "gpu" if device.type == "cuda" else "cpu"
+    side = images.shape[-1]
+    # In DALI's layout once and for all; the arrays of CPU operators are NumPy's.
+    sources = [part.permute(0, 2, 3, 1).contiguous() for part in (images, masks) if part is not None]
+    if on == "cpu":
+        sources = [part.numpy() for part in sources]
+    body = PIPELINES[name]
+
+    @pipeline_def(**_settings(len(images), device))
+    def pipeline() -> Any:
+        read = fn.external_source(
+            source=lambda: tuple(sources),
+            num_outputs=len(sources),
+            device=on,
+            layout="HWC",
+            dtype=types.UINT8,
+            ndim=3,
+            no_copy=True,
+        )
+        return body(fn, types, side, dtype, *read)
+
+    made = pipeline()
+    made.build()
+
+    def call() -> Any:
+        found = _run(made, device)
+        return found[0] if len(found) == 1 else found
+
+    return call
+
+
+def build_ragged(images: Sequence[Tensor], side: int, *, antialias: bool, device: torch.device) -> Callable[[], Tensor]:
+    """A function that augments images of different sizes at each call, by the pipeline ``cls``.
+
+    Args:
+        images: (H, W, C) uint8, on ``device`` or page-locked on the host, from where DALI copies them.
+        side: Of the images that come out.
+        antialias: Whether the crop is antialiased.
+        device: On a CPU, DALI's CPU operators run.
+
+    Raises:
+        MissingError: If DALI is not installed.
+    """
+    try:
+        from nvidia.dali import fn, pipeline_def, tensors, types
+    except ImportError as error:
+        raise MissingError(f"not installed: {error}") from None
+    on_host = images[0].device.type == "cpu"
+    # One list for all calls, so that no call takes a tensor after the other out of PyTorch; DALI takes it as it is.
+    if on_host:
+        parts = [tensors.TensorCPU(image.numpy(), "HWC", is_pinned=image.is_pinned()) for image in images]
+        batch = tensors.TensorListCPU(parts, "HWC", contiguous=False)
+    else:
+        batch = tensors.TensorListGPU([tensors.TensorGPU(image, "HWC") for image in images], "HWC", contiguous=False)
+
+    @pipeline_def(**_settings(len(images), device))
+    def pipeline() -> Any:
+        read = fn.external_source(
+            source=lambda: batch, device="cpu" if on_host else "gpu", layout="HWC", dtype=types.UINT8, ndim=3, no_copy=True
+        )
+        if on_host and device.type == "cuda":
+            read = read.gpu()
+        # It crops to seven eighths of the side that it is told, rounded down.
+        return classification(fn, types, -(-side * 8 // 7), torch.bfloat16, read, antialias=antialias)
+
+    made = pipeline()
+    made.build()
+
+    def call(_held: Sequence[Tensor] = images) -> Tensor:
+        return _run(made, device)[0]
+
+    return call
+
+
+class Batches:
+    """Batches of a loader, augmented by DALI on their way: (B, C, H, W) float32 images on the device, and labels as they were.
+
+    Args:
+        name: Of the pipeline, one with images only.
+        loader: Gives batches of ``batch_size`` (C, H, W) uint8 images and their labels.
+        batch_size: Of every batch.
+        side: Of the images.
+        device: Where images go. On a CPU, DALI's CPU operators run.
+
+    Raises:
+        MissingError: If DALI is not installed.
+    """
+
+    def __init__(
+        self, name: str, loader: Iterable[tuple[Tensor, Tensor]], batch_size: int, side: int, device: torch.device
+    ) -> None:
+        try:
+            from nvidia.dali import fn, pipeline_def, types
+        except ImportError as error:
+            raise MissingError(f"not installed: {error}") from None
+        self.loader, self.device = loader, device
+        body, on_gpu = PIPELINES[name], device.type == "cuda"
+
+        @pipeline_def(**_settings(batch_size, device))
+        def pipeline(pull: Callable[[], Any]) -> Any:
+            read = fn.external_source(source=pull, device="cpu", layout="CHW", dtype=types.UINT8, ndim=3)
+            if on_gpu:
+                read = read.gpu()
+            return body(fn, types, side, torch.float32, fn.transpose(read, perm=[1, 2, 0]))
+
+        self._pipeline = pipeline
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        source: Iterator[tuple[Tensor, Tensor]] | None = iter(self.loader)
+        labels: deque[Tensor] = deque()
+
+        def pull() -> Any:
+            # DALI pulls ahead: the labels wait for the images that they came with.
+            assert source is not None
+            images, own = next(source)
+            labels.append(own)
+            return images.numpy()
+
+        made = self._pipeline(pull)
+        made.build()
+        try:
+            while True:
+                (images,) = _run(made, self.device)
+                yield images, labels.popleft()
+        finally:
+            # A pipeline is part of a cycle, and holds what it pulls from. As cyclic garbage a DataLoader loses its queues
+            # before it can tell its workers to end, and then waits for each of them for five seconds.
+            source = None
+
+
+def _settings(batch_size: int, device: torch.device) -> dict[str, Any]:
+    return {
+        "batch_size": batch_size,
+        "num_threads": 4,
+        "device_id": device.index or 0 if device.type == "cuda" else None,
+        "seed": 0,
+        "prefetch_queue_depth": 2,
+        "exec_dynamic": True,
+        "enable_conditionals": True,
+    }
+
+
+def _run(made: Any, device: torch.device) -> list[Tensor]:
+    # Told the stream, it returns before the batch is ready, and that stream waits.
+    parts = made.run(torch.cuda.current_stream(device)) if device.type == "cuda" else made.run()
+    found = [torch.from_dlpack(part.as_tensor()) for part in parts]
+    # float32 pipelines leave DALI as (B, C, H, W) already.
+    return [part if part.dtype == torch.float32 else part.permute(0, 3, 1, 2) for part in found]
+
+
+def heavy(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any) -> Any:
+    """Random crop, resize, rotation and blur."""
+    images = fn.crop(
+        images,
+        crop=(side // 2, side // 2),
+        crop_pos_x=fn.random.uniform(range=(0, 1)),
+        crop_pos_y=fn.random.uniform(range=(0, 1)),
+    )
+    images = fn.resize(images, size=(side, side), antialias=False)
+    images = fn.rotate(images, angle=fn.random.uniform(range=(-45.0, 45.0)), keep_size=True, fill_value=0)
+    images = fn.gaussian_blur(images, sigma=fn.random.uniform(range=(0.1, 2.0)), window_size=7)
+    return _normalize(fn, types, dtype, images)
+
+
+def classification(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any, *, antialias: bool = False) -> Any:
+    """Random resized crop, flip and jitter."""
+    images = fn.random_resized_crop(
+        images, size=(side * 7 // 8,) * 2, random_area=_AREA, random_aspect_ratio=_ASPECT, antialias=antialias
+    )
+    images = fn.color_twist(images, brightness=_factor(fn), contrast=_factor(fn), saturation=_factor(fn))
+    return _normalize(fn, types, dtype, images, mirror=fn.random.coin_flip())
+
+
+def contrastive(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any) -> Any:
+    """Random resized crop, flip, jitter with hue, grey and blur, each applied to some of the images."""
+    images = fn.random_resized_crop(
+        images, size=(side * 7 // 8,) * 2, random_area=_AREA, random_aspect_ratio=_ASPECT, antialias=False
+    )
+    jittered = fn.random.coin_flip(probability=0.8)
+    images = fn.color_twist(
+        images,
+        brightness=_factor(fn) * jittered + (1.0 - jittered),
+        contrast=_factor(fn) * jittered + (1.0 - jittered),
+        saturation=_factor(fn) * jittered + (1.0 - jittered),
+        # Degrees: a tenth of the circle, as Kornia's and torchvision's 0.1.
+        hue=fn.random.uniform(range=(-36.0, 36.0)) * jittered,
+    )
+    images = fn.saturation(images, saturation=1.0 - fn.random.coin_flip(probability=0.2))
+    # A condition, so that only half of the images are blurred.
+    if fn.random.coin_flip(probability=0.5, dtype=types.BOOL):
+        images = fn.gaussian_blur(images, sigma=fn.random.uniform(range=(0.1, 2.0)), window_size=23)
+    return _normalize(fn, types, dtype, images, mirror=fn.random.coin_flip())
+
+
+def segmentation(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any, masks: Any) -> Any:
+    """The pipeline of classification, with masks that follow crop and flip."""
+    start, extent = fn.random_crop_generator([side, side], random_area=_AREA, random_aspect_ratio=_ASPECT)
+    start = fn.cast(start, dtype=types.FLOAT)
+    end = start + fn.cast(extent, dtype=types.FLOAT)
+    size = (side * 7 // 8,) * 2
+    images = fn.resize(images, size=size, roi_start=start, roi_end=end, antialias=False)
+    masks = fn.resize(masks, size=size, roi_start=start, roi_end=end, interp_type=types.INTERP_NN)
+    images = fn.color_twist(images, brightness=_factor(fn), contrast=_factor(fn), saturation=_factor(fn))
+    mirror = fn.random.coin_flip()
+    return _normalize(fn, types, dtype, images, mirror=mirror), fn.flip(masks, horizontal=mirror)
+
+
+def randaugment(fn: Any, types: Any, _side: int, dtype: torch.dtype, images: Any) -> Any:
+    """DALI's own RandAugment, whose ops are drawn for every image."""
+    from nvidia.dali.auto_aug import rand_augment
+
+    return _normalize(fn, types, dtype, rand_augment.rand_augment(images, n=2, m=10))
+
+
+PIPELINES = {
+    "seed": heavy,
+    "cls": classification,
+    "ssl": contrastive,
+    "masks": segmentation,
+    "randaugment": randaugment,
+}
+"""By the name of the pipeline: what builds DALI's graph from its namespaces, the images' side and the output's dtype."""
+
+
+def _factor(fn: Any) -> Any:
+    return fn.random.uniform(range=(0.6, 1.4))
+
+
+def _normalize(fn: Any, types: Any, dtype: torch.dtype, images: Any, mirror: Any = 0) -> Any:
+    full = dtype == torch.float32
+    return fn.crop_mirror_normalize(
+        images,
+        mirror=mirror,
+        mean=[255 * value for value in MEAN],
+        std=[255 * value for value in STD],
+        dtype=types.FLOAT if full else types.FLOAT16,
+        output_layout="CHW" if full else "HWC",
+    )

@@ -1,0 +1,197 @@
+"""The loaders that the suite ``feeds`` compares, from a sample in memory to a batch on the card."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler, default_collate
+
+import gpuaug
+from bench.data import loaders, pipelines
+from bench.data.random_images import RepeatedRandomImages
+from bench.harness.optional_rows import MissingError
+
+UNPINNED = "DataLoader, unpinned"
+PINNED = "DataLoader, pinned"
+COPY_STREAM = "pinned, copy stream"
+SPDL = "SPDL"
+FFCV = "FFCV"
+PLAIN = "StreamedLoader, plain"
+STREAMED = "StreamedLoader"
+FUSED = "StreamedLoader, fused"
+
+_ENDLESS = 10**8
+
+
+@dataclass(frozen=True)
+class FeedCase:
+    """The samples, and the number of workers that load them."""
+
+    workers: int
+    batch_size: int
+    data: RepeatedRandomImages
+    prefetch: int
+
+    @property
+    def sample_bytes(self) -> int:
+        return sum(part.nbytes for part in self.data[0])
+
+    @property
+    def queued(self) -> int:
+        """Batches that may be ready or under way before the first is taken."""
+        return self.workers * self.prefetch + loaders.DEPTH + 4
+
+
+@dataclass(frozen=True)
+class OpenFeeder:
+    """An endless iterator of batches on the device, and the counters of the loader behind it if it has any."""
+
+    batches: Iterator[Any]
+    stats: Callable[[], Any] | None = None
+
+
+def loader(case: FeedCase, *, pin: bool) -> DataLoader:
+    """A ``DataLoader`` whose epoch outlasts every measurement, so that no window holds the edge of one."""
+    draw = torch.Generator().manual_seed(0)
+    return DataLoader(
+        case.data,
+        batch_size=case.batch_size,
+        sampler=RandomSampler(case.data, replacement=True, num_samples=_ENDLESS, generator=draw),
+        num_workers=case.workers,
+        pin_memory=pin,
+        persistent_workers=True,
+        prefetch_factor=case.prefetch,
+        drop_last=True,
+    )
+
+
+def _by_hand(case: FeedCase, device: torch.device, stack: ExitStack, *, pin: bool) -> OpenFeeder:
+    def batches() -> Iterator[list[Tensor]]:
+        # The loader is held here only: when this frame goes, so do its workers, those that persist too.
+        for batch in loader(case, pin=pin):
+            yield [part.to(device, non_blocking=pin) for part in batch]
+
+    return _closing(batches(), stack)
+
+
+def _copy_stream(case: FeedCase, device: torch.device, stack: ExitStack) -> OpenFeeder:
+    def batches() -> Iterator[list[Tensor]]:
+        side, pulled = torch.cuda.Stream(device), iter(loader(case, pin=True))
+
+        def preload() -> list[Tensor]:
+            batch = next(pulled)
+            with torch.cuda.stream(side):
+                return [part.to(device, non_blocking=True) for part in batch]
+
+        upcoming = preload()
+        while True:
+            here = torch.cuda.current_stream(device)
+            here.wait_stream(side)
+            for part in upcoming:
+                part.record_stream(here)  # allocated on the side stream, which must not be given it back too early
+            ready, upcoming = upcoming, preload()
+            yield ready
+
+    return _closing(batches(), stack)
+
+
+def _closing(batches: Any, stack: ExitStack) -> OpenFeeder:
+    stack.callback(batches.close)
+    return OpenFeeder(batches)
+
+
+def _streamed(
+    case: FeedCase, device: torch.device, stack: ExitStack, *, plain: bool = False, fused: bool = False
+) -> OpenFeeder:
+    stages = []
+    if fused:
+        side = min(224, case.data.images.shape[-1])
+        pipeline = pipelines.classification_kornia(side, cropping="slice")
+        stages = [gpuaug.fuse(pipeline, dtype=torch.bfloat16, memory_format=torch.channels_last)]
+    cuda = device.type == "cuda"
+    streamed = gpuaug.StreamedLoader(
+        loader(case, pin=plain and cuda),
+        stages,
+        device=device,
+        depth=loaders.DEPTH,
+        feed="plain" if plain else "auto" if cuda else "ring",
+    )
+    stack.callback(streamed.close)
+    return OpenFeeder(iter(streamed), streamed.stats)
+
+
+def _spdl(case: FeedCase, device: torch.device, stack: ExitStack) -> OpenFeeder:
+    try:
+        from spdl.io import transfer_tensor
+        from spdl.pipeline import PipelineBuilder
+    except ImportError as error:
+        raise MissingError(f"not installed: {error}") from None
+    draw = torch.Generator().manual_seed(0)
+
+    def indices() -> Iterator[list[int]]:
+        while True:
+            yield torch.randint(len(case.data), (case.batch_size,), generator=draw).tolist()
+
+    def collate(batch: list[int]) -> list[Tensor]:
+        return default_collate([case.data[index] for index in batch])
+
+    builder = PipelineBuilder().add_source(indices()).pipe(collate, concurrency=case.workers, output_order="input")
+    if device.type == "cuda":
+        # On one thread, as its documentation asks for: each thread has a stream and page-locked buffers of its own.
+        transfer = stack.enter_context(ThreadPoolExecutor(max_workers=1))
+        builder = builder.pipe(transfer_tensor, executor=transfer)
+    pipeline = builder.add_sink(loaders.DEPTH).build(num_threads=case.workers)
+    stack.enter_context(pipeline.auto_stop())
+    return OpenFeeder(iter(pipeline))
+
+
+def _ffcv(case: FeedCase, device: torch.device, stack: ExitStack) -> OpenFeeder:
+    try:
+        from ffcv.fields import IntField, NDArrayField
+        from ffcv.fields.decoders import IntDecoder, NDArrayDecoder
+        from ffcv.loader import Loader, OrderOption
+        from ffcv.transforms import Squeeze, ToDevice, ToTensor
+        from ffcv.writer import DatasetWriter
+    except ImportError as error:
+        raise MissingError(f"not installed: {error}") from None
+    images = case.data.images.numpy()
+    samples = list(zip(images, case.data.labels.tolist(), strict=True))
+    path = Path(stack.enter_context(TemporaryDirectory())) / "samples.beton"
+    fields = {"image": NDArrayField(images.dtype, images.shape[1:]), "label": IntField()}
+    DatasetWriter(str(path), fields, num_workers=case.workers).from_indexed_dataset(samples)
+    moved = [ToTensor(), ToDevice(device, non_blocking=True)]
+    loaded = Loader(
+        str(path),
+        batch_size=case.batch_size,
+        num_workers=case.workers,
+        order=OrderOption.RANDOM,
+        os_cache=True,
+        drop_last=True,
+        pipelines={"image": [NDArrayDecoder(), *moved], "label": [IntDecoder(), *moved, Squeeze()]},
+    )
+
+    def batches() -> Iterator[Any]:
+        while True:
+            yield from loaded
+
+    return _closing(batches(), stack)
+
+
+FEEDERS: dict[str, Callable[[FeedCase, torch.device, ExitStack], OpenFeeder]] = {
+    UNPINNED: partial(_by_hand, pin=False),
+    PINNED: partial(_by_hand, pin=True),
+    COPY_STREAM: _copy_stream,
+    SPDL: _spdl,
+    FFCV: _ffcv,
+    PLAIN: partial(_streamed, plain=True),
+    STREAMED: _streamed,
+    FUSED: partial(_streamed, fused=True),
+}
+"""Row name to a function that opens the loader. What must be closed after the row goes on the stack."""

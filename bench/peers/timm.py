@@ -1,0 +1,33 @@
+"""A training loop over timm's ``PrefetchLoader``."""
+
+from collections.abc import Iterable
+
+import torch
+
+from bench.harness.loops import Prepare, Serial
+from bench.harness.optional_rows import MissingError
+
+
+class Prefetched(Serial):
+    """timm's ``PrefetchLoader``: it copies the next batch and scales it to [0, 1] on a stream of its own.
+
+    Args:
+        loader: Gives uint8 images and labels.
+        device: Where they go.
+        prepare: What is left to do in the loop, with float images.
+
+    Raises:
+        MissingError: If timm is not installed, or one that is not safe to measure.
+    """
+
+    def __init__(self, loader: Iterable, device: torch.device, prepare: Prepare) -> None:
+        try:
+            from timm.data.loader import PrefetchLoader
+        except ImportError as error:
+            raise MissingError(f"not installed: {error}") from None
+        # It divides by 255 itself, so that this scales and does no more.
+        prefetched = PrefetchLoader(loader, mean=(0.0,) * 3, std=(1.0,) * 3, device=device)
+        if not hasattr(prefetched, "stream"):
+            # A label overwritten by pixels would stop the run with a device assert.
+            raise MissingError("timm must be newer: this one's prefetcher overwrites batches that are still being trained on")
+        super().__init__(prefetched, device, prepare)

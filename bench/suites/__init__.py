@@ -1,0 +1,50 @@
+"""What is measured: one file a suite, named like its result in ``bench/results``."""
+
+# Few, short rounds: the windows themselves are a small part of the time that seven sizes take. Rows that take long are left
+# out of the largest ones, where a window this short would see only what had queued up before it.
+_SIZES = ["--batch", "8,16,32,64,128,256,512", "--seconds", "0.3", "--repeats", "2", "--slowest", "0.15"]
+
+# Percents are asked here, of loops that differ by as much from round to round.
+_DEPTHS = ["--batch", "8,16,32,64,128,256", "--rows", "streamed;streamed, auto", "--seconds", "0.3", "--repeats", "8"]
+
+SUITES: dict[str, tuple[str, list[str]]] = {
+    "encoder_decoder": ("bench.suites.training.encoder_decoder", []),
+    "encoder_decoder_sizes": (
+        "bench.suites.training.encoder_decoder",
+        ["--suite", "encoder_decoder_sizes", "--rows", "two streams, as published;timm PrefetchLoader;streamed", *_SIZES],
+    ),
+    "encoder_decoder_depths": ("bench.suites.training.encoder_decoder", ["--suite", "encoder_decoder_depths", *_DEPTHS]),
+    "encoder_decoder_resident": ("bench.suites.training.encoder_decoder", ["--resident"]),
+    "encoder_decoder_alike": (
+        "bench.suites.training.encoder_decoder",
+        ["--alike", "--batch", "8,16,64", "--seconds", "0.25", "--repeats", "5"],
+    ),
+    "frozen_resnet": ("bench.suites.training.frozen_resnet", []),
+    "classifier": ("bench.suites.training.classifier", []),
+    "classifier_sizes": (
+        "bench.suites.training.classifier",
+        [
+            "--suite",
+            "classifier_sizes",
+            "--rows",
+            "workers;two streams, as published;timm PrefetchLoader;DALI;streamed;streamed, fused",
+            *_SIZES,
+        ],
+    ),
+    "classifier_depths": ("bench.suites.training.classifier", ["--suite", "classifier_depths", *_DEPTHS]),
+    "resnet_step": ("bench.suites.training.resnet_step", []),
+    "chain": ("bench.suites.training.chain", []),
+    "branches": ("bench.suites.training.branches", []),
+    "handover": ("bench.suites.transport.handover", []),
+    "lifetimes": ("bench.suites.transport.lifetimes", []),
+    "items": ("bench.suites.training.items", []),
+    "feeds": ("bench.suites.transport.feeds", []),
+    "augment": ("bench.suites.augmentation.augment", []),
+    "ragged": ("bench.suites.augmentation.ragged", []),
+    "views": ("bench.suites.augmentation.views", []),
+    "detection": ("bench.suites.augmentation.detection", []),
+    "accuracy": ("bench.suites.augmentation.accuracy", []),
+    "lanes": ("bench.suites.training.lanes", []),
+    "profiles": ("bench.suites.training.profiles", []),
+}
+"""Name of the result, the module that makes it, and the flags it needs for that. ``python -m bench run`` measures these."""

@@ -1,0 +1,1 @@
+"""Augmentation: speed, kernels, and what a model learns from it."""

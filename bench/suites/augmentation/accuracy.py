@@ -1,0 +1,211 @@
+"""Whether a model learns as well from gpuaug's images as from torchvision's: top-1 of one training, fed in three ways.
+
+    python -m bench accuracy --data DIR      an ImageFolder, with train and val in it or to be split
+    python -m bench accuracy                 the built-in set, made of what installed packages have: bench.data.character_images
+    python -m bench accuracy --make DIR      write that set there, and do nothing else
+
+A ResNet-18 from scratch: RandomResizedCrop to 64 pixels of half to all of the image, HorizontalFlip, ColorJitter without hue
+and Normalize; SGD with one cycle of the learning rate; on a GPU under bfloat16 autocast. For every seed all rows start from the
+same weights and have the same images in the same order. They differ in who augments:
+
+torchvision, workers     v2 in DataLoader workers, crops antialiased
+gpuaug, antialiased      workers collate images as they are, and a StreamedLoader runs gpuaug.fuse(ragged=True) on the device
+gpuaug                   the same without antialiasing, as Kornia crops
+
+All are tested in one way: torchvision's Resize and CenterCrop, on the CPU and once for all. Figures of a row: the mean, the
+least and the most of top-1 over the seeds; images a second of the training, its first epoch left out; their ratio to
+torchvision's, paired within seeds; the seconds of a whole training. Images are decoded before and held in memory, unless they
+are the user's.
+
+The built-in set is 34 characters over photographs, 4080 images to train on and 918 to be tested on, of typefaces and of
+photographs that training has not seen. It is small, and its images are made: it can show that two ways of augmenting train
+alike where images differ in size and shrink, and nothing of how well either would do on ImageNet.
+"""
+
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import fmean, median
+from time import perf_counter
+from typing import Any
+
+import kornia.augmentation as K
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, RandomSampler
+from torchvision import models
+from torchvision.transforms import v2
+
+import gpuaug
+from bench.data import character_images, image_folders
+from bench.data.pipelines import MEAN, STD
+from bench.harness import flags, measurement
+from bench.harness.console import console, print_rows
+from bench.harness.loops import Serial, half
+from bench.harness.optional_rows import Skipped, select_rows
+from gpuaug.benchkit import results
+from gpuaug.benchkit.environment import environment
+from gpuaug.benchkit.windows import synchronize
+
+WORKERS, ANTIALIASED, PLAIN = "torchvision, workers", "gpuaug, antialiased", "gpuaug"
+COLUMNS = ("name", "top1_percent", "top1_low_percent", "top1_high_percent", "images_per_s", "ratio", "wall_s")
+
+_AREA = (0.5, 1.0)
+
+
+def on_workers(size: int) -> nn.Module:
+    """The pipeline in torchvision, for one image."""
+    return v2.Compose(
+        [
+            v2.RandomResizedCrop(size, scale=_AREA, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.ColorJitter(0.4, 0.4, 0.4),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(MEAN, STD),
+        ]
+    )
+
+
+def on_device(size: int, *, antialias: bool) -> nn.Module:
+    """The pipeline as gpuaug runs it, for a ragged batch."""
+    pipeline = K.AugmentationSequential(
+        K.RandomResizedCrop((size, size), scale=_AREA),
+        K.RandomHorizontalFlip(),
+        K.ColorJitter(0.4, 0.4, 0.4, 0.0, p=1.0),
+        K.Normalize(torch.tensor(MEAN), torch.tensor(STD)),
+    )
+    return gpuaug.fuse(pipeline, memory_format=torch.channels_last, ragged=True, antialias=antialias)
+
+
+def batches(name: str, images: image_folders.Images, seed: int, options: Namespace, stack: ExitStack) -> Iterable:
+    """What a row trains on: augmented images and their labels on the device, again and again."""
+    in_workers = name == WORKERS
+    loader = DataLoader(
+        images.transformed(on_workers(options.size)) if in_workers else images,
+        batch_size=options.batch[0],
+        # The same order in all rows, which draw different numbers on their way.
+        sampler=RandomSampler(images, generator=torch.Generator().manual_seed(seed)),
+        num_workers=options.workers,
+        persistent_workers=options.workers > 0,
+        collate_fn=None if in_workers else gpuaug.collate_ragged,
+        pin_memory=in_workers and options.device.type == "cuda",
+        drop_last=True,
+    )
+    if in_workers:
+        return Serial(loader, options.device, _channels_last)
+    augment = on_device(options.size, antialias=name == ANTIALIASED)
+    streamed = gpuaug.StreamedLoader(loader, [augment], device=options.device, seed=seed)
+    stack.callback(streamed.close)
+    return streamed
+
+
+def train(
+    name: str, split: image_folders.Split, test: tuple[Tensor, Tensor], seed: int, options: Namespace
+) -> dict[str, float]:
+    """Train once: top-1 in percent, images a second after the first epoch, and seconds of all."""
+    device, dtype = options.device, half(options.device)
+    torch.manual_seed(seed)
+    model = models.resnet18(num_classes=len(split.classes)).to(device, memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.rate, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    steps = len(split.train) // options.batch[0]
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, options.rate, total_steps=options.epochs * steps, pct_start=0.2)
+    with ExitStack() as stack:
+        epoch_ends = [perf_counter()]
+        loader = batches(name, split.train, seed, options, stack)
+        for _ in range(options.epochs):
+            for images, labels in loader:
+                optimizer.zero_grad(set_to_none=True)
+                with torch.autocast(device.type, dtype, enabled=dtype is not None):
+                    loss = nn.functional.cross_entropy(model(images), labels)
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+            synchronize(device)
+            epoch_ends.append(perf_counter())
+        del loader
+    counted = epoch_ends[1:] if options.epochs > 1 else epoch_ends
+    return {
+        "top1_percent": top1_percent(model.eval(), test, dtype),
+        "images_per_s": (len(counted) - 1) * steps * options.batch[0] / (counted[-1] - counted[0]),
+        "wall_s": epoch_ends[-1] - epoch_ends[0],
+    }
+
+
+def top1_percent(model: nn.Module, test: tuple[Tensor, Tensor], dtype: torch.dtype | None) -> float:
+    """How many of the images ``model`` gives their label, in percent."""
+    images, labels = test
+    with torch.inference_mode(), torch.autocast(images.device.type, dtype, enabled=dtype is not None):
+        found = torch.cat([model(some).argmax(1) for some in images.split(256)])
+    return 100 * (found == labels).float().mean().item()
+
+
+def rows_of(runs: dict[str, list[dict[str, float]]], batch_size: int) -> list[dict[str, Any]]:
+    """A row for each way, from its runs in the order of the seeds."""
+    rows = []
+    for name, own in runs.items():
+        top1, rates = ([run[key] for run in own] for key in ("top1_percent", "images_per_s"))
+        row: dict[str, Any] = {"name": name, "batch_size": batch_size, "images_per_s": median(rates), "rounds": rates}
+        row |= {"top1_percent": fmean(top1), "top1_low_percent": min(top1), "top1_high_percent": max(top1), "top1_seeds": top1}
+        row["wall_s"] = median(run["wall_s"] for run in own)
+        ratios = [rate / other["images_per_s"] for rate, other in zip(rates, runs[WORKERS], strict=True)]
+        rows.append(row | {"ratio": median(ratios), "ratio_low": min(ratios), "ratio_high": max(ratios)})
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
+    parser = flags.parser("accuracy", __doc__, batch="128", size=64, repeats=3, spare=2)
+    parser.add_argument("--data", type=Path, metavar="DIR", help="an ImageFolder (default: the built-in set)")
+    parser.add_argument("--make", type=Path, metavar="DIR", help="write the built-in set there, and do nothing else")
+    parser.add_argument("--epochs", type=int, help="of each training (default: 24)")
+    parser.add_argument("--rate", type=float, default=0.1, help="the highest learning rate (default: %(default)s)")
+    options = flags.read(parser, argv)
+    if options.make is not None:
+        character_images.make(options.make)
+        return None
+    options.epochs = options.epochs or (2 if options.quick else 24)
+    ways = [Skipped(name, "") for name in (WORKERS, ANTIALIASED, PLAIN)]
+    names = [way.name for way in select_rows(ways, options.rows, WORKERS)]
+    del options.seconds  # nothing is a window here, and repeats are seeds
+    found_environment, start = environment(options.device), perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        if options.data is None:
+            character_images.make(Path(folder), **({"copies": 1, "faces": 2} if options.quick else {}))
+            made = image_folders.split(Path(folder))
+            split = made._replace(train=made.train.in_memory(), val=made.val.in_memory())
+        else:
+            split = image_folders.split(options.data)
+        images, labels = image_folders.validation_tensors(split.val, options.size)
+    test = images.to(options.device, memory_format=torch.channels_last), labels.to(options.device)
+    options.batch = (min(options.batch[0], len(split.train)),)
+    settings = {
+        "baseline": WORKERS,
+        "ours": [ANTIALIASED, PLAIN],
+        "ceilings": [],
+        "columns": COLUMNS,
+        "images": "the user's" if options.data else "characters of matplotlib's fonts over scikit-image's photographs",
+        "train_images": len(split.train),
+        "val_images": len(split.val),
+        "classes": len(split.classes),
+    }
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for seed in range(options.repeats):
+        # Every other seed in reverse order, so that a machine that slows down does so for all of them.
+        for name in names if seed % 2 == 0 else names[::-1]:
+            runs[name].append(run := train(name, split, test, seed, options))
+            console.print(f"accuracy: seed {seed}, {name}: {run['top1_percent']:.1f} % in {run['wall_s']:.1f} s")
+            measurement.release(options.device)
+        if options.json is not None:
+            # What there is so far, so that an interruption costs one seed.
+            so_far = {"rows": rows_of(runs, options.batch[0]), "settings": settings}
+            results.write(
+                options.json, results.result("accuracy", **so_far, device=options.device, environment=found_environment)
+            )
+    rows = rows_of(runs, options.batch[0])
+    print_rows([{key: row[key] for key in COLUMNS if key in row} for row in rows], "accuracy: top-1 over the seeds")
+    return measurement.finish("accuracy", options, rows, settings, found_environment, start)
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    return images.contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,272 @@
+"""Augmentation alone, over a batch of uint8 images that lies on the device: gpuaug beside what its users could take.
+
+    python -m bench augment --json bench/results/augment.json
+    python -m bench augment --cases cls,ssl --batch 64,256 --rows "DALI;gpuaug"
+
+Cases:
+
+seed           RandomCrop 128, Resize 256, RandomRotation 45 degrees, GaussianBlur 7, Normalize; float32 out
+cls            RandomResizedCrop 224, HorizontalFlip, ColorJitter without hue, Normalize; bfloat16 out
+ssl            cls with hue, the jitter for 80 % of the images, Grayscale for 20 %, GaussianBlur 23 for 50 %
+masks          cls with uint8 masks that follow
+randaugment    RandAugment of two ops, Normalize; bfloat16 out
+
+Rows:
+
+torchvision loop            as published: a call of the rotation for each image (seed)
+torchvision v2              the whole batch in one call, and so one draw for all of its images
+Kornia                      as it is
+Kornia, matrices skipped    with transformation_matrix_mode="skip"
+Kornia compiled             torch.compile of the pipeline (seed, cls, ssl; a batch of 256; not with --quick or on a CPU
+                            unless named in --rows)
+fuse-augmentations, DALI    where they are installed
+gpuaug                      gpuaug.fuse
+gpuaug, streamed            cls as a stage of a StreamedLoader, with the copy from page-locked memory
+
+Figures of a row: images a second of a loop of calls, in windows taken in turns; the host's time of one call, and what drawing
+for one batch by itself takes; the GPU's time of one call with the host's left out, or the loop's where a call waits for the GPU
+or works on streams of its own (``timed_by`` wall); kernels launched, counted for a batch of 256 after everything else, since
+the profiler slows every launch that follows it; the GPU's time over that of a copy of as many bytes as go in and come out;
+seconds to the first batch, compilation included. A row that cannot be had here is named with its reason, under ``skipped``.
+"""
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from bench.data import loaders
+from bench.harness import call_rows, flags, measurement, timing
+from bench.harness.call_rows import AugmentCall
+from bench.harness.console import console, print_rows
+from bench.harness.optional_rows import reason
+from bench.peers import augmenters
+from gpuaug.benchkit import results
+from gpuaug.benchkit.environment import environment
+from gpuaug.benchkit.windows import Row, Variant, interleave, summarise, synchronize
+
+COLUMNS = (
+    "case",
+    "batch_size",
+    "name",
+    "images_per_s",
+    "gpuaug_over_row",
+    "host_ms",
+    "draw_ms",
+    "gpu_ms",
+    "timed_by",
+    "gpu_images_per_s",
+    "launches",
+    "times_a_copy",
+    "first_batch_s",
+)
+"""What is shown of a row, in this order."""
+
+_LAUNCH_CALLS = 4
+_DRAWS = 100
+_FIRST_CALLS = 50
+
+
+def rows_of(
+    case: augmenters.Case, batch_size: int, options: Namespace, bandwidth: float | None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows of one case at one batch size, and what was skipped with its reason."""
+    labels = {"case": case.name, "batch_size": batch_size}
+    skipped: list[dict[str, Any]] = []
+    figures: dict[str, dict[str, Any]] = {}
+    ways: dict[str, AugmentCall] = {}
+    batch = augmenters.sample(case, batch_size, options.size, options.device)
+
+    def skip(name: str, error: Exception) -> None:
+        skipped.append(labels | {"name": name, "reason": reason(error)})
+        console.print(f"augment: {case.name}, B={batch_size}: {name} skipped: {skipped[-1]['reason']}", markup=False)
+
+    with ExitStack() as stack:
+        for name in chosen(case, batch_size, options):
+            try:
+                start = perf_counter()
+                call = augmenters.AUGMENTERS[name](case, batch, stack)
+                call()
+                synchronize(options.device)
+                figures[name] = {"first_batch_s": perf_counter() - start}
+                if name == augmenters.OURS and options.device.type == "cuda":
+                    # What a policy picks is compiled when it is picked for the first time.
+                    for _ in range(_FIRST_CALLS):
+                        call()
+                figures[name] |= call_rows.call_figures(call, options.device, launches=queued_launches(name))
+                ways[name] = call
+                if name == augmenters.OURS:
+                    figures[name]["draw_ms"] = draw_ms(case, batch_size, options.size)
+            # Whatever a peer raises is the reason why its row is missing, and no reason for the others to be.
+            except Exception as error:
+                skip(name, error)
+        rows = _throughput(ways, options, skip)
+    made = []
+    for row in rows:
+        own = figures[row.name]
+        record = row.record(**labels) | own
+        # In images a second, like what is plotted.
+        record["rounds"] = [rate * batch_size for rate in row.rounds]
+        del record["steps_per_s"]
+        ours = next((other for other in rows if other.name == augmenters.OURS), None)
+        if ours is not None:
+            record["gpuaug_over_row"] = median(a / b for a, b in zip(ours.rounds, row.rounds, strict=True))
+        if bandwidth is not None and row.name != augmenters.STREAMED:
+            record |= _gpu_figures(record, case, batch, bandwidth)
+        made.append(record)
+    return made, skipped
+
+
+def chosen(case: augmenters.Case, batch_size: int, options: Namespace) -> list[str]:
+    """The rows to measure for a case: all there are, or those of ``--rows`` and the baseline."""
+    wanted = set(options.rows.split(";")) | {augmenters.EAGER} if options.rows else set(augmenters.AUGMENTERS)
+    if not options.rows and (options.quick or options.device.type != "cuda"):
+        wanted -= {augmenters.COMPILED}
+    if batch_size != reference(options):
+        wanted -= {augmenters.COMPILED}
+    return [name for name in augmenters.row_names(case) if name in wanted]
+
+
+def reference(options: Namespace) -> int:
+    """The batch size at which what takes its time is measured: 256, else the largest."""
+    return 256 if 256 in options.batch else max(options.batch)
+
+
+def queued_launches(name: str) -> int | None:
+    """About how many kernels a call launches, where it does so on the current stream."""
+    if name in (augmenters.DALI, augmenters.STREAMED):
+        return None
+    return call_rows.FEW_LAUNCHES if name == augmenters.OURS else call_rows.MANY_LAUNCHES
+
+
+def draw_ms(case: augmenters.Case, batch_size: int, size: int) -> float:
+    """Milliseconds that gpuaug takes to draw for a batch."""
+    augment = augmenters.fused(case)
+    taken = []
+    for _ in range(_DRAWS):
+        start = perf_counter()
+        augment.draw((batch_size, 3, size, size))
+        taken.append(1e3 * (perf_counter() - start))
+    return median(taken)
+
+
+def count_launches(rows: list[dict[str, Any]], cases: Sequence[augmenters.Case], options: Namespace) -> None:
+    """Add the kernels of one call to the rows of one batch size; compiled ones are not compiled again for that."""
+    size = reference(options)
+    for case in cases:
+        batch = augmenters.sample(case, size, options.size, options.device)
+        own = [
+            row for row in rows if (row["case"], row["batch_size"]) == (case.name, size) and row["name"] != augmenters.COMPILED
+        ]
+        with ExitStack() as stack:
+            for row in own:
+                call = augmenters.AUGMENTERS[row["name"]](case, batch, stack)
+                for _ in range(_LAUNCH_CALLS):
+                    call()
+                row["launches"] = len(timing.launched_kernels(call, _LAUNCH_CALLS)) / _LAUNCH_CALLS
+        measurement.release(options.device)
+
+
+def _throughput(ways: dict[str, AugmentCall], options: Namespace, skip: Callable[[str, Exception], None]) -> Sequence[Row]:
+    """Rounds of windows over the calls that worked; one that fails here is left out, and the others start anew."""
+    while ways:
+        failed: list[tuple[str, Exception]] = []
+
+        def steps(name: str, call: AugmentCall, failed: list[tuple[str, Exception]] = failed) -> Iterator[int]:
+            while True:
+                try:
+                    found = call()
+                    images = len(found[0] if isinstance(found, (list, tuple)) else found)
+                except Exception as error:
+                    failed.append((name, error))
+                    raise
+                yield images
+
+        variants = [
+            Variant(name, partial(steps, name, call), discard=loaders.DEPTH + 2 if name == augmenters.STREAMED else 0)
+            for name, call in ways.items()
+        ]
+        try:
+            windows = interleave(variants, device=options.device, seconds=options.seconds, repeats=options.repeats, warmup=1)
+        except Exception:
+            if not failed:
+                raise
+            skip(*failed[0])
+            ways = {name: call for name, call in ways.items() if name != failed[0][0]}
+            continue
+        return summarise(windows, baseline=augmenters.EAGER if augmenters.EAGER in ways else None)
+    return []
+
+
+def _gpu_figures(row: dict[str, Any], case: augmenters.Case, batch: augmenters.Batch, bandwidth: float) -> dict[str, Any]:
+    """The GPU's time, from the loop where it could not be had alone, and how it stands to a copy of what goes in and out."""
+    size = row["batch_size"]
+    found = {key: row[key] for key in ("gpu_ms", "timed_by") if key in row}
+    if not found:
+        found = {"gpu_ms": 1e3 * size / row["images_per_s"], "timed_by": "wall"}
+    elif row["name"] == augmenters.OURS:
+        found["gpu_images_per_s"] = 1e3 * size / found["gpu_ms"]
+    out_pixels = size * case.out**2
+    written = 3 * out_pixels * case.dtype.itemsize + (out_pixels if case.masks else 0)
+    found["floor_bytes"] = sum(part.nbytes for part in batch.parts) + written
+    found["times_a_copy"] = found["gpu_ms"] / 1e3 / (found["floor_bytes"] / bandwidth)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = flags.parser("augment", __doc__, batch="32,64,128,256,512", seconds=0.15, repeats=3)
+    parser.add_argument("--cases", help="comma-separated (default: all)")
+    options = flags.read(parser, argv)
+    del options.workers  # nothing is loaded
+    cases = _cases(options)
+    found_environment, start = environment(options.device), perf_counter()
+    found_environment["versions"] |= augmenters.installed_versions()
+    bandwidth = timing.copy_bandwidth(options.device) if options.device.type == "cuda" else None
+    settings: dict[str, Any] = {
+        "baseline": augmenters.EAGER,
+        "ours": [augmenters.OURS, augmenters.STREAMED],
+        "ceilings": [],
+        "columns": COLUMNS,
+        "skipped": [],
+        "copy_gb_per_s": bandwidth and bandwidth / 1e9,
+    }
+    rows: list[dict[str, Any]] = []
+    for batch_size in options.batch:
+        for case in cases:
+            # Every case starts from the same numbers, whichever cases ran before it.
+            torch.manual_seed(0)
+            made, skipped = rows_of(case, batch_size, options, bandwidth)
+            rows += made
+            settings["skipped"] += skipped
+            present = [key for key in COLUMNS[2:] if any(key in row for row in made)]
+            shown = [{key: row.get(key, "") for key in present} for row in made]
+            print_rows(shown, f"augment: {case.name}, batch size {batch_size}")
+            measurement.release(options.device)
+            if options.json is not None and rows:
+                # What there is so far, so that an interruption costs one case.
+                partial_result = results.result(
+                    "augment", rows=rows, settings=settings, device=options.device, environment=found_environment
+                )
+                results.write(options.json, partial_result)
+    if options.device.type == "cuda":
+        count_launches(rows, cases, options)
+    return measurement.finish("augment", options, rows, settings, found_environment, start)
+
+
+def _cases(options: Namespace) -> list[augmenters.Case]:
+    """Those of ``--cases``; wrong names of cases and rows end the program before anything is measured."""
+    cases = augmenters.cases(options.size)
+    known = [case.name for case in cases]
+    wanted = options.cases.split(",") if options.cases else known
+    if not set(wanted) <= set(known):
+        raise SystemExit(f"--cases must be among {', '.join(known)}, got {options.cases}. Leave it out to measure all of them.")
+    if options.rows and not set(options.rows.split(";")) <= set(augmenters.AUGMENTERS):
+        raise SystemExit(
+            f"--rows must be among {'; '.join(augmenters.AUGMENTERS)}, got {options.rows}. Leave it out to measure all of them."
+        )
+    return [case for case in cases if case.name in wanted]

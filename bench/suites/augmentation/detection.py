@@ -1,0 +1,226 @@
+"""Detection: images of different sizes with boxes and instance masks that follow them.
+
+    python -m bench run detection
+
+Batches like COCO's: random uint8 images of about 640 x 480 and 480 x 640 with about seven objects each, every object with a
+box, a label and a mask of the image's size. RandomResizedCrop to 512 x 512 (30 to 100 % of the image), HorizontalFlip,
+ColorJitter without hue and Normalize, to float32. Cases: images alone, with boxes, with boxes and masks. Rows:
+
+torchvision, workers      v2 in DataLoader workers, each image with its targets, boxes clamped and empty ones dropped; copied
+Kornia, image by image    on the card, a call for each image, since a batch has one size and one number of boxes (some of the
+                          images of a batch, since it is slow); nothing is dropped
+gpuaug, workers           DataLoader workers collate, a StreamedLoader copies and runs gpuaug.fuse(ragged=True) on target dicts
+gpuaug                    gpuaug.fuse alone, on a batch that is on the card
+
+Rates are of images. ``host_ms`` is what a batch takes the calling thread while the card is idle, in rows without workers, and
+``gpu_ms`` what it takes the card alone. gpuaug drops no box either: ``valid`` says which are left, and the host does not wait.
+"""
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from copy import copy
+from functools import partial
+from typing import Any
+
+import kornia.augmentation as K
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+import gpuaug
+from bench.data import loaders, pipelines
+from bench.harness import call_rows, flags, measurement
+from bench.harness.loops import settled
+from bench.harness.optional_rows import OptionalRow, peer_row
+from gpuaug.benchkit.windows import Variant
+
+Target = dict[str, Tensor]
+
+CASES = {"images": (), "boxes": ("boxes", "labels"), "boxes and masks": ("boxes", "labels", "masks")}
+"""What goes with the images, by the keys of torchvision's target dicts."""
+
+KORNIA = "Kornia, image by image"
+POOL = 64
+_MEAN_OBJECTS = 7.0
+_KORNIA_IMAGES = 4
+_AREA = (0.3, 1.0)
+
+
+class Scenes(Dataset):
+    """Random images and what is in them: (3, H, W) uint8, and boxes (n, 4), labels (n,) and masks (n, H, W) of n objects.
+
+    Args:
+        side: The longer side of an image, about; the other is three quarters of it.
+        keys: Of the target dicts.
+        count: How many there are.
+    """
+
+    def __init__(self, side: int, keys: Sequence[str], *, count: int = POOL) -> None:
+        draw = torch.Generator().manual_seed(0)
+        self.transform: Callable[[Tensor, Target], tuple[Tensor, Target]] | None = None
+        self.items = [_scene(side, index % 2 == 0, keys, draw) for index in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Target]:
+        image, target = self.items[index]
+        return (image, target) if self.transform is None else self.transform(image, target)
+
+    def transformed(self, transform: Callable[[Tensor, Target], tuple[Tensor, Target]]) -> "Scenes":
+        """The same images, with ``transform`` applied to each and its target in the worker."""
+        other = copy(self)
+        other.transform = transform
+        return other
+
+
+def _scene(side: int, wide: bool, keys: Sequence[str], draw: torch.Generator) -> tuple[Tensor, Target]:
+    def whole(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=draw))
+
+    # COCO's photographs have one side in common and differ a little in the other.
+    sides = (whole(side * 2 // 3, side * 3 // 4), side)
+    height, width = sides if wide else sides[::-1]
+    objects = max(1, int(torch.poisson(torch.tensor(_MEAN_OBJECTS), generator=draw)))
+    target: Target = {}
+    if "boxes" in keys:
+        corners = torch.rand(objects, 2, 2, generator=draw).sort(dim=1).values
+        # No side is shorter than a tenth of the image's.
+        corners[:, 0] *= 0.9
+        corners[:, 1] = corners[:, 1].clamp(min=corners[:, 0] + 0.1)
+        target["boxes"] = (corners * torch.tensor([width, height])).flatten(1)
+        target["labels"] = torch.randint(80, (objects,), generator=draw)
+    if "masks" in keys:
+        masks = torch.zeros(objects, height, width, dtype=torch.uint8)
+        for mask, (left, top, right, bottom) in zip(masks, target["boxes"].int().tolist(), strict=True):
+            mask[top:bottom, left:right] = 1
+        target["masks"] = masks
+    return torch.randint(256, (3, height, width), dtype=torch.uint8, generator=draw), target
+
+
+class OnWorker:
+    """The pipeline in torchvision, for one image and its target."""
+
+    def __init__(self, size: int) -> None:
+        self.transform = v2.Compose(
+            [
+                v2.RandomResizedCrop(size, scale=_AREA, antialias=True),
+                v2.RandomHorizontalFlip(),
+                v2.ColorJitter(0.4, 0.4, 0.4),
+                v2.ToDtype(torch.float32, scale=True),
+                v2.Normalize(pipelines.MEAN, pipelines.STD),
+                v2.ClampBoundingBoxes(),
+                v2.SanitizeBoundingBoxes(labels_getter=lambda inputs: inputs[1].get("labels")),
+            ]
+        )
+
+    def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
+        wrapped: dict[str, Any] = dict(target)
+        if "boxes" in target:
+            wrapped["boxes"] = tv_tensors.BoundingBoxes(target["boxes"], format="XYXY", canvas_size=image.shape[-2:])
+        if "masks" in target:
+            wrapped["masks"] = tv_tensors.Mask(target["masks"])
+        transforms = self.transform if "boxes" in target else v2.Compose(self.transform.transforms[:-2])
+        return transforms(tv_tensors.Image(image), wrapped)
+
+
+def kornia(size: int) -> nn.Module:
+    """The pipeline in Kornia."""
+    return K.AugmentationSequential(
+        K.RandomResizedCrop((size, size), scale=_AREA),
+        K.RandomHorizontalFlip(),
+        K.ColorJitter(0.4, 0.4, 0.4, 0.0, p=1.0),
+        K.Normalize(torch.tensor(pipelines.MEAN), torch.tensor(pipelines.STD)),
+    )
+
+
+def one_by_one(size: int, items: Sequence[tuple[Tensor, Target]]) -> list[Any]:
+    """Kornia, called once for each image."""
+    pipeline, found = kornia(size), []
+    for image, target in items:
+        inputs, keys = [image[None].float() / 255], ["input"]
+        if "boxes" in target:
+            inputs, keys = [*inputs, target["boxes"][None]], [*keys, "bbox_xyxy"]
+        if "masks" in target:
+            inputs, keys = [*inputs, target["masks"][None].float()], [*keys, "mask"]
+        found.append(pipeline(*inputs, data_keys=keys))
+    return found
+
+
+def fused(size: int) -> Callable[..., Any]:
+    """The pipeline as gpuaug runs it, on images and their targets."""
+    return gpuaug.fuse(kornia(size), ragged=True)
+
+
+def stacked(samples: Sequence[tuple[Tensor, Target]]) -> tuple[Tensor, list[Target]]:
+    """Images of one size as a batch, and their targets as a list of plain tensors."""
+    images, targets = zip(*samples, strict=True)
+    return torch.stack(images), [{key: value.as_subclass(Tensor) for key, value in target.items()} for target in targets]
+
+
+def moved(target: Target, device: torch.device) -> Target:
+    return {key: value.to(device, non_blocking=True) for key, value in target.items()}
+
+
+def variants(options: Namespace, batch_size: int, case: str, stack: ExitStack) -> list[OptionalRow]:
+    device, size, keys = options.device, options.size, CASES[case]
+    scenes = Scenes(options.side, keys, count=min(POOL, batch_size))
+    items = [(image.to(device), moved(target, device)) for image, target in scenes.items]
+    batch, targets = gpuaug.collate_ragged([image for image, _ in scenes.items]).to(device), [target for _, target in items]
+    augment = fused(size)
+
+    def by_torchvision() -> Variant:
+        loader = loaders.endless(scenes.transformed(OnWorker(size)), batch_size, options, collate=stacked)
+
+        def steps() -> Iterator[int]:
+            for images, found in loader:
+                images.to(device, non_blocking=True)
+                for target in found:
+                    moved(target, device)
+                yield len(images)
+
+        return Variant("torchvision, workers", steps, loaders.queued(loader))
+
+    def by_workers() -> Variant:
+        loader = loaders.endless(scenes, batch_size, options, collate=gpuaug.collate_ragged, pin=False)
+        stage = gpuaug.TransformStage(fused(size), on={0: "input", 1: "targets"} if keys else 0)
+        streamed = gpuaug.StreamedLoader(loader, [stage], device=device, depth=loaders.DEPTH)
+        stack.callback(streamed.close)
+        queued = loaders.queued(loader)
+        return Variant("gpuaug, workers", settled(streamed, lambda *_: None, 2 * queued), queued)
+
+    def by_kornia() -> Variant:
+        return call_rows.call_row(KORNIA, partial(one_by_one, size, items[:_KORNIA_IMAGES]), batch_size, images=_KORNIA_IMAGES)
+
+    def call() -> Any:
+        return augment(batch, targets, data_keys=["input", "targets"]) if keys else augment(batch)
+
+    return [
+        by_torchvision(),
+        peer_row(KORNIA, device, by_kornia, needs_gpu=False),
+        by_workers(),
+        call_rows.call_row("gpuaug", call, batch_size, launches=2 * call_rows.FEW_LAUNCHES),
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = flags.parser("detection", __doc__, batch="16,64", size=512, seconds=0.3, repeats=3, spare=2)
+    parser.add_argument("--side", type=int, default=640, help="longer side of the images that go in (default: %(default)s)")
+    options = flags.read(parser, argv)
+    first = options.batch[0]
+    return measurement.measure(
+        "detection",
+        options,
+        [
+            ({"case": case, "batch_size": size}, partial(variants, options, size, case))
+            for size in options.batch
+            # One batch size is enough to see what boxes and masks cost.
+            for case in (CASES if size == first else list(CASES)[-1:])
+        ],
+        baseline="torchvision, workers",
+        ours=("gpuaug, workers", "gpuaug"),
+        figures=partial(call_rows.batch_figures, device=options.device),
+    )

@@ -1,0 +1,88 @@
+"""Several views of each image, as self-supervised training wants them: two global and eight local crops of DINO's pipeline.
+
+    python -m bench run views
+
+Random uint8 images of 256 x 256 on the card, nothing else in the loop. A global view is 224 x 224 of 40 to 100 % of the image,
+a local one 96 x 96 of 5 to 40 %; both are RandomResizedCrop, HorizontalFlip, ColorJitter with hue for 80 %, Grayscale for 20 %,
+GaussianBlur 23 for 50 % and Normalize, to bfloat16 and channels last. Both globals have one pipeline here: DINO blurs and
+solarizes each of them with a probability of its own. Rows:
+
+Kornia                     ten calls of its pipelines
+gpuaug, a call for each    ten calls of what gpuaug.fuse made of them
+gpuaug                     two calls, with views=2 and views=8
+
+Rates are of images that go in, each with its ten views. ``host_ms`` is what a batch takes the calling thread while the card is
+idle, and ``gpu_ms`` what it takes the card alone.
+"""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+import gpuaug
+from bench.data import pipelines
+from bench.harness import call_rows, flags, measurement
+from bench.harness.call_rows import AugmentCall
+from bench.harness.optional_rows import OptionalRow
+
+_CROPS = {"global": (7 / 8, (0.4, 1.0), 2), "local": (3 / 8, (0.05, 0.4), 8)}
+"""Of each kind of view: its side and its area over the image's, and how many there are."""
+
+
+def fused(pipeline: nn.Module, views: int = 1) -> nn.Module:
+    """The pipeline as gpuaug runs it."""
+    return gpuaug.fuse(pipeline, dtype=torch.bfloat16, memory_format=torch.channels_last, views=views)
+
+
+def variants(options: Namespace, batch_size: int, _stack: ExitStack) -> list[OptionalRow]:
+    size = options.size
+    images = torch.randint(256, (batch_size, 3, size, size), dtype=torch.uint8, device=options.device)
+
+    def each(cropping: str) -> list[tuple[nn.Module, int]]:
+        return [
+            (pipelines.view_kornia(round(share * size), area, cropping=cropping), count)
+            for share, area, count in _CROPS.values()
+        ]
+
+    def eager() -> AugmentCall:
+        made = each("resample")
+
+        def call() -> list[torch.Tensor]:
+            scaled = images.float() / 255
+            views = [pipeline(scaled) for pipeline, count in made for _ in range(count)]
+            return [view.to(torch.bfloat16, memory_format=torch.channels_last) for view in views]
+
+        return call
+
+    def one_by_one() -> AugmentCall:
+        made = [(fused(pipeline), count) for pipeline, count in each("slice")]
+        return lambda: [augment(images) for augment, count in made for _ in range(count)]
+
+    def together() -> AugmentCall:
+        made = [fused(pipeline, count) for pipeline, count in each("slice")]
+        return lambda: [augment(images) for augment in made]
+
+    return [
+        call_rows.call_row("Kornia", eager(), batch_size),
+        call_rows.call_row("gpuaug, a call for each", one_by_one(), batch_size, launches=8 * call_rows.FEW_LAUNCHES),
+        call_rows.call_row("gpuaug", together(), batch_size, launches=2 * call_rows.FEW_LAUNCHES),
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = flags.parser("views", __doc__, batch="64,256", seconds=0.3, repeats=3)
+    options = flags.read(parser, argv)
+    del options.workers  # nothing is loaded
+    return measurement.measure(
+        "views",
+        options,
+        [({"batch_size": size}, partial(variants, options, size)) for size in options.batch],
+        baseline="Kornia",
+        ours=("gpuaug, a call for each", "gpuaug"),
+        figures=partial(call_rows.batch_figures, device=options.device),
+    )

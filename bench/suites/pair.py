@@ -1,0 +1,170 @@
+"""Two checkouts of gpuaug side by side: whether a change made it slower.
+
+    python -m bench pair ../before --json bench/results/pairs/rooms.json
+
+Rows of the suites ``augment``, ``ragged``, ``feeds`` and ``classifier`` that run through gpuaug, each in two processes that live
+at the same time: one imports gpuaug from the other checkout, one from this. They take turns, a window each, so that drift falls
+on both alike. What differs from process to process (streams of the pool, memory) is met by starting both anew several times.
+
+Figures of a row: images a second of both, this checkout's rate over the other's with its 95 % interval over the pairs of
+processes, and for both the kernels and the allocations of one batch. ``ratio_low`` is the interval's lower end.
+"""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean, median, stdev
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from bench.harness.console import console, print_rows
+from gpuaug.benchkit import results
+from gpuaug.benchkit.environment import environment
+
+ROOT = Path(__file__).parents[2]
+
+
+class Child:
+    """A process that runs rows over the gpuaug of one checkout, when it is asked to."""
+
+    def __init__(self, package: Path, options: Namespace) -> None:
+        command = [sys.executable, "-m", "bench.suites.pair_child"]
+        for name in ("device", "workers", "size", "batch"):
+            command += [f"--{name}", str(getattr(options, name))]
+        command += ["--rows", options.rows or ""]
+        inherited = os.environ.get("PYTHONPATH")
+        paths = os.pathsep.join([str(package), str(ROOT), *([inherited] if inherited else [])])
+        self._process = subprocess.Popen(
+            command, env={**os.environ, "PYTHONPATH": paths}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def ask(self, **request: Any) -> Any:
+        """Send a request and wait for its answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self.answer()
+
+    def answer(self) -> Any:
+        """The next answer. Other lines that libraries print are passed on."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)["answer"]
+            sys.stderr.write(line)
+        raise SystemExit(f"pair: a process ended with status {self._process.wait()}. Its error stands above.")
+
+    def close(self) -> None:
+        """Let the process end."""
+        self._process.communicate("")
+
+
+@contextmanager
+def children(packages: Sequence[Path], options: Namespace) -> Iterator[list[Child]]:
+    """A process for each checkout, started together, with their rows open."""
+    made = [Child(package, options) for package in packages]
+    try:
+        yield made
+    finally:
+        for child in made:
+            child.close()
+
+
+def measure(packages: Sequence[Path], options: Namespace) -> dict[str, dict[str, Any]]:
+    """For each row the rates of both, by pair of processes, and what a batch launches and allocates."""
+    found: dict[str, dict[str, Any]] = {}
+    for generation in range(options.processes):
+        with children(packages, options) as pair:
+            names: list[str] = pair[0].answer()
+            pair[1].answer()
+            rates: dict[str, list[list[float]]] = {name: [] for name in names}
+            for number in range(options.rounds):
+                for name in names:
+                    order = (0, 1) if (number + generation) % 2 else (1, 0)
+                    taken = {index: pair[index].ask(row=name, seconds=options.seconds) for index in order}
+                    rates[name].append([taken[0], taken[1]])
+            for name in names:
+                row = found.setdefault(name, {"rates": []})
+                row["rates"].append(rates[name])
+                if generation == 0:
+                    row["counts"] = [child.ask(row=name, count=True) for child in pair]
+        console.print(f"pair: processes {generation + 1} of {options.processes}", markup=False)
+    return found
+
+
+def record(name: str, found: dict[str, Any]) -> dict[str, Any]:
+    """The row of a result."""
+    logs = [[math.log(after / before) for before, after in rounds] for rounds in found["rates"]]
+    means = [fmean(each) for each in logs]
+    middle, half = fmean(means), 0.0
+    if len(means) > 1:
+        from scipy.stats import t
+
+        half = float(t.ppf(0.975, len(means) - 1)) * stdev(means) / math.sqrt(len(means))
+    rates = [rate for rounds in found["rates"] for rate in rounds]
+    before, after = found["counts"]
+    return {
+        "name": name,
+        "ratio": math.exp(middle),
+        "ratio_low": math.exp(middle - half),
+        "ratio_high": math.exp(middle + half),
+        "other_images_per_s": median(rate for rate, _ in rates),
+        "this_images_per_s": median(rate for _, rate in rates),
+        **{f"other_{key}": value for key, value in before.items()},
+        **{f"this_{key}": value for key, value in after.items()},
+        "ratios": [[math.exp(each) for each in rounds] for rounds in logs],
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = ArgumentParser(prog="python -m bench pair", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("other", type=Path, help="the other checkout: a folder with a folder gpuaug")
+    parser.add_argument("--device", type=torch.device, help="default: the GPU if there is one, else the CPU")
+    parser.add_argument("--rows", metavar="NAME;NAME", help="measure only these")
+    parser.add_argument("--workers", type=int, default=12, help="DataLoader workers (default: %(default)s)")
+    parser.add_argument(
+        "--batch", type=int, default=256, help="batch size of the rows but the classifier's (default: %(default)s)"
+    )
+    parser.add_argument("--size", type=int, default=256, help="side of the images in pixels (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.2, help="length of one window (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=6, help="windows of a row in one pair of processes (default: %(default)s)"
+    )
+    parser.add_argument("--processes", type=int, default=6, help="pairs of processes, one after another (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the result there")
+    options = parser.parse_args(argv)
+    if not (options.other / "gpuaug" / "__init__.py").exists():
+        parser.error(f"other must be a checkout of gpuaug, got {options.other}. Pass the folder that holds the folder gpuaug.")
+    if options.device is None:
+        options.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found_environment = environment(torch.device(options.device.type, 0) if options.device.type == "cuda" else options.device)
+    with TemporaryDirectory() as folder:
+        packages = []
+        for name, checkout in (("other", options.other), ("this", ROOT)):
+            package = Path(folder) / name
+            package.mkdir()
+            (package / "gpuaug").symlink_to((checkout / "gpuaug").resolve())
+            packages.append(package)
+        found = measure(packages, options)
+    rows = [record(name, each) for name, each in found.items()]
+    shown = ("name", "other_images_per_s", "this_images_per_s", "ratio", "ratio_low", "ratio_high")
+    counts = [key for key in rows[0] if key.endswith(("_kernels", "_allocations"))]
+    print_rows([{key: row.get(key, "") for key in (*shown, *counts)} for row in rows], "pair: this checkout over the other")
+    settings = {key: value for key, value in vars(options).items() if key not in ("json", "device", "other")}
+    made = results.result("pair", rows=rows, settings=settings, device=options.device, environment=found_environment)
+    results.check(made)
+    if options.json is not None:
+        results.write(options.json, made)
+    return made
+
+
+if __name__ == "__main__":
+    main()

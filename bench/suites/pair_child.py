@@ -1,0 +1,162 @@
+"""Run by ``python -m bench pair`` in a process of its own: rows over the gpuaug that is first on the path, a window at a time.
+
+Answers requests on standard input, a line of JSON each. What it imports of ``bench`` uses public names of gpuaug alone, so that
+the other checkout may be of another layout.
+"""
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from time import perf_counter
+from typing import Any
+
+import torch
+
+import gpuaug
+from bench.data import loaders, models, pipelines, random_images
+
+CLASSIFIER_BATCH = 32
+_WARM_STEPS, _COUNTED_STEPS = 4, 8
+
+
+def augment(case: str, options: Namespace, _stack: ExitStack) -> Iterator[int]:
+    """Calls of a fused pipeline on a batch that lies on the device."""
+    side, bfloat16 = min(224, options.size), {"dtype": torch.bfloat16, "memory_format": torch.channels_last}
+    pipeline, form = {
+        "seed": (lambda: pipelines.heavy_kornia(options.size, cropping="slice"), {}),
+        "cls": (lambda: pipelines.classification_kornia(side, cropping="slice"), bfloat16),
+        "ssl": (lambda: pipelines.contrastive_kornia(side, cropping="slice"), bfloat16),
+    }[case]
+    call = gpuaug.fuse(pipeline(), **form)
+    images = torch.randint(256, (options.batch, 3, options.size, options.size), dtype=torch.uint8, device=options.device)
+    while True:
+        call(images)
+        yield options.batch
+
+
+def ragged(case: str, options: Namespace, _stack: ExitStack) -> Iterator[int]:
+    """Crops of images of every size, which lie on the device."""
+    side = min(224, options.size)
+    pool = random_images.RaggedImages((options.size * 300 // 256, options.size * 700 // 256), count=options.batch)
+    batch = gpuaug.collate_ragged(pool.images[: options.batch]).to(options.device)
+    pipeline = pipelines.classification_kornia(side, cropping="slice")
+    form = {"dtype": torch.bfloat16, "memory_format": torch.channels_last}
+    call = gpuaug.fuse(pipeline, ragged=True, antialias=case == "antialiased", **form)
+    while True:
+        call(batch)
+        yield options.batch
+
+
+def feeds(_case: str, options: Namespace, stack: ExitStack) -> Iterator[int]:
+    """Batches of ready samples, from workers to the device."""
+    data = random_images.RepeatedRandomImages(options.size)
+    loader = stack.enter_context(
+        gpuaug.StreamedLoader(
+            loaders.endless(data, options.batch, options, pin=False),
+            device=options.device,
+            feed="auto" if options.device.type == "cuda" else "ring",
+        )
+    )
+    for batch in loader:
+        yield len(batch[0])
+
+
+def classifier(_case: str, options: Namespace, stack: ExitStack) -> Iterator[int]:
+    """The published classifier, trained behind a loader with a fused stage."""
+    data = random_images.RandomImages(options.size)
+    stage = gpuaug.fuse(pipelines.heavy_kornia(options.size, cropping="slice"))
+    loader = loaders.endless(data, CLASSIFIER_BATCH, options, pin=False)
+    streamed = stack.enter_context(gpuaug.StreamedLoader(loader, [stage], device=options.device))
+    model = models.Classifier(random_images.CLASSES, 16).to(options.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    for images, labels in streamed:
+        optimizer.zero_grad(set_to_none=True)
+        torch.nn.functional.cross_entropy(model(images), labels.long()).backward()
+        optimizer.step()
+        yield len(labels)
+
+
+ROWS: dict[str, tuple[Callable[[str, Namespace, ExitStack], Iterator[int]], str, bool]] = {
+    "augment, seed": (augment, "seed", False),
+    "augment, cls": (augment, "cls", False),
+    "augment, ssl": (augment, "ssl", False),
+    "ragged": (ragged, "", False),
+    "ragged, antialiased": (ragged, "antialiased", False),
+    "feeds": (feeds, "", True),
+    "classifier": (classifier, "", True),
+}
+"""For each row its steps, its case, and whether batches queue up between windows, which are then not counted."""
+
+
+class Row:
+    """One row, opened."""
+
+    def __init__(self, name: str, options: Namespace, stack: ExitStack) -> None:
+        make, case, queues = ROWS[name]
+        self._steps, self._device = make(case, options, stack), options.device
+        self._discard = queues * (2 * options.workers + loaders.DEPTH + 4)
+        for _ in range(_WARM_STEPS + self._discard):
+            next(self._steps)
+
+    def window(self, seconds: float) -> float:
+        """Images a second."""
+        for _ in range(self._discard):
+            next(self._steps)
+        images = 0
+        self._synchronize()
+        start = perf_counter()
+        while perf_counter() < start + seconds:
+            images += next(self._steps)
+        self._synchronize()
+        return images / (perf_counter() - start)
+
+    def count(self) -> dict[str, float]:
+        """Kernels and allocations of a step, the training step's own included."""
+        if self._device.type != "cuda":
+            return {}
+        from torch.profiler import ProfilerActivity, profile
+
+        def allocated() -> int:
+            return int(torch.cuda.memory_stats()["allocation.all.allocated"])
+
+        before = allocated()
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+            for _ in range(_COUNTED_STEPS):
+                next(self._steps)
+            self._synchronize()
+        on_device = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+        kernels = [event for event in on_device if not event.name.startswith(("Mem", "gpuaug/"))]
+        return {"kernels": len(kernels) / _COUNTED_STEPS, "allocations": (allocated() - before) / _COUNTED_STEPS}
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def main() -> None:
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--device", type=torch.device)
+    parser.add_argument("--rows")
+    for name in ("workers", "size", "batch"):
+        parser.add_argument(f"--{name}", type=int)
+    options = parser.parse_args()
+    names = options.rows.split(";") if options.rows else list(ROWS)
+    if not set(names) <= set(ROWS):
+        raise SystemExit(f"--rows must be among {'; '.join(ROWS)}, got {options.rows}. Leave it out to measure all of them.")
+    with ExitStack() as stack:
+        rows = {name: Row(name, options, stack) for name in names}
+        answer(names)
+        for line in sys.stdin:
+            request: dict[str, Any] = json.loads(line)
+            row = rows[request["row"]]
+            answer(row.count() if request.get("count") else row.window(request["seconds"]))
+
+
+def answer(value: Any) -> None:
+    print(json.dumps({"answer": value}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

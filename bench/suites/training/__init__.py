@@ -1,0 +1,1 @@
+"""Training loops: streamed, beside the loops that users write."""

@@ -1,0 +1,100 @@
+"""What one ``next`` costs the training thread when there is nothing to do but copy and hand over.
+
+    python -m bench run handover
+
+Microseconds of host time around each ``next`` of a StreamedLoader without stages (its ``next`` launches the copy of a
+later batch and hands an earlier one over), beside the same ``next`` by hand: plain iteration and a ``.to(device,
+non_blocking=True)`` for each tensor. The device is synchronised outside the timed part, so that neither waits for a
+copy. Cases:
+
+two tensors, large    64 uint8 images and 64 labels, page-locked batches cycled from a list
+two tensors, small    the same with 8 x 8 pixels
+many leaves           a mapping of 12 small tensors, page-locked, cycled from a list
+DataLoader            the large batch from DataLoader workers, page-locked by DataLoader; a pause lets it get ready
+"""
+
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+
+import gpuaug
+from bench.data import loaders, random_images
+from bench.harness import flags, measurement, timing
+from bench.harness.console import print_rows
+from gpuaug.benchkit.environment import environment
+
+_LEAVES = 12
+_ROUNDS = 5
+
+
+def by_hand(loader: Iterable, device: torch.device) -> Iterator[Any]:
+    """What a training loop does without gpuaug."""
+    for batch in loader:
+        if isinstance(batch, dict):
+            yield {key: value.to(device, non_blocking=True) for key, value in batch.items()}
+        else:
+            yield tuple(value.to(device, non_blocking=True) for value in batch)
+
+
+def cases(options: Namespace) -> Iterator[tuple[str, Callable[[], Iterable], float]]:
+    """Name, what makes the loader, and the pause before each call in seconds."""
+    device, (batch_size, *_) = options.device, options.batch
+
+    def pinned(size: int) -> Callable[[], Iterable]:
+        batches = loaders.cycle(loaders.sample(random_images.RandomImages(size), batch_size, 4, device, pin=True))
+        return lambda: batches
+
+    yield "two tensors, large", pinned(options.size), 0.0
+    yield "two tensors, small", pinned(8), 0.0
+    leaves = {f"leaf{index}": torch.rand(batch_size, 4) for index in range(_LEAVES)}
+    if device.type == "cuda":
+        leaves = {name: leaf.pin_memory() for name, leaf in leaves.items()}
+    yield "many leaves", lambda: loaders.cycle([leaves]), 0.0
+    if options.workers:
+        images = random_images.RandomImages(options.size)
+        yield "DataLoader", lambda: loaders.endless(images, batch_size, options, workers=min(4, options.workers)), 0.01
+
+
+def rows_of(case: str, make: Callable[[], Iterable], pause_s: float, options: Namespace) -> list[dict[str, Any]]:
+    """Both rows of a case, measured in turns."""
+    calls = max(_ROUNDS, options.calls // (20 if pause_s else 4 if options.quick else 1))
+    taken: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        streamed = gpuaug.StreamedLoader(make(), device=options.device, depth=loaders.DEPTH)
+        stack.callback(streamed.close)
+        sources = {"by hand": by_hand(make(), options.device), "streamed": iter(streamed)}
+        for round_index in range(_ROUNDS + 1):
+            for name, batches in sources.items():
+                found = timing.time_next(batches, calls // _ROUNDS, options.device, pause_s)
+                # The first round fills queues and warms caches up.
+                taken.setdefault(name, []).extend(found if round_index else [])
+    return [
+        {
+            "case": case,
+            "name": name,
+            "batch_size": options.batch[0],
+            "median_us": median(found),
+            "p95_us": quantiles(found, n=20)[-1],
+            "calls": len(found),
+        }
+        for name, found in taken.items()
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = flags.parser("handover", __doc__, batch="64")
+    parser.add_argument("--calls", type=int, default=2000, help="timed calls for each row (default: %(default)s)")
+    options = flags.read(parser, argv)
+    found_environment, start = environment(options.device), time.perf_counter()
+    rows = []
+    for case, make, pause_s in cases(options):
+        rows += rows_of(case, make, pause_s, options)
+        measurement.release(options.device)
+    print_rows(rows, "handover: host time of one next")
+    settings = {"baseline": "by hand", "ours": ["streamed"], "ceilings": []}
+    return measurement.finish("handover", options, rows, settings, found_environment, start)

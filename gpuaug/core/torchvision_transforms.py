@@ -1,0 +1,96 @@
+"""Transforms of torchvision's, known by the module of their class, so that torchvision is not imported for it.
+
+They are made for one image in a dataset. Called on a batch, most random ones draw once, and all images get the same crop.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+_MIXES = ("CutMix", "MixUp")
+"""Made for batches: that they draw once for all samples is how torchvision documents them, and what their users expect."""
+
+_COIN_ONLY = frozenset(
+    {
+        "RandomAdjustSharpness",
+        "RandomAutocontrast",
+        "RandomEqualize",
+        "RandomGrayscale",
+        "RandomHorizontalFlip",
+        "RandomInvert",
+        "RandomPosterize",
+        "RandomSolarize",
+        "RandomVerticalFlip",
+    }
+)
+"""Draw nothing but whether they apply, and so nothing that matters with p=1."""
+
+_RANGES = {"GaussianBlur": "sigma", "JPEG": "quality"}
+"""Draw from one range alone, and so nothing that matters where it holds one value."""
+
+_DRAWING_METHODS = ("make_params", "_get_params", "get_params")
+"""Where transforms draw: of v2, of v2 in older versions, and of v1."""
+
+
+def torchvision_class(transform: Any) -> type | None:
+    """The class of torchvision's transforms that ``transform`` is of, or is a subclass of; ``None`` if there is none."""
+    return next((kind for kind in type(transform).__mro__ if _is_torchvisions(kind)), None)
+
+
+def drawn_once(transform: Any) -> tuple[str, ...]:
+    """Names of the transforms of torchvision's in ``transform`` that draw once for all images of a batch.
+
+    Containers of torchvision's, ``nn.Sequential`` and lists are searched; other modules are not, since one that calls a
+    transform for each image does it right. Noise is drawn for each pixel, and so not once.
+    """
+    if type(transform) in (list, tuple, nn.Sequential, nn.ModuleList):
+        return _of_all(transform)
+    kind = torchvision_class(transform)
+    if kind is None or _is_mix(transform) or _draws_by_itself(transform):
+        return ()
+    name, p = kind.__name__, getattr(transform, "p", None)
+    if p == 0 or (p == 1 and name in _COIN_ONLY):
+        return ()
+    own = (type(transform).__name__,)
+    if hasattr(transform, "transforms"):
+        draws = name.startswith("Random") and not (name == "RandomApply" and p == 1)
+        return (own if draws else ()) + _of_all(transform.transforms)
+    if name in _RANGES and len(set(getattr(transform, _RANGES[name], ()))) == 1:
+        return ()
+    # Flips and the policies of v2 draw where they are called, and have none of the methods.
+    draws = name.startswith(("Random", "_Random")) or "Aug" in name or any(map(_draws, kind.__mro__))
+    return own if draws else ()
+
+
+def _of_all(transforms: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for transform in transforms for name in drawn_once(transform)))
+
+
+def _is_torchvisions(kind: type) -> bool:
+    return kind.__module__ == "torchvision.transforms" or kind.__module__.startswith("torchvision.transforms.")
+
+
+def _is_mix(transform: Any) -> bool:
+    """Whether it is a mix, or a container of mixes, such as the documented ``RandomChoice([CutMix(), MixUp()])``."""
+    kind = torchvision_class(transform)
+    if kind is not None and hasattr(transform, "transforms"):
+        return all(map(_is_mix, transform.transforms))
+    return kind is not None and kind.__name__ in _MIXES
+
+
+def _draws_by_itself(transform: Any) -> bool:
+    """Whether a user's subclass draws or runs in a way of its own, which may well be for each image."""
+    # Not by get_params, which v2 gives to every subclass.
+    own = ("make_params", "_get_params", "forward", "__call__")
+    for kind in type(transform).__mro__:
+        if _is_torchvisions(kind):
+            break
+        if any(name in vars(kind) for name in own):
+            return True
+    return False
+
+
+def _draws(kind: type) -> bool:
+    # The base class of v2 has the method too, and draws nothing in it.
+    return _is_torchvisions(kind) and kind.__name__ != "Transform" and any(name in vars(kind) for name in _DRAWING_METHODS)

@@ -1,0 +1,76 @@
+"""Warnings of modules that are not lowered, which work, but cost launches that the user may not expect."""
+
+import warnings
+from collections.abc import Sequence
+
+from gpuaug.core.errors import GpuAugWarning
+from gpuaug.fusion.lower.kornia import untested_version, warn_of_version
+from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
+from gpuaug.fusion.ops.fallback import EagerOp
+from gpuaug.fusion.policies.choice import Choice
+
+_ANY = Size(1, 3, *ANY_SIDES)
+_COST = "on the training thread, and the passes are split there: print(augment.explain()) shows it"
+_SILENCE = "or ignore gpuaug.GpuAugWarning where it is meant"
+
+
+class LeftWarnings:
+    """One warning for each module of a pipeline that is not lowered.
+
+    Args:
+        ops: The pipeline's.
+    """
+
+    def __init__(self, ops: Sequence[Op | EagerOp]) -> None:
+        self._ops = ops
+        self.warned: set[str] = set()
+        """Names of the modules of which nothing more is said."""
+
+    def when_fused(self) -> None:
+        """Warn of modules that are left to Kornia whatever the images are, or of Kornia's version where all are for that."""
+        untested = untested_version()
+        if untested is not None:
+            warn_of_version(untested)
+        for op in self._ops:
+            if isinstance(op, Choice):
+                left = op.always_left()
+                self.warned.update(each.name for each in left)
+                if left:
+                    _warn_of_choice(op, left)
+            elif isinstance(op, EagerOp):
+                self.warned.add(op.name)
+                if untested is None:
+                    _warn(op)
+
+    def when_run(self, op: EagerOp) -> None:
+        """Warn of a module that is left to Kornia for images of one size, at the first batch of such."""
+        if op.name not in self.warned:
+            self.warned.add(op.name)
+            _warn(op)
+
+
+def _warn(op: EagerOp) -> None:
+    if type(op.module).__module__.startswith("kornia."):
+        left, launches = "which is left to Kornia", "Kornia takes tens of launches a batch for it"
+    else:
+        left, launches = "which runs as it is, in its place", "It adds its own launches"
+    _say(
+        f"pipeline must hold modules that gpuaug.fuse lowers to run in few launches, got {op.name}, {left}: {op.reason}. "
+        f"{launches}, {_COST}. Replace it, or that setting of it, by what docs/fuse.md lists, {_SILENCE}."
+    )
+
+
+def _warn_of_choice(choice: Choice, left: Sequence[Op | EagerOp]) -> None:
+    words = dict.fromkeys(
+        f"{op.name} ({op.reason})" if isinstance(op, EagerOp) else f"{op.describe()} ({op.unsupported_size(_ANY)})"
+        for op in left
+    )
+    _say(
+        f"pipeline must hold modules that gpuaug.fuse lowers to run in few launches, got {choice.name}, which may pick modules "
+        f"that are not: {', '.join(words)}. Kornia takes tens of launches a batch for each, when it is picked, {_COST}. "
+        f"Leave them out of what it picks from, {_SILENCE}."
+    )
+
+
+def _say(text: str) -> None:
+    warnings.warn(text, GpuAugWarning, stacklevel=5)

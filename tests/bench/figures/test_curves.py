@@ -1,0 +1,65 @@
+"""Lines over the batch size."""
+
+import itertools
+
+import pytest
+from support.bench.made_results import SIZES, sweep
+
+from bench.figures import curves, plot
+
+
+def test_many_batch_sizes_are_drawn_as_lines():
+    figure = plot.draw(sweep())
+    figure.draw_without_rendering()
+    ratios, rates = figure.axes
+    assert [axis.get_title(loc="left") for axis in figure.axes] == ["ratio to serial", "images/s"]
+    lines = [line for line in ratios.lines if len(line.get_xdata()) > 2]
+    assert [list(line.get_xdata()) for line in lines] == [[8, 16, 32], [*SIZES], [*SIZES]], "the baseline is the line at 1"
+    assert [set(line.get_ydata()) for line in lines] == [{0.4}, {1.1}, {3.0}]
+    assert len(ratios.collections) == 3
+    bands = [band.get_paths()[0].vertices[:, 1] for band in ratios.collections]
+    assert [(band.min().round(3), band.max().round(3)) for band in bands] == [
+        (round(rate / 1.1, 3), round(rate / 0.9, 3)) for rate in (0.4, 1.1, 3.0)
+    ]
+    assert ratios.get_xscale() == rates.get_xscale() == "log"
+    by_name = dict(zip(["serial", "workers", "streamed", "streamed, fused"], rates.lines, strict=True))
+    assert list(by_name["streamed"].get_ydata()) == [110.0] * 4
+    assert len({line.get_marker() for line in rates.lines}) == len({line.get_color() for line in rates.lines}) == 4
+    for name, line in by_name.items():
+        red, green, blue = (int(line.get_color()[at : at + 2], 16) for at in (1, 3, 5))
+        assert (green > red + 30) == name.startswith("streamed"), line.get_color()
+        assert name.startswith("streamed") or max(red, green, blue) - min(red, green, blue) < 20
+
+
+def test_labels_of_lines_are_apart_from_each_other_and_from_the_lines():
+    made = sweep()
+    for row in made["rows"]:
+        row["images_per_s"] = 100.0 + len(row["name"])  # ends that lie on each other
+    figure = plot.draw(made)
+    figure.draw_without_rendering()
+    axis = figure.axes[1]
+    assert [text.get_text() for text in axis.texts]
+    boxes = [text.get_window_extent() for text in axis.texts]
+    frame = axis.get_window_extent()
+    for text, own in zip(axis.texts, boxes, strict=True):
+        # The extent holds the line to the end of the curve as well.
+        left = axis.transAxes.transform(text.xyann)[0]
+        assert left > frame.x1
+        assert own.x1 <= figure.bbox.x1
+    heights = sorted(axis.transAxes.transform(text.xyann)[1] for text in axis.texts)
+    text_height = 8 / 72 * figure.dpi
+    assert all(above - below > text_height for below, above in itertools.pairwise(heights))
+    assert {text.get_text() for text in axis.texts} == {"serial", "workers", "streamed", "streamed, fused"}
+
+
+@pytest.mark.parametrize("spoil", ["three sizes", "cases", "two rows of a name"])
+def test_other_results_stay_bars(spoil):
+    made = sweep(sizes=SIZES[:3]) if spoil == "three sizes" else sweep()
+    if spoil == "cases":
+        for row in made["rows"]:
+            row["case"] = "one"
+    elif spoil == "two rows of a name":
+        made["rows"].append(dict(made["rows"][0]))
+    assert not curves.fits(made)
+    assert curves.fits(sweep())
+    assert len(plot.draw(made).axes) != 2

@@ -1,0 +1,42 @@
+import pytest
+import torch
+from PIL import Image
+
+from bench.figures import sheets
+
+
+@pytest.mark.parametrize("name", sheets.SHEETS)
+def test_kornia_and_fuse_agree_where_the_sheets_show_it(name):
+    images = torch.randint(0, 256, (2, 3, 24, 24), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    compared = sheets.compare(sheets.SHEETS[name](24), images)
+    assert compared.kornia.shape == compared.fused.shape == images.shape
+    assert compared.difference.max() < 1e-4
+    assert (compared.masks is not None) == (name == "segmentation")
+    if compared.masks:
+        source, expected, got = compared.masks
+        assert 0 < source.float().mean() < 1
+        assert torch.equal(expected, got)
+        assert compared.label.endswith("masks: 0 pixels differ")
+
+
+def test_a_difference_is_seen():
+    pictures = torch.full((1, 3, 8, 8), 0.5)
+    compared = sheets.Compared(pictures, pictures, pictures + 0.01, None)
+    assert compared.label == "largest 1e-02"
+    figure = sheets.draw("one", compared)
+    figure.draw_without_rendering()
+    source, kornia, fused, difference = (axis.images[0].get_array() for axis in figure.axes)
+    assert (source == kornia).all()
+    assert (fused != kornia).all()
+    assert difference.min() > 0.49
+
+
+def test_a_sheet_is_drawn(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (target,) = sheets.main(["--only", "segmentation", "--images", str(tmp_path), "--side", "16", "--device", "cpu"])
+    assert target == tmp_path / "sheet_segmentation.png"
+    with Image.open(target) as image:
+        width, height = image.size
+        assert width > 5 * 16
+        assert height > 4 * 16
+        assert image.getpixel((width - 10, height - 10)) == (0, 0, 0)

@@ -1,0 +1,95 @@
+"""Rows that are one call, and suites whose rates are of images."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+
+from bench.figures import tables
+from bench.harness import call_rows, flags, measurement, optional_rows
+from gpuaug.benchkit import results, windows
+from gpuaug.benchkit.windows import Variant
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only calls move."""
+
+    class Clock:
+        now = 0.0
+
+        def call(self, seconds):
+            self.now += seconds
+
+    made = Clock()
+    for used in (windows, call_rows):
+        monkeypatch.setattr(used, "perf_counter", lambda: made.now)
+    return made
+
+
+@pytest.fixture
+def measure(tmp_path):
+    """A suite of one case of 8 images that counts images."""
+
+    def measured(rows, baseline="whole"):
+        words = ["--device", "cpu", "--seconds", "10", "--repeats", "2", "--json", str(tmp_path / "made.json")]
+        options = flags.read(flags.parser("made", "", batch="8"), words)
+        figures = partial(call_rows.batch_figures, device=CPU)
+        made = measurement.measure(
+            "made", options, [({"batch_size": 8}, lambda stack: rows)], baseline=baseline, ours=("part",), figures=figures
+        )
+        results.check(json.loads((tmp_path / "made.json").read_text()))
+        return {row["name"]: row for row in made["rows"]}
+
+    return measured
+
+
+def test_a_row_that_does_a_part_of_a_batch_is_compared_by_images(clock, measure):
+    whole = call_rows.call_row("whole", partial(clock.call, 1.0), 8)
+    part = call_rows.call_row("part", partial(clock.call, 0.25), 8, images=4)
+    made = measure([whole, part])
+    assert (made["whole"]["images_per_s"], made["part"]["images_per_s"]) == (8.0, 16.0)
+    assert (made["part"]["ratio"], made["part"]["rounds"]) == (2.0, [16.0, 16.0])
+    # Of a whole batch, whatever a call does of it.
+    assert (made["whole"]["host_ms"], made["part"]["host_ms"]) == (1000.0, 500.0)
+    assert not any("steps_per_s" in row for row in made.values())
+
+
+def test_rows_where_others_take_part_have_no_time_of_the_host(clock, measure):
+    def steps():
+        while True:
+            clock.call(0.5)
+            yield 8
+
+    made = measure([call_rows.call_row("whole", partial(clock.call, 1.0), 8), Variant("workers", steps)])
+    assert "host_ms" not in made["workers"]
+    assert made["workers"]["ratio"] == 2.0
+
+
+def test_without_the_baseline_there_are_no_ratios(clock, measure, tmp_path):
+    made = measure(
+        [optional_rows.Skipped("DALI", "not installed"), call_rows.call_row("part", partial(clock.call, 1.0), 8)], "DALI"
+    )
+    assert made["part"]["ratio"] is None
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table: made -->\n<!-- end -->\n<!-- table: made.host_ms -->\n<!-- end -->\n")
+    assert tables.main([str(page), "--results", str(tmp_path)]) == 0
+    shown = page.read_text()
+    assert "| images/s | B=8 |" in shown
+    assert "| part | 8 |" in shown
+    assert "| host, ms | B=8 |" in shown
+    assert "| part | 1,000 |" in shown
+    assert "In brackets" not in shown
+
+
+def test_more_images_than_a_batch_has_are_all_of_it():
+    assert call_rows.call_row("few", lambda: None, 2, images=4).share == 1
+
+
+def test_the_time_of_a_call_leaves_the_windows_out(clock):
+    taken = iter([3.0, 1.0, 2.0, *[100.0] * 100])
+    found = call_rows.call_figures(lambda: clock.call(next(taken)), CPU, launches=None)
+    assert found == {"host_ms": 2000.0}

@@ -1,0 +1,128 @@
+import copy
+import json
+
+import pytest
+import torch
+
+from bench.harness import compare
+from gpuaug.benchkit import results
+
+
+def row(name, rate, rounds, **labels):
+    return labels | {"name": name, "host_ms": 3.0, "images_per_s": 8 * rate, "steps_per_s": rate, "rounds": rounds}
+
+
+@pytest.fixture
+def before():
+    rows = [
+        row("serial", 100.0, [98.0, 102.0], batch_size=8),
+        row("streamed", 120.0, [118.0, 124.0], batch_size=8),
+        row("gone", 5.0, [5.0], batch_size=8),
+        row("serial", 50.0, [49.0, 51.0], batch_size=32),
+    ]
+    made = results.result("classifier", rows=rows, settings={}, device=torch.device("cpu"))
+    made["environment"] |= {"commit": "a" * 40, "dirty": False}
+    return made
+
+
+@pytest.fixture
+def after(before):
+    made = copy.deepcopy(before)
+    made["rows"] = [
+        row("serial", 103.0, [101.0, 105.0], batch_size=8),
+        row("streamed", 180.0, [125.0, 190.0], batch_size=8),
+        row("serial", 50.0, [49.0, 51.0], batch_size=32),
+        row("new", 7.0, [7.0], batch_size=32),
+    ]
+    made["environment"] |= {"commit": "b" * 40, "dirty": True}
+    return made
+
+
+@pytest.fixture
+def run(tmp_path):
+    def ran(a, b, *flags):
+        results.write(tmp_path / "a.json", a)
+        results.write(tmp_path / "b.json", b)
+        return compare.main([str(tmp_path / "a.json"), str(tmp_path / "b.json"), *flags])
+
+    return ran
+
+
+def test_rows_are_matched_by_case_batch_size_and_name(run, before, after, tmp_path, capsys):
+    made = run(before, after, "--json", str(tmp_path / "made.json"))
+    assert [tuple(found.values()) for found in made["rows"]] == [
+        (8, "serial", "steps_per_s", 100.0, 103.0, 1.03, True),
+        (8, "streamed", "steps_per_s", 120.0, 180.0, 1.5, False),
+        (32, "serial", "steps_per_s", 50.0, 50.0, 1.0, True),
+    ]
+    assert list(made["rows"][0]) == ["batch_size", "name", "figure", "a", "b", "ratio", "within_spread"]
+    assert made["only_a"] == [{"batch_size": 8, "name": "gone"}]
+    assert made["only_b"] == [{"batch_size": 32, "name": "new"}]
+    assert made["warnings"] == []
+    assert json.loads((tmp_path / "made.json").read_text()) == made
+    shown = capsys.readouterr().out
+    assert "only in A: B=8, gone\n" in shown
+    assert "only in B: B=32, new\n" in shown
+    assert f"A: {tmp_path / 'a.json'}: CPU, " in shown
+    assert "commit aaaaaaaaa, measured " in shown
+    assert "commit bbbbbbbbb with changes, measured " in shown
+    (line,) = (line for line in shown.splitlines() if "streamed" in line)
+    assert line.split() == ["8", "streamed", "steps/s", "120", "180", "1.500", "outside"]
+
+
+def test_cases_are_told_apart_and_times_are_compared_where_there_is_no_rate(before):
+    a, b = copy.deepcopy(before), copy.deepcopy(before)
+    a["rows"] = [{"case": case, "name": "by hand", "median_us": 20.0, "p95_us": 40.0} for case in ("small", "large")]
+    b["rows"] = [{"case": "large", "name": "by hand", "median_us": 10.0, "p95_us": 40.0}]
+    made = compare.compare(a, b)
+    (found,) = made["rows"]
+    assert (found["case"], found["figure"], found["ratio"], found["within_spread"]) == ("large", "median_us", 0.5, None)
+    assert made["only_a"] == [{"case": "small", "name": "by hand"}]
+
+
+def test_rounds_are_of_rates_and_not_of_times(before):
+    a, b = copy.deepcopy(before), copy.deepcopy(before)
+    for made in (a, b):
+        made["rows"] = [{"name": "x", "cpu_ms": 2.0, "rounds": [1.0]}]
+    assert compare.compare(a, b)["rows"][0]["within_spread"] is None
+
+
+def test_other_hardware_is_warned_of_in_words(run, before, after, capsys):
+    after["environment"]["gpu"] = {"name": "NVIDIA H200"}
+    after["environment"]["cpu"]["cores_allowed"] = 99
+    after["environment"]["versions"]["torch"] = "3.0"
+    warnings = run(before, after)["warnings"]
+    assert len(warnings) == 3
+    assert warnings[0].startswith("the GPUs differ: CPU and NVIDIA H200.")
+    assert "99" in warnings[1]
+    assert "3.0" in warnings[2]
+    assert "warning: the GPUs differ: CPU and NVIDIA H200." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (lambda made: made.update(suite="chain"), "results must be of one suite, got 'classifier' and 'chain'."),
+        (lambda made: made["rows"].append(made["rows"][0]), "rows of classifier must differ in case, batch size or name"),
+        (lambda made: made.update(schema=0), "b.json: schema must be 1, got 0."),
+    ],
+)
+def test_what_cannot_be_compared_is_an_error(run, before, after, spoil, text, capsys):
+    spoil(after)
+    with pytest.raises(SystemExit) as stop:
+        run(before, after)
+    assert stop.value.code == 2
+    assert text in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_rows_without_a_figure_in_common_are_an_error(before, after):
+    before["rows"] = [{"name": "x", "cpu_ms": 2.0}]
+    after["rows"] = [{"name": "x", "steps_per_s": 2.0}]
+    with pytest.raises(ValueError, match="rows of 'x' must share a rate or a time, got"):
+        compare.compare(before, after)
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        compare.main([str(tmp_path / "no.json"), str(tmp_path / "no.json")])
+    assert "No such file" in capsys.readouterr().err

@@ -1,0 +1,139 @@
+"""From the rows of a case to a result, whatever its peers do."""
+
+import json
+import sys
+
+import pytest
+import torch
+from support.bench.clock import Clock
+
+from bench.harness import flags, measurement, optional_rows
+from bench.peers import dali, timm
+from gpuaug.benchkit import results
+from gpuaug.benchkit.windows import Variant
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+@pytest.fixture
+def measure(tmp_path):
+    """Measures cases whose rows a function of the batch size makes; the flags are as on a command line."""
+
+    def measured(rows, *words, sizes="8,16"):
+        path = tmp_path / "made.json"
+        usual = ["--device", "cpu", "--seconds", "0.1", "--repeats", "2", "--workers", "0", "--batch", sizes]
+        options = flags.read(flags.parser("matrix", "", batch="8", sweeps=True), [*usual, "--json", str(path), *words])
+        cases = [({"batch_size": size}, lambda stack, size=size: rows(size)) for size in options.batch]
+        made = measurement.measure("matrix", options, cases, baseline="serial", ours=("ours",))
+        results.check(json.loads(path.read_text()))
+        assert json.loads(path.read_text())["settings"]["skipped"] == made["settings"]["skipped"]
+        return made
+
+    return measured
+
+
+def names(made, size):
+    return [row["name"] for row in made["rows"] if row["batch_size"] == size]
+
+
+def test_a_missing_peer_is_named_with_its_reason_and_printed_once(measure, clock, capsys):
+    def missing():
+        raise optional_rows.MissingError("not installed: No module named 'peer'")
+
+    def broken():
+        raise TypeError("unexpected keyword\nmore")
+
+    made = measure(
+        lambda size: [
+            clock.row("serial"),
+            optional_rows.peer_row("away", CUDA, missing),
+            optional_rows.peer_row("broken", CUDA, broken),
+            optional_rows.peer_row("there", CUDA, lambda: clock.row("there")),
+            optional_rows.peer_row("two streams", CPU, missing),
+            optional_rows.peer_row("anywhere", CPU, lambda: clock.row("anywhere"), needs_gpu=False),
+        ]
+    )
+    reasons = {
+        "away": "not installed: No module named 'peer'",
+        "broken": "TypeError: unexpected keyword",
+        "two streams": "needs a GPU",
+    }
+    assert made["settings"]["skipped"] == [
+        {"batch_size": size, "name": name, "reason": reason} for size in (8, 16) for name, reason in reasons.items()
+    ]
+    assert names(made, 8) == names(made, 16) == ["serial", "there", "anywhere"]
+    shown = capsys.readouterr().out
+    assert shown.count("away skipped: not installed") == 1
+    assert "matrix: batch size 8: two streams skipped: needs a GPU\n" in shown
+
+
+def test_a_peer_that_raises_while_it_is_measured_costs_its_row_only(measure, clock):
+    def failing():
+        yield 4
+        raise RuntimeError("out of memory\nTry less")
+
+    def made_rows(size):
+        peer = Variant("peer", failing) if size == 16 else clock.row("peer")
+        return [clock.row("serial"), optional_rows.peer_row("peer", CUDA, lambda: peer), clock.row("ours")]
+
+    made = measure(made_rows, sizes="8,16,32")
+    assert names(made, 8) == names(made, 32) == ["serial", "peer", "ours"]
+    assert names(made, 16) == ["serial", "ours"]
+    assert made["settings"]["skipped"] == [{"batch_size": 16, "name": "peer", "reason": "RuntimeError: out of memory"}]
+
+
+def test_an_error_of_ones_own_row_is_raised_and_what_was_measured_is_kept(measure, clock, tmp_path):
+    def failing():
+        yield 4
+        raise RuntimeError("ours broke")
+
+    def made_rows(size):
+        return [clock.row("serial"), Variant("ours", failing) if size == 16 else clock.row("ours")]
+
+    with pytest.raises(RuntimeError, match="ours broke"):
+        measure(made_rows)
+    kept = json.loads((tmp_path / "made.json").read_text())
+    results.check(kept)
+    assert {row["batch_size"] for row in kept["rows"]} == {8}
+
+
+def test_rows_may_name_what_cannot_be_had_here(measure, clock):
+    def made_rows(size):
+        return [
+            clock.row("serial"),
+            optional_rows.peer_row("away", CPU, None),
+            optional_rows.peer_row("unwanted", CPU, None),
+            clock.row("ours"),
+        ]
+
+    made = measure(made_rows, "--rows", "away", sizes="8")
+    assert names(made, 8) == ["serial"]
+    assert [row["name"] for row in made["settings"]["skipped"]] == ["away"]
+
+
+def test_slow_rows_are_left_out_at_the_sizes_after_that(measure, clock):
+    def made_rows(size):
+        return [clock.row("serial", 0.4), clock.row("slow", 0.005 * size), clock.row("ours")]
+
+    made = measure(made_rows, "--slowest", "0.1", "--suite", "renamed", sizes="8,16,32,64")
+    assert made["suite"] == "renamed"
+    assert "suite" not in made["settings"]
+    assert [names(made, size) for size in (8, 16, 32, 64)] == [["serial", "slow", "ours"]] * 3 + [["serial", "ours"]]
+    (left,) = made["settings"]["skipped"]
+    assert left["reason"] == "a step took 0.16 s with batch size 32, more than --slowest 0.1"
+
+
+def test_without_timm_or_dali_the_reason_says_so(monkeypatch):
+    for package in ("timm", "timm.data", "timm.data.loader", "nvidia", "nvidia.dali"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(optional_rows.MissingError, match=r"^not installed: .*timm"):
+        timm.Prefetched([], CPU, None)
+    with pytest.raises(optional_rows.MissingError, match=r"^not installed: .*nvidia"):
+        dali.Batches("seed", [], 2, 32, CPU)
+    with pytest.raises(optional_rows.MissingError, match=r"^not installed: .*nvidia"):
+        dali.build_ragged([], 32, antialias=False, device=CPU)

@@ -1,0 +1,20 @@
+import torch
+
+from bench.peers import augmenters
+
+EVERYWHERE = {"torchvision v2", "Kornia", "Kornia, matrices skipped", "gpuaug"}
+
+
+def test_every_way_gives_the_same_shape_and_layout():
+    from contextlib import ExitStack
+
+    for case in augmenters.cases(32):
+        batch = augmenters.sample(case, 3, 32, torch.device("cpu"))
+        for name in EVERYWHERE:
+            with ExitStack() as stack:
+                found = augmenters.AUGMENTERS[name](case, batch, stack)()
+            images, *masks = found if isinstance(found, (list, tuple)) else [found]
+            assert images.shape == (3, 3, case.out, case.out), (case.name, name)
+            assert images.dtype == case.dtype, (case.name, name)
+            assert images.is_contiguous(memory_format=case.memory_format), (case.name, name)
+            assert [mask.shape for mask in masks] == [(3, 1, case.out, case.out)] * case.masks

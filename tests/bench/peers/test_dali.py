@@ -1,0 +1,77 @@
+import gc
+import itertools
+import sys
+import weakref
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from support.bench.labelled_images import Labelled
+from torch.utils.data import DataLoader
+
+from bench.data import pipelines
+from bench.peers import dali
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def test_dali_keeps_labels_with_their_images():
+    pytest.importorskip("nvidia.dali")
+    endless = itertools.cycle(DataLoader(Labelled(), batch_size=4))
+    mean, std = (torch.tensor(part).view(3, 1, 1) for part in (pipelines.MEAN, pipelines.STD))
+    for images, labels in itertools.islice(dali.Batches("seed", endless, 4, 32, CPU), 7):
+        assert images.shape == (4, 3, 32, 32)
+        # The middle, which no rotation leaves.
+        colours = ((images * std + mean) * 255)[:, 0, 16, 16]
+        torch.testing.assert_close(colours, 10.0 * labels, atol=1.0, rtol=0)
+
+
+class Cyclic:
+    """What matters here of a pipeline of DALI's: it holds what it pulls from, and itself."""
+
+    def __init__(self, pull):
+        self.pull, self.itself = pull, self
+
+    def build(self):
+        pass
+
+    def run(self):
+        images = torch.from_numpy(self.pull()).float()
+        return [SimpleNamespace(as_tensor=lambda: images)]
+
+
+@pytest.mark.parametrize("real", [False, True], ids=["stand-in", "DALI"])
+def test_a_loader_behind_dali_ends_with_the_loop(real, monkeypatch):
+    """As cyclic garbage it would wait for each of its workers, seconds long."""
+    if real:
+        pytest.importorskip("nvidia.dali")
+    else:
+        made = ModuleType("nvidia.dali")
+        made.fn, made.types, made.pipeline_def = None, None, lambda **_: lambda _body: Cyclic
+        monkeypatch.setitem(sys.modules, "nvidia", ModuleType("nvidia"))
+        monkeypatch.setitem(sys.modules, "nvidia.dali", made)
+    pulled = iter(DataLoader(Labelled(), batch_size=4))
+    held = weakref.ref(pulled)
+    batches = iter(dali.Batches("seed", pulled, 4, 32, CPU))
+    del pulled
+    gc.disable()
+    try:
+        next(batches)
+        assert held() is not None
+        batches.close()
+        assert held() is None
+    finally:
+        gc.enable()
+
+
+def test_dali_takes_images_of_different_sizes_and_antialiases_when_told():
+    pytest.importorskip("nvidia.dali")
+    images = [torch.randint(256, (height, 150, 3), dtype=torch.uint8) for height in (120, 200)]
+    spread = {}
+    for antialias in (False, True):
+        call = dali.build_ragged(images, 16, antialias=antialias, device=CPU)
+        found = torch.stack([call() for _ in range(8)])
+        assert found.shape == (8, 2, 3, 16, 16)
+        spread[antialias] = found.float().std()
+    # Noise that is averaged over several pixels varies less.
+    assert spread[True] < 0.8 * spread[False]

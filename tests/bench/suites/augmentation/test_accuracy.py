@@ -1,0 +1,123 @@
+"""The suite of accuracy: rows differ only in who augments."""
+
+import json
+from argparse import Namespace
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+from bench import __main__
+from bench.data import character_images, image_folders
+from bench.figures import plot, tables
+from bench.harness import measurement
+from bench.suites.augmentation import accuracy
+from gpuaug.benchkit import results
+
+NAMES = ["torchvision, workers", "gpuaug, antialiased", "gpuaug"]
+TINY = ["--device", "cpu", "--size", "32", "--batch", "8", "--epochs", "1", "--repeats", "1", "--workers", "0"]
+
+
+def test_all_rows_have_the_same_images_in_the_same_order(class_folder):
+    images = image_folders.split(class_folder).train
+    # As their own labels: what a row does to an image leaves them alone.
+    numbered = image_folders.Images([(path, index) for index, (path, _) in enumerate(images.samples)])
+    options = Namespace(device=torch.device("cpu"), size=16, batch=(4,), workers=0)
+    orders = {}
+    for name in NAMES:
+        with ExitStack() as stack:
+            batches = accuracy.batches(name, numbered, 5, options, stack)
+            orders[name] = [[labels.tolist() for _, labels in batches] for _ in range(2)]
+            shapes = {tuple(some.shape) for some, _ in batches}
+        assert shapes == {(4, 3, 16, 16)}
+    assert orders[NAMES[0]] == orders[NAMES[1]] == orders[NAMES[2]]
+    first, second = orders[NAMES[0]]
+    assert len(first) == 19 // 4
+    assert first != second, "an epoch of its own order"
+
+
+def test_trains_every_row_and_says_how_well(class_folder, tmp_path, capsys):
+    path = tmp_path / "accuracy.json"
+    assert __main__.main(["accuracy", *TINY, "--data", str(class_folder), "--json", str(path)]) == 0
+    made = json.loads(path.read_text())
+    results.check(made)
+    assert [row["name"] for row in made["rows"]] == NAMES
+    for row in made["rows"]:
+        assert row["top1_low_percent"] <= row["top1_percent"] <= row["top1_high_percent"]
+        assert row["top1_percent"] % 20 == pytest.approx(0, abs=1e-4), "of five images"
+        assert min(row["images_per_s"], row["wall_s"], row["ratio"]) > 0
+    said = made["settings"]
+    assert (said["images"], said["train_images"], said["val_images"], said["classes"]) == ("the user's", 19, 5, 2)
+    assert (said["epochs"], said["repeats"], said["batch"]) == (1, 1, [8])
+    assert "data" not in said, "a path says nothing"
+    assert "accuracy: seed 0, gpuaug, antialiased: " in capsys.readouterr().out
+
+
+def test_make_writes_the_set_and_trains_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(accuracy, "train", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(character_images, "CLASSES", "AB")
+    monkeypatch.setattr(character_images, "FACES", {"train": ["DejaVuSans", "STIXGeneral"], "val": ["cmr10"]})
+    assert accuracy.main(["--device", "cpu", "--make", str(tmp_path / "set")]) is None
+    made = image_folders.split(tmp_path / "set")
+    assert (len(made.train), len(made.val), made.classes) == (2 * 2 * 10, 2 * 3, ["A", "B"])
+
+
+@pytest.fixture
+def pretended(monkeypatch, tmp_path, class_folder):
+    """The suite over three seeds, where the trainings are over at once."""
+    ran = []
+
+    def train(name, split, test, seed, options):
+        ran.append((seed, name))
+        number = NAMES.index(name)
+        rates = ((100, 110, 120), (200, 200, 200), (300, 250, 340))[number]
+        return {"top1_percent": 70.0 + number + 3 * seed, "images_per_s": float(rates[seed]), "wall_s": 5.0 + seed}
+
+    monkeypatch.setattr(accuracy, "train", train)
+    monkeypatch.setattr(measurement, "release", lambda device: None)
+    path = tmp_path / "results" / "accuracy.json"
+    made = accuracy.main([*TINY, "--repeats", "3", "--data", str(class_folder), "--json", str(path)])
+    return made, ran, path
+
+
+def test_figures_are_of_all_seeds_and_ratios_of_one(pretended):
+    made, ran, _ = pretended
+    assert [name for seed, name in ran if seed == 0] == NAMES
+    assert [name for seed, name in ran if seed == 1] == NAMES[::-1]
+    baseline, _, plain = made["rows"]
+    assert (plain["top1_percent"], plain["top1_low_percent"], plain["top1_high_percent"]) == (75.0, 72.0, 78.0)
+    assert (plain["images_per_s"], plain["rounds"], plain["wall_s"]) == (300.0, [300.0, 250.0, 340.0], 6.0)
+    assert plain["ratio"] == pytest.approx(340 / 120), "that of the medians is 300 / 110"
+    assert (plain["ratio_low"], plain["ratio_high"]) == (pytest.approx(250 / 110), 3.0)
+    assert baseline["ratio"] == 1
+
+
+def test_table_and_picture_show_top_1(pretended, tmp_path):
+    _, _, path = pretended
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table: accuracy -->\n<!-- end -->\n")
+    assert tables.main([str(page), "--results", str(path.parent)]) == 0
+    shown = page.read_text()
+    assert "| name | top-1, % | top-1 low, % | top-1 high, % | images/s | ratio | wall, s |" in shown
+    assert "| gpuaug | 75 | 72 | 78 | 300 | 2.83 | 6 |" in shown
+    assert "In brackets" not in shown
+    figure = plot.draw(json.loads(path.read_text()))
+    (axis,) = figure.axes
+    assert axis.get_xlabel() == "top-1, %"
+    assert [bar.get_width() for bar in axis.patches] == [73, 74, 75]
+    whiskers = [tuple(line[:, 0]) for lines in axis.collections for line in lines.get_segments()]
+    assert whiskers == [(70, 76), (71, 77), (72, 78)]
+
+
+def test_rows_that_are_not_there_are_refused():
+    with pytest.raises(SystemExit, match=r"--rows must be among torchvision, workers; .*, got Kornia\."):
+        accuracy.main([*TINY, "--rows", "Kornia"])
+
+
+def test_top_1_is_the_share_of_right_answers():
+    class Answers(torch.nn.Module):
+        def forward(self, images):
+            return torch.nn.functional.one_hot(images[:, 0].long(), 4).float()
+
+    images, labels = torch.tensor([[0.0], [1.0], [2.0], [3.0]]).repeat(100, 1), torch.tensor([0, 1, 2, 0]).repeat(100)
+    assert accuracy.top1_percent(Answers(), (images, labels), None) == 75

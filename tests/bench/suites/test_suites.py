@@ -1,0 +1,63 @@
+"""What is true of every suite."""
+
+import pytest
+from support.bench.commands import measure_suite
+
+from bench.suites import SUITES
+from bench.suites.training import classifier, encoder_decoder
+
+# Suite, flags that make it small, and the variants that must be there on a CPU.
+WINDOWED = [
+    (
+        "encoder_decoder",
+        "--width 4",
+        {"serial", "streamed", "streamed, auto", "streamed, eager encoder", "resident", "loader"},
+    ),
+    ("encoder_decoder_sizes", "--width 4", {"serial", "streamed"}),
+    ("encoder_decoder_depths", "--width 4", {"serial", "streamed", "streamed, auto"}),
+    ("encoder_decoder_resident", "--width 4", {"serial", "encoder alone", "training alone", "feature stage"}),
+    ("encoder_decoder_alike", "--width 4", {"own lanes, 1", "own lanes, 6", "same lanes, 1", "same lanes, 4"}),
+    ("frozen_resnet", "--model resnet18", {"serial", "captured, in line", "feature stage", "feature stage, eager"}),
+    ("classifier", "--width 1", {"serial", "workers", "streamed", "streamed, auto", "streamed, fused", "resident", "loader"}),
+    ("classifier_sizes", "--width 1", {"serial", "workers", "streamed", "streamed, fused"}),
+    ("classifier_depths", "--width 1", {"serial", "streamed", "streamed, auto"}),
+    ("resnet_step", "--model squeezenet1_1", {"serial", "streamed", "streamed, auto", "resident", "loader"}),
+    ("chain", "--width 4", {"serial", "one lane, eager", "two lanes", "two lanes, four ahead"}),
+    ("branches", "", {"serial", "one module", "branches", "branches, eager"}),
+]
+
+
+# Suites of another form have test files of their own.
+OTHERS = {"items", "handover", "lifetimes", "lanes", "feeds", "augment", "ragged", "views", "detection", "accuracy", "profiles"}
+
+
+@pytest.mark.parametrize(("name", "flags", "variants"), WINDOWED, ids=lambda value: value if isinstance(value, str) else "")
+def test_measures_every_variant(name, flags, variants, tmp_path):
+    made = measure_suite(name, tmp_path, "--quick", *flags.split())
+    assert variants <= {row["name"] for row in made["rows"]}
+    assert all(row["batch_size"] == 2 for row in made["rows"])
+    assert made["settings"]["baseline"] in variants
+    assert set(made["settings"]["ours"]) & variants
+    # What it chose: on a CPU all is in line.
+    assert [(row["name"], row["depth"]) for row in made["rows"] if "depth" in row] == [
+        (name, 0) for name in ("streamed, auto",) if name in variants
+    ]
+
+
+def test_every_suite_is_measured_by_a_test():
+    tested = [name for name, _, _ in WINDOWED] + sorted(OTHERS)
+    assert sorted(tested) == sorted(SUITES)
+
+
+def test_file_of_a_suite_is_named_like_its_result():
+    files = {module.rpartition(".")[2] for module, _ in SUITES.values()}
+    assert files <= set(SUITES)
+    assert all(any(name.startswith(file) for file in files) for name in SUITES)
+
+
+@pytest.mark.gpu
+def test_published_loops_run_on_a_gpu():
+    flags = ["--device", "cuda", "--size", "32", "--batch", "2", "--seconds", "0.05", "--repeats", "1", "--workers", "2"]
+    for suite in (encoder_decoder, classifier):
+        made = suite.main(flags)
+        assert "two streams, as published" in {row["name"] for row in made["rows"]}

@@ -1,0 +1,98 @@
+import pytest
+from PIL import Image
+
+from gpuaug import ArgumentError
+from gpuaug.benchkit import photos
+from gpuaug.benchkit.photos import CROPS_PER_PHOTOGRAPH, class_folders, photographs
+
+pytest.importorskip("skimage")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "gpuaug"
+
+
+def test_photographs_are_jpegs_in_class_folders_of_varied_sizes(cache):
+    root = photographs()
+    assert root.parent == cache
+    images = class_folders(root, None)
+    assert len(images) == CROPS_PER_PHOTOGRAPH * len(images.classes) >= 200
+    assert {"astronaut", "chelsea", "coffee"} <= set(images.classes)
+    sizes = set()
+    for path, label in images.samples[:: CROPS_PER_PHOTOGRAPH // 2]:
+        with Image.open(path) as image:
+            image.load()
+            assert (image.format, image.mode) == ("JPEG", "RGB")
+            assert all(300 <= side <= 500 for side in image.size)
+            sizes.add(image.size)
+        assert images.classes[label] in path
+    assert len(sizes) > 10
+
+
+def test_photographs_are_made_once(cache, monkeypatch):
+    first = photographs()
+    monkeypatch.setattr(photos, "_build", lambda _: pytest.fail("made again"))
+    assert photographs() == first
+
+
+def test_an_interrupted_build_leaves_nothing_behind(cache, monkeypatch):
+    built = photos._build
+
+    def interrupted(root):
+        (root / "astronaut").mkdir()
+        (root / "astronaut" / "000.jpg").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(photos, "_build", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        photographs()
+    assert list(cache.iterdir()) == []
+    monkeypatch.setattr(photos, "_build", built)
+    assert len(class_folders(photographs(), None)) >= 200
+
+
+def test_another_process_that_was_faster_is_believed(cache, monkeypatch):
+    def overtaken(root):
+        (cache / f"photographs-{photos.VERSION}" / "cat").mkdir(parents=True)
+        (cache / f"photographs-{photos.VERSION}" / "cat" / "theirs.jpg").touch()
+
+    monkeypatch.setattr(photos, "_build", overtaken)
+    assert (photographs() / "cat" / "theirs.jpg").exists()
+    assert [entry.name for entry in cache.iterdir()] == [f"photographs-{photos.VERSION}"]
+
+
+def test_a_relative_cache_folder_is_ignored(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(photos, "_build", lambda root: None)
+    assert photographs().is_relative_to(tmp_path / ".cache" / "gpuaug")
+
+
+def test_an_installation_without_photographs_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(photos.resources, "files", lambda _: tmp_path)
+    with pytest.raises(ArgumentError, match=r"scikit-image must ship its photographs in .*, got none of them\. Install it"):
+        photographs()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("nothing", "No such file or directory"),
+        ("a file", "Not a directory"),
+        ("no classes", "no folders in it"),
+        ("an empty class", "no images in it"),
+    ],
+)
+def test_data_that_is_no_folder_of_class_folders_is_refused(tmp_path, content, reason):
+    root = tmp_path / "data"
+    if content == "a file":
+        root.touch()
+    elif content != "nothing":
+        root.mkdir()
+        if content == "an empty class":
+            (root / "cat").mkdir()
+    text = rf"data must be a folder of class folders with images in them, got '.*data' \({reason}\)\. Arrange"
+    with pytest.raises(ValueError, match=text):
+        class_folders(root, None)

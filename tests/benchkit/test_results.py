@@ -1,0 +1,123 @@
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpuaug.benchkit import results
+from gpuaug.benchkit.windows import Row
+
+CPU = torch.device("cpu")
+ROW = Row("serial", 12.5, 200.0, 80.0, 1.0, 0.9, 1.1, [12.5, 12.4]).record(case="train", batch_size=16)
+RECORDED = Path(__file__).parents[2] / "bench" / "results"
+
+
+@pytest.fixture
+def good():
+    return results.result("uses", rows=[dict(ROW)], settings={"workers": 2}, device=CPU)
+
+
+def test_a_made_result_is_good_and_survives_the_file(good, tmp_path):
+    results.check(good)
+    path = tmp_path / "new" / "folder" / "uses.json"
+    results.write(path, good)
+    assert json.loads(path.read_text()) == good
+    assert path.read_text().endswith("}\n")
+    assert [entry.name for entry in path.parent.iterdir()] == ["uses.json"]
+
+
+def test_keys_are_sorted_so_that_two_files_compare_line_by_line(good, tmp_path):
+    results.write(tmp_path / "a.json", good)
+    results.write(tmp_path / "b.json", dict(reversed(good.items())))
+    assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
+
+
+def test_not_a_number_becomes_null_and_then_fails_the_check(good, tmp_path):
+    good["rows"][0] |= {"host_ms": float("nan"), "rounds": [1.0, float("inf")]}
+    results.write(tmp_path / "nan.json", good)
+    written = json.loads((tmp_path / "nan.json").read_text())
+    assert written["rows"][0]["host_ms"] is None
+    assert written["rows"][0]["rounds"] == [1.0, None]
+    with pytest.raises(ValueError, match=r"rows\[0\]\.host_ms must be a finite number, got None"):
+        results.check(written)
+
+
+def test_a_failed_write_leaves_the_old_result(good, tmp_path):
+    path = tmp_path / "uses.json"
+    results.write(path, good)
+    good["settings"]["oops"] = object()
+    with pytest.raises(TypeError):
+        results.write(path, good)
+    assert "oops" not in path.read_text()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["uses.json"]
+
+
+def _without(key):
+    return lambda made: made.pop(key)
+
+
+def _row(**values):
+    return lambda made: made["rows"][0].update(values)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (_without("settings"), r"keys of a result must be \['env.*\], got \['env.*\]. See 'settings'."),
+        (lambda made: made.update(extra=1), "See 'extra'"),
+        (lambda made: made.update(schema=0), "schema must be 1, got 0. Make results with gpuaug.benchkit.results.result."),
+        (lambda made: made.update(suite=""), "suite must be a name, got ''"),
+        (lambda made: made.update(rows=[]), r"rows must be a list that is not empty, got \[\]"),
+        (lambda made: made["environment"].pop("commit"), "environment.commit must be present"),
+        (_row(name=None), r"rows\[0\].name must be a name, got None"),
+        (_row(steps_per_s=0.0), r"rows\[0\].steps_per_s must be positive, got 0.0"),
+        (_row(ratio=-1.0), r"rows\[0\].ratio must be positive, got -1.0"),
+        (_row(images_per_s=float("nan")), r"rows\[0\].images_per_s must be a finite number, got nan"),
+        (_row(rounds=[]), r"rows\[0\].rounds must be positive numbers, got \[\]"),
+        (_row(rounds=[1.0, None]), r"rows\[0\].rounds must be positive numbers"),
+        (lambda made: made.update(rows=[{"name": "a", "rate": 3}]), r"rows\[0\] must be a row with a figure"),
+        (lambda made: made.update(rows=["a"]), r"rows\[0\] must be a dict, got 'a'"),
+    ],
+)
+def test_check_names_the_faulty_key(good, spoil, text):
+    spoilt = copy.deepcopy(good)
+    spoil(spoilt)
+    with pytest.raises(ValueError, match=text):
+        results.check(spoilt)
+
+
+def test_a_row_without_a_baseline_is_good(good):
+    good["rows"][0] |= {"ratio": None, "ratio_low": None, "ratio_high": None}
+    results.check(good)
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.rglob("*.json")), ids=lambda path: str(path.relative_to(RECORDED)))
+def test_recorded_results_are_good(path):
+    results.check(json.loads(path.read_text()))
+
+
+def test_the_table_shows_each_figure_once_and_fits_80_columns(good):
+    from rich.console import Console
+
+    console = Console(width=80, record=True)
+    other = ROW | {"name": "encoder in the loop (serial)", "case": "train a head", "steps_per_s": 12345.6}
+    console.print(results.table([ROW, other], "title"))
+    text = console.export_text()
+    assert "0.90-1.10" in text
+    assert "12,346" in text
+    assert "encoder in the loop (serial)" in text, "wrapped"
+    assert "batch" not in text
+    console.print(results.table([ROW, ROW | {"batch_size": 32}], "title"))
+    assert "batch" in console.export_text(), "needed when it differs"
+
+
+def test_the_table_leaves_out_what_no_row_has():
+    from rich.console import Console
+
+    console = Console(width=80, record=True)
+    console.print(results.table([{"name": "one", "images_per_s": 5.0, "ratio": None}], "title"))
+    text = console.export_text()
+    assert "images/s" in text
+    assert "steps/s" not in text
+    assert "host" not in text

@@ -1,0 +1,248 @@
+"""Ops that give images a size, skipped by chance: a skipped sample comes out bit for bit as it went in, as in Kornia."""
+
+import re
+
+import kornia.augmentation as K
+import pytest
+import torch
+from fusion.targets.test_boxes import annotations
+from fusion.targets.test_masks import masks
+from fusion.test_ragged import one_by_one
+from support.detection import records_of
+from support.ragged import images_of, pack
+from support.replay import as_kornia_takes_them, both, photographs
+
+import gpuaug
+from gpuaug.fusion.ops.base import ANY_SIDES
+
+SIZE = (32, 48)
+BATCH = 6
+
+OPS = {
+    "resized crop": lambda: K.RandomResizedCrop(SIZE),
+    "resized crop, squares": lambda: K.RandomResizedCrop(SIZE, align_corners=False),
+    "resized crop, nearest": lambda: K.RandomResizedCrop(SIZE, resample="nearest"),
+    "resized crop, narrow": lambda: K.RandomResizedCrop(SIZE, scale=(0.9, 1.0), ratio=(3.0, 4.0)),
+    "crop": lambda: K.RandomCrop(SIZE),
+    "crop, padded": lambda: K.RandomCrop(SIZE, padding=(3, 5, 2, 7), fill=0.25),
+    "crop, reflected": lambda: K.RandomCrop(SIZE, padding=7, padding_mode="reflect"),
+    "crop, replicated": lambda: K.RandomCrop(SIZE, padding=(2, 9), padding_mode="replicate"),
+    "crop, padded if needed": lambda: K.RandomCrop(SIZE, padding=4, pad_if_needed=True),
+    "centre": lambda: K.CenterCrop(SIZE),
+    "resize": lambda: K.Resize(SIZE),
+    "resize, squares": lambda: K.Resize(SIZE, align_corners=False),
+    "resize, nearest": lambda: K.Resize(SIZE, resample="nearest"),
+    "resize, short side": lambda: K.Resize(SIZE[0]),
+    "pad": lambda: K.PadTo(SIZE, pad_value=0.25),
+}
+MOVING = [name for name in OPS if name.startswith(("resized", "crop,"))]
+"""Those that move pixels of images that have their size."""
+
+KEYS = ["input", "mask", "bbox_xyxy", "keypoints"]
+
+
+def by_chance(module, by, p, same=False):
+    """The module, run with ``p`` for the batch, which is what ``p=`` of all these modules means, or for each sample."""
+    setattr(module, "p_batch" if by == "batch" else "p", p)
+    module.same_on_batch = same
+    return module
+
+
+def inputs(dtype=torch.uint8, seed=0):
+    return (
+        photographs(BATCH, 3, *SIZE, dtype=dtype, seed=seed),
+        masks(BATCH, 2, *SIZE, seed=seed),
+        annotations("bbox_xyxy", BATCH, seed=seed),
+        annotations("keypoints", BATCH, seed=seed),
+    )
+
+
+def gate_of(draws):
+    return torch.tensor([bool(draws.of(index)) for index in range(len(draws))])
+
+
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("p", [0.5, 0.0])
+@pytest.mark.parametrize("by", ["batch", "sample"])
+@pytest.mark.parametrize("name", OPS)
+def test_skipped_samples_are_left_alone_and_others_are_kornias(name, by, p, same):
+    pipeline = K.AugmentationSequential(by_chance(OPS[name](), by, p, same), data_keys=KEYS)
+    augment = gpuaug.fuse(pipeline)
+    assert "left to Kornia" not in str(augment.explain((BATCH, 3, *SIZE)))
+    gates = []
+    for seed in range(8):
+        given = inputs((torch.uint8, torch.float32)[seed % 2], seed)
+        draws = augment.draw(given[0].shape, seed=seed)
+        open_ = gate_of(draws)
+        gates.append(open_)
+        # Kornia moves boxes in place.
+        expected = pipeline(as_kornia_takes_them(given[0]), *(each.clone() for each in given[1:]), params=draws.as_kornia())
+        got = augment(*given, draws=draws)
+        for made, theirs, tolerance in zip(got, expected, (5e-5, 0, 1e-3, 1e-3), strict=True):
+            torch.testing.assert_close(made, theirs, atol=tolerance, rtol=1e-6 if tolerance == 1e-3 else 0)
+        for made, left in zip(got, (as_kornia_takes_them(given[0]), *given[1:]), strict=True):
+            assert torch.equal(made[~open_], left[~open_])
+            assert name not in MOVING or not open_.any() or not torch.equal(made[open_], left[open_])
+    gates = torch.stack(gates)
+    assert gates.any() == (p > 0)
+    assert not gates.all()
+    assert (gates == gates[:, :1]).all() == (by == "batch" or same or p == 0)
+
+
+@pytest.mark.parametrize("name", ["resized crop", "crop, padded"])
+def test_kornias_p_is_for_the_batch(name):
+    module = {"resized crop": K.RandomResizedCrop, "crop, padded": K.RandomCrop}[name](SIZE, p=0.25)
+    assert (module.p, module.p_batch) == (1.0, 0.25)
+
+
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("by", ["batch", "sample"])
+@pytest.mark.parametrize("p", [0.2, 0.5])
+def test_p_of_the_samples_are_changed(p, by, same):
+    """In calls, whose draws are made for many batches at once."""
+    images = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    augment = gpuaug.fuse(by_chance(K.RandomResizedCrop((8, 8), scale=(0.1, 0.5)), by, p, same))
+    calls = 400
+    torch.manual_seed(0)
+    changed = torch.stack([(augment(images) != images).flatten(1).any(1) for _ in range(calls)]).double()
+    alike = by == "batch" or same
+    assert not alike or torch.equal(changed, changed[:, :1].expand(-1, 4))
+    trials = calls * (1 if alike else 4)
+    assert abs(changed.mean() - p) < 5 * (p * (1 - p) / trials) ** 0.5
+
+
+def skipping(p=0.5, **options):
+    return by_chance(K.RandomResizedCrop(SIZE, **options), "sample", p)
+
+
+TOGETHER = {
+    "between flips": lambda: [K.RandomHorizontalFlip(), skipping(), K.RandomVerticalFlip()],
+    "after a padded crop": lambda: [K.RandomCrop(SIZE, padding=6, fill=0.5), skipping(), K.Normalize(0.5, 0.25)],
+    "after one of its own": lambda: [K.RandomResizedCrop(SIZE), skipping(align_corners=False)],
+    "after a warp": lambda: [K.RandomRotation(30.0), skipping(), K.RandomErasing()],
+    "before a padded crop that is skipped": lambda: [
+        skipping(),
+        by_chance(K.RandomCrop(SIZE, padding=6, fill=0.5), "sample", 0.5),
+    ],
+    "one of several": lambda: [
+        K.AugmentationSequential(K.RandomResizedCrop(SIZE, p=0.5), K.RandomHorizontalFlip(), random_apply=1),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_ops_around_it_see_what_they_see_in_kornia(name):
+    pipeline, images = K.AugmentationSequential(*TOGETHER[name]()), photographs(BATCH, 3, *SIZE)
+    for seed in range(6):
+        expected, got = both(pipeline, images, seed)
+        torch.testing.assert_close(got, expected, atol=4e-4 if "warp" in name or "own" in name else 2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
+@pytest.mark.parametrize("module", [skipping, lambda **options: by_chance(K.Resize(SIZE, **options), "sample", 0.5)])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_antialiasing_leaves_skipped_samples_alone(mode, module, dtype):
+    images = photographs(BATCH, 3, *SIZE, dtype=dtype)
+    augment = gpuaug.fuse(module(resample=mode), antialias=True)
+    draws = augment.draw(images.shape, seed=1)
+    open_, got = gate_of(draws), augment(images, draws=draws)
+    assert 0 < open_.sum() < BATCH
+    assert torch.equal(got[~open_], as_kornia_takes_them(images)[~open_])
+    certain = module(resample=mode)
+    certain.p = 1.0
+    applied = gpuaug.fuse(certain, antialias=True)
+    expected = applied(images, draws=type(draws)(draws.shape, applied._tree, draws._drawn, draws._sizes))
+    assert torch.equal(got[open_], expected[open_])
+
+
+def test_every_view_is_skipped_by_itself():
+    given = inputs()
+    augment = gpuaug.fuse(K.AugmentationSequential(K.RandomResizedCrop(SIZE, p=0.5), data_keys=KEYS), views=8)
+    draws = augment.draw(given[0].shape, seed=0)
+    open_, got = gate_of(draws), augment(*given, draws=draws)
+    assert 0 < open_.view(8, BATCH).all(1).sum() < 8
+    for made, left in zip(got, (given[0].float() / 255, *given[1:]), strict=True):
+        left = left.repeat(8, *(1,) * (left.ndim - 1))
+        assert torch.equal(made[~open_], left[~open_])
+        assert not torch.equal(made[open_], left[open_])
+
+
+@pytest.mark.parametrize("name", ["resized crop", "crop, padded"])
+def test_targets_of_skipped_samples_are_left_alone(name):
+    """But for boxes, which end at the frame: as where nothing moves at all."""
+    images, records, keys = photographs(BATCH, 3, *SIZE), records_of(BATCH, *SIZE), ["input", "targets", "mask"]
+    listed = [masks(count, *SIZE, seed=count) for count in range(BATCH)]
+    augment = gpuaug.fuse(by_chance(OPS[name](), "sample", 0.5))
+    draws = augment.draw(images.shape, seed=1)
+    open_ = gate_of(draws)
+    assert 0 < open_.sum() < BATCH
+    _, targets, lists = augment(images, records, listed, data_keys=keys, draws=draws)
+    _, unmoved, _ = gpuaug.fuse(K.CenterCrop(SIZE))(images, records, listed, data_keys=keys)
+    for index in range(BATCH):
+        alike = [torch.equal(targets[index][key], unmoved[index][key]) for key in ("boxes", "masks", "keypoints", "valid")]
+        assert all(alike) or open_[index]
+        assert torch.equal(lists[index], listed[index]) or open_[index]
+        assert not open_[index] or not len(records[index]["boxes"]) or not all(alike)
+
+
+OTHER = (2, 3, 40, 50)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_images_of_another_size_are_left_to_kornia(name):
+    pipeline = K.AugmentationSequential(by_chance(OPS[name](), "batch", 0.5))
+    reason = "left to Kornia: with p=0.5 the size of the output depends on the draw"
+    assert reason in str(gpuaug.fuse(pipeline).explain(OTHER))
+    shapes = set()
+    for seed in range(8):
+        expected, got = both(pipeline, photographs(*OTHER), seed)
+        assert torch.equal(got, expected)
+        shapes.add(got.shape[2:])
+    assert shapes > {OTHER[2:]}
+
+
+@pytest.mark.parametrize("name", ["resized crop", "crop", "centre", "resize", "pad"])
+def test_samples_that_would_come_out_in_two_sizes_are_kornias_to_refuse(name):
+    pipeline = K.AugmentationSequential(by_chance(OPS[name](), "sample", 0.25))
+    augment = gpuaug.fuse(pipeline)
+    assert "left to Kornia: with p=0.25 the size of the output depends on the draw" in str(augment.explain(OTHER))
+    draws = next(each for seed in range(99) if gate_of(each := augment.draw(OTHER, seed=seed)).sum() == 1)
+    with pytest.raises(ValueError, match="skipped rows cannot keep their shape"):
+        augment(photographs(*OTHER), draws=draws)
+
+
+@pytest.mark.parametrize("by", ["batch", "sample"])
+@pytest.mark.parametrize("size", [(8, 8), tuple(int(side[0]) for side in ANY_SIDES)], ids=str)
+@pytest.mark.parametrize("kind", [K.RandomResizedCrop, K.RandomCrop, K.CenterCrop, K.Resize, K.PadTo])
+def test_a_ragged_batch_needs_a_size_for_certain(kind, size, by):
+    text = f"got {kind.__name__}_0: with p=0.5 the size of the output depends on the draw. Begin with"
+    with pytest.raises(gpuaug.ArgumentError, match=re.escape(text)):
+        gpuaug.fuse([by_chance(kind(size), by, 0.5)], ragged=True)
+
+
+RAGGED = {
+    "after a resize": lambda: [K.Resize(SIZE), K.RandomResizedCrop(SIZE, p=0.5)],
+    "after a resize, for each sample": lambda: [K.Resize(SIZE), skipping()],
+    "after a crop in one pass": lambda: [K.RandomCrop(SIZE, pad_if_needed=True), skipping()],
+    "a padded crop in one pass": lambda: [K.RandomResizedCrop(SIZE), K.RandomCrop(SIZE, padding=4, p=0.5)],
+}
+
+
+@pytest.mark.parametrize("name", RAGGED)
+def test_ragged_batches_that_have_a_size_may_be_skipped(name):
+    images, pipeline = images_of(), K.AugmentationSequential(*RAGGED[name]())
+    augment, batch = gpuaug.fuse(pipeline, ragged=True), pack(images)
+    skipped = []
+    for seed in range(6):
+        draws = augment.draw(batch, seed=seed)
+        skipped += [len(draws.of(index)) for index in range(len(images))]
+        # Two interpolations, of Kornia's rounding each.
+        torch.testing.assert_close(augment(batch, draws=draws), one_by_one(pipeline, images, draws), atol=4e-4, rtol=0)
+    assert set(skipped) == {1, 2}
+    points = torch.rand(len(images), 2, 2) * 30
+    torch.manual_seed(0)
+    got = [augment(batch, points, data_keys=["input", "keypoints"]) for _ in range(12)]
+    torch.manual_seed(0)
+    for made in got:
+        expected = augment(batch, points, data_keys=["input", "keypoints"], draws=augment.draw(batch))
+        assert all(map(torch.equal, made, expected))

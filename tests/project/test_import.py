@@ -1,0 +1,47 @@
+"""``import gpuaug``: quiet, light, and the package itself wherever the script lies."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import gpuaug
+
+HEAVY = ["matplotlib", "rich", "skimage", "torch._dynamo", "torchvision", "triton"]
+
+
+@pytest.mark.timeout(120)
+def test_import_is_quiet_and_light():
+    code = (
+        "import json, sys, numpy.random, torch, kornia.augmentation; before = set(sys.modules); import gpuaug; "
+        "print(json.dumps([sorted(set(sys.modules) - before), torch.cuda.is_initialized()]))"
+    )
+    done = subprocess.run([sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    modules, initialized = json.loads(done.stdout)
+    assert not initialized
+    assert [name for name in HEAVY if name in modules] == []
+    assert {name.split(".")[0] for name in modules if "." not in name} - sys.stdlib_module_names == {"gpuaug"}
+
+
+def test_a_script_beside_a_clone_finds_the_package_and_not_the_clones_folder(tmp_path):
+    try:
+        origin = json.loads(metadata.distribution("gpuaug").read_text("direct_url.json") or "{}").get("url")
+    except metadata.PackageNotFoundError:
+        pytest.skip("gpuaug is not installed here")
+    if origin not in (None, Path(gpuaug.__file__).parents[1].as_uri()):
+        pytest.skip(f"gpuaug is installed from {origin}, which is not this checkout")
+    (tmp_path / "gpuaug").mkdir()  # a clone, whose folder of the same name holds the package
+    script = tmp_path / "train.py"
+    script.write_text("import importlib.util; print(importlib.util.find_spec('gpuaug').origin)")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = done.stdout.strip()
+    assert found != "None", "the clone's folder, as a namespace package: run pip install -e . again"
+    assert Path(found).name == "__init__.py"
+    assert tmp_path not in Path(found).parents

@@ -1,0 +1,231 @@
+"""The warning of torchvision's transforms as a stage, which draw once for the whole batch."""
+
+import inspect
+import re
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torchvision import transforms as v1
+from torchvision.models import ResNet18_Weights
+from torchvision.transforms import v2
+
+from gpuaug import GpuAugWarning, StreamedLoader, TransformStage
+from gpuaug.core.torchvision_transforms import drawn_once
+
+TEXT = (
+    "transform must draw for each image to augment a batch, got torchvision's {}, drawn once for the whole batch. Write it in "
+    "Kornia and pass gpuaug.fuse(K.AugmentationSequential(…)), or keep it in the dataset. If one draw for all is meant, pass "
+    "lambda images: transform(images)."
+)
+
+BASES = {"Transform", "AutoAugmentPolicy", "InterpolationMode"}
+"""Names of torchvision's that are no transforms."""
+
+CONTAINERS = {"Compose", "RandomApply", "RandomChoice", "RandomOrder"}
+
+FOR_BATCHES = {"CutMix", "MixUp"}
+"""Random, and documented to draw once for a batch."""
+
+NO_DRAW_FOR_THE_BATCH = {
+    "CenterCrop",
+    "ClampBoundingBoxes",
+    "ClampKeyPoints",
+    "ConvertBoundingBoxFormat",
+    "ConvertImageDtype",
+    "FiveCrop",
+    "GaussianNoise",  # which draws for each pixel
+    "Grayscale",
+    "Identity",
+    "Lambda",
+    "LinearTransformation",
+    "Normalize",
+    "PILToTensor",
+    "Pad",
+    "RGB",
+    "Resize",
+    "SanitizeBoundingBoxes",
+    "SanitizeKeyPoints",
+    "SetClampingMode",
+    "TenCrop",
+    "ToDtype",
+    "ToImage",
+    "ToPILImage",
+    "ToPureTensor",
+    "ToTensor",
+    "UniformTemporalSubsample",
+}
+
+ARGUMENTS = {
+    "CenterCrop": (4,),
+    "ConvertImageDtype": (torch.float32,),
+    "ConvertBoundingBoxFormat": ("XYXY",),
+    "FiveCrop": (4,),
+    "GaussianBlur": (3,),
+    "Lambda": (len,),
+    "LinearTransformation": (torch.eye(12), torch.zeros(12)),
+    "Normalize": ([0.5], [0.5]),
+    "Pad": (1,),
+    "RandomAdjustSharpness": (2.0,),
+    "RandomAffine": (10,),
+    "RandomCrop": (4,),
+    "RandomPosterize": (4,),
+    "RandomResize": (4, 8),
+    "RandomResizedCrop": (4,),
+    "RandomRotation": (10,),
+    "RandomShortestSize": ([4, 8],),
+    "RandomSolarize": (0.5,),
+    "Resize": (4,),
+    "ScaleJitter": ((8, 8),),
+    "SetClampingMode": ("soft",),
+    "TenCrop": (4,),
+    "ToDtype": (torch.float32,),
+    "UniformTemporalSubsample": (2,),
+}
+OPTIONS = {
+    "ColorJitter": {"brightness": 0.5},
+    "CutMix": {"num_classes": 3},
+    "JPEG": {"quality": (5, 50)},
+    "MixUp": {"num_classes": 3},
+}
+
+
+def transforms_of(module):
+    """Every transform of one of torchvision's modules but the containers, with arguments."""
+    for name, kind in vars(module).items():
+        if inspect.isclass(kind) and kind.__module__.startswith("torchvision.transforms") and name not in BASES | CONTAINERS:
+            yield pytest.param(name, kind(*ARGUMENTS.get(name, ()), **OPTIONS.get(name, {})), id=f"{module.__name__}.{name}")
+
+
+@pytest.mark.parametrize(("name", "transform"), [*transforms_of(v2), *transforms_of(v1)])
+def test_every_transform_of_torchvision_is_known_to_draw_for_the_batch_or_not(name, transform):
+    assert drawn_once(transform) == (() if name in NO_DRAW_FOR_THE_BATCH | FOR_BATCHES else (name,))
+
+
+RUN = {
+    "AutoAugment",
+    "CenterCrop",
+    "ColorJitter",
+    "GaussianBlur",
+    "GaussianNoise",
+    "Grayscale",
+    "Identity",
+    "Pad",
+    "RandAugment",
+}
+RUN |= {"RandomAffine", "RandomChannelPermutation", "RandomCrop", "RandomGrayscale", "RandomHorizontalFlip", "RandomInvert"}
+RUN |= {"RandomPerspective", "RandomPhotometricDistort", "RandomResizedCrop", "RandomRotation", "Resize"}
+
+
+@pytest.mark.parametrize(("name", "transform"), [param for param in transforms_of(v2) if param.values[0] in RUN])
+def test_what_is_said_of_a_transform_is_what_it_does_with_images_that_are_all_the_same(name, transform):
+    image = torch.rand(3, 16, 16, generator=torch.Generator().manual_seed(0))
+    batch = image.expand(4, 3, 16, 16).contiguous()
+    if name in ("AutoAugment", "RandAugment"):
+        batch = (batch * 255).to(torch.uint8)
+    made = []
+    for seed in range(12):
+        torch.manual_seed(seed)
+        made.append(transform(batch))
+    for_all = all(torch.equal(one, images[0]) for images in made for one in images)
+    always = all(torch.equal(images, made[0]) for images in made)
+    assert (for_all and not always) == (drawn_once(transform) != ())
+
+
+class OwnCrop(v2.RandomCrop):
+    pass
+
+
+class EachByItself(v2.RandomCrop):
+    def forward(self, images):
+        return torch.stack([v2.RandomCrop.forward(self, image) for image in images])
+
+
+class OwnDraws(v2.Transform):
+    def make_params(self, flat_inputs):
+        return {"scale": torch.rand(len(flat_inputs[0]), 1, 1, 1)}
+
+    def transform(self, inpt, params):
+        return inpt * params["scale"]
+
+
+class Cropping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.crop = v2.RandomCrop(4)
+
+
+MIXES = [v2.CutMix(num_classes=3), v2.MixUp(num_classes=3)]
+
+HELD = {
+    "a list of random ones and others": (
+        v2.Compose([v2.Resize(8), v2.RandomCrop(4), v2.RandomHorizontalFlip()]),
+        ("RandomCrop", "RandomHorizontalFlip"),
+    ),
+    "one twice": (v2.Compose([v2.RandomInvert(), v2.RandomInvert()]), ("RandomInvert",)),
+    "deterministic ones": (v2.Compose([v2.Resize(8), v2.CenterCrop(4), v2.ToDtype(torch.float32), v2.Normalize([0], [1])]), ()),
+    "nested": (v2.Compose([v2.Compose([v1.Compose([v1.RandomCrop(4)])])]), ("RandomCrop",)),
+    "a chance": (v2.RandomApply([v2.CenterCrop(4)], p=0.5), ("RandomApply",)),
+    "a chance of a random one": (v2.RandomApply([v2.RandomCrop(4)], p=0.5), ("RandomApply", "RandomCrop")),
+    "a certain one": (v2.RandomApply([v2.CenterCrop(4)], p=1.0), ()),
+    "a certain random one": (v2.RandomApply(nn.ModuleList([v2.RandomCrop(4)]), p=1.0), ("RandomCrop",)),
+    "none": (v2.RandomApply([v2.RandomCrop(4)], p=0.0), ()),
+    "a choice": (v2.RandomChoice([v2.CenterCrop(4), v2.Identity()]), ("RandomChoice",)),
+    "a choice of v1": (v1.RandomChoice([v1.CenterCrop(4), v1.Pad(1)]), ("RandomChoice",)),
+    "an order": (v2.RandomOrder([v2.CenterCrop(4), v2.Pad(1)]), ("RandomOrder",)),
+    "mixes": (v2.RandomChoice(MIXES), ()),
+    "mixes, by chance": (v2.RandomApply([v2.RandomChoice(MIXES)], p=0.5), ()),
+    "mixes behind a crop": (v2.Compose([v2.RandomCrop(4), v2.RandomChoice(MIXES)]), ("RandomCrop",)),
+    "a certain flip": (v2.RandomHorizontalFlip(p=1.0), ()),
+    "a certain flip of v1": (v1.RandomVerticalFlip(p=1), ()),
+    "a certain perspective": (v2.RandomPerspective(p=1.0), ("RandomPerspective",)),
+    "never": (v2.RandomErasing(p=0.0), ()),
+    "a blur of one sigma": (v2.GaussianBlur(3, sigma=1.0), ()),
+    "a blur of one sigma of v1": (v1.GaussianBlur(3, sigma=1.0), ()),
+    "one quality": (v2.JPEG(50), ()),
+    "a sequential": (nn.Sequential(v2.Resize(8), v2.RandomCrop(4)), ("RandomCrop",)),
+    "a subclass": (OwnCrop(4), ("OwnCrop",)),
+    "a subclass that runs each image": (EachByItself(4), ()),
+    "a transform of the user's": (OwnDraws(), ()),
+    "a module of the user's": (Cropping(), ()),
+    "a function": (lambda images: v2.RandomCrop(4)(images), ()),
+    "a function of torchvision's": (v2.functional.hflip, ()),
+    "a preset": (ResNet18_Weights.DEFAULT.transforms(), ()),
+}
+
+
+@pytest.mark.parametrize(("transform", "names"), HELD.values(), ids=HELD)
+def test_a_stage_warns_of_what_draws_once_for_the_batch(transform, names):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        stage = TransformStage(transform)
+        loader = StreamedLoader([torch.rand(2, 3, 8, 8)] * 2, device="cpu")
+        loader.stages = [stage]
+    assert [str(each.message) for each in caught] == ([TEXT.format(", ".join(names))] if names else [])
+    assert {each.category for each in caught} <= {GpuAugWarning}
+
+
+def test_a_bare_callable_is_warned_of_once_and_not_at_every_batch():
+    with pytest.warns(GpuAugWarning, match=f"^{re.escape(TEXT.format('RandomCrop'))}$") as caught:
+        loader = StreamedLoader([torch.rand(2, 3, 8, 8)] * 3, [v2.RandomCrop(4)], device="cpu")
+    assert len(caught) == 1
+    # A warning is an error in these tests.
+    assert [len(images) for _ in range(2) for images in loader] == [2] * 6
+
+
+def test_the_way_out_is_one():
+    crop = v2.RandomCrop(4)
+    (images,) = StreamedLoader([torch.rand(2, 3, 8, 8)], [lambda images: crop(images)], device="cpu")
+    assert images.shape == (2, 3, 4, 4)
+
+
+def test_torchvision_is_not_imported_to_know_its_transforms():
+    code = (
+        "import sys, torch; from gpuaug import TransformStage; TransformStage(torch.nn.Sequential(torch.nn.Identity())); "
+        "TransformStage(len); print(any(name.split('.')[0] == 'torchvision' for name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert (done.stdout, done.returncode) == ("False\n", 0), done.stderr

@@ -1,0 +1,31 @@
+"""What tests of the measuring kit and of the suites need."""
+
+import random
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session")
+def class_folder(tmp_path_factory):
+    """Two classes of twelve small images, of sizes that differ."""
+    from PIL import Image
+
+    root = tmp_path_factory.mktemp("images")
+    draw = random.Random(0)
+    for label in ("cat", "dog"):
+        (root / label).mkdir()
+        for index in range(12):
+            size = (draw.randint(40, 90), draw.randint(40, 90))
+            Image.effect_noise(size, 50).convert("RGB").save(root / label / f"{index}.jpg")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """Steps this small gain nothing from a second thread, and lose a hundredfold when its core is busy."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
