@@ -26,7 +26,7 @@ UNTESTED = "Kornia 1.3.0rc1 is not one of the versions compared with (kornia>=0.
 INSTALL = 'Run pip install "kornia>=0.9,<0.10".'
 
 
-def test_another_kornia_is_warned_of_once_in_a_process(another_kornia):
+def test_unknown_kornia_version_is_warned_of_once_in_a_process(another_kornia):
     text = (
         f"kornia must be of a version that gpuaug.fuse was compared with, got another: {UNTESTED}. Every module of every "
         f"pipeline is left to Kornia, which takes tens of launches a batch for each. {INSTALL}"
@@ -39,7 +39,7 @@ def test_another_kornia_is_warned_of_once_in_a_process(another_kornia):
     assert UNTESTED in str(augment.explain())
 
 
-def test_ragged_batches_under_another_kornia_are_refused_for_that_reason(another_kornia):
+def test_ragged_true_is_refused_with_an_unknown_kornia_version(another_kornia):
     text = (
         f"kornia must be of a version that gpuaug.fuse was compared with where ragged=True, got another: {UNTESTED}. {INSTALL}"
     )
@@ -59,16 +59,16 @@ def test_ragged_batches_under_another_kornia_are_refused_for_that_reason(another
         ("1.9", False),
     ],
 )
-def test_versions(found, compared, monkeypatch):
+def test_untested_version_tells_compared_versions_from_others(found, compared, monkeypatch):
     monkeypatch.setattr(kornia, "version", lambda name: found)
     assert (kornia.untested_version() is None) is compared
 
 
-def test_the_newest_kornia_was_compared_with():
+def test_installed_kornia_is_a_version_compared_with():
     """CI installs the newest Kornia there is, so that a release to compare with is known at once."""
     assert kornia.untested_version() is None, (
         f"Kornia {version('kornia')} is installed, and the ops were compared with {kornia.REQUIREMENT} alone: every user "
-        "of it has all modules left to Kornia. Widen TESTED in gpuaug/fuse/lower.py, run tests/fuse, make the ops agree, and "
+        "of it has all modules left to Kornia. Widen TESTED in gpuaug/fusion/lower/kornia.py, run tests/fusion, make the ops agree, and "
         "update docs/fuse.md."
     )
 
@@ -116,6 +116,6 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("kind", [*kornia.LOWERED, *kornia.POLICIES], ids=lambda kind: kind.__name__)
-def test_a_lowered_module_has_no_setting_that_its_op_may_not_know(kind):
+def test_lowered_modules_have_no_unknown_settings(kind):
     """Replays use the settings that there were: one that is new would be left out without a word."""
     assert list(inspect.signature(kind).parameters) == SETTINGS[kind.__name__].split()

@@ -115,12 +115,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("pipeline", "text"), REFUSED.values(), ids=REFUSED)
-def test_torchvisions_transforms_are_refused_with_what_to_type(pipeline, text):
+def test_torchvision_transforms_are_refused_with_their_kornia_counterpart(pipeline, text):
     with pytest.raises(gpuaug.ArgumentTypeError, match=f"^pipeline must be made of Kornia's modules, .*{re.escape(text)}$"):
         gpuaug.fuse(pipeline)
 
 
-def test_a_module_of_the_users_may_hold_torchvisions_transforms():
+def test_user_modules_may_hold_torchvision_transforms():
     with pytest.warns(gpuaug.GpuAugWarning, match="EachByItself"):
         augment = gpuaug.fuse(EachByItself())
     assert augment._ops[0].reason == "not one of Kornia's modules"
@@ -155,7 +155,7 @@ def told(action):
     return made, [str(each.message) for each in caught]
 
 
-def test_each_module_that_is_left_to_kornia_is_warned_of_once_when_it_is_fused():
+def test_fuse_warns_once_of_each_module_left_to_kornia():
     modules = [K.RandomHorizontalFlip(), K.RandomEqualize(), K.Resize((8, 8), antialias=True)]
     augment, said = told(lambda: gpuaug.fuse(modules))
     assert said == [
@@ -165,13 +165,13 @@ def test_each_module_that_is_left_to_kornia_is_warned_of_once_when_it_is_fused()
     assert told(lambda: [augment(photographs()) for _ in range(2)])[1] == []
 
 
-def test_the_warning_points_at_the_call_of_fuse():
+def test_fallback_warning_points_at_the_call_of_fuse():
     with pytest.warns(gpuaug.GpuAugWarning) as caught:
         gpuaug.fuse(K.RandomEqualize())
     assert caught[0].filename == __file__
 
 
-def test_a_module_of_the_users_is_warned_of_as_what_it_is():
+def test_fallback_warning_of_a_user_module():
     class Halved(nn.Module):
         def forward(self, images):
             return images * 0.5
@@ -185,7 +185,7 @@ def test_a_module_of_the_users_is_warned_of_as_what_it_is():
     ]
 
 
-def test_a_policy_is_warned_of_with_what_it_may_pick():
+def test_fallback_warning_of_a_policy_names_its_operations():
     augment, said = told(lambda: gpuaug.fuse([K.RandomInvert(), auto.TrivialAugment()]))
     assert said == [
         "pipeline must hold modules that gpuaug.fuse lowers to run in few launches, got TrivialAugment_1, which may pick "
@@ -199,7 +199,7 @@ def test_a_policy_is_warned_of_with_what_it_may_pick():
     assert told(lambda: gpuaug.fuse(auto.TrivialAugment([[("rotate", -30.0, 30.0)]])))[1] == []
 
 
-def test_a_container_that_picks_is_warned_of_with_what_it_may_pick():
+def test_fallback_warning_of_random_apply_names_its_modules():
     made = K.ImageSequential(K.RandomInvert(), K.RandomJPEG(), random_apply=1)
     text = "got ImageSequential, which may pick modules that are not: RandomJPEG_1 (no lowering for this type). Kornia takes"
     with pytest.warns(gpuaug.GpuAugWarning, match=re.escape(text)):
@@ -210,7 +210,7 @@ def cropping():
     return gpuaug.fuse([K.RandomHorizontalFlip(), K.RandomCrop((20, 20))])
 
 
-def test_a_module_that_is_left_to_kornia_by_the_size_of_images_is_warned_of_at_the_first_such_batch():
+def test_fallback_warning_of_an_unsupported_size_comes_with_its_first_batch():
     augment = cropping()
     fitting, small, smaller = (photographs(2, 3, height, 32) for height in (32, 16, 12))
     assert told(lambda: augment(fitting))[1] == []
@@ -222,7 +222,7 @@ def test_a_module_that_is_left_to_kornia_by_the_size_of_images_is_warned_of_at_t
     assert told(lambda: [augment(images) for images in (small, smaller, fitting, small)])[1] == []
 
 
-def test_copies_do_not_warn_of_what_the_original_did():
+def test_copies_of_a_fused_module_do_not_repeat_its_warnings():
     augment, said = told(lambda: gpuaug.fuse([K.RandomEqualize(), K.RandomCrop((20, 20))]))
     assert len(said) == 1
     small = photographs(2, 3, 16, 32)
@@ -232,10 +232,10 @@ def test_copies_do_not_warn_of_what_the_original_did():
         assert told(lambda copied=copied: copied(augment)(small))[1] == []
 
 
-def test_another_pipeline_warns_again():
+def test_fallback_warning_is_repeated_for_another_pipeline():
     assert [len(told(lambda: cropping()(photographs(2, 3, 16, 32)))[1]) for _ in range(2)] == [1, 1]
 
 
-def test_a_pipeline_that_is_lowered_as_a_whole_warns_of_nothing():
+def test_lowered_pipeline_has_no_fallback_warning():
     augment, said = told(lambda: gpuaug.fuse([K.RandomResizedCrop((8, 8)), K.ColorJitter(0.4), K.Normalize(0.5, 0.5)], views=2))
     assert said == told(lambda: augment(photographs()))[1] == []

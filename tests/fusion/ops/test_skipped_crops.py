@@ -10,7 +10,7 @@ from fusion.targets.test_masks import masks
 from fusion.test_ragged import one_by_one
 from support.detection import records_of
 from support.ragged import images_of, pack
-from support.replay import as_kornia_takes_them, both, photographs
+from support.replay import as_kornia_takes_them, both, left_to_kornia, photographs
 
 import gpuaug
 from gpuaug.fusion.ops.base import ANY_SIDES
@@ -65,7 +65,7 @@ def gate_of(draws):
 @pytest.mark.parametrize("p", [0.5, 0.0])
 @pytest.mark.parametrize("by", ["batch", "sample"])
 @pytest.mark.parametrize("name", OPS)
-def test_skipped_samples_are_left_alone_and_others_are_kornias(name, by, p, same):
+def test_skipped_crops_are_unchanged_and_others_equal_kornia(name, by, p, same):
     pipeline = K.AugmentationSequential(by_chance(OPS[name](), by, p, same), data_keys=KEYS)
     augment = gpuaug.fuse(pipeline)
     assert "left to Kornia" not in str(augment.explain((BATCH, 3, *SIZE)))
@@ -90,7 +90,7 @@ def test_skipped_samples_are_left_alone_and_others_are_kornias(name, by, p, same
 
 
 @pytest.mark.parametrize("name", ["resized crop", "crop, padded"])
-def test_kornias_p_is_for_the_batch(name):
+def test_kornia_sets_p_batch_of_crops(name):
     module = {"resized crop": K.RandomResizedCrop, "crop, padded": K.RandomCrop}[name](SIZE, p=0.25)
     assert (module.p, module.p_batch) == (1.0, 0.25)
 
@@ -98,7 +98,7 @@ def test_kornias_p_is_for_the_batch(name):
 @pytest.mark.parametrize("same", [False, True])
 @pytest.mark.parametrize("by", ["batch", "sample"])
 @pytest.mark.parametrize("p", [0.2, 0.5])
-def test_p_of_the_samples_are_changed(p, by, same):
+def test_crops_change_a_share_p_of_the_samples(p, by, same):
     """In calls, whose draws are made for many batches at once."""
     images = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     augment = gpuaug.fuse(by_chance(K.RandomResizedCrop((8, 8), scale=(0.1, 0.5)), by, p, same))
@@ -131,7 +131,7 @@ TOGETHER = {
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-def test_ops_around_it_see_what_they_see_in_kornia(name):
+def test_ops_around_skipped_crops_equal_kornia(name):
     pipeline, images = K.AugmentationSequential(*TOGETHER[name]()), photographs(BATCH, 3, *SIZE)
     for seed in range(6):
         expected, got = both(pipeline, images, seed)
@@ -141,7 +141,7 @@ def test_ops_around_it_see_what_they_see_in_kornia(name):
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
 @pytest.mark.parametrize("module", [skipping, lambda **options: by_chance(K.Resize(SIZE, **options), "sample", 0.5)])
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-def test_antialiasing_leaves_skipped_samples_alone(mode, module, dtype):
+def test_antialias_leaves_skipped_crops_unchanged(mode, module, dtype):
     images = photographs(BATCH, 3, *SIZE, dtype=dtype)
     augment = gpuaug.fuse(module(resample=mode), antialias=True)
     draws = augment.draw(images.shape, seed=1)
@@ -155,7 +155,7 @@ def test_antialiasing_leaves_skipped_samples_alone(mode, module, dtype):
     assert torch.equal(got[open_], expected[open_])
 
 
-def test_every_view_is_skipped_by_itself():
+def test_crops_are_skipped_view_by_view():
     given = inputs()
     augment = gpuaug.fuse(K.AugmentationSequential(K.RandomResizedCrop(SIZE, p=0.5), data_keys=KEYS), views=8)
     draws = augment.draw(given[0].shape, seed=0)
@@ -168,7 +168,7 @@ def test_every_view_is_skipped_by_itself():
 
 
 @pytest.mark.parametrize("name", ["resized crop", "crop, padded"])
-def test_targets_of_skipped_samples_are_left_alone(name):
+def test_targets_of_skipped_crops_are_unchanged(name):
     """But for boxes, which end at the frame: as where nothing moves at all."""
     images, records, keys = photographs(BATCH, 3, *SIZE), records_of(BATCH, *SIZE), ["input", "targets", "mask"]
     listed = [masks(count, *SIZE, seed=count) for count in range(BATCH)]
@@ -189,7 +189,8 @@ OTHER = (2, 3, 40, 50)
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_images_of_another_size_are_left_to_kornia(name):
+@left_to_kornia
+def test_crops_with_p_that_change_the_size_are_left_to_kornia(name):
     pipeline = K.AugmentationSequential(by_chance(OPS[name](), "batch", 0.5))
     reason = "left to Kornia: with p=0.5 the size of the output depends on the draw"
     assert reason in str(gpuaug.fuse(pipeline).explain(OTHER))
@@ -202,7 +203,8 @@ def test_images_of_another_size_are_left_to_kornia(name):
 
 
 @pytest.mark.parametrize("name", ["resized crop", "crop", "centre", "resize", "pad"])
-def test_samples_that_would_come_out_in_two_sizes_are_kornias_to_refuse(name):
+@left_to_kornia
+def test_crops_with_p_that_give_two_sizes_raise_kornias_error(name):
     pipeline = K.AugmentationSequential(by_chance(OPS[name](), "sample", 0.25))
     augment = gpuaug.fuse(pipeline)
     assert "left to Kornia: with p=0.25 the size of the output depends on the draw" in str(augment.explain(OTHER))
@@ -214,7 +216,7 @@ def test_samples_that_would_come_out_in_two_sizes_are_kornias_to_refuse(name):
 @pytest.mark.parametrize("by", ["batch", "sample"])
 @pytest.mark.parametrize("size", [(8, 8), tuple(int(side[0]) for side in ANY_SIDES)], ids=str)
 @pytest.mark.parametrize("kind", [K.RandomResizedCrop, K.RandomCrop, K.CenterCrop, K.Resize, K.PadTo])
-def test_a_ragged_batch_needs_a_size_for_certain(kind, size, by):
+def test_ragged_pipeline_may_not_begin_with_a_crop_that_may_be_skipped(kind, size, by):
     text = f"got {kind.__name__}_0: with p=0.5 the size of the output depends on the draw. Begin with"
     with pytest.raises(gpuaug.ArgumentError, match=re.escape(text)):
         gpuaug.fuse([by_chance(kind(size), by, 0.5)], ragged=True)
@@ -229,7 +231,7 @@ RAGGED = {
 
 
 @pytest.mark.parametrize("name", RAGGED)
-def test_ragged_batches_that_have_a_size_may_be_skipped(name):
+def test_ragged_crops_behind_a_resize_may_be_skipped(name):
     images, pipeline = images_of(), K.AugmentationSequential(*RAGGED[name]())
     augment, batch = gpuaug.fuse(pipeline, ragged=True), pack(images)
     skipped = []
