@@ -14,7 +14,7 @@ from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import size_of
 from gpuaug.fusion.draws import Draws
-from gpuaug.fusion.fallback_warnings import LeftWarnings
+from gpuaug.fusion.fallback_warnings import FallbackWarnings
 from gpuaug.fusion.lower.kornia import leaves, lower
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp
@@ -142,7 +142,7 @@ class Fused(nn.Module):
         self._prefetch = TablePrefetch()
         # Of the last call. In a list, since a module takes its time to set an attribute.
         self._seen: list[tuple[Size, torch.device]] = []
-        self._left = LeftWarnings(self._ops)
+        self._left = FallbackWarnings(self._ops)
 
     def extra_repr(self) -> str:
         """The modules, and those left to Kornia."""

@@ -34,11 +34,12 @@ FUSION = {
     "draws": {"ops", "policies", "lower"},
     "params": {"ops", "gather", "plan", "backends"},
     "targets": {"ops", "gather", "plan", "backends", "options"},
-    "sizing": {"ops", "gather"},
+    "sizing": {"ops", "gather", "lower"},
+    "fallback_warnings": {"ops", "policies", "lower"},
     "explain": {"ops", "policies", "gather", "plan", "params"},
     "fused": {
         *("ops", "policies", "gather", "plan", "options", "lower", "backends"),
-        *("draws", "params", "targets", "sizing", "explain"),
+        *("draws", "params", "targets", "sizing", "fallback_warnings", "explain"),
     },
     "normalization": {"fused"},
 }

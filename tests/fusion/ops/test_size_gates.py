@@ -10,7 +10,7 @@ from fusion.targets.test_masks import masks
 from fusion.test_ragged import one_by_one
 from support.detection import records_of
 from support.ragged import images_of, pack
-from support.replay import as_kornia_takes_them, both, photographs
+from support.replay import as_kornia_takes_them, both, left_to_kornia, photographs
 
 import gpuaug
 from gpuaug.fusion.ops.base import ANY_SIDES
@@ -189,6 +189,7 @@ OTHER = (2, 3, 40, 50)
 
 
 @pytest.mark.parametrize("name", OPS)
+@left_to_kornia
 def test_images_of_another_size_are_left_to_kornia(name):
     pipeline = K.AugmentationSequential(by_chance(OPS[name](), "batch", 0.5))
     reason = "left to Kornia: with p=0.5 the size of the output depends on the draw"
@@ -202,6 +203,7 @@ def test_images_of_another_size_are_left_to_kornia(name):
 
 
 @pytest.mark.parametrize("name", ["resized crop", "crop", "centre", "resize", "pad"])
+@left_to_kornia
 def test_samples_that_would_come_out_in_two_sizes_are_kornias_to_refuse(name):
     pipeline = K.AugmentationSequential(by_chance(OPS[name](), "sample", 0.25))
     augment = gpuaug.fuse(pipeline)
