@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.launch import Launch, prepared
-from gpuaug.fusion.backends.triton.points import points, unit
-from gpuaug.fusion.backends.triton.taps import as_float, byte_share
+from gpuaug.fusion.backends.triton.pixel_math import as_float, byte_share, unit
+from gpuaug.fusion.backends.triton.points import points
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.plan import Pass
 
