@@ -16,7 +16,7 @@ from support.replay import photographs
 
 import gpuaug
 from gpuaug.fusion.backends.readers import MaskPlaces
-from gpuaug.fusion.backends.triton import backend, boxes, crops, filters, labels, mix
+from gpuaug.fusion.backends.triton import backend, blur, boxes, crops, labels, mix
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.boxes import FORMS, Way
 from gpuaug.fusion.ops.mix import SoftLabels
@@ -27,10 +27,10 @@ KERNELS = {
     "mask_kernel": backend,
     "rest_kernel": backend,
     "mix_kernel": mix,
-    "blur_kernel": filters,
-    "blur_columns_kernel": filters,
-    "blur_rows_kernel": filters,
-    "sharpness_kernel": filters,
+    "blur_kernel": blur,
+    "blur_columns_kernel": blur,
+    "blur_rows_kernel": blur,
+    "sharpness_kernel": blur,
 }
 CHOSEN = [
     "colour",

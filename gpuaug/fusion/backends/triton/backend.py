@@ -11,7 +11,7 @@ from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends.readers import MaskPlaces, dtype_of, viewed
 from gpuaug.fusion.backends.torch_backend import mask_fill
-from gpuaug.fusion.backends.triton.filters import blur, sharpen
+from gpuaug.fusion.backends.triton.blur import blur, sharpen
 from gpuaug.fusion.backends.triton.gather import gather_kernel, mask_kernel
 from gpuaug.fusion.backends.triton.launch import Launch, on_device, prepared
 from gpuaug.fusion.backends.triton.mix import mix
