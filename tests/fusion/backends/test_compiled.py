@@ -16,7 +16,7 @@ from support.replay import photographs
 
 import gpuaug
 from gpuaug.fusion.backends.readers import MaskPlaces
-from gpuaug.fusion.backends.triton import backend, blur, boxes, crops, labels, mix
+from gpuaug.fusion.backends.triton import backend, blur, boxes, crops, labels, mix, sharpness
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.boxes import FORMS, Way
 from gpuaug.fusion.ops.mix import SoftLabels
@@ -30,7 +30,7 @@ KERNELS = {
     "blur_kernel": blur,
     "blur_columns_kernel": blur,
     "blur_rows_kernel": blur,
-    "sharpness_kernel": blur,
+    "sharpness_kernel": sharpness,
 }
 CHOSEN = [
     "colour",

@@ -7,13 +7,13 @@ from support import pipelines
 from support.executors import disagreement
 from support.replay import photographs
 
-from gpuaug.fusion.backends.triton import backend, blur
+from gpuaug.fusion.backends.triton import backend, filter_tiles
 
 # The interpreter takes its time for every block, and for every line of a blur.
 backend.TILES = dict.fromkeys(backend.TILES, (16, 32))
 backend.COLOUR_TILE = (16, 32)
 backend.REST_BLOCK = 256
-blur.ACROSS = 64
+filter_tiles.ACROSS = 64
 
 UINT8, FLOAT = photographs(3, 3, 21, 37), photographs(2, 3, 21, 37, dtype=torch.float32)
 BATCHES = [
