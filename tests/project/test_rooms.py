@@ -31,15 +31,16 @@ FUSION = {
     "options": {"policies"},
     "lower": {"ops", "policies"},
     "backends": {"ops", "policies", "gather", "plan"},
+    "segments": {"ops", "policies", "plan"},
     "draws": {"ops", "policies", "lower"},
     "params": {"ops", "gather", "plan", "backends"},
     "targets": {"ops", "gather", "plan", "backends", "options"},
     "sizing": {"ops", "gather", "lower"},
     "fallback_warnings": {"ops", "policies", "lower"},
-    "explain": {"ops", "policies", "gather", "plan", "params"},
+    "explain": {"ops", "policies", "gather", "plan", "segments", "params"},
     "fused": {
         *("ops", "policies", "gather", "plan", "options", "lower", "backends"),
-        *("draws", "params", "targets", "sizing", "fallback_warnings", "explain"),
+        *("segments", "draws", "params", "targets", "sizing", "fallback_warnings", "explain"),
     },
     "normalization": {"fused"},
 }

@@ -63,7 +63,7 @@ def of_crop(crop, sizes, *, masks, behind=()):
     others = [*behind, K.RandomHorizontalFlip(), K.ColorJitter(0.4, 0.4, 0.4), K.RandomRotation(30.0)]
     augment = gpuaug.fuse([crop, *others[: None if crop.flags["size"][0] > 1 else -1]], ragged=True)
     size = Size(len(sizes), 3, sizes[:, 0], sizes[:, 1])
-    return augment, size, augment._stretch(0, size, masks=masks)[1]
+    return augment, size, augment._segments.at(0, size, masks=masks).plan
 
 
 def fitted(crop, sizes, device, *, points=False, masks=False, behind=()):
