@@ -161,7 +161,6 @@ def test_what_opening_the_loader_raises_is_raised_at_once():
     assert not threads()
 
 
-@pytest.mark.timeout(5)
 def test_closing_ends_the_thread_and_lets_go_of_the_loaders_iterator():
     class Numbers:
         def __iter__(self):
@@ -267,7 +266,6 @@ def test_leaving_at_rest_says_nothing(caplog):
     assert not caplog.records
 
 
-@pytest.mark.timeout(5)
 def test_a_feed_that_was_taken_over_says_so_whenever_it_is_asked():
     source = feeding(range(10))
     take(source)
@@ -344,7 +342,7 @@ def test_what_may_have_to_be_waited_for_is_read_by_a_thread():
         source.close()
 
 
-# The thread's settings are# The thread's settings are the consumer's
+# The thread's settings are the consumer's
 
 
 def settings():

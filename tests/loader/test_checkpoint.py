@@ -2,13 +2,13 @@
 
 import io
 import threading
-import time
 from collections.abc import Iterable
 
 import pytest
 import torch
 import torch.distributed.checkpoint.stateful
 import torchdata.stateful_dataloader.stateful
+from support.waiting import WAIT_S, until
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -120,11 +120,17 @@ def stopped_at(count, loader):
 def test_the_rest_of_an_epoch_is_that_of_the_run_that_went_on(kind, feed):
     make = SOURCES[kind]
     feed = "plain" if kind == "workers that persist" else feed
+    expected, states = [], []
     with streamed(make, kind=kind, feed=feed) as whole:
-        expected = [bits(batch) for batch in whole]
+        batches = iter(whole)
+        states.append(saved(whole.state_dict()))
+        for batch in batches:
+            expected.append(bits(batch))
+            states.append(saved(whole.state_dict()))
     assert len(expected) == BATCHES
+    states[4] = stopped_at(4, streamed(make, kind=kind, feed=feed))
     for count in (0, 1, 4, BATCHES - 1, BATCHES):
-        state = stopped_at(count, streamed(make, kind=kind, feed=feed))
+        state = states[count]
         with streamed(make, kind=kind, feed=feed) as resumed:
             resumed.load_state_dict(state)
             rest = [bits(batch) for batch in resumed]
@@ -330,18 +336,26 @@ def test_a_loader_that_has_reached_its_end_with_its_last_batch_starts_over():
 
 
 def test_an_end_that_another_thread_brings_about_is_none_of_the_epoch():
+    asked = threading.Event()
+
     class Slow(Counter):
         def __iter__(self):
             for batch in super().__iter__():
                 if batch.item() == 3:
-                    time.sleep(0.5)
+                    asked.set()
+                    until(lambda: not any(feed.is_open for feed in list(loader._feed_iterators)))
                 yield batch
 
+    def close():
+        assert asked.wait(WAIT_S)
+        loader.close()
+
     loader = StreamedLoader(Slow(), device="cpu", depth=0)
-    got = []
-    threading.Timer(0.2, loader.close).start()
+    closing = threading.Thread(target=close)
+    closing.start()
     with pytest.raises(IteratorEndedError):
-        got.extend(batch.item() for batch in loader)
+        list(loader)
+    closing.join()
     assert (loader.state_dict()["batch"], loader.state_dict()["ended"]) == (2, False)
 
 

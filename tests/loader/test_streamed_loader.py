@@ -1,14 +1,18 @@
+import itertools
 import operator
-import time
+import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from support.waiting import WAIT_S
 from torch import distributed, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 from gpuaug import ArgumentError, ArgumentTypeError, DeviceError, FeatureStage, StreamedLoader, TransformStage
+from gpuaug.loader import iterator
 
 MIRRORED = ["dataset", "batch_size", "sampler", "batch_sampler", "drop_last"]
 
@@ -347,12 +351,20 @@ def test_batches_are_counted_over_all_epochs():
     assert stats.batches == 5, "the counters are live"
 
 
-def test_waiting_for_a_slow_loader_is_counted_and_timed():
+def test_stats_starved_counts_and_times_waits_for_a_slow_loader(monkeypatch):
+    asked_s, clock_s, asked = [], itertools.count(start=10, step=0.2), threading.Event()
+
+    def perf_counter():
+        asked_s.append(next(clock_s))
+        asked.set()
+        return asked_s[-1]
+
     def slow():
-        time.sleep(0.2)
+        assert asked.wait(WAIT_S), "the loop has begun to wait before there is a batch"
         yield torch.ones(1)
 
+    monkeypatch.setattr(iterator, "time", SimpleNamespace(perf_counter=perf_counter))
     loader = streamed(slow())
     assert next(iter(loader)).item() == 1
-    assert loader.stats().starved == 1
-    assert 50 < loader.stats().starved_ms < 5000
+    assert len(asked_s) == 2
+    assert (loader.stats().starved, loader.stats().starved_ms) == (1, pytest.approx(200))

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 import torch
-from support import alone
+from support import processes
 from support.profiler_sources import SHORT, Numbers
 from support.waiting import until
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
@@ -213,7 +213,7 @@ CASES = [
 def test_what_comes_after_is_what_would_have_come(kind, scenario):
     make = (PLAIN | PERSISTENT | STATEFUL | IN_ITSELF)[kind]
     assert outcome(make, scenario, profiled=True) == outcome(make, scenario, profiled=False)
-    alone.assert_nothing_runs()
+    processes.assert_no_workers_or_feeds()
 
 
 def test_an_open_iterator_on_persistent_workers_is_not_ended():
@@ -251,5 +251,5 @@ def test_the_wrapped_loaders_own_generators_are_put_back():
 def test_no_thread_or_worker_is_left_over(workers):
     threads = set(threading.enumerate())
     gpuaug.profile(StreamedLoader(DataLoader(Numbers(), 2, num_workers=workers), device="cpu"), lambda batch: None, **SHORT)
-    alone.assert_nothing_runs()
+    processes.assert_no_workers_or_feeds()
     until(lambda: set(threading.enumerate()) <= threads)  # those of a queue between processes end by themselves

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 from protocol.scenarios import SCENARIOS, Encoder, Source, install, kernel, name_lanes, run, script_arrivals
-from support import alone
+from support import processes
 from support.stream_double import HostBuffer
 from torch import nn
 
@@ -388,6 +388,6 @@ def test_a_tool_that_reads_nvtx_sees_a_range_for_each_part(tmp_path, monkeypatch
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(tool), str(source)], check=True)
     monkeypatch.setenv("NVTX_INJECTION64_PATH", str(tool))
     monkeypatch.setenv("TOLD", str(told))
-    done = alone.run(TWO_BATCHES)
+    done = processes.run_script(TWO_BATCHES)
     assert done.returncode == 0, done.stderr
     assert told.read_text().splitlines() == [line for name in PARTS_OF_A_BATCH * 2 for line in (f"push {name}", "pop")]

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from PIL import Image
-from support import alone
+from support import processes
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.profiler.timeline import Span, Timeline
@@ -358,5 +358,5 @@ assert "matplotlib" not in sys.modules
 run.figure()
 assert "matplotlib.pyplot" not in sys.modules
 """
-    done = alone.run(script)
+    done = processes.run_script(script)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

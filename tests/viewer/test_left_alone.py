@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import alone
+from support import processes
 from support.viewer import Squares, channels_first, pixels, texts
 from torch.utils.data import DataLoader, RandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -113,13 +113,13 @@ def test_what_comes_after_is_what_would_have_come(kind, scenario):
         assert torch.equal(torch.stack(got), images)
     epoch = {fresh: 0, between: 1, chosen: 5, middle: 1, loaded: 0}[scenario]
     assert f"in batch {2 if scenario is loaded else 0} of epoch {epoch}," in texts(figure)[0]
-    alone.assert_nothing_runs()
+    processes.assert_no_workers_or_feeds()
 
 
 def test_workers_that_had_not_begun_have_not_begun():
     with StreamedLoader(KINDS["workers that persist"](), device="cpu") as loader:
         gpuaug.show(loader)
-        alone.assert_nothing_runs()
+        processes.assert_no_workers_or_feeds()
 
 
 def test_an_open_iterator_on_persistent_workers_is_not_ended():

@@ -5,17 +5,9 @@ import time
 
 import pytest
 from support.ring_taking import rings_here
+from support.waiting import WAIT_S
 
 from gpuaug.feed import ring
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _workers_share_what_there_is():
-    # Many are forked here. What a worker's garbage collector does not touch need not be copied for it.
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +18,7 @@ def _slots_are_overwritten_when_they_are_given_back(monkeypatch):
 @pytest.fixture
 def held():
     """How much of rings there is that the test has made; a failed one's traceback may still hold others."""
-    end = time.monotonic() + 15  # a worker that was slow in the test before takes its time to end
+    end = time.monotonic() + WAIT_S  # a worker that was slow in the test before takes its time to end
     while rings_here() and time.monotonic() < end:
         gc.collect()
         time.sleep(0.05)

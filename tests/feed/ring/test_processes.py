@@ -4,7 +4,7 @@ import os
 from ast import literal_eval
 
 import pytest
-from support import alone
+from support import processes
 
 # What a finaliser raises nobody else hears of.
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableException
 SUBPROCESS = """
 import atexit, gc, multiprocessing, os, signal, sys
 import torch
-from support.alone import assert_nothing_runs, read_until_a_worker_dies
+from support.processes import assert_no_workers_or_feeds, read_until_worker_dies
 from torch.utils.data import DataLoader, Dataset
 from gpuaug import StreamedLoader
 
@@ -54,7 +54,7 @@ def each(cases):
 KILLED = """
 OPTIONS = each({"one epoch": {}, "persistent": {"persistent_workers": True}})
 loader = StreamedLoader(DataLoader(Numbers(41), batch_size=2, num_workers=2, **OPTIONS), device="cpu", feed="ring")
-read_until_a_worker_dies(loader, lambda batch: batch[:, 0].tolist(), most=20)
+read_until_worker_dies(loader, lambda batch: batch[:, 0].tolist(), most=20)
 assert held()
 loader.loader.dataset.killed = None
 if not OPTIONS:
@@ -64,20 +64,19 @@ if not OPTIONS:
 loader.close()
 del loader
 gc.collect()
-assert_nothing_runs()
+assert_no_workers_or_feeds()
 assert not held(), held()
 """
 
 
 def run(script):
     """What a process of its own says of its cases, and what it prints; a hang is a failure."""
-    done = alone.run(script)
+    done = processes.run_script(script)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     *printed, statuses = done.stdout.splitlines()
     return literal_eval(statuses), printed
 
 
-@pytest.mark.timeout(120)
 def test_a_worker_that_is_killed_is_an_error_and_leaves_nothing():
     # In processes of their own: DataLoader's handler raises wherever the main thread is when the signal arrives.
     statuses, _ = run(SUBPROCESS + KILLED)
@@ -112,7 +111,6 @@ leave()
 """
 
 
-@pytest.mark.timeout(120)
 def test_a_process_ends_although_nothing_was_closed():
     statuses, printed = run(SUBPROCESS + EXITS)
     assert statuses == {"in the middle": 0, "in the middle, persistent": 0, "at the end, persistent": 0, "by an error": 3}

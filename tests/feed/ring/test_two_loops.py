@@ -1,7 +1,6 @@
 """Iterators beside one another do not disturb each other."""
 
 import multiprocessing
-import time
 from dataclasses import replace
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from support.ring_comparing import assert_same
 from support.ring_leaving import leave_by_break
 from support.ring_sources import Samples, with_workers
+from support.waiting import WAIT_S, until
 from torch.utils.data import DataLoader
 
 from gpuaug import IteratorEndedError, StreamedLoader
@@ -48,34 +48,38 @@ def test_an_iterator_that_goes_on_while_others_come_and_go():
     assert_same(got, want)
 
 
-class Lingering:
-    """A collate function that, while it is told to, takes long from some batch on, and leaves a mark in what it makes."""
+class Blocked:
+    """A collate function that waits at batch ``at`` of the first epoch until it is released. That epoch's batches are + 1000."""
 
     def __init__(self, at):
         self.at = at
-        self.lingers = multiprocessing.Value("i", 1)
+        self.first_epoch = multiprocessing.Value("i", 1)
+        self.released = multiprocessing.Event()
 
     def __call__(self, samples):
-        old = self.lingers.value
-        if old and samples[0] >= self.at:
-            time.sleep(0.6)
-        return torch.full((1000,), samples[0] + 1000 * old)
+        first_epoch = self.first_epoch.value
+        if first_epoch and samples[0] == self.at:
+            self.released.wait(WAIT_S)
+        return torch.full((1000,), samples[0] + 1000 * first_epoch)
 
 
 def test_a_worker_that_is_still_busy_with_the_pass_before_writes_nothing_into_this_one(monkeypatch):
     monkeypatch.setattr("gpuaug.feed.prefetch.STOP_S", 0.02)
-    collate = Lingering(16)
+    collate, before = Blocked(16), set(multiprocessing.active_children())
     loader = StreamedLoader(
         DataLoader(range(40), num_workers=1, prefetch_factor=8, collate_fn=collate), device="cpu", feed="ring"
     )
     batches = iter(loader)
     for _ in range(16):
         next(batches)
+    (old_worker,) = set(multiprocessing.active_children()) - before
     batches.close()
-    collate.lingers.value = 0
+    collate.first_epoch.value = 0
     batches = iter(loader)
     got = [next(batches)]
-    time.sleep(0.9)  # the old worker writes now, while batches of the new one wait
+    assert old_worker.is_alive()
+    collate.released.set()  # the old worker writes its batch now, while batches of the new one wait
+    until(lambda: not old_worker.is_alive())
     got.extend(batches)
     assert [batch.unique().tolist() for batch in got] == [[index] for index in range(40)]
 

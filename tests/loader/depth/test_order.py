@@ -77,13 +77,13 @@ def test_nothing_is_unordered_while_it_is_measured(name, keeps_up):
     def mutate(patch, cuda):
         cuda.keeps_up = keeps_up
         small_windows(patch)
-        real = PipelinedIterator.hand_over
+        real = PipelinedIterator.pop
 
-        def hand_over(self, consumer):
+        def pop(self, consumer):
             used.append(self._depth.now)
             return real(self, consumer)
 
-        patch.setattr(PipelinedIterator, "hand_over", hand_over)
+        patch.setattr(PipelinedIterator, "pop", pop)
 
     history, stats = run(CHANGING[name], mutate)
     assert not history.violations, history.report()

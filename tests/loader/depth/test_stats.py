@@ -6,7 +6,6 @@ from protocol.scenarios import Source, script_arrivals
 from support.stream_double import HostBuffer
 
 from gpuaug import StreamedLoader
-from gpuaug.core.streams import RunAheadLimit
 from gpuaug.loader.depth import AHEAD
 
 
@@ -50,22 +49,3 @@ def test_the_doubles_events_tell_the_time_as_the_devices_do(cuda):
     assert first.elapsed_time(last) == 3
     with pytest.raises(ValueError, match="enable_timing"):
         first.elapsed_time(silent)
-
-
-def test_the_run_ahead_is_bounded_by_the_depth_in_use_when_that_becomes_less():
-    class Counted:
-        def __init__(self, number):
-            self.number = number
-
-        def query(self):
-            return False
-
-        def synchronize(self):
-            waited.append(self.number)
-
-    waited, run_ahead_limit = [], RunAheadLimit()
-    for number in range(5):
-        run_ahead_limit.keep(Counted(number), ahead=4)
-    run_ahead_limit.keep(Counted(5), ahead=1)
-    run_ahead_limit.keep(Counted(6), ahead=1)
-    assert waited == [0, 4, 5]

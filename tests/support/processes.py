@@ -1,4 +1,4 @@
-"""Scripts that need a process of their own, and what those share that have a worker killed."""
+"""Scripts run in a process of their own, and checks for processes that have a worker killed."""
 
 import multiprocessing
 import os
@@ -6,19 +6,20 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from pathlib import Path
 
+from support.waiting import until
 
-def run(script, timeout_s=100):
-    """Run ``script`` as a process that can import what tests can. A hang is a failure."""
+
+def run_script(script, timeout_s=240):
+    """Run ``script`` as a process that can import ``gpuaug`` and ``support``. A hang is a failure."""
     paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths.rstrip(os.pathsep)}
     return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=timeout_s)
 
 
-def read_until_a_worker_dies(loader, numbers, most):
+def read_until_worker_dies(loader, numbers, most):
     """Read batches that hold two numbers each, in order, of which at most ``most`` arrive before DataLoader's error does."""
     arrived, caught = [], None
     try:
@@ -36,10 +37,7 @@ def read_until_a_worker_dies(loader, numbers, most):
     assert "DataLoader worker" in caught[1], caught
 
 
-def assert_nothing_runs():
-    """No worker is left after a while, and no thread that pulls."""
-    deadline = time.monotonic() + 20
-    while multiprocessing.active_children():
-        assert time.monotonic() < deadline, multiprocessing.active_children()
-        time.sleep(0.01)
+def assert_no_workers_or_feeds():
+    """Wait for all workers to end, and assert that no thread of a feed is left."""
+    until(lambda: not multiprocessing.active_children())
     assert not [thread for thread in threading.enumerate() if thread.name == "gpuaug-feed"]
