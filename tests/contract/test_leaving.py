@@ -161,11 +161,14 @@ def test_ctrl_c_is_heard_while_the_loader_is_slow(feeds):
         time.sleep(0.05)  # long enough for it to hear
         yield torch.tensor(1)
 
+    def wait_for_the_second():
+        wanted.set()
+        next(batches)
+
     batches = iter(streamed(slow()))
     next(batches)
     with pytest.raises(KeyboardInterrupt):
-        wanted.set()
-        next(batches)
+        wait_for_the_second()
     assert not feeds()
     with pytest.raises(StopIteration):
         next(batches)

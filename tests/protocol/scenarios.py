@@ -1,4 +1,4 @@
-"""Training loops on a double of the stream layer (``double.py``), step by step, and what their stages do there."""
+"""Training loops on a double of the stream layer (``support/stream_double.py``), step by step, and what their stages do there."""
 
 import itertools
 from dataclasses import dataclass
