@@ -1,6 +1,8 @@
 """Iterators beside one another do not disturb each other."""
 
 import multiprocessing
+import sys
+import traceback
 from dataclasses import replace
 
 import pytest
@@ -12,6 +14,7 @@ from support.waiting import WAIT_S, until
 from torch.utils.data import DataLoader
 
 from gpuaug import IteratorEndedError, StreamedLoader
+from gpuaug.feed.prefetch import QUEUED
 
 # What a finaliser raises nobody else hears of.
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
@@ -49,36 +52,48 @@ def test_iterator_continues_while_others_begin_and_end():
 
 
 class Blocked:
-    """Collates 1000 + n in the first epoch, n later. The first epoch's batch ``at`` waits until it is released."""
+    """A collate function whose batch 1 waits, while ``blocks`` is set, until it is released. What it then makes is + 1000."""
 
-    def __init__(self, at):
-        self.at = at
-        self.first_epoch = multiprocessing.Value("i", 1)
-        self.released = multiprocessing.Event()
+    def __init__(self):
+        self.blocks, self.made = multiprocessing.Value("i", 0), multiprocessing.Value("i", 0)
+        self.reached, self.released = multiprocessing.Event(), multiprocessing.Event()
 
     def __call__(self, samples):
-        first_epoch = self.first_epoch.value
-        if first_epoch and samples[0] == self.at:
+        blocks = self.blocks.value
+        if blocks and samples[0] == 1:
+            self.reached.set()
             self.released.wait(WAIT_S)
-        return torch.full((1000,), samples[0] + 1000 * first_epoch)
+        self.made.value += 1 - blocks
+        return torch.full((1000,), samples[0] + 1000 * blocks)
+
+
+def waits_for_worker(thread):
+    frames = traceback.walk_stack(sys._current_frames()[thread.ident])
+    return any(frame.f_code.co_name == "_next_data" for frame, _ in frames)
 
 
 def test_late_write_of_previous_epochs_worker_does_not_reach_new_batches(monkeypatch):
     monkeypatch.setattr("gpuaug.feed.prefetch.STOP_S", 0.02)
-    collate, before = Blocked(16), set(multiprocessing.active_children())
+    collate, before = Blocked(), set(multiprocessing.active_children())
     loader = StreamedLoader(
         DataLoader(range(40), num_workers=1, prefetch_factor=8, collate_fn=collate), device="cpu", feed="ring"
     )
-    batches = iter(loader)
-    for _ in range(16):
-        next(batches)
+    list(loader)  # carves the slots
+    until(lambda: set(multiprocessing.active_children()) <= before)
+    collate.blocks.value = 1
+    left = loader._begin()
+    assert collate.reached.wait(WAIT_S)  # the worker has taken its second slot
+    until(lambda: left.feed_iterator._box._items.qsize() == 1)
+    until(lambda: waits_for_worker(left.feed_iterator._thread))
     (old_worker,) = set(multiprocessing.active_children()) - before
-    batches.close()
-    collate.first_epoch.value = 0
+    left.close()
+    collate.blocks.value = collate.made.value = 0
     batches = iter(loader)
-    got = [next(batches)]
+    got = [next(batches) for _ in range(6)]
+    # By now the new worker would have filled that slot again, with a batch that waits to be read.
+    until(lambda: collate.made.value == 8 + len(got) + QUEUED)
     assert old_worker.is_alive()
-    collate.released.set()  # the old worker writes its batch now, while batches of the new one wait
+    collate.released.set()
     until(lambda: not old_worker.is_alive())
     got.extend(batches)
     assert [batch.unique().tolist() for batch in got] == [[index] for index in range(40)]

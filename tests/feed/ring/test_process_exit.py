@@ -16,6 +16,8 @@ from support.processes import assert_no_workers_or_feeds, read_until_worker_dies
 from torch.utils.data import DataLoader, Dataset
 from gpuaug import StreamedLoader
 
+gc.collect(); gc.freeze()  # what forked processes need not copy
+
 class Numbers(Dataset):
     def __init__(self, killed=None):
         self.killed = killed
