@@ -103,7 +103,7 @@ CASES += [("a state", scenario) for scenario in (fresh, between, middle, loaded)
 
 
 @pytest.mark.parametrize(("kind", "scenario"), CASES)
-def test_what_comes_after_is_what_would_have_come(kind, scenario):
+def test_later_batches_are_unchanged(kind, scenario):
     batches, then, _ = outcome(KINDS[kind], scenario, shows=False)
     shown, shown_then, (figure,) = outcome(KINDS[kind], scenario, shows=True)
     assert (shown, shown_then) == (batches, then)
@@ -116,13 +116,13 @@ def test_what_comes_after_is_what_would_have_come(kind, scenario):
     processes.assert_no_workers_or_feeds()
 
 
-def test_workers_that_had_not_begun_have_not_begun():
+def test_persistent_workers_end_if_they_had_not_begun():
     with StreamedLoader(KINDS["workers that persist"](), device="cpu") as loader:
         gpuaug.show(loader)
         processes.assert_no_workers_or_feeds()
 
 
-def test_an_open_iterator_on_persistent_workers_is_not_ended():
+def test_open_iterator_on_persistent_workers_is_refused_and_goes_on():
     with StreamedLoader(KINDS["workers that persist"](), device="cpu") as loader:
         iterator = iter(loader)
         next(iterator)
@@ -136,7 +136,7 @@ def test_an_open_iterator_on_persistent_workers_is_not_ended():
         gpuaug.show(loader)
 
 
-def test_a_failure_leaves_the_loader_as_it_was():
+def test_loader_is_unchanged_after_a_failure():
     loader = StreamedLoader(KINDS["torch's generator"](), [lambda images: images[:1]], device="cpu")
     state = torch.get_rng_state()
     loader.set_epoch(4)

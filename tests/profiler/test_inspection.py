@@ -210,13 +210,13 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "scenario"), CASES)
-def test_what_comes_after_is_what_would_have_come(kind, scenario):
+def test_later_batches_are_unchanged(kind, scenario):
     make = (PLAIN | PERSISTENT | STATEFUL | IN_ITSELF)[kind]
     assert outcome(make, scenario, profiled=True) == outcome(make, scenario, profiled=False)
     processes.assert_no_workers_or_feeds()
 
 
-def test_an_open_iterator_on_persistent_workers_is_not_ended():
+def test_open_iterator_on_persistent_workers_is_refused_and_goes_on():
     with StreamedLoader(PERSISTENT["workers that persist"](), device="cpu") as loader:
         iterator, _ = taken(loader, 3)
         with pytest.raises(ArgumentError) as caught:
@@ -229,7 +229,7 @@ def test_an_open_iterator_on_persistent_workers_is_not_ended():
         gpuaug.profile(loader, lambda batch: None, **SHORT)
 
 
-def test_an_open_iterator_that_cannot_go_on_says_so():
+def test_open_iterator_on_a_source_with_its_own_state_is_ended():
     with StreamedLoader(IN_ITSELF["a state in itself"](), device="cpu") as loader:
         iterator, _ = taken(loader, 3)
         gpuaug.profile(loader, lambda batch: None, **SHORT)
@@ -237,7 +237,7 @@ def test_an_open_iterator_that_cannot_go_on_says_so():
             next(iterator)
 
 
-def test_the_wrapped_loaders_own_generators_are_put_back():
+def test_generators_are_put_back():
     generator, sampler = drawing(), RandomSampler(few(), generator=drawing())
     wrapped = DataLoader(few(), 2, sampler=sampler, generator=generator)
     list(wrapped)
@@ -248,7 +248,7 @@ def test_the_wrapped_loaders_own_generators_are_put_back():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_no_thread_or_worker_is_left_over(workers):
+def test_threads_and_workers_end(workers):
     threads = set(threading.enumerate())
     gpuaug.profile(StreamedLoader(DataLoader(Numbers(), 2, num_workers=workers), device="cpu"), lambda batch: None, **SHORT)
     processes.assert_no_workers_or_feeds()
