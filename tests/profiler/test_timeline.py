@@ -10,7 +10,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from PIL import Image
-from support import alone
+from support import processes
 from support.timelines import events, of, run
 
 from gpuaug.core.errors import ArgumentError
@@ -282,5 +282,5 @@ assert "matplotlib" not in sys.modules
 run.figure()
 assert "matplotlib.pyplot" not in sys.modules
 """
-    done = alone.run(script)
+    done = processes.run_script(script)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import alone
+from support import processes
 from support.viewer import (
     MEAN,
     STD,
@@ -246,5 +246,5 @@ assert "matplotlib" not in sys.modules
 gpuaug.show(gpuaug.StreamedLoader([torch.rand(2, 3, 4, 4)], device="cpu"))
 assert "matplotlib.pyplot" not in sys.modules
 """
-    done = alone.run(script)
+    done = processes.run_script(script)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
