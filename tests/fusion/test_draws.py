@@ -13,7 +13,7 @@ from gpuaug import ArgumentError
 SHAPE = (6, 3, 16, 18)
 
 
-def test_numbers_are_those_that_kornia_is_given():
+def test_draws_of_a_sample_equal_kornia_params():
     augment = gpuaug.fuse(
         [K.RandomResizedCrop((8, 8)), K.RandomRotation(30.0, p=1.0), K.ColorJitter(0.4, 0.3, 0.2, 0.1), K.RandomErasing(p=1.0)]
     )
@@ -31,13 +31,13 @@ def test_numbers_are_those_that_kornia_is_given():
         assert found["RandomErasing_3"] == {name: erase[name][sample].item() for name in ("widths", "heights", "xs", "ys")}
 
 
-def test_only_factors_that_take_part_are_told():
+def test_draws_of_color_jitter_leave_unused_factors_out():
     found = gpuaug.fuse(K.ColorJitter(0.4, 0.0, 0.0, 0.1)).draw(SHAPE, seed=1).of(0)
     assert list(found["ColorJitter"]) == ["brightness_factor", "hue_factor"]
 
 
 @left_to_kornia
-def test_a_shut_gate_leaves_a_module_out():
+def test_draws_of_a_sample_leave_skipped_modules_out():
     augment = gpuaug.fuse(K.AugmentationSequential(K.RandomInvert(), K.RandomVerticalFlip(), K.RandomEqualize(p=0.5)))
     draws = augment.draw((64, 3, 8, 8), seed=1)
     gates = [item.data["batch_prob"] > 0.5 for item in draws.as_kornia()]
@@ -47,7 +47,7 @@ def test_a_shut_gate_leaves_a_module_out():
         assert draws.of(sample) == {name: {} for name, gate in zip(names, gates, strict=True) if gate[sample]}
 
 
-def test_points_are_told_by_their_coordinates():
+def test_draws_of_perspective_name_each_coordinate():
     draws = gpuaug.fuse(K.RandomPerspective(p=1.0)).draw(SHAPE, seed=1)
     end = draws.as_kornia()["end_points"]
     found = draws.of(2)["RandomPerspective"]
@@ -58,7 +58,7 @@ def test_points_are_told_by_their_coordinates():
 
 
 @left_to_kornia
-def test_what_kornia_drew_is_told_as_far_as_it_is_a_number_a_sample():
+def test_draws_of_modules_left_to_kornia_hold_one_number_per_sample():
     augment = gpuaug.fuse(
         [K.RandomMotionBlur(3, 35.0, 0.5, p=0.5), K.RandomThinPlateSpline(p=1.0), K.ImageSequential(K.RandomEqualize(p=1.0))]
     )
@@ -78,7 +78,7 @@ def test_what_kornia_drew_is_told_as_far_as_it_is_a_number_a_sample():
 @pytest.mark.parametrize("kind", [RandAugment, TrivialAugment])
 @pytest.mark.parametrize("pick", ["batch", "sample"])
 @left_to_kornia
-def test_policies_tell_what_they_picked(kind, pick):
+def test_draws_of_policies_name_the_picked_operations(kind, pick):
     policy = kind(n=2, m=10) if kind is RandAugment else kind()
     augment = gpuaug.fuse(K.AugmentationSequential(K.RandomInvert(p=1.0), policy), pick=pick)
     draws = augment.draw((32, 3, 16, 16), seed=2)
@@ -101,7 +101,7 @@ def test_policies_tell_what_they_picked(kind, pick):
     assert torch.allclose(augment(images, draws=draws)[left], 1 - images[left])
 
 
-def test_a_module_that_is_picked_twice_is_told_twice():
+def test_draws_of_a_module_picked_twice_are_numbered():
     pipeline = K.AugmentationSequential(K.RandomInvert(p=1.0), random_apply=3)
     names = set()
     for seed in range(20):
@@ -109,7 +109,7 @@ def test_a_module_that_is_picked_twice_is_told_twice():
     assert names == {f"AugmentationSequential/RandomInvert_0{times}" for times in ("", " (2)", " (3)")}
 
 
-def test_a_sample_that_there_is_not_is_refused():
+def test_draws_of_a_sample_out_of_range_are_refused():
     draws = gpuaug.fuse(K.RandomInvert()).draw(SHAPE, seed=0)
     for sample in (6, -1):
         with pytest.raises(ArgumentError) as caught:
@@ -119,7 +119,7 @@ def test_a_sample_that_there_is_not_is_refused():
 
 
 @pytest.mark.parametrize("pick", ["batch", "sample"])
-def test_of_a_container_of_mixes_what_was_picked_is_told(pick):
+def test_draws_of_a_mix_container_name_the_picked_mix(pick):
     mixes = K.AugmentationSequential(K.RandomMixUpV2(p=1.0), K.RandomCutMixV2(p=1.0, use_correct_lambda=True), random_apply=1)
     draws = gpuaug.fuse(K.AugmentationSequential(K.RandomHorizontalFlip(p=1.0), mixes), pick=pick).draw((16, 3, 32, 32), seed=0)
     named = [list(draws.of(sample)) for sample in range(16)]

@@ -37,7 +37,7 @@ def container(name):
 @pytest.mark.parametrize("views", [1, 2, 5])
 @pytest.mark.parametrize("name", MODULES)
 @left_to_kornia
-def test_each_view_is_what_kornia_makes_of_its_draws(name, views):
+def test_views_equal_kornia_on_their_draws(name, views):
     images, pipeline = photographs(3, 3, 20, 24), container(name)
     augment = gpuaug.fuse(pipeline, views=views)
     draws = augment.draw(images.shape, seed=4)
@@ -52,7 +52,7 @@ def test_each_view_is_what_kornia_makes_of_its_draws(name, views):
 
 @pytest.mark.parametrize("name", MODULES)
 @left_to_kornia
-def test_each_view_is_bit_for_bit_one_of_its_own(name):
+def test_views_equal_single_views_bit_for_bit(name):
     images, pipeline = photographs(3, 3, 20, 24), container(name)
     augment, single = gpuaug.fuse(pipeline, views=3), gpuaug.fuse(pipeline)
     draws = augment.draw(images.shape, seed=9)
@@ -62,7 +62,7 @@ def test_each_view_is_bit_for_bit_one_of_its_own(name):
 
 @pytest.mark.parametrize("name", MODULES)
 @left_to_kornia
-def test_a_call_draws_what_draw_does(name):
+def test_call_with_views_equals_draw(name):
     augment, images = gpuaug.fuse(container(name), views=2), photographs(3, 3, 20, 24)
     for seed in range(4):
         torch.manual_seed(seed)
@@ -71,19 +71,19 @@ def test_a_call_draws_what_draw_does(name):
         assert all(torch.equal(each, augment(images, draws=augment.draw(images.shape))) for each in got)
 
 
-def test_the_first_view_is_what_one_view_would_be():
+def test_first_view_equals_a_single_view():
     images = photographs(3, 3, 20, 24)
     one, two = (gpuaug.fuse(container("crops"), views=views).draw(images.shape, seed=3) for views in (1, 2))
     assert torch.equal(*(gpuaug.fuse(container("crops"))(images, draws=draws.views[0]) for draws in (one, two)))
 
 
-def test_views_of_one_seed_are_no_views_of_another():
+def test_views_of_different_seeds_differ():
     augment = gpuaug.fuse(K.RandomCrop((4, 4)), views=4)
     drawn = [view._drawn[0] for seed in range(8) for view in augment.draw((64, 3, 100, 100), seed=seed).views]
     assert len({(each["x"].tobytes(), each["y"].tobytes()) for each in drawn}) == 32
 
 
-def test_all_views_share_each_launch():
+def test_views_share_each_launch():
     images = photographs(2, 3, 20, 24)
     one, eight = (gpuaug.fuse(container("a contrastive pipeline"), views=views).explain(images.shape) for views in (1, 8))
     assert one.launches == eight.launches <= 6
@@ -93,12 +93,12 @@ def test_all_views_share_each_launch():
 @pytest.mark.parametrize(
     "modules", [[K.RandomMixUpV2()], [K.ImageSequential(K.RandomInvert(), K.CenterCrop(9), random_apply=1)]]
 )
-def test_views_that_run_one_by_one_are_counted(modules):
+def test_explain_counts_views_that_run_one_by_one(modules):
     one, three = (gpuaug.fuse(modules, views=views).explain((2, 3, 20, 24)) for views in (1, 3))
     assert three.launches == 3 * one.launches
 
 
-def test_labels_of_cuts_keep_kornias_axes():
+def test_views_of_cutmix_labels_keep_kornia_axes():
     augment = gpuaug.fuse(K.RandomCutMixV2(), views=2)
     _, labels = augment(photographs(3, 3, 20, 24), torch.arange(3), data_keys=["input", "class"])
     assert labels.shape == (1, 6, 3)
@@ -106,7 +106,7 @@ def test_labels_of_cuts_keep_kornias_axes():
 
 @pytest.mark.parametrize("name", ["crops", "a policy"])
 @left_to_kornia
-def test_what_goes_along_comes_once_a_view(name):
+def test_views_of_masks_keypoints_and_labels(name):
     images, labels = photographs(3, 3, 20, 24), torch.tensor([7, 8, 9])
     masks, points = photographs(3, 1, 20, 24, seed=2), torch.rand(3, 4, 2) * 10
     augment, single = (gpuaug.fuse(container(name), views=views) for views in (2, 1))
@@ -120,7 +120,7 @@ def test_what_goes_along_comes_once_a_view(name):
 
 
 @left_to_kornia
-def test_one_image_has_views_in_a_batch_of_them():
+def test_views_of_a_single_image():
     image, mask, boxes = (
         torch.rand(3, 16, 16),
         torch.rand(1, 16, 16),
@@ -138,7 +138,7 @@ def test_one_image_has_views_in_a_batch_of_them():
     assert moved.shape == (2, 2, 4)
 
 
-def test_labels_of_any_form_and_masks_in_a_tuple_stay_what_they_are():
+def test_views_keep_label_shapes_and_mask_tuples():
     augment, images = gpuaug.fuse([K.RandomHorizontalFlip()], views=2), torch.rand(4, 3, 8, 8)
     labels, masks = torch.rand(4, 5, 7), tuple(torch.ones(2, 8, 8) for _ in range(4))
     _, labels, masks = augment(images, labels, masks, data_keys=["input", "class", "mask"])
@@ -160,7 +160,7 @@ def test_views_of_ragged_images():
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_global_and_local_crops_of_one_source(depth):
+def test_views_of_global_and_local_crops(depth):
     """Two stages over one source, which stays for whoever comes after."""
     batches = [(photographs(2, 3, 40, 40, seed=seed), torch.tensor([seed])) for seed in range(4)]
     stages = [
@@ -175,7 +175,7 @@ def test_global_and_local_crops_of_one_source(depth):
         assert all(map(torch.equal, batch[2:], expected[2:]))
 
 
-def test_no_view_is_drawn_like_another():
+def test_views_are_drawn_differently():
     images = functional.pad(torch.ones(1, 1, 1, 1), (7, 8, 7, 8)).expand(16, 1, 16, 16)
     augment = gpuaug.fuse(K.RandomCrop((16, 16), padding=7), views=16)
     torch.manual_seed(0)
@@ -188,18 +188,18 @@ def raises(text):
 
 
 @pytest.mark.parametrize("views", [0, -1, 1.5, True, "2"])
-def test_views_are_a_whole_number(views):
+def test_views_must_be_a_whole_number(views):
     with raises(f"views must be a whole number of 1 or more, got {views!r}. Leave it out for one."):
         gpuaug.fuse(K.CenterCrop(8), views=views)
 
 
-def test_draws_of_another_number_of_views_are_refused():
+def test_draws_with_another_number_of_views_are_refused():
     augment, images = gpuaug.fuse(K.CenterCrop(8), views=2), photographs(1, 3, 16, 16)
     with raises("draws must be for 2 views, got draws for 1. Draw with this module, or replay one view with the pipeline"):
         augment(images, draws=augment.draw(images.shape).views[0])
 
 
-def test_one_view_is_told_to_kornia_at_a_time():
+def test_as_kornia_and_alone_take_one_view():
     draws = gpuaug.fuse(K.CenterCrop(8), views=2).draw((1, 3, 16, 16))
     assert repr(draws) == "Draws(shape=(1, 3, 16, 16), modules=1, views=2)"
     with raises("draws must be those of one view, got 2. Take one: draws.views[0]."):

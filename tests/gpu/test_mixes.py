@@ -24,7 +24,7 @@ def pipeline():
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("classes", [2, 1000, 21841])
-def test_the_kernel_of_labels_agrees_with_torch(classes, dtype):
+def test_labels_kernel_equals_torch(classes, dtype):
     generator = torch.Generator().manual_seed(0)
     table = torch.zeros(64, 12)
     table[:, 3] = torch.randperm(64, generator=generator)
@@ -41,7 +41,7 @@ def test_the_kernel_of_labels_agrees_with_torch(classes, dtype):
 
 
 @pytest.mark.parametrize("pick", ["batch", "sample"])
-def test_images_and_labels_are_those_of_the_cpu(pick):
+def test_mixed_images_and_labels_equal_the_cpu(pick):
     augment, images, labels = gpuaug.fuse(pipeline(), pick=pick, num_classes=10), photographs(16), torch.arange(16) % 10
     for seed in range(6):
         draws = augment.draw(images.shape, seed=seed)
@@ -51,7 +51,7 @@ def test_images_and_labels_are_those_of_the_cpu(pick):
             torch.testing.assert_close(one.cpu(), other, atol=1e-5, rtol=0)
 
 
-def test_a_call_is_three_launches_and_waits_for_nothing():
+def test_mix_call_is_three_launches_without_synchronisation():
     augment = gpuaug.fuse(pipeline(), pick="sample", num_classes=1000, label_smoothing=0.1)
     images, labels = photographs(16).cuda(), torch.full((16,), -100, device="cuda")
     augment(images, labels, data_keys=KEYS)

@@ -1,7 +1,10 @@
-"""Images with boxes, masks and keypoints, so many on each, and where Kornia takes them."""
+"""Boxes, masks and keypoints for images, and where Kornia takes them."""
 
 import kornia.augmentation as K
 import torch
+from support.replay import photographs
+
+import gpuaug
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
@@ -70,6 +73,31 @@ def records_of(batch=5, height=32, width=48, seed=0, **keys):
     return made
 
 
+def masks(*shape, dtype=torch.uint8, seed=0):
+    """Classes, 0 to 9, drawn for each pixel, so that a wrong pixel shows; fractions of 4 where the type has them."""
+    generator = torch.Generator().manual_seed(seed)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape, generator=generator).bool()
+    drawn = torch.randint(1, 10, shape, generator=generator).to(dtype)
+    return drawn / 4 if dtype.is_floating_point else drawn
+
+
+def annotations(key, batch=5, count=4, height=32, width=48, seed=0):
+    """Boxes and points in and around images of this size."""
+    generator = torch.Generator().manual_seed(seed)
+    spread = torch.tensor([width, height], dtype=torch.float32)
+
+    def points(*shape):
+        return torch.rand(*shape, 2, generator=generator) * spread * 1.2 - spread * 0.1
+
+    if key == "keypoints":
+        return points(batch, count)
+    if key == "bbox":
+        return points(batch, count, 4)
+    first, sides = points(batch, count), torch.rand(batch, count, 2, generator=generator) * 20 + 1
+    return torch.cat((first, first + sides if key == "bbox_xyxy" else sides), -1)
+
+
 def through_kornia(modules, images, params, points):
     """Where Kornia takes points that are given by pixel edges, (n, …, 2) for each image."""
     pipeline = K.AugmentationSequential(*modules, data_keys=["input", "keypoints"])
@@ -93,3 +121,12 @@ def upright(points, size):
     """The boxes around four points, within the frame."""
     frame = torch.tensor([size[1], size[0]])
     return torch.cat([points.amin(1).clamp(min=0).minimum(frame), points.amax(1).clamp(min=0).minimum(frame)], 1)
+
+
+def follow_targets(modules, records, seed=0, images=None, **options):
+    """(the size that comes out, the dicts that come out, the draws)."""
+    images = photographs(len(records)) if images is None else images
+    augment = gpuaug.fuse(K.AugmentationSequential(*modules), **options)
+    draws = augment.draw(images.shape, seed=seed)
+    made, targets = augment(images, records, data_keys=["input", "targets"], draws=draws)
+    return tuple(made.shape[2:]), targets, draws

@@ -1,4 +1,4 @@
-"""Ragged batches, made image by image."""
+"""Ragged batches, made image by image, and target dicts for their images."""
 
 import numpy as np
 import torch
@@ -22,3 +22,19 @@ def pack(images, layout="chw"):
     starts = np.concatenate([[0], np.cumsum(sizes.prod(1) * channels)[:-1]])
     places = torch.from_numpy(np.column_stack([starts, sizes]))
     return Ragged(torch.cat(flat), places, Shapes(sizes, channels, layout))
+
+
+def targets_of(images, dtype=torch.uint8):
+    """One or two objects in each image, with masks of the image's own size."""
+    made = []
+    for index, image in enumerate(images):
+        height, width = image.shape[1:]
+        count = 1 + index % 2
+        left = torch.arange(count) * 5.0 + 2
+        boxes = torch.stack((left, left + 1, left + width / 2, left + height / 3), -1)
+        masks = torch.zeros(count, height, width, dtype=dtype)
+        for mask, (x, y, right, bottom) in zip(masks, boxes.int().tolist(), strict=True):
+            mask[y:bottom, x:right] = index + 1
+        points = torch.rand(count, 3, 3, generator=torch.Generator().manual_seed(index)) * 20
+        made.append({"boxes": boxes, "labels": torch.arange(count), "masks": masks, "keypoints": points})
+    return made

@@ -6,11 +6,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from fusion.backends.interpreted import interpret_crops, interpret_readers
-from fusion.targets.test_mask_lists import PIPELINES, rows_of
-from support import pipelines
+from support import device_crops, pipelines, readers
 from support.compiled import CompileOnly
 from support.executors import through_both
+from support.mask_lists import PIPELINES, rows_of
 from support.ragged import images_of, pack
 from support.replay import photographs
 
@@ -47,6 +46,17 @@ CHOSEN = [
     "either mix",
     "self-supervised",
 ]
+RAGGED = ["crop, views", "padded grey", "jittered", "smooth", "smooth, cubic", "smooth, jittered"]
+BOX_FORMS = {**FORMS, **TARGET_DICT_FORMS}
+
+
+def by_turns(names, others):
+    """Each name with one of the others; the rest of the product is slow, since a new machine compiles all."""
+    return [
+        pytest.param(name, other, id=f"{name}-{other}", marks=() if number % len(others) == index else pytest.mark.slow)
+        for number, name in enumerate(names)
+        for index, other in enumerate(others)
+    ]
 
 
 @pytest.fixture
@@ -66,21 +76,19 @@ def test_kernels_compile_for_a_gpu(name, made):
     through_both(modules(), photographs(2), torch.bfloat16, torch.channels_last)
 
 
-@pytest.mark.parametrize("name", ["crop, views", "padded grey", "jittered", "smooth", "smooth, cubic", "smooth, jittered"])
-@pytest.mark.parametrize("layout", ["chw", "hwc"])
+@pytest.mark.parametrize(("name", "layout"), by_turns(RAGGED, ["chw", "hwc"]))
 def test_kernels_for_ragged_batches_compile_for_a_gpu(name, layout, made):
-    modules, sizes, options = interpret_readers.RAGGED[name]
+    modules, sizes, options = readers.RAGGED[name]
     batch = pack(images_of(sizes), layout)
-    interpret_readers.through_both(modules, batch, torch.bfloat16, torch.channels_last, **options)
+    readers.through_both(modules, batch, torch.bfloat16, torch.channels_last, **options)
 
 
-@pytest.mark.parametrize("follow", [False, True])
-@pytest.mark.parametrize("name", interpret_crops.CROPS)
-def test_the_kernel_that_fits_crops_compiles_for_a_gpu(name, follow, monkeypatch):
+@pytest.mark.parametrize(("name", "follow"), by_turns(device_crops.CROPS, [False, True]))
+def test_crops_kernel_compiles_for_a_gpu(name, follow, monkeypatch):
     made = {}
     monkeypatch.setattr(crops, "crops_kernel", CompileOnly(crops.crops_kernel, made))
-    sizes = interpret_crops.some_sizes(8)
-    interpret_crops.fitted(interpret_crops.CROPS[name], sizes, torch.device("cpu"), points=follow, masks=follow)
+    sizes = device_crops.some_sizes(8)
+    device_crops.device_tables(device_crops.CROPS[name], sizes, torch.device("cpu"), points=follow, masks=follow)
     (compiled,) = made.values()
     assert compiled.asm["cubin"]
     assert "fma" not in compiled.asm["ptx"].replace("fma.rn.f64", ""), "a product of the windows was not rounded"
@@ -88,7 +96,7 @@ def test_the_kernel_that_fits_crops_compiles_for_a_gpu(name, follow, monkeypatch
 
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float16, torch.float64], ids=str)
-def test_the_kernel_of_labels_compiles_for_a_gpu(dtype, mixed, monkeypatch):
+def test_labels_kernel_compiles_for_a_gpu(dtype, mixed, monkeypatch):
     made = {}
     monkeypatch.setattr(labels, "labels_kernel", CompileOnly(labels.labels_kernel, made))
     monkeypatch.setattr(labels, "_launch", labels._launch.__wrapped__)
@@ -100,10 +108,9 @@ def test_the_kernel_of_labels_compiles_for_a_gpu(dtype, mixed, monkeypatch):
     assert all(compiled.asm["cubin"] for compiled in made.values())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64], ids=str)
-@pytest.mark.parametrize("form", [*FORMS.values(), *TARGET_DICT_FORMS.values()], ids=lambda form: form.layout)
-def test_the_kernel_for_boxes_compiles_for_a_gpu(form, dtype, monkeypatch):
-    made = {}
+@pytest.mark.parametrize(("name", "dtype"), by_turns(BOX_FORMS, [torch.float32, torch.float64, torch.bfloat16, torch.int64]))
+def test_box_kernel_compiles_for_a_gpu(name, dtype, monkeypatch):
+    form, made = BOX_FORMS[name], {}
     monkeypatch.setattr(boxes, "box_kernel", CompileOnly(boxes.box_kernel, made))
     monkeypatch.setattr(boxes, "_launches", {})
     places, points = torch.zeros(3, 3, dtype=torch.int64), form.layout == "points"
@@ -117,7 +124,7 @@ def test_the_kernel_for_boxes_compiles_for_a_gpu(form, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_masks_of_several_sizes_compile_for_a_gpu(name, monkeypatch):
+def test_mask_kernel_for_several_sizes_compiles_for_a_gpu(name, monkeypatch):
     made = {}
     monkeypatch.setattr(backend, "mask_kernel", CompileOnly(backend.mask_kernel, made))
     plan, tables = rows_of(PIPELINES[name])
@@ -134,10 +141,10 @@ def test_more_samples_than_a_launch_can_have_are_refused():
         backend.run(plan, images, torch.zeros(80_000, plan.width), torch.float32, torch.contiguous_format)
 
 
-@pytest.mark.parametrize(("sizes", "pairs"), [(interpret_readers.SIZES, True), (interpret_readers.NARROW, False)])
-def test_pairs_are_read_only_where_every_image_has_two_columns_and_rows(sizes, pairs, made):
+@pytest.mark.parametrize(("sizes", "pairs"), [(readers.SIZES, True), (readers.NARROW, False)])
+def test_gather_kernel_reads_pairs_only_of_images_at_least_two_pixels_wide_and_high(sizes, pairs, made):
     """With one it would be what lies behind it in memory, and what lies behind the last of them may be nobody's."""
-    interpret_readers.through_both([interpret_readers.crop()], pack(images_of(sizes)), torch.float32, torch.contiguous_format)
+    readers.through_both([readers.crop()], pack(images_of(sizes)), torch.float32, torch.contiguous_format)
     ((name, _, constants, _),) = made
     assert name == "gather_kernel"
     where = backend.gather_kernel.arg_names.index("PAIRS")
@@ -145,9 +152,9 @@ def test_pairs_are_read_only_where_every_image_has_two_columns_and_rows(sizes, p
 
 
 @pytest.mark.parametrize("p", [0.5, 1.0])
-def test_bytes_are_divided_without_an_error_only_where_a_crop_may_be_skipped(p, made):
+def test_gather_kernel_divides_bytes_exactly_only_for_crops_that_may_be_skipped(p, made):
     """It takes two instructions more, which a pixel that is interpolated does not need."""
-    module, images = K.RandomResizedCrop(interpret_crops.SIZE, p=p), photographs(2, 3, *interpret_crops.SIZE)
-    interpret_crops.through_kernels(module, images, images[:, :1], antialias=False)
+    module, images = K.RandomResizedCrop(device_crops.SIZE, p=p), photographs(2, 3, *device_crops.SIZE)
+    device_crops.through_kernels(module, images, images[:, :1], antialias=False)
     (constants,) = [constants for name, _, constants, _ in made if name == "gather_kernel"]
     assert dict(constants)[(backend.gather_kernel.arg_names.index("EXACT"),)] is (p < 1)

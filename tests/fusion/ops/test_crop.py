@@ -62,7 +62,7 @@ def container(made):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("name", EXACT)
-def test_permutations_are_exact(name, p, shape):
+def test_crops_pads_and_flips_equal_kornia_exactly(name, p, shape):
     pipeline, images = container(EXACT[name](p)), photographs(*shape)
     if shape == (1, 1, 33, 17) and "reflected" not in name:
         images = images.float() / 255
@@ -73,7 +73,7 @@ def test_permutations_are_exact(name, p, shape):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", CLOSE)
-def test_one_interpolation_is_close(name, shape):
+def test_resized_crops_and_resizes_are_close_to_kornia(name, shape):
     pipeline = container(CLOSE[name]())
     for seed in range(3):
         assert difference(pipeline, photographs(*shape), seed) < 5e-5
@@ -81,7 +81,7 @@ def test_one_interpolation_is_close(name, shape):
 
 @pytest.mark.parametrize("name", [*CLOSE, *EXACT])
 @left_to_kornia
-def test_images_of_one_pixel_a_side(name):
+def test_crops_of_images_one_pixel_wide_or_high(name):
     pipeline = container(CLOSE[name]() if name in CLOSE else EXACT[name](0.5))
     for shape in ((2, 3, 1, 40), (2, 3, 40, 1)):
         try:
@@ -94,7 +94,7 @@ def test_images_of_one_pixel_a_side(name):
         torch.testing.assert_close(got, expected, atol=5e-5, rtol=0)
 
 
-def test_the_kinds_of_memory_make_no_difference():
+def test_strides_and_memory_formats_of_images_make_no_difference():
     pipeline = container(CLOSE["crop, resize, flip"]())
     images = photographs(2, 3, 20, 30)
     _, got = both(pipeline, images)
@@ -107,7 +107,7 @@ def test_the_kinds_of_memory_make_no_difference():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_the_float_result_rounded(dtype):
+def test_half_precision_output_is_the_float32_result_rounded(dtype):
     pipeline = container(CLOSE["crop, resize, flip"]())
     images = photographs(2, 3, 20, 30)
     assert torch.equal(both(pipeline, images, dtype=dtype)[1], both(pipeline, images)[1].to(dtype))
@@ -126,7 +126,7 @@ def test_half_precision_is_the_float_result_rounded(dtype):
     ],
 )
 @left_to_kornia
-def test_a_fill_that_kornia_refuses_is_left_to_it(make, reason, mode):
+def test_fill_with_reflect_or_replicate_padding_is_left_to_kornia(make, reason, mode):
     images = photographs(2, 3, 8, 8)
     assert reason.format(mode) in str(gpuaug.fuse(make(mode, 0.5)).explain((2, 3, 8, 8)))
     with pytest.raises(RuntimeError, match="doesn't take in value argument"):

@@ -49,7 +49,7 @@ def through(op, images, rows):
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("name", MIXES)
-def test_images_and_labels_are_kornias(name, options):
+def test_mixup_and_cutmix_images_and_labels_equal_kornia(name, options):
     module = MIXES[name](data_keys=["input", "class"], **options)
     op = made(module)
     for seed, shape in enumerate(SHAPES * 3):
@@ -73,7 +73,7 @@ def test_images_and_labels_are_kornias(name, options):
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
-def test_labels_of_any_type(name, dtype):
+def test_mix_takes_labels_of_any_dtype(name, dtype):
     module, size = MIXES[name](data_keys=["input", "class"]), Size(5, 3, 8, 8)
     op, labels = made(module), torch.arange(5).to(dtype)
     drawn, rows = drawn_for(op, size)
@@ -84,7 +84,7 @@ def test_labels_of_any_type(name, dtype):
 
 
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
-def test_labels_that_are_not_one_a_sample(name):
+def test_mix_refuses_labels_that_are_not_one_per_sample(name):
     op = made(MIXES[name]())
     _, rows = drawn_for(op, Size(5, 3, 8, 8))
     text = r"class must be one label for each of the 5 images, got \(5, 10\). Pass class indices, \(B,\), and make them one-hot"
@@ -93,7 +93,7 @@ def test_labels_that_are_not_one_a_sample(name):
 
 
 @pytest.mark.parametrize("name", MIXES)
-def test_a_shut_gate_leaves_every_bit(name):
+def test_skipped_mix_leaves_images_bit_for_bit(name):
     op = made(MIXES[name](p=0.0))
     assert op.is_random
     images = torch.tensor([0.25, -3.0, torch.inf, torch.nan]).reshape(4, 1, 1, 1).repeat(1, 3, 6, 7)
@@ -105,7 +105,7 @@ def test_a_shut_gate_leaves_every_bit(name):
 
 
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
-def test_values_beyond_the_unit_range_and_no_numbers_mix_as_in_kornia(name):
+def test_mix_of_nan_inf_and_out_of_range_values_equals_kornia(name):
     module, images = MIXES[name](), photographs(5, dtype=torch.float32) * 8 - 4
     images[2, :, 3:9, 4:20] = torch.nan
     images[3, 0] = torch.inf
@@ -116,7 +116,7 @@ def test_values_beyond_the_unit_range_and_no_numbers_mix_as_in_kornia(name):
 
 
 @pytest.mark.parametrize("name", MIXES)
-def test_a_container_replays_the_draws(name):
+def test_mix_draws_replay_in_a_kornia_container(name):
     pipeline, images = K.AugmentationSequential(MIXES[name]()), photographs(5, dtype=torch.float32)
     op, size = made(pipeline[0]), Size(*images.shape)
     drawn, rows = drawn_for(op, size)
@@ -127,7 +127,7 @@ def test_a_container_replays_the_draws(name):
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", MIXES)
-def test_parameters_have_kornias_names_shapes_and_types(name, shape, options):
+def test_mix_params_have_kornia_names_shapes_and_dtypes(name, shape, options):
     module = MIXES[name](**options)
     op, size = made(module), Size(*shape)
     found = op.params(drawn_for(op, size)[0], size)
@@ -138,7 +138,7 @@ def test_parameters_have_kornias_names_shapes_and_types(name, shape, options):
     pickle.loads(pickle.dumps(found))
 
 
-def test_several_mixes_at_once_and_several_betas_are_left_to_kornia():
+def test_cutmix_with_num_mix_or_several_betas_is_left_to_kornia():
     assert CutMix.unsupported_module(K.RandomCutMixV2(num_mix=3)) == "num_mix=3"
     assert CutMix.unsupported_module(K.RandomCutMixV2(beta=torch.tensor([1.0, 2.0]))) == "beta has several values"
     assert CutMix.unsupported_module(K.RandomCutMixV2(beta=torch.tensor(2.0))) is None
@@ -146,7 +146,7 @@ def test_several_mixes_at_once_and_several_betas_are_left_to_kornia():
 
 @pytest.mark.parametrize("key", ["mask", "bbox", "bbox_xyxy", "bbox_xywh", "keypoints"])
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
-def test_kornia_takes_no_more_targets_than_are_listed(name, key):
+def test_mix_targets_are_those_kornia_implements(name, key):
     module = MIXES[name]()
     assert key not in made(module).targets
     shape = {"mask": (2, 1, 8, 8), "bbox": (2, 1, 4, 2), "keypoints": (2, 1, 2)}.get(key, (2, 1, 4))
@@ -157,7 +157,7 @@ def test_kornia_takes_no_more_targets_than_are_listed(name, key):
 @pytest.mark.parametrize("p", [0.0, 1.0])
 @pytest.mark.parametrize("name", MIXES)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
-def test_a_fused_pipeline_mixes_images_and_labels(name, p, dtype):
+def test_fused_pipeline_mixes_images_and_labels(name, p, dtype):
     mix = MIXES[name](p=p, data_keys=["input", "class"])
     pipeline = K.AugmentationSequential(K.RandomHorizontalFlip(), mix, K.Normalize(0.5, 0.25))
     images, labels = photographs(5, dtype=dtype), torch.arange(5) * 10
@@ -188,7 +188,7 @@ def test_labels_pass_a_pipeline_without_a_mix_untouched():
         (["input", "class"], torch.ones(5, device="meta"), gpuaug.DeviceError, "class must be on cpu, .* got meta. Move it"),
     ],
 )
-def test_what_cannot_be_mixed_is_refused(keys, other, kind, text):
+def test_mix_refuses_targets_it_cannot_mix(keys, other, kind, text):
     augment = gpuaug.fuse([K.RandomHorizontalFlip(), K.RandomMixUpV2(p=1.0)])
     with pytest.raises(kind, match=text):
         augment(photographs(5), other, data_keys=keys)
@@ -215,7 +215,7 @@ def kornias(module, shape, seed=0):
 
 
 @pytest.mark.parametrize("name", [name for name in MIXES if name.startswith("mixup")])
-def test_weights_have_kornias_distribution(name):
+def test_mixup_lambdas_have_kornia_distribution(name):
     module, size = MIXES[name](), Size(COUNT, 3, 32, 48)
     drawn, _ = drawn_for(made(module), size, seed=1)
     assert_same_distribution(drawn["lambda"], kornias(module, (COUNT, 3, 32, 48))["mixup_lambdas"])
@@ -223,7 +223,7 @@ def test_weights_have_kornias_distribution(name):
 
 @pytest.mark.parametrize("shape", [(COUNT, 3, 32, 48), (COUNT, 3, 5, 224)], ids=str)
 @pytest.mark.parametrize("name", [name for name in MIXES if name.startswith("cutmix")])
-def test_rectangles_have_kornias_distribution(name, shape):
+def test_cutmix_rectangles_have_kornia_distribution(name, shape):
     module, size = MIXES[name](), Size(*shape)
     op = made(module)
     ours = op.params(drawn_for(op, size, seed=1)[0], size)["crop_src"][0]
@@ -239,7 +239,7 @@ def test_rectangles_have_kornias_distribution(name, shape):
 
 
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
-def test_partners_are_a_random_order_of_the_batch(name):
+def test_mix_partners_are_a_random_permutation_of_the_batch(name):
     module = MIXES[name](same_on_batch=True)
     op, size = made(module), Size(COUNT, 3, 8, 8)
     key = "mixup_pairs" if name == "mixup" else "mix_pairs"
@@ -250,7 +250,7 @@ def test_partners_are_a_random_order_of_the_batch(name):
 
 
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
-def test_same_on_batch_shares_all_but_the_partner(name):
+def test_mix_same_on_batch_shares_all_but_the_partner(name):
     op, size = made(MIXES[name](same_on_batch=True)), Size(50, 3, 32, 48)
     seen = set()
     for seed in range(20):
@@ -261,7 +261,7 @@ def test_same_on_batch_shares_all_but_the_partner(name):
     assert len(seen) > 10
 
 
-def test_the_gate_is_thrown_for_the_whole_batch():
+def test_mix_apply_mask_is_drawn_once_per_batch():
     op, size = made(K.RandomMixUpV2(p=0.3)), Size(8, 3, 4, 4)
     opened = [op.draw(Sampler((seed,), 8), size)["apply_mask"] for seed in range(1000)]
     assert all(gate.all() or not gate.any() for gate in opened)

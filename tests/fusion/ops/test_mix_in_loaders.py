@@ -65,7 +65,7 @@ def test_mixes_are_keyed_by_position_at_every_depth(pick):
 
 @pytest.mark.parametrize("depth", [0, 2])
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 2, "persistent_workers": True}], ids=["in line", "workers"])
-def test_mixing_is_turned_off_for_the_last_epochs(workers, depth):
+def test_replacing_stages_turns_mixing_off_for_the_last_epochs(workers, depth):
     made = []
     for off_from in (None, 1):
         source = DataLoader(dataset(), batch_size=5, shuffle=True, generator=torch.Generator().manual_seed(0), **workers)

@@ -15,7 +15,7 @@ def drawn():
     return given, extra_uniforms(given, PAIRS).reshape(2 * PAIRS, COUNT)
 
 
-def test_they_are_those_of_splitmix64():
+def test_extra_uniforms_are_splitmix64():
     """Its first words for the seeds 0 and 1: Vigna's reference implementation, https://prng.di.unimi.it/splitmix64.c."""
     words = {0: (0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4), 1: (0x910A2DEC89025CC1, 0xBEEB8DA1658EEC67)}
     for seed, expected in words.items():
@@ -24,7 +24,7 @@ def test_they_are_those_of_splitmix64():
         assert low[:, 0].tolist() == [(word & 0xFFFFFF) / 2**24 for word in expected]
 
 
-def test_they_are_even(drawn):
+def test_extra_uniforms_are_uniform(drawn):
     _, got = drawn
     assert got.dtype == np.float32
     assert got.min() >= 0
@@ -35,7 +35,7 @@ def test_they_are_even(drawn):
         assert chi_squared < 49 + 5.5 * np.sqrt(2 * 49)
 
 
-def test_they_have_nothing_to_do_with_one_another_nor_with_what_was_given(drawn):
+def test_extra_uniforms_are_uncorrelated_with_each_other_and_with_their_seed(drawn):
     everything = np.concatenate(drawn)
     for values in (everything, np.abs(everything - 0.5), everything * 64 % 1):
         related = np.corrcoef(values) - np.eye(len(values))
@@ -45,7 +45,7 @@ def test_they_have_nothing_to_do_with_one_another_nor_with_what_was_given(drawn)
 
 
 @pytest.mark.parametrize("row", range(4))
-def test_each_bit_of_what_was_given_counts(row):
+def test_each_bit_of_the_seed_changes_extra_uniforms(row):
     given = np.random.default_rng(2).random((4, 1), dtype=np.float32)
     flipped = given.repeat(24, 1)
     flipped[row] = ((given[row] * 2**24).astype(np.int64) ^ (1 << np.arange(24))) * 2.0**-24

@@ -31,7 +31,7 @@ SHAPES = [(5, 3, 32, 48), (1, 1, 37, 21), (0, 3, 16, 16)]
 
 @pytest.mark.parametrize("options", [{"p": 0.0}, {"p": 0.5}, {"p": 1.0}, {"p": 1.0, "same_on_batch": True}], ids=str)
 @pytest.mark.parametrize("name", WARPS)
-def test_one_warp_is_close(name, options):
+def test_warps_are_close_to_kornia(name, options):
     pipeline = K.AugmentationSequential(WARPS[name](**options))
     for seed, shape in enumerate(SHAPES):
         expected, got = both(pipeline, photographs(*shape), seed)
@@ -41,7 +41,7 @@ def test_one_warp_is_close(name, options):
 
 
 @pytest.mark.parametrize("name", WARPS)
-def test_tolerances_grow_with_size_only_as_stated(name):
+def test_warps_of_large_images_are_close_to_kornia_in_float64(name):
     images = photographs(2, 1, 256, 200)
     pipeline = K.AugmentationSequential(WARPS[name](p=1.0)).double()
     augment = gpuaug.fuse(K.AugmentationSequential(WARPS[name](p=1.0)))
@@ -51,7 +51,7 @@ def test_tolerances_grow_with_size_only_as_stated(name):
 
 
 @pytest.mark.parametrize("name", ["rotation", "affine", "perspective"])
-def test_nearest(name):
+def test_warps_with_nearest_resampling(name):
     pipeline = K.AugmentationSequential(WARPS[name](p=0.7, resample="nearest"))
     expected, got = both(pipeline, photographs(5), 1)
     # A tap at a tie may round either way.
@@ -59,7 +59,7 @@ def test_nearest(name):
 
 
 @pytest.mark.parametrize("name", WARPS)
-def test_skipped_samples_are_untouched_bit_for_bit(name):
+def test_samples_skipped_by_a_warp_are_unchanged_bit_for_bit(name):
     images = photographs(16)
     augment = gpuaug.fuse(WARPS[name](p=0.5))
     draws = augment.draw(images.shape, seed=2)
@@ -69,7 +69,7 @@ def test_skipped_samples_are_untouched_bit_for_bit(name):
 
 
 @pytest.mark.parametrize("name", WARPS)
-def test_matrices_are_kornias(name):
+def test_warp_matrices_equal_kornia(name):
     module = WARPS[name](p=0.7)
     (leaf,) = leaves(lower(module))
     size = Size(6, 3, 40, 56)
@@ -83,7 +83,7 @@ def test_matrices_are_kornias(name):
 
 
 @pytest.mark.parametrize("name", WARPS)
-def test_parameters_have_kornias_names_and_shapes(name):
+def test_warp_params_have_kornia_names_and_shapes(name):
     module = WARPS[name](p=0.7)
     found = gpuaug.fuse(module).draw((6, 3, 40, 56), seed=3).as_kornia()
     expected = module.forward_parameters(torch.Size((6, 3, 40, 56)))
@@ -92,7 +92,7 @@ def test_parameters_have_kornias_names_and_shapes(name):
     }
 
 
-def test_two_warps_are_two_passes_and_a_warp_between_permutations_is_one():
+def test_each_warp_takes_one_pass_with_the_flips_and_crops_around_it():
     one = gpuaug.fuse([K.RandomHorizontalFlip(), K.RandomRotation(30.0, p=1.0), K.RandomVerticalFlip(), K.CenterCrop(20)])
     assert [line.launches for line in one.explain((2, 3, 32, 48)).lines] == [1]
     images = photographs(4)
@@ -109,7 +109,7 @@ def test_two_warps_are_two_passes_and_a_warp_between_permutations_is_one():
 
 @pytest.mark.parametrize("name", WARPS)
 @left_to_kornia
-def test_images_one_pixel_wide_are_left_to_kornia(name):
+def test_warps_of_images_one_pixel_wide_are_left_to_kornia(name):
     augment = gpuaug.fuse(WARPS[name](p=1.0))
     assert "one pixel wide or high" in str(augment.explain((2, 3, 1, 8)))
     expected, got = both(K.AugmentationSequential(WARPS[name](p=1.0)), photographs(2, 3, 1, 8))

@@ -52,7 +52,7 @@ def blocks(monkeypatch):
 
 @pytest.mark.parametrize("points", [False, True])
 @pytest.mark.parametrize("name", PIPELINES)
-def test_rows_made_together_are_those_made_one_by_one(name, points):
+def test_tables_drawn_together_equal_tables_drawn_one_by_one(name, points):
     augment, size = gpuaug.fuse(PIPELINES[name]()), Size(9, 3, 30, 41)
     segment = augment._segments.at(0, size, masks=False)
     planned = segment.plan
@@ -64,7 +64,7 @@ def test_rows_made_together_are_those_made_one_by_one(name, points):
         assert torch.equal(rows, draw_tables(planned, segment.ops, size, (seed,), host, points=points)[0])
 
 
-def test_what_draws_alone_says_so():
+def test_needs_own_batch_is_set_for_mixes_noise_and_policies():
     for name, make in PIPELINES.items():
         augment = gpuaug.fuse(make())
         planned = augment._segments.at(0, Size(9, 3, 30, 41), masks=False).plan
@@ -74,7 +74,7 @@ def test_what_draws_alone_says_so():
         assert picks or planned.needs_own_batch == ("noise" in name or "mix" in name), name
 
 
-def test_a_call_gives_what_its_seed_gives(blocks):
+def test_prefetched_tables_give_what_their_seed_gives(blocks):
     augment, images = gpuaug.fuse(simple()), photographs(5, 3, 30, 41)
     torch.manual_seed(3)
     seeds = [int(torch.randint(0, 2**63 - 1, ()).item()) for _ in range(40)]
@@ -85,14 +85,14 @@ def test_a_call_gives_what_its_seed_gives(blocks):
     assert blocks == [1, 2, 4, 8, 16, 32]
 
 
-def test_large_batches_are_made_ahead_for_fewer_calls(blocks):
+def test_prefetch_of_views_is_limited_by_samples(blocks):
     augment, images = gpuaug.fuse(K.RandomHorizontalFlip(), views=2), torch.zeros(prefetch.MOST_SAMPLES // 8, 1, 2, 2)
     for _ in range(12):
         augment(images)
     assert blocks == [2, 4, 8, 8, 8]  # rows of both views
 
 
-def test_a_call_takes_one_number_from_torchs_generator():
+def test_prefetch_takes_one_number_per_call_from_torchs_generator():
     augment, images = gpuaug.fuse(simple()), photographs(2, 3, 30, 41)
     torch.manual_seed(0)
     for _ in range(11):
@@ -104,7 +104,7 @@ def test_a_call_takes_one_number_from_torchs_generator():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_whatever_else_draws_and_whatever_the_size(blocks):
+def test_prefetch_survives_other_draws_and_changing_sizes(blocks):
     augment = gpuaug.fuse(simple())
     batches = [photographs(count, 3, *sides) for count, sides in ((5, (30, 41)), (3, (30, 41)), (5, (24, 24)), (0, (30, 41)))]
     chance = random.Random(1)
@@ -120,7 +120,7 @@ def test_whatever_else_draws_and_whatever_the_size(blocks):
     assert max(blocks) > 8
 
 
-def test_calls_that_cannot_be_foreseen_make_rows_for_themselves_alone(blocks):
+def test_reseeding_before_each_call_prefetches_nothing(blocks):
     augment, images = gpuaug.fuse(simple()), photographs(2, 3, 30, 41)
     for seed in range(12):
         torch.manual_seed(seed)
@@ -128,7 +128,7 @@ def test_calls_that_cannot_be_foreseen_make_rows_for_themselves_alone(blocks):
     assert blocks == [1] * 12
 
 
-def test_rows_that_are_on_their_way_on_one_stream_are_not_for_calls_on_another(blocks, monkeypatch):
+def test_prefetched_tables_stay_with_their_stream(blocks, monkeypatch):
     augment, images, current = gpuaug.fuse(simple()), photographs(2, 3, 30, 41), [7]
     monkeypatch.setattr(prefetch, "current_stream", lambda device: current[0])
     for _ in range(3):
@@ -139,14 +139,14 @@ def test_rows_that_are_on_their_way_on_one_stream_are_not_for_calls_on_another(b
     assert blocks == [1, 2, 1]
 
 
-def test_large_batches_are_made_in_smaller_numbers(blocks):
+def test_prefetch_of_large_batches_is_limited_by_samples(blocks):
     augment, images = gpuaug.fuse([K.RandomHorizontalFlip()]), torch.zeros(2048, 1, 2, 2)
     for _ in range(7):
         augment(images)
     assert blocks == [1, 2, 2, 2]
 
 
-def test_two_threads_may_draw_from_one_pipeline():
+def test_threads_may_draw_from_one_pipeline_at_once():
     augment, images = gpuaug.fuse(simple()), photographs(3, 3, 30, 41)
 
     def run(seed):
@@ -158,7 +158,7 @@ def test_two_threads_may_draw_from_one_pipeline():
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3])
-def test_in_a_loader_the_next_batches_are_foreseen(blocks, calls):
+def test_prefetch_in_a_loader_draws_the_next_batches(blocks, calls):
     images = photographs(50, 3, 30, 41)
     augment = gpuaug.fuse(simple())
     stage = gpuaug.TransformStage(lambda batch: torch.stack([augment(batch) for _ in range(calls)]), on=0, name="views")
@@ -177,7 +177,7 @@ def test_in_a_loader_the_next_batches_are_foreseen(blocks, calls):
         assert all(torch.equal(one, two) for one, two in zip(expected, other, strict=True))
 
 
-def test_what_a_fused_stage_draws_depends_on_each_part_of_its_position():
+def test_fused_stage_draws_depend_on_seed_epoch_rank_and_stage_name():
     images = photographs(8, 3, 30, 41)
     augment = gpuaug.fuse(simple())
 
@@ -192,7 +192,7 @@ def test_what_a_fused_stage_draws_depends_on_each_part_of_its_position():
         assert not torch.equal(epoch(), epoch(**changed)), changed
 
 
-def test_rows_for_images_alone_are_not_taken_where_points_follow():
+def test_prefetched_tables_without_points_are_not_used_for_points():
     augment, images, points = gpuaug.fuse(simple()), photographs(4, 3, 30, 41), torch.rand(4, 5, 2) * 30
     torch.manual_seed(2)
     got = [augment(images, *given, data_keys=["input", "keypoints"][: 1 + len(given)]) for given in [(), (), (points,)] * 8]
@@ -204,7 +204,7 @@ def test_rows_for_images_alone_are_not_taken_where_points_follow():
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-def test_another_default_device_changes_nothing(ragged):
+def test_default_device_does_not_change_draws(ragged):
     augment, images = gpuaug.fuse(simple(), ragged=ragged), list(photographs(3))
     images = gpuaug.collate_ragged(images) if ragged else torch.stack(images)
     boxes = [{"boxes": torch.tensor([[1.0, 2, 9, 9]])} for _ in range(3)]

@@ -35,7 +35,7 @@ def assert_close(got, expected, policy, share=0.0):
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
 @pytest.mark.parametrize("kind", ["rand", "trivial"])
-def test_each_operation_replays_in_kornia(name, kind):
+def test_each_policy_operation_replays_in_kornia(name, kind):
     policy = [ONE_BY_ONE[name]]
     made = auto.RandAugment(1, 17, policy) if kind == "rand" else auto.TrivialAugment(policy)
     for dtype in (torch.uint8, torch.float32):
@@ -76,7 +76,7 @@ def test_policies_replay_in_kornia(name):
     assert far <= 2
 
 
-def test_masks_boxes_and_keypoints_follow():
+def test_policies_move_masks_and_keypoints():
     made = K.AugmentationSequential(
         auto.RandAugment(2, 20, [[(name, -0.3, 0.3)] for name in ("shear_x", "shear_y", "translate_x", "translate_y")]),
         data_keys=["input", "mask", "keypoints"],
@@ -93,7 +93,7 @@ def test_masks_boxes_and_keypoints_follow():
         torch.testing.assert_close(got[2], expected[2], atol=1e-3, rtol=0)
 
 
-def test_a_policy_by_itself_and_in_a_list_replays():
+def test_policy_alone_and_in_a_list_replays_in_kornia():
     images = photographs()
     alone = auto.TrivialAugment([ONE_BY_ONE["invert"], ONE_BY_ONE["contrast"]])
     expected, got = both(alone, images, 3)
@@ -104,7 +104,7 @@ def test_a_policy_by_itself_and_in_a_list_replays():
     torch.testing.assert_close(augment(images, draws=augment.draw(images.shape, seed=5)), expected, atol=5e-5, rtol=0)
 
 
-def test_draws_are_kept_and_replayed_elsewhere():
+def test_policy_draws_can_be_pickled_and_replayed():
     images, made = photographs(), auto.RandAugment(2, 10)
     draws = gpuaug.fuse(made).draw(images.shape, seed=2)
     kept = pickle.loads(pickle.dumps(draws))
@@ -113,7 +113,7 @@ def test_draws_are_kept_and_replayed_elsewhere():
 
 
 @pytest.mark.parametrize("shape", [(3, 1, 16, 20), (3, 3, 1, 20), (3, 3, 2, 2), (0, 3, 8, 8)], ids=str)
-def test_what_refuses_a_size_is_run_by_kornia(shape):
+def test_policy_operations_that_refuse_a_size_run_in_kornia(shape):
     images, made = photographs(*shape, dtype=torch.float32), auto.TrivialAugment()
     augment = gpuaug.fuse(made)
     for seed in range(30):
@@ -128,7 +128,7 @@ def test_what_refuses_a_size_is_run_by_kornia(shape):
         torch.testing.assert_close(augment(images, draws=draws), expected, atol=5e-5, rtol=0)
 
 
-def test_a_type_and_a_format_are_made_even_where_nothing_runs():
+def test_dtype_and_memory_format_are_applied_when_a_policy_skips():
     images = photographs()
     never = auto.AutoAugment([[("invert", 0.0, None)]])
     got = gpuaug.fuse(never, dtype=torch.float16, memory_format=torch.channels_last)(images)
@@ -136,7 +136,7 @@ def test_a_type_and_a_format_are_made_even_where_nothing_runs():
     torch.testing.assert_close(got, (images / 255).half())
 
 
-def test_a_magnitude_of_its_own_is_read_when_it_is_drawn():
+def test_policy_magnitude_is_read_at_each_draw():
     made = auto.AutoAugment([[("rotate", 1.0, 8)]])
     operation = made[0][0]
     augment, images = gpuaug.fuse(made), photographs()
@@ -158,7 +158,7 @@ class Theirs(auto.TrivialAugment):
     pass
 
 
-def test_subclasses_are_left_to_kornia_with_a_reason():
+def test_subclasses_of_policies_are_left_to_kornia():
     inside = auto.TrivialAugment([ONE_BY_ONE["invert"]])
     inside[0][0].__class__ = Custom
     around = auto.TrivialAugment([ONE_BY_ONE["invert"]])
@@ -174,7 +174,7 @@ def test_subclasses_are_left_to_kornia_with_a_reason():
         assert torch.equal(got, expected)
 
 
-def test_explain_says_what_may_run_and_at_most_how_often():
+def test_explain_lists_a_policys_operations_and_most_launches():
     geometry = auto.RandAugment(2, 10, [ONE_BY_ONE[name] for name in ("rotate", "invert", "sharpness")])
     made = gpuaug.fuse([geometry, K.Normalize(0.5, 0.5)]).explain((8, 3, 32, 32))
     assert made.lines[0].at_most
@@ -187,7 +187,7 @@ def test_explain_says_what_may_run_and_at_most_how_often():
     assert "left to Kornia: auto contrast, equalize" in str(left)
 
 
-def test_few_programs_are_compiled_however_many_pairs_there_are():
+def test_policies_compile_few_programs():
     augment = gpuaug.fuse([K.RandomHorizontalFlip(), auto.RandAugment(2, 10), K.Normalize(0.5, 0.5)])
     assert len(programs(augment, (4, 3, 32, 32), 200)) <= 16
     augment = gpuaug.fuse(auto.AutoAugment("imagenet"))
@@ -202,7 +202,7 @@ def kornias(made, shape, calls):
 @pytest.mark.parametrize(
     ("made", "children"), [(auto.RandAugment(3, 10), 15), (auto.TrivialAugment(), 12), (auto.AutoAugment(), 25)]
 )
-def test_picks_are_those_of_kornia(made, children):
+def test_policy_picks_have_kornia_distribution(made, children):
     augment, calls = gpuaug.fuse(made), 1500
     ours = [augment.draw((1, 3, 8, 8), seed=seed).as_kornia() for seed in range(calls)]
     names = [name for name, _ in made.named_children()]
@@ -217,7 +217,7 @@ def test_picks_are_those_of_kornia(made, children):
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
 @pytest.mark.parametrize("kind", ["rand", "trivial", "auto"])
-def test_magnitudes_and_signs_are_those_of_kornia(name, kind):
+def test_policy_magnitudes_and_signs_have_kornia_distribution(name, kind):
     if kind == "auto" and name == "solarize_add":
         pytest.skip("not among AutoAugment's")
     config = {
@@ -262,7 +262,7 @@ def sample_by_sample(augment, images, draws):
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_samples_that_pick_for_themselves_are_as_if_each_were_alone(name):
+def test_pick_sample_equals_each_sample_alone(name):
     made = MADE[name]()
     augment, images = gpuaug.fuse(made, pick="sample"), photographs(12)
     for seed in range(6):
@@ -274,7 +274,7 @@ def test_samples_that_pick_for_themselves_are_as_if_each_were_alone(name):
         assert wrong.median() == 0
 
 
-def test_samples_pick_as_often_and_differently():
+def test_pick_sample_picks_evenly_and_independently():
     augment, batch = gpuaug.fuse(auto.RandAugment(2, 10), pick="sample"), 6000
     layers = augment.draw((batch, 3, 8, 8), seed=1)._drawn[0]["layers"]
     picked = np.full((2, batch), -1)
@@ -289,7 +289,7 @@ def test_samples_pick_as_often_and_differently():
     assert abs(pairs[pairs > 0] - batch / 210).max() < 6 * (batch / 210) ** 0.5
 
 
-def test_masks_follow_where_samples_pick_for_themselves():
+def test_pick_sample_moves_masks():
     policy = [ONE_BY_ONE["shear_x"], ONE_BY_ONE["invert"], ONE_BY_ONE["translate_y"], ONE_BY_ONE["equalize"]]
     augment = gpuaug.fuse(auto.RandAugment(2, 20, policy), pick="sample")
     images = photographs(8, dtype=torch.float32)
@@ -302,12 +302,12 @@ def test_masks_follow_where_samples_pick_for_themselves():
         assert torch.equal(masks[index], positions[index]) == (not moved)
 
 
-def test_few_programs_are_compiled_where_samples_pick():
+def test_pick_sample_compiles_few_programs():
     augment = gpuaug.fuse([K.RandomHorizontalFlip(), auto.RandAugment(2, 10), K.Normalize(0.5, 0.5)], pick="sample")
     assert len(programs(augment, (16, 3, 32, 32), 50)) <= 16
 
 
-def test_kornia_has_no_form_for_what_samples_pick():
+def test_as_kornia_refuses_draws_with_pick_sample():
     draws = gpuaug.fuse(auto.TrivialAugment(), pick="sample").draw((2, 3, 8, 8), seed=0)
     text = "pick must be 'batch' for draws to have Kornia's form, got 'sample': .* Fuse with pick='batch' to compare the two."
     with pytest.raises(gpuaug.ArgumentError, match=text):

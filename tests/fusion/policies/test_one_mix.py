@@ -45,7 +45,7 @@ PIPELINES = {
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
 @pytest.mark.parametrize("name", PIPELINES)
-def test_containers_replay_in_kornia(name, dtype):
+def test_mix_containers_replay_in_kornia(name, dtype):
     made, images = PIPELINES[name](), photographs(5, dtype=dtype)
     augment = gpuaug.fuse(made)
     assert any(isinstance(op, OneMix) for op in augment._ops)
@@ -60,14 +60,14 @@ def test_containers_replay_in_kornia(name, dtype):
         torch.testing.assert_close(got, expected, atol=2e-4 if name == "in a pipeline" else 1e-6, rtol=0)
 
 
-def test_every_count_of_kornias_runs_one_mix():
+def test_kornia_mix_containers_run_one_mix_for_any_random_apply():
     """What is relied on: a container of mixes alone runs one of them, however many are asked for."""
     for count in (1, 2, True, (1,), (1, 2)):
         made = either(random_apply=count)
         assert {len(made.forward_parameters(torch.Size((2, 3, 4, 4)))) for _ in range(20)} == {1}
 
 
-def test_picks_are_kornias_without_weights():
+def test_one_mix_picks_have_kornia_distribution():
     made, calls = either(), 2000
     augment = gpuaug.fuse(made)
     torch.manual_seed(0)
@@ -78,7 +78,7 @@ def test_picks_are_kornias_without_weights():
     assert all(abs(ours[name] - theirs[name]) < 5 * (calls / 2) ** 0.5 for name in ours)
 
 
-def test_picks_follow_the_weights_for_batches_and_for_samples():
+def test_one_mix_picks_follow_random_apply_weights():
     mixes = K.RandomMixUpV2(), K.RandomCutMixV2(), K.RandomMixUpV2(lambda_val=(0.0, 0.0)), K.RandomMixUpV2()
     made = K.ImageSequential(*mixes, random_apply=1, random_apply_weights=[3.0, 6.0, 1.0, 0.0])
     calls, names = 4000, [name for name, _ in made.named_children()]
@@ -94,13 +94,13 @@ def test_picks_follow_the_weights_for_batches_and_for_samples():
             assert abs(found[name] - share * calls) < 5 * (calls * share * (1 - share)) ** 0.5
 
 
-def test_a_weight_of_nothing_is_not_picked_by_the_first_and_the_last_number():
+def test_one_mix_never_picks_a_weight_of_zero():
     made = K.ImageSequential(*(K.RandomMixUpV2() for _ in range(4)), random_apply=1, random_apply_weights=[0.0, 0.1, 0.6, 0.0])
     (op,) = gpuaug.fuse(made)._ops
     assert op._picked([0.0, 1 - 2.0**-53]).tolist() == [1, 2]
 
 
-def test_each_sample_has_its_own_mix_and_all_share_one_order_of_partners():
+def test_pick_sample_mixes_differ_but_share_one_permutation():
     augment, batch = gpuaug.fuse(either(), pick="sample"), 64
     whose = torch.eye(batch)[:, :, None, None].repeat(1, 1, 8, 8)
     mixed = augment(whose, draws=augment.draw(whose.shape, seed=0))
@@ -115,7 +115,7 @@ def test_each_sample_has_its_own_mix_and_all_share_one_order_of_partners():
     assert ((shares > 0).sum(1) <= 1).all()
 
 
-def test_gates_are_the_batchs_as_in_kornia():
+def test_one_mix_apply_mask_is_drawn_once_per_batch():
     augment, images = gpuaug.fuse(either(p=0.3), num_classes=4), photographs(4, dtype=torch.float32)
     left = [torch.equal(augment(images, draws=augment.draw(images.shape, seed=seed)), images) for seed in range(400)]
     # Five standard deviations of the count.
@@ -130,7 +130,7 @@ def test_gates_are_the_batchs_as_in_kornia():
 
 
 @pytest.mark.parametrize("pick", ["batch", "sample"])
-def test_one_seed_picks_the_same(pick):
+def test_one_mix_repeats_with_the_seed(pick):
     images, labels = photographs(6), torch.arange(6)
     first, second = (gpuaug.fuse(PIPELINES["in a pipeline"](), pick=pick, num_classes=6) for _ in range(2))
     made = []
@@ -143,7 +143,7 @@ def test_one_seed_picks_the_same(pick):
 
 
 @pytest.mark.parametrize("pick", ["batch", "sample"])
-def test_labels_in_kornias_form_say_the_partners_share_whichever_mix(pick):
+def test_one_mix_labels_hold_the_partners_lam(pick):
     images, labels = torch.eye(5)[:, :, None, None].repeat(1, 1, 10, 10), torch.arange(5)
     augment = gpuaug.fuse(either(), pick=pick)
     for seed in range(6):
@@ -155,7 +155,7 @@ def test_labels_in_kornias_form_say_the_partners_share_whichever_mix(pick):
         torch.testing.assert_close(mixed.mean((2, 3)), expected, atol=1e-6, rtol=0)
 
 
-def test_draws_of_samples_have_no_form_in_kornia():
+def test_as_kornia_refuses_one_mix_draws_with_pick_sample():
     draws = gpuaug.fuse(PIPELINES["in a pipeline"](), pick="sample").draw((2, 3, 8, 8), seed=0)
     with pytest.raises(
         gpuaug.ArgumentError,
@@ -164,13 +164,13 @@ def test_draws_of_samples_have_no_form_in_kornia():
         draws.as_kornia()
 
 
-def test_masks_and_boxes_are_refused_by_the_containers_name():
+def test_one_mix_refuses_masks_and_boxes_by_name():
     augment = gpuaug.fuse(PIPELINES["in a pipeline"]())
     with pytest.raises(gpuaug.ArgumentError, match="among input, class where AugmentationSequential_2 mixes images, got mask"):
         augment(photographs(2), torch.ones(2, 1, 32, 48), data_keys=["input", "mask"])
 
 
-def test_a_single_image_stays_one_where_all_mixes_keep_it():
+def test_one_mix_keepdim_returns_a_single_image():
     image = photographs(1)[0]
     assert gpuaug.fuse(either())(image).shape == (1, *image.shape)
     kept = K.ImageSequential(K.RandomMixUpV2(keepdim=True), K.RandomCutMixV2(keepdim=True), random_apply=1)
@@ -188,13 +188,13 @@ def test_a_single_image_stays_one_where_all_mixes_keep_it():
     ],
 )
 @left_to_kornia
-def test_what_is_left_to_kornia(made, reason):
+def test_one_mix_settings_left_to_kornia(made, reason):
     augment = gpuaug.fuse(made())
     assert reason in str(augment.explain((4, 3, 16, 16)))
     assert augment(photographs()).shape == photographs().shape
 
 
-def test_explain_names_both_and_takes_one_launch():
+def test_explain_lists_one_mix_with_one_launch():
     said = gpuaug.fuse(either(), pick="sample").explain((4, 3, 16, 16))
     assert said.launches == 1
     assert "for each sample mixup or cutmix" in str(said)

@@ -37,7 +37,7 @@ FORMS = {
 
 @pytest.mark.parametrize("kind", [K.AugmentationSequential, K.ImageSequential])
 @pytest.mark.parametrize("form", FORMS)
-def test_forms_replay_in_kornia(form, kind):
+def test_random_apply_forms_replay_in_kornia(form, kind):
     made = kind(*modules(), **FORMS[form])
     augment, images = gpuaug.fuse(made), photographs()
     assert isinstance(augment._ops[0], Choice)
@@ -50,7 +50,7 @@ def test_forms_replay_in_kornia(form, kind):
 
 
 @left_to_kornia
-def test_sizes_masks_and_what_stands_around_follow():
+def test_random_apply_moves_masks_and_changes_sizes():
     made = K.AugmentationSequential(
         K.RandomVerticalFlip(),
         K.AugmentationSequential(
@@ -78,7 +78,7 @@ def test_sizes_masks_and_what_stands_around_follow():
             assert (got[1] != expected[1]).float().mean() < 0.02
 
 
-def test_picks_are_those_of_kornia():
+def test_random_apply_picks_have_kornia_distribution():
     for options in ({"random_apply": (1, 2), "random_apply_weights": [1.0, 2.0, 3.0]}, {"random_apply": 4}):
         made = K.ImageSequential(K.RandomHorizontalFlip(), K.RandomInvert(), K.RandomVerticalFlip(), **options)
         augment, calls = gpuaug.fuse(made), 3000
@@ -89,7 +89,7 @@ def test_picks_are_those_of_kornia():
         assert all(abs(ours[path] - theirs[path]) < 5 * (ours[path] + theirs[path]) ** 0.5 for path in ours)
 
 
-def test_nothing_but_zero_weights_picks_nothing():
+def test_random_apply_with_zero_weights_picks_nothing():
     made = K.ImageSequential(K.RandomInvert(p=1.0), random_apply=1, random_apply_weights=[0.0])
     expected, got = both(made, photographs())
     assert torch.equal(got, expected)
@@ -104,30 +104,30 @@ def test_nothing_but_zero_weights_picks_nothing():
     ],
 )
 @left_to_kornia
-def test_what_is_left_to_kornia(inside, reason):
+def test_random_apply_settings_left_to_kornia(inside, reason):
     made = K.AugmentationSequential(K.RandomInvert(), *inside, random_apply=True)
     assert reason in str(gpuaug.fuse(made).explain((4, 3, 16, 16)))
     assert gpuaug.fuse(made)(photographs()).shape == photographs().shape
 
 
 @pytest.mark.filterwarnings("ignore:kornia must be of a version")
-def test_a_kornia_that_was_not_compared_with_is_left_alone(monkeypatch):
+def test_random_apply_of_unknown_kornia_versions_is_left_to_kornia(monkeypatch):
     monkeypatch.setattr(kornia, "version", lambda name: "1.3.0")
     for made in (K.ImageSequential(K.RandomInvert(), random_apply=True), auto.TrivialAugment()):
         assert "Kornia 1.3.0 is not one of the versions compared with" in str(gpuaug.fuse(made).explain())
 
 
-def test_few_programs_are_compiled_however_many_orders_there_are():
+def test_random_apply_compiles_few_programs():
     augment = gpuaug.fuse(K.ImageSequential(*modules(), random_apply=True))
     assert len(programs(augment, (4, 3, 32, 32), 200)) <= 20
 
 
-def test_explain_says_how_many():
+def test_explain_says_how_many_modules_random_apply_picks():
     made = gpuaug.fuse(K.ImageSequential(*modules(), random_apply=(2, 3))).explain((4, 3, 16, 16))
     assert made.launches == 6
     assert "for each batch 2 to 3 of flip left and right, jitter, affine, invert, contrast" in str(made)
 
 
-def test_samples_cannot_pick_their_own_order():
+def test_pick_sample_is_refused_for_random_apply():
     with pytest.raises(gpuaug.ArgumentError, match="pick must be 'batch' where a container has random_apply over"):
         gpuaug.fuse(K.ImageSequential(K.RandomInvert(), random_apply=True), pick="sample")

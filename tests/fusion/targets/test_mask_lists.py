@@ -4,50 +4,21 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
-from fusion.targets.test_masks import masks
+from support.detection import masks
+from support.mask_lists import COUNTS, PIPELINES, SIDES, rows_of, take_numbers
 from support.replay import photographs
 
 import gpuaug
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.boxes import Form, Way
-from gpuaug.fusion.params.table import fill_table
-from gpuaug.fusion.targets.masks import MaskList, owners_of, to_device
+from gpuaug.fusion.targets.masks import MaskList
 from gpuaug.fusion.targets.target_dicts import TargetDicts
-
-SIDES = [(21, 37), (30, 18), (40, 52)]
-COUNTS = [2, 0, 3]
-
-PIPELINES = {
-    "resized crop": lambda: [K.RandomHorizontalFlip(), K.RandomResizedCrop((20, 24)), K.RandomVerticalFlip()],
-    "crop, padded": lambda: [K.RandomCrop((17, 30), padding=14, fill=1.0), K.RandomRotation(30.0, p=1.0)],
-    "crop, reflected": lambda: [K.RandomCrop((17, 18), padding=9, padding_mode="reflect"), K.RandomErasing((0.1, 0.4), p=1.0)],
-    "resize": lambda: [K.Resize((16, 23)), K.RandomGaussianBlur((3, 3), (0.5, 1.0)), K.RandomAffine(20.0, p=1.0)],
-}
-
-
-def rows_of(modules):
-    """A plan, and the rows of images of these sizes: each drawn for alone."""
-    augment, tables = gpuaug.fuse(modules()), []
-    for seed, (height, width) in enumerate(SIDES):
-        size = Size(1, 3, height, width)
-        draws = augment.draw((1, 3, height, width), seed=seed)
-        segment = augment._segments.at(0, size, masks=True)
-        plan = segment.plan
-        table = np.zeros((1, plan.width), np.float32)
-        fill_table(plan, size, dict(zip(segment.ops, draws._drawn, strict=True)), table)
-        tables.append(torch.from_numpy(table))
-    return plan, tables
-
-
-def take_numbers(listed):
-    """What a list of masks needs on the device before it is moved."""
-    listed.take(*to_device([owners_of(listed.samples, listed.counts), listed.spans], torch.device("cpu")))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int64, torch.float32], ids=str)
 @pytest.mark.parametrize("name", PIPELINES)
-def test_masks_of_several_sizes_are_taken_together(name, dtype):
+def test_mask_list_of_several_sizes_equals_each_mask_alone(name, dtype):
     plan, tables = rows_of(PIPELINES[name])
     given = [masks(n, *sides, dtype=dtype, seed=n) for n, sides in zip(COUNTS, SIDES, strict=True)]
     given[1] = masks(*SIDES[1], dtype=dtype)
@@ -64,7 +35,7 @@ def test_masks_of_several_sizes_are_taken_together(name, dtype):
         assert made.bool().any()
 
 
-def test_a_batch_of_several_sizes_without_a_mask():
+def test_mask_list_without_masks():
     plan, tables = rows_of(PIPELINES["resized crop"])
     heights, widths = np.array(SIDES).T
     empty = MaskList([torch.zeros(0, *sides) for sides in SIDES], range(3), Size(3, 3, heights, widths), torch.device("cpu"))
@@ -73,7 +44,7 @@ def test_a_batch_of_several_sizes_without_a_mask():
     assert [tuple(made.shape) for made in empty.results()] == [(0, 20, 24)] * 3
 
 
-def test_a_mask_is_compared_with_its_own_image():
+def test_mask_list_refuses_a_mask_of_another_size_than_its_image():
     heights, widths = np.array(SIDES).T
     size = Size(3, 3, heights, widths)
     assert size.of(1).shape == (1, 3, 30, 18)
@@ -82,7 +53,7 @@ def test_a_mask_is_compared_with_its_own_image():
         MaskList(given, range(3), size, torch.device("cpu"))
 
 
-def test_shares_are_of_the_box_own_image():
+def test_normalized_boxes_are_scaled_by_their_own_image():
     heights, widths = np.array(SIDES).T
     places = torch.tensor([[0, *sides] for sides in SIDES])
     boxes = [torch.tensor([[0.5, 0.5, 0.5, 0.5]] * n).view(-1, 4) for n in COUNTS]
@@ -101,7 +72,7 @@ def test_shares_are_of_the_box_own_image():
     torch.testing.assert_close(made[:, 0], expected)
 
 
-def test_photographs_of_one_size_have_masks_of_one_size():
+def test_mask_list_refuses_transposed_masks():
     text = r"masks of sample 1 must be of its image's size, 32x48, got \(48, 32\). Resize"
     with pytest.raises(gpuaug.ArgumentError, match=text):
         gpuaug.fuse(K.RandomInvert())(photographs(2), [torch.ones(32, 48), torch.ones(48, 32)], data_keys=["input", "mask"])

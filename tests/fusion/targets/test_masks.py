@@ -3,6 +3,7 @@
 import kornia.augmentation as K
 import pytest
 import torch
+from support.detection import masks
 from support.replay import left_to_kornia, photographs
 
 import gpuaug
@@ -52,15 +53,6 @@ WARPED = {
 DTYPES = [torch.uint8, torch.bool, torch.int64, torch.int32, torch.float32, torch.float64]
 
 
-def masks(*shape, dtype=torch.uint8, seed=0):
-    """Classes, 0 to 9, drawn for each pixel, so that a wrong pixel shows; fractions of 4 where the type has them."""
-    generator = torch.Generator().manual_seed(seed)
-    if dtype == torch.bool:
-        return torch.randint(0, 2, shape, generator=generator).bool()
-    drawn = torch.randint(1, 10, shape, generator=generator).to(dtype)
-    return drawn / 4 if dtype.is_floating_point else drawn
-
-
 def followed(modules, images, given, seed=0, **options):
     """(what Kornia makes of masks, what fuse makes of them, Kornia's pipeline) on the same draws."""
     pipeline = K.AugmentationSequential(*modules, data_keys=["input", "mask"], **options)
@@ -77,7 +69,7 @@ def followed(modules, images, given, seed=0, **options):
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("name", EXACT)
 @left_to_kornia
-def test_whole_pixels_are_exact(name, p):
+def test_masks_under_crops_flips_and_resizes_equal_kornia(name, p):
     for seed in range(3):
         expected, got, _ = followed(EXACT[name](p), photographs(5), masks(5, 1, 32, 48, seed=seed), seed)
         assert torch.equal(got, expected)
@@ -85,7 +77,7 @@ def test_whole_pixels_are_exact(name, p):
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("name", WARPED)
-def test_warps_take_the_nearest_pixel(name, p):
+def test_masks_under_warps_take_the_nearest_pixel(name, p):
     for seed in range(3):
         expected, got, pipeline = followed(WARPED[name](p), photographs(5), masks(5, 2, 32, 48, seed=seed), seed)
         ties = near_ties(pipeline.transform_matrix, *got.shape[2:])
@@ -104,20 +96,20 @@ def near_ties(matrix, height, width):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(5, 1, 32, 48), (5, 4, 32, 48), (5, 32, 48)], ids=str)
 @pytest.mark.parametrize("name", ["pads between two classes", "pad, resize, crop", "resized crop", "erasing", "quarters"])
-def test_types_and_shapes_are_kept(name, shape, dtype):
+def test_masks_keep_their_dtype_and_shape(name, shape, dtype):
     expected, got, _ = followed(EXACT[name](0.5), photographs(5), masks(*shape, dtype=dtype))
     assert torch.equal(got, expected)
 
 
 @pytest.mark.parametrize("name", ["crop, padded", "resized crop", "erasing", "quarters"])
-def test_an_empty_batch(name):
+def test_masks_of_an_empty_batch(name):
     followed(EXACT[name](0.5), photographs(0), masks(0, 1, 32, 48))
 
 
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("shape", [(3, 32, 48), (1, 32, 48), (1, 1, 32, 48)], ids=str)
 @pytest.mark.parametrize("name", ["flips", "resized crop", "erasing", "colour alone"])
-def test_those_of_one_image(name, shape, keepdim):
+def test_masks_of_one_image(name, shape, keepdim):
     expected, got, _ = followed(EXACT[name](1.0), photographs(1)[0], masks(*shape), keepdim=keepdim)
     assert torch.equal(got, expected)
 
@@ -128,13 +120,13 @@ def test_keepdim_keeps_masks_without_channels(shape):
     assert torch.equal(got, expected)
 
 
-def test_class_numbers_that_a_float_cannot_hold_are_kept():
+def test_masks_keep_int64_values_beyond_float32():
     given = masks(2, 1, 32, 48, dtype=torch.int64) + 2**53
     _, got = gpuaug.fuse(K.RandomHorizontalFlip(p=1.0))(photographs(2), given, data_keys=["input", "mask"])
     assert torch.equal(got, given.flip(3))
 
 
-def test_values_that_are_no_numbers_stay_where_they_belong():
+def test_masks_keep_nan_and_inf():
     given = torch.full((2, 1, 32, 48), torch.nan)
     augment = gpuaug.fuse([K.RandomCrop((40, 40), padding=10), K.RandomRotation(45.0, p=1.0)])
     images = photographs(2)
@@ -162,7 +154,7 @@ def test_several_images_and_masks_share_one_draw():
     assert torch.equal(got[2], alone)
 
 
-def test_memory_layout_makes_no_difference():
+def test_mask_strides_make_no_difference():
     given = masks(5, 2, 32, 48)
     for name in ("resized crop", "crop, padded", "erasing"):
         _, plain, _ = followed(EXACT[name](0.5), photographs(5), given)

@@ -6,12 +6,14 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.detection import PIPELINES, records_of
 from support.replay import photographs
 
 import gpuaug
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def numbered(valid, sample=0):
@@ -31,15 +33,19 @@ def numbered(valid, sample=0):
     }
 
 
-@given(st.lists(st.lists(st.booleans(), max_size=5), max_size=4))
-def test_what_belongs_to_a_box_goes_with_it(valid):
+@pytest.mark.parametrize("device", DEVICES)
+@given(valid=st.lists(st.lists(st.booleans(), max_size=5), max_size=4))
+@settings(derandomize=True)
+def test_sanitize_removes_boxes_and_what_belongs_to_them(device, valid):
     records = [numbered(each, sample) for sample, each in enumerate(valid)]
+    records = [{key: value.to(device) if torch.is_tensor(value) else value for key, value in each.items()} for each in records]
     got = gpuaug.sanitize(records)
     assert len(got) == len(records)
     for sample, (record, made, each) in enumerate(zip(records, got, valid, strict=True)):
         kept = [100 * sample + index for index, stays in enumerate(each) if stays]
         assert list(made) == list(record)
         for key in ("boxes", "labels", "masks", "keypoints"):
+            assert made[key].device == record[key].device
             assert made[key].shape == (len(kept), *record[key].shape[1:])
             assert made[key].dtype is record[key].dtype
             assert made[key].reshape(len(kept), record[key][:1].numel() or 1)[:, :1].flatten().tolist() == kept
@@ -48,7 +54,7 @@ def test_what_belongs_to_a_box_goes_with_it(valid):
     assert [record["valid"].tolist() for record in records] == valid
 
 
-def test_what_has_another_length_on_any_image_stays():
+def test_sanitize_keeps_values_of_another_length():
     first, second = numbered([True, False]), numbered([True, False, False])
     first["corners"], second["corners"] = torch.arange(2), torch.arange(2)
     got = gpuaug.sanitize([first, second])
@@ -56,7 +62,7 @@ def test_what_has_another_length_on_any_image_stays():
     assert got[1]["corners"] is second["corners"]
 
 
-def test_the_type_of_dicts_and_of_tensors_stays():
+def test_sanitize_keeps_the_types_of_dicts_and_tensors():
     tv_tensors = pytest.importorskip("torchvision.tv_tensors")
     boxes = tv_tensors.BoundingBoxes(torch.arange(8.0).view(2, 4), format="XYWH", canvas_size=(7, 9))
     record = UserDict({"boxes": boxes, "masks": tv_tensors.Mask(torch.ones(2, 7, 9)), "valid": torch.tensor([False, True])})
@@ -69,7 +75,7 @@ def test_the_type_of_dicts_and_of_tensors_stays():
     assert len(record["boxes"]) == 2
 
 
-def test_a_padded_batch_becomes_one_dict_an_image():
+def test_sanitize_makes_dicts_of_a_padded_batch():
     valid = torch.tensor([[True, False, True], [False, False, False]])
     number = torch.arange(6).view(2, 3)
     batch = {
@@ -95,7 +101,7 @@ def test_a_padded_batch_becomes_one_dict_an_image():
         assert record["valid"].all()
 
 
-def test_nothing_in_nothing_out():
+def test_sanitize_of_an_empty_batch():
     assert gpuaug.sanitize([]) == []
     empty = {"boxes": torch.zeros(0, 4, 4), "valid": torch.zeros(0, 4, dtype=torch.bool)}
     assert gpuaug.sanitize(empty) == []
@@ -103,7 +109,7 @@ def test_nothing_in_nothing_out():
     assert made["boxes"].shape == (0, 4)
 
 
-def test_a_padded_batch_and_target_dicts_keep_the_same_boxes():
+def test_sanitize_keeps_the_same_boxes_of_padded_batches_and_target_dicts():
     records = [{"boxes": record["boxes"], "labels": record["labels"]} for record in records_of()]
     augment, images = gpuaug.fuse(K.AugmentationSequential(*PIPELINES["crop"](0.5))), photographs(5)
     draws = augment.draw(images.shape, seed=0)
@@ -155,18 +161,18 @@ def test_a_padded_batch_and_target_dicts_keep_the_same_boxes():
         ({"valid": [True]}, gpuaug.ArgumentError, r"valid must be torch.bool \(B, N\), got list"),
     ],
 )
-def test_what_cannot_be_sanitized(value, error, text):
+def test_sanitize_refuses_bad_targets(value, error, text):
     with pytest.raises(error, match=text):
         gpuaug.sanitize(value)
 
 
-def test_names_and_arrays_lose_what_the_boxes_lose():
+def test_sanitize_filters_lists_and_arrays():
     record = numbered([True, False, True]) | {"names": ["a", "b", "c"], "scores": np.array([1, 2, 3]), "pair": ("x", "y")}
     (kept,) = gpuaug.sanitize([record])
     assert (kept["names"], kept["scores"].tolist(), kept["pair"]) == (["a", "c"], [1, 3], ("x", "y"))
 
 
-def test_images_without_annotations_stay_as_they_are():
+def test_sanitize_keeps_images_without_annotations():
     bare = {"image_id": 7, "size": torch.tensor([4, 5])}
     kept = gpuaug.sanitize([numbered([True, False]), bare])
     assert list(kept[1]) == ["image_id", "size"]

@@ -121,7 +121,7 @@ class Moves(torch.nn.Module):
         ),
     ],
 )
-def test_bad_targets_are_refused_by_the_number_of_their_sample(value, error, text):
+def test_bad_targets_are_refused_by_sample_index(value, error, text):
     with pytest.raises(error, match=text):
         gpuaug.fuse(K.RandomHorizontalFlip())(photographs(3), value, data_keys=KEYS)
 
@@ -159,7 +159,7 @@ def test_mixes_take_no_targets(key):
         gpuaug.fuse(K.RandomMixUpV2())(photographs(3), *values, data_keys=["input", *keys])
 
 
-def test_unknown_data_keys_are_told_of_ours():
+def test_unknown_data_keys_are_refused():
     with pytest.raises(
         gpuaug.ArgumentError, match=r"among .*targets, valid.*, got 'target'. Use .* 'targets' for target dicts"
     ):

@@ -3,8 +3,7 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from fusion.targets.test_boxes import annotations
-from support.detection import PIPELINES
+from support.detection import PIPELINES, annotations
 from support.replay import left_to_kornia, photographs
 
 import gpuaug
@@ -28,7 +27,7 @@ def drawn_valid(seed=0):
 @pytest.mark.parametrize("key", BOXES)
 @pytest.mark.parametrize("name", [*PIPELINES, "another pipeline's module between"])
 @left_to_kornia
-def test_boxes_are_kornias_within_the_frame(name, key, p):
+def test_boxes_with_valid_are_clamped_kornia_boxes(name, key, p):
     own = {
         "another pipeline's module between": [
             K.RandomRotation(20.0),
@@ -59,7 +58,7 @@ def test_boxes_are_kornias_within_the_frame(name, key, p):
 )
 @pytest.mark.parametrize("key", ["bbox_xyxy", "bbox_xywh"])
 @left_to_kornia
-def test_what_is_no_box_is_not_valid(key, between):
+def test_nan_and_empty_boxes_are_not_valid(key, between):
     nan = torch.nan
     rows = [[5, 5, 9, 9], [5, 5, 4, 9], [5, 5, 9, 3], [nan, 5, 9, 9]]
     if key == "bbox_xywh":
@@ -70,7 +69,7 @@ def test_what_is_no_box_is_not_valid(key, between):
     assert got[0].tolist() == [True, False, False, False]
 
 
-def test_a_box_that_has_left_does_not_come_back_as_the_pixel_at_the_border():
+def test_boxes_outside_the_image_are_not_valid():
     boxes = torch.tensor([[[-10, 4, -1, 9], [-10, 4, 0, 9], [48, 4, 60, 9], [47, 4, 60, 9]]])
     valid = torch.ones(1, 4, dtype=torch.bool)
     _, made, got = gpuaug.fuse(K.RandomInvert())(photographs(1), boxes, valid, data_keys=["input", "bbox_xyxy", "valid"])
@@ -78,7 +77,7 @@ def test_a_box_that_has_left_does_not_come_back_as_the_pixel_at_the_border():
     assert torch.equal(made[0, got[0]], torch.tensor([[0.0, 4.0, 0.0, 9.0], [47.0, 4.0, 47.0, 9.0]]))
 
 
-def test_those_of_one_image_may_come_without_a_batch():
+def test_boxes_and_valid_of_one_image_without_a_batch_axis():
     boxes, valid = torch.tensor([[4.0, 4.0, 9.0, 9.0]] * 2), torch.tensor([True, False])
     for images in (photographs(1), photographs(1)[0]):
         _, made, got = gpuaug.fuse(K.RandomInvert())(images, boxes, valid, data_keys=["input", "bbox_xyxy", "valid"])
@@ -86,7 +85,7 @@ def test_those_of_one_image_may_come_without_a_batch():
         assert torch.equal(made, boxes)
 
 
-def test_masks_and_keypoints_go_along_as_ever():
+def test_masks_and_keypoints_beside_valid_boxes():
     augment, images, valid = gpuaug.fuse(PIPELINES["rotation"](1.0)), photographs(5), drawn_valid()
     masks, points = torch.ones(5, 4, 32, 48), annotations("keypoints")
     draws = augment.draw(images.shape, seed=1)
@@ -123,12 +122,12 @@ def test_masks_and_keypoints_go_along_as_ever():
         ),
     ],
 )
-def test_bad_validity(keys, valid, text):
+def test_bad_valid_is_refused(keys, valid, text):
     values = [valid if key == "valid" else torch.ones(2, 3, 4) for key in keys]
     with pytest.raises(gpuaug.ArgumentError, match=text):
         gpuaug.fuse(K.RandomInvert())(photographs(2), *values, data_keys=["input", *keys])
 
 
-def test_validity_that_is_no_tensor():
+def test_valid_must_be_a_tensor():
     with pytest.raises(gpuaug.ArgumentTypeError, match=r"valid must be a tensor, got list. Stack the samples"):
         gpuaug.fuse(K.RandomInvert())(photographs(2), [True], data_keys=["input", "valid"])

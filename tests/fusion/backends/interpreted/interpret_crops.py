@@ -1,162 +1,39 @@
-"""Run by test_triton.py in a process of its own: crops that Triton's interpreter fits, against those that the host draws.
-
-And crops that are skipped by chance, which the kernels have to leave as they are.
-"""
-
-import sys
+"""The kernel that draws crops on the device, against crops drawn on the host; and crops that are skipped by chance."""
 
 import kornia.augmentation as K
-import numpy as np
 import torch
-from support.replay import photographs
+from support.device_crops import (
+    BEHIND,
+    CROPS,
+    SIZE,
+    SKIPPED,
+    disagreement,
+    fault_of_shared_tables,
+    fault_of_skipped_crops,
+    some_sizes,
+)
 
-import gpuaug
-from gpuaug.fusion.backends.triton import backend
-from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.params.device_crops import DeviceCropTables
-from gpuaug.fusion.params.table import make_table
-from gpuaug.fusion.params.upcoming import UpcomingBatches
-
-CROPS = {
-    "as they come": K.RandomResizedCrop((12, 14)),
-    "pixels as squares": K.RandomResizedCrop((12, 14), align_corners=False),
-    "nearest": K.RandomResizedCrop((12, 14), resample="nearest"),
-    "larger than most": K.RandomResizedCrop((12, 14), scale=(0.6, 1.6)),
-    "none fits": K.RandomResizedCrop((12, 14), scale=(1.5, 2.0)),
-    "long": K.RandomResizedCrop((12, 14), scale=(0.5, 1.0), ratio=(0.2, 7.0)),
-    "wide": K.RandomResizedCrop((12, 14), ratio=(3.0, 5.0)),
-    "high": K.RandomResizedCrop((12, 14), ratio=(0.2, 0.3)),
-    "one pixel": K.RandomResizedCrop((1, 14)),
-}
-SIZE = (12, 14)
-BEHIND = {
-    "a skipped crop in a pass of its own": lambda: K.RandomResizedCrop(SIZE, p=0.5),
-    "a skipped crop in the same pass": lambda: K.RandomCrop(SIZE, padding=3, fill=0.5, p=0.5),
-}
-"""What may stand behind a crop that the device fits, run for half of the batches."""
-
-SKIPPED = {
-    "as they come": {},
-    "pixels as squares": {"align_corners": False},
-    "nearest": {"resample": "nearest"},
-    "smooth": {"antialias": True},
-    "smooth, cubic": {"resample": "bicubic", "antialias": True},
-}
-SAMPLES = 100
+OPTIONS = ({}, {"points": True, "masks": True})
+DTYPES = (torch.uint8, torch.float32)
+SAMPLES, FEW_SAMPLES = 100, 24
+DEVICE = torch.device("cpu")
 
 
-def some_sizes(samples=SAMPLES):
-    """Heights and widths as people have them, and as they should not, (samples, 2)."""
-    rng = np.random.default_rng(0)
-    sides = rng.integers(100, 800, (samples, 2))
-    sides[: samples // 4] = 2 ** rng.uniform(0, 14, (samples // 4, 2))
-    sides[0], sides[1], sides[2] = 1, (1, 5000), (5000, 1)
-    return sides
+def checks(*, every):
+    """(name, how the kernels differ or an empty string)."""
+    yield "shared tables", fault_of_shared_tables(DEVICE)
+    sizes = some_sizes(SAMPLES if every else FEW_SAMPLES)
+    for number, (name, crop) in enumerate(CROPS.items()):
+        for options in OPTIONS if every else OPTIONS[number % 2 :][:1]:
+            yield f"{name}, {options}", disagreement(crop, sizes, DEVICE, **options)
+    for name, make in BEHIND.items():
+        crop, few = K.RandomResizedCrop(SIZE), some_sizes(FEW_SAMPLES)
+        yield name, disagreement(crop, few, DEVICE, points=True, masks=True, behind=[make()])
+    for name in SKIPPED:
+        for dtype in DTYPES:
+            yield f"skipped, {name}, {dtype}", fault_of_skipped_crops(name, dtype, DEVICE)
 
 
-SEEDS = (3, 2**63, 5, 6)
-"""Of two batches of two views."""
-
-
-def of_crop(crop, sizes, *, masks, behind=()):
-    """A pipeline that begins with the crop, the size of its batches, and its plan."""
-    others = [*behind, K.RandomHorizontalFlip(), K.ColorJitter(0.4, 0.4, 0.4), K.RandomRotation(30.0)]
-    augment = gpuaug.fuse([crop, *others[: None if crop.flags["size"][0] > 1 else -1]], ragged=True)
-    size = Size(len(sizes), 3, sizes[:, 0], sizes[:, 1])
-    return augment, size, augment._segments.at(0, size, masks=masks).plan
-
-
-def fitted(crop, sizes, device, *, points=False, masks=False, behind=()):
-    """The rows of the batches as the device makes them."""
-    augment, _, plan = of_crop(crop, sizes, masks=masks, behind=behind)
-    fitting = DeviceCropTables(UpcomingBatches(plan, augment._ops, len(sizes), 3, SEEDS, 2, device, points))
-    places = torch.from_numpy(np.column_stack([np.zeros(len(sizes)), sizes]).astype(np.int64)).to(device)
-    return torch.cat([fitting.table(index, places) for index in (1, 0, 1)])[2 * len(sizes) :]
-
-
-def interference(device):
-    """What is wrong with rows asked for twice, as by two threads, for images of other sizes; and with those of none."""
-    sizes = some_sizes(8)
-    augment, _, plan = of_crop(CROPS["as they come"], sizes, masks=False)
-    fitting = DeviceCropTables(UpcomingBatches(plan, augment._ops, 8, 3, SEEDS, 2, device, True))
-    columns = np.column_stack([np.zeros(8), sizes]).astype(np.int64)
-    places, others = torch.from_numpy(columns).to(device), torch.from_numpy(columns[::-1].copy()).to(device)
-    first = fitting.table(0, places)
-    kept = first.clone()
-    second = fitting.table(0, others)
-    if not torch.equal(first, kept):
-        return "rows changed in the hands of those who had them"
-    none = DeviceCropTables(UpcomingBatches(plan, augment._ops, 0, 3, SEEDS, 2, device, True)).table(1, places[:0])
-    if none.shape != (0, plan.width + 9):
-        return f"no rows of shape {tuple(none.shape)}"
-    return "" if torch.equal(fitting.table(0, places), kept) and not torch.equal(second, kept) else "other rows the second time"
-
-
-def disagreement(crop, sizes, device, *, points=False, masks=False, behind=()):
-    """How they differ from rows of the host's draws, in words: the numbers not at all, the matrices behind them by rounding."""
-    augment, size, plan = of_crop(crop, sizes, masks=masks, behind=behind)
-    drawn = [dict(zip(augment._ops, augment._draw_view(size, seed)._drawn, strict=True)) for seed in SEEDS]
-    expected = torch.cat([make_table(plan, size, each, device, points=points) for each in drawn])
-    got = fitted(crop, sizes, device, points=points, masks=masks, behind=behind)
-    if got.shape != expected.shape:
-        return f"shape {tuple(got.shape)}, not {tuple(expected.shape)}"
-    off = got[:, : plan.width] != expected[:, : plan.width]
-    if off.any():
-        return f"{int(off.any(1).sum())} of {len(off)} rows, columns {off.any(0).nonzero().flatten().tolist()}"
-    by = ((got - expected).abs() / expected.abs().clamp(min=1)).max().item()
-    return "" if by < 1e-6 else f"matrices by {by:.1e}"
-
-
-def through_kernels(module, images, masks, antialias):
-    """Images and masks of the size that the module gives them, and for which samples it runs."""
-    augment, size = gpuaug.fuse(module, antialias=antialias), Size(*images.shape)
-    _, plan = augment._stretch(0, size, masks=True)
-    (drawn,) = augment._draw_view(size, 1)._drawn
-    table = make_table(plan, size, {augment._ops[0]: drawn}, images.device, points=False)
-    made = backend.run(plan, images, table, torch.float32, torch.contiguous_format)
-    return made, backend.run_mask(plan.passes[0], masks, table), torch.tensor(drawn["apply_mask"], device=images.device)
-
-
-def left_alone(name, images):
-    """What is wrong with samples that a crop skips, in words: they are what kernels read that move nothing, to the last bit."""
-    options = dict(SKIPPED[name])
-    antialias = options.pop("antialias", False)
-    crop = K.RandomResizedCrop(SIZE, **options)
-    crop.p = 0.5
-    masks = (images[:, :1] * 100).to(torch.int16)
-    made, made_masks, gate = through_kernels(crop, images, masks, antialias)
-    whole, whole_masks, _ = through_kernels(K.CenterCrop(SIZE), images, masks, antialias)
-    same = (made == whole).flatten(1).all(1), (made_masks == whole_masks).flatten(1).all(1)
-    if not all(torch.equal(each, ~gate) for each in same) or gate.all() or not gate.any():
-        return f"skipped {(~gate).tolist()}, images left alone {same[0].tolist()}, masks {same[1].tolist()}"
-    return ""
-
-
-def main(chosen):
-    device, failed = torch.device("cpu"), []
-
-    def check(name, said):
-        if said:
-            failed.append(f"{name}: {said}")
-
-    def wanted(names):
-        return [name for name in names if not chosen or name in chosen]
-
-    check("interference", interference(device))
-    for name in wanted(CROPS):
-        for options in ({}, {"points": True, "masks": True}):
-            check(f"{name}, {options}", disagreement(CROPS[name], some_sizes(), device, **options))
-    for name in wanted(BEHIND):
-        crop, behind = K.RandomResizedCrop(SIZE), [BEHIND[name]()]
-        check(name, disagreement(crop, some_sizes(24), device, points=True, masks=True, behind=behind))
-    for name in wanted(SKIPPED):
-        for dtype in (torch.uint8, torch.float32):
-            check(f"skipped, {name}, {dtype}", left_alone(name, photographs(4, 3, *SIZE, dtype=dtype)))
-    return failed
-
-
-if __name__ == "__main__":
-    # The interpreter takes its time for every block.
-    backend.TILES = dict.fromkeys(backend.TILES, (16, 16))
-    failed = main(sys.argv[1:])
-    sys.exit("\n".join(failed) or 0)
+def failures(*, every):
+    """Names of the crops that differ, and how."""
+    yield from (f"{name}: {text}" for name, text in checks(every=every) if text)

@@ -26,7 +26,7 @@ FILTERS = {
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("name", FILTERS)
-def test_the_same_draws_give_the_same_pixels(name, p):
+def test_blur_and_sharpness_equal_kornia(name, p):
     for seed, shape in enumerate([(5, 3, 32, 48), (1, 1, 37, 21), (0, 3, 32, 32)]):
         images = photographs(*shape, dtype=torch.float32 if seed else torch.uint8)
         expected, got = both(K.AugmentationSequential(FILTERS[name](p)), images, seed)
@@ -35,7 +35,7 @@ def test_the_same_draws_give_the_same_pixels(name, p):
             assert torch.equal(got, expected)
 
 
-def test_what_follows_a_filter_is_in_its_pass():
+def test_pointwise_ops_after_a_blur_share_its_pass():
     made = K.AugmentationSequential(
         K.RandomResizedCrop((24, 24)), K.RandomGaussianBlur((5, 5), (0.5, 2.0)), K.RandomInvert(), K.Normalize(0.5, 0.25)
     )
@@ -51,19 +51,19 @@ def test_what_follows_a_filter_is_in_its_pass():
     ],
 )
 @left_to_kornia
-def test_what_is_left_to_kornia(module, reason):
+def test_filter_settings_left_to_kornia(module, reason):
     assert f"left to Kornia: {reason}" in str(gpuaug.fuse(module).explain())
 
 
 @pytest.mark.parametrize("name", ["blur, wide", "sharpness"])
 @left_to_kornia
-def test_images_that_are_too_small_get_kornias_own_error(name):
+def test_images_too_small_to_filter_raise_kornias_error(name):
     with pytest.raises(ValueError, match="cannot filter an image this small"):
         gpuaug.fuse(FILTERS[name](1.0))(photographs(2, 3, 2, 2))
 
 
 @pytest.mark.parametrize("name", ["blur", "blur, wide", "blur, constant", "sharpness"])
-def test_values_outside_the_range_and_none_at_all(name):
+def test_filters_of_nan_and_out_of_range_values_equal_kornia(name):
     images = photographs(3, dtype=torch.float32) * 2 - 0.5
     images[0, 1, 9, 20] = images[1, 2, 0, 0] = torch.nan
     expected, got = both(K.AugmentationSequential(FILTERS[name](1.0)), images)
@@ -78,7 +78,7 @@ def test_values_outside_the_range_and_none_at_all(name):
         (K.RandomSharpness((0.5, 4.0), p=0.3), "sharpness"),
     ],
 )
-def test_draws_are_kornias(module, name):
+def test_filter_draws_have_kornia_distribution(module, name):
     count, size = 4000, Size(4000, 3, 32, 32)
     torch.manual_seed(0)
     expected = module.forward_parameters(torch.Size((count, 3, 32, 32)))
@@ -92,7 +92,7 @@ def test_draws_are_kornias(module, name):
     assert abs(drawn["apply_mask"].mean() - expected["batch_prob"].mean().item()) < 5 * np.sqrt(2 * 0.3 * 0.7 / count)
 
 
-def test_one_draw_for_all():
+def test_sharpness_same_on_batch_draws_once():
     module = K.RandomSharpness((0.5, 4.0), same_on_batch=True, p=0.5)
     drawn = [LOWERED[type(module)]("filter", module).draw(Sampler((key,), 5), Size(5, 3, 32, 32)) for key in range(20)]
     assert all(len(set(each["sharpness"])) == 1 and len(set(each["apply_mask"])) == 1 for each in drawn)

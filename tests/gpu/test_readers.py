@@ -3,7 +3,7 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from fusion.backends.interpreted import interpret_crops, interpret_readers
+from support import device_crops, readers
 from support.ragged import images_of, pack
 from support.replay import photographs
 
@@ -17,7 +17,7 @@ FORMS = [(torch.float32, torch.contiguous_format), (torch.bfloat16, torch.channe
 
 def disagreement(modules, images, dtype, memory_format, **options):
     """Kernels against torch, both on the device, in units of what a type can tell apart."""
-    expected, got = interpret_readers.through_both(modules, images, dtype, memory_format, **options)
+    expected, got = readers.through_both(modules, images, dtype, memory_format, **options)
     assert got.shape == expected.shape
     assert got.is_contiguous(memory_format=memory_format)
     return (got.float() - expected.float()).abs().max().item() / (2e-5 if dtype == torch.float32 else 1e-2)
@@ -25,22 +25,22 @@ def disagreement(modules, images, dtype, memory_format, **options):
 
 @pytest.mark.parametrize("form", FORMS, ids=["float32", "bfloat16, channels last"])
 @pytest.mark.parametrize("layout", ["chw", "hwc"])
-@pytest.mark.parametrize("name", interpret_readers.RAGGED)
-def test_ragged_batches(name, layout, form):
-    modules, sizes, options = interpret_readers.RAGGED[name]
+@pytest.mark.parametrize("name", readers.RAGGED)
+def test_ragged_kernels_equal_torch(name, layout, form):
+    modules, sizes, options = readers.RAGGED[name]
     assert disagreement(modules, pack(images_of(sizes), layout).to(CUDA), *form, **options) < 1
 
 
 @pytest.mark.parametrize("form", FORMS, ids=["float32", "bfloat16, channels last"])
-@pytest.mark.parametrize("name", interpret_readers.SAME)
-def test_views_and_antialiasing(name, form):
-    modules, options = interpret_readers.SAME[name]
-    assert disagreement(modules, interpret_readers.DENSE.to(CUDA), *form, **options) < 1
+@pytest.mark.parametrize("name", readers.SAME)
+def test_views_and_antialias_kernels_equal_torch(name, form):
+    modules, options = readers.SAME[name]
+    assert disagreement(modules, readers.DENSE.to(CUDA), *form, **options) < 1
 
 
 @pytest.mark.parametrize("layout", ["chw", "hwc"])
 @pytest.mark.parametrize("antialias", [False, True])
-def test_images_as_people_have_them(layout, antialias):
+def test_ragged_kernels_on_large_images_equal_torch(layout, antialias):
     """Sizes from the lists above are small; here many blocks make an image, and what is compiled in has to be right."""
     sizes = [(300 + 61 * index % 401, 300 + 89 * index % 401) for index in range(24)]
     batch = pack(images_of(sizes), layout)
@@ -50,24 +50,23 @@ def test_images_as_people_have_them(layout, antialias):
 
 
 @pytest.mark.parametrize("follow", [False, True], ids=["images", "and points and masks"])
-@pytest.mark.parametrize("name", interpret_crops.CROPS)
-def test_crops_are_fitted_as_the_host_draws_them(name, follow):
-    sizes = interpret_crops.some_sizes(4000)
-    assert not interpret_crops.disagreement(interpret_crops.CROPS[name], sizes, CUDA, points=follow, masks=follow)
+@pytest.mark.parametrize("name", device_crops.CROPS)
+def test_crops_kernel_equals_host_draws(name, follow):
+    sizes = device_crops.some_sizes(4000)
+    assert not device_crops.disagreement(device_crops.CROPS[name], sizes, CUDA, points=follow, masks=follow)
 
 
-def test_rows_that_are_asked_for_twice_are_not_written_to_twice():
-    assert not interpret_crops.interference(CUDA)
+def test_device_crop_tables_asked_for_twice_are_not_overwritten():
+    assert not device_crops.fault_of_shared_tables(CUDA)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
-@pytest.mark.parametrize("name", interpret_crops.SKIPPED)
-def test_samples_that_a_crop_skips_keep_every_bit(name, dtype):
-    images = photographs(4, 3, *interpret_crops.SIZE, dtype=dtype).to(CUDA)
-    assert not interpret_crops.left_alone(name, images)
+@pytest.mark.parametrize("name", device_crops.SKIPPED)
+def test_samples_skipped_by_a_crop_are_unchanged_bit_for_bit(name, dtype):
+    assert not device_crops.fault_of_skipped_crops(name, dtype, CUDA)
 
 
-def test_calls_draw_what_draw_does_whatever_sizes_follow_and_on_whichever_stream():
+def test_ragged_calls_equal_draw_on_any_stream():
     augment = gpuaug.fuse([K.RandomResizedCrop((24, 20)), K.RandomHorizontalFlip()], ragged=True, views=2)
     batches = [pack(images_of([(30 + 7 * index, 90 - 5 * k) for k in range(6)])).to(CUDA) for index in range(5)]
     points = torch.rand(6, 3, 2, device=CUDA) * 30
@@ -94,8 +93,8 @@ def test_calls_draw_what_draw_does_whatever_sizes_follow_and_on_whichever_stream
     assert not torch.equal(got[0][0], got[5][0])
 
 
-def test_a_loader_hands_ragged_batches_to_the_kernels_and_waits_for_nothing():
-    batches = [(pack(images_of(interpret_readers.SIZES)).pin_memory(), torch.arange(3).pin_memory()) for _ in range(8)]
+def test_ragged_batches_in_a_loader_do_not_synchronise():
+    batches = [(pack(images_of(readers.SIZES)).pin_memory(), torch.arange(3).pin_memory()) for _ in range(8)]
     augment = gpuaug.fuse([K.RandomResizedCrop((24, 24)), K.RandomHorizontalFlip()], ragged=True, views=2)
 
     def run(depth):
@@ -114,7 +113,7 @@ def test_a_loader_hands_ragged_batches_to_the_kernels_and_waits_for_nothing():
     assert not torch.equal(streamed[0], streamed[1])
 
 
-def test_the_last_image_ends_with_the_buffer():
+def test_kernels_read_nothing_behind_the_last_ragged_image():
     """One image, alone in its own allocation: nothing may be read behind it."""
     image = photographs(1, 3, 1, 33)[0]
     for layout in ("chw", "hwc"):

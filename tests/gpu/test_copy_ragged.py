@@ -44,7 +44,7 @@ def assert_arrived(batches):
 
 @pytest.mark.parametrize("depth", [0, 2])
 @pytest.mark.parametrize("options", [{"num_workers": 3}, {"num_workers": 2, "persistent_workers": True}, {}], ids=repr)
-def test_they_arrive_from_slots_as_they_were_packed(monkeypatch, options, depth):
+def test_ragged_batches_arrive_through_ring_slots(monkeypatch, options, depth):
     monkeypatch.setattr(ring, "POISON", True)
     with gpuaug.StreamedLoader(loader(**options), depth=depth) as streamed:
         for _ in range(2):
@@ -52,17 +52,17 @@ def test_they_arrive_from_slots_as_they_were_packed(monkeypatch, options, depth)
         assert streamed.stats().slot_batches > 20
 
 
-def test_they_arrive_page_locked_by_the_loader():
+def test_ragged_batches_arrive_from_a_pinning_loader():
     pinned = list(loader(num_workers=2, pin_memory=True))
     assert all(images.data.is_pinned() and images.places.is_pinned() for images, _ in pinned)
     assert_arrived(list(gpuaug.StreamedLoader(loader(num_workers=2, pin_memory=True), feed="plain")))
 
 
-def test_they_arrive_without_a_loader():
+def test_ragged_batches_move_with_to():
     assert_arrived([(images.to("cuda"), targets) for images, targets in loader()])
 
 
-def test_small_tensors_beside_them_share_a_copy():
+def test_small_tensors_beside_ragged_images_share_a_copy():
     batch = gpuaug.collate_ragged([Photos()[index] for index in (4, 9, 14, 19)])
     copied = Copier(torch.device("cuda"), warns=False).copy(batch).batch
     torch.cuda.synchronize()

@@ -33,7 +33,7 @@ def torchvision_crops(images, draws, size, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("size", [(24, 20), (60, 70), (7, 33), (200, 150), (1, 1)])
-def test_crops_are_torchvisions(mode, size):
+def test_antialiased_crops_equal_torchvision(mode, size):
     images = photographs(*SHAPE, dtype=torch.float32)
     for align_corners in (True, False):
         augment = gpuaug.fuse(K.RandomResizedCrop(size, resample=mode, align_corners=align_corners), antialias=True)
@@ -45,7 +45,7 @@ def test_crops_are_torchvisions(mode, size):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_bytes_are_torchvisions_but_for_its_rounding(mode):
+def test_antialiased_uint8_crops_equal_torchvision_up_to_its_rounding(mode):
     images = photographs(*SHAPE)
     augment = gpuaug.fuse(K.RandomResizedCrop((24, 20), resample=mode), antialias=True)
     draws = augment.draw(images.shape, seed=0)
@@ -56,7 +56,7 @@ def test_bytes_are_torchvisions_but_for_its_rounding(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("size", [(30, 31), 40, (130, 95)])
-def test_resizes_are_torchvisions(mode, size):
+def test_antialiased_resizes_equal_torchvision(mode, size):
     images = photographs(*SHAPE, dtype=torch.float32)
     side = {} if isinstance(size, int) else {"side": "short"}
     got = gpuaug.fuse(K.Resize(size, resample=mode, **side), antialias=True)(images)
@@ -69,8 +69,8 @@ def test_resizes_are_torchvisions(mode, size):
     target=st.integers(1, 120),
     kind=st.sampled_from(["triangle", "cubic"]),
 )
-@settings(max_examples=150, deadline=None)
-def test_weights_are_those_of_pytorch(count, target, kind):
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_antialias_weights_equal_pytorch(count, target, kind):
     """The response to each pixel by itself is the weights' matrix."""
     pulses = torch.eye(count)[:, None, None, :].expand(-1, 1, 1, -1)
     mode = "bilinear" if kind == "triangle" else "bicubic"
@@ -79,7 +79,7 @@ def test_weights_are_those_of_pytorch(count, target, kind):
 
 
 @pytest.mark.parametrize("layout", ["chw", "hwc"])
-def test_ragged_images_shrink_by_their_own_sizes(layout):
+def test_antialiased_ragged_images_shrink_by_their_own_sizes(layout):
     images = images_of([(200, 40), (33, 150), (64, 64), (20, 22)])
     augment = gpuaug.fuse(K.Resize((24, 24)), ragged=True, antialias=True)
     got = augment(pack(images, layout))
@@ -98,7 +98,7 @@ def test_ragged_images_shrink_by_their_own_sizes(layout):
     ],
     ids=["flips", "crop", "pad", "pad after"],
 )
-def test_what_stands_around_it_is_where_it_was(modules):
+def test_antialiased_resize_with_flips_pads_and_crops_around_it(modules):
     """One module after the other is one pass, so that the same pixels come of each in a pass of its own."""
     images = photographs(*SHAPE, dtype=torch.float32)
     augment = gpuaug.fuse(modules(), antialias=True)
@@ -112,7 +112,7 @@ def test_what_stands_around_it_is_where_it_was(modules):
     torch.testing.assert_close(augment(images, draws=draws), step, atol=2e-5, rtol=0)
 
 
-def test_masks_take_the_nearest_pixel_as_they_always_do():
+def test_antialias_leaves_masks_at_the_nearest_pixel():
     images, masks = photographs(*SHAPE), photographs(4, 1, 120, 90, seed=3)
     made = {}
     for antialias in (False, True):
@@ -123,25 +123,25 @@ def test_masks_take_the_nearest_pixel_as_they_always_do():
     assert not torch.equal(made[True][0], made[False][0])
 
 
-def test_what_takes_the_nearest_pixel_is_left_as_it_is():
+def test_antialias_leaves_nearest_resampling_alone():
     images = photographs(*SHAPE)
     assert difference(K.Resize((30, 30), resample="nearest"), images, antialias=True) == 0
 
 
-def test_without_it_kornia_is_replayed():
+def test_without_antialias_kornia_is_replayed():
     images = photographs(*SHAPE)
     assert difference(K.RandomResizedCrop((24, 20)), images) < 5e-5
 
 
 @left_to_kornia
-def test_bicubic_is_kornias_own_without_it():
+def test_bicubic_without_antialias_is_left_to_kornia():
     (line,) = gpuaug.fuse(K.RandomResizedCrop((8, 8), resample="bicubic")).explain().lines
     assert line.reason == "resample='bicubic'"
     (line,) = gpuaug.fuse(K.Resize((8, 8), antialias=True), antialias=True).explain().lines
     assert line.reason == "antialias=True, which in Kornia is a blur"
 
 
-def test_bytes_stay_bytes_where_a_cubic_swings():
+def test_antialiased_bicubic_uint8_stays_in_range():
     images = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
     images[..., 32:] = 255
     augmented = gpuaug.fuse(K.Resize((20, 20), resample="bicubic"), antialias=True)(images)
@@ -162,7 +162,7 @@ def test_bytes_stay_bytes_where_a_cubic_swings():
         ([K.Resize((20, 20), resample="nearest")], (8, 3, 100, 100), None),
     ],
 )
-def test_the_explanation_says_what_may_shrink(modules, shape, said):
+def test_explain_notes_which_op_shrinks_without_antialias(modules, shape, said):
     notes = gpuaug.fuse(modules).explain(shape).notes
     if said is None:
         assert notes == ()
@@ -173,7 +173,7 @@ def test_the_explanation_says_what_may_shrink(modules, shape, said):
     assert gpuaug.fuse(modules, antialias=True).explain(shape).notes == ()
 
 
-def test_antialiasing_is_worth_it():
+def test_antialias_turns_fine_stripes_grey():
     """A pattern finer than a pixel of the output turns grey, and not to noise."""
     stripes = (torch.arange(240) % 2 * 255).to(torch.uint8).expand(1, 3, 240, 240).contiguous()
     plain, smooth = (gpuaug.fuse(K.Resize((50, 50)), antialias=antialias)(stripes) for antialias in (False, True))
@@ -181,14 +181,14 @@ def test_antialiasing_is_worth_it():
     assert smooth.std() < 0.05
 
 
-def test_each_view_is_bit_for_bit_one_of_its_own():
+def test_antialiased_views_equal_single_views_bit_for_bit():
     images, pipeline = photographs(3, 3, 90, 90), [K.RandomResizedCrop((20, 20)), K.RandomHorizontalFlip()]
     augment, single = (gpuaug.fuse(pipeline, antialias=True, views=views) for views in (2, 1))
     draws = augment.draw(images.shape, seed=1)
     assert torch.equal(augment(images, draws=draws), torch.cat([single(images, draws=view) for view in draws.views]))
 
 
-def test_smoothing_goes_with_views_and_a_loader():
+def test_antialiased_views_are_the_same_at_every_depth_of_a_loader():
     images = photographs(2, 3, 90, 90)
     augment = gpuaug.fuse(K.RandomResizedCrop((20, 20)), antialias=True, views=2)
     stage = gpuaug.TransformStage(augment)

@@ -83,7 +83,7 @@ def compared(module, images, seed, tolerance, jumps=False):
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("name", [*EXACT, *CLOSE])
-def test_the_same_draws_give_the_same_pixels(name, p):
+def test_pointwise_ops_equal_kornia(name, p):
     module = (EXACT.get(name) or CLOSE[name])(p)
     exact = name in EXACT or p == 0
     batches = [photographs(5), photographs(1, height=7), photographs(4, dtype=torch.float32)]
@@ -94,7 +94,7 @@ def test_the_same_draws_give_the_same_pixels(name, p):
 
 
 @pytest.mark.parametrize("name", GREY_TOO)
-def test_images_of_other_channels(name):
+def test_pointwise_ops_on_one_and_four_channels(name):
     module = (EXACT.get(name) or CLOSE[name])(0.7)
     for channels in (1, 4):
         compared(module, photographs(5, channels), 1, 1e-5, jumps=True)
@@ -102,13 +102,13 @@ def test_images_of_other_channels(name):
 
 
 @pytest.mark.parametrize("name", sorted(set(CLOSE) - {"noise", "noise, same"} | {"posterize"}))
-def test_values_out_of_range_are_treated_as_kornia_treats_them(name):
+def test_pointwise_ops_on_values_out_of_range_equal_kornia(name):
     module = (EXACT.get(name) or CLOSE[name])(1.0)
     images = photographs(4, dtype=torch.float32) * 3 - 1
     compared(module, images, 0, 2e-5, jumps=True)
 
 
-def test_nan_stays_where_kornia_keeps_it():
+def test_pointwise_ops_keep_nan_where_kornia_does():
     images = photographs(4, dtype=torch.float32)
     images[:, :, 3:5, 6:9] = float("nan")
     made = K.AugmentationSequential(K.RandomBrightness((0.5, 1.5)), K.RandomInvert(p=1.0), K.Normalize(MEAN, STD))
@@ -116,7 +116,7 @@ def test_nan_stays_where_kornia_keeps_it():
     assert torch.equal(got.isnan(), expected.isnan())
 
 
-def test_ops_keep_their_order_and_clamps():
+def test_pointwise_ops_keep_their_order_and_clamps():
     made = K.AugmentationSequential(
         K.RandomBrightness((1.3, 1.8)),
         K.RandomContrast((0.3, 1.9)),
@@ -130,7 +130,7 @@ def test_ops_keep_their_order_and_clamps():
         torch.testing.assert_close(compared_all[1], compared_all[0], atol=2e-5, rtol=0)
 
 
-def test_two_contrasts_each_have_the_mean_of_their_own_input():
+def test_two_color_jitters_each_use_the_mean_of_their_own_input():
     made = K.AugmentationSequential(
         K.ColorJitter(0.4, 0.9), K.RandomHorizontalFlip(), K.ColorJitter(0.4, 0.9), K.RandomResizedCrop((16, 16))
     )
@@ -139,7 +139,7 @@ def test_two_contrasts_each_have_the_mean_of_their_own_input():
     assert len(gpuaug.fuse(made).explain((5, 3, 32, 48)).lines) == 3
 
 
-def test_noise_is_what_it_says_and_differs_between_samples_and_channels():
+def test_gaussian_noise_has_its_mean_and_std_and_differs_between_samples_and_channels():
     images = torch.zeros(8, 3, 64, 64)
     field = gpuaug.fuse(K.RandomGaussianNoise(0.5, 2.0, p=1.0))(images)
     assert abs(field.mean().item() - 0.5) < 0.02
@@ -148,7 +148,7 @@ def test_noise_is_what_it_says_and_differs_between_samples_and_channels():
     assert (torch.corrcoef(flat) - torch.eye(24)).abs().max() < 0.08
 
 
-def test_a_skipped_sample_is_untouched_bit_for_bit():
+def test_samples_skipped_by_p_are_unchanged_bit_for_bit():
     images = photographs(64)
     augment = gpuaug.fuse(K.AugmentationSequential(K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.5), K.RandomGamma((0.5, 2.0), p=0.5)))
     draws = augment.draw(images.shape, seed=0)

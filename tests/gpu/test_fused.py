@@ -33,7 +33,7 @@ GROUPS = [(group, name) for group in ("EXACT", "RGB_EXACT", "CLOSE", "RGB_CLOSE"
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(("group", "name"), GROUPS, ids=lambda value: value)
-def test_the_kernels_agree_with_torch(group, name, batch):
+def test_kernels_equal_torch(group, name, batch):
     if group.startswith("RGB") and batch == "two channels":
         pytest.skip("needs three channels")
     made, dtype, memory_format = BATCHES[batch]
@@ -45,14 +45,14 @@ def test_the_kernels_agree_with_torch(group, name, batch):
 
 
 @pytest.mark.parametrize("name", pipelines.CLOSE)
-def test_the_kernels_agree_with_kornia_on_the_same_draws(name):
+def test_kernels_equal_kornia(name):
     made = K.AugmentationSequential(*pipelines.CLOSE[name]())
     expected, got = both(made, photographs(5, 3, 37, 53).cuda())
     wrong = (got - expected).abs() > 2.5e-4 / (1 if "Normalize" not in repr(made) else 0.25)
     assert wrong.float().mean() <= (1e-3 if name in pipelines.JUMPS else 0)
 
 
-def test_a_call_does_not_synchronise_and_copies_from_pinned_memory():
+def test_fused_call_does_not_synchronise():
     augment = gpuaug.fuse(pipelines.RGB_CLOSE["self-supervised"](), dtype=torch.bfloat16, memory_format=torch.channels_last)
     images = photographs(6, 3, 64, 64).cuda()
     masks, boxes = torch.zeros(6, 1, 64, 64, dtype=torch.int64, device="cuda"), torch.ones(6, 2, 4, device="cuda")
@@ -74,7 +74,7 @@ def test_a_call_does_not_synchronise_and_copies_from_pinned_memory():
     torch.cuda.synchronize()
 
 
-def test_the_first_size_compiles_and_all_others_share_one_compilation():
+def test_sizes_after_the_first_share_one_compilation():
     augment = gpuaug.fuse(pipelines.RGB_CLOSE["self-supervised"]())
     for side in (64, 56):
         augment(photographs(6, 3, side, side).cuda())
@@ -102,7 +102,7 @@ def kernel_caches():
                 yield from value.device_caches.values()
 
 
-def test_the_same_draws_on_a_cpu_and_on_a_gpu():
+def test_same_draws_on_cpu_and_gpu():
     made = pipelines.RGB_CLOSE["self-supervised"]()
     images = photographs(6, 3, 64, 64)
     augment = gpuaug.fuse(made)
@@ -111,7 +111,7 @@ def test_the_same_draws_on_a_cpu_and_on_a_gpu():
     assert ((here - there).abs() > 1e-3).float().mean() < 1e-3
 
 
-def test_in_a_loader_batches_are_the_same_at_every_depth_and_however_lanes_are_delayed():
+def test_fused_stage_in_a_loader_is_the_same_at_every_depth_and_delay():
     batches = [(photographs(4, seed=index), torch.arange(4)) for index in range(6)]
     augment = gpuaug.fuse(pipelines.RGB_CLOSE["self-supervised"]())
 
@@ -126,7 +126,7 @@ def test_in_a_loader_batches_are_the_same_at_every_depth_and_however_lanes_are_d
     assert all(torch.equal(one, other) for other_run in seen[1:] for one, other in zip(seen[0], other_run, strict=True))
 
 
-def test_triton_is_the_executor_and_its_absence_is_said_once(monkeypatch):
+def test_triton_is_used_and_its_absence_warned_of_once(monkeypatch):
     assert dispatch.name(torch.device("cuda")) == "triton"
 
     def broken(device):
@@ -148,7 +148,7 @@ def test_triton_is_the_executor_and_its_absence_is_said_once(monkeypatch):
 
 
 @pytest.mark.multigpu
-def test_images_on_a_gpu_that_is_not_current():
+def test_fused_images_on_a_gpu_that_is_not_current():
     images = photographs(3).to("cuda:1")
     assert torch.cuda.current_device() == 0
     expected, got = both(K.AugmentationSequential(K.RandomVerticalFlip()), images)

@@ -1,0 +1,61 @@
+"""Gather, mix and filter kernels on whole pipelines, images and masks, against the torch executor."""
+
+import zlib
+
+import torch
+from support import pipelines
+from support.executors import disagreement
+from support.replay import photographs
+
+UINT8, FLOAT = photographs(3, 3, 21, 37), photographs(2, 3, 21, 37, dtype=torch.float32)
+BATCHES = [
+    (UINT8, torch.float32, torch.contiguous_format),
+    (FLOAT, torch.float16, torch.channels_last),
+    (UINT8[:2].to(memory_format=torch.channels_last), torch.float16, torch.contiguous_format),
+    (UINT8[:2], torch.float16, torch.channels_last),
+    (photographs(2, 2, 21, 37), torch.float32, torch.contiguous_format),
+]
+SMALL = (photographs(3, 1, 9, 19), torch.float32, torch.contiguous_format)
+"""For blurs: the interpreter takes its time for every line and tap."""
+
+ALSO = {
+    "colour": (1, 2, 3),
+    "crop, padded": (1,),
+    "crop, reflected": (1, 4),
+    "crop, replicated": (1, 4),
+    "crop, resize, pad": (1, 4),
+    "cutmix": (2,),
+    "gates": (2,),
+    "jiggle": (1,),
+    "mixup, alone": (3,),
+    "mixup, never": (2,),
+    "noise": (3,),
+    "one of, then jitter": (3,),
+    "perspective": (1, 4),
+    "resized crop, nearest": (1,),
+    "self-supervised": (3,),
+    "sharpness": (1, 4),
+    "tone": (0,),
+}
+"""Batches that reach a branch, or two constants together, that no pipeline reaches with the batch of its turn."""
+
+
+def batches_of(group, name, *, every):
+    """The batches a pipeline is compared on: all that it takes, or one that its name decides, and those in ``ALSO``."""
+    if "blur" in name:
+        return BATCHES[:1] if every else [SMALL]
+    batches = BATCHES[:4] if group.startswith("RGB") else BATCHES
+    turn = (zlib.crc32(name.encode()) + 6) % len(batches)
+    return batches if every else [batches[index] for index in sorted({turn, *ALSO.get(name, ())})]
+
+
+def failures(*, every):
+    """Names of the pipelines whose kernels differ from torch, and how."""
+    for group in ("EXACT", "RGB_EXACT", "CLOSE", "RGB_CLOSE", "TIES"):
+        for name, make in getattr(pipelines, group).items():
+            for images, dtype, memory_format in batches_of(group, name, every=every):
+                # The interpreter does not fuse products and sums, so a byte's share of 255 may be one unit off.
+                exact = group.endswith("EXACT") and images.dtype == torch.uint8
+                text = disagreement("" if exact else name, make(), images, dtype, memory_format, 1e-6 if exact else 2e-5)
+                if text:
+                    yield f"{name}, {tuple(images.shape)} {images.dtype} to {dtype}: {text}"

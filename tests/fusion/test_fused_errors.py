@@ -1,0 +1,121 @@
+"""Arguments, inputs and draws that ``fuse`` refuses, and the texts that say so."""
+
+import kornia.augmentation as K
+import pytest
+import torch
+
+import gpuaug
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "text"),
+    [
+        (
+            (K.RandomInvert,),
+            {},
+            gpuaug.ArgumentTypeError,
+            r"pipeline must be an instance, got the class RandomInvert. Call it first: RandomInvert\(…\).",
+        ),
+        ((3,), {}, gpuaug.ArgumentTypeError, "pipeline must be a Kornia augmentation, .* got int. Wrap a function"),
+        (([],), {}, gpuaug.ArgumentError, "pipeline must hold at least one augmentation, got an empty list. Add one, such"),
+        (
+            (K.RandomInvert(),),
+            {"dtype": torch.float64},
+            gpuaug.ArgumentError,
+            "dtype must be torch.float32, .* got torch.float64. Leave",
+        ),
+        (
+            (K.RandomInvert(),),
+            {"memory_format": torch.preserve_format},
+            gpuaug.ArgumentError,
+            "memory_format must be .* Leave it out",
+        ),
+        (
+            (K.RandomInvert(),),
+            {"boxes": "yxyx"},
+            gpuaug.ArgumentError,
+            "boxes must be 'xyxy', 'xywh', 'cxcywh' or 'cxcywh_share', got 'yxyx'. Leave it out for torchvision's.",
+        ),
+        (
+            (K.RandomInvert(),),
+            {"num_classes": 0},
+            gpuaug.ArgumentError,
+            "num_classes must be a whole number of 1 or more, got 0. Leave it out.",
+        ),
+        (
+            (K.RandomInvert(),),
+            {"label_smoothing": 0.1},
+            gpuaug.ArgumentError,
+            "label_smoothing must come with num_classes, got 0.1 without. Pass how many classes there are",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, options, error, text):
+    with pytest.raises(error, match=text):
+        gpuaug.fuse(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "error", "text"),
+    [
+        (
+            (torch.zeros(2, 3, 4, 4, dtype=torch.int64),),
+            {},
+            gpuaug.ArgumentTypeError,
+            "images must be uint8 or floating, got torch.int64. C",
+        ),
+        (([1, 2],), {}, gpuaug.ArgumentTypeError, "input must be a tensor or a gpuaug.Ragged, got list. Stack images"),
+        ((torch.zeros(4, 4),), {}, gpuaug.ArgumentError, r"input must be \(B, C, H, W\) or one \(C, H, W\), got \(4, 4\)"),
+        (
+            (torch.zeros(2, 3, 4, 4, requires_grad=True),),
+            {},
+            gpuaug.ArgumentError,
+            "images must not require gradients, .* Pass images.detach",
+        ),
+        ((torch.zeros(2, 3, 4, 4),) * 2, {}, gpuaug.ArgumentError, "data_keys must name each input, got 1 for 2 inputs"),
+        (
+            (torch.zeros(2, 3, 4, 4),),
+            {"data_keys": ["mask"]},
+            gpuaug.ArgumentError,
+            r"data_keys must contain 'input', got \['mask'\]",
+        ),
+        (
+            (torch.zeros(2, 3, 4, 4),),
+            {"data_keys": ["picture"]},
+            gpuaug.ArgumentError,
+            "data_keys must be among .* got 'picture'",
+        ),
+        (
+            (torch.zeros(2, 3, 4, 4), torch.zeros(2, 1, 5, 4)),
+            {"data_keys": ["input", "mask"]},
+            gpuaug.ArgumentError,
+            r"mask must be of the images' size \(2, 3, 4, 4\), got \(2, 1, 5, 4\). Resize",
+        ),
+        (
+            (torch.zeros(2, 3, 4, 4), torch.zeros(3, 5, 4)),
+            {"data_keys": ["input", "bbox_xyxy"]},
+            gpuaug.ArgumentError,
+            r"bbox_xyxy must hold one entry for each of the 2 images, got \(3, 5, 4\)",
+        ),
+        (
+            (torch.zeros(2, 3, 4, 4), torch.zeros(2, 5, 4, device="meta")),
+            {"data_keys": ["input", "bbox_xyxy"]},
+            gpuaug.DeviceError,
+            "bbox_xyxy must be on cpu, where the images are, got meta. Move it there first.",
+        ),
+    ],
+)
+def test_bad_inputs_are_refused(inputs, options, error, text):
+    with pytest.raises(error, match=text):
+        gpuaug.fuse(K.RandomInvert())(*inputs, **options)
+
+
+def test_bad_draws_are_refused():
+    augment, images = gpuaug.fuse(K.RandomInvert()), torch.zeros(2, 3, 4, 4)
+    with pytest.raises(gpuaug.ArgumentError, match=r"draws must be for images of the same shape, got draws for \(1, 3, 4, 4\)"):
+        augment(images, draws=augment.draw((1, 3, 4, 4)))
+    other = gpuaug.fuse([K.RandomInvert(), K.RandomInvert()])
+    with pytest.raises(gpuaug.ArgumentError, match="draws must come from the same pipeline, got draws of 2 modules for 1"):
+        augment(images, draws=other.draw(images.shape))
+    with pytest.raises(gpuaug.ArgumentError, match=r"shape must be \(B, C, H, W\), got \(3, 4\)"):
+        augment.draw((3, 4))

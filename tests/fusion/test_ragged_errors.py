@@ -1,0 +1,125 @@
+"""Ragged batches and pipelines that are refused, and the texts that say so."""
+
+import re
+
+import kornia.augmentation as K
+import pytest
+import torch
+from support.ragged import SIZES, images_of, pack, targets_of
+from support.replay import left_to_kornia
+
+import gpuaug
+from gpuaug.core.ragged import Ragged
+
+
+def raises(text):
+    return pytest.raises(gpuaug.ArgumentError, match=re.escape(text))
+
+
+NOT_SIZED = {
+    "as its end": (
+        [K.RandomHorizontalFlip()],
+        "pipeline must give images one size where ragged=True, got RandomHorizontalFlip_0 as its end.",
+    ),
+    "of one side": ([K.Resize(32)], "pipeline must give images one size where ragged=True, got Resize_0 as its end."),
+    "colour first": (
+        [K.RandomInvert(), K.CenterCrop(8)],
+        "before anything else where ragged=True, got RandomInvert_0: it does more than move pixels. Begin",
+    ),
+    "kornia first": (
+        [K.RandomEqualize(), K.CenterCrop(8)],
+        "before anything else where ragged=True, got RandomEqualize_0: no lowering for this type. Begin",
+    ),
+    "two interpolations": (
+        [K.RandomRotation(9.0), K.RandomResizedCrop((8, 8))],
+        "where ragged=True, got RandomResizedCrop_1: it needs a pass of its own after RandomRotation_0. Begin",
+    ),
+    "by chance": (
+        [K.RandomResizedCrop((8, 8), p=0.5)],
+        "got RandomResizedCrop_0: with p=0.5 the size of the output depends on the draw. Begin",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_SIZED)
+def test_pipelines_with_ragged_output_are_refused(name):
+    modules, text = NOT_SIZED[name]
+    with pytest.raises(gpuaug.ArgumentError, match=re.escape(text)) as caught:
+        gpuaug.fuse(K.AugmentationSequential(*modules), ragged=True)
+    assert "K.RandomResizedCrop((224, 224))" in str(caught.value)
+
+
+def test_ragged_batch_without_ragged_true_is_refused():
+    with raises("images must have one size, got a ragged batch. Say so when fusing the pipeline: gpuaug.fuse(…, ragged=True)."):
+        gpuaug.fuse(K.CenterCrop(8))(pack(images_of()))
+
+
+def test_ragged_image_too_small_for_an_op_is_refused():
+    augment = gpuaug.fuse([K.RandomHorizontalFlip(), K.RandomCrop((40, 40))], ragged=True)
+    text = "images must fit RandomCrop_1, got 37x52 at 0 of the batch, which crops 40x40 out of 37x52, which Kornia resizes."
+    with raises(text):
+        augment(pack(images_of()))
+    with raises("got 30x90 at 1 of the batch"):
+        augment.draw(pack(images_of([(50, 60), (30, 90)])))
+
+
+def test_ragged_image_without_pixels_is_refused():
+    batch = pack([torch.zeros(3, 4, 5, dtype=torch.uint8), torch.zeros(3, 0, 7, dtype=torch.uint8)])
+    with raises("images must have pixels, got (0, 7) at 1 of the batch. Leave it out."):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(batch)
+
+
+def test_ragged_batch_must_be_uint8():
+    batch = pack(images_of())
+    floats = Ragged(batch.data.float(), batch.places, batch.shapes)
+    with pytest.raises(gpuaug.ArgumentTypeError, match=r"images must be uint8 in a ragged batch, got torch.float32\. Have"):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(floats)
+    with pytest.raises(gpuaug.ArgumentTypeError, match=r"input must be a tensor or a gpuaug\.Ragged, got list\. Stack"):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(images_of())
+    with pytest.raises(gpuaug.ArgumentTypeError, match=r"index must be a whole number, got slice.* Take images one by one"):
+        batch[0:2]
+
+
+def test_ragged_batch_shorter_than_its_shapes_is_refused():
+    batch = pack(images_of())
+    short = Ragged(batch.data[:-1], batch.places, batch.shapes)
+    with raises("A ragged batch must hold what its shapes say, 44034 elements of 5 images, got 44033 of 5."):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(short)
+
+
+def test_as_kornia_refuses_ragged_draws():
+    draws = gpuaug.fuse(K.CenterCrop(8), ragged=True).draw(pack(images_of()))
+    assert draws.shape == (5, 3, None, None)
+    with raises("index must be one of the images drawn for, got 5 of 5. Count them from 0."):
+        draws.alone(5)
+    with raises("draws must be for images of one size in Kornia, got those of a ragged batch. Take one image: draws.alone(0)"):
+        draws.as_kornia()
+
+
+def test_ragged_draws_of_other_sizes_are_refused():
+    augment, batch = gpuaug.fuse(K.CenterCrop(8), ragged=True), pack(images_of())
+    draws = augment.draw(pack(images_of(SIZES[::-1])))
+    with raises("draws must be for images of the same shape"):
+        augment(batch, draws=draws)
+
+
+def test_ragged_mask_of_another_size_than_its_image_is_refused():
+    images = images_of()
+    targets = targets_of(images)
+    targets[3]["masks"] = targets[2]["masks"][:1]
+    augment = gpuaug.fuse(K.CenterCrop(20), ragged=True)
+    with raises("masks of sample 3 must be of its image's size, 90x33, got (1, 48, 48). Resize them to it first."):
+        augment(pack(images), targets, data_keys=["input", "targets"])
+
+
+def test_ragged_masks_that_are_no_list_are_refused():
+    augment = gpuaug.fuse(K.CenterCrop(20), ragged=True)
+    with raises("mask must be a list of one tensor for each image where these differ in size, got (5, 1, 40, 40)."):
+        augment(pack(images_of()), torch.zeros(5, 1, 40, 40), data_keys=["input", "mask"])
+
+
+@left_to_kornia
+def test_policy_draws_alone_is_refused():
+    augment = gpuaug.fuse(K.auto.RandAugment(n=1, m=5))
+    with raises("draws must be of modules that take every image by itself, got RandAugment."):
+        augment.draw((2, 3, 16, 16)).alone(0)

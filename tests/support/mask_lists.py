@@ -1,0 +1,39 @@
+"""Masks of images of several sizes: the sizes, pipelines, and a parameter table for each."""
+
+import kornia.augmentation as K
+import numpy as np
+import torch
+
+import gpuaug
+from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.params.table import fill_table
+from gpuaug.fusion.targets.masks import owners_of, to_device
+
+SIDES = [(21, 37), (30, 18), (40, 52)]
+COUNTS = [2, 0, 3]
+
+PIPELINES = {
+    "resized crop": lambda: [K.RandomHorizontalFlip(), K.RandomResizedCrop((20, 24)), K.RandomVerticalFlip()],
+    "crop, padded": lambda: [K.RandomCrop((17, 30), padding=14, fill=1.0), K.RandomRotation(30.0, p=1.0)],
+    "crop, reflected": lambda: [K.RandomCrop((17, 18), padding=9, padding_mode="reflect"), K.RandomErasing((0.1, 0.4), p=1.0)],
+    "resize": lambda: [K.Resize((16, 23)), K.RandomGaussianBlur((3, 3), (0.5, 1.0)), K.RandomAffine(20.0, p=1.0)],
+}
+
+
+def rows_of(modules):
+    """A plan, and the rows of images of these sizes: each drawn for alone."""
+    augment, tables = gpuaug.fuse(modules()), []
+    for seed, (height, width) in enumerate(SIDES):
+        size = Size(1, 3, height, width)
+        draws = augment.draw((1, 3, height, width), seed=seed)
+        segment = augment._segments.at(0, size, masks=True)
+        plan = segment.plan
+        table = np.zeros((1, plan.width), np.float32)
+        fill_table(plan, size, dict(zip(segment.ops, draws._drawn, strict=True)), table)
+        tables.append(torch.from_numpy(table))
+    return plan, tables
+
+
+def take_numbers(listed):
+    """What a list of masks needs on the device before it is moved."""
+    listed.take(*to_device([owners_of(listed.samples, listed.counts), listed.spans], torch.device("cpu")))

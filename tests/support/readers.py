@@ -1,0 +1,71 @@
+"""Ragged batches, views and antialiasing through the torch executor and through the kernels."""
+
+import kornia.augmentation as K
+import torch
+from support.replay import photographs
+
+import gpuaug
+from gpuaug.fusion.backends.readers import size_of
+from gpuaug.fusion.backends.torch_backend import run
+from gpuaug.fusion.backends.triton import backend
+from gpuaug.fusion.params.table import make_table
+
+SIZES = [(37, 52), (64, 40), (21, 48)]
+NARROW = [(1, 30), (37, 1), (1, 1), (20, 20)]
+DENSE = photographs(2, 3, 41, 53)
+
+
+def crop(**options):
+    return K.RandomResizedCrop((12, 14), **options)
+
+
+RAGGED = {
+    "crop": ([crop()], SIZES, {}),
+    "crop, narrow": ([crop()], NARROW, {}),
+    "crop, views": ([crop(), K.RandomHorizontalFlip()], SIZES, {"views": 2}),
+    "nearest": ([crop(resample="nearest")], SIZES, {}),
+    "flips, pad and a slice": ([K.RandomVerticalFlip(), K.PadTo((70, 60)), K.RandomCrop((14, 15))], SIZES, {}),
+    "padded grey": ([K.RandomCrop((40, 45), padding=5, pad_if_needed=True, fill=0.3)], SIZES, {}),
+    "rotated": ([K.RandomRotation(30.0), K.CenterCrop(14)], SIZES, {}),
+    "short side": ([K.Resize(18), K.CenterCrop(14)], SIZES, {}),
+    "jittered": ([crop(), K.ColorJitter(0.4, 0.4, 0.4, 0.1), K.RandomGrayscale(p=0.5)], SIZES, {"views": 2}),
+    "smooth": ([crop(align_corners=False)], SIZES, {"antialias": True}),
+    "smooth, cubic": ([crop(resample="bicubic")], SIZES, {"antialias": True, "views": 2}),
+    "smooth, narrow": ([crop()], NARROW, {"antialias": True}),
+    "smooth, jittered": ([crop(), K.ColorJitter(0.4, 0.4, 0.4)], SIZES, {"antialias": True}),
+}
+SAME = {
+    "crop, views": ([crop(), K.RandomVerticalFlip()], {"views": 3}),
+    "colours, views": ([K.RandomSolarize()], {"views": 2}),
+    "blur first, views": ([K.RandomGaussianBlur((3, 3), (0.5, 1.5)), crop()], {"views": 2}),
+    "jitter, views": ([crop(), K.ColorJitter(0.4, 0.4, 0.4)], {"views": 2}),
+    "smooth": ([crop()], {"antialias": True}),
+    "smooth, cubic": ([crop(resample="bicubic")], {"antialias": True}),
+    "smooth, padded": ([K.PadTo((60, 70), pad_value=0.25), K.Resize((30, 28)), K.CenterCrop((9, 9))], {"antialias": True}),
+    "smooth, reflected": ([K.RandomCrop((40, 50), padding=6, padding_mode="reflect"), K.Resize((15, 12))], {"antialias": True}),
+}
+
+
+def through_both(modules, images, dtype, memory_format, **options):
+    """(torch executor's output, kernels' output) for the same draws."""
+    augment = gpuaug.fuse(modules, ragged=not isinstance(images, torch.Tensor), **options)
+    size = size_of(images)
+    segment = augment._segments.at(0, size, masks=False)
+    plan = segment.plan
+    assert segment.stop == len(augment._ops), f"left to Kornia: {segment.eager}"
+    table = torch.cat(
+        [
+            make_table(plan, size, dict(zip(segment.ops, view._drawn, strict=True)), images.device, points=False)
+            for view in augment._draw(size, 3).views
+        ]
+    )
+    return run(plan, images, table), backend.run(plan, images, table, dtype, memory_format)
+
+
+def disagreement(modules, images, dtype, memory_format, **options):
+    """How the kernels' output differs from torch's, or an empty string."""
+    expected, got = through_both(modules, images, dtype, memory_format, **options)
+    if got.shape != expected.shape or not got.is_contiguous(memory_format=memory_format):
+        return f"shape {tuple(got.shape)}, strides {got.stride()}"
+    off = (got.float() - expected).abs().max().item()
+    return "" if off < (2e-5 if dtype == torch.float32 else 2e-3) else f"off by {off:.1e}"
