@@ -12,11 +12,13 @@ import pytest
 import torch
 from hypothesis import settings
 
+from gpuaug.feed import prefetch
+
 CARDS = {"gpu": 1, "multigpu": 2}
 """How many CUDA devices a test with each marker needs."""
 
-SETTLE_S = 5.0
-"""How long a thread that was told to end may take."""
+SETTLE_S = 30.0
+"""Seconds that a thread may take to end once it was told to: many, because the machine may be busy."""
 
 # Processes of pytest-xdist share the cores.
 torch.set_num_threads(max(torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), 1))
@@ -38,12 +40,26 @@ def pytest_runtest_setup(item):
     pytest.skip(text)
 
 
+def pytest_collection_finish(session):
+    # What is there now stays to the end. The garbage collector need not walk over it again, here or in hundreds of workers.
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def interrupts():
     """The handler that Python starts with, which a shell that runs the tests in the background takes away."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _leaving_a_loop_waits_for_its_loader():
+    """Let ``close`` wait for a loader as long as a busy machine needs, so that what it leaves behind is no matter of speed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefetch, "STOP_S", SETTLE_S)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,10 @@
 
     python -m bench pair ../before --json bench/results/pairs/rooms.json
 
-Rows of the suites ``augment``, ``ragged``, ``feeds`` and ``classifier`` that run through gpuaug, each in two processes that live
-at the same time: one imports gpuaug from the other checkout, one from this. They take turns, a window each, so that drift falls
-on both alike. What differs from process to process (streams of the pool, memory) is met by starting both anew several times.
+Rows of the suites ``augment``, ``ragged``, ``feeds`` and ``classifier`` that run through gpuaug, each in two processes that
+live at the same time: one imports gpuaug from the other checkout, one from this. They take turns, a window each, so that drift
+falls on both alike. What differs from process to process (streams of the pool, memory) is met by starting both anew several
+times.
 
 Figures of a row: images a second of both, this checkout's rate over the other's with its 95 % interval over the pairs of
 processes, and for both the kernels and the allocations of one batch. ``ratio_low`` is the interval's lower end.
@@ -60,7 +61,8 @@ class Child:
             if line.startswith("{"):
                 return json.loads(line)["answer"]
             sys.stderr.write(line)
-        raise SystemExit(f"pair: a process ended with status {self._process.wait()}. Its error stands above.")
+        status = self._process.wait()
+        raise SystemExit(f"pair: both processes must answer, got one that ended with status {status}. Its error stands above.")
 
     def close(self) -> None:
         """Let the process end."""
@@ -83,19 +85,20 @@ def measure(packages: Sequence[Path], options: Namespace) -> dict[str, dict[str,
     found: dict[str, dict[str, Any]] = {}
     for generation in range(options.processes):
         with children(packages, options) as pair:
-            names: list[str] = pair[0].answer()
-            pair[1].answer()
-            rates: dict[str, list[list[float]]] = {name: [] for name in names}
-            for number in range(options.rounds):
+            groups: list[list[str]] = [child.answer() for child in pair][-1]
+            # Rows with workers come last: their workers refill queues while other rows have their turn.
+            for names in groups:
+                rates: dict[str, list[list[float]]] = {name: [] for name in names}
+                for number in range(options.rounds):
+                    for name in names:
+                        order = (0, 1) if (number + generation) % 2 else (1, 0)
+                        taken = {index: pair[index].ask(row=name, seconds=options.seconds) for index in order}
+                        rates[name].append([taken[0], taken[1]])
                 for name in names:
-                    order = (0, 1) if (number + generation) % 2 else (1, 0)
-                    taken = {index: pair[index].ask(row=name, seconds=options.seconds) for index in order}
-                    rates[name].append([taken[0], taken[1]])
-            for name in names:
-                row = found.setdefault(name, {"rates": []})
-                row["rates"].append(rates[name])
-                if generation == 0:
-                    row["counts"] = [child.ask(row=name, count=True) for child in pair]
+                    row = found.setdefault(name, {"rates": []})
+                    row["rates"].append(rates[name])
+                    if generation == 0:
+                        row["counts"] = [child.ask(row=name, count=True) for child in pair]
         console.print(f"pair: processes {generation + 1} of {options.processes}", markup=False)
     return found
 

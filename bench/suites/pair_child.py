@@ -145,13 +145,15 @@ def main() -> None:
     names = options.rows.split(";") if options.rows else list(ROWS)
     if not set(names) <= set(ROWS):
         raise SystemExit(f"--rows must be among {'; '.join(ROWS)}, got {options.rows}. Leave it out to measure all of them.")
+    rows: dict[str, Row] = {}
     with ExitStack() as stack:
-        rows = {name: Row(name, options, stack) for name in names}
-        answer(names)
+        answer([[name for name in names if ROWS[name][2] == queues] for queues in (False, True)])
         for line in sys.stdin:
             request: dict[str, Any] = json.loads(line)
-            row = rows[request["row"]]
-            answer(row.count() if request.get("count") else row.window(request["seconds"]))
+            name = request["row"]
+            if name not in rows:
+                rows[name] = Row(name, options, stack)
+            answer(rows[name].count() if request.get("count") else rows[name].window(request["seconds"]))
 
 
 def answer(value: Any) -> None:

@@ -159,6 +159,35 @@ class Draws:
         return form(self._tree)
 
 
+def check_draws(draws: Draws, size: Size, modules: int, views: int) -> None:
+    """Refuse draws that a call cannot replay.
+
+    Args:
+        draws: What is to be replayed.
+        size: Of the call's images.
+        modules: Number of modules in the pipeline.
+        views: Number of views that the pipeline is fused for.
+
+    Raises:
+        ArgumentError: If the draws are for other images, another pipeline or another number of views.
+    """
+    if draws._sizes[0] != size:
+        raise ArgumentError(
+            f"draws must be for images of the same shape, got draws for {draws.shape} and images of "
+            f"{size.shape}. Draw with the images' own shape."
+        )
+    if len(draws._drawn) != modules:
+        raise ArgumentError(
+            f"draws must come from the same pipeline, got draws of {len(draws._drawn)} modules for {modules}. "
+            "Draw with this module."
+        )
+    if len(draws.views) != views:
+        raise ArgumentError(
+            f"draws must be for {views} views, got draws for {len(draws.views)}. Draw with this module, or replay one view "
+            "with the pipeline fused for one."
+        )
+
+
 def _numbers(name: str, op: Op | EagerOp, drawn: OpDraws, sample: int) -> Iterator[tuple[str, dict[str, float]]]:
     """The modules that run for a sample, and their numbers: one, or those that were picked."""
     if isinstance(op, Choice):

@@ -1,19 +1,19 @@
 """What became of a pipeline, as a table to read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.filters import FilterOp
 from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.params.device_crops import has_device_crops
-from gpuaug.fusion.plan import Pass, Plan
+from gpuaug.fusion.plan import Pass
 from gpuaug.fusion.policies.choice import Choice
+from gpuaug.fusion.segments import Segment
 
 SHRINKS = 1.5
 """How far images may shrink before pixels that are left out are worth a word."""
@@ -78,16 +78,15 @@ class Explanation:
         return "\n".join([head, *lines, *self.notes])
 
 
-def explanation(
-    parts: Sequence[tuple[EagerOp | Choice | None, Plan | None]], size: Size, dtype: torch.dtype, executor: str, views: int = 1
-) -> Explanation:
-    """Describe the parts of a pipeline for uint8 images of one size."""
+def explanation(segments: Sequence[Segment], size: Size, dtype: torch.dtype, executor: str, views: int = 1) -> Explanation:
+    """Describe the segments of a pipeline for uint8 images of one size."""
     lines: list[Line] = []
     element = 1
-    mixes = any(isinstance(step.front, MixOp) for _, planned in parts if planned is not None for step in planned.passes)
+    mixes = any(isinstance(step.front, MixOp) for step in _passes(segments))
     # Views share all passes of one plan, unless images of a view meet; else each is taken by itself.
-    runs = views if len(parts) > 1 or mixes or parts[0][1] is None else 1
-    for number, (eager, planned) in enumerate(parts):
+    runs = views if len(segments) > 1 or mixes or segments[0].plan is None else 1
+    for number, segment in enumerate(segments):
+        eager, planned = segment.eager, segment.plan
         if isinstance(eager, Choice):
             # For images of the first size: a choice that changes it, or what it refuses by it, is rare.
             left = eager.left(size)
@@ -103,20 +102,24 @@ def explanation(
             continue
         assert planned is not None
         for index, step in enumerate(planned.passes):
-            last = number == len(parts) - 1 and index == len(planned.passes) - 1
+            last = number == len(segments) - 1 and index == len(planned.passes) - 1
             # Where one plan is all there is, the device fits the crops of ragged batches.
-            fitted = index == 0 and len(parts) == runs == 1 and not planned.needs_own_batch and has_device_crops(planned)
+            fitted = index == 0 and len(segments) == runs == 1 and not planned.needs_own_batch and has_device_crops(planned)
             lines.append(_line(step, size, element, dtype.itemsize if last else 4, views, runs, fitted))
             element = 4
-    return Explanation(tuple(lines), size.shape, executor, _shrinking(parts, size))
+    return Explanation(tuple(lines), size.shape, executor, _shrinking(segments, size))
 
 
-def _shrinking(parts: Sequence[tuple[EagerOp | Choice | None, Plan | None]], size: Size) -> tuple[str, ...]:
+def _passes(segments: Sequence[Segment]) -> Iterator[Pass]:
+    return (step for segment in segments if segment.plan is not None for step in segment.plan.passes)
+
+
+def _shrinking(segments: Sequence[Segment], size: Size) -> tuple[str, ...]:
     """What is said of crops and resizes that shrink, and leave pixels out that fall between those they read."""
     notes, at = [], size
     if not _known(size):
         return ()
-    for op in (op for _, planned in parts if planned is not None for step in planned.passes for op in step.ops):
+    for op in (op for step in _passes(segments) for op in step.ops):
         if isinstance(op, ResampleOp) and not op.filter and not op.nearest:
             most = op.shrinks(at)
             if most > SHRINKS:

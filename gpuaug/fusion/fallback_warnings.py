@@ -14,7 +14,7 @@ _COST = "on the training thread, and the passes are split there: print(augment.e
 _SILENCE = "or ignore gpuaug.GpuAugWarning where it is meant"
 
 
-class LeftWarnings:
+class FallbackWarnings:
     """One warning for each module of a pipeline that is not lowered.
 
     Args:
@@ -24,7 +24,7 @@ class LeftWarnings:
     def __init__(self, ops: Sequence[Op | EagerOp]) -> None:
         self._ops = ops
         self.warned: set[str] = set()
-        """Names of the modules of which nothing more is said."""
+        """Names of the modules that have been warned of."""
 
     def when_fused(self) -> None:
         """Warn of modules that are left to Kornia whatever the images are, or of Kornia's version where all are for that."""
@@ -43,7 +43,7 @@ class LeftWarnings:
                     _warn(op)
 
     def when_run(self, op: EagerOp) -> None:
-        """Warn of a module that is left to Kornia for images of one size, at the first batch of such."""
+        """Warn of a module that is left to Kornia for images of one size, at the first batch of that size."""
         if op.name not in self.warned:
             self.warned.add(op.name)
             _warn(op)
@@ -54,9 +54,11 @@ def _warn(op: EagerOp) -> None:
         left, launches = "which is left to Kornia", "Kornia takes tens of launches a batch for it"
     else:
         left, launches = "which runs as it is, in its place", "It adds its own launches"
-    _say(
+    warnings.warn(
         f"pipeline must hold modules that gpuaug.fuse lowers to run in few launches, got {op.name}, {left}: {op.reason}. "
-        f"{launches}, {_COST}. Replace it, or that setting of it, by what docs/fuse.md lists, {_SILENCE}."
+        f"{launches}, {_COST}. Replace it, or that setting of it, by what docs/fuse.md lists, {_SILENCE}.",
+        GpuAugWarning,
+        stacklevel=4,
     )
 
 
@@ -65,12 +67,10 @@ def _warn_of_choice(choice: Choice, left: Sequence[Op | EagerOp]) -> None:
         f"{op.name} ({op.reason})" if isinstance(op, EagerOp) else f"{op.describe()} ({op.unsupported_size(_ANY)})"
         for op in left
     )
-    _say(
+    warnings.warn(
         f"pipeline must hold modules that gpuaug.fuse lowers to run in few launches, got {choice.name}, which may pick modules "
         f"that are not: {', '.join(words)}. Kornia takes tens of launches a batch for each, when it is picked, {_COST}. "
-        f"Leave them out of what it picks from, {_SILENCE}."
+        f"Leave them out of what it picks from, {_SILENCE}.",
+        GpuAugWarning,
+        stacklevel=4,
     )
-
-
-def _say(text: str) -> None:
-    warnings.warn(text, GpuAugWarning, stacklevel=5)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,8 @@ from gpuaug.core.rng import next_seed, seeds_of_views
 from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import size_of
-from gpuaug.fusion.draws import Draws
-from gpuaug.fusion.fallback_warnings import LeftWarnings
+from gpuaug.fusion.draws import Draws, check_draws
+from gpuaug.fusion.fallback_warnings import FallbackWarnings
 from gpuaug.fusion.lower.kornia import leaves, lower
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp
@@ -23,26 +23,12 @@ from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.options import BoxForm, Options
 from gpuaug.fusion.params.prefetch import TablePrefetch
 from gpuaug.fusion.params.table import make_table
-from gpuaug.fusion.plan import Plan, columns_of, plan
-from gpuaug.fusion.policies.choice import Choice, Nothing, Pick, Step
+from gpuaug.fusion.plan import Plan
+from gpuaug.fusion.policies.choice import Choice, Pick
 from gpuaug.fusion.policies.one_mix import OneMix
+from gpuaug.fusion.segments import Segments
 from gpuaug.fusion.sizing import check_sizes, sizing_ops
 from gpuaug.fusion.targets.targets import Targets
-
-_NOTHING = Nothing("", nn.Identity())
-
-
-class Stretch(NamedTuple):
-    """Ops that follow one another and are run by one plan, or the one op that Kornia runs, or that picks what runs."""
-
-    start: int
-    ops: tuple[Op, ...]
-    eager: EagerOp | Choice | None
-
-    @property
-    def stop(self) -> int:
-        """The index of the first op after it."""
-        return self.start + (1 if self.eager is not None else len(self.ops))
 
 
 def fuse(
@@ -137,12 +123,11 @@ class Fused(nn.Module):
         self._mixes = tuple(op for op in self._ops if isinstance(op, MixOp))
         classes = options.num_classes
         self._soft = None if classes is None else SoftLabels(classes, options.label_smoothing)
-        self._chooses = any(isinstance(op, Choice) for op in self._ops)
-        self._plans: dict[Any, tuple[Stretch, Plan | None]] = {}
+        self._segments = Segments(self._ops)
         self._prefetch = TablePrefetch()
         # Of the last call. In a list, since a module takes its time to set an attribute.
         self._seen: list[tuple[Size, torch.device]] = []
-        self._left = LeftWarnings(self._ops)
+        self._left = FallbackWarnings(self._ops)
 
     def extra_repr(self) -> str:
         """The modules, and those left to Kornia."""
@@ -185,18 +170,18 @@ class Fused(nn.Module):
 
     def _draw_view(self, size: Size, seed: int) -> Draws:
         first = size
-        _, planned = self._stretch(0, size, masks=False)
+        planned = self._segments.at(0, size, masks=False).plan
         columns = planned.numbers if planned is not None else 8
         sampler = Sampler((seed,), size.batch, columns)
         drawn: list[OpDraws] = []
         sizes: list[Size] = []
         while len(drawn) < len(self._ops):
-            stretch, _ = self._stretch(len(drawn), size, masks=False)
-            if stretch.eager is not None:
-                drawn.append(stretch.eager.draw(sampler, size))
+            segment = self._segments.at(len(drawn), size, masks=False)
+            if segment.eager is not None:
+                drawn.append(segment.eager.draw(sampler, size))
                 sizes.append(size)
-                size = stretch.eager.out(size, drawn[-1])
-            for op in stretch.ops:
+                size = segment.eager.out(size, drawn[-1])
+            for op in segment.ops:
                 drawn.append(op.draw(sampler, size))
                 sizes.append(size)
                 size = op.out(size)
@@ -231,7 +216,7 @@ class Fused(nn.Module):
         self._seen[:] = ((size, targets.device),)
         views = self.options.views
         if draws is not None:
-            self._check_draws(draws, size)
+            check_draws(draws, size, len(self._ops), views)
         # Views share every pass where one plan runs all, and nothing but images is taken.
         if views == 1 or (len(inputs) == 1 and self._one_plan(targets) is not None):
             return self._run(targets, draws)
@@ -246,30 +231,12 @@ class Fused(nn.Module):
             targets.check_mix(op)
         return targets
 
-    def _check_draws(self, draws: Draws, size: Size) -> None:
-        if draws._sizes[0] != size:
-            raise ArgumentError(
-                f"draws must be for images of the same shape, got draws for {draws.shape} and images of "
-                f"{size.shape}. Draw with the images' own shape."
-            )
-        if len(draws._drawn) != len(self._ops):
-            raise ArgumentError(
-                f"draws must come from the same pipeline, got draws of {len(draws._drawn)} modules for {len(self._ops)}. "
-                "Draw with this module."
-            )
-        views = self.options.views
-        if len(draws.views) != views:
-            raise ArgumentError(
-                f"draws must be for {views} views, got draws for {len(draws.views)}. Draw with this module, or replay one view "
-                "with the pipeline fused for one."
-            )
-
     def _one_plan(self, targets: Targets) -> Plan | None:
         """The plan that runs everything, if one does, and no image meets another of another view."""
-        if self._chooses or (self._mixes and self.options.views > 1):
+        if self._segments.chooses or (self._mixes and self.options.views > 1):
             return None
-        stretch, planned = self._stretch(0, targets.size, masks=targets.has_masks)
-        return planned if stretch.stop == len(self._ops) else None
+        segment = self._segments.at(0, targets.size, masks=targets.has_masks)
+        return segment.plan if segment.stop == len(self._ops) else None
 
     def _check_sizes(self, size: Size) -> None:
         """Refuse images that an op could not give their one size."""
@@ -294,41 +261,11 @@ class Fused(nn.Module):
         """
         known = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
         size = _size_given(shape) if shape is not None else self._seen[0][0] if self._seen else known
-        parts = []
-        at, start = size, 0
-        while start < len(self._ops):
-            stretch, planned = self._stretch(start, at, masks=False)
-            parts.append((stretch.eager, planned))
-            if planned is not None:
-                at = planned.out
-            elif stretch.eager is not None:
-                at = stretch.eager.out(at, stretch.eager.draw(Sampler((0,), at.batch), at))
-            start = stretch.stop
-        return explain.explanation(parts, size, self.dtype, self._executor(), self.options.views)
+        return explain.explanation(self._segments.all(size), size, self.dtype, self._executor(), self.options.views)
 
     def _executor(self) -> str:
         """What ran the last call; nothing before the first."""
         return dispatch.name(self._seen[0][1]) if self._seen else ""
-
-    def _stretch(
-        self, start: int, size: Size, *, masks: bool, ops: tuple[Op | EagerOp, ...] | None = None
-    ) -> tuple[Stretch, Plan | None]:
-        # Plans do not depend on how many images there are, nor on their sizes where these differ: rows hold them. Without
-        # ``ops``, they are the pipeline's.
-        size = Size(1, size.channels, *ANY_SIDES) if size.ragged else size
-        key = (start, size.channels, *((0, 0) if size.ragged else (size.height, size.width)), masks, ops)
-        found = self._plans.get(key)
-        if found is None:
-            stretch = _take(self._ops if ops is None else ops, start, size)
-            planned = plan(stretch.ops, size, masks=masks) if stretch.eager is None else None
-            if planned is not None and not self._chooses:
-                planned.columns = columns_of(stretch.ops, size)
-                planned.numbers = max(sum(planned.columns), 1)
-            found = stretch, planned
-            if len(self._plans) >= 256:
-                self._plans.clear()
-            self._plans[key] = found
-        return found
 
     @torch.no_grad()
     def _run(self, targets: Targets, draws: Draws | None) -> Any:
@@ -341,7 +278,7 @@ class Fused(nn.Module):
         if planned is not None:
             targets.run_plan(planned, self._table(planned, targets, draws), self.dtype, self.memory_format)
         elif draws is not None:
-            self._run_parts(targets, draws)
+            self._run_segments(targets, draws)
         return targets.results(self.dtype, self.memory_format, keepdim=self._keepdim, views=self.options.views)
 
     def _table(self, planned: Plan, targets: Targets, draws: Draws | None) -> Tensor:
@@ -353,45 +290,28 @@ class Fused(nn.Module):
         tables = [make_table(planned, size, drawn, device, points=points) for drawn in drawn_of]
         return torch.cat(tables) if len(tables) > 1 else tables[0]
 
-    def _run_parts(self, targets: Targets, draws: Draws) -> None:
+    def _run_segments(self, targets: Targets, draws: Draws) -> None:
         """Run one plan or module after the other."""
-        size, points = targets.size, targets.has_points
-        parts = self._parts(draws)
+        size, points, segments = targets.size, targets.has_points, self._segments
+        parts = segments.picked(draws._drawn)
         for number, (ops, all_drawn) in enumerate(parts):
             start = 0
             while start < len(ops):
-                stretch, planned = self._stretch(start, size, masks=targets.has_masks, ops=ops if self._chooses else None)
-                drawn = all_drawn[start : stretch.stop]
-                last = number == len(parts) - 1 and stretch.stop == len(ops)
-                if stretch.eager is not None:
-                    assert isinstance(stretch.eager, EagerOp)
-                    self._left.when_run(stretch.eager)
-                    targets.run_eager(stretch.eager, drawn[0])
-                    size = stretch.eager.out(size, drawn[0])
-                    targets.check_size(stretch.eager, size)
-                elif planned is not None:
-                    each = dict(zip(stretch.ops, drawn, strict=True))
-                    table = make_table(planned, size, each, targets.device, points=points)
-                    targets.run_plan(planned, table, *((self.dtype, self.memory_format) if last else ()))
-                    size = size.to(planned.out.height, planned.out.width)
-                start = stretch.stop
-
-    def _parts(self, draws: Draws) -> list[tuple[tuple[Op | EagerOp, ...], Sequence[OpDraws]]]:
-        """What runs for these draws, split where a plan has to begin."""
-        if not self._chooses:
-            return [(self._ops, draws._drawn)]
-        parts: list[tuple[list[Op | EagerOp], list[OpDraws]]] = [([], [])]
-        for op, drawn in zip(self._ops, draws._drawn, strict=True):
-            for step in op.steps(drawn) if isinstance(op, Choice) else (Step(op, drawn, begins=False),):
-                if step.begins and parts[-1][0]:
-                    parts.append(([], []))
-                parts[-1][0].append(step.op)
-                parts[-1][1].append(step.drawn)
-        if not parts[-1][0]:
-            # Nothing was picked: the images still change their type.
-            parts[-1][0].append(_NOTHING)
-            parts[-1][1].append({})
-        return [(tuple(ops), all_drawn) for ops, all_drawn in parts]
+                segment = segments.at(start, size, masks=targets.has_masks, ops=ops if segments.chooses else None)
+                drawn = all_drawn[start : segment.stop]
+                last = number == len(parts) - 1 and segment.stop == len(ops)
+                if segment.eager is not None:
+                    assert isinstance(segment.eager, EagerOp)
+                    self._left.when_run(segment.eager)
+                    targets.run_eager(segment.eager, drawn[0])
+                    size = segment.eager.out(size, drawn[0])
+                    targets.check_size(segment.eager, size)
+                elif segment.plan is not None:
+                    each = dict(zip(segment.ops, drawn, strict=True))
+                    table = make_table(segment.plan, size, each, targets.device, points=points)
+                    targets.run_plan(segment.plan, table, *((self.dtype, self.memory_format) if last else ()))
+                    size = size.to(segment.plan.out.height, segment.plan.out.width)
+                start = segment.stop
 
 
 def _size_given(shape: Sequence[int] | Ragged) -> Size:
@@ -413,25 +333,6 @@ def joined(views: Sequence[Any], keys: Sequence[str], *, cut: bool) -> Any:
         else:
             made.append(type(each[0])(one for view in each for one in view))
     return made
-
-
-def _take(ops: Sequence[Op | EagerOp], start: int, size: Size) -> Stretch:
-    """The longest run of ops from ``start`` that one plan can hold for images of this size, or one op for Kornia."""
-    taken: list[Op] = []
-    for op in ops[start:]:
-        if isinstance(op, Choice):
-            if taken:
-                break
-            return Stretch(start, (), op)
-        reason = op.reason if isinstance(op, EagerOp) else op.unsupported_size(size)
-        if reason is None and isinstance(op, Op):
-            taken.append(op)
-            size = op.out(size)
-            continue
-        if taken:
-            break
-        return Stretch(start, (), op if isinstance(op, EagerOp) else EagerOp(op.name, op.module, reason or "", op))
-    return Stretch(start, tuple(taken), None)
 
 
 def _keepdim(op: Op | EagerOp) -> bool:

@@ -22,7 +22,7 @@ Work = Callable[[], Any]
 
 _LINK_BYTES, _LINK_COPIES = 64_000_000, 12
 _PROFILED = 3
-_PACKAGES = tuple(f"{Path(package).parent}{os.sep}" for package in (__file__, torch.__file__))
+_PACKAGES = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent))
 _NOT_THE_USERS = (*_PACKAGES, warnings.__file__, "<")
 
 

@@ -176,7 +176,9 @@ class _Profile:
         """Milliseconds a batch of the wrapped loader by itself, within an epoch, after its queue has been emptied."""
         for _ in range(self._queued):
             self._passes.pull()
-        return self._waited_for(self._passes.pull, lambda: time.perf_counter() - self._passes.starting_s)
+        before_s = self._passes.starting_s
+        took_ms = self._waited_for(self._passes.pull)
+        return took_ms - (self._passes.starting_s - before_s) * 1e3 / self._done
 
     def _timed(self, once: Callable[[], Any]) -> float:
         """Milliseconds a batch of the stream that trains.
@@ -193,13 +195,13 @@ class _Profile:
         synchronize(self._device)
         return ms_between(first, last) / self._done
 
-    def _waited_for(self, once: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
+    def _waited_for(self, once: Callable[[], Any]) -> float:
         """Milliseconds a batch by the host's clock, between two waits for the device."""
         synchronize(self._device)
-        start = clock()
+        start = time.perf_counter()
         self._repeat(once)
         synchronize(self._device)
-        return (clock() - start) * 1e3 / self._done
+        return (time.perf_counter() - start) * 1e3 / self._done
 
     def _repeat(self, once: Callable[[], Any]) -> None:
         """Do ``once`` for each batch of a window, or as often as its time allows."""

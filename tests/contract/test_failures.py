@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 from contract.sources import DEPTHS, Numbers, OwnError, failing_at, failure, raises, streamed, values
-from support import alone
+from support import processes
 from support.waiting import until
 from torch import nn
 from torch.utils.data import DataLoader
@@ -166,7 +166,7 @@ def test_a_transform_may_even_raise_stop_iteration():
 KILLED_WORKER = """
 import multiprocessing, os, signal
 import torch
-from support.alone import assert_nothing_runs, read_until_a_worker_dies
+from support.processes import assert_no_workers_or_feeds, read_until_worker_dies
 from torch.utils.data import DataLoader, Dataset
 from gpuaug import StreamedLoader
 
@@ -189,16 +189,15 @@ def numbers(batch):
     return batch.tolist()
 
 loader = StreamedLoader(DataLoader(Numbers(), batch_size=2, num_workers=2), device="cpu")
-read_until_a_worker_dies(loader, numbers, most=4)
-assert_nothing_runs()
+read_until_worker_dies(loader, numbers, most=4)
+assert_no_workers_or_feeds()
 print("done")
 """
 
 
-@pytest.mark.timeout(120)
 def test_a_worker_that_is_killed_is_an_error_and_no_hang():
     # In a process of its own: DataLoader's handler raises wherever the main thread is when the signal arrives, which may be
     # after the pulling thread has told of the same death, in the middle of whatever runs next.
-    done = alone.run(KILLED_WORKER)
+    done = processes.run_script(KILLED_WORKER)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "done\n"

@@ -3,8 +3,6 @@
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -13,7 +11,8 @@ from contextlib import suppress
 import pytest
 import torch
 from contract.sources import Numbers, OwnError, failing_at, failure, noise, streamed, values
-from support.waiting import until
+from support import processes
+from support.waiting import WAIT_S, until
 from torch.utils.data import DataLoader
 
 from gpuaug import IteratorEndedError
@@ -101,7 +100,7 @@ def test_workers_end_with_the_loop(leave, workers, feeds):
     gc.disable()
     try:
         leave(loader)
-        assert not workers()
+        until(lambda: not workers())
     finally:
         gc.enable()
     assert not feeds()
@@ -113,7 +112,7 @@ def test_workers_end_where_a_stage_fails(workers):
     try:
         arrived, _ = failure(loader)
         assert arrived == [[0, 1], [2, 3]]
-        assert not workers()
+        until(lambda: not workers())
     finally:
         gc.enable()
 
@@ -152,16 +151,24 @@ def test_an_interrupt_within_a_stage_or_the_dataset_ends_the_loop(kind, depth, f
 
 @pytest.mark.usefixtures("interrupts")
 def test_ctrl_c_is_heard_while_the_loader_is_slow(feeds):
+    wanted = threading.Event()
+
     def slow():
         yield torch.tensor(0)
-        time.sleep(0.5)
+        assert wanted.wait(WAIT_S)
+        time.sleep(0.05)  # long enough for the loop to be waiting
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)  # long enough for it to hear
         yield torch.tensor(1)
+
+    def wait_for_the_second():
+        wanted.set()
+        next(batches)
 
     batches = iter(streamed(slow()))
     next(batches)
-    threading.Timer(0.05, os.kill, [os.getpid(), signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
-        next(batches)
+        wait_for_the_second()
     assert not feeds()
     with pytest.raises(StopIteration):
         next(batches)
@@ -185,7 +192,6 @@ def test_leaving_one_of_two_iterators_leaves_the_other():
     assert [batch.item() for batch in second] == [1, 2, 3, 4]
 
 
-@pytest.mark.timeout(60)
 def test_persistent_workers_have_one_reader_and_end_with_close(workers):
     loader = streamed(DataLoader(Numbers(12), batch_size=2, num_workers=2, persistent_workers=True))
     everything = [[2 * index, 2 * index + 1] for index in range(6)]
@@ -208,7 +214,6 @@ def test_persistent_workers_have_one_reader_and_end_with_close(workers):
     until(lambda: not workers())
 
 
-@pytest.mark.timeout(60)
 def test_two_loaders_over_one_dataloader_with_persistent_workers_do_not_hang():
     wrapped = DataLoader(Numbers(40), batch_size=2, num_workers=1, persistent_workers=True)
     first, second = iter(streamed(wrapped)), iter(streamed(wrapped))
@@ -224,7 +229,7 @@ def test_two_loaders_over_one_dataloader_with_persistent_workers_do_not_hang():
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
-    reader.join(5)
+    reader.join(WAIT_S)
     assert not reader.is_alive(), "the newer iterator waits for batches that the older one took"
     assert found == [[index, index + 1] for index in range(2, 40, 2)]
     with pytest.raises(IteratorEndedError):
@@ -268,7 +273,6 @@ def test_an_iterator_that_two_loops_share_has_one_reader():
     assert source.clashes == 0
 
 
-@pytest.mark.timeout(60)
 def test_a_process_ends_although_an_iterator_is_open():
     script = """
 import time, torch, gpuaug
@@ -281,7 +285,7 @@ def slow():
 batches = iter(gpuaug.StreamedLoader(slow(), device="cpu"))
 print(next(batches).item())
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    done = processes.run_script(script)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 

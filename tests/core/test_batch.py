@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.mappings import Encoding, Fixed, Store
+from support.containers import Encoding, Fixed, Store
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
@@ -120,12 +120,12 @@ def outline(batch):
 
 
 @any_batch
-def test_a_batch_in_which_nothing_changes_is_handed_on_itself(batch):
+def test_map_leaves_returns_unchanged_batch_itself(batch):
     assert map_leaves(lambda leaf: leaf, batch) is batch
 
 
 @any_batch
-def test_every_leaf_is_replaced_in_its_place_and_every_container_keeps_its_type(batch):
+def test_map_leaves_replaces_leaves_and_keeps_container_types(batch):
     before = leaves(batch)
     mapped = map_leaves(Boxed, batch)
     assert outline(mapped) == outline(batch)
@@ -134,21 +134,21 @@ def test_every_leaf_is_replaced_in_its_place_and_every_container_keeps_its_type(
 
 
 @any_batch
-def test_the_path_of_a_leaf_is_what_one_types_behind_the_name_of_the_batch(batch):
+def test_leaf_path_is_python_expression(batch):
     named = list(named_leaves(batch))
     assert all(eval(f"batch{path}", {"batch": batch}) is leaf for path, leaf in named)
     assert len({path for path, _ in named}) == len(named)
 
 
 @any_batch
-def test_paths_come_in_the_order_of_the_leaves(batch):
+def test_paths_are_in_order_of_leaves(batch):
     listed = leaves(batch)
     assert all(leaf is other for (_, leaf), other in zip(named_leaves(batch), listed, strict=True))
     assert [leaf for leaf in listed if isinstance(leaf, torch.Tensor)] == list(tensors(batch))
 
 
 @given(st.lists(st.integers(), min_size=1, max_size=5), st.data())
-def test_replace_changes_what_it_names_and_nothing_else(items, data):
+def test_replace_changes_only_named_members(items, data):
     index = data.draw(st.integers(0, len(items)))
     for kind in (list, tuple):
         container = kind(items)
@@ -159,7 +159,7 @@ def test_replace_changes_what_it_names_and_nothing_else(items, data):
 
 
 @every_container
-def test_each_kind_of_container_is_rebuilt_as_what_it_was(make):
+def test_rebuilt_container_keeps_its_type(make):
     left, right = torch.zeros(2), "label"
     batch = make(left, right)
     mapped = map_leaves(Boxed, batch)
@@ -168,7 +168,7 @@ def test_each_kind_of_container_is_rebuilt_as_what_it_was(make):
 
 
 @every_container
-def test_the_container_that_was_passed_in_is_left_as_it_was(make):
+def test_map_leaves_does_not_change_its_input(make):
     left, right = torch.zeros(2), "label"
     batch = make(left, right)
     map_leaves(Boxed, batch)
@@ -176,7 +176,7 @@ def test_the_container_that_was_passed_in_is_left_as_it_was(make):
 
 
 @every_container
-def test_replace_leaves_the_container_as_it_was(make):
+def test_replace_does_not_change_its_input(make):
     batch = make(1, 2)
     place = 0 if isinstance(batch, list | tuple) and not is_namedtuple(batch) else "left"
     changed = replace(batch, {place: "new"})
@@ -186,18 +186,18 @@ def test_replace_leaves_the_container_as_it_was(make):
 
 
 @pytest.mark.parametrize("make", [keyed(dict), keyed(OrderedDict), keyed(UserDict), keyed(Fixed), keyed(MappingProxyType)])
-def test_a_mapping_takes_a_new_key(make):
+def test_replace_adds_new_key_to_mapping(make):
     assert dict(replace(make(1, 2), {"third": 3})) == {"left": 1, "right": 2, "third": 3}
 
 
-def test_containers_keep_what_their_constructor_does_not_take():
+def test_rebuilt_container_keeps_extra_attributes():
     marked = Marked([1, 2])
     marked.mark = "kept"
     assert map_leaves(Boxed, marked).mark == "kept"
     assert map_leaves(Boxed, defaultdict(list, a=1))["missing"] == []
 
 
-def test_values_derived_by_a_dataclass_are_carried_along_and_not_derived_again():
+def test_rebuilt_dataclass_keeps_post_init_values():
     @dataclasses.dataclass
     class Derived:
         images: object
@@ -213,7 +213,7 @@ def test_values_derived_by_a_dataclass_are_carried_along_and_not_derived_again()
 
 
 @pytest.mark.parametrize("frozen_with_slots", [False, True])
-def test_a_field_that_was_never_set_stays_unset(frozen_with_slots):
+def test_unset_dataclass_field_stays_unset(frozen_with_slots):
     @dataclasses.dataclass(frozen=frozen_with_slots, slots=frozen_with_slots)
     class Partial:
         images: object
@@ -226,7 +226,7 @@ def test_a_field_that_was_never_set_stays_unset(frozen_with_slots):
     assert [path for path, _ in named_leaves(batch)] == [".images"]
 
 
-def test_what_merely_looks_like_a_container_passes_through_untouched():
+def test_lookalike_containers_are_leaves():
     size, names = torch.Size([2, 3]), ["a.jpg", "b.jpg"]
     mapped = map_leaves(lambda leaf: leaf + 1 if isinstance(leaf, torch.Tensor) else leaf, (torch.zeros(1), size, names))
     assert mapped[1] is size
@@ -240,7 +240,7 @@ def test_strings_bytes_arrays_and_sets_are_leaves():
     assert all(leaf is other for leaf, other in zip(leaves(batch), batch, strict=True))
 
 
-def test_a_tensor_subclass_and_a_parameter_are_leaves():
+def test_tensor_subclass_and_parameter_are_leaves():
     class Mask(torch.Tensor):
         pass
 
@@ -249,7 +249,7 @@ def test_a_tensor_subclass_and_a_parameter_are_leaves():
 
 
 @pytest.mark.parametrize("enforce_sorted", [True, False])
-def test_objects_that_move_themselves_are_leaves_even_if_they_are_named_tuples(enforce_sorted):
+def test_objects_with_to_are_leaves_even_if_named_tuples(enforce_sorted):
     packed = pack_sequence([torch.zeros(2), torch.zeros(1)], enforce_sorted=enforce_sorted)
     assert is_namedtuple(packed)
     for batch in (packed, [packed], {"packed": packed}):
@@ -273,11 +273,11 @@ def test_objects_that_move_themselves_are_leaves_even_if_they_are_named_tuples(e
         (None, False),
     ],
 )
-def test_what_moves_itself(value, expected):
+def test_moves_itself(value, expected):
     assert moves_itself(value) is expected
 
 
-def test_a_named_tuple_is_told_from_a_tuple_and_a_record_from_its_class():
+def test_is_namedtuple_and_is_record():
     assert is_namedtuple(Pair(1, 2))
     assert is_namedtuple(Sample(1, 2))
     assert not is_namedtuple((1, 2))
@@ -301,7 +301,7 @@ class Sealed(Fixed):
 
 
 @pytest.mark.parametrize("kind", [Odd, Sealed])
-def test_a_container_that_cannot_be_rebuilt_says_what_to_return_instead(kind):
+def test_container_that_cannot_be_rebuilt_error_has_way_out(kind):
     with pytest.raises(ArgumentTypeError) as caught:
         map_leaves(Boxed, kind(1, 2))
     assert str(caught.value) == (
@@ -312,6 +312,6 @@ def test_a_container_that_cannot_be_rebuilt_says_what_to_return_instead(kind):
 
 
 @pytest.mark.parametrize("kind", [Odd, Sealed])
-def test_a_container_that_cannot_be_rebuilt_may_hold_what_does_not_change(kind):
+def test_container_that_cannot_be_rebuilt_may_hold_unchanged_leaves(kind):
     batch = kind(1, 2)
     assert map_leaves(lambda leaf: leaf, batch) is batch

@@ -27,31 +27,31 @@ def drawn(key):
 
 
 @given(positions, names)
-def test_a_key_is_one_that_every_generator_takes(position, stage):
+def test_key_is_valid_seed_for_every_generator(position, stage):
     key = position.key(stage)
     assert 0 <= key < 2**63
     drawn(key)
 
 
 @given(positions, names, positions, names)
-def test_keys_differ_wherever_positions_or_stages_do(position, stage, other, other_stage):
+def test_keys_differ_by_position_and_stage(position, stage, other, other_stage):
     same = (position, stage) == (other, other_stage)
     assert (position.key(stage) == other.key(other_stage)) is same
 
 
 @pytest.mark.parametrize("changed", ["seed", "epoch", "rank", "batch"])
-def test_every_part_of_a_position_counts(changed):
+def test_key_depends_on_every_field_of_position(changed):
     here = Position(seed=1, epoch=2, rank=3, batch=4)
     there = dataclasses.replace(here, **{changed: 5})
     assert here.key("transform") != there.key("transform")
 
 
-def test_parts_of_a_position_are_not_interchangeable():
+def test_key_depends_on_order_of_position_fields():
     keys = {Position(*parts).key("s") for parts in [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)]}
     assert len(keys) == 4
 
 
-def test_keys_are_the_same_in_every_process_and_version():
+def test_keys_are_stable():
     # A run that is resumed after an upgrade draws what it would have drawn.
     assert Position(seed=0, epoch=0, rank=0, batch=0).key("transform") == 138399822330705441
     assert Position(seed=42, epoch=3, rank=1, batch=1000).key("augment") == 8511380437846655753
@@ -62,7 +62,7 @@ def test_draws_follow_from_the_key():
     assert not torch.equal(drawn(1), drawn(2))
 
 
-def test_the_users_generator_is_put_back():
+def test_user_generator_is_restored():
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -71,7 +71,7 @@ def test_the_users_generator_is_put_back():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_the_users_generator_is_put_back_after_an_error():
+def test_user_generator_is_restored_after_error():
     torch.manual_seed(5)
     before = torch.get_rng_state()
     with suppress(ZeroDivisionError), Generators(CPU).keyed(1):
@@ -80,7 +80,7 @@ def test_the_users_generator_is_put_back_after_an_error():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_block_within_a_block_leaves_the_outer_draws_alone():
+def test_nested_blocks_keep_outer_draws():
     with Generators(CPU).keyed(1):
         first = torch.rand(2)
         with Generators(CPU).keyed(2):
@@ -89,7 +89,7 @@ def test_a_block_within_a_block_leaves_the_outer_draws_alone():
     assert torch.equal(torch.cat([first, second]), drawn(1))
 
 
-def test_a_normal_draw_that_was_held_back_is_put_back_too():
+def test_cached_normal_draw_is_restored():
     torch.manual_seed(5)
     torch.randn(1)
     expected = torch.randn(3)
@@ -100,21 +100,21 @@ def test_a_normal_draw_that_was_held_back_is_put_back_too():
     assert torch.equal(torch.randn(3), expected)
 
 
-def test_pythons_and_numpys_generators_are_left_alone():
+def test_python_and_numpy_generators_are_not_touched():
     python, numpy = random.getstate(), np.random.get_state()[1].tolist()
     drawn(1)
     assert random.getstate() == python
     assert np.random.get_state()[1].tolist() == numpy
 
 
-def test_reading_the_default_seed_draws_nothing():
+def test_default_seed_draws_nothing():
     torch.manual_seed(11)
     before = torch.get_rng_state()
     assert default_seed() == 11
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_rank_is_that_of_torch_distributed_and_0_without_it():
+def test_default_rank_is_torch_distributed_rank_or_0():
     assert default_rank() == 0
     distributed.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)
     try:
@@ -124,7 +124,7 @@ def test_the_rank_is_that_of_torch_distributed_and_0_without_it():
     assert default_rank() == 0
 
 
-def test_a_seed_is_the_number_that_torch_would_draw_wherever_it_is_first_asked_for():
+def test_next_seed_equals_torch_randint():
     def seeds():
         torch.manual_seed(3)
         with torch.device("meta"):
@@ -140,7 +140,7 @@ def test_a_seed_is_the_number_that_torch_would_draw_wherever_it_is_first_asked_f
     assert got == ([expected[0], *expected[1:3], *expected[1:]],) * 2
 
 
-def test_a_stages_seeds_are_those_of_its_own_thread():
+def test_stage_seeds_belong_to_its_thread():
     calls = Calls(Position(0, 0, 0, 0), "a")
     with ThreadPoolExecutor(1) as other, Generators(CPU).keyed(1, calls):
         elsewhere = other.submit(next_seed).result()
@@ -150,7 +150,7 @@ def test_a_stages_seeds_are_those_of_its_own_thread():
     assert here == Calls(Position(0, 0, 0, 0), "a").next()
 
 
-def test_threads_that_ask_for_seeds_at_once_share_none_and_lose_none():
+def test_concurrent_threads_get_distinct_seeds():
     def several(begin):
         begin.wait()
         return [next_seed() for _ in range(5000)]

@@ -11,34 +11,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.images import noise, pil, png
 from torch.utils.data import DataLoader, default_collate
-from torch.utils.data._utils.pin_memory import pin_memory
 from torchvision import tv_tensors
 from torchvision.io import decode_image
 from torchvision.transforms.functional import pil_to_tensor
 
 import gpuaug
-from gpuaug import ArgumentError, ArgumentTypeError, Ragged, StreamedLoader, TransformStage, collate_ragged
-from gpuaug.feed.collate_ragged import placing_into
+from gpuaug import ArgumentError, Ragged, StreamedLoader, TransformStage, collate_ragged
 
 PIL_MODES = ["RGB", "L", "1", "P", "RGBA", "LA", "PA", "CMYK", "YCbCr", "HSV", "RGBX"]
-
-
-def noise(seed, *shape):
-    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-
-
-def pil(seed, height, width, mode="RGB"):
-    image = PIL.Image.fromarray(noise(seed, height, width, 3))
-    if mode in {"PA", "LA"}:
-        image = image.convert("RGBA")
-    return image.convert("L").convert(mode) if mode == "PA" else image.convert(mode)
-
-
-def png(image):
-    packed = io.BytesIO()
-    image.save(packed, "PNG")
-    return torch.frombuffer(bytearray(packed.getvalue()), dtype=torch.uint8)
 
 
 KINDS = {
@@ -108,30 +90,30 @@ def drawn(kinds):
 
 
 @pytest.mark.parametrize("kind", COLOURED)
-def test_images_in_colour_are_packed_as_they_are(kind):
+def test_rgb_images_are_packed_bit_for_bit(kind):
     images = [KINDS[kind](seed, 3 + seed, 7 - seed) for seed in range(3)]
     assert_holds(collate_ragged(images), images, "RGB")
 
 
 @pytest.mark.parametrize("kind", GREY)
-def test_so_are_grey_ones_where_the_batch_is_grey(kind):
+def test_grey_images_are_packed_bit_for_bit_with_one_channel(kind):
     images = [KINDS[kind](seed, 3 + seed, 7 - seed) for seed in range(3)]
     assert_holds(collate_ragged(images, channels=1), images, "L")
 
 
 @given(drawn(COLOURED))
-def test_any_images_in_colour_make_a_batch(images):
+def test_any_mix_of_rgb_images_is_packed(images):
     assert_holds(collate_ragged(images), images, "RGB")
 
 
 @given(drawn(list(KINDS)), st.sampled_from(["RGB", "L"]))
-def test_any_images_make_a_batch_where_they_are_converted(images, mode):
+def test_any_mix_of_pil_images_is_converted(images, mode):
     assert_holds(collate_ragged(images, convert=True, channels={"RGB": 3, "L": 1}[mode]), images, mode)
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_has_other_channels_is_converted_or_refused(kind, mode, channels):
+def test_images_with_other_channels_are_converted_or_refused(kind, mode, channels):
     native = {3: COLOURED, 1: GREY}[channels]
     images = [KINDS[native[0]](0, 2, 3), KINDS[kind](1, 4, 5)]
     assert_holds(collate_ragged(images, convert=True, channels=channels), images, mode)
@@ -168,7 +150,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize(("make", "read"), FORMS.values(), ids=FORMS.keys())
-def test_samples_may_have_any_form(make, read):
+def test_sample_containers(make, read):
     images = [pil(0, 2, 3), pil(1, 4, 5), pil(2, 1, 1)]
     got, labels, right = read(collate_ragged([make(image, label) for label, image in enumerate(images)]))
     assert_holds(got, images, "RGB")
@@ -176,13 +158,13 @@ def test_samples_may_have_any_form(make, read):
     assert right
 
 
-def test_later_samples_may_have_more_members():
+def test_later_samples_may_have_more_keys():
     batch = collate_ragged([{"x": FINE}, {"y": 1, "x": FINE}])
     assert list(batch) == ["x"]
     assert_holds(batch["x"], [FINE, FINE], "RGB")
 
 
-def test_every_image_of_a_sample_is_packed():
+def test_every_image_member_is_packed():
     first, second = [pil(0, 2, 3), pil(1, 4, 5)], [torch.ones(3, 2, 2, dtype=torch.uint8), noise(3, 5, 5, 3)]
     batch = collate_ragged([{"a": a, "b": b, "views": [a, b]} for a, b in zip(first, second, strict=True)])
     assert_holds(batch["a"], first, "RGB")
@@ -194,7 +176,7 @@ def test_every_image_of_a_sample_is_packed():
     assert labels.tolist() == [7, 7]
 
 
-def test_the_rest_is_what_default_collate_makes_of_it():
+def test_other_members_go_through_default_collate():
     rest = [
         {
             "label": i,
@@ -233,7 +215,7 @@ TARGETS = {
 
 
 @pytest.mark.parametrize("targets", TARGETS.values(), ids=TARGETS.keys())
-def test_targets_stay_as_they_are(targets):
+def test_targets_stay_lists(targets):
     _, got, labels = collate_ragged([(pil(i, 2 + i, 3), target, i) for i, target in enumerate(targets)])
     assert type(got) is list
     assert len(got) == len(targets)
@@ -241,159 +223,17 @@ def test_targets_stay_as_they_are(targets):
     assert labels.tolist() == [0, 1]
 
 
-def test_torchvisions_other_tensors_are_no_images():
+def test_tv_tensors_masks_and_boxes_are_not_images():
     masks = [tv_tensors.Mask(np.full((3, 4, 5), i, np.uint8)) for i in range(2)]
     images, got = collate_ragged([(pil(0, 2, 3), masks[0]), (pil(1, 4, 5), masks[1])])
     assert type(images) is Ragged
     assert got.shape == (2, 3, 4, 5)
 
 
-LARGE = np.broadcast_to(np.zeros(1, np.uint8), (16384, 16384, 3))
-"""Three quarters of 2**30 pixels' values, in one byte."""
-
 FINE = pil(0, 2, 3)
-REFUSED = {
-    "floating": (
-        [torch.rand(3, 4, 4)],
-        ArgumentTypeError,
-        r"Images must be uint8, got torch.float32 in sample 0. Leave out .* ToTensor",
-    ),
-    "floating member": (
-        [(torch.rand(3, 4, 4), 1)],
-        ArgumentTypeError,
-        r"Images must be uint8, got torch.float32 in sample 0 at \[0\]. Leave out",
-    ),
-    "floating later": (
-        [{"x": FINE}, {"x": np.zeros((2, 2, 3), np.float32)}],
-        ArgumentTypeError,
-        r"Images must be uint8, got float32 in sample 1 at \['x'\]. Leave out",
-    ),
-    "a path": (["a.jpg"], ArgumentTypeError, r"Images must be PIL images, .*, got str in sample 0. Decode it in the dataset"),
-    "paths": ([("a.jpg", 1)], ArgumentTypeError, r"got str in sample 0 at \[0\]. Decode it"),
-    "nothing later": ([Pair(FINE, 1), Pair(None, 1)], ArgumentTypeError, r"got NoneType in sample 1 at .image. Decode it"),
-    "an empty sample": ([()], ArgumentTypeError, r"got tuple in sample 0. Decode it"),
-    "two dimensions": (
-        [torch.zeros(4, 4, dtype=torch.uint8)],
-        ArgumentError,
-        r"Images must be \(H, W\) or .*, got a tensor of shape \(4, 4\) in sample 0. A grey tensor",
-    ),
-    "four dimensions": (
-        [(FINE,), (np.zeros((1, 4, 4, 3), np.uint8),)],
-        ArgumentError,
-        r"got an array of shape \(1, 4, 4, 3\) in sample 1",
-    ),
-    "channels last in a tensor": (
-        [torch.zeros(48, 64, 3, dtype=torch.uint8)],
-        ArgumentError,
-        r"Images must have 1 to 4 channels, which come first in tensors and last in arrays, got a tensor of shape "
-        r"\(48, 64, 3\) in sample 0. Turn it: image.permute\(2, 0, 1\)",
-    ),
-    "channels first in an array": (
-        [FINE, np.zeros((3, 48, 64), np.uint8)],
-        ArgumentError,
-        r"1 to 4 channels, .* \(3, 48, 64\) in sample 1",
-    ),
-    "no channels": ([np.zeros((4, 4, 0), np.uint8)], ArgumentError, r"1 to 4 channels, .* \(4, 4, 0\) in sample 0"),
-    "no pixels": (
-        [FINE, np.zeros((0, 4, 3), np.uint8)],
-        ArgumentError,
-        r"Images must have pixels, got an array of shape \(0, 4, 3\) in sample 1. Leave it out of the dataset.",
-    ),
-    "no pixels in a tensor": (
-        [torch.zeros(3, 4, 0, dtype=torch.uint8)],
-        ArgumentError,
-        r"must have pixels, .* in sample 0. Leave it out",
-    ),
-    "no pixels of PIL's": (
-        [FINE, PIL.Image.new("RGB", (0, 4))],
-        ArgumentError,
-        r"must have pixels, .*size \(0, 4\) in sample 1. Leave it",
-    ),
-    "too long": (
-        [FINE, np.zeros((1, 2**24, 3), np.uint8)],
-        ArgumentError,
-        r"sides of fewer than 2\*\*24 pixels, got 1x16777216 in sample 1. Cut it up in the dataset",
-    ),
-    "16 bits": (
-        [FINE, PIL.Image.new("I;16", (4, 4))],
-        ArgumentError,
-        r"8 bits a channel, got a PIL image of mode 'I;16' .* in sample 1. Scale",
-    ),
-    "32 bits": ([PIL.Image.new("I", (4, 4))], ArgumentError, r"8 bits a channel, .* mode 'I' .* in sample 0. Scale"),
-    "floating of PIL's": ([PIL.Image.new("F", (4, 4))], ArgumentError, r"8 bits a channel, .* mode 'F' .* in sample 0. Scale"),
-    "elsewhere": (
-        [torch.zeros(3, 4, 4, dtype=torch.uint8, device="meta")],
-        ArgumentError,
-        r"Images must be on the host, got one on meta in sample 0. Give .cpu\(\)",
-    ),
-    "too large together": (
-        [(LARGE, 0), (LARGE, 1), (LARGE, 2), (LARGE, 3)],
-        ArgumentError,
-        r"fewer than 2\*\*31 values, got 2415919104 up to sample 2 at \[0\]. Lower batch_size",
-    ),
-    "other members": (
-        [{"x": FINE, "y": 1}, {"x": FINE}],
-        ArgumentError,
-        r"Samples must have the members of the first, 'x', 'y', got 'x' in sample 1. Return samples of one form",
-    ),
-    "another length": (
-        [(FINE, 1), (FINE, 1), (FINE, 1, 2)],
-        ArgumentError,
-        r"the first, 0, 1, got 0, 1, 2 in sample 2. Return",
-    ),
-    "another form": ([(FINE, 1), 5], ArgumentError, r"the first, 0, 1, got int in sample 1. Return"),
-    "other views": ([([FINE, FINE], 1), ([FINE], 1)], ArgumentError, r"the first, 0, 1, got 0 in sample 1 at \[0\]. Return"),
-    "no samples": ([], ArgumentError, r"A batch must have a sample, got none. Have the batch sampler"),
-}
 
 
-@pytest.mark.parametrize(("samples", "error", "text"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_makes_no_batch_is_refused_by_its_sample(samples, error, text):
-    for convert in (False, True):
-        with pytest.raises(error, match=text):
-            collate_ragged(samples, convert=convert)
-
-
-class AskedForMemory(Exception):
-    pass
-
-
-def ask(shape, stride, dtype):
-    raise AskedForMemory(*shape)
-
-
-def test_the_largest_batch_that_can_be():
-    one = LARGE[:1, :1, :1]
-    fits = [np.broadcast_to(one, (2**24 - 1, 128, 1)), np.broadcast_to(one, (127, 1, 1))]
-    with placing_into(ask):
-        with pytest.raises(AskedForMemory, match="2147483647"):  # which two gigabytes are too much of, for a test
-            collate_ragged(fits, channels=1)
-        with pytest.raises(ArgumentError, match=r"fewer than 2\*\*31 values, got 2147483648 up to sample 2"):
-            collate_ragged([*fits, one], channels=1)
-
-
-@pytest.mark.parametrize("channels", [0, 2, 4, "RGB"])
-def test_a_batch_has_one_channel_or_three(channels):
-    with pytest.raises(ArgumentError, match=f"^channels must be 1 or 3, got {channels!r}. Leave it out for RGB."):
-        collate_ragged([FINE], channels=channels)
-
-
-def test_a_file_that_cannot_be_decoded_says_whose_it_is():
-    whole = png(pil(0, 40, 40)).numpy().tobytes()
-    broken = PIL.Image.open(io.BytesIO(whole[: len(whole) // 2]))
-    with pytest.raises(OSError, match="truncated") as caught:
-        collate_ragged([(FINE, 1), (broken, 2)])
-    assert caught.value.__notes__ == ["gpuaug: raised by PIL for the image in sample 1 at [0]."]
-
-
-def test_what_cannot_be_stacked_says_what_to_do():
-    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size") as caught:
-        collate_ragged([{"x": FINE, "boxes": torch.ones(2, 4)}, {"x": FINE, "boxes": torch.ones(1, 4)}])
-    (note,) = caught.value.__notes__
-    assert note.startswith("gpuaug: raised by default_collate for ['boxes'] of the samples. What differs in size")
-
-
-def test_samples_are_left_as_they_are():
+def test_samples_are_not_changed():
     image, array, tensor = pil(0, 2, 3, "P"), noise(1, 4, 5, 4), torch.from_numpy(noise(2, 1, 3, 3))
     before = image.copy(), array.copy(), tensor.clone()
     batch = collate_ragged([image, array, tensor], convert=True)
@@ -403,43 +243,9 @@ def test_samples_are_left_as_they_are():
     assert torch.equal(tensor, before[2])
 
 
-def test_an_index_counts_from_the_end_too_and_ends():
-    images = [pil(i, 2 + i, 3) for i in range(3)]
-    batch = collate_ragged(images)
-    assert torch.equal(batch[-1], batch[2])
-    assert torch.equal(batch[-3], batch[0])
-    for index in (3, -4):
-        with pytest.raises(IndexError):
-            batch[index]
-    assert repr(batch) == "Ragged(3 images of 3 channels, hwc, cpu)"
-
-
-def test_the_device_is_reached_without_a_loader():
-    batch = collate_ragged([pil(0, 2, 3)])
-    moved = batch.to("meta")
-    assert (moved.device.type, moved.data.device.type, moved.places.device.type) == ("meta",) * 3
-    assert moved.shapes is batch.shapes
-    assert moved.data.shape == batch.data.shape
-    again = batch.to("cpu", non_blocking=True)
-    assert torch.equal(again[0], batch[0])
-
-
-def test_a_data_loader_page_locks_both_tensors(monkeypatch):
-    locked = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_: locked.append(self) or self.clone())
-    batch = collate_ragged([(pil(0, 2, 3), 1), (pil(1, 4, 4), 2)])
-    images, labels = pin_memory(batch)
-    assert [id(tensor) for tensor in locked] == [id(batch[0].data), id(batch[0].places), id(batch[1])]
-    assert type(images) is Ragged
-    assert images.shapes is batch[0].shapes
-    assert torch.equal(images.data, batch[0].data)
-    assert images.data is not batch[0].data
-    assert labels.tolist() == [1, 2]
-
-
 @pytest.mark.parametrize("feed", ["plain", "ring"])
 @pytest.mark.parametrize("form", ["alone", "first of a tuple", "in a dict"])
-def test_a_stage_is_given_the_batch_of_images(form, feed):
+def test_stage_receives_ragged(form, feed):
     wrap = {"alone": lambda x: x, "first of a tuple": lambda x: (x, 5), "in a dict": lambda x: {"x": x}}[form]
     on = {"on": "x"} if form == "in a dict" else {}
     seen = []
@@ -458,13 +264,13 @@ def test_a_stage_is_given_the_batch_of_images(form, feed):
     assert torch.equal(torch.cat(results), want)
 
 
-def test_naming_a_member_of_a_batch_of_images_is_refused():
+def test_stage_on_member_of_ragged_is_refused():
     stage = TransformStage(lambda x: x, on="data")
     with pytest.raises(gpuaug.SelectionError, match="on must be left out for a batch that is a single Ragged, got 'data'"):
         next(iter(StreamedLoader([collate_ragged([FINE])], [stage], device="cpu")))
 
 
-def test_no_note_is_made_of_the_sizes_that_stay_on_the_host(caplog):
+def test_ragged_sizes_on_host_log_nothing(caplog):
     with caplog.at_level("INFO", logger="gpuaug"):
         ((images, names),) = StreamedLoader([(collate_ragged([FINE]), ["a"])], device="cpu")
     assert type(images) is Ragged
@@ -473,22 +279,8 @@ def test_no_note_is_made_of_the_sizes_that_stay_on_the_host(caplog):
     assert said == ["These leaves of a batch stay on the host, as they are: [1][0] (str)"]
 
 
-def test_the_form_of_targets_does_not_depend_on_what_is_in_them():
+def test_target_form_does_not_depend_on_values():
     """As torchvision has it for images without annotations: nothing but their number."""
     empty, full = {"image_id": 3}, {"image_id": 4, "boxes": torch.ones(1, 4)}
     for targets in ([empty, full], [empty, empty], [empty]):
         assert collate_ragged([(pil(i, 3, 4), target) for i, target in enumerate(targets)])[1] == targets
-
-
-@pytest.mark.parametrize(("members", "said"), [([None, 3], "What it cannot stack"), ([[1, 2], [3]], "What differs in size")])
-def test_the_way_out_fits_what_default_collate_could_not_do(members, said):
-    with pytest.raises((TypeError, RuntimeError)) as caught:
-        collate_ragged([(pil(0, 3, 4), member) for member in members])
-    assert said in caught.value.__notes__[0]
-
-
-def test_arrays_of_more_bits_are_told_to_be_scaled():
-    with pytest.raises(gpuaug.ArgumentTypeError, match=r"got uint16 in sample 0\. Scale them to 8 bits in the dataset."):
-        collate_ragged([np.zeros((9, 9, 3), np.uint16)])
-    with pytest.raises(gpuaug.ArgumentTypeError, match=r"got float32 in sample 0\. Leave out what makes them floating"):
-        collate_ragged([np.zeros((9, 9, 3), np.float32)])

@@ -9,32 +9,13 @@ from contextlib import suppress
 
 import pytest
 import torch
+from support.feed_iterators import drained, feeding, take
 from support.waiting import WAIT_S, until
 from torch.utils.data import DataLoader, Dataset
 
-from gpuaug import IteratorEndedError, StreamedLoader
+from gpuaug import IteratorEndedError
 from gpuaug.feed import prefetch
 from gpuaug.feed.prefetch import QUEUED, open_feed_iterator
-
-
-def feeding(loader):
-    return open_feed_iterator(loader, lambda: None)
-
-
-def take(source):
-    """The next item, as the loader takes it."""
-    item = source.get(block=True)
-    source.refill()
-    return item
-
-
-def drained(source):
-    """Everything that a feed gives, up to and with the end."""
-    found = []
-    while not found or not found[-1].ended:
-        found.append(take(source))
-    source.close()
-    return found
 
 
 def threads():
@@ -60,17 +41,17 @@ class Gate:
             yield index
 
 
-def test_batches_come_in_order_and_then_the_end():
+def test_feed_gives_batches_in_order_then_end():
     found = drained(feeding(range(5)))
     assert [item.batch for item in found[:-1]] == [0, 1, 2, 3, 4]
     assert found[-1].error is None
 
 
-def test_an_empty_loader_has_only_an_end():
+def test_empty_loader_gives_only_the_end():
     assert len(drained(feeding([]))) == 1
 
 
-def test_an_error_comes_after_the_batches_before_it_and_is_the_end():
+def test_loader_error_comes_after_earlier_batches():
     def failing():
         yield 0
         yield 1
@@ -82,7 +63,7 @@ def test_an_error_comes_after_the_batches_before_it_and_is_the_end():
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_errors_that_are_no_exceptions_are_carried_too(kind):
+def test_keyboard_interrupt_and_system_exit_reach_the_consumer(kind):
     class Failing:
         def __iter__(self):
             return self
@@ -93,7 +74,7 @@ def test_errors_that_are_no_exceptions_are_carried_too(kind):
     assert type(drained(feeding(Failing()))[-1].error) is kind
 
 
-def test_nothing_is_given_while_the_loader_is_at_work():
+def test_get_without_block_returns_none_while_loader_works():
     gate = Gate()
     source = feeding(gate)
     assert source.get(block=False) is None
@@ -107,7 +88,7 @@ def test_nothing_is_given_while_the_loader_is_at_work():
     source.close()
 
 
-def test_the_thread_runs_ahead_by_a_few_batches_and_no_more():
+def test_thread_pulls_at_most_queued_batches_ahead():
     gate = Gate()
     gate.let(100)
     source = feeding(gate)
@@ -119,7 +100,7 @@ def test_the_thread_runs_ahead_by_a_few_batches_and_no_more():
     source.close()
 
 
-def test_the_thread_does_not_wake_up_before_a_batch_was_handed_over():
+def test_thread_pulls_again_only_after_refill():
     gate = Gate()
     gate.let(100)
     source = feeding(gate)
@@ -133,7 +114,7 @@ def test_the_thread_does_not_wake_up_before_a_batch_was_handed_over():
     source.close()
 
 
-def test_the_loader_is_opened_on_the_consumers_thread_and_read_on_another():
+def test_iter_on_consumer_thread_and_next_on_feed_thread():
     where = {}
 
     class Loader:
@@ -151,7 +132,7 @@ def test_the_loader_is_opened_on_the_consumers_thread_and_read_on_another():
     assert where["next"].daemon, "a loader that hangs must not keep the process alive"
 
 
-def test_what_opening_the_loader_raises_is_raised_at_once():
+def test_error_of_iter_is_raised_at_once():
     class Loader:
         def __iter__(self):
             raise LookupError("no workers")
@@ -161,8 +142,7 @@ def test_what_opening_the_loader_raises_is_raised_at_once():
     assert not threads()
 
 
-@pytest.mark.timeout(5)
-def test_closing_ends_the_thread_and_lets_go_of_the_loaders_iterator():
+def test_close_ends_thread_and_drops_iterator():
     class Numbers:
         def __iter__(self):
             return self
@@ -186,7 +166,7 @@ def test_closing_ends_the_thread_and_lets_go_of_the_loaders_iterator():
 
 
 @pytest.mark.parametrize("read", [0, 1, 5])
-def test_a_feed_that_is_dropped_ends_its_thread(read):
+def test_dropped_feed_iterator_ends_its_thread(read):
     source = feeding(iter(lambda: 0, 1))
     for _ in range(read):
         take(source)
@@ -194,7 +174,7 @@ def test_a_feed_that_is_dropped_ends_its_thread(read):
     until(lambda: not threads())
 
 
-def test_the_thread_does_not_hold_on_to_a_batch():
+def test_thread_holds_no_reference_to_given_batches():
     class Batch:
         pass
 
@@ -221,7 +201,7 @@ def test_the_thread_does_not_hold_on_to_a_batch():
         gc.enable()
 
 
-def test_the_thread_lets_go_of_a_batch_before_it_waits_for_the_next():
+def test_thread_drops_batch_before_waiting_for_next():
     class Batch:
         pass
 
@@ -245,7 +225,7 @@ def test_the_thread_lets_go_of_a_batch_before_it_waits_for_the_next():
         source.close()
 
 
-def test_leaving_while_the_loader_is_at_work_waits_a_little_and_says_so(monkeypatch, caplog):
+def test_close_warns_when_loader_is_still_inside_next(monkeypatch, caplog):
     monkeypatch.setattr(prefetch, "STOP_S", 0.02)
     gate = Gate()
     source = feeding(gate)
@@ -260,15 +240,14 @@ def test_leaving_while_the_loader_is_at_work_waits_a_little_and_says_so(monkeypa
     assert gate.pulled == 1, "nothing more is pulled once the loop was left"
 
 
-def test_leaving_at_rest_says_nothing(caplog):
+def test_close_without_pending_next_logs_nothing(caplog):
     source = feeding(iter(lambda: 0, 1))
     take(source)
     source.close()
     assert not caplog.records
 
 
-@pytest.mark.timeout(5)
-def test_a_feed_that_was_taken_over_says_so_whenever_it_is_asked():
+def test_taken_over_feed_raises_iterator_ended_error():
     source = feeding(range(10))
     take(source)
     source.take_over()
@@ -282,7 +261,7 @@ def test_a_feed_that_was_taken_over_says_so_whenever_it_is_asked():
     source.close()
 
 
-def test_a_loader_is_taken_over_when_it_has_returned_from_its_next():
+def test_take_over_waits_for_pending_next():
     gate = Gate()
     source = feeding(gate)
     threading.Timer(0.05, gate.let, [1]).start()
@@ -291,7 +270,7 @@ def test_a_loader_is_taken_over_when_it_has_returned_from_its_next():
     assert gate.pulled == 1
 
 
-def test_a_reader_that_waits_is_woken_when_the_feed_is_closed():
+def test_close_wakes_waiting_reader():
     gate = Gate()
     source = feeding(gate)
     found = []
@@ -321,7 +300,7 @@ class Ten(Dataset):
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
-def test_a_list_is_read_without_a_thread(kind):
+def test_list_and_tuple_are_read_without_thread(kind):
     source = open_feed_iterator(kind([0, 1]), lambda: "stream")
     items = [source.get(block=block) for block in (True, False, True, False)]
     assert [item.batch for item in items[:2]] == [0, 1]
@@ -333,7 +312,7 @@ def test_a_list_is_read_without_a_thread(kind):
         source.get(block=True)
 
 
-def test_what_may_have_to_be_waited_for_is_read_by_a_thread():
+def test_other_iterables_are_read_by_thread():
     class Slow(list):
         pass
 
@@ -342,96 +321,3 @@ def test_what_may_have_to_be_waited_for_is_read_by_a_thread():
         assert len(threads()) == 1
         assert not take(source).ended
         source.close()
-
-
-# The thread's settings are# The thread's settings are the consumer's
-
-
-def settings():
-    return {
-        "grad": torch.is_grad_enabled(),
-        "inference": torch.is_inference_mode_enabled(),
-        "autocast": torch.is_autocast_enabled("cpu"),
-        "autocast dtype": torch.get_autocast_dtype("cpu"),
-        "default device": torch.get_default_device(),
-        "default dtype": torch.get_default_dtype(),
-        "threads": torch.get_num_threads(),
-        "made": (torch.empty(1).device, torch.ones(1).is_inference()),
-    }
-
-
-SETTINGS = {
-    "as they were": lambda: torch.enable_grad(),
-    "no grad": lambda: torch.no_grad(),
-    "inference": lambda: torch.inference_mode(),
-    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-    "autocast to half": lambda: torch.autocast("cpu", torch.float16),
-    "default device": lambda: torch.device("meta"),
-}
-
-
-@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS.keys())
-def test_a_loader_in_this_process_sees_the_consumers_settings(setting):
-    def loader():
-        yield settings()
-
-    with setting():
-        expected = settings()
-        (item, _) = drained(feeding(loader()))
-    assert item.batch == expected
-
-
-@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS.keys())
-def test_a_stage_sees_the_consumers_settings(setting):
-    with setting():
-        expected = settings()
-        (seen,) = StreamedLoader([0], [lambda _: settings()], device="cpu")
-    assert seen == expected
-
-
-def test_a_default_device_that_was_set_for_good_is_seen_too():
-    def loader():
-        yield torch.empty(1).device.type
-
-    torch.set_default_device("meta")
-    try:
-        (item, _) = drained(feeding(loader()))
-    finally:
-        torch.set_default_device(None)
-    assert item.batch == "meta"
-
-
-def test_the_number_of_threads_is_the_consumers():
-    def loader():
-        yield torch.get_num_threads()
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(before + 1)
-    try:
-        (item, _) = drained(feeding(loader()))
-    finally:
-        torch.set_num_threads(before)
-    assert item.batch == before + 1
-
-
-def test_context_variables_are_the_consumers():
-    import decimal
-
-    def loader():
-        yield decimal.getcontext().prec
-
-    with decimal.localcontext(prec=7):
-        (item, _) = drained(feeding(loader()))
-    assert item.batch == 7
-
-
-def test_settings_of_the_thread_do_not_come_back_to_the_consumer():
-    before = settings()
-
-    def loader():
-        torch.set_grad_enabled(False)
-        torch.set_autocast_enabled("cpu", True)
-        yield 0
-
-    drained(feeding(loader()))
-    assert settings() == before

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.pipelines import by_the_batch
-from support.ragged import SIZES, images_of, pack, targets_of
+from support.ragged import SIZES, images_of, one_by_one, pack, targets_of
 from support.replay import as_kornia_takes_them
 from torch.utils.data import DataLoader
 
@@ -58,16 +58,6 @@ CLOSE = {
 
 def container(modules):
     return K.AugmentationSequential(*modules)
-
-
-def one_by_one(pipeline, images, draws):
-    """What Kornia makes of each image by itself."""
-    return torch.cat(
-        [
-            pipeline(as_kornia_takes_them(image[None]), params=draws.alone(index).as_kornia())
-            for index, image in enumerate(images)
-        ]
-    )
 
 
 @pytest.mark.parametrize("layout", ["chw", "hwc"])

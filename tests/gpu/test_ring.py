@@ -47,7 +47,7 @@ def assert_equal(got, expected):
 
 @pytest.mark.parametrize("depth", [0, 2, 5])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_slots_are_read_before_they_are_written_again(monkeypatch, depth, persistent):
+def test_slots_are_not_overwritten_before_they_are_read(monkeypatch, depth, persistent):
     monkeypatch.setattr(ring, "POISON", True)
     make_current = gpuaug.core.streams.Lane.make_current
 
@@ -63,7 +63,7 @@ def test_slots_are_read_before_they_are_written_again(monkeypatch, depth, persis
         assert loader.stats().slot_batches > 30
 
 
-def test_the_test_would_see_a_slot_that_is_freed_too_early(monkeypatch):
+def test_poison_reveals_slot_released_too_early(monkeypatch):
     monkeypatch.setattr(ring, "POISON", True)
     monkeypatch.setattr(feed.Feed, "read_until", lambda self, pulled, mark: setattr(pulled, "slot", None))
     make_current = gpuaug.core.streams.Lane.make_current
@@ -78,14 +78,14 @@ def test_the_test_would_see_a_slot_that_is_freed_too_early(monkeypatch):
     assert any(not torch.equal(images.cpu(), want) for (images, _), (want, _) in zip(got, reference(Samples()), strict=True))
 
 
-def test_batches_that_grow_have_larger_slots():
+def test_growing_batches_get_larger_slots():
     with gpuaug.StreamedLoader(DataLoader(Growing(), 4, num_workers=2)) as loader:
         for _ in range(2):
             assert_equal(list(loader), reference(Growing()))
         assert loader._shared.feed._ring.memory.generation()[0] == 2
 
 
-def test_slots_are_page_locked_until_the_loader_is_closed(monkeypatch):
+def test_slots_are_page_locked_until_close(monkeypatch):
     loader = gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=2))
     list(loader)
     made, released = loader._shared.feed._ring, []
@@ -98,7 +98,7 @@ def test_slots_are_page_locked_until_the_loader_is_closed(monkeypatch):
     assert not made._registered
 
 
-def test_a_generator_is_staged_once_it_has_shown_pageable_memory():
+def test_generator_with_pageable_batches_is_staged():
     def batches():
         for index in range(12):
             yield torch.full((256, 1024), float(index))
@@ -111,7 +111,7 @@ def test_a_generator_is_staged_once_it_has_shown_pageable_memory():
     assert pinned.stats().slot_batches == 0
 
 
-def test_a_batch_too_large_for_the_budget_still_arrives():
+def test_batch_larger_than_feed_bytes_arrives():
     with gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=2), feed_bytes=4096) as loader:
         assert_equal(list(loader), reference(Samples()))
         assert loader.stats().slot_batches == 0
@@ -131,7 +131,7 @@ def of_many_kinds(samples):
     }
 
 
-def test_batches_of_many_kinds_are_what_a_loader_without_workers_makes():
+def test_batches_of_many_kinds_equal_loader_without_workers():
     expected = list(DataLoader(Samples(), 4, collate_fn=of_many_kinds))
     with gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=2, collate_fn=of_many_kinds)) as loader:
         got = list(loader)
@@ -151,7 +151,7 @@ def test_batches_of_many_kinds_are_what_a_loader_without_workers_makes():
             assert torch.equal(a.cpu(), b)
 
 
-def test_a_capture_of_the_users_goes_on_while_workers_fill_slots():
+def test_user_graph_capture_while_workers_fill_slots():
     """The thread that pulls makes no CUDA calls, which would end a capture on any thread."""
     zeros = torch.zeros(8, device="cuda")
     got = []
@@ -168,7 +168,7 @@ def test_a_capture_of_the_users_goes_on_while_workers_fill_slots():
     assert_equal(got, reference(Samples()))
 
 
-def test_slots_that_cannot_be_page_locked_are_read_all_the_same(monkeypatch, caplog):
+def test_slots_that_cannot_be_page_locked_are_still_read(monkeypatch, caplog):
     real = torch.cuda.cudart()
 
     def refused(address, size, flags):

@@ -1,130 +1,34 @@
 """A run that is taken up from a checkpoint goes on as if it had never stopped."""
 
-import io
 import threading
-import time
-from collections.abc import Iterable
 
 import pytest
 import torch
 import torch.distributed.checkpoint.stateful
-import torchdata.stateful_dataloader.stateful
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, get_worker_info
+from support.checkpoints import BATCHES, SOURCES, Counter, Prepared, bits, same, saved, shuffled, stopped_at, streamed
+from support.waiting import WAIT_S, until
+from torch.utils.data import Sampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from gpuaug import ArgumentError, ArgumentTypeError, IteratorEndedError, StreamedLoader, TransformStage
-
-BATCHES = 8
-
-
-class Numbers(Dataset):
-    """Each sample says which it is."""
-
-    def __len__(self):
-        return 2 * BATCHES - 1
-
-    def __getitem__(self, index):
-        return torch.full((3, 5), float(index)), index
-
-
-class Shards(IterableDataset):
-    """A stream without a state, in shards by worker."""
-
-    def __iter__(self):
-        worker = get_worker_info()
-        step, first = (worker.num_workers, worker.id) if worker is not None else (1, 0)
-        yield from (torch.tensor([float(index)]) for index in range(first, 2 * BATCHES, step))
-
-
-class Tape(IterableDataset):
-    """A stream that says where it is by an object that goes on changing."""
-
-    def __init__(self):
-        self.at = {"next": 0}
-
-    def __iter__(self):
-        while self.at["next"] < 2 * BATCHES:
-            self.at["next"] += 1
-            yield torch.tensor([float(self.at["next"])])
-        self.at["next"] = 0
-
-    def state_dict(self):
-        return self.at
-
-    def load_state_dict(self, state):
-        self.at = dict(state)
-
-
-def shuffled(**options):
-    return StatefulDataLoader(Numbers(), 2, shuffle=True, generator=torch.Generator().manual_seed(5), **options)
-
-
-SOURCES = {
-    "in this process": shuffled,
-    "two workers": lambda: shuffled(num_workers=2),
-    "one worker, every third state": lambda: shuffled(num_workers=1, snapshot_every_n_steps=3),
-    "workers that persist": lambda: shuffled(num_workers=2, persistent_workers=True),
-    "a stream": lambda: StatefulDataLoader(Shards(), 2, num_workers=2),
-    "a stream with a state": lambda: StatefulDataLoader(Tape(), 2, num_workers=1),
-    "a stream with a state, in this process": lambda: StatefulDataLoader(Tape(), 2),
-}
-
-
-def noisy(images):
-    return images + torch.rand_like(images)
-
-
-def shifted(images):
-    return images + torch.rand(())
-
-
-def streamed(make, **options):
-    on = None if "stream" in options.pop("kind", "") else 0
-    stages = [TransformStage(noisy, on=on, name="first"), TransformStage(shifted, on=on, name="second")]
-    return StreamedLoader(make(), stages, device="cpu", **{"seed": 7, **options})
-
-
-def bits(batch):
-    parts = batch if isinstance(batch, (list, tuple)) else [batch]
-    return [part.clone() for part in parts]
-
-
-def same(some, others):
-    return len(some) == len(others) and all(
-        len(one) == len(two) and all(torch.equal(*pair) for pair in zip(one, two, strict=True))
-        for one, two in zip(some, others, strict=True)
-    )
-
-
-def saved(state):
-    """The state as it comes out of a file."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-def stopped_at(count, loader):
-    """The state of a loader whose loop has had ``count`` batches, and is then left."""
-    iterator = iter(loader)
-    for _ in range(count):
-        next(iterator)
-    state = saved(loader.state_dict())
-    iterator.close()
-    loader.close()
-    return state
+from gpuaug import IteratorEndedError, StreamedLoader
 
 
 @pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize("feed", ["plain", "ring"])
-def test_the_rest_of_an_epoch_is_that_of_the_run_that_went_on(kind, feed):
+def test_resumed_epoch_equals_uninterrupted_run(kind, feed):
     make = SOURCES[kind]
     feed = "plain" if kind == "workers that persist" else feed
+    expected, states = [], []
     with streamed(make, kind=kind, feed=feed) as whole:
-        expected = [bits(batch) for batch in whole]
+        batches = iter(whole)
+        states.append(saved(whole.state_dict()))
+        for batch in batches:
+            expected.append(bits(batch))
+            states.append(saved(whole.state_dict()))
     assert len(expected) == BATCHES
+    states[4] = stopped_at(4, streamed(make, kind=kind, feed=feed))
     for count in (0, 1, 4, BATCHES - 1, BATCHES):
-        state = stopped_at(count, streamed(make, kind=kind, feed=feed))
+        state = states[count]
         with streamed(make, kind=kind, feed=feed) as resumed:
             resumed.load_state_dict(state)
             rest = [bits(batch) for batch in resumed]
@@ -133,7 +37,7 @@ def test_the_rest_of_an_epoch_is_that_of_the_run_that_went_on(kind, feed):
 
 @pytest.mark.parametrize("depth", [0, 2, 5])
 @pytest.mark.parametrize("kind", ["in this process", "two workers", "a stream with a state, in this process"])
-def test_the_state_is_the_wrapped_loaders_at_the_batch_that_was_handed_over(kind, depth):
+def test_state_dict_holds_wrapped_loaders_state_at_given_batch(kind, depth):
     by_itself, loader = SOURCES[kind](), streamed(SOURCES[kind], kind=kind, depth=depth)
     alone, read_ahead = iter(by_itself), iter(loader)
     for count in range(1, BATCHES + 1):
@@ -145,7 +49,7 @@ def test_the_state_is_the_wrapped_loaders_at_the_batch_that_was_handed_over(kind
 
 
 @pytest.mark.parametrize("kind", ["in this process", "two workers"])
-def test_each_of_two_iterators_has_its_own_state(kind):
+def test_state_dict_follows_the_iterator_read_last(kind):
     loader = streamed(SOURCES[kind])
     older = iter(loader)
     next(older), next(older)
@@ -168,7 +72,7 @@ def without_seeds(state):
 
 
 @pytest.mark.parametrize("kind", ["in this process", "two workers", "a stream"])
-def test_epochs_that_follow_have_the_batches_of_the_wrapped_loader(kind):
+def test_epochs_after_resume_equal_wrapped_loaders(kind):
     make, count = SOURCES[kind], 3
     by_itself = make()
     alone = iter(by_itself)
@@ -182,7 +86,7 @@ def test_epochs_that_follow_have_the_batches_of_the_wrapped_loader(kind):
     assert all(same([bits(batch) for batch in loader], expected) for expected in sources)
 
 
-def test_the_draws_of_epochs_that_follow_are_those_of_the_run_that_went_on():
+def test_draws_after_resume_equal_uninterrupted_run():
     def loader():
         return StreamedLoader(Counter(), [lambda images: torch.rand(3)], device="cpu", seed=7)
 
@@ -193,7 +97,7 @@ def test_the_draws_of_epochs_that_follow_are_those_of_the_run_that_went_on():
     assert epochs[1] != epochs[2]
 
 
-def test_an_epoch_that_has_ended_is_followed_by_the_next():
+def test_resume_after_ended_epoch_begins_the_next():
     make = SOURCES["two workers"]
     ended = streamed(make)
     list(ended)
@@ -206,7 +110,7 @@ def test_an_epoch_that_has_ended_is_followed_by_the_next():
     assert resumed.state_dict()["epoch"] == 1
 
 
-def test_a_state_from_before_the_first_batch():
+def test_state_dict_before_first_batch():
     make = SOURCES["two workers"]
     loader = streamed(make)
     loader.set_epoch(4)
@@ -219,7 +123,7 @@ def test_a_state_from_before_the_first_batch():
     assert same([bits(batch) for batch in resumed], expected)
 
 
-def test_the_state_that_was_loaded_is_there_until_a_batch_was_handed_over():
+def test_state_dict_returns_loaded_state_until_next_batch():
     make = SOURCES["in this process"]
     state = stopped_at(3, streamed(make))
     resumed = streamed(make)
@@ -229,7 +133,7 @@ def test_the_state_that_was_loaded_is_there_until_a_batch_was_handed_over():
     assert resumed.state_dict()["batch"] == 4
 
 
-def test_the_seed_travels_with_the_state():
+def test_state_dict_holds_seed():
     make = SOURCES["in this process"]
     expected = [bits(batch) for batch in streamed(make)]
     resumed = streamed(make, seed=8)
@@ -238,7 +142,7 @@ def test_the_seed_travels_with_the_state():
     assert same([bits(batch) for batch in resumed], expected[2:])
 
 
-def test_a_loop_that_sets_the_epoch_is_taken_up_in_the_middle_of_it():
+def test_resume_then_set_epoch_continues_mid_epoch():
     make = SOURCES["in this process"]
     whole = streamed(make)
     whole.set_epoch(3)
@@ -268,7 +172,7 @@ class Reordered(Sampler):
 
 
 @pytest.mark.parametrize("chosen", [True, False])
-def test_a_sampler_is_told_the_epoch_again_if_it_was_told_before(chosen):
+def test_resume_sets_epoch_of_sampler_again(chosen):
     def make():
         return StreamedLoader(
             StatefulDataLoader(TensorDataset(torch.arange(2 * BATCHES)), 2, sampler=Reordered()), device="cpu"
@@ -289,7 +193,7 @@ def test_a_sampler_is_told_the_epoch_again_if_it_was_told_before(chosen):
     assert same([bits(batch) for batch in twice], expected[4:])
 
 
-def test_whether_the_epoch_was_set_is_each_iterators_own():
+def test_chosen_flag_belongs_to_each_iterator():
     loader = streamed(shuffled)
     loader.set_epoch(3)
     older = iter(loader)
@@ -301,7 +205,7 @@ def test_whether_the_epoch_was_set_is_each_iterators_own():
     assert (loader.state_dict()["epoch"], loader.state_dict()["chosen"]) == (3, True)
 
 
-def test_the_seed_may_be_replaced_between_epochs():
+def test_seed_may_be_assigned_between_epochs():
     loader = StreamedLoader(Counter(), [lambda images: torch.rand(3)], device="cpu", seed=7)
     other = StreamedLoader(Counter(), [lambda images: torch.rand(3)], device="cpu", seed=8)
     list(loader), list(other)
@@ -309,7 +213,7 @@ def test_the_seed_may_be_replaced_between_epochs():
     assert same([bits(batch) for batch in loader], [bits(batch) for batch in other])
 
 
-def test_what_a_caller_does_to_a_state_stays_with_him():
+def test_state_dict_is_a_copy():
     loader = streamed(shuffled)
     next(iter(loader))
     loader.state_dict()["source"].clear()
@@ -320,7 +224,7 @@ def test_what_a_caller_does_to_a_state_stays_with_him():
     assert len(list(loader)) == BATCHES - 1
 
 
-def test_a_loader_that_has_reached_its_end_with_its_last_batch_starts_over():
+def test_resume_from_finished_iterator_starts_next_epoch():
     loader = streamed(lambda: Prepared(shuffled()))
     state = stopped_at(BATCHES, streamed(lambda: Prepared(shuffled())))
     state["source"]["_iterator_finished"] = True  # as under Accelerate, which reads one batch ahead of those it gives
@@ -329,23 +233,31 @@ def test_a_loader_that_has_reached_its_end_with_its_last_batch_starts_over():
     assert (loader.state_dict()["epoch"], loader.state_dict()["batch"]) == (1, 1)
 
 
-def test_an_end_that_another_thread_brings_about_is_none_of_the_epoch():
+def test_close_from_another_thread_does_not_end_the_epoch():
+    asked = threading.Event()
+
     class Slow(Counter):
         def __iter__(self):
             for batch in super().__iter__():
                 if batch.item() == 3:
-                    time.sleep(0.5)
+                    asked.set()
+                    until(lambda: not any(feed.is_open for feed in list(loader._feed_iterators)))
                 yield batch
 
+    def close():
+        assert asked.wait(WAIT_S)
+        loader.close()
+
     loader = StreamedLoader(Slow(), device="cpu", depth=0)
-    got = []
-    threading.Timer(0.2, loader.close).start()
+    closing = threading.Thread(target=close)
+    closing.start()
     with pytest.raises(IteratorEndedError):
-        got.extend(batch.item() for batch in loader)
+        list(loader)
+    closing.join()
     assert (loader.state_dict()["batch"], loader.state_dict()["ended"]) == (2, False)
 
 
-def test_a_failed_batch_is_taken_up_again():
+def test_resume_repeats_failed_batch():
     make, failing = SOURCES["two workers"], [5]
 
     def fails_once(images):
@@ -363,7 +275,7 @@ def test_a_failed_batch_is_taken_up_again():
     assert same([bits(batch) for batch in resumed], expected[4:])
 
 
-def test_an_epoch_whose_first_batch_fails_begins_with_it():
+def test_resume_repeats_failed_first_batch():
     make, fails = SOURCES["two workers"], [True]
 
     def stage(images):
@@ -382,179 +294,3 @@ def test_an_epoch_whose_first_batch_fails_begins_with_it():
     assert same(
         [bits(batch) for batch in resumed], [bits(batch) for batch in StreamedLoader(make(), [stage], device="cpu", seed=1)]
     )
-
-
-class Counter:
-    """Any iterable may have a state: where it stands, in an object that it goes on changing."""
-
-    def __init__(self, fails_at=None):
-        self.state, self.fails_at = {"next": 0}, fails_at
-
-    def __iter__(self):
-        while self.state["next"] < BATCHES:
-            self.state["next"] += 1
-            yield torch.tensor([float(self.state["next"])])
-        self.state["next"] = 0
-
-    def state_dict(self):
-        if self.state["next"] == self.fails_at:
-            raise ZeroDivisionError("it does not know")
-        return self.state
-
-    def load_state_dict(self, state):
-        self.state = dict(state)
-
-
-def test_any_iterable_may_have_a_state():
-    loader = StreamedLoader(Counter(), device="cpu", depth=5)
-    for batch in loader:
-        if batch.item() == 3:
-            break
-    state = loader.state_dict()
-    assert (state["source"], state["batch"]) == ({"next": 3}, 3)
-    resumed = StreamedLoader(Counter(), device="cpu")
-    resumed.load_state_dict(state)
-    assert [batch.item() for batch in resumed] == list(range(4, BATCHES + 1))
-    assert (resumed.state_dict()["batch"], resumed.state_dict()["ended"]) == (BATCHES, True)
-
-
-def test_a_state_that_cannot_be_had_costs_no_batch():
-    loader = StreamedLoader(Counter(fails_at=3), device="cpu")
-    for batch in loader:
-        if batch.item() == 3:
-            with pytest.raises(ZeroDivisionError, match="does not know"):
-                loader.state_dict()
-    assert loader.state_dict()["batch"] == BATCHES
-
-
-class Prepared:
-    """As Accelerate's loaders: they have the methods whether or not what they prepared has a state."""
-
-    def __init__(self, base_dataloader):
-        self.base_dataloader = base_dataloader
-
-    def __iter__(self):
-        return iter(self.base_dataloader)
-
-    def state_dict(self):
-        return self.base_dataloader.state_dict()
-
-    def load_state_dict(self, state):
-        self.base_dataloader.load_state_dict(state)
-
-
-PLAIN = DataLoader(TensorDataset(torch.ones(4)))
-
-
-@pytest.mark.parametrize("source", [[torch.ones(2)], PLAIN, iter([torch.ones(2)]), Prepared(PLAIN)])
-def test_there_is_a_state_only_where_the_wrapped_loader_has_one(source):
-    without, around = StreamedLoader(source, device="cpu"), StreamedLoader(Prepared(shuffled()), device="cpu")
-    for name in ("state_dict", "load_state_dict"):
-        assert not hasattr(without, name)
-        assert hasattr(around, name)
-    for protocol in (torch.distributed.checkpoint.stateful.Stateful, torchdata.stateful_dataloader.stateful.Stateful):
-        assert not isinstance(without, protocol)
-        assert isinstance(around, protocol)
-    assert list(without)
-
-
-WRONG = [
-    (None, ArgumentTypeError, "state must be a mapping, got NoneType."),
-    ([1], ArgumentTypeError, "state must be a mapping, got list."),
-    (
-        {},
-        ArgumentError,
-        "state must hold seed, epoch, batch, ended, chosen, source, got one without seed, epoch, batch, ended, chosen, source.",
-    ),
-    (
-        {"seed": 3, "epoch": 1, "batch": 2, "chosen": False, "source": {}},
-        ArgumentError,
-        "state must hold seed, epoch, batch, ended, chosen, source, got one without ended.",
-    ),
-]
-
-
-@pytest.mark.parametrize(("state", "kind", "text"), WRONG)
-def test_a_state_of_something_else_changes_nothing(state, kind, text):
-    loader = streamed(shuffled)
-    iterator = iter(loader)
-    batches = [bits(next(iterator))]
-    with pytest.raises(kind) as raised:
-        loader.load_state_dict(state)
-    assert str(raised.value) == f"{text} Pass what state_dict() of a StreamedLoader returned."
-    batches += [bits(batch) for batch in iterator]
-    assert same(batches, [bits(batch) for batch in streamed(shuffled)])
-
-
-def test_an_iterator_that_is_open_ends_when_a_state_is_loaded():
-    loader = streamed(SOURCES["two workers"])
-    state = stopped_at(2, streamed(SOURCES["two workers"]))
-    iterator = iter(loader)
-    next(iterator)
-    loader.load_state_dict(state)
-    with pytest.raises(IteratorEndedError, match="before its loader is closed or given a state, got next\\(\\) after that"):
-        list(iterator)
-    assert len(list(loader)) == BATCHES - 2
-
-
-class Rewound(StatefulDataLoader):
-    """Iterated in a way of its own."""
-
-    def __iter__(self):
-        return super().__iter__()
-
-
-def test_a_stateful_loader_has_slots_and_is_left_as_it_was():
-    own = shuffled(num_workers=2, pin_memory=True)
-    before = {name: value for name, value in vars(own).items() if name != "_iterator"}
-    loader = StreamedLoader(own, device="cpu", feed="ring")
-    assert repr(loader).endswith("feed=ring)")
-    for _ in range(2):
-        list(loader)
-    assert loader.stats().slot_batches > BATCHES
-    assert {name: value for name, value in vars(own).items() if name != "_iterator"} == before
-    assert own.state_dict()["_iterator_finished"]
-    own.pin_memory = False
-    assert all(isinstance(images, torch.Tensor) for images, _ in own), "by itself it collates as ever"
-
-
-def test_a_stateful_loader_has_its_slots_again_after_it_was_left():
-    loader = StreamedLoader(shuffled(num_workers=2), device="cpu", feed="ring")
-    list(loader)
-    for _ in range(6):
-        before = loader.stats().slot_batches
-        for number, _ in enumerate(loader):
-            if number == 3:
-                break
-        assert loader.stats().slot_batches == before + 4
-
-
-def test_a_stateful_loader_that_fails_to_start_is_left_as_it_was():
-    own = shuffled(num_workers=1, multiprocessing_context="spawn", worker_init_fn=lambda _: None)
-    before = own.collate_fn
-    with pytest.raises((AttributeError, TypeError), match=r"(?i)pickle"):
-        next(iter(StreamedLoader(own, device="cpu", feed="ring")))
-    assert own.collate_fn is before
-
-
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (lambda: shuffled(num_workers=1, persistent_workers=True), "its workers persist, and so does its state in them"),
-        (lambda: Rewound(Numbers(), 2, num_workers=1), "Rewound is iterated in a way of its own"),
-    ],
-)
-def test_a_stateful_loader_whose_batches_come_as_they_are(make, reason):
-    with pytest.raises(ArgumentError, match=reason):
-        StreamedLoader(make(), device="cpu", feed="ring")
-
-
-def test_a_loader_without_a_state_is_not_asked_for_one():
-    class Silent(Iterable):
-        def __iter__(self):
-            return iter([torch.ones(1)])
-
-        def state_dict(self):
-            raise AssertionError("nobody could load it")
-
-    assert len(list(StreamedLoader(Silent(), device="cpu"))) == 1

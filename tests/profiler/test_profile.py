@@ -1,118 +1,30 @@
-"""``gpuaug.profile`` on a CPU: it finds what was planted, and says clearly what it cannot profile."""
+"""``gpuaug.profile`` on a CPU: the sources, stages and steps that it takes, and the report that it prints."""
 
 import sys
+from collections import UserDict
 from dataclasses import dataclass
-from itertools import pairwise
 
 import pytest
 import torch
-from support.profiler_sources import SHORT, Numbers, again, nothing, sleeping
+from protocol.scenarios import install
+from support.profiler_sources import SHORT, HostBatches, Labelled, Numbers, nothing
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import gpuaug
 from gpuaug import FeatureStage, StreamedLoader, TransformStage
 from gpuaug.benchkit import results
+from gpuaug.feed.ring import why_not_here
 from gpuaug.profiler import profile
-from gpuaug.profiler.recorder import THREAD
+from gpuaug.profiler.report import ANOTHER_ITERATOR
 
 
 def streamed(source, *stages, **options):
     return StreamedLoader(source, stages, device="cpu", **options)
 
 
-def between_its_bounds(report):
-    return 0.95 * report.bound_ms <= report.streamed.median <= 1.05 * report.full_ms
-
-
-@pytest.fixture
-def recorded(monkeypatch):
-    """What the last report's times of the training thread come from, of which its timeline shows a part."""
-    found, by_part = [], profile._by_part
-
-    def kept(spans):
-        found[:] = spans
-        return by_part(spans)
-
-    monkeypatch.setattr(profile, "_by_part", kept)
-    return found
-
-
-PLANTED = {
-    "the loader": (24, 10, 10, "Bounded by the loader: {who} "),
-    "a stage": (10, 20, 10, "Bounded by the training thread, most of all by transform 'planted' ("),
-    "the step": (10, 10, 20, "Bounded by the training thread, most of all by the training step ("),
-}
-
-LENGTHS = (1, 3, 9, 9, 9, 9)
-"""How many times as long each try sleeps: a busy machine wakes a sleep as much too late however long it is."""
-
-
-@pytest.mark.parametrize(
-    ("longest", "workers"), [("the loader", 0), ("a stage", 0), ("the step", 0), ("the loader", 2), ("the step", 2)]
-)
-def test_what_was_planted_is_found(longest, workers, recorded):
-    *planted_ms, said = PLANTED[longest]
-    said = said.format(who="2 workers give" if workers else "it gives, without workers,")
-    asleep, lengths = {}, iter(LENGTHS)
-
-    def measure():
-        longer = next(lengths)
-        load_ms, stage_ms, step_ms = (longer * ms for ms in planted_ms)
-        asleep.update({"load": load_ms, "stage/planted": stage_ms, "step": step_ms})
-        # Workers sleep side by side.
-        source = DataLoader(Numbers(batch_ms=load_ms * max(workers, 1)), batch_size=2, num_workers=workers)
-        loader = streamed(source, TransformStage(sleeping(stage_ms), name="planted"))
-        return gpuaug.profile(loader, sleeping(step_ms), **SHORT)
-
-    def holds(report):
-        found = all(0.95 * ms <= report.part(name).wall.median <= 1.5 * ms for name, ms in asleep.items())
-        # A thread that was held up finds batches that are ready, and waits for none.
-        waited = longest != "the loader" or " ms a batch for the loader\n" in str(report)
-        return between_its_bounds(report) and found and waited and report.verdict[0].startswith(said)
-
-    report = again(measure, holds, len(LENGTHS))
-    assert [part.name for part in report.parts] == ["load", "copy", "stage/planted", "step"]
-    assert report.part("copy").wall.median < 5
-    assert report.cached.median >= 0.95 * asleep["step"]
-    assert report.in_line.median >= 0.95 * (asleep["stage/planted"] + asleep["step"])
-    assert (report.copy_ms, report.device_ms, report.pageable_bytes, report.link_gb_per_s) == (0, 0, 0, None)
-    assert report.thread_ms["step"] >= 0.95 * asleep["step"]
-    assert report.thread_ms["stage/planted"] >= 0.95 * asleep["stage/planted"]
-    assert report.settings == {
-        "device": "CPU",
-        "depth": "in line",
-        "feed": "plain (the device is cpu)",
-        "workers": workers,
-        "batches": 8,
-        "rounds": 1,
-    }
-    shown_are_ten_batches(report, recorded)
-
-
-def shown_are_ten_batches(report, recorded):
-    """The timeline has ten batches, numbered through, and of each all that was done. Times by part are those of one batch."""
-    lanes = report.timeline.lanes()
-    assert list(lanes) == ["loader", "thread"]
-    batches = sorted({span.batch for span in report.timeline.spans})
-    assert batches == list(range(batches[0], batches[0] + 10))
-    for lane, name in (("loader", "pull"), *(("thread", part.name) for part in report.parts[1:])):
-        assert [span.batch for span in lanes[lane] if span.name == name] == batches, name
-    for part in report.parts[1:]:
-        of = [span.end_ms - span.start_ms for span in recorded if (span.lane, span.name) == (THREAD, part.name)]
-        assert 0.999 * min(of) <= report.thread_ms[part.name] <= 1.001 * max(of)
-    steps = [span for span in lanes["thread"] if span.name == "step"]
-    assert all(before.end_ms <= after.start_ms for before, after in pairwise(steps))
-
-
-@pytest.mark.parametrize("count", [1, 3, 8, 11])
-@pytest.mark.parametrize("kind", ["list", "loader"])
-def test_epochs_that_are_shorter_than_a_window(kind, count, recorded):
-    source = [torch.ones(2)] * count if kind == "list" else DataLoader(Numbers(2 * count), batch_size=2)
-    loader = streamed(source, sleeping(2))
-    report = gpuaug.profile(loader, sleeping(2), **SHORT)
-    shown_are_ten_batches(report, recorded)
-    assert loader.state_dict()["batch"] == 0 if hasattr(loader, "state_dict") else True
+def labelled(*stages):
+    return streamed(DataLoader(Labelled(), batch_size=4), *stages)
 
 
 SOURCES = {
@@ -125,13 +37,20 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_every_kind_of_source(kind):
+def test_every_kind_of_source_in_real_time(kind):
     with streamed(SOURCES[kind](), lambda x: x + 1) as loader:
         report = gpuaug.profile(loader, nothing, **SHORT)
     assert [part.name for part in report.parts] == ["load", "copy", "stage/transform", "step"]
     assert report.batch_bytes == 2 * 3 * 4 + 2 * 8
     assert len(report.verdict) >= 1
     results.check(results.result("profile", rows=report.rows(), settings=report.settings, device=torch.device("cpu")))
+    for spread in (report.in_line, report.streamed, report.cached, *(part.wall for part in report.parts)):
+        assert 0 <= spread.low <= spread.median <= spread.high
+    assert min(report.epoch_ms, *report.thread_ms.values()) >= 0
+    assert report.serial_ms == sum(part.wall.median for part in report.parts)
+    assert report.host_ms == pytest.approx(sum(part.wall.median for part in report.parts[1:])), "on a CPU"
+    assert report.bound_ms == report.full_ms == max(report.load_ms, report.host_ms)
+    assert all(span.start_ms <= span.end_ms for span in report.timeline.spans)
 
 
 def test_nested_batches_and_several_stages():
@@ -159,7 +78,7 @@ def test_nested_batches_and_several_stages():
     assert [part.kind for part in report.parts[2:]] == ["", "", "captured", "eager encoder", ""]
 
 
-def test_kornia_and_fused_pipelines_are_known_for_what_they_are():
+def test_kornia_and_fused_stages_have_their_kind():
     from kornia import augmentation as K
 
     pipeline = K.AugmentationSequential(K.RandomHorizontalFlip(), K.Normalize(0.5, 0.5))
@@ -168,7 +87,78 @@ def test_kornia_and_fused_pipelines_are_known_for_what_they_are():
     assert (report.part("stage/eager").kind, report.part("stage/fused").kind) == ("kornia", "fused")
 
 
-def test_a_window_counts_as_many_batches_as_it_was_told():
+def test_part_runs_names_the_transform_of_an_unnamed_stage():
+    def blur(images):
+        return images
+
+    def named(images):
+        return images
+
+    stages = [TransformStage(stage, on="images") for stage in (blur, torch.nn.Identity(), lambda images: images)]
+    loader = labelled(*stages, TransformStage(named, on="images", name="named"))
+    report = gpuaug.profile(loader, lambda batch: None, **SHORT)
+    assert [part.runs for part in report.parts[2:-1]] == ["blur", "Identity", "", ""]
+
+
+def test_a_step_may_take_labels_out_of_its_batch():
+    def step(batch):
+        taken.append(batch.pop("label"))
+
+    taken = []
+    report = gpuaug.profile(labelled(), step, **SHORT)
+    assert report.parts[-1].name == "step"
+    assert len(taken) > 3 * 8, "in all windows"
+
+
+def test_a_stage_may_exchange_members_of_its_batch():
+    def renamed(batch):
+        batch["target"] = batch.pop("label")
+        return batch
+
+    report = gpuaug.profile(labelled(TransformStage(renamed, on=None)), lambda batch: batch["target"].sum(), **SHORT)
+    assert [part.name for part in report.parts] == ["load", "copy", "stage/transform", "step"]
+
+
+def test_stage_and_step_may_write_in_place():
+    largest = {"stage": 0.0, "step": 0.0}
+
+    def doubled(images):
+        largest["stage"] = max(largest["stage"], images.max().item())
+        return images.mul_(2)
+
+    def step(batch):
+        largest["step"] = max(largest["step"], batch["images"].max().item())
+        batch["images"].mul_(2)
+
+    gpuaug.profile(labelled(TransformStage(doubled, on="images")), step, **SHORT)
+    assert largest["stage"] <= 63
+    assert largest["step"] <= 126
+
+
+class Movable(UserDict):
+    """A mapping that moves itself, as transformers' are."""
+
+    def to(self, device):
+        return Movable({key: value.to(device) for key, value in self.data.items()})
+
+
+def test_bytes_of_batches_that_move_themselves_are_counted():
+    loader = StreamedLoader([Movable(ids=torch.zeros(8, 512, dtype=torch.long)) for _ in range(30)], device="cpu")
+    report = gpuaug.profile(loader, lambda batch: batch["ids"].sum(), **SHORT)
+    assert report.batch_bytes == 8 * 512 * 8
+
+
+@pytest.mark.skipif(why_not_here() is not None, reason="the ring is for Linux")
+def test_feed_setting_is_the_feed_that_was_measured():
+    loader = StreamedLoader(DataLoader(Numbers(), 2, num_workers=1), device="cpu", feed="ring")
+    with loader:
+        assert gpuaug.profile(loader, nothing, **SHORT).settings["feed"] == "ring"
+        iterator = iter(loader)
+        next(iterator)
+        assert gpuaug.profile(loader, nothing, **SHORT).settings["feed"] == ANOTHER_ITERATOR
+
+
+def test_batches_and_rounds_set_the_number_of_steps():
     steps = []
     gpuaug.profile(streamed([torch.ones(1)] * 7), steps.append, batches=8, rounds=1, show=False)
     fewest = len(steps)
@@ -180,18 +170,35 @@ def test_a_window_counts_as_many_batches_as_it_was_told():
     assert report.streamed.low <= report.streamed.median <= report.streamed.high
 
 
-@pytest.mark.parametrize(("depth", "ahead", "said"), [("auto", 2, "2 (set: auto)"), (0, 2, "2 (set: 0)"), (1, 1, 1), (5, 5, 5)])
-def test_the_depth_that_is_measured(depth, ahead, said, recorded):
-    loader = streamed([torch.ones(1)] * 7, depth=depth)
-    measurements = profile._Profile(loader, nothing, 8, 1)
-    assert (measurements._ahead, measurements._said_depth) == (ahead, said)
-    report = gpuaug.profile(loader, nothing, **SHORT)
-    assert (report.settings["depth"], report.timeline.depth) == ("in line", 0), "on a CPU"
-    assert loader.depth == depth
-    shown_are_ten_batches(report, recorded)
+@pytest.mark.parametrize(("processes", "all_of_them"), [(1, False), (2, True)])
+def test_ranks_make_the_same_number_of_steps(monkeypatch, processes, all_of_them):
+    steps = []
+    monkeypatch.setattr(profile, "ranks", lambda: processes)
+    monkeypatch.setattr(profile, "WINDOW_S", 0.0)
+    loader = StreamedLoader(DataLoader(Numbers(), 2), device="cpu")
+    gpuaug.profile(loader, lambda batch: steps.append(1), batches=100, rounds=1, show=False)
+    assert (len(steps) >= 3 * 100) == all_of_them
 
 
-# What is printed
+@pytest.mark.parametrize("ahead", [2, 0])
+def test_window_is_timed_by_events_of_the_stream_that_trains(monkeypatch, ahead):
+    cuda = install(monkeypatch, keeps_up=True)
+    waits = []
+    monkeypatch.setattr(profile, "synchronize", lambda device: waits.append(len(steps)))
+    steps = []
+
+    def step(batch):
+        steps.append(batch)
+        cuda.now_ms += 7  # on the device, whatever the host's clock says
+
+    measurements = profile._Profile(StreamedLoader(HostBatches(cuda, 90), device="cuda", feed="plain"), step, 20, 1)
+    with measurements._passes:
+        assert measurements._loop(ahead) == pytest.approx(7)
+    assert waits == [len(steps)], "once, when the window is over"
+    assert not cuda.history.violations, cuda.history.report()
+
+
+# The printed report
 
 
 @pytest.fixture
@@ -209,133 +216,14 @@ def test_nothing_is_printed_unless_shown(capfd):
 
 
 @pytest.mark.usefixtures("wide")
-def test_the_report_is_printed_once(capsys):
+def test_show_prints_the_report_once(capsys):
     report = gpuaug.profile(streamed([torch.ones(1)] * 9), nothing, batches=8, rounds=1)
     assert words(capsys.readouterr().out) == words(str(report))
 
 
-def test_the_report_is_printed_without_rich_too(capsys, monkeypatch):
+def test_show_prints_the_report_without_rich(capsys, monkeypatch):
     for name in [name for name in sys.modules if name.split(".")[0] == "rich"]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "rich", None)
     report = gpuaug.profile(streamed([torch.ones(1)] * 9), nothing, batches=8, rounds=1)
     assert capsys.readouterr().out == f"{report}\n"
-
-
-# Errors
-
-
-def failure(kind, loader, step=nothing, **settings):
-    with pytest.raises(kind) as caught:
-        gpuaug.profile(loader, step, **{**SHORT, **settings})
-    return caught.value
-
-
-ONE = [torch.ones(1)]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"loader": ONE}, "loader must be a StreamedLoader, got list. Wrap it: gpuaug.StreamedLoader(loader)."),
-        ({"step": None}, "step must be callable, got NoneType. Pass a function of one batch."),
-        ({"batches": 8.5}, "batches must be a whole number, got 8.5. Leave it out for the default."),
-        ({"rounds": "3"}, "rounds must be a whole number, got '3'. Leave it out for the default."),
-    ],
-)
-def test_arguments_of_the_wrong_type(arguments, text):
-    error = failure(gpuaug.ArgumentTypeError, **{"loader": streamed(ONE), **arguments})
-    assert str(error) == text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"batches": 7}, "batches must be 8 or more, got 7. Fewer say nothing about a steady loop."),
-        ({"rounds": 0}, "rounds must be 1 or more, got 0. Three show how much windows differ."),
-    ],
-)
-def test_arguments_that_say_nothing(arguments, text):
-    assert str(failure(gpuaug.ArgumentError, streamed(ONE), **arguments)) == text
-
-
-@pytest.mark.parametrize("source", [[], DataLoader([], batch_size=2)], ids=["list", "loader"])
-def test_a_loader_without_batches(source):
-    assert str(failure(gpuaug.ArgumentError, streamed(source))) == (
-        "loader must have batches to be profiled, got one without any. See whether its dataset is empty."
-    )
-
-
-class Once:
-    """Gives what is left of the same batches to whoever iterates."""
-
-    def __init__(self, count):
-        self.left = iter([torch.ones(1)] * count)
-
-    def __iter__(self):
-        return self.left
-
-
-def read_once(kind):
-    return (
-        f"loader must wrap what can be iterated again and again, got {kind}, which can be read once. "
-        "Wrap a list, a DataLoader, or an object whose __iter__ begins anew."
-    )
-
-
-def test_a_generator_is_refused_before_it_is_read():
-    taken = []
-    source = (taken.append(number) or torch.ones(1) for number in range(100))
-    loader = streamed(source)
-    assert str(failure(gpuaug.ArgumentError, loader)) == read_once("generator")
-    assert taken == []
-    assert len(list(loader)) == 100
-
-
-@pytest.mark.parametrize("count", [5, 13, 40])
-def test_what_can_be_read_once_is_said_to_be_so(count):
-    assert str(failure(gpuaug.ArgumentError, streamed(Once(count)))) == read_once("Once")
-
-
-@pytest.mark.parametrize(
-    ("sample", "note"),
-    [
-        (6, "gpuaug: raised by the wrapped loader, at batch 3 of epoch 0."),
-        (26, "gpuaug: raised by the wrapped loader, while it was measured by itself."),
-    ],
-)
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_error_of_the_dataset_arrives_with_its_note(sample, note, workers):
-    loader = streamed(DataLoader(Numbers(fails_at=sample), batch_size=2, num_workers=workers))
-    error = failure(ZeroDivisionError, loader)
-    assert f"sample {sample}" in str(error)
-    assert error.__notes__ == [note]
-
-
-def test_an_error_of_a_stage_arrives_with_its_note():
-    def fails(batch):
-        calls.append(1)
-        if len(calls) == 5:
-            raise KeyError("planted")
-        return batch
-
-    calls = []
-    error = failure(KeyError, streamed(ONE * 20, TransformStage(fails, name="crop")))
-    assert error.__notes__ == ["gpuaug: raised in stage 'crop', at batch 4 of epoch 0."]
-
-
-@pytest.mark.parametrize("call", [1, 30, 65, 75])
-def test_an_error_of_the_step_arrives_as_it_is_and_the_loader_goes_on(call):
-    def step(batch):
-        calls.append(torch.rand(()))
-        if len(calls) == call:
-            raise planted
-
-    calls, planted = [], KeyError("planted")
-    with streamed(DataLoader(Numbers(40), batch_size=2)) as loader:
-        hooks, stats, state = loader._shared.hooks, loader.stats(), torch.get_rng_state()
-        assert failure(KeyError, loader, step) is planted
-        assert loader._shared.hooks is hooks
-        assert loader.stats() is stats
-        assert torch.equal(torch.get_rng_state(), state)
-        assert len(list(loader)) == 20

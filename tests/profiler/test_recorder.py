@@ -1,25 +1,23 @@
-"""What a recorder notes of each batch, and the ranges that profilers see."""
+"""What a recorder notes of each batch: who did what when, on the training thread, in the loader and on each lane."""
 
-import shutil
-import subprocess
-import time
 from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
 import torch
 from protocol.scenarios import SCENARIOS, Encoder, Source, install, kernel, name_lanes, run, script_arrivals
-from support import alone
+from support import virtual_clock
 from support.stream_double import HostBuffer
 from torch import nn
 
 import gpuaug.profiler.recorder
 from gpuaug import FeatureStage, StreamedLoader, TransformStage
-from gpuaug.core import streams
 from gpuaug.core.streams import Lanes
+from gpuaug.loader.inspection import Inspection
 from gpuaug.profiler.recorder import CONSUMER, LOADER, THREAD, Recorder
+from gpuaug.profiler.timeline import Span
 
-SLEEP_S = 0.01
+LOAD_MS, STAGE_MS, TRAIN_MS = 10, 4, 5
 
 
 @pytest.fixture
@@ -29,96 +27,98 @@ def cuda(monkeypatch):
     return cuda
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    return virtual_clock.install(monkeypatch)
+
+
 @contextmanager
 def recording(loader):
     """Let a recorder watch for the length of the block."""
-    shared = loader._shared
-    before, shared.hooks = shared.hooks, Recorder(shared.lanes)
-    try:
-        yield shared.hooks
-    finally:
-        shared.hooks = before
+    recorder = Recorder(Inspection(loader).lanes)
+    with Inspection(loader).watched_by(recorder):
+        yield recorder
 
 
 # On a CPU
 
 
-class Slept:
-    """Sleeps, and what it says of when it did."""
-
-    def __init__(self):
-        self.times = {}
-
-    def __call__(self, name, batch):
-        began_s = time.perf_counter()
-        time.sleep(SLEEP_S)
-        self.times[name, batch] = began_s, time.perf_counter()
-
-    def source(self, count):
-        for batch in range(count):
-            self("pull", batch)
-            yield torch.tensor(batch)
-
-    def stage(self, x):
-        self("stage/slow", x.item())
-        return x
+def loading(clock, count):
+    for batch in range(count):
+        clock.sleep(LOAD_MS / 1e3)
+        yield torch.tensor(batch)
 
 
-def contained(recorder, spans, times):
-    """Whether each span began before and ended after what was timed within it."""
-    for span in spans:
-        began_s, ended_s = times[span.name, span.batch]
-        assert span.start_ms <= (began_s - recorder._began_s) * 1e3, span
-        assert span.end_ms >= (ended_s - recorder._began_s) * 1e3, span
-    return True
+def assert_spans(recorder, expected):
+    """The spans are those, but for parts that take no time, which are on the thread."""
+
+    def order(span):
+        return round(span.start_ms, 6), span.lane, span.end_ms
+
+    spans = sorted((span for span in recorder.spans() if span.name not in ("copy", "wait")), key=order)
+    expected = sorted(expected, key=order)
+    assert [(span.lane, span.name, span.batch, span.waits) for span in spans] == [
+        (span.lane, span.name, span.batch, span.waits) for span in expected
+    ]
+    for found, wanted in zip(spans, expected, strict=True):
+        assert (found.start_ms, found.end_ms) == (
+            pytest.approx(wanted.start_ms, abs=1e-6),
+            pytest.approx(wanted.end_ms, abs=1e-6),
+        ), found
+    for span in recorder.spans():
+        assert span in spans or (span.lane, span.start_ms) == (THREAD, span.end_ms)
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_each_part_of_each_batch_is_noted_where_and_when_it_happened(monkeypatch, there):
-    # Without a thread that pulls, what happens is the same each time: the loader has a batch, or the loop waits for it.
-    script_arrivals(monkeypatch, [there])
-    slept = Slept()
-    loader = StreamedLoader(slept.source(4), [TransformStage(slept.stage, name="slow")], device="cpu")
-    made_s = time.perf_counter()
+def test_spans_in_line_with_the_loader(clock, monkeypatch):
+    script_arrivals(monkeypatch, [True])  # each batch is pulled on the training thread
+    clock.sleep(7)
+    loader = StreamedLoader(loading(clock, 3), [TransformStage(clock.working(STAGE_MS), name="slow")], device="cpu")
     with recording(loader) as recorder:
-        assert made_s <= recorder._began_s <= time.perf_counter(), "times count from when it was made"
         for batch in loader:
-            slept("step", batch.item())
-    spans = recorder.spans()
-    assert {span.lane for span in spans} == {LOADER, THREAD}
-    pulls, thread = ([span for span in spans if span.lane == lane] for lane in (LOADER, THREAD))
-    assert [(span.name, span.batch, span.waits) for span in pulls] == [("pull", batch, False) for batch in range(4)]
-    pulled = [] if there else ["pull"]
-    parts = [*pulled, "copy", "stage/slow", "wait", "step"]
-    found = [(span.name, span.batch) for span in thread]
-    assert found == [*((name, batch) for batch in range(4) for name in parts), *((name, 4) for name in pulled)]
-    assert all(span.waits == (span.name == "pull") for span in thread)
-    assert contained(recorder, pulls, slept.times)
-    assert contained(recorder, [span for span in thread if (span.name, span.batch) in slept.times], slept.times)
-    # One after another, so that none is longer than what it is of.
-    assert all(before.end_ms <= after.start_ms for before, after in pairwise(thread))
-    within = [[p for p in pulls if span.start_ms <= p.start_ms and p.end_ms <= span.end_ms] for span in thread]
-    assert [len(inner) for inner in within] == [int(span.name == "pull" and span.batch < 4) for span in thread]
+            clock.working(TRAIN_MS)(batch)
+    expected, at = [], 0
+    for batch in range(3):
+        trains = at + LOAD_MS + STAGE_MS
+        expected.append(Span(LOADER, "pull", batch, at, at + LOAD_MS))
+        expected.append(Span(THREAD, "stage/slow", batch, at + LOAD_MS, trains))
+        at = trains + TRAIN_MS
+        expected.append(Span(THREAD, "step", batch, trains, at))
+    assert_spans(recorder, expected)
+    parts = [(span.name, span.batch) for span in recorder.spans() if span.lane == THREAD]
+    assert parts == [(name, batch) for batch in range(3) for name in ("copy", "stage/slow", "wait", "step")]
 
 
-def test_what_a_thread_pulls_is_noted_with_its_own_times():
-    slept = Slept()
-    loader = StreamedLoader(slept.source(5), device="cpu")
+def test_spans_beside_the_loader(clock):
+    loader = StreamedLoader(loading(clock, 3), [TransformStage(clock.working(STAGE_MS), name="slow")], device="cpu")
     with recording(loader) as recorder:
-        assert [batch.item() for batch in loader] == list(range(5))
-    spans = recorder.spans()
-    pulls = [span for span in spans if span.lane == LOADER]
-    assert [span.batch for span in pulls] == list(range(5))
-    assert contained(recorder, pulls, slept.times)
+        for batch in loader:
+            clock.working(TRAIN_MS)(batch)
+    expected, at = [], 0
+    for batch in range(3):
+        pulled = (batch + 1) * LOAD_MS  # one after another, whatever the training thread does
+        expected.append(Span(LOADER, "pull", batch, pulled - LOAD_MS, pulled))
+        expected.append(Span(THREAD, "pull", batch, at, pulled, waits=True))
+        expected.append(Span(THREAD, "stage/slow", batch, pulled, pulled + STAGE_MS))
+        at = pulled + STAGE_MS + TRAIN_MS
+        expected.append(Span(THREAD, "step", batch, pulled + STAGE_MS, at))
+    assert_spans(recorder, expected)
+    waited_ms = sum(span.end_ms - span.start_ms for span in recorder.spans() if span.waits)
+    assert loader.stats().starved == 3
+    assert loader.stats().starved_ms == pytest.approx(waited_ms) == pytest.approx(LOAD_MS + 2 * (LOAD_MS - STAGE_MS - TRAIN_MS))
+
+
+def test_spans_of_a_loader_that_is_ahead(clock):
+    loader = StreamedLoader(loading(clock, 3), device="cpu")
+    with recording(loader) as recorder:
+        for batch in loader:
+            clock.working(3 * LOAD_MS)(batch)
+    assert [span.batch for span in recorder.spans() if span.waits] == [0], "the others are there when they are asked for"
+    pulls = [span for span in recorder.spans() if span.lane == LOADER]
     assert all(before.end_ms <= after.start_ms for before, after in pairwise(pulls))
-    waits = [span for span in spans if span.waits]
-    assert {(span.lane, span.name) for span in waits} == {(THREAD, "pull")}
-    assert len(waits) == loader.stats().starved
-    waited_ms = sum(span.end_ms - span.start_ms for span in waits)
-    assert waited_ms <= loader.stats().starved_ms
+    assert [span.end_ms for span in pulls] == pytest.approx([LOAD_MS, 2 * LOAD_MS, 3 * LOAD_MS])
 
 
-def test_only_what_happens_while_it_watches_is_noted():
+def test_batches_before_and_after_a_recording_are_not_noted():
     loader = StreamedLoader(list(torch.arange(9)), [lambda x: x], device="cpu")
     batches = iter(loader)
     next(batches)
@@ -132,7 +132,7 @@ def test_only_what_happens_while_it_watches_is_noted():
     assert found == [*((name, 2) for name in steps), *((name, 3) for name in steps[:-1])]
 
 
-def test_a_step_that_was_never_ended_is_not_noted():
+def test_step_that_never_ended_is_not_noted():
     loader = StreamedLoader(list(torch.arange(3)), device="cpu")
     with recording(loader) as recorder:
         for batch in loader:
@@ -141,7 +141,7 @@ def test_a_step_that_was_never_ended_is_not_noted():
     assert [span.batch for span in recorder.spans() if span.name == "step"] == [0]
 
 
-def test_a_step_is_noted_once_though_the_end_is_asked_for_too():
+def test_batches_are_numbered_through_iterators():
     loader = StreamedLoader(list(torch.arange(2)), device="cpu")
     with recording(loader) as recorder:
         list(loader)
@@ -149,7 +149,7 @@ def test_a_step_is_noted_once_though_the_end_is_asked_for_too():
     assert [span.batch for span in recorder.spans() if span.name == "step"] == [0, 1, 2, 3], "counted through"
 
 
-def test_a_stage_that_fails_is_noted_and_its_range_is_closed(monkeypatch):
+def test_range_of_a_failing_stage_is_closed(monkeypatch):
     log = []
 
     class Logged:
@@ -173,9 +173,6 @@ def test_a_stage_that_fails_is_noted_and_its_range_is_closed(monkeypatch):
     assert [span.name for span in recorder.spans() if span.lane == THREAD] == ["copy", "stage/transform"]
     stage = ["begin gpuaug/stage/transform", "fail", "end gpuaug/stage/transform"]
     assert log == ["begin gpuaug/copy", "end gpuaug/copy", *stage]
-
-
-# On a device, which is the double
 
 
 COPY_MS, AUGMENT_MS, ENCODE_MS, WAIT_MS, STEP_MS = 1, 3, 5, 2, 7
@@ -233,7 +230,7 @@ PARTS = {
 }
 
 
-def test_each_lanes_work_on_each_batch_is_timed_on_the_device(cuda, clocked):
+def test_lane_spans_are_timed_on_the_device(cuda, clocked):
     cuda.now_ms = 1000.0
     with recording(clocked) as recorder:
         train(cuda, clocked)
@@ -254,7 +251,7 @@ def test_each_lanes_work_on_each_batch_is_timed_on_the_device(cuda, clocked):
     assert not cuda.history.violations, cuda.history.report()
 
 
-def test_marks_lie_around_the_work_on_the_stream_that_does_it(cuda, clocked):
+def test_events_enclose_the_work_on_its_stream(cuda, clocked):
     with recording(clocked) as recorder:
         train(cuda, clocked)
     log = cuda.history.log
@@ -272,7 +269,7 @@ def test_marks_lie_around_the_work_on_the_stream_that_does_it(cuda, clocked):
 
 
 @pytest.mark.parametrize("keeps_up", [True, False])
-def test_the_host_waits_for_the_device_once(cuda, clocked, keeps_up):
+def test_recording_synchronizes_once(cuda, clocked, keeps_up):
     cuda.keeps_up = keeps_up
     with recording(clocked) as recorder:
         assert cuda.history.syncs == 1
@@ -290,7 +287,7 @@ def test_the_host_waits_for_the_device_once(cuda, clocked, keeps_up):
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_nothing_is_unordered_while_it_is_watched(name):
+def test_recording_keeps_streams_ordered(name):
     watched = []
 
     def mutate(patch, cuda):
@@ -308,86 +305,3 @@ def test_nothing_is_unordered_while_it_is_watched(name):
     assert not history.violations, history.report()
     assert history.syncs == 1 + stats.held_back
     assert len([entry for entry in watched[0]._device if entry[1] == "wait"]) == stats.batches
-
-
-# What profilers see
-
-
-PARTS_OF_A_BATCH = ["gpuaug/copy", "gpuaug/stage/augment", "gpuaug/wait"]
-
-
-def ranges(hooks):
-    """The names of the ranges that ``torch.profiler`` finds in two batches, in their order."""
-    loader = StreamedLoader([torch.zeros(1)] * 2, [TransformStage(lambda x: x + 1, name="augment")], device="cpu")
-    if hooks:
-        loader._shared.hooks = Recorder(loader._shared.lanes)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profiler:
-        list(loader)
-    events = [event for event in profiler.events() if event.name.startswith("gpuaug/")]
-    added = [event for event in profiler.events() if event.name == "aten::add"]
-    stages = [event.time_range for event in events if event.name == "gpuaug/stage/augment"]
-    assert all(
-        stage.start <= add.time_range.start and add.time_range.end <= stage.end
-        for stage, add in zip(stages, added, strict=True)
-    )
-    return [event.name for event in sorted(events, key=lambda event: event.time_range.start)]
-
-
-@pytest.mark.parametrize("hooks", [False, True], ids=["alone", "recorded"])
-def test_a_profiler_sees_a_range_for_each_part(hooks):
-    assert ranges(hooks) == PARTS_OF_A_BATCH * 2
-
-
-def test_nothing_is_made_while_nobody_listens(monkeypatch):
-    monkeypatch.setattr(streams, "_NVTX_LISTENS", False)
-    assert streams.span("gpuaug/copy") is streams.span("gpuaug/wait")
-
-
-# A tool that reads NVTX, as small as can be. Its interface is that of nvtxTypes.h: table 1 has the callbacks, and in the slots
-# of their module 1, the core, 9 is RangePushA and 11 RangePop.
-TOOL = """
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-typedef void (*Function)(void);
-typedef struct {
-    size_t size;
-    int (*functions)(int module, Function ***slots, unsigned *count);
-} Callbacks;
-
-static FILE *told;
-
-static int push(const char *name) { fprintf(told, "push %s\\n", name); return 0; }
-static int pop(void) { fprintf(told, "pop\\n"); return 0; }
-
-int InitializeInjectionNvtx2(const void *(*table)(unsigned)) {
-    const Callbacks *callbacks = table(1);
-    Function **slots;
-    unsigned count;
-    if (!callbacks || !callbacks->functions(1, &slots, &count) || count <= 11) return 0;
-    told = fopen(getenv("TOLD"), "w");
-    *slots[9] = (Function)push;
-    *slots[11] = (Function)pop;
-    return told != NULL;
-}
-"""
-
-TWO_BATCHES = """
-import torch
-from gpuaug import StreamedLoader, TransformStage
-list(StreamedLoader([torch.zeros(1)] * 2, [TransformStage(lambda x: x + 1, name="augment")], device="cpu"))
-"""
-
-
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="the tool is compiled, and there is no gcc")
-@pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="this torch was built without CUDA, and so without NVTX")
-def test_a_tool_that_reads_nvtx_sees_a_range_for_each_part(tmp_path, monkeypatch):
-    source, tool, told = tmp_path / "tool.c", tmp_path / "tool.so", tmp_path / "told"
-    source.write_text(TOOL)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(tool), str(source)], check=True)
-    monkeypatch.setenv("NVTX_INJECTION64_PATH", str(tool))
-    monkeypatch.setenv("TOLD", str(told))
-    done = alone.run(TWO_BATCHES)
-    assert done.returncode == 0, done.stderr
-    assert told.read_text().splitlines() == [line for name in PARTS_OF_A_BATCH * 2 for line in (f"push {name}", "pop")]

@@ -1,8 +1,7 @@
-"""The picture of a run: what is in it, that it can be read, and the trace."""
+"""The picture of a timeline: what is in it, and that it can be read."""
 
 import io
 import json
-import random
 import sys
 from itertools import combinations
 
@@ -11,31 +10,14 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from PIL import Image
-from support import alone
+from support import processes
+from support.timelines import events, of, run
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.profiler.timeline import Span, Timeline
 
 LONG = "stage/a_very_long_name_of_a_feature_stage_with_many_words"
 SIGNS = {".png": b"\x89PNG\r\n", ".svg": b"<?xml", ".pdf": b"%PDF-"}
-
-
-def run(batches=12, at=1000.0, scale=1.0, stages=("stage/augment", "stage/encode")):
-    """A run of which each batch passes each lane, with waits in two lanes and launches within launches."""
-    spans = []
-    for batch in range(batches):
-        start = at + 8 * batch * scale
-        rows = [("consumer", "wait", 6, 7, True), ("consumer", "step", 7, 14, False), ("copy", "copy", 1, 3, False)]
-        rows += [("thread", "wait", 0, 1, True), ("thread", "launch", 1, 4, False), ("loader", "pull", -7, 1, False)]
-        for index, stage in enumerate(stages):
-            rows += [(stage, stage, 3 + index, 3.9 + index, False), ("thread", stage, 2 + index / 2, 2.4 + index / 2, False)]
-        spans += [Span(lane, name, batch, start + a * scale, start + b * scale, waits) for lane, name, a, b, waits in rows]
-    random.Random(0).shuffle(spans)
-    return Timeline(tuple(spans), "NVIDIA H200", 2)
-
-
-def of(*spans):
-    return Timeline(spans, "CPU", "auto")
 
 
 def drawn(figure):
@@ -56,14 +38,11 @@ def colour(bar):
 
 
 def box(figure, artist):
-    return artist.get_window_extent(FigureCanvasAgg(figure).get_renderer())
+    canvas = figure.canvas if isinstance(figure.canvas, FigureCanvasAgg) else FigureCanvasAgg(figure)
+    return artist.get_window_extent(canvas.get_renderer())
 
 
-def events(timeline, phase):
-    return [event for event in timeline.chrome_trace()["traceEvents"] if event["ph"] == phase]
-
-
-def test_rows_are_in_the_order_of_a_batchs_way():
+def test_lanes_are_in_the_order_of_a_batchs_way():
     lanes = ["zoo", "consumer", "stage/z", "copy", "stage/a", "ant", "thread", "loader"]
     timeline = of(*(Span(lane, "it", 0, start, start + 1) for start, lane in enumerate(lanes)))
     rows = ["loader", "thread", "copy", "stage/z", "stage/a", "consumer", "zoo", "ant"]
@@ -74,12 +53,12 @@ def test_rows_are_in_the_order_of_a_batchs_way():
     assert axes.yaxis_inverted()
 
 
-def test_a_stages_place_is_that_of_its_first_span_however_spans_are_given():
+def test_stage_lanes_are_in_the_order_of_their_first_spans():
     spans = [Span("stage/b", "b", 1, 5, 6), Span("stage/a", "a", 0, 2, 3), Span("stage/b", "b", 0, 1, 2)]
     assert list(of(*spans).lanes()) == ["stage/b", "stage/a"]
 
 
-def test_bars_lie_where_their_spans_are_and_in_their_lanes_row():
+def test_bars_are_at_their_spans_times_and_in_their_lanes_row():
     timeline = run(at=123456.0)
     axes, rows, _ = drawn(timeline.figure())
     origin = min(span.start_ms for span in timeline.spans)
@@ -91,7 +70,7 @@ def test_bars_lie_where_their_spans_are_and_in_their_lanes_row():
         assert rows[min(range(len(rows)), key=lambda row: abs(axes.get_yticks()[row] - middle))] == span.lane
 
 
-def test_a_batch_has_one_colour_in_all_lanes_and_the_next_nine_have_others():
+def test_colour_of_a_batch_is_the_same_in_all_lanes_and_repeats_after_ten():
     seen = {}
     for span, bar in bars(run()):
         seen.setdefault(span.batch, set()).add(colour(bar))
@@ -100,7 +79,7 @@ def test_a_batch_has_one_colour_in_all_lanes_and_the_next_nine_have_others():
     assert seen[10] == seen[0]
 
 
-def test_what_waits_is_pale_hatched_outlined_and_explained():
+def test_waits_are_hatched_and_in_the_legend():
     timeline = run()
     for span, bar in bars(timeline):
         assert bool(bar.get_hatch()) == span.waits
@@ -113,14 +92,14 @@ def test_what_waits_is_pale_hatched_outlined_and_explained():
 
 
 @pytest.mark.parametrize("width_in", [6, 12, 20])
-def test_numbers_are_within_their_bars_and_are_their_batches(width_in):
+def test_batch_numbers_are_within_their_bars(width_in):
     timeline = run(batches=12)
     figure = timeline.figure(width_in)
     axes, _, found = drawn(figure)
-    owners = {}
+    owners, outers = {}, [box(figure, bar) for bar in found]
     for text in axes.texts:
         inside = box(figure, text)
-        around = [bar for bar in found if (outer := box(figure, bar)).x0 < inside.x0 and inside.x1 < outer.x1
+        around = [bar for bar, outer in zip(found, outers, strict=True) if outer.x0 < inside.x0 and inside.x1 < outer.x1
                   and outer.y0 < inside.y0 and inside.y1 < outer.y1]  # fmt: skip
         assert len(around) == 1, text
         owners[around[0]] = text.get_text()
@@ -135,7 +114,7 @@ def test_numbers_are_within_their_bars_and_are_their_batches(width_in):
     assert len(owners) < len(found), "and none in some"
 
 
-def test_spans_that_overlap_in_a_lane_do_not_overlap_in_the_picture():
+def test_overlapping_spans_of_a_lane_have_rows_of_their_own():
     spans = [Span("thread", "launch", 0, 0, 10), Span("thread", "a", 0, 1, 4), Span("thread", "b", 0, 2, 3)]
     spans += [Span("thread", "c", 0, 5, 12), Span("copy", "copy", 0, 0, 10)]
     found = [bar for _, bar in bars(of(*spans))]
@@ -146,7 +125,7 @@ def test_spans_that_overlap_in_a_lane_do_not_overlap_in_the_picture():
     assert len({bar.get_y() for bar in found}) == 4, "what fits beside an earlier bar shares its row"
 
 
-def test_what_lies_within_another_span_is_below_it():
+def test_nested_span_is_below_the_outer_one():
     for start in (0, 1):
         inner, outer = Span("thread", "copy", 0, start, 4), Span("thread", "launch", 0, 0, 10)
         (above, top), (below, under) = bars(of(inner, outer))
@@ -155,13 +134,13 @@ def test_what_lies_within_another_span_is_below_it():
         assert len({event["tid"] for event in events(of(inner, outer), "X")}) == 1
 
 
-def test_what_overlaps_by_less_than_is_seen_opens_no_row():
+def test_invisible_overlap_opens_no_row():
     found = bars(of(*(Span("copy", "copy", batch, batch * 10.0, batch * 10 + 10.001) for batch in range(5))))
     assert len({bar.get_y() for _, bar in found}) == 1
 
 
 @pytest.mark.parametrize("width_in", [6, 20])
-def test_the_shortest_spans_are_seen_wherever_they_are(width_in):
+def test_shortest_spans_are_visible(width_in):
     spans = [Span("consumer", "step", 0, 0, 1000)]
     spans += [Span("copy", "copy", batch, start, start + 1e-3) for batch, start in enumerate((0, 500, 999.999))]
     figure = of(*spans, Span("copy", "copy", 3, 1000, 1000)).figure(width_in)
@@ -172,7 +151,7 @@ def test_the_shortest_spans_are_seen_wherever_they_are(width_in):
 
 
 @pytest.mark.parametrize("width_in", [6, 12, 20])
-def test_long_names_are_shortened_and_leave_room_for_the_plot(width_in):
+def test_long_lane_names_are_shortened(width_in):
     figure = of(Span(LONG, LONG, 0, 0, 1), Span("stage/with_24_characters", "it", 0, 1, 2)).figure(width_in)
     axes, (short, whole), _ = drawn(figure)
     assert whole == "stage/with_24_characters"
@@ -183,7 +162,7 @@ def test_long_names_are_shortened_and_leave_room_for_the_plot(width_in):
     assert all(box(figure, label).x0 >= 0 for label in axes.get_yticklabels())
 
 
-def test_names_are_no_formulas():
+def test_lane_names_are_no_formulas():
     timeline = Timeline((Span("stage/$x^2^2$", "it", 0, 0, 1), Span(" ", "it", 0, 0, 1), Span("", "it", 0, 0, 1)), "$x^2^2$", 2)
     figure = timeline.figure()
     assert drawn(figure)[1] == ["stage/$x^2^2$", " ", ""]
@@ -191,7 +170,7 @@ def test_names_are_no_formulas():
 
 
 @pytest.mark.parametrize(("scale", "unit", "end"), [(1e-4, "µs", 10.2), (1.0, "ms", 102.0), (1e3, "s", 102.0)])
-def test_time_is_in_the_unit_that_fits_from_the_first_span_on(scale, unit, end):
+def test_time_axis_unit_and_origin(scale, unit, end):
     figure = run(scale=scale).figure()
     assert [text.get_text() for text in figure.texts] == [f"time in {unit}; a colour and a number for each batch"]
     first, last = drawn(figure)[0].get_xlim()
@@ -199,14 +178,14 @@ def test_time_is_in_the_unit_that_fits_from_the_first_span_on(scale, unit, end):
     assert last == pytest.approx(109 * scale * {"µs": 1e3, "ms": 1, "s": 1e-3}[unit], rel=0.01)
 
 
-def test_the_title_says_of_what():
+def test_title_has_batches_device_and_depth():
     assert drawn(run().figure())[0].get_title(loc="left") == "12 batches on NVIDIA H200, depth 2"
     assert drawn(of(Span("copy", "copy", 7, 0, 1)).figure())[0].get_title(loc="left") == "1 batch on CPU, depth auto"
 
 
 @pytest.mark.parametrize("lanes", [2, 12])
-def test_texts_stay_within_the_picture_and_off_each_other(lanes):
-    timeline = run(stages=[f"{LONG}_{index}" for index in range(lanes)])
+def test_texts_do_not_overlap(lanes):
+    timeline = run(batches=4, stages=[f"{LONG}_{index}" for index in range(lanes)])
     timeline = Timeline(timeline.spans, "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 2)
     figure = timeline.figure(6)
     axes = drawn(figure)[0]
@@ -221,7 +200,7 @@ def test_texts_stay_within_the_picture_and_off_each_other(lanes):
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf", ".PNG", ".json"])
 @pytest.mark.parametrize("timeline", [run(), of(), of(Span("copy", "copy", 0, 5, 5))], ids=["run", "empty", "no time"])
-def test_saved_in_a_new_folder_and_readable(tmp_path, suffix, timeline):
+def test_save_makes_the_folder_and_a_readable_file(tmp_path, suffix, timeline):
     path = tmp_path / "new" / "folder" / f"run{suffix}"
     timeline.save(str(path), width_in=6)
     if suffix == ".json":
@@ -235,7 +214,7 @@ def test_saved_in_a_new_folder_and_readable(tmp_path, suffix, timeline):
     assert [other.name for other in path.parent.iterdir()] == [path.name]
 
 
-def test_nothing_happened_is_drawn_and_said():
+def test_figure_without_spans():
     axes, labels, found = drawn(of().figure())
     assert (labels, found) == ([], [])
     assert axes.get_title(loc="left") == "0 batches on CPU, depth auto"
@@ -244,7 +223,7 @@ def test_nothing_happened_is_drawn_and_said():
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".pdf", ".png"])
-def test_the_same_timeline_is_the_same_file_whatever_the_users_style(tmp_path, suffix, monkeypatch):
+def test_save_is_deterministic_whatever_the_users_style(tmp_path, suffix, monkeypatch):
     paths = [tmp_path / f"{name}{suffix}" for name in "ab"]
     run().save(paths[0])
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")  # the time is another one now
@@ -255,70 +234,15 @@ def test_the_same_timeline_is_the_same_file_whatever_the_users_style(tmp_path, s
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
-def test_a_picture_is_wider_where_more_is_asked_for():
+def test_width_in_is_the_figures_width():
     assert [run().figure(width).get_figwidth() for width in (6, 12, 20)] == [6, 12, 20]
     small = io.BytesIO()
     run().figure().savefig(small, format="png")
     assert small.getvalue().startswith(SIGNS[".png"])
 
 
-def test_a_trace_has_a_named_thread_for_each_lane_in_the_order_of_rows():
-    timeline = run()
-    trace = timeline.chrome_trace()
-    assert set(trace) == {"traceEvents", "displayTimeUnit"}
-    assert trace["displayTimeUnit"] == "ms"
-    assert all(set(event) == {"ph", "name", "pid", "tid", "args"} for event in events(timeline, "M"))
-    assert len({event["pid"] for event in trace["traceEvents"]}) == 1
-    told = {}
-    for event in events(timeline, "M"):
-        told.setdefault(event["name"], []).append((event["tid"], *event["args"].values()))
-    assert [name for _, name in told["process_name"]] == ["12 batches on NVIDIA H200, depth 2"]
-    names, order = dict(told["thread_name"]), dict(told["thread_sort_index"])
-    assert [names[thread] for thread in sorted(names, key=order.get)] == list(timeline.lanes())
-
-
-def test_a_trace_has_every_span_with_its_times_in_microseconds():
-    timeline = run(at=5e8, scale=0.01)
-    names = {event["tid"]: event["args"]["name"] for event in events(timeline, "M") if event["name"] == "thread_name"}
-    found = events(timeline, "X")
-    assert all(set(event) == {"ph", "name", "pid", "tid", "ts", "dur", "args"} for event in found)
-    assert min(event["ts"] for event in found) == 0
-    origin = min(span.start_ms for span in timeline.spans)
-    told = {(names[event["tid"]], event["name"], event["args"]["batch"], event["args"]["waits"]): event for event in found}
-    assert len(told) == len(found) == len(timeline.spans)
-    for span in timeline.spans:
-        event = told[span.lane, span.name, span.batch, span.waits]
-        assert event["ts"] == pytest.approx((span.start_ms - origin) * 1e3, abs=1e-3)
-        assert event["dur"] == pytest.approx((span.end_ms - span.start_ms) * 1e3, abs=2e-3)
-
-
-def test_spans_of_a_threads_trace_nest_to_the_nanosecond():
-    draw = random.Random(0)
-    spans = [
-        Span("thread", "it", 0, start, start + draw.expovariate(0.5)) for start in (draw.uniform(0, 20) for _ in range(99))
-    ]
-    spans += [Span("copy", "it", batch, batch / 6, (batch + 1) / 6) for batch in range(500)]
-    spans += [Span("consumer", "step", 0, 0, 9), Span("consumer", "loss", 0, 0, 9), Span("consumer", "wait", 0, 3, 3)]
-    found = {}
-    for event in events(of(*spans), "X"):
-        found.setdefault(event["tid"], []).append((round(event["ts"] * 1e3), round((event["ts"] + event["dur"]) * 1e3)))
-    assert sum(map(len, found.values())) == len(spans)
-    for times in found.values():
-        assert times == sorted(times, key=lambda time: (time[0], -time[1]))
-        assert not [1 for (a, b), (c, d) in combinations(times, 2) if a < c < b < d]
-    assert len(found) - 2 < 99, "those that nest share a thread"
-    assert [len(times) for times in found.values()][-2:] == [500, 3]
-
-
-@pytest.mark.parametrize(("batch", "end"), [(0, float("nan")), (float("nan"), 1)])
-def test_a_trace_is_strict_json_or_none(tmp_path, batch, end):
-    with pytest.raises(ValueError, match=r"(?i)nan|Out of range float"):
-        of(Span("copy", "copy", batch, 0, end)).save(tmp_path / "run.json")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("name", ["run.jpg", "run", "run.json.gz"])
-def test_other_files_are_refused_by_name(tmp_path, name):
+def test_save_refuses_other_suffixes(tmp_path, name):
     with pytest.raises(ArgumentError) as caught:
         run().save(tmp_path / "new" / name)
     where = str(tmp_path / "new" / name)
@@ -328,13 +252,13 @@ def test_other_files_are_refused_by_name(tmp_path, name):
 
 
 @pytest.mark.parametrize("width_in", [0, 5.9, float("nan")])
-def test_a_picture_too_narrow_for_names_is_refused(width_in):
+def test_figure_refuses_a_small_width_in(width_in):
     with pytest.raises(ArgumentError) as caught:
         run().figure(width_in)
     assert str(caught.value) == f"width_in must be at least 6, got {width_in!r}. Names of lanes need room."
 
 
-def test_without_matplotlib_a_picture_is_refused_and_a_trace_is_not(tmp_path, monkeypatch):
+def test_figure_needs_matplotlib_and_trace_does_not(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for draw in (run().figure, lambda: run().save(tmp_path / "new" / "run.png")):
         with pytest.raises(ArgumentError) as caught:
@@ -348,7 +272,7 @@ def test_without_matplotlib_a_picture_is_refused_and_a_trace_is_not(tmp_path, mo
 
 
 @pytest.mark.timeout(120)
-def test_the_module_is_light_and_drawing_touches_no_global_state():
+def test_import_is_without_matplotlib_and_figure_without_pyplot():
     script = """
 import sys, torch, gpuaug.profiler.timeline as timeline
 assert "matplotlib" not in sys.modules
@@ -358,5 +282,5 @@ assert "matplotlib" not in sys.modules
 run.figure()
 assert "matplotlib.pyplot" not in sys.modules
 """
-    done = alone.run(script)
+    done = processes.run_script(script)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,4 +1,4 @@
-"""Training loops on a double of the stream layer (``double.py``), step by step, and what their stages do there."""
+"""Randomised orders of use for the double of the stream layer, and a loader over it."""
 
 import itertools
 from dataclasses import dataclass

@@ -7,6 +7,7 @@ from contextlib import suppress
 import pytest
 import torch
 from protocol.scenarios import Source, install, kernel, script_arrivals
+from support.waiting import WAIT_S
 
 from gpuaug import StreamedLoader
 from gpuaug.feed import feed as feed
@@ -84,12 +85,12 @@ def test_a_batch_in_flight_is_not_held_up_by_a_slow_loader(cuda):
         yield cuda.host_batch()
         yield cuda.host_batch()
         asked.set()
-        assert answer.wait(10), "next() waited for the loader"
+        assert answer.wait(WAIT_S), "next() waited for the loader"
         yield cuda.host_batch()
 
     iterator = iter(StreamedLoader(source(), device="cuda"))
     next(iterator)
-    assert asked.wait(10)
+    assert asked.wait(WAIT_S)
     next(iterator)
     assert not answer.is_set()
     answer.set()

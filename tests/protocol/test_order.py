@@ -77,15 +77,15 @@ def reverse_wait_for_the_step_before(patch, cuda):
 
 def record_instead(patch, stream_of):
     """The protocol of ``record_stream``: no reverse wait, and the stream that ``stream_of`` gives recorded."""
-    real = PipelinedIterator.hand_over
+    real = PipelinedIterator.pop
 
-    def hand_over(self, consumer):
+    def pop(self, consumer):
         handed_over = real(self, consumer)
         for buffer in batch.leaves(handed_over):
             buffer.record_stream(stream_of(buffer, consumer))
         return handed_over
 
-    patch.setattr(PipelinedIterator, "hand_over", hand_over)
+    patch.setattr(PipelinedIterator, "pop", pop)
     patch.setattr(Lanes, "wait_for_consumers", lambda self, consumer, mark: None)
 
 
@@ -110,12 +110,12 @@ def wait_for_the_tail(patch, cuda):
 def one_event_recorded_again(patch, cuda):
     events = {}
 
-    def mark(self):
+    def record_event(self, *, timed=False):
         event = events.setdefault(self.stream, cuda.Event())
         event.record(self.stream)
         return event
 
-    patch.setattr(Lane, "mark", mark)
+    patch.setattr(Lane, "record_event", record_event)
 
 
 def wait_when_launched(patch, cuda):
@@ -129,17 +129,17 @@ def wait_when_launched(patch, cuda):
 
 
 def mark_before_the_last_write(patch, cuda):
-    make_current, mark, early = Lane.make_current, Lane.mark, {}
+    make_current, record_event, early = Lane.make_current, Lane.record_event, {}
 
     def make_current_from(self):
-        early[self.name] = mark(self)
+        early[self.name] = record_event(self)
         make_current(self)
 
-    def mark_from(self):
-        return early.pop(self.name, None) or mark(self)
+    def record_event_from(self, *, timed=False):
+        return early.pop(self.name, None) or record_event(self, timed=timed)
 
     patch.setattr(Lane, "make_current", make_current_from)
-    patch.setattr(Lane, "mark", mark_from)
+    patch.setattr(Lane, "record_event", record_event_from)
 
 
 def labels_on_a_stream_of_their_own(patch, cuda):
@@ -153,15 +153,15 @@ def labels_on_a_stream_of_their_own(patch, cuda):
 
 
 def labels_copied_after_the_mark(patch, cuda):
-    real = PipelinedIterator.hand_over
+    real = PipelinedIterator.pop
 
-    def hand_over(self, consumer):
+    def pop(self, consumer):
         images, labels = real(self, consumer)
         with cuda.stream(self._lanes.copy.stream):
             cuda.write(labels)
         return images, labels
 
-    patch.setattr(PipelinedIterator, "hand_over", hand_over)
+    patch.setattr(PipelinedIterator, "pop", pop)
 
 
 def no_wait_between_lanes(patch, cuda):

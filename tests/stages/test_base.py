@@ -26,7 +26,7 @@ def names(*stages):
     return [bound.name for bound in bind_all(as_stages(stages), Lanes(torch.device("cpu")))]
 
 
-def test_a_bare_callable_is_wrapped_and_run_as_it_is():
+def test_callable_becomes_transform_stage():
     class Add(nn.Module):
         def forward(self, x):
             return x + 1
@@ -42,7 +42,7 @@ def test_stages_run_in_order():
     assert streamed(torch.ones(1), lambda x: x + 1, TransformStage(lambda x: x * 10), lambda x: x - 1).item() == 19
 
 
-def test_a_transform_is_neither_moved_nor_compiled_nor_put_into_another_mode():
+def test_transform_module_is_not_moved_compiled_or_switched():
     class Spy(nn.Module):
         def __init__(self):
             super().__init__()
@@ -76,7 +76,7 @@ def test_unnamed_stages_are_numbered_by_kind():
     ]
 
 
-def test_given_names_are_kept_and_never_given_again():
+def test_given_stage_names_are_kept_and_unique():
     assert names(len, TransformStage(len, name="transform"), len, TransformStage(len, name="transform_3")) == [
         "transform_2",
         "transform",
@@ -85,13 +85,13 @@ def test_given_names_are_kept_and_never_given_again():
     ]
 
 
-def test_one_unnamed_stage_may_stand_in_two_places():
+def test_one_unnamed_stage_may_be_used_twice():
     stage = TransformStage(lambda x: x * 2)
     assert streamed(torch.ones(1), stage, stage).item() == 4
 
 
 @pytest.mark.parametrize("given", [[len], (len,), []])
-def test_stages_come_in_a_sequence(given):
+def test_stages_may_be_any_sequence(given):
     assert [stage.transform for stage in as_stages(given)] == list(given)
 
 
@@ -108,13 +108,13 @@ def test_stages_come_in_a_sequence(given):
         ((stage for stage in [len]), "generator"),
     ],
 )
-def test_anything_else_than_a_sequence_is_refused(given, kind):
+def test_stages_must_be_a_sequence(given, kind):
     with pytest.raises(ArgumentTypeError) as caught:
         StreamedLoader([], given, device="cpu")
     assert str(caught.value) == f"stages must be a sequence of stages, got {kind}. Put it into a list: stages=[…]."
 
 
-def test_two_stages_of_one_name_are_refused():
+def test_duplicate_stage_names_are_refused():
     with pytest.raises(ArgumentError) as caught:
         StreamedLoader([], [TransformStage(len, name="a"), FeatureStage(nn.Identity(), name="a")], device="cpu")
     assert str(caught.value) == (
@@ -124,14 +124,14 @@ def test_two_stages_of_one_name_are_refused():
 
 @pytest.mark.parametrize("name", ["", 3, ("a",)])
 @pytest.mark.parametrize(("kind", "default"), [(TransformStage, "transform"), (FeatureStage, "feature")])
-def test_a_name_is_a_non_empty_string(kind, default, name):
+def test_stage_name_must_be_non_empty_string(kind, default, name):
     with pytest.raises(ArgumentError) as caught:
         kind(nn.Identity(), name=name)
     assert str(caught.value) == f"name must be a non-empty string, got {name!r}. Leave it out for {default!r}."
 
 
 @pytest.mark.parametrize("given", [None, 3, "flip"])
-def test_what_cannot_be_called_is_refused(given):
+def test_stage_must_be_callable(given):
     with pytest.raises(ArgumentTypeError) as caught:
         StreamedLoader([], [given], device="cpu")
     assert str(caught.value) == (
@@ -140,7 +140,7 @@ def test_what_cannot_be_called_is_refused(given):
     )
 
 
-def test_a_class_in_place_of_an_instance_is_refused():
+def test_stage_class_instead_of_instance_is_refused():
     with pytest.raises(ArgumentTypeError) as caught:
         TransformStage(K.RandomHorizontalFlip)
     assert str(caught.value) == (
@@ -148,7 +148,7 @@ def test_a_class_in_place_of_an_instance_is_refused():
     )
 
 
-def test_a_stage_says_what_it_does():
+def test_stage_repr():
     def brighten(x):
         return x
 
@@ -171,7 +171,7 @@ def notes_of(transform, *values, on=...):
 @pytest.mark.parametrize(
     "transform", [K.RandomGaussianBlur((3, 3), (1.0, 2.0), p=1.0), K.Normalize(0.5, 0.5), K.ColorJitter(0.4, p=1.0)]
 )
-def test_kornia_s_refusal_of_integer_images_keeps_its_type_and_says_what_to_type(transform):
+def test_kornia_error_for_integer_images_gets_note(transform):
     images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
     pipeline = K.AugmentationSequential(transform)
     with pytest.raises(Exception) as plain:  # noqa: PT011
@@ -181,7 +181,7 @@ def test_kornia_s_refusal_of_integer_images_keeps_its_type_and_says_what_to_type
     assert notes == [INTEGERS, "gpuaug: raised in stage 'transform', at batch 0 of epoch 0."]
 
 
-def test_what_the_note_says_to_type_works():
+def test_code_in_integer_image_note_works():
     transform = K.AugmentationSequential(K.Normalize(0.5, 0.5))
     images = torch.full((2, 3, 8, 8), 255, dtype=torch.uint8)
     assert streamed(images, TransformStage(lambda images: transform(images.float() / 255))).eq(1).all()
@@ -209,7 +209,7 @@ WANTS_FLOATS = {
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "int64"])
 @pytest.mark.parametrize("name", WANTS_FLOATS)
-def test_an_error_about_an_integer_dtype_says_to_scale_the_images(name, dtype):
+def test_integer_image_note_for_dtype_errors(name, dtype):
     images = torch.zeros(2, 3, 8, 8, dtype=getattr(torch, dtype))
     assert notes_of(WANTS_FLOATS[name], images)[1][0] == INTEGERS.replace("uint8", dtype)
 
@@ -248,7 +248,7 @@ OTHER_ERRORS = {
 
 @pytest.mark.parametrize("dtype", ["uint8", "int32", "int64"])
 @pytest.mark.parametrize("name", OTHER_ERRORS)
-def test_an_error_about_anything_else_has_no_note_on_integers(name, dtype):
+def test_no_integer_image_note_for_other_errors(name, dtype):
     images = torch.zeros(2, 3, 8, 8, dtype=getattr(torch, dtype))
     assert notes_of(OTHER_ERRORS[name], images)[1] == ["gpuaug: raised in stage 'transform', at batch 0 of epoch 0."]
 
@@ -257,6 +257,6 @@ def test_an_error_about_anything_else_has_no_note_on_integers(name, dtype):
     "value",
     [torch.zeros(2, 3, 4, 4), torch.zeros(3, 3, dtype=torch.uint8), torch.zeros(1, 1, 1, dtype=torch.complex64), "text"],
 )
-def test_no_note_stands_where_there_are_no_integer_images(value):
+def test_no_integer_image_note_without_integer_images(value):
     notes = notes_of(fail(RuntimeError, "not implemented for 'Byte'"), value)[1]
     assert notes == ["gpuaug: raised in stage 'transform', at batch 0 of epoch 0."]

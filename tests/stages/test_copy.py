@@ -2,203 +2,31 @@
 
 import dataclasses
 import logging
-import warnings
 from collections.abc import Mapping
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from support.mappings import Encoding
+from support.containers import Encoding
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torchvision import tv_tensors
 
 from gpuaug import DeviceError, StreamedLoader
-from gpuaug.stages.copy import ALIGN_BYTES, SMALL_BYTES, Copier, Layout, _can_be_packed
+from gpuaug.stages.copy import Copier
 
 CPU, META = torch.device("cpu"), torch.device("meta")
-
-DTYPES = [
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.float8_e4m3fn,
-]
-
-
-@st.composite
-def small_tensors(draw):
-    dtype = draw(st.sampled_from(DTYPES))
-    shape = draw(st.lists(st.integers(1, 4), max_size=4))
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
-    return torch.randint(0, 100, shape, generator=generator).to(dtype)
-
-
-def bits(tensor):
-    return tensor.reshape(-1).view(torch.uint8).tolist()
-
-
-def round_trip(*leaves):
-    layout = Layout(leaves)
-    parts = layout.unpack(layout.pack(pin=False))
-    return [parts[id(leaf)] for leaf in leaves]
-
-
-@given(st.lists(small_tensors(), min_size=1, max_size=6))
-def test_packed_tensors_come_out_as_they_went_in(leaves):
-    for leaf, part in zip(leaves, round_trip(*leaves), strict=True):
-        assert part.dtype is leaf.dtype
-        assert part.shape == leaf.shape
-        assert part.stride() == leaf.stride()
-        assert bits(part) == bits(leaf)
-
-
-@given(st.lists(small_tensors(), min_size=1, max_size=6))
-def test_packed_tensors_have_memory_of_their_own(leaves):
-    parts = round_trip(*leaves)
-    for number, part in enumerate(parts):
-        part.fill_(number % 2)
-    for number, part in enumerate(parts):
-        assert part.float().eq(number % 2).all()
-
-
-@given(st.lists(small_tensors(), min_size=1, max_size=6))
-def test_the_tensors_of_each_dtype_start_as_fresh_memory_does(leaves):
-    layout = Layout(leaves)
-    buffer = layout.pack(pin=False)
-    first = {}
-    for part in layout.unpack(buffer).values():
-        offset = part.data_ptr() - buffer.data_ptr()
-        assert 0 <= offset <= buffer.nbytes - part.nbytes
-        assert offset % part.element_size() == 0
-        first[part.dtype] = min(offset, first.get(part.dtype, offset))
-    assert all(offset % ALIGN_BYTES == 0 for offset in first.values())
-
-
-def test_what_is_unpacked_shares_the_copied_buffer_and_not_the_packed_one():
-    leaves = [torch.arange(3), torch.ones(2)]
-    layout = Layout(leaves)
-    packed = layout.pack(pin=False)
-    parts = layout.unpack(packed.clone())
-    packed.zero_()
-    assert [parts[id(leaf)].tolist() for leaf in leaves] == [[0, 1, 2], [1, 1]]
-
-
-def test_packed_tensors_are_copies_of_the_leaves():
-    leaf = torch.zeros(3)
-    (part,) = round_trip(leaf)
-    leaf.fill_(7)
-    assert part.eq(0).all()
-
-
-def test_changing_one_packed_tensor_in_place_leaves_autograd_with_the_others():
-    labels, weights = round_trip(torch.arange(3), torch.ones(3))
-    x = torch.ones(3, requires_grad=True)
-    loss = (x * weights).sum()
-    labels.add_(1)
-    loss.backward()
-    assert x.grad.tolist() == [1, 1, 1]
-
-
-def test_changing_a_packed_tensor_that_autograd_saved_is_still_noticed():
-    (weights,) = round_trip(torch.ones(3))
-    loss = (torch.ones(3, requires_grad=True) * weights).sum()
-    weights.add_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
-def test_packed_tensors_are_not_views_of_one_another():
-    parts = round_trip(torch.arange(3), torch.ones(3))
-    assert all(part._base is None for part in parts)
-
-
-def test_packing_works_in_inference_mode():
-    with torch.inference_mode():
-        (part,) = round_trip(torch.arange(3))
-    assert part.tolist() == [0, 1, 2]
-
-
-def test_packing_is_host_work_whatever_the_default_device():
-    with torch.device("meta"):
-        buffer = Layout([torch.ones(2, device="cpu")]).pack(pin=False)
-    assert buffer.device.type == "cpu"
-
-
-def test_packing_is_no_part_of_a_graph():
-    with torch.enable_grad():
-        (part,) = round_trip(torch.ones(2))
-    assert not part.requires_grad
-    assert part.grad_fn is None
-    part.requires_grad_()
-
-
-def unusual():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return {
-            "transposed": torch.rand(3, 4).t(),
-            "expanded": torch.ones(1).expand(3),
-            "odd strides": torch.arange(6.0).as_strided((1, 3), (5, 1)),
-            "offset": torch.arange(6.0)[1:3],
-            "complex": torch.ones(2, dtype=torch.complex64),
-            "conjugate": torch.tensor([1 + 2j]).conj(),
-            "negated view": torch.tensor([1 + 2j]).conj().imag,
-            "empty": torch.empty(0, 3),
-            "sparse": torch.eye(2).to_sparse(),
-            "sparse rows": torch.eye(2).to_sparse_csr(),
-            "quantized": torch.quantize_per_tensor(torch.ones(2), 0.5, 1, torch.qint8),
-            "nested": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
-            "ragged": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
-        }
-
-
-@pytest.mark.parametrize("leaf", unusual().values(), ids=unusual().keys())
-def test_an_unusual_tensor_is_packed_as_it_is_or_not_at_all(leaf):
-    if _can_be_packed(leaf):
-        _, part = round_trip(torch.zeros(1, dtype=leaf.dtype), leaf)
-        assert type(part) is type(leaf)
-        assert torch.equal(part, leaf)
-
-
-REFUSED = {
-    "subclass": tv_tensors.Image(torch.rand(3, 4, 4)),
-    "parameter": torch.nn.Parameter(torch.ones(2)),
-    "requires grad": torch.ones(2, requires_grad=True),
-    "large": torch.zeros(SMALL_BYTES + 1, dtype=torch.uint8),
-    "on a device": torch.empty(2, device="meta"),
-    "a number": 3,
-}
-
-
-@pytest.mark.parametrize("leaf", REFUSED.values(), ids=REFUSED.keys())
-def test_only_small_plain_tensors_of_the_host_are_packed(leaf):
-    assert not _can_be_packed(leaf)
-
-
-@pytest.mark.parametrize("leaf", [torch.tensor(1), torch.zeros(SMALL_BYTES, dtype=torch.uint8), torch.rand(2, 1, 3)])
-def test_small_plain_tensors_are_packed(leaf):
-    assert _can_be_packed(leaf)
 
 
 # Leaf by leaf
 
 
-def test_on_a_cpu_a_batch_is_handed_on_itself():
+def test_copier_on_cpu_returns_the_batch_itself():
     batch = {"images": torch.zeros(2), "labels": [torch.zeros(1), "name"]}
     copied = Copier(CPU).copy(batch)
     assert copied.batch is batch
     assert copied.num_bytes == 0
 
 
-def test_every_tensor_is_moved_and_counted():
+def test_copier_moves_and_counts_every_tensor():
     batch = {"images": torch.zeros(2, 3), "labels": [torch.zeros(4, dtype=torch.uint8), "name"]}
     copied = Copier(META).copy(batch)
     assert copied.batch["images"].is_meta
@@ -208,26 +36,26 @@ def test_every_tensor_is_moved_and_counted():
     assert not batch["images"].is_meta
 
 
-def test_strides_are_kept():
+def test_copier_keeps_strides():
     images = torch.zeros(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
     assert Copier(META).copy(images).batch.stride() == images.stride()
 
 
 @pytest.mark.parametrize("device", [CPU, META])
-def test_a_tensor_subclass_keeps_its_type(device):
+def test_copier_keeps_tensor_subclass(device):
     image = tv_tensors.Image(torch.rand(3, 4, 4))
     assert type(Copier(device).copy((image,)).batch[0]) is tv_tensors.Image
 
 
 @pytest.mark.parametrize("device", [CPU, META])
-def test_a_packed_sequence_is_moved_by_its_own_method(device):
+def test_copier_moves_packed_sequence_by_its_to(device):
     packed = pack_sequence([torch.zeros(3), torch.zeros(2)])
     moved = Copier(device).copy([packed]).batch[0]
     assert type(moved) is PackedSequence
     assert moved.data.device.type == device.type
 
 
-def test_one_tensor_in_two_places_stays_one_tensor():
+def test_copier_keeps_shared_tensor_shared():
     tensor = torch.zeros(2)
     batch = Copier(META).copy({"a": tensor, "b": [tensor, torch.zeros(2)]})
     assert batch.batch["a"] is batch.batch["b"][0]
@@ -237,7 +65,7 @@ def test_one_tensor_in_two_places_stays_one_tensor():
 
 @pytest.mark.parametrize("make", [lambda: torch.eye(2).to_sparse(), lambda: torch.eye(2).to_sparse_csr()])
 @pytest.mark.filterwarnings("ignore:Sparse")
-def test_a_sparse_tensor_is_moved_too(make):
+def test_copier_moves_sparse_tensors(make):
     assert Copier(META).copy((make(),)).batch[0].is_meta
 
 
@@ -266,18 +94,18 @@ class AskedByAnyName(Asked):
 @pytest.mark.parametrize(
     ("kind", "asked"), [(AskedPlainly, (META,)), (AskedByName, (META, True)), (AskedByAnyName, (META, True))]
 )
-def test_an_object_that_moves_itself_is_asked_not_to_block_where_it_can(kind, asked, monkeypatch):
+def test_copier_passes_non_blocking_to_objects_that_take_it(kind, asked, monkeypatch):
     copier = Copier(META)
     monkeypatch.setattr(copier, "_non_blocking", True)  # as on a card
     for _ in range(2):
         assert copier.copy([kind()]).batch[0].asked == asked
 
 
-def test_an_object_that_moves_itself_is_waited_for_where_there_are_no_lanes():
+def test_copier_without_lanes_moves_objects_blocking():
     assert Copier(META).copy([AskedByName()]).batch[0].asked == (META, False)
 
 
-def test_objects_of_different_types_are_asked_each_in_its_own_way(monkeypatch):
+def test_copier_asks_each_type_for_non_blocking(monkeypatch):
     copier = Copier(META)
     monkeypatch.setattr(copier, "_non_blocking", True)
     moved = copier.copy([AskedByName(), AskedPlainly(), AskedByName()]).batch
@@ -313,7 +141,7 @@ class Lazy(Mapping):
         return len(self._items)
 
 
-def test_leaves_that_are_made_on_access_are_not_taken_for_one_another():
+def test_leaves_made_on_access_stay_apart():
     assert dict(Copier(CPU).copy(Lazy(dict.fromkeys(range(8)))).batch) == {key: key for key in range(8)}
 
 
@@ -323,7 +151,7 @@ class Elsewhere(torch.Tensor):
     device = torch.device("cuda", 3)
 
 
-def test_a_batch_on_another_accelerator_is_refused():
+def test_batch_on_another_accelerator_is_refused():
     with pytest.raises(DeviceError) as caught:
         Copier(CPU).copy((torch.zeros(1).as_subclass(Elsewhere),))
     assert str(caught.value) == (
@@ -348,33 +176,33 @@ def said(caplog, *batches):
     return [record.getMessage() for record in caplog.records]
 
 
-def test_leaves_that_stay_on_the_host_are_named_once(caplog):
+def test_leaves_that_stay_on_host_are_logged_once(caplog):
     batch = {"images": torch.zeros(1), "meta": [Sample(torch.zeros(1), "a.jpg"), {"id": 3}]}
     assert said(caplog, batch, {**batch, "late": 1}) == [
         "These leaves of a batch stay on the host, as they are: ['meta'][0].name (str), ['meta'][1]['id'] (int)"
     ]
 
 
-def test_a_batch_that_is_no_tensor_is_named_too(caplog):
+def test_batch_without_tensor_is_logged(caplog):
     assert said(caplog, "text") == ["These leaves of a batch stay on the host, as they are: the batch (str)"]
 
 
-def test_many_leaves_that_stay_are_counted(caplog):
+def test_log_counts_many_host_leaves(caplog):
     (text,) = said(caplog, [torch.zeros(1), *"abcdefghij"])
     assert text.endswith("[8] (str) and 2 more")
 
 
-def test_nothing_is_said_where_everything_moves(caplog):
+def test_nothing_is_logged_where_everything_moves(caplog):
     assert said(caplog, (torch.zeros(1), pack_sequence([torch.zeros(1)]), AskedPlainly())) == []
 
 
-def test_leaves_that_stay_are_handed_on_as_they_are():
+def test_host_leaves_are_handed_on():
     names = ["a.jpg"]
     ((_, same),) = StreamedLoader([(torch.zeros(1), names)], device="cpu")
     assert same is names
 
 
-def test_a_mapping_is_moved_by_its_own_to_and_left_as_it_was():
+def test_mapping_with_to_is_moved_without_changing_it():
     batch = Encoding({"ids": torch.arange(3)})
     before = batch.data
     copied = Copier(torch.device("cpu")).copy([batch]).batch[0]
@@ -403,5 +231,5 @@ class Wrapped:
     ],
     ids=["in place", "shares its tensor", "holds none"],
 )
-def test_objects_that_may_be_on_the_device_already_are_known(leaf, resident):
+def test_objects_with_tensors_on_device_are_found(leaf, resident):
     assert Copier(torch.device("cpu")).copy([leaf]).resident_objects is resident

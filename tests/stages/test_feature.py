@@ -34,7 +34,7 @@ class Spy(nn.Module):
         return x
 
 
-def test_features_stand_in_the_place_of_the_input():
+def test_feature_replaces_input():
     batch = (torch.ones(2, 1), torch.tensor([0, 1]))
     ((encoded, labels),) = features(FeatureStage(linear(3)), batch)
     assert encoded.tolist() == [[3], [3]]
@@ -44,7 +44,7 @@ def test_features_stand_in_the_place_of_the_input():
     assert encoded.tolist() == [[3], [3]]
 
 
-def test_an_encoder_is_evaluated_without_autograd():
+def test_encoder_runs_without_autograd():
     spy = Spy()
     images = torch.ones(2, 1, requires_grad=True)
     with torch.enable_grad():
@@ -54,7 +54,7 @@ def test_an_encoder_is_evaluated_without_autograd():
     assert encoded.grad_fn is None
 
 
-def test_the_stage_owns_the_mode():
+def test_stage_sets_and_keeps_eval_mode():
     encoder = nn.Sequential(nn.Dropout(0.5), linear(2))
     model = nn.ModuleDict({"encoder": encoder, "head": nn.Linear(1, 1)})
     stage = FeatureStage(encoder)
@@ -68,39 +68,39 @@ def test_the_stage_owns_the_mode():
         model.train()
 
 
-def test_a_part_of_an_encoder_that_was_put_into_training_is_put_back():
+def test_submodule_in_training_mode_is_put_back():
     encoder = nn.Sequential(nn.Dropout(0.5), linear(2))
     stage = FeatureStage(encoder)
     encoder[0].train()
     assert features(stage, torch.ones(64, 1))[0].eq(2).all()
 
 
-def test_statistics_of_a_frozen_encoder_stay_as_they_are():
+def test_batch_norm_statistics_stay_frozen():
     encoder = frozen(nn.BatchNorm1d(1))
     features(FeatureStage(encoder), torch.full((4, 1), 9.0))
     assert encoder.running_mean.item() == 0
 
 
-def test_a_mapping_of_encoders_gives_a_mapping_of_features():
+def test_mapping_of_encoders_gives_mapping_of_features():
     stage = FeatureStage({"double": linear(2), "triple": linear(3)})
     ((encoded, label),) = features(stage, (torch.ones(1, 1), "label"))
     assert {key: value.item() for key, value in encoded.items()} == {"double": 2, "triple": 3}
     assert label == "label"
 
 
-def test_a_module_dict_is_a_mapping_of_encoders():
+def test_module_dict_of_encoders():
     stage = FeatureStage(nn.ModuleDict({"twice": linear(2), "thrice": linear(3)}), on="image", into="features")
     (batch,) = features(stage, {"image": torch.ones(1, 1)})
     assert {key: value.item() for key, value in batch["features"].items()} == {"twice": 2, "thrice": 3}
     assert batch["image"].item() == 1
 
 
-def test_no_encoder_of_a_mapping_is_lost_whatever_its_name():
+def test_encoder_name_may_be_empty():
     (encoded,) = features(FeatureStage({"": linear(2), "triple": linear(3)}))
     assert set(encoded) == {"", "triple"}
 
 
-def test_an_encoder_may_take_several_values():
+def test_encoder_with_several_inputs():
     class Sum(nn.Module):
         def forward(self, x, y):
             return x + y
@@ -109,7 +109,7 @@ def test_an_encoder_may_take_several_values():
     assert batch[0].item() == 2
 
 
-def test_encoders_that_draw_are_keyed_by_position_and_branch():
+def test_stochastic_encoders_are_keyed_by_position_and_branch():
     class Noise(nn.Module):
         def forward(self, x):
             return torch.rand(4)
@@ -125,7 +125,7 @@ def test_encoders_that_draw_are_keyed_by_position_and_branch():
     assert not torch.equal(first[0]["a"], first[1]["a"])
 
 
-def test_one_stage_may_serve_two_loaders_at_once():
+def test_one_feature_stage_in_two_loaders():
     stage = FeatureStage(linear(2))
     train = StreamedLoader([torch.full((1, 1), float(i)) for i in range(4)], [stage], device="cpu")
     valid = StreamedLoader([torch.full((1, 1), 10.0 * i) for i in range(4)], [stage], device="cpu")
@@ -136,7 +136,7 @@ def test_one_stage_may_serve_two_loaders_at_once():
 # Precision and layout
 
 
-def test_autocast_is_the_stages_own_where_it_was_given():
+def test_autocast_argument_is_used():
     spy = Spy()
     encoder = nn.Sequential(spy, frozen(nn.Linear(4, 2)))
     assert features(FeatureStage(encoder), torch.ones(1, 4))[0].dtype is torch.float32
@@ -145,14 +145,14 @@ def test_autocast_is_the_stages_own_where_it_was_given():
     assert not torch.is_autocast_enabled("cpu")
 
 
-def test_autocast_is_the_training_threads_where_it_was_left_out():
+def test_autocast_defaults_to_training_thread():
     stage = FeatureStage(frozen(nn.Linear(4, 2)))
     with torch.autocast("cpu", torch.bfloat16):
         assert features(stage, torch.ones(1, 4))[0].dtype is torch.bfloat16
     assert features(stage, torch.ones(1, 4))[0].dtype is torch.float32
 
 
-def test_memory_format_is_that_of_the_weights_and_of_images():
+def test_memory_format_of_weights_and_images():
     spy = Spy()
     convolution = frozen(nn.Conv2d(3, 4, 3))
     stage = FeatureStage(nn.Sequential(spy, convolution), memory_format=torch.channels_last)
@@ -162,7 +162,7 @@ def test_memory_format_is_that_of_the_weights_and_of_images():
     assert encoded.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_memory_format_leaves_other_inputs_alone():
+def test_memory_format_ignores_other_inputs():
     class Second(nn.Module):
         def forward(self, x, size):
             return x, size
@@ -176,7 +176,7 @@ def test_memory_format_leaves_other_inputs_alone():
 # Weights that change
 
 
-def test_batches_after_an_update_are_encoded_with_the_new_weights():
+def test_update_changes_weights_of_later_batches():
     stage = FeatureStage(linear(2))
     found = []
     for encoded in StreamedLoader([torch.ones(1, 1)] * 4, [stage], device="cpu", depth=0):
@@ -187,7 +187,7 @@ def test_batches_after_an_update_are_encoded_with_the_new_weights():
 
 
 @pytest.mark.parametrize("assign", [False, True])
-def test_an_update_may_load_weights(assign):
+def test_update_may_load_state_dict(assign):
     stage = FeatureStage(linear(2))
     loader = StreamedLoader([torch.ones(1, 1)], [stage], device="cpu")
     assert [x.item() for x in loader] == [2]
@@ -196,7 +196,7 @@ def test_an_update_may_load_weights(assign):
     assert [x.item() for x in loader] == [7]
 
 
-def test_an_update_leaves_the_encoder_in_evaluation_mode():
+def test_update_restores_eval_mode():
     stage = FeatureStage(nn.Sequential(nn.Dropout(), linear(2)))
     with stage.update():
         stage.encoder.train()
@@ -209,12 +209,12 @@ def unfreeze(stage, then=lambda: None):
         then()
 
 
-def test_an_update_that_unfreezes_is_refused():
+def test_update_that_unfreezes_is_refused():
     with pytest.raises(ArgumentError, match=r"^The parameters of a frozen encoder must not require grad, got 1 that do"):
         unfreeze(FeatureStage(linear(2)))
 
 
-def test_an_error_within_an_update_is_the_users():
+def test_error_within_update_propagates():
     with pytest.raises(ZeroDivisionError):
         unfreeze(FeatureStage(linear(2)), then=lambda: 1 / 0)
 
@@ -222,7 +222,7 @@ def test_an_error_within_an_update_is_the_users():
 # What cannot be used
 
 
-def test_parameters_that_require_grad_are_refused():
+def test_encoder_parameters_that_require_grad_are_refused():
     encoder = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, bias=False))
     encoder[0].weight.requires_grad_(False)
     with pytest.raises(ArgumentError) as caught:
@@ -245,7 +245,7 @@ def test_parameters_that_require_grad_are_refused():
         (nn.ModuleDict(), "ModuleDict"),
     ],
 )
-def test_what_is_no_module_is_refused(given, kind):
+def test_encoder_must_be_module(given, kind):
     with pytest.raises(ArgumentTypeError) as caught:
         FeatureStage(given)
     assert str(caught.value) == (
@@ -255,14 +255,14 @@ def test_what_is_no_module_is_refused(given, kind):
 
 
 @pytest.mark.parametrize("given", ["always", True, None])
-def test_capture_takes_two_values(given):
+def test_capture_must_be_auto_or_never(given):
     with pytest.raises(ArgumentError) as caught:
         FeatureStage(linear(1), capture=given)
     assert str(caught.value) == (f"capture must be 'auto' or 'never', got {given!r}. Leave it out to capture where it can be.")
 
 
 @pytest.mark.parametrize("given", [True, "bfloat16", torch.int8])
-def test_autocast_takes_a_floating_dtype(given):
+def test_autocast_must_be_floating_dtype(given):
     with pytest.raises(ArgumentError) as caught:
         FeatureStage(linear(1), autocast=given)
     assert str(caught.value) == f"autocast must be a floating dtype, got {given!r}. Write autocast=torch.bfloat16."
@@ -276,7 +276,7 @@ def test_autocast_takes_a_floating_dtype(given):
         (frozen(nn.BatchNorm1d(1, affine=False, device="meta")), "encoder", "running_mean"),
     ],
 )
-def test_an_encoder_on_another_device_is_refused(encoder, which, key):
+def test_encoder_on_another_device_is_refused(encoder, which, key):
     with pytest.raises(DeviceError) as caught:
         StreamedLoader([], [FeatureStage(encoder)], device="cpu")
     assert str(caught.value) == (
@@ -284,7 +284,7 @@ def test_an_encoder_on_another_device_is_refused(encoder, which, key):
     )
 
 
-def test_a_cpu_may_be_named_with_its_index():
+def test_cpu_device_with_index():
     (encoded,) = StreamedLoader([torch.ones(1, 1)], [FeatureStage(linear(2))], device="cpu:0")
     assert encoded.item() == 2
 
@@ -292,7 +292,7 @@ def test_a_cpu_may_be_named_with_its_index():
 # What can be told of an encoder without running it
 
 
-def test_an_encoder_with_hooks_is_not_captured():
+def test_encoder_with_hooks_is_not_captured():
     encoder = nn.Sequential(linear(1))
     assert why_not_capturable(encoder) is None
     handle = encoder[0].register_forward_hook(lambda *_: None)
@@ -315,7 +315,7 @@ def test_an_encoder_that_is_not_captured_is_warned_of_once(monkeypatch):
     ]
 
 
-def test_a_compiled_encoder_is_not_captured_again():
+def test_compiled_encoder_is_not_captured():
     compiled = "it is compiled, and may be running from graphs of its own"
     assert why_not_capturable(torch.compile(linear(1))) == compiled
     in_place = linear(1)

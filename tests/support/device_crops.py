@@ -58,7 +58,7 @@ def planned_crop(crop, sizes, *, masks, behind=()):
     others = [*behind, K.RandomHorizontalFlip(), K.ColorJitter(0.4, 0.4, 0.4), K.RandomRotation(30.0)]
     augment = gpuaug.fuse([crop, *others[: None if crop.flags["size"][0] > 1 else -1]], ragged=True)
     size = Size(len(sizes), 3, sizes[:, 0], sizes[:, 1])
-    return augment, size, augment._stretch(0, size, masks=masks)[1]
+    return augment, size, augment._segments.at(0, size, masks=masks).plan
 
 
 def device_tables(crop, sizes, device, *, points=False, masks=False, behind=()):
@@ -105,7 +105,7 @@ def disagreement(crop, sizes, device, *, points=False, masks=False, behind=()):
 def through_kernels(module, images, masks, antialias):
     """(images, masks, apply mask) of a module that runs for some of the samples."""
     augment, size = gpuaug.fuse(module, antialias=antialias), Size(*images.shape)
-    _, plan = augment._stretch(0, size, masks=True)
+    plan = augment._segments.at(0, size, masks=True).plan
     (drawn,) = augment._draw_view(size, 1)._drawn
     table = make_table(plan, size, {augment._ops[0]: drawn}, images.device, points=False)
     made = backend.run(plan, images, table, torch.float32, torch.contiguous_format)

@@ -18,13 +18,14 @@ def through_both(modules, images, dtype, memory_format):
     draws = augment.draw(images.shape, seed=1)
     masks = (photographs(images.shape[0], 2, *images.shape[2:], seed=5).long() // 16).to(torch.int16).to(images.device)
     expected, got, expected_masks, got_masks = images, images, masks, masks
-    parts = augment._parts(draws)
+    parts = augment._segments.picked(draws._drawn)
     for number, (ops, drawn) in enumerate(parts):
         size = Size(*got.shape)
-        stretch, plan = augment._stretch(0, size, masks=True, ops=ops)
-        assert stretch.stop == len(ops), f"left to Kornia: {stretch.eager}"
+        segment = augment._segments.at(0, size, masks=True, ops=ops)
+        assert segment.stop == len(ops), f"left to Kornia: {segment.eager}"
+        plan = segment.plan
         table = torch.zeros(images.shape[0], plan.width)
-        fill_table(plan, size, dict(zip(stretch.ops, drawn, strict=True)), table.numpy())
+        fill_table(plan, size, dict(zip(segment.ops, drawn, strict=True)), table.numpy())
         table = table.to(images.device)
         expected = run(plan, expected, table)
         last = (dtype, memory_format) if number == len(parts) - 1 else (torch.float32, torch.contiguous_format)

@@ -26,9 +26,10 @@ def rows_of(modules):
     for seed, (height, width) in enumerate(SIDES):
         size = Size(1, 3, height, width)
         draws = augment.draw((1, 3, height, width), seed=seed)
-        stretch, plan = augment._stretch(0, size, masks=True)
+        segment = augment._segments.at(0, size, masks=True)
+        plan = segment.plan
         table = np.zeros((1, plan.width), np.float32)
-        fill_table(plan, size, dict(zip(stretch.ops, draws._drawn, strict=True)), table)
+        fill_table(plan, size, dict(zip(segment.ops, draws._drawn, strict=True)), table)
         tables.append(torch.from_numpy(table))
     return plan, tables
 

@@ -1,6 +1,4 @@
-"""What is profiled here, with which settings, and how often."""
-
-import time
+"""Sources that are profiled in tests, and the settings of a short profile."""
 
 import torch
 from torch.utils.data import Dataset
@@ -11,10 +9,10 @@ PULLED = 90
 
 
 class Numbers(Dataset):
-    """Each sample says which it is, and draws. A batch of two takes so many milliseconds."""
+    """Each sample is its own number, twice: as a tensor (3) and as it is."""
 
-    def __init__(self, count=2 * PULLED, batch_ms=0.0, fails_at=None):
-        self.count, self.sample_s, self.fails_at = count, batch_ms / 2e3, fails_at
+    def __init__(self, count=2 * PULLED, fails_at=None):
+        self.count, self.fails_at = count, fails_at
 
     def __len__(self):
         return self.count
@@ -22,30 +20,29 @@ class Numbers(Dataset):
     def __getitem__(self, index):
         if index == self.fails_at:
             raise ZeroDivisionError(f"sample {index}")
-        if self.sample_s:
-            time.sleep(self.sample_s)
         return torch.full((3,), float(index)), index
 
 
-def sleeping(ms):
-    """Takes so long, and gives what it is given."""
+class Labelled(Dataset):
+    """Samples in dictionaries."""
 
-    def sleep(batch):
-        time.sleep(ms / 1e3)
-        return batch
+    def __len__(self):
+        return 64
 
-    return sleep
+    def __getitem__(self, index):
+        return {"images": torch.full((4,), float(index)), "label": torch.tensor(index % 10)}
+
+
+class HostBatches:
+    """Batches of the stream layer's double, which a thread pulls and which can be read again."""
+
+    def __init__(self, cuda, count):
+        self.cuda, self.count = cuda, count
+
+    def __iter__(self):
+        for _ in range(self.count):
+            yield self.cuda.host_batch()
 
 
 def nothing(batch):
     """A step."""
-
-
-def again(measure, holds, tries=3):
-    """What ``measure`` gives when ``holds`` does, for what a machine that is busy for a moment may disturb."""
-    for _ in range(tries):
-        found = measure()
-        if holds(found):
-            break
-    assert holds(found), str(found)
-    return found

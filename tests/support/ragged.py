@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from support.replay import photographs
+from support.replay import as_kornia_takes_them, photographs
 
 from gpuaug.core.ragged import Ragged, Shapes
 
@@ -38,3 +38,13 @@ def targets_of(images, dtype=torch.uint8):
         points = torch.rand(count, 3, 3, generator=torch.Generator().manual_seed(index)) * 20
         made.append({"boxes": boxes, "labels": torch.arange(count), "masks": masks, "keypoints": points})
     return made
+
+
+def one_by_one(pipeline, images, draws):
+    """What Kornia makes of each image by itself."""
+    return torch.cat(
+        [
+            pipeline(as_kornia_takes_them(image[None]), params=draws.alone(index).as_kornia())
+            for index, image in enumerate(images)
+        ]
+    )

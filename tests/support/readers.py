@@ -50,11 +50,12 @@ def through_both(modules, images, dtype, memory_format, **options):
     """(torch executor's output, kernels' output) for the same draws."""
     augment = gpuaug.fuse(modules, ragged=not isinstance(images, torch.Tensor), **options)
     size = size_of(images)
-    stretch, plan = augment._stretch(0, size, masks=False)
-    assert stretch.stop == len(augment._ops), f"left to Kornia: {stretch.eager}"
+    segment = augment._segments.at(0, size, masks=False)
+    plan = segment.plan
+    assert segment.stop == len(augment._ops), f"left to Kornia: {segment.eager}"
     table = torch.cat(
         [
-            make_table(plan, size, dict(zip(stretch.ops, view._drawn, strict=True)), images.device, points=False)
+            make_table(plan, size, dict(zip(segment.ops, view._drawn, strict=True)), images.device, points=False)
             for view in augment._draw(size, 3).views
         ]
     )

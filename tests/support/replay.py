@@ -47,12 +47,12 @@ def programs(augment, shape, seeds):
     found = set()
     for seed in range(seeds):
         draws = augment.draw(shape, seed=seed)
-        for ops, _ in augment._parts(draws):
+        for ops, _ in augment._segments.picked(draws._drawn):
             start = 0
             while start < len(ops):
-                stretch, plan = augment._stretch(start, Size(*shape), masks=False, ops=ops)
-                start = stretch.stop
-                for step in plan.passes if plan else ():
+                segment = augment._segments.at(start, Size(*shape), masks=False, ops=ops)
+                start = segment.stop
+                for step in segment.plan.passes if segment.plan else ():
                     kind = getattr(step.front, "kind", type(step.front).__name__)
                     found.add((kind, step.columns, step.program))
     return found

@@ -123,6 +123,9 @@ class History:
                 text = f"{stream} receives batch {batch} behind the work of {lane} on batch {self._batches[lane][count - 1]}"
                 self._violate(OVERWAITED, text)
 
+    def rules(self):
+        return [violation.rule for violation in self.violations]
+
     def report(self):
         """The violations, and what was launched before the last of them, for a failing test to show."""
         found = [f"{violation.rule}: {violation.text}" for violation in self.violations]

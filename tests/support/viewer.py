@@ -7,6 +7,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from gpuaug import StreamedLoader
 
+MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+
 
 class Squares(Dataset):
     """Images that differ in every pixel, with their index as the label."""
@@ -78,3 +80,17 @@ def extents(figure):
     figure.draw_without_rendering()
     written = [text.get_window_extent(renderer).extents for text in figure.texts if text.get_text()]
     return written, [axes.get_window_extent(renderer).extents for axes in figure.axes]
+
+
+def shown(images, mean=0.0, std=1.0):
+    """Images as they should be drawn."""
+    mean, std = (torch.as_tensor(value).reshape(-1, 1, 1) for value in (mean, std))
+    return (images.cpu().float() * std + mean).clamp(0, 1)
+
+
+def check(figure, *lines):
+    """The pictures are those of ``lines``, bit for bit."""
+    expected = [picture for line in lines for picture in line]
+    assert len(figure.axes) == len(expected)
+    for got, wanted in zip(pixels(figure), expected, strict=True):
+        assert torch.equal(channels_first(got), wanted)

@@ -48,19 +48,19 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "numbers", "said"), CASES)
-def test_a_line_says_what_matters(name, numbers, said):
+def test_caption_line(name, numbers, said):
     before = dict(numbers)
     assert drawn({name: numbers}) == [said]
     assert numbers == before
 
 
-def test_modules_that_always_do_the_same_say_nothing():
+def test_deterministic_modules_have_no_caption():
     constant = ("Normalize_3", "Denormalize", "CenterCrop_0", "PadTo_1", "Resize_2")
     assert drawn({name: {} for name in constant} | {"RandomInvert_4": {}}) == ["Invert"]
     assert drawn({name: {} for name in constant}) == ["as it was"]
 
 
-def test_every_module_that_is_lowered_has_a_line():
+def test_every_lowered_module_has_a_caption():
     from gpuaug.fusion.lower.kornia import LOWERED
 
     for kind in LOWERED:
@@ -69,7 +69,7 @@ def test_every_module_that_is_lowered_has_a_line():
         assert line.endswith("number 0.50") or line == "as it was"
 
 
-def test_labels():
+def test_label_text():
     name = namer(["cat", "dog", "cow"], "class {}")
 
     def say(*value, mixed=False, rest=False):
@@ -110,7 +110,7 @@ def test_labels():
         ([1, 2], False),
     ],
 )
-def test_what_looks_like_labels(value, are):
+def test_is_labels(value, are):
     assert is_labels(value, 2) is are
 
 
@@ -126,13 +126,13 @@ def test_what_looks_like_labels(value, are):
         (torch.tensor([1, 2]), False),
     ],
 )
-def test_what_are_words(value, are):
+def test_is_words(value, are):
     assert is_words(value, 2) is are
 
 
 @given(st.integers(0, 2**40))
 @left_to_kornia
-def test_every_line_of_real_draws_is_made_of_a_name_and_figures(seed):
+def test_captions_of_real_draws(seed):
     augment = gpuaug.fuse(
         [K.RandomAffine(20.0, (0.1, 0.1), (0.8, 1.2)), RandAugment(n=2, m=9), K.RandomErasing(), K.RandomChannelShuffle()],
         pick="sample",

@@ -31,9 +31,9 @@ def assert_laid_out(figure):
         assert a1 <= c0 + 1 or c1 <= a0 + 1 or b1 <= d0 + 1 or d1 <= b0 + 1
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 9, 16])
+@pytest.mark.parametrize("count", [1, 2, 8, 9])
 @left_to_kornia
-def test_many_draws_and_long_names_stay_in_their_place(count):
+def test_many_draws_and_long_names_do_not_overlap(count):
     classes = [f"class {'of a long name ' * (index % 4)}{index}" for index in range(count)]
     augment = TransformStage(gpuaug.fuse(MANY, pick="sample"), name=LONG)
     streamed = loader([augment, FeatureStage(torch.nn.Flatten(), name="and_a_feature_stage")], count, count, classes)
@@ -44,8 +44,8 @@ def test_many_draws_and_long_names_stay_in_their_place(count):
 
 
 @given(st.lists(st.tuples(st.integers(4, 40), st.integers(4, 40)), min_size=1, max_size=10), st.integers(1, 3))
-@settings(max_examples=15)
-def test_pictures_of_every_shape_stay_in_their_place(sizes, views):
+@settings(max_examples=10)
+def test_pictures_of_every_shape_do_not_overlap(sizes, views):
     images = [torch.rand(3, height, width) for height, width in sizes]
 
     def twisted(images):
@@ -56,7 +56,7 @@ def test_pictures_of_every_shape_stay_in_their_place(sizes, views):
     assert_laid_out(figure)
 
 
-def test_flat_and_high_pictures_stay_in_their_place():
+def test_flat_and_high_pictures_do_not_overlap():
     for height, width in ((2, 60), (60, 2)):
         stages = [
             TransformStage(gpuaug.fuse(MANY[2]), into=1, name=LONG),
@@ -65,21 +65,21 @@ def test_flat_and_high_pictures_stay_in_their_place():
         assert_laid_out(gpuaug.show(of((torch.rand(3, 3, height, width) * 9 - 4,), *stages)))
 
 
-def test_flat_pictures_leave_room_for_what_is_written_beside_them():
+def test_flat_pictures_leave_room_for_texts():
     figure = gpuaug.show(of(torch.rand(8, 3, 2, 60), lambda images: images * 0.5))
     assert beside(figure) == ["before", "after"]
     assert notes(figure) == ["60x2", "60x2"]
     assert_laid_out(figure)
 
 
-def test_more_draws_than_there_is_room_for_are_cut_off():
+def test_captions_of_more_than_eight_lines_are_cut_off():
     (said,) = beneath(gpuaug.show(of(torch.rand(1, 3, 8, 8), gpuaug.fuse([K.RandomInvert(p=1.0)] * 8))))
     assert said.split("\n") == ["Invert"] * 8
     (said,) = beneath(gpuaug.show(of(torch.rand(1, 3, 8, 8), gpuaug.fuse([K.RandomInvert(p=1.0)] * 9))))
     assert said.split("\n") == ["Invert"] * 7 + ["…"]
 
 
-def test_as_many_columns_as_share_the_samples_evenly():
+def test_columns_share_the_samples_evenly():
     def rows(count):
         boxes = [axes.get_position() for axes in gpuaug.show(loader(count=count, batch=count), n=count).axes]
         tops = sorted({round(box.y1, 4) for box in boxes}, reverse=True)
@@ -88,7 +88,7 @@ def test_as_many_columns_as_share_the_samples_evenly():
     assert {count: rows(count) for count in (1, 8, 9, 16, 17)} == {1: [1], 8: [8], 9: [5, 4], 16: [8, 8], 17: [6, 6, 5]}
 
 
-def test_labels_that_do_not_fit_keep_their_shares():
+def test_long_labels_keep_their_shares():
     shares = torch.tensor([[0.7, 0.3]] * 8)
 
     class Named(list):
@@ -105,8 +105,9 @@ def test_labels_that_do_not_fit_keep_their_shares():
     assert_laid_out(figure)
 
 
-@given(st.lists(st.text("abcdefgh", min_size=1, max_size=30), min_size=1, max_size=12), st.floats(0.3, 3.0))
-def test_wrapped_texts_fit_and_lose_no_word_that_fits(words, room_in):
+@given(st.lists(st.text("abcdefgh", min_size=1, max_size=30), min_size=1, max_size=6), st.floats(0.3, 3.0))
+@settings(max_examples=50)
+def test_wrapped_lines_fit_and_keep_words_that_fit(words, room_in):
     size = 7.0
     lines = wrapped(" ".join(words), size, room_in, indent=3)
     assert all(text_width_in(line.strip(), size) <= room_in for line in lines)
@@ -118,7 +119,7 @@ def test_wrapped_texts_fit_and_lose_no_word_that_fits(words, room_in):
         assert shown == word or text_width_in(word, size) > room_in - 0.2
 
 
-def test_names_are_shortened_in_their_middle():
+def test_shortened_and_fitted():
     assert [shortened("abcdefgh", length) for length in (8, 7, 6, 3, 2)] == ["abcdefgh", "abc…fgh", "abc…gh", "a…h", "a…"]
     assert fitted("abcdefgh", 7.0, 10.0) == "abcdefgh"
     assert fitted("abcdefgh", 7.0, 0.01) == "a"

@@ -1,9 +1,8 @@
-"""What is shown is what the training loop will get, of the same samples, and with what they drew."""
+"""``show`` draws the samples that the training loop will get next, with their draws and labels."""
 
 import copy
 import sys
 import warnings
-from collections import namedtuple
 
 import kornia.augmentation as K
 import matplotlib
@@ -12,31 +11,28 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import alone
-from support.viewer import above, beneath, beside, channels_first, loader, notes, of, pixels, texts
+from support import processes
+from support.viewer import (
+    MEAN,
+    STD,
+    above,
+    beneath,
+    beside,
+    channels_first,
+    check,
+    loader,
+    notes,
+    of,
+    pixels,
+    shown,
+    texts,
+)
 from torch.utils.data import DataLoader, Subset
 
 import gpuaug
-from gpuaug import ArgumentError, ArgumentTypeError, FeatureStage, StreamedLoader, TransformStage
-from gpuaug.core.ragged import Ragged, Shapes
+from gpuaug import ArgumentError, ArgumentTypeError, StreamedLoader, TransformStage
 
-MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-Sample = namedtuple("Sample", ("mask", "image"))
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-def shown(images, mean=0.0, std=1.0):
-    """Images as they should be drawn."""
-    mean, std = (torch.as_tensor(value).reshape(-1, 1, 1) for value in (mean, std))
-    return (images.cpu().float() * std + mean).clamp(0, 1)
-
-
-def check(figure, *lines):
-    """The pictures are those of ``lines``, bit for bit."""
-    expected = [picture for line in lines for picture in line]
-    assert len(figure.axes) == len(expected)
-    for got, wanted in zip(pixels(figure), expected, strict=True):
-        assert torch.equal(channels_first(got), wanted)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -61,7 +57,7 @@ def test_pictures_are_those_of_the_next_batch(device, dtype):
 
 @given(st.integers(0, 50), st.integers(0, 5))
 @settings(max_examples=8)
-def test_draws_beneath_are_those_of_the_pictures(seed, epoch):
+def test_captions_are_the_draws_of_the_pictures(seed, epoch):
     crop = gpuaug.fuse(K.AugmentationSequential(K.RandomCrop((5, 6)), K.RandomHorizontalFlip(), K.RandomInvert(p=0.3)))
     streamed = loader([lambda images: images, TransformStage(crop, name="crop")], seed=seed)
     streamed.set_epoch(epoch)
@@ -77,7 +73,7 @@ def test_draws_beneath_are_those_of_the_pictures(seed, epoch):
         assert set(rest) <= {"HorizontalFlip", "Invert"}
 
 
-def test_two_fused_stages_have_their_own_draws_in_order():
+def test_captions_of_two_fused_stages_are_in_order():
     turn, erase = gpuaug.fuse(K.RandomRotation(30.0, p=1.0)), gpuaug.fuse(K.RandomErasing(p=1.0))
     streamed = loader([TransformStage(turn, name="turn"), TransformStage(erase, name="erase")])
     figure = gpuaug.show(streamed, n=2)
@@ -92,21 +88,12 @@ def test_two_fused_stages_have_their_own_draws_in_order():
           shown(next(iter(streamed))[0])[:2])  # fmt: skip
 
 
-def test_a_sample_that_nothing_was_drawn_for_says_so():
+def test_caption_without_draws():
     assert beneath(gpuaug.show(loader([gpuaug.fuse(K.RandomInvert(p=0.0))]), n=1)) == ["as it was"]
     assert beneath(gpuaug.show(loader([lambda images: images]), n=1)) == []
 
 
-def test_what_a_stage_does_to_its_input_is_not_seen_before_it():
-    def invert(images):
-        return images.mul_(-1).add_(255)
-
-    sources = torch.randint(0, 256, (2, 3, 6, 6), dtype=torch.uint8)
-    figure = gpuaug.show(of(sources.clone(), invert))
-    check(figure, shown(sources / 255), shown((255 - sources) / 255))
-
-
-def test_samples_are_as_many_as_asked_for_or_as_there_are():
+def test_n_is_the_number_of_samples():
     streamed = loader()
     for n, count in ((1, 1), (4, 4), (9, 4), (np.int64(2), 2)):
         figure = gpuaug.show(streamed, n=n)
@@ -117,216 +104,10 @@ def test_samples_are_as_many_as_asked_for_or_as_there_are():
     assert len(gpuaug.show(loader(count=16, batch=16)).axes) == 8
 
 
-@pytest.mark.parametrize("normalize", ["kornia", "fused", "within", "twice", "undone"])
-def test_normalising_is_undone_wherever_it_is_known(normalize):
-    norm, other = K.Normalize(MEAN, STD), K.Normalize(torch.tensor(0.5), torch.tensor([0.2, 0.3, 0.4]))
-    source = torch.rand(2, 3, 6, 6)
-    stages = {
-        "kornia": [norm],
-        "fused": [gpuaug.fuse([K.RandomInvert(p=0.0), norm]), lambda images: images],
-        "within": [torch.nn.Sequential(K.ImageSequential(torch.nn.Identity(), norm), torch.nn.Identity())],
-        "twice": [norm, other],
-        "undone": [norm, K.Denormalize(MEAN, STD)],
-    }[normalize]
-    figure = gpuaug.show(of(source, *stages))
-    got = torch.stack([channels_first(each) for each in pixels(figure)[2:]])
-    assert torch.allclose(got, source, atol=1e-6)
-    assert all("stretched" not in note for note in notes(figure))
-
-
-def test_normalising_in_a_container_that_picks_is_not_undone():
-    for container in (K.ImageSequential, K.AugmentationSequential):
-        figure = gpuaug.show(of(torch.rand(2, 3, 6, 6), container(K.Normalize(MEAN, STD), random_apply=1)))
-        assert "6x6, stretched" in notes(figure)
-
-
-def test_normalising_by_chance_is_not_undone():
-    figure = gpuaug.show(of(torch.rand(2, 3, 6, 6), gpuaug.fuse(K.Normalize(MEAN, STD, p=0.5), dtype=torch.float16)))
-    assert "6x6, stretched" in notes(figure)
-
-
-def test_other_values_are_stretched_and_said_to_be():
-    source = torch.linspace(-2, 5, 3 * 100).reshape(1, 3, 10, 10)
-    figure = gpuaug.show(of(source))
-    (got,) = pixels(figure)
-    low, high = np.quantile(source.numpy(), [0.005, 0.995])
-    assert torch.allclose(channels_first(got), ((source[0] - low) / (high - low)).clamp(0, 1), atol=1e-5)
-    assert notes(figure) == ["10x10, stretched"]
-    # A little beyond the range is rounding, and no number is no pixel.
-    kept = torch.full((1, 3, 4, 4), 1.002)
-    kept[0, 0, 0, 0] = torch.nan
-    figure = gpuaug.show(of(kept))
-    assert notes(figure) == ["4x4"]
-    assert pixels(figure)[0].flatten().tolist() == [0.0] + [1.0] * 47
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for value in (7.0, torch.nan):
-            assert pixels(gpuaug.show(of(torch.full((1, 3, 4, 4), value))))[0].unique().tolist() == [0.0]
-
-
-def test_other_channels_than_three():
-    grey, two, six = torch.rand(2, 1, 6, 6), torch.rand(2, 2, 6, 6), torch.randint(0, 256, (2, 6, 6, 6), dtype=torch.uint8)
-    figure = gpuaug.show(of(grey))
-    assert torch.equal(torch.stack(pixels(figure)), grey[:, 0])
-    assert {axes.images[0].get_cmap().name for axes in figure.axes} == {"gray"}
-    assert {axes.images[0].get_clim() for axes in figure.axes} == {(0.0, 1.0)}
-    figure = gpuaug.show(of(two))
-    assert torch.equal(torch.stack(pixels(figure)), two[:, 0])
-    assert notes(figure) == ["6x6, channel 1 of 2"]
-    figure = gpuaug.show(of(six), n=1)
-    assert torch.equal(channels_first(pixels(figure)[0]), six[0, :3] / 255)
-    assert notes(figure) == ["6x6, channels 1 to 3 of 6"]
-
-
-def packed(sizes):
-    """Images of sizes of their own, and the same in one buffer."""
-    images = [torch.randint(0, 256, (3, height, width), dtype=torch.uint8) for height, width in sizes]
-    data = torch.cat([image.permute(1, 2, 0).flatten() for image in images])
-    starts = np.cumsum([0, *(3 * height * width for height, width in sizes)])[:-1]
-    places = torch.tensor([[start, *size] for start, size in zip(starts, sizes, strict=True)])
-    return images, Ragged(data, places, Shapes(np.array(sizes), 3, "hwc"))
-
-
-@pytest.mark.parametrize("kind", ["ragged", "list"])
-def test_images_of_different_sizes_keep_theirs(kind):
-    sizes = [(10, 20), (30, 10), (16, 16)]
-    images, ragged = packed(sizes)
-
-    def same(batch):
-        return torch.stack([image[:, :8, :8] for image in batch])
-
-    figure = gpuaug.show(of((ragged if kind == "ragged" else images, torch.arange(3)), same))
-    check(figure, [image / 255 for image in images], [image[:, :8, :8] / 255 for image in images])
-    assert notes(figure) == ["20x10", "10x30", "16x16", "8x8"]
-    figure.draw_without_rendering()
-    for axes, (height, width) in zip(figure.axes, sizes, strict=False):
-        across, down = axes.get_window_extent().size
-        assert down / across == pytest.approx(height / width)
-
-
-def test_views_lie_behind_one_another():
-    crop = gpuaug.fuse([K.RandomCrop((4, 4)), K.Normalize(MEAN, STD)])
-    streamed = loader([TransformStage(lambda images: torch.cat((images, 255 - images, images // 2))), crop])
-    figure = gpuaug.show(streamed, n=2)
-    images, _ = next(iter(streamed))
-    views = shown(images, MEAN, STD).view(3, 4, 3, 4, 4)
-    check(figure, streamed.dataset.images[:2] / 255, *views[:, :2])
-    assert beside(figure) == ["before", "view 1", "view 2", "view 3"]
-    draws = crop.draw((12, 3, 12, 12), gpuaug.core.rng.Position(3, 0, 0, 0).key("transform_2/1"))
-    expected = [draws.of(index)["RandomCrop_0"] for index in (0, 1, 4, 5, 8, 9)]
-    assert beneath(figure) == [f"Crop at {each['x']:.0f}, {each['y']:.0f}" for each in expected]
-
-
-def test_draws_of_a_stage_before_the_views_are_those_of_the_sample():
-    crop = gpuaug.fuse(K.RandomCrop((4, 4)))
-    figure = gpuaug.show(loader([crop, lambda images: torch.cat((images, images))]), n=3)
-    said = beneath(figure)
-    assert len(said) == 6
-    assert said[:3] == said[3:]
-    assert len(set(said)) > 1
-
-
-def test_a_list_of_views_has_a_line_for_each():
-    streamed = loader([lambda images: [images, images[..., :6, :6]]])
-    figure = gpuaug.show(streamed, n=2)
-    sources = streamed.dataset.images[:2] / 255
-    check(figure, sources, sources, sources[..., :6, :6])
-    assert beside(figure) == ["before", "view 1", "view 2"]
-    two = [torch.rand(2, 3, 6, 6), torch.rand(2, 3, 4, 4)]
-    figure = gpuaug.show(of({"views": two}))
-    check(figure, *two)
-    assert beside(figure) == ["as loaded 1", "as loaded 2"]
-
-
-def test_each_member_that_stages_write_has_a_line():
-    def dark(images):
-        return images // 2
-
-    def light(images):
-        return 255 - images // 2
-
-    stages = [
-        TransformStage(dark, into=2, name="night"),
-        TransformStage(light, into=3, name="day"),
-        TransformStage(light, on=2),
-    ]
-    streamed = loader(stages)
-    figure = gpuaug.show(streamed, n=2)
-    images, _, night, day = next(iter(streamed))
-    check(figure, images[:2] / 255, night[:2] / 255, day[:2] / 255)
-    assert beside(figure) == ["before", "after transform", "after day"]
-    batch = {"name": ["a", "b"], "image": torch.rand(2, 3, 4, 4)}
-    stages = [TransformStage(lambda x: 1 - x, on="image", into="negative"), TransformStage(lambda x: x / 2, on="image")]
-    figure = gpuaug.show(of(batch, *stages))
-    check(figure, batch["image"], 1 - batch["image"], batch["image"] / 2)
-    assert beside(figure) == ["before", "negative", "image"]
-
-
-@pytest.mark.parametrize("form", ["tensor", "tuple", "dict", "named", "whole"])
-def test_images_are_found_in_batches_of_every_form(form):
-    source = torch.rand(2, 3, 4, 4)
-    mask = torch.rand(2, 1, 4, 4)
-    batch, stage = {
-        "tensor": (source, TransformStage(lambda x: 1 - x)),
-        "tuple": ((mask, source), TransformStage(lambda x: 1 - x, on=-1)),
-        "dict": ({"mask": mask, "image": source}, TransformStage(lambda x: 1 - x, on="image")),
-        "named": (
-            Sample(mask, source),
-            TransformStage(lambda m, x, data_keys: (m, 1 - x), on={"mask": "mask", "image": "image"}),
-        ),
-        "whole": (
-            {"mask": mask, "image": source},
-            TransformStage(lambda batch: {**batch, "image": 1 - batch["image"]}, on=None),
-        ),
-    }[form]
-    check(gpuaug.show(of(batch, stage)), source, 1 - source)
-    if form != "named":
-        check(gpuaug.show(of(batch)) if form != "tuple" else gpuaug.show(of(batch[::-1])), source)
-
-
-def test_what_is_no_picture_by_its_type_is_not_taken_for_one():
-    source = torch.rand(2, 3, 4, 4)
-    for other in (torch.ones(2, 1, 4, 4, dtype=torch.int64), torch.ones(2, 1, 4, 4, dtype=torch.bool), source[:, :, :0]):
-        check(gpuaug.show(of({"one": other, "another": source})), source)
-        with pytest.raises(ArgumentError, match=r"^loader must yield images to be shown"):
-            gpuaug.show(of({"one": other}))
-
-
-def test_a_place_that_is_counted_from_the_end_is_the_same_place():
-    source = torch.rand(2, 3, 4, 4)
-    stages = [TransformStage(lambda x: 1 - x, on=-1), TransformStage(lambda x: x / 2, on=1)]
-    check(gpuaug.show(of((torch.tensor([0, 1]), source), *stages)), source, (1 - source) / 2)
-
-
-def test_feature_stages_and_what_follows_them_are_left_out():
-    encoder = FeatureStage(torch.nn.Flatten(), name="encode")
-    calls = []
-    streamed = loader([lambda images: images / 255, encoder, TransformStage(calls.append, name="later")])
-    figure = gpuaug.show(streamed, n=2)
-    check(figure, *[streamed.dataset.images[:2] / 255] * 2)
-    assert texts(figure)[0] == "2 of 4 samples in batch 0 of epoch 0, through transform; left out: encode, later"
-    assert not calls
-
-
-def test_a_stage_that_gives_no_images_is_left_out():
-    stages = [lambda images: 255 - images, TransformStage(lambda images: images.flatten(1), name="flat"), lambda flat: flat * 2]
-    streamed = loader(stages)
-    figure = gpuaug.show(streamed, n=2)
-    sources = streamed.dataset.images[:2]
-    check(figure, sources / 255, (255 - sources) / 255)
-    assert texts(figure)[0].endswith("through transform, transform_2; left out: flat")
-
-
-def test_images_may_come_from_a_stage():
-    figure = gpuaug.show(of((torch.full((2, 12), 255, dtype=torch.uint8), torch.tensor([0, 1])), lambda x: x.view(2, 3, 2, 2),
-                            lambda x: x // 2))  # fmt: skip
-    check(figure, torch.ones(2, 3, 2, 2), torch.full((2, 3, 2, 2), 127 / 255))
-
-
 CLASSES = ["cat", "dog", "a class with a name that has no end and then some", "bird"]
 
 
-def test_classes_are_called_by_their_names():
+def test_class_names_of_the_dataset():
     streamed = loader(count=4, classes=CLASSES)
     assert above(gpuaug.show(streamed))[:2] == ["0: cat", "1: dog"]
     assert above(gpuaug.show(streamed))[3] == "3: bird"
@@ -339,12 +120,12 @@ def test_classes_are_called_by_their_names():
     assert above(gpuaug.show(of(torch.rand(2, 3, 4, 4)))) == ["0", "1"]
 
 
-def test_a_label_is_written_again_only_where_it_has_changed():
+def test_label_is_repeated_where_it_changed():
     streamed = loader([TransformStage(lambda labels: labels.flip(0), on=1), lambda images: images], count=3, batch=3)
     assert above(gpuaug.show(streamed)) == ["0: class 0", "1: class 1", "2: class 2", "class 2", "class 0"]
 
 
-def test_shares_of_classes_are_told():
+def test_soft_labels():
     shares = torch.tensor([[0.6, 0.0, 0.1, 0.3], [0.0, 1.0, 0.0, 0.0], [0.1, 0.2, 0.3, 0.4], [0.004, 0.0, 0.0, 0.996]])
     streamed = of({"image": torch.rand(4, 3, 4, 4), "label": shares})
     streamed.loader = type("Listed", (list,), {"dataset": type("Data", (), {"classes": CLASSES})})(streamed.loader)
@@ -356,7 +137,7 @@ def test_shares_of_classes_are_told():
 
 @pytest.mark.parametrize("rest", [False, True])
 @pytest.mark.parametrize("kind", ["mixup", "cutmix", "kornia"])
-def test_mixed_labels_are_those_of_the_batch(kind, rest):
+def test_mixed_labels(kind, rest):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         cut = K.RandomCutMixV2(p=1.0, use_correct_lambda=rest)
@@ -428,7 +209,7 @@ def test_batches_that_cannot_be_shown_are_refused(batches, stages, said):
     assert str(caught.value) == said
 
 
-def test_errors_of_stages_and_loaders_keep_their_type_and_say_where():
+def test_stage_error_has_its_note():
     def fail(images):
         raise KeyError("mine")
 
@@ -440,7 +221,7 @@ def test_errors_of_stages_and_loaders_keep_their_type_and_say_where():
     assert len(gpuaug.show(streamed).axes) == 4
 
 
-def test_without_matplotlib_nothing_is_taken(monkeypatch):
+def test_show_without_matplotlib_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     streamed = loader([lambda images: pytest.fail("it ran")])
     with pytest.raises(ArgumentError) as caught:
@@ -450,7 +231,7 @@ def test_without_matplotlib_nothing_is_taken(monkeypatch):
     assert way_out.endswith(". Run pip install matplotlib.")
 
 
-def test_the_users_style_is_neither_used_nor_changed():
+def test_matplotlib_style_is_neither_used_nor_changed():
     with matplotlib.rc_context({"axes.facecolor": "black", "font.size": 20, "image.cmap": "hot"}):
         before = copy.deepcopy(dict(matplotlib.rcParams))
         assert gpuaug.show(loader(), n=1).get_facecolor() == (1.0, 1.0, 1.0, 1.0)
@@ -458,12 +239,12 @@ def test_the_users_style_is_neither_used_nor_changed():
 
 
 @pytest.mark.timeout(120)
-def test_drawing_touches_no_global_state():
+def test_show_imports_no_pyplot():
     script = """
 import sys, torch, gpuaug
 assert "matplotlib" not in sys.modules
 gpuaug.show(gpuaug.StreamedLoader([torch.rand(2, 3, 4, 4)], device="cpu"))
 assert "matplotlib.pyplot" not in sys.modules
 """
-    done = alone.run(script)
+    done = processes.run_script(script)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

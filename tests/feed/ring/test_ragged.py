@@ -8,9 +8,8 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from support.ring_batches import Opaque
-from support.ring_comparing import assert_ring_is_plain, assert_same, passes
-from support.ring_sources import generator
+from support.ring_equality import assert_ring_is_plain, assert_same, passes
+from support.ring_inputs import Opaque, generator
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -95,11 +94,10 @@ def planes(sample):
     [
         {},
         {"persistent_workers": True},
-        {"persistent_workers": True, "num_workers": 1, "multiprocessing_context": "spawn"},
     ],
-    ids=["forked", "persistent", "spawned"],
+    ids=["forked", "persistent"],
 )
-def test_batches_through_slots_are_the_same(options):
+def test_ragged_batches_through_slots_match_plain_feed(options):
     make = loader_of(Photos(), **options)
     epochs, _ = assert_ring_is_plain(make, epochs=2)
     for batches in epochs:
@@ -107,12 +105,20 @@ def test_batches_through_slots_are_the_same(options):
         assert_whole(batches, Photos())
 
 
-def test_a_source_without_workers_is_staged():
+def test_ragged_batches_of_spawned_workers_arrive_through_slots():
+    make = loader_of(Photos(), persistent_workers=True, num_workers=1, multiprocessing_context="spawn")
+    epochs, stats, _ = passes(make, "ring", epochs=2)
+    for batches in epochs:
+        assert_whole(batches, Photos())
+    assert stats.slot_batches > len(epochs[0])
+
+
+def test_ragged_batches_without_workers_are_staged():
     epochs, _ = assert_ring_is_plain(loader_of(Photos(), num_workers=0))
     assert_whole(epochs[0], Photos())
 
 
-def test_every_depth_gives_the_same():
+def test_ragged_batches_are_the_same_at_every_depth():
     make = loader_of(Photos(), shuffle=True, generator=generator())
     stage = TransformStage(lambda images: torch.stack([image.float().mean() + torch.rand(()) for image in images]), on="image")
     found = []
@@ -126,7 +132,7 @@ def test_every_depth_gives_the_same():
         assert_same(other, found[0])
 
 
-def test_images_are_packed_straight_into_slots_also_by_a_users_own_function():
+def test_collate_ragged_within_own_collate_fn_packs_into_slots():
     make = loader_of(Sized([50] * 64), partial(telling, channels=1))
     with StreamedLoader(make(), device="cpu", feed="ring") as loader:
         told = [batch["packed there"] for batch in loader]
@@ -141,7 +147,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
-def test_slots_grow_to_batches_of_any_sizes_and_stay(sizes):
+def test_slots_grow_with_ragged_batches(sizes):
     make = loader_of(Sized(sizes.tolist()), partial(telling, channels=1), batch_size=1, persistent_workers=True)
     with StreamedLoader(make(), device="cpu", feed="ring") as loader:
         told = [[batch["packed there"] for batch in loader] for _ in range(2)]
@@ -150,7 +156,7 @@ def test_slots_grow_to_batches_of_any_sizes_and_stay(sizes):
     assert all(told[1])
 
 
-def test_a_batch_that_is_larger_than_a_slot_may_be_travels_without():
+def test_ragged_batch_larger_than_budget_uses_no_slot():
     sizes = [500] * 24 + [90_000] * 4 + [500] * 24
     make = loader_of(Sized(sizes), partial(telling, channels=1), num_workers=1)
     (want,), *_ = passes(make, "plain")
@@ -193,7 +199,7 @@ def views(samples):
 
 
 @pytest.mark.parametrize("collate_fn", [opaque, beside_an_opaque, in_no_list, views])
-def test_whatever_a_user_makes_of_what_was_packed_arrives(collate_fn):
+def test_own_collate_fn_may_wrap_or_view_packed_images(collate_fn):
     count = 40
     make = loader_of(Mixed(count), partial(sometimes_plain, collate_fn=collate_fn))
     (want,), *_ = passes(make, "plain")
@@ -224,7 +230,7 @@ def read(leaf):
     return leaf.value if type(leaf) is Opaque else leaf
 
 
-def test_what_was_packed_is_not_left_in_a_slot_that_is_free_again(monkeypatch):
+def test_packed_images_are_copied_out_of_a_released_slot(monkeypatch):
     monkeypatch.setattr(ring_collate, "get_worker_info", lambda: SimpleNamespace(id=0))
     own = ring.Ring(1, 2, 1 << 20)
     own.make_room(torch.zeros(2000))
@@ -237,7 +243,7 @@ def test_what_was_packed_is_not_left_in_a_slot_that_is_free_again(monkeypatch):
 
 
 @pytest.mark.parametrize("feed", ["plain", "ring"])
-def test_a_run_that_is_taken_up_goes_on(feed):
+def test_ragged_run_resumes_from_state_dict(feed):
     make = loader_of(Photos(), kind=StatefulDataLoader, num_workers=1)
     with StreamedLoader(make(), device="cpu", feed=feed, seed=1) as loader:
         whole = list(loader)
@@ -254,7 +260,7 @@ def test_a_run_that_is_taken_up_goes_on(feed):
         assert_same(taken + list(resumed), whole)
 
 
-def test_what_is_packed_into_a_slot_is_described_and_not_copied():
+def test_packed_images_are_described_without_copy():
     samples = [(np.full((height, 7, 3), height, np.uint8), height) for height in (3, 9, 5)]
     want = collate_ragged(samples)
     own = ring.Ring(1, 2, 1 << 20)
@@ -284,7 +290,7 @@ def in_shared_memory(samples):
     return images.data.is_shared() and images.places.is_shared(), images
 
 
-def test_without_a_slot_a_worker_packs_into_what_it_can_send():
+def test_worker_without_slot_packs_into_shared_memory():
     batches = list(loader_of(Sized([50] * 8), in_shared_memory)())
     assert [shared for shared, _ in batches] == [True, True]
     assert_same(
@@ -294,7 +300,7 @@ def test_without_a_slot_a_worker_packs_into_what_it_can_send():
     assert not collate_ragged([np.zeros((2, 3), np.uint8)], channels=1).data.is_shared()
 
 
-def test_nothing_is_placed_outside_of_a_loader():
+def test_placing_into_ends_with_its_block():
     calls = []
     with placing_into(lambda *asked: calls.append(asked)):
         inside = collate_ragged([np.zeros((2, 3), np.uint8)], channels=1)

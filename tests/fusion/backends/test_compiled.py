@@ -15,7 +15,7 @@ from support.replay import photographs
 
 import gpuaug
 from gpuaug.fusion.backends.readers import MaskPlaces
-from gpuaug.fusion.backends.triton import backend, boxes, crops, filters, labels, mix
+from gpuaug.fusion.backends.triton import backend, blur, boxes, crops, labels, mix, sharpness
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.boxes import FORMS, Way
 from gpuaug.fusion.ops.mix import SoftLabels
@@ -26,10 +26,10 @@ KERNELS = {
     "mask_kernel": backend,
     "rest_kernel": backend,
     "mix_kernel": mix,
-    "blur_kernel": filters,
-    "blur_columns_kernel": filters,
-    "blur_rows_kernel": filters,
-    "sharpness_kernel": filters,
+    "blur_kernel": blur,
+    "blur_columns_kernel": blur,
+    "blur_rows_kernel": blur,
+    "sharpness_kernel": sharpness,
 }
 CHOSEN = [
     "colour",
@@ -135,7 +135,7 @@ def test_mask_kernel_for_several_sizes_compiles_for_a_gpu(name, monkeypatch):
 
 def test_more_samples_than_a_launch_can_have_are_refused():
     augment, images = gpuaug.fuse(K.CenterCrop(1), views=2), torch.zeros(40_000, 1, 2, 2, dtype=torch.uint8)
-    _, plan = augment._stretch(0, Size(*images.shape), masks=False)
+    plan = augment._segments.at(0, Size(*images.shape), masks=False).plan
     text = "A batch must have at most 65535 samples in all its views on a GPU, got 80000. Lower batch_size or views."
     with pytest.raises(gpuaug.ArgumentError, match=text):
         backend.run(plan, images, torch.zeros(80_000, plan.width), torch.float32, torch.contiguous_format)

@@ -5,11 +5,8 @@ import re
 import kornia.augmentation as K
 import pytest
 import torch
-from fusion.targets.test_boxes import annotations
-from fusion.targets.test_masks import masks
-from fusion.test_ragged import one_by_one
-from support.detection import records_of
-from support.ragged import images_of, pack
+from support.detection import annotations, masks, records_of
+from support.ragged import images_of, one_by_one, pack
 from support.replay import as_kornia_takes_them, both, left_to_kornia, photographs
 
 import gpuaug

@@ -54,19 +54,20 @@ def blocks(monkeypatch):
 @pytest.mark.parametrize("name", PIPELINES)
 def test_tables_drawn_together_equal_tables_drawn_one_by_one(name, points):
     augment, size = gpuaug.fuse(PIPELINES[name]()), Size(9, 3, 30, 41)
-    stretch, planned = augment._stretch(0, size, masks=False)
+    segment = augment._segments.at(0, size, masks=False)
+    planned = segment.plan
     if planned is None or planned.needs_own_batch:
         pytest.skip("draws alone")
     host = torch.device("cpu")
-    together = draw_tables(planned, stretch.ops, size, SEEDS, host, points=points)
+    together = draw_tables(planned, segment.ops, size, SEEDS, host, points=points)
     for seed, rows in zip(SEEDS, together, strict=True):
-        assert torch.equal(rows, draw_tables(planned, stretch.ops, size, (seed,), host, points=points)[0])
+        assert torch.equal(rows, draw_tables(planned, segment.ops, size, (seed,), host, points=points)[0])
 
 
 def test_needs_own_batch_is_set_for_mixes_noise_and_policies():
     for name, make in PIPELINES.items():
         augment = gpuaug.fuse(make())
-        _, planned = augment._stretch(0, Size(9, 3, 30, 41), masks=False)
+        planned = augment._segments.at(0, Size(9, 3, 30, 41), masks=False).plan
         # What picks is in no plan.
         picks = augment._ops[0].needs_own_batch and planned is None
         assert picks == (("one of" in name and "mixes" not in name) or "shears" in name), name

@@ -11,11 +11,12 @@ from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends.readers import MaskPlaces, dtype_of, viewed
 from gpuaug.fusion.backends.torch_backend import mask_fill
-from gpuaug.fusion.backends.triton.filters import blur, sharpen
+from gpuaug.fusion.backends.triton.blur import blur
 from gpuaug.fusion.backends.triton.gather import gather_kernel, mask_kernel
 from gpuaug.fusion.backends.triton.launch import Launch, on_device, prepared
 from gpuaug.fusion.backends.triton.mix import mix
 from gpuaug.fusion.backends.triton.second_pass import rest_kernel
+from gpuaug.fusion.backends.triton.sharpness import sharpen
 from gpuaug.fusion.gather import Columns, Gather, Part
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.channel import ChannelShuffle, Grayscale

@@ -7,13 +7,13 @@ not specialised on, so that the last batch of an epoch, or images of another siz
 import triton
 import triton.language as tl
 
+from gpuaug.fusion.backends.triton.pixel_math import byte_share
 from gpuaug.fusion.backends.triton.points import grey_before_contrast, points
 from gpuaug.fusion.backends.triton.second_pass import at_rest, mean_of
 from gpuaug.fusion.backends.triton.taps import (
     antialiased,
     between,
     blended,
-    byte_share,
     half_to_even,
     located,
     mapped,

@@ -8,8 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.launch import Launch, prepared
+from gpuaug.fusion.backends.triton.pixel_math import as_float, byte_share
 from gpuaug.fusion.backends.triton.points import points
-from gpuaug.fusion.backends.triton.taps import as_float, byte_share
 from gpuaug.fusion.plan import Pass
 
 TILE = 1024

@@ -1,15 +1,25 @@
 """The pointwise ops as Triton functions, to be called by the kernels of passes between reading and storing a pixel.
 
-A program is a compile-time list of (op, column of its row, flags), so that a pass holds the code of its own ops and no other.
-What differs between samples is read from the sample's row. The torch form of each op stands in its file in
-``gpuaug.fusion.ops``, or in ``one_of.py`` in ``gpuaug.fusion.policies``.
+A program is a compile-time list of (op code, column of its row, flags), so that a pass holds the code of its own ops and no
+other. What differs between samples is read from the sample's row. The arithmetic stands in ``pixel_math.py``, the torch form of
+each op in its file in ``gpuaug.fusion.ops``, or in ``one_of.py`` in ``gpuaug.fusion.policies``.
 """
-
-import os
 
 import triton
 import triton.language as tl
 
+from gpuaug.fusion.backends.triton.pixel_math import (
+    CLEAN,
+    grey_of,
+    hue_turned,
+    normal,
+    normalized,
+    posterized,
+    raised,
+    saturated,
+    unit,
+    unit_sums,
+)
 from gpuaug.fusion.ops import channel as channels
 from gpuaug.fusion.ops import color, erasing, noise
 from gpuaug.fusion.ops import color_jitter as j
@@ -34,151 +44,14 @@ JITTER = tl.constexpr(j.ColorJitter.code)
 JIGGLE = tl.constexpr(j.ColorJiggle.code)
 ONE_OF = tl.constexpr(OneOf.code)
 
-CLEAN = tl.constexpr(j.CLEAN)
 ALL_BUT_CONTRAST = tl.constexpr(j.CLEAN | 13)
-COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
-"""Triton's interpreter knows no assembly, and does not fuse products with sums."""
-
-MULTIPLIER_0 = tl.constexpr(noise.MULTIPLIERS[0])
-MULTIPLIER_1 = tl.constexpr(noise.MULTIPLIERS[1])
-INCREMENT_0 = tl.constexpr(noise.INCREMENTS[0])
-INCREMENT_1 = tl.constexpr(noise.INCREMENTS[1])
-RED = tl.constexpr(channels.GREY[0])
-GREEN = tl.constexpr(channels.GREY[1])
-BLUE = tl.constexpr(channels.GREY[2])
-
-
-@triton.jit
-def unit(v):
-    """Clamped to [0, 1]; what is not a number stays so, as in torch."""
-    v = tl.maximum(v, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    return tl.minimum(v, 1.0, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def unit_sum(v, factor, base, FLAGS: tl.constexpr):
-    """V · factor + base, clamped; in one instruction where the flags say that all are numbers."""
-    if COMPILED and CLEAN & FLAGS:
-        return tl.inline_asm_elementwise("fma.rn.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", [v, factor, base], tl.float32, True, 1)
-    return unit(v * factor + base)
-
-
-@triton.jit
-def unit_sums(r, g, b, factor, base, FLAGS: tl.constexpr):
-    """The same for three channels."""
-    return unit_sum(r, factor, base, FLAGS), unit_sum(g, factor, base, FLAGS), unit_sum(b, factor, base, FLAGS)
-
-
-@triton.jit
-def grey_of(r, g, b):
-    """What the channels weigh together."""
-    return r * RED + g * GREEN + b * BLUE
-
-
-@triton.jit
-def saturated(r, g, b, factor):
-    """The saturation of HSV, multiplied and clamped."""
-    most = tl.maximum(tl.maximum(r, g), b)
-    least = tl.minimum(tl.minimum(r, g), b)
-    spread = most - least
-    share = spread / tl.where(most == 0, 1.0, most + 1e-8)
-    wanted = most * unit(share * factor)
-    scale = wanted / tl.where(spread == 0, 1.0, spread)
-    base = most - wanted
-    return (r - least) * scale + base, (g - least) * scale + base, (b - least) * scale + base
-
-
-@triton.jit
-def course(at, most, low, falling, rising):
-    """A channel around the circle of hues: it rises, stays for two sixths, falls, and stays low for two."""
-    at = tl.where(at >= 6, at - 6, at)
-    return tl.where(at == 0, rising, tl.where(at <= 2, most, tl.where(at == 3, falling, low)))
-
-
-@triton.jit
-def hue_turned(r, g, b, turns):
-    """The hue of HSV, turned by a share of the circle."""
-    most = tl.maximum(tl.maximum(r, g), b)
-    least = tl.minimum(tl.minimum(r, g), b)
-    spread = most - least
-    share = spread / tl.where(most == 0, 1.0, most + 1e-8)
-    inverse = 1.0 / tl.where(spread == 0, 1.0, spread)
-    sector = tl.where(
-        (r >= g) & (r >= b),
-        (g - b) * inverse,
-        tl.where(g >= b, (b - r) * inverse + 2.0, (r - g) * inverse + 4.0),
-    )
-    # In sixths of the circle; Kornia counts in radians, and comes to the same within rounding.
-    sector = sector + turns * 6.0
-    sector = sector - 6.0 * tl.floor(sector * (1 / 6))
-    sector = tl.where(sector >= 6.0, 0.0, sector)
-    whole = tl.floor(sector)
-    part = sector - whole
-    low = most * (1 - share)
-    falling = most * (1 - part * share)
-    rising = most * (1 - (1 - part) * share)
-    r = course(whole + 2, most, low, falling, rising)
-    g = course(whole, most, low, falling, rising)
-    b = course(whole + 4, most, low, falling, rising)
-    return r, g, b
-
-
-@triton.jit
-def normalized(v, mean, std):
-    """(v - mean) / std, as one product and sum a pixel: within a unit in the last place of v and of the mean, over std."""
-    inverse = 1.0 / std
-    return v * inverse - mean * inverse
-
-
-@triton.jit
-def raised(v, gamma):
-    """V to the power of gamma, for v in [0, 1]."""
-    power = tl.exp2(gamma * tl.log2(tl.where(v > 0, v, 1.0)))
-    return tl.where(v > 0, power, tl.where(v == 0, tl.where(gamma == 0, 1.0, 0.0), v))
-
-
-@triton.jit
-def posterized(v, step):
-    """The bits of a byte above ``step``."""
-    v = unit(v)
-    levels = tl.floor(tl.div_rn(tl.div_rn(tl.floor(v * 255), step + 0.0 * v), 255.0 + 0.0 * v) * 255)
-    kept = tl.where(step == 256, 0.0, tl.div_rn(levels * step, 255.0 + 0.0 * v))
-    return tl.where(step == 1, v, kept)
-
-
-@triton.jit
-def normal(x, y, channel, field, width, seed):
-    """Standard normal numbers of a channel, by place: the counter is (pixel, channel, field, 0)."""
-    c0 = (y * width + x).to(tl.uint32)
-    c1 = (c0 * 0 + channel.to(tl.uint32)).to(tl.uint32)
-    c2 = (c0 * 0 + field.to(tl.uint32)).to(tl.uint32)
-    c3 = c0 * 0
-    k0 = seed.to(tl.uint32)
-    k1 = k0 * 0
-    m0 = tl.full((), MULTIPLIER_0, tl.uint32)
-    m1 = tl.full((), MULTIPLIER_1, tl.uint32)
-    for _ in tl.static_range(10):
-        high0 = tl.umulhi(m0, c0)
-        high1 = tl.umulhi(m1, c2)
-        low0 = m0 * c0
-        low1 = m1 * c2
-        c0 = high1 ^ c1 ^ k0
-        c1 = low1
-        c2 = high0 ^ c3 ^ k1
-        c3 = low0
-        k0 = k0 + tl.full((), INCREMENT_0, tl.uint32)
-        k1 = k1 + tl.full((), INCREMENT_1, tl.uint32)
-    first = (c0 >> 8).to(tl.int32).to(tl.float32)
-    second = (c1 >> 8).to(tl.int32).to(tl.float32)
-    radius = tl.sqrt(-2.0 * tl.log((first + 1.0) * 5.9604644775390625e-08))
-    return radius * tl.cos(3.7450704e-07 * second)
 
 
 @triton.jit
 def jittered(r, g, b, row, mean, step, AROUND_MEAN: tl.constexpr, ACTIVE: tl.constexpr):
-    """One adjustment: 0 brightness, 1 contrast, 2 saturation, 3 hue, 4 none.
+    """One adjustment of a jitter: 0 brightness, 1 contrast, 2 saturation, 3 hue, 4 none.
 
-    ``ACTIVE`` has a bit for each that there is, and one (``CLEAN``) that says that all pixels are numbers.
+    ``ACTIVE`` has a bit for each adjustment that the jitter may make, and ``CLEAN`` where no pixel is NaN.
     """
     if ACTIVE & 1:
         if step == 0:

@@ -3,7 +3,8 @@
 import triton
 import triton.language as tl
 
-from gpuaug.fusion.backends.triton.points import COMPILED, points
+from gpuaug.fusion.backends.triton.pixel_math import COMPILED
+from gpuaug.fusion.backends.triton.points import points
 
 
 @triton.jit

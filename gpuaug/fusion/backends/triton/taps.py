@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from gpuaug.fusion.backends.triton.points import CLEAN, COMPILED, unit_sum
+from gpuaug.fusion.backends.triton.pixel_math import CLEAN, as_float, unit_sum
 
 
 @triton.jit
@@ -47,22 +47,6 @@ def tap_axis(index, start, count, row, AXIS: tl.constexpr, ZEROS: tl.constexpr, 
     if BEFORE > 0:
         index, within = mapped(index, row, AXIS, BEFORE)
     return index, framed, within
-
-
-@triton.jit
-def as_float(value, SCALE: tl.constexpr):
-    """Float32 of a pixel."""
-    if SCALE and COMPILED:
-        # From 32 bits, at four times the speed that a GPU converts bytes at, which the compiler would choose.
-        return tl.inline_asm_elementwise("cvt.rn.f32.s32 $0, $1;", "=f,r", [value.to(tl.int32)], tl.float32, True, 1)
-    return value.to(tl.float32)
-
-
-@triton.jit
-def byte_share(value):
-    """A byte's value / 255, correctly rounded: a product, and one step of Newton's in fused arithmetic."""
-    share = value * (1 / 255)
-    return tl.fma(tl.fma(share, -255.0, value), 1 / 255, share)
 
 
 @triton.jit

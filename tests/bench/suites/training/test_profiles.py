@@ -1,5 +1,4 @@
 import pytest
-from support.profiler_sources import again
 
 from bench.figures import tables
 from bench.suites.training import profiles
@@ -23,11 +22,7 @@ def test_profiles_has_the_parts_the_loops_and_a_verdict_of_each_case(tmp_path):
     small = ["--size", "32", "--batch", "2", "--workers", "0", "--width", "4", "--model", "squeezenet1_1", "--repeats", "1"]
     flags = [*small, "--batches", "8", "--timelines", str(tmp_path), "--json", str(tmp_path / "profiles.json")]
 
-    def bounded(made):
-        return all(row["streamed_ms"] >= 0.8 * row["bound_ms"] for row in made["rows"] if row["name"] == "bounds")
-
-    # What bounds a loop is measured apart from it, so another process may have the cores for the one and not for the other.
-    made = again(lambda: profiles.main(flags), bounded)
+    made = profiles.main(flags)
     cases = list(dict.fromkeys(row["case"] for row in made["rows"]))
     assert cases == ["classifier, Kornia", "classifier, fused", "encoder-decoder", "ResNet-50, fused"]
     assert list(made["settings"]["verdicts"]) == [f"{case}, B=2" for case in cases]

@@ -12,7 +12,7 @@ import sys
 
 from triton.runtime.interpreter import InterpretedFunction
 
-from gpuaug.fusion.backends.triton import backend, boxes, filters
+from gpuaug.fusion.backends.triton import backend, boxes, filter_tiles
 
 
 def shrink_blocks():
@@ -20,7 +20,7 @@ def shrink_blocks():
     backend.TILES = dict.fromkeys(backend.TILES, (16, 32))
     backend.COLOUR_TILE = (16, 32)
     backend.REST_BLOCK = 256
-    filters.ACROSS = 64
+    filter_tiles.ACROSS = 64
     boxes.BLOCK = 32
 
 

@@ -4,7 +4,8 @@ import kornia.augmentation as K
 import numpy as np
 import torch
 
-from gpuaug.fusion.backends.triton.filters import blur, sharpen
+from gpuaug.fusion.backends.triton.blur import blur
+from gpuaug.fusion.backends.triton.sharpness import sharpen
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.filters import LOWERED, BlurOp
 from gpuaug.fusion.ops.sampler import Sampler

@@ -1,0 +1,247 @@
+"""The Triton kernels of blurs, along one axis or both at once, and their launches. Tiles: ``filter_tiles.py``."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpuaug.fusion.backends.triton.filter_tiles import (
+    BORDERS,
+    POINTERS,
+    SIZES,
+    STRIDES,
+    bordered,
+    placed,
+    read,
+    reading,
+    stored,
+    storing_launch,
+    tile_of,
+    tiles_of,
+    untouched_pixels,
+)
+from gpuaug.fusion.backends.triton.launch import Launch, prepared
+from gpuaug.fusion.ops.filters import BlurOp
+from gpuaug.fusion.plan import Pass
+
+
+@triton.jit
+def falling(sigma):
+    """The factor of a squared distance in the exponent of a Gaussian: -1 / (2 sigma²)."""
+    # A square too small for a float has all its weight in the middle.
+    return -tl.div_rn(tl.full((), 1.0, tl.float32), tl.maximum(2 * sigma * sigma, 1.2e-38))
+
+
+@triton.jit
+def share(fall, TAPS: tl.constexpr):
+    """The factor that makes the weights of all taps sum to 1."""
+    total = fall * 0
+    for tap in tl.static_range(TAPS):
+        total += tl.exp((tap - TAPS // 2) * (tap - TAPS // 2) * fall)
+    return tl.div_rn(tl.full((), 1.0, tl.float32), total)
+
+
+@triton.jit
+def added(total, line, position, fall, part, TAPS: tl.constexpr, ALONG: tl.constexpr):
+    """Outputs with one line added to those that it reaches, and to no others: 0 · NaN would be NaN."""
+    tap = position - tl.arange(0, ALONG)[:, None]
+    distance = (tap - TAPS // 2).to(tl.float32)
+    weight = tl.exp(distance * distance * fall) * part
+    return tl.where((tap >= 0) & (tap < TAPS), total + weight * line, total)
+
+
+@triton.jit
+def blurred_along(
+    pointer, first, size, step, across, sigma,
+    TAPS: tl.constexpr, BORDER: tl.constexpr, SCALE: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
+    """A tile of one plane, blurred along its first axis.
+
+    ``first`` is the index of its first output on that axis, which has ``size`` pixels ``step`` apart; ``across`` holds the
+    offsets of its pixels on the other axis, (1, ACROSS).
+    """
+    fall = falling(sigma)
+    part = share(fall, TAPS)
+    total = tl.zeros((ALONG, ACROSS), tl.float32)
+    for position in tl.static_range(ALONG + TAPS - 1):
+        index = first + (position - TAPS // 2)
+        inside = (index >= 0) & (index < size) & (across >= 0)
+        line = read(pointer + bordered(index, size, BORDER) * step + across, inside, BORDER, SCALE)
+        total = added(total, line, position, fall, part, TAPS, ALONG)
+    return total
+
+
+@triton.jit
+def blurred_both(
+    pointer, first, x, height, width, step, sigma_y, sigma_x, TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr,
+    BORDER: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
+    """A tile of one plane, blurred: each line along x by shifted reads, which the first-level cache serves, then along y."""
+    fall_y, fall_x = falling(sigma_y), falling(sigma_x)
+    part_y, part_x = share(fall_y, TAPS_Y), share(fall_x, TAPS_X)
+    total = tl.zeros((ALONG, ACROSS), tl.float32)
+    for position in tl.static_range(ALONG + TAPS_Y - 1):
+        index = first + (position - TAPS_Y // 2)
+        inside = (index >= 0) & (index < height)
+        start = pointer + bordered(index, height, BORDER) * step
+        line = tl.zeros((1, ACROSS), tl.float32)
+        for tap in tl.static_range(TAPS_X):
+            at = x + (tap - TAPS_X // 2)
+            pixel = start + bordered(at, width, BORDER) * SOURCE_W
+            weight = tl.exp((tap - TAPS_X // 2) * (tap - TAPS_X // 2) * fall_x) * part_x
+            line += weight * read(pixel, inside & (at >= 0) & (at < width), BORDER, SCALE)
+        total = added(total, line, position, fall_y, part_y, TAPS_Y, ALONG)
+    return total
+
+
+@triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
+def blur_columns_kernel(
+    source, made, rows, height, width, tiles, row_stride, source_b, source_c, source_h,
+    COLUMN: tl.constexpr, TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr,
+    CHANNELS: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
+    """Blur along y, into planes of W x H: what is blurred next is then again the axis that is not contiguous.
+
+    Grid: (tiles of an image, samples, channels).
+    """
+    sample = tl.program_id(1)
+    row = rows + sample * row_stride + COLUMN
+    if tl.load(row) != 0:
+        plane = tl.program_id(2)
+        first, y, x = tile_of(tiles, ALONG, ACROSS)
+        pointer = source + sample.to(tl.int64) * source_b + plane * source_c
+        across = tl.minimum(x, width - 1) * SOURCE_W
+        value = blurred_along(
+            pointer, first, height, source_h, across, tl.load(row + 1), TAPS, BORDER, SCALE, ALONG, ACROSS
+        )  # fmt: skip
+        start = made + (sample.to(tl.int64) * CHANNELS + plane) * height * width
+        tl.store(start + x * height + y, value, mask=(x < width) & (y < height))
+
+
+@triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
+def blur_rows_kernel(
+    source, made, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
+    COLUMN: tl.constexpr, TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr,
+    OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
+    ALONG: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
+    """Blur what :func:`blur_columns_kernel` made along x; of a sample that is skipped, read the source.
+
+    Grid: (tiles of an image, samples, planes; one plane where a block makes all three).
+    """
+    sample = tl.program_id(1)
+    plane = tl.program_id(2)
+    row = rows + sample * row_stride
+    first, x, y = tile_of(tiles, ALONG, ACROSS)
+    across = tl.minimum(y, height - 1)
+    if tl.load(row + COLUMN) != 0:
+        sigma = tl.load(row + COLUMN + 2)
+        start = made + (sample.to(tl.int64) * CHANNELS + plane) * height * width
+        r = tl.zeros((ALONG, ACROSS), tl.float32)
+        g = r
+        b = r
+        for channel in range(3 if RGB else 1):
+            at = start + channel * height * width
+            value = blurred_along(at, first, width, height, across, sigma, TAPS, BORDER, False, ALONG, ACROSS)
+            r, g, b = placed(value, channel, r, g, b, RGB)
+        if SCALE:
+            r, g, b = r * (1 / 255), g * (1 / 255), b * (1 / 255)
+    else:
+        pixel = source + sample.to(tl.int64) * source_b + plane * source_c
+        pixel += across * source_h + tl.minimum(x, width - 1) * SOURCE_W
+        r, g, b = untouched_pixels(pixel, source_c, SCALE, RGB)
+    stored(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
+
+
+@triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
+def blur_kernel(
+    source, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
+    COLUMN: tl.constexpr, TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr,
+    SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr,
+    RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
+    """Blur along both axes at once.
+
+    Grid: (tiles of an image, samples, planes; one plane where a block makes all three).
+    """
+    sample = tl.program_id(1)
+    plane = tl.program_id(2)
+    row = rows + sample * row_stride
+    first, y, x = tile_of(tiles, ALONG, ACROSS)
+    pointer = source + sample.to(tl.int64) * source_b + plane * source_c
+    if tl.load(row + COLUMN) != 0:
+        sigma_y = tl.load(row + COLUMN + 1)
+        sigma_x = tl.load(row + COLUMN + 2)
+        r = tl.zeros((ALONG, ACROSS), tl.float32)
+        g = r
+        b = r
+        for channel in range(3 if RGB else 1):
+            value = blurred_both(
+                pointer + channel * source_c, first, x, height, width, source_h, sigma_y, sigma_x,
+                TAPS_Y, TAPS_X, BORDER, SOURCE_W, SCALE, ALONG, ACROSS,
+            )  # fmt: skip
+            r, g, b = placed(value, channel, r, g, b, RGB)
+        if SCALE:
+            r, g, b = r * (1 / 255), g * (1 / 255), b * (1 / 255)
+    else:
+        pixel = pointer + tl.minimum(y, height - 1) * source_h + tl.minimum(x, width - 1) * SOURCE_W
+        r, g, b = untouched_pixels(pixel, source_c, SCALE, RGB)
+    stored(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
+
+
+def blur(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> int:
+    """Launch a pass with a blur in front on the current stream.
+
+    Args:
+        step: The pass.
+        source: uint8 or floating, any strides.
+        rows: The parameter table.
+        out: Floating, any strides.
+
+    Shape:
+        - source, out: (B, C, H, W)
+        - rows: (B, K), float32
+
+    Returns:
+        The number of launches.
+
+    Cost:
+        With two launches, a float32 copy of the images between them.
+    """
+    op = step.front
+    assert isinstance(op, BlurOp)
+    if op.launches == 1:
+        prepared(step, source, rows, out, _blurring)((source, out, rows))
+        return 1
+    batch, channels, height, width = source.shape
+    columns, last = prepared(step, source, rows, out, _blurring_twice)
+    made = torch.empty((batch, channels, width, height), dtype=torch.float32, device=source.device)
+    columns((source, made, rows))
+    last((source, made, out, rows))
+    return 2
+
+
+def _blurring(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> Launch:
+    op = step.front
+    assert isinstance(op, BlurOp)
+    down, across = op.kernel_size
+    constants = {"TAPS_Y": down, "TAPS_X": across, "BORDER": BORDERS[op.border]}
+    return storing_launch(blur_kernel, step, source, rows, out, constants)
+
+
+def _blurring_twice(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> tuple[Launch, Launch]:
+    op = step.front
+    assert isinstance(op, BlurOp)
+    batch, channels, height, width = source.shape
+    down, across = op.kernel_size
+    border = BORDERS[op.border]
+    wide, tiles = tiles_of(height, width)
+    columns = Launch(
+        blur_columns_kernel,
+        (tiles, batch, channels),
+        (height, width, wide, rows.stride(0), *source.stride()[:3]),
+        {**reading(step, source), "BORDER": border, "TAPS": down, "CHANNELS": channels},
+        warps=1,
+    )
+    constants = {"TAPS": across, "BORDER": border}
+    return columns, storing_launch(blur_rows_kernel, step, source, rows, out, constants, along_x=True)

@@ -1,0 +1,151 @@
+"""What the kernels of filters share: the tile of a block, reading beyond the border, storing, and a launch's arguments.
+
+A block is one warp, with a tile whose first axis is the one filtered along and lies in one thread's registers. So every line of
+the source is read once a tile, and added to the outputs that it reaches with weights that are the same in all threads: a
+neighbourhood takes one multiplication a tap and no shuffle. Loops over lines are unrolled for the compiler to see this.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpuaug.fusion.backends.triton.launch import Launch
+from gpuaug.fusion.backends.triton.pixel_math import as_float, byte_share
+from gpuaug.fusion.backends.triton.points import points
+from gpuaug.fusion.plan import Pass
+
+ALONG = 16
+"""Outputs of a tile along the axis that is filtered along."""
+
+ACROSS = 32
+"""Outputs of a tile side by side: a multiple of the threads in a warp."""
+
+BORDERS = {"constant": 0, "reflect": 1, "replicate": 2, "circular": 3}
+
+SIZES = ("height", "width", "tiles", "row_stride")
+STRIDES = ("source_b", "source_c", "source_h", "out_b", "out_c", "out_h")
+POINTERS = ("source", "made", "out", "rows")
+
+
+@triton.jit
+def tile_of(tiles, ALONG: tl.constexpr, ACROSS: tl.constexpr):
+    """The outputs of this block's tile: the first one along, all along (ALONG, 1), and all across (1, ACROSS).
+
+    ``tiles``: how many tiles lie side by side.
+    """
+    first = tl.program_id(0) // tiles * ALONG
+    return first, first + tl.arange(0, ALONG)[:, None], tl.program_id(0) % tiles * ACROSS + tl.arange(0, ACROSS)[None, :]
+
+
+@triton.jit
+def bordered(index, size, BORDER: tl.constexpr):
+    """Where an index outside the image is read; any pixel inside where a constant is meant."""
+    if BORDER == 1:
+        index = tl.abs(index)
+        index = size - 1 - tl.abs(size - 1 - index)
+    if BORDER == 3:
+        index = tl.where(index < 0, index + size, index)
+        index = tl.where(index >= size, index - size, index)
+    return tl.minimum(tl.maximum(index, 0), size - 1)
+
+
+@triton.jit
+def read(pointer, inside, BORDER: tl.constexpr, SCALE: tl.constexpr):
+    """Pixels, in [0, 255] of bytes; zeros outside where that is the border."""
+    if BORDER == 0:
+        # In the interpreter of Triton 3.9 a truth is a whole number where a scalar was joined with a block.
+        return as_float(tl.load(pointer, mask=inside != 0, other=0), SCALE)
+    return as_float(tl.load(pointer), SCALE)
+
+
+@triton.jit
+def untouched(pointer, SCALE: tl.constexpr):
+    """One channel of a sample that is skipped: in [0, 1] as torch divides bytes, bit for bit."""
+    value = as_float(tl.load(pointer), SCALE)
+    return byte_share(value) if SCALE else value
+
+
+@triton.jit
+def untouched_pixels(pointer, source_c, SCALE: tl.constexpr, RGB: tl.constexpr):
+    """:func:`untouched` of three channels; or one channel and two copies."""
+    r = untouched(pointer, SCALE)
+    if RGB:
+        return r, untouched(pointer + source_c, SCALE), untouched(pointer + 2 * source_c, SCALE)
+    return r, r, r
+
+
+@triton.jit
+def placed(value, channel, r, g, b, RGB: tl.constexpr):
+    """Three channels, one of them new; or one channel and two copies.
+
+    What makes a channel stands once, in a loop at run time: Triton takes nine times as long to compile three of them.
+    """
+    if RGB:
+        return tl.where(channel == 0, value, r), tl.where(channel == 1, value, g), tl.where(channel == 2, value, b)
+    return value, value, value
+
+
+@triton.jit
+def stored(
+    r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h,
+    OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
+):  # fmt: skip
+    """Take a tile through the pointwise ops and store it."""
+    r, g, b = points(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, COUNT, CHANNELS, RGB)
+    live = (x < width) & (y < height)
+    pixel = out + sample.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
+    tl.store(pixel, r.to(out.dtype.element_ty), mask=live)
+    if RGB:
+        tl.store(pixel + out_c, g.to(out.dtype.element_ty), mask=live)
+        tl.store(pixel + 2 * out_c, b.to(out.dtype.element_ty), mask=live)
+
+
+def tiles_of(along: int, across: int) -> tuple[int, int]:
+    """Tiles side by side, and tiles in all, of a plane with this many outputs along and across."""
+    wide = triton.cdiv(across, ACROSS)
+    return wide, wide * triton.cdiv(along, ALONG)
+
+
+def reading(step: Pass, source: Tensor) -> dict[str, Any]:
+    """The constants of every kernel that reads tiles of the source."""
+    return {
+        "COLUMN": step.columns,
+        "SOURCE_W": source.stride(3),
+        "SCALE": source.dtype == torch.uint8,
+        "ALONG": ALONG,
+        "ACROSS": ACROSS,
+    }
+
+
+def storing_launch(
+    kernel: Any, step: Pass, source: Tensor, rows: Tensor, out: Tensor, constants: dict[str, Any], *, along_x: bool = False
+) -> Launch:
+    """A launch of a kernel that stores finished pixels.
+
+    Args:
+        kernel: Takes the sizes, the tiles side by side, and the strides of the rows, the source and the output.
+        step: The pass.
+        source: uint8 or floating, (B, C, H, W).
+        rows: The parameter table, (B, K).
+        out: Floating, (B, C, H, W).
+        constants: The kernel's own.
+        along_x: Whether tiles lie along x, not along y.
+    """
+    batch, channels, height, width = source.shape
+    wide, tiles = tiles_of(width, height) if along_x else tiles_of(height, width)
+    # A block of three planes stores whole pixels where those lie together.
+    rgb = channels == 3 and (out.stride(1) == 1 or any(op.rgb_only for op in step.points))
+    constants = {
+        **reading(step, source),
+        "OUT_W": out.stride(3),
+        "PROGRAM": step.program,
+        "COUNT": len(step.program),
+        "CHANNELS": channels,
+        "RGB": rgb,
+        **constants,
+    }
+    numbers = (height, width, wide, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
+    return Launch(kernel, (tiles, batch, 1 if rgb else channels), numbers, constants, warps=1)

@@ -1,0 +1,125 @@
+"""How a pipeline is split for images of one size: into runs of ops that one plan holds, and the ops between them.
+
+An op stands alone where Kornia runs it, always or for images of this size, or where it picks anew for every batch what runs.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
+from gpuaug.fusion.ops.fallback import EagerOp
+from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.plan import Plan, columns_of, plan
+from gpuaug.fusion.policies.choice import Choice, Nothing, Step
+
+_MOST_KEPT = 256
+_NOTHING = Nothing("", nn.Identity())
+
+
+class Segment(NamedTuple):
+    """Ops that follow one another and their plan, or one op that stands alone."""
+
+    stop: int
+    """Index of the first op after it."""
+    ops: tuple[Op, ...] = ()
+    plan: Plan | None = None
+    eager: EagerOp | Choice | None = None
+    """The op that stands alone."""
+
+
+class Segments:
+    """The segments of one pipeline, with their plans kept by image size.
+
+    Args:
+        ops: All of the pipeline's, in order.
+    """
+
+    def __init__(self, ops: tuple[Op | EagerOp, ...]) -> None:
+        self._ops = ops
+        self.chooses = any(isinstance(op, Choice) for op in ops)
+        """Whether batches pick what runs."""
+        self._kept: dict[Any, Segment] = {}
+
+    def at(self, start: int, size: Size, *, masks: bool, ops: tuple[Op | EagerOp, ...] | None = None) -> Segment:
+        """The segment that begins at one op.
+
+        Args:
+            start: Index of the op.
+            size: Of the images that the op is given.
+            masks: Whether masks follow.
+            ops: What :meth:`picked` gave. Left out: the pipeline's.
+        """
+        # The parameter table has a row for each image, so a plan serves any batch size, and images that differ in size.
+        size = Size(1, size.channels, *ANY_SIDES) if size.ragged else size
+        key = (start, size.channels, *((0, 0) if size.ragged else (size.height, size.width)), masks, ops)
+        found = self._kept.get(key)
+        if found is None:
+            found = self._made(self._ops if ops is None else ops, start, size, masks)
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            self._kept[key] = found
+        return found
+
+    def all(self, size: Size) -> list[Segment]:
+        """The whole pipeline's segments, for images of one size without masks."""
+        segments: list[Segment] = []
+        start = 0
+        while start < len(self._ops):
+            segment = self.at(start, size, masks=False)
+            segments.append(segment)
+            if segment.plan is not None:
+                size = segment.plan.out
+            elif segment.eager is not None:
+                size = segment.eager.out(size, segment.eager.draw(Sampler((0,), size.batch), size))
+            start = segment.stop
+        return segments
+
+    def picked(self, drawn: Sequence[OpDraws]) -> list[tuple[tuple[Op | EagerOp, ...], Sequence[OpDraws]]]:
+        """The ops that run for these draws and what each drew, split where a plan has to begin.
+
+        Args:
+            drawn: What each op of the pipeline drew.
+        """
+        if not self.chooses:
+            return [(self._ops, drawn)]
+        parts: list[tuple[list[Op | EagerOp], list[OpDraws]]] = [([], [])]
+        for op, each in zip(self._ops, drawn, strict=True):
+            for step in op.steps(each) if isinstance(op, Choice) else (Step(op, each, begins=False),):
+                if step.begins and parts[-1][0]:
+                    parts.append(([], []))
+                parts[-1][0].append(step.op)
+                parts[-1][1].append(step.drawn)
+        if not parts[-1][0]:
+            # No op was picked: the images still change their type.
+            parts[-1][0].append(_NOTHING)
+            parts[-1][1].append({})
+        return [(tuple(ops), all_drawn) for ops, all_drawn in parts]
+
+    def _made(self, ops: Sequence[Op | EagerOp], start: int, size: Size, masks: bool) -> Segment:
+        alone, taken = _split(ops[start:], size)
+        if alone is not None:
+            return Segment(start + 1, eager=alone)
+        planned = plan(taken, size, masks=masks)
+        if not self.chooses:
+            planned.columns = columns_of(taken, size)
+            planned.numbers = max(sum(planned.columns), 1)
+        return Segment(start + len(taken), taken, planned)
+
+
+def _split(ops: Sequence[Op | EagerOp], size: Size) -> tuple[EagerOp | Choice | None, tuple[Op, ...]]:
+    """The first op if it stands alone, else as many as one plan can hold for images of this size."""
+    taken: list[Op] = []
+    for op in ops:
+        if isinstance(op, Choice):
+            alone: EagerOp | Choice = op
+        else:
+            reason = op.reason if isinstance(op, EagerOp) else op.unsupported_size(size)
+            if reason is None and isinstance(op, Op):
+                taken.append(op)
+                size = op.out(size)
+                continue
+            alone = op if isinstance(op, EagerOp) else EagerOp(op.name, op.module, reason or "", op)
+        return (None, tuple(taken)) if taken else (alone, ())
+    return None, tuple(taken)

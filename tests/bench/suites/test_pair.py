@@ -1,0 +1,77 @@
+import io
+import json
+import math
+
+import pytest
+
+from bench.suites import pair, pair_child
+
+FLAGS = ["--device", "cpu", "--size", "32", "--batch", "4", "--workers", "0"]
+
+
+def test_ratio_is_the_mean_over_pairs_of_processes_with_its_interval():
+    rounds = [[[100.0, 110.0], [200.0, 220.0]], [[100.0, 121.0], [100.0, 100.0]]]
+    row = pair.record("augment, cls", {"rates": rounds, "counts": [{"kernels": 2.0}, {"kernels": 3.0}]})
+    assert row["ratio"] == pytest.approx(1.1)
+    assert row["ratio_low"] == pytest.approx(1.1)  # both pairs have the same mean of logarithms
+    assert (row["other_images_per_s"], row["this_images_per_s"]) == (100.0, 115.5)
+    assert (row["other_kernels"], row["this_kernels"]) == (2.0, 3.0)
+    one, other = (pair.record("x", {"rates": rates, "counts": [{}, {}]}) for rates in (rounds[:1], [*rounds, [[1.0, 2.0]]]))
+    assert one["ratio_low"] == pytest.approx(one["ratio_high"])
+    assert other["ratio_low"] < 1.1 < other["ratio"] < other["ratio_high"]
+    half = math.log(other["ratio_high"] / other["ratio"])
+    assert half == pytest.approx(4.303 * math.log(2 / 1.1) / math.sqrt(3) / math.sqrt(3), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["augment, cls", "ragged", "classifier"])
+def test_a_process_answers_windows_of_its_rows(name, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["pair_child", *FLAGS, "--rows", name])
+    requests = [{"row": name, "seconds": 0.01}, {"row": name, "count": True}]
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(json.dumps(request) + "\n" for request in requests)))
+    monkeypatch.setattr(pair_child, "CLASSIFIER_BATCH", 2)
+    pair_child.main()
+    groups, rate, counts = (json.loads(line)["answer"] for line in capsys.readouterr().out.splitlines())
+    assert sorted(groups) == [[], [name]]
+    assert rate > 0
+    assert counts == {}
+
+
+def test_wrong_checkouts_and_rows_are_named(tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        pair.main([str(tmp_path)])
+    assert f"other must be a checkout of gpuaug, got {tmp_path}. Pass the folder that holds the folder gpuaug." in " ".join(
+        capsys.readouterr().err.split()
+    )
+    monkeypatch.setattr("sys.argv", ["pair_child", *FLAGS, "--rows", "seed"])
+    with pytest.raises(
+        SystemExit, match=r"--rows must be among augment, seed; .*, got seed\. Leave it out to measure all of them\."
+    ):
+        pair_child.main()
+
+
+@pytest.mark.slow
+def test_this_checkout_beside_itself(tmp_path):
+    flags = [
+        "--rounds",
+        "1",
+        "--processes",
+        "1",
+        "--seconds",
+        "0.01",
+        "--rows",
+        "augment, cls",
+        "--json",
+        str(tmp_path / "pair.json"),
+    ]
+    made = pair.main([str(pair.ROOT), *FLAGS, *flags])
+    (row,) = made["rows"]
+    assert row["ratio"] > 0
+    assert json.loads((tmp_path / "pair.json").read_text())["rows"] == [row]
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_is_an_error():
+    with pytest.raises(
+        SystemExit, match=r"pair: both processes must answer, got one that ended with status 1\. Its error stands"
+    ):
+        pair.main([str(pair.ROOT), *FLAGS, "--rounds", "1", "--processes", "1", "--rows", "none"])

@@ -1,0 +1,130 @@
+"""The double's allocator, streams and events."""
+
+import pytest
+from support.stream_double import REUSED, FakeCuda
+
+
+@pytest.fixture
+def cuda():
+    return FakeCuda()
+
+
+def block_of(buffer):
+    return buffer._block
+
+
+# The double's allocator, streams and events.
+
+
+def test_dropped_memory_returns_to_its_stream(cuda):
+    first = cuda.new("first", batch=0)
+    block = block_of(first)
+    del first
+    assert block_of(cuda.new("second", batch=1)) == block
+
+
+def test_allocator_hands_out_last_freed_block_first(cuda):
+    buffers = [cuda.new("x", batch=0) for _ in range(3)]
+    blocks = [block_of(buffer) for buffer in buffers]
+    while buffers:
+        buffers.pop(0)
+    again = [cuda.new("y", batch=1) for _ in range(3)]
+    assert [block_of(buffer) for buffer in again] == blocks[::-1]
+
+
+def test_block_never_changes_stream(cuda):
+    first = cuda.new("first", batch=0)
+    block = block_of(first)
+    del first
+    with cuda.stream(cuda.Stream()):
+        assert block_of(cuda.new("second", batch=1)) != block
+
+
+def test_memory_dropped_under_another_stream_returns_to_its_own(cuda):
+    lane = cuda.Stream()
+    with cuda.stream(lane):
+        first = cuda.new("first", batch=0)
+    block = block_of(first)
+    del first
+    with cuda.stream(lane):
+        assert block_of(cuda.new("second", batch=1)) == block
+
+
+def read_elsewhere(cuda, record_on=None):
+    """The block of a buffer that another stream has read, and that stream. ``record_on`` is given to ``record_stream``."""
+    consumer = cuda.Stream()
+    buffer = cuda.new("x", batch=0)
+    ready = cuda.Event()
+    ready.record()
+    consumer.wait_event(ready)
+    if record_on is not None:
+        buffer.record_stream({"consumer": consumer, "producer": cuda.default}[record_on])
+    with cuda.stream(consumer):
+        cuda.read(buffer)
+    return block_of(buffer), consumer
+
+
+@pytest.mark.parametrize("record_on", [None, "producer"])
+def test_record_stream_on_producer_does_nothing(cuda, record_on):
+    block, _ = read_elsewhere(cuda, record_on)
+    assert block_of(cuda.new("y", batch=1)) == block
+    assert cuda.history.rules() == [REUSED]
+
+
+def test_record_stream_on_consumer_keeps_memory_until_host_knows(cuda):
+    block, consumer = read_elsewhere(cuda, "consumer")
+    second = cuda.new("second", batch=1)
+    assert block_of(second) != block
+    done = cuda.Event()
+    done.record(consumer)
+    assert not done.query()
+    done.synchronize()
+    assert block_of(cuda.new("third", batch=2)) == block
+    assert not cuda.history.rules()
+
+
+def test_record_stream_takes_effect_on_free(cuda):
+    consumer, done = cuda.Stream(), cuda.Event()
+    buffer = cuda.new("x", batch=0)
+    ready = cuda.Event()
+    ready.record()
+    consumer.wait_event(ready)
+    buffer.record_stream(consumer)
+    done.record(consumer)
+    with cuda.stream(consumer):
+        cuda.read(buffer)  # after the call, but before the memory goes back
+    block = block_of(buffer)
+    del buffer
+    done.synchronize()  # the host knows of the consumer's work up to before the read
+    assert block_of(cuda.new("y", batch=1)) != block
+    assert not cuda.history.rules()
+
+
+def test_buffer_dropped_within_operation_is_freed_after_it(cuda):
+    first, second = cuda.new("first", batch=0), cuda.new("second", batch=0)
+    block = block_of(first)
+    with cuda.operation() as history:
+        del first  # as a collection of garbage would, in the middle of anything
+        assert "free first#0" not in history.log
+    cuda.read(second)
+    assert cuda.history.log[-2:] == ["free first#0", "default reads second#1"]
+    assert block_of(cuda.new("third", batch=1)) == block
+
+
+def test_keeps_up_passes_every_queried_event():
+    cuda = FakeCuda(keeps_up=True)
+    cuda.new("x", batch=0)
+    event = cuda.Event()
+    event.record()
+    assert event.query()
+    assert cuda.history.syncs == 0
+
+
+def test_stream_context_restores_current_stream(cuda):
+    outer, inner = cuda.Stream(), cuda.Stream()
+    assert cuda.current_stream() is cuda.default
+    with cuda.stream(outer):
+        with cuda.stream(inner):
+            assert cuda.current_stream() is inner
+        assert cuda.current_stream() is outer
+    assert cuda.current_stream() is cuda.default

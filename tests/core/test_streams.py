@@ -1,0 +1,75 @@
+"""Lanes and the limit on run-ahead, by themselves: forked children, and when the host is held back."""
+
+import sys
+
+import pytest
+from support import processes
+
+from gpuaug.core.streams import RunAheadLimit
+
+FORK = """
+import gc, os, sys
+import torch
+from gpuaug.core import streams
+from support.stream_double import FakeCuda
+
+class Handle:
+    def __init__(self):
+        self.me = self
+    def __del__(self):
+        print(name, "freed by the", "child" if os.getpid() != parent else "parent", flush=True)
+
+def make_lanes():
+    streams.cuda = FakeCuda()
+    streams.Lanes(torch.device("cuda", 0))
+
+cases = {"neither": lambda: None, "spare_forked_children": streams.spare_forked_children, "lanes": make_lanes}
+for name, prepare in cases.items():
+    # Each case in a process of its own: children stay spared once they are.
+    case = os.fork()
+    if case:
+        assert os.waitpid(case, 0)[1] == 0
+        continue
+    parent = os.getpid()
+    gc.disable()
+    prepare()
+    Handle()
+    child = os.fork()
+    if not child:
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    gc.collect()
+    os._exit(0)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+def test_spare_forked_children_frees_no_garbage_of_the_parent_in_a_child():
+    done = processes.run_script(FORK)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "neither freed by the child",  # so the test would see it
+        "neither freed by the parent",
+        "spare_forked_children freed by the parent",
+        "lanes freed by the parent",
+    ]
+
+
+def test_run_ahead_limit_waits_for_the_newest_event_beyond_a_smaller_depth():
+    class Counted:
+        def __init__(self, number):
+            self.number = number
+
+        def query(self):
+            return False
+
+        def synchronize(self):
+            waited.append(self.number)
+
+    waited, run_ahead_limit = [], RunAheadLimit()
+    for number in range(5):
+        run_ahead_limit.keep(Counted(number), ahead=4)
+    run_ahead_limit.keep(Counted(5), ahead=1)
+    run_ahead_limit.keep(Counted(6), ahead=1)
+    assert waited == [0, 4, 5]

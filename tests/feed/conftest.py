@@ -1,0 +1,26 @@
+"""What the rings of these tests have in common: how they are used, and how one sees that they are gone."""
+
+import gc
+import time
+
+import pytest
+from support.ring_cleanup import rings_here
+from support.waiting import WAIT_S
+
+from gpuaug.feed import ring
+
+
+@pytest.fixture(autouse=True)
+def _slots_are_overwritten_when_they_are_given_back(monkeypatch):
+    monkeypatch.setattr(ring, "POISON", True)
+
+
+@pytest.fixture
+def held():
+    """How much of rings there is that the test has made; a failed one's traceback may still hold others."""
+    end = time.monotonic() + WAIT_S  # a worker that was slow in the test before takes its time to end
+    while rings_here() and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.05)
+    before = rings_here()
+    return lambda: rings_here() - before

@@ -1,0 +1,133 @@
+"""Whatever a batch is made of, it arrives through slots as it would without them."""
+
+from multiprocessing.reduction import ForkingPickler
+from pickle import loads
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.ring_equality import assert_ring_is_plain, assert_same
+from support.ring_inputs import DTYPES, NOT_PLACED, PLACED, Pair, Record, any_bits, made, twice, values
+from torch.nn.utils.rnn import PackedSequence
+
+from gpuaug import StreamedLoader
+from gpuaug.feed import ring, ring_memory
+from gpuaug.feed.ring_collate import described_or_not
+
+# What a finaliser raises nobody else hears of.
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.mark.parametrize("make", PLACED.values(), ids=PLACED.keys())
+def test_batch_of_any_container_or_dtype_arrives_bit_for_bit(make):
+    assert_ring_is_plain(made(make, num_workers=1))
+
+
+@pytest.mark.parametrize("make", NOT_PLACED.values(), ids=NOT_PLACED.keys())
+def test_batch_without_plain_tensors_uses_no_slot(make):
+    assert_ring_is_plain(made(make, num_workers=1), slots=False)
+
+
+def test_shared_tensor_stays_shared():
+    (batches,), _ = assert_ring_is_plain(made(twice))
+    assert all(batch["first"] is batch["again"][0] is batch["again"][1][0] for batch in batches)
+
+
+def test_batches_share_no_memory_with_slots():
+    (batches, again), _ = assert_ring_is_plain(made(lambda i: (values(i, 5), values(i, 5))), epochs=2)
+    for batch in batches:
+        for tensor in batch:
+            tensor.fill_(-1)
+    assert all((tensor >= 0).all() for batch in again for tensor in batch)
+    addresses = [tensor.data_ptr() for epoch in (batches, again) for batch in epoch for tensor in batch]
+    assert len(set(addresses)) == len(addresses)
+
+
+class NoList(tuple):
+    """A container that cannot be rebuilt with other values in it."""
+
+    def __new__(cls, first, second):
+        return super().__new__(cls, (first, second))
+
+    def __reduce__(self):
+        return NoList, tuple(self)
+
+
+def test_container_that_cannot_be_rebuilt_uses_no_slot():
+    got, _ = assert_ring_is_plain(made(lambda i: NoList(values(i, 2), i)), slots=False)
+    assert type(got[0][0]) is NoList
+
+
+def test_packed_sequence_arrives_as_packed_sequence():
+    got, _ = assert_ring_is_plain(made(PLACED["an object that moves itself"]))
+    assert all(type(batch[0]) is PackedSequence for batch in got[0])
+
+
+SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)
+
+
+@st.composite
+def tensors(draw):
+    """A tensor of any dtype, shape and strides, and of any bits."""
+    tensor = any_bits(draw(st.integers(0, 99)), draw(st.sampled_from(DTYPES)), *draw(SHAPES))
+    dims = draw(st.permutations(range(tensor.dim())))
+    how = draw(st.sampled_from(["as it is", "permuted", "sliced", "expanded", "offset"]))
+    if how == "permuted":
+        return tensor.permute(dims)
+    if how == "sliced" and tensor.dim():
+        return tensor[tuple(slice(draw(st.integers(0, 1)), None, draw(st.integers(1, 2))) for _ in range(tensor.dim()))]
+    if how == "expanded":
+        return tensor.unsqueeze(0).expand(3, *tensor.shape)
+    if how == "offset" and tensor.dim():
+        return tensor[1:].permute(dims)
+    return tensor
+
+
+LEAVES = st.one_of(tensors(), st.text(max_size=3), st.none(), st.integers(), st.just(...))
+
+
+NESTED = st.recursive(
+    LEAVES,
+    lambda inside: st.one_of(
+        st.lists(inside, max_size=4),
+        st.lists(inside, max_size=4).map(tuple),
+        st.dictionaries(st.text(max_size=2), inside, max_size=3),
+        st.tuples(inside, inside).map(lambda pair: Pair(*pair)),
+        st.tuples(inside, inside).map(lambda pair: Record(pair[0], {"inside": pair[1]})),
+        inside.map(lambda same: (same, [same])),
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(NESTED, min_size=1, max_size=4))
+def test_any_staged_batch_arrives_bit_for_bit(batches):
+    loader = StreamedLoader(iter(batches), device="cpu", feed="ring", feed_bytes=1 << 20)
+    assert_same(list(loader), batches)
+    loader.close()
+
+
+@settings(max_examples=100)
+@given(st.lists(NESTED, min_size=1, max_size=4), st.integers(0, 3))
+def test_any_batch_survives_describe_pickle_and_receive(batches, room):
+    # Within one process: what a worker does, the queue's pickling, and what arrives.
+    own = ring.Ring(1, 2, 1 << 20)
+    try:
+        own.make_room(batches[min(room, len(batches) - 1)])
+        for batch in batches:
+            writer = own.memory.take(0)
+            if writer is None:
+                continue
+            sent = loads(bytes(ForkingPickler.dumps(described_or_not(batch, writer))))
+            if type(sent) is ring_memory.Described:
+                sent, slot = own.received(sent)
+                assert_same(sent, batch)
+                del slot
+            else:
+                assert_same(sent, batch)
+            del sent
+        assert not own.held
+        assert own.memory.generation()[0] == 0 or own.memory.take(0) is not None, "every slot is free again"
+    finally:
+        own.close()

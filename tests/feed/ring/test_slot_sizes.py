@@ -1,0 +1,74 @@
+"""Batches of any size, and slots that take no more memory than they may."""
+
+import pytest
+import torch
+from support.ring_cleanup import ring_bytes
+from support.ring_equality import assert_ring_is_plain
+from support.ring_inputs import Source, any_bits, made, sized, values
+
+from gpuaug import StreamedLoader
+
+# What a finaliser raises nobody else hears of.
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+
+SIZES = {
+    "changing": [(37 * i) % 11 * 1000 + 1 for i in range(24)],
+    "growing": [1000 * (i + 1) for i in range(24)],
+    "growing by far": [int(1.6**i) for i in range(30)],
+    "shrinking": [100_000 // (i + 1) for i in range(24)],
+    "one that is larger": [2_000_000 if i == 12 else 100 for i in range(24)],
+    "empty at first": [0] * 8 + [5000] * 16,
+    "around a page": [4096 + (i % 3) - 1 for i in range(24)],
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
+@pytest.mark.parametrize("persistent", [False, True])
+def test_batch_sizes_may_change(sizes, persistent):
+    assert_ring_is_plain(sized(sizes, num_workers=2 if persistent else 1, persistent_workers=persistent), epochs=2)
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
+@pytest.mark.parametrize("feed_bytes", [None, 50_000, 0])
+def test_staged_batch_sizes_may_change(sizes, feed_bytes):
+    def make():
+        return Source(lambda i: (any_bits(i, torch.uint8, sizes[i]), torch.tensor(i)), len(sizes))
+
+    assert_ring_is_plain(make, slots=feed_bytes != 0, feed_bytes=feed_bytes)
+
+
+def test_grown_batches_use_slots_again():
+    sizes = [1000] * 8 + [50_000] * 24
+    _, stats = assert_ring_is_plain(sized(sizes), epochs=2)
+    assert stats.slot_batches > 32 + 8, "all of the second epoch, and some larger ones of the first"
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_ring_memory_stays_within_feed_bytes(persistent):
+    budget = 4_000_000
+    sizes = [20_000 * (i // 5 + 1) for i in range(40)]
+    make = made(lambda i: any_bits(i, torch.uint8, sizes[i]), len(sizes), persistent_workers=persistent)
+    with StreamedLoader(make(), device="cpu", feed="ring", feed_bytes=budget) as loader:
+        most = 0
+        for _ in range(3):
+            for _ in loader:
+                most = max(most, ring_bytes())
+        assert loader.stats().slot_batches > 0
+        assert 0 < most <= budget + 1_000_000
+
+
+@pytest.mark.parametrize("feed_bytes", [0, 1, 100, 4095])
+def test_feed_bytes_too_small_for_any_slot(feed_bytes):
+    assert_ring_is_plain(made(lambda i: values(i, 5000)), slots=False, feed_bytes=feed_bytes)
+
+
+@pytest.mark.parametrize(("workers", "slots"), [(1, True), (2, False)])
+def test_feed_bytes_of_one_slot(workers, slots):
+    num_bytes = 8 * 4096
+    make = made(lambda i: any_bits(i, torch.uint8, num_bytes), 40, num_workers=workers)
+    assert_ring_is_plain(make, slots=slots, feed_bytes=num_bytes)
+
+
+def test_feed_bytes_that_only_small_batches_fit():
+    sizes = [1000 if i % 3 else 5_000_000 for i in range(1, 25)]
+    assert_ring_is_plain(sized(sizes), feed_bytes=300_000)

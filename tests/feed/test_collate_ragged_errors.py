@@ -1,0 +1,173 @@
+"""Samples that ``collate_ragged`` refuses, by the index of the sample and with a way out."""
+
+import io
+from collections import namedtuple
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from support.images import pil, png
+
+import gpuaug
+from gpuaug import ArgumentError, ArgumentTypeError, collate_ragged
+from gpuaug.feed.collate_ragged import placing_into
+
+Pair = namedtuple("Pair", "image label")
+
+FINE = pil(0, 2, 3)
+LARGE = np.broadcast_to(np.zeros(1, np.uint8), (16384, 16384, 3))
+"""Three quarters of 2**30 pixels' values, in one byte."""
+REFUSED = {
+    "floating": (
+        [torch.rand(3, 4, 4)],
+        ArgumentTypeError,
+        r"Images must be uint8, got torch.float32 in sample 0. Leave out .* ToTensor",
+    ),
+    "floating member": (
+        [(torch.rand(3, 4, 4), 1)],
+        ArgumentTypeError,
+        r"Images must be uint8, got torch.float32 in sample 0 at \[0\]. Leave out",
+    ),
+    "floating later": (
+        [{"x": FINE}, {"x": np.zeros((2, 2, 3), np.float32)}],
+        ArgumentTypeError,
+        r"Images must be uint8, got float32 in sample 1 at \['x'\]. Leave out",
+    ),
+    "a path": (["a.jpg"], ArgumentTypeError, r"Images must be PIL images, .*, got str in sample 0. Decode it in the dataset"),
+    "paths": ([("a.jpg", 1)], ArgumentTypeError, r"got str in sample 0 at \[0\]. Decode it"),
+    "nothing later": ([Pair(FINE, 1), Pair(None, 1)], ArgumentTypeError, r"got NoneType in sample 1 at .image. Decode it"),
+    "an empty sample": ([()], ArgumentTypeError, r"got tuple in sample 0. Decode it"),
+    "two dimensions": (
+        [torch.zeros(4, 4, dtype=torch.uint8)],
+        ArgumentError,
+        r"Images must be \(H, W\) or .*, got a tensor of shape \(4, 4\) in sample 0. A grey tensor",
+    ),
+    "four dimensions": (
+        [(FINE,), (np.zeros((1, 4, 4, 3), np.uint8),)],
+        ArgumentError,
+        r"got an array of shape \(1, 4, 4, 3\) in sample 1",
+    ),
+    "channels last in a tensor": (
+        [torch.zeros(48, 64, 3, dtype=torch.uint8)],
+        ArgumentError,
+        r"Images must have 1 to 4 channels, which come first in tensors and last in arrays, got a tensor of shape "
+        r"\(48, 64, 3\) in sample 0. Turn it: image.permute\(2, 0, 1\)",
+    ),
+    "channels first in an array": (
+        [FINE, np.zeros((3, 48, 64), np.uint8)],
+        ArgumentError,
+        r"1 to 4 channels, .* \(3, 48, 64\) in sample 1",
+    ),
+    "no channels": ([np.zeros((4, 4, 0), np.uint8)], ArgumentError, r"1 to 4 channels, .* \(4, 4, 0\) in sample 0"),
+    "no pixels": (
+        [FINE, np.zeros((0, 4, 3), np.uint8)],
+        ArgumentError,
+        r"Images must have pixels, got an array of shape \(0, 4, 3\) in sample 1. Leave it out of the dataset.",
+    ),
+    "no pixels in a tensor": (
+        [torch.zeros(3, 4, 0, dtype=torch.uint8)],
+        ArgumentError,
+        r"must have pixels, .* in sample 0. Leave it out",
+    ),
+    "no pixels of PIL's": (
+        [FINE, PIL.Image.new("RGB", (0, 4))],
+        ArgumentError,
+        r"must have pixels, .*size \(0, 4\) in sample 1. Leave it",
+    ),
+    "too long": (
+        [FINE, np.zeros((1, 2**24, 3), np.uint8)],
+        ArgumentError,
+        r"sides of fewer than 2\*\*24 pixels, got 1x16777216 in sample 1. Cut it up in the dataset",
+    ),
+    "16 bits": (
+        [FINE, PIL.Image.new("I;16", (4, 4))],
+        ArgumentError,
+        r"8 bits a channel, got a PIL image of mode 'I;16' .* in sample 1. Scale",
+    ),
+    "32 bits": ([PIL.Image.new("I", (4, 4))], ArgumentError, r"8 bits a channel, .* mode 'I' .* in sample 0. Scale"),
+    "floating of PIL's": ([PIL.Image.new("F", (4, 4))], ArgumentError, r"8 bits a channel, .* mode 'F' .* in sample 0. Scale"),
+    "elsewhere": (
+        [torch.zeros(3, 4, 4, dtype=torch.uint8, device="meta")],
+        ArgumentError,
+        r"Images must be on the host, got one on meta in sample 0. Give .cpu\(\)",
+    ),
+    "too large together": (
+        [(LARGE, 0), (LARGE, 1), (LARGE, 2), (LARGE, 3)],
+        ArgumentError,
+        r"fewer than 2\*\*31 values, got 2415919104 up to sample 2 at \[0\]. Lower batch_size",
+    ),
+    "other members": (
+        [{"x": FINE, "y": 1}, {"x": FINE}],
+        ArgumentError,
+        r"Samples must have the members of the first, 'x', 'y', got 'x' in sample 1. Return samples of one form",
+    ),
+    "another length": (
+        [(FINE, 1), (FINE, 1), (FINE, 1, 2)],
+        ArgumentError,
+        r"the first, 0, 1, got 0, 1, 2 in sample 2. Return",
+    ),
+    "another form": ([(FINE, 1), 5], ArgumentError, r"the first, 0, 1, got int in sample 1. Return"),
+    "other views": ([([FINE, FINE], 1), ([FINE], 1)], ArgumentError, r"the first, 0, 1, got 0 in sample 1 at \[0\]. Return"),
+    "no samples": ([], ArgumentError, r"A batch must have a sample, got none. Have the batch sampler"),
+}
+
+
+@pytest.mark.parametrize(("samples", "error", "text"), REFUSED.values(), ids=REFUSED.keys())
+def test_invalid_samples_are_refused_with_sample_index(samples, error, text):
+    for convert in (False, True):
+        with pytest.raises(error, match=text):
+            collate_ragged(samples, convert=convert)
+
+
+class AskedForMemory(Exception):
+    pass
+
+
+def ask(shape, stride, dtype):
+    raise AskedForMemory(*shape)
+
+
+def test_batch_of_2_31_values_is_refused():
+    one = LARGE[:1, :1, :1]
+    fits = [np.broadcast_to(one, (2**24 - 1, 128, 1)), np.broadcast_to(one, (127, 1, 1))]
+    with placing_into(ask):
+        with pytest.raises(AskedForMemory, match="2147483647"):  # which two gigabytes are too much of, for a test
+            collate_ragged(fits, channels=1)
+        with pytest.raises(ArgumentError, match=r"fewer than 2\*\*31 values, got 2147483648 up to sample 2"):
+            collate_ragged([*fits, one], channels=1)
+
+
+@pytest.mark.parametrize("channels", [0, 2, 4, "RGB"])
+def test_channels_must_be_1_or_3(channels):
+    with pytest.raises(ArgumentError, match=f"^channels must be 1 or 3, got {channels!r}. Leave it out for RGB."):
+        collate_ragged([FINE], channels=channels)
+
+
+def test_truncated_image_error_names_sample():
+    whole = png(pil(0, 40, 40)).numpy().tobytes()
+    broken = PIL.Image.open(io.BytesIO(whole[: len(whole) // 2]))
+    with pytest.raises(OSError, match="truncated") as caught:
+        collate_ragged([(FINE, 1), (broken, 2)])
+    assert caught.value.__notes__ == ["gpuaug: raised by PIL for the image in sample 1 at [0]."]
+
+
+def test_default_collate_error_has_way_out():
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size") as caught:
+        collate_ragged([{"x": FINE, "boxes": torch.ones(2, 4)}, {"x": FINE, "boxes": torch.ones(1, 4)}])
+    (note,) = caught.value.__notes__
+    assert note.startswith("gpuaug: raised by default_collate for ['boxes'] of the samples. What differs in size")
+
+
+@pytest.mark.parametrize(("members", "said"), [([None, 3], "What it cannot stack"), ([[1, 2], [3]], "What differs in size")])
+def test_default_collate_error_has_fitting_way_out(members, said):
+    with pytest.raises((TypeError, RuntimeError)) as caught:
+        collate_ragged([(pil(0, 3, 4), member) for member in members])
+    assert said in caught.value.__notes__[0]
+
+
+def test_uint16_image_error_says_to_scale():
+    with pytest.raises(gpuaug.ArgumentTypeError, match=r"got uint16 in sample 0\. Scale them to 8 bits in the dataset."):
+        collate_ragged([np.zeros((9, 9, 3), np.uint16)])
+    with pytest.raises(gpuaug.ArgumentTypeError, match=r"got float32 in sample 0\. Leave out what makes them floating"):
+        collate_ragged([np.zeros((9, 9, 3), np.float32)])

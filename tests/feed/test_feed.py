@@ -1,0 +1,107 @@
+"""What is said: of a ring that cannot be, of settings that there are not, and by the loader of itself."""
+
+import pytest
+import torch
+from support.ring_equality import assert_same
+from support.ring_inputs import Samples, Source, with_workers
+from torch.utils.data import DataLoader
+
+from gpuaug import ArgumentError, ArgumentTypeError, StreamedLoader
+
+# What a finaliser raises nobody else hears of.
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+
+
+class OwnWay(DataLoader):
+    def __iter__(self):
+        return super().__iter__()
+
+
+class OwnIterator(DataLoader):
+    def _get_iterator(self):
+        return super()._get_iterator()
+
+
+def running():
+    wrapped = with_workers(Samples(), persistent_workers=True)()
+    next(iter(wrapped))
+    return wrapped
+
+
+REFUSED = {
+    "list": (lambda: [torch.ones(1)], "a list's batches are all there"),
+    "tuple": (lambda: (torch.ones(1),), "a list's batches are all there"),
+    "own iteration": (lambda: OwnWay(Samples(), num_workers=2), "OwnWay is iterated in a way of its own"),
+    "own iterator": (lambda: OwnIterator(Samples(), num_workers=2), "OwnIterator is iterated in a way of its own"),
+    "page-locked here": (lambda: DataLoader(Samples(), pin_memory=True), "the loader page-locks its batches itself"),
+    "running": (running, "the loader's workers are running already"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
+def test_feed_ring_refuses_unsuitable_sources_with_reason(case):
+    make, why = REFUSED[case]
+    wrapped = make()
+    with pytest.raises(ArgumentError) as caught:
+        StreamedLoader(wrapped, device="cpu", feed="ring")
+    assert (
+        str(caught.value)
+        == f"feed='ring' must be for a source that can fill slots, got one that cannot: {why}. Leave feed out."
+    )
+    for feed in ("auto", "plain"):
+        loader = StreamedLoader(wrapped, device="cpu", feed=feed)
+        assert len(list(loader)) == len(loader)
+        assert loader.stats().slot_batches == 0
+        loader.close()
+
+
+@pytest.mark.parametrize("feed", ["rings", "", None, True, ["ring"]])
+def test_feed_must_be_a_known_name(feed):
+    with pytest.raises(ArgumentError) as caught:
+        StreamedLoader([], device="cpu", feed=feed)
+    assert str(caught.value) == f"feed must be 'auto', 'ring' or 'plain', got {feed!r}. Leave it out to have what fits."
+
+
+@pytest.mark.parametrize(
+    ("feed_bytes", "kind", "rule"),
+    [
+        (-1, ArgumentError, "0 or more"),
+        (1.5, ArgumentTypeError, "a whole number"),
+        ("1 GB", ArgumentTypeError, "a whole number"),
+    ],
+)
+@pytest.mark.parametrize("feed", ["auto", "ring", "plain"])
+def test_feed_bytes_must_be_a_count(feed_bytes, kind, rule, feed):
+    with pytest.raises(kind) as caught:
+        StreamedLoader(Source(torch.tensor), device="cpu", feed=feed, feed_bytes=feed_bytes)
+    assert str(caught.value) == f"feed_bytes must be {rule}, got {feed_bytes!r}. Leave it out for an eighth of the memory."
+
+
+def test_repr_names_the_feed_and_why():
+    def said(loader, feed):
+        text = repr(StreamedLoader(loader, device="cpu", feed=feed))
+        return text[text.index("feed=") : -1]
+
+    wrapped = with_workers(Samples())()
+    assert said(wrapped, "auto") == "feed=plain (the device is cpu)"
+    assert said(wrapped, "plain") == "feed=plain (as asked)"
+    assert said(wrapped, "ring") == "feed=ring"
+    assert said(Source(torch.tensor), "auto") == "feed=plain (the device is cpu)"
+    assert said(Source(torch.tensor), "ring") == "feed=staged"
+    assert said([], "plain") == "feed=plain (as asked)"
+
+
+@pytest.mark.parametrize("make", [with_workers(Samples()), lambda: Source(torch.tensor)], ids=["workers", "other"])
+def test_feed_auto_uses_no_ring_on_cpu(make, held):
+    loader = StreamedLoader(make(), device="cpu")
+    list(loader)
+    assert loader.stats().slot_batches == 0
+    assert not held()
+
+
+def test_ring_falls_back_to_plain_when_memory_cannot_be_had():
+    loader = StreamedLoader(with_workers(Samples())(), device="cpu", feed="ring", feed_bytes=1 << 62)
+    assert_same(list(loader), list(with_workers(Samples())()))
+    assert loader.stats().slot_batches == 0
+    assert "feed=plain (its memory cannot be had here: " in repr(loader)

@@ -1,0 +1,225 @@
+"""The ring by itself: who may write into a slot, until when, and what is left when it is let go."""
+
+import gc
+import os
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from gpuaug.core.errors import ArgumentTypeError
+from gpuaug.feed import ring as rings
+from gpuaug.feed import ring_collate, ring_memory
+from gpuaug.feed.ring import Ring
+from gpuaug.feed.ring_collate import SlotCollate
+from gpuaug.feed.ring_memory import Described, batch_bytes
+
+
+@pytest.fixture(autouse=True)
+def _slots_are_overwritten_when_they_are_given_back():
+    """Not here, unless a test asks for it: some look at what a slot holds after it was given back."""
+
+
+class Event:
+    def __init__(self):
+        self.passed = self.waited_for = False
+
+    def query(self):
+        return self.passed
+
+    def synchronize(self):
+        self.waited_for = True
+
+
+def batch():
+    return {"images": torch.arange(600.0).reshape(2, 3, 10, 10), "labels": torch.tensor([1, 2]), "names": ["a", "b"]}
+
+
+@pytest.fixture
+def ring():
+    made = Ring(workers=2, each=2, budget_bytes=1 << 20)
+    yield made
+    made.close()
+
+
+def sent(ring, worker, value):
+    """What arrives of a batch that a worker puts into the queue, or ``None`` where it found no slot."""
+    writer = ring.memory.take(worker)
+    return pickle.loads(pickle.dumps(writer.describe(value))) if writer is not None else None
+
+
+def test_slots_are_carved_once_a_batch_has_shown_its_size(ring):
+    assert ring.memory.take(0) is None
+    assert ring.make_room(batch())
+    first, slot_bytes, each = ring.memory.carved(1)
+    assert slot_bytes >= batch_bytes(batch())
+    assert each == 2
+    assert first % 4096 == 0
+
+
+def test_received_batch_equals_sent_batch(ring):
+    ring.make_room(batch())
+    described = sent(ring, 1, batch())
+    assert type(described) is Described
+    got, slot = ring.received(described)
+    assert torch.equal(got["images"], batch()["images"])
+    assert torch.equal(got["labels"], batch()["labels"])
+    assert got["names"] == ["a", "b"]
+    assert slot.number == (1, 2)  # the second worker's first
+
+
+def test_slot_is_released_after_copy(ring):
+    ring.make_room(batch())
+    mark = Event()
+    got, slot = ring.received(sent(ring, 0, batch()))
+    ring.read_until(slot, mark)
+    del slot
+    assert sent(ring, 0, batch()) is not None  # its other slot, dropped at once
+    for _ in range(3):
+        ring.collect()
+        writers = [ring.memory.take(0), ring.memory.take(0)]
+        assert [writer is not None for writer in writers] == [True, False]
+        writers[0].give_back()
+    mark.passed = True
+    ring.collect()
+    assert all(ring.memory.take(0) is not None for _ in range(2))
+    assert torch.equal(got["images"], batch()["images"])
+
+
+def test_slots_are_released_in_order_of_their_events(ring):
+    ring.make_room(batch())
+    marks = [Event(), Event()]
+    for mark in marks:
+        ring.read_until(ring.received(sent(ring, 0, batch()))[1], mark)
+    marks[1].passed = True
+    ring.collect()
+    assert len(ring.held) == 2
+    marks[0].passed = True
+    ring.collect()
+    assert not ring.held
+
+
+def test_slot_is_released_when_description_is_dropped_unread(ring):
+    ring.make_room(batch())
+    for _ in range(5):
+        described = sent(ring, 0, batch())
+        assert described is not None
+        del described
+
+
+def test_worker_takes_only_its_own_slots(ring):
+    ring.make_room(batch())
+    writers = [ring.memory.take(0) for _ in range(3)]
+    assert [writer is not None for writer in writers] == [True, True, False]
+    assert ring.memory.take(1) is not None
+
+
+def test_new_workers_frees_slots_of_ended_workers_but_not_held_ones(ring):
+    ring.make_room(batch())
+    assert ring.memory.take(0) is not None  # and never sent
+    held = sent(ring, 0, batch())
+    ring.new_workers()
+    assert ring.memory.take(0) is not None
+    assert ring.memory.take(0) is None
+    del held
+    assert ring.memory.take(0) is not None
+
+
+def test_larger_batches_get_a_new_generation_and_old_memory_is_returned(ring):
+    ring.make_room(batch())
+    old, slot = ring.received(sent(ring, 0, batch()))
+    larger = {"images": torch.ones(2, 3, 20, 20)}
+    assert ring.make_room(larger)
+    assert ring.memory.generation()[0] == 2
+    described = sent(ring, 0, larger)
+    assert described.number[0] == 2
+    assert torch.equal(old["images"], batch()["images"])
+    del described, slot
+    ring.new_workers()
+    first, slot_bytes, each = ring.memory.carved(1)
+    assert each == 0
+    assert not ring.memory.bytes[first : first + slot_bytes].any()
+
+
+def test_batch_larger_than_budget_gets_no_slot():
+    small = Ring(workers=2, each=2, budget_bytes=3000)
+    assert not small.make_room(batch())
+    assert small.memory.take(0) is None
+    small.close()
+
+
+def test_tensor_that_does_not_fit_the_slot_is_sent_beside_it(ring):
+    ring.make_room({"images": torch.zeros(4)})
+    described = sent(ring, 0, {"images": torch.ones(4), "more": torch.ones(5000)})
+    got, _ = ring.received(described)
+    assert torch.equal(got["images"], torch.ones(4))
+    assert torch.equal(got["more"], torch.ones(5000))
+
+
+def test_close_waits_for_copies():
+    ring, mark = Ring(workers=1, each=2, budget_bytes=1 << 20), Event()
+    ring.make_room(batch())
+    ring.read_until(ring.received(sent(ring, 0, batch()))[1], mark)
+    ring.close()
+    assert mark.waited_for
+
+
+def test_close_leaves_no_file_or_mapping():
+    def files():
+        return sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd.isdigit()
+                      and os.path.lexists(f"/proc/self/fd/{fd}"))  # fmt: skip
+
+    def maps():
+        with open("/proc/self/maps") as found:
+            return sum("gpuaug-ring" in line for line in found)
+
+    gc.collect()
+    before = len([name for name in files() if "gpuaug-ring" in name]), maps()
+    made = Ring(workers=1, each=2, budget_bytes=1 << 20)
+    made.make_room(batch())
+    got, slot = made.received(sent(made, 0, batch()))
+    assert maps() > before[1]
+    made.close()
+    del made, got, slot
+    gc.collect()
+    assert (len([name for name in files() if "gpuaug-ring" in name]), maps()) == before
+
+
+def test_poison_overwrites_released_slot(ring, monkeypatch):
+    ring.make_room(batch())
+    got, slot = ring.received(sent(ring, 0, batch()))
+    monkeypatch.setattr(rings, "POISON", True)
+    del slot
+    assert (got["images"].view(torch.uint8) == 0xAA).all()
+
+
+def test_register_page_locks_slots_although_a_larger_batch_did_not_fit(monkeypatch):
+    small, locked = Ring(workers=1, each=2, budget_bytes=16384), []
+    cudart = SimpleNamespace(
+        cudaHostRegister=lambda address, size, flags: locked.append(size) or 0, cudaHostUnregister=lambda address: 0
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    assert small.make_room(batch())
+    small.make_room({"images": torch.zeros(100_000)})
+    _, slot = small.received(sent(small, 0, batch()))
+    small.register(slot)
+    assert locked == [small.memory.carved(1)[1]]
+    del slot
+    small.close()
+
+
+def test_slot_is_released_when_batch_cannot_be_described(ring, monkeypatch):
+    ring.make_room(batch())
+    monkeypatch.setattr(ring_collate, "get_worker_info", lambda: SimpleNamespace(id=0))
+
+    def refuse(self, value):
+        raise ArgumentTypeError("a batch must be of containers that can be rebuilt, got another. Use a dict.")
+
+    monkeypatch.setattr(ring_memory.Writer, "describe", refuse)
+    first = SlotCollate(default_collate, ring.memory)([torch.ones(3), torch.ones(3)])
+    again = SlotCollate(default_collate, ring.memory)([torch.zeros(3), torch.zeros(3)])
+    assert torch.equal(first, torch.ones(2, 3))
+    assert torch.equal(again, torch.zeros(2, 3))
+    assert sum(ring.memory.take(0) is not None for _ in range(3)) == 2

@@ -1,0 +1,117 @@
+"""Settings of the user's: the wrapped loader's own, and those around a loop."""
+
+import pytest
+import torch
+from support.ring_cleanup import leave_by_break
+from support.ring_equality import assert_ring_is_plain, assert_same
+from support.ring_inputs import COUNT, Samples, Source, padded, sized, values, with_workers
+from torch.utils.data import DataLoader
+
+from gpuaug import StreamedLoader
+
+# What a finaliser raises nobody else hears of.
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}], ids=["one epoch", "persistent"])
+def test_wrapped_loader_is_not_changed(options):
+    wrapped = with_workers(Samples(), **options)()
+    before = dict(vars(wrapped))
+    with StreamedLoader(wrapped, device="cpu", feed="ring") as loader:
+        list(loader)
+        leave_by_break(loader)
+        assert vars(wrapped) == before
+        want = list(wrapped)
+        assert all(type(batch) is dict for batch in want)
+        assert_same(list(loader), want)
+
+
+class Named(DataLoader):
+    """A subclass that is iterated as its base."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.name = "mine"
+
+
+def test_dataloader_subclass_uses_ring():
+    assert_ring_is_plain(lambda: Named(Samples(), batch_size=2, num_workers=2))
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (1, 10), (2, 1), (2, 0), (0, 2)])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_num_workers_may_change_between_epochs(before, after):
+    sizes = [int(200_000 * 1.4 ** (i // 12)) for i in range(50)]
+    wrapped = sized(sizes, num_workers=before)()
+    want = list(sized(sizes, num_workers=0)())
+    loader = StreamedLoader(wrapped, device="cpu", feed="ring", feed_bytes=2_000_000)
+    assert_same([next(iter(loader)) for _ in range(2)], [want[0]] * 2)
+    wrapped.num_workers = after
+    wrapped.prefetch_factor = 2 if after else None
+    assert_same(list(loader), want)
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_num_workers_may_change_with_open_iterator(after):
+    wrapped = with_workers(Samples())()
+    want = list(wrapped)
+    loader = StreamedLoader(wrapped, device="cpu", feed="ring")
+    list(loader)
+    first = iter(loader)
+    got = [next(first)]
+    wrapped.num_workers = after
+    wrapped.prefetch_factor = 2 if after else None
+    second = iter(loader)
+    again = [next(second)]
+    got.extend(first)
+    again.extend(second)
+    assert_same(got, want)
+    assert_same(again, want)
+
+
+def test_collate_fn_may_be_replaced_between_epochs():
+    wrapped = with_workers(Samples())()
+    loader = StreamedLoader(wrapped, device="cpu", feed="ring")
+    assert "image" in next(iter(loader))
+    wrapped.collate_fn = padded
+    assert_same(list(loader), list(wrapped))
+    assert "images" in next(iter(loader))
+
+
+def test_inference_mode_of_each_epoch_is_kept():
+    make = with_workers(Samples())
+    for feed in ("plain", "ring"):
+        loader = StreamedLoader(make(), device="cpu", feed=feed)
+        found = []
+        for mode in (True, False, True):
+            with torch.inference_mode(mode):
+                found.append(list(loader))
+        assert [epoch[-1]["image"].is_inference() for epoch in found] == [True, False, True]
+        assert_same(
+            [[batch["label"].tolist() for batch in epoch] for epoch in found[:1]], [[b["label"].tolist() for b in make()]]
+        )
+        for epoch in found[1:2]:
+            epoch[-1]["image"].add_(1)
+    assert loader.stats().slot_batches > 0
+
+
+def test_inference_mode_without_workers():
+    loader = StreamedLoader(DataLoader(Samples(), batch_size=2), device="cpu", feed="ring")
+    for mode in (True, False):
+        with torch.inference_mode(mode):
+            images = [batch["image"] for batch in loader]
+        assert images[-1].is_inference() == mode
+        assert torch.equal(torch.cat(images)[-1], values(2 * COUNT, 3, 4, 4))
+    assert loader.stats().slot_batches > 0
+
+
+def test_default_device_does_not_apply_to_slots():
+    # Only a source that draws nothing by itself can be read so: a DataLoader takes its seed from the default device.
+    loader = StreamedLoader(Source(lambda i: torch.full((3,), i, device="cpu")), device="cpu", feed="ring")
+    for device in ("meta", "cpu"):
+        with torch.device(device):
+            found = [batch[0] for batch in loader]
+        assert {each.device.type for each in found} == {"cpu"}
+        assert torch.stack(found).tolist() == list(range(COUNT))
+    assert loader.stats().slot_batches > 0

@@ -1,0 +1,85 @@
+"""Segments of a pipeline: which ops share a plan, which stand alone, and what is kept by image size."""
+
+import kornia.augmentation as K
+import numpy as np
+import pytest
+
+import gpuaug
+from gpuaug.fusion import segments as module
+from gpuaug.fusion.ops.base import ANY_SIDES, Size
+
+SIZE = Size(4, 3, 32, 32)
+
+
+def segments_of(*modules, **options):
+    return gpuaug.fuse(list(modules), **options)._segments
+
+
+def names(segment):
+    return [op.name for op in (segment.ops if segment.eager is None else (segment.eager,))]
+
+
+def test_a_module_left_to_kornia_stands_alone_between_two_plans():
+    segments = segments_of(K.RandomHorizontalFlip(), K.RandomInvert(), K.RandomEqualize(), K.RandomVerticalFlip())
+    found = segments.all(SIZE)
+    assert [names(segment) for segment in found] == [
+        ["RandomHorizontalFlip_0", "RandomInvert_1"],
+        ["RandomEqualize_2"],
+        ["RandomVerticalFlip_3"],
+    ]
+    assert [segment.stop for segment in found] == [2, 3, 4]
+    assert [segment.plan is None for segment in found] == [False, True, False]
+
+
+def test_an_op_stands_alone_for_images_of_an_unsupported_size_only():
+    segments = segments_of(K.RandomInvert(), K.RandomGaussianBlur((9, 9), (0.5, 1.0)))
+    assert [names(segment) for segment in segments.all(SIZE)] == [["RandomInvert_0", "RandomGaussianBlur_1"]]
+    small = segments.all(Size(4, 3, 4, 4))
+    assert [names(segment) for segment in small] == [["RandomInvert_0"], ["RandomGaussianBlur_1"]]
+    assert small[1].eager.reason
+
+
+def test_a_segment_sees_the_size_that_the_one_before_it_gives():
+    first, _, last = segments_of(K.CenterCrop((20, 24)), K.RandomEqualize(), K.RandomInvert()).all(SIZE)
+    assert (first.plan.source.height, first.plan.out.height, first.plan.out.width) == (32, 20, 24)
+    assert (last.plan.source.height, last.plan.source.width) == (20, 24)
+
+
+@pytest.mark.parametrize(
+    ("size", "masks", "same"),
+    [
+        (Size(9, 3, 32, 32), False, True),
+        (Size(4, 3, 32, 33), False, False),
+        (Size(4, 1, 32, 32), False, False),
+        (Size(4, 3, 32, 32), True, False),
+    ],
+    ids=["batch size", "width", "channels", "masks"],
+)
+def test_a_plan_is_kept_by_channels_sides_and_masks(size, masks, same):
+    segments = segments_of(K.RandomHorizontalFlip())
+    assert (segments.at(0, size, masks=masks) is segments.at(0, SIZE, masks=False)) is same
+
+
+def test_one_plan_serves_images_that_differ_in_size():
+    segments = segments_of(K.RandomResizedCrop((8, 8)), ragged=True)
+    two, three = (np.arange(20, 20 + count) for count in (2, 3))
+    segment = segments.at(0, Size(2, 3, two, two), masks=False)
+    assert segments.at(0, Size(3, 3, three, three), masks=False) is segment
+    assert segment.plan.source == Size(1, 3, *ANY_SIDES)
+
+
+def test_plans_of_many_image_sizes_are_dropped_in_the_end(monkeypatch):
+    monkeypatch.setattr(module, "_MOST_KEPT", 3)
+    segments = segments_of(K.RandomHorizontalFlip())
+    for side in range(8, 20):
+        segments.at(0, Size(1, 3, side, side), masks=False)
+        assert len(segments._kept) <= 3
+
+
+def test_where_no_op_is_picked_one_runs_that_changes_no_pixel():
+    augment = gpuaug.fuse(K.AugmentationSequential(K.RandomInvert(p=1.0), random_apply=(0, 1)))
+    picked = [augment._segments.picked(augment.draw(SIZE.shape, seed=seed)._drawn) for seed in range(20)]
+    assert {len(parts) for parts in picked} == {1}
+    kinds = {type(op).__name__ for ((ops, _),) in picked for op in ops}
+    assert kinds == {"Nothing", "OneOf"}
+    assert all(len(ops) == len(drawn) == 1 for ((ops, drawn),) in picked)

@@ -1,0 +1,51 @@
+"""A run that is taken up on a card goes on as if it had never stopped, however far ahead the card was."""
+
+import kornia.augmentation as K
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import gpuaug
+
+stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
+
+pytestmark = pytest.mark.gpu
+
+BATCHES = 12
+
+
+def images():
+    return torch.randint(0, 256, (4 * BATCHES, 3, 24, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+def loader(depth, feed, workers):
+    source = stateful_dataloader.StatefulDataLoader(TensorDataset(images()), 4, num_workers=workers)
+    pipeline = K.AugmentationSequential(K.RandomResizedCrop((16, 16)), K.RandomHorizontalFlip())
+    return gpuaug.StreamedLoader(source, [gpuaug.fuse(pipeline)], device="cuda", depth=depth, feed=feed, seed=3)
+
+
+@pytest.mark.parametrize(("depth", "feed", "workers"), [(0, "plain", 0), (2, "auto", 0), (2, "auto", 2), (5, "ring", 2)])
+def test_resumed_epoch_equals_uninterrupted_run(depth, feed, workers):
+    with loader(0, "plain", 0) as whole:
+        expected = [batch.clone() for (batch,) in whole]
+    with loader(depth, feed, workers) as stopped:
+        for count, _ in enumerate(stopped, start=1):
+            torch.cuda._sleep(20_000_000)  # the loop reaches the state of a batch while the card is far behind
+            if count == 5:
+                break
+        state = stopped.state_dict()
+    assert state["batch"] == 5
+    with loader(depth, feed, workers) as resumed:
+        resumed.load_state_dict(state)
+        rest = [batch.clone() for (batch,) in resumed]
+    assert len(rest) == BATCHES - 5
+    assert all(torch.equal(one, two) for one, two in zip(rest, expected[5:], strict=True))
+
+
+@pytest.mark.parametrize("depth", [0, 2, 5])
+def test_state_dict_is_that_of_the_given_batch(depth):
+    alone = stateful_dataloader.StatefulDataLoader(TensorDataset(images()), 4, num_workers=2)
+    with loader(depth, "ring", 2) as streamed:
+        for _, _ in zip(alone, streamed, strict=True):
+            mine, its = streamed.state_dict()["source"], alone.state_dict()
+            assert mine["_snapshot"]["_snapshot_step"] == its["_snapshot"]["_snapshot_step"]

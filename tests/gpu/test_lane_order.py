@@ -1,0 +1,163 @@
+"""Order between lanes on a real device: delayed, dropped and overwritten, batches stay the same."""
+
+from collections import Counter
+
+import pytest
+import torch
+from support.cuda_loops import CYCLES, Encoder, assert_same, checksum, host_batches, poison, poisoning, reference, stages_for
+
+from gpuaug import StreamedLoader
+from gpuaug.core import streams
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def encoder():
+    return Encoder().cuda().requires_grad_(False)
+
+
+@pytest.mark.parametrize("slow", ["copy", "stage/transform", "stage/feature", "consumer"])
+def test_delayed_lanes_dropped_references_and_poisoned_memory(encoder, slow, monkeypatch):
+    batches = host_batches()
+    want = [checksum(b) for b in reference(batches, stages_for(encoder))]
+    loader = StreamedLoader(batches, stages_for(encoder), depth=2, seed=1)
+    lanes = loader._shared.lanes
+    gate = lanes.wait_for_consumers
+
+    def delayed(consumer, mark):
+        gate(consumer, mark)
+        with torch.cuda.stream(lanes.lane(slow).stream):
+            torch.cuda._sleep(CYCLES)
+
+    if slow != "consumer":
+        monkeypatch.setattr(lanes, "wait_for_consumers", delayed)
+    monkeypatch.setattr(loader._shared.copier, "copy", poisoning(loader._shared.copier.copy))
+    got = []
+    for images, labels in loader:
+        if slow == "consumer":
+            torch.cuda._sleep(CYCLES)
+        # The reference is dropped while the kernel that reads it is still queued behind the delay.
+        got.append((images.double().sum(), labels.sum()))
+        del images, labels
+        poison()
+    assert [(a.item(), b.item()) for a, b in got] == want
+
+
+@pytest.mark.parametrize("slow", ["copy", "stage/transform", "stage/feature"])
+def test_lanes_delayed_after_their_launch(encoder, slow):
+    """The hand-over must wait for the batch's own work, so a lane that lags behind changes nothing."""
+    batches = host_batches()
+    want = reference(batches, stages_for(encoder))
+    loader = StreamedLoader(batches, stages_for(encoder), depth=3, seed=1)
+    got = []
+    for batch in loader:
+        got.append(tuple(t.clone() for t in batch))
+        with torch.cuda.stream(loader._shared.lanes.lane(slow).stream):
+            torch.cuda._sleep(CYCLES)
+    assert_same(got, want)
+
+
+def test_lanes_wait_for_slow_consumer(encoder):
+    """Without the reverse wait the lanes would write the next batches over what the delayed consumer has yet to read."""
+    batches = host_batches(count=20)
+    want = [checksum(b) for b in reference(batches, stages_for(encoder))]
+    got = []
+    for images, labels in StreamedLoader(batches, stages_for(encoder), depth=2, seed=1):
+        torch.cuda._sleep(CYCLES)
+        got.append((images.double().sum(), labels.sum()))
+        del images, labels
+    assert [(a.item(), b.item()) for a, b in got] == want
+
+
+@pytest.mark.parametrize("broken", ["wait_for_consumers", "hand_over", "reclaim"])
+def test_removed_waits_change_batches(encoder, broken, monkeypatch):
+    """Take one wait away and the bits must change: the delays above are long enough to prove something."""
+    batches = host_batches(count=20, size=256)
+    want = [checksum(b) for b in reference(batches, stages_for(encoder))]
+    if broken == "hand_over":
+        monkeypatch.setattr(streams.Lanes, "hand_over", lambda self, ready, consumer: None)
+    if broken == "wait_for_consumers":
+        monkeypatch.setattr(streams.Lanes, "wait_for_consumers", lambda self, consumer, mark: None)
+    if broken == "reclaim":
+        monkeypatch.setattr(streams.Lanes, "retire", lambda self, values, read_by: None)
+    loader = StreamedLoader(batches, stages_for(encoder), depth=2, seed=1)
+    transform = loader._shared.lanes.lane("stage/transform")
+    got = []
+    for index, (images, labels) in enumerate(loader):
+        if broken == "wait_for_consumers":
+            torch.cuda._sleep(CYCLES)
+        elif index % 2 == 0:
+            with torch.cuda.stream(transform.stream):
+                torch.cuda._sleep(CYCLES)
+        got.append((images.double().sum(), labels.sum()))
+        del images, labels
+    assert [(a.item(), b.item()) for a, b in got] != want
+
+
+def test_batch_dropped_under_another_stream(encoder):
+    batches = host_batches(count=20)
+    want = [checksum(b) for b in reference(batches, stages_for(encoder))]
+    one, two = torch.cuda.Stream(), torch.cuda.Stream()
+    got, iterator = [], iter(StreamedLoader(batches, stages_for(encoder), depth=2, seed=1))
+    for index in range(len(batches)):
+        with torch.cuda.stream((one, two)[index % 2]):
+            images, labels = next(iterator)
+            torch.cuda._sleep(CYCLES)
+            got.append((images.double().sum(), labels.sum()))
+        with torch.cuda.stream((two, one)[index % 2]):
+            del images, labels
+    torch.cuda.synchronize()
+    assert [(a.item(), b.item()) for a, b in got] == want
+
+
+def test_steady_state_does_not_synchronise(encoder):
+    batches = host_batches(count=40)
+    loader = StreamedLoader(batches, stages_for(encoder), depth=2, seed=1)
+    waits = Counter()
+    iterator = iter(loader)
+    for _ in range(6):
+        next(iterator)  # captures, and allocates what it needs
+    synchronize = torch.cuda.Event.synchronize
+
+    def counted(event):
+        waits["synchronize"] += 1
+        synchronize(event)
+
+    torch.cuda.synchronize()
+    held_back = loader.stats().held_back
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.Event.synchronize = counted
+    try:
+        for _ in iterator:
+            torch.cuda._sleep(CYCLES // 10)
+    finally:
+        torch.cuda.Event.synchronize = synchronize
+        torch.cuda.set_sync_debug_mode(mode)
+    assert waits["synchronize"] == loader.stats().held_back - held_back > 0
+
+
+def test_host_run_ahead_is_bounded():
+    loader = StreamedLoader(host_batches(count=30), depth=2)
+    marks = []
+    for _ in loader:
+        torch.cuda._sleep(CYCLES)
+        event = torch.cuda.Event()
+        event.record()
+        marks.append(event)
+        assert sum(not mark.query() for mark in marks) <= loader.depth + 3
+    assert loader.stats().held_back > 10
+
+
+def test_resident_batches_are_ordered_after_their_stream():
+    def source():
+        side = torch.cuda.Stream()
+        for value in range(6):
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(CYCLES)
+                made = torch.full((1 << 20,), float(value), device="cuda")
+                yield made
+
+    got = [batch.sum() for batch in StreamedLoader(source(), [lambda x: x * 2], depth=2)]
+    assert [total.item() for total in got] == [2.0 * value * (1 << 20) for value in range(6)]

@@ -1,0 +1,230 @@
+"""The loader on a real device: equal to the reference whatever is delayed, dropped or overwritten."""
+
+import dataclasses
+import gc
+
+import pytest
+import torch
+from support.cuda_loops import Encoder, assert_same, host_batches, reference, stages_for
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import gpuaug
+from gpuaug import StreamedLoader, TransformStage
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def encoder():
+    return Encoder().cuda().requires_grad_(False)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5, 20])
+def test_every_depth_gives_the_same_batches(encoder, depth):
+    batches = host_batches()
+    want = reference(batches, stages_for(encoder))
+    loader = StreamedLoader(batches, stages_for(encoder), depth=depth, seed=1)
+    assert_same(list(loader), want)
+
+
+def test_two_interleaved_iterators(encoder):
+    batches = host_batches()
+    loader = StreamedLoader(batches, stages_for(encoder), depth=2, seed=1)
+    want = [list(loader), list(loader)]
+    loader = StreamedLoader(batches, stages_for(encoder), depth=2, seed=1)
+    one, two = iter(loader), iter(loader)
+    got = [[next(one)], [next(two)]]
+    for first, second in zip(one, two, strict=True):
+        got[0].append(first)
+        got[1].append(second)
+    for a, b in zip(got, want, strict=True):
+        assert_same(a, b)
+
+
+def test_reserved_memory_is_flat_over_epochs(encoder):
+    batches = host_batches(count=5, size=128)
+    loader = StreamedLoader(batches, stages_for(encoder), depth=2, seed=1)
+    reserved = []
+    for _ in range(40):
+        for images, _ in loader:
+            images.sum()
+        del images, _
+        torch.cuda.synchronize()
+        reserved.append(torch.cuda.memory_reserved())
+    assert set(reserved[1:]) == {reserved[1]}
+
+
+def test_pageable_batches_warn_once():
+    batches = host_batches(pin=False)
+    with pytest.warns(gpuaug.GpuAugWarning, match="must be page-locked .* Pass pin_memory=True") as caught:
+        got = list(StreamedLoader(batches))
+    assert len(caught) == 1
+    assert_same([tuple(t.cpu() for t in batch) for batch in got], batches)
+
+
+def test_many_small_leaves_travel_in_one_copy():
+    leaves = {f"leaf{i}": torch.arange(i + 1, dtype=torch.float32) for i in range(12)}
+    loader = StreamedLoader([leaves, leaves])
+    next(iter(loader))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        got = list(loader)
+        torch.cuda.synchronize()
+    copies = sum(event.count for event in profile.key_averages() if "HtoD" in event.key)
+    assert copies == 2
+    for batch in got:
+        assert {name: leaf.tolist() for name, leaf in batch.items()} == {name: leaf.tolist() for name, leaf in leaves.items()}
+
+
+def test_resident_batches_are_not_changed():
+    resident = [torch.full((1 << 20,), float(value), device="cuda") for value in range(4)]
+    loader = StreamedLoader(resident, [TransformStage(lambda x: x * 2)], depth=2)
+    for _ in range(3):
+        totals = [batch.sum() for batch in loader]
+        assert [total.item() for total in totals] == [2.0 * value * (1 << 20) for value in range(4)]
+
+
+@pytest.mark.multigpu
+def test_leaf_on_another_gpu_is_refused():
+    batches = [torch.zeros(2, device="cuda:0"), torch.zeros(2, device="cuda:1")]
+    iterator = iter(StreamedLoader(batches, device="cuda:0"))
+    next(iterator)
+    with pytest.raises(gpuaug.DeviceError, match="must be on the CPU or on cuda:0, got a tensor on cuda:1"):
+        next(iterator)
+
+
+def test_stages_do_not_touch_user_generators(encoder):
+    torch.manual_seed(3)
+    want = torch.rand(4), torch.rand(4, device="cuda")
+    torch.manual_seed(3)
+    list(StreamedLoader(host_batches(), stages_for(encoder), seed=1))
+    assert torch.equal(torch.rand(4), want[0])
+    assert torch.equal(torch.rand(4, device="cuda"), want[1])
+
+
+def test_containers_and_objects_arrive_on_device():
+    @dataclasses.dataclass
+    class Sample:
+        image: torch.Tensor
+        name: str
+
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+    batch = {"sample": Sample(torch.ones(2), "a"), "packed": packed, "list": [torch.zeros(1), 3]}
+    got = next(iter(StreamedLoader([batch])))
+    assert got["sample"].image.is_cuda
+    assert got["sample"].name == "a"
+    assert got["packed"].data.is_cuda
+    assert not got["packed"].batch_sizes.is_cuda
+    assert got["list"][0].is_cuda
+    assert got["list"][1] == 3
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_fewer_batches_than_depth(encoder, count):
+    batches = host_batches(count=count)
+    assert_same(list(StreamedLoader(batches, stages_for(encoder), depth=5, seed=1)), reference(batches, stages_for(encoder)))
+
+
+def test_device_is_usable_after_break_and_error(encoder):
+    def fails_late(images):
+        if images[0, 0, 0, 0] == marker:
+            raise ValueError("planted")
+        return images.float()
+
+    batches = host_batches()
+    marker = batches[5][0][0, 0, 0, 0].item()
+    for index in range(5):
+        batches[index][0][0, 0, 0, 0] = (marker + 1) % 256
+    loader = StreamedLoader(batches, [fails_late], depth=2)
+    for _ in range(3):
+        for _batch in loader:
+            break
+        seen = []
+        with pytest.raises(ValueError, match="planted") as caught:
+            seen.extend(loader)
+        assert len(seen) == 5
+        assert any("stage 'transform', at batch 5" in note for note in caught.value.__notes__)
+    gc.collect()
+    torch.cuda.synchronize()
+
+
+def test_workers_with_a_live_pin_thread():
+    dataset = TensorDataset(torch.arange(400.0).view(100, 4), torch.arange(100))
+    loader = StreamedLoader(DataLoader(dataset, batch_size=8, num_workers=2, pin_memory=True), [lambda x: x + 1])
+    for _ in range(2):
+        got = [(x.cpu(), y.cpu()) for x, y in loader]
+        assert torch.equal(torch.cat([x for x, _ in got]), dataset.tensors[0] + 1)
+        assert torch.equal(torch.cat([y for _, y in got]), dataset.tensors[1])
+
+
+def test_user_graph_capture_beside_feed_thread():
+    def endless():
+        while True:
+            yield torch.randn(64, 64)
+
+    iterator = iter(StreamedLoader(endless(), depth=2))
+    next(iterator)
+    static, graph = torch.zeros(64, 64, device="cuda"), torch.cuda.CUDAGraph()
+    for _ in range(5):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):  # the mode in which other threads' calls can break a capture
+            result = static * 2
+        next(iterator)
+        static.fill_(3.0)
+        graph.replay()
+        assert result.sum().item() == 6.0 * 64 * 64
+    iterator.close()
+
+
+def test_sanitizer_finds_no_unordered_access(tmp_path):
+    """One epoch under PyTorch's CUDA sanitizer, in a process of its own: it cannot be switched off again."""
+    import subprocess
+    import sys
+    import textwrap
+
+    script = tmp_path / "epoch.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import torch, gpuaug
+            import torch.cuda._sanitizer as csan
+            csan.enable_cuda_sanitizer()
+            batches = [(torch.randn(8, 3, 64, 64).pin_memory(), torch.arange(8).pin_memory()) for _ in range(8)]
+            encoder = torch.nn.Conv2d(3, 4, 3).cuda().requires_grad_(False)
+            stages = [lambda x: x * 2 + torch.rand(x.shape, device="cuda"), gpuaug.FeatureStage(encoder, capture="never")]
+            for features, labels in gpuaug.StreamedLoader(batches, stages, depth=2):
+                (features.sum() + labels.sum()).item()
+            print("done")
+            """
+        )
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "done" in done.stdout
+    assert "CSAN" not in done.stderr, done.stderr
+
+
+class Collecting(Dataset):
+    """Samples of a worker that collects garbage."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        gc.collect()
+        return torch.full((3, 4, 4), index, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("feed", ["auto", "plain"])
+def test_forked_workers_do_not_free_cuda_events_of_the_parent(feed):
+    loader = StreamedLoader(DataLoader(Collecting(), batch_size=2, num_workers=2), feed=feed)
+    gc.disable()
+    try:
+        event = torch.cuda.Event()
+        event.record()
+        ring = [event]
+        ring.append(ring)
+        del event, ring
+        seen = [int(sample[0, 0, 0]) for batch in loader for sample in batch]
+    finally:
+        gc.enable()
+    assert seen == list(range(8))

@@ -1,0 +1,152 @@
+"""``state_dict``: which loaders have one, which states are refused, and the slots of a ``StatefulDataLoader``."""
+
+from collections.abc import Iterable
+
+import pytest
+import torch
+import torch.distributed.checkpoint.stateful
+import torchdata.stateful_dataloader.stateful
+from support.checkpoints import BATCHES, SOURCES, Counter, Numbers, Prepared, bits, same, shuffled, stopped_at, streamed
+from torch.utils.data import DataLoader, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from gpuaug import ArgumentError, ArgumentTypeError, IteratorEndedError, StreamedLoader
+
+
+def test_state_dict_of_any_stateful_iterable():
+    loader = StreamedLoader(Counter(), device="cpu", depth=5)
+    for batch in loader:
+        if batch.item() == 3:
+            break
+    state = loader.state_dict()
+    assert (state["source"], state["batch"]) == ({"next": 3}, 3)
+    resumed = StreamedLoader(Counter(), device="cpu")
+    resumed.load_state_dict(state)
+    assert [batch.item() for batch in resumed] == list(range(4, BATCHES + 1))
+    assert (resumed.state_dict()["batch"], resumed.state_dict()["ended"]) == (BATCHES, True)
+
+
+def test_failing_source_state_dict_costs_no_batch():
+    loader = StreamedLoader(Counter(fails_at=3), device="cpu")
+    for batch in loader:
+        if batch.item() == 3:
+            with pytest.raises(ZeroDivisionError, match="does not know"):
+                loader.state_dict()
+    assert loader.state_dict()["batch"] == BATCHES
+
+
+PLAIN = DataLoader(TensorDataset(torch.ones(4)))
+
+
+@pytest.mark.parametrize("source", [[torch.ones(2)], PLAIN, iter([torch.ones(2)]), Prepared(PLAIN)])
+def test_state_dict_exists_only_with_stateful_loader(source):
+    without, around = StreamedLoader(source, device="cpu"), StreamedLoader(Prepared(shuffled()), device="cpu")
+    for name in ("state_dict", "load_state_dict"):
+        assert not hasattr(without, name)
+        assert hasattr(around, name)
+    for protocol in (torch.distributed.checkpoint.stateful.Stateful, torchdata.stateful_dataloader.stateful.Stateful):
+        assert not isinstance(without, protocol)
+        assert isinstance(around, protocol)
+    assert list(without)
+
+
+WRONG = [
+    (None, ArgumentTypeError, "state must be a mapping, got NoneType."),
+    ([1], ArgumentTypeError, "state must be a mapping, got list."),
+    (
+        {},
+        ArgumentError,
+        "state must hold seed, epoch, batch, ended, chosen, source, got one without seed, epoch, batch, ended, chosen, source.",
+    ),
+    (
+        {"seed": 3, "epoch": 1, "batch": 2, "chosen": False, "source": {}},
+        ArgumentError,
+        "state must hold seed, epoch, batch, ended, chosen, source, got one without ended.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("state", "kind", "text"), WRONG)
+def test_invalid_state_dict_is_refused_and_changes_nothing(state, kind, text):
+    loader = streamed(shuffled)
+    iterator = iter(loader)
+    batches = [bits(next(iterator))]
+    with pytest.raises(kind) as raised:
+        loader.load_state_dict(state)
+    assert str(raised.value) == f"{text} Pass what state_dict() of a StreamedLoader returned."
+    batches += [bits(batch) for batch in iterator]
+    assert same(batches, [bits(batch) for batch in streamed(shuffled)])
+
+
+def test_load_state_dict_ends_open_iterator():
+    loader = streamed(SOURCES["two workers"])
+    state = stopped_at(2, streamed(SOURCES["two workers"]))
+    iterator = iter(loader)
+    next(iterator)
+    loader.load_state_dict(state)
+    with pytest.raises(IteratorEndedError, match="before its loader is closed or given a state, got next\\(\\) after that"):
+        list(iterator)
+    assert len(list(loader)) == BATCHES - 2
+
+
+class Rewound(StatefulDataLoader):
+    """Iterated in a way of its own."""
+
+    def __iter__(self):
+        return super().__iter__()
+
+
+def test_stateful_dataloader_uses_ring_and_is_not_changed():
+    own = shuffled(num_workers=2, pin_memory=True)
+    before = {name: value for name, value in vars(own).items() if name != "_iterator"}
+    loader = StreamedLoader(own, device="cpu", feed="ring")
+    assert repr(loader).endswith("feed=ring)")
+    for _ in range(2):
+        list(loader)
+    assert loader.stats().slot_batches > BATCHES
+    assert {name: value for name, value in vars(own).items() if name != "_iterator"} == before
+    assert own.state_dict()["_iterator_finished"]
+    own.pin_memory = False
+    assert all(isinstance(images, torch.Tensor) for images, _ in own), "by itself it collates as ever"
+
+
+def test_stateful_dataloader_uses_ring_again_after_break():
+    loader = StreamedLoader(shuffled(num_workers=2), device="cpu", feed="ring")
+    list(loader)
+    for _ in range(6):
+        before = loader.stats().slot_batches
+        for number, _ in enumerate(loader):
+            if number == 3:
+                break
+        assert loader.stats().slot_batches == before + 4
+
+
+def test_stateful_dataloader_that_fails_to_start_is_not_changed():
+    own = shuffled(num_workers=1, multiprocessing_context="spawn", worker_init_fn=lambda _: None)
+    before = own.collate_fn
+    with pytest.raises((AttributeError, TypeError), match=r"(?i)pickle"):
+        next(iter(StreamedLoader(own, device="cpu", feed="ring")))
+    assert own.collate_fn is before
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: shuffled(num_workers=1, persistent_workers=True), "its workers persist, and so does its state in them"),
+        (lambda: Rewound(Numbers(), 2, num_workers=1), "Rewound is iterated in a way of its own"),
+    ],
+)
+def test_stateful_dataloaders_that_cannot_use_ring(make, reason):
+    with pytest.raises(ArgumentError, match=reason):
+        StreamedLoader(make(), device="cpu", feed="ring")
+
+
+def test_state_dict_without_load_state_dict_is_not_called():
+    class Silent(Iterable):
+        def __iter__(self):
+            return iter([torch.ones(1)])
+
+        def state_dict(self):
+            raise AssertionError("nobody could load it")
+
+    assert len(list(StreamedLoader(Silent(), device="cpu"))) == 1

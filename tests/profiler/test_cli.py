@@ -1,0 +1,186 @@
+"""``gpuaug profile``, the command."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support import virtual_clock
+
+from gpuaug import cli
+from gpuaug.benchkit import results
+
+ROOT = Path(__file__).parents[2]
+
+MODULE = """
+import time
+import torch
+import gpuaug
+
+ran = []
+
+def slow(images):
+    time.sleep(0.002)
+    return images
+
+def step(batch):
+    time.sleep(0.001)
+
+def make():
+    ran.append(1)
+    loader = gpuaug.StreamedLoader([(torch.ones(4, 3), torch.ones(4))] * 9, [slow], device="cpu")
+    return loader, step
+
+def alone():
+    return make()[0]
+
+def three():
+    return (*make(), 3)
+
+def turned():
+    return make()[::-1]
+
+def fails():
+    raise ZeroDivisionError("in make")
+
+number = 3
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A working directory with modules that a command can name. Each test's are its own. Time passes only while they sleep."""
+    monkeypatch.setattr(time, "sleep", virtual_clock.install(monkeypatch).sleep)
+    name = f"project_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    yield name
+    for found in [module for module in sys.modules if module.split(".")[0] == name]:
+        del sys.modules[found]
+
+
+def run(*arguments):
+    return cli.main(["profile", *arguments, "--batches", "8", "--rounds", "1"])
+
+
+def refused(capsys, *arguments):
+    """What the command says, in one line, when it refuses."""
+    with pytest.raises(SystemExit) as left:
+        run(*arguments)
+    assert left.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err.split("error: ", 1)[1].strip()
+
+
+def test_command_prints_the_report_and_writes_json(project, tmp_path, capsys):
+    path = tmp_path / "new" / "profile.json"
+    assert run(f"{project}:make", "--json", str(path)) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("ms a batch") >= 1
+    assert "stage/slow" in printed or "stage/transform" in printed
+    bound = "Bounded by the training thread, most of all by transform 'transform' (slow) (2 of 3 ms)."
+    assert bound in " ".join(printed.split())
+    result = json.loads(path.read_text())
+    results.check(result)
+    assert result["suite"] == "profile"
+    assert [row["name"] for row in result["rows"]][:4] == ["load", "copy", "stage/transform", "step"]
+    assert result["settings"]["batches"] == 8
+    assert result["settings"]["rounds"] == 1
+    assert result["settings"]["verdict"][0].startswith(bound)
+
+
+@pytest.mark.parametrize(("suffix", "sign"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".json", b'{"traceEvents"')])
+def test_timeline_is_written(project, tmp_path, suffix, sign):
+    path = tmp_path / "pictures" / f"timeline{suffix}"
+    assert run(f"{project}:make", "--timeline", str(path)) == 0
+    assert path.read_bytes().startswith(sign)
+
+
+def test_command_in_a_process_of_its_own(project, tmp_path):
+    command = [sys.executable, "-c", "import sys; sys.path.remove(''); from gpuaug.cli import main; sys.exit(main())"]
+    arguments = ["profile", f"{project}:make", "--batches", "8", "--rounds", "1"]
+    done = subprocess.run(
+        command + arguments, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert "stage/transform" in done.stdout
+
+
+@pytest.mark.parametrize("target", ["package.module", "package.module:", ":make", ""])
+def test_target_without_module_or_function_is_refused(target, project, capsys):
+    assert refused(capsys, target) == (
+        f"target must be package.module:make, got {target!r}. Name a function that returns a loader and a step."
+    )
+
+
+@pytest.mark.parametrize("module", ["no_such_module", "{project}.inner", "no_such.module"])
+def test_missing_module_is_refused(module, project, capsys):
+    module = module.format(project=project)
+    assert refused(capsys, f"{module}:make") == (
+        f"target must be in a module that Python finds, got {module!r}. Run this where you would import it."
+    )
+
+
+def test_import_error_of_the_module_is_raised(project, tmp_path):
+    (tmp_path / f"{project}.py").write_text("import surely_not_installed\n")
+    with pytest.raises(ModuleNotFoundError, match="No module named 'surely_not_installed'"):
+        run(f"{project}:make")
+
+
+def test_missing_function_is_refused(project, capsys):
+    assert refused(capsys, f"{project}:mak") == (
+        f"target must name a function of {project}, got 'mak'. It has: alone, fails, make, slow, step, three, turned."
+    )
+
+
+def test_target_that_is_no_function_is_refused(project, capsys):
+    assert refused(capsys, f"{project}:number").startswith(f"target must name a function of {project}, got 'number'. It has: ")
+
+
+@pytest.mark.parametrize(("name", "kind"), [("alone", "StreamedLoader"), ("three", "3 values")])
+def test_target_that_returns_no_pair_is_refused(name, kind, project, capsys):
+    assert refused(capsys, f"{project}:{name}") == (
+        f"{project}:{name} must return a loader and a step, got {kind}. Write: return loader, step."
+    )
+
+
+def test_step_before_loader_is_refused(project, capsys):
+    assert refused(capsys, f"{project}:turned") == (
+        "loader must be a StreamedLoader, got function. Pass the loader first, then the step."
+    )
+
+
+def test_error_of_the_target_is_raised(project):
+    with pytest.raises(ZeroDivisionError, match="in make"):
+        run(f"{project}:fails")
+
+
+@pytest.mark.parametrize("name", ["picture.gif", "picture", "picture.png.txt"])
+def test_timeline_suffix_is_refused_before_the_import(name, project, capsys):
+    assert refused(capsys, f"{project}:make", "--timeline", name) == (
+        f"--timeline must end with one of .png, .svg, .pdf, .json, got {name!r}. The end says what is written."
+    )
+    assert project not in sys.modules
+
+
+@pytest.mark.parametrize("flag", ["json", "timeline"])
+def test_folder_as_output_file_is_refused(flag, project, tmp_path, capsys):
+    folder = tmp_path / "results.json"
+    folder.mkdir()
+    assert refused(capsys, f"{project}:make", f"--{flag}", str(folder)) == (
+        f"--{flag} must be a file to write, got the folder {str(folder)!r}. Add a file name."
+    )
+    assert project not in sys.modules
+
+
+@pytest.mark.parametrize(("flag", "least"), [("--batches", 8), ("--rounds", 1)])
+def test_batches_and_rounds_below_their_least_are_refused(flag, least, project, capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.main(["profile", f"{project}:make", flag, str(least - 1)])
+    assert left.value.code == 2
+    text = f"argument {flag}: value must be a number of at least {least}, got '{least - 1}'. Leave it out for the default."
+    assert text in " ".join(capsys.readouterr().err.split())

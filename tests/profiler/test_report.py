@@ -1,0 +1,188 @@
+"""The figures of a report, and how it reads."""
+
+import io
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+from support.profiler_reports import CPU, copy, load, part, report, step
+
+from gpuaug.benchkit import results
+from gpuaug.profiler.report import size_of
+from gpuaug.profiler.verdict import verdict
+
+STAGES = part("stage/a", host=1, device=2), part("stage/b", host=0.5, device=3)
+
+
+def test_bounds():
+    found = report(load(1), copy(device=2.5, host=0.25), *STAGES, step(host=1.5, device=4))
+    assert (found.load_ms, found.copy_ms) == (1, 2.5)
+    assert found.host_ms == 0.25 + 1 + 0.5 + 1.5
+    assert found.device_ms == 2 + 3 + 4
+    assert found.serial_ms == 1 + 2.5 + 2 + 3 + 4
+    assert found.bound_ms == 4
+    assert found.full_ms == 9
+    assert found.copy_gb_per_s == 8
+    assert found.part("stage/b") is STAGES[1]
+
+
+@pytest.mark.parametrize(
+    ("longest", "ms"),
+    [
+        ({"load": 20}, 20),
+        ({"copy": 20}, 20),
+        ({"host": 20}, 21.25),  # of the training thread it is all parts together
+        ({"stage": 20}, 20),
+        ({"step": 20}, 20),
+    ],
+)
+def test_bound_is_the_longest_part(longest, ms):
+    of = {"load": 1, "copy": 1, "host": 1, "stage": 1, "step": 1} | longest
+    stage = part("stage/a", host=0.25, device=of["stage"])
+    found = report(load(of["load"]), copy(device=of["copy"], host=0), stage, step(host=of["host"] + 1, device=of["step"]))
+    assert found.bound_ms == max(ms, 2.25)
+    assert found.full_ms >= found.bound_ms
+
+
+def test_bound_on_a_cpu_is_the_loader_or_the_training_thread():
+    found = report(load(5), part("copy", 1), part("stage/a", 2), part("step", 3), device=CPU)
+    assert (found.copy_ms, found.device_ms, found.copy_gb_per_s) == (0, 0, None)
+    assert found.bound_ms == found.full_ms == found.host_ms == 6
+    assert found.serial_ms == 11
+
+
+@pytest.mark.parametrize(("streamed", "efficiency"), [(4, 1), (2, 1), (12.5, 0), (30, 0), (8.25, 0.5)])
+def test_overlap_efficiency(streamed, efficiency):
+    found = report(load(1), copy(device=2.5), *STAGES, step(), streamed=streamed)
+    assert found.serial_ms - found.bound_ms == 8.5
+    assert found.overlap_efficiency == pytest.approx(efficiency)
+
+
+def test_overlap_efficiency_is_none_without_anything_to_overlap():
+    found = report(load(0), part("copy", 0.01), part("step", 6), device=CPU)
+    assert found.overlap_efficiency is None
+    assert "nothing to overlap; " in str(found)
+    assert "overlap_efficiency" not in found.rows()[-1]
+
+
+def test_exposed_ms_and_headspace():
+    found = report(load(), copy(), step(), streamed=5, cached=4)
+    assert (found.exposed_ms, found.headspace) == (1, 1.25)
+    faster = report(load(), copy(), step(), streamed=3.9, cached=4)
+    assert (faster.exposed_ms, faster.headspace) == (0, pytest.approx(0.975))
+
+
+WHOLE = report(
+    load(1),
+    copy(device=2.5, host=0.25),
+    part("stage/augment", host=1, device=2, launches=12, kind="fused"),
+    part("stage/encode", host=0.5, device=3, launches=3, kind="captured"),
+    step(host=1.5, device=4),
+    streamed=9.2,
+    in_line=13.8,
+    thread_ms={"pull": 0.5, "hold back": 1.25, "copy": 0.3, "stage/augment": 1.2, "wait": 0.02, "step": 1.6},
+)
+WHOLE = replace(WHOLE, verdict=tuple(verdict(WHOLE)))
+
+
+TEXT = """\
+ms a batch         alone             thread  device  launches  in loop
+load               1 (0.9-1.1)
+copy               2.5 (2.25-2.75)   0.25    2.5     2         0.3
+stage/augment      2 (1.8-2.2)       1       2       12        1.2
+stage/encode       3 (2.7-3.3)       0.5     3       3
+step               4 (3.6-4.4)       1.5     4       100       1.6
+loop, in line      13.8 (13.7-13.9)
+loop, streamed     9.2 (9.11-9.29)
+
+bounds: 4 ms if all overlaps, 9 if stages and step fill the device, 12.5 one after the other
+overlap 39% of what it could be; 5.2 ms exposed beside the step; headspace 2.30
+copy: 20 MB a batch at 8 GB/s, of the 54.3 that the link does by itself
+the training thread waited 0.5 ms a batch for the loader
+the training thread waited 1.25 ms a batch for the device, to which it was ahead
+device: NVIDIA H200, depth: 2, feed: ring, workers: 8, batches: 40, rounds: 3
+
+- GPU saturated: stages (5 ms) and the step (4 ms) need 9 ms of the device, and a batch takes 9.2. \
+Streams have nothing left to give; only cheaper kernels do.
+- Overlap pays here: 13.8 ms a batch in line, 9.2 streamed, 1.50x."""
+
+
+def words(text):
+    return [line.split() for line in text.splitlines()]
+
+
+def test_report_as_text():
+    assert words(str(WHOLE)) == words(TEXT)
+    table = str(WHOLE).split("\n\n")[0].splitlines()
+    for title in ("alone", "thread", "device", "launches", "in loop"):
+        column = table[0].index(title)
+        assert all(line[column - 1 : column] in ("", " ") for line in table), f"{title} is a column"
+    assert table[4][table[0].index("device")] == "3"
+
+
+def shown(found, width=80):
+    file = io.StringIO()
+    Console(file=file, width=width, color_system=None).print(found)
+    return file.getvalue()
+
+
+def test_report_fits_80_columns():
+    lines = shown(WHOLE).splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = [line.split() for line in lines[:8]]
+    assert rows == words(TEXT)[:8], "a row of the table is one line, and nothing is left out"
+    assert " ".join(" ".join(lines[8:]).split()) == " ".join(TEXT.split("\n\n", 1)[1].split())
+
+
+@pytest.mark.parametrize("name", ["stage/augment_two_views", "stage/" + "a_name_of_many_words_" * 4])
+def test_long_names_and_times_fit_80_columns(name):
+    found = report(load(1234), copy(), part(name, host=234.5, device=1234, launches=12345), step(), streamed=1234)
+    found = replace(found, thread_ms={name: 234.5})
+    table = shown(found).split("\n \n")[0].split("\n\n")[0].splitlines()
+    at = next(index for index, line in enumerate(table) if line.startswith("stage"))
+    assert table[at].split()[1:] == ["1,234", "(1,111-1,357)", "234", "1,234", "12345", "234"]
+    assert max(map(len, table)) <= 80
+    width = table[at].index(" ")
+    last = next(index for index, line in enumerate(table) if line.startswith("step"))
+    assert "".join(line[:width].strip() for line in table[at:last]) == name, "a name that is too long is folded"
+    assert (last == at + 1) == (len(name) < 30)
+
+
+def test_report_is_no_markup():
+    found = replace(report(load(), copy(), part("stage/[bold]x[/bold]"), step()), verdict=("see [red]a.py[/red]:3",))
+    assert "stage/[bold]x[/bold]" in shown(found)
+    assert "- see [red]a.py[/red]:3" in shown(found)
+
+
+@pytest.mark.parametrize("found", [WHOLE, report(load(0), part("copy", 0.01), part("step", 6), device=CPU)], ids=["gpu", "cpu"])
+def test_rows_are_those_of_a_result(found):
+    result = results.result("profile", rows=found.rows(), settings=found.settings, device=torch.device("cpu"))
+    results.check(result)
+    names = [row["name"] for row in found.rows()]
+    loops = ["loop, in line", "loop, streamed", "bounds"]
+    assert names == [each.name for each in found.parts] + loops
+    assert found.rows()[-1]["bound_ms"] == found.bound_ms
+
+
+def test_rows_hold_the_figures():
+    assert WHOLE.rows()[2] == {
+        "name": "stage/augment",
+        "wall_ms": 2,
+        "low_ms": pytest.approx(1.8),
+        "high_ms": pytest.approx(2.2),
+        "host_ms": 1,
+        "device_ms": 2,
+        "launches": 12,
+        "thread_ms": 1.2,
+    }
+    assert WHOLE.rows()[0] == {"name": "load", "wall_ms": 1, "low_ms": 0.9, "high_ms": 1.1}
+    assert WHOLE.rows()[6]["wall_ms"] == 9.2
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1 kB"), (19_500_000, "19.5 MB"), (2.5e9, "2.5 GB"), (4.2e12, "4,200 GB")],
+)
+def test_size_of(num_bytes, text):
+    assert size_of(num_bytes) == text

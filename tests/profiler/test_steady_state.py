@@ -1,0 +1,23 @@
+"""Batches without an end, over the epochs of a loader."""
+
+import threading
+
+import pytest
+from protocol.scenarios import install
+from support.profiler_sources import HostBatches
+
+from gpuaug import StreamedLoader
+from gpuaug.profiler.steady_state import EndlessBatches
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 10, 11, 12, 13, 40])
+def test_pull_after_an_end_that_was_read_ahead_does_not_block(monkeypatch, count):
+    cuda = install(monkeypatch, keeps_up=True)
+    passes, pulled = EndlessBatches(StreamedLoader(HostBatches(cuda, count), device="cuda", feed="plain")), []
+    with passes:
+        for taken in range(1, 16):
+            passes.next(2)
+            thread = threading.Thread(target=lambda: pulled.append(passes.pull()), daemon=True)
+            thread.start()
+            thread.join(60)
+            assert len(pulled) == taken, "it waits for what never comes"
