@@ -3,6 +3,7 @@
 import kornia.augmentation as K
 import numpy as np
 import pytest
+from support.replay import left_to_kornia
 
 import gpuaug
 from gpuaug.fusion import segments as module
@@ -19,6 +20,7 @@ def names(segment):
     return [op.name for op in (segment.ops if segment.eager is None else (segment.eager,))]
 
 
+@left_to_kornia
 def test_a_module_left_to_kornia_stands_alone_between_two_plans():
     segments = segments_of(K.RandomHorizontalFlip(), K.RandomInvert(), K.RandomEqualize(), K.RandomVerticalFlip())
     found = segments.all(SIZE)
@@ -31,6 +33,7 @@ def test_a_module_left_to_kornia_stands_alone_between_two_plans():
     assert [segment.plan is None for segment in found] == [False, True, False]
 
 
+@left_to_kornia
 def test_an_op_stands_alone_for_images_of_an_unsupported_size_only():
     segments = segments_of(K.RandomInvert(), K.RandomGaussianBlur((9, 9), (0.5, 1.0)))
     assert [names(segment) for segment in segments.all(SIZE)] == [["RandomInvert_0", "RandomGaussianBlur_1"]]
@@ -39,6 +42,7 @@ def test_an_op_stands_alone_for_images_of_an_unsupported_size_only():
     assert small[1].eager.reason
 
 
+@left_to_kornia
 def test_a_segment_sees_the_size_that_the_one_before_it_gives():
     first, _, last = segments_of(K.CenterCrop((20, 24)), K.RandomEqualize(), K.RandomInvert()).all(SIZE)
     assert (first.plan.source.height, first.plan.out.height, first.plan.out.width) == (32, 20, 24)

@@ -1,6 +1,7 @@
 """``gpuaug profile``, the command."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -104,7 +105,12 @@ def test_command_in_a_process_of_its_own(project, tmp_path):
     command = [sys.executable, "-c", "import sys; sys.path.remove(''); from gpuaug.cli import main; sys.exit(main())"]
     arguments = ["profile", f"{project}:make", "--batches", "8", "--rounds", "1"]
     done = subprocess.run(
-        command + arguments, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100
+        command + arguments,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     assert "stage/transform" in done.stdout
@@ -165,6 +171,14 @@ def test_timeline_suffix_is_refused_before_the_import(name, project, capsys):
         f"--timeline must end with one of .png, .svg, .pdf, .json, got {name!r}. The end says what is written."
     )
     assert project not in sys.modules
+
+
+def test_timeline_picture_without_matplotlib_is_refused(project, capsys, monkeypatch):
+    find = cli.importlib.util.find_spec
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
+    assert refused(capsys, f"{project}:make", "--timeline", "picture.png") == (
+        "--timeline must find matplotlib to draw, got none. Run pip install matplotlib, or write a .json."
+    )
 
 
 @pytest.mark.parametrize("flag", ["json", "timeline"])

@@ -1,6 +1,10 @@
 import torch
+from support.replay import left_to_kornia
 
 from bench.peers import augmenters
+
+pytestmark = left_to_kornia  # RandAugment as its users have it, equalize and auto_contrast included
+
 
 EVERYWHERE = {"torchvision v2", "Kornia", "Kornia, matrices skipped", "gpuaug"}
 

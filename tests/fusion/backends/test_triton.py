@@ -19,7 +19,8 @@ HALVES = [PARTS[:1], PARTS[1:]]
 
 def run_interpreted(*arguments):
     """Compare kernels in a process with ``TRITON_INTERPRET=1``, which Triton reads when a kernel is defined."""
-    paths = {"PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}"}
+    inherited = os.environ.get("PYTHONPATH", "")
+    paths = {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent), *filter(None, [inherited])])}
     environment = {**os.environ, **paths, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.run([sys.executable, str(FOLDER), *arguments], env=environment, capture_output=True, text=True)
 

@@ -1,10 +1,13 @@
 import pytest
 import torch
+from support.replay import left_to_kornia
 
 from bench.harness import timing
 from bench.peers import augmenters
 from bench.suites.augmentation import kernels
 from gpuaug.benchkit import results
+
+pytestmark = left_to_kornia  # RandAugment as its users have it, equalize and auto_contrast included
 
 
 def test_kernels_are_gathered_by_the_pass_that_launches_them(monkeypatch):

@@ -19,7 +19,22 @@ def assert_figures_follow_from_parts(rows):
 
 
 def test_profiles_has_the_parts_the_loops_and_a_verdict_of_each_case(tmp_path):
-    small = ["--size", "32", "--batch", "2", "--workers", "0", "--width", "4", "--model", "squeezenet1_1", "--repeats", "1"]
+    small = [
+        "--device",
+        "cpu",
+        "--size",
+        "32",
+        "--batch",
+        "2",
+        "--workers",
+        "0",
+        "--width",
+        "4",
+        "--model",
+        "squeezenet1_1",
+        "--repeats",
+        "1",
+    ]
     flags = [*small, "--batches", "8", "--timelines", str(tmp_path), "--json", str(tmp_path / "profiles.json")]
 
     made = profiles.main(flags)
