@@ -80,8 +80,8 @@ def children(packages: Sequence[Path], options: Namespace) -> Iterator[list[Chil
             child.close()
 
 
-def measure(packages: Sequence[Path], options: Namespace) -> dict[str, dict[str, Any]]:
-    """For each row the rates of both, by pair of processes, and what a batch launches and allocates."""
+def measure(packages: Sequence[Path], options: Namespace) -> Iterator[dict[str, dict[str, Any]]]:
+    """For each row the rates of both, by pair of processes, and what a batch launches and allocates; after each pair."""
     found: dict[str, dict[str, Any]] = {}
     for generation in range(options.processes):
         with children(packages, options) as pair:
@@ -100,7 +100,7 @@ def measure(packages: Sequence[Path], options: Namespace) -> dict[str, dict[str,
                     if generation == 0:
                         row["counts"] = [child.ask(row=name, count=True) for child in pair]
         console.print(f"pair: processes {generation + 1} of {options.processes}", markup=False)
-    return found
+        yield found
 
 
 def record(name: str, found: dict[str, Any]) -> dict[str, Any]:
@@ -156,16 +156,16 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             package.mkdir()
             (package / "gpuaug").symlink_to((checkout / "gpuaug").resolve())
             packages.append(package)
-        found = measure(packages, options)
-    rows = [record(name, each) for name, each in found.items()]
+        for found in measure(packages, options):
+            rows = [record(name, each) for name, each in found.items()]
+            settings = {key: value for key, value in vars(options).items() if key not in ("json", "device", "other")}
+            made = results.result("pair", rows=rows, settings=settings, device=options.device, environment=found_environment)
+            if options.json is not None:
+                results.write(options.json, made)  # what there is so far, so that an interruption costs one pair
+    results.check(made)
     shown = ("name", "other_images_per_s", "this_images_per_s", "ratio", "ratio_low", "ratio_high")
     counts = [key for key in rows[0] if key.endswith(("_kernels", "_allocations"))]
     print_rows([{key: row.get(key, "") for key in (*shown, *counts)} for row in rows], "pair: this checkout over the other")
-    settings = {key: value for key, value in vars(options).items() if key not in ("json", "device", "other")}
-    made = results.result("pair", rows=rows, settings=settings, device=options.device, environment=found_environment)
-    results.check(made)
-    if options.json is not None:
-        results.write(options.json, made)
     return made
 
 

@@ -58,7 +58,7 @@ class StreamedLoader:
         ArgumentError, ArgumentTypeError, DeviceError: At once, for arguments that cannot work.
 
     Cost:
-        A batch of two tensors and no stages costs the training thread two copies, three marks and three waits. Memory on the
+        A batch of two tensors and no stages costs the training thread two copies, three events and three waits. Memory on the
         device: the batches on their way (``depth + 1``) and two batches' intermediates.
 
     Examples:

@@ -158,13 +158,13 @@ def link_gb_per_s(lanes: Lanes) -> float | None:
     if lanes.in_line:
         return None
     source = torch.zeros(_LINK_BYTES, dtype=torch.uint8).pin_memory()
-    consumer, marks = lanes.consumer(), []
+    consumer, pairs = lanes.consumer(), []
     with lanes.launching(consumer):
         lanes.copy.make_current()
         target = torch.empty_like(source, device=lanes.device)
         for _ in range(_LINK_COPIES):
             first = lanes.copy.record_event(timed=True)
             target.copy_(source, non_blocking=True)
-            marks.append((first, lanes.copy.record_event(timed=True)))
+            pairs.append((first, lanes.copy.record_event(timed=True)))
     synchronize(lanes.device)
-    return _LINK_BYTES / median(ms_between(*pair) for pair in marks) / 1e6
+    return _LINK_BYTES / median(ms_between(*pair) for pair in pairs) / 1e6

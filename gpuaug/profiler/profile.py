@@ -183,8 +183,8 @@ class _Profile:
     def _timed(self, once: Callable[[], Any]) -> float:
         """Milliseconds a batch of the stream that trains.
 
-        From mark to mark, so that it is a steady loop that is timed: what is on its way ahead as the window begins and as it
-        ends is as much. To wait at the edges would be to do the first of that for nothing, and the last in vain.
+        From event to event, so that a steady loop is timed: as many batches are ahead when the window begins as when it ends.
+        Synchronising at the edges would drain the pipeline and time its refill.
         """
         if self._lanes.in_line:
             return self._waited_for(once)

@@ -1,6 +1,6 @@
 """A recorder: notes when each part of each batch began and ended, for the length of a window of a profile.
 
-It notes the training thread's clock, and on lanes of the device marks that tell the time. Nothing waits for these; they are
+It notes the training thread's clock, and on lanes of the device timed events. Nothing waits for these; they are
 read when the window is over.
 """
 
@@ -53,16 +53,16 @@ class Recorder(Hooks):
         """Note the training step that has been queued."""
         if self._step is None:
             return
-        batch, began_s, mark = self._step
+        batch, began_s, event = self._step
         self._step = None
         self._note(THREAD, "step", batch, began_s, time.perf_counter())
-        if mark is not None:
-            self._device.append((CONSUMER, "step", batch, mark, consumer.record_event(timed=True), False))
+        if event is not None:
+            self._device.append((CONSUMER, "step", batch, event, consumer.record_event(timed=True), False))
 
     def handed_over(self, batch: int, consumer: Lane) -> None:
         """Note where the step begins."""
-        mark = consumer.record_event(timed=True) if self._on_device else None
-        self._step = self._through(batch), time.perf_counter(), mark
+        event = consumer.record_event(timed=True) if self._on_device else None
+        self._step = self._through(batch), time.perf_counter(), event
         self._last = batch
 
     def spans(self) -> tuple[Span, ...]:
@@ -95,7 +95,7 @@ class _Noted:
 
     def __enter__(self) -> None:
         self._range.__enter__()
-        self._mark = self._lane.record_event(timed=True) if self._lane is not None and self._recorder._on_device else None
+        self._event = self._lane.record_event(timed=True) if self._lane is not None and self._recorder._on_device else None
         self._began_s = time.perf_counter()
 
     def __exit__(self, *exc: Any) -> None:
@@ -103,9 +103,9 @@ class _Noted:
         # What a stage queues on the device waits there, not on this thread.
         on_thread = self._waits and self._lane is None
         recorder._note(THREAD, self._name, self._batch, self._began_s, time.perf_counter(), waits=on_thread)
-        if self._lane is not None and self._mark is not None:
+        if self._lane is not None and self._event is not None:
             lane = CONSUMER if self._waits else self._lane.name
             recorder._device.append(
-                (lane, self._name, self._batch, self._mark, self._lane.record_event(timed=True), self._waits)
+                (lane, self._name, self._batch, self._event, self._lane.record_event(timed=True), self._waits)
             )
         self._range.__exit__(*exc)

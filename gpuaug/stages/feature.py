@@ -111,7 +111,7 @@ class FeatureStage(Stage):
             ArgumentError: On leaving, if a parameter requires grad.
 
         Cost:
-            Two marks and waits for each loader, and one look at each weight's address. The host waits only if weights moved.
+            Two events and waits for each loader, and one look at each weight's address. The host waits only if weights moved.
 
         Examples:
             >>> stage = FeatureStage(nn.Linear(4, 2).requires_grad_(False))
@@ -180,7 +180,7 @@ class _BoundFeature(BoundStage):
                     branch.lane.wait(ready)
                 results[name] = branch.run(values, position, memory)
         finally:
-            # The loader marks this stage's own lane, so it must come after every branch's.
+            # The loader records an event on this stage's own lane, so it must come after every branch's.
             for branch in self._branches.values():
                 if branch.lane is not self.lane:
                     self.lane.wait(branch.lane.record_event())

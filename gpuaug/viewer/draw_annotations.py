@@ -24,7 +24,7 @@ def colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)] if number >= 0 else _IGNORED
 
 
-def mark(axes: "Axes", over: Annotations, shape: tuple[int, int], width_in: float) -> None:
+def draw_annotations(axes: "Axes", over: Annotations, shape: tuple[int, int], width_in: float) -> None:
     """Draw all that lies over a picture.
 
     Args:

@@ -8,7 +8,7 @@ from gpuaug.core.plotting import INK, drawing, shortened, text_width_in
 from gpuaug.loader.inspection import check
 from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.viewer.cells import Cell, Line, lines_of
-from gpuaug.viewer.draw_annotations import mark
+from gpuaug.viewer.draw_annotations import draw_annotations
 from gpuaug.viewer.follow import Followed, follow
 from gpuaug.viewer.trace import Trace, take
 
@@ -164,7 +164,7 @@ class _Laid:
             axes = figure.add_axes((x / width_in, 1 - (top_in + down) / height_in, across / width_in, down / height_in))
             height, width = cell.pixels.shape[:2]
             axes.imshow(cell.pixels, cmap="gray", vmin=0, vmax=1, extent=(0, width, height, 0), aspect="auto")
-            mark(axes, cell.overlay, (height, width), across)
+            draw_annotations(axes, cell.overlay, (height, width), across)
             axes.set(xlim=(0, width), ylim=(height, 0))
             axes.axis("off")
             y = top_in + down + 0.4 * _TEXT_PT / 72
