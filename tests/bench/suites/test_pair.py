@@ -23,7 +23,7 @@ def test_ratio_is_the_mean_over_pairs_of_processes_with_its_interval():
     assert half == pytest.approx(4.303 * math.log(2 / 1.1) / math.sqrt(3) / math.sqrt(3), rel=1e-3)
 
 
-@pytest.mark.parametrize("name", ["augment, cls", "ragged", "classifier"])
+@pytest.mark.parametrize("name", ["augment, cls", "ragged", pytest.param("classifier", marks=pytest.mark.slow)])
 def test_a_process_answers_windows_of_its_rows(name, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["pair_child", *FLAGS, "--rows", name])
     requests = [{"row": name, "seconds": 0.01}, {"row": name, "count": True}]
