@@ -103,27 +103,30 @@ def measure(packages: Sequence[Path], options: Namespace) -> Iterator[dict[str, 
         yield found
 
 
-def record(name: str, found: dict[str, Any]) -> dict[str, Any]:
-    """The row of a result."""
-    logs = [[math.log(after / before) for before, after in rounds] for rounds in found["rates"]]
-    means = [fmean(each) for each in logs]
-    middle, half = fmean(means), 0.0
-    if len(means) > 1:
+def interval(ratios: Sequence[Sequence[float]]) -> dict[str, float]:
+    """The ratio over pairs of processes, each with its median, and its 95 % interval."""
+    logs = [math.log(median(rounds)) for rounds in ratios]
+    middle, half = fmean(logs), 0.0
+    if len(logs) > 1:
         from scipy.stats import t
 
-        half = float(t.ppf(0.975, len(means) - 1)) * stdev(means) / math.sqrt(len(means))
+        half = float(t.ppf(0.975, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
+    return {"ratio": math.exp(middle), "ratio_low": math.exp(middle - half), "ratio_high": math.exp(middle + half)}
+
+
+def record(name: str, found: dict[str, Any]) -> dict[str, Any]:
+    """The row of a result."""
+    ratios = [[after / before for before, after in rounds] for rounds in found["rates"]]
     rates = [rate for rounds in found["rates"] for rate in rounds]
     before, after = found["counts"]
     return {
         "name": name,
-        "ratio": math.exp(middle),
-        "ratio_low": math.exp(middle - half),
-        "ratio_high": math.exp(middle + half),
+        **interval(ratios),
         "other_images_per_s": median(rate for rate, _ in rates),
         "this_images_per_s": median(rate for _, rate in rates),
         **{f"other_{key}": value for key, value in before.items()},
         **{f"this_{key}": value for key, value in after.items()},
-        "ratios": [[math.exp(each) for each in rounds] for rounds in logs],
+        "ratios": ratios,
     }
 
 

@@ -145,7 +145,7 @@ class Feed:
             pulled.slot = None
 
     def collect(self) -> None:
-        """Free the slots whose copies have ended. Waits for nothing."""
+        """Drop the slots whose copies have ended, which frees them. Waits for nothing."""
         for ring in self._rings:
             ring.collect()
 

@@ -181,7 +181,7 @@ class Ring:
         self._slots.append(slot)
 
     def collect(self) -> None:
-        """Free the slots that have been read. Waits for nothing."""
+        """Drop the slots that have been read, which frees them (``Slot.__del__``). Waits for nothing."""
         while self._events and self._events[0].query():
             self._events.popleft()
             self._slots.popleft()

@@ -1,6 +1,7 @@
 """How a pipeline is split for images of one size: into runs of ops that one plan holds, and the ops between them.
 
 An op stands alone where Kornia runs it, always or for images of this size, or where it picks anew for every batch what runs.
+Which ops of a run share a pass is decided in ``gpuaug.fusion.plan``.
 """
 
 from collections.abc import Sequence

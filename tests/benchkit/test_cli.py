@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 TINY = ["bench", "--device", "cpu", "--batch-size", "4", "--seconds", "0.05", "--repeats", "1"]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_bench_prints_one_table_and_writes_a_good_result(class_folder, tmp_path, capsys, workers):
     path = tmp_path / "uses.json"
     command = [*TINY, "--workers", str(workers), "--data", str(class_folder), "--json", str(path)]

@@ -9,18 +9,18 @@ from bench.suites import pair, pair_child
 FLAGS = ["--device", "cpu", "--size", "32", "--batch", "4", "--workers", "0"]
 
 
-def test_ratio_is_the_mean_over_pairs_of_processes_with_its_interval():
-    rounds = [[[100.0, 110.0], [200.0, 220.0]], [[100.0, 121.0], [100.0, 100.0]]]
+def test_ratio_is_that_of_the_pairs_of_processes_with_its_interval():
+    rounds = [[[100.0, 110.0], [200.0, 220.0], [1.0, 9.0]], [[100.0, 121.0], [100.0, 100.0]]]
     row = pair.record("augment, cls", {"rates": rounds, "counts": [{"kernels": 2.0}, {"kernels": 3.0}]})
-    assert row["ratio"] == pytest.approx(1.1)
-    assert row["ratio_low"] == pytest.approx(1.1)  # both pairs have the same mean of logarithms
-    assert (row["other_images_per_s"], row["this_images_per_s"]) == (100.0, 115.5)
+    first, second = math.log(1.1), math.log((1.21 + 1.0) / 2)  # the medians of each pair's rounds
+    assert row["ratio"] == pytest.approx(math.exp((first + second) / 2))
+    half = 12.706 * (second - first) / 2  # of two: the deviation over the root is half of the difference
+    assert math.log(row["ratio_high"] / row["ratio"]) == pytest.approx(half, rel=1e-3)
+    assert math.log(row["ratio"] / row["ratio_low"]) == pytest.approx(half, rel=1e-3)
+    assert (row["other_images_per_s"], row["this_images_per_s"]) == (100.0, 110.0)
     assert (row["other_kernels"], row["this_kernels"]) == (2.0, 3.0)
-    one, other = (pair.record("x", {"rates": rates, "counts": [{}, {}]}) for rates in (rounds[:1], [*rounds, [[1.0, 2.0]]]))
-    assert one["ratio_low"] == pytest.approx(one["ratio_high"])
-    assert other["ratio_low"] < 1.1 < other["ratio"] < other["ratio_high"]
-    half = math.log(other["ratio_high"] / other["ratio"])
-    assert half == pytest.approx(4.303 * math.log(2 / 1.1) / math.sqrt(3) / math.sqrt(3), rel=1e-3)
+    one = pair.record("x", {"rates": rounds[:1], "counts": [{}, {}]})
+    assert one["ratio"] == one["ratio_low"] == one["ratio_high"] == pytest.approx(1.1)
 
 
 @pytest.mark.parametrize("name", ["augment, cls", "ragged", pytest.param("classifier", marks=pytest.mark.slow)])
