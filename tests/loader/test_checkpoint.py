@@ -246,6 +246,7 @@ def test_close_from_another_thread_does_not_end_the_epoch():
 
     def close():
         assert asked.wait(WAIT_S)
+        until(lambda: loader.state_dict()["batch"] == 2)  # the loop has the batches before the one it now waits for
         loader.close()
 
     loader = StreamedLoader(Slow(), device="cpu", depth=0)
