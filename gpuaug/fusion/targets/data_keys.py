@@ -33,7 +33,7 @@ def name_of(key: Any) -> str:
             f"data_keys must be among {', '.join(names)}, got {key!r}. Use Kornia's names, 'targets' for target dicts, or "
             "'valid' beside boxes."
         ) from error
-    return _NAMES.get(found, found.name.lower())
+    return str(_NAMES.get(found, found.name.lower()))
 
 
 def check(key: str, value: Any) -> None:
