@@ -25,7 +25,7 @@ def shrink_blocks():
 
 
 def leave_out_overflow_checks():
-    """Leave out the interpreter's checks that integers stay within 32 bits: a third of the time"""
+    """Leave out the interpreter's checks that integers stay within 32 bits: a third of the time."""
     interpreter_builder.options = InterpreterOptions(sanitize_overflow=False)
 
 
