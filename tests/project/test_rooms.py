@@ -14,10 +14,11 @@ ROOMS = {
     "stages": {"core"},
     "feed": {"core"},
     "fusion": {"core"},
+    "decode": {"core", "stages", "feed"},
     "loader": {"core", "stages", "feed"},
     "profiler": {"core", "stages", "feed", "fusion", "loader"},
     "viewer": {"core", "stages", "fusion", "loader", "profiler"},
-    "__init__": {"core", "stages", "feed", "fusion", "loader", "profiler", "viewer"},
+    "__init__": {"core", "stages", "feed", "fusion", "decode", "loader", "profiler", "viewer"},
     "benchkit": {"public"},
     "cli": {"benchkit", "public"},
 }

@@ -1,0 +1,103 @@
+"""Encoded images: the files of a batch in one flat buffer, with what their headers say."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class Format(IntEnum):
+    """What an encoded image is."""
+
+    UNREADABLE = 0
+    """Nothing that can be decoded. ``Headers.problems`` says why."""
+    JPEG = 1
+    """Baseline JPEG (SOF0, 8 bits) in one scan: what hardware decoders take, if its sampling is one of theirs."""
+    OTHER_JPEG = 2
+    """Any other JPEG of 8 bits: progressive, in several scans, arithmetic, or with a transform of its own."""
+    OTHER = 3
+    """An image of another format, such as PNG, WebP or GIF."""
+
+
+HEADER = np.dtype(
+    [
+        ("start", np.int64),  # first byte in the buffer
+        ("length", np.int64),  # bytes
+        ("height", np.int32),  # as stored, before the orientation is applied
+        ("width", np.int32),
+        ("channels", np.uint8),  # components of a JPEG, bands of another image (a palette is one)
+        ("format", np.uint8),  # a Format
+        ("sampling", np.uint8),  # of a JPEG: 4·h + v of the luma where all chroma is 1x1 (5: 4:4:4 or grey), 0 for any other
+        ("orientation", np.uint8),  # EXIF's, 1 to 8
+    ]
+)
+"""What is known of each image from its header, a record of a structured NumPy array."""
+
+
+class Headers:
+    """What the headers of a batch's images say, on the host.
+
+    Args:
+        table: (B,) records of :data:`HEADER`.
+        names: The path of each image, or an empty string.
+        problems: Why an image cannot be decoded, by its index.
+    """
+
+    __slots__ = ("names", "problems", "table")
+
+    def __init__(self, table: NDArray[np.void], names: Sequence[str], problems: dict[int, str]) -> None:
+        self.table, self.names, self.problems = table, names, problems
+
+    def __repr__(self) -> str:
+        return f"Headers({len(self.table)} images)"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Encoded:
+    """A batch of encoded images, one file behind the other.
+
+    Made by :func:`gpuaug.collate_encoded`; :class:`gpuaug.DecodeStage` turns it into a :class:`Ragged`. Its length is the number
+    of images.
+
+    Shape:
+        - data: (bytes,) uint8, on the host
+        - headers: of each image where its file lies in ``data``, and its size, format and orientation
+
+    Examples:
+        >>> encoded = collate_encoded([b"no image", b""])
+        >>> encoded, encoded.headers.problems[1]
+        (Encoded(2 images, 8 bytes), 'it is empty')
+    """
+
+    data: Tensor
+    headers: Headers
+
+    def __len__(self) -> int:
+        return len(self.headers.table)
+
+    def __repr__(self) -> str:
+        return f"Encoded({len(self)} images, {int(self.headers.table['length'].sum())} bytes)"
+
+    def file(self, index: int) -> NDArray[np.uint8]:
+        """The bytes of one file, which share the memory of ``data``.
+
+        Args:
+            index: Of the image, from 0.
+
+        Shape:
+            - returns: (bytes,) uint8
+        """
+        header = self.headers.table[index]
+        data: NDArray[np.uint8] = self.data.numpy()
+        return data[int(header["start"]) : int(header["start"] + header["length"])]
+
+    def pin_memory(self) -> "Encoded":
+        """The same in page-locked memory: what ``DataLoader(pin_memory=True)`` calls.
+
+        Returns:
+            A copy of the batch in page-locked memory.
+        """
+        return Encoded(self.data.pin_memory(), self.headers)

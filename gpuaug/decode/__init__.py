@@ -1,0 +1,1 @@
+"""From encoded images to a batch of pixels on the device."""
