@@ -42,6 +42,10 @@ class DeviceError(GpuAugError, RuntimeError):
     """A tensor or a module is on a device where the loader cannot use it."""
 
 
+class DecodeError(GpuAugError, ValueError):
+    """An encoded image cannot be decoded."""
+
+
 class IteratorEndedError(GpuAugError, RuntimeError):
     """An iterator was asked for a batch after its loader was closed or its workers were taken over by a newer one."""
 

@@ -28,6 +28,7 @@ import gc
 import os
 import time
 from collections import deque
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -83,6 +84,17 @@ class Lane:
         """Keep memory that is not ours from being used again before this lane has read ``tensor``."""
         tensor.record_stream(self.stream)
 
+    @property
+    def number(self) -> int:
+        """The stream as C libraries take it."""
+        return int(self.stream.cuda_stream)
+
+    def copy_parts(self, target: torch.Tensor, source: torch.Tensor, parts: Iterable[tuple[int, int]]) -> None:
+        """Copy parts of one flat tensor, each from its first to its last value, to the same place in another."""
+        with cuda.stream(self.stream):
+            for start, end in parts:
+                target[start:end].copy_(source[start:end], non_blocking=True)
+
 
 class InLineLane(Lane):
     """Stands for a lane where the device has none: work runs when it is called, or on the device's one queue."""
@@ -104,6 +116,13 @@ class InLineLane(Lane):
 
     def reads(self, tensor: Any) -> None:
         """Nothing to keep."""
+
+    number = 0
+
+    def copy_parts(self, target: torch.Tensor, source: torch.Tensor, parts: Iterable[tuple[int, int]]) -> None:
+        """Copy parts of one flat tensor to the same place in another."""
+        for start, end in parts:
+            target[start:end] = source[start:end]
 
 
 class _PassedEvent:
@@ -147,10 +166,11 @@ class Lanes:
         self._intermediates: deque[tuple[Any, Event]] = deque()
         self.copy = self.lane("copy")
 
-    def lane(self, name: str) -> Lane:
-        """The lane of that name, made on first use."""
+    def lane(self, name: str, *, urgent: bool = False) -> Lane:
+        """The lane of that name, made on first use. An urgent one's kernels go before those of others that are ready."""
         if name not in self._lanes:
-            self._lanes[name] = InLineLane(name) if self.in_line else Lane(name, cuda.Stream(self.device))
+            priority = -1 if urgent else 0
+            self._lanes[name] = InLineLane(name) if self.in_line else Lane(name, cuda.Stream(self.device, priority))
         return self._lanes[name]
 
     def consumer(self) -> Lane:

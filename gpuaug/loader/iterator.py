@@ -3,8 +3,9 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from gpuaug.loader.checkpoint import Progress, Snapshot
 from gpuaug.loader.depth import Depth
 from gpuaug.loader.hooks import Hooks
 from gpuaug.loader.stats import Stats
-from gpuaug.stages.base import BoundStage
+from gpuaug.stages.base import BoundStage, Pending
 from gpuaug.stages.copy import Copier
 
 
@@ -61,6 +62,24 @@ class _Launched:
     """The wrapped loader's, after this batch."""
 
 
+@dataclass(slots=True)
+class _Submitted:
+    """A batch that was pulled, and the work on it that other threads do before it can be launched."""
+
+    pulled: Pulled
+    pending: list[tuple[str, Pending]] = field(default_factory=list)
+    error: BaseException | None = None
+
+    def done(self) -> bool:
+        """Whether launching it would not wait for those threads."""
+        return all(work.done() for _, work in self.pending)
+
+    def abandon(self) -> None:
+        """Wait for those threads, which may be reading the batch."""
+        for _, work in self.pending:
+            work.abandon()
+
+
 class PipelinedIterator:
     """The batches of one iterator.
 
@@ -91,6 +110,8 @@ class PipelinedIterator:
         self._ended = False
         self._state_at_end: Any = None
         self._memory: dict[str, Any] = {}
+        self._submitted: deque[_Submitted] = deque()
+        self._ahead = max((stage.ahead for stage in bound), default=0)
         self.waiting: deque[_Launched] = deque()
         self._depth = depth
 
@@ -122,34 +143,15 @@ class PipelinedIterator:
             hooks.held_back(self._snapshot.batch, waited_s)
         # In line there is nothing to overlap with: launching ahead would only put off the batch that is wanted.
         most = 1 if self._lanes.in_line else depth + 1
+        ahead = min(depth, self._ahead)
         ordered = False
-        while len(self.waiting) < most and not self._ended:
-            pulled = self.feed_iterator.get(block=False)
-            if pulled is None:
-                if self.waiting:
-                    return
-                start = time.perf_counter()
-                with hooks.span("gpuaug/pull", self._at.batch, waits=True):
-                    pulled = self.feed_iterator.get(block=True)
-                stats.starved += 1
-                stats.starved_ms += (time.perf_counter() - start) * 1e3
-            assert pulled is not None
-            self._ended = pulled.ended
-            self._state_at_end = pulled.state
-            if pulled.error is not None:
-                pulled.error.add_note(
-                    f"gpuaug: raised by the wrapped loader, at batch {self._at.batch} of epoch {self._at.epoch}."
-                )
-                self.waiting.append(_Launched(error=pulled.error))
-            elif not pulled.ended:
-                hooks.pulled(self._at.batch, *pulled.took_s)
-                with self._shared.launching:
-                    if not ordered:
-                        self._lanes.wait_for_consumers(consumer, done)
-                        ordered = True
-                    with self._lanes.launching(consumer):
-                        self._launch(pulled)
-                self._at = self._at.after()
+        while (step := self._next_step(most, ahead)) is not None:
+            with self._shared.launching:
+                if not ordered:
+                    self._lanes.wait_for_consumers(consumer, done)
+                    ordered = True
+                with self._lanes.launching(consumer):
+                    step()
 
     def pop(self, consumer: Lane) -> Batch:
         """The next batch, which ``consumer`` waits for on the device; or the error in its place."""
@@ -182,6 +184,9 @@ class PipelinedIterator:
     def close(self) -> None:
         """Let go of the wrapped loader, and of batches that will not be handed over."""
         self.feed_iterator.close()
+        self._abandon_submitted()
+        for bound in self._bound:
+            bound.close(self._memory)
         for launched in self.waiting:  # they are dropped while lanes may still be reading them
             if launched.source is not None and launched.ready is not None:
                 launched.source.wait(launched.ready)
@@ -192,16 +197,92 @@ class PipelinedIterator:
         self._snapshot = self._snapshot._replace(**changes)
         self._shared.progress.reach(self._snapshot)
 
-    def _note(self, error: BaseException, where: str) -> None:
-        error.add_note(f"gpuaug: raised {where}, at batch {self._at.batch} of epoch {self._at.epoch}.")
+    def _note(self, error: BaseException, where: str, batch: int) -> None:
+        error.add_note(f"gpuaug: raised {where}, at batch {batch} of epoch {self._at.epoch}.")
 
-    def _launch(self, pulled: Pulled) -> None:
+    def _next_step(self, most: int, ahead: int) -> Callable[[], None] | None:
+        """What to do next so that ``most`` batches are launched and ``ahead`` more submitted, if anything can be done."""
+        submitted = self._submitted
+        if submitted and len(self.waiting) < most and submitted[0].done():
+            return self._launch_next
+        if not self._ended and len(self.waiting) + len(submitted) < most + ahead:
+            pulled = self._pull()
+            if pulled is not None and not (pulled.ended and pulled.error is None):
+                return partial(self._submit, pulled)
+        # Only a batch that is wanted now may hold the training thread up.
+        return self._launch_next if submitted and not self.waiting else None
+
+    def _pull(self) -> Pulled | None:
+        """The next batch of the wrapped loader, if it has one now or nothing else can be handed over."""
+        stats, hooks = self._shared.stats, self._shared.hooks
+        pulled = self.feed_iterator.get(block=False)
+        if pulled is None:
+            if self.waiting or self._submitted:
+                return None
+            start = time.perf_counter()
+            with hooks.span("gpuaug/pull", self._at.batch, waits=True):
+                pulled = self.feed_iterator.get(block=True)
+            stats.starved += 1
+            stats.starved_ms += (time.perf_counter() - start) * 1e3
+            assert pulled is not None
+        self._ended = pulled.ended
+        self._state_at_end = pulled.state
+        return pulled
+
+    def _submit(self, pulled: Pulled) -> None:
+        number, submitted = self._at.batch + len(self._submitted), _Submitted(pulled, error=pulled.error)
+        self._submitted.append(submitted)
+        if pulled.error is not None:
+            self._note(pulled.error, "by the wrapped loader", number)
+            return
+        self._shared.hooks.pulled(number, *pulled.took_s)
+        if not self._ahead:
+            return
+        self._lanes.reclaim()
+        self._lanes.copy.make_current()
+        for bound in self._bound:
+            try:
+                pulled.batch, pending = bound.submit(pulled.batch, self._memory)
+            except Exception as error:
+                self._note(error, f"in stage {bound.name!r}", number)
+                submitted.error = error
+                return
+            if pending is not None:
+                submitted.pending.append((bound.name, pending))
+
+    def _launch_next(self) -> None:
+        submitted = self._submitted.popleft()
+        if submitted.error is not None:
+            # It is raised at its own batch, after those before it have been handed over.
+            submitted.abandon()
+            self._fail(submitted.error)
+            return
+        self._launch(submitted)
+        self._at = self._at.after()
+
+    def _fail(self, error: BaseException) -> None:
+        """Have an error raised in place of the next batch, and launch nothing after it."""
+        self.waiting.append(_Launched(error=error))
+        self._ended = True
+        self._abandon_submitted()
+
+    def _abandon_submitted(self) -> None:
+        while self._submitted:
+            self._submitted.popleft().abandon()
+
+    def _launch(self, submitted: _Submitted) -> None:
+        pulled = submitted.pulled
         stats, feed, hooks, number = self._shared.stats, self._shared.feed, self._shared.hooks, self._at.batch
         read_by_stages: list[Any] = []
         lane, doing, source, end = self._lanes.copy, "its copy", None, None
         try:
             self._lanes.reclaim()
             lane.make_current()
+            for name, work in submitted.pending:
+                doing = f"stage {name!r}"
+                pulled.batch = work.collect(pulled.batch)
+                stats.replaced += work.replaced
+            doing = "its copy"
             feed.prepare(pulled)
             if pulled.slot is not None:
                 stats.slot_batches += 1
@@ -230,10 +311,8 @@ class PipelinedIterator:
             end = ready
             self.waiting.append(_Launched(batch, ready, copied.resident, source, state=pulled.state))
         except Exception as error:
-            # It is raised at its own batch, after those before it have been handed over.
-            self._note(error, f"in {doing}")
-            self.waiting.append(_Launched(error=error))
-            self._ended = True
+            self._note(error, f"in {doing}", number)
+            self._fail(error)
         finally:
             if end is None:  # an error or an interrupt, after which the lane may hold work that is not marked
                 end = lane.record_event()

@@ -27,3 +27,5 @@ class Stats:
     """Times that the training thread was too far ahead of the device and waited for it."""
     held_back_ms: float = 0.0
     """How long it waited so."""
+    replaced: int = 0
+    """Samples whose image could not be decoded and that took another one's place."""

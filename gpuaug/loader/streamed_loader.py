@@ -224,16 +224,16 @@ class StreamedLoader:
     def _begin(self, depth: depths.Depth | None = None, bound: Sequence[BoundStage] | None = None) -> PipelinedIterator:
         self._warn_if_ranks_read_the_same()
         shared = self._shared
-        feed_iterator = shared.feed.open(shared.lanes.current_stream, self._depth.most)
+        bound = self._bound if bound is None else bound
+        ahead = max((stage.ahead for stage in bound), default=0)
+        feed_iterator = shared.feed.open(shared.lanes.current_stream, self._depth.most + ahead)
         self._feed_iterators.add(feed_iterator)
         begun = shared.progress.begin(feed_iterator.state_at_start)
         rank = rng.default_rank() if self._rank is None else self._rank
         first = Position(self.seed, begun.epoch, rank, begun.batch)
         if isinstance(self._depth, depths.DepthTuner):
             self._depth.consider(shared.lanes, self._stages)
-        return PipelinedIterator(
-            shared, feed_iterator, self._bound if bound is None else bound, begun, first, depth or self._depth
-        )
+        return PipelinedIterator(shared, feed_iterator, bound, begun, first, depth or self._depth)
 
     def _warn_if_ranks_read_the_same(self) -> None:
         ranks = depths.ranks()

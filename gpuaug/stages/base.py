@@ -4,7 +4,7 @@ import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -51,6 +51,25 @@ class Stage(ABC):
         """
 
 
+class Pending(Protocol):
+    """Work on one host batch that is done on other threads."""
+
+    replaced: int
+    """Samples that took another one's place."""
+
+    def done(self) -> bool:
+        """Whether :meth:`collect` will not wait for those threads."""
+        ...
+
+    def collect(self, batch: Batch) -> Batch:
+        """Wait for the work, order the copy lane, which is current, after it, and give the batch to copy."""
+        ...
+
+    def abandon(self) -> None:
+        """Wait for the work, whose result nobody will ask for."""
+        ...
+
+
 class BoundStage(ABC):
     """A stage on a lane of one loader."""
 
@@ -59,6 +78,24 @@ class BoundStage(ABC):
         self.lane = lanes.lane(f"stage/{name}")
         self.range_name = f"gpuaug/stage/{name}"
         self._selection = selection
+
+    ahead: ClassVar[int] = 0
+    """Batches that are submitted besides those that are launched."""
+
+    def submit(self, batch: Batch, memory: dict[str, Any]) -> tuple[Batch, "Pending | None"]:
+        """Begin work on a host batch that takes long and is done on other threads. The copy lane is current.
+
+        Args:
+            batch: As it came from the wrapped loader, or from another stage's ``submit``.
+            memory: What stages remember for the length of one iterator.
+
+        Returns:
+            The batch to go on with, and the work, if there is some.
+        """
+        return batch, None
+
+    def close(self, memory: dict[str, Any]) -> None:
+        """End what the stage has begun for one iterator."""
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
         """The values in ``batch`` that the stage works on."""

@@ -191,7 +191,7 @@ class FakeCuda:
     def current_device(self):
         return 0
 
-    def Stream(self, device=None):
+    def Stream(self, device=None, priority=0):
         return FakeStream(self, f"stream {self.number('stream')}")
 
     def Event(self, enable_timing=False, **_):

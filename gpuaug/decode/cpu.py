@@ -1,0 +1,72 @@
+"""Decoding on the CPU: simplejpeg for JPEGs where it is installed, PIL for all else."""
+
+import io
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from gpuaug.core.encoded import Format
+from gpuaug.decode.layout import Layout
+from gpuaug.feed.image_input import prepared, unpacked
+
+try:
+    import simplejpeg
+except ImportError:
+    simplejpeg = None
+
+
+def version() -> str:
+    """The decoder and its version."""
+    import PIL
+
+    return f"simplejpeg {simplejpeg.__version__}" if simplejpeg is not None else f"PIL {PIL.__version__}"
+
+
+def usable_cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np.uint8]) -> None:
+    """Decode one image, upright and made smaller as its layout says, into ``room`` (H, W, C).
+
+    Raises:
+        Exception: Whatever the decoder raises for a file that it cannot read.
+    """
+    header, scale = layout.headers[index], int(layout.scales[index])
+    height, width = (-(-layout.stored[index] // scale)).tolist()
+    orientation = int(layout.orientations[index])
+    if simplejpeg is not None and header["format"] != Format.OTHER and header["channels"] in (1, 3):
+        straight = room if orientation == 1 else np.empty((height, width, layout.channels), np.uint8)
+        space = "RGB" if layout.channels == 3 else "GRAY"
+        size = {"min_height": height, "min_width": width} if scale > 1 else {}
+        # Not strict: data behind the end and the like is no reason to refuse an image.
+        made = simplejpeg.decode_jpeg(memoryview(file), space, buffer=straight, strict=False, **size)
+        if made.shape != straight.shape:
+            raise ValueError(f"its {made.shape[1]}x{made.shape[0]} pixels are not the {width}x{height} of its header")
+    else:
+        straight = _by_pil(file, layout.channels, (width, height) if scale > 1 else None)
+        if straight.shape != (height, width, layout.channels):
+            raise ValueError(f"its {straight.shape[1]}x{straight.shape[0]} pixels are not the {width}x{height} of its header")
+    if straight is not room:
+        room[:] = _turned(straight, orientation)
+
+
+def _by_pil(file: NDArray[np.uint8], channels: Any, smaller: tuple[int, int] | None) -> NDArray[np.uint8]:
+    with Image.open(io.BytesIO(memoryview(file))) as image:
+        if image.format == "JPEG":
+            grey = channels == 1 and image.mode in ("L", "RGB", "YCbCr")
+            # Grey is the luma that the file has, as the engines give it.
+            image.draft("L" if grey else image.mode, smaller or image.size)
+        return unpacked(prepared(image, channels, convert=True, where="the file"))
+
+
+def _turned(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    if orientation in (3, 4, 6, 7):
+        image = image[::-1]
+    if orientation in (2, 3, 7, 8):
+        image = image[:, ::-1]
+    return image.transpose(1, 0, 2) if orientation > 4 else image

@@ -1,0 +1,81 @@
+"""The members of a batch: found by their type, and with samples that take another one's place."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gpuaug.core import batch as batches
+from gpuaug.core.batch import Batch
+
+
+def map_instances(function: Callable[[Any], Any], kind: type, batch: Batch) -> Batch:
+    """A batch with ``function`` applied to each member of a type, which a loader takes for a record like any other."""
+    if isinstance(batch, kind):
+        return function(batch)
+    changed = {}
+    for name in _names(batch):
+        value = _member(batch, name)
+        made = map_instances(function, kind, value)
+        if made is not value:
+            changed[name] = made
+    return batches.replace(batch, changed) if changed else batch
+
+
+def with_samples_from(sources: NDArray[np.int64], batch: Batch, decoded: type) -> Batch:
+    """A host batch whose sample ``i`` is sample ``sources[i]`` of ``batch``.
+
+    Tensors and arrays of as many rows as there are samples, and lists and tuples of as many entries, are of the samples.
+
+    Args:
+        sources: (B,)
+        batch: Any nesting of containers.
+        decoded: The type of leaves that have been replaced already.
+    """
+    index = torch.from_numpy(sources)
+    count = len(sources)
+
+    def of_samples(value: Any) -> bool:
+        return isinstance(value, torch.Tensor | np.ndarray) and value.ndim > 0 and len(value) == count
+
+    def replaced(value: Any, *, outermost: bool) -> Any:
+        if isinstance(value, decoded):
+            return value
+        if of_samples(value):
+            return value[index] if isinstance(value, torch.Tensor) else value[sources]
+        if not isinstance(value, tuple | list) or batches.is_namedtuple(value):
+            return None
+        # A list of as many members as there are samples may be one of members still: of views, or of what a tuple became.
+        inside = batches.leaves(value)
+        members = outermost or any(isinstance(leaf, decoded) for leaf in inside) or (value and all(map(of_samples, value)))
+        if len(value) != count or members:
+            return None
+        return type(value)(value[source] for source in sources.tolist())
+
+    def walk(value: Any, *, outermost: bool) -> Any:
+        made = replaced(value, outermost=outermost)
+        if made is not None:
+            return made
+        names = _names(value)
+        if not names:
+            return value
+        return batches.replace(value, {name: walk(_member(value, name), outermost=False) for name in names})
+
+    return walk(batch, outermost=True)
+
+
+def _names(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value)
+    if batches.is_record(value):
+        return list(value.__dataclass_fields__)
+    if batches.is_namedtuple(value):
+        return list(value._fields)
+    return list(range(len(value))) if isinstance(value, tuple | list) else []
+
+
+def _member(value: Any, name: Any) -> Any:
+    by_key = isinstance(value, dict) or not (batches.is_record(value) or batches.is_namedtuple(value))
+    return value[name] if by_key else getattr(value, name)

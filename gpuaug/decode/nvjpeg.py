@@ -1,0 +1,176 @@
+"""nvJPEG through its C interface: batches of JPEGs decoded by the JPEG engines of the card. The only file that speaks to it.
+
+Source: nvjpeg.h of CUDA 12 and 13.
+"""
+
+import ctypes
+import importlib.util
+from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
+from functools import cache
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gpuaug.core.errors import GpuAugError
+
+HARDWARE = 3
+"""``NVJPEG_BACKEND_HARDWARE``: the engines, from bitstreams on the host."""
+
+OUTPUT_Y, OUTPUT_RGBI = 2, 5
+
+OUTPUT = np.dtype([("channel", np.uint64, 4), ("pitch", np.uint64, 4)])
+"""``nvjpegImage_t``: addresses of the planes on the device, and bytes from row to row."""
+
+STATUS = {
+    1: "not initialized",
+    2: "invalid parameter",
+    3: "bad JPEG",
+    4: "JPEG not supported",
+    5: "allocator failure",
+    6: "execution failed",
+    7: "architecture mismatch",
+    8: "internal error",
+    9: "implementation not supported",
+    10: "incomplete bitstream",
+}
+OF_THE_FILE = {3, 4, 10}
+"""Statuses that a file causes. Any other one is of the library or the card."""
+
+_RELAXED = 2  # cudaStreamCaptureModeRelaxed
+
+
+class NvJpegError(GpuAugError, RuntimeError):
+    """A call of nvJPEG failed."""
+
+    def __init__(self, call: str, status: int) -> None:
+        self.status = status
+        super().__init__(
+            f"{call} must succeed, got status {status} ({STATUS.get(status, 'unknown')}). "
+            "If it is the same each time, decode with DecodeStage(backend='cpu')."
+        )
+
+
+@cache
+def library() -> str | None:
+    """The path or name of the nvJPEG that fits torch's CUDA, or ``None`` if there is none here."""
+    for name in [*map(str, _wheels(_major())), f"libnvjpeg.so.{_major()}"]:
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            continue
+        return name
+    return None
+
+
+def other_majors() -> list[str]:
+    """CUDA versions that nvJPEG is installed for, other than torch's."""
+    return sorted({path.suffix[1:] for path in _wheels("*")} - {_major()})
+
+
+def _major() -> str:
+    return (torch.version.cuda or "").partition(".")[0]
+
+
+def _wheels(major: str) -> list[Path]:
+    spec = importlib.util.find_spec("nvidia")
+    folders = list(spec.submodule_search_locations or []) if spec is not None else []
+    return sorted(Path(found) for folder in folders for found in glob(f"{folder}/*/lib/libnvjpeg.so.{major}"))
+
+
+class Engines:
+    """One decoding state on one device. A state decodes one batch at a time; several decode side by side.
+
+    Args:
+        device: A CUDA device.
+
+    Raises:
+        NvJpegError: If the device has no engines, or nvJPEG cannot be used otherwise.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        path = library()
+        assert path is not None
+        # A call of one lets go of the interpreter while it runs; a call of the other does not, and takes less than that does.
+        self._library, self._quick = ctypes.CDLL(path), ctypes.PyDLL(path)
+        self._handle, self._state = c_void_p(), c_void_p()
+        self._initialized: tuple[int, int] | None = None
+        with torch.cuda.device(device):
+            self._call("nvjpegCreateEx", c_int(HARDWARE), None, None, c_uint(0), byref(self._handle))
+            self._call("nvjpegJpegStateCreate", self._handle, byref(self._state))
+
+    @property
+    def count(self) -> int:
+        """Number of engines on the device."""
+        engines, cores = c_uint(), c_uint()
+        self._call("nvjpegGetHardwareDecoderInfo", self._handle, byref(engines), byref(cores))
+        return int(engines.value)
+
+    def close(self) -> None:
+        """Release what nvJPEG has allocated."""
+        for destroy, held in (("nvjpegJpegStateDestroy", self._state), ("nvjpegDestroy", self._handle)):
+            if held:
+                getattr(self._library, destroy)(held)
+                held.value = None
+
+    def sizes(self, addresses: NDArray[np.uint64], lengths: NDArray[np.uint64]) -> NDArray[np.int32]:
+        """(B, 2) heights and widths by nvJPEG's own parser, or 0 where it finds none."""
+        found = np.zeros((len(addresses), 2), np.int32)
+        components, sampling = c_int(), c_int()
+        widths, heights = (c_int * 4)(), (c_int * 4)()
+        arguments = (byref(components), byref(sampling), widths, heights)
+        info = self._quick.nvjpegGetImageInfo
+        for index, (address, length) in enumerate(zip(addresses.tolist(), lengths.tolist(), strict=True)):
+            if not info(self._handle, c_void_p(address), c_size_t(length), *arguments):
+                found[index] = heights[0], widths[0]
+        return found
+
+    def decode(
+        self,
+        addresses: NDArray[np.uint64],
+        lengths: NDArray[np.uint64],
+        outputs: NDArray[np.void],
+        form: int,
+        stream: int,
+    ) -> int:
+        """Decode a batch. Blocks while the engines work; what is left is queued on ``stream``.
+
+        Args:
+            addresses: (B,) of the files, on the host.
+            lengths: (B,) of the files in bytes.
+            outputs: (B,) records of :data:`OUTPUT`.
+            form: ``OUTPUT_RGBI`` or ``OUTPUT_Y``.
+            stream: A CUDA stream, as a number.
+
+        Returns:
+            0, or a status of :data:`OF_THE_FILE`, after which nothing of the batch is to be used.
+
+        Raises:
+            NvJpegError: If it fails for another reason.
+        """
+        count = len(addresses)
+        if self._initialized != (count, form):
+            self._call("nvjpegDecodeBatchedInitialize", self._handle, self._state, c_int(count), c_int(1), c_int(form))
+            self._initialized = (count, form)
+        arrays = [c_void_p(array.ctypes.data) for array in (addresses, lengths, outputs)]
+        status = int(self._library.nvjpegDecodeBatched(self._handle, self._state, *arrays, c_void_p(stream)))
+        if status:
+            self._initialized = None  # as nvjpeg.h has it, a failed batch is begun anew
+            if status not in OF_THE_FILE:
+                raise NvJpegError("nvjpegDecodeBatched", status)
+        return status
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = int(getattr(self._library, name)(*arguments))
+        if status:
+            raise NvJpegError(name, status)
+
+
+def relax_capture() -> None:
+    """Let the calling thread's CUDA calls go on while another thread captures a graph, which they have no part in."""
+    runtime = ctypes.CDLL(f"libcudart.so.{_major()}")
+    mode = c_int(_RELAXED)
+    runtime.cudaThreadExchangeStreamCaptureMode(byref(mode))

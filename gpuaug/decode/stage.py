@@ -1,0 +1,327 @@
+"""``DecodeStage``: encoded images become pixels on the device, ahead of the other stages."""
+
+import logging
+import warnings
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any, Literal
+
+import torch
+
+from gpuaug.core import batch as batches
+from gpuaug.core import streams
+from gpuaug.core.batch import Batch
+from gpuaug.core.encoded import Encoded
+from gpuaug.core.errors import ArgumentError, DecodeError, DeviceError, GpuAugWarning, SelectionError, whole_number
+from gpuaug.core.ragged import Ragged
+from gpuaug.core.rng import Position
+from gpuaug.core.streams import Event, Lanes
+from gpuaug.decode import cpu, nvjpeg
+from gpuaug.decode.decoder import Decoder, Pools, Work
+from gpuaug.decode.layout import Options, nearest_good, problems
+from gpuaug.decode.members import map_instances, with_samples_from
+from gpuaug.stages.base import BoundStage, Stage
+from gpuaug.stages.selection import On
+
+Backend = Literal["auto", "engines", "cpu"]
+OnError = Literal["raise", "replace"]
+
+MAX_PIXELS = 178_956_970
+"""Pixels above which PIL takes an image for an attack: 13 377 a side."""
+
+MOST_NAMED = 3
+"""Images that a log line names before it only counts."""
+
+_log = logging.getLogger("gpuaug")
+
+
+class DecodeStage(Stage):
+    """Decodes the :class:`Encoded` images of a batch into a :class:`Ragged` on the device.
+
+    It works ahead of the other stages, on threads of its own, wherever it stands among them. The JPEG engines of a data-centre
+    card (A100, H100, H200, B200) take baseline JPEGs; host threads decode all else, and everything where there are no engines.
+
+    Args:
+        on: The members of a batch that are decoded: a selector, or several. Left out: every :class:`Encoded` in it.
+        backend: ``"auto"``: the engines if there are some, host threads for what they do not take. ``"engines"`` is the same,
+            and an error without engines. ``"cpu"``: host threads alone. Which of them decodes an image follows from its header.
+        channels: Of every image: 3, or 1 for grey ones.
+        min_side: Decodes JPEGs at 1/2, 1/4 or 1/8 of their size where the short side still has this many pixels.
+        exif: Whether images are turned upright as their EXIF orientation says, before any stage sees their size.
+        on_error: What becomes of an image that cannot be decoded. ``"raise"``: an error at its batch. ``"replace"``: the
+            nearest good sample before it in the batch, cyclically, takes its place in every member of the batch. ``stats()``
+            counts such samples, and a log line names the first.
+        max_pixels: Images with more pixels are not decoded: their header may lie.
+        name: Names the stage in errors and traces.
+
+    Raises:
+        ArgumentError: For a value that cannot work, at once.
+        DeviceError: If ``backend="engines"`` and the loader's device has none.
+        DecodeError: At its batch, for an image that cannot be decoded; with ``on_error="replace"`` only if all cannot.
+
+    Warns:
+        GpuAugWarning: If a GPU's images are decoded on the host because nvJPEG is not installed for torch's CUDA.
+
+    Cost:
+        The thread that trains allocates memory for the pixels of a batch. On an H200 the engines decode some 43 000 images of
+        500x420 pixels a second (``bench run files``). Memory on the device: the pixels of ``2 · depth + 3`` batches.
+
+    Examples:
+        >>> import io, PIL.Image
+        >>> file = io.BytesIO()
+        >>> PIL.Image.new("RGB", (6, 4), "red").save(file, "PNG")
+        >>> loader = [collate_encoded([(file.getvalue(), 7)])]
+        >>> [(images[0].shape, labels.tolist()) for images, labels in StreamedLoader(loader, [DecodeStage()], device="cpu")]
+        [(torch.Size([3, 4, 6]), [7])]
+    """
+
+    kind = "decode"
+
+    def __init__(
+        self,
+        *,
+        on: On = ...,
+        backend: Backend = "auto",
+        channels: Literal[1, 3] = 3,
+        min_side: int | None = None,
+        exif: bool = True,
+        on_error: OnError = "raise",
+        max_pixels: int = MAX_PIXELS,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(on=on, into=..., name=name)
+        if backend not in ("auto", "engines", "cpu"):
+            raise ArgumentError(f"backend must be 'auto', 'engines' or 'cpu', got {backend!r}. Leave it out to have what fits.")
+        if channels not in (1, 3):
+            raise ArgumentError(f"channels must be 1 or 3, got {channels!r}. Leave it out for RGB.")
+        if on_error not in ("raise", "replace"):
+            raise ArgumentError(f"on_error must be 'raise' or 'replace', got {on_error!r}. Leave it out to have errors raised.")
+        if min_side is not None:
+            min_side = whole_number("min_side", min_side, "Leave it out to decode whole images.", least=1)
+        max_pixels = whole_number("max_pixels", max_pixels, "Leave it out for PIL's own limit.", least=1)
+        self.backend, self.on_error = backend, on_error
+        self.options = Options(channels, min_side, bool(exif), max_pixels)
+
+    def __repr__(self) -> str:
+        return f"DecodeStage(backend={self.backend!r}, on_error={self.on_error!r})"
+
+    def __call__(self, encoded: Encoded, device: torch.device | str | int | None = None) -> Ragged:
+        """Decode one batch at once, without a loader.
+
+        Args:
+            encoded: Of :func:`collate_encoded`.
+            device: Where to. Left out: this machine's accelerator, or the CPU without one.
+
+        Returns:
+            The images, ready on the current stream.
+
+        Raises:
+            DecodeError: As in a loader.
+        """
+        lanes = Lanes(streams.resolve(device))
+        bound, memory = self.bind(self.kind, lanes), dict[str, Any]()
+        consumer = lanes.consumer()
+        try:
+            with lanes.launching(consumer):
+                lanes.copy.make_current()
+                lanes.copy.wait(consumer.record_event())
+                batch, pending = bound.submit(encoded, memory)
+                assert pending is not None
+                made: Ragged = pending.collect(batch).to(lanes.device)
+                ready = lanes.copy.record_event()
+            consumer.wait(ready)
+            for tensor in (made.data, made.places):
+                consumer.reads(tensor)
+            return made
+        finally:
+            bound.close(memory)
+
+    def bind(self, name: str, lanes: Lanes) -> "BoundDecode":
+        """Prepare to run on the lanes of one loader."""
+        return BoundDecode(name, self, lanes)
+
+
+class BoundDecode(BoundStage):
+    """A :class:`DecodeStage` on the lanes of one loader."""
+
+    ahead = 2
+    """Batches that are decoded besides those that are launched."""
+
+    def __init__(self, name: str, stage: DecodeStage, lanes: Lanes) -> None:
+        super().__init__(name, stage.selection, lanes)
+        self.stage, self.lanes = stage, lanes
+        self.decoder = Decoder(name, lanes, stage.options, engines=_has_engines(stage.backend, lanes.device))
+
+    def __repr__(self) -> str:
+        return f"{'engines and ' if self.decoder.uses_engines else ''}{cpu.usable_cores()} threads of {cpu.version()}"
+
+    def submit(self, batch: Batch, memory: dict[str, Any]) -> tuple[Batch, "Decoding | None"]:
+        """Have the images of a batch decoded. In their place stands what becomes of them when the batch is copied."""
+        chosen = batch if self._selection.on in (..., None) else self._selection.read(batch)
+        found = {id(leaf): leaf for leaf in _encoded_in(chosen)}
+        if not found:
+            raise SelectionError(
+                f"on must name encoded images in the batch, got {_form(chosen)}. Pass collate_fn=gpuaug.collate_encoded to the "
+                "DataLoader, or leave the DecodeStage out."
+            )
+        if self.name not in memory:
+            memory[self.name] = Pools()
+        decoding = Decoding(self, list(found.values()), memory[self.name])
+        return decoding.placed(batch), decoding
+
+    def read(self, batch: Batch) -> tuple[Any, ...]:
+        """Nothing: the images are decoded when the batch is copied."""
+        return ()
+
+    def write(self, batch: Batch, result: Any) -> Batch:
+        """The batch as it is."""
+        return batch
+
+    def run(self, values: tuple[Any, ...], ready: Event, position: Position, memory: dict[str, Any]) -> None:
+        """Nothing is left to do."""
+
+    def close(self, memory: dict[str, Any]) -> None:
+        """End the threads of an iterator."""
+        if self.name in memory:
+            memory.pop(self.name).close()
+            self.decoder.settle()
+
+
+class Placed:
+    """Stands for images in a batch until it is copied, and is then what they have become."""
+
+    __slots__ = ("_decoding", "_number")
+
+    def __init__(self, decoding: "Decoding", number: int) -> None:
+        self._decoding, self._number = decoding, number
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Ragged:
+        """The images, decoded. Called in place of a copy, on the copy lane, which waits for the decoder."""
+        return self._decoding.works[self._number].to(device, non_blocking=non_blocking)
+
+
+class Decoding:
+    """The images of one batch that are being decoded."""
+
+    def __init__(self, bound: BoundDecode, encoded: list[Encoded], pools: Pools) -> None:
+        self._bound, self._encoded, self._pools = bound, encoded, pools
+        self._bad: dict[int, str] = {}
+        self.replaced = 0
+        """Samples that took another one's place."""
+        for each in encoded:
+            self._note(each, problems(each.headers, bound.stage.options))
+        self._start()
+
+    def done(self) -> bool:
+        """Whether :meth:`collect` will not wait for the decoder."""
+        return self._future.done()
+
+    def placed(self, batch: Batch) -> Batch:
+        """A batch with what becomes of each :class:`Encoded` in its place."""
+        numbers = {id(each): number for number, each in enumerate(self._encoded)}
+        return map_instances(lambda each: Placed(self, numbers[id(each)]) if id(each) in numbers else each, Encoded, batch)
+
+    def collect(self, batch: Batch) -> Batch:
+        """Wait until the images are decoded, and order the copy lane, which is current, after that.
+
+        Returns:
+            The batch, with samples replaced where their image could not be decoded.
+
+        Raises:
+            DecodeError: If an image cannot be decoded, and is not to be replaced or cannot be.
+        """
+        copy = self._bound.lanes.copy
+        copy.wait(self._future.result())
+        while any(work.problems for work in self.works):
+            for work in self.works:
+                self._note(work.encoded, {int(work.layout.sources[index]): why for index, why in work.problems.items()})
+            self._start()  # anew, since the sizes of images before it say where an image lies
+            copy.wait(self._future.result())
+        if not self._bad:
+            return batch
+        self.replaced = len(self._bad)
+        self._log()
+        return with_samples_from(nearest_good(len(self._encoded[0]), self._bad), batch, Placed)
+
+    def abandon(self) -> None:
+        """Wait for what is being decoded, whose memory may be used again after that."""
+        if not self._future.cancel():
+            self._bound.lanes.copy.wait(self._future.result())
+
+    def _start(self) -> None:
+        stage, count = self._bound.stage, len(self._encoded[0])
+        if self._bad and (stage.on_error == "raise" or len(self._bad) == count):
+            first = min(self._bad)
+            others = f" {len(self._bad) - 1} more of the batch cannot be either." if len(self._bad) > 1 else ""
+            way_out = (
+                "Leave it out of the dataset, or pass on_error='replace' to the DecodeStage."
+                if stage.on_error == "raise"
+                else "With on_error='replace' one of a batch must be good."
+            )
+            raise DecodeError(f"An encoded image must be one that can be decoded, got {self._bad[first]}.{others} {way_out}")
+        self.works: list[Work] = [self._bound.decoder.allocate(each, self._bad) for each in self._encoded]
+        self._future: Future[Event] = self._bound.decoder.start(self._pools, self.works)
+
+    def _note(self, encoded: Encoded, said: Mapping[int, str]) -> None:
+        for index, why in said.items():
+            name = encoded.headers.names[index]
+            self._bad.setdefault(index, f"sample {index}{f' ({name})' if name else ''}: {why}")
+
+    def _log(self) -> None:
+        first = "; ".join(self._bad[index] for index in sorted(self._bad)[:MOST_NAMED])
+        more = f"; and {len(self._bad) - MOST_NAMED} more" if len(self._bad) > MOST_NAMED else ""
+        _log.warning("Samples were replaced because their images cannot be decoded: %s%s", first, more)
+
+
+def _has_engines(backend: Backend, device: torch.device) -> bool:
+    """Whether to decode with the engines of ``device``.
+
+    Raises:
+        DeviceError: If they are asked for and cannot be used.
+    """
+    if backend == "cpu" or (backend == "auto" and device.type != "cuda"):
+        return False
+    why = _why_no_engines(device)
+    if why is None:
+        return True
+    if backend == "engines":
+        raise DeviceError(f"backend='engines' must have a GPU with JPEG engines and nvJPEG, got {why}. Leave backend out.")
+    if "nvJPEG" in why:
+        warnings.warn(
+            f"Images must be decoded by the JPEG engines to keep a GPU busy, got {why}, so the CPU decodes them. "
+            f"Run pip install 'gpuaug[decode-cu{(torch.version.cuda or '').partition('.')[0]}]', or pass backend='cpu'.",
+            GpuAugWarning,
+            stacklevel=2,
+        )
+    else:
+        _log.info("Images are decoded on the CPU: %s.", why)
+    return False
+
+
+def _why_no_engines(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return f"the device {device}"
+    if nvjpeg.library() is None:
+        others = nvjpeg.other_majors()
+        return f"nvJPEG for CUDA {', '.join(others)} alone" if others else "no nvJPEG"
+    try:
+        nvjpeg.Engines(device).close()
+    except nvjpeg.NvJpegError as error:
+        return f"a card without them ({error.status})"
+    return None
+
+
+def _encoded_in(batch: Batch) -> list[Encoded]:
+    found: list[Encoded] = []
+
+    def note(each: Encoded) -> Encoded:
+        found.append(each)
+        return each
+
+    map_instances(note, Encoded, batch)
+    return found
+
+
+def _form(chosen: Any) -> str:
+    kinds = [type(leaf).__name__ for leaf in batches.leaves(chosen)]
+    return ", ".join(dict.fromkeys(kinds)) or "nothing"
