@@ -96,7 +96,11 @@ class Decoder:
     def _decode(self, pools: "Pools", works: list[Work], free: Event) -> Event:
         if not self._lanes.in_line:
             _enter(self._lanes.device)
-        on_cpu = [(work, pools.images.map(_decoding(work), _indices(~work.layout.by_engines))) for work in works]
+        on_cpu = [
+            (work, pools.images.map(_decoding(work), _indices(~work.layout.by_engines)))
+            for work in works
+            if not work.layout.by_engines.all()
+        ]
         calls = [(work, _prepared(work, self._engines)) for work in works if work.layout.by_engines.any()]
         free.synchronize()
         with self._turn:

@@ -1,0 +1,325 @@
+"""``DecodeStage`` in a loader: pixels, order, bad files, threads. On the CPU, and on a GPU with JPEG engines."""
+
+import threading
+from collections import namedtuple
+
+import kornia.augmentation as K
+import numpy as np
+import pytest
+import torch
+from support.encoded import by_pil, encoded, mixed_files, psnr_db
+from support.nvjpeg_double import Engines
+from torch.utils.data import DataLoader
+
+import gpuaug
+from gpuaug import DecodeStage, StreamedLoader, collate_encoded
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DecodeError, DeviceError, SelectionError
+from gpuaug.decode import decoder, nvjpeg, stage
+
+on_each_device = pytest.mark.parametrize("device", ["cpu", "double", pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
+FILES = mixed_files()
+
+LEAST_DB = 30.0
+"""Engines repeat chroma where libjpeg-turbo interpolates it, so smooth pictures differ where chroma is subsampled."""
+
+
+@pytest.fixture
+def device(request, monkeypatch):
+    """A CPU, the same with a double of nvJPEG, which takes the images that engines take, or a GPU."""
+    if request.param == "double":
+        monkeypatch.setattr(nvjpeg, "Engines", Engines)
+        monkeypatch.setattr(stage, "_has_engines", lambda backend, device: True)
+    return "cuda" if request.param == "cuda" else "cpu"
+
+
+class Files:
+    """A dataset of the bytes of files and their numbers."""
+
+    def __init__(self, files, repeat=1):
+        self.files, self.repeat = files, repeat
+
+    def __len__(self):
+        return len(self.files) * self.repeat
+
+    def __getitem__(self, index):
+        return self.files[index % len(self.files)], index
+
+
+def loader(files=FILES, *stages, repeat=2, batch_size=8, workers=0, **options):
+    data = DataLoader(Files(files, repeat), batch_size=batch_size, num_workers=workers, collate_fn=collate_encoded)
+    return StreamedLoader(data, [DecodeStage(), *stages] if not (stages and stages[0] is None) else stages[1:], **options)
+
+
+def assert_equal_to_pil(image, file, device, **how):
+    """An image of a Ragged, (C, h, w), is what PIL decodes; of engines nearly so."""
+    got, wanted = image.permute(1, 2, 0).cpu().numpy(), by_pil(file, **how)
+    assert got.shape == wanted.shape
+    if device == "cpu":
+        assert np.array_equal(got, wanted)
+    else:
+        assert psnr_db(got, wanted) > LEAST_DB
+
+
+@on_each_device
+@pytest.mark.parametrize(("workers", "feed", "depth"), [(0, "auto", 2), (0, "auto", 0), (2, "ring", 2)])
+def test_images_are_those_of_pil(device, workers, feed, depth):
+    seen = []
+    for images, numbers in loader(repeat=2, workers=workers, feed=feed, depth=depth, device=device):
+        for image, number in zip(images, numbers.tolist(), strict=True):
+            assert_equal_to_pil(image, FILES[number % len(FILES)], device)
+            seen.append(number)
+    assert seen == list(range(2 * len(FILES)))
+
+
+@on_each_device
+def test_exif_may_be_left_out(device):
+    file = encoded(40, 24, orientation=6)
+    (upright,) = DecodeStage()(collate_encoded([file]), device)
+    (stored,) = DecodeStage(exif=False)(collate_encoded([file]), device)
+    assert (upright.shape, stored.shape) == ((3, 40, 24), (3, 24, 40))
+    assert_equal_to_pil(stored, file, device, upright=False)
+
+
+@on_each_device
+def test_one_channel_is_the_luma(device):
+    files = [encoded(40, 24, seed=1), encoded(41, 25, mode="L"), encoded(20, 20, "PNG")]
+    for image, file in zip(DecodeStage(channels=1)(collate_encoded(files), device), files, strict=True):
+        assert_equal_to_pil(image, file, device, mode="L")
+
+
+@on_each_device
+def test_min_side_halves_while_the_short_side_is_long_enough(device):
+    files = [encoded(width, height, quality=95) for width, height in ((131, 65), (129, 64), (127, 63), (260, 257))]
+    files.append(encoded(200, 200, "PNG"))
+    images = list(DecodeStage(min_side=32)(collate_encoded(files), device))
+    assert [image.shape[1:] for image in images] == [(33, 66), (32, 65), (32, 64), (33, 33), (200, 200)]
+    halved = by_pil(files[0])[:64, :130].reshape(32, 2, 65, 2, 3).mean((1, 3)).round().astype(np.uint8)
+    assert psnr_db(images[0][:, :32, :65].permute(1, 2, 0).cpu().numpy(), halved) > LEAST_DB
+
+
+@on_each_device
+def test_augmented_batches_are_the_same_at_every_depth(device):
+    def epoch(depth):
+        augment = gpuaug.fuse([K.RandomResizedCrop((24, 24)), K.RandomHorizontalFlip()], ragged=True, antialias=True)
+        return [images for images, _ in loader(FILES, augment, device=device, depth=depth, seed=3)]
+
+    reference = epoch(0)
+    for depth in (1, 2, 4):
+        assert all(torch.equal(got, wanted) for got, wanted in zip(epoch(depth), reference, strict=True))
+
+
+Sample = namedtuple("Sample", "image, label, boxes, name")
+
+
+@on_each_device
+def test_bad_samples_are_replaced_in_every_member(device, caplog):
+    files = [encoded(40 + number, 30, seed=number) for number in range(5)]
+    files[0], files[3] = b"", files[3][: len(files[3]) // 2]
+    samples = [Sample(file, number, {"boxes": torch.full((number, 4), number)}, str(number)) for number, file in enumerate(files)]
+    batch = collate_encoded(samples)
+    (got,) = StreamedLoader([batch], [DecodeStage(on="image", on_error="replace")], device=device)
+    taken = [4, 1, 2, 2, 4]
+    assert got.label.tolist() == taken
+    assert got.name == [str(number) for number in taken]
+    assert [len(each["boxes"]) for each in got.boxes] == taken
+    for image, number in zip(got.image, taken, strict=True):
+        assert_equal_to_pil(image, files[number], device)
+    assert "sample 0: it is empty; sample 3: " in caplog.text
+
+
+@on_each_device
+def test_replaced_samples_are_counted(device):
+    files = [encoded(40, 30, seed=number) for number in range(4)]
+    streamed = loader([b"", *files, b"GIF89a"], None, DecodeStage(on_error="replace"), repeat=2, batch_size=6, device=device)
+    assert [numbers.tolist() for _, numbers in streamed] == [[4, 1, 2, 3, 4, 4], [10, 7, 8, 9, 10, 10]]
+    assert streamed.stats().replaced == 4
+
+
+@on_each_device
+def test_a_bad_file_is_raised_at_its_batch_with_its_name(device, tmp_path):
+    path = tmp_path / "broken.jpg"
+    path.write_bytes(FILES[0][:100])
+    good = tmp_path / "good.jpg"
+    good.write_bytes(FILES[0])
+    paths = [good, good, good, path, good, path]
+    streamed = StreamedLoader(DataLoader(paths, batch_size=2, collate_fn=collate_encoded), [DecodeStage()], device=device)
+    batches, found = iter(streamed), []
+    with pytest.raises(DecodeError) as raised:  # noqa: PT012
+        for images in batches:
+            found.append(len(images))
+    assert found == [2]
+    assert str(raised.value) == (
+        f"An encoded image must be one that can be decoded, got sample 1 ({path}): it ends within its header. "
+        "Leave it out of the dataset, or pass on_error='replace' to the DecodeStage."
+    )
+    assert raised.value.__notes__ == ["gpuaug: raised in stage 'decode', at batch 1 of epoch 0."]
+    assert len(next(iter(streamed))) == 2
+
+
+@on_each_device
+def test_a_batch_of_bad_files_alone_is_an_error(device):
+    with pytest.raises(DecodeError, match=r"it is empty. 1 more of the batch cannot be either. With on_error='replace' one of"):
+        DecodeStage(on_error="replace")(collate_encoded([b"", b"\xff\xd8"]), device)
+
+
+@on_each_device
+def test_what_only_the_decoder_finds_is_bad_too(device):
+    broken = bytearray(encoded(64, 48, seed=1))
+    table = broken.find(b"\xff\xc4")
+    broken[table + 5 : table + 21] = b"\xff" * 16  # more Huffman codes than there can be
+    files = [encoded(40, 24), bytes(broken), encoded(33, 44, "PNG")]
+    images = DecodeStage(on_error="replace")(collate_encoded(files), device)
+    for image, file in zip(images, [files[0], files[0], files[2]], strict=True):
+        assert_equal_to_pil(image, file, device)
+    with pytest.raises(DecodeError, match="got sample 1: (nvJPEG finds: bad JPEG|[A-Za-z]+Error: )"):
+        DecodeStage()(collate_encoded(files), device)
+
+
+@on_each_device
+def test_images_of_too_many_pixels_are_not_decoded(device):
+    files = [encoded(40, 24), encoded(50, 30, "PNG")]
+    with pytest.raises(DecodeError, match="got sample 1: its 50x30 pixels are more than max_pixels=1000"):
+        DecodeStage(max_pixels=1000)(collate_encoded(files), device)
+
+
+@on_each_device
+def test_threads_end_with_the_iterator(device):
+    def threads():
+        return [thread for thread in threading.enumerate() if thread.name.startswith("gpuaug-decode")]
+
+    streamed = loader(repeat=20, device=device)
+    iterator = iter(streamed)
+    next(iterator)
+    assert threads()
+    iterator.close()
+    assert not threads()
+    for _ in streamed:
+        break
+    streamed.close()
+    assert not threads()
+
+
+@on_each_device
+def test_views_and_mappings_are_decoded(device):
+    batch = collate_encoded([{"views": [FILES[0], FILES[1]], "id": 3}, {"views": [FILES[2], FILES[0]], "id": 4}])
+    (got,) = StreamedLoader([batch], [DecodeStage()], device=device)
+    assert [[tuple(image.shape) for image in view] for view in got["views"]] == [
+        [(3, 30, 40), (3, 32, 56)],
+        [(3, 31, 48), (3, 30, 40)],
+    ]
+
+
+def test_bad_arguments_are_refused():
+    for options, text in [
+        ({"backend": "gpu"}, "backend must be 'auto', 'engines' or 'cpu', got 'gpu'. Leave it out to have what fits."),
+        ({"channels": 4}, "channels must be 1 or 3, got 4. Leave it out for RGB."),
+        ({"on_error": "skip"}, "on_error must be 'raise' or 'replace', got 'skip'. Leave it out to have errors raised."),
+        ({"min_side": 0}, "min_side must be 1 or more, got 0. Leave it out to decode whole images."),
+        ({"max_pixels": 0}, "max_pixels must be 1 or more, got 0. Leave it out for PIL's own limit."),
+    ]:
+        with pytest.raises((ArgumentError, ArgumentTypeError)) as raised:
+            DecodeStage(**options)
+        assert str(raised.value) == text
+
+
+def test_engines_that_are_asked_for_must_be_there():
+    with pytest.raises(DeviceError, match="backend='engines' must have a GPU with JPEG engines and nvJPEG, got the device cpu"):
+        StreamedLoader([], [DecodeStage(backend="engines")], device="cpu")
+
+
+def test_a_batch_without_encoded_images_is_an_error():
+    batch = [torch.zeros(2, 3, 4, 4), torch.zeros(2)]
+    with pytest.raises(SelectionError) as raised:
+        next(iter(StreamedLoader([batch], [DecodeStage()], device="cpu")))
+    assert str(raised.value) == (
+        "on must name encoded images in the batch, got Tensor. Pass collate_fn=gpuaug.collate_encoded to the DataLoader, "
+        "or leave the DecodeStage out."
+    )
+
+
+# Engines.
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    monkeypatch.setattr(decoder, "POISON", True)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("poisoned")
+def test_engines_write_memory_when_its_readers_are_done():
+    files = [encoded(200 + 8 * number, 160, seed=number) for number in range(32)]
+
+    def late(images):
+        torch.cuda._sleep(20_000_000)
+        return [image.clone() for image in images]
+
+    def epoch(depth, last):
+        found = []
+        for images, _ in loader(files, last, repeat=4, device="cuda", depth=depth):
+            torch.cuda._sleep(10_000_000)
+            found.append([image.cpu() for image in images])
+            del images
+        return found
+
+    reference = epoch(0, lambda images: list(images))
+    for depth in (1, 2, 3):
+        for got, wanted in zip(epoch(depth, late), reference, strict=True):
+            assert all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("poisoned")
+def test_batches_may_be_kept():
+    files = [encoded(200, 160, seed=number) for number in range(8)]
+    kept = [images for images, _ in loader(files, repeat=8, device="cuda")]
+    for images in kept:
+        for image, file in zip(images, files, strict=True):
+            assert_equal_to_pil(image, file, "cuda")
+
+
+@pytest.mark.gpu
+def test_a_header_that_lies_is_found_before_decoding():
+    batch = collate_encoded([FILES[0], FILES[8], FILES[9]])
+    batch.headers.table["height"][1] += 8
+    with pytest.raises(DecodeError, match="got sample 1: nvJPEG finds 50x37 pixels and its header 50x45"):
+        DecodeStage()(batch, "cuda")
+
+
+@pytest.mark.gpu
+def test_graphs_that_the_user_captures_survive_growing_batches():
+    batches = [collate_encoded([encoded(64, 48, seed=number) for number in range(count)]) for count in (1, 4, 16, 64, 128, 256)]
+    x, graph = torch.zeros(8, device="cuda"), torch.cuda.CUDAGraph()
+    found = iter(StreamedLoader(batches, [DecodeStage()], device="cuda", depth=4))
+    next(found)
+    with torch.cuda.graph(graph):  # while batches that were submitted are decoded
+        y = x * 2 + 1
+    graph.replay()
+    assert y.tolist() == [1.0] * 8
+    assert [len(images) for images in found] == [4, 16, 64, 128, 256]
+
+
+@pytest.mark.gpu
+def test_the_backend_of_an_image_follows_from_its_header():
+    decode = DecodeStage()
+    both, alone = (decode(collate_encoded(files), "cuda") for files in (FILES, FILES[:1]))
+    assert torch.equal(both[0], alone[0])
+    cpu = DecodeStage(backend="cpu")(collate_encoded(FILES), "cuda")
+    for image, file in zip(cpu, FILES, strict=True):
+        assert_equal_to_pil(image, file, "cpu")
+    progressive = 12
+    assert torch.equal(both[progressive], cpu[progressive])
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_batches_of_more_than_two_to_the_31_values():
+    files = [encoded(4000, 3000, seed=number % 4, quality=60) for number in range(4)] * 16
+    augment = gpuaug.fuse([K.CenterCrop((64, 64))], ragged=True)
+    whole = DecodeStage()(collate_encoded(files), "cuda")
+    assert len(whole.data) > 2**31
+    parts = [DecodeStage()(collate_encoded(files[start : start + 4]), "cuda") for start in (0, 60)]
+    assert torch.equal(whole[63], parts[1][3])
+    got = augment(whole)
+    assert torch.equal(got[:4], augment(parts[0]))
+    assert torch.equal(got[60:], augment(parts[1]))
