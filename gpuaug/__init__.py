@@ -1,5 +1,6 @@
 """Feeds a PyTorch training loop from the GPU side: copies, augmentations and frozen encoders on lanes of their own."""
 
+from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -10,6 +11,8 @@ from gpuaug.core.errors import (
     SelectionError,
 )
 from gpuaug.core.ragged import Ragged
+from gpuaug.decode.collate_encoded import collate_encoded
+from gpuaug.decode.encoded_input import read_encoded
 from gpuaug.feed.collate_ragged import collate_ragged
 from gpuaug.fusion.draws import Draws
 from gpuaug.fusion.explain import Explanation
@@ -31,6 +34,7 @@ __all__ = [
     "ArgumentTypeError",
     "DeviceError",
     "Draws",
+    "Encoded",
     "Explanation",
     "FeatureStage",
     "Fused",
@@ -47,9 +51,11 @@ __all__ = [
     "StreamedLoader",
     "Timeline",
     "TransformStage",
+    "collate_encoded",
     "collate_ragged",
     "fuse",
     "profile",
+    "read_encoded",
     "sanitize",
     "show",
 ]

@@ -10,7 +10,7 @@ from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_
 
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentTypeError
-from gpuaug.feed.collate_ragged import placing_into
+from gpuaug.feed.collate_members import placing_into
 from gpuaug.feed.ring_memory import Described, Memory, Writer, can_be_placed
 
 

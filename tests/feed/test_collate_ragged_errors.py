@@ -11,7 +11,7 @@ from support.images import pil, png
 
 import gpuaug
 from gpuaug import ArgumentError, ArgumentTypeError, collate_ragged
-from gpuaug.feed.collate_ragged import placing_into
+from gpuaug.feed.collate_members import placing_into
 
 Pair = namedtuple("Pair", "image label")
 

@@ -25,6 +25,9 @@ PUBLIC = {
     "Draws.as_kornia": "(self)",
     "Draws.of": "(self, sample)",
     "Draws.views": "property",
+    "Encoded": "(data, headers)",
+    "Encoded.file": "(self, index)",
+    "Encoded.pin_memory": "(self)",
     "Explanation": "(lines, shape, executor='', notes=())",
     "Explanation.launches": "property",
     "FeatureStage": "(encoder, *, on=…, into=…, autocast=None, memory_format=None, capture='auto', name=None)",
@@ -93,12 +96,14 @@ PUBLIC = {
     "Timeline.title": "(self)",
     "TransformStage": "(transform, *, on=…, into=…, name=None)",
     "TransformStage.bind": "(self, name, lanes)",
+    "collate_encoded": "(samples)",
     "collate_ragged": "(samples, *, convert=False, channels=3)",
     "fuse": (
         "(pipeline, *, dtype=torch.float32, memory_format=torch.contiguous_format, pick='batch', ragged=False, "
         "antialias=False, views=1, boxes='xyxy', num_classes=None, label_smoothing=0.0)"
     ),
     "profile": "(loader, step, *, batches=40, rounds=3, show=True)",
+    "read_encoded": "(path)",
     "sanitize": "(targets)",
     "show": "(loader, n=8)",
 }

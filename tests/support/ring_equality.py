@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from gpuaug import StreamedLoader
+from gpuaug.core.encoded import Headers
 from gpuaug.core.ragged import Shapes
 
 
@@ -59,6 +60,9 @@ def assert_same(got, want, where="batch"):
     elif isinstance(want, Shapes):
         assert (got.channels, got.layout) == (want.channels, want.layout), where
         assert_same(got.sizes, want.sizes, f"{where}.sizes")
+    elif isinstance(want, Headers):
+        for name in Headers.__slots__:
+            assert_same(getattr(got, name), getattr(want, name), f"{where}.{name}")
     elif is_dataclass(want):
         for field in fields(want):
             assert_same(getattr(got, field.name), getattr(want, field.name), f"{where}.{field.name}")

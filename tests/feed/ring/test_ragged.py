@@ -15,7 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gpuaug import Ragged, StreamedLoader, TransformStage, collate_ragged
 from gpuaug.feed import ring, ring_collate, ring_memory
-from gpuaug.feed.collate_ragged import placing_into
+from gpuaug.feed.collate_members import placing_into
 
 # What a finaliser raises nobody else hears of.
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")

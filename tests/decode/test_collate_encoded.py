@@ -1,0 +1,359 @@
+"""Files as they are in a batch, in every form of sample, and through the ring."""
+
+import os
+import pickle
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.encoded_files import encoded, jpeg, oriented
+from support.images import pil
+from support.ring_equality import assert_ring_is_plain, assert_same
+from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from gpuaug import ArgumentError, ArgumentTypeError, Encoded, collate_encoded, read_encoded
+from gpuaug.core.encoded import Format
+from gpuaug.decode import collate_encoded as module
+from gpuaug.decode.headers import parse
+from gpuaug.feed import ring
+from gpuaug.feed.collate_members import placing_into
+
+FILES = [jpeg(40, 30), encoded("PNG", 20, 10), oriented(6, seed=1), encoded("WEBP", seed=2), jpeg(64, 64, quality=97)]
+
+
+def assert_holds(batch, files, names=None, problems=None):
+    """``batch`` is ``files``, each as it was."""
+    assert type(batch) is Encoded
+    assert len(batch) == len(files)
+    assert (batch.data.dtype, batch.data.ndim) == (torch.uint8, 1)
+    assert batch.headers.problems == (problems or {})
+    assert batch.headers.names == (names or [""] * len(files))
+    end = 0
+    for index, (file, row) in enumerate(zip(files, batch.headers.table, strict=True)):
+        assert batch.file(index).tobytes() == file
+        assert row["start"] % 64 == 0
+        assert row["start"] >= end
+        assert row["length"] == len(file)
+        assert not batch.data[end : int(row["start"])].any()
+        end = int(row["start"] + row["length"])
+        if index not in (problems or {}):
+            assert row.tolist()[2:] == parse(file)[:-1]
+        else:
+            assert row["format"] == Format.UNREADABLE
+    assert len(batch.data) >= end + 64
+    assert not batch.data[end:].any()
+
+
+@pytest.fixture
+def paths(tmp_path):
+    found = [tmp_path / f"{index}.image" for index in range(len(FILES))]
+    for path, file in zip(found, FILES, strict=True):
+        path.write_bytes(file)
+    return found
+
+
+def view_of(file):
+    """Every second byte of twice as many."""
+    return np.frombuffer(file, np.uint8).repeat(2)[::2]
+
+
+HELD = {
+    "bytes": bytes,
+    "bytearray": bytearray,
+    "memoryview": memoryview,
+    "memoryview of signed bytes": lambda file: memoryview(file).cast("b"),
+    "every second byte": lambda file: memoryview(view_of(file)),
+    "array": lambda file: np.frombuffer(file, np.uint8),
+    "strided array": view_of,
+    "tensor": lambda file: torch.frombuffer(bytearray(file), dtype=torch.uint8),
+    "strided tensor": lambda file: torch.from_numpy(view_of(file)),
+    "row": lambda file: {"bytes": file, "path": None},
+}
+
+
+@pytest.mark.parametrize("hold", HELD.values(), ids=HELD.keys())
+def test_files_in_memory_are_packed(hold):
+    held = [hold(file) for file in FILES]
+    assert_holds(collate_encoded(held), FILES)
+    images, labels = collate_encoded([(file, index) for index, file in enumerate(held)])
+    assert_holds(images, FILES)
+    assert torch.equal(labels, torch.arange(len(FILES)))
+
+
+READ = {
+    "read_encoded": lambda path: read_encoded(str(path)),
+    "read_encoded of a path of pathlib": read_encoded,
+    "path of pathlib": lambda path: path,
+    "row": lambda path: {"bytes": None, "path": str(path)},
+}
+
+
+@pytest.mark.parametrize("readv", [True, False])
+@pytest.mark.parametrize("give", READ.values(), ids=READ.keys())
+def test_files_on_disk_are_packed(give, readv, paths, monkeypatch):
+    if not readv:
+        monkeypatch.delattr(os, "readv")
+    given, names = [give(path) for path in paths], [str(path) for path in paths]
+    assert_holds(collate_encoded(given), FILES, names)
+    images, labels = collate_encoded([(file, index) for index, file in enumerate(given)])
+    assert_holds(images, FILES, names)
+    assert torch.equal(labels, torch.arange(len(FILES)))
+
+
+def test_text_is_a_path_where_it_is_the_sample(paths):
+    names = [str(path) for path in paths]
+    assert_holds(collate_encoded(names), FILES, names)
+    images, text = collate_encoded(list(zip(paths, names, strict=True)))
+    assert_holds(images, FILES, names)
+    assert text == names
+
+
+def test_row_with_bytes_keeps_its_path_as_name():
+    rows = [{"bytes": file, "path": f"{index}.jpg"} for index, file in enumerate(FILES)]
+    assert_holds(collate_encoded(rows), FILES, [row["path"] for row in rows])
+
+
+Pair = namedtuple("Pair", "image label")
+
+
+@dataclass(frozen=True)
+class Record:
+    label: int
+    image: object
+
+
+FORMS = {
+    "tuple": (lambda image, label: (image, label), lambda batch: (*batch, type(batch) is list)),
+    "list": (lambda image, label: [image, label], lambda batch: (*batch, type(batch) is list)),
+    "dict": (lambda image, label: {"y": label, "x": image}, lambda batch: (batch["x"], batch["y"], list(batch) == ["y", "x"])),
+    "mapping": (
+        lambda image, label: OrderedDict(x=image, y=label),
+        lambda batch: (batch["x"], batch["y"], type(batch) is OrderedDict),
+    ),
+    "named tuple": (Pair, lambda batch: (batch.image, batch.label, type(batch) is Pair)),
+    "dataclass": (lambda image, label: Record(label, image), lambda batch: (batch.image, batch.label, type(batch) is Record)),
+    "image second": (lambda image, label: (label, image), lambda batch: (batch[1], batch[0], True)),
+}
+
+
+@pytest.mark.parametrize(("make", "read"), FORMS.values(), ids=FORMS.keys())
+def test_sample_containers(make, read):
+    got, labels, right = read(collate_encoded([make(file, label) for label, file in enumerate(FILES)]))
+    assert_holds(got, FILES)
+    assert torch.equal(labels, torch.arange(len(FILES)))
+    assert right
+
+
+def test_every_image_member_is_packed(paths):
+    other = FILES[::-1]
+    batch = collate_encoded([{"a": a, "b": b, "views": [a, b]} for a, b in zip(FILES, paths, strict=True)])
+    assert_holds(batch["a"], FILES)
+    assert_holds(batch["b"], FILES, [str(path) for path in paths])
+    views, labels = collate_encoded([((a, b), 7) for a, b in zip(FILES, other, strict=True)])
+    assert_holds(views[0], FILES)
+    assert_holds(views[1], other)
+    assert labels.tolist() == [7] * len(FILES)
+
+
+def test_other_members_are_collated_as_by_collate_ragged():
+    rest = [{"label": i, "name": f"number {i}", "vector": torch.arange(4) * i, "bits": torch.ones(4).byte()} for i in range(3)]
+    targets = [{"boxes": torch.ones(i, 4)} for i in range(3)]
+    samples = [{"image": FILES[i], "target": targets[i], **rest[i], "views": [1, 2], "class": b"3"} for i in range(3)]
+    batch = collate_encoded(samples)
+    assert_holds(batch.pop("image"), FILES[:3])
+    got = batch.pop("target")
+    assert all(a is b for a, b in zip(got, targets, strict=True))
+    assert batch.pop("class") == [b"3"] * 3
+    assert [views.tolist() for views in batch.pop("views")] == [[1] * 3, [2] * 3]
+    assert repr(batch) == repr(default_collate(rest))
+
+
+LABELS = {
+    "bytes": lambda text: text,
+    "array": lambda text: np.array(list(text), np.uint8),
+    "tensor": lambda text: torch.frombuffer(bytearray(text), dtype=torch.uint8),
+}
+
+
+@pytest.mark.parametrize("hold", LABELS.values(), ids=LABELS.keys())
+def test_bytes_are_images_if_any_begin_like_one(hold):
+    """A batch of one class and one image, of which the first is broken."""
+    images, labels = collate_encoded([(hold(b"3"), hold(b"3")), (hold(FILES[0]), hold(b"4"))])
+    assert_holds(images, [b"3", FILES[0]], problems={0: "it is no image that PIL knows"})
+    assert type(labels) is not Encoded
+    assert len(labels) == 2
+
+
+BEGINNINGS = {
+    **{kind: encoded(kind, mode="P" if kind == "GIF" else "RGB") for kind in ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")},
+    "TIFF, big end first": b"MM\0*\0\0\0\x08\0\0",
+    "JPEG 2000": b"\0\0\0\x0cjP  \r\n\x87\n",
+    "JPEG 2000 without a box": b"\xff\x4f\xff\x51\0\x2f",
+    "AVIF": b"\0\0\0\x20ftypavif\0\0\0\0",
+    "HEIF": b"\0\0\0\x20ftypheic\0\0\0\0",
+}
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+@pytest.mark.parametrize("data", BEGINNINGS.values(), ids=BEGINNINGS.keys())
+def test_beginning_of_an_image_file(data):
+    assert type(collate_encoded([(data, 0)])[0]) is Encoded
+
+
+@pytest.mark.parametrize("data", [b"\0\0\0\x20ftypisom\0\0\0\0", b"RIFF\0\0\0\0WAVEfmt ", b"3", b"\xff\xd8", b""])
+def test_beginning_of_other_files(data):
+    with pytest.raises(ArgumentTypeError, match=r"got bytes that begin with b'.*' in sample 0"):
+        collate_encoded([(data, 0)])
+
+
+def test_problems_name_images_that_cannot_be_read(tmp_path, paths):
+    cut = tmp_path / "cut.jpg"
+    cut.write_bytes(FILES[0][:-100])
+    empty = tmp_path / "empty.jpg"
+    empty.write_bytes(b"")
+    given = [paths[0], tmp_path / "missing.jpg", cut, tmp_path, empty, Path("a\0b"), paths[1]]
+    files = [FILES[0], b"", FILES[0][:-100], b"", b"", b"", FILES[1]]
+    problems = {
+        1: "[Errno 2] No such file or directory",
+        2: "it ends before its end marker",
+        3: "[Errno 21] Is a directory",
+        4: "it is empty",
+        5: "embedded null byte",
+    }
+    batch = collate_encoded([(read_encoded(path), 0) for path in given])[0]
+    table = batch.headers.table
+    assert table["length"].tolist() == [len(file) for file in files]
+    assert [batch.file(index).tobytes() for index in range(len(files))] == files
+    assert batch.headers.problems == problems
+    assert (table["format"] == Format.UNREADABLE).nonzero()[0].tolist() == list(problems)
+    assert batch.headers.names == [str(path) for path in given]
+
+
+@pytest.mark.parametrize("change", [-200, -1, 1, 63, 64, 200])
+def test_file_whose_size_changes_is_a_problem_of_its_own(change, paths, monkeypatch):
+    asked = os.stat
+
+    class Before:
+        def __init__(self, path):
+            self.st_size = asked(path).st_size - (change if str(path) == str(paths[2]) else 0)
+
+    monkeypatch.setattr(module.os, "stat", Before)
+    batch = collate_encoded([(path, 0) for path in paths])[0]
+    assert batch.headers.problems == {2: "its size has changed since it was asked for"}
+    assert [batch.file(index).tobytes() for index in (0, 1, 3, 4)] == [FILES[index] for index in (0, 1, 3, 4)]
+    assert batch.headers.table[2]["length"] == 0
+
+
+def test_file_that_is_read_in_parts(paths, monkeypatch):
+    whole = os.readv
+    monkeypatch.setattr(os, "readv", lambda file, rooms: whole(file, [rooms[0][:100]]))
+    assert_holds(collate_encoded(paths), FILES, [str(path) for path in paths])
+
+
+def test_files_behind_the_second_gigabyte(paths, monkeypatch):
+    asked = os.stat
+
+    class Before:
+        def __init__(self, path):
+            self.st_size = 3 * 2**30 if str(path) == str(paths[0]) else asked(path).st_size
+
+    monkeypatch.setattr(module.os, "stat", Before)
+    batch = collate_encoded(paths)  # memory that nobody writes to is not taken
+    assert batch.headers.problems == {0: "its size has changed since it was asked for"}
+    assert batch.headers.table["start"][1:].min() > 3 * 2**30
+    assert [batch.file(index).tobytes() for index in range(1, 5)] == FILES[1:]
+    assert len(batch.data) > 3 * 2**30
+
+
+TEXT = (
+    "Encoded images must be gpuaug.read_encoded(path), a path of pathlib, the bytes of a file or a dict of 'bytes' and 'path', "
+)
+REFUSED = {
+    "paths": ([("a.jpg", 1)], r"got str in sample 0 at \[0\]. Return gpuaug.read_encoded\(path\) from the dataset."),
+    "a path behind a number": ([{"y": 1, "x": "a.jpg"}], r"got str in sample 0 at \['x'\]. Return gpuaug.read_encoded"),
+    "a decoded image": ([(pil(0, 2, 3), 1)], r"got Image in sample 0 at \[0\]. What is decoded already is for gpuaug.coll"),
+    "a decoded tensor": (
+        [torch.ones(3, 4, 4)],
+        r"got Tensor in sample 0. What is decoded already is for gpuaug.collate_ragged.",
+    ),
+    "numbers": ([(1, 2)], r"got int in sample 0 at \[0\]. An ImageFolder gives them with loader=gpuaug.read_encoded."),
+    "nothing later": ([Pair(FILES[0], 1), Pair(None, 1)], r"got NoneType in sample 1 at .image. An ImageFolder gives"),
+    "a path later": ([(Path("a"), 1), ("a", 1)], r"got str in sample 1 at \[0\]. Return gpuaug.read_encoded"),
+    "other bytes": (
+        [(b"3", 1)],
+        r"got bytes that begin with b'3' in sample 0 at \[0\]. Return the bytes of the file as they are.",
+    ),
+    "a dict of others": ([({"bytes": 3, "path": "a"}, 1)], r"got dict in sample 0 at \[0\]. An ImageFolder gives"),
+    "an empty sample": ([()], "got tuple in sample 0. An ImageFolder gives"),
+    "on another device": ([torch.ones(4, dtype=torch.uint8, device="meta")], "got Tensor in sample 0. An ImageFolder"),
+}
+
+
+@pytest.mark.parametrize(("samples", "text"), REFUSED.values(), ids=REFUSED.keys())
+def test_refused_samples(samples, text):
+    with pytest.raises(ArgumentTypeError) as caught:
+        collate_encoded(samples)
+    assert str(caught.value).startswith(TEXT)
+    assert caught.match(text)
+
+
+def test_samples_of_other_forms_are_refused():
+    with pytest.raises(ArgumentError, match=r"the first, 0, 1, got 0, 1, 2 in sample 1\. Return samples of one form"):
+        collate_encoded([(FILES[0], 1), (FILES[0], 1, 2)])
+    with pytest.raises(ArgumentError, match=r"A batch must have a sample, got none"):
+        collate_encoded([])
+
+
+def test_read_encoded_is_a_path_and_can_be_pickled():
+    handle = read_encoded(Path("photos") / "cat.jpg")
+    assert os.fspath(handle) == handle.path == pickle.loads(pickle.dumps(handle)).path == os.path.join("photos", "cat.jpg")
+    assert repr(handle) == f"EncodedFile({handle.path!r})"
+    with pytest.raises(
+        ArgumentTypeError, match=r"The path of an image must be a str or a path of pathlib, got int\. Return the bytes"
+    ):
+        read_encoded(3)
+
+
+def test_encoded_is_pickled_and_pinned(monkeypatch):
+    batch, _ = collate_encoded([(file, 1) for file in FILES])
+    assert_holds(pickle.loads(pickle.dumps(batch)), FILES)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self, *_: self.clone())
+    pinned, _ = pin_memory([batch, torch.ones(1)])
+    assert_holds(pinned, FILES)
+    assert pinned.data.data_ptr() != batch.data.data_ptr()
+
+
+def test_files_are_packed_into_a_slot_without_copy():
+    want = collate_encoded(FILES)
+    own = ring.Ring(1, 2, 1 << 20)
+    own.make_room(want)
+    writer = own.memory.take(0)
+    with placing_into(writer.place):
+        batch = collate_encoded(FILES)
+    assert [tensor.data_ptr() for tensor, _ in writer._placed.values()] == [batch.data.data_ptr()]
+    got, slot = own.received(pickle.loads(pickle.dumps(writer.describe(batch))))
+    assert_same(got, want)
+    batch.data[0] = 77
+    assert got.data[0] == 77
+    del slot, got
+    own.close()
+
+
+class Photos(Dataset):
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, index):
+        return {"image": jpeg(20 + index, 30, seed=index), "label": index, "target": {"boxes": torch.ones(index % 4, 4)}}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_encoded_batches_through_slots_match_plain_feed(workers):
+    got, _ = assert_ring_is_plain(lambda: DataLoader(Photos(), batch_size=4, num_workers=workers, collate_fn=collate_encoded))
+    files = [Photos()[index]["image"] for index in range(30)]
+    for number, batch in enumerate(got[0]):
+        assert_holds(batch["image"], files[4 * number : 4 * number + 4])

@@ -1,0 +1,240 @@
+"""What headers say, against PIL, and what is said of files that are broken."""
+
+import io
+import warnings
+
+import numpy as np
+import PIL.Image
+import PIL.ImageFile
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.encoded_files import DHT, SOF0, SOS, changed, encoded, exif_segment, inserted, jpeg, oriented, png, segment
+
+from gpuaug.core.encoded import HEADER, Format
+from gpuaug.decode import headers
+from gpuaug.decode.headers import Header, parse
+
+JPEG, OTHER_JPEG, OTHER = Format.JPEG, Format.OTHER_JPEG, Format.OTHER
+
+JPEGS = {
+    "4:4:4": (jpeg(subsampling=0), JPEG, 5),
+    "4:2:2": (jpeg(subsampling=1), JPEG, 9),
+    "4:2:0": (jpeg(subsampling=2), JPEG, 10),
+    "4:4:0": (changed(jpeg(subsampling=0), SOF0, 11, b"\x12"), JPEG, 6),
+    "4:1:1": (changed(jpeg(subsampling=0), SOF0, 11, b"\x41"), JPEG, 17),
+    "4:1:0": (changed(jpeg(subsampling=0), SOF0, 11, b"\x42"), JPEG, 18),
+    "chroma of two sizes": (changed(jpeg(subsampling=2), SOF0, 14, b"\x21"), JPEG, 0),
+    "quality 5": (jpeg(quality=5), JPEG, 10),
+    "quality 100": (jpeg(quality=100, optimize=True), JPEG, 10),
+    "restart markers": (jpeg(restart_marker_blocks=1), JPEG, 10),
+    "large": (jpeg(1100, 901), JPEG, 10),
+    "one pixel": (jpeg(1, 1), JPEG, 10),
+    "grey": (jpeg(mode="L"), JPEG, 5),
+    "grey with factors": (changed(jpeg(mode="L"), SOF0, 11, b"\x22"), JPEG, 5),
+    "with a profile of many segments": (jpeg(icc_profile=bytes(200_000)), JPEG, 10),
+    "with a comment": (jpeg(comment=b"\xff\xd9\xff\xda\xff\xc0"), JPEG, 10),
+    "more behind its end": (jpeg() + bytes(100), JPEG, 10),
+    "padded markers": (inserted(jpeg(), SOF0, b"\xff\xff"), JPEG, 10),
+    "progressive": (jpeg(progressive=True), OTHER_JPEG, 10),
+    "progressive grey": (jpeg(mode="L", progressive=True), OTHER_JPEG, 5),
+    "CMYK": (jpeg(mode="CMYK"), OTHER_JPEG, 0),
+    "RGB": (jpeg(keep_rgb=True), OTHER_JPEG, 5),
+    "RGB by its components": (
+        changed(changed(changed(jpeg(subsampling=0), SOF0, 10, b"R"), SOF0, 13, b"G"), SOF0, 16, b"B"),
+        OTHER_JPEG,
+        5,
+    ),
+    "YCbCr of Adobe's": (inserted(jpeg(), SOF0, b"\xff\xee\x00\x0eAdobe\0\x64\0\0\0\0\x01"), JPEG, 10),
+    "extended": (changed(jpeg(), SOF0, 1, b"\xc1"), OTHER_JPEG, 10),
+    "arithmetic": (changed(jpeg(), SOF0, 1, b"\xc9"), OTHER_JPEG, 10),
+    "lossless": (changed(jpeg(), SOF0, 1, b"\xc3"), OTHER_JPEG, 10),
+    "in several scans": (changed(jpeg(), SOS, 4, b"\x01"), OTHER_JPEG, 10),
+    "two frames": (inserted(jpeg(), DHT, jpeg()[segment(jpeg(), SOF0) : segment(jpeg(), DHT)]), OTHER_JPEG, 10),
+    "bytes between segments": (inserted(jpeg(), SOF0, b"\x00\x01\xff\x00"), OTHER_JPEG, 10),
+    **{f"orientation {value}": (oriented(value), JPEG, 10) for value in range(1, 9)},
+    **{f"orientation {value}, big end first": (oriented(value, ">"), JPEG, 10) for value in range(1, 9)},
+}
+
+OTHERS = {
+    **{f"PNG {mode}": encoded("PNG", mode=mode) for mode in ("RGB", "L", "1", "P", "RGBA", "LA")},
+    "PNG with a transparent colour": encoded("PNG", transparency=(1, 2, 3)),
+    **{f"WebP {mode}": encoded("WEBP", mode=mode) for mode in ("RGB", "RGBA")},
+    "lossless WebP": encoded("WEBP", lossless=True),
+    "GIF": encoded("GIF", mode="P"),
+    **{f"BMP {mode}": encoded("BMP", mode=mode) for mode in ("RGB", "L", "1", "P")},
+    **{f"TIFF {mode}": encoded("TIFF", mode=mode) for mode in ("RGB", "L", "1", "CMYK")},
+    "TIFF by LZW": encoded("TIFF", compression="tiff_lzw"),
+    "PPM": encoded("PPM"),
+    "PGM": encoded("PPM", mode="L"),
+    **{f"{kind}, orientation {value}": oriented(value, kind=kind) for kind in ("PNG", "WEBP") for value in (1, 3, 6)},
+}
+
+
+def opened(data):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return PIL.Image.open(io.BytesIO(data))
+
+
+@pytest.mark.parametrize(("data", "kind", "sampling"), JPEGS.values(), ids=JPEGS.keys())
+def test_jpeg_header(data, kind, sampling, monkeypatch):
+    image = opened(data)
+    monkeypatch.setattr(headers, "_opened", None)  # PIL is not asked
+    orientation = image.getexif().get(0x0112, 1)
+    want = Header(image.height, image.width, len(image.getbands()), kind, sampling, orientation)
+    for held in (data, bytearray(data), memoryview(data), np.frombuffer(data, np.uint8)):
+        assert parse(held) == want
+
+
+@pytest.mark.parametrize("data", OTHERS.values(), ids=OTHERS.keys())
+def test_header_of_other_format(data, monkeypatch):
+    image = opened(data)
+    want = Header(image.height, image.width, len(image.getbands()), OTHER, 0, image.getexif().get(0x0112, 1))
+    monkeypatch.setattr(PIL.ImageFile.ImageFile, "load", None)  # it is not decoded
+    assert parse(data) == want
+
+
+def test_a_format_that_pil_may_lack():
+    for kind in ("AVIF", "JPEG2000"):
+        if kind in PIL.Image.SAVE:
+            header = parse(encoded(kind, mode="RGB"))
+            assert header[:4] == (13, 21, 3, OTHER), kind
+        else:
+            assert parse(b"\xff\x4f\xff\x51" + bytes(30)).problem
+
+
+@pytest.mark.parametrize("orientation", [None, *range(1, 9)])
+def test_tiff_is_said_to_be_as_pil_will_have_turned_it(orientation):
+    data = encoded("TIFF", tiffinfo={} if orientation is None else {274: orientation})
+    image = opened(data)
+    image.load()
+    header = parse(data)
+    assert (header.height, header.width, header.orientation) == (image.height, image.width, 1)
+
+
+def test_orientation_of_the_first_exif_segment_that_has_one():
+    first, second = oriented(3), oriented(6)
+    at = segment(second, 0xE1)
+    assert parse(inserted(first, 0xDB, second[at : segment(second, 0xDB)])).orientation == 3
+    photoshop = b"\xff\xe1\x00\x10http://ns.ad\0\0"
+    assert parse(first[:2] + photoshop + first[2:]).orientation == 3
+
+
+ENTRY = b"\x12\x01\x03\x00\x01\x00\x00\x00\x06\x00\x00\x00"
+"""Orientation 6, little end first."""
+
+
+@pytest.mark.parametrize(
+    ("tiff", "orientation"),
+    [
+        (b"II*\0\x08\0\0\0\x01\0" + ENTRY, 6),
+        (b"II*\0\x08\0\0\0\x02\0" + bytes(3) + ENTRY[:9] + ENTRY, 6),  # the same bytes across two entries
+        (b"II*\0\x08\0\0\0\x01\0" + bytes(3) + ENTRY[:9], 1),
+        (b"II*\0\x08\0\0\0\x00\0" + ENTRY, 1),
+        (b"II*\0\x08\0\0\0\xff\xff" + ENTRY, 6),
+        (b"II*\0\x08\0\0\0\x01\0" + ENTRY[:8] + b"\x00\x00", 1),
+        (b"II*\0\x08\0\0\0\x01\0" + ENTRY[:8] + b"\x09\x00", 1),
+        (b"II*\0\x08\0\0\0\x01\0" + ENTRY[:8] + b"\x06", 1),
+        (b"II*\0\xff\xff\xff\xff\x01\0" + ENTRY, 1),
+        (b"II*\0\x08\0", 1),
+        (b"MM*\0\x08\0\0\0\x01\0" + ENTRY, 1),
+        (b"", 1),
+    ],
+)
+def test_broken_exif_is_orientation_1(tiff, orientation):
+    header = parse(exif_segment(tiff))
+    assert (header.format, header.orientation, header.problem) == (JPEG, orientation, "")
+
+
+FINE = jpeg()
+SCAN = segment(FINE, SOS)
+
+BROKEN = {
+    "empty": (b"", "it is empty"),
+    "text": (b"no image at all", "it is no image that PIL knows"),
+    "zeros": (bytes(1000), "it is no image that PIL knows"),
+    "a format that runs a program": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is no image that PIL knows"),
+    "the start of a JPEG": (FINE[:2], "it ends within its header"),
+    "cut before its scan": (FINE[: SCAN + 3], "it ends within its header"),
+    "cut in its scan": (FINE[: SCAN + 40], "it ends before its end marker"),
+    "without its end marker": (FINE[:-2], "it ends before its end marker"),
+    "an end marker in its EXIF only": (exif_segment(b"\xff\xd9")[:-2], "it ends before its end marker"),
+    "ended before its scan": (FINE[:SCAN] + b"\xff\xd9", "it ends within its header"),
+    "no frame": (FINE[: segment(FINE, SOF0)] + FINE[segment(FINE, DHT) :], "its header is broken"),
+    "thousands of markers": (FINE[:2] + b"\xff\x01" * 100_000 + FINE[2:], "its header is broken"),
+    "bytes in its place": (b"\xff\xd8" + bytes(1_000_000), "its header is broken"),
+    "no height": (changed(FINE, SOF0, 5, b"\0\0"), "its size is 0x21"),
+    "no width": (changed(FINE, SOF0, 7, b"\0\0"), "its size is 13x0"),
+    "no component": (changed(FINE, SOF0, 9, b"\0"), "its size is 13x21"),
+    "12 bits": (changed(FINE, SOF0, 4, b"\x0c"), "it has 12 bits a channel"),
+    "16 bits of a PNG": (png(depth=16), "it has 16 bits a channel"),
+    "16 bits of a grey PNG": (png(depth=16, colour=0), "it has 16 bits a channel"),
+    "16 bits of a TIFF": (
+        encoded("TIFF").replace(b"\x08\0\x08\0\x08\0", b"\x10\0\x10\0\x10\0"),
+        "it has 16 bits a channel",
+    ),
+    "16 bits of a grey TIFF": (encoded("TIFF", mode="I;16"), "it has 16 bits a channel"),
+    "32 bits": (encoded("TIFF", mode="I"), "it has 32 bits a channel"),
+    "floating": (encoded("TIFF", mode="F"), "it has 32 bits a channel"),
+}
+
+
+@pytest.mark.parametrize(("data", "problem"), BROKEN.values(), ids=BROKEN.keys())
+def test_problem(data, problem):
+    assert parse(data) == Header(problem=problem)
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_problem_of_a_cut_file_of_another_format(kind):
+    start = encoded(kind, mode="P" if kind == "GIF" else "RGB")[:16]
+    assert parse(start).problem.startswith("PIL cannot read its header: ")
+
+
+def test_jpeg_cut_anywhere_has_a_problem():
+    for length in range(1, len(FINE)):
+        header = parse(FINE[:length])
+        text = "it is no image that PIL knows" if length == 1 else f"it ends {'before' if length > SCAN + 3 else 'within'} its"
+        assert header.problem.startswith(text), length
+        assert header.format is Format.UNREADABLE
+
+
+def test_large_images_are_neither_decoded_nor_warned_of(monkeypatch):
+    monkeypatch.setattr(PIL.ImageFile.ImageFile, "load", None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for side in (12_000, 60_000):  # where PIL warns, and where it refuses
+            for data in (png(side, side), changed(FINE, SOF0, 5, side.to_bytes(2, "big") * 2)):
+                header = parse(data)
+                assert (header.height, header.width, header.problem) == (side, side, "")
+        for side in (2**31 - 1, 2**31):
+            header = parse(png(side, 1))
+            assert header.problem == ("" if side < 2**31 else f"its size is {side}x1")
+
+
+FILES = [data for data, *_ in JPEGS.values() if len(data) < 10_000] + list(OTHERS.values())
+
+
+@st.composite
+def damaged(draw):
+    data = bytearray(draw(st.sampled_from(FILES)))
+    for at, value in draw(st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=8)):
+        data[at % len(data)] = value
+    at = draw(st.integers(0, len(data)))
+    data[at:at] = draw(st.binary(max_size=4))
+    return bytes(data[: draw(st.integers(0, len(data)))] if draw(st.booleans()) else data)
+
+
+@given(damaged() | st.binary(max_size=200) | st.binary(max_size=200).map(lambda data: b"\xff\xd8\xff" + data))
+@settings(max_examples=400)
+@pytest.mark.filterwarnings("ignore")
+def test_any_bytes_have_a_header(data):
+    header = parse(data)
+    assert (header.format == Format.UNREADABLE) == bool(header.problem)
+    assert "\n" not in header.problem
+    row = np.array([(0, len(data), *header[:-1])], HEADER)[0]
+    assert row.tolist()[2:] == header[:-1]
+    if not header.problem:
+        assert min(header.height, header.width, header.channels) > 0
+        assert 1 <= header.orientation <= 8
