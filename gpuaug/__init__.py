@@ -4,6 +4,7 @@ from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import (
     ArgumentError,
     ArgumentTypeError,
+    DecodeError,
     DeviceError,
     GpuAugError,
     GpuAugWarning,
@@ -13,6 +14,7 @@ from gpuaug.core.errors import (
 from gpuaug.core.ragged import Ragged
 from gpuaug.decode.collate_encoded import collate_encoded
 from gpuaug.decode.encoded_input import read_encoded
+from gpuaug.decode.stage import DecodeStage
 from gpuaug.feed.collate_ragged import collate_ragged
 from gpuaug.fusion.draws import Draws
 from gpuaug.fusion.explain import Explanation
@@ -32,6 +34,8 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
+    "DecodeError",
+    "DecodeStage",
     "DeviceError",
     "Draws",
     "Encoded",

@@ -59,8 +59,8 @@ class Headers:
 class Encoded:
     """A batch of encoded images, one file behind the other.
 
-    Made by :func:`gpuaug.collate_encoded`; :class:`gpuaug.DecodeStage` turns it into a :class:`Ragged`. Its length is the number
-    of images.
+    Made by :func:`gpuaug.collate_encoded`; :class:`gpuaug.DecodeStage` turns it into a :class:`Ragged`. Its length is the
+    number of images.
 
     Shape:
         - data: (bytes,) uint8, on the host

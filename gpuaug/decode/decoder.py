@@ -1,8 +1,8 @@
 """Decodes batches on threads of its own: the JPEG engines take what they can, a pool of host threads the rest.
 
-nvJPEG's call blocks its thread for milliseconds, so a batch is decoded on one of two threads: while the engines work for one,
-the other prepares the next batch. Calls themselves take turns. Two at once have been seen to wait for each other for ever
-(nvJPEG 13.3, H200), and one at a time keeps the engines busy: between calls there is a lock to pass, nothing else.
+nvJPEG's call blocks its thread for milliseconds. One thread makes these calls and nothing else, so that the engines never wait
+for the interpreter; two prepare batches for it. Calls on one device take turns: two at once have been seen to wait for each
+other for ever (nvJPEG 13.3, H200), and decode no faster.
 
 **Memory.** Threads allocate nothing through PyTorch. The training thread allocates on the copy lane, which orders it after all
 readers of what was dropped there. The engines do not wait for the stream that they are given: they begin at once. So a thread
@@ -10,6 +10,7 @@ waits on the host for the copy lane's event before it has anything decoded into 
 """
 
 import threading
+from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,8 +26,11 @@ from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.decode import cpu, nvjpeg
 from gpuaug.decode.layout import Layout, Options, slab_length
 
-THREADS = 2
-"""Batches that are decoded at once: one by the engines, one that is prepared or copied."""
+PREPARED = 2
+"""Batches that are prepared at once: one that the engines work on, and the next."""
+
+_turns: defaultdict[torch.device, threading.Lock] = defaultdict(threading.Lock)
+"""For each device, held while its engines work."""
 
 POISON = False
 """Whether memory for pixels is overwritten before it is decoded into, for tests: what is not written is then wrong."""
@@ -66,7 +70,7 @@ class Decoder:
         # Beside a training step, colour conversion would otherwise wait behind its kernels.
         self._lane: Lane = lanes.lane(f"decode/{name}", urgent=True)
         self._engines = nvjpeg.Engines(lanes.device) if engines else None
-        self._turn = threading.Lock()
+        self._turn = _turns[lanes.device]
 
     @property
     def uses_engines(self) -> bool:
@@ -90,7 +94,7 @@ class Decoder:
         return pools.batches.submit(self._decode, pools, works, free)
 
     def settle(self) -> None:
-        """Order the copy lane after all that has been decoded, so that memory of batches that were dropped may be used again."""
+        """Order the copy lane after all that has been decoded, whose memory may then be used again."""
         self._lanes.copy.wait(self._lane.record_event())
 
     def _decode(self, pools: "Pools", works: list[Work], free: Event) -> Event:
@@ -103,10 +107,7 @@ class Decoder:
         ]
         calls = [(work, _prepared(work, self._engines)) for work in works if work.layout.by_engines.any()]
         free.synchronize()
-        with self._turn:
-            for work, call in calls:
-                self._by_engines(work, call)
-            event = self._lane.record_event()
+        event = pools.engines.submit(self._by_engines, calls).result() if calls else self._lane.record_event()
         for work, made in on_cpu:
             decoded = [index for index in made if index is not None]
             if work.staging is not None and decoded:
@@ -114,7 +115,15 @@ class Decoder:
                 event = self._lane.record_event()
         return event
 
-    def _by_engines(self, work: Work, call: "_Call") -> None:
+    def _by_engines(self, calls: list[tuple[Work, "_Call"]]) -> Event:
+        if not self._lanes.in_line:
+            _enter(self._lanes.device)
+        with self._turn:
+            for work, call in calls:
+                self._call(work, call)
+            return self._lane.record_event()
+
+    def _call(self, work: Work, call: "_Call") -> None:
         """Decode a batch, or its images one by one to find which of them cannot be decoded."""
         assert self._engines is not None
         form = nvjpeg.OUTPUT_RGBI if work.layout.channels == 3 else nvjpeg.OUTPUT_Y
@@ -142,12 +151,14 @@ class Pools:
     """The threads of one iterator, started with its first batch and so after workers have been forked."""
 
     def __init__(self) -> None:
-        self.batches = ThreadPoolExecutor(THREADS, "gpuaug-decode")
+        self.batches = ThreadPoolExecutor(PREPARED, "gpuaug-decode")
+        self.engines = ThreadPoolExecutor(1, "gpuaug-decode-engines")
         self.images = ThreadPoolExecutor(cpu.usable_cores(), "gpuaug-decode-cpu")
 
     def close(self) -> None:
         """End the threads, after the calls that they are in."""
         self.batches.shutdown(cancel_futures=True)
+        self.engines.shutdown()
         self.images.shutdown(cancel_futures=True)
 
 

@@ -5,6 +5,7 @@ Source: nvjpeg.h of CUDA 12 and 13.
 
 import ctypes
 import importlib.util
+import weakref
 from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
 from glob import glob
@@ -101,6 +102,9 @@ class Engines:
         with torch.cuda.device(device):
             self._call("nvjpegCreateEx", c_int(HARDWARE), None, None, c_uint(0), byref(self._handle))
             self._call("nvjpegJpegStateCreate", self._handle, byref(self._state))
+        self.close = weakref.finalize(self, _destroy, self._library, self._handle, self._state)
+        """Release what nvJPEG has allocated."""
+        self.close.atexit = False  # the device may be gone by then
 
     @property
     def count(self) -> int:
@@ -108,13 +112,6 @@ class Engines:
         engines, cores = c_uint(), c_uint()
         self._call("nvjpegGetHardwareDecoderInfo", self._handle, byref(engines), byref(cores))
         return int(engines.value)
-
-    def close(self) -> None:
-        """Release what nvJPEG has allocated."""
-        for destroy, held in (("nvjpegJpegStateDestroy", self._state), ("nvjpegDestroy", self._handle)):
-            if held:
-                getattr(self._library, destroy)(held)
-                held.value = None
 
     def sizes(self, addresses: NDArray[np.uint64], lengths: NDArray[np.uint64]) -> NDArray[np.int32]:
         """(B, 2) heights and widths by nvJPEG's own parser, or 0 where it finds none."""
@@ -167,6 +164,11 @@ class Engines:
         status = int(getattr(self._library, name)(*arguments))
         if status:
             raise NvJpegError(name, status)
+
+
+def _destroy(library: ctypes.CDLL, handle: c_void_p, state: c_void_p) -> None:
+    library.nvjpegJpegStateDestroy(state)
+    library.nvjpegDestroy(handle)
 
 
 def relax_capture() -> None:
