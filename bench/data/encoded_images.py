@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from gpuaug.benchkit.environment import cores_allowed
-from gpuaug.benchkit.photos import PHOTOGRAPHS, written_once
+from gpuaug.benchkit.photos import PHOTOGRAPHS, class_folders, written_once
 
 # Raised when the files would come out differently, so that an older cache is not taken for the new set.
 VERSION = 1
@@ -33,6 +33,7 @@ _SMALL_PX, _CAMERA_PX = ((400, 600), (330, 500)), ((3800, 4200), (2850, 3150))  
 _NOISE = 5.0  # standard deviation of a camera's noise, of 255
 _OTHERS = ("progressive", "png", "cmyk")  # one of these in turn
 _OTHERS_EVERY = 20
+_MOST_READ = 4096
 
 
 class Corpus(NamedTuple):
@@ -60,21 +61,22 @@ def make(name: str, *, count: int | None = None) -> Path:
 
 
 def corpus(root: Path) -> Corpus:
-    """What lies in a folder of class folders. Reads every file, so that the system has it in memory.
+    """What lies in a folder of class folders: of all files, or of some thousands that are spread over it.
+
+    Reads these, so that the system has them in memory.
 
     Raises:
-        ValueError: If there is no file.
+        ArgumentError: If ``root`` is not such a folder.
     """
-    paths = [path for path in sorted(root.glob("*/*")) if path.is_file()]
-    if not paths:
-        raise ValueError(f"data must be a folder of class folders with images in them, got {str(root)!r}. Arrange them so.")
+    paths = [path for path, _ in class_folders(root, None).samples]
+    some = paths[:: -(-len(paths) // _MOST_READ)]
     sizes = []
-    for path in paths:
+    for path in some:
         with Image.open(path) as opened:
             sizes.append(opened.size)
-    total = sum(len(path.read_bytes()) for path in paths)
     widths, heights = zip(*sizes, strict=True)
-    return Corpus(root, len(paths), total / len(paths), (max(widths), max(heights)))
+    mean_bytes = sum(len(Path(path).read_bytes()) for path in some) / len(some)
+    return Corpus(root, len(paths), mean_bytes, (max(widths), max(heights)))
 
 
 def _write(name: str, count: int, root: Path) -> None:

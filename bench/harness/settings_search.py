@@ -41,7 +41,7 @@ def ranked(axes: Sequence[Sequence[Settings]], rate: Callable[[Settings], float]
             except MissingError:
                 raise
             except Exception as error:
-                errors.append(error)
+                errors.append(error.with_traceback(None))  # whose frames would keep what was opened
         if found:
             best = max(found, key=lambda one: one[0])[1]
     if not found:

@@ -17,6 +17,7 @@ from torch import Tensor
 import gpuaug
 from bench.harness.optional_rows import MissingError
 from bench.peers.file_loaders import Batches, FileCase, Way
+from gpuaug.benchkit.photos import class_folders
 
 ENGINES = "engines alone"
 CPU = "gpuaug, CPU alone"
@@ -28,11 +29,11 @@ _BATCHES = 4
 _AHEAD = 3  # steps that a training loop may be ahead of the device while decoding goes on beside it
 
 
-def paths(case: FileCase) -> list[list[Path]]:
+def paths(case: FileCase) -> list[list[str]]:
     """The files of a few batches, of all classes. A folder with fewer is gone through again."""
-    found = [path for path in sorted(case.root.glob("*/*")) if path.is_file()]
-    order = torch.randperm(len(found), generator=torch.Generator().manual_seed(0)).tolist()
-    endless = cycle(found[index] for index in order)
+    samples = class_folders(case.root, None).samples
+    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0)).tolist()
+    endless = cycle(samples[index][0] for index in order)
     return [[next(endless) for _ in range(case.batch_size)] for _ in range(_BATCHES)]
 
 
@@ -139,7 +140,7 @@ def _in_torch(case: FileCase, decode: Any) -> Iterator[tuple[list[Tensor], list[
 
 
 def _in_memory(case: FileCase) -> list[list[bytes]]:
-    return [[path.read_bytes() for path in batch] for batch in paths(case)]
+    return [[Path(path).read_bytes() for path in batch] for batch in paths(case)]
 
 
 def _way(decode: Callable[..., Batches], *, needs_gpu: bool = False, **options: Any) -> Way:

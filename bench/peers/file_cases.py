@@ -43,6 +43,11 @@ class Case:
     trains: bool = False
     ceiling: str = decoders.ENGINES
 
+    @property
+    def labels(self) -> dict[str, Any]:
+        """What its rows begin with."""
+        return {"case": self.title, "cores": self.files.cores, "batch_size": self.files.batch_size}
+
 
 def is_known(kind: str) -> bool:
     """Whether there is such a case."""

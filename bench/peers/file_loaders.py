@@ -86,8 +86,8 @@ class Way:
 
 
 def queued(settings: Settings) -> int:
-    """Batches that may be ready or under way before the first is taken, and a few more that fill what is allocated once."""
-    return max(10, 2 * settings.get("workers", 0) + loaders.DEPTH + 4)
+    """Batches that may be ready or under way before the first is taken."""
+    return 2 * settings.get("workers", 0) + loaders.DEPTH + 4
 
 
 def _most_workers(case: FileCase) -> list[list[Settings]]:
@@ -208,7 +208,7 @@ LOADERS: dict[str, Way] = {
     DALI_CPU: Way(_dali, lambda case: dali_files.axes(case.cores, mixed=False)),
     SPDL: Way(_spdl, lambda case: [[{"threads": count} for count in dict.fromkeys((case.cores, -(-case.cores // 2)))]]),
     OURS: Way(_ours, _few_workers),
-    OURS_ENGINES: Way(partial(_ours, backend="engines"), _few_workers, settled_by=OURS),
+    OURS_ENGINES: Way(partial(_ours, backend="engines"), _few_workers, needs_gpu=True, settled_by=OURS),
     OURS_CPU: Way(partial(_ours, backend="cpu"), _few_workers, settled_by=OURS),
     OURS_SCALED: Way(_scaled, _few_workers),
     MAPPED: Way(_memory_mapped, _most_workers),

@@ -70,7 +70,7 @@ COLUMNS = (
     *("cpu_ms_per_image", "cores_busy", "gb_per_s", "chosen"),
 )
 
-_WARM_SECONDS, _WARM_STEP_SECONDS = 1.0, 4.0
+_WARM_BATCHES, _WARM_SECONDS, _WARM_STEP_SECONDS = 20, 1.0, 4.0
 _TRIED_IN_A_STEP = 3
 
 
@@ -80,10 +80,11 @@ def measure(way: Way, case: Case, settings: Settings, seconds: float, rate: floa
     with ExitStack() as stack:
         batches = way.open(case.files, stack, **settings)
         step(*next(batches))
-        # Past what got ready while the first batch was compiled for. A training step takes batches too slowly to see the end of
-        # that soon.
-        count = file_loaders.queued(settings) * (4 if case.trains else 1)
-        until = perf_counter() + min(_WARM_STEP_SECONDS if case.trains else _WARM_SECONDS, 4 * seconds)
+        # Past what got ready while the first batch was compiled for, which takes a training step longer, and past the batches
+        # that are larger than any before and make buffers grow.
+        count = file_loaders.queued(settings)
+        count, most_s = (4 * count, _WARM_STEP_SECONDS) if case.trains else (count + _WARM_BATCHES, _WARM_SECONDS)
+        until = perf_counter() + min(most_s, 4 * seconds)
         for _ in range(count):
             step(*next(batches))
             if perf_counter() > until:
@@ -113,9 +114,7 @@ def record(case: Case, name: str, found: dict[str, list[dict[str, float]]], chos
     own = found[name]
     rates = [once["images_per_s"] for once in own]
     row: dict[str, Any] = {
-        "case": case.title,
-        "cores": case.files.cores,
-        "batch_size": case.files.batch_size,
+        **case.labels,
         "name": name,
         "images_per_s": median(rates),
         "rounds": rates,
@@ -161,10 +160,10 @@ class _Run:
         """Measure a case, row by row, in repeats of all rows."""
         wanted = self.options.rows.split(";") if self.options.rows else [""]
         names = [name for name in case.ways if any(part in name for part in wanted)]
-        corpus = case.files.corpus
+        corpus, labels = case.files.corpus, case.labels
         self.settings["files"][case.title] = {"count": corpus.count, "mean_bytes": round(corpus.mean_bytes)}
-        self.settings["skipped"] = [row for row in self.settings["skipped"] if row["case"] != case.title]
-        before = [row for row in self.rows if row["case"] != case.title]
+        self.settings["skipped"] = [row for row in self.settings["skipped"] if not labels.items() <= row.items()]
+        before = [row for row in self.rows if not labels.items() <= row.items()]
         found: dict[str, list[dict[str, float]]] = {}
         chosen: dict[str, Settings] = {}
         for repeat in range(self.options.repeats):
@@ -210,7 +209,8 @@ class _Run:
 
     def _skip(self, case: Case, name: str, why: str) -> None:
         console.print(f"files: {case.title}: {name} skipped: {why}", markup=False)
-        self.settings["skipped"].append({"case": case.title, "name": name, "reason": why})
+        self.ranked.pop(name, None)
+        self.settings["skipped"].append(case.labels | {"name": name, "reason": why})
         measurement.release(self.options.device)
 
     def _write(self) -> None:
