@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 from torchvision.datasets.folder import default_loader
 from torchvision.transforms import v2
 
+import gpuaug
 from bench.data.pipelines import MEAN, STD
 from gpuaug.benchkit.environment import cores_allowed
 from gpuaug.benchkit.photos import class_folders
@@ -25,6 +26,7 @@ class Images(Dataset):
         samples: The file and the label of each.
         decoded: The images, where they are held in memory.
         transform: Applied to each image.
+        read: Reads a file.
     """
 
     def __init__(
@@ -32,21 +34,26 @@ class Images(Dataset):
         samples: Sequence[tuple[str, int]],
         decoded: Sequence[Tensor] | None = None,
         transform: Callable[[Tensor], Tensor] | None = None,
+        read: Callable[[str], Any] | None = None,
     ) -> None:
-        self.samples, self.decoded, self.transform = samples, decoded, transform
+        self.samples, self.decoded, self.transform, self.read = samples, decoded, transform, read or decode
 
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[Any, int]:
         path, label = self.samples[index]
-        image = decode(path) if self.decoded is None else self.decoded[index]
+        image = self.read(path) if self.decoded is None else self.decoded[index]
         return (image if self.transform is None else self.transform(image)), label
 
     def in_memory(self) -> "Images":
         """The same, decoded here and now."""
         with ThreadPoolExecutor(cores_allowed()) as pool:
             return Images(self.samples, list(pool.map(decode, [path for path, _ in self.samples])), self.transform)
+
+    def encoded(self) -> "Images":
+        """The same as the files are, for ``gpuaug.collate_encoded``."""
+        return Images(self.samples, read=gpuaug.read_encoded)
 
     def transformed(self, transform: Callable[[Tensor], Tensor]) -> "Images":
         """The same, with ``transform`` applied to each."""

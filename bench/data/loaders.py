@@ -37,7 +37,7 @@ def endless(
         pin: Whether batches are page-locked for a GPU.
     """
     workers = options.workers if workers is None else workers
-    batch_bytes = batch_size * sum(part.nbytes for part in tree_leaves(dataset[0]))
+    batch_bytes = batch_size * sum(getattr(part, "nbytes", 0) for part in tree_leaves(dataset[0]))
     draw = torch.Generator().manual_seed(0)
     return DataLoader(
         dataset,

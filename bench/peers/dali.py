@@ -16,7 +16,7 @@ from torch import Tensor
 from bench.data.pipelines import MEAN, STD
 from bench.harness.optional_rows import MissingError
 
-_AREA, _ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
+AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
 
 
 def build(name: str, images: Tensor, masks: Tensor | None, dtype: torch.dtype) -> Callable[[], Any]:
@@ -202,8 +202,13 @@ def heavy(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any) -> An
 def classification(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any, *, antialias: bool = False) -> Any:
     """Random resized crop, flip and jitter."""
     images = fn.random_resized_crop(
-        images, size=(side * 7 // 8,) * 2, random_area=_AREA, random_aspect_ratio=_ASPECT, antialias=antialias
+        images, size=(side * 7 // 8,) * 2, random_area=AREA, random_aspect_ratio=ASPECT, antialias=antialias
     )
+    return jitter_and_flip(fn, types, dtype, images)
+
+
+def jitter_and_flip(fn: Any, types: Any, dtype: torch.dtype, images: Any) -> Any:
+    """Jitter and flip: what follows the crop."""
     images = fn.color_twist(images, brightness=_factor(fn), contrast=_factor(fn), saturation=_factor(fn))
     return _normalize(fn, types, dtype, images, mirror=fn.random.coin_flip())
 
@@ -211,7 +216,7 @@ def classification(fn: Any, types: Any, side: int, dtype: torch.dtype, images: A
 def contrastive(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any) -> Any:
     """Random resized crop, flip, jitter with hue, grey and blur, each applied to some of the images."""
     images = fn.random_resized_crop(
-        images, size=(side * 7 // 8,) * 2, random_area=_AREA, random_aspect_ratio=_ASPECT, antialias=False
+        images, size=(side * 7 // 8,) * 2, random_area=AREA, random_aspect_ratio=ASPECT, antialias=False
     )
     jittered = fn.random.coin_flip(probability=0.8)
     images = fn.color_twist(
@@ -231,7 +236,7 @@ def contrastive(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any)
 
 def segmentation(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any, masks: Any) -> Any:
     """The pipeline of classification, with masks that follow crop and flip."""
-    start, extent = fn.random_crop_generator([side, side], random_area=_AREA, random_aspect_ratio=_ASPECT)
+    start, extent = fn.random_crop_generator([side, side], random_area=AREA, random_aspect_ratio=ASPECT)
     start = fn.cast(start, dtype=types.FLOAT)
     end = start + fn.cast(extent, dtype=types.FLOAT)
     size = (side * 7 // 8,) * 2

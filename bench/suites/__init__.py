@@ -39,6 +39,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "lifetimes": ("bench.suites.transport.lifetimes", []),
     "items": ("bench.suites.training.items", []),
     "feeds": ("bench.suites.transport.feeds", []),
+    "files": ("bench.suites.transport.files", []),
     "augment": ("bench.suites.augmentation.augment", []),
     "ragged": ("bench.suites.augmentation.ragged", []),
     "views": ("bench.suites.augmentation.views", []),

@@ -139,10 +139,16 @@ def kornia_augmentation(setup: Setup) -> Callable[[Tensor], Tensor]:
     return augment
 
 
-def fused_augmentation(setup: Setup) -> Callable[[Tensor], Tensor]:
-    """The same pipeline fused: uint8 images in, normalised images out, in the type and layout that the model computes in."""
+def fused_augmentation(setup: Setup, *, ragged: bool = False) -> Callable[[Tensor], Tensor]:
+    """The same pipeline fused: uint8 images in, normalised images out, in the type and layout that the model computes in.
+
+    Args:
+        setup: Of the run.
+        ragged: Whether images are whole and of any size. They shrink more then: crops are antialiased.
+    """
     dtype = torch.bfloat16 if setup.half else torch.float32
-    return gpuaug.fuse(_pipeline(setup), dtype=dtype, memory_format=setup.memory_format)
+    options = {"ragged": ragged, "antialias": ragged}
+    return gpuaug.fuse(_pipeline(setup), dtype=dtype, memory_format=setup.memory_format, **options)
 
 
 def _pipeline(setup: Setup) -> Any:
@@ -166,13 +172,24 @@ def batches(setup: Setup, transform: Any) -> DataLoader[Any]:
 
     Without an end because at the end of an epoch the workers run dry, and that would fall into some windows only.
     """
-    dataset = images_with(setup, transform)
+    return _endless(setup, images_with(setup, transform))
+
+
+def encoded_batches(setup: Setup) -> DataLoader[Any]:
+    """The same batches as the files are, for a ``DecodeStage``."""
+    files = images_with(setup, None)
+    files.loader = gpuaug.read_encoded
+    return _endless(setup, files, gpuaug.collate_encoded)
+
+
+def _endless(setup: Setup, dataset: Any, collate: Callable[[Any], Any] | None = None) -> DataLoader[Any]:
     endless = RandomSampler(dataset, replacement=True, num_samples=10**9, generator=torch.Generator().manual_seed(0))
     return DataLoader(
         dataset,
         batch_size=setup.batch_size,
         sampler=endless,
         num_workers=setup.workers,
+        collate_fn=collate,
         pin_memory=setup.pin_memory,
         persistent_workers=setup.workers > 0,
         prefetch_factor=_PREFETCH if setup.workers else None,

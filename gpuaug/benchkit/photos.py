@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import tempfile
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -65,15 +66,25 @@ def photographs() -> Path:
     Raises:
         ArgumentError: If the installed scikit-image ships none of the photographs.
     """
+    return written_once(f"photographs-{VERSION}", _build)
+
+
+def written_once(name: str, build: Callable[[Path], None]) -> Path:
+    """A folder of files that are made once and kept under ``$XDG_CACHE_HOME/gpuaug``, or ``~/.cache/gpuaug``.
+
+    Args:
+        name: Of the folder.
+        build: Writes the files into the empty folder that it is given.
+    """
     cache = _cache_folder()
-    finished = cache / f"photographs-{VERSION}"
+    finished = cache / name
     if finished.is_dir():
         return finished
     cache.mkdir(parents=True, exist_ok=True)
     # Beside its final place, so that the rename is atomic and an interrupted build is never taken for a data set.
-    building = Path(tempfile.mkdtemp(prefix=f".{finished.name}-", dir=cache))
+    building = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))
     try:
-        _build(building)
+        build(building)
         building.chmod(0o755)  # mkdtemp's 0o700 would keep a shared cache to its maker
         try:
             building.rename(finished)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +47,14 @@ def classifier(setup: Setup) -> Use:
 
     def streamed(augmentation: Callable[[Setup], Callable[[Tensor], Tensor]]) -> Iterator[int]:
         step = loops.classifier_step(setup)
-        yield from _streamed(setup, step, [gpuaug.TransformStage(augmentation(setup))])
+        yield from _streamed(
+            setup, loops.batches(setup, loops.uint8_images(setup)), step, [gpuaug.TransformStage(augmentation(setup))]
+        )
+
+    def from_files() -> Iterator[int]:
+        augment = loops.fused_augmentation(setup, ragged=True)
+        stages = [gpuaug.DecodeStage(), gpuaug.TransformStage(augment)]
+        yield from _streamed(setup, loops.encoded_batches(setup), loops.classifier_step(setup), stages)
 
     def resident() -> Iterator[int]:
         step = loops.classifier_step(setup)
@@ -64,6 +72,7 @@ def classifier(setup: Setup) -> Use:
             Variant("Kornia in the loop (serial)", serial, setup.discard),
             Variant("StreamedLoader", partial(streamed, loops.kornia_augmentation), setup.discard),
             Variant("StreamedLoader, fused", partial(streamed, loops.fused_augmentation), setup.discard),
+            Variant("StreamedLoader, from files", from_files, setup.discard),
             Variant("step alone, batch resident", resident),
         ],
     )
@@ -93,7 +102,7 @@ def frozen_encoder(setup: Setup) -> Use:
                 memory_format=setup.memory_format if setup.half else None,
             ),
         ]
-        yield from _streamed(setup, loops.head_step(setup, width), stages)
+        yield from _streamed(setup, loops.batches(setup, loops.uint8_images(setup)), loops.head_step(setup, width), stages)
 
     return Use(
         f"train a head on frozen {setup.model}",
@@ -125,8 +134,10 @@ def augmentation(setup: Setup) -> Use:
     return Use("augment alone", "Kornia, eager", [Variant(name, looped(build)) for name, build in ways.items()])
 
 
-def _streamed(setup: Setup, step: Callable[[Tensor, Tensor], None], stages: Sequence[gpuaug.Stage]) -> Iterator[int]:
-    loader = gpuaug.StreamedLoader(loops.batches(setup, loops.uint8_images(setup)), stages, device=setup.device, seed=0)
+def _streamed(
+    setup: Setup, batches: Any, step: Callable[[Tensor, Tensor], None], stages: Sequence[gpuaug.Stage]
+) -> Iterator[int]:
+    loader = gpuaug.StreamedLoader(batches, stages, device=setup.device, seed=0)
     try:
         for inputs, labels in loader:
             step(inputs, labels)

@@ -99,7 +99,7 @@ def test_ctrl_c_ends_the_workers_and_leaves_no_traceback(class_folder):
     )
     try:
         deadline = time.monotonic() + 120
-        while len(workers := _children(process.pid)) < 4 * 2:  # of the four variants that have workers
+        while len(workers := _children(process.pid)) < 5 * 2:  # of the five variants that have workers
             assert process.poll() is None, process.stderr.read()
             assert time.monotonic() < deadline
             time.sleep(0.1)

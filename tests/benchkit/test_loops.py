@@ -6,6 +6,7 @@ from itertools import islice
 import pytest
 import torch
 
+import gpuaug
 from gpuaug.benchkit import loops, uses
 from gpuaug.benchkit.photos import class_folders
 
@@ -40,7 +41,9 @@ def test_the_transform_of_one_loop_leaves_the_others_alone(setup):
 def test_all_augmentations_hand_the_model_the_same_kind_of_images(setup):
     on_cpu, _ = next(iter(loops.batches(setup, loops.cpu_augmentation(setup))))
     images, _ = next(iter(loops.batches(setup, loops.uint8_images(setup))))
-    for augmented in (on_cpu, loops.kornia_augmentation(setup)(images), loops.fused_augmentation(setup)(images)):
+    encoded, _ = next(iter(loops.encoded_batches(setup)))
+    whole = loops.fused_augmentation(setup, ragged=True)(gpuaug.DecodeStage()(encoded, device="cpu"))
+    for augmented in (on_cpu, loops.kornia_augmentation(setup)(images), loops.fused_augmentation(setup)(images), whole):
         assert augmented.shape == (4, 3, setup.crop_px, setup.crop_px)
         assert augmented.dtype == torch.float32
         assert -2.2 < augmented.min() < 0 < augmented.max() < 2.7, "normalised from [0, 1], not from [0, 255]"
@@ -94,7 +97,8 @@ def test_each_use_has_its_baseline_among_its_variants(setup):
 
 def test_the_fused_pipeline_stands_beside_kornia_in_the_loop_and_alone(setup):
     names = {use.case: [variant.name for variant in use.variants] for use in uses.three_uses(setup)}
-    assert {"StreamedLoader", "StreamedLoader, fused"} <= set(names["train resnet18"])
+    ours = {"StreamedLoader", "StreamedLoader, fused", "StreamedLoader, from files"}
+    assert ours <= set(names["train resnet18"])
     assert names["augment alone"] == ["Kornia, eager", "gpuaug.fuse"]
 
 

@@ -28,7 +28,20 @@ WINDOWED = [
 
 
 # Suites of another form have test files of their own.
-OTHERS = {"items", "handover", "lifetimes", "lanes", "feeds", "augment", "ragged", "views", "detection", "accuracy", "profiles"}
+OTHERS = {
+    "items",
+    "handover",
+    "lifetimes",
+    "lanes",
+    "feeds",
+    "augment",
+    "ragged",
+    "views",
+    "detection",
+    "accuracy",
+    "profiles",
+    "files",
+}
 
 
 @pytest.mark.parametrize(("name", "flags", "variants"), WINDOWED, ids=lambda value: value if isinstance(value, str) else "")

@@ -36,6 +36,17 @@ def test_all_rows_have_the_same_images_in_the_same_order(class_folder):
     assert first != second, "an epoch of its own order"
 
 
+def test_files_of_the_user_are_decoded_by_a_stage_and_images_in_memory_are_not(class_folder, monkeypatch):
+    held = image_folders.split(class_folder).train.in_memory()
+    monkeypatch.setattr(image_folders, "decode", lambda path: pytest.fail("decoded by the dataset"))
+    images = image_folders.split(class_folder).train
+    options = Namespace(device=torch.device("cpu"), size=16, batch=(4,), workers=0)
+    for name, some in (("gpuaug", images), ("gpuaug, antialiased", images), ("gpuaug", held)):
+        with ExitStack() as stack:
+            batch, labels = next(iter(accuracy.batches(name, some, 5, options, stack)))
+        assert (batch.shape, labels.shape) == ((4, 3, 16, 16), (4,))
+
+
 def test_trains_every_row_and_says_how_well(class_folder, tmp_path, capsys):
     path = tmp_path / "accuracy.json"
     assert __main__.main(["accuracy", *TINY, "--data", str(class_folder), "--json", str(path)]) == 0

@@ -1,0 +1,103 @@
+"""Files through NVIDIA DALI's own reader and decoders, to batches on the card.
+
+Decoders are told the largest image, so that they allocate once, and the pipeline is that of ``bench.peers.dali``. DALI has no
+bfloat16: images are float16, as many bytes.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.harness.optional_rows import MissingError
+from bench.peers.dali import AREA, ASPECT, jitter_and_flip
+
+_THREADS = (4, 8, 16)
+_HARDWARE_LOADS = (0.65, 0.9, 1.0)  # its default first
+
+
+def axes(cores: int, *, mixed: bool) -> list[list[dict[str, Any]]]:
+    """The settings to choose from. Loads and threads are tried together: with few threads the engines pay to do more.
+
+    Args:
+        cores: There are no more threads than cores.
+        mixed: Whether decoders are ``device="mixed"``.
+    """
+    threads = [count for count in _THREADS if count <= cores] or [cores]
+    loads: Sequence[dict[str, float]] = [{"load": load} for load in _HARDWARE_LOADS] if mixed else [{}]
+    return [
+        [{"threads": count} | load for count in threads for load in loads],
+        [{"region": True}, {"region": False}],
+        [{"ahead": 2}, {"ahead": 3}],
+    ]
+
+
+def batches(
+    root: Path,
+    batch_size: int,
+    size: int,
+    device: torch.device,
+    *,
+    largest_px: tuple[int, int],
+    threads: int,
+    region: bool,
+    ahead: int,
+    load: float | None = None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Images (B, 3, size, size) float16, channels last, and labels (B,), on the device, without an end.
+
+    Args:
+        root: A folder of class folders.
+        batch_size: Of every batch.
+        size: Side of the images.
+        device: On a CPU, all of DALI's operators run there.
+        largest_px: The greatest width and the greatest height.
+        threads: Of DALI's own.
+        region: Whether the decoder crops (``image_random_crop``), or decodes whole images, which are cropped then.
+        ahead: Batches that are prepared ahead (``prefetch_queue_depth``).
+        load: Share of the images that the engines take (``hw_decoder_load``). Left out: decoders run on the CPU.
+
+    Raises:
+        MissingError: If DALI is not installed.
+    """
+    try:
+        from nvidia.dali import fn, pipeline_def, types
+    except ImportError as error:
+        raise MissingError(f"not installed: {error}") from None
+    on_gpu, mixed = device.type == "cuda", load is not None
+    crop = {"random_area": AREA, "random_aspect_ratio": ASPECT}
+    decoder: dict[str, Any] = {"device": "mixed" if mixed else "cpu", "output_type": types.RGB}
+    if mixed:
+        width, height = largest_px
+        hints = {"preallocate_width_hint": width, "preallocate_height_hint": height}
+        decoder |= hints | {"hw_decoder_load": load}
+
+    @pipeline_def(
+        batch_size=batch_size,
+        num_threads=threads,
+        device_id=device.index or 0 if on_gpu else None,
+        seed=0,
+        prefetch_queue_depth=ahead,
+        exec_dynamic=True,
+    )
+    def pipeline() -> Any:
+        files, labels = fn.readers.file(file_root=str(root), random_shuffle=True, name="files")
+        images = fn.decoders.image_random_crop(files, **decoder, **crop) if region else fn.decoders.image(files, **decoder)
+        if on_gpu:
+            images, labels = images.gpu(), labels.gpu()
+        images = (
+            fn.resize(images, size=(size, size), antialias=True)
+            if region
+            else fn.random_resized_crop(images, size=(size, size), antialias=True, **crop)
+        )
+        return jitter_and_flip(fn, types, torch.float16, images), labels
+
+    made = pipeline()
+    made.build()
+    while True:
+        # Told the stream, it returns before the batch is ready, and that stream waits.
+        parts = made.run(torch.cuda.current_stream(device)) if on_gpu else made.run()
+        images, labels = (torch.from_dlpack(part.as_tensor()) for part in parts)
+        yield images.permute(0, 3, 1, 2), labels.flatten().long()

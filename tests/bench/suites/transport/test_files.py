@@ -1,0 +1,223 @@
+import json
+import multiprocessing
+import os
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from support.bench.commands import rows_by_case
+from support.bench.file_corpora import file_corpora
+
+from bench import __main__
+from bench.figures import plot, tables
+from bench.peers import decoders, file_loaders
+from bench.suites.transport import files as suite
+from gpuaug.benchkit import results
+from gpuaug.benchkit.environment import cores_allowed
+
+__all__ = ["file_corpora"]
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+TINY = ["--device", "cpu", "--size", "32", "--batch", "2", "--workers", "0", "--seconds", "0.02", "--search", "0.01"]
+ONCE = [*TINY, "--repeats", "1"]
+ON_CPU = ["torchvision, workers", "workers decode, fuse", "gpuaug", "gpuaug, CPU"]
+CORES = f"{cores_allowed()} core{'s' * (cores_allowed() > 1)}"
+
+
+@pytest.fixture
+def files(monkeypatch, file_corpora):
+    """The suite, where no peer is installed."""
+    for name in ("nvidia", "nvidia.dali", "spdl", "spdl.io", "torchcodec", "torchcodec.decoders"):
+        monkeypatch.setitem(sys.modules, name, None)
+    return suite
+
+
+@pytest.fixture
+def measured(files, tmp_path, monkeypatch):
+    """The suite, where each window has a figure of its own at once."""
+    path, taken = tmp_path / "files.json", []
+
+    def once(way, case, settings, seconds, rate=None):
+        name = next(name for name, own in case.ways.items() if own is way)
+        taken.append((case.title, name, settings, seconds, rate))
+        base = {"DALI": 100.0, "gpuaug": 80.0, "engines alone": 200.0, "step alone": 160.0}.get(name, 10.0)
+        tuned = base * (1 + settings.get("workers", 0) / 10 + settings.get("load", 0) + (settings.get("ahead") == 3))
+        if seconds == 1.0:  # a window, and no search
+            tuned *= 1 + len(taken) % 2
+        return {"images_per_s": tuned, "cpu_ms_per_image": 0.5, "cores_busy": 2.0}
+
+    def run(*more):
+        monkeypatch.setattr(files, "measure", once)
+        for ways, name in ((file_loaders.LOADERS, "DALI"), (decoders.DECODERS, "engines alone")):
+            monkeypatch.setitem(ways, name, replace(ways[name], needs_gpu=False))
+        return files.main(["--device", "cpu", "--size", "16", "--batch", "2", "--json", str(path), *more])
+
+    return run, path, taken
+
+
+def test_measures_the_rows_that_there_are_on_a_cpu_and_leaves_no_worker(files, tmp_path, capsys):
+    cases = "small,camera,mix,decode,squeezenet1_1,raw"
+    assert __main__.main(["run", "files", *ONCE, "--cases", cases, "--results", str(tmp_path)]) == 0
+    made = json.loads((tmp_path / "files.json").read_text())
+    results.check(made)
+    assert rows_by_case(made) == {
+        f"small, {CORES}": ON_CPU,
+        f"camera, {CORES}": [*ON_CPU, "gpuaug, min_side"],
+        f"mix, {CORES}": ON_CPU,
+        f"decode, {CORES}": ["gpuaug, CPU alone", "torchvision alone"],
+        f"squeezenet1_1, {CORES}": ["workers decode, fuse", "gpuaug", "step alone"],
+        f"raw, {CORES}": ["memory-mapped"],
+    }
+    assert {row["batch_size"] for row in made["rows"]} == {1, 2}, "an eighth of the batch for a camera's images, one at least"
+    assert all(row["cores"] == cores_allowed() and min(row["images_per_s"], row["cores_busy"]) > 0 for row in made["rows"])
+    assert all(row["cpu_ms_per_image"] > 0 for row in made["rows"] if row["case"].startswith("camera"))
+    raw = made["rows"][-1]
+    assert raw["gb_per_s"] == pytest.approx(raw["images_per_s"] * 3 * 24 * 24 / 1e9)
+    assert made["settings"]["files"][f"mix, {CORES}"]["count"] == 41
+    reasons = {row["name"]: row["reason"] for row in made["settings"]["skipped"] if row["case"].startswith("small")}
+    assert {name for name, reason in reasons.items() if reason == "needs a GPU"} == {"DALI", "gpuaug, engines", "engines alone"}
+    assert {name for name, reason in reasons.items() if "not installed: " in reason} == {"DALI, CPU", "SPDL, fuse"}
+    assert f"files: small, {CORES}: SPDL, fuse skipped: not installed" in capsys.readouterr().out
+    assert not multiprocessing.active_children()
+
+
+def test_rows_with_workers_end_with_their_workers(files):
+    made = files.main([*ONCE, "--cases", "small", "--workers", "1", "--rows", "torchvision;decode, fuse;gpuaug"])
+    assert [row["name"] for row in made["rows"]] == ON_CPU
+    assert {row["chosen"] for row in made["rows"]} == {"workers 1"}
+    assert not multiprocessing.active_children()
+
+
+def test_rows_are_held_to_a_rate(files):
+    made = files.main([*ONCE, "--cases", "decode", "--rows", "torchvision", "--rate", "25", "--seconds", "0.3"])
+    (row,) = made["rows"]
+    # Not a speed: however slow the machine is, it is held to this.
+    assert row["images_per_s"] < 25 * 1.3
+    assert row["case"] == f"decode, {CORES}, held to 25 images/s"
+
+
+def test_a_row_that_fails_leaves_the_others(files, monkeypatch):
+    def broken(case, stack, **settings):
+        raise ZeroDivisionError("broken on purpose\nand explained at length")
+
+    ways = file_loaders.LOADERS
+    monkeypatch.setitem(ways, "gpuaug", file_loaders.Way(broken))
+    made = files.main([*TINY, "--repeats", "2", "--cases", "small", "--rows", "gpuaug;workers decode"])
+    assert [row["name"] for row in made["rows"]] == ["workers decode, fuse", "gpuaug, CPU"]
+    assert all(len(row["rounds"]) == 2 for row in made["rows"])
+    (skipped,) = [row for row in made["settings"]["skipped"] if row["name"] == "gpuaug"]
+    assert skipped["reason"] == "ZeroDivisionError: broken on purpose"
+
+
+def test_a_row_is_measured_with_its_best_settings(measured):
+    run, path, taken = measured
+    run("--cases", "small,resnet18", "--rows", "gpuaug;DALI", "--workers", "1,3,2", "--repeats", "2", "--search", "0.125")
+    rows = {(row["case"].split(",")[0], row["name"]): row for row in json.loads(path.read_text())["rows"]}
+    assert rows["small", "gpuaug"]["chosen"] == "workers 3"
+    assert rows["small", "gpuaug, CPU"]["chosen"] == "workers 3"
+    assert rows["small", "DALI"]["chosen"].endswith("load 1.0, region True, ahead 3")
+    tried = {name: [each[2] for each in taken if each[1] == name and each[3] == 0.125] for name in ("gpuaug", "gpuaug, CPU")}
+    assert tried["gpuaug, CPU"] == [], "it takes those of the other one"
+    assert tried["gpuaug"] == [{"workers": count} for count in (1, 3, 2, 3, 2, 1)], "and a step those that were best"
+
+
+def test_ratios_are_taken_within_a_repeat(measured):
+    run, path, _ = measured
+    run("--cases", "small", "--rows", "DALI;gpuaug;engines alone", "--workers", "0", "--repeats", "3")
+    rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]}
+    ours, dali, ceiling = rows["gpuaug"], rows["DALI"], rows["engines alone"]
+    ratios = [own / other for own, other in zip(ours["rounds"], dali["rounds"], strict=True)]
+    assert (ours["ratio_low"], ours["ratio_high"]) == (min(ratios), max(ratios))
+    assert ours["of_ceiling"] == sorted(a / b for a, b in zip(ours["rounds"], ceiling["rounds"], strict=True))[1]
+    assert dali["ratio"] == 1
+    assert "of_ceiling" not in ceiling
+
+
+def test_a_result_is_added_to_case_by_case(measured):
+    run, path, _ = measured
+    run("--cases", "small,decode", "--rows", "gpuaug")
+    run("--cases", "mix,small", "--rows", "gpuaug, CPU", "--keep")
+    made = json.loads(path.read_text())
+    assert rows_by_case(made) == {
+        f"decode, {CORES}": ["gpuaug, CPU alone"],
+        f"mix, {CORES}": ["gpuaug, CPU"],
+        f"small, {CORES}": ["gpuaug, CPU"],
+    }
+    assert set(made["settings"]["files"]) == {f"{case}, {CORES}" for case in ("small", "decode", "mix")}
+    run("--cases", "mix", "--rows", "gpuaug, CPU")
+    assert list(rows_by_case(json.loads(path.read_text()))) == [f"mix, {CORES}"]
+
+
+@pytest.mark.skipif(cores_allowed() < 2, reason="needs two cores")
+def test_each_number_of_cores_has_a_process_that_never_had_more(files, monkeypatch, tmp_path):
+    started = []
+
+    def run(command, check):
+        started.append((command[1:4], len(os.sched_getaffinity(0))))
+        files.main(command[4:])
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(files, "subprocess", SimpleNamespace(run=run))
+    flags = ["--cases", "small,decode", "--rows", "gpuaug, CPU", "--json", str(tmp_path / "files.json")]
+    made = files.main([*ONCE, *flags, "--cores", "2,1"])
+    assert started == [(["-m", "bench", "files"], 2), (["-m", "bench", "files"], 1)]
+    assert {case: (rows, made["rows"][index]["cores"]) for index, (case, rows) in enumerate(rows_by_case(made).items())} == {
+        "small, 2 cores": (["gpuaug, CPU"], 2),
+        "decode, 2 cores": (["gpuaug, CPU alone"], 2),
+        "small, 1 core": (["gpuaug, CPU"], 1),
+    }
+    monkeypatch.setattr(files, "subprocess", SimpleNamespace(run=lambda command, check: SimpleNamespace(returncode=3)))
+    with pytest.raises(SystemExit, match="files: the process on 1 cores ended with status 3"):
+        files.main([*ONCE, "--cores", "1"])
+
+
+def test_data_of_the_user_s_own_are_in_place_of_the_small_files(measured, class_folder):
+    run, path, _ = measured
+    run("--cases", "small,decode", "--rows", "gpuaug, CPU", "--data", str(class_folder))
+    made = json.loads(path.read_text())
+    assert list(rows_by_case(made)) == [f"data, {CORES}", f"decode, {CORES}"]
+    assert {each["count"] for each in made["settings"]["files"].values()} == {24}
+    assert str(class_folder) not in path.read_text(), "a path says nothing"
+
+
+def test_wrong_flags_are_refused_before_anything_is_measured(files, capsys):
+    for flags, text in (
+        (
+            ["--cases", "small,nothing"],
+            "--cases must be among small, camera, mix, decode, raw and torchvision's models, got nothi",
+        ),
+        (["--cores", "4096"], f"--cores must be {cores_allowed()} at most, got 4096. This process may use no more."),
+    ):
+        with pytest.raises(SystemExit):
+            files.main([*ONCE, *flags])
+        assert text in capsys.readouterr().err
+    with pytest.raises(SystemExit, match=r"--rows must name a row that can be measured here, got none\. See above why each"):
+        files.main([*ONCE, "--cases", "small", "--rows", "DALI"])
+
+
+def test_tables_and_plot_show_it(measured, tmp_path):
+    run, path, _ = measured
+    run("--cases", "small,resnet18", "--rows", "DALI;gpuaug", "--workers", "0", "--repeats", "1")
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table: files -->\n<!-- end -->\n<!-- table: files.cpu_ms_per_image -->\n<!-- end -->\n")
+    tables.main([str(page), "--results", str(path.parent)])
+    text = page.read_text()
+    assert f"| images/s | small, {CORES} | resnet18, {CORES} |" in text
+    assert "| DALI | 300 | 300 |" in text
+    assert "| gpuaug | 160 (0.53x) | 160 (0.53x) |" in text
+    assert f"| cpu ms per image | small, {CORES} |" in text
+    (drawn,) = plot.main(["--results", str(path.parent), "--images", str(tmp_path / "images")])
+    assert drawn.name == "files.png"
+    assert drawn.stat().st_size > 1000
+
+
+@pytest.mark.gpu
+def test_measures_the_gpu(file_corpora, tmp_path):
+    flags = ["--device", "cuda", "--size", "32", "--batch", "8", "--workers", "2", "--seconds", "0.05", "--repeats", "1"]
+    path = tmp_path / "files.json"
+    made = suite.main([*flags, "--cores", str(cores_allowed()), "--cases", "small,decode,resnet18", "--json", str(path)])
+    results.check(made)
+    assert {*ON_CPU, "gpuaug, CPU alone", "torchvision alone", "step alone"} <= {row["name"] for row in made["rows"]}
+    assert not multiprocessing.active_children()
