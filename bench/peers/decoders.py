@@ -6,6 +6,7 @@ Each gives (images, labels) without an end, as the loaders do, and may run ahead
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from threading import Semaphore, Thread
@@ -17,9 +18,11 @@ from torch import Tensor
 import gpuaug
 from bench.harness.optional_rows import MissingError
 from bench.peers.file_loaders import Batches, FileCase, Way
+from bench.peers.nvjpeg import BatchedDecoder
 from gpuaug.benchkit.photos import class_folders
 
 ENGINES = "engines alone"
+OURS = "gpuaug alone"
 CPU = "gpuaug, CPU alone"
 NVIMAGECODEC = "nvImageCodec alone"
 TORCHCODEC = "torchcodec alone"
@@ -43,11 +46,19 @@ def encoded(case: FileCase) -> list[Any]:
     return [batch.pin_memory() for batch in made] if case.device.type == "cuda" else made
 
 
-def stage_alone(case: FileCase, *, backend: str = "engines") -> Batches:
-    """``gpuaug.DecodeStage`` called on encoded batches, as it is used without a loader."""
-    stage = gpuaug.DecodeStage(backend=backend)
-    for batch in cycle(encoded(case)):
-        yield stage(batch, device=case.device), range(len(batch))
+def loader_alone(case: FileCase, stack: ExitStack, *, backend: str) -> Batches:
+    """``gpuaug.DecodeStage`` in a loader over encoded batches that are in memory."""
+    ready = [(batch, range(len(batch))) for batch in encoded(case)]
+    loader = gpuaug.StreamedLoader(cycle(ready), [gpuaug.DecodeStage(backend=backend)], device=case.device)
+    stack.callback(loader.close)
+    return iter(loader)
+
+
+def _engines(case: FileCase) -> Batches:
+    decoder = BatchedDecoder(case.device)
+    for batch in cycle([decoder.prepare(files) for files in _in_memory(case)]):
+        decoder.decode(batch)
+        yield batch, range(case.batch_size)
 
 
 def beside_training(case: FileCase, stack: ExitStack, *, resident: Batches) -> Batches:
@@ -62,7 +73,8 @@ def beside_training(case: FileCase, stack: ExitStack, *, resident: Batches) -> B
         resident: What is trained on.
     """
     started, ended, failed = Semaphore(0), [False], []
-    stage, batches = gpuaug.DecodeStage(backend="engines"), encoded(case)
+    decoder = BatchedDecoder(case.device)
+    batches = [decoder.prepare(files) for files in _in_memory(case)]
 
     def decode() -> None:
         try:
@@ -71,7 +83,7 @@ def beside_training(case: FileCase, stack: ExitStack, *, resident: Batches) -> B
                     started.acquire()
                     if ended[0]:
                         return
-                    stage(batch, device=case.device)
+                    decoder.decode(batch)
         except Exception as error:  # raised in the loop, whose row it is
             failed.append(error)
 
@@ -148,8 +160,9 @@ def _way(decode: Callable[..., Batches], *, needs_gpu: bool = False, **options: 
 
 
 DECODERS: dict[str, Way] = {
-    ENGINES: _way(stage_alone, needs_gpu=True),
-    CPU: _way(stage_alone, backend="cpu"),
+    ENGINES: _way(_engines, needs_gpu=True),
+    OURS: Way(partial(loader_alone, backend="auto")),
+    CPU: Way(partial(loader_alone, backend="cpu")),
     NVIMAGECODEC: _way(_nvimagecodec),
     TORCHCODEC: _way(_torchcodec),
     TORCHVISION: _way(_torchvision),
