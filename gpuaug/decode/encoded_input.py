@@ -48,7 +48,8 @@ def read_encoded(path: str | os.PathLike[str]) -> EncodedFile:
         path: Of an image file. Whether it is there is seen when the batch is made.
 
     Returns:
-        An object that knows the path, also as its ``path``. Transforms of the dataset's that want pixels cannot work on it.
+        An object that has the path as its ``path``. It holds no pixels, so a dataset's transforms come after decoding: on the
+        device.
 
     Raises:
         ArgumentTypeError: If ``path`` is no path.
@@ -64,7 +65,8 @@ def read_encoded(path: str | os.PathLike[str]) -> EncodedFile:
         return EncodedFile(os.fsdecode(path))
     except TypeError as error:
         raise ArgumentTypeError(
-            f"The path of an image must be a str or a path of pathlib, got {type(path).__name__}. Return the bytes of a file as they are."
+            f"The path of an image must be a str or a path of pathlib, got {type(path).__name__}. "
+            "Return the bytes of a file as they are."
         ) from error
 
 
