@@ -72,6 +72,7 @@ HELD = {
     "tensor": lambda file: torch.frombuffer(bytearray(file), dtype=torch.uint8),
     "strided tensor": lambda file: torch.from_numpy(view_of(file)),
     "row": lambda file: {"bytes": file, "path": None},
+    "row of an array": lambda file: {"bytes": np.frombuffer(file, np.uint8), "path": ""},
 }
 
 
@@ -115,6 +116,8 @@ def test_text_is_a_path_where_it_is_the_sample(paths):
 def test_row_with_bytes_keeps_its_path_as_name():
     rows = [{"bytes": file, "path": f"{index}.jpg"} for index, file in enumerate(FILES)]
     assert_holds(collate_encoded(rows), FILES, [row["path"] for row in rows])
+    neither = {"bytes": None, "path": None}
+    assert collate_encoded([*rows, neither]).headers.problems == {len(rows): "it is empty"}
 
 
 Pair = namedtuple("Pair", "image label")
