@@ -19,7 +19,7 @@ _SIGNATURES = (
     *(b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51"),  # JPEG 2000
 )
 _BRANDS = (b"avif", b"avis", b"mif1", b"msf1", b"heic", b"heix")
-"""Of the files of ISO's container those that are images, AVIF and HEIF. Videos begin like them."""
+"""Of AVIF and HEIF, in ISO's container of media: its fourth to seventh byte are those of a video too."""
 
 
 class EncodedFile:
@@ -48,7 +48,8 @@ def read_encoded(path: str | os.PathLike[str]) -> EncodedFile:
         path: Of an image file. Whether it is there is seen when the batch is made.
 
     Returns:
-        An object that knows the path, also as its ``path``. Transforms of the dataset's that want pixels cannot work on it.
+        An object that has the path as its ``path``. It holds no pixels, so a dataset's transforms come after decoding: on the
+        device.
 
     Raises:
         ArgumentTypeError: If ``path`` is no path.
@@ -64,7 +65,8 @@ def read_encoded(path: str | os.PathLike[str]) -> EncodedFile:
         return EncodedFile(os.fsdecode(path))
     except TypeError as error:
         raise ArgumentTypeError(
-            f"The path of an image must be a str or a path of pathlib, got {type(path).__name__}. Return the bytes of a file as they are."
+            f"The path of an image must be a str or a path of pathlib, got {type(path).__name__}. "
+            "Return the bytes of a file as they are."
         ) from error
 
 
@@ -93,10 +95,10 @@ def named(value: Any, path: str, where: str) -> tuple[str, memoryview | None]:
     if _is_bytes(value):
         return "", _view(value)
     if _is_row(value):
-        name: str = value["path"] or ""
-        if value["bytes"] is None and name:
+        name, held = value["path"] or "", value["bytes"]
+        if held is None and name:
             return name, None
-        return name, _view(value["bytes"] or b"")
+        return name, _view(b"" if held is None else held)
     if isinstance(value, os.PathLike) or (isinstance(value, str) and not path):
         return os.fsdecode(value), None
     refuse(value, where)

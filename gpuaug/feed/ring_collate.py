@@ -18,8 +18,9 @@ class SlotCollate:
     """A collate function that leaves its result in the ring.
 
     Args:
-        collate_fn: The user's. The default one stacks samples straight into the slot, and ``collate_ragged`` packs images
-            there, also where another function calls it; what else a function returns is copied there.
+        collate_fn: The user's. The default one stacks samples straight into the slot; ``collate_ragged`` and
+            ``collate_encoded`` pack images there, also where another function calls them; what else a function returns is
+            copied there.
         memory: The ring's.
     """
 

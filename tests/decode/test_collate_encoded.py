@@ -5,6 +5,7 @@ import pickle
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,6 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from gpuaug import ArgumentError, ArgumentTypeError, Encoded, collate_encoded, read_encoded
 from gpuaug.core.encoded import Format
-from gpuaug.decode import collate_encoded as module
 from gpuaug.decode.headers import parse
 from gpuaug.feed import ring
 from gpuaug.feed.collate_members import placing_into
@@ -72,6 +72,7 @@ HELD = {
     "tensor": lambda file: torch.frombuffer(bytearray(file), dtype=torch.uint8),
     "strided tensor": lambda file: torch.from_numpy(view_of(file)),
     "row": lambda file: {"bytes": file, "path": None},
+    "row of an array": lambda file: {"bytes": np.frombuffer(file, np.uint8), "path": ""},
 }
 
 
@@ -115,6 +116,8 @@ def test_text_is_a_path_where_it_is_the_sample(paths):
 def test_row_with_bytes_keeps_its_path_as_name():
     rows = [{"bytes": file, "path": f"{index}.jpg"} for index, file in enumerate(FILES)]
     assert_holds(collate_encoded(rows), FILES, [row["path"] for row in rows])
+    neither = {"bytes": None, "path": None}
+    assert collate_encoded([*rows, neither]).headers.problems == {len(rows): "it is empty"}
 
 
 Pair = namedtuple("Pair", "image label")
@@ -233,16 +236,22 @@ def test_problems_name_images_that_cannot_be_read(tmp_path, paths):
     assert batch.headers.names == [str(path) for path in given]
 
 
-@pytest.mark.parametrize("change", [-200, -1, 1, 63, 64, 200])
-def test_file_whose_size_changes_is_a_problem_of_its_own(change, paths, monkeypatch):
+def with_other_sizes(samples, sizes, monkeypatch):
+    """The batch, if files had these sizes, by their path, when they were asked for."""
     asked = os.stat
 
-    class Before:
-        def __init__(self, path):
-            self.st_size = asked(path).st_size - (change if str(path) == str(paths[2]) else 0)
+    def stat(path):
+        return SimpleNamespace(st_size=sizes.get(str(path), asked(path).st_size))
 
-    monkeypatch.setattr(module.os, "stat", Before)
-    batch = collate_encoded([(path, 0) for path in paths])[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", stat)
+        return collate_encoded(samples)
+
+
+@pytest.mark.parametrize("change", [-200, -1, 1, 63, 64, 200])
+def test_file_whose_size_changes_is_a_problem_of_its_own(change, paths, monkeypatch):
+    sizes = {str(paths[2]): len(FILES[2]) - change}
+    batch, _ = with_other_sizes([(path, 0) for path in paths], sizes, monkeypatch)
     assert batch.headers.problems == {2: "its size has changed since it was asked for"}
     assert [batch.file(index).tobytes() for index in (0, 1, 3, 4)] == [FILES[index] for index in (0, 1, 3, 4)]
     assert batch.headers.table[2]["length"] == 0
@@ -250,19 +259,15 @@ def test_file_whose_size_changes_is_a_problem_of_its_own(change, paths, monkeypa
 
 def test_file_that_is_read_in_parts(paths, monkeypatch):
     whole = os.readv
-    monkeypatch.setattr(os, "readv", lambda file, rooms: whole(file, [rooms[0][:100]]))
-    assert_holds(collate_encoded(paths), FILES, [str(path) for path in paths])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "readv", lambda file, rooms: whole(file, [rooms[0][:100]]))
+        batch = collate_encoded(paths)
+    assert_holds(batch, FILES, [str(path) for path in paths])
 
 
 def test_files_behind_the_second_gigabyte(paths, monkeypatch):
-    asked = os.stat
-
-    class Before:
-        def __init__(self, path):
-            self.st_size = 3 * 2**30 if str(path) == str(paths[0]) else asked(path).st_size
-
-    monkeypatch.setattr(module.os, "stat", Before)
-    batch = collate_encoded(paths)  # memory that nobody writes to is not taken
+    # Memory that nobody writes to is not taken.
+    batch = with_other_sizes(paths, {str(paths[0]): 3 * 2**30}, monkeypatch)
     assert batch.headers.problems == {0: "its size has changed since it was asked for"}
     assert batch.headers.table["start"][1:].min() > 3 * 2**30
     assert [batch.file(index).tobytes() for index in range(1, 5)] == FILES[1:]

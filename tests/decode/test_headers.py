@@ -46,6 +46,7 @@ JPEGS = {
         5,
     ),
     "YCbCr of Adobe's": (inserted(jpeg(), SOF0, b"\xff\xee\x00\x0eAdobe\0\x64\0\0\0\0\x01"), JPEG, 10),
+    "RGB by Adobe's word": (inserted(jpeg(), SOF0, b"\xff\xee\x00\x0eAdobe\0\x64\0\0\0\0\x00"), OTHER_JPEG, 10),
     "extended": (changed(jpeg(), SOF0, 1, b"\xc1"), OTHER_JPEG, 10),
     "arithmetic": (changed(jpeg(), SOF0, 1, b"\xc9"), OTHER_JPEG, 10),
     "lossless": (changed(jpeg(), SOF0, 1, b"\xc3"), OTHER_JPEG, 10),
@@ -192,6 +193,14 @@ def test_problem_of_a_cut_file_of_another_format(kind):
     assert parse(start).problem.startswith("PIL cannot read its header: ")
 
 
+def test_problem_is_one_line(monkeypatch):
+    def fail(data):
+        raise RuntimeError("one\ntwo")
+
+    monkeypatch.setattr(headers, "_opened", fail)
+    assert parse(b"II*\0").problem == "PIL cannot read its header: one"
+
+
 def test_jpeg_cut_anywhere_has_a_problem():
     for length in range(1, len(FINE)):
         header = parse(FINE[:length])
@@ -209,8 +218,9 @@ def test_large_images_are_neither_decoded_nor_warned_of(monkeypatch):
                 header = parse(data)
                 assert (header.height, header.width, header.problem) == (side, side, "")
         for side in (2**31 - 1, 2**31):
-            header = parse(png(side, 1))
-            assert header.problem == ("" if side < 2**31 else f"its size is {side}x1")
+            for height, width in ((side, 1), (1, side)):
+                problem = "" if side < 2**31 else f"its size is {height}x{width}"
+                assert parse(png(height, width)).problem == problem
 
 
 FILES = [data for data, *_ in JPEGS.values() if len(data) < 10_000] + list(OTHERS.values())

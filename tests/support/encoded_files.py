@@ -63,7 +63,7 @@ def inserted(data, marker, value):
 def png(height=13, width=21, depth=8, colour=2):
     """A PNG by its header: PIL writes neither 16 bits a channel in colour nor more pixels than there are."""
     samples = {0: 1, 2: 3, 6: 4}[colour]
-    rows = b"".join(b"\0" + bytes(width * samples * depth // 8) for _ in range(min(height, 16)))
+    rows = b"".join(b"\0" + bytes(min(width, 64) * samples * depth // 8) for _ in range(min(height, 64)))
 
     def chunk(name, content):
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
