@@ -21,7 +21,7 @@ DALI, CPU               the same with decoders on the CPU
 SPDL, fuse              threads decode by SPDL to 256 pixels, gpuaug.fuse does the rest
 gpuaug                  read_encoded, collate_encoded, DecodeStage and gpuaug.fuse
 gpuaug, engines / CPU   the same with that backend; with ``min_side``, where files are of a camera's size
-engines alone           DecodeStage called on batches in memory (a ceiling)
+engines alone           batches in memory through DecodeStage, which is the loader's only stage (a ceiling)
 
 Each row is measured with the best of its settings: worker counts, DALI's threads with ``hw_decoder_load``, then crops in the
 decoder or after it, then batches ahead. They are tried one after another in short windows, and are in the row. In a training
