@@ -3,21 +3,20 @@
 Each gives (images, labels) without an end, as the loaders do, and may run ahead of the device.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from threading import Semaphore, Thread
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import gpuaug
+from bench.data import loaders
 from bench.harness.optional_rows import MissingError
-from bench.peers.file_loaders import Batches, FileCase, Way
+from bench.peers.file_loaders import Batches, FileCase, Way, streamed
 from bench.peers.nvjpeg import BatchedDecoder
 from gpuaug.benchkit.photos import class_folders
 
@@ -29,7 +28,6 @@ TORCHCODEC = "torchcodec alone"
 TORCHVISION = "torchvision alone"
 
 _BATCHES = 4
-_AHEAD = 3  # steps that a training loop may be ahead of the device while decoding goes on beside it
 
 
 def paths(case: FileCase) -> list[list[str]]:
@@ -46,72 +44,42 @@ def encoded(case: FileCase) -> list[Any]:
     return [batch.pin_memory() for batch in made] if case.device.type == "cuda" else made
 
 
-def loader_alone(case: FileCase, stack: ExitStack, *, backend: str) -> Batches:
-    """``gpuaug.DecodeStage`` in a loader over encoded batches that are in memory."""
-    ready = [(batch, range(len(batch))) for batch in encoded(case)]
-    loader = gpuaug.StreamedLoader(cycle(ready), [gpuaug.DecodeStage(backend=backend)], device=case.device)
-    stack.callback(loader.close)
-    return iter(loader)
+def stage_alone(case: FileCase, stack: ExitStack, *, backend: str = "engines") -> Batches:
+    """Encoded batches in memory through a ``StreamedLoader`` whose only stage is a ``gpuaug.DecodeStage``.
+
+    There are no workers, no files to read and no augmentation. A loader, since a stage that is called by itself sets up its
+    decoders for that one batch.
+    """
+    batches = [[batch, torch.zeros(len(batch))] for batch in encoded(case)]
+    return streamed(case, stack, loaders.cycle(batches), [gpuaug.DecodeStage(backend=backend)])
 
 
-def _engines(case: FileCase) -> Batches:
+def _engines(case: FileCase, _stack: ExitStack) -> Batches:
     decoder = BatchedDecoder(case.device)
     for batch in cycle([decoder.prepare(files) for files in _in_memory(case)]):
         decoder.decode(batch)
         yield batch, range(case.batch_size)
 
 
-def beside_training(case: FileCase, stack: ExitStack, *, resident: Batches) -> Batches:
-    """Batches that are on the card already, while a thread decodes as many files and throws them away.
+def beside_training(case: FileCase, stack: ExitStack, *, resident: Batches, backend: str = "engines") -> Batches:
+    """Batches that are on the card already, while as many are decoded and thrown away.
 
-    What decoding costs a training step, apart from the loader, the copies and the augmentation: decoding goes on at the pace of
-    the step, on a stream of high priority, and the loop is a few steps ahead of the device at most.
+    What decoding costs a training step, apart from the workers and the augmentation: the decoded batch is waited for, and
+    dropped where a loop would augment it.
 
     Args:
         case: The files.
-        stack: Ends the thread.
+        stack: Ends the decoding.
         resident: What is trained on.
+        backend: Of the ``DecodeStage``.
     """
-    started, ended, failed = Semaphore(0), [False], []
-    decoder = BatchedDecoder(case.device)
-    batches = [decoder.prepare(files) for files in _in_memory(case)]
-
-    def decode() -> None:
-        try:
-            with torch.cuda.stream(torch.cuda.Stream(case.device, priority=-1)):
-                for batch in cycle(batches):
-                    started.acquire()
-                    if ended[0]:
-                        return
-                    decoder.decode(batch)
-        except Exception as error:  # raised in the loop, whose row it is
-            failed.append(error)
-
-    thread = Thread(target=decode, daemon=True)
-
-    def end() -> None:
-        ended[0] = True
-        started.release()
-        thread.join()
-
-    def looped() -> Iterator[tuple[Any, Any]]:
-        trained: deque[torch.cuda.Event] = deque()
-        for images, labels in resident:
-            if failed:
-                raise failed[0]
-            started.release()
-            yield images, labels
-            trained.append(torch.cuda.Event())
-            trained[-1].record()
-            if len(trained) > _AHEAD:
-                trained.popleft().synchronize()
-
-    thread.start()
-    stack.callback(end)
-    return looped()
+    decoded = stage_alone(case, stack, backend=backend)
+    for images, labels in resident:
+        next(decoded)
+        yield images, labels
 
 
-def _nvimagecodec(case: FileCase) -> Batches:
+def _nvimagecodec(case: FileCase, _stack: ExitStack) -> Batches:
     try:
         from nvidia import nvimgcodec
     except ImportError as error:
@@ -128,7 +96,7 @@ def _nvimagecodec(case: FileCase) -> Batches:
         yield images, images
 
 
-def _torchcodec(case: FileCase) -> Batches:
+def _torchcodec(case: FileCase, _stack: ExitStack) -> Batches:
     try:
         from torchcodec.decoders import decode_jpeg
     # A RuntimeError where the libraries that it is linked to are missing.
@@ -137,7 +105,7 @@ def _torchcodec(case: FileCase) -> Batches:
     return _in_torch(case, lambda files: decode_jpeg(files, device=case.device))
 
 
-def _torchvision(case: FileCase) -> Batches:
+def _torchvision(case: FileCase, _stack: ExitStack) -> Batches:
     from torchvision.io import ImageReadMode, decode_jpeg
 
     return _in_torch(case, lambda files: decode_jpeg(files, mode=ImageReadMode.RGB, device=case.device))
@@ -155,16 +123,12 @@ def _in_memory(case: FileCase) -> list[list[bytes]]:
     return [[Path(path).read_bytes() for path in batch] for batch in paths(case)]
 
 
-def _way(decode: Callable[..., Batches], *, needs_gpu: bool = False, **options: Any) -> Way:
-    return Way(lambda case, _stack: decode(case, **options), needs_gpu=needs_gpu)
-
-
 DECODERS: dict[str, Way] = {
-    ENGINES: _way(_engines, needs_gpu=True),
-    OURS: Way(partial(loader_alone, backend="auto")),
-    CPU: Way(partial(loader_alone, backend="cpu")),
-    NVIMAGECODEC: _way(_nvimagecodec),
-    TORCHCODEC: _way(_torchcodec),
-    TORCHVISION: _way(_torchvision),
+    ENGINES: Way(_engines, needs_gpu=True),
+    OURS: Way(partial(stage_alone, backend="auto")),
+    CPU: Way(partial(stage_alone, backend="cpu")),
+    NVIMAGECODEC: Way(_nvimagecodec),
+    TORCHCODEC: Way(_torchcodec),
+    TORCHVISION: Way(_torchvision),
 }
 """Row name to the decoder."""

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_image
 
@@ -131,22 +130,23 @@ def _torchvision(case: FileCase, stack: ExitStack, **settings: Any) -> Batches:
     return _closing(batches(), stack)
 
 
-def _streamed(case: FileCase, stack: ExitStack, loader: DataLoader, stages: list[Any]) -> Batches:
-    streamed = gpuaug.StreamedLoader(loader, stages, device=case.device, depth=loaders.DEPTH)
-    stack.callback(streamed.close)
-    return iter(streamed)
+def streamed(case: FileCase, stack: ExitStack, loader: Any, stages: list[Any]) -> Batches:
+    """Batches of ``loader`` through a ``StreamedLoader``, which is closed with ``stack``."""
+    made = gpuaug.StreamedLoader(loader, stages, device=case.device, depth=loaders.DEPTH)
+    stack.callback(made.close)
+    return iter(made)
 
 
 def _workers(case: FileCase, stack: ExitStack, **settings: Any) -> Batches:
     dataset = ImageFolder(case.root, loader=decode)
     loader = loaders.endless(dataset, case.batch_size, case, collate=gpuaug.collate_ragged, pin=False, **settings)
-    return _streamed(case, stack, loader, [fused(case)])
+    return streamed(case, stack, loader, [fused(case)])
 
 
 def _ours(case: FileCase, stack: ExitStack, *, workers: int, **options: Any) -> Batches:
     dataset = ImageFolder(case.root, loader=gpuaug.read_encoded)
     loader = loaders.endless(dataset, case.batch_size, case, workers=workers, collate=gpuaug.collate_encoded, pin=False)
-    return _streamed(case, stack, loader, [gpuaug.DecodeStage(**options), fused(case)])
+    return streamed(case, stack, loader, [gpuaug.DecodeStage(**options), fused(case)])
 
 
 def _dali(case: FileCase, stack: ExitStack, **settings: Any) -> Batches:
@@ -198,7 +198,7 @@ def _memory_mapped(case: FileCase, stack: ExitStack, **settings: Any) -> Batches
     """Images that were decoded and shrunk before, out of the page cache: what remains where nothing is to be decoded."""
     dataset = RawImages(case.root)
     loader = loaders.endless(dataset, case.batch_size, case, pin=False, **settings)
-    return _streamed(case, stack, loader, [lambda images: images.permute(0, 3, 1, 2), fused(case, ragged=False)])
+    return streamed(case, stack, loader, [lambda images: images.permute(0, 3, 1, 2), fused(case, ragged=False)])
 
 
 LOADERS: dict[str, Way] = {

@@ -147,8 +147,8 @@ def fused_augmentation(setup: Setup, *, ragged: bool = False) -> Callable[[Tenso
         ragged: Whether images are whole and of any size. They shrink more then: crops are antialiased.
     """
     dtype = torch.bfloat16 if setup.half else torch.float32
-    options = {"ragged": ragged, "antialias": ragged}
-    return gpuaug.fuse(_pipeline(setup), dtype=dtype, memory_format=setup.memory_format, **options)
+    layout = setup.memory_format
+    return gpuaug.fuse(_pipeline(setup), dtype=dtype, memory_format=layout, ragged=ragged, antialias=ragged)
 
 
 def _pipeline(setup: Setup) -> Any:

@@ -42,7 +42,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -181,9 +181,8 @@ class _Run:
                     self._skip(case, name, reason(error))
                     continue
                 found.setdefault(name, []).append(once)
-                console.print(
-                    f"files: {case.title}: {name}: {once['images_per_s']:,.0f} images/s, {_words(chosen[name])}", markup=False
-                )
+                told = ", ".join(filter(None, [f"{once['images_per_s']:,.0f} images/s", _words(chosen[name])]))
+                console.print(f"files: {case.title}: {name}: {told}", markup=False)
                 self.rows = before + [record(case, each, found, chosen[each]) for each in names if each in found]
                 self._write()
         self.rows = before + [record(case, each, found, chosen[each]) for each in names if each in found]
@@ -236,16 +235,19 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--rate", type=float, help="hold all rows to so many images a second")
     parser.add_argument("--search", type=float, default=0.4, help="length of windows that try settings (default: %(default)s)")
     parser.add_argument("--keep", action="store_true", help="add to the result that is there, case by case")
+    parser.add_argument("--part", action="store_true", help=SUPPRESS)  # of a run whose table comes at its end
     options = flags.read(parser, words)
     kinds = options.cases.split(",")
     if unknown := [kind for kind in kinds if not file_cases.is_known(kind)]:
         known = ", ".join((*file_cases.LOADING, file_cases.DECODE, file_cases.RAW))
-        parser.error(f"--cases must be among {known} and torchvision's models, got {', '.join(unknown)}. Separate by commas.")
+        parser.error(f"--cases must name {known} or models of torchvision's, got {', '.join(unknown)}. Separate by commas.")
     allowed = cores_allowed()
     options.cores = options.cores or ((min(16, allowed), 4) if allowed > 4 else (allowed,))
     if max(options.cores) > allowed:
         parser.error(f"--cores must be {allowed} at most, got {max(options.cores)}. This process may use no more.")
     made = _measured(kinds, options) if options.cores == (allowed,) else _in_processes(words, kinds, options)
+    if options.part:
+        return made
     columns = [key for key in COLUMNS if any(key in row for row in made["rows"])]
     print_rows([{key: row.get(key, "") for key in columns} for row in made["rows"]], "files: from encoded files to the card")
     return made
@@ -273,10 +275,13 @@ def _in_processes(words: Sequence[str], kinds: Sequence[str], options: Namespace
             own = [kind for kind in kinds if index == 0 or kind in file_cases.LOADING]
             if not own:
                 continue
-            told = ["--cores", str(cores), "--cases", ",".join(own), "--json", str(path), *(["--keep"] if keep else [])]
+            told = ["--part", "--cores", str(cores), "--cases", ",".join(own), "--json", str(path)]
+            told += ["--keep"] if keep else []
             with on_cores(cores):
                 ended = subprocess.run([sys.executable, "-m", "bench", "files", *words, *told], check=False)
             if ended.returncode:
-                raise SystemExit(f"files: the process on {cores} cores ended with status {ended.returncode}. See above.")
+                raise SystemExit(
+                    f"files: each process must succeed, got status {ended.returncode} on {cores} cores. Its error stands above."
+                )
             keep = True
         return json.loads(path.read_text(encoding="utf-8"))

@@ -2,9 +2,9 @@
 
 import io
 import itertools
-from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,15 +12,14 @@ import torch
 from PIL import Image
 from torchvision.transforms.v2.functional import pil_to_tensor
 
+import gpuaug
 from bench.data import encoded_images
-from bench.peers import decoders
+from bench.peers import decoders, file_loaders
 from bench.peers.file_loaders import FileCase
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
-
-def case_of(root, device):
-    return FileCase(encoded_images.corpus(root), batch_size=7, size=32, device=device, cores=1)
+def case_of(root):
+    return FileCase(encoded_images.corpus(root), batch_size=7, size=32, device=torch.device("cpu"), cores=1)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +33,7 @@ def case_of(root, device):
 )
 def test_a_decoder_gives_the_images_of_its_files(name, package, class_folder):
     pytest.importorskip(package, exc_type=ImportError)
-    case = case_of(class_folder, CPU)
+    case = case_of(class_folder)
     paths = decoders.paths(case)
     assert len({path for batch in paths for path in batch}) == 24, "a folder with fewer is gone through again"
     with ExitStack() as stack:
@@ -49,36 +48,10 @@ def test_a_decoder_gives_the_images_of_its_files(name, package, class_folder):
                 assert (found.float() - expected.float()).abs().mean() < 3
 
 
-class FailingDecoder:
-    """A decoder that decodes twice and then fails."""
-
-    def __init__(self, _device):
-        self.calls = 0
-
-    def prepare(self, files):
-        return files
-
-    def decode(self, _files):
-        self.calls += 1
-        if self.calls > 2:
-            raise ZeroDivisionError("broken on purpose")
-
-
-@pytest.mark.gpu
-def test_an_error_beside_a_step_is_raised_in_the_loop(class_folder, monkeypatch):
-    monkeypatch.setattr(decoders, "BatchedDecoder", FailingDecoder)
-    resident = itertools.repeat((torch.zeros(7, device=CUDA), range(7)))
-    with ExitStack() as stack:
-        batches = decoders.beside_training(case_of(class_folder, CUDA), stack, resident=resident)
-        with pytest.raises(ZeroDivisionError, match="broken on purpose"):
-            deque(batches, maxlen=0)
-
-
 @pytest.mark.gpu
 def test_engines_alone_decode_the_files(class_folder):
-    case = case_of(class_folder, CUDA)
-    decoder = decoders.BatchedDecoder(CUDA)
-    files = [Path(path).read_bytes() for path in decoders.paths(case)[0]]
+    decoder = decoders.BatchedDecoder(torch.device("cuda", 0))
+    files = [Path(path).read_bytes() for path in decoders.paths(case_of(class_folder))[0]]
     *_, pixels = batch = decoder.prepare(files)
     decoder.decode(batch)
     torch.cuda.synchronize()
@@ -86,3 +59,21 @@ def test_engines_alone_decode_the_files(class_folder):
         [pil_to_tensor(Image.open(io.BytesIO(file)).convert("RGB")).permute(1, 2, 0).flatten() for file in files]
     )
     assert (pixels.cpu().float() - wanted.float()).abs().mean() < 3
+
+
+def test_a_step_beside_the_engines_has_its_own_batches_while_others_are_decoded(class_folder, monkeypatch):
+    made = []
+
+    def watched(*args, **options):
+        made.append(gpuaug.StreamedLoader(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(file_loaders, "gpuaug", SimpleNamespace(StreamedLoader=watched))
+    resident = [(torch.full((7, 1), index), torch.arange(7)) for index in range(3)]
+    with ExitStack() as stack:
+        options = {"resident": itertools.cycle(resident), "backend": "cpu"}
+        batches = decoders.beside_training(case_of(class_folder), stack, **options)
+        for index in range(5):
+            images, _ = next(batches)
+            assert images is resident[index % 3][0]
+            assert made[0].stats().batches == index + 1

@@ -151,7 +151,7 @@ def test_a_result_is_added_to_case_by_case(measured):
 
 
 @pytest.mark.skipif(cores_allowed() < 2, reason="needs two cores")
-def test_each_number_of_cores_has_a_process_that_never_had_more(files, monkeypatch, tmp_path):
+def test_each_number_of_cores_has_a_process_that_never_had_more(files, monkeypatch, tmp_path, capsys):
     started = []
 
     def run(command, check):
@@ -162,6 +162,7 @@ def test_each_number_of_cores_has_a_process_that_never_had_more(files, monkeypat
     monkeypatch.setattr(files, "subprocess", SimpleNamespace(run=run))
     flags = ["--cases", "small,decode", "--rows", "gpuaug, CPU", "--json", str(tmp_path / "files.json")]
     made = files.main([*ONCE, *flags, "--cores", "2,1"])
+    assert capsys.readouterr().out.count("from encoded files to the card") == 1, "one table at the end"
     assert started == [(["-m", "bench", "files"], 2), (["-m", "bench", "files"], 1)]
     assert {case: (rows, made["rows"][index]["cores"]) for index, (case, rows) in enumerate(rows_by_case(made).items())} == {
         "small, 2 cores": (["gpuaug, CPU"], 2),
@@ -169,7 +170,7 @@ def test_each_number_of_cores_has_a_process_that_never_had_more(files, monkeypat
         "small, 1 core": (["gpuaug, CPU"], 1),
     }
     monkeypatch.setattr(files, "subprocess", SimpleNamespace(run=lambda command, check: SimpleNamespace(returncode=3)))
-    with pytest.raises(SystemExit, match="files: the process on 1 cores ended with status 3"):
+    with pytest.raises(SystemExit, match=r"files: each process must succeed, got status 3 on 1 cores\. Its error stands above"):
         files.main([*ONCE, "--cores", "1"])
 
 
@@ -186,7 +187,7 @@ def test_wrong_flags_are_refused_before_anything_is_measured(files, capsys):
     for flags, text in (
         (
             ["--cases", "small,nothing"],
-            "--cases must be among small, camera, mix, decode, raw and torchvision's models, got nothi",
+            "--cases must name small, camera, mix, decode, raw or models of torchvision's, got nothi",
         ),
         (["--cores", "4096"], f"--cores must be {cores_allowed()} at most, got 4096. This process may use no more."),
     ):
