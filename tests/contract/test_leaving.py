@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from contract.sources import Numbers, OwnError, failing_at, failure, noise, streamed, values
+from contract.sources import Numbers, OwnError, failing_at, failure, noise, raises, streamed, values
 from support import processes
 from support.waiting import WAIT_S, until
 from torch.utils.data import DataLoader
@@ -115,6 +115,13 @@ def test_workers_end_where_a_stage_fails(workers):
         until(lambda: not workers())
     finally:
         gc.enable()
+
+
+def test_workers_end_although_their_error_is_kept(workers):
+    fail = raises(LookupError("its own"))
+    _, error = failure(streamed(DataLoader(Numbers(20, 4, fail), batch_size=2, num_workers=2)))
+    until(lambda: not workers())
+    assert type(error) is LookupError  # its traceback holds DataLoader's iterator
 
 
 def test_a_loader_that_is_dropped_with_its_iterator_leaves_nothing(feeds):

@@ -1,11 +1,12 @@
-"""Lanes and the limit on run-ahead, by themselves: forked children, and when the host is held back."""
+"""Lanes and the limit on run-ahead, by themselves: devices without lanes, forked children, when the host is held back."""
 
 import sys
 
 import pytest
+import torch
 from support import processes
 
-from gpuaug.core.streams import RunAheadLimit
+from gpuaug.core.streams import Lanes, RunAheadLimit
 
 FORK = """
 import gc, os, sys
@@ -54,6 +55,16 @@ def test_spare_forked_children_frees_no_garbage_of_the_parent_in_a_child():
         "spare_forked_children freed by the parent",
         "lanes freed by the parent",
     ]
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps", "xpu"])
+def test_lanes_of_devices_other_than_cuda_are_in_line(device):
+    lanes = Lanes(torch.device(device))
+    assert lanes.in_line
+    assert lanes.copy.in_line
+    assert lanes.lane("stage/transform").in_line
+    assert lanes.consumer() is lanes.copy
+    assert lanes.current_stream() is None
 
 
 def test_run_ahead_limit_waits_for_the_newest_event_beyond_a_smaller_depth():

@@ -1,12 +1,19 @@
 """What is said: of a ring that cannot be, of settings that there are not, and by the loader of itself."""
 
+import sys
+import threading
+from types import SimpleNamespace
+
 import pytest
 import torch
+from support.feed_iterators import take
 from support.ring_equality import assert_same
 from support.ring_inputs import Samples, Source, with_workers
 from torch.utils.data import DataLoader
 
 from gpuaug import ArgumentError, ArgumentTypeError, StreamedLoader
+from gpuaug.core.streams import InLineLane
+from gpuaug.feed.feed import Feed
 
 # What a finaliser raises nobody else hears of.
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
@@ -54,6 +61,23 @@ def test_feed_ring_refuses_unsuitable_sources_with_reason(case):
         assert len(list(loader)) == len(loader)
         assert loader.stats().slot_batches == 0
         loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("platform", "device", "reason"),
+    [
+        ("linux", "mps", "the device is mps"),
+        ("linux", "xpu", "the device is xpu"),
+        ("darwin", "cuda:0", "the ring is for Linux"),
+    ],
+)
+def test_feed_is_plain_on_other_devices_and_platforms(monkeypatch, workers, platform, device, reason):
+    monkeypatch.setattr(sys, "platform", platform)
+    wrapped = DataLoader(Samples(), num_workers=workers)
+    assert repr(Feed(wrapped, "auto", None, torch.device(device))) == f"plain ({reason})"
+    with pytest.raises(ArgumentError, match=reason):
+        Feed(wrapped, "ring", None, torch.device(device))
 
 
 @pytest.mark.parametrize("feed", ["rings", "", None, True, ["ring"]])
@@ -105,3 +129,21 @@ def test_ring_falls_back_to_plain_when_memory_cannot_be_had():
     assert_same(list(loader), list(with_workers(Samples())()))
     assert loader.stats().slot_batches == 0
     assert "feed=plain (its memory cannot be had here: " in repr(loader)
+
+
+def test_prepare_alone_page_locks_slots(monkeypatch):
+    # Not the thread that pulls: a CUDA call there would end a graph capture of the user's.
+    callers = []
+    cudart = SimpleNamespace(
+        cudaHostRegister=lambda *_: callers.append(threading.current_thread()) or 0, cudaHostUnregister=lambda _: 0
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    feed = Feed(DataLoader(Samples(), num_workers=1), "ring", None, torch.device("cuda", 0))
+    source = feed.open(lambda: None, 2)
+    while not (pulled := take(source)).ended:
+        feed.prepare(pulled)
+        feed.read_until(pulled, InLineLane("copy").record_event())
+        feed.collect()
+    source.close()
+    feed.close()
+    assert set(callers) == {threading.current_thread()}

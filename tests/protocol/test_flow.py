@@ -173,6 +173,19 @@ def test_the_thread_ends_with_close(cuda):
     assert set(threading.enumerate()) <= before
 
 
+def test_the_thread_that_pulls_makes_no_cuda_calls(cuda, monkeypatch):
+    real, callers = cuda.operation, set()
+
+    def operation():
+        callers.add(threading.current_thread().name)
+        return real()
+
+    monkeypatch.setattr(cuda, "operation", operation)
+    for received in StreamedLoader(Source(cuda, 8), [lambda images: kernel(cuda, images)], device="cuda"):
+        cuda.read(*received)
+    assert callers == {threading.current_thread().name}
+
+
 def draws(cuda, depth):
     """What a stage draws for each batch of two epochs, the first of which is left early."""
     drawn = {}

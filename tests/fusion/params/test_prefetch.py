@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import gpuaug
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.params import prefetch
-from gpuaug.fusion.params.prefetch import draw_tables
+from gpuaug.fusion.params import prefetch, table
+from gpuaug.fusion.params.prefetch import TablePrefetch, draw_tables
 
 SHARED = {
     "same": lambda: [
@@ -219,3 +219,19 @@ def test_default_device_does_not_change_draws(ragged):
     for (made, records), (other, known) in zip(got, expected, strict=True):
         assert torch.equal(made, other)
         assert all(torch.equal(one["boxes"], two["boxes"]) for one, two in zip(records, known, strict=True))
+
+
+@pytest.mark.parametrize("points", [False, True])
+def test_tables_for_a_gpu_equal_those_for_a_cpu(monkeypatch, points):
+    send = table.send
+    monkeypatch.setattr(table, "send", lambda samples, width, fill, device: send(samples, width, fill, torch.device("cpu")))
+    monkeypatch.setattr(prefetch, "current_stream", lambda device: 0)
+    augment, size = gpuaug.fuse(simple()), Size(4, 3, 30, 41)
+    segment = augment._segments.at(0, size, masks=False)
+
+    def calls(device):
+        torch.manual_seed(3)
+        made = TablePrefetch()
+        return [made.table(segment.plan, segment.ops, size, torch.device(device), points=points) for _ in range(6)]
+
+    assert all(map(torch.equal, calls("cuda:0"), calls("cpu")))

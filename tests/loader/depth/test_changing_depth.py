@@ -9,24 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from protocol.scenarios import ANY_SCENARIO, SCENARIOS, Step, run
 from support.depth_tuning import auto
+from support.lanes import OnLanes
 from torch import nn
 
 from gpuaug import FeatureStage, StreamedLoader, TransformStage
 from gpuaug.loader import depth
 from gpuaug.loader.depth import AHEAD
 from gpuaug.loader.iterator import PipelinedIterator
-
-
-class OnLanes:
-    """Lanes of a CPU that say that they are a GPU's, so that the loader works ahead on them."""
-
-    in_line = False
-
-    def __init__(self, lanes):
-        self._lanes = lanes
-
-    def __getattr__(self, name):
-        return getattr(self._lanes, name)
 
 
 def small_windows(patch, rounds=6):
