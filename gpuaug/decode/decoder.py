@@ -77,6 +77,11 @@ class Decoder:
         """Whether there are engines."""
         return self._engines is not None
 
+    @property
+    def version(self) -> str:
+        """What decodes, with versions."""
+        return f"nvJPEG {self._engines.version} and {cpu.version()}" if self._engines is not None else cpu.version()
+
     def allocate(self, encoded: Encoded, bad: Mapping[int, str]) -> Work:
         """Memory for a batch. On the training thread, where the copy lane is current."""
         layout = Layout(encoded.headers, self._options, engines=self.uses_engines, bad=bad)

@@ -16,7 +16,7 @@ from gpuaug.core.errors import ArgumentError, DecodeError, DeviceError, GpuAugWa
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Event, Lanes
-from gpuaug.decode import cpu, nvjpeg
+from gpuaug.decode import nvjpeg
 from gpuaug.decode.decoder import Decoder, Pools, Work
 from gpuaug.decode.layout import Options, nearest_good, problems
 from gpuaug.decode.members import map_instances, with_samples_from
@@ -151,9 +151,7 @@ class BoundDecode(BoundStage):
         super().__init__(name, stage.selection, lanes)
         self.stage, self.lanes = stage, lanes
         self.decoder = Decoder(name, lanes, stage.options, engines=_has_engines(stage.backend, lanes.device))
-
-    def __repr__(self) -> str:
-        return f"{'engines and ' if self.decoder.uses_engines else ''}{cpu.usable_cores()} threads of {cpu.version()}"
+        self.version = self.decoder.version
 
     def submit(self, batch: Batch, memory: dict[str, Any]) -> tuple[Batch, "Decoding | None"]:
         """Have the images of a batch decoded. In their place stands what becomes of them when the batch is copied."""
