@@ -107,6 +107,14 @@ class Engines:
         self.close.atexit = False  # the device may be gone by then
 
     @property
+    def version(self) -> str:
+        """Of nvJPEG."""
+        parts = [c_int() for _ in range(3)]
+        for kind, part in enumerate(parts):
+            self._call("nvjpegGetProperty", c_int(kind), byref(part))
+        return ".".join(str(part.value) for part in parts)
+
+    @property
     def count(self) -> int:
         """Number of engines on the device."""
         engines, cores = c_uint(), c_uint()

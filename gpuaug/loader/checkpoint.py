@@ -1,13 +1,14 @@
 """How far the training loop has come, in a form that a checkpoint can hold."""
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning
 from gpuaug.feed.wrapped_loader import is_stateful, tell_epoch
 
 _WAY_OUT = "Pass what state_dict() of a StreamedLoader returned."
@@ -34,12 +35,20 @@ class Progress:
         loader: The wrapped loader.
         seed: What draws depend on besides.
         end_passes: Ends the passes over the loader that are open.
+        versions: What decides the last bits of stages' results, by the stage's name.
     """
 
-    def __init__(self, loader: Iterable[Any], seed: int, end_passes: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        seed: int,
+        end_passes: Callable[[], None],
+        versions: Callable[[], dict[str, str]] = dict,
+    ) -> None:
         self.seed = seed
         self._loader = loader
         self._end_passes = end_passes
+        self._versions = versions
         self._epoch = -1
         self._next: int | None = None
         """The epoch of the next iterator, where it is not the one that follows."""
@@ -93,7 +102,7 @@ class Progress:
         """Where the training loop is: the state after the batch that was handed over last, whatever has been read ahead.
 
         Holds the wrapped loader's own state after that batch, and what the draws of stages depend on: the seed, the epoch and
-        the number of batches. Each rank has its own.
+        the number of batches. Each rank has its own. With a :class:`DecodeStage` it names the decoders.
 
         Raises:
             Exception: What the wrapped loader raised when it was asked for its state.
@@ -101,7 +110,8 @@ class Progress:
         reached = self._snapshot or Snapshot(self._following, 0, False, self._chosen, None)
         if isinstance(reached.source, Exception):
             raise reached.source
-        return {"seed": self.seed, **copy.deepcopy(reached._asdict())}
+        versions = self._versions()
+        return {"seed": self.seed, **copy.deepcopy(reached._asdict()), **({"decoders": versions} if versions else {})}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned: the next iterator begins with the batch after it.
@@ -114,6 +124,9 @@ class Progress:
 
         Raises:
             ArgumentError, ArgumentTypeError: If it is no such state. Then nothing has changed.
+
+        Warns:
+            GpuAugWarning: If images were decoded by another decoder, or by another version of it.
         """
         if not isinstance(state_dict, Mapping):
             raise ArgumentTypeError(f"state must be a mapping, got {type(state_dict).__name__}. {_WAY_OUT}")
@@ -121,6 +134,15 @@ class Progress:
         if missing := [name for name in names if name not in state_dict]:
             raise ArgumentError(f"state must hold {', '.join(names)}, got one without {', '.join(missing)}. {_WAY_OUT}")
         reached = Snapshot(*copy.deepcopy([state_dict[name] for name in Snapshot._fields]))
+        before, now = state_dict.get("decoders", {}), self._versions()
+        for name in before.keys() & now.keys():
+            if before[name] != now[name]:
+                warnings.warn(
+                    f"Stage {name!r} must decode as before to give the same batches, got {now[name]} after {before[name]}. "
+                    "Pixels may differ by a few values; for the same ones, resume with the decoder of then.",
+                    GpuAugWarning,
+                    stacklevel=2,
+                )
         self._end_passes()  # what reads a loader must not meet a change of its state
         ended = reached.ended or _is_finished(reached.source)
         if reached.chosen and not ended:

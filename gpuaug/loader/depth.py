@@ -13,6 +13,7 @@ import torch
 from torch import distributed
 
 from gpuaug.core.streams import Event, Lane, Lanes, ms_between
+from gpuaug.decode.stage import DecodeStage
 from gpuaug.stages.base import Stage, TransformStage
 from gpuaug.stages.feature import FeatureStage
 
@@ -145,6 +146,8 @@ def may_communicate(stages: Sequence[Stage]) -> bool:
     they hold; what a function does cannot be seen.
     """
     for stage in stages:
+        if isinstance(stage, DecodeStage):
+            continue
         if isinstance(stage, FeatureStage):
             parts: Sequence[Any] = list(stage.branches.values())
         else:

@@ -94,7 +94,7 @@ class StreamedLoader:
         )
         own_feed = Feed(loader, feed, budget, lanes.device)
         self._feed_iterators: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
-        progress = Progress(loader, seed, partial(_close_all, self._feed_iterators))
+        progress = Progress(loader, seed, partial(_close_all, self._feed_iterators), partial(_versions, weakref.ref(self)))
         self._shared = LoaderState(lanes, Copier(lanes.device, warns=bool(own_feed.reason)), own_feed, progress)
         if is_stateful(loader):
             # Here, not on the class: frameworks look for these two names, and save in a checkpoint what they find.
@@ -248,6 +248,12 @@ class StreamedLoader:
             GpuAugWarning,
             stacklevel=4,  # the user's loop, beyond next() of the generator and _begin()
         )
+
+
+def _versions(loader: "weakref.ref[StreamedLoader]") -> dict[str, str]:
+    """What decides the last bits of stages' results, by the stage's name."""
+    held = loader()
+    return {} if held is None else {bound.name: bound.version for bound in held._bound if bound.version}
 
 
 _OF_A_RANK = {"rank", "num_processes", "num_replicas", "num_shards", "process_index", "world_size"}

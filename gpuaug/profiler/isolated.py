@@ -1,6 +1,8 @@
 """The parts of the work on a batch, each by itself: the copy, every stage, and the training step."""
 
+from collections import deque
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from typing import Any, Literal
 
@@ -8,6 +10,7 @@ import torch
 
 from gpuaug.core.batch import Batch
 from gpuaug.core.rng import Position
+from gpuaug.decode.stage import BoundDecode, DecodeStage
 from gpuaug.fusion.fused import Fused
 from gpuaug.loader.inspection import Inspection
 from gpuaug.loader.streamed_loader import StreamedLoader
@@ -40,6 +43,15 @@ def measured(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iterator[
 
         return run
 
+    decoded = _Decoded(inspection, host_batch)
+    with closing(decoded):
+        for number, (bound, stage) in enumerate(inspection.stages):
+            if isinstance(stage, DecodeStage):
+                wall, _ = alone(on_lane(partial(decoded.next, number)), device, REPEATS)
+                engines = isinstance(bound, BoundDecode) and bound.decoder.uses_engines
+                yield Part(f"stage/{bound.name}", wall, kind="engines" if engines else "cpu decoder")
+        host_batch = on_lane(decoded.whole)()
+
     def copied() -> Batch:
         lanes.copy.make_current()
         return inspection.copy(host_batch)
@@ -49,6 +61,8 @@ def measured(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iterator[
     batch = copy()
     synchronize(device)
     for bound, stage in inspection.stages:
+        if isinstance(stage, DecodeStage):
+            continue
         values = bound.read(batch)
         work = on_lane(partial(_run, bound, RepeatedBatch(values), _positions(loader.seed), {}))
         for _ in range(3):  # a graph is captured when a shape occurs again
@@ -57,6 +71,41 @@ def measured(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iterator[
         yield _part(f"stage/{bound.name}", work, device, looks, kind=_kind(stage), runs=_runs(stage))
         batch = bound.write(batch, result)
     yield _part(STEP, step, device, looks)
+
+
+class _Decoded:
+    """Decodes one batch again and again, as the loader does: the next is begun before the last is waited for."""
+
+    def __init__(self, inspection: Inspection, host_batch: Batch) -> None:
+        self._lanes, self._batch = inspection.lanes, host_batch
+        self._stages = [bound for bound, _ in inspection.stages]
+        self._memory: dict[str, Any] = {}
+        self._begun: deque[tuple[Batch, Any]] = deque()
+
+    def next(self, number: int) -> None:
+        """Begin to decode with the stage of that number, and wait for what was begun before."""
+        self._lanes.copy.make_current()
+        while len(self._begun) <= BoundDecode.ahead:
+            self._begun.append(self._stages[number].submit(self._batch, self._memory))
+        batch, pending = self._begun.popleft()
+        pending.collect(batch)
+
+    def whole(self) -> Batch:
+        """The host batch with all that is decoded in its place."""
+        self._lanes.copy.make_current()
+        batch = self._batch
+        for bound in self._stages:
+            batch, pending = bound.submit(batch, self._memory)
+            batch = batch if pending is None else pending.collect(batch)
+        return batch
+
+    def close(self) -> None:
+        """Wait for what was begun, and end the threads."""
+        for _, pending in self._begun:
+            pending.abandon()
+        self._begun.clear()
+        for bound in self._stages:
+            bound.close(self._memory)
 
 
 def _part(name: str, work: Work, device: torch.device, looks: bool, **known: Any) -> Part:

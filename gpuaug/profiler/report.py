@@ -8,6 +8,8 @@ from gpuaug.profiler.measure import Spread, figure
 from gpuaug.profiler.timeline import Timeline
 
 LOAD, COPY, STEP = "load", "copy", "step"
+DECODERS = ("engines", "cpu decoder")
+"""Kinds of parts that decode."""
 ANOTHER_ITERATOR = "plain (another iterator has the slots)"
 """The feed of a loader that is profiled while it is iterated over."""
 
@@ -28,7 +30,7 @@ class Part:
     """Calls that queue it."""
     waits_at: str | None = None
     """Where the training thread waits in it for the device, as ``file:line``."""
-    kind: Literal["", "fused", "kornia", "captured", "eager encoder"] = ""
+    kind: Literal["", "fused", "kornia", "captured", "eager encoder", "engines", "cpu decoder"] = ""
     """What it is, where that matters for what can be done about it."""
     runs: str = ""
     """What a stage runs, where it was given no name of its own."""
@@ -97,22 +99,28 @@ class Report:
         return sum(part.device_ms or 0.0 for part in self.parts if part.name != COPY)
 
     @property
+    def decode_ms(self) -> float:
+        """What decoders need for a batch, on threads of their own."""
+        return max((part.wall.median for part in self.parts if part.kind in DECODERS), default=0.0)
+
+    @property
     def serial_ms(self) -> float:
         """``T_serial``: the parts by themselves, one after the other."""
         return sum(part.wall.median for part in self.parts)
 
     @property
     def bound_ms(self) -> float:
-        """``T_bound``: the longest of the loader, the link, the training thread and each stage on the device.
+        """``T_bound``: the longest of the loader, the link, the decoders, the training thread and each stage on the device.
 
         No overlap can be faster.
         """
-        return max(self.load_ms, self.copy_ms, self.host_ms, *(part.device_ms or 0.0 for part in self.parts))
+        devices = (part.device_ms or 0.0 for part in self.parts)
+        return max(self.load_ms, self.copy_ms, self.decode_ms, self.host_ms, *devices)
 
     @property
     def full_ms(self) -> float:
         """``T_full``: the same if stages and step share a device that one of them fills, so that their times add up."""
-        return max(self.load_ms, self.copy_ms, self.host_ms, self.device_ms)
+        return max(self.load_ms, self.copy_ms, self.decode_ms, self.host_ms, self.device_ms)
 
     @property
     def overlap_efficiency(self) -> float | None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gpuaug.profiler.measure import figure
-from gpuaug.profiler.report import ANOTHER_ITERATOR, COPY, LOAD, STEP, Part, Report, size_of
+from gpuaug.profiler.report import ANOTHER_ITERATOR, COPY, DECODERS, LOAD, STEP, Part, Report, size_of
 
 SLACK = 0.1
 """Parts of a time within which two are called the same: less is within what windows differ by."""
@@ -31,6 +31,7 @@ def _longest(report: Report) -> str:
     loads = {
         LOAD: report.load_ms,
         COPY: report.copy_ms,
+        "decode": report.decode_ms,
         "host": report.host_ms,
         "device": report.device_ms,
         "epoch": report.epoch_ms,
@@ -44,6 +45,8 @@ def _bound(report: Report) -> str:
         return f"Bounded by the beginning of epochs, {_epochs(report)}"
     if longest == LOAD:
         return _by_loader(report)
+    if longest == "decode":
+        return _by_decoder(report)
     if longest == COPY:
         if report.copy_gb_per_s is None:
             took = f"the copy of a batch takes {figure(report.copy_ms)} ms"
@@ -76,7 +79,7 @@ def _by_device(report: Report) -> str:
 
 
 def _by_loader(report: Report) -> str:
-    others = max(report.copy_ms, report.host_ms, report.device_ms)
+    others = max(report.copy_ms, report.decode_ms, report.host_ms, report.device_ms)
     workers = report.settings["workers"]
     rate = f"{size_of(report.batch_bytes / report.load_ms * 1e3)}/s, " if report.batch_bytes else ""
     who = f"{workers} worker{'s' * (workers != 1)} give{'s' * (workers == 1)}" if workers else "it gives, without workers,"
@@ -85,6 +88,16 @@ def _by_loader(report: Report) -> str:
         f"Bounded by the loader: {who} {rate}a batch every {figure(report.load_ms)} ms; all else needs "
         f"{figure(others)} ms. {way_out}, or cache what does not change."
     )
+
+
+def _by_decoder(report: Report) -> str:
+    part = max((part for part in report.parts if part.kind in DECODERS), key=lambda part: part.wall.median)
+    others = figure(max(report.load_ms, report.copy_ms, report.host_ms, report.device_ms))
+    takes = f"a batch takes them {figure(part.wall.median)} ms; all else needs {others} ms"
+    if part.kind == "engines":
+        return f"Bounded by decoding: the JPEG engines are full, {takes}. Shrink the files once on disk, or decode them before."
+    way_out = "Use a card with JPEG engines, pass min_side= to the DecodeStage, or give the process more cores."
+    return f"Bounded by decoding: the host's cores are full, {takes}. {way_out}"
 
 
 def _by_thread(report: Report) -> str:

@@ -81,6 +81,8 @@ class BoundStage(ABC):
 
     ahead: ClassVar[int] = 0
     """Batches that are submitted besides those that are launched."""
+    version = ""
+    """What decides the last bits of the stage's results besides its arguments, such as a decoder and its version."""
 
     def submit(self, batch: Batch, memory: dict[str, Any]) -> tuple[Batch, "Pending | None"]:
         """Begin work on a host batch that takes long and is done on other threads. The copy lane is current.

@@ -60,7 +60,8 @@ def take(loader: StreamedLoader) -> Trace:
     count = next((at for at, stage in enumerate(loader.stages) if isinstance(stage, FeatureStage)), len(loader.stages))
     states: list[Batch] = []
     inspection = Inspection(loader)
-    watched = [_Watched(bound, states, loader) for bound, _ in inspection.stages[:count]]
+    # Images are shown from when they are decoded on.
+    watched = [bound if bound.ahead else _Watched(bound, states, loader) for bound, _ in inspection.stages[:count]]
     with left_as_it_was(loader), closing(inspection.begin(FixedDepth(0), watched)) as pipelined:
         position, consumer = pipelined.position, inspection.lanes.consumer()
         pipelined.fill(consumer)
@@ -72,6 +73,7 @@ def take(loader: StreamedLoader) -> Trace:
     ran = [
         StageTrace(bound.name, stage.selection, getattr(stage, "transform", None), Calls(position, bound.name).next())
         for bound, stage in zip(watched, loader.stages, strict=False)
+        if not bound.ahead
     ]
     return Trace(position, tuple(ran), tuple(states), tuple(bound.name for bound, _ in inspection.stages[count:]))
 

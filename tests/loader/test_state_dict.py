@@ -1,5 +1,6 @@
 """``state_dict``: which loaders have one, which states are refused, and the slots of a ``StatefulDataLoader``."""
 
+import warnings
 from collections.abc import Iterable
 
 import pytest
@@ -7,10 +8,20 @@ import torch
 import torch.distributed.checkpoint.stateful
 import torchdata.stateful_dataloader.stateful
 from support.checkpoints import BATCHES, SOURCES, Counter, Numbers, Prepared, bits, same, shuffled, stopped_at, streamed
+from support.encoded import encoded
 from torch.utils.data import DataLoader, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from gpuaug import ArgumentError, ArgumentTypeError, IteratorEndedError, StreamedLoader
+from gpuaug import (
+    ArgumentError,
+    ArgumentTypeError,
+    DecodeStage,
+    GpuAugWarning,
+    IteratorEndedError,
+    StreamedLoader,
+    collate_encoded,
+)
+from gpuaug.decode import cpu
 
 
 def test_state_dict_of_any_stateful_iterable():
@@ -150,3 +161,30 @@ def test_state_dict_without_load_state_dict_is_not_called():
             raise AssertionError("nobody could load it")
 
     assert len(list(StreamedLoader(Silent(), device="cpu"))) == 1
+
+
+def test_state_names_the_decoders_and_another_one_is_said(monkeypatch):
+    class Files(Counter):
+        def __iter__(self):
+            return (collate_encoded([(encoded(), number.item())]) for number in super().__iter__())
+
+    def loader():
+        return StreamedLoader(Files(), [DecodeStage(name="jpeg")], device="cpu")
+
+    first = loader()
+    next(iter(first))
+    state = first.state_dict()
+    assert state["decoders"] == {"jpeg": cpu.version()}
+    same_decoder = loader()
+    with warnings.catch_warnings(action="error"):
+        same_decoder.load_state_dict(state)
+    monkeypatch.setattr(cpu, "version", lambda: "another 2.0")
+    another = loader()
+    with pytest.warns(GpuAugWarning) as warned:
+        another.load_state_dict(state)
+    (warning,) = warned
+    assert str(warning.message) == (
+        f"Stage 'jpeg' must decode as before to give the same batches, got another 2.0 after {state['decoders']['jpeg']}. "
+        "Pixels may differ by a few values; for the same ones, resume with the decoder of then."
+    )
+    assert "decoders" not in StreamedLoader(Counter(), device="cpu").state_dict()

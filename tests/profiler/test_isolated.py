@@ -1,8 +1,12 @@
 """A part of the work by itself, where no profiler sees the device."""
 
+import threading
+
 import torch
+from support.encoded import encoded
 from support.profiler_sources import nothing
 
+from gpuaug import DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.profiler import isolated
 from gpuaug.profiler.measure import can_look
 
@@ -16,3 +20,13 @@ def test_part_falls_back_to_wall_time_where_no_profiler_can_look(monkeypatch):
     assert (on_gpu.host, on_gpu.device_ms, on_gpu.launches) == ("host", 7.0, None)
     in_line = isolated._part("step", nothing, torch.device("mps"), False)
     assert (in_line.host, in_line.device_ms) == (wall, None), "one queue, on which all is done in turn"
+
+
+def test_decoding_is_a_part_that_is_not_the_training_threads():
+    batch, given = collate_encoded([(encoded(), 0), (encoded(40, 24), 1)]), []
+    loader = StreamedLoader([batch], [DecodeStage(), lambda images: given.append(images) or images.data.float()], device="cpu")
+    decode, copy, transform, step = isolated.measured(loader, batch, lambda: None)
+    assert [part.name for part in (decode, copy, transform, step)] == ["stage/decode", "copy", "stage/transform", "step"]
+    assert (decode.kind, decode.host, decode.device_ms) == ("cpu decoder", None, None)
+    assert all(len(images) == 2 for images in given)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("gpuaug-decode")]

@@ -1,8 +1,9 @@
 """What a verdict says: for each thing that can bound a loop, the sentence that names it."""
 
 import pytest
-from support.profiler_reports import CPU, copy, load, part, report, step
+from support.profiler_reports import CPU, copy, load, part, report, spread, step
 
+from gpuaug.profiler.report import Part
 from gpuaug.profiler.verdict import verdict
 
 PAYS = "Overlap pays here: 6 ms a batch in line, 5 streamed, 1.20x."
@@ -40,6 +41,22 @@ def test_bounded_by_the_link():
         "Send less: uint8 images, and what can be computed on the device computed there.",
         "Overlap pays here: 9 ms a batch in line, 5.1 streamed, 1.76x.",
     ]
+
+
+def test_bounded_by_the_engines():
+    decode = Part("stage/decode", spread(6), kind="engines")
+    assert said(load(), decode, copy(), step(), streamed=6.1, in_line=12)[0] == (
+        "Bounded by decoding: the JPEG engines are full, a batch takes them 6 ms; all else needs 4 ms. "
+        "Shrink the files once on disk, or decode them before."
+    )
+
+
+def test_bounded_by_decoding_on_the_cpu():
+    decode = Part("stage/decode", spread(60), kind="cpu decoder")
+    assert said(load(), decode, copy(), step(), streamed=61, in_line=66)[0] == (
+        "Bounded by decoding: the host's cores are full, a batch takes them 60 ms; all else needs 4 ms. "
+        "Use a card with JPEG engines, pass min_side= to the DecodeStage, or give the process more cores."
+    )
 
 
 def test_bounded_by_launches_in_a_kornia_transform():

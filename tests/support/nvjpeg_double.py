@@ -15,6 +15,7 @@ class Engines:
     """As ``gpuaug.decode.nvjpeg.Engines``. A batch with a file that PIL cannot decode fails as a whole, as nvJPEG has it."""
 
     count = 7
+    version = "double"
 
     def __init__(self, device):
         pass

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import processes
+from support.encoded import encoded
 from support.viewer import (
     MEAN,
     STD,
@@ -33,6 +34,13 @@ import gpuaug
 from gpuaug import ArgumentError, ArgumentTypeError, StreamedLoader, TransformStage
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def test_encoded_images_are_shown_from_when_they_are_decoded():
+    batch = gpuaug.collate_encoded([(encoded(40, 24), 1), (encoded(20, 30, orientation=6), 0)])
+    crop = gpuaug.fuse([K.CenterCrop((8, 8))], ragged=True)
+    figure = gpuaug.show(StreamedLoader([batch], [gpuaug.DecodeStage(), crop], device="cpu"))
+    assert (beside(figure), notes(figure)) == (["before", "after"], ["40x24", "30x20", "8x8"])
 
 
 @pytest.mark.parametrize("device", DEVICES)
