@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.harness.result_rows import RESULTS, hardware, panel, shown_rows
+from bench.harness.result_rows import RESULTS, compared_rows, hardware, panel, shown_rows
 
 _TABLE = re.compile(r"(<!-- table: (?P<suite>[\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -43,14 +43,15 @@ def markdown(result: dict[str, Any], case: str = "") -> str:
     """A result, one case of it, or one figure of all cases, as a Markdown table with a line that says where it was measured.
 
     A result that names ``columns`` has many figures a row: as a whole it is shown by its rates at the batch size of most rows.
+    A row that is the only one of its case is shown where that case is asked for, and otherwise where no case has several.
     """
-    rows, columns = result["rows"], result["settings"].get("columns")
+    rows, columns = compared_rows(result), result["settings"].get("columns")
     if "verdicts" in result["settings"]:
         return "\n".join(["", *_profiles(result), "", _caption(result), ""]) + "\n"
     if "top1_percent" in rows[0]:
         return "\n".join(["", *_flat(rows, columns), "", _caption(result, ratios=False), ""]) + "\n"
-    if case and any(row.get("case") == case for row in rows):
-        lines = _flat([row for row in rows if row["case"] == case], [key for key in columns or () if key != "case"])
+    if case and any(row.get("case") == case for row in result["rows"]):
+        lines = _flat([row for row in result["rows"] if row["case"] == case], [key for key in columns or () if key != "case"])
     elif case:
         lines = _by_case([row for row in rows if case in row], result, case, _heading(case))
     elif columns:

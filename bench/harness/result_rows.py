@@ -19,9 +19,16 @@ FIGURES = {
 }
 
 
+def compared_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a result, without those that are the only one of their case where other cases have several."""
+    rows: list[dict[str, Any]] = result["rows"]
+    counts = Counter(row.get("case") for row in rows)
+    return [row for row in rows if counts[row.get("case")] > 1] or rows
+
+
 def shown_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows that a picture or table of the whole shows: of the batch size that has most, where a row has many figures."""
-    rows = result["rows"]
+    rows = compared_rows(result)
     if "columns" not in result["settings"]:
         return rows
     counts = Counter(row["batch_size"] for row in rows)

@@ -48,19 +48,20 @@ def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np
         if made.shape != straight.shape:
             raise ValueError(f"its {made.shape[1]}x{made.shape[0]} pixels are not the {width}x{height} of its header")
     else:
-        straight = _by_pil(file, layout.channels, (width, height) if scale > 1 else None)
+        straight = _by_pil(file, layout.channels, scale)
         if straight.shape != (height, width, layout.channels):
             raise ValueError(f"its {straight.shape[1]}x{straight.shape[0]} pixels are not the {width}x{height} of its header")
     if straight is not room:
         room[:] = _turned(straight, orientation)
 
 
-def _by_pil(file: NDArray[np.uint8], channels: Any, smaller: tuple[int, int] | None) -> NDArray[np.uint8]:
+def _by_pil(file: NDArray[np.uint8], channels: Any, scale: int) -> NDArray[np.uint8]:
     with Image.open(io.BytesIO(memoryview(file))) as image:
         if image.format == "JPEG":
             grey = channels == 1 and image.mode in ("L", "RGB", "YCbCr")
             # Grey is the luma that the file has, as the engines give it.
-            image.draft("L" if grey else image.mode, smaller or image.size)
+            # PIL takes the smallest image that is not smaller than this, so sides are rounded down; it rounds them up.
+            image.draft("L" if grey else image.mode, (max(image.width // scale, 1), max(image.height // scale, 1)))
         return unpacked(prepared(image, channels, convert=True, where="the file"))
 
 
