@@ -213,9 +213,11 @@ def _decoding(work: Work) -> Any:
     def decode(index: int) -> int | None:
         file = work.encoded.file(int(work.layout.sources[index]))
         try:
-            cpu.decode(file, work.layout, index, work.layout.image(room, index))
+            problem = cpu.decode(file, work.layout, index, work.layout.image(room, index))
         except Exception as error:  # decoders raise whatever they like for a file that is damaged
-            work.problems[index] = f"{type(error).__name__}: {error}"
+            problem = f"{type(error).__name__}: {error}"
+        if problem is not None:
+            work.problems[index] = problem
             return None
         return index
 
