@@ -39,6 +39,14 @@ def members(value: Any) -> list[Any]:
     return list(value.values() if isinstance(value, Mapping) else getattr(value, "__dict__", {}).values())
 
 
+def kept(values: tuple[Any, ...]) -> Iterator[Any]:
+    """What has to be kept while a stage reads ``values``: not containers, whose members a transform may exchange."""
+    for leaf in leaves(values):
+        yield leaf
+        if type(leaf) is not torch.Tensor and moves_itself(leaf):
+            yield members(leaf)
+
+
 def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
     """Apply ``function`` to every leaf, in order, and rebuild each container as what it was.
 

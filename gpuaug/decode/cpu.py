@@ -2,27 +2,33 @@
 
 import io
 import os
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from gpuaug.core.encoded import Format
 from gpuaug.decode.layout import Layout
 from gpuaug.feed.image_input import prepared, unpacked
 
-try:
-    import simplejpeg
-except ImportError:
-    simplejpeg = None
+
+@cache
+def simplejpeg() -> Any:
+    """The module, or ``None`` where it is not installed. Imported here, so that importing gpuaug does not import it."""
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    return simplejpeg
 
 
 def version() -> str:
     """The decoder and its version."""
     import PIL
 
-    return f"simplejpeg {simplejpeg.__version__}" if simplejpeg is not None else f"PIL {PIL.__version__}"
+    module = simplejpeg()
+    return f"simplejpeg {module.__version__}" if module is not None else f"PIL {PIL.__version__}"
 
 
 def usable_cores() -> int:
@@ -30,8 +36,11 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np.uint8]) -> None:
+def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np.uint8]) -> str | None:
     """Decode one image, upright and made smaller as its layout says, into ``room`` (H, W, C).
+
+    Returns:
+        How the file is other than its header says, or ``None``.
 
     Raises:
         Exception: Whatever the decoder raises for a file that it cannot read.
@@ -39,24 +48,26 @@ def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np
     header, scale = layout.headers[index], int(layout.scales[index])
     height, width = (-(-layout.stored[index] // scale)).tolist()
     orientation = int(layout.orientations[index])
-    if simplejpeg is not None and header["format"] != Format.OTHER and header["channels"] in (1, 3):
+    turbo = simplejpeg() if header["format"] != Format.OTHER and header["channels"] in (1, 3) else None
+    if turbo is not None:
         straight = room if orientation == 1 else np.empty((height, width, layout.channels), np.uint8)
         space = "RGB" if layout.channels == 3 else "GRAY"
         size = {"min_height": height, "min_width": width} if scale > 1 else {}
         # Not strict: data behind the end and the like is no reason to refuse an image.
-        made = simplejpeg.decode_jpeg(memoryview(file), space, buffer=straight, strict=False, **size)
-        if made.shape != straight.shape:
-            raise ValueError(f"its {made.shape[1]}x{made.shape[0]} pixels are not the {width}x{height} of its header")
+        made = turbo.decode_jpeg(file.data, space, buffer=straight, strict=False, **size)
     else:
-        straight = _by_pil(file, layout.channels, scale)
-        if straight.shape != (height, width, layout.channels):
-            raise ValueError(f"its {straight.shape[1]}x{straight.shape[0]} pixels are not the {width}x{height} of its header")
+        straight = made = _by_pil(file, layout.channels, scale)
+    if made.shape != (height, width, layout.channels):
+        return f"its {made.shape[1]}x{made.shape[0]} pixels are not the {width}x{height} of its header"
     if straight is not room:
         room[:] = _turned(straight, orientation)
+    return None
 
 
 def _by_pil(file: NDArray[np.uint8], channels: Any, scale: int) -> NDArray[np.uint8]:
-    with Image.open(io.BytesIO(memoryview(file))) as image:
+    from PIL import Image  # here, so that importing gpuaug does not import PIL
+
+    with Image.open(io.BytesIO(file.data)) as image:
         if image.format == "JPEG":
             grey = channels == 1 and image.mode in ("L", "RGB", "YCbCr")
             # Grey is the luma that the file has, as the engines give it.

@@ -216,11 +216,13 @@ def _decode_on_cpu(work: Work, indices: Iterator[int]) -> list[int]:
     for index in indices:
         file = work.encoded.file(int(work.layout.sources[index]))
         try:
-            cpu.decode(file, work.layout, index, work.layout.image(room, index))
+            problem = cpu.decode(file, work.layout, index, work.layout.image(room, index))
         except Exception as error:  # decoders raise whatever they like for a file that is damaged
-            work.problems[index] = f"{type(error).__name__}: {error}"
-        else:
+            problem = f"{type(error).__name__}: {error}"
+        if problem is None:
             decoded.append(index)
+        else:
+            work.problems[index] = problem
     return decoded
 
 

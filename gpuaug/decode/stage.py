@@ -3,7 +3,7 @@
 import logging
 import warnings
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, Literal
 
 import torch
@@ -158,7 +158,11 @@ class BoundDecode(BoundStage):
         self.version = self.decoder.version
 
     def submit(self, batch: Batch, memory: dict[str, Any]) -> tuple[Batch, "Decoding | None"]:
-        """Have the images of a batch decoded. In their place stands what becomes of them when the batch is copied."""
+        """Have the images of a batch decoded. In their place stands what becomes of them when the batch is copied.
+
+        Raises:
+            SelectionError: If there are none.
+        """
         chosen = batch if self._selection.on in (..., None) else self._selection.read(batch)
         found = {id(leaf): leaf for leaf in _encoded_in(chosen)}
         if not found:
@@ -248,19 +252,20 @@ class Decoding:
     def abandon(self) -> None:
         """Wait for what is being decoded, whose memory may be used again after that."""
         if not self._future.cancel():
-            self._bound.lanes.copy.wait(self._future.result())
+            wait([self._future])  # and not for its result, which may be an error that nobody asks for
+            self._bound.decoder.settle()
 
     def _start(self) -> None:
         stage, count = self._bound.stage, len(self._encoded[0])
         if self._bad and (stage.on_error == "raise" or len(self._bad) == count):
-            first = min(self._bad)
-            others = f" {len(self._bad) - 1} more of the batch cannot be either." if len(self._bad) > 1 else ""
+            first = self._bad[min(self._bad)]
+            found = f"{first}. {len(self._bad) - 1} more of the batch cannot be either" if len(self._bad) > 1 else first
             way_out = (
                 "Leave it out of the dataset, or pass on_error='replace' to the DecodeStage."
                 if stage.on_error == "raise"
                 else "With on_error='replace' one of a batch must be good."
             )
-            raise DecodeError(f"An encoded image must be one that can be decoded, got {self._bad[first]}.{others} {way_out}")
+            raise DecodeError(f"An encoded image must be one that can be decoded, got {found}. {way_out}")
         self.works: list[Work] = [self._bound.decoder.allocate(each, self._bad) for each in self._encoded]
         self._future: Future[Event] = self._bound.decoder.start(self._pools, self.works)
 

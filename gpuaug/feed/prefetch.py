@@ -75,11 +75,14 @@ class FeedIterator(ABC):
         Raises:
             IteratorEndedError: If the loader was closed, or a newer iterator has taken its workers over.
         """
-        if self._why_ended is None:
-            pulled = self._get(block)
-            if self._why_ended is None:  # another thread may have closed it meanwhile
-                return pulled
-        raise IteratorEndedError(self._why_ended)
+        pulled = self._get(block) if self._why_ended is None else None
+        if (error := self.ended_error()) is not None:  # another thread may have closed it meanwhile
+            raise error
+        return pulled
+
+    def ended_error(self) -> IteratorEndedError | None:
+        """What is raised for a batch that is asked for after the end of this pass, or ``None`` while it goes on."""
+        return IteratorEndedError(self._why_ended) if self._why_ended is not None else None
 
     @property
     def is_open(self) -> bool:

@@ -2,8 +2,9 @@
 
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Event, Lane, Lanes, RunAheadLimit
 from gpuaug.feed.feed import Feed
-from gpuaug.feed.prefetch import FeedIterator, Pulled
+from gpuaug.feed.prefetch import STOP_S, FeedIterator, Pulled
 from gpuaug.loader.checkpoint import Progress, Snapshot
 from gpuaug.loader.depth import Depth
 from gpuaug.loader.hooks import Hooks
@@ -114,6 +115,8 @@ class PipelinedIterator:
         self._ahead = max((stage.ahead for stage in bound), default=0)
         self.waiting: deque[_Launched] = deque()
         self._depth = depth
+        # Also runs when the interpreter ends, before it takes the modules away.
+        self._end_threads = weakref.finalize(self, _end_threads, self._submitted, bound, self._memory)
 
     @property
     def position(self) -> Position:
@@ -184,14 +187,27 @@ class PipelinedIterator:
     def close(self) -> None:
         """Let go of the wrapped loader, and of batches that will not be handed over."""
         self.feed_iterator.close()
-        self._abandon_submitted()
-        for bound in self._bound:
-            bound.close(self._memory)
+        self._end_threads()
         for launched in self.waiting:  # they are dropped while lanes may still be reading them
             if launched.source is not None and launched.ready is not None:
                 launched.source.wait(launched.ready)
         self.waiting.clear()
         self._shared.reclaim()
+
+    def release(self) -> None:
+        """End what threads do for batches that are not launched, whose place an error takes. The feed has been closed.
+
+        May be called while another thread is inside :meth:`fill`, and waits for what is being launched there.
+        """
+        if self._ahead and self._shared.launching.acquire(timeout=STOP_S):
+            try:
+                for submitted in self._submitted:
+                    submitted.error = submitted.error or self.feed_iterator.ended_error()
+                    submitted.abandon()
+                for bound in self._bound:
+                    bound.close(self._memory)
+            finally:
+                self._shared.launching.release()
 
     def _reach(self, **changes: Any) -> None:
         self._snapshot = self._snapshot._replace(**changes)
@@ -236,7 +252,8 @@ class PipelinedIterator:
             self._note(pulled.error, "by the wrapped loader", number)
             return
         self._shared.hooks.pulled(number, *pulled.took_s)
-        if not self._ahead:
+        submitted.error = self.feed_iterator.ended_error() if self._ahead else None
+        if not self._ahead or submitted.error is not None:
             return
         self._lanes.reclaim()
         self._lanes.copy.make_current()
@@ -264,11 +281,7 @@ class PipelinedIterator:
         """Have an error raised in place of the next batch, and launch nothing after it."""
         self.waiting.append(_Launched(error=error))
         self._ended = True
-        self._abandon_submitted()
-
-    def _abandon_submitted(self) -> None:
-        while self._submitted:
-            self._submitted.popleft().abandon()
+        _abandon(self._submitted)
 
     def _launch(self, submitted: _Submitted) -> None:
         pulled = submitted.pulled
@@ -298,7 +311,7 @@ class PipelinedIterator:
             for bound in self._bound:
                 doing = f"stage {bound.name!r}"
                 values = bound.read(batch)
-                read_by_stages.extend(_parts(values))
+                read_by_stages.extend(batches.kept(values))
                 bound.lane.wait(ready)
                 lane = bound.lane  # from here on its event covers all that was done for this batch
                 with hooks.span(bound.range_name, number, lane):
@@ -315,6 +328,7 @@ class PipelinedIterator:
             self._fail(error)
         finally:
             if end is None:  # an error or an interrupt, after which the lane may hold work that is not marked
+                submitted.abandon()  # or threads may read from the slot when it is free
                 end = lane.record_event()
                 feed.read_until(pulled, end)
                 if source is not None:
@@ -323,9 +337,12 @@ class PipelinedIterator:
                 self._lanes.retire(read_by_stages, end)
 
 
-def _parts(values: tuple[Any, ...]) -> Iterator[Any]:
-    """What has to be kept while a stage reads ``values``: not containers, whose members a transform may exchange."""
-    for leaf in batches.leaves(values):
-        yield leaf
-        if type(leaf) is not torch.Tensor and batches.moves_itself(leaf):
-            yield batches.members(leaf)
+def _abandon(submitted: deque[_Submitted]) -> None:
+    while submitted:
+        submitted.popleft().abandon()
+
+
+def _end_threads(submitted: deque[_Submitted], bound: Sequence[BoundStage], memory: dict[str, Any]) -> None:
+    _abandon(submitted)
+    for each in bound:
+        each.close(memory)

@@ -94,6 +94,7 @@ class StreamedLoader:
         )
         own_feed = Feed(loader, feed, budget, lanes.device)
         self._feed_iterators: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
+        self._iterators: weakref.WeakSet[PipelinedIterator] = weakref.WeakSet()
         progress = Progress(loader, seed, partial(_close_all, self._feed_iterators), partial(_versions, weakref.ref(self)))
         self._shared = LoaderState(lanes, Copier(lanes.device, warns=bool(own_feed.reason)), own_feed, progress)
         if is_stateful(loader):
@@ -218,6 +219,8 @@ class StreamedLoader:
         The loader can be iterated again: workers are then started anew. Also called on leaving a ``with`` block.
         """
         _close_all(self._feed_iterators)
+        for pipelined in list(self._iterators):
+            pipelined.release()  # before the ring, which threads may be reading from
         self._shared.feed.close()
         self._shared.reclaim()
 
@@ -233,7 +236,9 @@ class StreamedLoader:
         first = Position(self.seed, begun.epoch, rank, begun.batch)
         if isinstance(self._depth, depths.DepthTuner):
             self._depth.consider(shared.lanes, self._stages)
-        return PipelinedIterator(shared, feed_iterator, bound, begun, first, depth or self._depth)
+        pipelined = PipelinedIterator(shared, feed_iterator, bound, begun, first, depth or self._depth)
+        self._iterators.add(pipelined)
+        return pipelined
 
     def _warn_if_ranks_read_the_same(self) -> None:
         ranks = depths.ranks()

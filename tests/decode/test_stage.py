@@ -182,7 +182,7 @@ def test_what_only_the_decoder_finds_is_bad_too(device):
 def test_a_header_that_lies_is_found(device):
     batch = collate_encoded([FILES[0], FILES[8], FILES[9]])
     batch.headers.table["height"][1] += 8  # an image that is written whole would leave its place
-    engines, cpu = "nvJPEG finds 50x37 pixels and its header 50x45", r"\w+: its 50x37 pixels are not the 50x45 of its header"
+    engines, cpu = "nvJPEG finds 50x37 pixels and its header 50x45", "its 50x37 pixels are not the 50x45 of its header"
     with pytest.raises(DecodeError, match=rf"got sample 1: ({engines}|{cpu})\."):
         DecodeStage()(batch, device)
 

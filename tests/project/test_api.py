@@ -19,6 +19,11 @@ from gpuaug.profiler.measure import Spread
 PUBLIC = {
     "ArgumentError": "GpuAugError, ValueError",
     "ArgumentTypeError": "GpuAugError, TypeError",
+    "DecodeError": "GpuAugError, ValueError",
+    "DecodeStage": (
+        "(*, on=…, backend='auto', channels=3, min_side=None, exif=True, on_error='raise', max_pixels=178956970, name=None)"
+    ),
+    "DecodeStage.bind": "(self, name, lanes)",
     "DeviceError": "GpuAugError, RuntimeError",
     "Draws": "(shape, _tree, _drawn, _sizes, _more=())",
     "Draws.alone": "(self, index)",

@@ -18,6 +18,7 @@ KINDS = {
     "ArgumentError": ValueError,
     "ArgumentTypeError": TypeError,
     "SelectionError": LookupError,
+    "DecodeError": ValueError,
     "DeviceError": RuntimeError,
     "IteratorEndedError": RuntimeError,
 }
