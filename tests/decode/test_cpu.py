@@ -14,7 +14,7 @@ from gpuaug.decode import cpu
 @pytest.fixture(params=[True, False], ids=["simplejpeg", "PIL alone"], autouse=True)
 def _with_and_without_simplejpeg(request, monkeypatch):
     if not request.param:
-        monkeypatch.setattr(cpu, "simplejpeg", None)
+        monkeypatch.setattr(cpu, "simplejpeg", lambda: None)
 
 
 def test_images_are_those_of_pil():
