@@ -59,6 +59,7 @@ PUBLIC = {
     "Report.bound_ms": "property",
     "Report.copy_gb_per_s": "property",
     "Report.copy_ms": "property",
+    "Report.decode_ms": "property",
     "Report.device_ms": "property",
     "Report.exposed_ms": "property",
     "Report.figures": "(self)",

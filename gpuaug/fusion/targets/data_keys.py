@@ -7,6 +7,7 @@ import torch
 from kornia.constants import DataKey
 from torch import Tensor
 
+from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.ragged import Ragged
 
@@ -50,6 +51,10 @@ def check(key: str, value: Any) -> None:
         raise ArgumentTypeError(
             f"input must be a tensor or a gpuaug.Ragged, got {type(value).__name__}. Stack images of one size: "
             "torch.stack(…); pack others: gpuaug.collate_ragged(…), for gpuaug.fuse(…, ragged=True)."
+        )
+    if isinstance(value, Encoded):
+        raise ArgumentTypeError(
+            f"{key} must be decoded, got {value}. Put a gpuaug.DecodeStage() before this stage, which gives a gpuaug.Ragged."
         )
     if not isinstance(value, Tensor):
         raise ArgumentTypeError(
