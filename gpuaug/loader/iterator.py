@@ -246,36 +246,38 @@ class PipelinedIterator:
         return pulled
 
     def _submit(self, pulled: Pulled) -> None:
-        number, submitted = self._at.batch + len(self._submitted), _Submitted(pulled, error=pulled.error)
-        self._submitted.append(submitted)
+        number = self._at.batch + len(self._submitted)
+        self._submitted.append(submitted := _Submitted(pulled, error=pulled.error))
         if pulled.error is not None:
             self._note(pulled.error, "by the wrapped loader", number)
-            return
-        self._shared.hooks.pulled(number, *pulled.took_s)
-        submitted.error = self.feed_iterator.ended_error() if self._ahead else None
-        if not self._ahead or submitted.error is not None:
-            return
+        else:
+            self._shared.hooks.pulled(number, *pulled.took_s)
+        if not self._ahead:
+            self._launch_next()  # there is nothing to wait for
+        elif pulled.error is None:
+            submitted.error = self.feed_iterator.ended_error() or self._begin_stages(submitted, number)
+
+    def _begin_stages(self, submitted: _Submitted, number: int) -> Exception | None:
+        """Have stages begin what they do on other threads; what one raised, if one did."""
         self._lanes.reclaim()
         self._lanes.copy.make_current()
         for bound in self._bound:
             try:
-                pulled.batch, pending = bound.submit(pulled.batch, self._memory)
+                submitted.pulled.batch, pending = bound.submit(submitted.pulled.batch, self._memory)
             except Exception as error:
                 self._note(error, f"in stage {bound.name!r}", number)
-                submitted.error = error
-                return
-            if pending is not None:
-                submitted.pending.append((bound.name, pending))
+                return error
+            submitted.pending += [(bound.name, pending)] if pending is not None else []
+        return None
 
     def _launch_next(self) -> None:
         submitted = self._submitted.popleft()
-        if submitted.error is not None:
-            # It is raised at its own batch, after those before it have been handed over.
+        if submitted.error is None:
+            self._launch(submitted)
+            self._at = self._at.after()
+        else:  # it is raised at its own batch, after those before it have been handed over
             submitted.abandon()
             self._fail(submitted.error)
-            return
-        self._launch(submitted)
-        self._at = self._at.after()
 
     def _fail(self, error: BaseException) -> None:
         """Have an error raised in place of the next batch, and launch nothing after it."""
