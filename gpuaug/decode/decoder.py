@@ -90,7 +90,7 @@ class Decoder:
         raw = _empty(slab_length(layout.raw_length), device) if layout.raw_length else None
         staging = None
         if not on_host and not layout.by_engines.all():
-            staging = torch.empty(layout.length, dtype=torch.uint8, device="cpu", pin_memory=True)
+            staging = _empty(layout.length, torch.device("cpu"), pin_memory=True)
         return Work(encoded, layout, data, raw, staging)
 
     def start(self, pools: "Pools", works: list[Work]) -> Future[Event]:
@@ -170,9 +170,10 @@ class Pools:
         self.images.shutdown(cancel_futures=True)
 
 
-def _empty(length: int, device: torch.device) -> Tensor:
-    data = torch.empty(length, dtype=torch.uint8, device=device)
-    return data.fill_(0xAA) if POISON else data
+def _empty(length: int, device: torch.device, *, pin_memory: bool = False) -> Tensor:
+    with torch.inference_mode(False):  # or threads, which are not in the consumer's inference mode, could not write to it
+        data = torch.empty(length, dtype=torch.uint8, device=device, pin_memory=pin_memory)
+        return data.fill_(0xAA) if POISON else data
 
 
 _entered = threading.local()

@@ -110,6 +110,15 @@ def test_augmented_batches_are_the_same_at_every_depth(device):
         assert all(torch.equal(got, wanted) for got, wanted in zip(epoch(depth), reference, strict=True))
 
 
+@on_each_device
+def test_images_are_decoded_in_the_consumers_inference_mode(device):
+    with torch.inference_mode():
+        for images, numbers in loader(repeat=1, device=device):
+            assert not images.data.is_inference()  # threads write to it outside of that mode
+            for image, number in zip(images, numbers.tolist(), strict=True):
+                assert_equal_to_pil(image, FILES[number], device)
+
+
 Sample = namedtuple("Sample", "image, label, boxes, name")
 
 
