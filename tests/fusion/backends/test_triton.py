@@ -25,6 +25,7 @@ def run_interpreted(*arguments):
     return subprocess.run([sys.executable, str(FOLDER), *arguments], env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.timeout(1800)  # half a minute of one core, of which a busy machine may give a tenth
 @pytest.mark.parametrize("parts", HALVES, ids=", ".join)
 def test_interpreted_kernels_equal_torch(parts):
     done = run_interpreted(*parts)
