@@ -90,6 +90,7 @@ def test_importing_the_command_loads_no_extra():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interrupts")
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
 def test_ctrl_c_ends_the_workers_and_leaves_no_traceback(class_folder):

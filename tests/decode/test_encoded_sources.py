@@ -34,7 +34,13 @@ def folder(tmp_path):
     return tmp_path, [str(path) for path in paths]
 
 
-@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, marks=pytest.mark.slow if method == "forkserver" else ())  # to a worker it is what spawn is
+        for method in multiprocessing.get_all_start_methods()
+    ],
+)
 def test_image_folder(method, folder):
     root, names = folder
     dataset = ImageFolder(root, loader=gpuaug.read_encoded)
