@@ -27,7 +27,7 @@ def test_a_front_that_is_not_done_holds_up_neither_pulling_nor_more_than_itself(
     batches = iter(working_ahead(numbers(), stage, depth=depth))
     for number in range(4):
         assert next(batches).item() == number
-        wanted = several("submit", range(most)) + ["wait for 0"]
+        wanted = [*several("submit", range(most)), "wait for 0"]
         for later in range(1, number + 1):
             wanted += [f"submit {most + later - 1}", f"wait for {later}"]
         assert actions(stage.log, "submit", "collect", "wait for") == wanted
