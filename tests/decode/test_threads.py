@@ -1,10 +1,10 @@
 """The decoder's threads: they end with the iterator, after the call that they are in, and so does the process."""
 
 import gc
-import os
 import signal
 import threading
 from ast import literal_eval
+from concurrent.futures import wait
 from contextlib import suppress
 
 import pytest
@@ -13,18 +13,18 @@ from support import processes
 from support.encoded import encoded
 from support.nvjpeg_double import Engines
 from support.waiting import WAIT_S, until
-from torch.utils.data import DataLoader
 
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core.errors import IteratorEndedError
 from gpuaug.decode import cpu, nvjpeg, stage
 
-FILES = [encoded(16, 8, seed=number) for number in range(4)]
+FILES = [encoded(16, 8, seed=number) for number in range(24)]
 
 
-def loader(batches=12, *, workers=0, **options):
-    samples = [(FILES[number % 4], number) for number in range(2 * batches)]
-    data = DataLoader(samples, batch_size=2, num_workers=workers, collate_fn=collate_encoded)
+def loader(**options):
+    """Batches of two, which are all there at once."""
+    samples = [(file, number) for number, file in enumerate(FILES)]
+    data = [collate_encoded(samples[start : start + 2]) for start in range(0, len(samples), 2)]
     return StreamedLoader(data, [DecodeStage()], device="cpu", **options)
 
 
@@ -33,24 +33,23 @@ def threads():
 
 
 class Held:
-    """Holds threads in the decoding of images from some call on, until what is submitted is abandoned."""
+    """Holds threads in the decoding of images from some sample on, until what is submitted is abandoned."""
 
     def __init__(self, patch, first):
-        self.leaving, self.inside, self._calls, self._lock = threading.Event(), 0, 0, threading.Lock()
+        self.leaving, self.inside, self._lock = threading.Event(), 0, threading.Lock()
         self._first, self._decode, self._abandon = first, cpu.decode, stage.Decoding.abandon
         self.when_held = lambda: None
         patch.setattr(cpu, "decode", self.decode)
         patch.setattr(stage.Decoding, "abandon", lambda decoding: self.leaving.set() or self._abandon(decoding))
 
-    def decode(self, *arguments):
+    def decode(self, file, *arguments):
+        held = FILES.index(file.tobytes()) >= self._first
         with self._lock:
-            self._calls += 1
-            held = self._calls > self._first
             self.inside += held
         if held:
             self.when_held()
             assert self.leaving.wait(WAIT_S)
-        made = self._decode(*arguments)
+        made = self._decode(file, *arguments)
         with self._lock:
             self.inside -= held
         return made
@@ -89,11 +88,13 @@ def leave_by_an_error(streamed, iterators):
         leave_by_an_error,
     ],
 )
-@pytest.mark.parametrize("workers", [0, 1])
-def test_leaving_waits_for_what_is_decoded(monkeypatch, leave, workers):
-    held = Held(monkeypatch, first=2)
-    streamed = loader(workers=workers, feed="ring" if workers else "auto")
+def test_leaving_waits_for_what_is_decoded(monkeypatch, leave):
+    held = Held(monkeypatch, first=6)
+    streamed = loader()
     iterators = [iter(streamed)]
+    next(iterators[0])
+    (pipelined,) = streamed._iterators
+    wait([work._future for submitted in pipelined._submitted for _, work in submitted.pending])  # or it might want threads
     next(iterators[0])
     until(lambda: held.inside)
     gc.disable()
@@ -103,9 +104,6 @@ def test_leaving_waits_for_what_is_decoded(monkeypatch, leave, workers):
         assert not threads()
     finally:
         gc.enable()
-    for ring in streamed._shared.feed._rings:
-        ring.collect()
-        until(lambda ring=ring: not ring.held)
     monkeypatch.undo()
     assert [numbers.tolist() for _, numbers in streamed] == [[number, number + 1] for number in range(0, 24, 2)]
 
@@ -113,15 +111,14 @@ def test_leaving_waits_for_what_is_decoded(monkeypatch, leave, workers):
 def test_closing_the_loader_while_a_batch_is_waited_for(monkeypatch):
     held = Held(monkeypatch, first=4)
     streamed = loader(depth=0)
-    closing = threading.Thread(target=streamed.close)
 
-    def close_meanwhile():
-        monkeypatch.setattr(held, "when_held", lambda: None)
-        closing.start()
-        closing.join(0.05)  # long enough for it to get where it must wait
-        held.leaving.set()
+    def close():
+        until(lambda: held.inside)
+        threading.Timer(0.05, held.leaving.set).start()  # long enough for closing to get where it must wait
+        streamed.close()
 
-    held.when_held = close_meanwhile
+    closing = threading.Thread(target=close)
+    closing.start()
     arrived = []
     with pytest.raises(IteratorEndedError):
         arrived.extend(numbers.tolist() for _, numbers in streamed)
@@ -134,14 +131,19 @@ def test_closing_the_loader_while_a_batch_is_waited_for(monkeypatch):
 @pytest.mark.usefixtures("interrupts")
 def test_ctrl_c_is_heard_while_a_batch_is_waited_for(monkeypatch):
     held = Held(monkeypatch, first=4)
-    pressed = []
+    heard = []
+
+    def interrupt(*_):
+        if not heard:
+            heard.append(True)
+            raise KeyboardInterrupt
 
     def press():
-        if not pressed:
-            pressed.append(True)
-            os.kill(os.getpid(), signal.SIGINT)
+        while not held.leaving.wait(0.01):  # again where it came before the loop was waiting
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     held.when_held = press
+    signal.signal(signal.SIGINT, interrupt)
     streamed, arrived = loader(depth=0), []
     with pytest.raises(KeyboardInterrupt):
         arrived.extend(numbers.tolist() for _, numbers in streamed)
@@ -198,15 +200,15 @@ from torch.utils.data import DataLoader
 import gpuaug
 from gpuaug.decode import cpu
 
-leave, status = None, {}
+leave, started = None, {}
 for name in ("idle", "in flight", "by an error", "workers"):
     pid = os.fork()
     if pid == 0:
         leave = name
         break
-    status[name] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    started[name] = pid
 if leave is None:
-    print(status)
+    print({name: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for name, pid in started.items()})
     sys.exit()
 
 workers = dict(num_workers=1) if leave == "workers" else {}
