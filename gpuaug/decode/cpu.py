@@ -57,8 +57,8 @@ def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np
         made = turbo.decode_jpeg(file.data, space, buffer=straight, strict=False, **size)
     else:
         # Rounded down, or PIL would take the next smaller factor; it makes an image of the rounded up size.
-        smaller = tuple((layout.stored[index, ::-1] // scale).tolist()) if scale > 1 else None
-        straight = made = _by_pil(file, layout.channels, smaller)
+        least_height, least_width = (layout.stored[index] // scale).tolist()
+        straight = made = _by_pil(file, layout.channels, (least_width, least_height) if scale > 1 else None)
     if made.shape != (height, width, layout.channels):
         return f"its {made.shape[1]}x{made.shape[0]} pixels are not the {width}x{height} of its header"
     if straight is not room:
@@ -66,7 +66,7 @@ def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np
     return None
 
 
-def _by_pil(file: NDArray[np.uint8], channels: Any, smaller: tuple[int, ...] | None) -> NDArray[np.uint8]:
+def _by_pil(file: NDArray[np.uint8], channels: Any, smaller: tuple[int, int] | None) -> NDArray[np.uint8]:
     from PIL import Image  # here, so that importing gpuaug does not import PIL
 
     with Image.open(io.BytesIO(file.data)) as image:
