@@ -1,4 +1,4 @@
-"""Decoding on the CPU, with and without simplejpeg."""
+"""Images decoded on the CPU, by simplejpeg and by PIL."""
 
 import io
 
@@ -9,20 +9,89 @@ from support.encoded import by_pil, encoded, mixed_files
 
 from gpuaug import DecodeStage, collate_encoded
 from gpuaug.decode import cpu
+from gpuaug.decode.layout import Layout, Options
 
 
-@pytest.fixture(params=[True, False], ids=["simplejpeg", "PIL alone"], autouse=True)
-def _with_and_without_simplejpeg(request, monkeypatch):
-    if not request.param:
+@pytest.fixture(params=["simplejpeg", "PIL"])
+def decoder(request, monkeypatch):
+    if request.param == "simplejpeg":
+        pytest.importorskip("simplejpeg")
+    else:
         monkeypatch.setattr(cpu, "simplejpeg", lambda: None)
+    return request.param
 
 
-def test_images_are_those_of_pil():
-    files = mixed_files()
-    for image, file in zip(DecodeStage()(collate_encoded(files), "cpu"), files, strict=True):
-        assert np.array_equal(image.permute(1, 2, 0).numpy(), by_pil(file))
+def decoded(file, *, header=None, channels=3, min_side=None, exif=True):
+    """One image, and what is said of it."""
+    batch = collate_encoded([file])
+    for name, value in (header or {}).items():
+        batch.headers.table[name] = value
+    layout = Layout(batch.headers, Options(channels, min_side, exif, 10**9), engines=False)
+    room = layout.image(np.full(layout.length, 77, np.uint8), 0)
+    return room, cpu.decode(batch.file(0), layout, 0, room)
 
 
+@pytest.mark.usefixtures("decoder")
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("exif", [True, False])
+def test_pixels_are_those_of_pil(mode, exif):
+    for file in mixed_files():
+        if mode == "L" and b"Adobe" in file[:200]:
+            continue  # of four channels, which have no luma in the file
+        room, problem = decoded(file, channels=3 if mode == "RGB" else 1, exif=exif)
+        assert problem is None
+        assert np.array_equal(room, by_pil(file, mode=mode, upright=exif))
+
+
+@pytest.mark.usefixtures("decoder")
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize(("min_side", "size"), [(32, (33, 66)), (17, (17, 33)), (8, (9, 17)), (66, (65, 131))])
+def test_a_jpeg_is_made_smaller_while_it_is_decoded(orientation, min_side, size):
+    file = encoded(131, 65, orientation=orientation)
+    room, problem = decoded(file, min_side=min_side)
+    assert problem is None
+    assert room.shape[:2] == (size if orientation == 1 else size[::-1])
+    whole = by_pil(file)
+    assert abs(room.mean() - whole.mean()) < 3
+
+
+def test_both_decoders_make_smaller_alike(monkeypatch):
+    pytest.importorskip("simplejpeg")
+    file = encoded(131, 65)
+    one, _ = decoded(file, min_side=16)
+    monkeypatch.setattr(cpu, "simplejpeg", lambda: None)
+    assert np.array_equal(one, decoded(file, min_side=16)[0])
+
+
+def test_a_file_other_than_its_header_is_a_problem(decoder):
+    file = encoded(40, 24)
+    _, problem = decoded(file, header={"height": 25, "width": 41})
+    assert problem == "its 40x24 pixels are not the 41x25 of its header"
+    if decoder == "PIL":
+        assert decoded(file, header={"height": 23})[1] == "its 40x24 pixels are not the 40x23 of its header"
+    else:
+        with pytest.raises(ValueError, match="buffer"):
+            decoded(file, header={"height": 23})
+
+
+@pytest.mark.usefixtures("decoder")
+def test_a_damaged_file_raises():
+    file = bytearray(encoded(64, 48))
+    table = file.find(b"\xff\xc4")
+    file[table + 5 : table + 21] = b"\xff" * 16  # more Huffman codes than there can be
+    with pytest.raises((OSError, ValueError)):
+        decoded(bytes(file))
+
+
+def test_the_decoder_is_named(decoder):
+    assert cpu.version().split()[0] == decoder
+
+
+def test_cores_are_counted():
+    assert cpu.usable_cores() >= 1
+
+
+@pytest.mark.usefixtures("decoder")
 @pytest.mark.parametrize("options", [{}, {"subsampling": 0}, {"progressive": True}, {"mode": "L"}, {"mode": "CMYK"}], ids=str)
 @pytest.mark.parametrize("scale", [2, 4, 8])
 def test_smaller_images_are_those_of_a_draft(options, scale):

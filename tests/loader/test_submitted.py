@@ -10,6 +10,7 @@ from support.waiting import WAIT_S
 from torch.utils.data import DataLoader
 
 from gpuaug import IteratorEndedError, StreamedLoader
+from gpuaug.loader.hooks import Hooks
 
 
 def actions(log, *kinds):
@@ -97,10 +98,10 @@ def failing(number, broken):
 
 
 @pytest.mark.parametrize("depth", [0, 1, 4])
-@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("late", [(), range(8), (3,)], ids=["done", "not done", "done but for the failing one"])
 @pytest.mark.parametrize("where", ["submitted", "collected", "loader"])
-def test_an_error_comes_at_its_batch_and_ends_what_is_submitted_after_it(where, finished, depth):
-    stage, broken = Submitting(finished=lambda number: finished), [True]
+def test_an_error_comes_at_its_batch_and_ends_what_is_submitted_after_it(where, late, depth):
+    stage, broken = Submitting(finished=lambda number: number not in late), [True]
     if where != "loader":
         setattr(stage, f"when_{where}", failing(3, broken))
 
@@ -125,6 +126,16 @@ def test_an_error_comes_at_its_batch_and_ends_what_is_submitted_after_it(where, 
     assert next(batches, "the end") == "the end"
     broken.clear()
     assert [batch.item() for batch in loader] == list(range(8))
+
+
+def test_work_of_an_earlier_stage_ends_where_a_later_one_refuses_the_batch():
+    first, second = Submitting(name="first"), Submitting(name="second")
+    second.when_submitted = failing(1, [True])
+    batches = iter(working_ahead(numbers(8), first, second))
+    next(batches)
+    with pytest.raises(ZeroDivisionError):
+        next(batches)
+    assert "abandon 1" in first.log
 
 
 @pytest.mark.parametrize("kind", [ZeroDivisionError, KeyboardInterrupt])
@@ -197,6 +208,22 @@ def test_closing_the_loader_ends_an_iterator_after_what_is_launched():
         next(batches)
     assert actions(stage.log, "launch") == several("launch", range(3))
     assert len(actions(stage.log, "submit")) == 5, "nothing is submitted after that"
+
+
+def test_a_batch_that_arrives_as_the_loader_is_closed_is_not_submitted():
+    class Closing(Hooks):
+        def pulled(self, number, began_s, ended_s):
+            if number == 2:
+                loader.close()
+
+    stage = Submitting(finished=lambda number: True)
+    loader = working_ahead(numbers(), stage)
+    loader._shared.hooks, loader._shared.launching = Closing(), threading.RLock()  # as if another thread closed it just before
+    batches = iter(loader)
+    assert [next(batches).item(), next(batches).item()] == [0, 1]
+    with pytest.raises(IteratorEndedError):
+        next(batches)
+    assert actions(stage.log, "submit") == several("submit", range(2))
 
 
 def test_closing_the_loader_from_another_thread_waits_for_the_batch_that_is_launched():

@@ -1,0 +1,138 @@
+"""Where images go: sizes, factors, places that do not overlap, who decodes, and what replaces a bad one."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuaug.core.encoded import HEADER, Format, Headers
+from gpuaug.decode.layout import ENGINE_SIDE, Layout, Options, nearest_good, problems, slab_length, turned
+
+OPTIONS = Options(channels=3, min_side=None, exif=True, max_pixels=10**9)
+
+
+def headers(*sizes, form=Format.JPEG, orientation=1, sampling=10):
+    """Of images of these heights and widths."""
+    table = np.zeros(len(sizes), HEADER)
+    table["height"], table["width"] = np.array(sizes).reshape(-1, 2).T
+    table["format"], table["orientation"], table["sampling"], table["channels"] = form, orientation, sampling, 3
+    return Headers(table, [""] * len(sizes), {})
+
+
+SIZES = st.lists(st.tuples(st.integers(1, 500), st.integers(1, 500)), min_size=1, max_size=8)
+
+
+@given(st.integers(0, 2**34))
+def test_a_slab_is_at_least_as_long_and_not_much_longer(length):
+    assert max(length, 1) <= slab_length(length) <= max(length, 1) * 1.126 + 4096
+    assert slab_length(length) % 4096 == 0
+
+
+@given(st.integers(1, 2**34), st.integers(1, 2**34))
+def test_slabs_grow_with_what_is_asked_for(one, other):
+    assert (slab_length(one) <= slab_length(other)) or one > other
+
+
+def test_batches_of_about_one_size_have_slabs_of_few_lengths():
+    assert len({slab_length(length) for length in range(10**8, 2 * 10**8, 10**5)}) <= 8
+
+
+@given(st.integers(1, 20).flatmap(lambda count: st.tuples(st.just(count), st.sets(st.integers(0, count - 1)))))
+def test_a_bad_image_is_replaced_by_the_nearest_good_one_before_it(drawn):
+    count, bad = drawn
+    if len(bad) == count:
+        return
+    wanted = []
+    for index in range(count):
+        at = index
+        while at in bad:
+            at = (at - 1) % count
+        wanted.append(at)
+    assert nearest_good(count, bad).tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    ("size", "scale"), [((64, 500), 1), ((127, 127), 2), ((126, 400), 1), ((128, 128), 2), ((253, 999), 4), ((505, 505), 8)]
+)
+def test_the_factor_leaves_the_short_side_long_enough(size, scale):
+    options = Options(3, 64, exif=True, max_pixels=10**9)
+    assert Layout(headers(size), options, engines=True).scales.tolist() == [scale]
+    assert Layout(headers(size, form=Format.OTHER), options, engines=True).scales.tolist() == [1]
+
+
+@given(SIZES, st.integers(1, 200))
+def test_no_factor_is_too_large_nor_could_be_doubled(sizes, min_side):
+    layout = Layout(headers(*sizes), Options(3, min_side, exif=True, max_pixels=10**9), engines=True)
+    for (height, width), scale, stored in zip(layout.shapes.sizes.tolist(), layout.scales.tolist(), sizes, strict=True):
+        assert scale == 1 or min(height, width) >= min_side
+        assert scale == 8 or -(-min(stored) // (2 * scale)) < min_side
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_orientation_above_four_exchanges_the_sides(orientation):
+    given = headers((20, 30), orientation=orientation)
+    upright = Layout(given, OPTIONS, engines=False)
+    assert upright.shapes.sizes.tolist() == [[30, 20] if orientation > 4 else [20, 30]]
+    stored = Layout(given, Options(3, None, exif=False, max_pixels=10**9), engines=True)
+    assert stored.shapes.sizes.tolist() == [[20, 30]]
+    assert not stored.raw.any()
+    image = torch.arange(6).view(2, 3, 1)
+    assert tuple(turned(image, orientation).shape) == ((3, 2, 1) if orientation > 4 else (2, 3, 1))
+
+
+@given(SIZES, st.sampled_from([1, 3]))
+def test_images_lie_behind_one_another(sizes, channels):
+    layout = Layout(headers(*sizes), Options(channels, None, exif=True, max_pixels=10**9), engines=False)
+    buffer = np.zeros(layout.length, np.uint8)
+    for index in range(len(sizes)):
+        room = layout.image(buffer, index)
+        assert room.shape == (*sizes[index], channels)
+        assert not room.any(), "it overlaps with one before it"
+        room[:] = index + 1
+    assert buffer.all()
+    assert layout.places()[:, 1:].tolist() == [list(size) for size in sizes]
+    assert not np.diff(buffer.astype(int)).clip(max=0).any()
+
+
+@pytest.mark.parametrize(
+    ("how", "taken"),
+    [
+        ({}, True),
+        ({"form": Format.OTHER_JPEG}, False),
+        ({"form": Format.OTHER}, False),
+        ({"sampling": 0}, False),
+        ({"sampling": 5}, True),
+        ({"sampling": 4 * 4 + 1}, False),
+    ],
+)
+def test_engines_are_given_what_they_take(how, taken):
+    assert Layout(headers((20, 30), **how), OPTIONS, engines=True).by_engines.tolist() == [taken]
+    assert Layout(headers((20, 30), **how), OPTIONS, engines=False).by_engines.tolist() == [False]
+
+
+def test_engines_are_given_no_side_that_is_too_long():
+    given = headers((ENGINE_SIDE, 1), (ENGINE_SIDE + 1, 1), (1, ENGINE_SIDE + 1))
+    assert Layout(given, OPTIONS, engines=True).by_engines.tolist() == [True, False, False]
+
+
+def test_memory_of_its_own_is_for_what_is_made_smaller_or_turned():
+    table = headers((20, 30), (64, 64), (20, 30))
+    table.table["orientation"][2] = 3
+    layout = Layout(table, Options(3, 32, exif=True, max_pixels=10**9), engines=True)
+    assert layout.raw.tolist() == [False, True, True]
+    assert layout.raw_starts.tolist()[1:] == [0, 64 * 64 * 3]
+    assert layout.raw_length == (64 * 64 + 20 * 30) * 3
+
+
+def test_headers_of_a_replaced_image_are_those_of_the_good_one():
+    layout = Layout(headers((20, 30), (0, 0), (10, 10)), OPTIONS, engines=True, bad={1})
+    assert layout.sources.tolist() == [0, 0, 2]
+    assert layout.shapes.sizes.tolist() == [[20, 30], [20, 30], [10, 10]]
+
+
+def test_images_of_too_many_pixels_are_a_problem():
+    given = headers((100, 10), (100, 11), (60000, 60000))
+    given.problems[2] = "it is empty"
+    found = problems(given, Options(3, None, exif=True, max_pixels=1000))
+    assert found == {1: "its 11x100 pixels are more than max_pixels=1000", 2: "it is empty"}

@@ -1,0 +1,96 @@
+"""Members of batches of any form: found by their type, and with samples that take another one's place."""
+
+from collections import namedtuple
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from gpuaug.decode.members import map_instances, with_samples_from
+
+Pair = namedtuple("Pair", "images, labels")
+
+
+class Images:
+    """Stands for images that have been decoded."""
+
+
+@dataclass(frozen=True)
+class Record:
+    images: object
+    labels: object = None
+
+
+def replaced(batch, sources=(0, 0, 2)):
+    return with_samples_from(np.array(sources), batch, Images)
+
+
+DECODED, LABELS = Images(), torch.tensor([5, 6, 7])
+
+
+@pytest.mark.parametrize("form", [lambda *both: list(both), lambda *both: both, Pair, Record])
+def test_labels_are_replaced_in_every_container(form):
+    got = replaced(form(DECODED, LABELS))
+    assert type(got) is type(form(None, None))
+    images, labels = (got.images, got.labels) if isinstance(got, Record) else got
+    assert images is DECODED
+    assert labels.tolist() == [5, 5, 7]
+
+
+def test_members_of_mappings_are_replaced_by_what_they_are():
+    batch = {
+        "images": DECODED,
+        "array": np.arange(6).reshape(3, 2),
+        "names": ["a", "b", "c"],
+        "sizes": ((1, 2), (3, 4), (5, 6)),
+        "targets": [{"boxes": torch.zeros(count, 4)} for count in range(3)],
+        "of the batch": torch.arange(2),
+        "scalar": torch.tensor(3),
+        "text": "abc",
+        "empty": [],
+    }
+    got = replaced(batch)
+    assert got["array"].tolist() == [[0, 1], [0, 1], [4, 5]]
+    assert got["names"] == ["a", "a", "c"]
+    assert got["sizes"] == ((1, 2), (1, 2), (5, 6))
+    assert [len(target["boxes"]) for target in got["targets"]] == [0, 0, 2]
+    for name in ("of the batch", "scalar", "text", "empty"):
+        assert got[name] is batch[name]
+    assert batch["names"] == ["a", "b", "c"], "the batch that was given is as it was"
+
+
+def test_two_members_of_a_batch_of_two_are_not_its_samples():
+    labels = torch.tensor([5, 6])
+    for batch in ([DECODED, labels], (DECODED, labels), [DECODED, [labels, labels]]):
+        got = replaced(batch, (1, 1))
+        assert got[0] is DECODED
+        inside = got[1] if isinstance(got[1], list) else [got[1]]
+        assert [member.tolist() for member in inside] == [[6, 6]] * len(inside)
+
+
+def test_views_of_as_many_as_there_are_samples_stay_in_place():
+    views = [Images(), Images(), Images()]
+    got = replaced({"views": views, "names": ["a", "b", "c"]})
+    assert [one is other for one, other in zip(got["views"], views, strict=True)] == [True] * 3
+    assert got["names"] == ["a", "a", "c"]
+
+
+def test_instances_are_found_in_every_container():
+    found = Images()
+    for batch in (found, [found, 1], (1, found), {"a": {"b": found}}, Pair(found, 1), Record(found), [[(found,)]]):
+        seen = []
+        map_instances(lambda each, seen=seen: seen.append(each) or each, Images, batch)
+        assert seen == [found]
+
+
+def test_a_batch_in_which_nothing_changes_is_handed_on():
+    batch = {"a": [Images(), 1], "b": (2, 3)}
+    assert map_instances(lambda each: each, Images, batch) is batch
+
+
+def test_an_instance_is_exchanged_and_all_else_kept():
+    other, kept = object(), [1, 2]
+    got = map_instances(lambda _: other, Images, {"a": Pair(Images(), kept), "b": kept})
+    assert got == {"a": Pair(other, kept), "b": kept}
+    assert got["b"] is kept

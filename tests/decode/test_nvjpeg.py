@@ -1,0 +1,127 @@
+"""nvJPEG without a card: which library is loaded, what is said without one, and the text of its errors."""
+
+import ctypes
+import sys
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gpuaug import DecodeStage, DeviceError, GpuAugError, GpuAugWarning
+from gpuaug.decode import nvjpeg, stage
+
+CARD = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def wheels(tmp_path, monkeypatch):
+    """Installs wheels of nvJPEG, and says which of the libraries are loaded."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(nvjpeg.importlib.util, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[tmp_path]))
+    nvjpeg.library.cache_clear()
+
+    def install(*majors):
+        for major in majors:
+            folder = tmp_path / f"cu{major}" / "lib"
+            folder.mkdir(parents=True)
+            (folder / f"libnvjpeg.so.{major}").touch()
+
+    yield install
+    nvjpeg.library.cache_clear()
+
+
+def loads(monkeypatch, fits):
+    asked = []
+
+    def load(name):
+        asked.append(name)
+        if not fits(name):
+            raise OSError(name)
+
+    monkeypatch.setattr(nvjpeg, "ctypes", SimpleNamespace(CDLL=load, PyDLL=load))
+    return asked
+
+
+def test_the_wheel_for_torchs_cuda_is_loaded_first(wheels, monkeypatch, tmp_path):
+    wheels(12, 13)
+    asked = loads(monkeypatch, lambda name: True)
+    assert nvjpeg.library() == str(tmp_path / "cu13" / "lib" / "libnvjpeg.so.13")
+    assert len(asked) == 1
+    assert nvjpeg.other_majors() == ["12"]
+
+
+def test_the_systems_library_is_loaded_where_no_wheel_can_be(wheels, monkeypatch):
+    wheels(12, 13)
+    asked = loads(monkeypatch, lambda name: "/" not in name)
+    assert nvjpeg.library() == "libnvjpeg.so.13"
+    assert len(asked) == 2
+
+
+def test_without_a_library_there_is_none(wheels, monkeypatch):
+    loads(monkeypatch, lambda name: False)
+    assert nvjpeg.library() is None
+    monkeypatch.setattr(nvjpeg.importlib.util, "find_spec", lambda name: None)
+    assert nvjpeg.other_majors() == []
+
+
+@pytest.mark.parametrize(("majors", "got"), [((), "no nvJPEG"), ((12,), "nvJPEG for CUDA 12 alone")])
+def test_a_missing_library_is_warned_about_with_what_to_install(wheels, monkeypatch, majors, got):
+    wheels(*majors)
+    loads(monkeypatch, lambda name: False)
+    with pytest.warns(GpuAugWarning) as warned:
+        assert not stage._has_engines("auto", CARD)
+    assert [str(each.message) for each in warned] == [
+        f"Images must be decoded by the JPEG engines to keep a GPU busy, got {got}, so the CPU decodes them. "
+        "Run pip install 'gpuaug[decode-cu13]', or pass backend='cpu'."
+    ]
+    with pytest.raises(DeviceError) as raised:
+        stage._has_engines("engines", CARD)
+    assert str(raised.value) == (
+        f"backend='engines' must have a GPU with JPEG engines and nvJPEG, got {got}. Leave backend out."
+    )
+
+
+@pytest.mark.parametrize("backend", ["auto", "engines", "cpu"])
+def test_a_card_without_engines_is_no_reason_to_warn(wheels, monkeypatch, caplog, backend):
+    def refuse(device):
+        raise nvjpeg.NvJpegError("nvjpegCreateEx", 7)
+
+    loads(monkeypatch, lambda name: True)
+    monkeypatch.setattr(nvjpeg, "Engines", refuse)
+    caplog.set_level("INFO", "gpuaug")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if backend == "engines":
+            with pytest.raises(DeviceError, match=r"got a card without them \(7\)\. Leave backend out\."):
+                stage._has_engines(backend, CARD)
+        else:
+            assert not stage._has_engines(backend, CARD)
+    assert ("Images are decoded on the CPU: a card without them (7)." in caplog.text) == (backend == "auto")
+
+
+def test_engines_are_used_where_there_are_some(wheels, monkeypatch):
+    closed = []
+    loads(monkeypatch, lambda name: True)
+    monkeypatch.setattr(nvjpeg, "Engines", lambda device: SimpleNamespace(close=lambda: closed.append(device)))
+    assert stage._has_engines("auto", CARD)
+    assert closed == [CARD]
+    assert not stage._has_engines("cpu", CARD)
+    assert not stage._has_engines("auto", torch.device("cpu"))
+
+
+def test_an_error_names_the_call_and_its_status():
+    error = nvjpeg.NvJpegError("nvjpegDecodeBatched", 6)
+    assert isinstance(error, GpuAugError)
+    assert (str(error), error.status) == (
+        "nvjpegDecodeBatched must succeed, got status 6 (execution failed). "
+        "If it is the same each time, decode with DecodeStage(backend='cpu').",
+        6,
+    )
+    assert "got status 99 (unknown)." in str(nvjpeg.NvJpegError("nvjpegCreateEx", 99))
+
+
+def test_records_of_outputs_are_as_nvjpeg_has_them():
+    assert nvjpeg.OUTPUT.itemsize == 4 * ctypes.sizeof(ctypes.c_void_p) + 4 * ctypes.sizeof(ctypes.c_size_t)
+    assert sys.byteorder == "little"
+    assert repr(DecodeStage()) == "DecodeStage(backend='auto', on_error='raise')"

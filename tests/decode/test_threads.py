@@ -1,0 +1,237 @@
+"""The decoder's threads: they end with the iterator, after the call that they are in, and so does the process."""
+
+import gc
+import signal
+import threading
+from ast import literal_eval
+from concurrent.futures import wait
+from contextlib import suppress
+
+import pytest
+import torch
+from support import processes
+from support.encoded import encoded
+from support.nvjpeg_double import Engines
+from support.waiting import WAIT_S, until
+
+from gpuaug import DecodeStage, StreamedLoader, collate_encoded
+from gpuaug.core.errors import IteratorEndedError
+from gpuaug.decode import cpu, nvjpeg, stage
+
+FILES = [encoded(16, 8, seed=number) for number in range(24)]
+
+
+def loader(**options):
+    """Batches of two, which are all there at once."""
+    samples = [(file, number) for number, file in enumerate(FILES)]
+    data = [collate_encoded(samples[start : start + 2]) for start in range(0, len(samples), 2)]
+    return StreamedLoader(data, [DecodeStage()], device="cpu", **options)
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("gpuaug-decode")]
+
+
+class Held:
+    """Holds threads in the decoding of images from some sample on, until what is submitted is abandoned."""
+
+    def __init__(self, patch, first):
+        self.leaving, self.inside, self._lock = threading.Event(), 0, threading.Lock()
+        self._first, self._decode, self._abandon = first, cpu.decode, stage.Decoding.abandon
+        self.when_held = lambda: None
+        patch.setattr(cpu, "decode", self.decode)
+        patch.setattr(stage.Decoding, "abandon", lambda decoding: self.leaving.set() or self._abandon(decoding))
+
+    def decode(self, file, *arguments):
+        held = FILES.index(file.tobytes()) >= self._first
+        with self._lock:
+            self.inside += held
+        if held:
+            self.when_held()
+            assert self.leaving.wait(WAIT_S)
+        made = self._decode(file, *arguments)
+        with self._lock:
+            self.inside -= held
+        return made
+
+
+def leave_by_closing_the_iterator(streamed, iterators):
+    iterators.pop().close()
+
+
+def leave_by_closing_the_loader(streamed, iterators):
+    streamed.close()
+
+
+def leave_by_closing_the_loader_elsewhere(streamed, iterators):
+    closing = threading.Thread(target=streamed.close)
+    closing.start()
+    closing.join()
+
+
+def leave_by_del(streamed, iterators):
+    iterators.clear()
+
+
+def leave_by_an_error(streamed, iterators):
+    with suppress(LookupError):
+        iterators.pop().throw(LookupError)
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        leave_by_closing_the_iterator,
+        leave_by_closing_the_loader,
+        leave_by_closing_the_loader_elsewhere,
+        leave_by_del,
+        leave_by_an_error,
+    ],
+)
+def test_leaving_waits_for_what_is_decoded(monkeypatch, leave):
+    held = Held(monkeypatch, first=6)
+    streamed = loader()
+    iterators = [iter(streamed)]
+    next(iterators[0])
+    (pipelined,) = streamed._iterators
+    wait([work._future for submitted in pipelined._submitted for _, work in submitted.pending])  # or it might want threads
+    next(iterators[0])
+    until(lambda: held.inside)
+    gc.disable()
+    try:
+        leave(streamed, iterators)
+        assert not held.inside
+        assert not threads()
+    finally:
+        gc.enable()
+    monkeypatch.undo()
+    assert [numbers.tolist() for _, numbers in streamed] == [[number, number + 1] for number in range(0, 24, 2)]
+
+
+def test_closing_the_loader_while_a_batch_is_waited_for(monkeypatch):
+    held = Held(monkeypatch, first=4)
+    streamed = loader(depth=0)
+
+    def close():
+        until(lambda: held.inside)
+        threading.Timer(0.05, held.leaving.set).start()  # long enough for closing to get where it must wait
+        streamed.close()
+
+    closing = threading.Thread(target=close)
+    closing.start()
+    arrived = []
+    with pytest.raises(IteratorEndedError):
+        arrived.extend(numbers.tolist() for _, numbers in streamed)
+    assert arrived == [[0, 1], [2, 3], [4, 5]]
+    closing.join(WAIT_S)
+    assert not closing.is_alive()
+    assert not threads()
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_ctrl_c_is_heard_while_a_batch_is_waited_for(monkeypatch):
+    held = Held(monkeypatch, first=4)
+    heard = []
+
+    def interrupt(*_):
+        if not heard:
+            heard.append(True)
+            raise KeyboardInterrupt
+
+    def press():
+        while not held.leaving.wait(0.01):  # again where it came before the loop was waiting
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    held.when_held = press
+    signal.signal(signal.SIGINT, interrupt)
+    streamed, arrived = loader(depth=0), []
+    with pytest.raises(KeyboardInterrupt):
+        arrived.extend(numbers.tolist() for _, numbers in streamed)
+    assert arrived == [[0, 1], [2, 3]]
+    assert not threads()
+    assert len(list(streamed)) == 12
+
+
+def test_two_iterators_have_threads_of_their_own():
+    streamed = loader()
+    first, second = iter(streamed), iter(streamed)
+    for (images, numbers), (others, same) in zip(first, second, strict=True):
+        assert numbers.tolist() == same.tolist()
+        assert all(torch.equal(*pair) for pair in zip(images, others, strict=True))
+        if numbers[0] == 4:
+            second.close()
+            break
+    assert [numbers.tolist()[0] for _, numbers in first] == list(range(6, 24, 2))
+    assert not threads()
+
+
+def test_threads_are_started_with_the_first_batch():
+    iterator = iter(loader())
+    assert not threads()
+    next(iterator)
+    assert {thread.name.rpartition("_")[0] for thread in threads()} == {"gpuaug-decode", "gpuaug-decode-cpu"}
+
+
+def test_an_error_of_the_library_comes_at_its_batch_and_leaves_nothing(monkeypatch):
+    class Failing(Engines):
+        def decode(self, addresses, lengths, outputs, form, stream):
+            calls.append(len(addresses))
+            if len(calls) > 2:
+                raise nvjpeg.NvJpegError("nvjpegDecodeBatched", 6)
+            return super().decode(addresses, lengths, outputs, form, stream)
+
+    calls = []
+    monkeypatch.setattr(nvjpeg, "Engines", Failing)
+    monkeypatch.setattr(stage, "_has_engines", lambda backend, device: True)
+    arrived = []
+    with pytest.raises(nvjpeg.NvJpegError) as raised:
+        arrived.extend(numbers.tolist() for _, numbers in loader())
+    assert arrived == [[0, 1], [2, 3]]
+    assert raised.value.__notes__ == ["gpuaug: raised in stage 'decode', at batch 2 of epoch 0."]
+    assert not threads()
+
+
+EXITS = """
+import io, os, sys, time
+import torch
+from PIL import Image
+from support.encoded import encoded
+from torch.utils.data import DataLoader
+import gpuaug
+from gpuaug.decode import cpu
+
+leave, started = None, {}
+for name in ("idle", "in flight", "by an error", "workers"):
+    pid = os.fork()
+    if pid == 0:
+        leave = name
+        break
+    started[name] = pid
+if leave is None:
+    print({name: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for name, pid in started.items()})
+    sys.exit()
+
+workers = dict(num_workers=1) if leave == "workers" else {}
+data = DataLoader([encoded(16, 8)] * 40, batch_size=2, collate_fn=gpuaug.collate_encoded, **workers)
+loader = gpuaug.StreamedLoader(data, [gpuaug.DecodeStage()], device="cpu", feed="ring" if workers else "auto")
+batches = iter(loader)
+if leave in ("in flight", "workers"):
+    decode, calls = cpu.decode, []
+
+    def slow(*arguments):
+        calls.append(1)
+        if len(calls) > 4:
+            time.sleep(0.1)  # so that the interpreter is ending meanwhile
+        return decode(*arguments)
+
+    cpu.decode = slow
+next(batches), next(batches)
+if leave == "by an error":
+    raise SystemExit(3)
+"""
+
+
+def test_a_process_ends_while_images_are_decoded():
+    done = processes.run_script(EXITS)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert literal_eval(done.stdout) == {"idle": 0, "in flight": 0, "by an error": 3, "workers": 0}

@@ -1,0 +1,309 @@
+"""The decoder's threads on the double of the stream layer: memory of pixels and slots is ordered between them and the lanes.
+
+The engines are a stream that waits for nothing but what the host has seen, as they do. What nvJPEG queues behind them is on
+the decoder's lane.
+"""
+
+import gc
+import threading
+from collections import deque
+from concurrent.futures import wait
+
+import pytest
+import torch
+from protocol.scenarios import install, kernel, name_lanes
+from support import nvjpeg_double
+from support.encoded import encoded
+from support.stream_double import FREED, REUSED, UNREADY, Buffer, FakeEvent, FakeStream, HostBuffer
+from support.waiting import WAIT_S
+
+from gpuaug import DecodeStage, StreamedLoader, collate_encoded
+from gpuaug.core import batch
+from gpuaug.core.streams import Lane
+from gpuaug.decode import decoder, nvjpeg, stage
+from gpuaug.feed import feed
+from gpuaug.feed.prefetch import ListFeedIterator
+from gpuaug.feed.ring import Ring
+from gpuaug.loader.iterator import PipelinedIterator
+
+FOR_ENGINES = [encoded(16, 8), encoded(24, 8)]
+TURNED = [encoded(16, 8), encoded(24, 8, orientation=6)]
+MIXED = [encoded(16, 8), encoded(24, 8, "PNG")]
+BATCHES = 7
+
+
+class Pixels(torch.Tensor):
+    """Memory for pixels: of the host, and a buffer of the double that stands for it."""
+
+    @classmethod
+    def allocated(cls, cuda, name, length):
+        tensor = torch.empty(length, dtype=torch.uint8).as_subclass(cls)
+        tensor.buffer = Buffer(cuda, name, 0)
+        return tensor
+
+
+class Slots(Ring):
+    """A ring whose slots are buffers of the double."""
+
+    def __init__(self):
+        self._events, self._slots = deque(), deque()
+
+    def register(self, slot):
+        pass
+
+    def close(self):
+        pass
+
+
+class Machine:
+    """A double of a GPU with JPEG engines, and a loader of encoded batches on it."""
+
+    def __init__(self, patch, files=FOR_ENGINES, keeps_up=False, **options):
+        self.cuda = cuda = install(patch, keeps_up=keeps_up)
+        self.engines = FakeStream(cuda, "engines")
+        self.going = threading.Event()
+        """Set while the engines work."""
+        self.going.set()
+        self._owners = []
+        self._slot_keys = {}
+        self._batches = [(collate_encoded(files), HostBuffer(cuda, "labels", [])) for _ in range(BATCHES)]
+        self._double(patch)
+        self.loader = StreamedLoader(self._batches, [DecodeStage(), self._augment], device="cuda", **options)
+        self._ring = Slots()
+        self.loader._shared.feed._rings.add(self._ring)
+        name_lanes(cuda, self.loader)
+
+    def _augment(self, images):
+        return kernel(self.cuda, images)
+
+    def _double(self, patch):
+        cuda, machine, empty = self.cuda, self, torch.empty
+
+        class Engines(nvjpeg_double.Engines):
+            def decode(self, addresses, lengths, outputs, form, number):
+                assert machine.going.wait(WAIT_S)
+                machine._decode(addresses, outputs, number)
+                return 0
+
+        def allocated(length, device):
+            pixels = Pixels.allocated(cuda, "pixels", length)
+            machine._owners.append((pixels.data_ptr(), length, pixels.buffer.key))
+            return pixels
+
+        def copied(work, device, non_blocking=False):
+            """``Work.to``, on the copy lane."""
+            if work.raw is not None:
+                cuda.read(work.raw.buffer)
+                cuda.write(work.data.buffer)
+            return work.data.buffer
+
+        def copy_parts(lane, target, source, parts):
+            with cuda.stream(lane.stream):
+                cuda.write(target.buffer)
+
+        class Slotted(ListFeedIterator):
+            def _get(self, block):
+                pulled = super()._get(block)
+                if not pulled.ended:
+                    with cuda.stream(FakeStream(cuda, "worker")):
+                        pulled.slot = cuda.new("slot", 0)
+                        written = cuda.Event()
+                        written.record()
+                    cuda.history.learn(written)  # it has been sent, so it has been written
+                    pulled.slot.ring = machine._ring
+                    start, length = pulled.batch[0].data.data_ptr(), pulled.batch[0].data.nbytes
+                    machine._slot_keys[start, start + length] = pulled.slot.key
+                return pulled
+
+        abandon = stage.Decoding.abandon
+
+        def abandoned(decoding):
+            machine.going.set()
+            abandon(decoding)
+
+        patch.setattr(stage.Decoding, "abandon", abandoned)
+        patch.setattr(nvjpeg, "Engines", Engines)
+        patch.setattr(stage, "_has_engines", lambda backend, device: True)
+        patch.setattr(decoder, "_empty", allocated)
+        patch.setattr(decoder, "_enter", lambda device: None)
+        patch.setattr(decoder.Work, "to", copied)
+        patch.setattr(Lane, "copy_parts", copy_parts)
+        patch.setattr(torch, "empty", lambda *shape, pin_memory=False, **options: empty(*shape, **options))
+        patch.setattr(feed, "open_feed_iterator", lambda source, current, *_: Slotted(source, iter(source), current))
+
+    def _decode(self, addresses, outputs, number):
+        cuda, history = self.cuda, self.cuda.history
+        (lane,) = (lane for name, lane in self.loader._shared.lanes._lanes.items() if name.startswith("decode/"))
+        assert lane.number == number
+        targets = {self._owner(address) for address in outputs["channel"][:, 0].tolist()}
+        (slot,) = (key for (start, end), key in self._slot_keys.items() if start <= addresses[0] < end)
+        with cuda.operation():
+            history.read(self.engines, slot)
+            for target in targets:
+                history.write(self.engines, target)
+            history.record("end of the call", self.engines)
+            history.learn("end of the call")
+            for target in targets:
+                history.write(lane.stream, target)
+
+    def _owner(self, address):
+        # The latest: malloc gives an address again.
+        return next(key for start, length, key in reversed(self._owners) if start <= address < start + length)
+
+    def finish(self):
+        """Wait until all that is submitted has been decoded."""
+        for pipelined in self.loader._iterators:
+            wait([pending._future for submitted in pipelined._submitted for _, pending in submitted.pending])
+
+    def train(self, *, kept=False, leave=None, in_flight=False):
+        """Read some epochs. ``leave`` them after this batch, when what is submitted has been decoded, or while it is."""
+        held = []
+        for _ in range(3):
+            batches = iter(self.loader)
+            for number, received in enumerate(batches):
+                self.cuda.read(*batch.leaves(received))
+                if kept and number % 3 == 0:
+                    held.append(received)
+                if number == leave:
+                    break
+                if in_flight and number + 1 == leave:
+                    self.finish()  # what comes next is launched, and the batch after it is not decoded
+                    self.going.clear()
+            if not in_flight:
+                self.finish()
+            batches.close()
+            del received
+            gc.collect()
+            for each in held:
+                self.cuda.read(*batch.leaves(each))
+            held.clear()
+        self.loader.close()
+        return self.cuda.history
+
+
+LEFT_IN_FLIGHT = {"leave": 2, "in_flight": True}
+
+
+@pytest.mark.parametrize("files", [FOR_ENGINES, TURNED, MIXED], ids=["engines", "turned", "mixed"])
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "how", [{}, {"kept": True}, {"leave": 2}, LEFT_IN_FLIGHT], ids=["read", "kept", "left early", "left in flight"]
+)
+def test_nothing_is_unordered(monkeypatch, files, depth, how):
+    if not depth:
+        how = {**how, "in_flight": False}  # nothing is between two batches
+    history = Machine(monkeypatch, files, depth=depth).train(**how)
+    assert not history.violations, history.report()
+
+
+def pixel_blocks(history):
+    return {line.rpartition(" in block ")[2] for line in history.log if line.startswith("alloc pixels")}
+
+
+def no_wait_on_the_host(patch, machine):
+    synchronize = FakeEvent.synchronize
+
+    def synchronize_elsewhere(event):
+        if not threading.current_thread().name.startswith("gpuaug-decode"):
+            synchronize(event)
+
+    patch.setattr(FakeEvent, "synchronize", synchronize_elsewhere)
+
+
+def wait_for_an_earlier_event(patch, machine):
+    start = decoder.Decoder.start
+
+    def start_with(self, pools, works):
+        first.append(self._lanes.copy.record_event())
+        self._lanes.copy.record_event = lambda **_: first[0]
+        try:
+            return start(self, pools, works)
+        finally:
+            del self._lanes.copy.record_event
+
+    first = []
+    patch.setattr(decoder.Decoder, "start", start_with)
+
+
+def no_wait_for_the_decoder(patch, machine):
+    def collect(self, host_batch):
+        self._future.result()
+        return host_batch
+
+    patch.setattr(stage.Decoding, "collect", collect)
+
+
+def engines_begin_when_a_batch_is_wanted(patch, machine):
+    """In each epoch anew, so that all that may be submitted has been."""
+    collect, close = stage.Decoding.collect, PipelinedIterator.close
+
+    def collect_now(self, host_batch):
+        machine.going.set()
+        return collect(self, host_batch)
+
+    def close_and_stop(self):
+        close(self)
+        machine.going.clear()
+
+    machine.going.clear()
+    patch.setattr(stage.Decoding, "collect", collect_now)
+    patch.setattr(PipelinedIterator, "close", close_and_stop)
+
+
+def no_order_after_what_is_abandoned(patch, machine):
+    engines_begin_when_a_batch_is_wanted(patch, machine)
+    patch.setattr(decoder.Decoder, "settle", lambda self: None)
+
+
+def no_wait_for_what_is_abandoned(patch, machine):
+    close = decoder.Pools.close
+
+    def close_now(pools):
+        machine.going.set()
+        close(pools)
+
+    patch.setattr(stage.Decoding, "abandon", lambda self: None)
+    patch.setattr(decoder.Pools, "close", close_now)
+
+
+def slots_released_when_submitted(patch, machine):
+    submit = PipelinedIterator._submit
+
+    def submit_only(self, pulled):
+        submit(self, pulled)
+        pulled.slot = None
+
+    engines_begin_when_a_batch_is_wanted(patch, machine)
+    patch.setattr(PipelinedIterator, "_submit", submit_only)
+
+
+@pytest.mark.parametrize(
+    ("mutate", "how", "rule", "words"),
+    [
+        (no_wait_on_the_host, {}, REUSED, "engines writes pixels"),
+        (no_wait_on_the_host, {"kept": True}, REUSED, "engines writes pixels"),
+        (wait_for_an_earlier_event, {}, REUSED, "engines writes pixels"),
+        (no_wait_for_the_decoder, {}, UNREADY, "reads pixels"),
+        (no_order_after_what_is_abandoned, {"leave": 2}, REUSED, "last use: decode/decode lane writes pixels"),
+        (no_wait_for_what_is_abandoned, LEFT_IN_FLIGHT, FREED, "engines reads slot"),
+        (slots_released_when_submitted, {}, FREED, "engines reads slot"),
+    ],
+)
+def test_a_broken_order_is_caught(monkeypatch, mutate, how, rule, words):
+    machine = Machine(monkeypatch, depth=2)
+    mutate(monkeypatch, machine)
+    history = machine.train(**how)
+    assert any(violation.rule == rule and words in violation.text for violation in history.violations), history.report()
+
+
+def test_slots_are_free_again_after_decoding(monkeypatch):
+    history = Machine(monkeypatch, keeps_up=True, depth=2).train()
+    assert not history.violations, history.report()
+    allocated = [line for line in history.log if line.startswith("alloc slot")]
+    freed = [line for line in history.log if line.startswith("free slot")]
+    assert len(allocated) == 3 * BATCHES
+    assert len(freed) > 2 * BATCHES
+
+
+def test_device_memory_is_bounded_over_epochs(monkeypatch):
+    assert len(pixel_blocks(Machine(monkeypatch, depth=2).train())) <= 2 * 2 + 3 + decoder.PREPARED
