@@ -85,7 +85,9 @@ class Machine:
                 machine._decode(addresses, outputs, number)
                 return 0
 
-        def allocated(length, device):
+        def allocated(length, device, *, pin_memory=False):
+            if pin_memory:
+                return empty(length, dtype=torch.uint8)
             pixels = Pixels.allocated(cuda, "pixels", length)
             machine._owners.append((pixels.data_ptr(), length, pixels.buffer.key))
             return pixels
