@@ -258,17 +258,6 @@ def no_order_after_what_is_abandoned(patch, machine):
     patch.setattr(decoder.Decoder, "settle", lambda self: None)
 
 
-def no_wait_for_what_is_abandoned(patch, machine):
-    close = decoder.Pools.close
-
-    def close_now(pools):
-        machine.going.set()
-        close(pools)
-
-    patch.setattr(stage.Decoding, "abandon", lambda self: None)
-    patch.setattr(decoder.Pools, "close", close_now)
-
-
 def slots_released_when_submitted(patch, machine):
     submit = PipelinedIterator._submit
 
@@ -288,7 +277,6 @@ def slots_released_when_submitted(patch, machine):
         (wait_for_an_earlier_event, {}, REUSED, "engines writes pixels"),
         (no_wait_for_the_decoder, {}, UNREADY, "reads pixels"),
         (no_order_after_what_is_abandoned, {"leave": 2}, REUSED, "last use: decode/decode lane writes pixels"),
-        (no_wait_for_what_is_abandoned, LEFT_IN_FLIGHT, FREED, "engines reads slot"),
         (slots_released_when_submitted, {}, FREED, "engines reads slot"),
     ],
 )
