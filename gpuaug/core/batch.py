@@ -39,6 +39,30 @@ def members(value: Any) -> list[Any]:
     return list(value.values() if isinstance(value, Mapping) else getattr(value, "__dict__", {}).values())
 
 
+def is_container(value: object) -> bool:
+    """Whether ``value`` has members that can be replaced: a mapping, tuple, list, named tuple or dataclass."""
+    return isinstance(value, Mapping | tuple | list) or is_record(value)
+
+
+def member_names(container: Any) -> list[Any]:
+    """The keys, fields or indices of a container's members."""
+    if isinstance(container, Mapping):
+        return list(container)
+    if is_record(container):
+        return list(container.__dataclass_fields__)
+    return list(container._fields) if is_namedtuple(container) else list(range(len(container)))
+
+
+def member(container: Any, name: Any) -> Any:
+    """One member of a container, by its key, field or index."""
+    return container[name] if by_key(container) else getattr(container, name)
+
+
+def by_key(container: Any) -> bool:
+    """Whether members are written ``container[name]``, and not ``container.name``."""
+    return isinstance(container, Mapping) or not (is_record(container) or is_namedtuple(container))
+
+
 def kept(values: tuple[Any, ...]) -> Iterator[Any]:
     """What has to be kept while a stage reads ``values``: not containers, whose members a transform may exchange."""
     for leaf in leaves(values):

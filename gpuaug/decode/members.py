@@ -15,9 +15,11 @@ def map_instances(function: Callable[[Any], Any], kind: type, batch: Batch) -> B
     """A batch with ``function`` applied to each member of a type, which a loader takes for a record like any other."""
     if isinstance(batch, kind):
         return function(batch)
+    if not batches.is_container(batch):
+        return batch
     changed = {}
-    for name in _names(batch):
-        value = _member(batch, name)
+    for name in batches.member_names(batch):
+        value = batches.member(batch, name)
         made = map_instances(function, kind, value)
         if made is not value:
             changed[name] = made
@@ -58,24 +60,9 @@ def with_samples_from(sources: NDArray[np.int64], batch: Batch, decoded: type) -
         made = replaced(value, outermost=outermost)
         if made is not None:
             return made
-        names = _names(value)
-        if not names:
+        if not batches.is_container(value):
             return value
-        return batches.replace(value, {name: walk(_member(value, name), outermost=False) for name in names})
+        members = {name: walk(batches.member(value, name), outermost=False) for name in batches.member_names(value)}
+        return batches.replace(value, members) if members else value
 
     return walk(batch, outermost=True)
-
-
-def _names(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value)
-    if batches.is_record(value):
-        return list(value.__dataclass_fields__)
-    if batches.is_namedtuple(value):
-        return list(value._fields)
-    return list(range(len(value))) if isinstance(value, tuple | list) else []
-
-
-def _member(value: Any, name: Any) -> Any:
-    by_key = isinstance(value, dict) or not (batches.is_record(value) or batches.is_namedtuple(value))
-    return value[name] if by_key else getattr(value, name)

@@ -56,7 +56,7 @@ class NvJpegError(GpuAugError, RuntimeError):
 
 
 @cache
-def library() -> str | None:
+def find_library() -> str | None:
     """The path or name of the nvJPEG that fits torch's CUDA, or ``None`` if there is none here."""
     for name in [*map(str, _wheels(_major())), f"libnvjpeg.so.{_major()}"]:
         try:
@@ -83,7 +83,7 @@ def _wheels(major: str) -> list[Path]:
 
 
 class Engines:
-    """One decoding state on one device. A state decodes one batch at a time; several decode side by side.
+    """One decoding state on one device. Calls of ``decode`` take turns, those of other states on the device too.
 
     Args:
         device: A CUDA device.
@@ -93,7 +93,7 @@ class Engines:
     """
 
     def __init__(self, device: torch.device) -> None:
-        path = library()
+        path = find_library()
         assert path is not None
         # A call of one lets go of the interpreter while it runs; a call of the other does not, and takes less than that does.
         self._library, self._quick = ctypes.CDLL(path), ctypes.PyDLL(path)
@@ -113,13 +113,6 @@ class Engines:
         for kind, part in enumerate(parts):
             self._call("nvjpegGetProperty", c_int(kind), byref(part))
         return ".".join(str(part.value) for part in parts)
-
-    @property
-    def count(self) -> int:
-        """Number of engines on the device."""
-        engines, cores = c_uint(), c_uint()
-        self._call("nvjpegGetHardwareDecoderInfo", self._handle, byref(engines), byref(cores))
-        return int(engines.value)
 
     def sizes(self, addresses: NDArray[np.uint64], lengths: NDArray[np.uint64]) -> NDArray[np.int32]:
         """(B, 2) heights and widths by nvJPEG's own parser, or 0 where it finds none."""

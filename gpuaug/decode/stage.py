@@ -308,7 +308,7 @@ def _has_engines(backend: Backend, device: torch.device) -> bool:
 def _why_no_engines(device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"the device {device}"
-    if nvjpeg.library() is None:
+    if nvjpeg.find_library() is None:
         others = nvjpeg.other_majors()
         return f"nvJPEG for CUDA {', '.join(others)} alone" if others else "no nvJPEG"
     try:

@@ -75,7 +75,7 @@ class MemberCollate:
             raise ArgumentError("A batch must have a sample, got none. Have the batch sampler leave empty batches out.")
         if self._are_images(samples, ""):
             return self._pack(samples, "")
-        if not _is_container(samples[0]):
+        if not batches.is_container(samples[0]):
             self._refuse(samples[0], where(0, ""))
         return self._by_member(samples, "")
 
@@ -122,18 +122,18 @@ def _likeness(value: Any) -> int:
 def _columns(samples: Sequence[Any], path: str) -> dict[Any, list[Any]]:
     """The values of each member of the first sample, one for each sample."""
     first = samples[0]
-    names = _names(first)
+    names = batches.member_names(first)
     if type(first) is tuple and all(type(sample) is tuple and len(sample) == len(first) for sample in samples):
         return dict(enumerate(map(list, zip(*samples, strict=True))))  # most samples, in a fifth of the time
     for number, sample in enumerate(samples):
-        have = _names(sample) if _is_container(sample) else []
+        have = batches.member_names(sample) if batches.is_container(sample) else []
         if have != names and not (isinstance(first, Mapping) and set(names) <= set(have)):
             got = f"{', '.join(map(repr, have))}" if have else f"{type(sample).__name__}"
             raise ArgumentError(
                 f"Samples must have the members of the first, {', '.join(map(repr, names))}, got {got} in "
                 f"{where(number, path)}. Return samples of one form from the dataset."
             )
-    return {name: [_member(sample, name) for sample in samples] for name in names}
+    return {name: [batches.member(sample, name) for sample in samples] for name in names}
 
 
 def _collated(members: Sequence[Any], path: str) -> Any:
@@ -155,33 +155,13 @@ def _is_target(value: Any) -> bool:
 
     Of a mapping the keys may be other ones for an image without annotations, so what is in it does not count.
     """
-    if not _is_container(value):
+    if not batches.is_container(value):
         return False
     if isinstance(value, Mapping):
         return True
-    inside = [_member(value, name) for name in _names(value)]
+    inside = [batches.member(value, name) for name in batches.member_names(value)]
     return not inside or not all(isinstance(member, int | float | str | bytes | np.generic) for member in inside)
 
 
-def _is_container(value: Any) -> bool:
-    return isinstance(value, Mapping | tuple | list) or batches.is_record(value)
-
-
-def _names(container: Any) -> list[Any]:
-    if isinstance(container, Mapping):
-        return list(container)
-    if batches.is_record(container):
-        return list(container.__dataclass_fields__)
-    return list(container._fields) if batches.is_namedtuple(container) else list(range(len(container)))
-
-
-def _member(container: Any, name: Any) -> Any:
-    return container[name] if _by_key(container) else getattr(container, name)
-
-
 def _way(container: Any, name: Any) -> str:
-    return f"[{name!r}]" if _by_key(container) else f".{name}"
-
-
-def _by_key(container: Any) -> bool:
-    return isinstance(container, Mapping) or not (batches.is_record(container) or batches.is_namedtuple(container))
+    return f"[{name!r}]" if batches.by_key(container) else f".{name}"

@@ -1,6 +1,6 @@
 """Members of batches of any form: found by their type, and with samples that take another one's place."""
 
-from collections import namedtuple
+from collections import UserDict, namedtuple
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,3 +94,12 @@ def test_an_instance_is_exchanged_and_all_else_kept():
     got = map_instances(lambda _: other, Images, {"a": Pair(Images(), kept), "b": kept})
     assert got == {"a": Pair(other, kept), "b": kept}
     assert got["b"] is kept
+
+
+def test_mappings_of_any_type_are_looked_into():
+    batch = UserDict(images=DECODED, inner={"labels": LABELS})
+    got = replaced(batch)
+    assert (type(got), got["images"], got["inner"]["labels"].tolist()) == (UserDict, DECODED, [5, 5, 7])
+    found = map_instances(lambda each: "found", Images, batch)
+    assert (type(found), found["images"]) == (UserDict, "found")
+    assert batch["images"] is DECODED

@@ -19,7 +19,7 @@ def wheels(tmp_path, monkeypatch):
     """Installs wheels of nvJPEG, and says which of the libraries are loaded."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(nvjpeg.importlib.util, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[tmp_path]))
-    nvjpeg.library.cache_clear()
+    nvjpeg.find_library.cache_clear()
 
     def install(*majors):
         for major in majors:
@@ -28,7 +28,7 @@ def wheels(tmp_path, monkeypatch):
             (folder / f"libnvjpeg.so.{major}").touch()
 
     yield install
-    nvjpeg.library.cache_clear()
+    nvjpeg.find_library.cache_clear()
 
 
 def loads(monkeypatch, fits):
@@ -46,7 +46,7 @@ def loads(monkeypatch, fits):
 def test_the_wheel_for_torchs_cuda_is_loaded_first(wheels, monkeypatch, tmp_path):
     wheels(12, 13)
     asked = loads(monkeypatch, lambda name: True)
-    assert nvjpeg.library() == str(tmp_path / "cu13" / "lib" / "libnvjpeg.so.13")
+    assert nvjpeg.find_library() == str(tmp_path / "cu13" / "lib" / "libnvjpeg.so.13")
     assert len(asked) == 1
     assert nvjpeg.other_majors() == ["12"]
 
@@ -54,13 +54,13 @@ def test_the_wheel_for_torchs_cuda_is_loaded_first(wheels, monkeypatch, tmp_path
 def test_the_systems_library_is_loaded_where_no_wheel_can_be(wheels, monkeypatch):
     wheels(12, 13)
     asked = loads(monkeypatch, lambda name: "/" not in name)
-    assert nvjpeg.library() == "libnvjpeg.so.13"
+    assert nvjpeg.find_library() == "libnvjpeg.so.13"
     assert len(asked) == 2
 
 
 def test_without_a_library_there_is_none(wheels, monkeypatch):
     loads(monkeypatch, lambda name: False)
-    assert nvjpeg.library() is None
+    assert nvjpeg.find_library() is None
     monkeypatch.setattr(nvjpeg.importlib.util, "find_spec", lambda name: None)
     assert nvjpeg.other_majors() == []
 

@@ -14,7 +14,6 @@ BAD_JPEG = 3
 class Engines:
     """As ``gpuaug.decode.nvjpeg.Engines``. A batch with a file that PIL cannot decode fails as a whole, as nvJPEG has it."""
 
-    count = 7
     version = "double"
 
     def __init__(self, device):
