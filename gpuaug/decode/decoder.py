@@ -1,8 +1,9 @@
 """Decodes batches on threads of its own: the JPEG engines take what they can, a pool of host threads the rest.
 
 nvJPEG's call blocks its thread for milliseconds. One thread makes these calls and nothing else, so that the engines never wait
-for the interpreter; two prepare batches for it. Calls on one device take turns: two at once have been seen to wait for each
-other for ever (nvJPEG 13.3, H200), and decode no faster.
+for the interpreter; two prepare batches for it. Calls on one device take turns, and all that one has queued is done before the
+next begins: two at once decode no faster, and have been seen to wait for each other for ever, those of two threads and those of
+two processes (nvJPEG 13.3, H200).
 
 **Memory.** Threads allocate nothing through PyTorch. The training thread allocates on the copy lane, which orders it after all
 readers of what was dropped there. The engines do not wait for the stream that they are given: they begin at once. So a thread
@@ -62,14 +63,14 @@ class Decoder:
         name: Of the stage.
         lanes: The loader's.
         options: What the stage was told.
-        engines: Whether the engines are to be used where there are some.
+        engines: Those of the lanes' device, or ``None`` to decode on the CPU alone.
     """
 
-    def __init__(self, name: str, lanes: Lanes, options: Options, *, engines: bool) -> None:
+    def __init__(self, name: str, lanes: Lanes, options: Options, engines: nvjpeg.Engines | None) -> None:
         self._lanes, self._options = lanes, options
         # Beside a training step, colour conversion would otherwise wait behind its kernels.
         self._lane: Lane = lanes.lane(f"decode/{name}", urgent=True)
-        self._engines = nvjpeg.Engines(lanes.device) if engines else None
+        self._engines = engines
         self._turn = _turns[lanes.device]
 
     @property
@@ -126,16 +127,20 @@ class Decoder:
 
     def _call(self, work: Work, call: "_Call") -> None:
         """Decode a batch, or its images one by one to find which of them cannot be decoded."""
-        assert self._engines is not None
-        form = nvjpeg.OUTPUT_RGBI if work.layout.channels == 3 else nvjpeg.OUTPUT_Y
-        stream = self._lane.number
-        if not len(call.indices) or not self._engines.decode(call.addresses, call.lengths, call.outputs, form, stream):
+        if not len(call.indices) or not self._status(work, call, slice(None)):
             return
         for at, index in enumerate(call.indices.tolist()):
-            only = slice(at, at + 1)
-            status = self._engines.decode(call.addresses[only], call.lengths[only], call.outputs[only], form, stream)
-            if status:
+            if status := self._status(work, call, slice(at, at + 1)):
                 work.problems[index] = f"nvJPEG finds: {nvjpeg.STATUS[status]}"
+
+    def _status(self, work: Work, call: "_Call", part: slice) -> int:
+        """Decode a part of a batch to its end, and give the status of it."""
+        assert self._engines is not None
+        form = nvjpeg.OUTPUT_RGBI if work.layout.channels == 3 else nvjpeg.OUTPUT_Y
+        files = call.addresses[part], call.lengths[part]
+        status = self._engines.decode(*files, call.outputs[part], form, self._lane.number)
+        self._lane.record_event().synchronize()  # what is queued still would meet the next call
+        return status
 
 
 @dataclass(slots=True)

@@ -154,7 +154,7 @@ class BoundDecode(BoundStage):
     def __init__(self, name: str, stage: DecodeStage, lanes: Lanes) -> None:
         super().__init__(name, stage.selection, lanes)
         self.stage, self.lanes = stage, lanes
-        self.decoder = Decoder(name, lanes, stage.options, engines=_has_engines(stage.backend, lanes.device))
+        self.decoder = Decoder(name, lanes, stage.options, _engines(stage.backend, lanes.device))
         self.version = self.decoder.version
 
     def submit(self, batch: Batch, memory: dict[str, Any]) -> tuple[Batch, "Decoding | None"]:
@@ -280,42 +280,41 @@ class Decoding:
         _log.warning("Samples were replaced because their images cannot be decoded: %s%s", first, more)
 
 
-def _has_engines(backend: Backend, device: torch.device) -> bool:
-    """Whether to decode with the engines of ``device``.
+def _engines(backend: Backend, device: torch.device) -> nvjpeg.Engines | None:
+    """The engines of ``device``, or ``None`` to decode without.
 
     Raises:
         DeviceError: If they are asked for and cannot be used.
     """
     if backend == "cpu" or (backend == "auto" and device.type != "cuda"):
-        return False
-    why = _why_no_engines(device)
-    if why is None:
-        return True
+        return None
+    found = _engines_or_why_not(device)
+    if not isinstance(found, str):
+        return found
     if backend == "engines":
-        raise DeviceError(f"backend='engines' must have a GPU with JPEG engines and nvJPEG, got {why}. Leave backend out.")
-    if "nvJPEG" in why:
+        raise DeviceError(f"backend='engines' must have a GPU with JPEG engines and nvJPEG, got {found}. Leave backend out.")
+    if "nvJPEG" in found:
         warnings.warn(
-            f"Images must be decoded by the JPEG engines to keep a GPU busy, got {why}, so the CPU decodes them. "
+            f"Images must be decoded by the JPEG engines to keep a GPU busy, got {found}, so the CPU decodes them. "
             f"Run pip install 'gpuaug[decode-cu{(torch.version.cuda or '').partition('.')[0]}]', or pass backend='cpu'.",
             GpuAugWarning,
             stacklevel=2,
         )
     else:
-        _log.info("Images are decoded on the CPU: %s.", why)
-    return False
+        _log.info("Images are decoded on the CPU: %s.", found)
+    return None
 
 
-def _why_no_engines(device: torch.device) -> str | None:
+def _engines_or_why_not(device: torch.device) -> nvjpeg.Engines | str:
     if device.type != "cuda":
         return f"the device {device}"
     if nvjpeg.find_library() is None:
         others = nvjpeg.other_majors()
         return f"nvJPEG for CUDA {', '.join(others)} alone" if others else "no nvJPEG"
     try:
-        nvjpeg.Engines(device).close()
+        return nvjpeg.Engines(device)
     except nvjpeg.NvJpegError as error:
         return f"a card without them ({error.status})"
-    return None
 
 
 def _encoded_in(batch: Batch) -> list[Encoded]:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.nvjpeg_double import Engines
 
 from gpuaug import DecodeStage, DeviceError, GpuAugError, GpuAugWarning
 from gpuaug.decode import nvjpeg, stage
@@ -70,13 +71,13 @@ def test_a_missing_library_is_warned_about_with_what_to_install(wheels, monkeypa
     wheels(*majors)
     loads(monkeypatch, lambda name: False)
     with pytest.warns(GpuAugWarning) as warned:
-        assert not stage._has_engines("auto", CARD)
+        assert not stage._engines("auto", CARD)
     assert [str(each.message) for each in warned] == [
         f"Images must be decoded by the JPEG engines to keep a GPU busy, got {got}, so the CPU decodes them. "
         "Run pip install 'gpuaug[decode-cu13]', or pass backend='cpu'."
     ]
     with pytest.raises(DeviceError) as raised:
-        stage._has_engines("engines", CARD)
+        stage._engines("engines", CARD)
     assert str(raised.value) == (
         f"backend='engines' must have a GPU with JPEG engines and nvJPEG, got {got}. Leave backend out."
     )
@@ -94,20 +95,18 @@ def test_a_card_without_engines_is_no_reason_to_warn(wheels, monkeypatch, caplog
         warnings.simplefilter("error")
         if backend == "engines":
             with pytest.raises(DeviceError, match=r"got a card without them \(7\)\. Leave backend out\."):
-                stage._has_engines(backend, CARD)
+                stage._engines(backend, CARD)
         else:
-            assert not stage._has_engines(backend, CARD)
+            assert not stage._engines(backend, CARD)
     assert ("Images are decoded on the CPU: a card without them (7)." in caplog.text) == (backend == "auto")
 
 
 def test_engines_are_used_where_there_are_some(wheels, monkeypatch):
-    closed = []
     loads(monkeypatch, lambda name: True)
-    monkeypatch.setattr(nvjpeg, "Engines", lambda device: SimpleNamespace(close=lambda: closed.append(device)))
-    assert stage._has_engines("auto", CARD)
-    assert closed == [CARD]
-    assert not stage._has_engines("cpu", CARD)
-    assert not stage._has_engines("auto", torch.device("cpu"))
+    monkeypatch.setattr(nvjpeg, "Engines", Engines)
+    assert isinstance(stage._engines("auto", CARD), Engines)
+    assert not stage._engines("cpu", CARD)
+    assert not stage._engines("auto", torch.device("cpu"))
 
 
 def test_an_error_names_the_call_and_its_status():

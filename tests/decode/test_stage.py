@@ -1,7 +1,10 @@
 """``DecodeStage`` in a loader: pixels, order, bad files, threads. On the CPU, and on a GPU with JPEG engines."""
 
+import subprocess
+import sys
 import threading
 from collections import namedtuple
+from contextlib import ExitStack
 
 import kornia.augmentation as K
 import numpy as np
@@ -9,12 +12,13 @@ import pytest
 import torch
 from support.encoded import by_pil, encoded, mixed_files, psnr_db
 from support.nvjpeg_double import Engines
+from support.waiting import WAIT_S
 from torch.utils.data import DataLoader
 
 import gpuaug
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DecodeError, DeviceError, SelectionError
-from gpuaug.decode import decoder, layout, nvjpeg, stage
+from gpuaug.decode import decoder, layout, stage
 
 on_each_device = pytest.mark.parametrize(
     "device", ["cpu", "double", pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True
@@ -29,8 +33,7 @@ LEAST_DB = 30.0
 def device(request, monkeypatch):
     """A CPU, the same with a double of nvJPEG, which takes the images that engines take, or a GPU."""
     if request.param == "double":
-        monkeypatch.setattr(nvjpeg, "Engines", Engines)
-        monkeypatch.setattr(stage, "_has_engines", lambda backend, device: True)
+        monkeypatch.setattr(stage, "_engines", lambda backend, device: Engines(device))
     return "cuda" if request.param == "cuda" else "cpu"
 
 
@@ -296,6 +299,20 @@ def test_engines_write_memory_when_its_readers_are_done():
     for depth in (1, 2, 3):
         for got, wanted in zip(epoch(depth, late), reference, strict=True):
             assert all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))
+
+
+@pytest.mark.gpu
+def test_processes_may_share_the_engines():
+    test = f"{__file__}::{test_engines_write_memory_when_its_readers_are_done.__name__}"
+    # Four of these wait for each other for ever where a call begins before the card has done all of the one before it.
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
+    with ExitStack() as stack:
+        running = [stack.enter_context(subprocess.Popen(command)) for _ in range(4)]
+        try:
+            assert [process.wait(WAIT_S) for process in running] == [0] * 4
+        finally:
+            for process in running:
+                process.kill()
 
 
 @pytest.mark.gpu

@@ -1,7 +1,7 @@
 """The decoder's threads on the double of the stream layer: memory of pixels and slots is ordered between them and the lanes.
 
 The engines are a stream that waits for nothing but what the host has seen, as they do. What nvJPEG queues behind them is on
-the decoder's lane.
+the decoder's lane, and reads memory of nvJPEG's that the next call writes.
 """
 
 import gc
@@ -14,13 +14,13 @@ import torch
 from protocol.scenarios import install, kernel, name_lanes
 from support import nvjpeg_double
 from support.encoded import encoded
-from support.stream_double import FREED, REUSED, UNREADY, Buffer, FakeEvent, FakeStream, HostBuffer
+from support.stream_double import FREED, OVERWRITTEN, REUSED, UNREADY, Buffer, FakeEvent, FakeStream, HostBuffer
 from support.waiting import WAIT_S
 
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core import batch
 from gpuaug.core.streams import Lane
-from gpuaug.decode import decoder, nvjpeg, stage
+from gpuaug.decode import decoder, stage
 from gpuaug.feed import feed
 from gpuaug.feed.prefetch import ListFeedIterator
 from gpuaug.feed.ring import Ring
@@ -30,6 +30,7 @@ FOR_ENGINES = [encoded(16, 8), encoded(24, 8)]
 TURNED = [encoded(16, 8), encoded(24, 8, orientation=6)]
 MIXED = [encoded(16, 8), encoded(24, 8, "PNG")]
 BATCHES = 7
+SCRATCH = "nvJPEG's memory"
 
 
 class Pixels(torch.Tensor):
@@ -61,6 +62,7 @@ class Machine:
     def __init__(self, patch, files=FOR_ENGINES, keeps_up=False, **options):
         self.cuda = cuda = install(patch, keeps_up=keeps_up)
         self.engines = FakeStream(cuda, "engines")
+        cuda.history.alloc(SCRATCH, "block of nvJPEG")
         self.going = threading.Event()
         """Set while the engines work."""
         self.going.set()
@@ -124,8 +126,7 @@ class Machine:
             abandon(decoding)
 
         patch.setattr(stage.Decoding, "abandon", abandoned)
-        patch.setattr(nvjpeg, "Engines", Engines)
-        patch.setattr(stage, "_has_engines", lambda backend, device: True)
+        patch.setattr(stage, "_engines", lambda backend, device: Engines(device))
         patch.setattr(decoder, "_empty", allocated)
         patch.setattr(decoder, "_enter", lambda device: None)
         patch.setattr(decoder.Work, "to", copied)
@@ -141,10 +142,11 @@ class Machine:
         (slot,) = (key for (start, end), key in self._slot_keys.items() if start <= addresses[0] < end)
         with cuda.operation():
             history.read(self.engines, slot)
-            for target in targets:
+            for target in (SCRATCH, *targets):
                 history.write(self.engines, target)
             history.record("end of the call", self.engines)
             history.learn("end of the call")
+            history.read(lane.stream, SCRATCH)
             for target in targets:
                 history.write(lane.stream, target)
 
@@ -202,14 +204,18 @@ def pixel_blocks(history):
     return {line.rpartition(" in block ")[2] for line in history.log if line.startswith("alloc pixels")}
 
 
-def no_wait_on_the_host(patch, machine):
+def no_wait_on_the_host(patch, machine, threads="gpuaug-decode"):
     synchronize = FakeEvent.synchronize
 
     def synchronize_elsewhere(event):
-        if not threading.current_thread().name.startswith("gpuaug-decode"):
+        if not threading.current_thread().name.startswith(threads):
             synchronize(event)
 
     patch.setattr(FakeEvent, "synchronize", synchronize_elsewhere)
+
+
+def no_wait_between_calls(patch, machine):
+    no_wait_on_the_host(patch, machine, "gpuaug-decode-engines")
 
 
 def wait_for_an_earlier_event(patch, machine):
@@ -255,6 +261,7 @@ def engines_begin_when_a_batch_is_wanted(patch, machine):
 def no_order_after_what_is_abandoned(patch, machine):
     engines_begin_when_a_batch_is_wanted(patch, machine)
     patch.setattr(decoder, "PREPARED", 1)  # or the host might wait for a later batch's event first
+    no_wait_between_calls(patch, machine)  # or the second batch of the next epoch would be ordered by the first
     patch.setattr(decoder.Decoder, "settle", lambda self: None)
 
 
@@ -270,18 +277,19 @@ def slots_released_when_submitted(patch, machine):
 
 
 @pytest.mark.parametrize(
-    ("mutate", "how", "rule", "words"),
+    ("mutate", "files", "how", "rule", "words"),
     [
-        (no_wait_on_the_host, {}, REUSED, "engines writes pixels"),
-        (no_wait_on_the_host, {"kept": True}, REUSED, "engines writes pixels"),
-        (wait_for_an_earlier_event, {}, REUSED, "engines writes pixels"),
-        (no_wait_for_the_decoder, {}, UNREADY, "reads pixels"),
-        (no_order_after_what_is_abandoned, {"leave": 2}, REUSED, "last use: decode/decode lane writes pixels"),
-        (slots_released_when_submitted, {}, FREED, "engines reads slot"),
+        (no_wait_on_the_host, FOR_ENGINES, {}, REUSED, "engines writes pixels"),
+        (no_wait_on_the_host, FOR_ENGINES, {"kept": True}, REUSED, "engines writes pixels"),
+        (no_wait_between_calls, FOR_ENGINES, {}, OVERWRITTEN, "engines writes nvJPEG's memory"),
+        (wait_for_an_earlier_event, FOR_ENGINES, {}, REUSED, "engines writes pixels"),
+        (no_wait_for_the_decoder, MIXED, {}, UNREADY, "reads pixels"),
+        (no_order_after_what_is_abandoned, MIXED, {"leave": 2}, REUSED, "last use: decode/decode lane writes pixels"),
+        (slots_released_when_submitted, FOR_ENGINES, {}, FREED, "engines reads slot"),
     ],
 )
-def test_a_broken_order_is_caught(monkeypatch, mutate, how, rule, words):
-    machine = Machine(monkeypatch, depth=2)
+def test_a_broken_order_is_caught(monkeypatch, mutate, files, how, rule, words):
+    machine = Machine(monkeypatch, files, depth=2)
     mutate(monkeypatch, machine)
     history = machine.train(**how)
     assert any(violation.rule == rule and words in violation.text for violation in history.violations), history.report()
