@@ -63,7 +63,7 @@ class DecodeStage(Stage):
         GpuAugWarning: If a GPU's images are decoded on the host because nvJPEG is not installed for torch's CUDA.
 
     Cost:
-        The thread that trains allocates memory for the pixels of a batch. On an H200 the engines decode some 40 000 images of
+        The thread that trains allocates memory for the pixels of a batch. On an H200 the engines decode some 35 000 images of
         500x420 pixels a second (``bench run files``). Memory on the device: the pixels of up to
         ``depth + 7`` batches, each rounded up by an eighth at most.
 

@@ -34,7 +34,7 @@ holds every row to so many images a second, and shows what they cost then. Rows 
 one after another, all of them again in each repeat.
 
 ``--cores 16,4`` measures loaders on as many cores, each in a process that never had more; other cases are measured with the
-first number alone. The result is written after each row. ``--keep`` adds to a result that is there.
+first number alone. The result is written after each row. ``--keep`` adds to a result that is there: each row says its commit.
 """
 
 import json
@@ -147,7 +147,7 @@ class _Run:
         self.settings: dict[str, Any] = {"skipped": [], "files": {}}
         if options.keep and options.json is not None and options.json.exists():
             kept = json.loads(options.json.read_text(encoding="utf-8"))
-            self.rows, self.environment = kept["rows"], kept["environment"]
+            self.rows = kept["rows"]
             self.settings = {key: kept["settings"][key] for key in self.settings}
         self.settings |= {
             "baseline": file_loaders.DALI,
@@ -183,9 +183,16 @@ class _Run:
                 found.setdefault(name, []).append(once)
                 told = ", ".join(filter(None, [f"{once['images_per_s']:,.0f} images/s", _words(chosen[name])]))
                 console.print(f"files: {case.title}: {name}: {told}", markup=False)
-                self.rows = before + [record(case, each, found, chosen[each]) for each in names if each in found]
+                self.rows = before + self._records(case, names, found, chosen)
                 self._write()
-        self.rows = before + [record(case, each, found, chosen[each]) for each in names if each in found]
+        self.rows = before + self._records(case, names, found, chosen)
+
+    def _records(
+        self, case: Case, names: list[str], found: dict[str, Any], chosen: dict[str, Settings]
+    ) -> list[dict[str, Any]]:
+        # A row says its commit, since the file may be older than it, or younger.
+        own = {"commit": self.environment["commit"]}
+        return [record(case, each, found, chosen[each]) | own for each in names if each in found]
 
     def _best(self, name: str, case: Case) -> Settings:
         way = case.ways[name]

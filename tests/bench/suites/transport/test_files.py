@@ -137,11 +137,16 @@ def test_ratios_are_taken_within_a_repeat(measured):
     assert "of_ceiling" not in ceiling
 
 
-def test_a_result_is_added_to_case_by_case(measured):
+def test_a_result_is_added_to_case_by_case(measured, files, monkeypatch):
     run, path, _ = measured
+    environment = files.environment
+    monkeypatch.setattr(files, "environment", lambda device: environment(device) | {"commit": "abc1234"})
     run("--cases", "small,decode", "--rows", "gpuaug")
+    monkeypatch.setattr(files, "environment", lambda device: environment(device) | {"commit": "def5678"})
     run("--cases", "mix,small", "--rows", "gpuaug, CPU", "--keep")
     made = json.loads(path.read_text())
+    assert made["environment"]["commit"] == "def5678"
+    assert [row["commit"] for row in made["rows"]] == ["abc1234", "abc1234", "def5678", "def5678"]
     assert rows_by_case(made) == {
         f"decode, {CORES}": ["gpuaug alone", "gpuaug, CPU alone"],
         f"mix, {CORES}": ["gpuaug, CPU"],
