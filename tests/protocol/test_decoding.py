@@ -182,7 +182,18 @@ class Machine:
                 self.cuda.read(*batch.leaves(each))
             held.clear()
         self.loader.close()
+        self._use_what_came_back()
         return self.cuda.history
+
+    def _use_what_came_back(self):
+        """Write to all memory that a batch launched now might be given."""
+        lanes = self.loader._shared.lanes
+        stream = lanes.copy.stream
+        lanes.copy.wait(lanes.consumer().record_event())  # as before each batch
+        with self.cuda.stream(stream):
+            held = []
+            while self.cuda._pools[stream]:
+                held.append(self.cuda.new("pixels", 0))
 
 
 LEFT_IN_FLIGHT = {"leave": 2, "in_flight": True}
@@ -259,9 +270,6 @@ def engines_begin_when_a_batch_is_wanted(patch, machine):
 
 
 def no_order_after_what_is_abandoned(patch, machine):
-    engines_begin_when_a_batch_is_wanted(patch, machine)
-    patch.setattr(decoder, "PREPARED", 1)  # or the host might wait for a later batch's event first
-    no_wait_between_calls(patch, machine)  # or the second batch of the next epoch would be ordered by the first
     patch.setattr(decoder.Decoder, "settle", lambda self: None)
 
 
