@@ -17,6 +17,9 @@ from gpuaug.feed.collate_members import MemberCollate, allocated, where
 ALIGN = 64
 """Where a file begins, in bytes, and how many follow the last one: decoders read whole words, and ahead."""
 
+MOST_BYTES = 2**30
+"""Bytes of the largest file that is read: more than any image needs, and less than would end a worker."""
+
 _FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0)  # Windows would convert line ends
 
 
@@ -67,6 +70,9 @@ def _packed(images: Sequence[Any], path: str) -> Encoded:
         except (OSError, ValueError) as error:
             lengths.append(0)
             unread[index] = _reason(error)
+        if lengths[index] > MOST_BYTES:
+            unread[index] = f"its {lengths[index]} bytes are more than the {MOST_BYTES} that are read of a file"
+            lengths[index] = 0
     # A byte or more behind each: one more is asked of a file than it had, to see that it has not grown.
     rooms = [(length // ALIGN + 1) * ALIGN for length in lengths]
     starts = [0, *accumulate(rooms)]
@@ -76,7 +82,7 @@ def _packed(images: Sequence[Any], path: str) -> Encoded:
     for index, ((name, held), start, length, room) in enumerate(zip(sources, starts, lengths, rooms, strict=True)):
         end = start + length
         problem = unread.get(index, "")
-        if held is not None:
+        if held is not None and not problem:
             buffer[start:end] = held
         elif length:
             problem = _read(name, buffer[start : end + 1], length)

@@ -55,6 +55,7 @@ class Memory:
         self.fd = os.memfd_create("gpuaug-ring") if fd is None else fd
         try:
             if fd is None:
+                os.fchmod(self.fd, 0o600)  # without, whoever finds it below /proc might open it
                 os.ftruncate(self.fd, num_bytes)
             self.map = mmap.mmap(self.fd, num_bytes)
         except BaseException:

@@ -236,6 +236,20 @@ def test_problems_name_images_that_cannot_be_read(tmp_path, paths):
     assert batch.headers.names == [str(path) for path in given]
 
 
+def test_a_file_larger_than_any_image_is_not_read(tmp_path, paths, monkeypatch):
+    huge = tmp_path / "huge.jpg"
+    huge.write_bytes(FILES[0])
+    os.truncate(huge, 2**40)  # it takes no room on the disk, and more memory than there is
+    batch, _ = collate_encoded([(paths[0], 0), (huge, 1)])
+    assert batch.headers.problems == {1: f"its {2**40} bytes are more than the {2**30} that are read of a file"}
+    assert batch.file(0).tobytes() == FILES[0]
+    monkeypatch.setattr("gpuaug.decode.collate_encoded.MOST_BYTES", len(FILES[0]))
+    batch, _ = collate_encoded([(FILES[0], 0), (FILES[0] + b"\0", 1)])
+    assert batch.headers.problems == {
+        1: f"its {len(FILES[0]) + 1} bytes are more than the {len(FILES[0])} that are read of a file"
+    }
+
+
 def with_other_sizes(samples, sizes, monkeypatch):
     """The batch, if files had these sizes, by their path, when they were asked for."""
     asked = os.stat
@@ -267,6 +281,7 @@ def test_file_that_is_read_in_parts(paths, monkeypatch):
 
 def test_files_behind_the_second_gigabyte(paths, monkeypatch):
     # Memory that nobody writes to is not taken.
+    monkeypatch.setattr("gpuaug.decode.collate_encoded.MOST_BYTES", 2**32)
     batch = with_other_sizes(paths, {str(paths[0]): 3 * 2**30}, monkeypatch)
     assert batch.headers.problems == {0: "its size has changed since it was asked for"}
     assert batch.headers.table["start"][1:].min() > 3 * 2**30

@@ -1,0 +1,60 @@
+"""Other users of the machine can neither read nor write the slots of the ring."""
+
+import glob
+import json
+import os
+import sys
+
+import pytest
+import torch
+
+from gpuaug.feed.ring_memory import Memory
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="needs to become another user, which root may on Linux"
+)
+
+NOBODY = 65534
+SECRET = b"pixels of a private photograph"
+
+
+def reachable(process, fd):
+    """Where this process can open what may be a file's shared memory, and whether that holds the secret, or can be written."""
+    found = []
+    for path in (f"/proc/{process}/fd/{fd}", f"/proc/{process}/mem", *glob.glob("/dev/shm/*"), *glob.glob("/tmp/gpuaug*")):
+        for flags, verb in ((os.O_RDONLY, "reads"), (os.O_RDWR, "writes")):
+            try:
+                file = os.open(path, flags)
+            except OSError:
+                continue
+            with os.fdopen(file, "rb") as opened:
+                if path.startswith("/proc") or SECRET in opened.read(1 << 20):
+                    found.append(f"{verb} {path}")
+    return found
+
+
+def as_nobody(call, *args):
+    """What ``call`` returns in a process of another user."""
+    readable, writable = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os.write(writable, json.dumps(call(*args)).encode())
+        finally:
+            os._exit(0)
+    os.close(writable)
+    with os.fdopen(readable) as answer:
+        told = answer.read()
+    os.waitpid(child, 0)
+    return json.loads(told)
+
+
+def test_another_user_cannot_open_the_memory():
+    memory = Memory(1 << 16)
+    memory.bytes[: len(SECRET)] = torch.frombuffer(bytearray(SECRET), dtype=torch.uint8)
+    assert reachable(os.getpid(), memory.fd) != [], "its own user can"
+    assert as_nobody(reachable, os.getpid(), memory.fd) == []
+    assert os.fstat(memory.fd).st_mode & 0o077 == 0, "even where a process of theirs gets to see the descriptor's path"
