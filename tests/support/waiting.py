@@ -1,6 +1,5 @@
 """Waiting for what another thread or process brings about."""
 
-import multiprocessing
 import threading
 import time
 
@@ -39,15 +38,3 @@ def returned(work):
     thread.join(WAIT_S)
     assert not thread.is_alive(), "it hangs"
     return found[0]
-
-
-def run_in_fork(work):
-    """Run ``work`` in a child that is forked here and now; fail if it fails or does not return."""
-    child = multiprocessing.get_context("fork").Process(target=work)
-    child.start()
-    child.join(WAIT_S)
-    if child.is_alive():
-        child.kill()
-        child.join()
-        raise AssertionError("it hangs")
-    assert child.exitcode == 0
