@@ -4,6 +4,7 @@ Every text has one shape: ``<what> must be <rule>, got <value>. <way out>.``
 """
 
 import operator
+from contextlib import suppress
 
 
 class GpuAugError(Exception):
@@ -16,6 +17,16 @@ class ArgumentError(GpuAugError, ValueError):
 
 class ArgumentTypeError(GpuAugError, TypeError):
     """An argument is of a type that cannot work."""
+
+
+def add_note(error: BaseException, note: str, *, replaces: str | None = None) -> None:
+    """Add a note to an error, whatever its class, in place of one that begins with ``replaces``, or of the same one.
+
+    One object may be raised many times, and its class may refuse attributes, as a frozen dataclass does.
+    """
+    with suppress(Exception):  # the error is what matters
+        notes = vars(error).setdefault("__notes__", [])
+        notes[:] = [*(other for other in notes if not other.startswith(replaces or note)), note]
 
 
 def whole_number(name: str, value: object, way_out: str, *, least: int = 0) -> int:

@@ -6,16 +6,89 @@ goes on drawing from where the first call ended, so the two calls differ.
 
 What draws by itself needs no generator: it takes one seed a call (:func:`next_seed`), and may ask for those of the calls that
 are expected after it (:func:`following_seeds`).
+
+The global generators are the process's, not a thread's. So stages of loaders that are iterated in several threads take turns,
+and whoever draws from these generators here waits for its turn. A thread of the user's that draws meanwhile cannot be seen.
 """
 
 import hashlib
+import os
 import struct
 import threading
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from functools import partial
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import distributed
+
+from gpuaug.core.errors import GpuAugError, GpuAugWarning
+
+STAGE_WAIT_S, DRAW_WAIT_S, FORK_WAIT_S = 120.0, 1.0, 1.0
+"""How long other threads' stages are waited for: by a stage, which may not run beside them; by a draw outside of stages; and by
+a fork. A stage that takes longer either compiles, or waits for the thread that waits for it."""
+
+
+Drawn = TypeVar("Drawn")
+
+
+class GeneratorLock:
+    """Held by the thread that has torch's global generators to itself. Re-entrant: a stage may iterate another loader."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._of_fork = threading.local()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(
+                before=self._before_fork, after_in_parent=self._after_fork_in_parent, after_in_child=self._after_fork_in_child
+            )
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(timeout=STAGE_WAIT_S):
+            raise GpuAugError(
+                "Torch's global generators must be free before a stage is given them, got another thread's stage that has had "
+                f"them for {STAGE_WAIT_S:.0f} s. If it waits for this thread, call what draws on the stage's own thread. If it "
+                "compiles, run a batch of it before other threads begin."
+            )
+
+    def __exit__(self, *exc: object) -> None:
+        self._lock.release()
+
+    def draw(self, draw: Callable[[], Drawn]) -> Drawn:
+        """What ``draw`` takes from the user's generator, after the stage of another thread that may have it."""
+        if not self._lock.acquire(timeout=DRAW_WAIT_S):
+            warnings.warn(
+                "A call that draws must be made while no other thread is in a stage, got one beside a stage that takes more "
+                f"than {DRAW_WAIT_S:.0f} s: it draws the stage's numbers. Call it on the stage's own thread, or in a stage.",
+                GpuAugWarning,
+                stacklevel=3,
+            )
+            return draw()
+        try:
+            return draw()
+        finally:
+            self._lock.release()
+
+    # A child that is forked in the middle of another thread's stage would have that stage's numbers for the user's, and a
+    # generator that is locked for ever if the stage was drawing.
+
+    def _before_fork(self) -> None:
+        self._of_fork.held = self._lock.acquire(timeout=FORK_WAIT_S)
+
+    def _after_fork_in_parent(self) -> None:
+        if self._of_fork.held:
+            self._lock.release()
+
+    def _after_fork_in_child(self) -> None:
+        if self._of_fork.held:
+            self._lock.release()
+        else:
+            self._lock = threading.RLock()  # whoever holds the old one is not here
+
+
+generator_lock = GeneratorLock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +146,7 @@ def next_seed() -> int:
         with torch.inference_mode(False):  # or it could not be written to outside of that mode
             cell = _local.cell = torch.empty((), dtype=torch.int64, device="cpu")
     # What torch.randint gives, in half its time.
-    return int(cell.random_(0, _SEEDS).item())
+    return int(generator_lock.draw(partial(cell.random_, 0, _SEEDS)).item())
 
 
 def following_seeds(count: int) -> list[int]:
@@ -85,7 +158,7 @@ def following_seeds(count: int) -> list[int]:
     copy: torch.Generator | None = getattr(_local, "copy", None)
     if copy is None:
         copy = _local.copy = torch.Generator("cpu")
-    copy.set_state(torch.default_generator.get_state())
+    copy.set_state(generator_lock.draw(torch.default_generator.get_state))
     made: list[int] = torch.randint(0, _SEEDS, (count,), generator=copy, device="cpu").tolist()
     return made
 
@@ -101,7 +174,7 @@ _GOLDEN = 0x1E3779B97F4A7C15  # seeds far apart, so that the views of one call m
 
 def default_seed() -> int:
     """The seed of torch's global generator. Reading it draws nothing."""
-    return torch.initial_seed()
+    return generator_lock.draw(torch.initial_seed)
 
 
 def default_rank() -> int:
@@ -113,7 +186,11 @@ class Generators:
     """Torch's global generators of the host and of one device, keyed for the length of a stage.
 
     ``with generators.keyed(key): …`` draws from ``key`` and leaves the generators as they were found. Python's and NumPy's are
-    left alone: stages that draw from them are not reproducible, and not disturbed.
+    left alone: stages that draw from them are not reproducible, and not disturbed. Other threads' blocks wait for the end of
+    this one; blocks may be nested.
+
+    Raises:
+        GpuAugError: On entering, if another thread's block does not end.
 
     Cost:
         A few microseconds of host time. No synchronisation: a CUDA generator's state lives on the host.
@@ -132,19 +209,27 @@ class Generators:
         return self
 
     def __enter__(self) -> None:
-        self._outer, _local.calls = getattr(_local, "calls", None), self._calls
-        self._found = torch.default_generator.get_state()
-        torch.default_generator.manual_seed(self._key)
-        if self._device is not None:
-            self._device.lend(self._key)
+        generator_lock.__enter__()
+        try:
+            self._outer, _local.calls = getattr(_local, "calls", None), self._calls
+            self._found = torch.default_generator.get_state()
+            torch.default_generator.manual_seed(self._key)
+            if self._device is not None:
+                self._device.lend(self._key)
+        except BaseException:
+            generator_lock.__exit__()
+            raise
 
     def __exit__(self, *exc: object) -> None:
         _local.calls = self._outer
         try:
             torch.default_generator.set_state(self._found)
         finally:
-            if self._device is not None:
-                self._device.give_back()
+            try:
+                if self._device is not None:
+                    self._device.give_back()
+            finally:
+                generator_lock.__exit__()
 
 
 class _CudaGenerator:

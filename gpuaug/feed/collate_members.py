@@ -12,7 +12,7 @@ from torch.utils.data import default_collate, get_worker_info
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentError
+from gpuaug.core.errors import ArgumentError, add_note
 
 Place = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor | None]
 """Memory for a tensor of this shape, strides and dtype, or ``None`` if there is no room."""
@@ -143,9 +143,10 @@ def _collated(members: Sequence[Any], path: str) -> Any:
         return default_collate(list(members))
     except Exception as error:
         way_out = "What it cannot stack" if isinstance(error, TypeError) else "What differs in size from sample to sample"
-        error.add_note(
+        add_note(
+            error,
             f"gpuaug: raised by default_collate for {path} of the samples. {way_out} belongs into a dict there, as boxes do: "
-            "{'boxes': …}. The batch then has a list of these dicts."
+            "{'boxes': …}. The batch then has a list of these dicts.",
         )
         raise
 

@@ -8,6 +8,7 @@ there, so that the training thread does not wait for the driver to stage them.
 
 import copy
 import math
+import os
 import sys
 import threading
 import weakref
@@ -56,6 +57,7 @@ class Feed:
             raise ArgumentError(
                 f"feed='ring' must be for a source that can fill slots, got one that cannot: {self.reason}. Leave feed out."
             )
+        self._process = os.getpid()
         self._ring: Ring | None = None
         self._rings: weakref.WeakSet[Ring] = weakref.WeakSet()
         self._twin: Any = None
@@ -82,9 +84,9 @@ class Feed:
             Exception: Whatever ``iter(loader)`` raises.
         """
         workers = _workers_of(self._loader)
-        if workers != self.workers:  # the user has changed it
+        if workers != self.workers or self._process != os.getpid():  # changed by the user, or the ring of a parent process
             self._twin = self._ring = None
-            self.workers = workers
+            self.workers, self._process = workers, os.getpid()
         if self.reason:
             return open_feed_iterator(self._loader, current_stream)
         last = self._feed() if self._feed is not None else None

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note
 
 Channels = Literal[1, 3]
 """What every image of a batch has: grey, or red, green and blue."""
@@ -110,7 +110,7 @@ def _prepared_pil(image: Any, channels: Channels, *, convert: bool, where: str) 
         image.load()  # one that was only opened is decoded here
         return image if image.mode == mode else image.convert(mode)
     except Exception as error:
-        error.add_note(f"gpuaug: raised by PIL for the image in {where}.")
+        add_note(error, f"gpuaug: raised by PIL for the image in {where}.")
         raise
 
 

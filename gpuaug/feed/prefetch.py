@@ -9,6 +9,7 @@ thread does in Python is time that training loses: it does as little as it can, 
 
 import contextvars
 import logging
+import os
 import threading
 import time
 import weakref
@@ -125,6 +126,7 @@ class ThreadFeedIterator(FeedIterator):
         self, loader: Iterable[Any], iterator: Iterator[Any], current_stream: Callable[[], Any], receive: Receive | None = None
     ) -> None:
         super().__init__(loader, iterator, current_stream)
+        self._process = os.getpid()
         self._box = _Mailbox()
         state = state_reader(loader, iterator)
         self.state_at_start = state()
@@ -145,6 +147,8 @@ class ThreadFeedIterator(FeedIterator):
 
     def close(self) -> None:
         """End the thread and let go of the loader's iterator, whose workers end with it. Idempotent."""
+        if self._process != os.getpid():
+            return  # they are those of the process that this one was forked from
         loader, iterator = self.loader, self.iterator
         super().close()
         self._stop()

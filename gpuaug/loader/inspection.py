@@ -10,6 +10,7 @@ import torch
 
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.core.rng import generator_lock
 from gpuaug.core.streams import Lanes
 from gpuaug.feed.feed import Feed
 from gpuaug.feed.wrapped_loader import has_persistent_workers
@@ -117,13 +118,15 @@ def _generators_kept(device: torch.device) -> Iterator[None]:
     """Give torch's global generators, of the host and of ``device``, their states back afterwards."""
     module = None if device.type == "cpu" else getattr(torch, device.type)
     where = (device,) if device.type in ("cuda", "xpu") else ()
-    states = torch.get_rng_state(), None if module is None else module.get_rng_state(*where)
+    with generator_lock:
+        states = torch.get_rng_state(), None if module is None else module.get_rng_state(*where)
     try:
         yield
     finally:
-        torch.set_rng_state(states[0])
-        if module is not None:
-            module.set_rng_state(states[1], *where)
+        with generator_lock:
+            torch.set_rng_state(states[0])
+            if module is not None:
+                module.set_rng_state(states[1], *where)
 
 
 def read_once(source: object) -> ArgumentError:

@@ -1,6 +1,6 @@
 """The batches of one iterator between the wrapped loader and the training loop."""
 
-import threading
+import os
 import time
 import weakref
 from collections import deque
@@ -13,40 +13,14 @@ import torch
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
+from gpuaug.core.errors import IteratorEndedError, add_note
 from gpuaug.core.rng import Position
-from gpuaug.core.streams import Event, Lane, Lanes, RunAheadLimit
-from gpuaug.feed.feed import Feed
+from gpuaug.core.streams import Event, Lane
 from gpuaug.feed.prefetch import STOP_S, FeedIterator, Pulled
-from gpuaug.loader.checkpoint import Progress, Snapshot
+from gpuaug.loader.checkpoint import Snapshot
 from gpuaug.loader.depth import Depth
-from gpuaug.loader.hooks import Hooks
-from gpuaug.loader.stats import Stats
+from gpuaug.loader.state import LoaderState
 from gpuaug.stages.base import BoundStage, Pending
-from gpuaug.stages.copy import Copier
-
-
-@dataclass(slots=True)
-class LoaderState:
-    """What the iterators of one loader share."""
-
-    lanes: Lanes
-    copier: Copier
-    feed: Feed
-    progress: Progress
-    stats: Stats = field(default_factory=Stats)
-    run_ahead_limit: RunAheadLimit = field(default_factory=RunAheadLimit)
-    hooks: Hooks = field(default_factory=Hooks)
-    launching: threading.Lock = field(default_factory=threading.Lock)
-
-    def reclaim(self) -> None:
-        """Drop intermediates of batches that nobody waits for any more."""
-        # An abandoned iterator is closed wherever the garbage collector runs, in the middle of a launch too. The lane that is
-        # being launched on has not waited for what would be dropped here; the next launch does it in its place.
-        if self.launching.acquire(blocking=False):
-            try:
-                self.lanes.reclaim(keep=0)
-            finally:
-                self.launching.release()
 
 
 @dataclass(slots=True)
@@ -115,8 +89,9 @@ class PipelinedIterator:
         self._ahead = max((stage.ahead for stage in bound), default=0)
         self.waiting: deque[_Launched] = deque()
         self._depth = depth
+        self._process = os.getpid()
         # Also runs when the interpreter ends, before it takes the modules away.
-        self._end_threads = weakref.finalize(self, _end_threads, self._submitted, bound, self._memory)
+        self._end_threads = weakref.finalize(self, _end_threads, self._process, self._submitted, bound, self._memory)
 
     @property
     def position(self) -> Position:
@@ -133,9 +108,14 @@ class PipelinedIterator:
 
         Blocks only when there is nothing to hand over.
         """
+        if os.getpid() != self._process:
+            raise IteratorEndedError(
+                "An iterator must be read in the process that began it, got next() in one that was forked from that and has "
+                "neither its threads nor its workers. Begin an iterator there: iter(loader)."
+            )
         stats, hooks = self._shared.stats, self._shared.hooks
         hooks.asked(consumer)
-        self._shared.feed.collect()
+        self._shared.collect()
         done = self._depth.record_event(consumer, self)
         depth = self._depth.now
         stats.depth = 0 if self._lanes.in_line else depth
@@ -214,7 +194,8 @@ class PipelinedIterator:
         self._shared.progress.reach(self._snapshot)
 
     def _note(self, error: BaseException, where: str, batch: int) -> None:
-        error.add_note(f"gpuaug: raised {where}, at batch {batch} of epoch {self._at.epoch}.")
+        raised = f"gpuaug: raised {where}, at batch "
+        add_note(error, f"{raised}{batch} of epoch {self._at.epoch}.", replaces=raised)
 
     def _next_step(self, most: int, ahead: int) -> Callable[[], None] | None:
         """What to do next so that ``most`` batches are launched and ``ahead`` more submitted, if anything can be done."""
@@ -344,7 +325,9 @@ def _abandon(submitted: deque[_Submitted]) -> None:
         submitted.popleft().abandon()
 
 
-def _end_threads(submitted: deque[_Submitted], bound: Sequence[BoundStage], memory: dict[str, Any]) -> None:
+def _end_threads(process: int, submitted: deque[_Submitted], bound: Sequence[BoundStage], memory: dict[str, Any]) -> None:
+    if os.getpid() != process:
+        return  # the threads are not those of this one, which was forked
     _abandon(submitted)
     for each in bound:
         each.close(memory)

@@ -2,7 +2,7 @@
 
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from operator import length_hint
@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Subset
 
 from gpuaug.core import rng, streams
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentTypeError, GpuAugWarning, whole_number
+from gpuaug.core.errors import ArgumentTypeError, GpuAugError, GpuAugWarning, whole_number
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Lanes
 from gpuaug.feed.feed import Feed, Kind
@@ -21,7 +21,8 @@ from gpuaug.feed.prefetch import FeedIterator
 from gpuaug.feed.wrapped_loader import is_stateful
 from gpuaug.loader import depth as depths
 from gpuaug.loader.checkpoint import Progress
-from gpuaug.loader.iterator import LoaderState, PipelinedIterator
+from gpuaug.loader.iterator import PipelinedIterator
+from gpuaug.loader.state import LoaderState
 from gpuaug.loader.stats import Stats
 from gpuaug.stages import base as stages
 from gpuaug.stages.base import BoundStage
@@ -103,6 +104,9 @@ class StreamedLoader:
         self.stages = stages
 
     def __iter__(self) -> Iterator[Batch]:
+        return _OneThreadIterator(self._batches())
+
+    def _batches(self) -> Generator[Batch, None, None]:
         # A generator: nothing starts before the first next(), and frameworks call iter() more often than they iterate.
         with closing(self._begin()) as pipelined:
             while True:
@@ -229,15 +233,18 @@ class StreamedLoader:
         shared = self._shared
         bound = self._bound if bound is None else bound
         ahead = max((stage.ahead for stage in bound), default=0)
-        feed_iterator = shared.feed.open(shared.lanes.current_stream, self._depth.most + ahead)
-        self._feed_iterators.add(feed_iterator)
-        begun = shared.progress.begin(feed_iterator.state_at_start)
-        rank = rng.default_rank() if self._rank is None else self._rank
-        first = Position(self.seed, begun.epoch, rank, begun.batch)
-        if isinstance(self._depth, depths.DepthTuner):
-            self._depth.consider(shared.lanes, self._stages)
-        pipelined = PipelinedIterator(shared, feed_iterator, bound, begun, first, depth or self._depth)
-        self._iterators.add(pipelined)
+        # One thread at a time, because passes share a ring, workers and the count of epochs; and none while another is in a
+        # stage, because a DataLoader draws its workers' seed from the user's generator.
+        with rng.generator_lock:
+            feed_iterator = shared.feed.open(shared.lanes.current_stream, self._depth.most + ahead)
+            self._feed_iterators.add(feed_iterator)
+            begun = shared.progress.begin(feed_iterator.state_at_start)
+            rank = rng.default_rank() if self._rank is None else self._rank
+            first = Position(self.seed, begun.epoch, rank, begun.batch)
+            if isinstance(self._depth, depths.DepthTuner):
+                self._depth.consider(shared.lanes, self._stages)
+            pipelined = PipelinedIterator(shared, feed_iterator, bound, begun, first, depth or self._depth)
+            self._iterators.add(pipelined)
         return pipelined
 
     def _warn_if_ranks_read_the_same(self) -> None:
@@ -251,8 +258,30 @@ class StreamedLoader:
             "sampler=DistributedSampler(dataset) in place of shuffle. If each rank has a dataset of its own, or is meant to "
             "read all of it, give the StreamedLoader rank=torch.distributed.get_rank(), or its data-parallel rank.",
             GpuAugWarning,
-            stacklevel=4,  # the user's loop, beyond next() of the generator and _begin()
+            stacklevel=5,  # the user's loop, beyond next() of the iterator and of its generator, and _begin()
         )
+
+
+class _OneThreadIterator(Iterator[Batch]):
+    """The batches of a generator, which two threads at once may not ask for."""
+
+    def __init__(self, batches: Generator[Batch, None, None]) -> None:
+        self._batches = batches
+
+    def __next__(self) -> Batch:
+        try:
+            return next(self._batches)
+        except ValueError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise  # within the generator, by a stage or the wrapped loader
+        raise GpuAugError(
+            "An iterator must be read by one thread at a time, got next() while another call of it had not returned. "
+            "Begin an iterator in each thread, iter(loader), or hold a lock around next()."
+        )
+
+    def close(self) -> None:
+        """End the iterator, as the end of its loop would."""
+        self._batches.close()
 
 
 def _versions(loader: "weakref.ref[StreamedLoader]") -> dict[str, str]:

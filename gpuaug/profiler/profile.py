@@ -15,7 +15,7 @@ import torch
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note
 from gpuaug.core.streams import ms_between
 from gpuaug.feed.prefetch import QUEUED
 from gpuaug.feed.ring_memory import can_be_placed
@@ -271,9 +271,10 @@ def _noted(step: Step) -> Step:
         try:
             return step(batch)
         except Exception as error:
-            error.add_note(
+            add_note(
+                error,
                 "gpuaug: raised by the step, which is called with one batch as the loader yields it. "
-                "One of two arguments is lambda batch: step(*batch)."
+                "One of two arguments is lambda batch: step(*batch).",
             )
             raise
 

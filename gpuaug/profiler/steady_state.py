@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentError
+from gpuaug.core.errors import ArgumentError, add_note
 from gpuaug.feed.prefetch import Pulled
 from gpuaug.loader.depth import FixedDepth
 from gpuaug.loader.inspection import Inspection, read_once
@@ -63,7 +63,7 @@ class EndlessBatches:
         feed.refill()
         assert pulled is not None
         if pulled.error is not None:
-            pulled.error.add_note("gpuaug: raised by the wrapped loader, while it was measured by itself.")
+            add_note(pulled.error, "gpuaug: raised by the wrapped loader, while it was measured by itself.")
             raise pulled.error
         return None if pulled.ended else pulled
 

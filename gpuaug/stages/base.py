@@ -10,7 +10,7 @@ import torch
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugError, GpuAugWarning
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugError, GpuAugWarning, add_note
 from gpuaug.core.rng import Calls, Generators, Position
 from gpuaug.core.streams import Event, Lanes
 from gpuaug.core.torchvision_transforms import drawn_once
@@ -242,9 +242,10 @@ def _explain_integers(error: Exception, values: tuple[Any, ...]) -> None:
     for tensor in batches.tensors(values):
         if not (tensor.is_floating_point() or tensor.is_complex()) and tensor.ndim >= 3 and _is_about(error, tensor.dtype):
             dtype = str(tensor.dtype).removeprefix("torch.")
-            error.add_note(
+            add_note(
+                error,
                 f"The transform was given {dtype} images, as they were loaded. If it wants floating images in [0, 1], as "
-                "Kornia does, scale them first: TransformStage(lambda images: transform(images.float() / 255))."
+                "Kornia does, scale them first: TransformStage(lambda images: transform(images.float() / 255)).",
             )
             return
 

@@ -3,6 +3,7 @@
 import gc
 import traceback
 import weakref
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -83,6 +84,38 @@ def test_the_note_names_the_epoch():
     loader = streamed(torch.arange(3), failing_at(1, OwnError(7, text="")))
     loader.set_epoch(6)
     assert failure(loader)[1].__notes__ == ["gpuaug: raised in stage 'transform', at batch 1 of epoch 6."]
+
+
+@dataclass(frozen=True)
+class FrozenError(Exception):
+    number: int
+
+
+class ErrorWithoutAttributes(Exception):
+    __slots__ = ()
+
+    def __setattr__(self, name, value):
+        raise AttributeError(name)
+
+
+@pytest.mark.parametrize("own", [FrozenError(7), ErrorWithoutAttributes()])
+def test_an_error_that_takes_no_attributes_arrives_as_itself(own):
+    _, error = failure(streamed(torch.arange(3), failing_at(1, own)))
+    assert error is own
+    assert error.__notes__ == ["gpuaug: raised in stage 'transform', at batch 1 of epoch 0."]
+    _, error = failure(streamed(DataLoader(Numbers(10, 7, raises(own)), batch_size=2)))
+    assert error is own
+    assert error.__notes__[1:] == ["gpuaug: raised by the wrapped loader, at batch 3 of epoch 0."]
+
+
+def test_an_error_that_is_raised_again_and_again_has_one_note_of_each_place():
+    own = OwnError(7, text="")
+    own.add_note("the user's")
+    loader = streamed(torch.arange(3), failing_at(1, own))
+    for epoch in (0, 0, 1, 2):
+        loader.set_epoch(epoch)
+        assert failure(loader)[1] is own
+        assert own.__notes__ == ["the user's", f"gpuaug: raised in stage 'transform', at batch 1 of epoch {epoch}."]
 
 
 def test_an_error_of_opening_the_loader_is_its_own():

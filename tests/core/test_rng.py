@@ -2,17 +2,23 @@ import dataclasses
 import random
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.processes import run_in_fork
+from support.waiting import WAIT_S
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from gpuaug import GpuAugError, GpuAugWarning
+from gpuaug.core import rng
 from gpuaug.core.rng import Calls, Generators, Position, default_rank, default_seed, following_seeds, next_seed
 
 CPU = torch.device("cpu")
@@ -140,10 +146,12 @@ def test_next_seed_equals_torch_randint():
     assert got == ([expected[0], *expected[1:3], *expected[1:]],) * 2
 
 
-def test_stage_seeds_belong_to_its_thread():
+def test_stage_seeds_belong_to_its_thread(monkeypatch):
+    monkeypatch.setattr(rng, "DRAW_WAIT_S", 0)
     calls = Calls(Position(0, 0, 0, 0), "a")
     with ThreadPoolExecutor(1) as other, Generators(CPU).keyed(1, calls):
-        elsewhere = other.submit(next_seed).result()
+        with pytest.warns(GpuAugWarning, match="must be made while no other thread is in a stage, got one beside a stage"):
+            elsewhere = other.submit(next_seed).result()
         here = next_seed()
     torch.manual_seed(1)
     assert elsewhere == int(torch.randint(0, 2**63 - 1, ()))
@@ -165,3 +173,110 @@ def test_concurrent_threads_get_distinct_seeds():
         sys.setswitchinterval(before)
     torch.manual_seed(3)
     assert sorted(got) == sorted(torch.randint(0, 2**63 - 1, (20_000,)).tolist())
+
+
+A_WHILE_S = 0.1
+"""Long enough for another thread to get as far as it can."""
+
+
+def test_blocks_of_two_threads_take_turns():
+    inside = threading.Event()
+
+    def other():
+        with Generators(CPU).keyed(2):
+            inside.set()
+            return torch.rand(4)
+
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    with ThreadPoolExecutor(1) as thread:
+        with Generators(CPU).keyed(1):
+            first = torch.rand(2)
+            elsewhere = thread.submit(other)
+            assert not inside.wait(A_WHILE_S)
+            second = torch.rand(2)
+        assert torch.equal(elsewhere.result(WAIT_S), drawn(2))
+    assert torch.equal(torch.cat([first, second]), drawn(1))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("draw", [next_seed, partial(following_seeds, 2), default_seed], ids=["next", "following", "default"])
+def test_draw_waits_for_stage_of_another_thread(draw, monkeypatch):
+    monkeypatch.setattr(rng, "DRAW_WAIT_S", WAIT_S)
+    torch.manual_seed(5)
+    expected = draw()
+    torch.manual_seed(5)
+    with ThreadPoolExecutor(1) as thread:
+        with Generators(CPU).keyed(1):
+            elsewhere = thread.submit(draw)
+            with pytest.raises(TimeoutError):
+                elsewhere.result(A_WHILE_S)
+            assert torch.equal(torch.rand(4), drawn(1))
+        assert elsewhere.result(WAIT_S) == expected
+
+
+def test_block_that_another_thread_keeps_is_an_error(monkeypatch):
+    with ThreadPoolExecutor(1) as thread, Generators(CPU).keyed(1):
+        monkeypatch.setattr(rng, "STAGE_WAIT_S", 0)
+        with pytest.raises(GpuAugError, match="must be free before a stage is given them, got another thread's stage that has"):
+            thread.submit(drawn, 2).result(WAIT_S)
+        monkeypatch.setattr(rng, "STAGE_WAIT_S", WAIT_S)
+        elsewhere = thread.submit(drawn, 2)
+        here = torch.rand(4)
+        assert torch.equal(here, drawn(1))
+    assert torch.equal(elsewhere.result(), drawn(2))
+
+
+def test_generators_are_free_after_a_block_that_could_not_begin():
+    with ThreadPoolExecutor(1) as thread:
+        with pytest.raises((TypeError, RuntimeError)), Generators(CPU).keyed("no key"):
+            pass
+        assert torch.equal(thread.submit(drawn, 2).result(WAIT_S), drawn(2))
+
+
+def in_a_block(entered, leave):
+    with Generators(CPU).keyed(1):
+        entered.set()
+        leave()
+
+
+def test_forked_child_has_the_users_numbers(monkeypatch):
+    monkeypatch.setattr(rng, "FORK_WAIT_S", WAIT_S)
+    entered = threading.Event()
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+
+    def child():
+        assert torch.equal(torch.get_rng_state(), before)
+        assert torch.equal(drawn(2), expected)
+
+    expected = drawn(2)
+    with ThreadPoolExecutor(1) as thread:
+        stage = thread.submit(in_a_block, entered, lambda: time.sleep(A_WHILE_S))
+        assert entered.wait(WAIT_S)
+        run_in_fork(child)
+        stage.result(WAIT_S)
+        run_in_fork(child)  # and the parent's generators were free again
+        assert torch.equal(thread.submit(drawn, 2).result(WAIT_S), expected)
+
+
+def test_child_that_is_forked_in_the_middle_of_a_stage_does_not_wait_for_its_end(monkeypatch):
+    monkeypatch.setattr(rng, "FORK_WAIT_S", 0)
+    entered, leave, expected = threading.Event(), threading.Event(), drawn(2)
+
+    def child():
+        assert torch.equal(drawn(2), expected)
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(in_a_block, entered, partial(leave.wait, WAIT_S))
+        assert entered.wait(WAIT_S)
+        run_in_fork(child)
+        leave.set()
+        assert torch.equal(thread.submit(drawn, 2).result(WAIT_S), expected)
+
+
+def test_stage_may_fork():
+    with Generators(CPU).keyed(1):
+        run_in_fork(lambda: drawn(2))
+    with ThreadPoolExecutor(1) as thread:
+        assert torch.equal(thread.submit(drawn, 2).result(WAIT_S), drawn(2))

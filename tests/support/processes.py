@@ -9,7 +9,7 @@ import threading
 import traceback
 from pathlib import Path
 
-from support.waiting import until
+from support.waiting import WAIT_S, until
 
 
 def run_script(script, timeout_s=240):
@@ -17,6 +17,18 @@ def run_script(script, timeout_s=240):
     paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths.rstrip(os.pathsep)}
     return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=timeout_s)
+
+
+def run_in_fork(work):
+    """Run ``work`` in a child that is forked here and now; fail if it fails or does not return."""
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    child.join(WAIT_S)
+    if child.is_alive():
+        child.kill()
+        child.join()
+        raise AssertionError("it hangs")
+    assert child.exitcode == 0
 
 
 def read_until_worker_dies(loader, numbers, most):

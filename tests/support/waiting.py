@@ -1,5 +1,6 @@
 """Waiting for what another thread or process brings about."""
 
+import threading
 import time
 
 WAIT_S = 60.0
@@ -12,3 +13,28 @@ def until(condition):
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"
         time.sleep(0.001)
+
+
+class Meeting:
+    """Called at a place where two threads must not be at once: holds the first one up, and notices a second."""
+
+    def __init__(self):
+        self.happened = False
+        self._both = threading.Barrier(2)
+
+    def __call__(self):
+        try:
+            self._both.wait(0.2)  # long enough for the other to come; after the first time it is not waited for
+        except threading.BrokenBarrierError:
+            return
+        self.happened = True
+
+
+def returned(work):
+    """What ``work`` returns in a thread of its own; fail if it does not return."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
+    thread.start()
+    thread.join(WAIT_S)
+    assert not thread.is_alive(), "it hangs"
+    return found[0]

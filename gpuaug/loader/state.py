@@ -1,0 +1,69 @@
+"""What the iterators of one loader share, in one thread or in several."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from gpuaug.core.errors import GpuAugError
+from gpuaug.core.streams import Lanes, RunAheadLimit
+from gpuaug.feed.feed import Feed
+from gpuaug.loader.checkpoint import Progress
+from gpuaug.loader.hooks import Hooks
+from gpuaug.loader.stats import Stats
+from gpuaug.stages.copy import Copier
+
+
+class LaunchLock:
+    """Held while a batch is launched. A thread that enters it a second time gets an error: it would wait for itself."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holder: int | None = None
+        self.acquire, self.release = self._lock.acquire, self._lock.release
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            if self._holder == threading.get_ident():
+                raise GpuAugError(
+                    "A stage must read other loaders than the one that runs it, got next() of that loader's own iterator. "
+                    "Make a second StreamedLoader for the stage."
+                )
+            self._lock.acquire()
+        self._holder = threading.get_ident()
+
+    def __exit__(self, *exc: object) -> None:
+        self._holder = None
+        self._lock.release()
+
+
+@dataclass(slots=True)
+class LoaderState:
+    """What the iterators of one loader share."""
+
+    lanes: Lanes
+    copier: Copier
+    feed: Feed
+    progress: Progress
+    stats: Stats = field(default_factory=Stats)
+    run_ahead_limit: RunAheadLimit = field(default_factory=RunAheadLimit)
+    hooks: Hooks = field(default_factory=Hooks)
+    launching: LaunchLock = field(default_factory=LaunchLock)
+
+    def collect(self) -> None:
+        """Free the slots whose copies have ended."""
+        self._unless_launching(self.feed.collect)
+
+    def reclaim(self) -> None:
+        """Drop intermediates of batches that nobody waits for any more."""
+        # An abandoned iterator is closed wherever the garbage collector runs, in the middle of a launch too. The lane that is
+        # being launched on has not waited for what would be dropped here.
+        self._unless_launching(partial(self.lanes.reclaim, keep=0))
+
+    def _unless_launching(self, work: Callable[[], None]) -> None:
+        """Do ``work``, or leave it to the next launch."""
+        if self.launching.acquire(blocking=False):
+            try:
+                work()
+            finally:
+                self.launching.release()
