@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.rng import next_seed, seeds_of_views
+from gpuaug.core.settings import autocasts
 from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import size_of
@@ -207,6 +208,11 @@ class Fused(nn.Module):
         Cost:
             The launches that :meth:`explain` lists and one pinned copy of some bytes a sample; no synchronisation.
         """
+        device = next((given.device for given in inputs if isinstance(given, Tensor | Ragged)), None)
+        if device is not None and autocasts(device):
+            # It would multiply matrices in 16 bits, and refuses to join tensors of two 16-bit types.
+            with torch.autocast(device.type, enabled=False):
+                return self.forward(*inputs, data_keys=data_keys, draws=draws)
         keys = self._data_keys if data_keys is None else tuple(data_keys)
         if data_keys is None and len(inputs) == 1:
             keys = ("input",)

@@ -58,7 +58,7 @@ def unit_range(images: Tensor) -> Tensor:
 
 def _byte_share(values: Tensor) -> Tensor:
     # By a tensor: by a number, torch multiplies with its inverse on a GPU, which is not the same for half of all bytes.
-    return values / torch.full((), 255.0, device=values.device)
+    return values / torch.full((), 255.0, dtype=torch.float32, device=values.device)
 
 
 def masked(op: Op, images: Tensor, rows: Tensor) -> Tensor:
@@ -215,8 +215,8 @@ def _interpolated(
 ) -> Tensor:
     if front.kind == "resample":
         centre = 0.5 if half_pixel_centers else 0.0
-        at_x = (x + centre) * place.number(column) - (0.0 if nearest else centre)
-        at_y = (y + centre) * place.number(column + 3) - (0.0 if nearest else centre)
+        at_x = (x.float() + centre) * place.number(column) - (0.0 if nearest else centre)
+        at_y = (y.float() + centre) * place.number(column + 3) - (0.0 if nearest else centre)
         start_x, count_x = place.whole(column + 1), place.whole(column + 2)
         start_y, count_y = place.whole(column + 4), place.whole(column + 5)
     else:

@@ -168,7 +168,9 @@ class Posterize(PointOp):
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """As bytes: what remains of a byte after a division by the step, times the step."""
         values, step = images.clamp(0, 1), column(rows, 1)
-        most = torch.full((), 255.0, device=images.device)  # a tensor, so that a GPU divides and does not multiply
+        most = torch.full(
+            (), 255.0, dtype=torch.float32, device=images.device
+        )  # a tensor, so that a GPU divides and does not multiply
         levels = torch.floor(torch.floor(values * 255) / step / most * 255)
         kept = torch.where(step == 256, 0.0, levels * step / most)
         return torch.where(step == 1, values, kept)

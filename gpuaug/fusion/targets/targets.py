@@ -294,7 +294,7 @@ class Targets:
         """Put boxes and keypoints where the images have gone."""
         matrix = self._matrix
         if matrix is None:
-            matrix = torch.eye(3, device=self.device).expand(self.size.batch, 3, 3)
+            matrix = torch.eye(3, dtype=torch.float32, device=self.device).expand(self.size.batch, 3, 3)
         height, width = values[self.keys.index("input")].shape[2:]
         out = int(height), int(width)
         for index, (key, form) in enumerate(zip(self.keys, self._forms, strict=True)):
