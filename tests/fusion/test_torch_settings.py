@@ -12,6 +12,8 @@ from support.torch_settings import check_unchanged, default_dtype, difference
 
 import gpuaug
 from gpuaug.fusion.lower.kornia import LOWERED
+from gpuaug.fusion.normalization import normalized_by
+from gpuaug.fusion.ops.base import Size
 
 pytestmark = left_to_kornia
 
@@ -37,6 +39,8 @@ PIPELINES = {
     "resampled crop, left to Kornia": lambda: [K.RandomCrop((16, 20), cropping_mode="resample"), K.RandomRotation(20.0)],
     "the user's own": lambda: [K.RandomInvert(), torch.nn.Conv2d(3, 3, 3, padding=1)],
 }
+OF_OWN_DTYPE = {"left to Kornia", "resampled crop, left to Kornia", "the user's own", "a wide policy"}
+"""Those with modules that draw, or hold magnitudes, in the dtype that was torch's default when they were made."""
 
 OPTIONS = {
     "antialias": {"antialias": True},
@@ -96,7 +100,7 @@ def test_images_are_the_same_with_each_option(name, option):
     check_unchanged(lambda: outcomes(pipeline, given, **OPTIONS[option]))
 
 
-@pytest.mark.parametrize("name", [name for name in PIPELINES if name not in ("left to Kornia", "the user's own")])
+@pytest.mark.parametrize("name", [name for name in PIPELINES if name not in OF_OWN_DTYPE])
 def test_modules_made_with_another_default_dtype_draw_the_same(name):
     given = [photographs(4, 3, 24, 28)]
     expected = outcomes(built(PIPELINES[name]), given)
@@ -158,3 +162,22 @@ def test_collated_and_streamed_batches_are_the_same():
 def test_sanitized_targets_are_the_same():
     record = {"boxes": torch.rand(3, 4), "labels": torch.arange(3), "valid": torch.tensor([True, False, True])}
     check_unchanged(lambda: gpuaug.sanitize([record]))
+
+
+def test_found_normalization_is_the_same():
+    modules = [K.Normalize(MEAN, STD), K.Normalize(torch.tensor(0.5), torch.tensor([0.2, 0.3, 0.4]))]
+    check_unchanged(lambda: normalized_by(modules))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.int64])
+def test_padding_of_masks_in_triton_is_the_same(dtype):
+    pytest.importorskip("triton")
+    from gpuaug.fusion.backends.triton.backend import _masking
+
+    pipeline, padded = [K.RandomCrop((20, 24), padding=3, fill=7)], masks(1, 1, 32, 48, dtype=dtype)
+
+    def fills():
+        plan = gpuaug.fuse(pipeline)._segments.at(0, Size(1, 3, 32, 48), masks=True).plan
+        return _masking(plan.passes[0], padded, flat=False).fills
+
+    check_unchanged(fills)
