@@ -116,6 +116,12 @@ class Invert(PointOp):
         one = isinstance(largest, int | float) or (isinstance(largest, Tensor) and largest.numel() == 1)
         return None if one else "max_val has a value for each channel"
 
+    def out(self, size: Size) -> Size:
+        """Values for each channel give as many to images of one, where Kornia runs it."""
+        largest = self.settings["max_val"]
+        channels = largest.shape[-3] if isinstance(largest, Tensor) and largest.ndim > 2 and size.channels == 1 else 1
+        return size if channels == 1 else Size(size.batch, channels, size.height, size.width)
+
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """What is subtracted from."""
         out[:, 1] = float(self.settings["max_val"])

@@ -22,7 +22,7 @@ class EagerOp:
         name: Its name in its container.
         module: The user's module, called as it is.
         reason: Why it is not lowered, in words for the user.
-        lowered: The op that it would be for images of another size, which knows the size of what comes out.
+        lowered: The op that it would be for other images or settings, which knows the size of what comes out.
     """
 
     def __init__(self, name: str, module: nn.Module, reason: str, lowered: Op | None = None) -> None:
