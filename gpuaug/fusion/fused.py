@@ -28,8 +28,8 @@ from gpuaug.fusion.plan import Plan
 from gpuaug.fusion.policies.choice import Choice, Pick
 from gpuaug.fusion.policies.one_mix import OneMix
 from gpuaug.fusion.segments import Segments
-from gpuaug.fusion.sizing import check_sizes, sizing_ops
-from gpuaug.fusion.targets.targets import Targets
+from gpuaug.fusion.sizing import check_sizes, check_views, sizing_ops
+from gpuaug.fusion.targets.targets import Targets, joined
 
 
 def fuse(
@@ -117,6 +117,8 @@ class Fused(nn.Module):
         self._ops = tuple(leaf.op for leaf in leaves(self._tree))
         self._plain_ops = tuple(op for op in self._ops if isinstance(op, Op))
         self._sizing = sizing_ops(self._ops) if options.ragged else ()
+        if options.views > 1:
+            check_views(self._ops)
         keys = getattr(pipeline, "data_keys", None)
         self._data_keys = tuple(key.name.lower() for key in keys) if keys else ("input",)
         self._extra_args = getattr(pipeline, "extra_args", None)
@@ -166,6 +168,8 @@ class Fused(nn.Module):
 
     def _draw(self, size: Size, seed: int) -> Draws:
         self._check_sizes(size)
+        if self.options.views > 1:
+            check_views(self._ops, size)
         first, *more = (self._draw_view(size, each) for each in seeds_of_views(seed, self.options.views))
         return replace(first, _more=tuple(more))
 
@@ -327,19 +331,6 @@ def _size_given(shape: Sequence[int] | Ragged) -> Size:
     if len(shape) != 4:
         raise ArgumentError(f"shape must be (B, C, H, W), got {tuple(shape)}. Pass images.shape of a batch.")
     return Size(*(int(side) for side in shape))
-
-
-def joined(views: Sequence[Any], keys: Sequence[str], *, cut: bool) -> Any:
-    """What became of each view, behind one another: images, or a list of all that went in; ``cut``: labels along axis 1."""
-    if len(keys) == 1:
-        return torch.cat(tuple(views))
-    made: list[Any] = []
-    for key, each in zip(keys, zip(*views, strict=True), strict=True):
-        if isinstance(each[0], Tensor):
-            made.append(torch.cat(each, 1 if cut and key == "class" else 0))
-        else:
-            made.append(type(each[0])(one for view in each for one in view))
-    return made
 
 
 def _keepdim(op: Op | EagerOp) -> bool:

@@ -1,4 +1,4 @@
-"""Whether a pipeline gives images of different sizes one, and whether they fit it."""
+"""Whether a pipeline gives images of different sizes one, whether they fit it, and whether its views have one size."""
 
 from collections.abc import Sequence
 
@@ -8,6 +8,7 @@ from gpuaug.fusion.lower.kornia import REQUIREMENT, untested_version
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.geometry import GatherOp
+from gpuaug.fusion.policies.choice import Choice
 
 
 def sizing_ops(ops: Sequence[Op | EagerOp]) -> tuple[GatherOp, ...]:
@@ -48,6 +49,35 @@ def sizing_ops(ops: Sequence[Op | EagerOp]) -> tuple[GatherOp, ...]:
         f"pipeline must give images one size where ragged=True, got {taken[-1].name} as its end. "
         "Add what does, such as K.RandomResizedCrop((224, 224)), K.Resize((224, 224)) or K.CenterCrop(224)."
     )
+
+
+def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
+    """Refuse pipelines of which one view may have another size than the next.
+
+    Args:
+        ops: The pipeline's.
+        size: Of the images. Left out: not known before the first op that gives them one.
+
+    Raises:
+        ArgumentError: If an op that may be skipped changes the size, which is drawn for each view.
+    """
+    at = size
+    for op in ops:
+        sizing = op.lowered if isinstance(op, EagerOp) else op
+        if sizing is None or isinstance(sizing, Choice):
+            at = at if isinstance(op, EagerOp) and op.moves_nothing else None
+            continue
+        chance = sizing.p * sizing.p_batch
+        if not chance:
+            continue
+        out = sizing.out(at or Size(1, 3, *ANY_SIDES))
+        if at is not None and chance < 1 and out != at:
+            raise ArgumentError(
+                f"pipeline must give all views one size, got {op.name} with p={chance}, which makes images of "
+                f"{at.height}x{at.width} {out.height}x{out.width} or leaves them. Give it p=1.0, or resize before it: "
+                f"K.Resize(({out.height}, {out.width}))."
+            )
+        at = out if at is not None or (chance == 1 and not out.ragged) else None
 
 
 def check_sizes(ops: Sequence[GatherOp], size: Size) -> None:

@@ -29,7 +29,7 @@ class EagerOp:
         self.name = name
         self.module = module
         self.reason = reason
-        self._lowered = lowered
+        self.lowered = lowered
         # Kornia's container knows how each of its modules treats masks, boxes and keypoints. It is kept out of the module
         # tree, and without features it keeps no output alive.
         with initial_settings(_HOST):
@@ -58,8 +58,8 @@ class EagerOp:
         item: ParamItem = drawn["params"][0]
         if not isinstance(item.data, dict) or not bool((item.data["batch_prob"] > 0.5).all()):
             return size
-        if self._lowered is not None:
-            return self._lowered.out(size)
+        if self.lowered is not None:
+            return self.lowered.out(size)
         if "output_size" in item.data and len(item.data["output_size"]):
             height, width = item.data["output_size"][0].tolist()
             return size.to(int(height), int(width))
