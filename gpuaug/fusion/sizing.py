@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from gpuaug.core.errors import ArgumentError
+from gpuaug.core.limits import MOST_WARPED
 from gpuaug.fusion.gather import Gather
 from gpuaug.fusion.lower.kornia import REQUIREMENT, untested_version
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp
-from gpuaug.fusion.ops.geometry import GatherOp
+from gpuaug.fusion.ops.geometry import GatherOp, WarpOp
+from gpuaug.fusion.plan import check_sides
 from gpuaug.fusion.policies.choice import Choice
 
 
@@ -94,4 +98,7 @@ def check_sizes(ops: Sequence[GatherOp], size: Size) -> None:
                 f"images must fit {op.name}, got {size.of(index).height}x{size.of(index).width} at {index} of the batch, "
                 f"which {reason}. Pad or resize before it."
             )
+        if isinstance(op, WarpOp) and at.ragged and max(np.max(at.height), np.max(at.width)) > MOST_WARPED:
+            longest = int(np.argmax(np.maximum(at.height, at.width)))
+            check_sides(op, at.of(longest), f" at {longest} of the batch")
         at = op.out(at)

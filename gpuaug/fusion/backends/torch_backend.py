@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from gpuaug.core.limits import MOST_WARPED
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends.antialias import antialiased
 from gpuaug.fusion.backends.readers import MaskPlaces, Places, Planes, Reader, dtype_of, reader, viewed
@@ -264,7 +265,7 @@ def _projected(front: Gather, place: _Place, column: int, x: Tensor, y: Tensor) 
         depth = m[6] * x + (m[7] * y + m[8])
         at_x, at_y = at_x / depth, at_y / depth
     # Far outside is outside; a float beyond the whole numbers would not convert to one.
-    far = 2.0**20
+    far = float(MOST_WARPED)
     return torch.nan_to_num(at_x, nan=-far).clamp(-far, far), torch.nan_to_num(at_y, nan=-far).clamp(-far, far)
 
 

@@ -82,6 +82,9 @@ class Op(ABC):
     needs_own_batch: ClassVar[bool] = False
     """Whether a batch's draws cannot be made together with those of other batches."""
 
+    counts_pixels: ClassVar[bool] = False
+    """Whether it reads from a sample's row, in float32, where pixels lie."""
+
     lowered: ClassVar[bool] = True
     """Whether it is lowered for images of some size."""
 

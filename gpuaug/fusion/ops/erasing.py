@@ -14,7 +14,7 @@ from gpuaug.fusion.ops.sampler import Sampler
 class Erasing(PointOp):
     """RandomErasing: a value in a rectangle."""
 
-    code, width, positional = 13, 6, True
+    code, width, positional, counts_pixels = 13, 6, True, True
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)

@@ -136,6 +136,8 @@ class MixUp(MixOp):
 class CutMix(MixOp):
     """RandomCutMixV2: a rectangle of the partner."""
 
+    counts_pixels = True
+
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
         generator: Any = module._param_generator
