@@ -13,6 +13,7 @@ from torch.utils.data import default_collate, get_worker_info
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, add_note
+from gpuaug.core.settings import on_host
 
 Place = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor | None]
 """Memory for a tensor of this shape, strides and dtype, or ``None`` if there is no room."""
@@ -41,10 +42,10 @@ def allocated(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if found is not None:
         return found
     if get_worker_info() is None:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     # As default_collate does: what a worker sends is in shared memory then, and need not be copied there.
     storage = torch.UntypedStorage._new_shared(int(np.prod(shape)) * dtype.itemsize)
-    return torch.empty(0, dtype=dtype).set_(storage, 0, shape, stride)  # type: ignore[call-overload, no-any-return]
+    return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, stride)  # type: ignore[call-overload, no-any-return]
 
 
 class MemberCollate:
@@ -140,7 +141,8 @@ def _collated(members: Sequence[Any], path: str) -> Any:
     if any(_is_target(member) for member in members if type(member) not in _PLAIN):
         return list(members)
     try:
-        return default_collate(list(members))
+        with on_host():
+            return default_collate(list(members))
     except Exception as error:
         way_out = "What it cannot stack" if isinstance(error, TypeError) else "What differs in size from sample to sample"
         add_note(

@@ -11,15 +11,10 @@ from torch import Tensor
 
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError
+from gpuaug.core.limits import MOST_ELEMENTS, MOST_SIDE
 from gpuaug.core.ragged import Ragged, Shapes
 from gpuaug.feed.collate_members import MemberCollate, allocated, where
 from gpuaug.feed.image_input import Channels, is_image, prepared, refuse, sizes_of, unpacked
-
-MOST_ELEMENTS = 2**31
-"""Kernels count the values of a batch in 32 bits."""
-
-MOST_SIDE = 2**24
-"""They count the pixels of a side in float32."""
 
 
 def collate_ragged(samples: Sequence[Any], *, convert: bool = False, channels: Channels = 3) -> Batch:

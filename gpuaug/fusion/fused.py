@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.rng import next_seed, seeds_of_views
+from gpuaug.core.settings import autocasts
 from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import size_of
@@ -27,8 +28,8 @@ from gpuaug.fusion.plan import Plan
 from gpuaug.fusion.policies.choice import Choice, Pick
 from gpuaug.fusion.policies.one_mix import OneMix
 from gpuaug.fusion.segments import Segments
-from gpuaug.fusion.sizing import check_sizes, sizing_ops
-from gpuaug.fusion.targets.targets import Targets
+from gpuaug.fusion.sizing import check_sizes, check_views, sizing_ops
+from gpuaug.fusion.targets.targets import Targets, joined
 
 
 def fuse(
@@ -116,6 +117,8 @@ class Fused(nn.Module):
         self._ops = tuple(leaf.op for leaf in leaves(self._tree))
         self._plain_ops = tuple(op for op in self._ops if isinstance(op, Op))
         self._sizing = sizing_ops(self._ops) if options.ragged else ()
+        if options.views > 1:
+            check_views(self._ops)
         keys = getattr(pipeline, "data_keys", None)
         self._data_keys = tuple(key.name.lower() for key in keys) if keys else ("input",)
         self._extra_args = getattr(pipeline, "extra_args", None)
@@ -165,6 +168,8 @@ class Fused(nn.Module):
 
     def _draw(self, size: Size, seed: int) -> Draws:
         self._check_sizes(size)
+        if self.options.views > 1:
+            check_views(self._ops, size)
         first, *more = (self._draw_view(size, each) for each in seeds_of_views(seed, self.options.views))
         return replace(first, _more=tuple(more))
 
@@ -207,6 +212,11 @@ class Fused(nn.Module):
         Cost:
             The launches that :meth:`explain` lists and one pinned copy of some bytes a sample; no synchronisation.
         """
+        device = next((given.device for given in inputs if isinstance(given, Tensor | Ragged)), None)
+        if device is not None and autocasts(device):
+            # It would multiply matrices in 16 bits, and refuses to join tensors of two 16-bit types.
+            with torch.autocast(device.type, enabled=False):
+                return self.forward(*inputs, data_keys=data_keys, draws=draws)
         keys = self._data_keys if data_keys is None else tuple(data_keys)
         if data_keys is None and len(inputs) == 1:
             keys = ("input",)
@@ -305,7 +315,8 @@ class Fused(nn.Module):
                     self._left.when_run(segment.eager)
                     targets.run_eager(segment.eager, drawn[0])
                     size = segment.eager.out(size, drawn[0])
-                    targets.check_size(segment.eager, size)
+                    if not last:
+                        targets.check_size(segment.eager, size)
                 elif segment.plan is not None:
                     each = dict(zip(segment.ops, drawn, strict=True))
                     table = make_table(segment.plan, size, each, targets.device, points=points)
@@ -320,19 +331,6 @@ def _size_given(shape: Sequence[int] | Ragged) -> Size:
     if len(shape) != 4:
         raise ArgumentError(f"shape must be (B, C, H, W), got {tuple(shape)}. Pass images.shape of a batch.")
     return Size(*(int(side) for side in shape))
-
-
-def joined(views: Sequence[Any], keys: Sequence[str], *, cut: bool) -> Any:
-    """What became of each view, behind one another: images, or a list of all that went in; ``cut``: labels along axis 1."""
-    if len(keys) == 1:
-        return torch.cat(tuple(views))
-    made: list[Any] = []
-    for key, each in zip(keys, zip(*views, strict=True), strict=True):
-        if isinstance(each[0], Tensor):
-            made.append(torch.cat(each, 1 if cut and key == "class" else 0))
-        else:
-            made.append(type(each[0])(one for view in each for one in view))
-    return made
 
 
 def _keepdim(op: Op | EagerOp) -> bool:

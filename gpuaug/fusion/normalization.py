@@ -32,7 +32,9 @@ def normalized_by(transforms: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
         if type(module) is K.Denormalize:
             found = None
         elif type(module) is K.Normalize and module.p == 1 == module.p_batch:
-            given = (torch.as_tensor(module.flags[name]).detach().float().cpu() for name in ("mean", "std"))
+            given = (
+                torch.as_tensor(module.flags[name], dtype=torch.float32, device="cpu").detach() for name in ("mean", "std")
+            )
             mean, std = (value.reshape(-1, 1, 1) for value in given)
             found = (mean, std) if found is None else (found[0] + mean * found[1], std * found[1])
     return found

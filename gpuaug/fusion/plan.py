@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from gpuaug.core.errors import ArgumentError
+from gpuaug.core.limits import MOST_ELEMENTS, MOST_SIDE, MOST_WARPED
 from gpuaug.fusion.gather import Columns, Gather
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, PointOp, Size
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
 from gpuaug.fusion.ops.filters import FilterOp
-from gpuaug.fusion.ops.geometry import GatherOp
+from gpuaug.fusion.ops.geometry import GatherOp, WarpOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 
@@ -118,9 +120,14 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
         ops: In order; each has accepted the size it will see.
         size: Of the images that the first one sees.
         masks: Whether masks follow, which takes numbers of their own for some ops.
+
+    Raises:
+        ArgumentError: If images are larger than an op can count.
     """
-    opened = [_Open()]
+    opened, at = [_Open()], size
     for op in ops:
+        _check_counted(op, at)
+        at = op.out(at)
         if not opened[-1].take(op):
             opened.append(_Open())
             taken = opened[-1].take(op)
@@ -141,6 +148,41 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
             column += point.row_width(size.channels)
         passes.append(Pass(each.front, tuple(each.points), source, at, columns, tuple(program)))
     return Plan(tuple(passes), max(column, 1), size, at, masks, needs_own_batch=any(op.needs_own_batch for op in ops))
+
+
+def _check_counted(op: Op, size: Size) -> None:
+    """Refuse images that are larger than ``op`` can count, before it or after."""
+    for each in (size, op.out(size)):
+        if each.ragged:  # which is looked at batch by batch
+            continue
+        if op.counts_pixels:
+            check_sides(op, each)
+        if each.channels * each.height * each.width >= MOST_ELEMENTS:
+            raise ArgumentError(
+                f"An image must have fewer than 2**31 values, got {each.channels * each.height * each.width} at {op.name}. "
+                f"{_CUT_UP}"
+            )
+
+
+def check_sides(op: Op, size: Size, where: str = "") -> None:
+    """Refuse images with sides that float32 cannot count, or as far as a warp counts them.
+
+    Args:
+        op: What counts their pixels.
+        size: Of one image, or of all.
+        where: Which image it is, for the text.
+
+    Raises:
+        ArgumentError: If a side is longer.
+    """
+    most, words = (MOST_WARPED, "2**20") if isinstance(op, WarpOp) else (MOST_SIDE - 1, "2**24 - 1")
+    if max(size.height, size.width) > most:
+        raise ArgumentError(
+            f"images must have sides of at most {words} pixels for {op.name}, got {size.height}x{size.width}{where}. {_CUT_UP}"
+        )
+
+
+_CUT_UP = "Cut them up, or shrink them, in the dataset."
 
 
 def columns_of(ops: Sequence[Op], size: Size) -> tuple[int, ...]:

@@ -1,13 +1,18 @@
-"""Whether a pipeline gives images of different sizes one, and whether they fit it."""
+"""Whether a pipeline gives images of different sizes one, whether they fit it, and whether its views have one size."""
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from gpuaug.core.errors import ArgumentError
+from gpuaug.core.limits import MOST_WARPED
 from gpuaug.fusion.gather import Gather
 from gpuaug.fusion.lower.kornia import REQUIREMENT, untested_version
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp
-from gpuaug.fusion.ops.geometry import GatherOp
+from gpuaug.fusion.ops.geometry import GatherOp, WarpOp
+from gpuaug.fusion.plan import check_sides
+from gpuaug.fusion.policies.choice import Choice
 
 
 def sizing_ops(ops: Sequence[Op | EagerOp]) -> tuple[GatherOp, ...]:
@@ -50,6 +55,35 @@ def sizing_ops(ops: Sequence[Op | EagerOp]) -> tuple[GatherOp, ...]:
     )
 
 
+def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
+    """Refuse pipelines of which one view may have another size than the next.
+
+    Args:
+        ops: The pipeline's.
+        size: Of the images. Left out: not known before the first op that gives them one.
+
+    Raises:
+        ArgumentError: If an op that may be skipped changes the size, which is drawn for each view.
+    """
+    at = size
+    for op in ops:
+        sizing = op.lowered if isinstance(op, EagerOp) else op
+        if sizing is None or isinstance(sizing, Choice):
+            at = at if isinstance(op, EagerOp) and op.moves_nothing else None
+            continue
+        chance = sizing.p * sizing.p_batch
+        if not chance:
+            continue
+        out = sizing.out(at or Size(1, 3, *ANY_SIDES))
+        if at is not None and chance < 1 and out != at:
+            raise ArgumentError(
+                f"pipeline must give all views one size, got {op.name} with p={chance}, which makes images of "
+                f"{at.height}x{at.width} {out.height}x{out.width} or leaves them. Give it p=1.0, or resize before it: "
+                f"K.Resize(({out.height}, {out.width}))."
+            )
+        at = out if at is not None or (chance == 1 and not out.ragged) else None
+
+
 def check_sizes(ops: Sequence[GatherOp], size: Size) -> None:
     """Refuse images that one of :func:`sizing_ops` could not give their one size.
 
@@ -64,4 +98,7 @@ def check_sizes(ops: Sequence[GatherOp], size: Size) -> None:
                 f"images must fit {op.name}, got {size.of(index).height}x{size.of(index).width} at {index} of the batch, "
                 f"which {reason}. Pad or resize before it."
             )
+        if isinstance(op, WarpOp) and at.ragged and max(np.max(at.height), np.max(at.width)) > MOST_WARPED:
+            longest = int(np.argmax(np.maximum(at.height, at.width)))
+            check_sides(op, at.of(longest), f" at {longest} of the batch")
         at = op.out(at)

@@ -212,16 +212,43 @@ def test_output_has_the_memory_format_asked_for(made, memory_format):
     got.add_(1)  # no two pixels share their memory
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 11, 22), (0, 3, 11, 22)], ids=str)
-@pytest.mark.parametrize("first", [K.PadTo((11, 9), pad_mode="replicate"), K.CenterCrop(8, p=0.0), K.Resize((0, 4))], ids=repr)
+CHANNELS = torch.tensor([1.0, 0.5, 0.25]).view(3, 1, 1)
+OF_OTHER_SIZES = [
+    K.PadTo((11, 9), pad_mode="replicate"),
+    K.PadTo((16, 25), pad_mode="circular"),
+    K.PadTo((7, 25), pad_mode="circular"),
+    K.CenterCrop(8, p=0.0),
+    K.CenterCrop(8, cropping_mode="resample"),
+    K.RandomCrop((5, 7), cropping_mode="resample"),
+    K.RandomCrop((12, 7)),
+    K.RandomResizedCrop((5, 7), cropping_mode="resample"),
+    K.RandomResizedCrop((5, 7), resample="bicubic"),
+    K.Resize((5, 7), antialias=True),
+    K.Resize((0, 4)),
+    K.RandomInvert(CHANNELS, p=1.0),
+    K.RandomInvert(CHANNELS, p=0.0),
+    K.RandomInvert(CHANNELS.flatten(), p=1.0),
+]
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 11, 22), (2, 1, 11, 22), (0, 3, 11, 22)], ids=str)
+@pytest.mark.parametrize("first", OF_OTHER_SIZES, ids=repr)
 @left_to_kornia
 def test_unsupported_sizes_have_kornias_output_size(first, shape):
-    images, pipeline = photographs(*shape, dtype=torch.float32), K.AugmentationSequential(first, K.RandomHorizontalFlip(p=1.0))
-    try:
-        expected = pipeline(images)
-    except Exception:
-        pytest.skip("Kornia raises")
-    assert gpuaug.fuse(pipeline)(images).shape == expected.shape
+    images = photographs(*shape, dtype=torch.float32)
+    for modules in ([first], [first, K.RandomHorizontalFlip(p=1.0)]):
+        pipeline = K.AugmentationSequential(*modules)
+        try:
+            expected = pipeline(images)
+        except Exception as error:
+            with pytest.raises(type(error)):
+                gpuaug.fuse(pipeline)(images)
+        else:
+            augment = gpuaug.fuse(pipeline)
+            assert augment(images).shape == expected.shape
+            draws = augment.draw(images.shape, seed=1)
+            expected = pipeline(images, params=draws.as_kornia())
+            torch.testing.assert_close(augment(images, draws=draws), expected, atol=5e-5, rtol=0)
 
 
 @left_to_kornia
@@ -230,6 +257,12 @@ def test_module_with_unforeseen_output_size_is_refused():
     text = r"Upsample_0 must leave images of \(2, 3, 8, 9\), as its draws say, got \(2, 3, 16, 18\). Put it into a stage of"
     with pytest.raises(gpuaug.ArgumentError, match=text):
         augment(photographs(2, 3, 8, 9))
+
+
+@left_to_kornia
+def test_last_module_may_have_any_output_size():
+    augment = gpuaug.fuse([K.RandomHorizontalFlip(p=1.0), torch.nn.Upsample(scale_factor=2)], dtype=torch.float16)
+    assert augment(photographs(2, 3, 8, 9)).shape == (2, 3, 16, 18)
 
 
 def test_copies_keep_training_mode():

@@ -206,3 +206,43 @@ def test_as_kornia_and_alone_take_one_view():
         draws.alone(0)
     with raises("draws must be those of one view, got 2. Take one: draws.views[0].as_kornia()."):
         draws.as_kornia()
+
+
+BY_CHANCE = {
+    "crop": lambda: [K.RandomCrop((8, 8), p=0.5)],
+    "resized crop": lambda: [K.RandomHorizontalFlip(), K.RandomResizedCrop((8, 8), p=0.5)],
+    "left to Kornia": lambda: [K.RandomEqualize(), K.RandomCrop((8, 8), cropping_mode="resample", p=0.5)],
+}
+
+
+@pytest.mark.parametrize("name", BY_CHANCE)
+@left_to_kornia
+def test_views_that_may_differ_in_size_are_refused(name):
+    modules = BY_CHANCE[name]()
+    crop = f"{type(modules[-1]).__name__}_{len(modules) - 1}"
+    text = (
+        f"all views one size, got {crop} with p=0.5, which makes images of 12x14 8x8 or leaves them. Give it p=1.0, or resize"
+    )
+    augment, images = gpuaug.fuse(modules, views=2), photographs(2, 3, 12, 14)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        with raises(f"pipeline must give {text} before it: K.Resize((8, 8))."):
+            augment(images)
+        with raises(f"pipeline must give {text}"):
+            augment.draw(images.shape, seed=seed)
+    assert augment(images[..., :8, :8]).shape == (4, 3, 8, 8)
+    with raises("which makes images of 12x14 8x8 or leaves them. Give it p=1.0, or resize before it: K.Resize((8, 8))."):
+        gpuaug.fuse([K.Resize((12, 14)), *modules], views=2)
+    gpuaug.fuse([K.Resize((8, 8)), *modules], views=2)
+    gpuaug.fuse([K.Resize((12, 14)), *modules])
+    assert gpuaug.fuse([K.CenterCrop(8, p=0.0)], views=2)(images).shape == (4, 3, 12, 14)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_views_of_modules_that_are_picked_and_differ_in_size_are_refused(seed):
+    picked = K.AugmentationSequential(K.RandomCrop((8, 8)), K.RandomVerticalFlip(p=1.0), random_apply=1)
+    augment = gpuaug.fuse([picked], views=8)
+    torch.manual_seed(seed)
+    text = r"pipeline must give all views one size, got (8x8 and 12x14|12x14 and 8x8)\. Have every module that may be picked"
+    with pytest.raises(gpuaug.ArgumentError, match=text):
+        augment(photographs(2, 3, 12, 14))

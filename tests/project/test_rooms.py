@@ -36,7 +36,7 @@ FUSION = {
     "draws": {"ops", "policies", "lower"},
     "params": {"ops", "gather", "plan", "backends"},
     "targets": {"ops", "gather", "plan", "backends", "options"},
-    "sizing": {"ops", "gather", "lower"},
+    "sizing": {"ops", "gather", "plan", "lower", "policies"},
     "fallback_warnings": {"ops", "policies", "lower"},
     "explain": {"ops", "policies", "gather", "plan", "segments", "params"},
     "fused": {

@@ -39,7 +39,7 @@ def weights(at: Tensor, scale: float, count: int, kind: Filter) -> Tensor:
         ``_upsample_bilinear2d_aa`` and ``_upsample_bicubic2d_aa`` of PyTorch.
     """
     centre = ((at.float() + 0.5) * scale)[:, None]
-    pixel = torch.arange(count, device=at.device)
+    pixel = torch.arange(count, dtype=torch.float32, device=at.device)
     distance = ((pixel + 0.5 - centre) * min(1 / scale, 1.0)).abs()
     if kind == "triangle":
         shares = (1 - distance).clamp(min=0)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from gpuaug.core.limits import MOST_WARPED
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends.antialias import antialiased
 from gpuaug.fusion.backends.readers import MaskPlaces, Places, Planes, Reader, dtype_of, reader, viewed
@@ -58,7 +59,7 @@ def unit_range(images: Tensor) -> Tensor:
 
 def _byte_share(values: Tensor) -> Tensor:
     # By a tensor: by a number, torch multiplies with its inverse on a GPU, which is not the same for half of all bytes.
-    return values / torch.full((), 255.0, device=values.device)
+    return values / torch.full((), 255.0, dtype=torch.float32, device=values.device)
 
 
 def masked(op: Op, images: Tensor, rows: Tensor) -> Tensor:
@@ -215,8 +216,8 @@ def _interpolated(
 ) -> Tensor:
     if front.kind == "resample":
         centre = 0.5 if half_pixel_centers else 0.0
-        at_x = (x + centre) * place.number(column) - (0.0 if nearest else centre)
-        at_y = (y + centre) * place.number(column + 3) - (0.0 if nearest else centre)
+        at_x = (x.float() + centre) * place.number(column) - (0.0 if nearest else centre)
+        at_y = (y.float() + centre) * place.number(column + 3) - (0.0 if nearest else centre)
         start_x, count_x = place.whole(column + 1), place.whole(column + 2)
         start_y, count_y = place.whole(column + 4), place.whole(column + 5)
     else:
@@ -264,7 +265,7 @@ def _projected(front: Gather, place: _Place, column: int, x: Tensor, y: Tensor) 
         depth = m[6] * x + (m[7] * y + m[8])
         at_x, at_y = at_x / depth, at_y / depth
     # Far outside is outside; a float beyond the whole numbers would not convert to one.
-    far = 2.0**20
+    far = float(MOST_WARPED)
     return torch.nan_to_num(at_x, nan=-far).clamp(-far, far), torch.nan_to_num(at_y, nan=-far).clamp(-far, far)
 
 

@@ -132,8 +132,11 @@ def _tree(name: str, module: Any, pick: Pick, unknown: str | None) -> Tree:
     if type(module) in POLICIES and unknown is None:
         policy = lower_policy(name, module, LOWERED, pick)
         return Leaf(name, EagerOp(name, module, policy) if isinstance(policy, str) else policy)
-    reason = unknown or _why_not(module)
-    return Leaf(name, EagerOp(name, module, reason) if reason else LOWERED[type(module)](name, module))
+    reason, kind = unknown or _why_not(module), LOWERED.get(type(module))
+    if reason is None:
+        return Leaf(name, LOWERED[type(module)](name, module))
+    resizes = unknown is None and kind is not None and kind.out is not Op.out
+    return Leaf(name, EagerOp(name, module, reason, kind(name, module) if kind is not None and resizes else None))
 
 
 def _children(items: Sequence[Tree]) -> list[Child] | None:

@@ -82,6 +82,9 @@ class Op(ABC):
     needs_own_batch: ClassVar[bool] = False
     """Whether a batch's draws cannot be made together with those of other batches."""
 
+    counts_pixels: ClassVar[bool] = False
+    """Whether it reads from a sample's row, in float32, where pixels lie."""
+
     lowered: ClassVar[bool] = True
     """Whether it is lowered for images of some size."""
 
@@ -147,7 +150,7 @@ class Op(ABC):
         return {
             **self.kornia_parameters(drawn, size),
             "batch_prob": torch.from_numpy(drawn["apply_mask"].astype(np.float32)),
-            "forward_input_shape": torch.tensor([size.batch, size.channels, size.height, size.width]),
+            "forward_input_shape": host_tensor([size.batch, size.channels, size.height, size.width], np.int64),
         }
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
@@ -218,6 +221,11 @@ def column(rows: Tensor, index: int) -> Tensor:
     return rows[:, index, None, None, None]
 
 
+def host_tensor(values: Any, dtype: type[np.number[Any]]) -> Tensor:
+    """A tensor on the host, whatever torch's default device and dtype are."""
+    return torch.from_numpy(np.array(values, dtype))
+
+
 def bounds(sampler: Any) -> tuple[float, float]:
-    """What one of Kornia's uniform distributions draws between."""
-    return float(sampler.low), float(sampler.high)
+    """What one of Kornia's uniform distributions draws between, as float32 numbers: a module keeps its own dtype."""
+    return float(np.float32(float(sampler.low))), float(np.float32(float(sampler.high)))

@@ -82,7 +82,7 @@ def rank(form: Form) -> int:
 
 def floating(dtype: torch.dtype) -> torch.dtype:
     """The type in which values of ``dtype`` come out: floating, where that is a type of whole numbers."""
-    return dtype if dtype.is_floating_point else torch.get_default_dtype()
+    return dtype if dtype.is_floating_point else torch.float32
 
 
 def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:

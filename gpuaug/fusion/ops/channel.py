@@ -7,7 +7,7 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column
+from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column, host_tensor
 from gpuaug.fusion.ops.sampler import Sampler
 
 GREY = (0.299, 0.587, 0.114)
@@ -91,7 +91,7 @@ class ChannelDropout(PointOp):
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """The same channels."""
         return {
-            "batch_idx": torch.arange(size.batch).reshape(-1, 1),
+            "batch_idx": host_tensor(np.arange(size.batch)[:, None], np.int64),
             "channel_idx": torch.from_numpy(np.ascontiguousarray(drawn["channel_idx"])),
         }
 
@@ -120,14 +120,14 @@ class Normalize(PointOp):
     def unsupported_module(cls, module: nn.Module) -> str | None:
         """Why this module is left to Kornia, or ``None``."""
         flags: dict[str, Any] = module.flags  # type: ignore[assignment]
-        if any(torch.as_tensor(flags[name]).dim() > 1 for name in ("mean", "std")):
+        if any(np.ndim(flags[name]) > 1 for name in ("mean", "std")):
             return "mean or std has a value for each sample"
         return None
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        self._mean = np.asarray(torch.as_tensor(self.settings["mean"]).float().reshape(-1))
-        self._std = np.asarray(torch.as_tensor(self.settings["std"]).float().reshape(-1))
+        self._mean = _values(self.settings["mean"])
+        self._std = _values(self.settings["std"])
 
     def unsupported_size(self, size: Size) -> str | None:
         """A mean for other channels than the images have is Kornia's to complain about."""
@@ -172,6 +172,12 @@ class Denormalize(Normalize):
     def describe(self) -> str:
         """In a word."""
         return "denormalise"
+
+
+def _values(given: Any) -> Array:
+    """A number, or one for each channel, (K,) float32."""
+    values: Array = torch.as_tensor(given, dtype=torch.float32, device="cpu").reshape(-1).numpy()
+    return values
 
 
 LOWERED: dict[type[nn.Module], type[PointOp]] = {

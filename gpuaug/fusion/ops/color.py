@@ -116,6 +116,12 @@ class Invert(PointOp):
         one = isinstance(largest, int | float) or (isinstance(largest, Tensor) and largest.numel() == 1)
         return None if one else "max_val has a value for each channel"
 
+    def out(self, size: Size) -> Size:
+        """Values for each channel give as many to images of one, where Kornia runs it."""
+        largest = self.settings["max_val"]
+        channels = largest.shape[-3] if isinstance(largest, Tensor) and largest.ndim > 2 and size.channels == 1 else 1
+        return size if channels == 1 else Size(size.batch, channels, size.height, size.width)
+
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """What is subtracted from."""
         out[:, 1] = float(self.settings["max_val"])
@@ -168,7 +174,9 @@ class Posterize(PointOp):
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """As bytes: what remains of a byte after a division by the step, times the step."""
         values, step = images.clamp(0, 1), column(rows, 1)
-        most = torch.full((), 255.0, device=images.device)  # a tensor, so that a GPU divides and does not multiply
+        most = torch.full(
+            (), 255.0, dtype=torch.float32, device=images.device
+        )  # a tensor, so that a GPU divides and does not multiply
         levels = torch.floor(torch.floor(values * 255) / step / most * 255)
         kept = torch.where(step == 256, 0.0, levels * step / most)
         return torch.where(step == 1, values, kept)

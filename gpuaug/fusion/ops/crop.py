@@ -8,7 +8,7 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, Size
+from gpuaug.fusion.ops.base import Array, OpDraws, Size, host_tensor
 from gpuaug.fusion.ops.geometry import Axis, Edge, GatherOp, IndexMap, IndexOp, changes_size_by_chance, length_of
 from gpuaug.fusion.ops.sampler import Sampler
 
@@ -125,8 +125,8 @@ class Crop(IndexOp):
         height, width = np.float32(self._height), np.float32(self._width)
         return {
             **corners(drawn["x"], drawn["y"], width, height, self._width, self._height, canvas),
-            "padding_size": torch.tensor(self._padding(size)).expand(size.batch, -1),
-            "forward_input_shape": torch.tensor([size.batch, size.channels, canvas.height, canvas.width]),
+            "padding_size": host_tensor(self._padding(size), np.int64).expand(size.batch, -1),
+            "forward_input_shape": host_tensor([size.batch, size.channels, canvas.height, canvas.width], np.int64),
         }
 
     def params(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
@@ -265,16 +265,16 @@ def identities(size: Size) -> Array:
 def corners(x: Any, y: Any, width: Any, height: Any, out_width: int, out_height: int, size: Size) -> dict[str, Tensor]:
     """The four corners of a window and of the output, clockwise from the top left, as Kornia's crops record them."""
     if size.batch == 0:
-        return {"src": torch.zeros(0, 4, 2), "dst": torch.zeros(0, 4, 2)}
+        return {name: host_tensor(np.zeros((0, 4, 2)), np.float32) for name in ("src", "dst")}
     right, bottom = x + width - 1, y + height - 1
     source = np.stack([np.stack(pair, -1) for pair in ((x, y), (right, y), (right, bottom), (x, bottom))], 1)
     right, bottom = out_width - 1, out_height - 1
-    target = torch.tensor([[0.0, 0.0], [right, 0.0], [right, bottom], [0.0, bottom]])
+    target = host_tensor([[0.0, 0.0], [right, 0.0], [right, bottom], [0.0, bottom]], np.float32)
     return {
         "src": torch.from_numpy(source.astype(np.float32)),
         "dst": target.repeat(size.batch, 1, 1),
-        "input_size": torch.tensor([size.height, size.width]).expand(size.batch, -1),
-        "output_size": torch.tensor([out_height, out_width]).expand(size.batch, -1),
+        "input_size": host_tensor([size.height, size.width], np.int64).expand(size.batch, -1),
+        "output_size": host_tensor([out_height, out_width], np.int64).expand(size.batch, -1),
     }
 
 

@@ -7,14 +7,14 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, bounds, column
+from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, bounds, column, host_tensor
 from gpuaug.fusion.ops.sampler import Sampler
 
 
 class Erasing(PointOp):
     """RandomErasing: a value in a rectangle."""
 
-    code, width, positional = 13, 6, True
+    code, width, positional, counts_pixels = 13, 6, True, True
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -46,7 +46,7 @@ class Erasing(PointOp):
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """The same rectangles, and the value."""
         made = {name: torch.from_numpy(drawn[name]) for name in ("widths", "heights", "xs", "ys")}
-        return {**made, "values": torch.full((size.batch,), self._value)}
+        return {**made, "values": host_tensor(np.full(size.batch, self._value), np.float32)}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The rectangle, first pixel in and first pixel out, and the value."""

@@ -8,8 +8,11 @@ from kornia.augmentation.container.params import ParamItem
 from torch import nn
 
 from gpuaug.core.rng import Generators
+from gpuaug.core.settings import initial_settings
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
+
+_HOST = torch.device("cpu")
 
 
 class EagerOp:
@@ -19,17 +22,18 @@ class EagerOp:
         name: Its name in its container.
         module: The user's module, called as it is.
         reason: Why it is not lowered, in words for the user.
-        lowered: The op that it would be for images of another size, which knows the size of what comes out.
+        lowered: The op that it would be for other images or settings, which knows the size of what comes out.
     """
 
     def __init__(self, name: str, module: nn.Module, reason: str, lowered: Op | None = None) -> None:
         self.name = name
         self.module = module
         self.reason = reason
-        self._lowered = lowered
+        self.lowered = lowered
         # Kornia's container knows how each of its modules treats masks, boxes and keypoints. It is kept out of the module
         # tree, and without features it keeps no output alive.
-        self._container = K.AugmentationSequential(cast(Any, module), transformation_matrix_mode="skip")
+        with initial_settings(_HOST):
+            self._container = K.AugmentationSequential(cast(Any, module), transformation_matrix_mode="skip")
         self._container.disable_features = True
         self.child_name = next(name for name, _ in self._container.named_children())
 
@@ -46,7 +50,7 @@ class EagerOp:
         """Kornia's own parameters, drawn under a seed from ``sampler``, and a seed for modules that draw when they run."""
         key = sampler.key()
         shape = torch.Size((size.batch, size.channels, size.height, size.width))
-        with Generators(torch.device("cpu")).keyed(key):
+        with Generators(_HOST).keyed(key), initial_settings(_HOST):
             return {"params": self._container.forward_parameters(shape), "key": key}
 
     def out(self, size: Size, drawn: OpDraws) -> Size:
@@ -54,8 +58,8 @@ class EagerOp:
         item: ParamItem = drawn["params"][0]
         if not isinstance(item.data, dict) or not bool((item.data["batch_prob"] > 0.5).all()):
             return size
-        if self._lowered is not None:
-            return self._lowered.out(size)
+        if self.lowered is not None:
+            return self.lowered.out(size)
         if "output_size" in item.data and len(item.data["output_size"]):
             height, width = item.data["output_size"][0].tolist()
             return size.to(int(height), int(width))
@@ -63,6 +67,6 @@ class EagerOp:
 
     def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
         """The module on images (float32) and what follows them."""
-        with Generators(device).keyed(drawn["key"]), torch.no_grad():
+        with Generators(device).keyed(drawn["key"]), initial_settings(device), torch.no_grad():
             done = self._container(*values, params=drawn["params"], data_keys=keys)
         return list(done) if isinstance(done, list | tuple) else [done]

@@ -84,6 +84,8 @@ class Warp:
 class GatherOp(Op):
     """An op that moves pixels and leaves their values alone, but for interpolation."""
 
+    counts_pixels = True
+
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """Input pixel coordinates → output pixel coordinates: (3, 3) or (B, 3, 3) float64.
 

@@ -16,7 +16,7 @@ from kornia import augmentation as K
 from torch import Tensor, nn
 
 from gpuaug.core.errors import ArgumentError
-from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, column
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, column, host_tensor
 from gpuaug.fusion.ops.sampler import Sampler
 
 _PARTNER, _LAM, _WEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM, _WIDTH = range(1, 9)
@@ -136,6 +136,8 @@ class MixUp(MixOp):
 class CutMix(MixOp):
     """RandomCutMixV2: a rectangle of the partner."""
 
+    counts_pixels = True
+
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
         generator: Any = module._param_generator
@@ -150,7 +152,7 @@ class CutMix(MixOp):
         generator: Any = module._param_generator
         if generator.num_mix != 1:
             return f"num_mix={generator.num_mix}"
-        if generator.beta is not None and torch.as_tensor(generator.beta).numel() != 1:
+        if generator.beta is not None and torch.as_tensor(generator.beta, device="cpu").numel() != 1:
             return "beta has several values"
         return None
 
@@ -167,13 +169,16 @@ class CutMix(MixOp):
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """The same partners, and the corners of the rectangles, clockwise and inclusive."""
         if size.batch == 0:
-            return {"mix_pairs": torch.zeros(0, 3, dtype=torch.int64), "crop_src": torch.zeros(0, 4, 2)}
+            return {
+                "mix_pairs": host_tensor(np.zeros((0, 3)), np.int64),
+                "crop_src": host_tensor(np.zeros((0, 4, 2)), np.float32),
+            }
         (left, top), (right, bottom) = drawn["start"].T, (drawn["start"] + drawn["sides"] - 1).T
         corners = np.stack((left, top, right, top, right, bottom, left, bottom), -1).reshape(1, size.batch, 4, 2)
         return {
             "mix_pairs": torch.from_numpy(drawn["partner"])[None],
             "crop_src": torch.from_numpy(corners),
-            "image_shape": torch.tensor([float(size.height), float(size.width)]),
+            "image_shape": host_tensor([size.height, size.width], np.float32),
         }
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
@@ -210,7 +215,7 @@ def lam_of(rows: Tensor) -> Tensor:
 def _bounds(given: Any) -> tuple[float, float]:
     if given is None:
         return 0.0, 1.0
-    low, high = torch.as_tensor(given).tolist()
+    low, high = torch.as_tensor(given, dtype=torch.float32, device="cpu").tolist()
     return float(low), float(high)
 
 

@@ -12,7 +12,7 @@ from kornia import augmentation as K
 from kornia.constants import Resample, SamplePadding
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, Size, bounds
+from gpuaug.fusion.ops.base import Array, OpDraws, Size, bounds, host_tensor
 from gpuaug.fusion.ops.geometry import Warp, WarpOp
 from gpuaug.fusion.ops.sampler import Sampler
 
@@ -327,7 +327,7 @@ def _tangents(drawn: OpDraws) -> tuple[Array, Array]:
 
 
 def _centre(size: Size) -> Tensor:
-    return torch.tensor([[(size.width - 1) / 2, (size.height - 1) / 2]]).expand(size.batch, -1)
+    return host_tensor([[(size.width - 1) / 2, (size.height - 1) / 2]], np.float32).expand(size.batch, -1)
 
 
 def _pair(x: Array, y: Array) -> Tensor:

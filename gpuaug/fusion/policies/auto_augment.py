@@ -11,7 +11,7 @@ from kornia.augmentation.auto.operations import ops as operations
 from kornia.augmentation.auto.operations.policy import PolicySequential
 from torch import nn
 
-from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, host_tensor
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.policies.choice import Child, Choice, Member, Pick
 
@@ -85,7 +85,7 @@ class Policy(Choice):
         found = self._sets.get(key)
         if found is None:
             # In the order of Kornia's float32 operations, so that the numbers are the same.
-            share = torch.tensor([self.module.m / 30])  # type: ignore[operator]
+            share = host_tensor([self.module.m / 30], np.float32)  # type: ignore[operator]
             low, high = operation.magnitude_range
             share = 1 - share if operation._factor_name == "bits_factor" else share
             magnitude = share * float(high - low) + low

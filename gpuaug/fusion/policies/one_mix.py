@@ -23,6 +23,8 @@ class OneMix(MixOp):
         pick: Whether one mix is picked for the whole batch, or one for each sample.
     """
 
+    counts_pixels = True
+
     def __init__(self, name: str, module: nn.Module, mixes: Sequence[tuple[str, MixOp]], pick: Pick) -> None:
         super().__init__(name, module)
         self.mixes, self._pick = tuple(mixes), pick

@@ -294,7 +294,7 @@ class Targets:
         """Put boxes and keypoints where the images have gone."""
         matrix = self._matrix
         if matrix is None:
-            matrix = torch.eye(3, device=self.device).expand(self.size.batch, 3, 3)
+            matrix = torch.eye(3, dtype=torch.float32, device=self.device).expand(self.size.batch, 3, 3)
         height, width = values[self.keys.index("input")].shape[2:]
         out = int(height), int(width)
         for index, (key, form) in enumerate(zip(self.keys, self._forms, strict=True)):
@@ -315,3 +315,23 @@ def _to_kornia(key: str, value: Any) -> Any:
         return value.float() / 255 if value.dtype == torch.uint8 else value.float()
     # Given as a tensor, boxes would come out upright, and the next rotation would turn those.
     return Boxes(value, False, mode="vertices_plus") if key.startswith("bbox") else value
+
+
+def joined(views: Sequence[Any], keys: Sequence[str], *, cut: bool) -> Any:
+    """What became of each view, behind one another: images, or a list of all that went in; ``cut``: labels along axis 1."""
+    images = views if len(keys) == 1 else [view[keys.index("input")] for view in views]
+    sizes = list(dict.fromkeys("{}x{}".format(*each.shape[-2:]) for each in images))
+    if len(sizes) > 1:
+        raise ArgumentError(
+            f"pipeline must give all views one size, got {' and '.join(sizes)}. Have every module that may be picked give one "
+            "size, or resize behind them."
+        )
+    if len(keys) == 1:
+        return torch.cat(tuple(views))
+    made: list[Any] = []
+    for key, each in zip(keys, zip(*views, strict=True), strict=True):
+        if isinstance(each[0], Tensor):
+            made.append(torch.cat(each, 1 if cut and key == "class" else 0))
+        else:
+            made.append(type(each[0])(one for view in each for one in view))
+    return made

@@ -251,9 +251,8 @@ def _masking(step: Pass, masks: Tensor, *, flat: bool) -> _Masking:
     assert isinstance(front, Gather)
     assert isinstance(columns, Columns)
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[masks.dtype.itemsize]
-    before, after = (
-        int(torch.tensor(mask_fill(part)).to(masks.dtype).view(bits).item()) for part in (front.before, front.after)
-    )
+    padding = (torch.tensor(mask_fill(part), dtype=torch.float32, device="cpu") for part in (front.before, front.after))
+    before, after = (int(value.to(masks.dtype).view(bits).item()) for value in padding)
     tile = TILES[front.kind]
     across, down = _tiles(step.out, tile)
     constants = {
@@ -277,7 +276,7 @@ def probe(device: torch.device) -> None:
     front = Gather()
     size = Size(1, 1, 1, 1)
     step = Pass(front, (), size, size, front.columns(0, 1, masks=False), ())
-    images = torch.zeros((1, 1, 1, 1), device=device)
+    images = torch.zeros((1, 1, 1, 1), dtype=torch.float32, device=device)
     gather(step, images, images.view(1, 1), torch.empty_like(images))
 
 
