@@ -73,7 +73,7 @@ class MemberCollate:
             ArgumentError: If there is no sample.
         """
         if not isinstance(samples, Sequence) or isinstance(samples, str | bytes | bytearray | memoryview):
-            way_out = "Pass it to the DataLoader as collate_fn."
+            way_out = "Give the function itself to the DataLoader: collate_fn=…."
             raise ArgumentTypeError(f"samples must be a list of samples, got {shown(samples)}. {way_out}")
         if not samples:
             raise ArgumentError("A batch must have a sample, got none. Have the batch sampler leave empty batches out.")

@@ -136,6 +136,11 @@ class StreamedLoader:
 
     @loader.setter
     def loader(self, value: object) -> None:
+        """It cannot be exchanged.
+
+        Raises:
+            ArgumentError: In any case.
+        """
         raise ArgumentError(
             f"loader must stay the {type(self._loader).__name__} that was wrapped, got another {type(value).__name__}. "
             "Wrap it by itself: gpuaug.StreamedLoader(other, loader.stages)."

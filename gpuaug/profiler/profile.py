@@ -76,8 +76,9 @@ def profile(loader: StreamedLoader, step: Step, *, batches: int = 40, rounds: in
     check(loader, "profiled", "Pass the loader first, then the step.")
     if not callable(step):
         raise ArgumentTypeError(f"step must be callable, got {type(step).__name__}. Pass a function of one batch.")
-    batches = whole_number("batches", batches, f"Fewer than {FEWEST} say nothing about a steady loop.", least=FEWEST)
-    rounds = whole_number("rounds", rounds, "Three show how much windows differ.", least=1)
+    way_out = "Leave it out for 40: fewer say little about a steady loop."
+    batches = whole_number("batches", batches, way_out, least=FEWEST)
+    rounds = whole_number("rounds", rounds, "Leave it out for 3, which show how much windows differ.", least=1)
     show = flag("show", show, "False returns the report alone.")
     with left_as_it_was(loader):
         report = _Profile(loader, _noted(step), batches, rounds).run()
