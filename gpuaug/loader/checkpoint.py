@@ -127,6 +127,7 @@ class Progress:
 
         Raises:
             ArgumentError, ArgumentTypeError: If it is no such state. Then nothing has changed.
+            Exception: What the wrapped loader raises about its own part. Iterators that were open have ended then.
 
         Warns:
             GpuAugWarning: If images were decoded by another decoder, or by another version of it.

@@ -2,7 +2,7 @@
 
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ DRAWS = AUGMENT.draw(IMAGES.shape, seed=0)
 RAGGED = gpuaug.collate_ragged(list(IMAGES))
 ENCODED = gpuaug.collate_encoded([encoded()])
 ENCODER = nn.Flatten()
+STATE = {"seed": 1, "epoch": 1, "batch": 1, "ended": False, "chosen": False, "source": {"next": 1}}
 TARGETS = [{"boxes": torch.zeros(1, 4), "valid": torch.tensor([True])}]
 
 VALUES: dict[str, Any] = {
@@ -76,6 +77,17 @@ FROM_1 = {"1", "a tensor of one"}
 LARGE = {"2**64", "10**30"}
 STR = {"a str", "a long str"}
 CALLABLE = {"a function", "a module"}
+EMPTY = {"an empty list", "an empty tuple"}
+ITERABLE = EMPTY | {
+    "a list",
+    "a list of None",
+    "a tuple",
+    "a tuple with a list",
+    "a set",
+    "images",
+    "an array",
+    "draws in Kornia's form",
+}
 KEY = VALUES.keys() - {
     *("an empty list", "a list", "a list of None", "an empty tuple", "a tuple with a list", "an empty dict", "a dict", "a set"),
     *("a slice", "a tensor of one", "a tensor of a bool", "images", "an array", "draws in Kornia's form"),
@@ -95,7 +107,7 @@ class Parameter:
     """Calls with that value, and with valid ones for all others."""
     valid: Any
     """A value that works."""
-    fits: set[str] = frozenset()
+    fits: Set[str] = frozenset()
     """Names of those of ``VALUES`` that work too."""
     called: str = ""
     """What errors call the parameter, where that is not its name."""
@@ -117,17 +129,11 @@ def assigned(name):
     return lambda value: setattr(loader(), name, value)
 
 
-def stateful(**changed):
-    streamed = loader(Counter())
-    state = {"seed": 1, "epoch": 1, "batch": 1, "ended": False, "chosen": False, "source": {"next": 1}}
-    return streamed.load_state_dict({**state, **changed})
-
-
 class Plain(Stage):
     kind = "plain"
 
     def bind(self, name, lanes):
-        raise Reached
+        raise AssertionError("no loader has it")
 
 
 def fused(**options):
@@ -140,15 +146,14 @@ def saved(path, **options):
 
 
 DEPTH = {"fits": FROM_0 | LARGE}
-SEED = {"fits": FROM_0, "wrong": (2**64, np.int64(-1))}
-STAGES = {"fits": {"an empty list", "an empty tuple"}, "called": "stages|transform"}
+STAGES = {"fits": EMPTY, "called": "stages|transform", "wrong": ([AUGMENT, 5], [K.RandomInvert])}
 SHAPE = {"wrong": ((1, 3, 8), (1, 3, 8, -1), (1, 3, 8, "x"), (1, 3, 8, 1.5), (True, 3, 8, 8), (2**63, 3, 8, 8), "abcd")}
 DEVICE = {
     "fits": LEFT_OUT | {str(index) for index in range(torch.cuda.device_count())} & {"0", "1"},
     "wrong": ("gpu0", 1000, torch.float32),
 }
 SELECTED = {"wrong": ((0, 0), (torch.tensor(0),), torch.tensor(0))}
-CHANNELS = {"fits": FROM_1 - {"a tensor of one"}, "wrong": (2, "3")}
+CHANNELS = {"fits": {"1"}, "wrong": (2, "3")}
 
 PARAMETERS = {
     "DecodeStage(on)": Parameter(lambda v: DecodeStage(on=v), 0, KEY, **SELECTED),
@@ -186,22 +191,7 @@ PARAMETERS = {
     "Stage(on)": Parameter(lambda v: Plain(on=v, into=..., name=None), 0, KEY, **SELECTED),
     "Stage(into)": Parameter(lambda v: Plain(on=0, into=v, name=None), 1, KEY - LEFT_OUT, **SELECTED),
     "Stage(name)": Parameter(lambda v: Plain(on=0, into=..., name=v), "stage", LEFT_OUT | STR),
-    "StreamedLoader(loader)": Parameter(
-        loader,
-        [IMAGES],
-        {
-            "an empty list",
-            "a list",
-            "a list of None",
-            "an empty tuple",
-            "a tuple",
-            "a tuple with a list",
-            "a set",
-            "images",
-            "an array",
-            "draws in Kornia's form",
-        },
-    ),
+    "StreamedLoader(loader)": Parameter(loader, [IMAGES], ITERABLE),
     "StreamedLoader(stages)": Parameter(lambda v: loader(stages=v), [AUGMENT], **STAGES),
     "StreamedLoader(device)": Parameter(lambda v: loader(device=v), "cpu", **DEVICE),
     "StreamedLoader(depth)": Parameter(lambda v: loader(depth=v), "auto", **DEPTH),
@@ -214,7 +204,9 @@ PARAMETERS = {
     "StreamedLoader.seed": Parameter(assigned("seed"), 3, FROM_0),
     "StreamedLoader.stages": Parameter(assigned("stages"), [AUGMENT], **STAGES),
     "StreamedLoader.set_epoch(epoch)": Parameter(loader().set_epoch, 2**63 - 1, FROM_0, wrong=(2**63,)),
-    "StreamedLoader.load_state_dict(state_dict)": Parameter(loader(Counter()).load_state_dict, loader(Counter()).state_dict()),
+    "StreamedLoader.load_state_dict(state_dict)": Parameter(
+        loader(Counter()).load_state_dict, STATE, wrong=({**STATE, "seed": -1}, {**STATE, "ended": 1})
+    ),
     "Timeline.figure(width_in)": Parameter(Timeline((), "cpu", 2).figure, 8),
     "Timeline.save(path)": Parameter(saved, "timeline.svg", wrong=("x.bmp",)),
     "Timeline.save(width_in)": Parameter(lambda v: saved("timeline.svg", width_in=v), 8.5),
@@ -222,13 +214,15 @@ PARAMETERS = {
     "TransformStage(on)": Parameter(lambda v: TransformStage(AUGMENT, on=v), {0: "input"}, KEY, **SELECTED),
     "TransformStage(into)": Parameter(lambda v: TransformStage(AUGMENT, into=v), "new", KEY - LEFT_OUT, **SELECTED),
     "TransformStage(name)": Parameter(lambda v: TransformStage(AUGMENT, name=v), "augment", LEFT_OUT | STR),
-    "collate_encoded(samples)": Parameter(gpuaug.collate_encoded, [encoded()], {"a list", "a tuple"}, "samples?|images"),
-    "collate_ragged(samples)": Parameter(gpuaug.collate_ragged, list(IMAGES), called="samples?"),
+    "collate_encoded(samples)": Parameter(
+        gpuaug.collate_encoded, [encoded()], {"a list", "a tuple"}, "samples?|images", wrong=([5], [(encoded(), 1), 2])
+    ),
+    "collate_ragged(samples)": Parameter(gpuaug.collate_ragged, list(IMAGES), called="samples?", wrong=([5], [IMAGES[0], 2])),
     "collate_ragged(convert)": Parameter(lambda v: gpuaug.collate_ragged(list(IMAGES), convert=v), False, FLAG),
     "collate_ragged(channels)": Parameter(
         lambda v: gpuaug.collate_ragged(list(IMAGES), convert=True, channels=v), 3, **CHANNELS
     ),
-    "fuse(pipeline)": Parameter(gpuaug.fuse, [FLIP], {"a module"}, wrong=(K.RandomInvert,)),
+    "fuse(pipeline)": Parameter(gpuaug.fuse, [FLIP], {"a module"}, wrong=(K.RandomInvert, [FLIP, 5], [K.RandomInvert])),
     "fuse(dtype)": Parameter(lambda v: fused(dtype=v), torch.float16, wrong=(torch.float64, "float32")),
     "fuse(memory_format)": Parameter(lambda v: fused(memory_format=v), torch.channels_last),
     "fuse(pick)": Parameter(lambda v: fused(pick=v), "sample"),
@@ -239,12 +233,16 @@ PARAMETERS = {
     "fuse(num_classes)": Parameter(lambda v: fused(num_classes=v), 1000, LEFT_OUT | FROM_1 | LARGE),
     "fuse(label_smoothing)": Parameter(lambda v: fused(label_smoothing=v), 0.1, {"0"}),
     "profile(loader)": Parameter(lambda v: gpuaug.profile(v, reached), loader()),
-    "profile(step)": Parameter(lambda v: gpuaug.profile(loader(), v), reached, CALLABLE, foreign=(ValueError,)),
+    "profile(step)": Parameter(
+        lambda v: gpuaug.profile(loader(), v, batches=8, rounds=1, show=False), reached, CALLABLE, foreign=(ValueError,)
+    ),
     "profile(batches)": Parameter(lambda v: gpuaug.profile(loader(), reached, batches=v), 8, LARGE),
     "profile(rounds)": Parameter(lambda v: gpuaug.profile(loader(), reached, rounds=v), 1, FROM_1 | LARGE),
     "profile(show)": Parameter(lambda v: gpuaug.profile(loader(), reached, show=v), False, FLAG),
     "read_encoded(path)": Parameter(gpuaug.read_encoded, "a.jpg", STR | {"an empty str", "bytes", "a path"}),
-    "sanitize(targets)": Parameter(gpuaug.sanitize, TARGETS, {"an empty list", "an empty tuple"}),
+    "sanitize(targets)": Parameter(
+        gpuaug.sanitize, TARGETS, EMPTY, "targets|valid", wrong=([{"valid": 1}], {"valid": IMAGES}, [5])
+    ),
     "show(loader)": Parameter(lambda v: gpuaug.show(v), loader([IMAGES.float()], [AUGMENT])),
     "show(n)": Parameter(lambda v: gpuaug.show(loader([IMAGES.float()], [AUGMENT]), v), 2, FROM_1 | LARGE),
 }
