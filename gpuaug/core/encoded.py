@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gpuaug.core.errors import whole_number
+
 
 class Format(IntEnum):
     """What an encoded image is."""
@@ -89,7 +91,11 @@ class Encoded:
 
         Shape:
             - returns: (bytes,) uint8
+
+        Raises:
+            ArgumentError, ArgumentTypeError: If there is no such image.
         """
+        index = whole_number("index", index, "Count images from 0.", most=len(self) - 1)
         header = self.headers.table[index]
         data: NDArray[np.uint8] = self.data.numpy()
         return data[int(header["start"]) : int(header["start"] + header["length"])]

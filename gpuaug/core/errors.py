@@ -4,7 +4,18 @@ Every text has one shape: ``<what> must be <rule>, got <value>. <way out>.``
 """
 
 import operator
+from collections.abc import Sequence
 from contextlib import suppress
+from reprlib import Repr
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+T = TypeVar("T")
+
+_REPR = Repr()
+_REPR.maxstring = _REPR.maxother = 80
 
 
 class GpuAugError(Exception):
@@ -29,20 +40,58 @@ def add_note(error: BaseException, note: str, *, replaces: str | None = None) ->
         notes[:] = [*(other for other in notes if not other.startswith(replaces or note)), note]
 
 
-def whole_number(name: str, value: object, way_out: str, *, least: int = 0) -> int:
-    """A whole number of at least ``least``, whatever stands for it: an int, a NumPy scalar, a tensor of one.
+def shown(value: object) -> str:
+    """A value as an error text shows it: in a line, and a tensor or array by its shape."""
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and shape:
+        return f"{type(value).__name__} of shape {tuple(shape)}"
+    return " ".join(_REPR.repr(value).split())
+
+
+def whole_number(name: str, value: object, way_out: str, *, least: int | None = 0, most: int | None = None) -> int:
+    """A whole number from ``least`` to ``most``, whatever stands for it: an int, a NumPy scalar, a tensor of one.
 
     Raises:
         ArgumentTypeError: If ``value`` is no whole number.
-        ArgumentError: If it is less.
+        ArgumentError: If it is less or more.
     """
     try:
+        if isinstance(value, bool) or getattr(value, "dtype", None) is torch.bool:
+            raise TypeError  # True would be 1
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError as error:
-        raise ArgumentTypeError(f"{name} must be a whole number, got {value!r}. {way_out}") from error
-    if number < least:
-        raise ArgumentError(f"{name} must be {least} or more, got {value!r}. {way_out}")
+        raise ArgumentTypeError(f"{name} must be a whole number, got {shown(value)}. {way_out}") from error
+    if least is not None and number < least:
+        raise ArgumentError(f"{name} must be {least} or more, got {shown(value)}. {way_out}")
+    if most is not None and number > most:
+        raise ArgumentError(f"{name} must be {most} or less, got {shown(value)}. {way_out}")
     return number
+
+
+def flag(name: str, value: object, way_out: str) -> bool:
+    """``True`` or ``False``.
+
+    Raises:
+        ArgumentTypeError: If ``value`` is neither.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise ArgumentTypeError(f"{name} must be True or False, got {shown(value)}. {way_out}")
+    return bool(value)
+
+
+def one_of(name: str, value: object, choices: Sequence[T], way_out: str) -> T:
+    """The one of a few choices that ``value`` is.
+
+    Raises:
+        ArgumentError: If it is none of them.
+    """
+    plain: Any = value.item() if isinstance(value, np.generic) else value
+    for choice in choices:
+        # Of its type first: 1.0 and True equal 1, and an array has no one answer.
+        if isinstance(plain, type(choice)) and not isinstance(plain, bool) and plain == choice:
+            return choice
+    *first, last = (repr(choice) for choice in choices)
+    raise ArgumentError(f"{name} must be {', '.join(first)} or {last}, got {shown(value)}. {way_out}")
 
 
 class SelectionError(GpuAugError, LookupError):

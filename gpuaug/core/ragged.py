@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpuaug.core.errors import ArgumentTypeError
+from gpuaug.core.errors import flag, whole_number
+from gpuaug.core.streams import resolve
 
 Layout = Literal["hwc", "chw"]
 
@@ -75,10 +76,10 @@ class Ragged:
             - returns: (C, h, w)
 
         Raises:
-            ArgumentTypeError: If ``index`` is a slice.
+            ArgumentTypeError: If ``index`` is no whole number.
+            IndexError: If there is no such image, as of any sequence.
         """
-        if isinstance(index, slice):
-            raise ArgumentTypeError(f"index must be a whole number, got {index}. Take images one by one: list(images)[…].")
+        index = whole_number("index", index, "Take images one by one: list(images)[…].", least=None)
         height, width = (int(side) for side in self.shapes.sizes[index])
         areas = self.shapes.sizes.prod(1) * self.shapes.channels
         start = int(areas[: range(len(self))[index]].sum())
@@ -107,8 +108,14 @@ class Ragged:
 
         Returns:
             The batch on ``device``. ``shapes`` stay on the host.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: If ``device`` is no device, or ``non_blocking`` no flag.
+            DeviceError: If this machine does not have the device.
         """
-        move = {"device": device, "non_blocking": non_blocking}
+        way_out = "True lets the host go on, from page-locked memory."
+        wanted = device if isinstance(device, torch.device) else resolve(device)  # it is asked for each batch
+        move = {"device": wanted, "non_blocking": flag("non_blocking", non_blocking, way_out)}
         return Ragged(self.data.to(**move), self.places.to(**move), self.shapes)  # type: ignore[call-overload]
 
     def pin_memory(self, *args: Any) -> "Ragged":

@@ -35,7 +35,7 @@ from typing import Any, Protocol
 import torch
 from torch import cuda
 
-from gpuaug.core.errors import ArgumentError, DeviceError
+from gpuaug.core.errors import ArgumentError, DeviceError, shown
 
 INTERMEDIATES_KEPT = 2
 """Batches whose private intermediates are alive at once. With one, copying a batch would wait for the stages of the last."""
@@ -295,8 +295,10 @@ def resolve(device: torch.device | str | int | None) -> torch.device:
         device = found or "cpu"
     try:
         wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ArgumentError(f"device must be a torch device, got {device!r}. Write 'cuda', 'cuda:1' or 'cpu'.") from error
+        if isinstance(device, bool) or (wanted.index or 0) < 0:
+            raise TypeError  # torch takes True for 1, and has 8 bits for an index
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ArgumentError(f"device must be a torch device, got {shown(device)}. Write 'cuda', 'cuda:1' or 'cpu'.") from error
     if wanted.type == "cuda":
         count = cuda.device_count() if cuda.is_available() else 0
         index = wanted.index if wanted.index is not None else (cuda.current_device() if count else 0)

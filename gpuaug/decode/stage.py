@@ -12,7 +12,17 @@ from gpuaug.core import batch as batches
 from gpuaug.core import streams
 from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import Encoded
-from gpuaug.core.errors import ArgumentError, DecodeError, DeviceError, GpuAugWarning, SelectionError, whole_number
+from gpuaug.core.errors import (
+    ArgumentTypeError,
+    DecodeError,
+    DeviceError,
+    GpuAugWarning,
+    SelectionError,
+    flag,
+    one_of,
+    shown,
+    whole_number,
+)
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Event, Lanes
@@ -91,17 +101,14 @@ class DecodeStage(Stage):
         name: str | None = None,
     ) -> None:
         super().__init__(on=on, into=..., name=name)
-        if backend not in ("auto", "engines", "cpu"):
-            raise ArgumentError(f"backend must be 'auto', 'engines' or 'cpu', got {backend!r}. Leave it out to have what fits.")
-        if channels not in (1, 3):
-            raise ArgumentError(f"channels must be 1 or 3, got {channels!r}. Leave it out for RGB.")
-        if on_error not in ("raise", "replace"):
-            raise ArgumentError(f"on_error must be 'raise' or 'replace', got {on_error!r}. Leave it out to have errors raised.")
+        self.backend: Backend = one_of("backend", backend, ("auto", "engines", "cpu"), "Leave it out to have what fits.")
+        self.on_error: OnError = one_of("on_error", on_error, ("raise", "replace"), "Leave it out to have errors raised.")
+        channels = one_of("channels", channels, (1, 3), "Leave it out for RGB.")
+        exif = flag("exif", exif, "Leave it out to have images upright.")
         if min_side is not None:
             min_side = whole_number("min_side", min_side, "Leave it out to decode whole images.", least=1)
         max_pixels = whole_number("max_pixels", max_pixels, "Leave it out for PIL's own limit.", least=1)
-        self.backend, self.on_error = backend, on_error
-        self.options = Options(channels, min_side, bool(exif), max_pixels)
+        self.options = Options(channels, min_side, exif, max_pixels)
 
     def __repr__(self) -> str:
         return f"DecodeStage(backend={self.backend!r}, on_error={self.on_error!r})"
@@ -117,11 +124,15 @@ class DecodeStage(Stage):
             The images, ready on the current stream.
 
         Raises:
+            ArgumentTypeError: If ``encoded`` is none.
             DecodeError: As in a loader.
 
         Cost:
             Sets up a decoder for this one call, some tens of milliseconds with engines. A loader does so once.
         """
+        if not isinstance(encoded, Encoded):
+            way_out = "Pass the member of a batch that gpuaug.collate_encoded has made."
+            raise ArgumentTypeError(f"encoded must be a gpuaug.Encoded, got {shown(encoded)}. {way_out}")
         lanes = Lanes(streams.resolve(device))
         bound, memory = self.bind(self.kind, lanes), dict[str, Any]()
         consumer = lanes.consumer()

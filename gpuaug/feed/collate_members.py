@@ -12,7 +12,7 @@ from torch.utils.data import default_collate, get_worker_info
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentError, add_note
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note, shown
 from gpuaug.core.settings import on_host
 
 Place = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor | None]
@@ -70,8 +70,12 @@ class MemberCollate:
         """Collate samples of one form, which the first has.
 
         Raises:
+            ArgumentTypeError: If they are in no list or other sequence.
             ArgumentError: If there is no sample.
         """
+        if not isinstance(samples, Sequence) or isinstance(samples, str | bytes | bytearray | memoryview):
+            way_out = "Give the function itself to the DataLoader: collate_fn=…."
+            raise ArgumentTypeError(f"samples must be a list of samples, got {shown(samples)}. {way_out}")
         if not samples:
             raise ArgumentError("A batch must have a sample, got none. Have the batch sampler leave empty batches out.")
         if self._are_images(samples, ""):

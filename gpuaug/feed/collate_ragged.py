@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentError
+from gpuaug.core.errors import ArgumentError, flag, one_of
 from gpuaug.core.limits import MOST_ELEMENTS, MOST_SIDE
 from gpuaug.core.ragged import Ragged, Shapes
 from gpuaug.feed.collate_members import MemberCollate, allocated, where
@@ -56,8 +56,8 @@ def collate_ragged(samples: Sequence[Any], *, convert: bool = False, channels: C
         >>> images[1].shape, labels
         (torch.Size([3, 4, 5]), tensor([0, 1]))
     """
-    if channels not in (1, 3):
-        raise ArgumentError(f"channels must be 1 or 3, got {channels!r}. Leave it out for RGB.")
+    channels = one_of("channels", channels, (1, 3), "Leave it out for RGB.")
+    convert = flag("convert", convert, "True converts images of other channels.")
     pack = partial(_packed, channels=channels, convert=convert)
     return MemberCollate(lambda members, _: is_image(members[0]), pack, refuse)(samples)
 

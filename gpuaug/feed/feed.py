@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentError
+from gpuaug.core.errors import ArgumentError, one_of
 from gpuaug.core.streams import Event
 from gpuaug.feed.prefetch import QUEUED, FeedIterator, Pulled, open_feed_iterator
 from gpuaug.feed.ring import Ring, default_budget_bytes, why_not_here
@@ -47,8 +47,7 @@ class Feed:
     """
 
     def __init__(self, loader: Iterable[Any], feed: Kind, feed_bytes: int | None, device: torch.device) -> None:
-        if feed not in ("auto", "ring", "plain"):
-            raise ArgumentError(f"feed must be 'auto', 'ring' or 'plain', got {feed!r}. Leave it out to have what fits.")
+        feed = one_of("feed", feed, ("auto", "ring", "plain"), "Leave it out to have what fits.")
         self._loader, self._device = loader, device
         self._budget = default_budget_bytes() if feed_bytes is None else feed_bytes
         self.workers = _workers_of(loader)

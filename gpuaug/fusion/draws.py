@@ -7,7 +7,7 @@ from typing import Any
 from kornia.augmentation.container.params import ParamItem
 from torch import Tensor
 
-from gpuaug.core.errors import ArgumentError
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown, whole_number
 from gpuaug.fusion.lower.kornia import Leaf, Tree, leaves
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp
@@ -56,11 +56,13 @@ class Draws:
             Draws for a batch of one image.
 
         Raises:
+            ArgumentTypeError: If ``index`` is no whole number.
             ArgumentError: If there is no such image, or samples cannot be told apart: with several views, policies, mixes, or
                 what Kornia draws.
         """
         if self._more:
             raise ArgumentError(f"draws must be those of one view, got {len(self.views)}. Take one: draws.views[0].")
+        index = whole_number("index", index, "Count images from 0.", least=None)
         if not 0 <= index < len(self):
             raise ArgumentError(f"index must be one of the images drawn for, got {index} of {len(self)}. Count them from 0.")
         drawn = []
@@ -92,7 +94,7 @@ class Draws:
             The numbers of each module, by name.
 
         Raises:
-            ArgumentError: If there is no such sample.
+            ArgumentError, ArgumentTypeError: If there is no such sample.
 
         Examples:
             >>> import kornia.augmentation as K
@@ -100,6 +102,7 @@ class Draws:
             >>> {name: list(numbers) for name, numbers in draws.of(1).items()}
             {'RandomRotation_0': ['degrees']}
         """
+        sample = whole_number("sample", sample, "Count samples from 0.", least=None)
         if not 0 <= sample < len(self):
             raise ArgumentError(f"sample must be one of those drawn for, got {sample} of {len(self)}. Count them from 0.")
         if self._more:
@@ -169,8 +172,14 @@ def check_draws(draws: Draws, size: Size, modules: int, views: int) -> None:
         views: Number of views that the pipeline is fused for.
 
     Raises:
+        ArgumentTypeError: If they are no draws.
         ArgumentError: If the draws are for other images, another pipeline or another number of views.
     """
+    if not isinstance(draws, Draws):
+        raise ArgumentTypeError(
+            f"draws must be what draw() of this module returned, got {shown(draws)}. "
+            "What as_kornia() returns is for Kornia's own pipeline: pipeline(images, params=…)."
+        )
     if draws._sizes[0] != size:
         raise ArgumentError(
             f"draws must be for images of the same shape, got draws for {draws.shape} and images of "

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpuaug.core.errors import ArgumentError
+from gpuaug.core.errors import ArgumentError, shown, whole_number
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.rng import next_seed, seeds_of_views
 from gpuaug.core.settings import autocasts
@@ -29,6 +29,7 @@ from gpuaug.fusion.policies.choice import Choice, Pick
 from gpuaug.fusion.policies.one_mix import OneMix
 from gpuaug.fusion.segments import Segments
 from gpuaug.fusion.sizing import check_sizes, check_views, sizing_ops
+from gpuaug.fusion.targets.data_keys import keys_given
 from gpuaug.fusion.targets.targets import Targets, joined
 
 
@@ -159,12 +160,15 @@ class Fused(nn.Module):
             The draws, for ``draws=`` of a call with images of this shape.
 
         Raises:
-            ArgumentError: If ``shape`` is not that of a batch of images.
+            ArgumentError, ArgumentTypeError: If ``shape`` is not that of a batch of images, or ``seed`` not in [0, 2⁶⁴).
 
         Cost:
             Host time alone; no launch.
         """
-        return self._draw(_size_given(shape), next_seed() if seed is None else seed)
+        size = _size_given(shape)
+        if seed is not None:
+            seed = whole_number("seed", seed, "Leave it out for one from torch's generator.", most=2**64 - 1)
+        return self._draw(size, next_seed() if seed is None else seed)
 
     def _draw(self, size: Size, seed: int) -> Draws:
         self._check_sizes(size)
@@ -217,7 +221,7 @@ class Fused(nn.Module):
             # It would multiply matrices in 16 bits, and refuses to join tensors of two 16-bit types.
             with torch.autocast(device.type, enabled=False):
                 return self.forward(*inputs, data_keys=data_keys, draws=draws)
-        keys = self._data_keys if data_keys is None else tuple(data_keys)
+        keys = self._data_keys if data_keys is None else keys_given(data_keys)
         if data_keys is None and len(inputs) == 1:
             keys = ("input",)
         targets = self._targets(inputs, keys)
@@ -267,7 +271,7 @@ class Fused(nn.Module):
             A table to be printed.
 
         Raises:
-            ArgumentError: If ``shape`` is not that of a batch of images.
+            ArgumentError, ArgumentTypeError: If ``shape`` is not that of a batch of images.
         """
         known = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
         size = _size_given(shape) if shape is not None else self._seen[0][0] if self._seen else known
@@ -328,9 +332,11 @@ class Fused(nn.Module):
 def _size_given(shape: Sequence[int] | Ragged) -> Size:
     if isinstance(shape, Ragged):
         return size_of(shape)
-    if len(shape) != 4:
-        raise ArgumentError(f"shape must be (B, C, H, W), got {tuple(shape)}. Pass images.shape of a batch.")
-    return Size(*(int(side) for side in shape))
+    way_out = "Pass images.shape of a batch."
+    if not isinstance(shape, tuple | list) or len(shape) != 4:
+        raise ArgumentError(f"shape must be (B, C, H, W), got {shown(shape)}. {way_out}")
+    most = 2**31 - 1
+    return Size(*(whole_number(f"shape[{axis}]", side, way_out, least=axis > 0, most=most) for axis, side in enumerate(shape)))
 
 
 def _keepdim(op: Op | EagerOp) -> bool:

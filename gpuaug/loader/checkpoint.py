@@ -8,8 +8,11 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, flag, whole_number
 from gpuaug.feed.wrapped_loader import is_stateful, tell_epoch
+
+MOST_SEED, MOST_COUNT = 2**64 - 1, 2**63 - 1
+"""The largest seed, and the largest epoch, rank and batch: draws are keyed by words of 64 bits."""
 
 _WAY_OUT = "Pass what state_dict() of a StreamedLoader returned."
 
@@ -124,6 +127,7 @@ class Progress:
 
         Raises:
             ArgumentError, ArgumentTypeError: If it is no such state. Then nothing has changed.
+            Exception: What the wrapped loader raises about its own part. Iterators that were open have ended then.
 
         Warns:
             GpuAugWarning: If images were decoded by another decoder, or by another version of it.
@@ -133,8 +137,15 @@ class Progress:
         names = ("seed", *Snapshot._fields)
         if missing := [name for name in names if name not in state_dict]:
             raise ArgumentError(f"state must hold {', '.join(names)}, got one without {', '.join(missing)}. {_WAY_OUT}")
-        reached = Snapshot(*copy.deepcopy([state_dict[name] for name in Snapshot._fields]))
+        seed, epoch, batch = (
+            whole_number(f"state[{name!r}]", state_dict[name], _WAY_OUT, most=most)
+            for name, most in (("seed", MOST_SEED), ("epoch", MOST_COUNT), ("batch", MOST_COUNT))
+        )
+        ended, chosen = (flag(f"state[{name!r}]", state_dict[name], _WAY_OUT) for name in ("ended", "chosen"))
         before, now = state_dict.get("decoders", {}), self._versions()
+        if not isinstance(before, Mapping):
+            raise ArgumentTypeError(f"state['decoders'] must be a mapping, got {type(before).__name__}. {_WAY_OUT}")
+        reached = Snapshot(epoch, batch, ended, chosen, copy.deepcopy(state_dict["source"]))
         for name in before.keys() & now.keys():
             if before[name] != now[name]:
                 warnings.warn(
@@ -149,7 +160,7 @@ class Progress:
             tell_epoch(self._loader, reached.epoch)
         if reached.source is not None:
             self._loader.load_state_dict(copy.deepcopy(reached.source))  # type: ignore[attr-defined]
-        self.seed, self._epoch = state_dict["seed"], reached.epoch
+        self.seed, self._epoch = seed, reached.epoch
         self._next, self._chosen = (None, False) if ended else (reached.epoch, reached.chosen)
         self._first = 0 if ended else reached.batch
         self._snapshot, self._given = reached, reached.source

@@ -1,10 +1,11 @@
 """What the iterators of one loader share, in one thread or in several."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
+from gpuaug.core.batch import Batch
 from gpuaug.core.errors import GpuAugError
 from gpuaug.core.streams import Lanes, RunAheadLimit
 from gpuaug.feed.feed import Feed
@@ -67,3 +68,25 @@ class LoaderState:
                 work()
             finally:
                 self.launching.release()
+
+
+class OneThreadIterator(Iterator[Batch]):
+    """The batches of a generator, which two threads at once may not ask for."""
+
+    def __init__(self, batches: Generator[Batch, None, None]) -> None:
+        self._batches = batches
+
+    def __next__(self) -> Batch:
+        try:
+            return next(self._batches)
+        except ValueError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise  # within the generator, by a stage or the wrapped loader
+        raise GpuAugError(
+            "An iterator must be read by one thread at a time, got next() while another call of it had not returned. "
+            "Begin an iterator in each thread, iter(loader), or hold a lock around next()."
+        )
+
+    def close(self) -> None:
+        """End the iterator, as the end of its loop would."""
+        self._batches.close()

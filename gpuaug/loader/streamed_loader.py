@@ -2,7 +2,7 @@
 
 import warnings
 import weakref
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from operator import length_hint
@@ -13,16 +13,16 @@ from torch.utils.data import DataLoader, Subset
 
 from gpuaug.core import rng, streams
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentTypeError, GpuAugError, GpuAugWarning, whole_number
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, whole_number
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Lanes
 from gpuaug.feed.feed import Feed, Kind
 from gpuaug.feed.prefetch import FeedIterator
 from gpuaug.feed.wrapped_loader import is_stateful
 from gpuaug.loader import depth as depths
-from gpuaug.loader.checkpoint import Progress
+from gpuaug.loader.checkpoint import MOST_COUNT, MOST_SEED, Progress
 from gpuaug.loader.iterator import PipelinedIterator
-from gpuaug.loader.state import LoaderState
+from gpuaug.loader.state import LoaderState, OneThreadIterator
 from gpuaug.loader.stats import Stats
 from gpuaug.stages import base as stages
 from gpuaug.stages.base import BoundStage
@@ -80,14 +80,16 @@ class StreamedLoader:
         feed: Kind = "auto",
         feed_bytes: int | None = None,
     ) -> None:
-        if not callable(getattr(type(loader), "__iter__", None)) and not hasattr(type(loader), "__getitem__"):
+        iterable = callable(getattr(type(loader), "__iter__", None)) or hasattr(type(loader), "__getitem__")
+        if not iterable or isinstance(loader, str | bytes | Mapping) or getattr(loader, "ndim", 1) == 0:
             raise ArgumentTypeError(
                 f"loader must be an iterable of batches, got {type(loader).__name__}. Pass a DataLoader, a list or a generator."
             )
-        self.loader = loader
+        self._loader = loader
         self.depth = depth
-        seed = rng.default_seed() if seed is None else whole_number("seed", seed, "Leave it out for torch's own.")
-        self._rank = None if rank is None else whole_number("rank", rank, "Leave it out for torch.distributed's.")
+        seed = rng.default_seed() if seed is None else _seed(seed)
+        way_out = "Leave it out for torch.distributed's."
+        self._rank = None if rank is None else whole_number("rank", rank, way_out, most=MOST_COUNT)
         self._warned_of_ranks = False
         lanes = Lanes(streams.resolve(device))
         budget = (
@@ -104,7 +106,7 @@ class StreamedLoader:
         self.stages = stages
 
     def __iter__(self) -> Iterator[Batch]:
-        return _OneThreadIterator(self._batches())
+        return OneThreadIterator(self._batches())
 
     def _batches(self) -> Generator[Batch, None, None]:
         # A generator: nothing starts before the first next(), and frameworks call iter() more often than they iterate.
@@ -118,7 +120,7 @@ class StreamedLoader:
                 yield pipelined.pop(consumer)
 
     def __len__(self) -> int:
-        return len(self.loader)  # type: ignore[arg-type]
+        return len(self.loader)
 
     def __repr__(self) -> str:
         names = ", ".join(f"{bound.name}={stage!r}" for bound, stage in zip(self._bound, self._stages, strict=True))
@@ -130,6 +132,23 @@ class StreamedLoader:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    @property
+    def loader(self) -> Any:
+        """The wrapped loader. It stays: what reads it, its slots and its state are made for it."""
+        return self._loader
+
+    @loader.setter
+    def loader(self, value: object) -> None:
+        """It cannot be exchanged.
+
+        Raises:
+            ArgumentError: In any case.
+        """
+        raise ArgumentError(
+            f"loader must stay the {type(self._loader).__name__} that was wrapped, got another {type(value).__name__}. "
+            "Wrap it by itself: gpuaug.StreamedLoader(other, loader.stages)."
+        )
 
     @property
     def device(self) -> torch.device:
@@ -149,7 +168,9 @@ class StreamedLoader:
     def depth(self, value: depths.Setting) -> None:
         way_out = "Use 0 for the in-line reference, 2 to overlap, 'auto' to have the faster."
         self._depth: depths.Depth = (
-            depths.DepthTuner() if value == "auto" else depths.FixedDepth(whole_number("depth", value, way_out))
+            depths.DepthTuner()
+            if isinstance(value, str) and value == "auto"
+            else depths.FixedDepth(whole_number("depth", value, way_out))
         )
 
     @property
@@ -159,7 +180,7 @@ class StreamedLoader:
 
     @seed.setter
     def seed(self, value: int) -> None:
-        self._shared.progress.seed = value
+        self._shared.progress.seed = _seed(value)
 
     @property
     def stages(self) -> tuple[stages.Stage, ...]:
@@ -177,27 +198,27 @@ class StreamedLoader:
     @property
     def dataset(self) -> Any:
         """The wrapped loader's dataset."""
-        return self.loader.dataset  # type: ignore[attr-defined]
+        return self.loader.dataset
 
     @property
     def batch_size(self) -> Any:
         """The wrapped loader's batch size."""
-        return self.loader.batch_size  # type: ignore[attr-defined]
+        return self.loader.batch_size
 
     @property
     def sampler(self) -> Any:
         """The wrapped loader's sampler."""
-        return self.loader.sampler  # type: ignore[attr-defined]
+        return self.loader.sampler
 
     @property
     def batch_sampler(self) -> Any:
         """The wrapped loader's batch sampler."""
-        return self.loader.batch_sampler  # type: ignore[attr-defined]
+        return self.loader.batch_sampler
 
     @property
     def drop_last(self) -> Any:
         """Whether the wrapped loader drops its last partial batch."""
-        return self.loader.drop_last  # type: ignore[attr-defined]
+        return self.loader.drop_last
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iterator, here and in the wrapped loader.
@@ -209,9 +230,9 @@ class StreamedLoader:
             epoch: Counted from 0.
 
         Raises:
-            ArgumentError: If ``epoch`` is negative.
+            ArgumentError, ArgumentTypeError: If ``epoch`` is no whole number, negative, or 2**63 or more.
         """
-        self._shared.progress.choose(whole_number("epoch", epoch, "Count epochs from 0."))
+        self._shared.progress.choose(whole_number("epoch", epoch, "Count epochs from 0.", most=MOST_COUNT))
 
     def stats(self) -> Stats:
         """The counters so far. The object is live: copy what is to be kept."""
@@ -262,26 +283,8 @@ class StreamedLoader:
         )
 
 
-class _OneThreadIterator(Iterator[Batch]):
-    """The batches of a generator, which two threads at once may not ask for."""
-
-    def __init__(self, batches: Generator[Batch, None, None]) -> None:
-        self._batches = batches
-
-    def __next__(self) -> Batch:
-        try:
-            return next(self._batches)
-        except ValueError as error:
-            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-                raise  # within the generator, by a stage or the wrapped loader
-        raise GpuAugError(
-            "An iterator must be read by one thread at a time, got next() while another call of it had not returned. "
-            "Begin an iterator in each thread, iter(loader), or hold a lock around next()."
-        )
-
-    def close(self) -> None:
-        """End the iterator, as the end of its loop would."""
-        self._batches.close()
+def _seed(value: int) -> int:
+    return whole_number("seed", value, "Leave it out for torch's own.", most=MOST_SEED)
 
 
 def _versions(loader: "weakref.ref[StreamedLoader]") -> dict[str, str]:

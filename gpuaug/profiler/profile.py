@@ -15,7 +15,7 @@ import torch
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note
+from gpuaug.core.errors import ArgumentTypeError, add_note, flag, whole_number
 from gpuaug.core.streams import ms_between
 from gpuaug.feed.prefetch import QUEUED
 from gpuaug.feed.ring_memory import can_be_placed
@@ -76,13 +76,10 @@ def profile(loader: StreamedLoader, step: Step, *, batches: int = 40, rounds: in
     check(loader, "profiled", "Pass the loader first, then the step.")
     if not callable(step):
         raise ArgumentTypeError(f"step must be callable, got {type(step).__name__}. Pass a function of one batch.")
-    for name, value in (("batches", batches), ("rounds", rounds)):
-        if not isinstance(value, int):
-            raise ArgumentTypeError(f"{name} must be a whole number, got {value!r}. Leave it out for the default.")
-    if batches < FEWEST:
-        raise ArgumentError(f"batches must be {FEWEST} or more, got {batches}. Fewer say nothing about a steady loop.")
-    if rounds < 1:
-        raise ArgumentError(f"rounds must be 1 or more, got {rounds}. Three show how much windows differ.")
+    way_out = "Leave it out for 40: fewer say little about a steady loop."
+    batches = whole_number("batches", batches, way_out, least=FEWEST)
+    rounds = whole_number("rounds", rounds, "Leave it out for 3, which show how much windows differ.", least=1)
+    show = flag("show", show, "False returns the report alone.")
     with left_as_it_was(loader):
         report = _Profile(loader, _noted(step), batches, rounds).run()
     if show:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gpuaug.core.errors import ArgumentError, shown
 from gpuaug.profiler.measure import Spread, figure
 from gpuaug.profiler.timeline import Timeline
 
@@ -75,8 +76,15 @@ class Report:
 
         Returns:
             The part of that name.
+
+        Raises:
+            ArgumentError: If there is none.
         """
-        return next(part for part in self.parts if part.name == name)
+        found = [part for part in self.parts if isinstance(name, str) and part.name == name]
+        if not found:
+            known = ", ".join(part.name for part in self.parts)
+            raise ArgumentError(f"name must be that of a part, got {shown(name)}. This report has {known}.")
+        return found[0]
 
     @property
     def load_ms(self) -> float:

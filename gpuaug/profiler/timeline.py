@@ -9,10 +9,11 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpuaug.core.errors import ArgumentError
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.plotting import BAND, FAINT, INK, drawing, shortened, text_width_in
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _PICTURES = (".png", ".svg", ".pdf")
 _NARROWEST_IN = 6.0  # what the longest labels and titles need
+_WIDEST_IN = 400.0  # matplotlib draws at most 2**16 pixels
 _LONGEST = 24  # characters of a label
 _SHORTEST_PT = 1.2  # no bar is drawn narrower, so that a launch of microseconds is seen beside a step of seconds
 
@@ -79,10 +81,12 @@ class Timeline:
             A figure of its own, which no pyplot state knows.
 
         Raises:
-            ArgumentError: If the picture is too narrow, or matplotlib is missing.
+            ArgumentError: If the picture is too narrow or too wide, or matplotlib is missing.
         """
-        if not width_in >= _NARROWEST_IN:
-            raise ArgumentError(f"width_in must be at least {_NARROWEST_IN:g}, got {width_in!r}. Names of lanes need room.")
+        is_number = isinstance(width_in, Real) and not isinstance(width_in, bool)
+        if not is_number or not _NARROWEST_IN <= width_in <= _WIDEST_IN:
+            rule = f"a number from {_NARROWEST_IN:g} to {_WIDEST_IN:g}"
+            raise ArgumentError(f"width_in must be {rule}, got {shown(width_in)}. Names of lanes need room.")
         with _drawing():
             return _figure(self, width_in)
 
@@ -115,13 +119,18 @@ class Timeline:
             width_in: Width of a picture in inches.
 
         Raises:
+            ArgumentTypeError: If ``path`` is no path.
             ArgumentError: If the name ends otherwise, the picture is too narrow, or matplotlib is missing.
         """
+        if not isinstance(path, str | os.PathLike):
+            raise ArgumentTypeError(
+                f"path must be a str or a path of pathlib, got {shown(path)}. The end says what is written."
+            )
         path = Path(path)
         suffix = path.suffix.lower()
         if suffix not in self.SUFFIXES:
             rule = f"a name that ends with {', '.join(_PICTURES)} or .json"
-            raise ArgumentError(f"path must be {rule}, got {str(path)!r}. The end says what is written.")
+            raise ArgumentError(f"path must be {rule}, got {shown(str(path))}. The end says what is written.")
         if suffix == ".json":
             text = json.dumps(self.chrome_trace(), allow_nan=False)
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ import torch
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugError, GpuAugWarning, add_note
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugError, GpuAugWarning, add_note, shown
 from gpuaug.core.rng import Calls, Generators, Position
 from gpuaug.core.streams import Event, Lanes
 from gpuaug.core.torchvision_transforms import drawn_once
@@ -34,7 +34,7 @@ class Stage(ABC):
 
     def __init__(self, *, on: On, into: Into, name: str | None) -> None:
         if name is not None and (not isinstance(name, str) or not name):
-            raise ArgumentError(f"name must be a non-empty string, got {name!r}. Leave it out for {self.kind!r}.")
+            raise ArgumentError(f"name must be a non-empty string, got {shown(name)}. Leave it out for {self.kind!r}.")
         self.selection = Selection(on, into, kind=type(self).__name__)
         self.name = name
 
@@ -209,7 +209,7 @@ def as_stages(stages: Any) -> list[Stage]:
         ArgumentTypeError: If it is not a sequence of stages and callables.
         ArgumentError: If two stages were given one name.
     """
-    if not isinstance(stages, Sequence) or isinstance(stages, str):
+    if not isinstance(stages, Sequence) or isinstance(stages, str | bytes):
         raise ArgumentTypeError(
             f"stages must be a sequence of stages, got {type(stages).__name__}. Put it into a list: stages=[…]."
         )

@@ -9,7 +9,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError, GpuAugWarning
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError, GpuAugWarning, one_of, shown
 from gpuaug.core.rng import Generators, Position
 from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.stages.base import BoundStage, Stage
@@ -64,10 +64,12 @@ class FeatureStage(Stage):
         name: str | None = None,
     ) -> None:
         super().__init__(on=on, into=into, name=name)
-        if capture not in ("auto", "never"):
-            raise ArgumentError(f"capture must be 'auto' or 'never', got {capture!r}. Leave it out to capture where it can be.")
+        capture = one_of("capture", capture, ("auto", "never"), "Leave it out to capture where it can be.")
         if autocast is not None and not (isinstance(autocast, torch.dtype) and autocast.is_floating_point):
-            raise ArgumentError(f"autocast must be a floating dtype, got {autocast!r}. Write autocast=torch.bfloat16.")
+            raise ArgumentError(f"autocast must be a floating dtype, got {shown(autocast)}. Write autocast=torch.bfloat16.")
+        if memory_format is not None:
+            formats = (torch.contiguous_format, torch.channels_last)
+            memory_format = one_of("memory_format", memory_format, formats, "Leave it out for the encoder's own.")
         self.encoder = encoder
         self.autocast = autocast
         self.memory_format = memory_format

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Hashable, Mapping
+from enum import Enum
 from types import EllipsisType
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentError, SelectionError
+from gpuaug.core.errors import ArgumentError, SelectionError, shown
 from gpuaug.core.ragged import Ragged
 
 Selector = Hashable
@@ -30,20 +31,31 @@ class Selection:
         kind: The stage's class name, for the line to type in errors.
 
     Raises:
-        ArgumentError: If ``on`` names nothing, or ``into`` is given with ``on=None``.
+        ArgumentError: If ``on`` or ``into`` names nothing or what cannot be in a batch, or ``into`` is given with ``on=None``.
     """
 
     def __init__(self, on: On, into: Into, *, kind: str) -> None:
         if on is None and into is not ...:
             raise ArgumentError(
-                f"into must be left out when on=None hands over the whole batch, got {into!r}. "
+                f"into must be left out when on=None hands over the whole batch, got {shown(into)}. "
                 "Put the result where it belongs in the transform itself."
             )
-        if isinstance(on, tuple | Mapping) and not on:
-            raise ArgumentError(f"on must name at least one member of the batch, got {on!r}. Leave it out for the default.")
         for what, given in {"on": on, "into": into}.items():
+            names = tuple(given) if isinstance(given, tuple) or (what == "on" and isinstance(given, Mapping)) else (given,)
+            if not names or (what == "into" and given is None):
+                raise ArgumentError(
+                    f"{what} must name at least one member of the batch, got {given!r}. Leave it out for the default."
+                )
+            if not all(isinstance(name, Hashable) and not isinstance(name, torch.Tensor) for name in names):
+                raise ArgumentError(
+                    f"{what} must be a key, an index or a tuple of them, got {shown(given)}. Name several in a tuple: (0, 1)."
+                )
             if isinstance(given, tuple) and len(set(given)) < len(given):
-                raise ArgumentError(f"{what} must name each member once, got {given!r}. Leave the repeated one out.")
+                raise ArgumentError(f"{what} must name each member once, got {shown(given)}. Leave the repeated one out.")
+        if isinstance(on, Mapping) and not all(isinstance(key, str | Enum) for key in on.values()):
+            raise ArgumentError(
+                f"on must map members to data keys, got {shown(on)}. Write Kornia's names: {{0: 'input', 1: 'mask'}}."
+            )
         self.on = on
         self.into = into
         self._kind = kind

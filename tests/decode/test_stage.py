@@ -362,3 +362,12 @@ def test_batches_of_more_than_two_to_the_31_values():
     got = augment(whole)
     assert torch.equal(got[:4], augment(parts[0]))
     assert torch.equal(got[60:], augment(parts[1]))
+
+
+@pytest.mark.parametrize("given", [(1, 2), torch.zeros(3, 4)])
+def test_call_takes_encoded_images_alone(given):
+    with pytest.raises(ArgumentTypeError) as caught:
+        DecodeStage()(given, "cpu")
+    got = "(1, 2)" if isinstance(given, tuple) else "Tensor of shape (3, 4)"
+    way_out = "Pass the member of a batch that gpuaug.collate_encoded has made."
+    assert str(caught.value) == f"encoded must be a gpuaug.Encoded, got {got}. {way_out}"

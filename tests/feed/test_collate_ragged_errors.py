@@ -171,3 +171,14 @@ def test_uint16_image_error_says_to_scale():
         collate_ragged([np.zeros((9, 9, 3), np.uint16)])
     with pytest.raises(gpuaug.ArgumentTypeError, match=r"got float32 in sample 0\. Leave out what makes them floating"):
         collate_ragged([np.zeros((9, 9, 3), np.float32)])
+
+
+@pytest.mark.parametrize("collate", [collate_ragged, gpuaug.collate_encoded])
+@pytest.mark.parametrize("given", [5, None, "ab", b"ab", {"a": 1}])
+def test_samples_must_be_a_list(collate, given):
+    with pytest.raises(ArgumentTypeError) as caught:
+        collate(given)
+    assert (
+        str(caught.value)
+        == f"samples must be a list of samples, got {given!r}. Give the function itself to the DataLoader: collate_fn=…."
+    )

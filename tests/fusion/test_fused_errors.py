@@ -40,7 +40,7 @@ import gpuaug
             (K.RandomInvert(),),
             {"num_classes": 0},
             gpuaug.ArgumentError,
-            "num_classes must be a whole number of 1 or more, got 0. Leave it out.",
+            "num_classes must be 1 or more, got 0. Leave it out.",
         ),
         (
             (K.RandomInvert(),),
@@ -117,5 +117,20 @@ def test_bad_draws_are_refused():
     other = gpuaug.fuse([K.RandomInvert(), K.RandomInvert()])
     with pytest.raises(gpuaug.ArgumentError, match="draws must come from the same pipeline, got draws of 2 modules for 1"):
         augment(images, draws=other.draw(images.shape))
+    with pytest.raises(gpuaug.ArgumentTypeError) as caught:
+        augment(images, draws=augment.draw(images.shape).as_kornia())
+    assert str(caught.value).startswith("draws must be what draw() of this module returned, got {'batch_prob': tensor([")
+    assert str(caught.value).endswith(". What as_kornia() returns is for Kornia's own pipeline: pipeline(images, params=…).")
     with pytest.raises(gpuaug.ArgumentError, match=r"shape must be \(B, C, H, W\), got \(3, 4\)"):
         augment.draw((3, 4))
+    with pytest.raises(gpuaug.ArgumentError) as caught:
+        augment.draw(images)
+    assert str(caught.value) == "shape must be (B, C, H, W), got Tensor of shape (2, 3, 4, 4). Pass images.shape of a batch."
+
+
+@pytest.mark.parametrize(("given", "text"), [("input", "'input'"), (5, "5"), ([["input"]], "[['input']]")])
+def test_data_keys_must_be_a_list_of_names(given, text):
+    with pytest.raises(gpuaug.ArgumentTypeError) as caught:
+        gpuaug.fuse(K.RandomInvert())(torch.zeros(2, 3, 4, 4), data_keys=given)
+    way_out = "Name each input in a list: data_keys=['input', 'mask']."
+    assert str(caught.value) == f"data_keys must be a list of names, got {text}. {way_out}"

@@ -61,7 +61,17 @@ def test_state_dict_exists_only_with_stateful_loader(source):
     assert list(without)
 
 
+STATE = {"seed": 3, "epoch": 1, "batch": 2, "ended": False, "chosen": False, "source": {}}
 WRONG = [
+    ({**STATE, "seed": "x"}, ArgumentTypeError, "state['seed'] must be a whole number, got 'x'."),
+    ({**STATE, "epoch": 1.5}, ArgumentTypeError, "state['epoch'] must be a whole number, got 1.5."),
+    ({**STATE, "batch": -1}, ArgumentError, "state['batch'] must be 0 or more, got -1."),
+    ({**STATE, "batch": True}, ArgumentTypeError, "state['batch'] must be a whole number, got True."),
+    ({**STATE, "seed": 2**64}, ArgumentError, f"state['seed'] must be {2**64 - 1} or less, got {2**64}."),
+    ({**STATE, "epoch": 2**63}, ArgumentError, f"state['epoch'] must be {2**63 - 1} or less, got {2**63}."),
+    ({**STATE, "ended": "no"}, ArgumentTypeError, "state['ended'] must be True or False, got 'no'."),
+    ({**STATE, "chosen": None}, ArgumentTypeError, "state['chosen'] must be True or False, got None."),
+    ({**STATE, "decoders": 1}, ArgumentTypeError, "state['decoders'] must be a mapping, got int."),
     (None, ArgumentTypeError, "state must be a mapping, got NoneType."),
     ([1], ArgumentTypeError, "state must be a mapping, got list."),
     (

@@ -57,6 +57,37 @@ def test_depth_seed_and_rank_may_be_numpy_or_torch_integers():
     assert torch.equal(next(iter(loader)), next(iter(streamed([0], noise, seed=5, rank=1))))
 
 
+@pytest.mark.parametrize(("name", "most"), [("seed", 2**64 - 1), ("rank", 2**63 - 1)])
+def test_largest_seed_and_rank(name, most):
+    next(iter(streamed([0], noise, **{name: most})))
+    with pytest.raises(ArgumentError) as caught:
+        streamed([], **{name: most + 1})
+    assert str(caught.value) == f"{name} must be {most} or less, got {most + 1}. {WAYS_OUT[name]}"
+
+
+def test_seed_and_epoch_are_checked_when_set():
+    loader = streamed([0], noise, seed=3)
+    with pytest.raises(ArgumentError, match=r"seed must be 0 or more, got -1\. Leave it out for torch's own."):
+        loader.seed = -1
+    assert loader.seed == 3
+    with pytest.raises(ArgumentError, match=rf"epoch must be {2**63 - 1} or less, got {2**63}\. Count epochs from 0."):
+        loader.set_epoch(2**63)
+    loader.set_epoch(2**63 - 1)
+    next(iter(loader))
+
+
+def test_wrapped_loader_cannot_be_exchanged():
+    wrapped = [0]
+    loader = streamed(wrapped)
+    with pytest.raises(ArgumentError) as caught:
+        loader.loader = (1,)
+    assert str(caught.value) == (
+        "loader must stay the list that was wrapped, got another tuple. "
+        "Wrap it by itself: gpuaug.StreamedLoader(other, loader.stages)."
+    )
+    assert loader.loader is wrapped
+
+
 def test_seed_defaults_to_torch_initial_seed():
     torch.manual_seed(9)
     loader = streamed([0], noise)

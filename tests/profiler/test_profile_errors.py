@@ -30,8 +30,11 @@ ONE = [torch.ones(1)]
     [
         ({"loader": ONE}, "loader must be a StreamedLoader, got list. Wrap it: gpuaug.StreamedLoader(loader)."),
         ({"step": None}, "step must be callable, got NoneType. Pass a function of one batch."),
-        ({"batches": 8.5}, "batches must be a whole number, got 8.5. Leave it out for the default."),
-        ({"rounds": "3"}, "rounds must be a whole number, got '3'. Leave it out for the default."),
+        (
+            {"batches": 8.5},
+            "batches must be a whole number, got 8.5. Leave it out for 40: fewer say little about a steady loop.",
+        ),
+        ({"rounds": "3"}, "rounds must be a whole number, got '3'. Leave it out for 3, which show how much windows differ."),
     ],
 )
 def test_arguments_of_the_wrong_type(arguments, text):
@@ -42,8 +45,8 @@ def test_arguments_of_the_wrong_type(arguments, text):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"batches": 7}, "batches must be 8 or more, got 7. Fewer say nothing about a steady loop."),
-        ({"rounds": 0}, "rounds must be 1 or more, got 0. Three show how much windows differ."),
+        ({"batches": 7}, "batches must be 8 or more, got 7. Leave it out for 40: fewer say little about a steady loop."),
+        ({"rounds": 0}, "rounds must be 1 or more, got 0. Leave it out for 3, which show how much windows differ."),
     ],
 )
 def test_too_few_batches_or_rounds_are_refused(arguments, text):

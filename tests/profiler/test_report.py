@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 from support.profiler_reports import CPU, copy, load, part, report, step
 
+from gpuaug import ArgumentError
 from gpuaug.benchkit import results
 from gpuaug.profiler.report import size_of
 from gpuaug.profiler.verdict import verdict
@@ -25,6 +26,11 @@ def test_bounds():
     assert found.full_ms == 9
     assert found.copy_gb_per_s == 8
     assert found.part("stage/b") is STAGES[1]
+    with pytest.raises(ArgumentError) as caught:
+        found.part("stage/z")
+    assert str(caught.value) == (
+        f"name must be that of a part, got 'stage/z'. This report has {', '.join(part.name for part in found.parts)}."
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from PIL import Image
 from support import processes
 from support.timelines import events, of, run
 
-from gpuaug.core.errors import ArgumentError
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.profiler.timeline import Span, Timeline
 
 LONG = "stage/a_very_long_name_of_a_feature_stage_with_many_words"
@@ -251,11 +251,17 @@ def test_save_refuses_other_suffixes(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("width_in", [0, 5.9, float("nan")])
-def test_figure_refuses_a_small_width_in(width_in):
+@pytest.mark.parametrize("width_in", [0, 5.9, float("nan"), float("inf"), "12"])
+def test_figure_refuses_a_width_in_that_cannot_be_drawn(width_in):
     with pytest.raises(ArgumentError) as caught:
         run().figure(width_in)
-    assert str(caught.value) == f"width_in must be at least 6, got {width_in!r}. Names of lanes need room."
+    assert str(caught.value) == f"width_in must be a number from 6 to 400, got {width_in!r}. Names of lanes need room."
+
+
+def test_save_refuses_what_is_no_path():
+    with pytest.raises(ArgumentTypeError) as caught:
+        run().save(3)
+    assert str(caught.value) == "path must be a str or a path of pathlib, got 3. Write 'timeline.png'."
 
 
 def test_figure_needs_matplotlib_and_trace_does_not(tmp_path, monkeypatch):

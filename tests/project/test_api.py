@@ -89,6 +89,7 @@ PUBLIC = {
     "StreamedLoader.depth": "property",
     "StreamedLoader.device": "property",
     "StreamedLoader.drop_last": "property",
+    "StreamedLoader.loader": "property",
     "StreamedLoader.sampler": "property",
     "StreamedLoader.seed": "property",
     "StreamedLoader.set_epoch": "(self, epoch)",

@@ -41,7 +41,7 @@ def test_a_warning_is_a_users_and_no_error():
 
 
 def test_every_error_is_public():
-    defined = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    defined = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
     assert defined == {*KINDS, "GpuAugError", "GpuAugWarning"}
     assert defined <= set(gpuaug.__all__)
 

@@ -136,6 +136,29 @@ def test_on_must_not_be_empty(on, got):
     assert str(caught.value) == f"on must name at least one member of the batch, got {got}. Leave it out for the default."
 
 
+@pytest.mark.parametrize(("into", "got"), [((), "()"), (None, "None")])
+def test_into_must_not_be_empty(into, got):
+    with pytest.raises(ArgumentError) as caught:
+        TransformStage(len, into=into)
+    assert str(caught.value) == f"into must name at least one member of the batch, got {got}. Leave it out for the default."
+
+
+@pytest.mark.parametrize("what", ["on", "into"])
+@pytest.mark.parametrize("given", [["a"], (["a"],), {"a"}, torch.tensor(0)])
+def test_selectors_must_be_hashable(what, given):
+    with pytest.raises(ArgumentError) as caught:
+        TransformStage(len, **{what: given})
+    assert str(caught.value) == (
+        f"{what} must be a key, an index or a tuple of them, got {given!r}. Name several in a tuple: (0, 1)."
+    )
+
+
+def test_data_keys_of_on_must_be_names():
+    with pytest.raises(ArgumentError) as caught:
+        TransformStage(len, on={0: 1})
+    assert str(caught.value) == ("on must map members to data keys, got {0: 1}. Write Kornia's names: {0: 'input', 1: 'mask'}.")
+
+
 @pytest.mark.parametrize("batch", [(), [], {}])
 def test_selection_error_of_empty_batch(batch):
     with pytest.raises(SelectionError) as caught:

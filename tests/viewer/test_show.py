@@ -135,8 +135,8 @@ def test_label_is_repeated_where_it_changed():
 
 def test_soft_labels():
     shares = torch.tensor([[0.6, 0.0, 0.1, 0.3], [0.0, 1.0, 0.0, 0.0], [0.1, 0.2, 0.3, 0.4], [0.004, 0.0, 0.0, 0.996]])
-    streamed = of({"image": torch.rand(4, 3, 4, 4), "label": shares})
-    streamed.loader = type("Listed", (list,), {"dataset": type("Data", (), {"classes": CLASSES})})(streamed.loader)
+    listed = type("Listed", (list,), {"dataset": type("Data", (), {"classes": CLASSES})})
+    streamed = StreamedLoader(listed([{"image": torch.rand(4, 3, 4, 4), "label": shares}]), device="cpu")
     first, second, long, last = above(gpuaug.show(streamed))
     assert (first, second, last) == ("0: cat 60%, bird 30%", "1: dog", "3: bird")
     assert long.startswith("2: bird 40%, a class")

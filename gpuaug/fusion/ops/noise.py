@@ -18,6 +18,8 @@ from gpuaug.fusion.ops.sampler import Sampler
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
+FIELDS = 2**24
+"""Number of fields of a seed: all that a float32 tells apart."""
 _MASK = 0xFFFFFFFF
 
 
@@ -78,9 +80,13 @@ class GaussianNoise(PointOp):
     needs_own_batch = True
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """A seed for the batch, and which field each sample takes."""
-        shared = self.same_on_batch
-        return {"seed": sampler.key(), "field": np.zeros(size.batch) if shared else np.arange(size.batch, dtype=np.float32)}
+        """A seed for the batch, and which field each sample takes: one after the other, from a random one on.
+
+        Seeds have 31 bits and the first field 24, since batches of a long run would meet the seeds of others.
+        """
+        seed, first = divmod(sampler.key() >> 8, FIELDS)
+        fields = np.full(size.batch, first) if self.same_on_batch else (first + np.arange(size.batch)) % FIELDS
+        return {"seed": seed, "field": fields.astype(np.float32)}
 
     def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
         """Nothing that says anything: the field has a number for each pixel."""

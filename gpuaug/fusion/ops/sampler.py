@@ -81,8 +81,8 @@ class Sampler:
         return int(self._only.integers(low, high))
 
     def key(self) -> int:
-        """A seed for another generator, in [0, 2³¹), for the whole of one batch."""
-        return int(self._only.integers(0, 2**31))
+        """A seed for another generator, in [0, 2⁶³), for the whole of one batch."""
+        return int(self._only.integers(0, 2**63))
 
     @property
     def _only(self) -> np.random.Generator:

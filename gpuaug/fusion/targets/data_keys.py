@@ -1,6 +1,8 @@
 """Data keys: what each input of a call is, in Kornia's words and two of our own."""
 
 import functools
+from collections.abc import Sequence
+from enum import Enum
 from typing import Any
 
 import torch
@@ -8,13 +10,26 @@ from kornia.constants import DataKey
 from torch import Tensor
 
 from gpuaug.core.encoded import Encoded
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.ragged import Ragged
 
 _NAMES: dict[Any, str] = {DataKey.IMAGE: "input", DataKey.LABEL: "class"}
 _OWN_KEYS = ("targets", "valid")
 BOXES = ("bbox", "bbox_xyxy", "bbox_xywh")
 """Those of padded boxes."""
+
+
+def keys_given(data_keys: Sequence[Any]) -> tuple[Any, ...]:
+    """Data keys as a call is given them.
+
+    Raises:
+        ArgumentTypeError: If they are no sequence, or of what is no name.
+    """
+    is_sequence = isinstance(data_keys, Sequence) and not isinstance(data_keys, str | bytes)
+    if is_sequence and all(isinstance(key, str | int | Enum) for key in data_keys):
+        return tuple(data_keys)
+    way_out = "Name each input in a list: data_keys=['input', 'mask']."
+    raise ArgumentTypeError(f"data_keys must be a list of names, got {shown(data_keys)}. {way_out}")
 
 
 @functools.cache
@@ -31,7 +46,7 @@ def name_of(key: Any) -> str:
     except Exception as error:
         names = sorted({*_OWN_KEYS, *(_NAMES.get(known, known.name.lower()) for known in DataKey)})
         raise ArgumentError(
-            f"data_keys must be among {', '.join(names)}, got {key!r}. Use Kornia's names, 'targets' for target dicts, or "
+            f"data_keys must be among {', '.join(names)}, got {shown(key)}. Use Kornia's names, 'targets' for target dicts, or "
             "'valid' beside boxes."
         ) from error
     return str(_NAMES.get(found, found.name.lower()))
