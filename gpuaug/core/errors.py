@@ -3,9 +3,9 @@
 Every text has one shape: ``<what> must be <rule>, got <value>. <way out>.``
 """
 
+import contextlib
 import operator
 from collections.abc import Sequence
-from contextlib import suppress
 from reprlib import Repr
 from typing import Any, TypeVar
 
@@ -35,7 +35,7 @@ def add_note(error: BaseException, note: str, *, replaces: str | None = None) ->
 
     One object may be raised many times, and its class may refuse attributes, as a frozen dataclass does.
     """
-    with suppress(Exception):  # the error is what matters
+    with contextlib.suppress(Exception):  # the error is what matters
         notes = vars(error).setdefault("__notes__", [])
         notes[:] = [*(other for other in notes if not other.startswith(replaces or note)), note]
 

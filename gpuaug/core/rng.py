@@ -46,7 +46,12 @@ class GeneratorLock:
             )
 
     def __enter__(self) -> None:
-        if not self._lock.acquire(timeout=STAGE_WAIT_S):
+        """Wait for the stage of another thread that has them.
+
+        Raises:
+            GpuAugError: If it does not end.
+        """
+        if not (self._lock.acquire(False) or self._lock.acquire(timeout=STAGE_WAIT_S)):  # the former in a third of the time
             raise GpuAugError(
                 "Torch's global generators must be free before a stage is given them, got another thread's stage that has had "
                 f"them for {STAGE_WAIT_S:.0f} s. If it waits for this thread, call what draws on the stage's own thread. If it "
@@ -58,7 +63,7 @@ class GeneratorLock:
 
     def draw(self, draw: Callable[[], Drawn]) -> Drawn:
         """What ``draw`` takes from the user's generator, after the stage of another thread that may have it."""
-        if not self._lock.acquire(timeout=DRAW_WAIT_S):
+        if not (self._lock.acquire(False) or self._lock.acquire(timeout=DRAW_WAIT_S)):
             warnings.warn(
                 "A call that draws must be made while no other thread is in a stage, got one beside a stage that takes more "
                 f"than {DRAW_WAIT_S:.0f} s: it draws the stage's numbers. Call it on the stage's own thread, or in a stage.",

@@ -107,6 +107,9 @@ class PipelinedIterator:
         """Queue work until ``depth`` batches follow the next one, as far as the wrapped loader has batches now.
 
         Blocks only when there is nothing to hand over.
+
+        Raises:
+            IteratorEndedError: In a process that was forked from the one that began the iterator.
         """
         if os.getpid() != self._process:
             raise IteratorEndedError(

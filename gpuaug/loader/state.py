@@ -24,6 +24,11 @@ class LaunchLock:
         self.acquire, self.release = self._lock.acquire, self._lock.release
 
     def __enter__(self) -> None:
+        """Wait for the launch of another thread.
+
+        Raises:
+            GpuAugError: If it is this thread's own, whose stage has called what leads here.
+        """
         if not self._lock.acquire(blocking=False):
             if self._holder == threading.get_ident():
                 raise GpuAugError(
