@@ -57,6 +57,7 @@ class Feed:
                 f"feed='ring' must be for a source that can fill slots, got one that cannot: {self.reason}. Leave feed out."
             )
         self._process = os.getpid()
+        self._parents: Any = None
         self._ring: Ring | None = None
         self._rings: weakref.WeakSet[Ring] = weakref.WeakSet()
         self._twin: Any = None
@@ -83,9 +84,13 @@ class Feed:
             Exception: Whatever ``iter(loader)`` raises.
         """
         workers = _workers_of(self._loader)
-        if workers != self.workers or self._process != os.getpid():  # changed by the user, or the ring of a parent process
+        if self._process != os.getpid():
+            # In a forked process ring and workers are the parent's. Collected here, the twin would end these workers.
+            self._parents, self._process = (self._parents, self._twin), os.getpid()
             self._twin = self._ring = None
-            self.workers, self._process = workers, os.getpid()
+        if workers != self.workers:  # the user has changed it
+            self._twin = self._ring = None
+            self.workers = workers
         if self.reason:
             return open_feed_iterator(self._loader, current_stream)
         last = self._feed() if self._feed is not None else None

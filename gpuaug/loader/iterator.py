@@ -182,7 +182,7 @@ class PipelinedIterator:
 
         May be called while another thread is inside :meth:`fill`, and waits for what is being launched there.
         """
-        if self._ahead and self._shared.launching.acquire(timeout=STOP_S):
+        if self._ahead and self._process == os.getpid() and self._shared.launching.acquire(timeout=STOP_S):
             try:
                 for submitted in self._submitted:
                     submitted.error = submitted.error or self.feed_iterator.ended_error()

@@ -195,6 +195,23 @@ def test_slots_are_freed_by_one_thread_at_a_time(monkeypatch):
     assert not meeting.happened
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_forked_child_has_workers_and_a_ring_of_its_own(persistent):
+    def child():
+        with loader:
+            assert values(loader) == everything
+            assert loader._shared.feed._ring.memory is not parents
+
+    everything = [[index, index + 1] for index in range(0, 24, 2)]
+    wrapped = DataLoader(Numbers(24), batch_size=2, num_workers=1, persistent_workers=persistent)
+    with streamed(wrapped, feed="ring") as loader:
+        assert values(loader) == everything
+        parents = loader._shared.feed._ring.memory
+        run_in_fork(child)
+        assert values(loader) == everything
+        assert loader._shared.feed._ring.memory is parents
+
+
 @pytest.mark.parametrize(("workers", "feed"), [(None, "plain"), (0, "plain"), (0, "ring"), (2, "plain"), (2, "ring")])
 def test_an_iterator_of_the_parent_process_is_an_error_in_a_forked_child(workers, feed):
     everything = [[index, index + 1] for index in range(0, 12, 2)]

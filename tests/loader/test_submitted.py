@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 from support.checkpoints import BATCHES, Counter, shuffled
+from support.processes import run_in_fork
 from support.submitting import Submitting, numbers, working_ahead
 from support.waiting import WAIT_S
 from torch.utils.data import DataLoader
@@ -244,6 +245,23 @@ def test_closing_the_loader_from_another_thread_waits_for_the_batch_that_is_laun
     assert not closing.is_alive()
     assert arrived == [0, 1]
     assert stage.log.index("launch 1") < stage.log.index("abandon 2")
+
+
+def test_a_forked_child_waits_for_no_thread_of_its_parents():
+    stage = Submitting()
+    loader = working_ahead(numbers(), stage)
+    batches = iter(loader)
+    next(batches)
+    before = list(stage.log)
+
+    def child():
+        loader.close()
+        with pytest.raises(IteratorEndedError, match="must be read in the process that began it, got next"):
+            next(batches)
+        assert stage.log == before
+
+    run_in_fork(child)
+    assert len(list(batches)) == 11
 
 
 def test_two_iterators_do_not_disturb_one_another():

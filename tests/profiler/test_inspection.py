@@ -1,17 +1,20 @@
 """A loader that was profiled is as it was: what comes after is bit for bit what would have come."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from support import processes
 from support.profiler_sources import SHORT, Numbers
-from support.waiting import until
+from support.waiting import WAIT_S, until
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import gpuaug
 from gpuaug import ArgumentError, IteratorEndedError, StreamedLoader, TransformStage
+from gpuaug.core.rng import Generators
+from gpuaug.loader.inspection import left_as_it_was
 
 
 def drawing():
@@ -253,3 +256,29 @@ def test_threads_and_workers_end(workers):
     gpuaug.profile(StreamedLoader(DataLoader(Numbers(), 2, num_workers=workers), device="cpu"), lambda batch: None, **SHORT)
     processes.assert_no_workers_or_feeds()
     until(lambda: set(threading.enumerate()) <= threads)  # those of a queue between processes end by themselves
+
+
+@pytest.mark.parametrize("at", ["its begin", "its end"])
+def test_generators_are_kept_while_no_other_thread_is_in_a_stage(at):
+    def keep():
+        with left_as_it_was(loader):
+            within.set()
+            assert leave.wait(WAIT_S)
+
+    loader, within, leave = StreamedLoader([torch.zeros(1)], device="cpu"), threading.Event(), threading.Event()
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    with Generators(loader.device).keyed(1):
+        expected = torch.rand(3)
+    with ThreadPoolExecutor(1) as thread:
+        if at == "its end":
+            keeping = thread.submit(keep)
+            assert within.wait(WAIT_S)
+        with Generators(loader.device).keyed(1):
+            keeping = keeping if at == "its end" else thread.submit(keep)
+            leave.set()
+            with pytest.raises(TimeoutError):
+                keeping.result(0.1)  # long enough for it to get where it must wait
+            assert torch.equal(torch.rand(3), expected)
+        keeping.result(WAIT_S)
+    assert torch.equal(torch.get_rng_state(), before)
