@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gpuaug.core.errors import ArgumentError, shown, whole_number
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.rng import next_seed, seeds_of_views
-from gpuaug.core.settings import autocasts
+from gpuaug.core.settings import autocasts, without_autocast
 from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import size_of
@@ -160,7 +160,8 @@ class Fused(nn.Module):
             The draws, for ``draws=`` of a call with images of this shape.
 
         Raises:
-            ArgumentError, ArgumentTypeError: If ``shape`` is not that of a batch of images, or ``seed`` not in [0, 2⁶⁴).
+            ArgumentError, ArgumentTypeError: If ``shape`` is not that of a batch of images, or of images that a call refuses
+                for their size, or ``seed`` not in [0, 2⁶⁴).
 
         Cost:
             Host time alone; no launch.
@@ -211,16 +212,19 @@ class Fused(nn.Module):
 
         Raises:
             ArgumentTypeError: If an input is not what its key says.
-            ArgumentError: If the inputs do not fit one another, or the draws.
+            ArgumentError: If the inputs do not fit one another, or the draws; if images are larger than an op can count, or
+                views may differ in size.
 
         Cost:
             The launches that :meth:`explain` lists and one pinned copy of some bytes a sample; no synchronisation.
         """
-        device = next((given.device for given in inputs if isinstance(given, Tensor | Ragged)), None)
-        if device is not None and autocasts(device):
-            # It would multiply matrices in 16 bits, and refuses to join tensors of two 16-bit types.
-            with torch.autocast(device.type, enabled=False):
-                return self.forward(*inputs, data_keys=data_keys, draws=draws)
+        if autocasts():
+            # It would multiply matrices in 16 bits, and refuses to join tensors of another 16-bit type.
+            with without_autocast():
+                return self._augmented(inputs, data_keys, draws)
+        return self._augmented(inputs, data_keys, draws)
+
+    def _augmented(self, inputs: tuple[Any, ...], data_keys: Sequence[Any] | None, draws: Draws | None) -> Any:
         keys = self._data_keys if data_keys is None else keys_given(data_keys)
         if data_keys is None and len(inputs) == 1:
             keys = ("input",)

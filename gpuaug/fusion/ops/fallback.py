@@ -12,8 +12,6 @@ from gpuaug.core.settings import initial_settings
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
 
-_HOST = torch.device("cpu")
-
 
 class EagerOp:
     """A module that is not lowered.
@@ -32,7 +30,7 @@ class EagerOp:
         self.lowered = lowered
         # Kornia's container knows how each of its modules treats masks, boxes and keypoints. It is kept out of the module
         # tree, and without features it keeps no output alive.
-        with initial_settings(_HOST):
+        with initial_settings():
             self._container = K.AugmentationSequential(cast(Any, module), transformation_matrix_mode="skip")
         self._container.disable_features = True
         self.child_name = next(name for name, _ in self._container.named_children())
@@ -50,7 +48,7 @@ class EagerOp:
         """Kornia's own parameters, drawn under a seed from ``sampler``, and a seed for modules that draw when they run."""
         key = sampler.key()
         shape = torch.Size((size.batch, size.channels, size.height, size.width))
-        with Generators(_HOST).keyed(key), initial_settings(_HOST):
+        with Generators(torch.device("cpu")).keyed(key), initial_settings():
             return {"params": self._container.forward_parameters(shape), "key": key}
 
     def out(self, size: Size, drawn: OpDraws) -> Size:
@@ -67,6 +65,6 @@ class EagerOp:
 
     def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
         """The module on images (float32) and what follows them."""
-        with Generators(device).keyed(drawn["key"]), initial_settings(device), torch.no_grad():
+        with Generators(device).keyed(drawn["key"]), initial_settings(), torch.no_grad():
             done = self._container(*values, params=drawn["params"], data_keys=keys)
         return list(done) if isinstance(done, list | tuple) else [done]

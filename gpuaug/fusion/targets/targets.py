@@ -318,7 +318,11 @@ def _to_kornia(key: str, value: Any) -> Any:
 
 
 def joined(views: Sequence[Any], keys: Sequence[str], *, cut: bool) -> Any:
-    """What became of each view, behind one another: images, or a list of all that went in; ``cut``: labels along axis 1."""
+    """What became of each view, behind one another: images, or a list of all that went in; ``cut``: labels along axis 1.
+
+    Raises:
+        ArgumentError: If views differ in size, by the modules that were picked for each.
+    """
     images = views if len(keys) == 1 else [view[keys.index("input")] for view in views]
     sizes = list(dict.fromkeys("{}x{}".format(*each.shape[-2:]) for each in images))
     if len(sizes) > 1:
