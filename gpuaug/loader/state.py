@@ -76,7 +76,11 @@ class LoaderState:
 
 
 class OneThreadIterator(Iterator[Batch]):
-    """The batches of a generator, which two threads at once may not ask for."""
+    """The batches of a generator, which two threads at once may not ask for.
+
+    Raises:
+        GpuAugError: By ``next()``, if another call of it has not returned.
+    """
 
     def __init__(self, batches: Generator[Batch, None, None]) -> None:
         self._batches = batches
