@@ -76,16 +76,17 @@ class LoaderState:
 
 
 class OneThreadIterator(Iterator[Batch]):
-    """The batches of a generator, which two threads at once may not ask for.
-
-    Raises:
-        GpuAugError: By ``next()``, if another call of it has not returned.
-    """
+    """The batches of a generator, which two threads at once may not ask for."""
 
     def __init__(self, batches: Generator[Batch, None, None]) -> None:
         self._batches = batches
 
     def __next__(self) -> Batch:
+        """The next batch.
+
+        Raises:
+            GpuAugError: If another call of it has not returned.
+        """
         try:
             return next(self._batches)
         except ValueError as error:
