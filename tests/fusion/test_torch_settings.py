@@ -31,7 +31,7 @@ PIPELINES = {
     "ranges that float32 rounds": lambda: [
         K.RandomResizedCrop((16, 20), scale=(0.1, 0.7), ratio=(0.7, 1.3)),
         K.RandomContrast((0.1, 0.7), p=1.0),
-        K.RandomMixUpV2(lambda_val=torch.tensor([0.1, 0.7]), p=1.0),
+        K.RandomMixUpV2(lambda_val=(0.1, 0.7), p=1.0),
     ],
     "every magnitude": lambda: [auto.RandAugment(n=4, m=12)],
     "a wide policy": lambda: [auto.TrivialAugment(), auto.AutoAugment("imagenet")],
