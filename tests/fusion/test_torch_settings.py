@@ -28,6 +28,11 @@ PIPELINES = {
     "normalized by tuples": lambda: [K.Normalize((0.5, 0.4, 0.3), (0.2, 0.25, 0.3)), K.Denormalize(MEAN, STD)],
     "mixup, from a range": lambda: [K.RandomMixUpV2(lambda_val=(0.2, 0.7), p=1.0)],
     "mixup, same": lambda: [K.RandomMixUpV2(lambda_val=torch.tensor([0.2, 0.7]), p=1.0, same_on_batch=True)],
+    "ranges that float32 rounds": lambda: [
+        K.RandomResizedCrop((16, 20), scale=(0.1, 0.7), ratio=(0.7, 1.3)),
+        K.RandomContrast((0.1, 0.7), p=1.0),
+        K.RandomMixUpV2(lambda_val=(0.1, 0.7), p=1.0),
+    ],
     "every magnitude": lambda: [auto.RandAugment(n=4, m=12)],
     "a wide policy": lambda: [auto.TrivialAugment(), auto.AutoAugment("imagenet")],
     "some of several": lambda: [K.AugmentationSequential(K.RandomInvert(), K.RandomRotation(20.0), random_apply=(1, 3))],

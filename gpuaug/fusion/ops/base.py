@@ -227,5 +227,5 @@ def host_tensor(values: Any, dtype: type[np.number[Any]]) -> Tensor:
 
 
 def bounds(sampler: Any) -> tuple[float, float]:
-    """What one of Kornia's uniform distributions draws between, as float32 numbers: a module keeps its own dtype."""
-    return float(np.float32(float(sampler.low))), float(np.float32(float(sampler.high)))
+    """What one of Kornia's uniform distributions draws between."""
+    return float(sampler.low), float(sampler.high)
