@@ -324,7 +324,9 @@ def _size_given(shape: Sequence[int] | Ragged) -> Size:
     way_out = "Pass images.shape of a batch."
     if not isinstance(shape, tuple | list) or len(shape) != 4:
         raise ArgumentError(f"shape must be (B, C, H, W), got {shown(shape)}. {way_out}")
-    return Size(*(whole_number(f"shape[{axis}]", side, way_out, least=min(axis, 1), most=2**31) for axis, side in enumerate(shape)))
+    return Size(
+        *(whole_number(f"shape[{axis}]", side, way_out, least=min(axis, 1), most=2**31) for axis, side in enumerate(shape))
+    )
 
 
 def joined(views: Sequence[Any], keys: Sequence[str], *, cut: bool) -> Any:
