@@ -15,7 +15,7 @@ import torch
 T = TypeVar("T")
 
 _REPR = Repr()
-_REPR.maxstring = _REPR.maxother = 80
+_REPR.maxstring, _REPR.maxother = 200, 80  # characters: a path is shown whole
 
 
 class GpuAugError(Exception):

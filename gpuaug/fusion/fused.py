@@ -339,9 +339,8 @@ def _size_given(shape: Sequence[int] | Ragged) -> Size:
     way_out = "Pass images.shape of a batch."
     if not isinstance(shape, tuple | list) or len(shape) != 4:
         raise ArgumentError(f"shape must be (B, C, H, W), got {shown(shape)}. {way_out}")
-    most = 2**31
     return Size(
-        *(whole_number(f"shape[{axis}]", side, way_out, least=min(axis, 1), most=most) for axis, side in enumerate(shape))
+        *(whole_number(f"shape[{axis}]", side, way_out, least=min(axis, 1), most=2**31) for axis, side in enumerate(shape))
     )
 
 

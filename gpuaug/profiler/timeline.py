@@ -123,9 +123,7 @@ class Timeline:
             ArgumentError: If the name ends otherwise, the picture is too narrow, or matplotlib is missing.
         """
         if not isinstance(path, str | os.PathLike):
-            raise ArgumentTypeError(
-                f"path must be a str or a path of pathlib, got {shown(path)}. The end says what is written."
-            )
+            raise ArgumentTypeError(f"path must be a str or a path of pathlib, got {shown(path)}. Write 'timeline.png'.")
         path = Path(path)
         suffix = path.suffix.lower()
         if suffix not in self.SUFFIXES:

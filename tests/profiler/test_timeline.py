@@ -246,8 +246,8 @@ def test_save_refuses_other_suffixes(tmp_path, name):
     with pytest.raises(ArgumentError) as caught:
         run().save(tmp_path / "new" / name)
     where = str(tmp_path / "new" / name)
-    rule = "path must be a name that ends with .png, .svg, .pdf or .json"
-    assert str(caught.value) == f"{rule}, got {where!r}. The end says what is written."
+    rule = "a name that ends with .png, .svg, .pdf or .json"
+    assert str(caught.value) == f"path must be {rule}, got {where!r}. The end says what is written."
     assert not list(tmp_path.iterdir())
 
 
