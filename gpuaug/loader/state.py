@@ -80,6 +80,7 @@ class OneThreadIterator(Iterator[Batch]):
 
     def __init__(self, batches: Generator[Batch, None, None]) -> None:
         self._batches = batches
+        self.close, self.throw = batches.close, batches.throw
 
     def __next__(self) -> Batch:
         """The next batch.
@@ -96,7 +97,3 @@ class OneThreadIterator(Iterator[Batch]):
             "An iterator must be read by one thread at a time, got next() while another call of it had not returned. "
             "Begin an iterator in each thread, iter(loader), or hold a lock around next()."
         )
-
-    def close(self) -> None:
-        """End the iterator, as the end of its loop would."""
-        self._batches.close()

@@ -97,7 +97,7 @@ def test_a_stage_that_reads_its_own_loader_is_an_error(which, text):
 
     loader = streamed([torch.zeros(1)] * 3, stage)
     batches, other = iter(loader), iter(loader)
-    _, error = returned(lambda: failure(batches))
+    ((_, error),) = returned(lambda: failure(batches))
     assert type(error) is GpuAugError
     assert str(error) == text
     assert error.__notes__ == ["gpuaug: raised in stage 'transform', at batch 0 of epoch 0."]
@@ -159,9 +159,7 @@ def test_two_threads_may_begin_a_loop_at_once(feed, persistent):
             return found, error
         return found, None
 
-    with ThreadPoolExecutor(2) as threads:
-        futures = [threads.submit(read) for _ in range(2)]
-        found = [future.result(WAIT_S) for future in futures]
+    found = returned(read, threads=2)
     loader.close()
     whole = [[0, 1], [2, 3], [4, 5], [6, 7]]
     for batches, error in found:
@@ -179,9 +177,7 @@ def test_loops_that_two_threads_begin_have_epochs_of_their_own():
             return iter(ZEROS)
 
     one_by_one, at_once = streamed(ZEROS, noise, seed=0), streamed(Source(), noise, seed=0)
-    with ThreadPoolExecutor(2) as threads:
-        futures = [threads.submit(values, at_once) for _ in range(2)]
-        found = [future.result(WAIT_S) for future in futures]
+    found = returned(lambda: values(at_once), threads=2)
     assert sorted(found) == sorted([values(one_by_one), values(one_by_one)])
     assert not meeting.happened
 
@@ -189,9 +185,7 @@ def test_loops_that_two_threads_begin_have_epochs_of_their_own():
 def test_slots_are_freed_by_one_thread_at_a_time(monkeypatch):
     meeting, loader = Meeting(), streamed(torch.arange(4))
     monkeypatch.setattr(loader._shared.feed, "collect", meeting)
-    with ThreadPoolExecutor(2) as threads:
-        futures = [threads.submit(values, loader) for _ in range(2)]
-        assert [future.result(WAIT_S) for future in futures] == [[0, 1, 2, 3]] * 2
+    assert returned(lambda: values(loader), threads=2) == [[0, 1, 2, 3]] * 2
     assert not meeting.happened
 
 

@@ -30,11 +30,17 @@ class Meeting:
         self.happened = True
 
 
-def returned(work):
-    """What ``work`` returns in a thread of its own; fail if it does not return."""
+def returned(work, threads=1):
+    """What ``work`` returns in each of several threads; fail if it does not return.
+
+    Not a pool's threads: a process that is forked in one of those fails when it ends.
+    """
     found = []
-    thread = threading.Thread(target=lambda: found.append(work()), daemon=True)
-    thread.start()
-    thread.join(WAIT_S)
-    assert not thread.is_alive(), "it hangs"
-    return found[0]
+    started = [threading.Thread(target=lambda: found.append(work()), daemon=True) for _ in range(threads)]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join(WAIT_S)
+        assert not thread.is_alive(), "it hangs"
+    assert len(found) == threads
+    return found
