@@ -1,7 +1,6 @@
 """``DecodeStage``: encoded images become pixels on the device, ahead of the other stages."""
 
 import logging
-import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from typing import Any, Literal
@@ -15,8 +14,6 @@ from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import (
     ArgumentTypeError,
     DecodeError,
-    DeviceError,
-    GpuAugWarning,
     SelectionError,
     flag,
     one_of,
@@ -70,7 +67,8 @@ class DecodeStage(Stage):
         DecodeError: At its batch, for an image that cannot be decoded; with ``on_error="replace"`` only if all cannot.
 
     Warns:
-        GpuAugWarning: If a GPU's images are decoded on the host because nvJPEG is not installed for torch's CUDA.
+        GpuAugWarning: If a GPU's images are decoded on the host because nvJPEG is not installed for torch's CUDA, or by the
+            engines in a process whose streams share too few hardware queues.
 
     Cost:
         The thread that trains allocates memory for the pixels of a batch. On an H200 the engines decode some 35 000 images of
@@ -165,7 +163,7 @@ class BoundDecode(BoundStage):
     def __init__(self, name: str, stage: DecodeStage, lanes: Lanes) -> None:
         super().__init__(name, stage.selection, lanes)
         self.stage, self.lanes = stage, lanes
-        self.decoder = Decoder(name, lanes, stage.options, _engines(stage.backend, lanes.device))
+        self.decoder = Decoder(name, lanes, stage.options, nvjpeg.find_engines(stage.backend, lanes.device))
         self.version = self.decoder.version
 
     def submit(self, batch: Batch, memory: dict[str, Any]) -> tuple[Batch, "Decoding | None"]:
@@ -289,43 +287,6 @@ class Decoding:
         first = "; ".join(self._bad[index] for index in sorted(self._bad)[:MOST_NAMED])
         more = f"; and {len(self._bad) - MOST_NAMED} more" if len(self._bad) > MOST_NAMED else ""
         _log.warning("Samples were replaced because their images cannot be decoded: %s%s", first, more)
-
-
-def _engines(backend: Backend, device: torch.device) -> nvjpeg.Engines | None:
-    """The engines of ``device``, or ``None`` to decode without.
-
-    Raises:
-        DeviceError: If they are asked for and cannot be used.
-    """
-    if backend == "cpu" or (backend == "auto" and device.type != "cuda"):
-        return None
-    found = _engines_or_why_not(device)
-    if not isinstance(found, str):
-        return found
-    if backend == "engines":
-        raise DeviceError(f"backend='engines' must have a GPU with JPEG engines and nvJPEG, got {found}. Leave backend out.")
-    if "nvJPEG" in found:
-        warnings.warn(
-            f"Images must be decoded by the JPEG engines to keep a GPU busy, got {found}, so the CPU decodes them. "
-            f"Run pip install 'gpuaug[decode-cu{(torch.version.cuda or '').partition('.')[0]}]', or pass backend='cpu'.",
-            GpuAugWarning,
-            stacklevel=2,
-        )
-    else:
-        _log.info("Images are decoded on the CPU: %s.", found)
-    return None
-
-
-def _engines_or_why_not(device: torch.device) -> nvjpeg.Engines | str:
-    if device.type != "cuda":
-        return f"the device {device}"
-    if nvjpeg.find_library() is None:
-        others = nvjpeg.other_majors()
-        return f"nvJPEG for CUDA {', '.join(others)} alone" if others else "no nvJPEG"
-    try:
-        return nvjpeg.Engines(device)
-    except nvjpeg.NvJpegError as error:
-        return f"a card without them ({error.status})"
 
 
 def _encoded_in(batch: Batch) -> list[Encoded]:

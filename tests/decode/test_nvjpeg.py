@@ -1,6 +1,7 @@
 """nvJPEG without a card: which library is loaded, what is said without one, and the text of its errors."""
 
 import ctypes
+import os
 import sys
 import warnings
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import torch
 from support.nvjpeg_double import Engines
 
 from gpuaug import DecodeStage, DeviceError, GpuAugError, GpuAugWarning
-from gpuaug.decode import nvjpeg, stage
+from gpuaug.decode import nvjpeg
 
 CARD = torch.device("cuda", 0)
 
@@ -71,13 +72,13 @@ def test_a_missing_library_is_warned_about_with_what_to_install(wheels, monkeypa
     wheels(*majors)
     loads(monkeypatch, lambda name: False)
     with pytest.warns(GpuAugWarning) as warned:
-        assert not stage._engines("auto", CARD)
+        assert not nvjpeg.find_engines("auto", CARD)
     assert [str(each.message) for each in warned] == [
         f"Images must be decoded by the JPEG engines to keep a GPU busy, got {got}, so the CPU decodes them. "
         "Run pip install 'gpuaug[decode-cu13]', or pass backend='cpu'."
     ]
     with pytest.raises(DeviceError) as raised:
-        stage._engines("engines", CARD)
+        nvjpeg.find_engines("engines", CARD)
     assert str(raised.value) == (
         f"backend='engines' must have a GPU with JPEG engines and nvJPEG, got {got}. Leave backend out."
     )
@@ -95,18 +96,49 @@ def test_a_card_without_engines_is_no_reason_to_warn(wheels, monkeypatch, caplog
         warnings.simplefilter("error")
         if backend == "engines":
             with pytest.raises(DeviceError, match=r"got a card without them \(7\)\. Leave backend out\."):
-                stage._engines(backend, CARD)
+                nvjpeg.find_engines(backend, CARD)
         else:
-            assert not stage._engines(backend, CARD)
+            assert not nvjpeg.find_engines(backend, CARD)
     assert ("Images are decoded on the CPU: a card without them (7)." in caplog.text) == (backend == "auto")
 
 
 def test_engines_are_used_where_there_are_some(wheels, monkeypatch):
     loads(monkeypatch, lambda name: True)
     monkeypatch.setattr(nvjpeg, "Engines", Engines)
-    assert isinstance(stage._engines("auto", CARD), Engines)
-    assert not stage._engines("cpu", CARD)
-    assert not stage._engines("auto", torch.device("cpu"))
+    monkeypatch.setattr(nvjpeg, "queues", 32)
+    assert isinstance(nvjpeg.find_engines("auto", CARD), Engines)
+    assert not nvjpeg.find_engines("cpu", CARD)
+    assert not nvjpeg.find_engines("auto", torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("told", "started", "found", "left"),
+    [(None, False, 32, "32"), (None, True, 8, None), ("4", False, 4, "4"), ("4", True, 4, "4"), ("some", False, 8, "some")],
+)
+def test_hardware_queues_are_asked_for_unless_cuda_has_started_or_the_user_has(monkeypatch, told, started, found, left):
+    if told is None:
+        monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", told)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: started)
+    assert nvjpeg.ask_for_queues() == found
+    assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == left
+
+
+def test_hardware_queues_are_asked_for_on_import():
+    assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "8") == str(nvjpeg.queues)
+
+
+def test_engines_with_too_few_hardware_queues_are_warned_about(wheels, monkeypatch):
+    loads(monkeypatch, lambda name: True)
+    monkeypatch.setattr(nvjpeg, "Engines", Engines)
+    monkeypatch.setattr(nvjpeg, "queues", 8)
+    with pytest.warns(GpuAugWarning) as warned:
+        assert isinstance(nvjpeg.find_engines("auto", CARD), Engines)
+    assert [str(each.message) for each in warned] == [
+        "CUDA_DEVICE_MAX_CONNECTIONS must be 32 for images to be decoded while a model trains, got 8, so decoding waits for "
+        "each step. Import gpuaug before anything uses the GPU, or set it for the process."
+    ]
 
 
 def test_an_error_names_the_call_and_its_status():

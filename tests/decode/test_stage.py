@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 import gpuaug
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DecodeError, DeviceError, SelectionError
-from gpuaug.decode import decoder, layout, stage
+from gpuaug.decode import decoder, layout, nvjpeg
 
 on_each_device = pytest.mark.parametrize(
     "device", ["cpu", "double", pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True
@@ -33,7 +33,7 @@ LEAST_DB = 30.0
 def device(request, monkeypatch):
     """A CPU, the same with a double of nvJPEG, which takes the images that engines take, or a GPU."""
     if request.param == "double":
-        monkeypatch.setattr(stage, "_engines", lambda backend, device: Engines(device))
+        monkeypatch.setattr(nvjpeg, "find_engines", lambda backend, device: Engines(device))
     return "cuda" if request.param == "cuda" else "cpu"
 
 

@@ -181,7 +181,7 @@ def test_an_error_of_the_library_comes_at_its_batch_and_leaves_nothing(monkeypat
                 raise nvjpeg.NvJpegError("nvjpegDecodeBatched", 6)
             return super().decode(addresses, lengths, outputs, form, stream)
 
-    monkeypatch.setattr(stage, "_engines", lambda backend, device: Failing(device))
+    monkeypatch.setattr(nvjpeg, "find_engines", lambda backend, device: Failing(device))
     arrived = []
     with pytest.raises(nvjpeg.NvJpegError) as raised:
         arrived.extend(numbers.tolist() for _, numbers in loader())

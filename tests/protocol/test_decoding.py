@@ -20,7 +20,7 @@ from support.waiting import WAIT_S
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core import batch
 from gpuaug.core.streams import Lane
-from gpuaug.decode import decoder, stage
+from gpuaug.decode import decoder, nvjpeg, stage
 from gpuaug.feed import feed
 from gpuaug.feed.prefetch import ListFeedIterator
 from gpuaug.feed.ring import Ring
@@ -126,7 +126,7 @@ class Machine:
             abandon(decoding)
 
         patch.setattr(stage.Decoding, "abandon", abandoned)
-        patch.setattr(stage, "_engines", lambda backend, device: Engines(device))
+        patch.setattr(nvjpeg, "find_engines", lambda backend, device: Engines(device))
         patch.setattr(decoder, "_empty", allocated)
         patch.setattr(decoder, "_enter", lambda device: None)
         patch.setattr(decoder.Work, "to", copied)
