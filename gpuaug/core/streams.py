@@ -69,10 +69,13 @@ class Lane:
         """Queue on this lane what is launched from now on, until :meth:`Lanes.launching` ends."""
         cuda.set_stream(self.stream)
 
-    def record_event(self, *, timed: bool = False) -> Event:
-        """Record an event after all that is queued so far; ``timed`` for :func:`ms_between`."""
-        # Blocking: a host that waits leaves its core to the loader's workers. The wait is batches ahead of need.
-        event = cuda.Event(blocking=True, enable_timing=timed)
+    def record_event(self, *, timed: bool = False, spin: bool = False) -> Event:
+        """Record an event after all that is queued so far; ``timed`` for :func:`ms_between`.
+
+        A host that waits for it leaves its core to the loader's workers, as most waits are batches ahead of need. With ``spin``
+        it keeps its core, and goes on sooner.
+        """
+        event = cuda.Event(blocking=not spin, enable_timing=timed)
         event.record(self.stream)
         return event
 
@@ -107,7 +110,7 @@ class InLineLane(Lane):
     def make_current(self) -> None:
         """Nothing to switch."""
 
-    def record_event(self, *, timed: bool = False) -> Event:
+    def record_event(self, *, timed: bool = False, spin: bool = False) -> Event:
         """An event that has been passed."""
         return _PassedEvent(time.perf_counter()) if timed else _PASSED_EVENT
 

@@ -139,7 +139,7 @@ class Decoder:
         form = nvjpeg.OUTPUT_RGBI if work.layout.channels == 3 else nvjpeg.OUTPUT_Y
         files = call.addresses[part], call.lengths[part]
         status = self._engines.decode(*files, call.outputs[part], form, self._lane.number)
-        self._lane.record_event().synchronize()  # what is queued still would meet the next call
+        self._lane.record_event(spin=True).synchronize()  # what is queued still would meet the next call
         return status
 
 
