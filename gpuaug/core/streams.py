@@ -70,11 +70,8 @@ class Lane:
         cuda.set_stream(self.stream)
 
     def record_event(self, *, timed: bool = False, spin: bool = False) -> Event:
-        """Record an event after all that is queued so far; ``timed`` for :func:`ms_between`.
-
-        A host that waits for it leaves its core to the loader's workers, as most waits are batches ahead of need. With ``spin``
-        it keeps its core, and goes on sooner.
-        """
+        """Record an event after all that is queued so far; ``timed`` for :func:`ms_between`, ``spin`` for a host in a hurry."""
+        # Blocking: a host that waits leaves its core to the loader's workers. Most waits are batches ahead of need.
         event = cuda.Event(blocking=not spin, enable_timing=timed)
         event.record(self.stream)
         return event
