@@ -191,7 +191,7 @@ class TrainingLoop:
     def __init__(self, cuda, scenario):
         self._cuda = cuda
         self._scenario = scenario
-        self._stats = []
+        self.stats = []
         self._renew()
         self._streams = [cuda.default, FakeStream(cuda, "second"), FakeStream(cuda, "third")]
         self._kept = []
@@ -204,13 +204,13 @@ class TrainingLoop:
 
     @property
     def held_back(self):
-        return sum(stats.held_back for stats in self._stats)
+        return sum(stats.held_back for stats in self.stats)
 
     def _renew(self):
         self._iterators, self.loader = {}, None  # the old one goes first: what it had is for the new one
         source, stages = Source(self._cuda, self._scenario.batches), self._make(self._cuda, self._scenario.stages)
         self.loader = StreamedLoader(source, stages, device="cuda", depth=self._scenario.depth)
-        self._stats.append(self.loader.stats())
+        self.stats.append(self.loader.stats())
 
     def _take(self, step):
         if step.renew:
@@ -246,7 +246,7 @@ class TrainingLoop:
 
 
 def run(scenario, mutate=None):
-    """Run the real loader through ``scenario``: the history, and how often the host waited for the bound on its run-ahead."""
+    """Run the real loader through ``scenario``: the history, and the training loop."""
     with pytest.MonkeyPatch.context() as patch:
         cuda = install(patch)
         script_arrivals(patch, scenario.there)
@@ -254,7 +254,7 @@ def run(scenario, mutate=None):
             mutate(patch, cuda)
         loop = TrainingLoop(cuda, scenario)
         loop.loader.close()
-    return cuda.history, loop.held_back
+    return cuda.history, loop
 
 
 STEPS = st.builds(

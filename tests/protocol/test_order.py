@@ -13,17 +13,17 @@ from gpuaug.stages.feature import _BoundFeature
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_nothing_is_unordered(name):
-    history, held_back = run(SCENARIOS[name])
+    history, loop = run(SCENARIOS[name])
     assert not history.violations, history.report()
-    assert history.syncs == held_back  # the host waits for the bound on its run-ahead, and for nothing else
+    assert history.syncs == loop.held_back  # the host waits for the bound on its run-ahead, and for nothing else
 
 
 @settings(deadline=None, max_examples=50)
 @given(ANY_SCENARIO)
 def test_nothing_is_unordered_in_any_scenario(scenario):
-    history, held_back = run(scenario)
+    history, loop = run(scenario)
     assert not history.violations, history.report()
-    assert history.syncs == held_back
+    assert history.syncs == loop.held_back
 
 
 def no_consumer_wait(patch, cuda):
@@ -255,8 +255,8 @@ def test_a_broken_protocol_is_caught(mutate, name, rule, words):
 
 
 def test_a_host_that_waits_is_caught():
-    history, held_back = run(SCENARIOS["plain"], host_wait)
-    assert history.syncs > held_back
+    history, loop = run(SCENARIOS["plain"], host_wait)
+    assert history.syncs > loop.held_back
 
 
 @pytest.mark.parametrize("name", ["plain", "no stages", "left early", "interleaved", "sources kept"])
