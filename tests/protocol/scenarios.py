@@ -48,7 +48,7 @@ class Scenario:
 KINDS = ("augment", "beside", "both", "branches", "encode", "flaky", "in place", "whole")
 SWITCHING = tuple(Step(stream=number % 3, keep=number % 4 == 0, forget=number % 4 == 3) for number in range(14))
 INTERLEAVED = tuple(Step(iterator=number % 2) for number in range(14))
-HANDED_DOWN = (Step(renew=True, stream=1, keep=True), Step(stream=1), Step(renew=True, forget=True), Step(), Step())
+HANDED_DOWN = (Step(stream=1, keep=True), Step(stream=1), Step(renew=True, forget=True), Step(), Step(renew=True))
 
 SCENARIOS = {
     "plain": Scenario(),
