@@ -28,7 +28,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import gpuaug
-from bench.harness import flags, measurement, process_memory
+from bench.harness import flags, measurement, processes
 from bench.harness.console import console
 from gpuaug.benchkit.environment import environment
 
@@ -135,7 +135,7 @@ def soaked(epochs: Kinds, options: Namespace) -> tuple[list[tuple[int, dict[str,
             done += count
             if all(counts.values()) and done >= len(readings) * options.batches / READINGS:
                 gc.collect()  # garbage that has yet to be found is no growth
-                readings.append((done, process_memory.held(options.device)))
+                readings.append((done, processes.held(options.device)))
     kinds = {name: {"batches": counts[name], "us_per_batch": 1e6 * seconds[name] / counts[name]} for name in counts}
     return readings, {"kinds": kinds, "batches_per_s": done / (perf_counter() - began)}
 
@@ -145,7 +145,7 @@ def row(name: str, readings: Sequence[tuple[int, int]], took_s: float) -> dict[s
     values = [value for _, value in readings]
     quarter = max(len(values) // 4, 1)
     early, late = median(values[quarter : 2 * quarter] or values), median(values[-quarter:])
-    unit = f"_{process_memory.UNITS[name]}".rstrip("_")
+    unit = f"_{processes.UNITS[name]}".rstrip("_")
     return {
         "name": name,
         f"start{unit}": values[0],
