@@ -4,6 +4,8 @@
     python -m bench SUITE                measure one suite, with flags of its own
     python -m bench accuracy --data DIR  train on torchvision's images and on gpuaug's, and compare top-1
     python -m bench kernels              the time of each of gpuaug's kernels; needs a GPU, and is not among the suites of run
+    python -m bench soak                 a long run of small batches, in which nothing that the process holds may grow
+    python -m bench chaos                loops with random delays, breaks, errors, kills and resumes, compared with depth=0
     python -m bench compare A B          two results of one suite, row by row
     python -m bench pair CHECKOUT        this checkout beside another, in processes that take turns
     python -m bench plot                 a picture of every result
@@ -32,6 +34,8 @@ COMMANDS = {
     "show": "bench.figures.show",
     "env": "bench.harness.env",
     "kernels": "bench.suites.augmentation.kernels",
+    "soak": "bench.suites.transport.soak",
+    "chaos": "bench.suites.transport.chaos",
     **{module.rpartition(".")[2]: module for module, _ in SUITES.values()},
 }
 """Command to the module whose ``main`` runs it."""

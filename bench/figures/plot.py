@@ -5,7 +5,8 @@
 Every suite that counts steps or images gets a panel for each case or batch size, with a bar for each variant: grey
 for what users do today, green for gpuaug, hatched for ceilings, which leave work out. Whiskers are the slowest and
 the fastest round, or the worst and the best seed. A suite over many batch sizes gets lines over them, drawn by
-``bench.figures.curves``. The lanes are drawn as a timeline, by ``bench.figures.lane_timeline``.
+``bench.figures.curves``. The lanes are drawn as a timeline, by ``bench.figures.lane_timeline``, and what a process held
+over a long run by ``bench.figures.readings``.
 """
 
 import json
@@ -18,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from bench.figures import curves, lane_timeline
+from bench.figures import curves, lane_timeline, readings
 from bench.figures.pictures import IMAGES
 from bench.harness.result_rows import FIGURES, RESULTS, hardware, panel, shown_rows
 
@@ -26,6 +27,8 @@ from bench.harness.result_rows import FIGURES, RESULTS, hardware, panel, shown_r
 def draw(result: dict[str, Any]) -> Figure | None:
     """Draw one result, or nothing if its rows have no figure that is known here."""
     rows = result["rows"]
+    if "readings" in rows[0]:
+        return readings.draw(result)
     key = next((key for key in FIGURES if key in rows[0]), None)
     if key is None:
         return None

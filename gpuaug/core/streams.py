@@ -27,9 +27,11 @@ import functools
 import gc
 import os
 import time
-from collections import deque
+import weakref
+from collections import defaultdict, deque
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -150,28 +152,57 @@ def ms_between(first: Any, second: Any) -> float:
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
+@dataclass(slots=True)
+class _Streams:
+    """Streams that work together, and all that decides when memory that was allocated on them may be used again."""
+
+    by_priority: defaultdict[int, list[cuda.Stream]] = field(default_factory=lambda: defaultdict(list))
+    consumers: dict[int, Lane] = field(default_factory=dict)
+    intermediates: deque[tuple[Any, Event]] = field(default_factory=deque)
+
+
+_idle: defaultdict[torch.device, list[_Streams]] = defaultdict(list)
+"""Streams whose loaders are gone."""
+
+
 class Lanes:
     """The lanes of one loader on one device, made once, and the order in which their memory is used again.
 
-    PyTorch hands out streams from a pool of 32 and keeps a memory cache for each, so lanes are made once per name and kept.
+    PyTorch hands out streams from a pool of 32 and keeps a memory cache and library workspaces for each. So lanes are made once
+    per name and kept, and their streams go to the next loader when this one is garbage. All of them go together, the copy
+    stream first, with the streams that batches were handed over on: a batch may be kept for longer than its loader. To the
+    lanes, the next loader is the same one with other stages.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.in_line = device.type != "cuda"
+        streams, idle = _Streams(), _idle[device]
         if not self.in_line:
             spare_forked_children()
+            with suppress(IndexError):  # not asked before: another thread may take the last ones
+                streams = idle.pop()
+            # Whatever may still queue work on these lanes holds this object.
+            weakref.finalize(self, idle.append, streams).atexit = False
+        self._streams = streams
+        self._unused = {priority: deque(made) for priority, made in streams.by_priority.items()}
+        self._consumers, self._intermediates = streams.consumers, streams.intermediates
         self._lanes: dict[str, Lane] = {}
-        self._consumers: dict[int, Lane] = {}
-        self._intermediates: deque[tuple[Any, Event]] = deque()
         self.copy = self.lane("copy")
 
     def lane(self, name: str, *, urgent: bool = False) -> Lane:
         """The lane of that name, made on first use. An urgent one's kernels go before those of others that are ready."""
         if name not in self._lanes:
-            priority = -1 if urgent else 0
-            self._lanes[name] = InLineLane(name) if self.in_line else Lane(name, cuda.Stream(self.device, priority))
+            self._lanes[name] = InLineLane(name) if self.in_line else Lane(name, self._stream(-1 if urgent else 0))
         return self._lanes[name]
+
+    def _stream(self, priority: int) -> cuda.Stream:
+        """A stream of an earlier loader, in the order in which that took them, or a new one."""
+        if self._unused.get(priority):
+            return self._unused[priority].popleft()
+        stream = cuda.Stream(self.device, priority)
+        self._streams.by_priority[priority].append(stream)
+        return stream
 
     def consumer(self) -> Lane:
         """The stream that is current on the calling thread, as a lane."""
@@ -310,24 +341,6 @@ def resolve(device: torch.device | str | int | None) -> torch.device:
     if wanted.type != "cpu" and not (hasattr(module, "is_available") and module.is_available()):
         raise DeviceError(f"device must be one that this machine has, got {wanted}. 'cpu' always works.")
     return torch.device("cpu") if wanted.type == "cpu" else wanted  # there is only one, however it is numbered
-
-
-# What Nsight Systems and other readers of NVTX put into the environment of the process that they watch.
-_NVTX_LISTENS = torch.backends.cuda.is_built() and any(
-    name in os.environ for name in ("NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
-)
-
-
-def span(name: str) -> AbstractContextManager[Any]:
-    """A range of that name in traces of ``torch.profiler`` and for tools that read NVTX.
-
-    Costs a fraction of a microsecond when nobody listens.
-    """
-    if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-        return torch.profiler.record_function(name)  # which also is an NVTX range within emit_nvtx()
-    if _NVTX_LISTENS:
-        return cuda.nvtx.range(name)
-    return _NOTHING
 
 
 def current_stream(device: torch.device) -> int:

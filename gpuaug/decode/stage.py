@@ -137,7 +137,7 @@ class DecodeStage(Stage):
         try:
             with lanes.launching(consumer):
                 lanes.copy.make_current()
-                lanes.copy.wait(consumer.record_event())
+                lanes.wait_for_consumers(consumer, consumer.record_event())
                 batch, pending = bound.submit(encoded, memory)
                 assert pending is not None
                 made: Ragged = pending.collect(batch).to(lanes.device)

@@ -5,6 +5,7 @@ the loop both ways on its first batches, in turns, and goes on with the faster. 
 lanes and graphs, so batches are the same bit for bit whatever it decides, and whenever.
 """
 
+import weakref
 from collections.abc import Sequence
 from statistics import median
 from typing import Any, Literal, Protocol
@@ -79,7 +80,7 @@ class DepthTuner:
         self.reason = "still measuring"
         self.streamed_ms: list[float] = []
         self.in_line_ms: list[float] = []
-        self._whose: object = None
+        self._whose: weakref.ref[object] | None = None  # an iterator, which holds this object: neither may keep the other
         self._warm = 0
         self._seen = 0
         self._began: Event | None = None
@@ -106,9 +107,9 @@ class DepthTuner:
         if self._done:
             return consumer.record_event()
         event = consumer.record_event(timed=True)
-        if iterator is not self._whose:
+        if self._whose is None or self._whose() is not iterator:
             # A new epoch fills its queue first. Two iterators at once measure neither way.
-            self._whose, self._seen, self._began = iterator, 0, None
+            self._whose, self._seen, self._began = weakref.ref(iterator), 0, None
         if self._warm < WARM:
             self._warm += 1
         elif len(self._windows) < 2 * ROUNDS:

@@ -1,9 +1,30 @@
 """Who looks on while batches are made: nobody but profilers, unless somebody takes this one's place."""
 
-from contextlib import AbstractContextManager
+import os
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from gpuaug.core.streams import Lane, span
+import torch
+
+from gpuaug.core.streams import Lane
+
+# What Nsight Systems and other readers of NVTX put into the environment of the process that they watch.
+_NVTX_LISTENS = torch.backends.cuda.is_built() and any(
+    name in os.environ for name in ("NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
+)
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+def span(name: str) -> AbstractContextManager[Any]:
+    """A range of that name in traces of ``torch.profiler`` and for tools that read NVTX.
+
+    Costs a fraction of a microsecond when nobody listens.
+    """
+    if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+        return torch.profiler.record_function(name)  # which also is an NVTX range within emit_nvtx()
+    if _NVTX_LISTENS:
+        return torch.cuda.nvtx.range(name)
+    return _NOTHING
 
 
 class Hooks:

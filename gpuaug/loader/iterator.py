@@ -130,14 +130,19 @@ class PipelinedIterator:
         # In line there is nothing to overlap with: launching ahead would only put off the batch that is wanted.
         most = 1 if self._lanes.in_line else depth + 1
         ahead = min(depth, self._ahead)
-        ordered = False
+        ordered, launching = False, self._shared.launching
         while (step := self._next_step(most, ahead)) is not None:
-            with self._shared.launching:
-                if not ordered:
-                    self._lanes.wait_for_consumers(consumer, done)
-                    ordered = True
-                with self._lanes.launching(consumer):
-                    step()
+            with launching.lock:
+                launching.check()
+                launching.busy = True
+                try:
+                    if not ordered:
+                        self._lanes.wait_for_consumers(consumer, done)
+                        ordered = True
+                    with self._lanes.launching(consumer):
+                        step()
+                finally:
+                    launching.busy = False
 
     def pop(self, consumer: Lane) -> Batch:
         """The next batch, which ``consumer`` waits for on the device; or the error in its place."""
@@ -182,15 +187,18 @@ class PipelinedIterator:
 
         May be called while another thread is inside :meth:`fill`, and waits for what is being launched there.
         """
-        if self._ahead and self._process == os.getpid() and self._shared.launching.acquire(timeout=STOP_S):
+        launching = self._shared.launching
+        if self._ahead and self._process == os.getpid() and launching.lock.acquire(timeout=STOP_S):
             try:
+                if launching.busy:
+                    return  # a stage of this thread's own has closed the loader
                 for submitted in self._submitted:
                     submitted.error = submitted.error or self.feed_iterator.ended_error()
                     submitted.abandon()
                 for bound in self._bound:
                     bound.close(self._memory)
             finally:
-                self._shared.launching.release()
+                launching.lock.release()
 
     def _reach(self, **changes: Any) -> None:
         self._snapshot = self._snapshot._replace(**changes)

@@ -16,31 +16,28 @@ from gpuaug.stages.copy import Copier
 
 
 class LaunchLock:
-    """Held while a batch is launched. A thread that enters it a second time gets an error: it would wait for itself."""
+    """Held while a batch is launched.
+
+    A signal may raise an exception after any call, also after one that takes a lock and before the next line. So ``lock`` is
+    used by ``with``, which takes it and leaves it in one step each, and the thread that has it may take it again.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holder: int | None = None
-        self.acquire, self.release = self._lock.acquire, self._lock.release
+        self.lock = threading.RLock()
+        self.busy = False
+        """Whether a batch is being launched; by this thread, if it has the lock."""
 
-    def __enter__(self) -> None:
-        """Wait for the launch of another thread.
+    def check(self) -> None:
+        """Called with the lock, before a launch.
 
         Raises:
-            GpuAugError: If it is this thread's own, whose stage has called what leads here.
+            GpuAugError: If this thread is in a launch already, whose stage has called what leads here.
         """
-        if not self._lock.acquire(blocking=False):
-            if self._holder == threading.get_ident():
-                raise GpuAugError(
-                    "A stage must read other loaders than the one that runs it, got next() of that loader's own iterator. "
-                    "Make a second StreamedLoader for the stage."
-                )
-            self._lock.acquire()
-        self._holder = threading.get_ident()
-
-    def __exit__(self, *exc: object) -> None:
-        self._holder = None
-        self._lock.release()
+        if self.busy:
+            raise GpuAugError(
+                "A stage must read other loaders than the one that runs it, got next() of that loader's own iterator. "
+                "Make a second StreamedLoader for the stage."
+            )
 
 
 @dataclass(slots=True)
@@ -68,11 +65,13 @@ class LoaderState:
 
     def _unless_launching(self, work: Callable[[], None]) -> None:
         """Do ``work``, or leave it to the next launch."""
-        if self.launching.acquire(blocking=False):
+        launching = self.launching
+        if launching.lock.acquire(blocking=False):
             try:
-                work()
+                if not launching.busy:
+                    work()
             finally:
-                self.launching.release()
+                launching.lock.release()
 
 
 class OneThreadIterator(Iterator[Batch]):

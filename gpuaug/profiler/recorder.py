@@ -8,8 +8,8 @@ import time
 from contextlib import AbstractContextManager
 from typing import Any
 
-from gpuaug.core.streams import Event, Lane, Lanes, ms_between, span
-from gpuaug.loader.hooks import Hooks
+from gpuaug.core.streams import Event, Lane, Lanes, ms_between
+from gpuaug.loader.hooks import Hooks, span
 from gpuaug.profiler.timeline import Span
 
 LOADER, THREAD, CONSUMER = "loader", "thread", "consumer"

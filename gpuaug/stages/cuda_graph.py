@@ -41,6 +41,28 @@ class _Graph(NamedTuple):
     outputs: Any
 
 
+class _Pool:
+    """Device memory of one runner's graphs.
+
+    PyTorch keeps a pool reserved after its last graph, and uses it for nothing else, until the cache is emptied. That waits for
+    the device, so it is put off until the next pool is made.
+    """
+
+    left_any = False
+    """Whether a pool has been left since the cache was emptied."""
+
+    def __init__(self) -> None:
+        if _Pool.left_any:
+            _Pool.left_any = False
+            with suppress(RuntimeError):  # another thread may be capturing a graph of its own
+                torch.cuda.synchronize()  # expandable segments wait for the stream that allocated, not for readers on others
+                torch.cuda.empty_cache()
+        self.handle = torch.cuda.graph_pool_handle()
+
+    def __del__(self) -> None:
+        _Pool.left_any = True
+
+
 class GraphRunner:
     """Runs ``encode`` on one lane, eager or from graphs of its own.
 
@@ -56,7 +78,7 @@ class GraphRunner:
         self._encoder = encoder
         self._lane = lane
         self._memory_format = memory_format
-        self._pool: Any = None
+        self._pool: _Pool | None = None
         self._graphs: OrderedDict[Signature, _Graph] = OrderedDict()
         self._weights: list[torch.Tensor] = []
         self.reason = why_not_capturable(encoder)
@@ -133,13 +155,13 @@ class GraphRunner:
         static = tuple(self._static_like(value) for value in inputs)
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
+            self._pool = _Pool()
         # A collection within the capture could destroy graphs and events of others, which is not allowed then.
         collecting = gc.isenabled()
         gc.disable()
         try:
             # thread_local: page-locked allocations in the loader's pin thread must not invalidate the capture.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=self._pool.handle, capture_error_mode="thread_local")
             try:
                 outputs = self._encode(*static)
             except BaseException:
@@ -175,10 +197,11 @@ class GraphRunner:
 
         It would put off reuse of every block that ``record_stream`` was called on, for the rest of the process.
         """
+        assert self._pool is not None
         device = torch.cuda.current_device()
         with suppress(RuntimeError, AttributeError):
-            torch._C._cuda_endAllocateToPool(device, self._pool)
-            torch._C._cuda_releasePool(device, self._pool)
+            torch._C._cuda_endAllocateToPool(device, self._pool.handle)
+            torch._C._cuda_releasePool(device, self._pool.handle)
         self._pool = None
 
 

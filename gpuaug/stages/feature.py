@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, Literal
 from weakref import WeakSet
 
@@ -206,10 +207,9 @@ class _Branch:
     def __init__(self, encoder: nn.Module, stage: FeatureStage, name: str, lane: Lane, lanes: Lanes) -> None:
         self.lane = lane
         self._name = name
-        self._encoder = encoder
         self._device = lanes.device
-        self._autocast = stage.autocast
-        self._memory_format = stage.memory_format
+        # Not a method: the runner would hold this object, which holds it, and its graphs their memory until both are collected.
+        self._encode = partial(_encode, encoder, lanes.device.type, stage.autocast, stage.memory_format)
         self._generators = Generators(lanes.device)
         captures = stage.capture == "auto" and not lanes.in_line
         self._runner = GraphRunner(self._encode, encoder, lane, stage.memory_format) if captures else None
@@ -235,19 +235,6 @@ class _Branch:
         if self._runner is not None:
             self._runner.refresh()
 
-    def _encode(self, *values: Any) -> Any:
-        if any(module.training for module in self._encoder.modules()):
-            self._encoder.eval()
-        # The cache of autocast would keep casts of weights that were made in a graph's own memory.
-        cast = torch.autocast(self._device.type, dtype=self._autocast, cache_enabled=False) if self._autocast else nullcontext()
-        with torch.no_grad(), cast:
-            return self._encoder(*(self._formatted(value) for value in values))
-
-    def _formatted(self, value: Any) -> Any:
-        if self._memory_format is None or not isinstance(value, torch.Tensor) or value.ndim != 4:
-            return value
-        return value.contiguous(memory_format=self._memory_format)
-
     def _warn_if_eager(self) -> None:
         if self._runner is None or self._runner.reason is None or self._warned:
             return
@@ -258,6 +245,23 @@ class _Branch:
             GpuAugWarning,
             stacklevel=2,
         )
+
+
+def _encode(
+    encoder: nn.Module, device: str, autocast: torch.dtype | None, memory_format: torch.memory_format | None, *values: Any
+) -> Any:
+    if any(module.training for module in encoder.modules()):
+        encoder.eval()
+    # The cache of autocast would keep casts of weights that were made in a graph's own memory.
+    cast = torch.autocast(device, dtype=autocast, cache_enabled=False) if autocast else nullcontext()
+    with torch.no_grad(), cast:
+        return encoder(*(_formatted(value, memory_format) for value in values))
+
+
+def _formatted(value: Any, memory_format: torch.memory_format | None) -> Any:
+    if memory_format is None or not isinstance(value, torch.Tensor) or value.ndim != 4:
+        return value
+    return value.contiguous(memory_format=memory_format)
 
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

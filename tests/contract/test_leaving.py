@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -179,6 +180,38 @@ def test_ctrl_c_is_heard_while_the_loader_is_slow(feeds):
     assert not feeds()
     with pytest.raises(StopIteration):
         next(batches)
+
+
+@pytest.mark.timeout(100)  # a loader that hangs ends the test
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # within what the interpreter calls itself
+def test_an_interrupt_at_any_point_of_next_leaves_the_loader_usable():
+    """A signal's exception comes after any call; here after each in turn, of one ``next`` and of the end of the loop."""
+
+    def interrupted(frame, event, argument):
+        # Once a call has begun or ended: where Python looks whether a signal has come. Not in the lock of torch's generators:
+        # this thread would keep it.
+        nonlocal left
+        if event in ("call", "c_return") and frame.f_globals.get("__name__", "").startswith("gpuaug.loader"):
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+
+    points, finished = 0, False
+    while not finished:
+        points += 1
+        left, loader = points, streamed([torch.tensor(number) for number in range(3)], lambda x: x + 1)
+        sys.setprofile(interrupted)
+        try:
+            for _ in loader:
+                break
+            finished = True
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        finished = finished and left > 0
+        assert values(loader) == [1, 2, 3], f"interrupted at point {points}"
+    assert points > 30
 
 
 def test_two_iterators_do_not_disturb_one_another():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+from itertools import islice
 
 import pytest
 import torch
@@ -52,6 +53,24 @@ def test_reserved_memory_is_flat_over_epochs(encoder):
         torch.cuda.synchronize()
         reserved.append(torch.cuda.memory_reserved())
     assert set(reserved[1:]) == {reserved[1]}
+
+
+def test_reserved_memory_is_flat_over_loaders(encoder):
+    batches, kept, reserved = host_batches(count=5, size=128), [], []
+    trained_on = [torch.cuda.current_stream(), torch.cuda.Stream()]
+    want = reference(batches, stages_for(encoder))
+    for number in range(60):  # of three lanes each: PyTorch has 32 streams
+        with torch.cuda.stream(trained_on[number % 2]):
+            loader = StreamedLoader(batches, stages_for(encoder), depth=2, seed=1)
+            got = [tuple(t.clone() for t in batch) for batch in islice(loader, 3 + number % 3)]
+            kept = [next(iter(loader))]  # until the next loader has kept one
+            del loader
+            trained_on[number % 2].synchronize()
+            assert_same(got, want[: len(got)])
+        reserved.append(torch.cuda.memory_reserved())
+    del kept
+    # Each loader captures a graph, whose memory pool takes two megabytes at least.
+    assert max(reserved[-12:]) <= max(reserved[:12]) + (16 << 20)
 
 
 def test_pageable_batches_warn_once():

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from gpuaug import IteratorEndedError, StreamedLoader
 from gpuaug.loader.hooks import Hooks
+from gpuaug.loader.state import LaunchLock
 
 
 def actions(log, *kinds):
@@ -211,6 +212,10 @@ def test_closing_the_loader_ends_an_iterator_after_what_is_launched():
     assert len(actions(stage.log, "submit")) == 5, "nothing is submitted after that"
 
 
+class NeverBusy(LaunchLock):
+    busy = property(lambda self: False, lambda self, value: None)
+
+
 def test_a_batch_that_arrives_as_the_loader_is_closed_is_not_submitted():
     class Closing(Hooks):
         def pulled(self, number, began_s, ended_s):
@@ -219,7 +224,7 @@ def test_a_batch_that_arrives_as_the_loader_is_closed_is_not_submitted():
 
     stage = Submitting(finished=lambda number: True)
     loader = working_ahead(numbers(), stage)
-    loader._shared.hooks, loader._shared.launching = Closing(), threading.RLock()  # as if another thread closed it just before
+    loader._shared.hooks, loader._shared.launching = Closing(), NeverBusy()  # as if another thread closed it just before
     batches = iter(loader)
     assert [next(batches).item(), next(batches).item()] == [0, 1]
     with pytest.raises(IteratorEndedError):

@@ -301,7 +301,7 @@ def test_recording_keeps_streams_ordered(name):
 
         patch.setattr(StreamedLoader, "_begin", begin_watched)
 
-    history, stats = run(SCENARIOS[name], mutate)
+    history, loop = run(SCENARIOS[name], mutate)
     assert not history.violations, history.report()
-    assert history.syncs == 1 + stats.held_back
-    assert len([entry for entry in watched[0]._device if entry[1] == "wait"]) == stats.batches
+    assert history.syncs == 1 + loop.held_back
+    assert len([entry for entry in watched[0]._device if entry[1] == "wait"]) == loop.stats[0].batches

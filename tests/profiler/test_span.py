@@ -8,16 +8,16 @@ import torch
 from support import processes
 
 from gpuaug import StreamedLoader, TransformStage
-from gpuaug.core import streams
+from gpuaug.loader import hooks
 from gpuaug.profiler.recorder import Recorder
 
 PARTS_OF_A_BATCH = ["gpuaug/copy", "gpuaug/stage/augment", "gpuaug/wait"]
 
 
-def ranges(hooks):
+def ranges(recorded):
     """The names of the ranges that ``torch.profiler`` finds in two batches, in their order."""
     loader = StreamedLoader([torch.zeros(1)] * 2, [TransformStage(lambda x: x + 1, name="augment")], device="cpu")
-    if hooks:
+    if recorded:
         loader._shared.hooks = Recorder(loader._shared.lanes)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profiler:
         list(loader)
@@ -31,14 +31,14 @@ def ranges(hooks):
     return [event.name for event in sorted(events, key=lambda event: event.time_range.start)]
 
 
-@pytest.mark.parametrize("hooks", [False, True], ids=["alone", "recorded"])
-def test_torch_profiler_sees_a_range_for_each_part(hooks):
-    assert ranges(hooks) == PARTS_OF_A_BATCH * 2
+@pytest.mark.parametrize("recorded", [False, True], ids=["alone", "recorded"])
+def test_torch_profiler_sees_a_range_for_each_part(recorded):
+    assert ranges(recorded) == PARTS_OF_A_BATCH * 2
 
 
 def test_span_is_shared_while_no_tool_listens(monkeypatch):
-    monkeypatch.setattr(streams, "_NVTX_LISTENS", False)
-    assert streams.span("gpuaug/copy") is streams.span("gpuaug/wait")
+    monkeypatch.setattr(hooks, "_NVTX_LISTENS", False)
+    assert hooks.span("gpuaug/copy") is hooks.span("gpuaug/wait")
 
 
 # A tool that reads NVTX, as small as can be. Its interface is that of nvtxTypes.h: table 1 has the callbacks, and in the slots

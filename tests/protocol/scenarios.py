@@ -1,6 +1,7 @@
 """Randomised orders of use for the double of the stream layer, and a loader over it."""
 
 import itertools
+from collections import defaultdict
 from dataclasses import dataclass
 
 import pytest
@@ -30,6 +31,8 @@ class Step:
     """Whether the iterator is left after the step."""
     stages: tuple[str, ...] | None = None
     """What the loader's stages are replaced with before the step."""
+    renew: bool = False
+    """Whether the loader is dropped before the step, with its iterators, and another takes its place."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Scenario:
 KINDS = ("augment", "beside", "both", "branches", "encode", "flaky", "in place", "whole")
 SWITCHING = tuple(Step(stream=number % 3, keep=number % 4 == 0, forget=number % 4 == 3) for number in range(14))
 INTERLEAVED = tuple(Step(iterator=number % 2) for number in range(14))
+HANDED_DOWN = (Step(stream=1, keep=True), Step(stream=1), Step(renew=True, forget=True), Step(), Step(renew=True))
 
 SCENARIOS = {
     "plain": Scenario(),
@@ -63,6 +67,7 @@ SCENARIOS = {
     "interleaved": Scenario(steps=INTERLEAVED),
     "left early": Scenario(steps=(Step(), Step(keep=True, leave=True)) * 6),
     "new stages": Scenario(steps=(Step(), Step(), Step(leave=True), Step(stages=("both", "encode")), *[Step()] * 6)),
+    "new loaders": Scenario(steps=HANDED_DOWN * 8),
     "error": Scenario(stages=("augment", "flaky", "encode"), steps=(Step(),) * 14),
     "long chain": Scenario(stages=("augment", "both", "whole", "encode")),
     "sources kept": Scenario(stages=("augment", "beside", "beside")),
@@ -76,6 +81,7 @@ def install(patch, **options):
     """Put a double in the place of the stream layer."""
     cuda = FakeCuda(**options)
     patch.setattr(streams, "cuda", cuda)
+    patch.setattr(streams, "_idle", defaultdict(list))
     patch.setattr(rng, "_device_generator", lambda device: None)
     patch.setattr(feed, "why_not_here", lambda: "the double has no page-locked memory")
     return cuda
@@ -183,12 +189,11 @@ class TrainingLoop:
     """Takes the steps of a scenario, and reads every leaf of what it has on the stream that is current."""
 
     def __init__(self, cuda, scenario):
-        self.loader = StreamedLoader(
-            Source(cuda, scenario.batches), self._make(cuda, scenario.stages), device="cuda", depth=scenario.depth
-        )
         self._cuda = cuda
+        self._scenario = scenario
+        self.stats = []
+        self._renew()
         self._streams = [cuda.default, FakeStream(cuda, "second"), FakeStream(cuda, "third")]
-        self._iterators = {}
         self._kept = []
         for step in scenario.steps:
             self._take(step)
@@ -197,7 +202,19 @@ class TrainingLoop:
     def _make(cuda, kinds):
         return [make_stage(cuda, kind) for kind in kinds]
 
+    @property
+    def held_back(self):
+        return sum(stats.held_back for stats in self.stats)
+
+    def _renew(self):
+        self._iterators, self.loader = {}, None  # the old one goes first: what it had is for the new one
+        source, stages = Source(self._cuda, self._scenario.batches), self._make(self._cuda, self._scenario.stages)
+        self.loader = StreamedLoader(source, stages, device="cuda", depth=self._scenario.depth)
+        self.stats.append(self.loader.stats())
+
     def _take(self, step):
+        if step.renew:
+            self._renew()
         if step.stages is not None:
             self.loader.stages = self._make(self._cuda, step.stages)
         name_lanes(self._cuda, self.loader)
@@ -229,7 +246,7 @@ class TrainingLoop:
 
 
 def run(scenario, mutate=None):
-    """Run the real loader through ``scenario``."""
+    """Run the real loader through ``scenario``: the history, and the training loop."""
     with pytest.MonkeyPatch.context() as patch:
         cuda = install(patch)
         script_arrivals(patch, scenario.there)
@@ -237,7 +254,7 @@ def run(scenario, mutate=None):
             mutate(patch, cuda)
         loop = TrainingLoop(cuda, scenario)
         loop.loader.close()
-    return cuda.history, loop.loader.stats()
+    return cuda.history, loop
 
 
 STEPS = st.builds(
@@ -248,6 +265,7 @@ STEPS = st.builds(
     forget=st.booleans(),
     leave=st.sampled_from([False, False, False, True]),
     stages=st.none() | st.none() | st.lists(st.sampled_from(KINDS), max_size=3).map(tuple),
+    renew=st.sampled_from([False, False, False, False, True]),
 )
 ANY_SCENARIO = st.builds(
     Scenario,

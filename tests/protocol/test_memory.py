@@ -230,9 +230,56 @@ def test_device_memory_is_flat_over_epochs(cuda, monkeypatch, new_stages):
             streamed.stages = stages()
         for received in streamed:
             cuda.read(*batch.leaves(received))
-        allocated = [line for line in cuda.history.log if line.startswith("alloc")]
-        blocks.append(len({line.rpartition(" in block ")[2] for line in allocated}))
+        blocks.append(blocks_of(cuda))
     assert blocks[1:] == [blocks[1]] * 7
+
+
+def blocks_of(cuda):
+    """Blocks of memory that were reserved so far."""
+    return len({line.rpartition(" in block ")[2] for line in cuda.history.log if line.startswith("alloc")})
+
+
+def test_device_memory_is_flat_over_loaders(cuda, monkeypatch):
+    script_arrivals(monkeypatch, [True])
+    blocks = []
+    for number in range(40):
+        stages = [TransformStage(lambda images: kernel(cuda, images), name=f"augment {number}"), lambda x: kernel(cuda, x)]
+        kept = []
+        for received in StreamedLoader(Source(cuda, 5), stages[: 1 + number % 2], device="cuda"):
+            cuda.read(*batch.leaves(received))
+            kept.append(received)
+            if len(kept) == 2 + number % 2:
+                break
+        del kept, received
+        blocks.append(blocks_of(cuda))
+    assert blocks[2:] == [blocks[2]] * 38
+    assert not cuda.history.violations, cuda.history.report()
+
+
+def test_loaders_that_are_alive_share_no_stream(cuda):
+    def streams_of(loader):
+        return {lane.stream for lane in loader._shared.lanes._lanes.values()}
+
+    alive = [StreamedLoader([], [kernel] * (number % 3), device="cuda") for number in range(5)]
+    for number in range(5, 40):
+        gone = streams_of(alive[number % 5])
+        alive[number % 5] = None
+        alive[number % 5] = StreamedLoader([], [kernel] * (number % 3), device="cuda")
+        assert streams_of(alive[number % 5]) & gone
+        every = [streams_of(loader) for loader in alive]
+        assert len(set().union(*every)) == sum(map(len, every))
+    assert cuda.number("stream") <= 5 * 3  # a copy lane and two stages each, as in no more than five
+
+
+def test_streams_stay_with_a_loader_that_an_iterator_keeps_alive(cuda, monkeypatch):
+    script_arrivals(monkeypatch, [True])
+    batches = iter(StreamedLoader(Source(cuda, 5), device="cuda"))
+    next(batches)
+    other = StreamedLoader(Source(cuda, 5), device="cuda")
+    assert other._shared.lanes.copy.stream.name == "stream 1"
+    batches.close()
+    del batches
+    assert StreamedLoader(Source(cuda, 5), device="cuda")._shared.lanes.copy.stream.name == "stream 0"
 
 
 class DoubleRing(Ring):

@@ -13,17 +13,17 @@ from gpuaug.stages.feature import _BoundFeature
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_nothing_is_unordered(name):
-    history, stats = run(SCENARIOS[name])
+    history, loop = run(SCENARIOS[name])
     assert not history.violations, history.report()
-    assert history.syncs == stats.held_back  # the host waits for the bound on its run-ahead, and for nothing else
+    assert history.syncs == loop.held_back  # the host waits for the bound on its run-ahead, and for nothing else
 
 
 @settings(deadline=None, max_examples=50)
 @given(ANY_SCENARIO)
 def test_nothing_is_unordered_in_any_scenario(scenario):
-    history, stats = run(scenario)
+    history, loop = run(scenario)
     assert not history.violations, history.report()
-    assert history.syncs == stats.held_back
+    assert history.syncs == loop.held_back
 
 
 def no_consumer_wait(patch, cuda):
@@ -200,6 +200,16 @@ def intermediates_dropped_before_waiting_on_the_stage(patch, cuda):
     patch.setattr(Lanes, "reclaim", reclaim)
 
 
+def consumers_of_the_former_loader_forgotten(patch, cuda):
+    real = Lanes.__init__
+
+    def made(self, device):
+        real(self, device)
+        self._consumers.clear()
+
+    patch.setattr(Lanes, "__init__", made)
+
+
 def host_wait(patch, cuda):
     real = Lanes.hand_over
 
@@ -236,6 +246,7 @@ def host_wait(patch, cuda):
         (intermediates_not_kept, "plain", REUSED, "last use: stage/transform lane reads images"),
         (intermediates_dropped_without_waiting, "plain", REUSED, "last use: stage/transform lane reads images"),
         (intermediates_dropped_before_waiting_on_the_stage, "plain", REUSED, "copy lane writes images"),
+        (consumers_of_the_former_loader_forgotten, "new loaders", REUSED, "last use: second reads"),
     ],
 )
 def test_a_broken_protocol_is_caught(mutate, name, rule, words):
@@ -244,8 +255,8 @@ def test_a_broken_protocol_is_caught(mutate, name, rule, words):
 
 
 def test_a_host_that_waits_is_caught():
-    history, stats = run(SCENARIOS["plain"], host_wait)
-    assert history.syncs > stats.held_back
+    history, loop = run(SCENARIOS["plain"], host_wait)
+    assert history.syncs > loop.held_back
 
 
 @pytest.mark.parametrize("name", ["plain", "no stages", "left early", "interleaved", "sources kept"])

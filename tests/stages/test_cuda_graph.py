@@ -1,5 +1,6 @@
 """When a batch is captured, replayed or run eager, without a GPU: the graphs of these tests only note that they were used."""
 
+import gc
 from itertools import islice
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ from support.lanes import OnLanes
 from torch import nn
 
 from gpuaug import FeatureStage, StreamedLoader
-from gpuaug.stages import feature
+from gpuaug.stages import cuda_graph, feature
 from gpuaug.stages.cuda_graph import GraphRunner, _Graph
 
 
@@ -80,3 +81,37 @@ def test_replayed_outputs_share_no_memory(found):
     kept = list(loader_on_lanes((4,) * 5, FeatureStage(Noted(found)), depth=2))
     assert found.count("replayed") == 4
     assert len({features.data_ptr() for features in kept}) == 5
+
+
+@pytest.mark.usefixtures("found")
+def test_memory_of_graphs_is_given_back_when_others_are_captured_after_them(monkeypatch):
+    class Graph:
+        def capture_begin(self, pool, capture_error_mode):
+            calls.append(f"captured in {pool}")
+
+        def capture_end(self):
+            pass
+
+        def replay(self):
+            pass
+
+    calls, pools = [], iter("abc")
+    monkeypatch.setattr(cuda_graph._Pool, "left_any", False)
+    monkeypatch.setattr(feature.GraphRunner, "_capture", GraphRunner._capture)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("waited"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("given back"))
+    gc.disable()  # a loader that is dropped is gone, and its graphs with it
+    try:
+        loader = loader_on_lanes((4, 4, 2, 2), FeatureStage(Noted([])), depth=0)
+        list(loader)
+        assert calls == ["captured in a", "captured in a"]
+        other = loader_on_lanes((4, 4), FeatureStage(Noted([])), depth=0)
+        list(other)
+        assert calls[2:] == ["captured in b"]
+        del loader
+        list(loader_on_lanes((4, 4), FeatureStage(Noted([])), depth=0))
+        assert calls[3:] == ["waited", "given back", "captured in c"]
+    finally:
+        gc.enable()

@@ -18,6 +18,9 @@ REUSED = "reused"  # the same, where that something used another buffer in the s
 FREED = "freed"  # a use of a buffer that had been given back
 OVERWAITED = "overwaited"  # a batch handed over behind the work on a later one
 
+STREAMS = 32
+"""Streams of each priority, which are handed out in turns, as PyTorch does."""
+
 
 @dataclass(frozen=True)
 class Violation:
@@ -176,6 +179,7 @@ class FakeCuda:
         self.lock = threading.RLock()
         self._numbers = defaultdict(itertools.count)
         self._pools = defaultdict(list)
+        self._streams = defaultdict(list)
         self._held = []
         # Filled by finalisers, which may run anywhere, also within an operation; emptied when the next one begins.
         self.dropped = deque()
@@ -192,7 +196,10 @@ class FakeCuda:
         return 0
 
     def Stream(self, device=None, priority=0):
-        return FakeStream(self, f"stream {self.number('stream')}")
+        made, number = self._streams[priority], self.number(f"stream of priority {priority}")
+        if number < STREAMS:
+            made.append(FakeStream(self, f"stream {self.number('stream')}"))
+        return made[number % STREAMS]
 
     def Event(self, enable_timing=False, **_):
         return FakeEvent(self, f"event {self.number('event')}", enable_timing)

@@ -74,9 +74,9 @@ def test_lanes_are_ordered_while_depth_is_tuned(name, keeps_up):
 
         patch.setattr(PipelinedIterator, "pop", pop)
 
-    history, stats = run(CHANGING[name], mutate)
+    history, loop = run(CHANGING[name], mutate)
     assert not history.violations, history.report()
-    assert history.syncs == stats.held_back
+    assert history.syncs == loop.held_back
     if name in ("long", "bursts", "left often"):
         assert len(list(itertools.groupby(used))) > 6, used
 
@@ -96,9 +96,9 @@ class Scripted:
 @settings(max_examples=60)
 @given(ANY_SCENARIO, st.lists(st.sampled_from([0, 1, 2, 5]), min_size=2, max_size=7))
 def test_lanes_are_ordered_when_depth_changes_every_batch(scenario, script):
-    history, stats = run(scenario, lambda patch, cuda: patch.setattr(depth, "FixedDepth", lambda _: Scripted(script)))
+    history, loop = run(scenario, lambda patch, cuda: patch.setattr(depth, "FixedDepth", lambda _: Scripted(script)))
     assert not history.violations, history.report()
-    assert history.syncs == stats.held_back
+    assert history.syncs == loop.held_back
 
 
 @pytest.mark.parametrize("script", [[2, 0], [5, 0, 0, 1], [0, 0, 0, 2, 2, 2], [3, 2, 1, 0]])

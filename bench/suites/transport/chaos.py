@@ -1,0 +1,222 @@
+"""Loops with random delays, breaks, errors, kills and resumes, each compared bit for bit with depth=0.
+
+    python -m bench chaos                              10 000 trials
+    python -m bench chaos --trials 200 --seed 7        fewer, and others
+    python -m bench chaos --seed 7 --trial 123         one of them again, with what it was
+
+Every trial draws from its own seed: a source (a list, a generator, ``DataLoader`` workers with the ring, a
+``StatefulDataLoader``, encoded images), stages, a depth, what goes wrong and when. Delays are random too: of samples in workers
+and generators, of stages, of decoding threads and of the training loop on the host; on a GPU also of the copy lane, of each
+stage's lane and of the stream that trains. What was delivered must be the batches of a loader with ``depth=0`` that nothing
+delays, bit for bit; and each sample must have come exactly once and in order, by its index and by a checksum that the host took
+of it before.
+"""
+
+import faulthandler
+import os
+import random
+import threading
+import traceback
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from itertools import islice
+from time import perf_counter
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+import gpuaug
+from bench.data.chaotic_loaders import Planted, Samples, Trial, checksum, loader, on_host, reference, stages
+from bench.harness import flags, measurement
+from bench.harness.console import console
+from gpuaug.benchkit.environment import environment
+from gpuaug.decode import cpu  # there is no public way to hold its threads up
+
+LOOKS_S = 0.1
+"""How often a ``DataLoader`` looks whether its workers live: every five seconds, if it is left to it."""
+
+HANG_S = 120.0
+"""A trial that takes longer hangs: the tracebacks of all threads are printed, and the run ends."""
+
+
+class Received:
+    """What a training loop was given: read while lanes go on, some batches kept and looked at only in the end."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+        self._batches: list[dict[str, Any]] = []
+
+    def __call__(self, batch: dict[str, Any]) -> None:
+        self._trial.pause("loop")
+        self._trial.stall()
+        self._batches.append(batch if random.random() < 0.3 else on_host(batch))
+
+    def read(self, batches: Any, count: int | None = None) -> None:
+        for batch in islice(batches, count):
+            self(batch)
+
+    def check(self, want: Sequence[dict[str, Any]], *, whole: bool = True) -> None:
+        """Compare with the reference, and each sample with what it was on the host."""
+        got = [on_host(batch) for batch in self._batches]
+        if len(got) > len(want) or (whole and len(got) != len(want)):
+            raise AssertionError(f"{len(got)} batches were delivered, of {len(want)}")
+        for number, (left, right) in enumerate(zip(got, want, strict=False)):
+            if left.keys() != right.keys():
+                raise AssertionError(f"batch {number} has {sorted(left)}, and depth=0 {sorted(right)}")
+            for name, value in right.items():
+                if not torch.equal(left[name], value):
+                    raise AssertionError(f"{name} of batch {number} differ from those of depth=0")
+        delivered = [index for batch in got for index in batch["index"].tolist()]
+        if delivered != list(range(min(len(got) * self._trial.batch_size, self._trial.count))):
+            raise AssertionError(f"samples {delivered} were delivered, of {self._trial.count}")
+        samples = Samples(self._trial)
+        for batch in got:
+            images = batch["images"]
+            if self._trial.encoded:  # they lie one behind the other, channels last
+                images = images.view(len(batch["index"]), *samples.image(0).permute(1, 2, 0).shape).permute(0, 3, 1, 2)
+            for index, image, known in zip(batch["index"].tolist(), images, batch["sum"].tolist(), strict=True):
+                if not checksum(image) == known == checksum(samples.image(index)):
+                    raise AssertionError(f"the checksum of sample {index} is not that of its image")
+
+
+def run(trial: Trial) -> None:
+    """Run one trial.
+
+    Raises:
+        AssertionError: If something was lost, came twice, differs, or a fault did not arrive as it should.
+    """
+    random.seed(f"{trial.seed}/{trial.number}")
+    want, first, then = reference(trial, trial.epoch), Received(trial), Received(trial)
+    faulty = trial.fault if trial.fault in ("dataset", "kill") else None
+    samples = Samples(trial, faulty)
+    streamed = loader(trial, samples, failing=trial.fault == "stage")
+    with streamed, ExitStack() as stack:
+        if trial.encoded and trial.delayed["decoding"]:
+            stack.enter_context(mock.patch.object(cpu, "decode", _slowed(trial, cpu.decode)))
+        match trial.fault:
+            case "none":
+                first.read(streamed)
+                first.check(want)
+            case "break":
+                first.read(streamed, trial.at + 1)
+                first.check(want, whole=False)
+            case "close":
+                batches = iter(streamed)
+                first.read(batches, trial.at + 1)
+                streamed.close()
+                with suppress(gpuaug.IteratorEndedError, StopIteration):
+                    next(batches)
+                    raise AssertionError("a batch came from a loader that had been closed")
+                first.check(want, whole=False)
+            case "dataset" | "stage":
+                with suppress(Planted):
+                    first.read(streamed)
+                    raise AssertionError("an error was lost")
+                first.check(want[: trial.at])
+            case "kill":
+                try:
+                    first.read(streamed)
+                except OSError:
+                    pass  # the queue of the DataLoader asks the worker for what it had put there
+                except RuntimeError as error:
+                    if "killed by signal" not in str(error) and "exited unexpectedly" not in str(error):
+                        raise
+                else:
+                    raise AssertionError("the death of a worker was lost")
+                first.check(want[: trial.at], whole=False)
+            case "resume":
+                first.read(streamed, trial.at + 1)
+                state = streamed.state_dict()
+                streamed.close()
+                streamed = stack.enter_context(loader(trial, Samples(trial)))
+                streamed.load_state_dict(state)
+                first.read(streamed)
+                first.check(want)
+            case "interleaved":
+                _interleave(streamed, first, then)
+                first.check(want)
+                then.check(reference(trial, trial.epoch + 1))
+        if trial.fault in ("break", "close", "dataset", "kill", "stage"):
+            samples.fault = None
+            streamed.set_epoch(trial.epoch)
+            if trial.fault == "stage":
+                streamed.stages = stages(trial, False)
+            then.read(streamed)
+            then.check(want)
+
+
+def _interleave(streamed: gpuaug.StreamedLoader, *both: Received) -> None:
+    iterators = [iter(streamed) for _ in both]
+    left = [0, 1]
+    first = True
+    while left:
+        which = 0 if first else random.choice(left)  # the first to begin has the epoch
+        first = False
+        try:
+            both[which](next(iterators[which]))
+        except StopIteration:
+            left.remove(which)
+
+
+def _slowed(trial: Trial, decode: Any) -> Any:
+    def slowed(*args: Any) -> Any:
+        trial.pause("decoding")
+        return decode(*args)
+
+    return slowed
+
+
+def _hangs(trial: Trial) -> None:
+    print(f"chaos: trial {trial.number} of seed {trial.seed} hangs: {trial}", flush=True)
+    faulthandler.dump_traceback()
+    os._exit(1)
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = flags.parser("chaos", __doc__, batch="1", repeats=1)
+    parser.add_argument("--trials", type=int, default=10_000, help="how many (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of all trials (default: %(default)s)")
+    parser.add_argument("--trial", type=int, metavar="N", help="run this one alone")
+    options = flags.read(parser, argv)
+    found_environment, start = environment(options.device), perf_counter()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with mock.patch.object(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (LOOKS_S,)):
+            rows, failed = _trials(options)
+    finally:
+        torch.set_num_threads(threads)
+    made = measurement.finish("chaos", options, rows, {"failed": failed}, found_environment, start)
+    if failed:
+        count = sum(row["trials"] for row in rows)
+        raise SystemExit(f"chaos: {len(failed)} of {count} trials failed: {', '.join(map(str, failed[:20]))}")
+    return made
+
+
+def _trials(options: Namespace) -> tuple[list[dict[str, Any]], list[int]]:
+    numbers = range(options.trials) if options.trial is None else [options.trial]
+    counts, seconds, failed = Counter[str](), Counter[str](), list[int]()
+    for number in numbers:
+        trial, start = Trial(options.seed, number, options.device), perf_counter()
+        if options.trial is not None:
+            console.print(f"chaos: trial {number}: {trial}", markup=False)
+        alarm = threading.Timer(HANG_S, _hangs, [trial])
+        alarm.daemon = True
+        alarm.start()
+        try:
+            run(trial)
+        except Exception:
+            failed.append(number)
+            console.print(f"chaos: trial {number} failed: {trial}\n{traceback.format_exc()}", markup=False)
+            console.print(f"chaos: once more: python -m bench chaos --seed {options.seed} --trial {number}", markup=False)
+        finally:
+            alarm.cancel()
+        counts[trial.fault] += 1
+        seconds[trial.fault] += perf_counter() - start
+        if (number + 1) % 1000 == 0:
+            console.print(f"chaos: {number + 1} trials, {len(failed)} failed, {sum(seconds.values()):.0f} s", markup=False)
+    return [{"name": fault, "trials": counts[fault], "took_s": seconds[fault]} for fault in counts], failed

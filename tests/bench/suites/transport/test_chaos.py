@@ -1,0 +1,47 @@
+import pytest
+
+from bench.suites.transport import chaos
+from gpuaug import StreamedLoader
+from gpuaug.benchkit import results
+
+
+def assert_passes(device, trials, seed=0):
+    made = chaos.main(["--device", device, "--trials", str(trials), "--seed", str(seed)])
+    results.check(made)
+    assert made["settings"]["failed"] == []
+    assert sum(row["trials"] for row in made["rows"]) == trials
+    return {row["name"] for row in made["rows"]}
+
+
+def test_trials_equal_depth_0_whatever_goes_wrong():
+    assert assert_passes("cpu", 30) >= {"kill", "resume", "stage", "dataset", "break", "interleaved"}
+
+
+@pytest.mark.slow
+def test_many_trials_equal_depth_0():
+    assert_passes("cpu", 1000, seed=1)
+
+
+@pytest.mark.gpu
+def test_trials_equal_depth_0_on_a_gpu():
+    assert_passes("cuda", 100)
+
+
+def test_a_trial_that_fails_is_named_with_the_line_that_runs_it_again(monkeypatch, capsys):
+    monkeypatch.setattr(StreamedLoader, "set_epoch", lambda self, epoch: None)
+    with pytest.raises(SystemExit, match=r"chaos: \d of 4 trials failed: \d") as stopped:
+        chaos.main(["--device", "cpu", "--trials", "4", "--seed", "5"])
+    first = str(stopped.value).rpartition("failed: ")[2].split(",")[0]
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"python -m bench chaos --seed 5 --trial {first}" in shown
+    assert "differ from those of depth=0" in shown
+    with pytest.raises(SystemExit, match=f"trials failed: {first}$"):
+        chaos.main(["--device", "cpu", "--seed", "5", "--trial", first])
+
+
+def test_trials_follow_from_their_seeds_alone():
+    def said(seed):
+        return [str(chaos.Trial(seed, number, chaos.torch.device("cpu"))) for number in range(20)]
+
+    assert said(0) == said(0) != said(1)
+    assert len(set(said(0))) == 20

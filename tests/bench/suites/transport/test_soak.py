@@ -1,0 +1,53 @@
+import os
+
+import pytest
+
+from bench.suites.transport import soak
+from gpuaug.benchkit import results
+
+CPU = ["--device", "cpu"]
+
+
+def assert_flat(*flags):
+    made = soak.main([*CPU, *flags])
+    results.check(made)
+    kinds = made["settings"]["kinds"]
+    assert all(kind["batches"] > 0 for kind in kinds.values())
+    assert {"list", "ring", "features", "ragged", "decoded", "left early"} <= set(kinds)
+    assert sum(kind["batches"] for kind in kinds.values()) >= int(flags[-1])
+    assert {"resident memory", "shared memory", "threads", "descriptors"} <= {row["name"] for row in made["rows"]}
+
+
+def test_a_process_holds_no_more_after_thousands_of_batches():
+    assert_flat("--batches", "4000")
+
+
+@pytest.mark.slow
+def test_a_process_holds_no_more_after_a_hundred_thousand_batches():
+    assert_flat("--batches", "100000")
+
+
+@pytest.mark.gpu
+def test_a_process_holds_no_more_on_a_gpu():
+    made = soak.main(["--device", "cuda", "--batches", "20000"])
+    assert "reserved GPU memory" in {row["name"] for row in made["rows"]}
+
+
+@pytest.mark.parametrize("what", ["descriptors", "private memory"])
+def test_growth_is_found(what, monkeypatch):
+    leaked = []
+
+    def leak():
+        leaked.append(os.open("/dev/null", os.O_RDONLY) if what == "descriptors" else b"x" * (4 << 20))
+
+    monkeypatch.setattr(soak, "kinds", lambda options: {"leaking": (100, leak)})
+    with pytest.raises(SystemExit, match=f"it has grown: .*{what}"):
+        soak.main([*CPU, "--batches", "2000"])
+    for each in leaked if what == "descriptors" else ():
+        os.close(each)
+
+
+def test_growth_is_from_the_second_quarter_to_the_last():
+    made = soak.row("threads", [(100 * at, value) for at, value in enumerate([1, 2, 3, 3, 3, 3, 5, 5])], took_s=1.0)
+    assert (made["start"], made["end"], made["growth"]) == (1, 5, 2)
+    assert made["readings"][0] == [0, 1]
