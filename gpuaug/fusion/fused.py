@@ -21,7 +21,7 @@ from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.mix import CutMix, MixOp, SoftLabels
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.options import BoxForm, Options
+from gpuaug.fusion.options import BoxForm, Options, definition
 from gpuaug.fusion.params.prefetch import TablePrefetch
 from gpuaug.fusion.params.table import make_table
 from gpuaug.fusion.plan import Plan
@@ -110,7 +110,7 @@ class Fused(nn.Module):
 
     def __init__(self, pipeline: Any, options: Options) -> None:
         super().__init__()
-        self.options = options
+        self.options, self.definition = options, definition(pipeline, options)
         self.dtype, self.memory_format = options.dtype, options.memory_format
         # In a tuple, so that it is no child: a child would be moved, and would have its buffers in the state_dict.
         self._pipeline = (pipeline,)

@@ -43,8 +43,11 @@ def test_state_dict_holds_wrapped_loaders_state_at_given_batch(kind, depth):
     for count in range(1, BATCHES + 1):
         next(alone), next(read_ahead)
         state = loader.state_dict()
-        source = state.pop("source")
-        assert state == {"seed": 7, "epoch": 0, "batch": count, "ended": False, "chosen": False}
+        source, stages = state.pop("source"), state.pop("stages")
+        assert list(stages) == ["first", "second"]
+        assert state == {
+            "version": 1, "seed": 7, "epoch": 0, "batch": count, "ended": False, "chosen": False, "ranks": 1
+        }  # fmt: skip
         assert repr(without_seeds(source)) == repr(without_seeds(by_itself.state_dict()))
 
 
@@ -133,13 +136,17 @@ def test_state_dict_returns_loaded_state_until_next_batch():
     assert resumed.state_dict()["batch"] == 4
 
 
-def test_state_dict_holds_seed():
+def test_seed_of_state_is_adopted_where_none_was_given():
     make = SOURCES["in this process"]
     expected = [bits(batch) for batch in streamed(make)]
-    resumed = streamed(make, seed=8)
-    resumed.load_state_dict(stopped_at(2, streamed(make)))
-    assert resumed.seed == 7
-    assert same([bits(batch) for batch in resumed], expected[2:])
+    resumed = streamed(make, seed=None)
+    for count in (2, 3):
+        resumed.load_state_dict(stopped_at(count, streamed(make)))
+        assert resumed.seed == 7
+        assert same([bits(batch) for batch in resumed], expected[count:])
+    other = stopped_at(2, streamed(make, seed=9))
+    resumed.load_state_dict(other)
+    assert resumed.seed == 9, "it adopts each state's"
 
 
 def test_resume_then_set_epoch_continues_mid_epoch():
