@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from gpuaug.core.errors import GpuAugError
 from gpuaug.core.rng import default_rank
-from gpuaug.feed.wrapped_loader import StateReader, is_stateful, iterated_as, parts
+from gpuaug.feed.wrapped_loader import StateReader, end_workers, is_stateful, iterated_as, parts
 
 _GLOBAL = "torch"
 """Names torch's global generator among those that a sampler may draw from."""
@@ -45,6 +45,12 @@ def is_resumable(loader: Any) -> bool:
     # With in_order=False the batches that were handed over are not the first ones. An iterator gives its indices once.
     by_index = not isinstance(loader.dataset, IterableDataset) and getattr(loader, "in_order", True)
     return by_index and not isinstance(_index_sampler(loader), Iterator)
+
+
+def is_position(state: Any) -> bool:
+    """Whether ``state`` is of a loader that :func:`is_resumable`."""
+    kinds = {"settings": Mapping, "rank": int, "epochs": Mapping, "generators": Mapping}
+    return isinstance(state, Mapping) and all(isinstance(state.get(name), kind) for name, kind in kinds.items())
 
 
 class Position:
@@ -96,6 +102,16 @@ class Position:
         rank = default_rank() if self._rank is None else self._rank
         return {"settings": self.settings(), "rank": rank, "epochs": epochs, "generators": dict(generators)}
 
+    def accepts(self, state: Any) -> bool:
+        """Whether ``state`` is one of a loader of this kind, which :meth:`put_back` and :meth:`begin` can take."""
+        if not is_position(state):
+            return False
+        with suppress(TypeError, RuntimeError):
+            for name, value in state["generators"].items():
+                torch.Generator(self.generators.get(name, torch.default_generator).device).set_state(value)
+            return True
+        return False
+
     def put_back(self, state: Mapping[str, Any], *, ended: bool) -> None:
         """Tell samplers their epoch. At an epoch's end, which the next one follows, also set the generators."""
         for path, part in self._with_epoch.items():
@@ -129,6 +145,10 @@ class Position:
             with _asked(loader, indices):
                 iterator = iter(loader)
                 indices.newest.begin()
+            if indices.refusal is not None:
+                end_workers(iterator)
+                loader._iterator = None
+                raise indices.refusal
         except BaseException:
             set_states(indices.generators, found)
             raise
@@ -147,6 +167,8 @@ class _Indices:
         self.states: Mapping[str, torch.Tensor] = {}
         """The states that generators are given before the sampler is asked."""
         self.settings = position.settings()
+        self.refusal: GpuAugError | None = None
+        """Raised once the ``DataLoader`` has its iterator, whose workers would outlive an error before."""
         self._sampler = sampler
 
     def __len__(self) -> int:
@@ -187,8 +209,8 @@ class _EpochIndices(Iterator[Any]):
         if resume is None or self._error is not None:
             return
         then = resume.start
-        if resume.same_order and then is not None and then["rank"] == start["rank"] and then["first"] != start["first"]:
-            raise GpuAugError(
+        if resume.same_order and then is not None and then["rank"] == start["rank"] and then.get("first") != checksum:
+            asked.refusal = GpuAugError(
                 "The sampler must give the order of the epoch that is resumed, got another first batch. Give the DataLoader "
                 "the dataset, the sampler and the seed of then; a sampler of your own must draw from nothing but its epoch and "
                 "its attribute generator. To have other batches, pass strict=False to load_state_dict."

@@ -3,19 +3,39 @@
 import functools
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from gpuaug.core.errors import ArgumentError, shown
-from gpuaug.feed.resumable import Position
-from gpuaug.stages.base import Stage
+from gpuaug.feed.resumable import Position, is_position
+from gpuaug.loader.depth import ranks as count_ranks
+from gpuaug.stages.base import BoundStage, Stage
 
 WAY_OUT = "Pass what state_dict() of a StreamedLoader returned."
 
+Stages = Sequence[tuple[BoundStage, Stage]]
+"""Each on its lane, and as the user made it."""
+
 _MOST_TEXT = 2000  # characters of a stage's definition that a state keeps
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def description(stages: Stages, position: Position | None) -> dict[str, Any]:
+    """What batches depend on besides the wrapped loader and the seed, of plain values.
+
+    Args:
+        stages: The loader's.
+        position: That of the wrapped loader, if it has one.
+    """
+    ranks = position.ranks if position is not None else None
+    decoders = {bound.name: bound.version for bound, _ in stages if bound.version}
+    return {
+        "ranks": count_ranks() if ranks is None else ranks,
+        "stages": {bound.name: definition(stage) for bound, stage in stages},
+        **({"decoders": decoders} if decoders else {}),
+    }
 
 
 def definition(stage: Stage) -> str:
@@ -47,13 +67,12 @@ def check_source(source: Any, batch: int, loader: Any, position: Position | None
     Raises:
         ArgumentError: If it is of another.
     """
-    ours = isinstance(source, Mapping) and {"settings", "rank", "epochs", "generators"} <= source.keys()
-    if position is not None and not (ours or (source is None and not batch)):
+    if position is not None and not (position.accepts(source) or (source is None and not batch)):
         raise ArgumentError(f"state['source'] must be that of a {type(loader).__name__}, got {shown(source)}. {WAY_OUT}")
-    if position is None and ours:
+    if position is None and is_position(source):
         raise ArgumentError(
-            f"state['source'] must be that of a {type(loader).__name__}, got that of a loader whose samples have numbers. "
-            "Wrap the loader that the state is of."
+            f"state['source'] must be that of a {type(loader).__name__}, got that of a plain DataLoader or a list. "
+            "Wrap such a one."
         )
     if position is None and isinstance(source, Mapping) and hasattr(loader, "snapshot_every_n_steps"):  # of torchdata
         main = source.get("_snapshot", {}).get("_main_snapshot", {})

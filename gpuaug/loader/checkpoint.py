@@ -12,7 +12,7 @@ from gpuaug.core import rng
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, flag, whole_number
 from gpuaug.feed.resumable import Position, Resume
 from gpuaug.feed.wrapped_loader import is_stateful, tell_epoch
-from gpuaug.loader.agreement import WAY_OUT, batches_had, check_source, differences
+from gpuaug.loader.agreement import WAY_OUT, Stages, batches_had, check_source, description, differences
 
 MOST_SEED, MOST_COUNT = 2**64 - 1, 2**63 - 1
 """The largest seed, and the largest rank, batch, and epoch that is set: draws are keyed by words of 64 bits."""
@@ -43,7 +43,6 @@ class Progress:
         seed: What draws depend on besides, if the user said it.
         position: Of a loader whose epochs can begin at any batch.
         end_passes: Ends the passes over the loader that are open.
-        pipeline: What results depend on besides the loader and the draws, by name.
     """
 
     def __init__(
@@ -52,13 +51,12 @@ class Progress:
         seed: int | None,
         position: Position | None,
         end_passes: Callable[[], None],
-        pipeline: Callable[[], dict[str, Any]],
     ) -> None:
+        self.stages: Stages = ()
         self._seed, self._seed_given = rng.default_seed() if seed is None else seed, seed is not None
         self._loader = loader
         self._position = position
         self._end_passes = end_passes
-        self._pipeline = pipeline
         self._epoch = -1
         self._next: int | None = None
         """The epoch of the next iterator, where it is not the one that follows."""
@@ -145,7 +143,12 @@ class Progress:
         reached = self._snapshot or Snapshot(self._following, 0, False, self._chosen, None)
         if isinstance(reached.source, Exception):
             raise reached.source
-        return {"version": VERSION, "seed": self._seed, **copy.deepcopy(reached._asdict()), **self._pipeline()}
+        return {
+            "version": VERSION,
+            "seed": self._seed,
+            **copy.deepcopy(reached._asdict()),
+            **description(self.stages, self._position),
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on from what :meth:`state_dict` returned: the next iterator begins with the batch after it.
@@ -167,21 +170,24 @@ class Progress:
         Warns:
             GpuAugWarning: If ``strict`` is false, of each difference.
         """
-        reached = _checked(state_dict)
+        state = _checked(state_dict)
+        reached = Snapshot(*(state[name] for name in Snapshot._fields))
         strict = flag("strict", strict, "Leave it out to have differences refused.")
         position, source, batch = self._position, reached.source, reached.batch
         check_source(source, batch, self._loader, position)
-        seed = self._seed if self._seed_given else state_dict["seed"]
-        now = {"seed": seed, **self._pipeline()}
+        seed = self._seed if self._seed_given else state["seed"]
+        now = {"seed": seed, **description(self.stages, self._position)}
         settings = position.settings() if position is not None and source is not None else {}
-        found = differences(state_dict, now, settings)
+        found = differences(state, now, settings)
         if found and strict:
-            raise ArgumentError(f"{found[0]} To take it as it is, pass strict=False to load_state_dict: other batches follow.")
+            raise ArgumentError(f"{found[0]} To go on with other batches, pass strict=False to load_state_dict.")
         ended = reached.ended or _is_finished(source)
         if settings and not ended:
-            batch = batches_had(state_dict, now, settings, sharded=position is not None and position.ranks is not None)
+            batch = batches_had(state, now, settings, sharded=position is not None and position.ranks is not None)
+        at = 0 if ended else batch
         for text in found:
-            warnings.warn(f"{text} Batch {batch} follows, and is another one.", GpuAugWarning, stacklevel=2)
+            other = f"What follows, from batch {at} on, is not what an uninterrupted run gives."
+            warnings.warn(f"{text} {other}", GpuAugWarning, stacklevel=2)
         self._end_passes()  # what reads a loader must not meet a change of its state
         if reached.chosen and not ended:
             tell_epoch(self._loader, reached.epoch)
@@ -198,7 +204,7 @@ class Progress:
                 self._resume = Resume(0, 0, None, False)  # their seeds were drawn in an earlier epoch
         self._seed, self._epoch = seed, reached.epoch
         self._next, self._chosen = (None, False) if ended else (reached.epoch, reached.chosen)
-        self._first = 0 if ended else batch
+        self._first = at
         self._snapshot = reached._replace(batch=batch, source=source)
 
     @property
@@ -206,8 +212,8 @@ class Progress:
         return self._epoch + 1 if self._next is None else self._next
 
 
-def _checked(state: Mapping[str, Any]) -> Snapshot:
-    """The place in the run that ``state`` is of.
+def _checked(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state whose entries are of the types that they must have.
 
     Raises:
         ArgumentError, ArgumentTypeError: If it is no state.
@@ -220,11 +226,11 @@ def _checked(state: Mapping[str, Any]) -> Snapshot:
     whole_number("state['version']", state["version"], "It is of a newer gpuaug: install that.", least=1, most=VERSION)
     most = {"seed": MOST_SEED, "epoch": MOST_SEED, "batch": MOST_COUNT, "ranks": MOST_COUNT}
     numbers = {name: whole_number(f"state[{name!r}]", state[name], WAY_OUT, most=at_most) for name, at_most in most.items()}
-    ended, chosen = (flag(f"state[{name!r}]", state[name], WAY_OUT) for name in ("ended", "chosen"))
+    flags = {name: flag(f"state[{name!r}]", state[name], WAY_OUT) for name in ("ended", "chosen")}
     for name in ("stages", "decoders"):
         if not isinstance(state.get(name, {}), Mapping):
             raise ArgumentTypeError(f"state[{name!r}] must be a mapping, got {type(state[name]).__name__}. {WAY_OUT}")
-    return Snapshot(numbers["epoch"], numbers["batch"], ended, chosen, state["source"])
+    return {**state, **numbers, **flags}
 
 
 def _is_finished(source: Any) -> bool:

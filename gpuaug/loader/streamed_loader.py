@@ -19,7 +19,6 @@ from gpuaug.core.streams import Lanes
 from gpuaug.feed.feed import Feed, Kind
 from gpuaug.feed.prefetch import FeedIterator
 from gpuaug.loader import depth as depths
-from gpuaug.loader.agreement import definition
 from gpuaug.loader.checkpoint import MOST_COUNT, MOST_SEED, Progress
 from gpuaug.loader.iterator import PipelinedIterator
 from gpuaug.loader.state import LoaderState, OneThreadIterator
@@ -100,7 +99,7 @@ class StreamedLoader:
         self._feed_iterators: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
         self._iterators: weakref.WeakSet[PipelinedIterator] = weakref.WeakSet()
         end_passes = partial(_close_all, self._feed_iterators)
-        progress = Progress(loader, seed, own_feed.position, end_passes, partial(_pipeline, weakref.ref(self)))
+        progress = Progress(loader, seed, own_feed.position, end_passes)
         self._shared = LoaderState(lanes, Copier(lanes.device, warns=bool(own_feed.reason)), own_feed, progress)
         if progress.can_resume:
             # Here, not on the class: frameworks look for these two names, and save in a checkpoint what they find.
@@ -194,6 +193,7 @@ class StreamedLoader:
         new = tuple(stages.as_stages(value))
         self._bound = stages.bind_all(new, self._shared.lanes)
         self._stages = new
+        self._shared.progress.stages = tuple(zip(self._bound, new, strict=True))
         if isinstance(self._depth, depths.DepthTuner):
             self._depth = depths.DepthTuner()  # what was faster with other stages says nothing about these
 
@@ -288,19 +288,6 @@ class StreamedLoader:
 
 def _seed(value: int) -> int:
     return whole_number("seed", value, "Leave it out for torch's own.", most=MOST_SEED)
-
-
-def _pipeline(loader: "weakref.ref[StreamedLoader]") -> dict[str, Any]:
-    """What batches depend on besides the wrapped loader and the seed, of plain values."""
-    held = loader()
-    if held is None:
-        return {"ranks": 1, "stages": {}}
-    position = held._shared.feed.position
-    sharded = position.ranks if position is not None else None
-    named = {bound.name: definition(stage) for bound, stage in zip(held._bound, held._stages, strict=True)}
-    decoders = {bound.name: bound.version for bound in held._bound if bound.version}
-    ranks = depths.ranks() if sharded is None else sharded
-    return {"ranks": ranks, "stages": named, **({"decoders": decoders} if decoders else {})}
 
 
 _OF_A_RANK = {"rank", "num_processes", "num_replicas", "num_shards", "process_index", "world_size"}

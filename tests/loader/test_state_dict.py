@@ -86,7 +86,7 @@ STATE = {
     "version": 1, "seed": 7, "epoch": 1, "batch": 2, "ended": False, "chosen": False, "source": {}, "ranks": 1, "stages": {}
 }  # fmt: skip
 NAMES = "version, seed, epoch, batch, ended, chosen, source, ranks, stages"
-TO_TAKE = "To take it as it is, pass strict=False to load_state_dict: other batches follow."
+STRICT = "To go on with other batches, pass strict=False to load_state_dict."
 WRONG = [
     ({**STATE, "seed": "x"}, ArgumentTypeError, "state['seed'] must be a whole number, got 'x'."),
     ({**STATE, "epoch": 1.5}, ArgumentTypeError, "state['epoch'] must be a whole number, got 1.5."),
@@ -97,6 +97,8 @@ WRONG = [
     ({**STATE, "ended": "no"}, ArgumentTypeError, "state['ended'] must be True or False, got 'no'."),
     ({**STATE, "chosen": None}, ArgumentTypeError, "state['chosen'] must be True or False, got None."),
     ({**STATE, "decoders": 1}, ArgumentTypeError, "state['decoders'] must be a mapping, got int."),
+    ({**STATE, "version": 0}, ArgumentError, "state['version'] must be 1 or more, got 0."),
+    ({**STATE, "version": 2}, ArgumentError, "state['version'] must be 1 or less, got 2."),
     (None, ArgumentTypeError, "state must be a mapping, got NoneType."),
     ([1], ArgumentTypeError, "state must be a mapping, got list."),
     ({**STATE, "stages": 1}, ArgumentTypeError, "state['stages'] must be a mapping, got int."),
@@ -117,9 +119,38 @@ def test_invalid_state_dict_is_refused_and_changes_nothing(state, kind, text):
     batches = [bits(next(iterator))]
     with pytest.raises(kind) as raised:
         loader.load_state_dict(state)
-    assert str(raised.value) == f"{text} Pass what state_dict() of a StreamedLoader returned."
+    way_out = (
+        "It is of a newer gpuaug: install that."
+        if "version'" in text
+        else "Pass what state_dict() of a StreamedLoader returned."
+    )
+    assert str(raised.value) == f"{text} {way_out}"
     batches += [bits(batch) for batch in iterator]
     assert same(batches, [bits(batch) for batch in streamed(shuffled)])
+
+
+def test_refused_state_of_another_loader_leaves_iterators_open():
+    plain = DataLoader(Numbers(), 2)
+    for make, state, text in [
+        (
+            lambda: shuffled(num_workers=1),
+            stopped_at(2, streamed(SOURCES["two workers"])),
+            "num_workers must be 2, with which the state was made, got 1. A StatefulDataLoader goes on with as many workers as "
+            "before; a plain DataLoader with any number.",
+        ),
+        (
+            shuffled,
+            stopped_at(2, streamed(lambda: plain)),
+            "state['source'] must be that of a StatefulDataLoader, got that of a plain DataLoader or a list. Wrap such a one.",
+        ),
+    ]:
+        loader = streamed(make)
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(ArgumentError) as raised:
+            loader.load_state_dict(state)
+        assert str(raised.value) == text
+        assert len(list(iterator)) == BATCHES - 1
 
 
 def test_load_state_dict_ends_open_iterator():
@@ -219,9 +250,9 @@ def test_state_names_the_decoders_and_another_one_is_refused(monkeypatch):
     )
     with pytest.raises(ArgumentError) as raised:
         another.load_state_dict(state)
-    assert str(raised.value) == f"{text} {TO_TAKE}"
+    assert str(raised.value) == f"{text} {STRICT}"
     with pytest.warns(GpuAugWarning) as warned:
         another.load_state_dict(state, strict=False)
     (warning,) = warned
-    assert str(warning.message) == f"{text} Batch 1 follows, and is another one."
+    assert str(warning.message) == f"{text} What follows, from batch 1 on, is not what an uninterrupted run gives."
     assert "decoders" not in StreamedLoader(Counter(), device="cpu").state_dict()
