@@ -110,11 +110,12 @@ class Fused(nn.Module):
 
     def __init__(self, pipeline: Any, options: Options) -> None:
         super().__init__()
-        self.options, self.definition = options, definition(pipeline, options)
+        self.options = options
         self.dtype, self.memory_format = options.dtype, options.memory_format
         # In a tuple, so that it is no child: a child would be moved, and would have its buffers in the state_dict.
         self._pipeline = (pipeline,)
         self._tree = lower(pipeline, options.pick, antialias=options.antialias)
+        self.definition = definition(pipeline, options)
         self._ops = tuple(leaf.op for leaf in leaves(self._tree))
         self._plain_ops = tuple(op for op in self._ops if isinstance(op, Op))
         self._sizing = sizing_ops(self._ops) if options.ragged else ()

@@ -64,6 +64,7 @@ def definition(pipeline: Any, options: Options) -> str:
 
     The ``repr`` of Kornia's containers leaves out what they were given besides their modules.
     """
-    plain = {name: value for name, value in vars(pipeline).items() if isinstance(value, bool | int | float | str | tuple)}
+    arguments = getattr(pipeline, "__dict__", {}).items()  # a list of modules has none
+    plain = {name: value for name, value in arguments if isinstance(value, bool | int | float | str | tuple)}
     own = {name: value for name, value in plain.items() if not name.startswith("_") and name != "training"}
     return f"{pipeline!r}\n{own}\n{options}"

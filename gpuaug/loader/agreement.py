@@ -3,8 +3,8 @@
 import functools
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -84,46 +84,45 @@ def check_source(source: Any, batch: int, loader: Any, position: Position | None
             )
 
 
-def differences(state: Mapping[str, Any], now: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
-    """What differs between the run of a state and this one, a sentence or two for each.
+class Difference(NamedTuple):
+    """An entry of a state that is another one in this run."""
+
+    name: str
+    then: Any
+    here: Any
+    way_out: str
+
+
+def differences(state: Mapping[str, Any], now: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Difference]:
+    """What differs between the run of a state and this one.
 
     Args:
         state: The state.
         now: The same entries of this run.
         settings: What decides the batches of the wrapped loader besides their order, where that is known.
     """
-    found = []
     if state["seed"] != now["seed"]:
-        found.append(f"seed must be {state['seed']}, as in the state, got {now['seed']}. Leave it out to adopt the state's.")
+        yield Difference("seed", state["seed"], now["seed"], "Leave it out to adopt the state's.")
     if state["ranks"] != now["ranks"]:
-        found.append(
-            f"The number of ranks must be {state['ranks']}, as in the state, got {now['ranks']}. "
-            "Samples of a batch, their order and their draws depend on it."
-        )
+        way_out = "Samples of a batch, their order and their draws depend on it."
+        yield Difference("The number of ranks", state["ranks"], now["ranks"], way_out)
     before = state["source"]["settings"] if settings else {}
-    found += [
-        f"The wrapped loader's {name} must be {before.get(name)!r}, as in the state, got {settings.get(name)!r}. "
-        "Make the loader as it was made then."
-        for name in {**before, **settings}
-        if before.get(name) != settings.get(name)
-    ]
+    for name in {**before, **settings}:
+        then, here = before.get(name), settings.get(name)
+        if then != here:
+            yield Difference(f"The wrapped loader's {name}", then, here, "Make the loader as it was made then.")
     stages, own = state["stages"], now["stages"]
     if list(stages) != list(own):
-        found.append(
-            f"The names of stages must be {', '.join(stages) or 'none'}, as in the state, got {', '.join(own) or 'none'}. "
-            "Their draws are keyed by name: give the stages of then."
-        )
+        then, here = (", ".join(names) or "none" for names in (stages, own))
+        yield Difference("The names of stages", then, here, "Their draws are keyed by name: give the stages of then.")
     for name in own:
         if name in stages and stages[name] != own[name]:
-            then, here = _first_difference(stages[name], own[name])
-            found.append(f"Stage {name!r} must be as in the state, {then}, got {here}. Give the stage of then.")
-    decoders, present = state.get("decoders", {}), now.get("decoders", {})
-    return found + [
-        f"Stage {name!r} must decode as before to give the same batches, got {present[name]} after {decoders[name]}. "
-        "Pixels may differ by a few values; for the same ones, resume with the decoder of then."
-        for name in present
-        if name in decoders and decoders[name] != present[name]
-    ]
+            yield Difference(f"Stage {name!r}", *_first_difference(stages[name], own[name]), "Give the stage of then.")
+    before, decoders = state.get("decoders", {}), now.get("decoders", {})
+    for name in decoders:
+        if name in before and before[name] != decoders[name]:
+            way_out = "Pixels may differ by a few values; for the same ones, resume with the decoder of then."
+            yield Difference(f"The decoder of stage {name!r}", before[name], decoders[name], way_out)
 
 
 def _first_difference(then: str, here: str) -> tuple[str, str]:

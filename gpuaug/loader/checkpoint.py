@@ -178,16 +178,24 @@ class Progress:
         seed = self._seed if self._seed_given else state["seed"]
         now = {"seed": seed, **description(self.stages, self._position)}
         settings = position.settings() if position is not None and source is not None else {}
-        found = differences(state, now, settings)
+        found = list(differences(state, now, settings))
         if found and strict:
-            raise ArgumentError(f"{found[0]} To go on with other batches, pass strict=False to load_state_dict.")
+            name, then, here, way_out = found[0]
+            raise ArgumentError(
+                f"{name} must be {then}, as in the state, got {here}. {way_out} "
+                "To go on with other batches, pass strict=False to load_state_dict."
+            )
         ended = reached.ended or _is_finished(source)
         if settings and not ended:
             batch = batches_had(state, now, settings, sharded=position is not None and position.ranks is not None)
         at = 0 if ended else batch
-        for text in found:
-            other = f"What follows, from batch {at} on, is not what an uninterrupted run gives."
-            warnings.warn(f"{text} {other}", GpuAugWarning, stacklevel=2)
+        for name, then, here, way_out in found:
+            warnings.warn(
+                f"{name} must be {then}, as in the state, got {here}. {way_out} "
+                f"What follows, from batch {at} on, is not what an uninterrupted run gives.",
+                GpuAugWarning,
+                stacklevel=2,
+            )
         self._end_passes()  # what reads a loader must not meet a change of its state
         if reached.chosen and not ended:
             tell_epoch(self._loader, reached.epoch)
