@@ -25,7 +25,7 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, one_of
 from gpuaug.core.streams import Event
 from gpuaug.feed.prefetch import QUEUED, FeedIterator, Pulled, Receive, open_feed_iterator
-from gpuaug.feed.resumable import Position, Resume, is_resumable
+from gpuaug.feed.resumable import ResumableLoader, Resume, is_resumable
 from gpuaug.feed.ring import Ring, default_budget_bytes, why_not_here
 from gpuaug.feed.ring_collate import SlotCollate, described_or_not
 from gpuaug.feed.ring_memory import Described, Slot, can_be_placed
@@ -57,7 +57,7 @@ class Feed:
             raise ArgumentError(
                 f"feed='ring' must be for a source that can fill slots, got one that cannot: {self.reason}. Leave feed out."
             )
-        self.position = Position(loader) if is_resumable(loader) else None
+        self.resumable = ResumableLoader(loader) if is_resumable(loader) else None
         self._process = os.getpid()
         self._parents: Any = None
         self._ring: Ring | None = None
@@ -136,9 +136,9 @@ class Feed:
     def _open_on(
         self, resume: Resume | None, current_stream: Callable[[], Any], loader: Any, receive: Receive | None = None
     ) -> FeedIterator:
-        if self.position is None:
+        if self.resumable is None:
             return open_feed_iterator(loader, current_stream, receive)
-        return open_feed_iterator(loader, current_stream, receive, partial(self.position.begin, resume=resume))
+        return open_feed_iterator(loader, current_stream, receive, partial(self.resumable.begin, resume=resume))
 
     @property
     def has_running_workers(self) -> bool:

@@ -47,13 +47,13 @@ def is_resumable(loader: Any) -> bool:
     return by_index and not isinstance(_index_sampler(loader), Iterator)
 
 
-def is_position(state: Any) -> bool:
+def is_state(state: Any) -> bool:
     """Whether ``state`` is of a loader that :func:`is_resumable`."""
     kinds = {"settings": Mapping, "rank": int, "epochs": Mapping, "generators": Mapping}
     return isinstance(state, Mapping) and all(isinstance(state.get(name), kind) for name, kind in kinds.items())
 
 
-class Position:
+class ResumableLoader:
     """What a loader's batches depend on, and how its epochs are begun.
 
     Args:
@@ -62,7 +62,11 @@ class Position:
 
     def __init__(self, loader: Any) -> None:
         self._by_index = isinstance(loader, DataLoader)
-        self._loader = loader
+        # Not the loader itself, which may hold an iterator that holds this.
+        self._dataset: Any = loader.dataset if self._by_index else loader
+        self._sampler: Any = _index_sampler(loader) if self._by_index else None
+        names = [type(each).__name__ for each in (self._sampler, getattr(loader, "sampler", None))]
+        self._names = " of ".join(dict.fromkeys(names))
         paths = parts(loader) if self._by_index else {}
         self._with_epoch = {
             path: part
@@ -82,17 +86,16 @@ class Position:
 
     def settings(self) -> dict[str, Any]:
         """What decides the batches of an epoch besides its order, by name."""
-        loader = self._loader
+        samples = None
+        with suppress(Exception):  # a dataset need not know
+            samples = len(self._dataset)
         if not self._by_index:
-            return {"batches": len(loader)}
-        sampler, samples = _index_sampler(loader), None
-        with suppress(TypeError):
-            samples = len(loader.dataset)
+            return {"batches": samples}
         return {
             "samples": samples,
-            "batch_size": getattr(sampler, "batch_size", None),
-            "drop_last": getattr(sampler, "drop_last", None),
-            "sampler": " of ".join(dict.fromkeys(type(each).__name__ for each in (sampler, loader.sampler))),
+            "batch_size": getattr(self._sampler, "batch_size", None),
+            "drop_last": getattr(self._sampler, "drop_last", None),
+            "sampler": self._names,
             "generators": ", ".join(self.generators) or "none",
         }
 
@@ -104,7 +107,7 @@ class Position:
 
     def accepts(self, state: Any) -> bool:
         """Whether ``state`` is one of a loader of this kind, which :meth:`put_back` and :meth:`begin` can take."""
-        if not is_position(state):
+        if not is_state(state):
             return False
         with suppress(TypeError, RuntimeError):
             for name, value in state["generators"].items():
@@ -136,7 +139,7 @@ class Position:
         if not self._by_index:
             state = self.state({})
             return islice(iter(loader), resume.batches if resume is not None else 0, None), lambda _ended: state
-        indices = _Indices(self, _index_sampler(loader), resume)
+        indices = _Indices(self, self._sampler, resume)
         found = states_of(indices.generators)
         try:
             if resume is not None:  # else workers would draw what those of an earlier epoch drew
@@ -150,23 +153,24 @@ class Position:
                 loader._iterator = None
                 raise indices.refusal
         except BaseException:
-            set_states(indices.generators, found)
+            if resume is not None:
+                set_states(indices.generators, found)
             raise
         if resume is not None and resume.start is not None:
             # The user's program drew for this epoch before it was stopped, and does not draw again.
-            set_states(indices.generators, {name: found[name] for name in found if name not in self.generators})
+            own = self.generators.keys() & resume.start["generators"].keys()
+            set_states(indices.generators, {name: found[name] for name in found if name not in own})
         return iterator, indices.newest.state
 
 
 class _Indices:
     """A ``DataLoader``'s sampler, which knows in which state it is asked."""
 
-    def __init__(self, position: Position, sampler: Any, resume: Resume | None) -> None:
-        self.position, self.resume = position, resume
-        self.generators = {**position.generators, _GLOBAL: torch.default_generator}
+    def __init__(self, resumable: ResumableLoader, sampler: Any, resume: Resume | None) -> None:
+        self.resumable, self.resume = resumable, resume
+        self.generators = {**resumable.generators, _GLOBAL: torch.default_generator}
         self.states: Mapping[str, torch.Tensor] = {}
         """The states that generators are given before the sampler is asked."""
-        self.settings = position.settings()
         self.refusal: GpuAugError | None = None
         """Raised once the ``DataLoader`` has its iterator, whose workers would outlive an error before."""
         self._sampler = sampler
@@ -205,7 +209,7 @@ class _EpochIndices(Iterator[Any]):
         if torch.equal(before[_GLOBAL], torch.default_generator.get_state()):
             del before[_GLOBAL]
         checksum = zlib.crc32(_ADDRESS.sub("", repr(self._first)).encode())
-        start = self._start = {**asked.position.state(before), "settings": asked.settings, "first": checksum}
+        start = self._start = {**asked.resumable.state(before), "first": checksum}
         if resume is None or self._error is not None:
             return
         then = resume.start
@@ -220,8 +224,8 @@ class _EpochIndices(Iterator[Any]):
 
     def state(self, ended: bool) -> Mapping[str, Any]:
         """The state of the loader as this epoch began, or as it is now at its end."""
-        position = self._asked.position
-        return position.state(states_of(position.generators)) if ended else self._start or {}
+        resumable = self._asked.resumable
+        return resumable.state(states_of(resumable.generators)) if ended else self._start or {}
 
     def __next__(self) -> Any:
         self.begin()
@@ -259,10 +263,14 @@ def _asked(loader: Any, indices: _Indices) -> Iterator[None]:
     """A block in which ``loader`` has ``indices`` for its sampler."""
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
     own = vars(loader)[name]
-    vars(loader)[name] = indices  # past DataLoader's __setattr__, which refuses
-    if loader._iterator is not None:  # workers that persist
-        loader._iterator._index_sampler = indices
+
+    def have(sampler: Any) -> None:
+        vars(loader)[name] = sampler  # past DataLoader's __setattr__, which refuses
+        if loader._iterator is not None:  # workers that persist
+            loader._iterator._index_sampler = sampler
+
+    have(indices)
     try:
         yield
     finally:
-        vars(loader)[name] = own
+        have(own)

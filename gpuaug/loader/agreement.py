@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from gpuaug.core.errors import ArgumentError, shown
-from gpuaug.feed.resumable import Position, is_position
+from gpuaug.feed.resumable import ResumableLoader, is_state
 from gpuaug.loader.depth import ranks as count_ranks
 from gpuaug.stages.base import BoundStage, Stage
 
@@ -22,14 +22,14 @@ _MOST_TEXT = 2000  # characters of a stage's definition that a state keeps
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def description(stages: Stages, position: Position | None) -> dict[str, Any]:
+def description(stages: Stages, resumable: ResumableLoader | None) -> dict[str, Any]:
     """What batches depend on besides the wrapped loader and the seed, of plain values.
 
     Args:
         stages: The loader's.
-        position: That of the wrapped loader, if it has one.
+        resumable: What begins epochs of the wrapped loader at any batch, if that can be.
     """
-    ranks = position.ranks if position is not None else None
+    ranks = resumable.ranks if resumable is not None else None
     decoders = {bound.name: bound.version for bound, _ in stages if bound.version}
     return {
         "ranks": count_ranks() if ranks is None else ranks,
@@ -61,20 +61,20 @@ def _text(value: Any) -> str:
     return _ADDRESS.sub("", repr(value))
 
 
-def check_source(source: Any, batch: int, loader: Any, position: Position | None) -> None:
+def check_source(source: Any, batch: int, loader: Any, resumable: ResumableLoader | None) -> None:
     """Check that the wrapped loader's part of a state is of a loader of this kind, before anything acts on it.
 
     Raises:
         ArgumentError: If it is of another.
     """
-    if position is not None and not (position.accepts(source) or (source is None and not batch)):
+    if resumable is not None and not (resumable.accepts(source) or (source is None and not batch)):
         raise ArgumentError(f"state['source'] must be that of a {type(loader).__name__}, got {shown(source)}. {WAY_OUT}")
-    if position is None and is_position(source):
+    if resumable is None and is_state(source):
         raise ArgumentError(
             f"state['source'] must be that of a {type(loader).__name__}, got that of a plain DataLoader or a list. "
             "Wrap such a one."
         )
-    if position is None and isinstance(source, Mapping) and hasattr(loader, "snapshot_every_n_steps"):  # of torchdata
+    if resumable is None and isinstance(source, Mapping) and hasattr(loader, "snapshot_every_n_steps"):  # of torchdata
         main = source.get("_snapshot", {}).get("_main_snapshot", {})
         workers = main.get("_num_workers", 0) if isinstance(main, Mapping) else 0
         if source and workers != loader.num_workers:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from gpuaug.core import rng
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, flag, whole_number
-from gpuaug.feed.resumable import Position, Resume
+from gpuaug.feed.resumable import ResumableLoader, Resume
 from gpuaug.feed.wrapped_loader import is_stateful, tell_epoch
 from gpuaug.loader.agreement import WAY_OUT, Stages, batches_had, check_source, description, differences
 
@@ -41,7 +41,7 @@ class Progress:
     Args:
         loader: The wrapped loader.
         seed: What draws depend on besides, if the user said it.
-        position: Of a loader whose epochs can begin at any batch.
+        resumable: What begins epochs of the loader at any batch, where that can be.
         end_passes: Ends the passes over the loader that are open.
     """
 
@@ -49,13 +49,13 @@ class Progress:
         self,
         loader: Iterable[Any],
         seed: int | None,
-        position: Position | None,
+        resumable: ResumableLoader | None,
         end_passes: Callable[[], None],
     ) -> None:
         self.stages: Stages = ()
         self._seed, self._seed_given = rng.default_seed() if seed is None else seed, seed is not None
         self._loader = loader
-        self._position = position
+        self._resumable = resumable
         self._end_passes = end_passes
         self._epoch = -1
         self._next: int | None = None
@@ -66,11 +66,11 @@ class Progress:
         self._given: Any = None
         """The state that the wrapped loader was given and no iterator has begun from."""
         self._resume: Resume | None = None
-        """Where the next iterator begins, of a loader with a position."""
+        """Where the next iterator begins, of a loader that can be resumed."""
 
     @property
     def seed(self) -> int:
-        """What draws depend on besides the position."""
+        """What draws depend on besides the epoch, the rank, the batch and the stage."""
         return self._seed
 
     @seed.setter
@@ -80,17 +80,17 @@ class Progress:
     @property
     def can_resume(self) -> bool:
         """Whether the wrapped loader can go on from a batch."""
-        return self._position is not None or is_stateful(self._loader)
+        return self._resumable is not None or is_stateful(self._loader)
 
     def choose(self, epoch: int) -> None:
         """Have the next iterator belong to ``epoch``."""
-        if self._position is not None and epoch != self._following:
+        if self._resumable is not None and epoch != self._following:
             self._first, self._resume = 0, None  # of another epoch than the one that was to be gone on with
         self._next, self._chosen = epoch, True
         tell_epoch(self._loader, epoch)
 
     def resume(self, rank: int) -> Resume | None:
-        """Where the next iterator begins, if its loader has a position and not at the first batch."""
+        """Where the next iterator begins, if a state says so of a loader that can be resumed."""
         at = rng.Position(self._seed, self._following, rank, self._first)
         return None if self._resume is None else self._resume._replace(seed=at.key("workers"))
 
@@ -147,7 +147,7 @@ class Progress:
             "version": VERSION,
             "seed": self._seed,
             **copy.deepcopy(reached._asdict()),
-            **description(self.stages, self._position),
+            **description(self.stages, self._resumable),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -173,11 +173,11 @@ class Progress:
         state = _checked(state_dict)
         reached = Snapshot(*(state[name] for name in Snapshot._fields))
         strict = flag("strict", strict, "Leave it out to have differences refused.")
-        position, source, batch = self._position, reached.source, reached.batch
-        check_source(source, batch, self._loader, position)
+        resumable, source, batch = self._resumable, reached.source, reached.batch
+        check_source(source, batch, self._loader, resumable)
         seed = self._seed if self._seed_given else state["seed"]
-        now = {"seed": seed, **description(self.stages, self._position)}
-        settings = position.settings() if position is not None and source is not None else {}
+        now = {"seed": seed, **description(self.stages, self._resumable)}
+        settings = resumable.settings() if resumable is not None and source is not None else {}
         found = list(differences(state, now, settings))
         if found and strict:
             name, then, here, way_out = found[0]
@@ -187,7 +187,7 @@ class Progress:
             )
         ended = reached.ended or _is_finished(source)
         if settings and not ended:
-            batch = batches_had(state, now, settings, sharded=position is not None and position.ranks is not None)
+            batch = batches_had(state, now, settings, sharded=resumable is not None and resumable.ranks is not None)
         at = 0 if ended else batch
         for name, then, here, way_out in found:
             warnings.warn(
@@ -200,12 +200,12 @@ class Progress:
         if reached.chosen and not ended:
             tell_epoch(self._loader, reached.epoch)
         source, self._resume, self._given = copy.deepcopy(source), None, None
-        if position is None:
+        if resumable is None:
             if source is not None:
                 self._loader.load_state_dict(copy.deepcopy(source))  # type: ignore[attr-defined]
             self._given = source
         elif source is not None:
-            position.put_back(source, ended=ended)
+            resumable.put_back(source, ended=ended)
             if not ended:
                 self._resume = Resume(batch, 0, source, strict)
             elif getattr(self._loader, "persistent_workers", False):

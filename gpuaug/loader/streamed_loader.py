@@ -99,7 +99,7 @@ class StreamedLoader:
         self._feed_iterators: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
         self._iterators: weakref.WeakSet[PipelinedIterator] = weakref.WeakSet()
         end_passes = partial(_close_all, self._feed_iterators)
-        progress = Progress(loader, seed, own_feed.position, end_passes)
+        progress = Progress(loader, seed, own_feed.resumable, end_passes)
         self._shared = LoaderState(lanes, Copier(lanes.device, warns=bool(own_feed.reason)), own_feed, progress)
         if progress.can_resume:
             # Here, not on the class: frameworks look for these two names, and save in a checkpoint what they find.

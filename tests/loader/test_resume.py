@@ -1,12 +1,15 @@
 """A plain ``DataLoader``, or a list, goes on after the batches that were had, and loads none of them."""
 
+import gc
 import subprocess
 import sys
 import warnings
+from multiprocessing import active_children
 
 import pytest
 import torch
 from support.checkpoints import saved, stopped_at
+from support.waiting import until
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
@@ -108,15 +111,14 @@ def begun_in_second_epoch(made):
         return stopped_at(COUNT, made)
 
 
-def with_workers():
-    """Kinds of loaders with kinds of workers. Those that start workers for another sampler are slow."""
-    for kind in [*OPTIONS, *GLOBAL]:
-        for workers, name in zip(WORKERS, ["in process", "workers", "persistent workers"], strict=True):
-            marks = [pytest.mark.slow] if workers and kind not in QUICK else []
-            yield pytest.param(kind, workers, id=f"{kind}, {name}", marks=marks)
+KINDS = [  # those that start workers for another sampler are slow
+    pytest.param(kind, workers, id=f"{kind}, {name}", marks=[pytest.mark.slow] if workers and kind not in QUICK else [])
+    for kind in [*OPTIONS, *GLOBAL]
+    for workers, name in zip(WORKERS, ["in process", "workers", "persistent workers"], strict=True)
+]
 
 
-@pytest.mark.parametrize(("kind", "workers"), with_workers())
+@pytest.mark.parametrize(("kind", "workers"), KINDS)
 def test_epoch_goes_on_with_the_next_batch(kind, workers):
     options = {**OPTIONS, **GLOBAL}[kind]
     feed = "ring" if workers and "without" not in kind else "plain"
@@ -124,14 +126,15 @@ def test_epoch_goes_on_with_the_next_batch(kind, workers):
     with loader(options, workers, feed) as whole:
         epochs = [values(whole) for _ in range(3)]
     state = begun_in_second_epoch(loader(options, workers, feed, depth=5))
-    torch.manual_seed(2)
-    before = torch.get_rng_state()
+    before = torch.get_rng_state()  # as the program keeps it in its checkpoint
+    if kind in OPTIONS:
+        before = torch.Generator().manual_seed(2).get_state()
+    torch.set_rng_state(before)
     with loader(options, workers, feed) as resumed:
         resumed.load_state_dict(state)
         assert values(resumed) == epochs[1][COUNT:]
         assert torch.equal(torch.get_rng_state(), before), "the user's program drew for this epoch before it was stopped"
-        if kind in OPTIONS:
-            assert values(resumed) == epochs[2]
+        assert values(resumed) == epochs[2]
     assert 0 < len(epochs[1][COUNT:]) < len(epochs[1])
 
 
@@ -218,6 +221,21 @@ def test_wrapped_loader_is_left_as_it_was():
     list(made)
     assert vars(made.loader) == before
     assert sorted(torch.cat(list(made.loader)).tolist()) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize("feed", ["plain", "ring"])
+def test_workers_that_persist_end_with_the_loader(feed):
+    others = set(active_children())
+    made = loader(OPTIONS["shuffled by a generator"], WORKERS[2], feed)
+    list(made)
+    workers = set(active_children()) - others
+    assert len(workers) == 2
+    gc.disable()
+    try:
+        del made
+        until(lambda: not any(worker.is_alive() for worker in workers))
+    finally:
+        gc.enable()
 
 
 def test_seeds_of_workers_are_not_those_of_an_earlier_epoch():
