@@ -180,15 +180,22 @@ class _Indices:
 
     def __iter__(self) -> "_EpochIndices":
         # A DataLoader with workers calls this twice, and reads the second iterator.
-        self.newest = _EpochIndices(self, iter(self._sampler))
+        self.newest = _EpochIndices(self)
         return self.newest
+
+    def ask(self) -> Iterator[Any]:
+        """An iterator of the user's sampler, which may draw now or when it is read."""
+        return iter(self._sampler)
 
 
 class _EpochIndices(Iterator[Any]):
     """The indices of one epoch."""
 
-    def __init__(self, asked: _Indices, indices: Iterator[Any]) -> None:
-        self._asked, self._indices = asked, indices
+    def __init__(self, asked: _Indices) -> None:
+        self._asked = asked
+        self._before = states_of(asked.generators)
+        self._indices = asked.ask()
+        self._drawn = _differ(self._before, states_of(asked.generators))
         self._first: list[Any] = []
         self._error: Exception | None = None
         self._start: Mapping[str, Any] | None = None
@@ -199,10 +206,11 @@ class _EpochIndices(Iterator[Any]):
             return
         asked, resume = self._asked, self._asked.resume
         asked.resume = None  # workers that persist ask again in later epochs
-        if resume is not None:
-            set_states(asked.generators, asked.states)
-        before = states_of(asked.generators)
+        before = self._before if self._drawn else states_of(asked.generators)
         try:
+            if resume is not None:
+                set_states(asked.generators, asked.states)
+                before, self._indices = states_of(asked.generators), asked.ask()
             self._first = list(islice(self._indices, 1))
         except Exception as error:
             self._error = error  # raised where the indices are read
@@ -240,6 +248,10 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 def states_of(generators: Mapping[str, torch.Generator]) -> dict[str, torch.Tensor]:
     """The states of generators, by name."""
     return {name: generator.get_state() for name, generator in generators.items()}
+
+
+def _differ(some: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]) -> bool:
+    return not all(torch.equal(state, others[name]) for name, state in some.items())
 
 
 def set_states(generators: Mapping[str, torch.Generator], states: Mapping[str, torch.Tensor]) -> None:

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 import torch.distributed.checkpoint.stateful
-from support.checkpoints import BATCHES, SOURCES, Counter, Prepared, bits, same, saved, shuffled, stopped_at, streamed
+from support.checkpoints import BATCHES, SOURCES, Counter, Prepared, bits, noisy, same, saved, shuffled, stopped_at, streamed
 from support.waiting import WAIT_S, until
 from torch.utils.data import Sampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -198,6 +198,17 @@ def test_resume_sets_epoch_of_sampler_again(chosen):
     once.load_state_dict(stopped_at(2, begun()))
     twice.load_state_dict(stopped_at(2, once))
     assert same([bits(batch) for batch in twice], expected[4:])
+
+
+def test_epochs_after_the_last_that_can_be_set():
+    whole, resumed = (StreamedLoader([torch.zeros(2)], [noisy], device="cpu", seed=7) for _ in range(2))
+    whole.set_epoch(2**63 - 1)
+    last, after = list(whole), list(whole)
+    assert not torch.equal(*last, *after)
+    state = saved(whole.state_dict())
+    assert state["epoch"] == 2**63
+    resumed.load_state_dict(state)
+    assert torch.equal(*resumed, *whole)
 
 
 def test_chosen_flag_belongs_to_each_iterator():

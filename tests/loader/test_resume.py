@@ -55,7 +55,7 @@ class Epochs(Sampler):
 
 
 class Pairs(Sampler):
-    """Batches of indices of various sizes, in an order that it draws as its iterator is made."""
+    """Batches of various sizes, in an order that is drawn when the iterator is made, not when it is read."""
 
     def __init__(self):
         self.generator = generator()
@@ -80,6 +80,7 @@ OPTIONS = {
     "batches of another sampler": lambda: {
         "batch_sampler": BatchSampler(RandomSampler(DATA, generator=generator()), 3, drop_last=False)
     },
+    "batches that are drawn at once": lambda: {"batch_sampler": Pairs()},
     "an order for each epoch": lambda: {"batch_size": 2, "sampler": Epochs()},
     "one of two ranks": lambda: {"batch_size": 2, "sampler": DistributedSampler(DATA, num_replicas=2, rank=1, seed=3)},
 }  # fmt: skip
@@ -214,6 +215,13 @@ def test_state_is_loaded_in_the_process_that_made_it(workers):
         assert [values(made), values(made)] == [expected[1][COUNT:], expected[2]]
 
 
+def test_running_workers_are_left_the_sampler_they_have():
+    with loader(OPTIONS["shuffled by a generator"], WORKERS[2]) as made:
+        list(made)
+        list(made)
+        assert made.loader._iterator._index_sampler is made.loader.batch_sampler
+
+
 def test_wrapped_loader_is_left_as_it_was():
     made = loader(OPTIONS["shuffled by a generator"])
     before = dict(vars(made.loader))
@@ -291,6 +299,7 @@ def test_another_order_is_refused(workers):
     def made():
         return loader(lambda: {"batch_size": 7, "sampler": Impulsive()}, workers)
 
+    others = set(active_children())
     state = stopped_at(1, made())
     with made() as resumed:
         resumed.load_state_dict(state)
@@ -301,6 +310,7 @@ def test_another_order_is_refused(workers):
             "dataset, the sampler and the seed of then; a sampler of your own must draw from nothing but its epoch and its "
             "attribute generator. To have other batches, pass strict=False to load_state_dict."
         )
+        until(lambda: set(active_children()) <= others)
         resumed.load_state_dict(state, strict=False)
         assert len(list(resumed)) == 1
 
