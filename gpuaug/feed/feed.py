@@ -24,11 +24,12 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, one_of
 from gpuaug.core.streams import Event
-from gpuaug.feed.prefetch import QUEUED, FeedIterator, Pulled, open_feed_iterator
+from gpuaug.feed.prefetch import QUEUED, FeedIterator, Pulled, Receive, open_feed_iterator
+from gpuaug.feed.resumable import ResumableLoader, Resume, is_resumable
 from gpuaug.feed.ring import Ring, default_budget_bytes, why_not_here
 from gpuaug.feed.ring_collate import SlotCollate, described_or_not
 from gpuaug.feed.ring_memory import Described, Slot, can_be_placed
-from gpuaug.feed.wrapped_loader import end_workers, has_persistent_workers
+from gpuaug.feed.wrapped_loader import end_workers, has_persistent_workers, iterated_as
 
 Kind = Literal["auto", "ring", "plain"]
 
@@ -56,6 +57,7 @@ class Feed:
             raise ArgumentError(
                 f"feed='ring' must be for a source that can fill slots, got one that cannot: {self.reason}. Leave feed out."
             )
+        self.resumable = ResumableLoader(loader) if is_resumable(loader) else None
         self._process = os.getpid()
         self._parents: Any = None
         self._ring: Ring | None = None
@@ -73,16 +75,18 @@ class Feed:
             return f"plain ({self.reason})"
         return "ring" if self.workers else "staged"
 
-    def open(self, current_stream: Callable[[], Any], depth: int) -> FeedIterator:
+    def open(self, current_stream: Callable[[], Any], depth: int, resume: Resume | None = None) -> FeedIterator:
         """Begin a pass over the loader.
 
         Args:
             current_stream: Says which stream is current on the thread that calls it.
             depth: How many batches are worked on ahead, at most. The ring has slots for that many, or for more.
+            resume: Where the pass begins, if not at the first batch.
 
         Raises:
             Exception: Whatever ``iter(loader)`` raises.
         """
+        open_on = partial(self._open_on, resume, current_stream)
         workers = _workers_of(self._loader)
         if self._process != os.getpid():
             # In a forked process ring and workers are the parent's. Collected here, the twin would end these workers.
@@ -92,12 +96,12 @@ class Feed:
             self._twin = self._ring = None
             self.workers = workers
         if self.reason:
-            return open_feed_iterator(self._loader, current_stream)
+            return open_on(self._loader)
         last = self._feed() if self._feed is not None else None
         persistent = has_persistent_workers(self._loader)
         if not persistent and last is not None and last.is_open:
             # It owns the slots; another ring beside it would take as much memory again.
-            return open_feed_iterator(self._loader, current_stream)
+            return open_on(self._loader)
         if not persistent and self._gone is not None and not self._gone.is_set():
             # What is inside a slow loader still may yet write into its slots. They go when it is done.
             self._ring = None
@@ -110,24 +114,31 @@ class Feed:
         if self._ring is None:
             self._ring = self._new_ring(each)
         if self._ring is None:
-            return open_feed_iterator(self._loader, current_stream)
+            return open_on(self._loader)
         if not workers:
-            feed = open_feed_iterator(self._loader, current_stream, partial(_staged, self._ring, self._device, self._staging))
+            feed = open_on(self._loader, partial(_staged, self._ring, self._device, self._staging))
         elif _keeps_state(self._loader):
             self._ring.new_workers()
             with _collating_into(self._ring, self._loader):
-                feed = open_feed_iterator(self._loader, current_stream, partial(_received, self._ring, self._device))
+                feed = open_on(self._loader, partial(_received, self._ring, self._device))
         else:
             twin: Any = self._twin if persistent and self._twin is not None else self._copy_of_loader(self._ring)
             if not persistent or twin._iterator is None:
                 self._ring.new_workers()
             self._twin = twin
-            feed = open_feed_iterator(twin, current_stream, partial(_received, self._ring, self._device))
+            feed = open_on(twin, partial(_received, self._ring, self._device))
             if persistent:
                 # Before workers begin an epoch anew they finish what they were at, so older slots are not written any more.
                 self._ring.drop_old()
         self._feed, self._gone = weakref.ref(feed), getattr(feed, "gone", None)
         return feed
+
+    def _open_on(
+        self, resume: Resume | None, current_stream: Callable[[], Any], loader: Any, receive: Receive | None = None
+    ) -> FeedIterator:
+        if self.resumable is None:
+            return open_feed_iterator(loader, current_stream, receive)
+        return open_feed_iterator(loader, current_stream, receive, partial(self.resumable.begin, resume=resume))
 
     @property
     def has_running_workers(self) -> bool:
@@ -254,7 +265,7 @@ def _why_not(loader: Any, device: torch.device, *, forced: bool) -> str:
         return "a list's batches are all there"
     if not isinstance(loader, DataLoader):
         return ""
-    if not (_iterated_as(loader, DataLoader) or _keeps_state(loader)):
+    if not (iterated_as(loader, DataLoader) or _keeps_state(loader)):
         return f"{type(loader).__name__} is iterated in a way of its own"
     if not loader.num_workers and loader.pin_memory:
         return "the loader page-locks its batches itself"
@@ -265,14 +276,10 @@ def _why_not(loader: Any, device: torch.device, *, forced: bool) -> str:
     return ""
 
 
-def _iterated_as(loader: Any, kind: Any) -> bool:
-    return type(loader).__iter__ is kind.__iter__ and type(loader)._get_iterator is kind._get_iterator
-
-
 def _keeps_state(loader: Any) -> bool:
     """Whether it is torchdata's ``StatefulDataLoader``, which keeps its state in its iterator, and the iterator in itself."""
     kind = getattr(sys.modules.get("torchdata.stateful_dataloader"), "StatefulDataLoader", None)
-    return kind is not None and isinstance(loader, kind) and _iterated_as(loader, kind)
+    return kind is not None and isinstance(loader, kind) and iterated_as(loader, kind)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from gpuaug.core.errors import IteratorEndedError
-from gpuaug.feed.wrapped_loader import end_workers, has_persistent_workers, state_reader
+from gpuaug.feed.wrapped_loader import StateReader, begin_epoch, end_workers, has_persistent_workers, state_reader
 
 QUEUED = 2
 """Host batches that wait for the training thread. The loader's workers keep their own; more here only holds memory."""
@@ -62,12 +62,19 @@ class Pulled:
 class FeedIterator(ABC):
     """One pass over a loader."""
 
-    def __init__(self, loader: Iterable[Any], iterator: Iterator[Any], current_stream: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        iterator: Iterator[Any],
+        current_stream: Callable[[], Any],
+        state: StateReader | None = None,
+    ) -> None:
         self.loader = loader
         self.iterator = iterator
         self._current_stream = current_stream
+        self._state = state or state_reader(loader, iterator)
         self._why_ended: str | None = None
-        self.state_at_start: Any = None
+        self.state_at_start: Any = self._state(False)
         """The loader's state before the first batch, if it has one."""
 
     def get(self, *, block: bool) -> Pulled | None:
@@ -115,22 +122,26 @@ class ListFeedIterator(FeedIterator):
     def _get(self, block: bool) -> Pulled | None:
         began_s = time.perf_counter()
         for batch in self.iterator:
-            return Pulled(batch, stream=self._current_stream(), took_s=(began_s, time.perf_counter()))
-        return Pulled(ended=True)
+            took_s = began_s, time.perf_counter()
+            return Pulled(batch, stream=self._current_stream(), state=self._state(False), took_s=took_s)
+        return Pulled(ended=True, state=self._state(True))
 
 
 class ThreadFeedIterator(FeedIterator):
     """One pass over any other loader, pulled in the background."""
 
     def __init__(
-        self, loader: Iterable[Any], iterator: Iterator[Any], current_stream: Callable[[], Any], receive: Receive | None = None
+        self,
+        loader: Iterable[Any],
+        iterator: Iterator[Any],
+        current_stream: Callable[[], Any],
+        state: StateReader | None = None,
+        receive: Receive | None = None,
     ) -> None:
-        super().__init__(loader, iterator, current_stream)
+        super().__init__(loader, iterator, current_stream, state)
         self._process = os.getpid()
         self._box = _Mailbox()
-        state = state_reader(loader, iterator)
-        self.state_at_start = state()
-        pull = _pulling(iterator, state, current_stream, receive or _as_it_is)
+        pull = _pulling(iterator, self._state, current_stream, receive or _as_it_is)
         target = _puller(_ThreadState(), pull, self._box)
         self._thread = threading.Thread(target=contextvars.copy_context().run, args=(target,), name="gpuaug-feed", daemon=True)
         self._thread.start()
@@ -166,7 +177,10 @@ class ThreadFeedIterator(FeedIterator):
 
 
 def open_feed_iterator(
-    loader: Iterable[Any], current_stream: Callable[[], Any], receive: Receive | None = None
+    loader: Iterable[Any],
+    current_stream: Callable[[], Any],
+    receive: Receive | None = None,
+    begin: Callable[[Any], tuple[Iterator[Any], StateReader]] = begin_epoch,
 ) -> FeedIterator:
     """Begin a pass over ``loader``.
 
@@ -177,19 +191,20 @@ def open_feed_iterator(
         loader: Any iterable of host batches.
         current_stream: Says which stream is current on the thread that calls it.
         receive: What is done to each batch as it arrives, on the thread that pulls: the batch to go on with, and its slot.
+        begin: Calls ``iter(loader)``, and gives what reads the state besides.
 
     Raises:
-        Exception: Whatever ``iter(loader)`` raises.
+        Exception: Whatever ``begin`` raises.
     """
     if has_persistent_workers(loader):
         _take_over(feed for feed in _open if feed.loader is loader)
-    iterator = iter(loader)
+    iterator, state = begin(loader)
     _take_over(feed for feed in _open if feed.iterator is iterator)
     feed: FeedIterator
     if type(loader) in {list, tuple}:
-        feed = ListFeedIterator(loader, iterator, current_stream)
+        feed = ListFeedIterator(loader, iterator, current_stream, state)
     else:
-        feed = ThreadFeedIterator(loader, iterator, current_stream, receive)
+        feed = ThreadFeedIterator(loader, iterator, current_stream, state, receive)
     _open.add(feed)
     return feed
 
@@ -286,15 +301,15 @@ def _as_it_is(batch: Any) -> tuple[Any, None]:
 
 
 def _pulling(
-    iterator: Iterator[Any], state: Callable[[], Any], current_stream: Callable[[], Any], receive: Receive
+    iterator: Iterator[Any], state: StateReader, current_stream: Callable[[], Any], receive: Receive
 ) -> Callable[[], Pulled]:
     def pull() -> Pulled:
         began_s = time.perf_counter()
         try:
             given = next(iterator)
         except StopIteration:
-            return Pulled(ended=True, state=state())
-        reached = state()
+            return Pulled(ended=True, state=state(True))
+        reached = state(False)
         batch, slot = receive(given)
         took_s = began_s, time.perf_counter()
         return Pulled(batch, stream=current_stream(), slot=slot, state=reached, took_s=took_s)

@@ -30,14 +30,23 @@ def is_stateful(loader: Any) -> bool:
     return all(callable(getattr(each, name, None)) for each in (loader, inner) for name in ("state_dict", "load_state_dict"))
 
 
-def state_reader(loader: Any, iterator: Iterator[Any]) -> Callable[[], Any]:
-    """A function that says how far ``iterator`` has been read, for the thread that reads it; ``None`` if that is not known."""
+def iterated_as(loader: Any, kind: Any) -> bool:
+    """Whether ``loader``, of a subclass of ``kind``, is iterated as ``kind`` is."""
+    return type(loader).__iter__ is kind.__iter__ and type(loader)._get_iterator is kind._get_iterator
+
+
+StateReader = Callable[[bool], Any]
+"""Says how far an iterator has been read, given whether its end was reached, for the thread that reads it."""
+
+
+def state_reader(loader: Any, iterator: Iterator[Any]) -> StateReader:
+    """What reads the state of a loader that has one. It gives ``None`` for others."""
     if not is_stateful(loader):
         return _no_state
     # A loader knows of its newest iterator only.
     holder: Any = iterator if callable(getattr(iterator, "state_dict", None)) else loader
 
-    def read() -> Any:
+    def read(_ended: bool) -> Any:
         try:
             return copy.deepcopy(holder.state_dict())  # a copy: it may go on changing as more is read
         except Exception as error:
@@ -46,20 +55,32 @@ def state_reader(loader: Any, iterator: Iterator[Any]) -> Callable[[], Any]:
     return read
 
 
+def begin_epoch(loader: Any) -> tuple[Iterator[Any], StateReader]:
+    """An iterator of ``loader``, and what reads its state."""
+    iterator = iter(loader)
+    return iterator, state_reader(loader, iterator)
+
+
 def tell_epoch(loader: Any, epoch: int) -> None:
     """Call ``set_epoch`` of the loader, or else of those of its parts that have it."""
     if hasattr(loader, "set_epoch"):
         loader.set_epoch(epoch)
         return
-    told: list[Any] = []
+    for part in parts(loader).values():
+        if hasattr(part, "set_epoch"):
+            part.set_epoch(epoch)
+
+
+def parts(loader: Any) -> dict[str, Any]:
+    """``loader`` and its samplers and dataset, each once, by the path from the loader."""
+    found: dict[str, Any] = {"": loader}
     for path in ("sampler", "batch_sampler", "batch_sampler.sampler", "dataset"):
         with suppress(AttributeError):
             part = operator.attrgetter(path)(loader)
-            if hasattr(part, "set_epoch") and not any(part is other for other in told):
-                told.append(part)
-    for part in told:
-        part.set_epoch(epoch)
+            if not any(part is other for other in found.values()):
+                found[path] = part
+    return found
 
 
-def _no_state() -> None:
+def _no_state(_ended: bool) -> None:
     return None

@@ -21,7 +21,7 @@ from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.mix import CutMix, MixOp, SoftLabels
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.options import BoxForm, Options
+from gpuaug.fusion.options import BoxForm, Options, definition
 from gpuaug.fusion.params.prefetch import TablePrefetch
 from gpuaug.fusion.params.table import make_table
 from gpuaug.fusion.plan import Plan
@@ -115,6 +115,7 @@ class Fused(nn.Module):
         # In a tuple, so that it is no child: a child would be moved, and would have its buffers in the state_dict.
         self._pipeline = (pipeline,)
         self._tree = lower(pipeline, options.pick, antialias=options.antialias)
+        self.definition = definition(pipeline, options)
         self._ops = tuple(leaf.op for leaf in leaves(self._tree))
         self._plain_ops = tuple(op for op in self._ops if isinstance(op, Op))
         self._sizing = sizing_ops(self._ops) if options.ragged else ()

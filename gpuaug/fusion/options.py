@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -57,3 +57,14 @@ class Options:
                 f"label_smoothing must come with num_classes, got {self.label_smoothing!r} without. "
                 "Pass how many classes there are: num_classes=1000."
             )
+
+
+def definition(pipeline: Any, options: Options) -> str:
+    """A pipeline and its options as text: what decides the batches besides the draws. States of loaders hold it.
+
+    The ``repr`` of Kornia's containers leaves out what they were given besides their modules.
+    """
+    arguments = getattr(pipeline, "__dict__", {}).items()  # a list of modules has none
+    plain = {name: value for name, value in arguments if isinstance(value, bool | int | float | str | tuple)}
+    own = {name: value for name, value in plain.items() if not name.startswith("_") and name != "training"}
+    return f"{pipeline!r}\n{own}\n{options}"

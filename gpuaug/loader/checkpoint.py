@@ -8,13 +8,17 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
+from gpuaug.core import rng
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, flag, whole_number
+from gpuaug.feed.resumable import ResumableLoader, Resume
 from gpuaug.feed.wrapped_loader import is_stateful, tell_epoch
+from gpuaug.loader.agreement import WAY_OUT, Stages, batches_had, check_source, description, differences
 
 MOST_SEED, MOST_COUNT = 2**64 - 1, 2**63 - 1
-"""The largest seed, and the largest epoch, rank and batch: draws are keyed by words of 64 bits."""
+"""The largest seed, and the largest rank, batch, and epoch that is set: draws are keyed by words of 64 bits."""
 
-_WAY_OUT = "Pass what state_dict() of a StreamedLoader returned."
+VERSION = 1
+"""Of the state. It goes up when an older gpuaug could not read it."""
 
 
 class Snapshot(NamedTuple):
@@ -36,22 +40,23 @@ class Progress:
 
     Args:
         loader: The wrapped loader.
-        seed: What draws depend on besides.
+        seed: What draws depend on besides, if the user said it.
+        resumable: What begins epochs of the loader at any batch, where that can be.
         end_passes: Ends the passes over the loader that are open.
-        versions: What decides the last bits of stages' results, by the stage's name.
     """
 
     def __init__(
         self,
         loader: Iterable[Any],
-        seed: int,
+        seed: int | None,
+        resumable: ResumableLoader | None,
         end_passes: Callable[[], None],
-        versions: Callable[[], dict[str, str]] = dict,
     ) -> None:
-        self.seed = seed
+        self.stages: Stages = ()
+        self._seed, self._seed_given = rng.default_seed() if seed is None else seed, seed is not None
         self._loader = loader
+        self._resumable = resumable
         self._end_passes = end_passes
-        self._versions = versions
         self._epoch = -1
         self._next: int | None = None
         """The epoch of the next iterator, where it is not the one that follows."""
@@ -60,17 +65,40 @@ class Progress:
         self._snapshot: Snapshot | None = None
         self._given: Any = None
         """The state that the wrapped loader was given and no iterator has begun from."""
+        self._resume: Resume | None = None
+        """Where the next iterator begins, of a loader that can be resumed."""
+
+    @property
+    def seed(self) -> int:
+        """What draws depend on besides the epoch, the rank, the batch and the stage."""
+        return self._seed
+
+    @seed.setter
+    def seed(self, seed: int) -> None:
+        self._seed, self._seed_given = seed, True
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether the wrapped loader can go on from a batch."""
+        return self._resumable is not None or is_stateful(self._loader)
 
     def choose(self, epoch: int) -> None:
         """Have the next iterator belong to ``epoch``."""
+        if self._resumable is not None and epoch != self._following:
+            self._first, self._resume = 0, None  # of another epoch than the one that was to be gone on with
         self._next, self._chosen = epoch, True
         tell_epoch(self._loader, epoch)
+
+    def resume(self, rank: int) -> Resume | None:
+        """Where the next iterator begins, if a state says so of a loader that can be resumed."""
+        at = rng.Position(self._seed, self._following, rank, self._first)
+        return None if self._resume is None else self._resume._replace(seed=at.key("workers"))
 
     def begin(self, source: Any) -> Snapshot:
         """Where an iterator is that begins now, with ``source`` as the wrapped loader's state."""
         self._epoch = self._following
         begun = Snapshot(self._epoch, self._first, False, self._chosen, source)
-        self._next, self._chosen, self._first, self._given = None, False, 0, None
+        self._next, self._chosen, self._first, self._given, self._resume = None, False, 0, None, None
         self.reach(begun)
         return begun
 
@@ -87,13 +115,13 @@ class Progress:
             self._end_passes()
             source = self.state_dict()["source"] if self._snapshot is not None else None
             source = copy.deepcopy(self._loader.state_dict()) if source is None else source  # type: ignore[attr-defined]
-        counters = self._epoch, self._next, self._chosen, self._first, self._snapshot, self._given
+        counters = self._epoch, self._next, self._chosen, self._first, self._snapshot, self._given, self._resume
         try:
             yield
         finally:
             if source is not None:
                 self._loader.load_state_dict(copy.deepcopy(source))  # type: ignore[attr-defined]
-            self._epoch, self._next, self._chosen, self._first, self._snapshot, self._given = counters
+            self._epoch, self._next, self._chosen, self._first, self._snapshot, self._given, self._resume = counters
             if self._chosen and self._next is not None:
                 tell_epoch(self._loader, self._next)
 
@@ -104,8 +132,10 @@ class Progress:
     def state_dict(self) -> dict[str, Any]:
         """Where the training loop is: the state after the batch that was handed over last, whatever has been read ahead.
 
-        Holds the wrapped loader's own state after that batch, and what the draws of stages depend on: the seed, the epoch and
-        the number of batches. Each rank has its own. With a :class:`DecodeStage` it names the decoders.
+        Holds the wrapped loader's own state after that batch, or the states of a ``DataLoader``'s generators as the epoch
+        began; what the draws of stages depend on: the seed, the epoch and the number of batches; and, to be compared, the
+        number of ranks, the stages and their decoders. Each rank has its own. Made of plain values and tensors, some
+        kilobytes, which ``torch.load(weights_only=True)`` reads.
 
         Raises:
             Exception: What the wrapped loader raised when it was asked for its state.
@@ -113,61 +143,102 @@ class Progress:
         reached = self._snapshot or Snapshot(self._following, 0, False, self._chosen, None)
         if isinstance(reached.source, Exception):
             raise reached.source
-        versions = self._versions()
-        return {"seed": self.seed, **copy.deepcopy(reached._asdict()), **({"decoders": versions} if versions else {})}
+        return {
+            "version": VERSION,
+            "seed": self._seed,
+            **copy.deepcopy(reached._asdict()),
+            **description(self.stages, self._resumable),
+        }
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on from what :meth:`state_dict` returned: the next iterator begins with the batch after it.
 
-        Stages draw what they would have drawn. Iterators that are open end. A :class:`FeatureStage` runs the first batch of
-        each shape without a graph, as in every iterator.
+        Stages draw what they would have drawn. The seed is that of the state, unless one was given that differs. Iterators that
+        are open end. A :class:`FeatureStage` runs the first batch of each shape without a graph, as in every iterator.
 
         Args:
             state_dict: What :meth:`state_dict` returned, here or in an earlier run.
+            strict: ``False`` takes a state of another number of ranks, another seed, other stages, decoders or settings of the
+                ``DataLoader``, and warns of each. Batches are then not what they would have been. If a ``DistributedSampler``
+                divides the dataset among another number of ranks, or in other batches, the epoch goes on after the samples that
+                were had.
 
         Raises:
-            ArgumentError, ArgumentTypeError: If it is no such state. Then nothing has changed.
+            ArgumentError, ArgumentTypeError: If it is no such state, or one that differs. Then nothing has changed.
             Exception: What the wrapped loader raises about its own part. Iterators that were open have ended then.
 
         Warns:
-            GpuAugWarning: If images were decoded by another decoder, or by another version of it.
+            GpuAugWarning: If ``strict`` is false, of each difference.
         """
-        if not isinstance(state_dict, Mapping):
-            raise ArgumentTypeError(f"state must be a mapping, got {type(state_dict).__name__}. {_WAY_OUT}")
-        names = ("seed", *Snapshot._fields)
-        if missing := [name for name in names if name not in state_dict]:
-            raise ArgumentError(f"state must hold {', '.join(names)}, got one without {', '.join(missing)}. {_WAY_OUT}")
-        seed, epoch, batch = (
-            whole_number(f"state[{name!r}]", state_dict[name], _WAY_OUT, most=most)
-            for name, most in (("seed", MOST_SEED), ("epoch", MOST_COUNT), ("batch", MOST_COUNT))
-        )
-        ended, chosen = (flag(f"state[{name!r}]", state_dict[name], _WAY_OUT) for name in ("ended", "chosen"))
-        before, now = state_dict.get("decoders", {}), self._versions()
-        if not isinstance(before, Mapping):
-            raise ArgumentTypeError(f"state['decoders'] must be a mapping, got {type(before).__name__}. {_WAY_OUT}")
-        reached = Snapshot(epoch, batch, ended, chosen, copy.deepcopy(state_dict["source"]))
-        for name in before.keys() & now.keys():
-            if before[name] != now[name]:
-                warnings.warn(
-                    f"Stage {name!r} must decode as before to give the same batches, got {now[name]} after {before[name]}. "
-                    "Pixels may differ by a few values; for the same ones, resume with the decoder of then.",
-                    GpuAugWarning,
-                    stacklevel=2,
-                )
+        state = _checked(state_dict)
+        reached = Snapshot(*(state[name] for name in Snapshot._fields))
+        strict = flag("strict", strict, "Leave it out to have differences refused.")
+        resumable, source, batch = self._resumable, reached.source, reached.batch
+        check_source(source, batch, self._loader, resumable)
+        seed = self._seed if self._seed_given else state["seed"]
+        now = {"seed": seed, **description(self.stages, self._resumable)}
+        settings = resumable.settings() if resumable is not None and source is not None else {}
+        found = list(differences(state, now, settings))
+        if found and strict:
+            name, then, here, way_out = found[0]
+            raise ArgumentError(
+                f"{name} must be {then}, as in the state, got {here}. {way_out} "
+                "To go on with other batches, pass strict=False to load_state_dict."
+            )
+        ended = reached.ended or _is_finished(source)
+        if settings and not ended:
+            batch = batches_had(state, now, settings, sharded=resumable is not None and resumable.ranks is not None)
+        at = 0 if ended else batch
+        for name, then, here, way_out in found:
+            warnings.warn(
+                f"{name} must be {then}, as in the state, got {here}. {way_out} "
+                f"What follows, from batch {at} on, is not what an uninterrupted run gives.",
+                GpuAugWarning,
+                stacklevel=2,
+            )
         self._end_passes()  # what reads a loader must not meet a change of its state
-        ended = reached.ended or _is_finished(reached.source)
         if reached.chosen and not ended:
             tell_epoch(self._loader, reached.epoch)
-        if reached.source is not None:
-            self._loader.load_state_dict(copy.deepcopy(reached.source))  # type: ignore[attr-defined]
-        self.seed, self._epoch = seed, reached.epoch
+        source, self._resume, self._given = copy.deepcopy(source), None, None
+        if resumable is None:
+            if source is not None:
+                self._loader.load_state_dict(copy.deepcopy(source))  # type: ignore[attr-defined]
+            self._given = source
+        elif source is not None:
+            resumable.put_back(source, ended=ended)
+            if not ended:
+                self._resume = Resume(batch, 0, source, strict)
+            elif getattr(self._loader, "persistent_workers", False):
+                self._resume = Resume(0, 0, None, False)  # their seeds were drawn in an earlier epoch
+        self._seed, self._epoch = seed, reached.epoch
         self._next, self._chosen = (None, False) if ended else (reached.epoch, reached.chosen)
-        self._first = 0 if ended else reached.batch
-        self._snapshot, self._given = reached, reached.source
+        self._first = at
+        self._snapshot = reached._replace(batch=batch, source=source)
 
     @property
     def _following(self) -> int:
         return self._epoch + 1 if self._next is None else self._next
+
+
+def _checked(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state whose entries are of the types that they must have.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: If it is no state.
+    """
+    if not isinstance(state, Mapping):
+        raise ArgumentTypeError(f"state must be a mapping, got {type(state).__name__}. {WAY_OUT}")
+    names = ("version", "seed", *Snapshot._fields, "ranks", "stages")
+    if missing := [name for name in names if name not in state]:
+        raise ArgumentError(f"state must hold {', '.join(names)}, got one without {', '.join(missing)}. {WAY_OUT}")
+    whole_number("state['version']", state["version"], "It is of a newer gpuaug: install that.", least=1, most=VERSION)
+    most = {"seed": MOST_SEED, "epoch": MOST_SEED, "batch": MOST_COUNT, "ranks": MOST_COUNT}
+    numbers = {name: whole_number(f"state[{name!r}]", state[name], WAY_OUT, most=at_most) for name, at_most in most.items()}
+    flags = {name: flag(f"state[{name!r}]", state[name], WAY_OUT) for name in ("ended", "chosen")}
+    for name in ("stages", "decoders"):
+        if not isinstance(state.get(name, {}), Mapping):
+            raise ArgumentTypeError(f"state[{name!r}] must be a mapping, got {type(state[name]).__name__}. {WAY_OUT}")
+    return {**state, **numbers, **flags}
 
 
 def _is_finished(source: Any) -> bool:

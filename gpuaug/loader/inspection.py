@@ -1,9 +1,8 @@
 """What the profiler and the viewer ask of a loader, and how they leave it as it was."""
 
 import copy
-import operator
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.rng import generator_lock
 from gpuaug.core.streams import Lanes
 from gpuaug.feed.feed import Feed
-from gpuaug.feed.wrapped_loader import has_persistent_workers
+from gpuaug.feed.wrapped_loader import has_persistent_workers, parts
 from gpuaug.loader.depth import Depth
 from gpuaug.loader.hooks import Hooks
 from gpuaug.loader.iterator import PipelinedIterator
@@ -95,7 +94,7 @@ def check(loader: object, doing: str, otherwise: str) -> StreamedLoader:
 def left_as_it_was(loader: StreamedLoader) -> Iterator[None]:
     """Afterwards the loader's epoch, state and counters, and torch's generators, are what they were."""
     shared, counted = loader._shared, loader._shared.stats
-    generators = (getattr(part, "generator", None) for part in _parts(loader.loader))
+    generators = (getattr(part, "generator", None) for part in parts(loader.loader).values())
     states = [(generator, generator.get_state()) for generator in generators if isinstance(generator, torch.Generator)]
     places = [(part, copy.deepcopy(part.state_dict())) for part in _in_this_process(loader.loader)]
     no_workers = has_persistent_workers(loader.loader) and not shared.feed.has_running_workers
@@ -143,10 +142,3 @@ def _in_this_process(loader: Any) -> Iterator[Any]:
     known = all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
     if known and getattr(loader, "num_workers", 0) == 0:
         yield dataset
-
-
-def _parts(loader: Any) -> Iterator[Any]:
-    """The wrapped loader and what it draws with."""
-    for path in ("", "sampler", "batch_sampler", "batch_sampler.sampler", "dataset"):
-        with suppress(AttributeError):
-            yield operator.attrgetter(path)(loader) if path else loader

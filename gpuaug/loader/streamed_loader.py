@@ -18,7 +18,6 @@ from gpuaug.core.rng import Position
 from gpuaug.core.streams import Lanes
 from gpuaug.feed.feed import Feed, Kind
 from gpuaug.feed.prefetch import FeedIterator
-from gpuaug.feed.wrapped_loader import is_stateful
 from gpuaug.loader import depth as depths
 from gpuaug.loader.checkpoint import MOST_COUNT, MOST_SEED, Progress
 from gpuaug.loader.iterator import PipelinedIterator
@@ -35,8 +34,8 @@ class StreamedLoader:
     Copies run on a copy lane and every stage on a lane of its own, up to ``depth`` batches ahead of the training loop. What
     comes out is bit for bit what ``depth=0`` gives, which runs the same work with an immediate wait.
 
-    Around a loader with ``state_dict`` and ``load_state_dict``, such as torchdata's ``StatefulDataLoader``, it has these two
-    methods as well, of :class:`gpuaug.loader.checkpoint.Progress`.
+    Around a ``DataLoader`` of a map-style dataset, a list, or a loader with ``state_dict`` and ``load_state_dict``, such as
+    torchdata's ``StatefulDataLoader``, it has these two methods as well, of :class:`gpuaug.loader.checkpoint.Progress`.
 
     Args:
         loader: Any iterable of batches: a ``DataLoader``, a list, a generator function's result. Batches may be any nesting of
@@ -47,7 +46,8 @@ class StreamedLoader:
         device: Where batches go. Left out: this machine's accelerator, or the CPU without one.
         depth: How many batches are worked on ahead of the one that is handed over. ``"auto"`` times the first hundred batches
             both in line and two ahead, in turns, and goes on with the faster; ``repr`` says which, and why.
-        seed: What the draws of stages depend on. Left out: ``torch.initial_seed()``, which consumes nothing.
+        seed: What the draws of stages depend on. Left out: ``torch.initial_seed()``, which consumes nothing, or that of the
+            state that is loaded.
         rank: The data-parallel rank, which makes ranks draw differently. Left out: ``torch.distributed``'s, or 0, and the first
             iterator warns if every rank reads the whole dataset.
         feed: How batches come from the loader. ``"auto"``: where the device is a GPU, a ``DataLoader``'s workers collate into
@@ -87,7 +87,7 @@ class StreamedLoader:
             )
         self._loader = loader
         self.depth = depth
-        seed = rng.default_seed() if seed is None else _seed(seed)
+        seed = None if seed is None else _seed(seed)
         way_out = "Leave it out for torch.distributed's."
         self._rank = None if rank is None else whole_number("rank", rank, way_out, most=MOST_COUNT)
         self._warned_of_ranks = False
@@ -98,9 +98,10 @@ class StreamedLoader:
         own_feed = Feed(loader, feed, budget, lanes.device)
         self._feed_iterators: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
         self._iterators: weakref.WeakSet[PipelinedIterator] = weakref.WeakSet()
-        progress = Progress(loader, seed, partial(_close_all, self._feed_iterators), partial(_versions, weakref.ref(self)))
+        end_passes = partial(_close_all, self._feed_iterators)
+        progress = Progress(loader, seed, own_feed.resumable, end_passes)
         self._shared = LoaderState(lanes, Copier(lanes.device, warns=bool(own_feed.reason)), own_feed, progress)
-        if is_stateful(loader):
+        if progress.can_resume:
             # Here, not on the class: frameworks look for these two names, and save in a checkpoint what they find.
             self.state_dict, self.load_state_dict = progress.state_dict, progress.load_state_dict
         self.stages = stages
@@ -192,6 +193,7 @@ class StreamedLoader:
         new = tuple(stages.as_stages(value))
         self._bound = stages.bind_all(new, self._shared.lanes)
         self._stages = new
+        self._shared.progress.stages = tuple(zip(self._bound, new, strict=True))
         if isinstance(self._depth, depths.DepthTuner):
             self._depth = depths.DepthTuner()  # what was faster with other stages says nothing about these
 
@@ -257,10 +259,11 @@ class StreamedLoader:
         # One thread at a time, because passes share a ring, workers and the count of epochs; and none while another is in a
         # stage, because a DataLoader draws its workers' seed from the user's generator.
         with rng.generator_lock:
-            feed_iterator = shared.feed.open(shared.lanes.current_stream, self._depth.most + ahead)
+            rank = rng.default_rank() if self._rank is None else self._rank
+            resume = shared.progress.resume(rank)
+            feed_iterator = shared.feed.open(shared.lanes.current_stream, self._depth.most + ahead, resume)
             self._feed_iterators.add(feed_iterator)
             begun = shared.progress.begin(feed_iterator.state_at_start)
-            rank = rng.default_rank() if self._rank is None else self._rank
             first = Position(self.seed, begun.epoch, rank, begun.batch)
             if isinstance(self._depth, depths.DepthTuner):
                 self._depth.consider(shared.lanes, self._stages)
@@ -285,12 +288,6 @@ class StreamedLoader:
 
 def _seed(value: int) -> int:
     return whole_number("seed", value, "Leave it out for torch's own.", most=MOST_SEED)
-
-
-def _versions(loader: "weakref.ref[StreamedLoader]") -> dict[str, str]:
-    """What decides the last bits of stages' results, by the stage's name."""
-    held = loader()
-    return {} if held is None else {bound.name: bound.version for bound in held._bound if bound.version}
 
 
 _OF_A_RANK = {"rank", "num_processes", "num_replicas", "num_shards", "process_index", "world_size"}

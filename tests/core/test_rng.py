@@ -57,6 +57,11 @@ def test_key_depends_on_order_of_position_fields():
     assert len(keys) == 4
 
 
+def test_epoch_after_the_last_that_can_be_set_has_a_key():
+    last, after = (Position(0, epoch, 0, 0).key("s") for epoch in (2**63 - 1, 2**63))
+    assert last != after
+
+
 def test_keys_are_stable():
     # A run that is resumed after an upgrade draws what it would have drawn.
     assert Position(seed=0, epoch=0, rank=0, batch=0).key("transform") == 138399822330705441
@@ -66,6 +71,38 @@ def test_keys_are_stable():
 def test_draws_follow_from_the_key():
     assert torch.equal(drawn(1), drawn(1))
     assert not torch.equal(drawn(1), drawn(2))
+
+
+@pytest.mark.parametrize("bit", [0, 31, 32, 47, 62])
+def test_draws_depend_on_all_bits_of_the_key(bit):
+    key = 6148914691236517205
+    assert not torch.isin(drawn(key), drawn(key ^ (1 << bit))).any()
+
+
+@pytest.mark.parametrize("key", [0, 1, 2**63 - 1])
+def test_generator_says_which_key_it_has(key):
+    with Generators(CPU).keyed(key):
+        assert torch.initial_seed() == key
+        values = torch.rand(10_000)
+        copy = torch.Generator()
+        copy.set_state(torch.get_rng_state())
+        assert torch.equal(torch.rand(7), torch.rand(7, generator=copy))
+    assert abs(values.mean().item() - 0.5) < 0.02
+    assert abs(values.std().item() - 12**-0.5) < 0.01
+
+
+def test_draws_are_stable():
+    # A run that is resumed after an upgrade draws what it would have drawn.
+    assert drawn(138399822330705441).tolist() == [0.6280769109725952, 0.930720865726471, 0.8650689721107483, 0.8784587383270264]
+
+
+def test_normal_draw_of_another_key_is_not_kept():
+    with Generators(CPU).keyed(1):
+        torch.randn(1)  # the second of the pair waits
+    with Generators(CPU).keyed(2):
+        first = torch.randn(1)
+    with Generators(CPU).keyed(2):
+        assert torch.equal(torch.randn(1), first)
 
 
 def test_user_generator_is_restored():
@@ -153,8 +190,8 @@ def test_stage_seeds_belong_to_its_thread(monkeypatch):
         with pytest.warns(GpuAugWarning, match="must be made while no other thread is in a stage, got one beside a stage"):
             elsewhere = other.submit(next_seed).result()
         here = next_seed()
-    torch.manual_seed(1)
-    assert elsewhere == int(torch.randint(0, 2**63 - 1, ()))
+    with Generators(CPU).keyed(1):
+        assert elsewhere == int(torch.randint(0, 2**63 - 1, ()))
     assert here == Calls(Position(0, 0, 0, 0), "a").next()
 
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 import torch.distributed.checkpoint.stateful
-from support.checkpoints import BATCHES, SOURCES, Counter, Prepared, bits, same, saved, shuffled, stopped_at, streamed
+from support.checkpoints import BATCHES, SOURCES, Counter, Prepared, bits, noisy, same, saved, shuffled, stopped_at, streamed
 from support.waiting import WAIT_S, until
 from torch.utils.data import Sampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -43,8 +43,11 @@ def test_state_dict_holds_wrapped_loaders_state_at_given_batch(kind, depth):
     for count in range(1, BATCHES + 1):
         next(alone), next(read_ahead)
         state = loader.state_dict()
-        source = state.pop("source")
-        assert state == {"seed": 7, "epoch": 0, "batch": count, "ended": False, "chosen": False}
+        source, stages = state.pop("source"), state.pop("stages")
+        assert list(stages) == ["first", "second"]
+        assert state == {
+            "version": 1, "seed": 7, "epoch": 0, "batch": count, "ended": False, "chosen": False, "ranks": 1
+        }  # fmt: skip
         assert repr(without_seeds(source)) == repr(without_seeds(by_itself.state_dict()))
 
 
@@ -133,13 +136,17 @@ def test_state_dict_returns_loaded_state_until_next_batch():
     assert resumed.state_dict()["batch"] == 4
 
 
-def test_state_dict_holds_seed():
+def test_seed_of_state_is_adopted_where_none_was_given():
     make = SOURCES["in this process"]
     expected = [bits(batch) for batch in streamed(make)]
-    resumed = streamed(make, seed=8)
-    resumed.load_state_dict(stopped_at(2, streamed(make)))
-    assert resumed.seed == 7
-    assert same([bits(batch) for batch in resumed], expected[2:])
+    resumed = streamed(make, seed=None)
+    for count in (2, 3):
+        resumed.load_state_dict(stopped_at(count, streamed(make)))
+        assert resumed.seed == 7
+        assert same([bits(batch) for batch in resumed], expected[count:])
+    other = stopped_at(2, streamed(make, seed=9))
+    resumed.load_state_dict(other)
+    assert resumed.seed == 9, "it adopts each state's"
 
 
 def test_resume_then_set_epoch_continues_mid_epoch():
@@ -191,6 +198,17 @@ def test_resume_sets_epoch_of_sampler_again(chosen):
     once.load_state_dict(stopped_at(2, begun()))
     twice.load_state_dict(stopped_at(2, once))
     assert same([bits(batch) for batch in twice], expected[4:])
+
+
+def test_epochs_after_the_last_that_can_be_set():
+    whole, resumed = (StreamedLoader([torch.zeros(2)], [noisy], device="cpu", seed=7) for _ in range(2))
+    whole.set_epoch(2**63 - 1)
+    last, after = list(whole), list(whole)
+    assert not torch.equal(*last, *after)
+    state = saved(whole.state_dict())
+    assert state["epoch"] == 2**63
+    resumed.load_state_dict(state)
+    assert torch.equal(*resumed, *whole)
 
 
 def test_chosen_flag_belongs_to_each_iterator():

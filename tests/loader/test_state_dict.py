@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint.stateful
 import torchdata.stateful_dataloader.stateful
-from support.checkpoints import BATCHES, SOURCES, Counter, Numbers, Prepared, bits, same, shuffled, stopped_at, streamed
+from support.checkpoints import BATCHES, SOURCES, Counter, Numbers, Prepared, Shards, bits, same, shuffled, stopped_at, streamed
 from support.encoded import encoded
 from torch.utils.data import DataLoader, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -47,42 +47,65 @@ def test_failing_source_state_dict_costs_no_batch():
 
 
 PLAIN = DataLoader(TensorDataset(torch.ones(4)))
+PROTOCOLS = (torch.distributed.checkpoint.stateful.Stateful, torchdata.stateful_dataloader.stateful.Stateful)
 
 
-@pytest.mark.parametrize("source", [[torch.ones(2)], PLAIN, iter([torch.ones(2)]), Prepared(PLAIN)])
-def test_state_dict_exists_only_with_stateful_loader(source):
-    without, around = StreamedLoader(source, device="cpu"), StreamedLoader(Prepared(shuffled()), device="cpu")
-    for name in ("state_dict", "load_state_dict"):
-        assert not hasattr(without, name)
-        assert hasattr(around, name)
-    for protocol in (torch.distributed.checkpoint.stateful.Stateful, torchdata.stateful_dataloader.stateful.Stateful):
-        assert not isinstance(without, protocol)
-        assert isinstance(around, protocol)
+@pytest.mark.parametrize("source", [[torch.ones(2)], (torch.ones(2),), PLAIN, Prepared(shuffled())])
+def test_state_dict_exists_where_it_is_true(source):
+    loader = StreamedLoader(source, device="cpu")
+    assert all(hasattr(loader, name) for name in ("state_dict", "load_state_dict"))
+    assert all(isinstance(loader, protocol) for protocol in PROTOCOLS)
+
+
+class OwnWay(DataLoader):
+    """Iterated in a way of its own."""
+
+    def __iter__(self):
+        return super().__iter__()
+
+
+WITHOUT = {
+    "an iterator": lambda: iter([torch.ones(2)]),
+    "prepared by a framework": lambda: Prepared(PLAIN),
+    "a subclass that is iterated in a way of its own": lambda: OwnWay(TensorDataset(torch.ones(4))),
+    "a stream": lambda: DataLoader(Shards()),
+    "batches out of order": lambda: DataLoader(TensorDataset(torch.ones(4)), num_workers=1, in_order=False),
+    "a sampler that gives its indices once": lambda: DataLoader(TensorDataset(torch.ones(4)), batch_sampler=iter([[0, 1]])),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT)
+def test_state_dict_does_not_exist_where_it_would_not_be_true(kind):
+    without = StreamedLoader(WITHOUT[kind](), device="cpu")
+    assert not any(hasattr(without, name) for name in ("state_dict", "load_state_dict"))
+    assert not any(isinstance(without, protocol) for protocol in PROTOCOLS)
     assert list(without)
 
 
-STATE = {"seed": 3, "epoch": 1, "batch": 2, "ended": False, "chosen": False, "source": {}}
+STATE = {
+    "version": 1, "seed": 7, "epoch": 1, "batch": 2, "ended": False, "chosen": False, "source": {}, "ranks": 1, "stages": {}
+}  # fmt: skip
+NAMES = "version, seed, epoch, batch, ended, chosen, source, ranks, stages"
+STRICT = "To go on with other batches, pass strict=False to load_state_dict."
 WRONG = [
     ({**STATE, "seed": "x"}, ArgumentTypeError, "state['seed'] must be a whole number, got 'x'."),
     ({**STATE, "epoch": 1.5}, ArgumentTypeError, "state['epoch'] must be a whole number, got 1.5."),
     ({**STATE, "batch": -1}, ArgumentError, "state['batch'] must be 0 or more, got -1."),
     ({**STATE, "batch": True}, ArgumentTypeError, "state['batch'] must be a whole number, got True."),
     ({**STATE, "seed": 2**64}, ArgumentError, f"state['seed'] must be {2**64 - 1} or less, got {2**64}."),
-    ({**STATE, "epoch": 2**63}, ArgumentError, f"state['epoch'] must be {2**63 - 1} or less, got {2**63}."),
+    ({**STATE, "epoch": 2**64}, ArgumentError, f"state['epoch'] must be {2**64 - 1} or less, got {2**64}."),
     ({**STATE, "ended": "no"}, ArgumentTypeError, "state['ended'] must be True or False, got 'no'."),
     ({**STATE, "chosen": None}, ArgumentTypeError, "state['chosen'] must be True or False, got None."),
-    ({**STATE, "decoders": 1}, ArgumentTypeError, "state['decoders'] must be a mapping, got int."),
+    ({**STATE, "version": 0}, ArgumentError, "state['version'] must be 1 or more, got 0."),
+    ({**STATE, "version": 2}, ArgumentError, "state['version'] must be 1 or less, got 2."),
     (None, ArgumentTypeError, "state must be a mapping, got NoneType."),
     ([1], ArgumentTypeError, "state must be a mapping, got list."),
+    ({**STATE, "ranks": "2"}, ArgumentTypeError, "state['ranks'] must be a whole number, got '2'."),
+    ({}, ArgumentError, f"state must hold {NAMES}, got one without {NAMES}."),
     (
-        {},
+        {key: value for key, value in STATE.items() if key != "ended"},
         ArgumentError,
-        "state must hold seed, epoch, batch, ended, chosen, source, got one without seed, epoch, batch, ended, chosen, source.",
-    ),
-    (
-        {"seed": 3, "epoch": 1, "batch": 2, "chosen": False, "source": {}},
-        ArgumentError,
-        "state must hold seed, epoch, batch, ended, chosen, source, got one without ended.",
+        f"state must hold {NAMES}, got one without ended.",
     ),
 ]
 
@@ -94,9 +117,47 @@ def test_invalid_state_dict_is_refused_and_changes_nothing(state, kind, text):
     batches = [bits(next(iterator))]
     with pytest.raises(kind) as raised:
         loader.load_state_dict(state)
-    assert str(raised.value) == f"{text} Pass what state_dict() of a StreamedLoader returned."
+    way_out = (
+        "It is of a newer gpuaug: install that."
+        if "version'" in text
+        else "Pass what state_dict() of a StreamedLoader returned."
+    )
+    assert str(raised.value) == f"{text} {way_out}"
     batches += [bits(batch) for batch in iterator]
     assert same(batches, [bits(batch) for batch in streamed(shuffled)])
+
+
+@pytest.mark.parametrize("name", ["stages", "decoders"])
+def test_entries_by_stage_are_mappings(name):
+    with pytest.raises(ArgumentTypeError) as raised:
+        streamed(shuffled).load_state_dict({**STATE, name: 1})
+    assert str(raised.value) == (
+        f"state[{name!r}] must be a mapping, got int. Pass what state_dict() of a StreamedLoader returned."
+    )
+
+
+def test_refused_state_of_another_loader_leaves_iterators_open():
+    plain = DataLoader(Numbers(), 2)
+    for make, state, text in [
+        (
+            lambda: shuffled(num_workers=1),
+            stopped_at(2, streamed(SOURCES["two workers"])),
+            "num_workers must be 2, with which the state was made, got 1. A StatefulDataLoader goes on with as many workers as "
+            "before; a plain DataLoader with any number.",
+        ),
+        (
+            shuffled,
+            stopped_at(2, streamed(lambda: plain)),
+            "state['source'] must be that of a StatefulDataLoader, got that of a plain DataLoader or a list. Wrap such a one.",
+        ),
+    ]:
+        loader = streamed(make)
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(ArgumentError) as raised:
+            loader.load_state_dict(state)
+        assert str(raised.value) == text
+        assert len(list(iterator)) == BATCHES - 1
 
 
 def test_load_state_dict_ends_open_iterator():
@@ -173,7 +234,7 @@ def test_state_dict_without_load_state_dict_is_not_called():
     assert len(list(StreamedLoader(Silent(), device="cpu"))) == 1
 
 
-def test_state_names_the_decoders_and_another_one_is_said(monkeypatch):
+def test_state_names_the_decoders_and_another_one_is_refused(monkeypatch):
     class Files(Counter):
         def __iter__(self):
             return (collate_encoded([(encoded(), number.item())]) for number in super().__iter__())
@@ -190,11 +251,15 @@ def test_state_names_the_decoders_and_another_one_is_said(monkeypatch):
         same_decoder.load_state_dict(state)
     monkeypatch.setattr(cpu, "version", lambda: "another 2.0")
     another = loader()
-    with pytest.warns(GpuAugWarning) as warned:
-        another.load_state_dict(state)
-    (warning,) = warned
-    assert str(warning.message) == (
-        f"Stage 'jpeg' must decode as before to give the same batches, got another 2.0 after {state['decoders']['jpeg']}. "
+    text = (
+        f"The decoder of stage 'jpeg' must be {state['decoders']['jpeg']}, as in the state, got another 2.0. "
         "Pixels may differ by a few values; for the same ones, resume with the decoder of then."
     )
+    with pytest.raises(ArgumentError) as raised:
+        another.load_state_dict(state)
+    assert str(raised.value) == f"{text} {STRICT}"
+    with pytest.warns(GpuAugWarning) as warned:
+        another.load_state_dict(state, strict=False)
+    (warning,) = warned
+    assert str(warning.message) == f"{text} What follows, from batch 1 on, is not what an uninterrupted run gives."
     assert "decoders" not in StreamedLoader(Counter(), device="cpu").state_dict()

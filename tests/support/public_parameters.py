@@ -25,7 +25,8 @@ DRAWS = AUGMENT.draw(IMAGES.shape, seed=0)
 RAGGED = gpuaug.collate_ragged(list(IMAGES))
 ENCODED = gpuaug.collate_encoded([encoded()])
 ENCODER = nn.Flatten()
-STATE = {"seed": 1, "epoch": 1, "batch": 1, "ended": False, "chosen": False, "source": {"next": 1}}
+STATE = {"version": 1, "seed": 1, "epoch": 1, "batch": 1, "ended": False, "chosen": False, "source": {"next": 1}, "ranks": 1}
+STATE["stages"] = {}
 TARGETS = [{"boxes": torch.zeros(1, 4), "valid": torch.tensor([True])}]
 
 VALUES: dict[str, Any] = {
@@ -206,6 +207,9 @@ PARAMETERS = {
     "StreamedLoader.set_epoch(epoch)": Parameter(loader().set_epoch, 2**63 - 1, FROM_0, wrong=(2**63,)),
     "StreamedLoader.load_state_dict(state_dict)": Parameter(
         loader(Counter()).load_state_dict, STATE, wrong=({**STATE, "seed": -1}, {**STATE, "ended": 1})
+    ),
+    "StreamedLoader.load_state_dict(strict)": Parameter(
+        lambda v: loader(Counter()).load_state_dict(STATE, strict=v), True, FLAG
     ),
     "Timeline.figure(width_in)": Parameter(Timeline((), "cpu", 2).figure, 8),
     "Timeline.save(path)": Parameter(saved, "timeline.svg", wrong=("x.bmp",)),

@@ -1,0 +1,288 @@
+"""Epochs that begin at a later batch, of loaders that need not load the batches before it: lists, and ``DataLoader`` by index.
+
+The order of a ``DataLoader``'s epoch follows from its sampler and the generators that this draws from. So an epoch is described
+by their states at its beginning. To go on with it, the sampler is asked again in these states, and the indices of the batches
+that the training loop has had are dropped. No sample is loaded for that.
+"""
+
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from gpuaug.core.errors import GpuAugError
+from gpuaug.core.rng import default_rank
+from gpuaug.feed.wrapped_loader import StateReader, end_workers, is_stateful, iterated_as, parts
+
+_GLOBAL = "torch"
+"""Names torch's global generator among those that a sampler may draw from."""
+
+
+class Resume(NamedTuple):
+    """Where the next epoch of a loader begins."""
+
+    batches: int
+    """The batches that are left out."""
+    seed: int
+    """What the seeds of workers are drawn from."""
+    start: Mapping[str, Any] | None
+    """The state at the epoch's beginning. ``None``: the present one, before seeds of workers are drawn from the generator."""
+    same_order: bool
+    """Whether another order than that of ``start`` is an error."""
+
+
+def is_resumable(loader: Any) -> bool:
+    """Whether an epoch of ``loader`` can begin at any batch without those before it being loaded."""
+    if type(loader) in {list, tuple}:
+        return True
+    if not isinstance(loader, DataLoader) or is_stateful(loader) or not iterated_as(loader, DataLoader):
+        return False
+    # With in_order=False the batches that were handed over are not the first ones. An iterator gives its indices once.
+    by_index = not isinstance(loader.dataset, IterableDataset) and getattr(loader, "in_order", True)
+    return by_index and not isinstance(_index_sampler(loader), Iterator)
+
+
+def is_state(state: Any) -> bool:
+    """Whether ``state`` is of a loader that :func:`is_resumable`."""
+    kinds = {"settings": Mapping, "rank": int, "epochs": Mapping, "generators": Mapping}
+    return isinstance(state, Mapping) and all(isinstance(state.get(name), kind) for name, kind in kinds.items())
+
+
+class ResumableLoader:
+    """What a loader's batches depend on, and how its epochs are begun.
+
+    Args:
+        loader: The user's, which :func:`is_resumable`.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._by_index = isinstance(loader, DataLoader)
+        # Not the loader itself, which may hold an iterator that holds this.
+        self._dataset: Any = loader.dataset if self._by_index else loader
+        self._sampler: Any = _index_sampler(loader) if self._by_index else None
+        names = [type(each).__name__ for each in (self._sampler, getattr(loader, "sampler", None))]
+        self._names = " of ".join(dict.fromkeys(names))
+        paths = parts(loader) if self._by_index else {}
+        self._with_epoch = {
+            path: part
+            for path, part in paths.items()
+            if callable(getattr(part, "set_epoch", None)) and isinstance(getattr(part, "epoch", None), int)
+        }
+        self.generators: dict[str, torch.Generator] = {}
+        """The generators that the sampler and the workers' seeds are drawn from, torch's global one aside."""
+        for path, part in paths.items():
+            found = getattr(part, "generator", None)
+            others = (torch.default_generator, *self.generators.values())
+            if path != "dataset" and isinstance(found, torch.Generator) and not any(found is other for other in others):
+                self.generators[path or "loader"] = found
+        self._rank = _attribute("rank", paths.values())
+        self.ranks = _attribute("num_replicas", paths.values())
+        """The number of ranks that a sampler divides the dataset among, or ``None`` where none does."""
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the batches of an epoch besides its order, by name."""
+        samples = None
+        with suppress(Exception):  # a dataset need not know
+            samples = len(self._dataset)
+        if not self._by_index:
+            return {"batches": samples}
+        return {
+            "samples": samples,
+            "batch_size": getattr(self._sampler, "batch_size", None),
+            "drop_last": getattr(self._sampler, "drop_last", None),
+            "sampler": self._names,
+            "generators": ", ".join(self.generators) or "none",
+        }
+
+    def state(self, generators: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """The state of the loader, of plain values and these states of generators."""
+        epochs = {path: part.epoch for path, part in self._with_epoch.items()}
+        rank = default_rank() if self._rank is None else self._rank
+        return {"settings": self.settings(), "rank": rank, "epochs": epochs, "generators": dict(generators)}
+
+    def accepts(self, state: Any) -> bool:
+        """Whether ``state`` is one of a loader of this kind, which :meth:`put_back` and :meth:`begin` can take."""
+        if not is_state(state):
+            return False
+        with suppress(TypeError, RuntimeError):
+            for name, value in state["generators"].items():
+                torch.Generator(self.generators.get(name, torch.default_generator).device).set_state(value)
+            return True
+        return False
+
+    def put_back(self, state: Mapping[str, Any], *, ended: bool) -> None:
+        """Tell samplers their epoch. At an epoch's end, which the next one follows, also set the generators."""
+        for path, part in self._with_epoch.items():
+            if path in state["epochs"]:
+                part.set_epoch(state["epochs"][path])
+        if ended:
+            set_states(self.generators, state["generators"])
+
+    def begin(self, loader: Any, resume: Resume | None) -> tuple[Iterator[Any], StateReader]:
+        """Begin an epoch, on the thread that may draw from torch's global generator.
+
+        Args:
+            loader: The user's, or a copy of it.
+            resume: Where the epoch begins, if not at its first batch.
+
+        Returns:
+            The iterator, and what reads the state.
+
+        Raises:
+            GpuAugError: If the sampler gives another order than that of the epoch that is resumed.
+        """
+        if not self._by_index:
+            state = self.state({})
+            return islice(iter(loader), resume.batches if resume is not None else 0, None), lambda _ended: state
+        indices = _Indices(self, self._sampler, resume)
+        found = states_of(indices.generators)
+        try:
+            if resume is not None:  # else workers would draw what those of an earlier epoch drew
+                (loader.generator or torch.default_generator).manual_seed(resume.seed)
+                indices.states = found if resume.start is None else resume.start["generators"]
+            with _asked(loader, indices):
+                iterator = iter(loader)
+                indices.newest.begin()
+            if indices.refusal is not None:
+                end_workers(iterator)
+                loader._iterator = None
+                raise indices.refusal
+        except BaseException:
+            if resume is not None:
+                set_states(indices.generators, found)
+            raise
+        if resume is not None and resume.start is not None:
+            # The user's program drew for this epoch before it was stopped, and does not draw again.
+            own = self.generators.keys() & resume.start["generators"].keys()
+            set_states(indices.generators, {name: found[name] for name in found if name not in own})
+        return iterator, indices.newest.state
+
+
+class _Indices:
+    """A ``DataLoader``'s sampler, which knows in which state it is asked."""
+
+    def __init__(self, resumable: ResumableLoader, sampler: Any, resume: Resume | None) -> None:
+        self.resumable, self.resume = resumable, resume
+        self.generators = {**resumable.generators, _GLOBAL: torch.default_generator}
+        self.states: Mapping[str, torch.Tensor] = {}
+        """The states that generators are given before the sampler is asked."""
+        self.refusal: GpuAugError | None = None
+        """Raised once the ``DataLoader`` has its iterator, whose workers would outlive an error before."""
+        self._sampler = sampler
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> "_EpochIndices":
+        # A DataLoader with workers calls this twice, and reads the second iterator.
+        self.newest = _EpochIndices(self)
+        return self.newest
+
+    def ask(self) -> Iterator[Any]:
+        """An iterator of the user's sampler, which may draw now or when it is read."""
+        return iter(self._sampler)
+
+
+class _EpochIndices(Iterator[Any]):
+    """The indices of one epoch."""
+
+    def __init__(self, asked: _Indices) -> None:
+        self._asked = asked
+        self._before = states_of(asked.generators)
+        self._indices = asked.ask()
+        self._drawn = _differ(self._before, states_of(asked.generators))
+        self._first: list[Any] = []
+        self._error: Exception | None = None
+        self._start: Mapping[str, Any] | None = None
+
+    def begin(self) -> None:
+        """Have the sampler draw the order, unless it has."""
+        if self._start is not None:
+            return
+        asked, resume = self._asked, self._asked.resume
+        asked.resume = None  # workers that persist ask again in later epochs
+        before = self._before if self._drawn else states_of(asked.generators)
+        try:
+            if resume is not None:
+                set_states(asked.generators, asked.states)
+                before, self._indices = states_of(asked.generators), asked.ask()
+            self._first = list(islice(self._indices, 1))
+        except Exception as error:
+            self._error = error  # raised where the indices are read
+        if torch.equal(before[_GLOBAL], torch.default_generator.get_state()):
+            del before[_GLOBAL]
+        checksum = zlib.crc32(_ADDRESS.sub("", repr(self._first)).encode())
+        start = self._start = {**asked.resumable.state(before), "first": checksum}
+        if resume is None or self._error is not None:
+            return
+        then = resume.start
+        if resume.same_order and then is not None and then["rank"] == start["rank"] and then.get("first") != checksum:
+            asked.refusal = GpuAugError(
+                "The sampler must give the order of the epoch that is resumed, got another first batch. Give the DataLoader "
+                "the dataset, the sampler and the seed of then; a sampler of your own must draw from nothing but its epoch and "
+                "its attribute generator. To have other batches, pass strict=False to load_state_dict."
+            )
+        if resume.batches:
+            self._first = list(islice(self._indices, resume.batches - 1, resume.batches))
+
+    def state(self, ended: bool) -> Mapping[str, Any]:
+        """The state of the loader as this epoch began, or as it is now at its end."""
+        resumable = self._asked.resumable
+        return resumable.state(states_of(resumable.generators)) if ended else self._start or {}
+
+    def __next__(self) -> Any:
+        self.begin()
+        if self._error is not None:
+            raise self._error
+        return self._first.pop() if self._first else next(self._indices)
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def states_of(generators: Mapping[str, torch.Generator]) -> dict[str, torch.Tensor]:
+    """The states of generators, by name."""
+    return {name: generator.get_state() for name, generator in generators.items()}
+
+
+def _differ(some: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]) -> bool:
+    return not all(torch.equal(state, others[name]) for name, state in some.items())
+
+
+def set_states(generators: Mapping[str, torch.Generator], states: Mapping[str, torch.Tensor]) -> None:
+    """Set the states of those generators that have one, by name."""
+    for name, generator in generators.items():
+        if name in states:
+            generator.set_state(states[name])
+
+
+def _index_sampler(loader: Any) -> Any:
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+
+
+def _attribute(name: str, parts: Iterable[Any]) -> int | None:
+    found = (getattr(part, name, None) for part in parts)
+    return next((value for value in found if isinstance(value, int)), None)
+
+
+@contextmanager
+def _asked(loader: Any, indices: _Indices) -> Iterator[None]:
+    """A block in which ``loader`` has ``indices`` for its sampler."""
+    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    own = vars(loader)[name]
+
+    def have(sampler: Any) -> None:
+        vars(loader)[name] = sampler  # past DataLoader's __setattr__, which refuses
+        if loader._iterator is not None:  # workers that persist
+            loader._iterator._index_sampler = sampler
+
+    have(indices)
+    try:
+        yield
+    finally:
+        have(own)

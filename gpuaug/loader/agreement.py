@@ -1,0 +1,151 @@
+"""Whether a state is of a run like this one: the loader, the stages, the decoders, the seed and the number of ranks."""
+
+import functools
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from gpuaug.core.errors import ArgumentError, shown
+from gpuaug.feed.resumable import ResumableLoader, is_state
+from gpuaug.loader.depth import ranks as count_ranks
+from gpuaug.stages.base import BoundStage, Stage
+
+WAY_OUT = "Pass what state_dict() of a StreamedLoader returned."
+
+Stages = Sequence[tuple[BoundStage, Stage]]
+"""Each on its lane, and as the user made it."""
+
+_MOST_TEXT = 2000  # characters of a stage's definition that a state keeps
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def description(stages: Stages, resumable: ResumableLoader | None) -> dict[str, Any]:
+    """What batches depend on besides the wrapped loader and the seed, of plain values.
+
+    Args:
+        stages: The loader's.
+        resumable: What begins epochs of the wrapped loader at any batch, if that can be.
+    """
+    ranks = resumable.ranks if resumable is not None else None
+    decoders = {bound.name: bound.version for bound, _ in stages if bound.version}
+    return {
+        "ranks": count_ranks() if ranks is None else ranks,
+        "stages": {bound.name: definition(stage) for bound, stage in stages},
+        **({"decoders": decoders} if decoders else {}),
+    }
+
+
+def definition(stage: Stage) -> str:
+    """The arguments of a stage as text, the same in each process. What fills pages is cut, and ends with its checksum."""
+    ignored = ("name", "selection", "backend", "capture")  # these change no batch, or are compared by themselves
+    own = {name: value for name, value in vars(stage).items() if not name.startswith("_") and name not in ignored}
+    arguments = {"on": stage.selection.on, "into": stage.selection.into, **own}
+    text = ", ".join(f"{name}={_text(value)}" for name, value in arguments.items() if value is not ...)
+    checksum = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}… {checksum}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(getattr(value, "definition", None), str):  # as that of fuse, whose repr is one of a few words
+        return str(value.definition)
+    if isinstance(value, functools.partial):
+        arguments = [_text(value.func), *map(_text, value.args), *(f"{name}={_text(v)}" for name, v in value.keywords.items())]
+        return f"partial({', '.join(arguments)})"
+    if not isinstance(value, nn.Module | type) and isinstance(getattr(value, "__qualname__", None), str):
+        return str(value.__qualname__)
+    if not any("__repr__" in vars(kind) for kind in type(value).__mro__[:-1]):
+        return type(value).__qualname__  # without its module, which is called __main__ where it is the program
+    return _ADDRESS.sub("", repr(value))
+
+
+def check_source(source: Any, batch: int, loader: Any, resumable: ResumableLoader | None) -> None:
+    """Check that the wrapped loader's part of a state is of a loader of this kind, before anything acts on it.
+
+    Raises:
+        ArgumentError: If it is of another.
+    """
+    if resumable is not None and not (resumable.accepts(source) or (source is None and not batch)):
+        raise ArgumentError(f"state['source'] must be that of a {type(loader).__name__}, got {shown(source)}. {WAY_OUT}")
+    if resumable is None and is_state(source):
+        raise ArgumentError(
+            f"state['source'] must be that of a {type(loader).__name__}, got that of a plain DataLoader or a list. "
+            "Wrap such a one."
+        )
+    if resumable is None and isinstance(source, Mapping) and hasattr(loader, "snapshot_every_n_steps"):  # of torchdata
+        main = source.get("_snapshot", {}).get("_main_snapshot", {})
+        workers = main.get("_num_workers", 0) if isinstance(main, Mapping) else 0
+        if source and workers != loader.num_workers:
+            raise ArgumentError(
+                f"num_workers must be {workers}, with which the state was made, got {loader.num_workers}. "
+                "A StatefulDataLoader goes on with as many workers as before; a plain DataLoader with any number."
+            )
+
+
+class Difference(NamedTuple):
+    """An entry of a state that is another one in this run."""
+
+    name: str
+    then: Any
+    here: Any
+    way_out: str
+
+
+def differences(state: Mapping[str, Any], now: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Difference]:
+    """What differs between the run of a state and this one.
+
+    Args:
+        state: The state.
+        now: The same entries of this run.
+        settings: What decides the batches of the wrapped loader besides their order, where that is known.
+    """
+    if state["seed"] != now["seed"]:
+        yield Difference("seed", state["seed"], now["seed"], "Leave it out to adopt the state's.")
+    if state["ranks"] != now["ranks"]:
+        way_out = "Samples of a batch, their order and their draws depend on it."
+        yield Difference("The number of ranks", state["ranks"], now["ranks"], way_out)
+    before = state["source"]["settings"] if settings else {}
+    for name in {**before, **settings}:
+        then, here = before.get(name), settings.get(name)
+        if then != here:
+            yield Difference(f"The wrapped loader's {name}", then, here, "Make the loader as it was made then.")
+    stages, own = state["stages"], now["stages"]
+    if list(stages) != list(own):
+        then, here = (", ".join(names) or "none" for names in (stages, own))
+        yield Difference("The names of stages", then, here, "Their draws are keyed by name: give the stages of then.")
+    for name in own:
+        if name in stages and stages[name] != own[name]:
+            yield Difference(f"Stage {name!r}", *_first_difference(stages[name], own[name]), "Give the stage of then.")
+    before, decoders = state.get("decoders", {}), now.get("decoders", {})
+    for name in decoders:
+        if name in before and before[name] != decoders[name]:
+            way_out = "Pixels may differ by a few values; for the same ones, resume with the decoder of then."
+            yield Difference(f"The decoder of stage {name!r}", before[name], decoders[name], way_out)
+
+
+def _first_difference(then: str, here: str) -> tuple[str, str]:
+    """The first parts of two texts that differ, a line or an argument."""
+    split = re.compile(r",? *\n *|, (?=\w+=)")
+    some, others = split.split(then), split.split(here)
+    pairs = zip([*some, "nothing"], [*others, "nothing"], strict=False)
+    return next(((one, two) for one, two in pairs if one != two), (then, here))
+
+
+def batches_had(state: Mapping[str, Any], now: Mapping[str, Any], settings: Mapping[str, Any], *, sharded: bool) -> int:
+    """The number of batches of this run that hold the samples the training loop has had, rounded down.
+
+    Args:
+        state: The state.
+        now: The same entries of this run.
+        settings: Those of the wrapped loader.
+        sharded: Whether its samplers divide the dataset among the ranks.
+    """
+    batch: int = state["batch"]
+    then, here = state["source"]["settings"].get("batch_size"), settings.get("batch_size")
+    if not (isinstance(then, int) and isinstance(here, int) and here > 0):
+        return batch
+    ranks_then, ranks_here = (state["ranks"], now["ranks"]) if sharded else (1, 1)
+    samples: int = batch * then * ranks_then
+    return samples // (here * ranks_here)

@@ -1,0 +1,458 @@
+"""A plain ``DataLoader``, or a list, goes on after the batches that were had, and loads none of them."""
+
+import gc
+import subprocess
+import sys
+import warnings
+from multiprocessing import active_children
+
+import pytest
+import torch
+from support.checkpoints import saved, stopped_at
+from support.waiting import until
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, WeightedRandomSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from gpuaug import ArgumentError, GpuAugError, GpuAugWarning, StreamedLoader
+from gpuaug.loader.inspection import left_as_it_was
+
+SAMPLES, COUNT = 14, 3
+
+
+class Loaded(Dataset):
+    """Samples that are their index, and which of them this process was asked for."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        self.asked.append(index)
+        return torch.tensor(index)
+
+
+def generator(seed=5):
+    return torch.Generator().manual_seed(seed)
+
+
+class Epochs(Sampler):
+    """An order for each epoch, which it counts itself."""
+
+    def __init__(self):
+        self.epoch = 0
+
+    def __len__(self):
+        return SAMPLES
+
+    def __iter__(self):
+        yield from [(index * 5 + 3 * self.epoch) % SAMPLES for index in range(SAMPLES)]
+        self.set_epoch(self.epoch + 1)
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+class Pairs(Sampler):
+    """Batches of various sizes, in an order that is drawn when the iterator is made, not when it is read."""
+
+    def __init__(self):
+        self.generator = generator()
+
+    def __iter__(self):
+        return iter([[index] * (1 + index % 3) for index in torch.randperm(7, generator=self.generator).tolist()])
+
+
+DATA = Loaded()
+OPTIONS = {
+    "in order": lambda: {"batch_size": 2},
+    "shuffled by a generator": lambda: {"batch_size": 2, "shuffle": True, "generator": generator()},
+    "shuffled by a sampler's own generator": lambda: {"batch_size": 2, "sampler": RandomSampler(DATA, generator=generator())},
+    "drawn with replacement, 40": lambda: {
+        "batch_size": 3, "sampler": RandomSampler(DATA, replacement=True, num_samples=40, generator=generator()),
+        "generator": generator(6), "drop_last": True,
+    },
+    "several orders in an epoch": lambda: {
+        "batch_size": 4, "sampler": RandomSampler(DATA, num_samples=33, generator=generator()),
+    },
+    "without batches": lambda: {"batch_size": None, "shuffle": True, "generator": generator()},
+    "batches of another sampler": lambda: {
+        "batch_sampler": BatchSampler(RandomSampler(DATA, generator=generator()), 3, drop_last=False)
+    },
+    "batches that are drawn at once": lambda: {"batch_sampler": Pairs()},
+    "an order for each epoch": lambda: {"batch_size": 2, "sampler": Epochs()},
+    "one of two ranks": lambda: {"batch_size": 2, "sampler": DistributedSampler(DATA, num_replicas=2, rank=1, seed=3)},
+}  # fmt: skip
+GLOBAL = {
+    "shuffled by torch's generator": lambda: {"batch_size": 2, "shuffle": True},
+    "weighted by torch's generator": lambda: {"batch_size": 2, "sampler": WeightedRandomSampler(range(1, 15), SAMPLES)},
+}
+QUICK = {"shuffled by a generator", "shuffled by torch's generator"}
+WORKERS = [{}, {"num_workers": 2, "prefetch_factor": 3}, {"num_workers": 2, "persistent_workers": True}]
+
+
+def noisy(images):
+    return images + torch.rand(())
+
+
+def loader(options, workers=None, feed="plain", **own):
+    source = DataLoader(Loaded(), **options(), **(workers or {}))
+    return StreamedLoader(source, [noisy], device="cpu", feed=feed, **{"seed": 7, **own})
+
+
+def values(batches):
+    return [batch.tolist() for batch in batches]
+
+
+def begun_in_second_epoch(made):
+    torch.manual_seed(1)
+    with made:
+        list(made)
+        return stopped_at(COUNT, made)
+
+
+KINDS = [  # those that start workers for another sampler are slow
+    pytest.param(kind, workers, id=f"{kind}, {name}", marks=[pytest.mark.slow] if workers and kind not in QUICK else [])
+    for kind in [*OPTIONS, *GLOBAL]
+    for workers, name in zip(WORKERS, ["in process", "workers", "persistent workers"], strict=True)
+]
+
+
+@pytest.mark.parametrize(("kind", "workers"), KINDS)
+def test_epoch_goes_on_with_the_next_batch(kind, workers):
+    options = {**OPTIONS, **GLOBAL}[kind]
+    feed = "ring" if workers and "without" not in kind else "plain"
+    torch.manual_seed(1)
+    with loader(options, workers, feed) as whole:
+        epochs = [values(whole) for _ in range(3)]
+    state = begun_in_second_epoch(loader(options, workers, feed, depth=5))
+    before = torch.get_rng_state()  # as the program keeps it in its checkpoint
+    if kind in OPTIONS:
+        before = torch.Generator().manual_seed(2).get_state()
+    torch.set_rng_state(before)
+    with loader(options, workers, feed) as resumed:
+        resumed.load_state_dict(state)
+        assert values(resumed) == epochs[1][COUNT:]
+        assert torch.equal(torch.get_rng_state(), before), "the user's program drew for this epoch before it was stopped"
+        assert values(resumed) == epochs[2]
+    assert 0 < len(epochs[1][COUNT:]) < len(epochs[1])
+
+
+@pytest.mark.parametrize("kind", sorted(QUICK))
+@pytest.mark.parametrize(
+    ("then", "now"), [(0, 1), (1, 0), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in [(0, 2), (1, 2), (2, 1)])]
+)
+def test_any_number_of_workers_goes_on(kind, then, now):
+    options = {**OPTIONS, **GLOBAL}[kind]
+    state = begun_in_second_epoch(loader(options, WORKERS[then]))
+    torch.manual_seed(1)
+    with loader(options, WORKERS[then]) as whole:
+        expected = [values(whole) for _ in range(2)][1][COUNT:]
+    with loader(options, WORKERS[now]) as resumed:
+        resumed.load_state_dict(state)
+        assert values(resumed) == expected
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=["in process", "workers", "persistent workers"])
+@pytest.mark.parametrize("kind", ["shuffled by a generator", pytest.param("an order for each epoch", marks=pytest.mark.slow)])
+def test_epoch_after_an_ended_one(kind, workers):
+    torch.manual_seed(1)
+    with loader(OPTIONS[kind], workers) as whole:
+        list(whole)
+        state = saved(whole.state_dict())
+        expected = [values(whole) for _ in range(2)]
+    assert state["ended"]
+    with loader(OPTIONS[kind], workers) as resumed:
+        resumed.load_state_dict(state)
+        assert [values(resumed) for _ in range(2)] == expected
+
+
+@pytest.mark.parametrize("kind", [*OPTIONS, *GLOBAL])
+def test_no_sample_of_batches_that_were_had_is_loaded(kind):
+    options = {**OPTIONS, **GLOBAL}[kind]
+    with loader(options) as first:
+        iterator = iter(first)
+        for _ in range(COUNT):
+            next(iterator)
+        state = first.state_dict()
+        list(iterator)
+        rest = first.dataset.asked
+    with loader(options) as resumed:
+        resumed.load_state_dict(state)
+        list(resumed)
+        assert resumed.dataset.asked == rest[-len(resumed.dataset.asked) :]
+        assert len(resumed.dataset.asked) < len(rest)
+
+
+@pytest.mark.parametrize("count", [0, 1, 6, 7])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_list_goes_on_with_the_next_batch(kind, count):
+    def made():
+        return StreamedLoader(kind(torch.full((2,), index) for index in range(7)), [noisy], device="cpu", seed=7)
+
+    expected = [values(whole := made()), values(whole)]
+    resumed = made()
+    resumed.load_state_dict(stopped_at(count, made()))
+    assert [values(resumed), values(resumed)] == [expected[0][count:], expected[1]]
+
+
+def test_resumed_epoch_can_be_stopped_again():
+    options = OPTIONS["shuffled by a generator"]
+    once, twice = loader(options), loader(options)
+    once.load_state_dict(stopped_at(2, loader(options)))
+    state = stopped_at(2, once)
+    assert state["batch"] == 4
+    twice.load_state_dict(state)
+    assert values(twice) == values(loader(options))[4:]
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=["in process", "workers", "persistent workers"])
+def test_state_is_loaded_in_the_process_that_made_it(workers):
+    with loader(OPTIONS["shuffled by a generator"], workers) as made:
+        expected = [values(made) for _ in range(3)]
+        made.load_state_dict(begun_in_second_epoch(loader(OPTIONS["shuffled by a generator"], workers)))
+        assert [values(made), values(made)] == [expected[1][COUNT:], expected[2]]
+
+
+def test_running_workers_are_left_the_sampler_they_have():
+    with loader(OPTIONS["shuffled by a generator"], WORKERS[2]) as made:
+        list(made)
+        list(made)
+        assert made.loader._iterator._index_sampler is made.loader.batch_sampler
+
+
+def test_wrapped_loader_is_left_as_it_was():
+    made = loader(OPTIONS["shuffled by a generator"])
+    before = dict(vars(made.loader))
+    made.load_state_dict(begun_in_second_epoch(loader(OPTIONS["shuffled by a generator"])))
+    list(made)
+    assert vars(made.loader) == before
+    assert sorted(torch.cat(list(made.loader)).tolist()) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize("feed", ["plain", "ring"])
+def test_workers_that_persist_end_with_the_loader(feed):
+    others = set(active_children())
+    made = loader(OPTIONS["shuffled by a generator"], WORKERS[2], feed)
+    list(made)
+    workers = set(active_children()) - others
+    assert len(workers) == 2
+    gc.disable()
+    try:
+        del made
+        until(lambda: not any(worker.is_alive() for worker in workers))
+    finally:
+        gc.enable()
+
+
+def test_seeds_of_workers_are_not_those_of_an_earlier_epoch():
+    def seeds(state=None):
+        with StreamedLoader(DataLoader(Seeds(), generator=generator(), num_workers=1), device="cpu", seed=7) as made:
+            if state is not None:
+                made.load_state_dict(state)
+            return {seed for batch in made for seed in batch.tolist()}, made.state_dict()
+
+    first, _ = seeds()
+    state = stopped_at(1, StreamedLoader(DataLoader(Seeds(), generator=generator(), num_workers=1), device="cpu", seed=7))
+    again = seeds(state)[0]
+    assert again == seeds(state)[0]
+    assert not first & again
+
+
+class Seeds(Loaded):
+    def __getitem__(self, index):
+        return torch.tensor(torch.initial_seed())
+
+
+def test_set_epoch_of_another_epoch_begins_that():
+    options = OPTIONS["one of two ranks"]
+    whole, resumed = loader(options), loader(options)
+    resumed.load_state_dict(begun_in_second_epoch(loader(options)))
+    for made in (whole, resumed):
+        made.set_epoch(4)
+    assert values(resumed) == values(whole)
+    assert resumed.state_dict()["epoch"] == 4
+
+
+def test_set_epoch_of_the_epoch_that_was_stopped_goes_on():
+    options = OPTIONS["one of two ranks"]
+    stopped, whole, resumed = loader(options), loader(options), loader(options)
+    for made in (stopped, whole):
+        made.set_epoch(4)
+    resumed.load_state_dict(stopped_at(2, stopped))
+    resumed.set_epoch(4)
+    assert values(resumed) == values(whole)[2:]
+
+
+class Impulsive(Epochs):
+    """Draws from a generator that nobody knows of."""
+
+    order = generator()
+
+    def __iter__(self):
+        return iter(torch.randperm(SAMPLES, generator=self.order).tolist())
+
+
+@pytest.mark.parametrize("workers", WORKERS[:2], ids=["in process", "workers"])
+def test_another_order_is_refused(workers):
+    def made():
+        return loader(lambda: {"batch_size": 7, "sampler": Impulsive()}, workers)
+
+    others = set(active_children())
+    state = stopped_at(1, made())
+    with made() as resumed:
+        resumed.load_state_dict(state)
+        with pytest.raises(GpuAugError) as raised:
+            list(resumed)
+        assert str(raised.value) == (
+            "The sampler must give the order of the epoch that is resumed, got another first batch. Give the DataLoader the "
+            "dataset, the sampler and the seed of then; a sampler of your own must draw from nothing but its epoch and its "
+            "attribute generator. To have other batches, pass strict=False to load_state_dict."
+        )
+        until(lambda: set(active_children()) <= others)
+        resumed.load_state_dict(state, strict=False)
+        assert len(list(resumed)) == 1
+
+
+def test_state_of_another_rank_is_taken():
+    def made(rank):
+        sampler = DistributedSampler(DATA, num_replicas=2, rank=rank, seed=3)
+        return loader(lambda: {"batch_size": 2, "sampler": sampler}, rank=rank)
+
+    resumed = made(1)
+    resumed.load_state_dict(stopped_at(2, made(0)))
+    assert values(resumed) == values(made(1))[2:]
+
+
+@pytest.mark.parametrize(("then", "now", "batch"), [((4, 1), (2, 1), 6), ((2, 2), (1, 4), 3), ((1, 1), (2, 2), 0)])
+def test_other_number_of_ranks_goes_on_after_the_samples_that_were_had(then, now, batch):
+    def made(ranks, size, rank=0):
+        sampler = DistributedSampler(range(48), num_replicas=ranks, rank=rank, seed=3)
+        return StreamedLoader(DataLoader(range(48), size, sampler=sampler), device="cpu", seed=7)
+
+    state = stopped_at(3, made(*then))
+    with pytest.raises(ArgumentError) as raised:
+        made(*now).load_state_dict(state)
+    assert str(raised.value) == (
+        f"The number of ranks must be {then[0]}, as in the state, got {now[0]}. Samples of a batch, their order and their "
+        "draws depend on it. To go on with other batches, pass strict=False to load_state_dict."
+    )
+    rest = []
+    for rank in range(now[0]):
+        resumed = made(*now, rank)
+        with pytest.warns(GpuAugWarning) as warned:
+            resumed.load_state_dict(state, strict=False)
+        assert str(warned[0].message) == (
+            f"The number of ranks must be {then[0]}, as in the state, got {now[0]}. Samples of a batch, their order and their "
+            f"draws depend on it. What follows, from batch {batch} on, is not what an uninterrupted run gives."
+        )
+        rest += torch.cat(list(resumed)).tolist()
+    had = {value for rank in range(then[0]) for each in values(made(*then, rank))[:3] for value in each}
+    assert set(rest) >= set(range(48)) - had
+    assert len(rest) == 48 - batch * now[0] * now[1]
+
+
+DIFFERENT = {
+    "seed must be 7, as in the state, got 8. Leave it out to adopt the state's.": {"seed": 8},
+    "The wrapped loader's batch_size must be 2, as in the state, got 4. Make the loader as it was made then.": {
+        "options": lambda: {"batch_size": 4}
+    },
+    "The wrapped loader's sampler must be BatchSampler of SequentialSampler, as in the state, got BatchSampler of Epochs. "
+    "Make the loader as it was made then.": {"options": lambda: {"batch_size": 2, "sampler": Epochs()}},
+    "The wrapped loader's generators must be none, as in the state, got loader. Make the loader as it was made then.": {
+        "options": lambda: {"batch_size": 2, "generator": generator()}
+    },
+}
+
+
+@pytest.mark.parametrize("text", DIFFERENT)
+def test_what_differs_is_named_and_nothing_changes(text):
+    given = dict(DIFFERENT[text])
+    other = loader(given.pop("options", OPTIONS["in order"]), **given)
+    iterator = iter(other)
+    expected, before = next(iterator), saved(other.state_dict())
+    with pytest.raises(ArgumentError) as raised:
+        other.load_state_dict(stopped_at(2, loader(OPTIONS["in order"])))
+    assert str(raised.value) == (f"{text} To go on with other batches, pass strict=False to load_state_dict.")
+    assert repr(other.state_dict()) == repr(before)
+    assert len(list(iterator)) == len(other) - 1, "the iterator goes on"
+    assert expected is not None
+
+
+def test_seed_that_was_given_stays_where_the_state_is_taken_as_it_is():
+    other = loader(OPTIONS["in order"], seed=8)
+    with pytest.warns(GpuAugWarning, match="seed must be 7"):
+        other.load_state_dict(stopped_at(2, loader(OPTIONS["in order"])), strict=False)
+    assert other.seed == 8
+    other.seed = 7
+    with warnings.catch_warnings(action="error"):
+        other.load_state_dict(stopped_at(2, loader(OPTIONS["in order"])))
+
+
+@pytest.mark.parametrize(
+    ("source", "got"),
+    [
+        (None, "None"),
+        ({"next": 3}, "{'next': 3}"),
+        (
+            {"settings": {}, "rank": 0, "epochs": {}, "generators": {"loader": 3}},
+            "{'epochs': {}, 'generators': {'loader': 3}, 'rank': 0, 'settings': {}}",
+        ),
+    ],
+)
+def test_state_of_another_kind_of_loader_is_refused(source, got):
+    state = {**stopped_at(2, loader(OPTIONS["in order"])), "source": source}
+    with pytest.raises(ArgumentError) as raised:
+        loader(OPTIONS["in order"]).load_state_dict(state)
+    assert str(raised.value) == (
+        f"state['source'] must be that of a DataLoader, got {got}. Pass what state_dict() of a StreamedLoader returned."
+    )
+
+
+def test_inspection_leaves_the_place_to_go_on_at():
+    resumed = loader(OPTIONS["shuffled by a generator"])
+    resumed.load_state_dict(stopped_at(COUNT, loader(OPTIONS["shuffled by a generator"])))
+    with left_as_it_was(resumed):
+        next(iter(resumed))
+    assert values(resumed) == values(loader(OPTIONS["shuffled by a generator"]))[COUNT:]
+
+
+def test_error_of_a_sampler_is_raised_at_its_batch():
+    class Failing(Epochs):
+        def __iter__(self):
+            raise ZeroDivisionError("no order")
+            yield
+
+    with pytest.raises(ZeroDivisionError, match="no order") as raised:
+        list(loader(lambda: {"batch_size": 2, "sampler": Failing()}))
+    assert raised.value.__notes__ == ["gpuaug: raised by the wrapped loader, at batch 0 of epoch 0."]
+
+
+def test_state_is_small():
+    for options in (OPTIONS["in order"], OPTIONS["shuffled by a generator"]):
+        state = stopped_at(2, loader(options))
+        assert sum(each.nbytes for each in state["source"]["generators"].values()) <= 6000
+        assert len(repr(state)) < 2000
+
+
+NEW_PROCESS = """
+import sys, torch
+sys.path[:0] = sys.argv[2:]
+import test_resume
+with test_resume.loader(test_resume.GLOBAL["shuffled by torch's generator"], test_resume.WORKERS[1]) as resumed:
+    resumed.load_state_dict(torch.load(sys.argv[1], weights_only=True))
+    print(test_resume.values(resumed))
+"""
+
+
+def test_new_process_goes_on(tmp_path, request):
+    options = GLOBAL["shuffled by torch's generator"]
+    torch.save(begun_in_second_epoch(loader(options)), tmp_path / "state.pt")
+    torch.manual_seed(1)
+    whole = loader(options)
+    expected = [values(whole) for _ in range(2)][1][COUNT:]
+    paths = [str(request.path.parent), str(request.config.rootpath / "tests"), str(request.config.rootpath)]
+    command = [sys.executable, "-c", NEW_PROCESS, str(tmp_path / "state.pt"), *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.stdout == f"{expected}\n", done.stderr
