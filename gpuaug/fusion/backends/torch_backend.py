@@ -236,9 +236,18 @@ def _interpolated(
     def tap(dx: int, dy: int) -> Tensor:
         return _tap(front, taps, left + dx, top + dy, start_x, count_x, start_y, count_y)
 
-    upper = tap(0, 0) * (1 - right_share) + tap(1, 0) * right_share
-    lower = tap(0, 1) * (1 - right_share) + tap(1, 1) * right_share
-    return upper * (1 - lower_share) + lower * lower_share
+    upper = _blended(tap(0, 0), tap(1, 0), right_share)
+    lower = _blended(tap(0, 1), tap(1, 1), right_share)
+    return _blended(upper, lower, lower_share)
+
+
+def _blended(first: Tensor, second: Tensor, share: Tensor) -> Tensor:
+    """Between two pixels: ``share`` of the second."""
+    mean = first * (1 - share) + second * share
+    if first.dtype == torch.uint8:
+        return mean
+    # A share of 0 leaves every bit of the first, whatever the second is: 0 · NaN would be NaN.
+    return torch.where(share == 0, first, mean)
 
 
 def _antialiased(front: Gather, columns: Columns, images: Tensor | Ragged, table: Tensor, x: Tensor, y: Tensor) -> Tensor:
