@@ -66,15 +66,17 @@ ANTIALIASED = {
 }
 
 
-def hostile(batch=6, channels=3, height=SIZE[0], width=SIZE[1], seed=0):
-    """Floating images with NaN, infinities, both zeros, and numbers whose differences have no float32."""
-    images = photographs(batch, channels, height, width, dtype=torch.float32, seed=seed)
-    values = torch.tensor([torch.nan, torch.inf, -torch.inf, -0.0, 0.0, 3e38, -3e38, 2e-38])
-    generator = torch.Generator().manual_seed(seed)
+VALUES = (torch.nan, torch.inf, -torch.inf, -0.0, 0.0, 3e38, -3e38, 2e-38)
+"""Pixels that are no numbers, have no difference that is one, or differ from what they equal."""
+
+
+def strewn(images, values=VALUES, share=0.05):
+    """Images with such values in some places, corners among them."""
+    generator = torch.Generator().manual_seed(0)
     chosen = torch.randint(len(values), images.shape, generator=generator)
-    corners = torch.zeros(height, width, dtype=torch.bool)
-    corners[[0, 0, -1, -1], [0, -1, 0, -1]] = True
-    return torch.where((torch.rand(images.shape, generator=generator) < 0.05) | corners, values[chosen], images)
+    places = torch.rand(images.shape, generator=generator) < share
+    places[..., [0, 0, -1, -1], [0, -1, 0, -1]] = True
+    return torch.where(places, torch.tensor(values)[chosen], images)
 
 
 def same_bits(first, second):
@@ -83,7 +85,7 @@ def same_bits(first, second):
 
 def fault(make, device="cpu", *, batch=6, calls=3, **options):
     """What is wrong with samples that ``make()`` skips, or an empty string: they must come out bit for bit as they went in."""
-    images = hostile(batch)
+    images = strewn(photographs(batch, 3, *SIZE, dtype=torch.float32))
     augment = gpuaug.fuse(make(), **options)
     drawn = (augment.draw(images.shape, seed=seed) for seed in range(100))
     skipping = ((draws, [index for index in range(batch) if not draws.of(index)]) for draws in drawn)
