@@ -28,13 +28,13 @@ def antialiased(window: Window, resampling: tuple[float, ...], x: Tensor, y: Ten
         start_y + torch.arange(int(count_y), device=x.device), start_x + torch.arange(int(count_x), device=x.device)
     )
     across, down = weights(x, scale_x, int(count_x), kind), weights(y, scale_y, int(count_y), kind)
-    if pixels.isfinite().all():
-        return down @ (pixels @ across.T)
-    return _sums(_sums(pixels, across).mT, down).mT
+    made = down @ (pixels @ across.T)
+    # 0 · NaN is NaN: one pixel that is no number makes all of the image none.
+    return made if made.isfinite().all() else _sums(_sums(pixels, across).mT, down).mT
 
 
 def _sums(pixels: Tensor, weights: Tensor) -> Tensor:
-    """``pixels @ weights.T`` without the pixels that weigh nothing: 0 · NaN would be NaN all over the image."""
+    """``pixels @ weights.T`` without the pixels that weigh nothing."""
     return torch.stack([pixels[..., each != 0] @ each[each != 0] for each in weights], -1)
 
 
