@@ -14,6 +14,7 @@ from gpuaug.core import batch as batches
 pytestmark = [
     pytest.mark.timeout(1800),
     pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:Batches must be page-locked:gpuaug.GpuAugWarning"),
 ]
 
 
