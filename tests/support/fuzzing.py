@@ -19,12 +19,12 @@ def cases(count):
 
 
 def outcome(call, *arguments, **options):
-    """What a call returns; or its error, if that is gpuaug's own or Kornia's, with a note that names Kornia's module."""
+    """What a call returns; or its error, if that is gpuaug's own, or another's with a note of gpuaug that says where."""
     try:
         return call(*arguments, **options)
     except gpuaug.GpuAugError as error:
         return error
     except Exception as error:
-        if not any("raised by Kornia in" in note for note in getattr(error, "__notes__", ())):
+        if not any(note.startswith("gpuaug: raised by ") for note in getattr(error, "__notes__", ())):
             raise
         return error
