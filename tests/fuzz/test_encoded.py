@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from support.damaged_files import damaged_files
 from support.encoded import encoded
 from support.fuzzing import cases, outcome
+from support.nvjpeg_double import Engines
 
 import gpuaug
-from gpuaug.decode import decoder
+from gpuaug.decode import decoder, stage
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore")]  # of PIL, about what it finds in a file
 
@@ -25,9 +26,9 @@ OPTIONS = st.fixed_dictionaries(
 
 def decoded(files, poison, device, **options):
     """The images of a batch, in memory that held something else: what was not written would show."""
-    stage = gpuaug.DecodeStage(max_pixels=MAX_PIXELS, **options)
+    decode = gpuaug.DecodeStage(max_pixels=MAX_PIXELS, **options)
     with mock.patch.object(decoder, "POISON", poison):
-        return [image.cpu() for image in stage(gpuaug.collate_encoded(files), device)]
+        return [image.cpu() for image in decode(gpuaug.collate_encoded(files), device)]
 
 
 @functools.cache
@@ -63,8 +64,15 @@ def test_a_damaged_file_decodes_or_is_a_decode_error(file, options):
         assert torch.equal(image, made[1])
 
 
+@cases(60)
+@given(st.lists(damaged_files(), min_size=1, max_size=8), OPTIONS)
+def test_damaged_files_between_those_of_engines_leave_them_as_they_are(files, options):
+    with mock.patch.object(stage, "_engines", lambda backend, device: Engines(device)):
+        replaced(files, "cpu", backend="auto", **options)
+
+
 @pytest.mark.gpu
 @cases(120)
 @given(st.lists(damaged_files(), min_size=1, max_size=8), OPTIONS)
-def test_damaged_files_leave_engines_and_neighbours_as_they_are(files, options):
+def test_damaged_files_leave_the_engines_of_a_gpu_as_they_are(files, options):
     replaced(files, "cuda", backend="auto", **options)
