@@ -25,6 +25,7 @@ torch.set_num_threads(max(torch.get_num_threads() // int(os.environ.get("PYTEST_
 
 # No test asserts a speed: a busy machine is no failure.
 settings.register_profile("gpuaug", deadline=None)
+settings.register_profile("night", deadline=None, print_blob=True)  # see support/fuzzing.py
 settings.load_profile("gpuaug")
 
 

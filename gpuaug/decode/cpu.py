@@ -48,20 +48,30 @@ def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np
     header, scale = layout.headers[index], int(layout.scales[index])
     height, width = (-(-layout.stored[index] // scale)).tolist()
     orientation = int(layout.orientations[index])
-    turbo = simplejpeg() if header["format"] != Format.OTHER and header["channels"] in (1, 3) else None
-    if turbo is not None:
-        straight = room if orientation == 1 else np.empty((height, width, layout.channels), np.uint8)
-        space = "RGB" if layout.channels == 3 else "GRAY"
-        size = {"min_height": height, "min_width": width} if scale > 1 else {}
-        # Not strict: data behind the end and the like is no reason to refuse an image.
-        made = turbo.decode_jpeg(file.data, space, buffer=straight, strict=False, **size)
-    else:
-        straight = made = _by_pil(file, layout.channels, scale)
+    straight = room if orientation == 1 else np.empty((height, width, layout.channels), np.uint8)
+    is_turbos = simplejpeg() is not None and header["format"] != Format.OTHER and header["channels"] in (1, 3)
+    made = _by_turbo(file, straight, smaller=scale > 1) if is_turbos else None
+    if made is None:
+        made = straight = _by_pil(file, layout.channels, scale)
     if made.shape != (height, width, layout.channels):
         return f"its {made.shape[1]}x{made.shape[0]} pixels are not the {width}x{height} of its header"
     if straight is not room:
         room[:] = _turned(straight, orientation)
     return None
+
+
+def _by_turbo(file: NDArray[np.uint8], room: NDArray[np.uint8], *, smaller: bool) -> NDArray[np.uint8] | None:
+    """The image in ``room``, or ``None`` if there is anything wrong with the file, or with its size."""
+    height, width, channels = room.shape
+    size = {"min_height": height, "min_width": width} if smaller else {}
+    try:
+        # Unless strict, it takes an error behind a warning for a warning, and leaves memory as it was. PIL tells them apart.
+        made: NDArray[np.uint8] = simplejpeg().decode_jpeg(
+            file.data, "RGB" if channels == 3 else "GRAY", buffer=room, strict=True, **size
+        )
+    except ValueError:
+        return None
+    return made
 
 
 def _by_pil(file: NDArray[np.uint8], channels: Any, scale: int) -> NDArray[np.uint8]:

@@ -33,8 +33,8 @@ PREPARED = 2
 _turns: defaultdict[torch.device, threading.Lock] = defaultdict(threading.Lock)
 """For each device, held while its engines work."""
 
-POISON = False
-"""Whether memory for pixels is overwritten before it is decoded into, for tests: what is not written is then wrong."""
+POISON: int | None = None
+"""The byte that memory for pixels is filled with before it is decoded into, for tests: what is not written is then wrong."""
 
 
 @dataclass(slots=True, eq=False)
@@ -178,7 +178,7 @@ class Pools:
 def _empty(length: int, device: torch.device, *, pin_memory: bool = False) -> Tensor:
     with torch.inference_mode(False):  # or threads, which are not in the consumer's inference mode, could not write to it
         data = torch.empty(length, dtype=torch.uint8, device=device, pin_memory=pin_memory)
-        return data.fill_(0xAA) if POISON else data
+        return data if POISON is None else data.fill_(POISON)
 
 
 _entered = threading.local()

@@ -275,7 +275,7 @@ def test_a_batch_without_encoded_images_is_an_error():
 
 @pytest.fixture
 def poisoned(monkeypatch):
-    monkeypatch.setattr(decoder, "POISON", True)
+    monkeypatch.setattr(decoder, "POISON", 0xAA)
 
 
 @pytest.mark.gpu

@@ -3,6 +3,7 @@
 import kornia.augmentation as K
 import pytest
 import torch
+from support.replay import left_to_kornia
 
 import gpuaug
 
@@ -62,7 +63,13 @@ def test_bad_arguments_are_refused(arguments, options, error, text):
             (torch.zeros(2, 3, 4, 4, dtype=torch.int64),),
             {},
             gpuaug.ArgumentTypeError,
-            "images must be uint8 or floating, got torch.int64. C",
+            "images must be uint8 or floating of 16 bits or more, got torch.int64. Convert them",
+        ),
+        (
+            (torch.zeros(2, 3, 4, 4).to(torch.float8_e4m3fn),),
+            {},
+            gpuaug.ArgumentTypeError,
+            "images must be uint8 or floating of 16 bits or more, got torch.float8_e4m3fn. Convert them",
         ),
         (([1, 2],), {}, gpuaug.ArgumentTypeError, "input must be a tensor or a gpuaug.Ragged, got list. Stack images"),
         ((torch.zeros(4, 4),), {}, gpuaug.ArgumentError, r"input must be \(B, C, H, W\) or one \(C, H, W\), got \(4, 4\)"),
@@ -108,6 +115,26 @@ def test_bad_arguments_are_refused(arguments, options, error, text):
 def test_bad_inputs_are_refused(inputs, options, error, text):
     with pytest.raises(error, match=text):
         gpuaug.fuse(K.RandomInvert())(*inputs, **options)
+
+
+@left_to_kornia
+@pytest.mark.parametrize(
+    ("module", "shape", "note"),
+    [
+        (
+            K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=1.0),
+            (2, 4, 8, 8),
+            "ColorJitter_0, which is left to it: needs 3 channels, the im",
+        ),
+        (K.RandomSharpness(p=1.0), (2, 3, 2, 8), "RandomSharpness_0, which is left to it: the image has no 3x3 pixels."),
+        (K.CenterCrop(9), (2, 3, 8, 8), "CenterCrop_0, which is left to it: crops 9x9 out of 8x8."),
+    ],
+)
+def test_errors_of_kornia_name_the_module_and_why_kornia_runs_it(module, shape, note):
+    with pytest.raises(Exception) as caught:  # noqa: PT011 of Kornia's own type
+        gpuaug.fuse([module])(torch.zeros(shape))
+    (found,) = caught.value.__notes__
+    assert found.startswith(f"gpuaug: raised by Kornia in {note}")
 
 
 def test_bad_draws_are_refused():

@@ -83,8 +83,13 @@ def test_ragged_batch_must_be_uint8():
 def test_ragged_batch_shorter_than_its_shapes_is_refused():
     batch = pack(images_of())
     short = Ragged(batch.data[:-1], batch.places, batch.shapes)
-    with raises("A ragged batch must hold what its shapes say, 44034 elements of 5 images, got 44033 of 5."):
+    text = "A ragged batch must hold what its shapes say, 44034 elements of 5 images, got {} and places {} of torch.{}. Have"
+    with raises(text.format(44033, "(5, 3)", "int64")):
         gpuaug.fuse(K.CenterCrop(2), ragged=True)(short)
+    with raises(text.format(44034, "(4, 3)", "int64")):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(Ragged(batch.data, batch.places[1:], batch.shapes))
+    with raises(text.format(44034, "(5, 3)", "float32")):
+        gpuaug.fuse(K.CenterCrop(2), ragged=True)(Ragged(batch.data, batch.places.float(), batch.shapes))
 
 
 def test_as_kornia_refuses_ragged_draws():

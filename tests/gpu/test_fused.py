@@ -5,7 +5,7 @@ import warnings
 import kornia.augmentation as K
 import pytest
 import torch
-from support import pipelines
+from support import pipelines, skipped
 from support.executors import disagreement
 from support.replay import both, photographs
 
@@ -42,6 +42,16 @@ def test_kernels_equal_torch(group, name, batch):
     tolerance = 1e-4 if max(images.shape[2:]) > 64 else 2e-5
     said = disagreement(name, getattr(pipelines, group)[name](), images, dtype, memory_format, tolerance)
     assert not said, said
+
+
+@pytest.mark.parametrize("name", skipped.MOVING)
+def test_skipped_samples_keep_every_bit(name):
+    assert not skipped.fault(skipped.MOVING[name], "cuda")
+
+
+@pytest.mark.parametrize("name", skipped.ANTIALIASED)
+def test_antialias_leaves_every_bit_of_skipped_samples(name):
+    assert not skipped.fault(skipped.ANTIALIASED[name], "cuda", antialias=True)
 
 
 @pytest.mark.parametrize("name", pipelines.CLOSE)

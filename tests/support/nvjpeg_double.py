@@ -23,7 +23,7 @@ class Engines:
         pass
 
     def sizes(self, addresses, lengths):
-        return np.array([_open(*file).size[::-1] for file in zip(addresses, lengths, strict=True)], np.int32).reshape(-1, 2)
+        return np.array([_size(*file) for file in zip(addresses, lengths, strict=True)], np.int32).reshape(-1, 2)
 
     def decode(self, addresses, lengths, outputs, form, stream):
         try:
@@ -41,6 +41,13 @@ def _open(address, length):
     image = Image.open(io.BytesIO(ctypes.string_at(int(address), int(length))))
     assert (image.format, image.mode in ("RGB", "L"), "progressive" in image.info) == ("JPEG", True, False)
     return image
+
+
+def _size(address, length):
+    try:
+        return _open(address, length).size[::-1]
+    except OSError:
+        return 0, 0
 
 
 def _decoded(image, form):

@@ -22,11 +22,20 @@ def antialiased(window: Window, resampling: tuple[float, ...], x: Tensor, y: Ten
         kind: How pixels are weighed.
     """
     scale_x, start_x, count_x, scale_y, start_y, count_y = resampling
+    if scale_x == scale_y == 1:  # every bit as it is, that of a negative zero too
+        return window(start_y + y.clamp(0, count_y - 1), start_x + x.clamp(0, count_x - 1))
     pixels = window(
         start_y + torch.arange(int(count_y), device=x.device), start_x + torch.arange(int(count_x), device=x.device)
     )
     across, down = weights(x, scale_x, int(count_x), kind), weights(y, scale_y, int(count_y), kind)
-    return down @ (pixels @ across.T)
+    made = down @ (pixels @ across.T)
+    # 0 · NaN is NaN: one pixel that is no number makes all of the image none.
+    return made if made.isfinite().all() else _sums(_sums(pixels, across).mT, down).mT
+
+
+def _sums(pixels: Tensor, weights: Tensor) -> Tensor:
+    """``pixels @ weights.T`` without the pixels that weigh nothing."""
+    return torch.stack([pixels[..., each != 0] @ each[each != 0] for each in weights], -1)
 
 
 def weights(at: Tensor, scale: float, count: int, kind: Filter) -> Tensor:

@@ -36,10 +36,11 @@ def size_of(images: Tensor | Ragged) -> Size:
         raise ArgumentError(
             f"images must have pixels, got {tuple(sizes[empty].tolist())} at {empty} of the batch. Leave it out."
         )
-    if len(images.places) != len(sizes) or images.data.numel() != shapes.held:
+    held, places = images.data.numel(), images.places
+    if held != shapes.held or places.shape != (len(sizes), 3) or places.dtype is not torch.int64:
         raise ArgumentError(
-            f"A ragged batch must hold what its shapes say, {shapes.held} elements of {len(sizes)} images, got "
-            f"{images.data.numel()} of {len(images.places)}. Have gpuaug.collate_ragged make it."
+            f"A ragged batch must hold what its shapes say, {shapes.held} elements of {len(sizes)} images, got {held} and "
+            f"places {tuple(places.shape)} of {places.dtype}. Have gpuaug.collate_ragged make it."
         )
     return Size(len(sizes), channels, sizes[:, 0], sizes[:, 1])
 

@@ -101,6 +101,7 @@ def gather_mask(
         - masks: (B, C, H, W), or flat where there are ``places`` of N of them
         - returns: (B, C, H', W'); with places (N, 1, H', W')
     """
+    dtype, masks = masks.dtype, as_bits(masks)
     table = _rows(table, places)
     place = _Place(table)
     x = torch.arange(out.width, device=masks.device)[None, None, :]
@@ -109,15 +110,15 @@ def gather_mask(
     if front.after.ops:
         x, y, inside = _mapped(front.after, place, columns.after, x, y)
     source = Planes(masks, len(table)) if places is None else Places(masks, places.apart())
-    taps = _Taps(source, front, columns, place, fill=mask_fill(front.before))
+    taps = _Taps(source, front, columns, place, fill=mask_fill(front.before, dtype))
     if front.warp is None:
         values = taps.read(x, y, None)
     else:
         values = _interpolated(front, place, columns.mask_warp, taps, x, y, nearest=True, half_pixel_centers=True)
     if inside is not None:
-        fill = torch.full((), mask_fill(front.after), dtype=values.dtype, device=values.device)
+        fill = torch.full((), mask_fill(front.after, dtype), dtype=values.dtype, device=values.device)
         values = torch.where(inside[:, None], values, fill)
-    return values
+    return values.view(dtype)
 
 
 def erased(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None = None) -> Tensor:
@@ -125,7 +126,8 @@ def erased(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None =
     for op, (_, column, _) in zip(step.points, step.program, strict=True):
         if isinstance(op, Erasing):
             rows = _rows(table, places)[:, column:]
-            masks = masks.masked_fill(op.covers(masks, rows) & (rows[:, 0, None, None, None] != 0), 0)
+            covered = op.covers(masks, rows) & (rows[:, 0, None, None, None] != 0)
+            masks = as_bits(masks).masked_fill(covered, 0).view(masks.dtype)
     return masks
 
 
@@ -134,10 +136,19 @@ def _rows(table: Tensor, places: MaskPlaces | None) -> Tensor:
     return table if places is None else table.index_select(0, places.owners)
 
 
-def mask_fill(part: Part) -> float:
-    """What padding holds in masks."""
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def as_bits(masks: Tensor) -> Tensor:
+    """The bits of masks, as a type that torch moves and fills, which it does not do with uint16 or float8."""
+    return masks.view(_BITS.get(masks.dtype.itemsize, masks.dtype))
+
+
+def mask_fill(part: Part, dtype: torch.dtype) -> int:
+    """The bits of what padding holds in masks of a type."""
     # As in Kornia: a value per channel is for images, and masks are padded with zero there.
-    return float(part.fill) if isinstance(part.fill, int | float) else 0.0
+    fill = float(part.fill) if isinstance(part.fill, int | float) else 0.0
+    return int(as_bits(torch.full((), fill, dtype=torch.float32, device="cpu").to(dtype)).item())
 
 
 class _Place:
@@ -165,7 +176,7 @@ class _Place:
 class _Taps:
     """Reads of the source through the permutations before the interpolation."""
 
-    def __init__(self, source: Reader, front: Gather, columns: Columns, place: _Place, fill: float | None = None) -> None:
+    def __init__(self, source: Reader, front: Gather, columns: Columns, place: _Place, fill: int | None = None) -> None:
         self._reader = source
         self._part, self._column, self._place = front.before, columns.before, place
         # Masks keep their type. A fill for images may lie between two bytes, and then their values leave as floats.
@@ -236,9 +247,18 @@ def _interpolated(
     def tap(dx: int, dy: int) -> Tensor:
         return _tap(front, taps, left + dx, top + dy, start_x, count_x, start_y, count_y)
 
-    upper = tap(0, 0) * (1 - right_share) + tap(1, 0) * right_share
-    lower = tap(0, 1) * (1 - right_share) + tap(1, 1) * right_share
-    return upper * (1 - lower_share) + lower * lower_share
+    upper = _blended(tap(0, 0), tap(1, 0), right_share)
+    lower = _blended(tap(0, 1), tap(1, 1), right_share)
+    return _blended(upper, lower, lower_share)
+
+
+def _blended(first: Tensor, second: Tensor, share: Tensor) -> Tensor:
+    """Between two pixels: ``share`` of the second."""
+    mean = first * (1 - share) + second * share
+    if first.dtype == torch.uint8:
+        return mean
+    # A share of 0 leaves every bit of the first, whatever the second is: 0 · NaN would be NaN.
+    return torch.where(share == 0, first, mean)
 
 
 def _antialiased(front: Gather, columns: Columns, images: Tensor | Ragged, table: Tensor, x: Tensor, y: Tensor) -> Tensor:

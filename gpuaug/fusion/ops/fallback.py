@@ -1,5 +1,7 @@
 """What is left to Kornia: a module that runs as it is, in its place, with draws that are keyed like all others."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -7,6 +9,7 @@ from kornia import augmentation as K
 from kornia.augmentation.container.params import ParamItem
 from torch import nn
 
+from gpuaug.core.errors import add_note
 from gpuaug.core.rng import Generators
 from gpuaug.core.settings import initial_settings
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
@@ -48,7 +51,7 @@ class EagerOp:
         """Kornia's own parameters, drawn under a seed from ``sampler``, and a seed for modules that draw when they run."""
         key = sampler.key()
         shape = torch.Size((size.batch, size.channels, size.height, size.width))
-        with Generators(torch.device("cpu")).keyed(key), initial_settings():
+        with self._named_in_errors(), Generators(torch.device("cpu")).keyed(key), initial_settings():
             return {"params": self._container.forward_parameters(shape), "key": key}
 
     def out(self, size: Size, drawn: OpDraws) -> Size:
@@ -65,6 +68,14 @@ class EagerOp:
 
     def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
         """The module on images (float32) and what follows them."""
-        with Generators(device).keyed(drawn["key"]), initial_settings(), torch.no_grad():
+        with self._named_in_errors(), Generators(device).keyed(drawn["key"]), initial_settings(), torch.no_grad():
             done = self._container(*values, params=drawn["params"], data_keys=keys)
         return list(done) if isinstance(done, list | tuple) else [done]
+
+    @contextmanager
+    def _named_in_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            add_note(error, f"gpuaug: raised by Kornia in {self.name}, which is left to it: {self.reason}.")
+            raise

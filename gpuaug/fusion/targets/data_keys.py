@@ -15,6 +15,7 @@ from gpuaug.core.ragged import Ragged
 
 _NAMES: dict[Any, str] = {DataKey.IMAGE: "input", DataKey.LABEL: "class"}
 _OWN_KEYS = ("targets", "valid")
+_PIXELS = frozenset([torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64])
 BOXES = ("bbox", "bbox_xyxy", "bbox_xywh")
 """Those of padded boxes."""
 
@@ -75,9 +76,10 @@ def check(key: str, value: Any) -> None:
         raise ArgumentTypeError(
             f"{key} must be a tensor, got {type(value).__name__}. Stack the samples of a batch: torch.stack(…)."
         )
-    if key == "input" and value.dtype != torch.uint8 and not value.is_floating_point():
+    if key == "input" and value.dtype not in _PIXELS:
         raise ArgumentTypeError(
-            f"images must be uint8 or floating, got {value.dtype}. Convert them: images.to(torch.uint8) or images.float()."
+            f"images must be uint8 or floating of 16 bits or more, got {value.dtype}. "
+            "Convert them: images.to(torch.uint8) or images.float()."
         )
     if key == "input" and value.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(

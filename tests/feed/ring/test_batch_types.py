@@ -6,8 +6,9 @@ from pickle import loads
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.nested_batches import NESTED
 from support.ring_equality import assert_ring_is_plain, assert_same
-from support.ring_inputs import DTYPES, NOT_PLACED, PLACED, Pair, Record, any_bits, made, twice, values
+from support.ring_inputs import NOT_PLACED, PLACED, made, twice, values
 from torch.nn.utils.rnn import PackedSequence
 
 from gpuaug import StreamedLoader
@@ -61,43 +62,6 @@ def test_container_that_cannot_be_rebuilt_uses_no_slot():
 def test_packed_sequence_arrives_as_packed_sequence():
     got, _ = assert_ring_is_plain(made(PLACED["an object that moves itself"]))
     assert all(type(batch[0]) is PackedSequence for batch in got[0])
-
-
-SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)
-
-
-@st.composite
-def tensors(draw):
-    """A tensor of any dtype, shape and strides, and of any bits."""
-    tensor = any_bits(draw(st.integers(0, 99)), draw(st.sampled_from(DTYPES)), *draw(SHAPES))
-    dims = draw(st.permutations(range(tensor.dim())))
-    how = draw(st.sampled_from(["as it is", "permuted", "sliced", "expanded", "offset"]))
-    if how == "permuted":
-        return tensor.permute(dims)
-    if how == "sliced" and tensor.dim():
-        return tensor[tuple(slice(draw(st.integers(0, 1)), None, draw(st.integers(1, 2))) for _ in range(tensor.dim()))]
-    if how == "expanded":
-        return tensor.unsqueeze(0).expand(3, *tensor.shape)
-    if how == "offset" and tensor.dim():
-        return tensor[1:].permute(dims)
-    return tensor
-
-
-LEAVES = st.one_of(tensors(), st.text(max_size=3), st.none(), st.integers(), st.just(...))
-
-
-NESTED = st.recursive(
-    LEAVES,
-    lambda inside: st.one_of(
-        st.lists(inside, max_size=4),
-        st.lists(inside, max_size=4).map(tuple),
-        st.dictionaries(st.text(max_size=2), inside, max_size=3),
-        st.tuples(inside, inside).map(lambda pair: Pair(*pair)),
-        st.tuples(inside, inside).map(lambda pair: Record(pair[0], {"inside": pair[1]})),
-        inside.map(lambda same: (same, [same])),
-    ),
-    max_leaves=8,
-)
 
 
 @settings(max_examples=60)

@@ -78,6 +78,18 @@ def test_antialias_weights_equal_pytorch(count, target, kind):
     torch.testing.assert_close(weights(torch.arange(target), count / target, count, kind), expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(14, 17), (40, 60)])
+def test_antialias_spreads_a_pixel_that_is_no_number_as_far_as_pytorch(size, mode, value):
+    images = photographs(2, 3, 41, 53, dtype=torch.float32)
+    images[0, 1, 20, 30] = images[0, 2, 0, 52] = value
+    expected = F.resize(images, list(size), MODES[mode], antialias=True)
+    got = gpuaug.fuse(K.Resize(size, resample=mode), antialias=True)(images)
+    assert 0 < (~expected.isfinite()).sum() < 200
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("layout", ["chw", "hwc"])
 def test_antialiased_ragged_images_shrink_by_their_own_sizes(layout):
     images = images_of([(200, 40), (33, 150), (64, 64), (20, 22)])

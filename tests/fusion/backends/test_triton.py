@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 FOLDER = Path(__file__).parent / "interpreted"
 TESTS = FOLDER.parents[2]
-PARTS = ("pipelines", "crops", "filters", "labels", "readers", "targets")
+PARTS = ("pipelines", "crops", "filters", "labels", "readers", "skipped", "targets")
 
 # Each process spends four seconds on its imports. Two of equal length keep two workers busy.
 HALVES = [PARTS[:1], PARTS[1:]]

@@ -101,6 +101,21 @@ def test_masks_keep_their_dtype_and_shape(name, shape, dtype):
     assert torch.equal(got, expected)
 
 
+RARE = [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.complex64]
+"""Types that torch itself hardly computes with, and Kornia not at all."""
+
+
+@pytest.mark.parametrize("dtype", RARE, ids=str)
+@pytest.mark.parametrize("name", ["crop, padded", "pad, resize, crop", "erasing", "affine"])
+def test_masks_of_rare_types_follow_as_others_do(name, dtype):
+    modules = {**EXACT, **WARPED}[name](0.5)
+    augment, images, given = gpuaug.fuse(modules), photographs(5), masks(5, 2, 32, 48)
+    draws, keys = augment.draw(images.shape, seed=1), ["input", "mask"]
+    _, expected = augment(images, given, data_keys=keys, draws=draws)
+    _, got = augment(images, given.to(dtype), data_keys=keys, draws=draws)
+    assert torch.equal(got.view(torch.uint8), expected.to(dtype).view(torch.uint8))
+
+
 @pytest.mark.parametrize("name", ["crop, padded", "resized crop", "erasing", "quarters"])
 def test_masks_of_an_empty_batch(name):
     followed(EXACT[name](0.5), photographs(0), masks(0, 1, 32, 48))

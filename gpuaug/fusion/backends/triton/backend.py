@@ -10,7 +10,7 @@ from triton import next_power_of_2
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends.readers import MaskPlaces, dtype_of, viewed
-from gpuaug.fusion.backends.torch_backend import mask_fill
+from gpuaug.fusion.backends.torch_backend import as_bits, mask_fill
 from gpuaug.fusion.backends.triton.blur import blur
 from gpuaug.fusion.backends.triton.gather import gather_kernel, mask_kernel
 from gpuaug.fusion.backends.triton.launch import Launch, on_device, prepared
@@ -227,7 +227,7 @@ def run_mask(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None
     strides = (0, 0, 0) if flat else masks.stride()[:3]
     sizes = (step.out.height, step.out.width, found.across, table.stride(0))
     owners, samples = (table, table) if places is None else places
-    tensors = (masks.view(found.bits), made.view(found.bits), table, owners, samples)
+    tensors = (as_bits(masks), as_bits(made), table, owners, samples)
     numbers = (*found.fills, *sizes, *strides, *made.stride()[:3])
     with on_device(masks.device):
         for first in range(0, batch, MOST_SAMPLES):
@@ -237,9 +237,8 @@ def run_mask(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None
 
 @dataclass(frozen=True, slots=True)
 class _Masking:
-    """The launch for masks of one kind, the type that their bits are read as, and what padding holds in it."""
+    """The launch for masks of one kind, and the bits of what padding holds in them."""
 
-    bits: torch.dtype
     fills: tuple[int, int]
     across: int
     tiles: int
@@ -250,9 +249,7 @@ def _masking(step: Pass, masks: Tensor, *, flat: bool) -> _Masking:
     front, columns = step.front, step.columns
     assert isinstance(front, Gather)
     assert isinstance(columns, Columns)
-    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[masks.dtype.itemsize]
-    padding = (torch.tensor(mask_fill(part), dtype=torch.float32, device="cpu") for part in (front.before, front.after))
-    before, after = (int(value.to(masks.dtype).view(bits).item()) for value in padding)
+    before, after = (mask_fill(part, masks.dtype) for part in (front.before, front.after))
     tile = TILES[front.kind]
     across, down = _tiles(step.out, tile)
     constants = {
@@ -264,7 +261,7 @@ def _masking(step: Pass, masks: Tensor, *, flat: bool) -> _Masking:
     }
     for name in ("HALF_PIXEL", "NEAREST", "AFTER_FILL", "BEFORE_FILL"):
         del constants[name]
-    return _Masking(bits, (before, after), across, across * down, Launch(mask_kernel, (1, 1, 1), (), constants))
+    return _Masking((before, after), across, across * down, Launch(mask_kernel, (1, 1, 1), (), constants))
 
 
 def probe(device: torch.device) -> None:

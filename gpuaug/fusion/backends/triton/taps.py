@@ -138,9 +138,16 @@ def blended(
     v10 = read(pointer, o10, f10, w10, fill, SCALE, ZEROS, BEFORE)
     v01 = read(pointer, o01, f01, w01, fill, SCALE, ZEROS, BEFORE)
     v11 = read(pointer, o11, f11, w11, fill, SCALE, ZEROS, BEFORE)
-    upper = v00 + right * (v10 - v00)
-    below = v01 + right * (v11 - v01)
-    return upper + lower * (below - upper)
+    return mean_of_two(mean_of_two(v00, v10, right, SCALE), mean_of_two(v01, v11, right, SCALE), lower, SCALE)
+
+
+@triton.jit
+def mean_of_two(first, second, share, SCALE: tl.constexpr):
+    """Between two values: ``share`` of the second."""
+    if SCALE:
+        return first + share * (second - first)
+    # Floats may be infinite, and then have no difference. A share of 0 leaves every bit of the first: 0 · NaN would be NaN.
+    return tl.where(share == 0, first, first * (1 - share) + second * share)
 
 
 @triton.jit
@@ -164,6 +171,14 @@ def reach(centre, count, scale, ANTIALIAS: tl.constexpr):
 
 
 @triton.jit
+def plus(total, share, value, SCALE: tl.constexpr):
+    """A sum with ``share`` of one more value, or without where that is 0: 0 · NaN would be NaN."""
+    if SCALE:
+        return total + share * value
+    return tl.where(share == 0, total, total + share * value)
+
+
+@triton.jit
 def antialiased(
     pointer, at_x, at_y, scale_x, scale_y, start_x, count_x, start_y, count_y, before, source_h, to_plane,
     fill_r, fill_g, fill_b,
@@ -177,9 +192,10 @@ def antialiased(
     first_x, end_x, most_x = reach(centre_x, count_x, scale_x, ANTIALIAS)
     first_y, end_y, most_y = reach(centre_y, count_y, scale_y, ANTIALIAS)
     total = centre_x * 0.0 + centre_y * 0.0
-    r = total
-    g = total
-    b = total
+    # Sums begin at -0, to which adding changes no bit.
+    r = total * -1.0
+    g = r
+    b = r
     # Not ranges: the interpreter cannot count up to a number that it has loaded.
     j = 0
     while j < most_y:
@@ -195,10 +211,11 @@ def antialiased(
             framed = framed_x & framed_y
             within = within_x & within_y
             total += share
-            r += share * read(pointer, offset, framed, within, fill_r, SCALE, False, BEFORE)
+            r = plus(r, share, read(pointer, offset, framed, within, fill_r, SCALE, False, BEFORE), SCALE)
             if RGB:
-                g += share * read(pointer + to_plane, offset, framed, within, fill_g, SCALE, False, BEFORE)
-                b += share * read(pointer + 2 * to_plane, offset, framed, within, fill_b, SCALE, False, BEFORE)
+                value_g = read(pointer + to_plane, offset, framed, within, fill_g, SCALE, False, BEFORE)
+                value_b = read(pointer + 2 * to_plane, offset, framed, within, fill_b, SCALE, False, BEFORE)
+                g, b = plus(g, share, value_g, SCALE), plus(b, share, value_b, SCALE)
             i += 1
         j += 1
     r = tl.div_rn(r, total)

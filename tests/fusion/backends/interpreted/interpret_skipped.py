@@ -1,0 +1,39 @@
+"""Kernels on pixels that are no numbers: samples that are skipped keep every bit, and others are what torch makes of them."""
+
+from unittest import mock
+
+import numpy as np
+import torch
+from support.replay import photographs
+from support.skipped import ANTIALIASED, MOVING, OPS, SIZE, fault, strewn
+
+import gpuaug
+from gpuaug.fusion.backends import dispatch
+from gpuaug.fusion.backends.triton import backend
+
+KERNELS = mock.patch.object(dispatch, "run", backend.run)
+NO_NUMBERS = (torch.nan, torch.inf, -torch.inf)
+
+
+def agree(make, **options):
+    """Whether the kernels' output is torch's, with NaN and infinities in the same places."""
+    images = strewn(photographs(2, 3, *SIZE, dtype=torch.float32), NO_NUMBERS, 0.02)
+    augment = gpuaug.fuse(make(), **options)
+    draws = next(draws for seed in range(99) if any(map((draws := augment.draw(images.shape, seed=seed)).of, range(2))))
+    expected = augment(images, draws=draws)
+    with KERNELS:
+        return torch.allclose(augment(images, draws=draws), expected, atol=2e-5, equal_nan=True)
+
+
+def failures(*, every):
+    """Names of the ops whose kernels change a sample that they skip, and how, or differ from torch."""
+    few = {} if every else {"batch": 3, "calls": 1}
+    for antialias, ops in ((False, OPS if every else MOVING), (True, ANTIALIASED)):
+        for name, make in ops.items():
+            with np.errstate(all="ignore"):
+                with KERNELS:
+                    text = fault(make, antialias=antialias, **few)
+                if text:
+                    yield f"{name}: {text}"
+                if (antialias or name in MOVING) and not agree(make, antialias=antialias):
+                    yield f"{name}: another output than torch's"

@@ -1,0 +1,14 @@
+"""A sample that an op skips comes out bit for bit as it went in, whatever its pixels are."""
+
+import pytest
+from support.skipped import ANTIALIASED, OPS, fault
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_skipped_samples_keep_every_bit(name):
+    assert not fault(OPS[name])
+
+
+@pytest.mark.parametrize("name", ANTIALIASED)
+def test_antialias_leaves_every_bit_of_skipped_samples(name):
+    assert not fault(ANTIALIASED[name], antialias=True)

@@ -1,0 +1,78 @@
+"""A damaged file decodes to an image of its header's size, or is a ``DecodeError``; others of its batch stay as they are."""
+
+import functools
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import event, given
+from hypothesis import strategies as st
+from support.damaged_files import damaged_files
+from support.encoded import encoded
+from support.fuzzing import cases, outcome
+from support.nvjpeg_double import Engines
+
+import gpuaug
+from gpuaug.decode import decoder, stage
+
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore")]  # of PIL, about what it finds in a file
+
+MAX_PIXELS = 10**6
+GOOD = [encoded(48, 40, seed=1), encoded(40, 52, "PNG", seed=2), encoded(56, 48, seed=3, progressive=True)]
+OPTIONS = st.fixed_dictionaries(
+    {"channels": st.sampled_from([3, 1]), "min_side": st.none() | st.just(10), "exif": st.booleans()}
+)
+
+
+def decoded(files, poison, device, **options):
+    """The images of a batch, in memory that held something else: what was not written would show."""
+    decode = gpuaug.DecodeStage(max_pixels=MAX_PIXELS, **options)
+    with mock.patch.object(decoder, "POISON", poison):
+        return [image.cpu() for image in decode(gpuaug.collate_encoded(files), device)]
+
+
+@functools.cache
+def good_images(device, **options):
+    return decoded(GOOD, 0xAA, device, **options)
+
+
+def replaced(damaged, device, **options):
+    """The images of a batch in which a good file stands before each damaged one, which are replaced where they must be."""
+    files = [file for index, each in enumerate(damaged) for file in (GOOD[index % len(GOOD)], each)]
+    made = decoded(files, 0x00, device, on_error="replace", **options)
+    again = decoded(files, 0xFF, device, on_error="replace", **options)
+    assert all(map(torch.equal, made, again)), "some pixels were not written"
+    table, wanted = gpuaug.collate_encoded(files).headers.table, good_images(device, **options)
+    for index in range(0, len(files), 2):
+        assert torch.equal(made[index], wanted[index // 2 % len(GOOD)]), "a neighbour's pixels"
+        stored = int(table["height"][index + 1]), int(table["width"][index + 1])
+        if options["min_side"] is None and not torch.equal(made[index + 1], made[index]):
+            assert tuple(made[index + 1].shape[1:]) in (stored, stored[::-1])
+    return made[1::2]
+
+
+@cases(200)
+@given(damaged_files(), OPTIONS)
+def test_a_damaged_file_decodes_or_is_a_decode_error(file, options):
+    (image,) = replaced([file], "cpu", backend="cpu", **options)
+    made = outcome(decoded, [GOOD[0], file, GOOD[1]], 0x55, "cpu", backend="cpu", **options)
+    event(type(made).__name__)
+    if isinstance(made, gpuaug.DecodeError):
+        assert "got sample 1: " in str(made)
+        assert torch.equal(image, good_images("cpu", backend="cpu", **options)[0])
+    else:
+        assert torch.equal(image, made[1])
+
+
+@cases(60)
+@given(st.lists(damaged_files(), min_size=1, max_size=8), OPTIONS)
+def test_damaged_files_between_those_of_engines_leave_them_as_they_are(files, options):
+    with mock.patch.object(stage, "_engines", lambda backend, device: Engines(device)):
+        replaced(files, "cpu", backend="auto", **options)
+
+
+@pytest.mark.gpu
+@cases(120)
+@given(st.lists(damaged_files(), min_size=1, max_size=8), OPTIONS)
+def test_damaged_files_leave_the_engines_of_a_gpu_as_they_are(files, options):
+    replaced(files, "cuda", backend="auto", **options)
