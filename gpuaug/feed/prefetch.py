@@ -133,9 +133,9 @@ class ThreadFeedIterator(FeedIterator):
         pull = _pulling(iterator, state, current_stream, receive or _as_it_is)
         target = _puller(_ThreadState(), pull, self._box)
         self._thread = threading.Thread(target=contextvars.copy_context().run, args=(target,), name="gpuaug-feed", daemon=True)
-        self._thread.start()
         # Also runs when the interpreter ends, before it takes the modules away from under the thread.
         self._stop = weakref.finalize(self, _stop, self._box, self._thread)
+        self._thread.start()
         self.gone = threading.Event()
         """Set when neither the thread nor the workers can do anything any more."""
 
@@ -321,7 +321,7 @@ def _puller(settings: _ThreadState, pull: Callable[[], Pulled], box: _Mailbox) -
 
 def _stop(box: _Mailbox, thread: threading.Thread) -> None:
     box.close()
-    if thread is threading.current_thread():  # collected by the thread itself
+    if thread is threading.current_thread() or not thread.is_alive():  # collected by the thread itself, or never started
         return
     thread.join(STOP_S)
     if thread.is_alive():

@@ -130,14 +130,10 @@ class PipelinedIterator:
         # In line there is nothing to overlap with: launching ahead would only put off the batch that is wanted.
         most = 1 if self._lanes.in_line else depth + 1
         ahead = min(depth, self._ahead)
-        ordered = False
+        first: Event | None = done
         while (step := self._next_step(most, ahead)) is not None:
-            with self._shared.launching:
-                if not ordered:
-                    self._lanes.wait_for_consumers(consumer, done)
-                    ordered = True
-                with self._lanes.launching(consumer):
-                    step()
+            self._shared.launching.run(partial(self._run, step, consumer, first))
+            first = None
 
     def pop(self, consumer: Lane) -> Batch:
         """The next batch, which ``consumer`` waits for on the device; or the error in its place."""
@@ -182,15 +178,28 @@ class PipelinedIterator:
 
         May be called while another thread is inside :meth:`fill`, and waits for what is being launched there.
         """
-        if self._ahead and self._process == os.getpid() and self._shared.launching.acquire(timeout=STOP_S):
-            try:
-                for submitted in self._submitted:
-                    submitted.error = submitted.error or self.feed_iterator.ended_error()
-                    submitted.abandon()
-                for bound in self._bound:
-                    bound.close(self._memory)
-            finally:
-                self._shared.launching.release()
+
+        def abandon() -> None:
+            for submitted in self._submitted:
+                submitted.error = submitted.error or self.feed_iterator.ended_error()
+                submitted.abandon()
+            for bound in self._bound:
+                bound.close(self._memory)
+
+        if self._ahead and self._process == os.getpid():
+            self._shared.launching.try_run(abandon, STOP_S)
+
+    def _run(self, step: Callable[[], None], consumer: Lane, done: Event | None) -> None:
+        """Take a step on the lanes, the first one after ``done``."""
+        if done is not None:
+            self._lanes.wait_for_consumers(consumer, done)
+        block = self._lanes.launching(consumer)
+        try:
+            with block:
+                step()
+        except BaseException:
+            block.__exit__(None, None, None)  # an interrupt may have arrived at its first line
+            raise
 
     def _reach(self, **changes: Any) -> None:
         self._snapshot = self._snapshot._replace(**changes)
@@ -222,8 +231,9 @@ class PipelinedIterator:
             start = time.perf_counter()
             with hooks.span("gpuaug/pull", self._at.batch, waits=True):
                 pulled = self.feed_iterator.get(block=True)
+            waited_s = time.perf_counter() - start
             stats.starved += 1
-            stats.starved_ms += (time.perf_counter() - start) * 1e3
+            stats.starved_ms += waited_s * 1e3  # no call within: another thread may count, too
             assert pulled is not None
         self._ended = pulled.ended
         self._state_at_end = pulled.state

@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
+from gpuaug.core import rng
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import GpuAugError
 from gpuaug.core.streams import Lanes, RunAheadLimit
@@ -16,31 +17,43 @@ from gpuaug.stages.copy import Copier
 
 
 class LaunchLock:
-    """Held while a batch is launched. A thread that enters it a second time gets an error: it would wait for itself."""
+    """Held while a batch is launched, by one thread and once."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._holder: int | None = None
-        self.acquire, self.release = self._lock.acquire, self._lock.release
 
-    def __enter__(self) -> None:
-        """Wait for the launch of another thread.
+    def run(self, work: Callable[[], object]) -> None:
+        """Call ``work`` when no other thread launches.
 
         Raises:
-            GpuAugError: If it is this thread's own, whose stage has called what leads here.
+            GpuAugError: Within this thread's own launch, whose stage has called what leads here.
         """
-        if not self._lock.acquire(blocking=False):
-            if self._holder == threading.get_ident():
-                raise GpuAugError(
-                    "A stage must read other loaders than the one that runs it, got next() of that loader's own iterator. "
-                    "Make a second StreamedLoader for the stage."
-                )
-            self._lock.acquire()
-        self._holder = threading.get_ident()
+        if not self.try_run(work, -1):
+            raise GpuAugError(
+                "A stage must read other loaders than the one that runs it, got next() of that loader's own iterator. "
+                "Make a second StreamedLoader for the stage."
+            )
 
-    def __exit__(self, *exc: object) -> None:
-        self._holder = None
-        self._lock.release()
+    def try_run(self, work: Callable[[], object], timeout_s: float) -> bool:
+        """Call ``work``, unless this thread launches or another does for longer than ``timeout_s``; whether it was called."""
+        # Not a block of ``with``: an interrupt may arrive at the first line of __exit__, which then gives nothing back.
+        this = threading.get_ident()
+        if self._holder == this:
+            return False
+        try:
+            if not self._lock.acquire(timeout=timeout_s):
+                return False
+            self._holder = this
+            work()
+            return True
+        finally:
+            if self._holder == this:
+                self._holder = None
+            try:  # noqa: SIM105 - suppress() has an __exit__ in Python, too
+                self._lock.release()
+            except RuntimeError:  # it was not had
+                pass
 
 
 @dataclass(slots=True)
@@ -68,11 +81,7 @@ class LoaderState:
 
     def _unless_launching(self, work: Callable[[], None]) -> None:
         """Do ``work``, or leave it to the next launch."""
-        if self.launching.acquire(blocking=False):
-            try:
-                work()
-            finally:
-                self.launching.release()
+        self.launching.try_run(work, 0)
 
 
 class OneThreadIterator(Iterator[Batch]):
@@ -88,11 +97,16 @@ class OneThreadIterator(Iterator[Batch]):
         Raises:
             GpuAugError: If another call of it has not returned.
         """
+        nested = rng.generator_lock.in_a_block
         try:
             return next(self._batches)
         except ValueError as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise  # within the generator, by a stage or the wrapped loader
+        except BaseException:
+            if not nested:
+                rng.generator_lock.recover()
+            raise
         raise GpuAugError(
             "An iterator must be read by one thread at a time, got next() while another call of it had not returned. "
             "Begin an iterator in each thread, iter(loader), or hold a lock around next()."
