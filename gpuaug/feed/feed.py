@@ -24,7 +24,7 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, one_of
 from gpuaug.core.streams import Event
-from gpuaug.feed.prefetch import QUEUED, FeedIterator, Pulled, open_feed_iterator
+from gpuaug.feed.prefetch import QUEUED, FeedIterator, Pulled, close_passes, open_feed_iterator
 from gpuaug.feed.ring import Ring, default_budget_bytes, why_not_here
 from gpuaug.feed.ring_collate import SlotCollate, described_or_not
 from gpuaug.feed.ring_memory import Described, Slot, can_be_placed
@@ -160,6 +160,7 @@ class Feed:
         loaders: tuple[Any, ...] = (self._loader, self._twin)
         for loader in loaders:
             if has_persistent_workers(loader):
+                close_passes(loader)
                 end_workers(loader._iterator)
                 loader._iterator = None  # as DataLoader itself holds them
         self._twin = None

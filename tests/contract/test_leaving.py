@@ -12,7 +12,7 @@ import pytest
 import torch
 from contract.sources import Numbers, OwnError, failing_at, failure, noise, raises, streamed, values
 from support import processes
-from support.waiting import WAIT_S, until
+from support.waiting import WAIT_S, returned, until
 from torch.utils.data import DataLoader
 
 from gpuaug import IteratorEndedError
@@ -241,6 +241,31 @@ def test_two_loaders_over_one_dataloader_with_persistent_workers_do_not_hang():
     assert found == [[index, index + 1] for index in range(2, 40, 2)]
     with pytest.raises(IteratorEndedError):
         list(first)
+
+
+@pytest.mark.parametrize("feed", ["plain", "ring"])
+def test_closing_one_of_two_loaders_over_one_dataloader_does_not_hang_the_other(feed):
+    wrapped = DataLoader(Numbers(40), batch_size=2, num_workers=1, persistent_workers=True)
+    first, second = streamed(wrapped, feed=feed), streamed(wrapped, feed=feed)
+    assert next(iter(first)).tolist() == [0, 1]
+    batches = iter(second)
+    arrived = [next(batches).tolist()]
+    first.close()
+
+    def read():
+        try:
+            arrived.extend(batch.tolist() for batch in batches)
+        except IteratorEndedError as error:
+            return error
+        return None
+
+    (error,) = returned(read)
+    everything = [[index, index + 1] for index in range(0, 40, 2)]
+    assert arrived == (everything if error is None else everything[: len(arrived)])
+    assert (error is None) == (feed == "ring"), "each ring has workers of its own"
+    assert values(second) == values(first) == everything
+    first.close()
+    second.close()
 
 
 class Reads:
