@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gpuaug import ArgumentError
+from gpuaug.core.errors import add_note
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ class _Opened:
                 "Start over when the data ends."
             ) from None
         except Exception as error:
-            error.add_note(f"raised in step {self.taken} of variant {self.variant.name!r}")
+            add_note(error, f"raised in step {self.taken} of variant {self.variant.name!r}")
             raise
         self.taken += 1
         return images

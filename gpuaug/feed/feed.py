@@ -161,8 +161,8 @@ class Feed:
         for loader in loaders:
             if has_persistent_workers(loader):
                 close_passes(loader)
-                end_workers(loader._iterator)
-                loader._iterator = None  # as DataLoader itself holds them
+                iterator, loader._iterator = loader._iterator, None  # as DataLoader itself holds them
+                end_workers(iterator)
         self._twin = None
         for ring in self._rings:
             ring.close()
