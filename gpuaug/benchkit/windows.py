@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from gpuaug import ArgumentError
-from gpuaug.core.errors import add_note
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ class _Opened:
                 "Start over when the data ends."
             ) from None
         except Exception as error:
-            add_note(error, f"raised in step {self.taken} of variant {self.variant.name!r}")
+            error.add_note(f"raised in step {self.taken} of variant {self.variant.name!r}")
             raise
         self.taken += 1
         return images

@@ -228,6 +228,11 @@ class Lanes:
             self.copy.wait(read_by)
             del values  # only now: the wait is what makes their memory free
 
+    def settle(self) -> None:
+        """Order reuse after all that is queued on any lane, where an interrupt has kept readers from being marked."""
+        for lane in self._lanes.values():
+            self.copy.wait(lane.record_event())
+
 
 @functools.cache
 def spare_forked_children() -> None:

@@ -198,7 +198,9 @@ class PipelinedIterator:
             with block:
                 step()
         except BaseException:
-            block.__exit__(None, None, None)  # an interrupt may have arrived at its first line
+            # An interrupt may have arrived at its first line, or anywhere between a launch and what keeps its memory.
+            block.__exit__(None, None, None)
+            self._lanes.settle()
             raise
 
     def _reach(self, **changes: Any) -> None:

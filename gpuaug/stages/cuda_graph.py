@@ -136,11 +136,11 @@ class GraphRunner:
             self._pool = torch.cuda.graph_pool_handle()
         # A collection within the capture could destroy graphs and events of others, which is not allowed then.
         collecting = gc.isenabled()
-        gc.disable()
         try:
-            # thread_local: page-locked allocations in the loader's pin thread must not invalidate the capture.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            gc.disable()
             try:
+                # thread_local: page-locked allocations in the loader's pin thread must not invalidate the capture.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 outputs = self._encode(*static)
             except BaseException:
                 self._abandon(graph)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import gpuaug
 
-ROOT = str(Path(gpuaug.__file__).parent)
+ROOT = Path(gpuaug.__file__).parent
 HEARS = {"CALL", "CALL_FUNCTION_EX", "CALL_KW", "JUMP_BACKWARD", "RESUME"}
 """Instructions after which the interpreter looks for signals."""
 
@@ -22,10 +22,14 @@ def places(code):
 
 
 class Interrupt:
-    """Raises ``KeyboardInterrupt`` on this thread at the ``at``-th place, counted from 1, where a signal may be heard."""
+    """Raises ``KeyboardInterrupt`` on this thread at the ``at``-th place, counted from 1, where a signal may be heard.
 
-    def __init__(self, at):
+    With ``within``, the places are those of one folder or file of gpuaug.
+    """
+
+    def __init__(self, at, within=""):
         self._at, self._count, self._process = at, 0, os.getpid()
+        self._within = str(ROOT / within)
         self.place = None
         """The function that it was raised in, or ``None`` if there were fewer places."""
 
@@ -38,7 +42,7 @@ class Interrupt:
         sys.settrace(self._outer)
 
     def _trace(self, frame, event, arg):
-        if not frame.f_code.co_filename.startswith(ROOT):
+        if not frame.f_code.co_filename.startswith(self._within):
             return None
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
         return self._opcode
