@@ -103,10 +103,8 @@ class PipelinedIterator:
         """Whether the wrapped loader has nothing more to give."""
         return self._ended
 
-    def fill(self, consumer: Lane) -> None:
-        """Queue work until ``depth`` batches follow the next one, as far as the wrapped loader has batches now.
-
-        Blocks only when there is nothing to hand over.
+    def check_process(self) -> None:
+        """To be called before CUDA is, which a forked process cannot use.
 
         Raises:
             IteratorEndedError: In a process that was forked from the one that began the iterator.
@@ -116,6 +114,12 @@ class PipelinedIterator:
                 "An iterator must be read in the process that began it, got next() in one that was forked from that and has "
                 "neither its threads nor its workers. Begin an iterator there: iter(loader)."
             )
+
+    def fill(self, consumer: Lane) -> None:
+        """Queue work until ``depth`` batches follow the next one, as far as the wrapped loader has batches now.
+
+        Blocks only when there is nothing to hand over.
+        """
         stats, hooks = self._shared.stats, self._shared.hooks
         hooks.asked(consumer)
         self._shared.collect()
@@ -197,8 +201,7 @@ class PipelinedIterator:
         try:
             with block:
                 step()
-        except BaseException:
-            # An interrupt may have arrived at its first line, or anywhere between a launch and what keeps its memory.
+        except BaseException:  # an interrupt, perhaps at its first line, or between a launch and what keeps its memory
             block.__exit__(None, None, None)
             self._lanes.settle()
             raise
@@ -237,8 +240,7 @@ class PipelinedIterator:
             stats.starved += 1
             stats.starved_ms += waited_s * 1e3  # no call within: another thread may count, too
             assert pulled is not None
-        self._ended = pulled.ended
-        self._state_at_end = pulled.state
+        self._ended, self._state_at_end = pulled.ended, pulled.state
         return pulled
 
     def _submit(self, pulled: Pulled) -> None:
