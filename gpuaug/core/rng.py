@@ -20,12 +20,13 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
 from torch import distributed
 
+from gpuaug.core.device_generators import device_generator
 from gpuaug.core.errors import GpuAugError, GpuAugWarning
 
 STAGE_WAIT_S, DRAW_WAIT_S, FORK_WAIT_S = 120.0, 1.0, 1.0
@@ -42,6 +43,8 @@ class GeneratorLock:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._of_fork = threading.local()
+        self.blocks: list[Generators] = []
+        """The blocks that the thread which holds the lock is in, outermost first."""
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(
                 before=self._before_fork, after_in_parent=self._after_fork_in_parent, after_in_child=self._after_fork_in_child
@@ -61,7 +64,28 @@ class GeneratorLock:
             )
 
     def __exit__(self, *exc: object) -> None:
-        self._lock.release()
+        try:
+            self._lock.release()
+        except RuntimeError:
+            return  # in a child that was forked within the block, and has another lock
+
+    @property
+    def in_a_block(self) -> bool:
+        """Whether the calling thread is in a block of :class:`Generators`."""
+        return bool(self.blocks) and self._lock._is_owned()  # type: ignore[attr-defined]
+
+    def recover(self) -> None:
+        """End what an interrupt has kept from ending: it may arrive at the first line of an ``__exit__``.
+
+        For a thread that has left all its blocks.
+        """
+        if not self._lock._is_owned():  # type: ignore[attr-defined]
+            return
+        while self.blocks:
+            self.blocks[-1].put_back()
+            self.blocks.pop()
+        while self._lock._is_owned():  # type: ignore[attr-defined]
+            self._lock.release()
 
     def draw(self, draw: Callable[[], Drawn]) -> Drawn:
         """What ``draw`` takes from the user's generator, after the stage of another thread that may have it."""
@@ -85,14 +109,15 @@ class GeneratorLock:
         self._of_fork.held = self._lock.acquire(timeout=FORK_WAIT_S)
 
     def _after_fork_in_parent(self) -> None:
-        if self._of_fork.held:
+        held, self._of_fork.held = getattr(self._of_fork, "held", False), False
+        if held:
             self._lock.release()
 
     def _after_fork_in_child(self) -> None:
-        if self._of_fork.held:
-            self._lock.release()
-        else:
-            self._lock = threading.RLock()  # whoever holds the old one is not here
+        # Also where the thread that forked has the old one, as a loader that starts its workers: a worker never gives it back.
+        self._lock = threading.RLock()
+        if not getattr(self._of_fork, "held", False):
+            self.blocks = []  # those of a thread that is not here
 
 
 generator_lock = GeneratorLock()
@@ -230,11 +255,12 @@ class Generators:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = _device_generator(device)
+        self._device = device_generator(device)
         self._key = 0
         self._calls: Calls | None = None
         self._outer: Calls | None = None
-        self._found: Any = None
+        self._found: torch.Tensor | None = None
+        """The host generator's state before the block, and ``None`` outside of one."""
 
     def keyed(self, key: int, calls: Calls | None = None) -> Self:
         """A block whose draws depend on ``key`` alone, and whose seeds are those of ``calls`` where there are any."""
@@ -243,68 +269,36 @@ class Generators:
 
     def __enter__(self) -> None:
         generator_lock.__enter__()
+        generator_lock.blocks.append(self)
         try:
-            self._outer, _local.calls = getattr(_local, "calls", None), self._calls
+            self._outer = getattr(_local, "calls", None)
             self._found = torch.default_generator.get_state()
+            _local.calls = self._calls
             torch.default_generator.set_state(_host_state.of(self._key))
             if self._device is not None:
                 self._device.lend(self._key)
         except BaseException:
-            generator_lock.__exit__()
+            self.__exit__()
             raise
 
     def __exit__(self, *exc: object) -> None:
+        try:
+            self.put_back()
+        except BaseException:
+            self.put_back()  # an interrupt may arrive at its first line
+            raise
+        finally:
+            generator_lock.blocks.pop()
+            generator_lock.__exit__()
+
+    def put_back(self) -> None:
+        """Give the generators the states that they had before the block. A second time it does nothing."""
+        if self._found is None:
+            return
         _local.calls = self._outer
         try:
             torch.default_generator.set_state(self._found)
         finally:
-            try:
-                if self._device is not None:
-                    self._device.give_back()
-            finally:
-                generator_lock.__exit__()
-
-
-class _CudaGenerator:
-    """The global generator of a CUDA device, lent a private state for the length of a stage.
-
-    The state object is exchanged, not its values. A graph captured within the block then registers the private state: its
-    replays draw from the key, and a capture that fails leaves nothing of itself in the state that the user draws from.
-    """
-
-    def __init__(self, index: int) -> None:
-        self._generator = torch.cuda.default_generators[index]
-        self._private = torch.Generator(torch.device("cuda", index))
-        self._found: Any = None
-
-    def lend(self, key: int) -> None:
-        self._found = self._generator.graphsafe_get_state()
-        self._private.manual_seed(key)
-        self._generator.graphsafe_set_state(self._private)
-
-    def give_back(self) -> None:
-        self._generator.graphsafe_set_state(self._found)
-
-
-class _ModuleGenerator:
-    """The global generator of any other accelerator, saved and restored by value."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._module: Any = torch.get_device_module(device)
-        self._found: Any = None
-
-    def lend(self, key: int) -> None:
-        self._found = self._module.get_rng_state()
-        self._module.manual_seed(key)
-
-    def give_back(self) -> None:
-        self._module.set_rng_state(self._found)
-
-
-def _device_generator(device: torch.device) -> Any:
-    if device.type == "cpu":
-        return None
-    if device.type == "cuda":
-        torch.cuda.init()  # the default generators exist from here on
-        return _CudaGenerator(device.index)
-    return _ModuleGenerator(device)
+            if self._device is not None:
+                self._device.give_back()
+        self._found = None

@@ -259,6 +259,11 @@ class Lanes:
             self.copy.wait(read_by)
             del values  # only now: the wait is what makes their memory free
 
+    def settle(self) -> None:
+        """Order reuse after all that is queued on any lane, where an interrupt has kept readers from being marked."""
+        for lane in self._lanes.values():
+            self.copy.wait(lane.record_event())
+
 
 @functools.cache
 def spare_forked_children() -> None:
@@ -285,33 +290,6 @@ class _Restored:
     def __exit__(self, *exc: object) -> None:
         for stream in self._streams:
             cuda.set_stream(stream)
-
-
-class RunAheadLimit:
-    """Holds the host back when it runs too many batches ahead of the consumer's work on the device.
-
-    Without a bound, a host that queues faster than the device works piles up launches and page-locked batches without end.
-    """
-
-    def __init__(self) -> None:
-        self._events: deque[Event] = deque()
-
-    def keep(self, event: Event, ahead: int) -> float | None:
-        """Note that the consumer has queued its work up to ``event``, and wait for the event ``ahead`` batches back.
-
-        Returns:
-            How many seconds the host waited, or ``None`` if it had not to. ``torch.cuda.set_sync_debug_mode`` does not see
-            this wait, so it is for the caller to count.
-        """
-        self._events.append(event)
-        oldest = None
-        while len(self._events) > ahead:  # several, where ``ahead`` has become less
-            oldest = self._events.popleft()
-        if oldest is None or oldest.query():
-            return None
-        start = time.perf_counter()
-        oldest.synchronize()
-        return time.perf_counter() - start
 
 
 def resolve(device: torch.device | str | int | None) -> torch.device:

@@ -24,7 +24,7 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, one_of
 from gpuaug.core.streams import Event
-from gpuaug.feed.prefetch import QUEUED, FeedIterator, Pulled, Receive, open_feed_iterator
+from gpuaug.feed.prefetch import QUEUED, FeedIterator, Pulled, Receive, close_passes, open_feed_iterator
 from gpuaug.feed.resumable import ResumableLoader, Resume, is_resumable
 from gpuaug.feed.ring import Ring, default_budget_bytes, why_not_here
 from gpuaug.feed.ring_collate import SlotCollate, described_or_not
@@ -171,8 +171,9 @@ class Feed:
         loaders: tuple[Any, ...] = (self._loader, self._twin)
         for loader in loaders:
             if has_persistent_workers(loader):
-                end_workers(loader._iterator)
-                loader._iterator = None  # as DataLoader itself holds them
+                close_passes(loader)
+                iterator, loader._iterator = loader._iterator, None  # as DataLoader itself holds them
+                end_workers(iterator)
         self._twin = None
         for ring in self._rings:
             ring.close()

@@ -144,11 +144,12 @@ class ThreadFeedIterator(FeedIterator):
         pull = _pulling(iterator, self._state, current_stream, receive or _as_it_is)
         target = _puller(_ThreadState(), pull, self._box)
         self._thread = threading.Thread(target=contextvars.copy_context().run, args=(target,), name="gpuaug-feed", daemon=True)
-        self._thread.start()
         # Also runs when the interpreter ends, before it takes the modules away from under the thread.
         self._stop = weakref.finalize(self, _stop, self._box, self._thread)
         self.gone = threading.Event()
         """Set when neither the thread nor the workers can do anything any more."""
+        _open.add(self)  # before it reads: whoever ends the workers must find it
+        self._thread.start()
 
     def take_over(self) -> None:
         """End this pass, when the loader has returned from its ``next``, in favour of a newer one."""
@@ -200,17 +201,20 @@ def open_feed_iterator(
         _take_over(feed for feed in _open if feed.loader is loader)
     iterator, state = begin(loader)
     _take_over(feed for feed in _open if feed.iterator is iterator)
-    feed: FeedIterator
     if type(loader) in {list, tuple}:
-        feed = ListFeedIterator(loader, iterator, current_stream, state)
-    else:
-        feed = ThreadFeedIterator(loader, iterator, current_stream, state, receive)
-    _open.add(feed)
-    return feed
+        return ListFeedIterator(loader, iterator, current_stream, state)
+    return ThreadFeedIterator(loader, iterator, current_stream, state, receive)
+
+
+def close_passes(loader: Any) -> None:
+    """End all passes over ``loader``, whose workers are about to end: its ``next`` would not return any more."""
+    for feed in list(_open):
+        if feed.loader is loader:
+            feed.close()
 
 
 _open: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
-"""Passes of all loaders in this process: two of them may wrap one ``DataLoader``."""
+"""Passes with a thread, of all loaders in this process: two of them may wrap one ``DataLoader``."""
 
 
 def _take_over(feeds: Iterable[FeedIterator]) -> None:
@@ -336,7 +340,7 @@ def _puller(settings: _ThreadState, pull: Callable[[], Pulled], box: _Mailbox) -
 
 def _stop(box: _Mailbox, thread: threading.Thread) -> None:
     box.close()
-    if thread is threading.current_thread():  # collected by the thread itself
+    if thread is threading.current_thread() or not thread.is_alive():  # collected by the thread itself, or never started
         return
     thread.join(STOP_S)
     if thread.is_alive():

@@ -177,14 +177,16 @@ class Ring:
 
     def read_until(self, slot: Slot, event: Event) -> None:
         """Keep a slot until ``event`` has been passed, after which its memory has been read."""
+        self._slots.append(slot)  # first: after an interrupt between the two, slots are freed late and not early
         self._events.append(event)
-        self._slots.append(slot)
 
     def collect(self) -> None:
         """Drop the slots that have been read, which frees them (``Slot.__del__``). Waits for nothing."""
         while self._events and self._events[0].query():
             self._events.popleft()
             self._slots.popleft()
+        if not self._events:
+            self._slots.clear()
 
     def free(self, number: tuple[int, int]) -> None:
         """Give a slot back to its worker."""

@@ -52,21 +52,18 @@ class Memory:
         self.num_bytes = num_bytes
         self.key = next(_keys) if key is None else key
         """The same in all processes that share it."""
+        process = os.getpid()
         self.fd = os.memfd_create("gpuaug-ring") if fd is None else fd
-        try:
-            if fd is None:
-                os.fchmod(self.fd, 0o600)  # without, whoever finds it below /proc might open it
-                os.ftruncate(self.fd, num_bytes)
-            self.map = mmap.mmap(self.fd, num_bytes)
-        except BaseException:
-            os.close(self.fd)
-            raise
+        # Not a method: it runs when this is collected, and when the interpreter ends.
+        weakref.finalize(self, _close_in, process, self.fd)
+        if fd is None:
+            os.fchmod(self.fd, 0o600)  # without, whoever finds it below /proc might open it
+            os.ftruncate(self.fd, num_bytes)
+        self.map = mmap.mmap(self.fd, num_bytes)
         with torch.inference_mode(False):  # or nothing could write to it outside of the consumer's inference mode
             self.bytes = torch.frombuffer(self.map, dtype=torch.uint8)
         # Five numbers: the generation in use, then of each its first byte, the bytes of a slot, and the slots of a worker.
         self.header = self.bytes[:FLAGS_OFFSET].view(torch.int64).numpy()
-        # Not a method: it runs when this is collected, and when the interpreter ends.
-        self._close = weakref.finalize(self, _close_in, os.getpid(), self.fd)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # To a worker that is not forked: the descriptor goes along.

@@ -103,10 +103,8 @@ class PipelinedIterator:
         """Whether the wrapped loader has nothing more to give."""
         return self._ended
 
-    def fill(self, consumer: Lane) -> None:
-        """Queue work until ``depth`` batches follow the next one, as far as the wrapped loader has batches now.
-
-        Blocks only when there is nothing to hand over.
+    def check_process(self) -> None:
+        """To be called before CUDA is, which a forked process cannot use.
 
         Raises:
             IteratorEndedError: In a process that was forked from the one that began the iterator.
@@ -116,6 +114,12 @@ class PipelinedIterator:
                 "An iterator must be read in the process that began it, got next() in one that was forked from that and has "
                 "neither its threads nor its workers. Begin an iterator there: iter(loader)."
             )
+
+    def fill(self, consumer: Lane) -> None:
+        """Queue work until ``depth`` batches follow the next one, as far as the wrapped loader has batches now.
+
+        Blocks only when there is nothing to hand over.
+        """
         stats, hooks = self._shared.stats, self._shared.hooks
         hooks.asked(consumer)
         self._shared.collect()
@@ -130,19 +134,10 @@ class PipelinedIterator:
         # In line there is nothing to overlap with: launching ahead would only put off the batch that is wanted.
         most = 1 if self._lanes.in_line else depth + 1
         ahead = min(depth, self._ahead)
-        ordered, launching = False, self._shared.launching
+        first: Event | None = done
         while (step := self._next_step(most, ahead)) is not None:
-            with launching.lock:
-                launching.check()
-                launching.busy = True
-                try:
-                    if not ordered:
-                        self._lanes.wait_for_consumers(consumer, done)
-                        ordered = True
-                    with self._lanes.launching(consumer):
-                        step()
-                finally:
-                    launching.busy = False
+            self._shared.launching.run(partial(self._run, step, consumer, first))
+            first = None
 
     def pop(self, consumer: Lane) -> Batch:
         """The next batch, which ``consumer`` waits for on the device; or the error in its place."""
@@ -187,18 +182,29 @@ class PipelinedIterator:
 
         May be called while another thread is inside :meth:`fill`, and waits for what is being launched there.
         """
-        launching = self._shared.launching
-        if self._ahead and self._process == os.getpid() and launching.lock.acquire(timeout=STOP_S):
-            try:
-                if launching.busy:
-                    return  # a stage of this thread's own has closed the loader
-                for submitted in self._submitted:
-                    submitted.error = submitted.error or self.feed_iterator.ended_error()
-                    submitted.abandon()
-                for bound in self._bound:
-                    bound.close(self._memory)
-            finally:
-                launching.lock.release()
+
+        def abandon() -> None:
+            for submitted in self._submitted:
+                submitted.error = submitted.error or self.feed_iterator.ended_error()
+                submitted.abandon()
+            for bound in self._bound:
+                bound.close(self._memory)
+
+        if self._ahead and self._process == os.getpid():
+            self._shared.launching.try_run(abandon, STOP_S)
+
+    def _run(self, step: Callable[[], None], consumer: Lane, done: Event | None) -> None:
+        """Take a step on the lanes, the first one after ``done``."""
+        if done is not None:
+            self._lanes.wait_for_consumers(consumer, done)
+        block = self._lanes.launching(consumer)
+        try:
+            with block:
+                step()
+        except BaseException:  # an interrupt, perhaps at its first line, or between a launch and what keeps its memory
+            block.__exit__(None, None, None)
+            self._lanes.settle()
+            raise
 
     def _reach(self, **changes: Any) -> None:
         self._snapshot = self._snapshot._replace(**changes)
@@ -230,11 +236,11 @@ class PipelinedIterator:
             start = time.perf_counter()
             with hooks.span("gpuaug/pull", self._at.batch, waits=True):
                 pulled = self.feed_iterator.get(block=True)
+            waited_s = time.perf_counter() - start
             stats.starved += 1
-            stats.starved_ms += (time.perf_counter() - start) * 1e3
+            stats.starved_ms += waited_s * 1e3  # no call within: another thread may count, too
             assert pulled is not None
-        self._ended = pulled.ended
-        self._state_at_end = pulled.state
+        self._ended, self._state_at_end = pulled.ended, pulled.state
         return pulled
 
     def _submit(self, pulled: Pulled) -> None:

@@ -1,13 +1,16 @@
 """What the iterators of one loader share, in one thread or in several."""
 
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
+from gpuaug.core import rng
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import GpuAugError
-from gpuaug.core.streams import Lanes, RunAheadLimit
+from gpuaug.core.streams import Event, Lanes
 from gpuaug.feed.feed import Feed
 from gpuaug.loader.checkpoint import Progress
 from gpuaug.loader.hooks import Hooks
@@ -16,28 +19,70 @@ from gpuaug.stages.copy import Copier
 
 
 class LaunchLock:
-    """Held while a batch is launched.
-
-    A signal may raise an exception after any call, also after one that takes a lock and before the next line. So ``lock`` is
-    used by ``with``, which takes it and leaves it in one step each, and the thread that has it may take it again.
-    """
+    """Held while a batch is launched, by one thread and once."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.busy = False
-        """Whether a batch is being launched; by this thread, if it has the lock."""
+        self._lock = threading.RLock()
+        self._holder: int | None = None
 
-    def check(self) -> None:
-        """Called with the lock, before a launch.
+    def run(self, work: Callable[[], object]) -> None:
+        """Call ``work`` when no other thread launches.
 
         Raises:
-            GpuAugError: If this thread is in a launch already, whose stage has called what leads here.
+            GpuAugError: Within this thread's own launch, whose stage has called what leads here.
         """
-        if self.busy:
+        if not self.try_run(work, -1):
             raise GpuAugError(
                 "A stage must read other loaders than the one that runs it, got next() of that loader's own iterator. "
                 "Make a second StreamedLoader for the stage."
             )
+
+    def try_run(self, work: Callable[[], object], timeout_s: float) -> bool:
+        """Call ``work``, unless this thread launches or another does for longer than ``timeout_s``; whether it was called."""
+        # Not a block of ``with``: an interrupt may arrive at the first line of __exit__, which then gives nothing back.
+        this = threading.get_ident()
+        if self._holder == this:
+            return False
+        try:
+            if not self._lock.acquire(timeout=timeout_s):
+                return False
+            self._holder = this
+            work()
+            return True
+        finally:
+            if self._holder == this:
+                self._holder = None
+            try:  # noqa: SIM105 - suppress() has an __exit__ in Python, too
+                self._lock.release()
+            except RuntimeError:  # it was not had
+                pass
+
+
+class RunAheadLimit:
+    """Holds the host back when it runs too many batches ahead of the consumer's work on the device.
+
+    Without a bound, a host that queues faster than the device works piles up launches and page-locked batches without end.
+    """
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque()
+
+    def keep(self, event: Event, ahead: int) -> float | None:
+        """Note that the consumer has queued its work up to ``event``, and wait for the event ``ahead`` batches back.
+
+        Returns:
+            How many seconds the host waited, or ``None`` if it had not to. ``torch.cuda.set_sync_debug_mode`` does not see
+            this wait, so it is for the caller to count.
+        """
+        self._events.append(event)
+        oldest = None
+        while len(self._events) > ahead:  # several, where ``ahead`` has become less
+            oldest = self._events.popleft()
+        if oldest is None or oldest.query():
+            return None
+        start = time.perf_counter()
+        oldest.synchronize()
+        return time.perf_counter() - start
 
 
 @dataclass(slots=True)
@@ -65,13 +110,7 @@ class LoaderState:
 
     def _unless_launching(self, work: Callable[[], None]) -> None:
         """Do ``work``, or leave it to the next launch."""
-        launching = self.launching
-        if launching.lock.acquire(blocking=False):
-            try:
-                if not launching.busy:
-                    work()
-            finally:
-                launching.lock.release()
+        self.launching.try_run(work, 0)
 
 
 class OneThreadIterator(Iterator[Batch]):
@@ -87,11 +126,16 @@ class OneThreadIterator(Iterator[Batch]):
         Raises:
             GpuAugError: If another call of it has not returned.
         """
+        nested = rng.generator_lock.in_a_block
         try:
             return next(self._batches)
         except ValueError as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise  # within the generator, by a stage or the wrapped loader
+        except BaseException:
+            if not nested:
+                rng.generator_lock.recover()
+            raise
         raise GpuAugError(
             "An iterator must be read by one thread at a time, got next() while another call of it had not returned. "
             "Begin an iterator in each thread, iter(loader), or hold a lock around next()."

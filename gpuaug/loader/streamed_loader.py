@@ -113,6 +113,7 @@ class StreamedLoader:
         # A generator: nothing starts before the first next(), and frameworks call iter() more often than they iterate.
         with closing(self._begin()) as pipelined:
             while True:
+                pipelined.check_process()
                 consumer = self._shared.lanes.consumer()  # the stream that is current now, on this thread
                 pipelined.fill(consumer)
                 if not pipelined.waiting:

@@ -158,16 +158,16 @@ class GraphRunner:
             self._pool = _Pool()
         # A collection within the capture could destroy graphs and events of others, which is not allowed then.
         collecting = gc.isenabled()
-        gc.disable()
         try:
-            # thread_local: page-locked allocations in the loader's pin thread must not invalidate the capture.
-            graph.capture_begin(pool=self._pool.handle, capture_error_mode="thread_local")
+            gc.disable()
             try:
+                # thread_local: page-locked allocations in the loader's pin thread must not invalidate the capture.
+                graph.capture_begin(pool=self._pool.handle, capture_error_mode="thread_local")
                 outputs = self._encode(*static)
-            except BaseException:
+                self._end(graph)
+            except BaseException:  # an interrupt, too: nothing else may run on a stream that captures
                 self._abandon(graph)
                 raise
-            self._end(graph)
         except Exception as error:
             self.reason = f"its capture failed: {error}"
             raise CaptureError(self.reason) from error
@@ -197,7 +197,8 @@ class GraphRunner:
 
         It would put off reuse of every block that ``record_stream`` was called on, for the rest of the process.
         """
-        assert self._pool is not None
+        if self._pool is None:
+            return
         device = torch.cuda.current_device()
         with suppress(RuntimeError, AttributeError):
             torch._C._cuda_endAllocateToPool(device, self._pool.handle)
@@ -224,9 +225,9 @@ def _host_waits() -> Iterator[list[str]]:
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        if mode == 0:  # a user who set one of the other modes wants what it does
-            torch.cuda.set_sync_debug_mode("warn")
         try:
+            if mode == 0:  # a user who set one of the other modes wants what it does
+                torch.cuda.set_sync_debug_mode("warn")
             yield found
         finally:
             torch.cuda.set_sync_debug_mode(mode)

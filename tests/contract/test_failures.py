@@ -1,6 +1,7 @@
 """Failures arrive where they belong: at their batch, with their own type, and nothing hangs."""
 
 import gc
+import itertools
 import traceback
 import weakref
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from support import processes
 from support.waiting import until
 from torch import nn
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gpuaug import FeatureStage, TransformStage
 
@@ -86,6 +88,21 @@ def test_the_note_names_the_epoch():
     assert failure(loader)[1].__notes__ == ["gpuaug: raised in stage 'transform', at batch 1 of epoch 6."]
 
 
+def noisy(x):
+    return x + torch.rand(x.shape)
+
+
+def failing_once(at, error):
+    calls = itertools.count()
+
+    def transform(x):
+        if next(calls) == at:
+            raise error
+        return x
+
+    return transform
+
+
 @dataclass(frozen=True)
 class FrozenError(Exception):
     number: int
@@ -151,6 +168,30 @@ def test_an_iterator_that_has_failed_stays_ended(depth):
         next(batches)
     with pytest.raises(StopIteration):
         next(batches)
+
+
+@pytest.mark.parametrize(("workers", "feed"), [(0, "plain"), (0, "ring"), (1, "plain"), (1, "ring")])
+@pytest.mark.parametrize("where", ["dataset", "stage"])
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_batch_that_failed_is_tried_again_from_the_state_after_it(workers, feed, where, at):
+    def make(*, fails):
+        error = torch.OutOfMemoryError("CUDA out of memory.")
+        numbers = Numbers(12, 2 * at if fails and where == "dataset" else None, raises(error))
+        stages = (noisy, failing_once(at, error)) if fails and where == "stage" else (noisy,)
+        return streamed(StatefulDataLoader(numbers, 2, num_workers=workers), *stages, feed=feed, seed=1)
+
+    everything = values(make(fails=False))
+    stopped, resumed = make(fails=True), make(fails=False)
+    arrived, error = failure(stopped)
+    assert arrived == everything[:at]
+    assert type(error) is torch.OutOfMemoryError
+    state = stopped.state_dict()
+    assert (state["epoch"], state["batch"]) == (0, at)
+    resumed.load_state_dict(state)
+    assert values(resumed) == everything[at:]
+    if where == "stage":
+        stopped.load_state_dict(state)
+        assert values(stopped) == everything[at:]
 
 
 def failing_stage(watched):

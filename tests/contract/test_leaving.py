@@ -13,10 +13,11 @@ import pytest
 import torch
 from contract.sources import Numbers, OwnError, failing_at, failure, noise, raises, streamed, values
 from support import processes
-from support.waiting import WAIT_S, until
+from support.waiting import WAIT_S, returned, until
 from torch.utils.data import DataLoader
 
 from gpuaug import IteratorEndedError
+from gpuaug.feed import prefetch
 
 
 def leave_by_break(loader):
@@ -274,6 +275,75 @@ def test_two_loaders_over_one_dataloader_with_persistent_workers_do_not_hang():
     assert found == [[index, index + 1] for index in range(2, 40, 2)]
     with pytest.raises(IteratorEndedError):
         list(first)
+
+
+def stopped(workers):
+    """Stop processes, and give the function that has them go on."""
+    for worker in workers:
+        os.kill(worker.pid, signal.SIGSTOP)
+
+    def go_on():
+        for worker in workers:
+            os.kill(worker.pid, signal.SIGCONT)
+
+    return go_on
+
+
+@pytest.mark.parametrize("stopped_s", [0.2, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("feed", ["plain", "ring"])
+def test_workers_that_are_stopped_for_a_while_lose_nothing(feed, stopped_s, workers):
+    batches = iter(streamed(DataLoader(Numbers(40), batch_size=2, num_workers=2), feed=feed))
+    arrived = [next(batches).tolist()]
+    going_on = threading.Timer(stopped_s, stopped(workers()))
+    going_on.start()
+    arrived.extend(batch.tolist() for batch in batches)
+    going_on.join()
+    assert arrived == [[index, index + 1] for index in range(0, 40, 2)]
+
+
+@pytest.mark.parametrize("feed", ["plain", "ring"])
+def test_leaving_while_a_worker_is_stopped(feed, workers, feeds, monkeypatch):
+    monkeypatch.setattr(prefetch, "STOP_S", 0.02)
+    loader = streamed(DataLoader(Numbers(40), batch_size=2, num_workers=1), feed=feed)
+    batches = iter(loader)
+    next(batches)
+    old = workers()
+    go_on = stopped(old)
+    try:
+        (feed_iterator,) = loader._feed_iterators
+        while feed_iterator.get(block=False) is not None:  # until its thread waits for the worker
+            feed_iterator.refill()
+            time.sleep(0.05)
+        batches.close()
+        assert values(loader) == [[index, index + 1] for index in range(0, 40, 2)]
+    finally:
+        go_on()
+    until(lambda: not workers() and not feeds())
+
+
+@pytest.mark.parametrize("feed", ["plain", "ring"])
+def test_closing_one_of_two_loaders_over_one_dataloader_does_not_hang_the_other(feed):
+    wrapped = DataLoader(Numbers(40), batch_size=2, num_workers=1, persistent_workers=True)
+    first, second = streamed(wrapped, feed=feed), streamed(wrapped, feed=feed)
+    assert next(iter(first)).tolist() == [0, 1]
+    batches = iter(second)
+    arrived = [next(batches).tolist()]
+    first.close()
+
+    def read():
+        try:
+            arrived.extend(batch.tolist() for batch in batches)
+        except IteratorEndedError as error:
+            return error
+        return None
+
+    (error,) = returned(read)
+    everything = [[index, index + 1] for index in range(0, 40, 2)]
+    assert arrived == (everything if error is None else everything[: len(arrived)])
+    assert (error is None) == (feed == "ring"), "each ring has workers of its own"
+    assert values(second) == values(first) == everything
+    first.close()
+    second.close()
 
 
 class Reads:

@@ -317,3 +317,43 @@ def test_stage_may_fork():
         run_in_fork(lambda: drawn(2))
     with ThreadPoolExecutor(1) as thread:
         assert torch.equal(thread.submit(drawn, 2).result(WAIT_S), drawn(2))
+
+
+def test_threads_of_a_child_that_is_forked_in_a_block_do_not_wait_for_its_end(monkeypatch):
+    # A loader starts its workers within such a block, and a worker never leaves it.
+    monkeypatch.setattr(rng, "STAGE_WAIT_S", 0)
+
+    def child():
+        with ThreadPoolExecutor(1) as thread:
+            assert torch.equal(thread.submit(drawn, 2).result(WAIT_S), expected)
+
+    expected = drawn(2)
+    with rng.generator_lock:
+        run_in_fork(child)
+    with Generators(CPU).keyed(1):
+        run_in_fork(child)
+        assert torch.equal(torch.rand(4), drawn(1))
+
+
+def test_block_that_could_not_begin_leaves_the_generators_as_they_were():
+    class Failing:
+        given_back = 0
+
+        def lend(self, key):
+            raise ZeroDivisionError
+
+        def give_back(self):
+            self.given_back += 1
+
+    generators = Generators(CPU)
+    generators._device = device = Failing()
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    with pytest.raises(ZeroDivisionError), generators.keyed(1, Calls(Position(0, 0, 0, 0), "stage")):
+        pass
+    assert torch.equal(torch.get_rng_state(), before)
+    assert device.given_back == 1
+    torch.set_rng_state(before)
+    seed = next_seed()
+    torch.set_rng_state(before)
+    assert next_seed() == seed

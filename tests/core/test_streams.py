@@ -6,7 +6,7 @@ import pytest
 import torch
 from support import processes
 
-from gpuaug.core.streams import Lanes, RunAheadLimit
+from gpuaug.core.streams import Lanes
 
 FORK = """
 import gc, os, sys
@@ -65,22 +65,3 @@ def test_lanes_of_devices_other_than_cuda_are_in_line(device):
     assert lanes.lane("stage/transform").in_line
     assert lanes.consumer() is lanes.copy
     assert lanes.current_stream() is None
-
-
-def test_run_ahead_limit_waits_for_the_newest_event_beyond_a_smaller_depth():
-    class Counted:
-        def __init__(self, number):
-            self.number = number
-
-        def query(self):
-            return False
-
-        def synchronize(self):
-            waited.append(self.number)
-
-    waited, run_ahead_limit = [], RunAheadLimit()
-    for number in range(5):
-        run_ahead_limit.keep(Counted(number), ahead=4)
-    run_ahead_limit.keep(Counted(5), ahead=1)
-    run_ahead_limit.keep(Counted(6), ahead=1)
-    assert waited == [0, 4, 5]

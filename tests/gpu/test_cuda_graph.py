@@ -162,11 +162,13 @@ class FailsInCapture(nn.Module):
         if torch.cuda.is_current_stream_capturing():
             if self.how == "python":
                 raise ValueError("planted")
+            if self.how == "memory":
+                torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
             torch.cuda.synchronize()
         return noisy
 
 
-@pytest.mark.parametrize("how", ["python", "driver"])
+@pytest.mark.parametrize("how", ["python", "driver", "memory"])
 def test_failed_capture_restores_stream_generator_and_allocator(how):
     batches = host_batches(count=12)
     want = [b.clone() for b in StreamedLoader(batches, [FeatureStage(FailsInCapture(how), capture="never")], seed=2)]

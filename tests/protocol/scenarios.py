@@ -82,7 +82,7 @@ def install(patch, **options):
     cuda = FakeCuda(**options)
     patch.setattr(streams, "cuda", cuda)
     patch.setattr(streams, "_idle", defaultdict(list))
-    patch.setattr(rng, "_device_generator", lambda device: None)
+    patch.setattr(rng, "device_generator", lambda device: None)
     patch.setattr(feed, "why_not_here", lambda: "the double has no page-locked memory")
     return cuda
 

@@ -1,15 +1,18 @@
 """How far ahead the host runs, when a batch arrives, and what ends with the iterator."""
 
 import itertools
+import sys
 import threading
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
 from protocol.scenarios import Source, install, kernel, script_arrivals
+from support.interrupts import Interrupt
 from support.waiting import WAIT_S
 
-from gpuaug import StreamedLoader
+from gpuaug import StreamedLoader, TransformStage
 from gpuaug.feed import feed as feed
 from gpuaug.feed.prefetch import ListFeedIterator
 
@@ -121,6 +124,26 @@ def test_an_error_arrives_after_the_batches_before_it(cuda, monkeypatch, where, 
     place = "by the wrapped loader" if where == "loader" else "in stage 'transform'"
     assert caught.value.__notes__ == [f"gpuaug: raised {place}, at batch 3 of epoch 0."]
     assert next(iterator, "the end") == "the end"
+
+
+@pytest.mark.parametrize("within", ["core/streams.py", pytest.param("", marks=pytest.mark.slow)])
+def test_ctrl_c_anywhere_leaves_the_users_stream_current_and_memory_in_order(monkeypatch, within):
+    script_arrivals(monkeypatch, [True])
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    for at in itertools.count(1):
+        cuda = install(monkeypatch)
+        augment = partial(kernel, cuda)
+        streamed = StreamedLoader(Source(cuda, 3), [augment, TransformStage(augment, into=2)], device="cuda", depth=1)
+        with suppress(KeyboardInterrupt), Interrupt(at, within) as interrupt:
+            for received in streamed:
+                cuda.read(*received)
+        assert cuda.current_stream() is cuda.default, interrupt.place
+        for received in streamed:
+            cuda.read(*received)
+        assert not cuda.history.violations, (interrupt.place, cuda.history.report())
+        if interrupt.place is None:
+            break
+    assert at > 100
 
 
 def exhaust(streamed):

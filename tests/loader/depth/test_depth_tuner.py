@@ -8,8 +8,8 @@ from protocol.scenarios import Source, install, script_arrivals
 from support.depth_tuning import ALL, MEASURING, TURNS, Training, augment, auto, decided, measured
 
 from gpuaug import StreamedLoader
-from gpuaug.core.streams import RunAheadLimit
 from gpuaug.loader.depth import AHEAD, COUNT, ROUNDS, SETTLE, WARM
+from gpuaug.loader.state import RunAheadLimit
 
 
 @pytest.mark.parametrize(

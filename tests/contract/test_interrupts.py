@@ -1,0 +1,78 @@
+"""Ctrl-C wherever it can be heard within gpuaug: nothing is left behind, and the loader works again, in every thread."""
+
+import itertools
+import sys
+
+import pytest
+import torch
+from contract.sources import Numbers, noise, streamed, values
+from support.encoded import encoded
+from support.interrupts import Interrupt
+from support.ring_cleanup import grown, taken
+from support.waiting import returned, until
+from torch import nn
+from torch.utils.data import DataLoader
+
+from gpuaug import DecodeStage, FeatureStage, TransformStage, collate_encoded
+
+
+def noisy(x):
+    return x + torch.rand(x.shape)
+
+
+def of_list():
+    return streamed([torch.zeros(4)] * 2, noise, FeatureStage(nn.Identity()), seed=0)
+
+
+def of_images():
+    batches = [collate_encoded([(encoded(16, 8, seed=number), number)]) for number in range(2)]
+    return streamed(batches, DecodeStage(), TransformStage(lambda members: noisy(members[1]), on=None), seed=0)
+
+
+def of_numbers(feed, **options):
+    # Seeds of workers are drawn from a generator of its own: the user's is then left as it was.
+    wrapped = DataLoader(Numbers(4), batch_size=2, generator=torch.Generator(), **options)
+    return lambda: streamed(wrapped, noisy, seed=0, feed=feed)
+
+
+PERSISTENT = {"num_workers": 1, "persistent_workers": True}
+LOADERS = {
+    "list": (of_list, 5),
+    "images": (of_images, 23),
+    "thread": (of_numbers("plain"), 11),
+    "staged": (of_numbers("ring"), 13),
+    "workers": (of_numbers("plain", num_workers=1), 101),
+    "workers with ring": (of_numbers("ring", num_workers=1), 101),
+    "persistent workers with ring": (of_numbers("ring", **PERSISTENT), 101),
+}
+CASES = [pytest.param(make, step, id=name) for name, (make, step) in LOADERS.items()]
+CASES += [pytest.param(make, 1, id=f"{name}, everywhere", marks=pytest.mark.slow) for name, (make, _) in LOADERS.items()]
+
+
+@pytest.mark.parametrize(("make", "step"), CASES)
+def test_ctrl_c_leaves_nothing_and_the_loader_works_again(make, step, monkeypatch):
+    def read():
+        loader.set_epoch(0)
+        with loader:
+            return values(loader)
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # one that is heard by a finaliser goes no further
+    loader = make()
+    want, before, generator = read(), taken(), torch.get_rng_state()
+    for at in itertools.count(1, step):
+        arrived = []
+        loader.set_epoch(0)
+        try:
+            with Interrupt(at) as interrupt, loader:
+                arrived.extend(batch.tolist() for batch in loader)
+            assert arrived == want
+        except KeyboardInterrupt:
+            assert arrived == want[: len(arrived)]
+        if interrupt.place is None:
+            break
+        assert torch.equal(torch.get_rng_state(), generator), interrupt.place
+        assert returned(read) == [want], interrupt.place
+        if interrupt.place in ("Memory.__init__", "_close_in"):
+            before = taken()  # a descriptor is lost that has no name yet, or whose finaliser heard it
+        until(lambda before=before: not grown(before))
+    assert at > step

@@ -1,0 +1,151 @@
+"""Workers that cannot send a batch, and a process out of file descriptors: an error at its place, and no hang."""
+
+import gc
+import multiprocessing
+import os
+import resource
+import sys
+from contextlib import contextmanager
+
+import pytest
+import torch
+from support.ring_inputs import with_workers
+from support.waiting import returned
+from torch.utils.data import DataLoader, Dataset
+
+from gpuaug import StreamedLoader
+
+MOST_BYTES = 1 << 16
+EVERYTHING = list(range(0, 24, 2))
+
+
+class Large(Dataset):
+    """Samples that are small up to some number, and too large for a file from there on, in workers and while ``limited``."""
+
+    def __init__(self, first_large=24):
+        self.first_large = first_large
+        self.limited = multiprocessing.Value("b", True)
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return torch.full((10 if index < self.first_large else MOST_BYTES,), index)
+
+
+class Limited:
+    """Leaves a worker no room for large files, of shared memory too."""
+
+    def __init__(self, dataset):
+        self.limited = dataset.limited
+
+    def __call__(self, worker_id):
+        if self.limited.value:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, resource.RLIM_INFINITY))
+
+
+def stacked(samples):
+    """A collate function that allocates no shared memory itself."""
+    return torch.stack([sample + 0 for sample in samples])
+
+
+def first_values(loader):
+    """The first value of each batch that arrives, and the error after them."""
+    arrived = []
+    try:
+        arrived.extend(int(batch.flatten()[0]) for batch in loader)
+    except Exception as error:
+        return arrived, error
+    return arrived, None
+
+
+@pytest.mark.parametrize("options", [{"collate_fn": stacked}, {}], ids=["own collate", "default collate"])
+@pytest.mark.parametrize("first_large", [0, 10])
+def test_worker_out_of_shared_memory_is_an_error_at_its_batch(options, first_large):
+    dataset = Large(first_large)
+    wrapped = with_workers(dataset, num_workers=1, worker_init_fn=Limited(dataset), **options)()
+    loader = StreamedLoader(wrapped, device="cpu", feed="ring")
+    ((arrived, error),) = returned(lambda: first_values(loader))
+    assert arrived == EVERYTHING[: first_large // 2]
+    assert type(error) is RuntimeError
+    assert "File too large" in str(error)
+    assert error.__notes__ == [f"gpuaug: raised by the wrapped loader, at batch {first_large // 2} of epoch 0."]
+    dataset.limited.value = False
+    assert returned(lambda: first_values(loader)) == [(EVERYTHING, None)]
+
+
+class Unsendable:
+    """A leaf that cannot be pickled."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __reduce__(self):
+        raise TypeError(f"number {self.number} cannot be sent")
+
+
+def with_unsendable(samples):
+    """Batches of which those from 10 on, until 20, hold what cannot be sent."""
+    number = int(samples[0])
+    return torch.tensor(samples), Unsendable(number) if 10 <= number < 20 else number
+
+
+def test_batch_that_worker_cannot_send_is_an_error_at_its_place():
+    wrapped = DataLoader(range(24), batch_size=2, num_workers=1, collate_fn=with_unsendable)
+    with StreamedLoader(wrapped, device="cpu", feed="ring") as loader:
+        for _ in range(2):
+            ((arrived, error),) = returned(lambda: first_values(numbers for numbers, _ in loader))
+            assert arrived == EVERYTHING[:5]
+            assert type(error) is TypeError
+            assert "number 10 cannot be sent" in str(error)
+            assert "batch 5 of epoch" in error.__notes__[-1]
+
+
+def test_slots_of_batches_that_worker_cannot_send_are_free_again():
+    order = [*range(10), *range(20, 24), *range(10, 20)]
+    options = {"num_workers": 1, "persistent_workers": True, "collate_fn": with_unsendable, "sampler": order}
+    with StreamedLoader(DataLoader(range(24), batch_size=2, **options), device="cpu", feed="ring") as loader:
+        for _ in range(12):
+            assert len(first_values(numbers for numbers, _ in loader)[0]) == 7
+        before = loader.stats().slot_batches
+        first_values(numbers for numbers, _ in loader)
+        assert loader.stats().slot_batches - before == 7
+
+
+@contextmanager
+def descriptors(spare):
+    """Leave this process room for ``spare`` more file descriptors."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1 + spare, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def many_descriptors(worker_id):
+    """Leave a worker what its process is short of: what it sends goes through threads that nobody hears of."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+@pytest.mark.parametrize("feed", ["plain", "ring"])
+def test_process_out_of_descriptors_is_an_error_and_loader_works_again(feed, monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # a DataLoader that is half made fails in its finaliser
+    wrapped = with_workers(Large(), collate_fn=stacked, worker_init_fn=many_descriptors)()
+    loader = StreamedLoader(wrapped, device="cpu", feed=feed)
+    assert first_values(loader) == (EVERYTHING, None)
+    failed = 0
+    for spare in (0, 3, 7, 10, 13, 20):
+        with descriptors(spare):
+            ((arrived, error),) = returned(lambda: first_values(loader))
+        assert arrived == EVERYTHING[: len(arrived)]
+        if error is None:
+            assert arrived == EVERYTHING
+        else:
+            assert "Too many open files" in str(error)
+            failed += 1
+        del error
+        gc.collect()
+        assert first_values(loader) == (EVERYTHING, None)
+    assert failed

@@ -1,0 +1,188 @@
+"""Faults on a card: what ran out of memory is tried again, and interrupts, forks and other streams and devices do no harm."""
+
+import gc
+import itertools
+import sys
+from contextlib import suppress
+
+import pytest
+import torch
+from support.cuda_encoders import conv_encoder, host_batches
+from support.cuda_loops import CYCLES, augment
+from support.interrupts import Interrupt
+from support.processes import run_in_fork
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from gpuaug import FeatureStage, IteratorEndedError, StreamedLoader, TransformStage
+
+pytestmark = pytest.mark.gpu
+
+BATCHES = 6
+
+
+class OutOfMemory:
+    """Runs out of memory at one call, after it has allocated what it can."""
+
+    def __init__(self, at=None):
+        self._at, self._calls = at, itertools.count()
+
+    def __call__(self, images):
+        held = images.repeat(64, 1, 1, 1)
+        if next(self._calls) == self._at:
+            torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+        return images + held[: len(images)] * 0
+
+
+class Encoder(nn.Module):
+    """Exact, so that eager and captured batches are the same."""
+
+    def __init__(self, at=None):
+        super().__init__()
+        self.out_of_memory = OutOfMemory(at)
+
+    def forward(self, images):
+        return self.out_of_memory(images) * 2
+
+
+def retried(feed, depth, where=None, at=None):
+    images = torch.randint(0, 256, (4 * BATCHES, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    source = StatefulDataLoader(TensorDataset(images), 4, num_workers=1)
+    stages = [
+        TransformStage(augment),
+        TransformStage(OutOfMemory(at if where == "transform" else None)),
+        FeatureStage(Encoder(at if where == "encoder" else None), capture="never"),
+    ]
+    return StreamedLoader(source, stages, device="cuda", seed=3, depth=depth, feed=feed)
+
+
+@pytest.mark.parametrize("where", ["transform", "encoder"])
+@pytest.mark.parametrize(("feed", "depth", "at"), [("plain", 0, 0), ("ring", 2, 3), ("auto", 2, 5)])
+def test_batch_that_ran_out_of_memory_is_tried_again(where, feed, depth, at):
+    with retried(feed, depth) as whole:
+        everything = [images.clone() for (images,) in whole]
+    with retried(feed, depth, where, at) as loader:
+        arrived = []
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            arrived.extend(images.clone() for (images,) in loader)
+        name = {"transform": "transform_2", "encoder": "feature"}[where]
+        assert caught.value.__notes__ == [f"gpuaug: raised in stage {name!r}, at batch {at} of epoch 0."]
+        assert len(arrived) == at
+        del caught
+        loader.load_state_dict(loader.state_dict())
+        arrived.extend(images.clone() for (images,) in loader)
+    assert len(arrived) == BATCHES
+    assert all(torch.equal(one, two) for one, two in zip(arrived, everything, strict=True))
+
+
+def test_memory_of_a_batch_that_ran_out_of_it_is_freed_with_the_error():
+    batches = host_batches()
+    loader = StreamedLoader(batches, [OutOfMemory(), FeatureStage(conv_encoder())])
+    list(loader)
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    gc.disable()
+    try:
+        loader.stages = [OutOfMemory(4), *loader.stages[1:]]
+        with suppress(torch.OutOfMemoryError):
+            for _ in loader:
+                pass
+        del _
+        loader.close()
+        torch.cuda.synchronize()
+        assert torch.cuda.memory_allocated() <= before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.slow)])
+def test_ctrl_c_anywhere_leaves_streams_generators_and_captures_in_order(monkeypatch, step):
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # one that is heard by a finaliser goes no further
+    batches, encoder = host_batches(count=4), conv_encoder()
+
+    def fresh():
+        return StreamedLoader(batches, [augment, FeatureStage(encoder)], seed=1)
+
+    want = [features.clone() for features in fresh()]
+    stream, generator = torch.cuda.current_stream(), torch.cuda.get_rng_state()
+    host = torch.get_rng_state()
+    for at in itertools.count(1, step):
+        loader = fresh()  # which captures anew
+        with suppress(KeyboardInterrupt), Interrupt(at) as interrupt:
+            for features in loader:
+                features.sum()
+        assert torch.cuda.current_stream() == stream, interrupt.place
+        assert not torch.cuda.is_current_stream_capturing(), interrupt.place
+        assert torch.equal(torch.cuda.get_rng_state(), generator), interrupt.place
+        assert torch.equal(torch.get_rng_state(), host), interrupt.place
+        assert torch.cuda.get_sync_debug_mode() == 0, interrupt.place
+        assert gc.isenabled(), interrupt.place
+        loader.set_epoch(0)
+        got = list(loader)
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b, msg=interrupt.place)
+        if interrupt.place is None:
+            break
+    assert at > step
+
+
+def read_later(batch):
+    """The sum of a batch, read on the current stream long after it was handed over."""
+    torch.cuda._sleep(CYCLES)
+    return batch.double().sum()
+
+
+def test_consumer_that_changes_its_stream_at_every_batch():
+    batches = host_batches(count=16)
+    want = [(batch.double().sum() * 2).item() for batch in StreamedLoader(batches, depth=0)]
+    streams = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(3))]
+    loader, totals = iter(StreamedLoader(batches, [lambda images: images * 2], depth=2)), []
+    for index in range(len(batches)):
+        with torch.cuda.stream(streams[index % len(streams)]):
+            batch = next(loader)
+            totals.append(read_later(batch))
+            assert torch.cuda.current_stream() == streams[index % len(streams)]
+            del batch
+    torch.cuda.synchronize()
+    torch.testing.assert_close([total.item() for total in totals], want)
+
+
+@pytest.mark.multigpu
+def test_consumer_that_changes_its_device_at_every_batch():
+    batches, encoder = host_batches(count=12), conv_encoder()
+    stages = [augment, FeatureStage(encoder)]
+    want = [features.double().sum().item() for features in StreamedLoader(batches, stages, device="cuda:0", depth=0, seed=1)]
+    loader = iter(StreamedLoader(batches, stages, device="cuda:0", depth=2, seed=1))
+    other, totals = torch.cuda.Stream("cuda:1"), []
+    for index in range(len(batches)):
+        with torch.cuda.device(index % 2):
+            if index % 4 == 3:
+                torch.cuda.set_stream(other)
+            batch = next(loader)
+            assert batch.device == torch.device("cuda", 0)
+            assert torch.cuda.current_device() == index % 2
+            assert torch.cuda.current_stream(1) == (other if index % 4 == 3 else torch.cuda.default_stream(1))
+            torch.cuda.set_stream(torch.cuda.default_stream(1))
+            with torch.cuda.device(0):
+                totals.append(read_later(batch))
+            del batch
+    assert next(loader, None) is None
+    torch.testing.assert_close([total.item() for total in totals], want)
+
+
+@pytest.mark.parametrize("feed", ["plain", "ring"])
+def test_iterator_is_an_error_in_a_child_that_was_forked_after_cuda_began(feed):
+    images = torch.arange(24.0).view(12, 2)
+    loader = StreamedLoader(DataLoader(TensorDataset(images), 2, num_workers=1), [lambda x: x * 2], feed=feed)
+    batches = iter(loader)
+    arrived = [next(batches)[0].cpu()]
+
+    def child():
+        with pytest.raises(IteratorEndedError, match="must be read in the process that began it"):
+            next(batches)
+
+    run_in_fork(child)
+    arrived.extend(images.cpu() for (images,) in batches)
+    assert torch.equal(torch.cat(arrived), images * 2)

@@ -1,0 +1,56 @@
+"""Ctrl-C at a chosen place within gpuaug's own code, instead of at whatever place a signal happens to meet."""
+
+import dis
+import os
+import sys
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import gpuaug
+
+ROOT = Path(gpuaug.__file__).parent
+HEARS = {"CALL", "CALL_FUNCTION_EX", "CALL_KW", "JUMP_BACKWARD", "RESUME"}
+"""Instructions after which the interpreter looks for signals."""
+
+
+@cache
+def places(code):
+    """Offsets of the instructions of ``code`` before which an interrupt may be raised."""
+    instructions = list(dis.get_instructions(code))
+    return {after.offset for before, after in pairwise(instructions) if before.opname in HEARS}
+
+
+class Interrupt:
+    """Raises ``KeyboardInterrupt`` on this thread at the ``at``-th place, counted from 1, where a signal may be heard.
+
+    With ``within``, the places are those of one folder or file of gpuaug.
+    """
+
+    def __init__(self, at, within=""):
+        self._at, self._count, self._process = at, 0, os.getpid()
+        self._within = str(ROOT / within)
+        self.place = None
+        """The function that it was raised in, or ``None`` if there were fewer places."""
+
+    def __enter__(self):
+        self._outer = sys.gettrace()
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *exc):
+        sys.settrace(self._outer)
+
+    def _trace(self, frame, event, arg):
+        if not frame.f_code.co_filename.startswith(self._within):
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        return self._opcode
+
+    def _opcode(self, frame, event, arg):
+        if event == "opcode" and frame.f_lasti in places(frame.f_code) and os.getpid() == self._process:
+            self._count += 1
+            if self._count == self._at:
+                self.place = frame.f_code.co_qualname
+                raise KeyboardInterrupt
+        return self._opcode
