@@ -115,7 +115,9 @@ class Feed:
             self._ring = self._new_ring(each)
         if self._ring is None:
             return open_on(self._loader)
+        self._ring.enlarge()
         if not workers:
+            self._ring.new_workers()
             feed = open_on(self._loader, partial(_staged, self._ring, self._device, self._staging))
         elif _keeps_state(self._loader):
             self._ring.new_workers()

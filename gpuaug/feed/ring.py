@@ -67,6 +67,7 @@ class Ring:
         self._events: deque[Event] = deque()
         self._slots: deque[Slot] = deque()
         self._carving = threading.Lock()  # the feed's thread carves larger slots, the training thread more of them
+        self._larger_bytes = 0
         self._said_too_large = False
         self._cannot_lock = False
         self._finish = weakref.finalize(self, _unregister, self._process, self.memory, self._registered, self._events)
@@ -88,14 +89,27 @@ class Ring:
             if wanted <= slot_bytes or not wanted:
                 return number > 0
             wanted = math.ceil(wanted * (GROWTH if number else 1) / mmap.PAGESIZE) * mmap.PAGESIZE
-            slots = self._slots_within_budget(wanted)
+            # Workers may be writing into the older slots, whose memory stays until the next pass.
+            older = sum(each * size for _, size, each in map(self.memory.carved, range(1, number + 1))) * self.workers
+            slots = self._slots_within_budget(wanted, older)
             if slots and number < MAX_GENERATIONS:
                 self._carve(wanted, slots)
                 return True
+            if self._slots_within_budget(wanted):
+                self._larger_bytes = max(self._larger_bytes, wanted)
+                return number > 0
             if not self._said_too_large:
                 _log.info("Batches of %.1f MB do not fit into the feed's %.0f MB of slots.", wanted / 1e6, self._budget / 1e6)
                 self._said_too_large = True
             return number > 0
+
+    def enlarge(self) -> None:
+        """Carve slots for batches that did not fit beside the older ones, which the pass that begins is about to drop."""
+        with self._carving:
+            slots = self._slots_within_budget(self._larger_bytes) if self._larger_bytes else 0
+            if slots and self.memory.generation()[0] < MAX_GENERATIONS:
+                self._carve(self._larger_bytes, slots)
+            self._larger_bytes = 0
 
     def widen(self, each: int) -> None:
         """Give each worker this many slots, as far as the budget goes. Workers that run use them from their next batch on."""
@@ -114,9 +128,10 @@ class Ring:
                     MAX_GENERATIONS,
                 )
 
-    def _slots_within_budget(self, slot_bytes: int) -> int:
-        """Number of slots a worker can have."""
-        return min(self.each, self._budget // (slot_bytes * self.workers), MAX_SLOTS // self.workers)
+    def _slots_within_budget(self, slot_bytes: int, older_bytes: int = 0) -> int:
+        """Number of slots a worker can have beside older ones."""
+        within = max(self._budget - older_bytes, 0) // (slot_bytes * self.workers)
+        return min(self.each, within, MAX_SLOTS // self.workers)
 
     def _carve(self, slot_bytes: int, each: int) -> None:
         """Begin a generation. The caller holds the lock."""

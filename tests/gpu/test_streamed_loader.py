@@ -73,6 +73,43 @@ def test_reserved_memory_is_flat_over_loaders(encoder):
     assert max(reserved[-12:]) <= max(reserved[:12]) + (16 << 20)
 
 
+@pytest.mark.parametrize("growing", [False, True])
+@pytest.mark.parametrize("depth", [0, 1, 2, 5])
+def test_device_memory_is_within_its_formula(depth, growing):
+    mega = 1 << 20  # where the allocator rounds to 512 bytes
+    sizes = [(4 + index // 2 if growing else 12) * mega for index in range(16)]
+    batches = [torch.zeros(size, dtype=torch.uint8).pin_memory() for size in sizes]
+    loader = StreamedLoader(batches, [TransformStage(lambda images: images.half())], depth=depth)
+    torch.cuda.synchronize()
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    for images in loader:
+        torch.cuda._sleep(1_000_000)
+        del images
+    torch.cuda.synchronize()
+    batch, result = max(sizes), 2 * max(sizes)
+    most = (depth + 2) * result + 2 * batch
+    assert result < torch.cuda.max_memory_allocated() - before <= most + mega
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_device_memory_of_growing_ragged_batches_is_within_its_formula(depth):
+    sides = [256 + 32 * index for index in range(12)]
+    batches = [gpuaug.collate_ragged([torch.zeros(3, side, 300, dtype=torch.uint8)] * 8) for side in sides]
+    loader = StreamedLoader(iter(batches), depth=depth)
+    torch.cuda.synchronize()
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    for ragged in loader:
+        assert len(ragged) == 8
+    del ragged
+    torch.cuda.synchronize()
+    most = (depth + 2) * 8 * 3 * sides[-1] * 300
+    assert torch.cuda.max_memory_allocated() - before <= most + (1 << 20)
+
+
 def test_pageable_batches_warn_once():
     batches = host_batches(pin=False)
     with pytest.warns(gpuaug.GpuAugWarning, match="must be page-locked .* Pass pin_memory=True") as caught:

@@ -193,7 +193,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     made = measurement.finish("chaos", options, rows, {"failed": failed}, found_environment, start)
     if failed:
         count = sum(row["trials"] for row in rows)
-        raise SystemExit(f"chaos: {len(failed)} of {count} trials failed: {', '.join(map(str, failed[:20]))}")
+        raise SystemExit(
+            f"Every trial must equal depth=0, got {len(failed)} of {count} that do not: {', '.join(map(str, failed[:20]))}. "
+            f"Run one again with --seed {options.seed} --trial {failed[0]}."
+        )
     return made
 
 

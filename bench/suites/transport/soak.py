@@ -180,5 +180,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         console.print(f"{name}: {growth:+,.0f} from the second quarter to the last")
         grown += [name] if growth > ALLOWED.get(name, growth) else []
     if grown:
-        raise SystemExit(f"soak: what the process holds must stay, but it has grown: {', '.join(grown)}")
+        raise SystemExit(
+            f"What the process holds must not grow, got more of: {', '.join(grown)}. The readings are in the file of --json."
+        )
     return made

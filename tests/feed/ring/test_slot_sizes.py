@@ -7,6 +7,7 @@ from support.ring_equality import assert_ring_is_plain
 from support.ring_inputs import Source, any_bits, made, sized, values
 
 from gpuaug import StreamedLoader
+from gpuaug.feed.ring_memory import DATA_OFFSET
 
 # What a finaliser raises nobody else hears of.
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
@@ -55,6 +56,23 @@ def test_ring_memory_stays_within_feed_bytes(persistent):
                 most = max(most, ring_bytes())
         assert loader.stats().slot_batches > 0
         assert 0 < most <= budget + 1_000_000
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, True), (2, False)])
+def test_all_slots_of_growing_batches_stay_within_feed_bytes(workers, persistent):
+    # The first slots take nearly all of the budget, so larger ones have to wait until these can be given back.
+    budget, sizes = 4_000_000, [int(200_000 * 1.3 ** (i // 5)) for i in range(40)]
+    options = {"persistent_workers": persistent} if workers else {}
+    loader = made(lambda i: any_bits(i, torch.uint8, sizes[i]), len(sizes), num_workers=workers, **options)()
+    with StreamedLoader(loader, device="cpu", feed="ring", feed_bytes=budget) as streamed:
+        most, through_slots = 0, []
+        for _ in range(3):
+            before = streamed.stats().slot_batches
+            for _ in streamed:
+                most = max(most, ring_bytes())
+            through_slots.append(streamed.stats().slot_batches - before)
+    assert 0 < most <= budget + DATA_OFFSET + 4096
+    assert through_slots[1] > through_slots[0] > 0, "the second pass has slots that hold the larger batches"
 
 
 @pytest.mark.parametrize("feed_bytes", [0, 1, 100, 4095])

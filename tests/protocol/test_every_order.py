@@ -1,0 +1,66 @@
+"""Every loop over three batches and three lanes: exhausted, not sampled.
+
+What the device may do needs no enumeration: the checker orders by happens-before, so one history stands for all speeds of its
+lanes. What is left are the choices of the host. Of each of three batches: on which of two streams it is taken and read, and
+whether it is dropped at once, kept, dropped with those that were kept, or the loop is left; and besides the depth and whether a
+batch is there when it is asked for.
+"""
+
+import itertools
+import sys
+
+import pytest
+from protocol import test_order as broken
+from protocol.scenarios import Scenario, Step, run
+
+BATCHES = 3
+TURNS = [
+    Step(stream=stream, **what)
+    for stream in (0, 1)
+    for what in ({}, {"keep": True}, {"forget": True}, {"leave": True}, {"keep": True, "leave": True})
+]
+AFTER = (Step(forget=True), *[Step()] * BATCHES)
+"""The end of the loop and another: what a broken order damages shows when memory is used again."""
+
+
+def loops(depths=(0, 1, 2), arrivals=((True,), (False,))):
+    for depth, there, turns in itertools.product(depths, arrivals, itertools.product(TURNS, repeat=BATCHES)):
+        yield Scenario(steps=(*turns, *AFTER), depth=depth, batches=BATCHES, there=there)
+
+
+@pytest.mark.parametrize("depths", [(2,), pytest.param((0, 1, 3), marks=pytest.mark.slow)], ids=["two ahead", "other depths"])
+def test_every_loop_over_three_batches_is_ordered(depths, capsys):
+    scenarios = list(loops(depths))
+    for scenario in scenarios:
+        history, _ = run(scenario)
+        assert not history.violations, f"{scenario}\n{history.report()}"
+    assert len(set(scenarios)) == len(depths) * 2 * len(TURNS) ** BATCHES
+    with capsys.disabled():
+        sys.stdout.write(f" {len(scenarios)} loops over {BATCHES} batches and 3 lanes, {len(TURNS)} choices for each batch ")
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        broken.no_consumer_wait,
+        broken.consumer_of_the_first_batch,
+        broken.no_reverse_wait,
+        broken.reverse_wait_on_another_lane,
+        broken.reverse_wait_for_another_stream,
+        broken.reverse_wait_for_the_last_consumer_alone,
+        broken.reverse_wait_for_the_step_before,
+        broken.record_on_the_producer,
+        broken.wait_for_the_tail,
+        broken.one_event_recorded_again,
+        broken.wait_when_launched,
+        broken.mark_before_the_last_write,
+        broken.labels_on_a_stream_of_their_own,
+        broken.labels_copied_after_the_mark,
+        broken.no_wait_between_lanes,
+        broken.intermediates_not_kept,
+        broken.intermediates_dropped_without_waiting,
+        broken.intermediates_dropped_before_waiting_on_the_stage,
+    ],
+)
+def test_every_broken_order_fails_in_some_loop(mutate):
+    assert any(run(scenario, mutate)[0].violations for scenario in loops(depths=(2,), arrivals=((True,),)))
