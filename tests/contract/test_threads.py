@@ -1,5 +1,6 @@
 """Several threads, and processes that are forked: each gets what it would have had alone, or an error with the way out."""
 
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,7 +8,8 @@ import pytest
 import torch
 from contract.sources import Numbers, failing_at, failure, noise, streamed, values
 from support.processes import run_in_fork
-from support.waiting import WAIT_S, Meeting, returned
+from support.ring_cleanup import grown, taken
+from support.waiting import WAIT_S, Meeting, returned, until
 from torch.utils.data import DataLoader, Sampler
 
 from gpuaug import GpuAugError, IteratorEndedError, TransformStage
@@ -119,10 +121,49 @@ def test_an_iterator_that_two_threads_read_at_once_is_an_error():
         assert within.wait(WAIT_S)
         with pytest.raises(GpuAugError) as caught:
             next(batches)
+        with pytest.raises(GpuAugError) as not_closed:
+            batches.close()
         leave.set()
         assert first.result(WAIT_S) == 0
     assert str(caught.value) == AT_ONCE
+    assert str(not_closed.value) == (
+        "An iterator must be closed between two calls of next(), got close() while one had not returned. "
+        "Call loader.close(), which any thread may."
+    )
     assert [batch.item() for batch in batches] == [1, 2]
+
+
+def close_it(iterators):
+    iterators.pop().close()
+
+
+def drop_it(iterators):
+    iterators.pop()
+
+
+def collect_it(iterators):
+    held = [iterators.pop()]
+    held.append(held)
+    del held
+    gc.collect()
+
+
+PERSISTENT = {"num_workers": 1, "persistent_workers": True}
+
+
+@pytest.mark.parametrize("end", [close_it, drop_it, collect_it])
+@pytest.mark.parametrize(
+    ("options", "feed"), [({}, "ring"), ({"num_workers": 1}, "ring"), (PERSISTENT, "plain"), (PERSISTENT, "ring")]
+)
+def test_an_iterator_may_end_in_another_thread(end, options, feed):
+    loader = streamed(DataLoader(Numbers(16), batch_size=2, **options), feed=feed)
+    everything, before = values(loader), taken()
+    iterators = [iter(loader)]
+    next(iterators[0])
+    returned(lambda: end(iterators))
+    until(lambda: not grown(before))
+    assert values(loader) == everything
+    loader.close()
 
 
 def test_a_value_error_of_a_stage_is_its_own():
