@@ -1,7 +1,9 @@
 """Several threads, and processes that are forked: each gets what it would have had alone, or an error with the way out."""
 
 import gc
+import itertools
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,6 +15,7 @@ from support.waiting import WAIT_S, Meeting, returned, until
 from torch.utils.data import DataLoader, Sampler
 
 from gpuaug import GpuAugError, IteratorEndedError, TransformStage
+from gpuaug.feed.prefetch import Pulled
 
 ZEROS = [torch.zeros(4)] * 3
 
@@ -207,6 +210,26 @@ def test_two_threads_may_begin_a_loop_at_once(feed, persistent):
         assert batches == (whole if error is None else whole[: len(batches)])
     assert None in [error for _, error in found]
     assert not sampler.meeting.happened
+
+
+def test_waits_of_two_threads_are_all_counted(monkeypatch):
+    class Slow:
+        def get(self, *, block):
+            return Pulled(ended=True) if block else None
+
+    def clock():
+        now = next(ticks)
+        if now == 1:
+            second._pull()  # as another thread might, while this one looks at the clock
+        return now
+
+    loader, ticks = streamed([]), itertools.count()
+    first, second = loader._begin(), loader._begin()
+    first.feed_iterator = second.feed_iterator = Slow()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    first._pull()
+    monkeypatch.undo()
+    assert (loader.stats().starved, loader.stats().starved_ms) == (2, 2000)
 
 
 def test_loops_that_two_threads_begin_have_epochs_of_their_own():
