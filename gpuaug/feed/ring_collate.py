@@ -57,7 +57,6 @@ class SlotCollate:
 
         The queue's thread would print it and go on, and the loader would wait for that batch for ever.
         """
-
         print_error = queues.Queue._on_queue_feeder_error  # type: ignore[attr-defined]
 
         def send(queue: Any, error: Exception, item: Any) -> None:
