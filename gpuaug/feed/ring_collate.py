@@ -57,8 +57,12 @@ class SlotCollate:
 
         The queue's thread would print it and go on, and the loader would wait for that batch for ever.
         """
+        print_error = queues.Queue._on_queue_feeder_error  # type: ignore[attr-defined]
 
         def send(queue: Any, error: Exception, item: Any) -> None:
+            if not (type(item) is tuple and len(item) == 2 and type(item[0]) is int):
+                print_error(error, item)  # of a queue of the user's
+                return
             number, batch = item
             if isinstance(batch, ExceptionWrapper):
                 os._exit(1)  # nothing can be sent, which DataLoader sees

@@ -118,7 +118,7 @@ class OneThreadIterator(Iterator[Batch]):
 
     def __init__(self, batches: Generator[Batch, None, None]) -> None:
         self._batches = batches
-        self.close, self.throw = batches.close, batches.throw
+        self.throw = batches.throw
 
     def __next__(self) -> Batch:
         """The next batch.
@@ -130,8 +130,8 @@ class OneThreadIterator(Iterator[Batch]):
         try:
             return next(self._batches)
         except ValueError as error:
-            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-                raise  # within the generator, by a stage or the wrapped loader
+            if _is_of_a_stage(error):
+                raise
         except BaseException:
             if not nested:
                 rng.generator_lock.recover()
@@ -140,3 +140,25 @@ class OneThreadIterator(Iterator[Batch]):
             "An iterator must be read by one thread at a time, got next() while another call of it had not returned. "
             "Begin an iterator in each thread, iter(loader), or hold a lock around next()."
         )
+
+    def close(self) -> None:
+        """Let go of the wrapped loader, and of batches that will not be handed over.
+
+        Raises:
+            GpuAugError: If a call of ``next`` has not returned.
+        """
+        try:
+            self._batches.close()
+            return
+        except ValueError as error:
+            if _is_of_a_stage(error):
+                raise
+        raise GpuAugError(
+            "An iterator must be closed between two calls of next(), got close() while one had not returned. "
+            "Call loader.close(), which any thread may."
+        )
+
+
+def _is_of_a_stage(error: ValueError) -> bool:
+    """Whether an error comes from within a generator, and not from the generator, which another call is in."""
+    return error.__traceback__ is None or error.__traceback__.tb_next is not None

@@ -13,7 +13,7 @@ import pytest
 import torch
 from contract.sources import Numbers, OwnError, failing_at, failure, noise, raises, streamed, values
 from support import processes
-from support.waiting import WAIT_S, returned, until
+from support.waiting import WAIT_S, returned, until, waits_for_worker
 from torch.utils.data import DataLoader
 
 from gpuaug import IteratorEndedError
@@ -307,13 +307,16 @@ def test_leaving_while_a_worker_is_stopped(feed, workers, feeds, monkeypatch):
     loader = streamed(DataLoader(Numbers(40), batch_size=2, num_workers=1), feed=feed)
     batches = iter(loader)
     next(batches)
-    old = workers()
-    go_on = stopped(old)
-    try:
-        (feed_iterator,) = loader._feed_iterators
-        while feed_iterator.get(block=False) is not None:  # until its thread waits for the worker
+    (feed_iterator,) = loader._feed_iterators
+
+    def waits():
+        while feed_iterator.get(block=False) is not None:
             feed_iterator.refill()
-            time.sleep(0.05)
+        return waits_for_worker(feed_iterator._thread)
+
+    go_on = stopped(workers())
+    try:
+        until(waits)
         batches.close()
         assert values(loader) == [[index, index + 1] for index in range(0, 40, 2)]
     finally:

@@ -1,16 +1,21 @@
 """Several threads, and processes that are forked: each gets what it would have had alone, or an error with the way out."""
 
+import gc
+import itertools
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from contract.sources import Numbers, failing_at, failure, noise, streamed, values
 from support.processes import run_in_fork
-from support.waiting import WAIT_S, Meeting, returned
+from support.ring_cleanup import grown, taken
+from support.waiting import WAIT_S, Meeting, returned, until
 from torch.utils.data import DataLoader, Sampler
 
 from gpuaug import GpuAugError, IteratorEndedError, TransformStage
+from gpuaug.feed.prefetch import Pulled
 
 ZEROS = [torch.zeros(4)] * 3
 
@@ -119,10 +124,49 @@ def test_an_iterator_that_two_threads_read_at_once_is_an_error():
         assert within.wait(WAIT_S)
         with pytest.raises(GpuAugError) as caught:
             next(batches)
+        with pytest.raises(GpuAugError) as not_closed:
+            batches.close()
         leave.set()
         assert first.result(WAIT_S) == 0
     assert str(caught.value) == AT_ONCE
+    assert str(not_closed.value) == (
+        "An iterator must be closed between two calls of next(), got close() while one had not returned. "
+        "Call loader.close(), which any thread may."
+    )
     assert [batch.item() for batch in batches] == [1, 2]
+
+
+def close_it(iterators):
+    iterators.pop().close()
+
+
+def drop_it(iterators):
+    iterators.pop()
+
+
+def collect_it(iterators):
+    held = [iterators.pop()]
+    held.append(held)
+    del held
+    gc.collect()
+
+
+PERSISTENT = {"num_workers": 1, "persistent_workers": True}
+
+
+@pytest.mark.parametrize("end", [close_it, drop_it, collect_it])
+@pytest.mark.parametrize(
+    ("options", "feed"), [({}, "ring"), ({"num_workers": 1}, "ring"), (PERSISTENT, "plain"), (PERSISTENT, "ring")]
+)
+def test_an_iterator_may_end_in_another_thread(end, options, feed):
+    loader = streamed(DataLoader(Numbers(16), batch_size=2, **options), feed=feed)
+    everything, before = values(loader), taken()
+    iterators = [iter(loader)]
+    next(iterators[0])
+    returned(lambda: end(iterators))
+    until(lambda: not grown(before))
+    assert values(loader) == everything
+    loader.close()
 
 
 def test_a_value_error_of_a_stage_is_its_own():
@@ -166,6 +210,26 @@ def test_two_threads_may_begin_a_loop_at_once(feed, persistent):
         assert batches == (whole if error is None else whole[: len(batches)])
     assert None in [error for _, error in found]
     assert not sampler.meeting.happened
+
+
+def test_waits_of_two_threads_are_all_counted(monkeypatch):
+    class Slow:
+        def get(self, *, block):
+            return Pulled(ended=True) if block else None
+
+    def clock():
+        now = next(ticks)
+        if now == 1:
+            second._pull()  # as another thread might, while this one looks at the clock
+        return now
+
+    loader, ticks = streamed([]), itertools.count()
+    first, second = loader._begin(), loader._begin()
+    first.feed_iterator = second.feed_iterator = Slow()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    first._pull()
+    monkeypatch.undo()
+    assert (loader.stats().starved, loader.stats().starved_ms) == (2, 2000)
 
 
 def test_loops_that_two_threads_begin_have_epochs_of_their_own():

@@ -1,7 +1,9 @@
 """Waiting for what another thread or process brings about."""
 
+import sys
 import threading
 import time
+import traceback
 
 WAIT_S = 60.0
 """Seconds until a test that waits fails: many, because the machine may be busy."""
@@ -13,6 +15,12 @@ def until(condition):
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"
         time.sleep(0.001)
+
+
+def waits_for_worker(thread):
+    """Whether a thread is where a DataLoader waits for its workers."""
+    frames = traceback.walk_stack(sys._current_frames()[thread.ident])
+    return any(frame.f_code.co_name == "_next_data" for frame, _ in frames)
 
 
 class Meeting:

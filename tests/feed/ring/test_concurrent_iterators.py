@@ -1,8 +1,6 @@
 """Iterators beside one another do not disturb each other."""
 
 import multiprocessing
-import sys
-import traceback
 from dataclasses import replace
 
 import pytest
@@ -10,7 +8,7 @@ import torch
 from support.ring_cleanup import leave_by_break
 from support.ring_equality import assert_same
 from support.ring_inputs import Samples, with_workers
-from support.waiting import WAIT_S, until
+from support.waiting import WAIT_S, until, waits_for_worker
 from torch.utils.data import DataLoader
 
 from gpuaug import IteratorEndedError, StreamedLoader
@@ -65,11 +63,6 @@ class Blocked:
             self.released.wait(WAIT_S)
         self.made.value += 1 - blocks
         return torch.full((1000,), samples[0] + 1000 * blocks)
-
-
-def waits_for_worker(thread):
-    frames = traceback.walk_stack(sys._current_frames()[thread.ident])
-    return any(frame.f_code.co_name == "_next_data" for frame, _ in frames)
 
 
 def test_late_write_of_previous_epochs_worker_does_not_reach_new_batches(monkeypatch):
