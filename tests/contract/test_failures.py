@@ -177,7 +177,7 @@ def test_a_batch_that_failed_is_tried_again_from_the_state_after_it(workers, fee
     def make(*, fails):
         error = torch.OutOfMemoryError("CUDA out of memory.")
         numbers = Numbers(12, 2 * at if fails and where == "dataset" else None, raises(error))
-        stages = (noisy, failing_once(at, error)) if fails and where == "stage" else (noisy,)
+        stages = (noisy, failing_once(at if fails else None, error)) if where == "stage" else (noisy,)
         return streamed(StatefulDataLoader(numbers, 2, num_workers=workers), *stages, feed=feed, seed=1)
 
     everything = values(make(fails=False))

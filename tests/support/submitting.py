@@ -40,8 +40,11 @@ class Submitting(Stage):
 
     def __init__(self, finished=lambda number: False, name=None):
         super().__init__(on=..., into=..., name=name)
-        self.finished, self.works, self.log = finished, [], []
+        self.finished, self._works, self._log = finished, [], []  # what is public are arguments, which states compare
         self.when_submitted = self.when_collected = lambda number: None
+
+    works = property(lambda self: self._works)
+    log = property(lambda self: self._log)
 
     def bind(self, name, lanes):
         return BoundSubmitting(name, self, lanes)
