@@ -5,11 +5,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-
-import torch
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
@@ -19,40 +16,9 @@ from gpuaug.core.streams import Event, Lane
 from gpuaug.feed.prefetch import STOP_S, FeedIterator, Pulled
 from gpuaug.loader.checkpoint import Snapshot
 from gpuaug.loader.depth import Depth
+from gpuaug.loader.queued import Launched, Submitted
 from gpuaug.loader.state import LoaderState
-from gpuaug.stages.base import BoundStage, Pending
-
-
-@dataclass(slots=True)
-class _Launched:
-    """A batch whose work has been queued, or the error that stands in its place."""
-
-    batch: Batch = None
-    ready: Event | None = None
-    resident: Sequence[torch.Tensor] = ()
-    source: Lane | None = None
-    """Where objects were made that came to us on the device, and whose tensors cannot be seen."""
-    error: BaseException | None = None
-    state: Any = None
-    """The wrapped loader's, after this batch."""
-
-
-@dataclass(slots=True)
-class _Submitted:
-    """A batch that was pulled, and the work on it that other threads do before it can be launched."""
-
-    pulled: Pulled
-    pending: list[tuple[str, Pending]] = field(default_factory=list)
-    error: BaseException | None = None
-
-    def done(self) -> bool:
-        """Whether launching it would not wait for those threads."""
-        return all(work.done() for _, work in self.pending)
-
-    def abandon(self) -> None:
-        """Wait for those threads, which may be reading the batch."""
-        for _, work in self.pending:
-            work.abandon()
+from gpuaug.stages.base import BoundStage
 
 
 class PipelinedIterator:
@@ -85,9 +51,9 @@ class PipelinedIterator:
         self._ended = False
         self._state_at_end: Any = None
         self._memory: dict[str, Any] = {}
-        self._submitted: deque[_Submitted] = deque()
+        self._submitted: deque[Submitted] = deque()
         self._ahead = max((stage.ahead for stage in bound), default=0)
-        self.waiting: deque[_Launched] = deque()
+        self.waiting: deque[Launched] = deque()
         self._depth = depth
         self._process = os.getpid()
         # Also runs when the interpreter ends, before it takes the modules away.
@@ -169,6 +135,9 @@ class PipelinedIterator:
 
     def close(self) -> None:
         """Let go of the wrapped loader, and of batches that will not be handed over."""
+        if os.getpid() != self._process:
+            _kept_in_children.append(self)
+            return
         self.feed_iterator.close()
         self._end_threads()
         for launched in self.waiting:  # they are dropped while lanes may still be reading them
@@ -245,7 +214,7 @@ class PipelinedIterator:
 
     def _submit(self, pulled: Pulled) -> None:
         number = self._at.batch + len(self._submitted)
-        self._submitted.append(submitted := _Submitted(pulled, error=pulled.error))
+        self._submitted.append(submitted := Submitted(pulled, error=pulled.error))
         if pulled.error is not None:
             self._note(pulled.error, "by the wrapped loader", number)
         else:
@@ -255,7 +224,7 @@ class PipelinedIterator:
         elif pulled.error is None:
             submitted.error = self.feed_iterator.ended_error() or self._begin_stages(submitted, number)
 
-    def _begin_stages(self, submitted: _Submitted, number: int) -> Exception | None:
+    def _begin_stages(self, submitted: Submitted, number: int) -> Exception | None:
         """Have stages begin what they do on other threads; what one raised, if one did."""
         self._lanes.reclaim()
         self._lanes.copy.make_current()
@@ -279,11 +248,11 @@ class PipelinedIterator:
 
     def _fail(self, error: BaseException) -> None:
         """Have an error raised in place of the next batch, and launch nothing after it."""
-        self.waiting.append(_Launched(error=error))
+        self.waiting.append(Launched(error=error))
         self._ended = True
         _abandon(self._submitted)
 
-    def _launch(self, submitted: _Submitted) -> None:
+    def _launch(self, submitted: Submitted) -> None:
         pulled = submitted.pulled
         stats, feed, hooks, number = self._shared.stats, self._shared.feed, self._shared.hooks, self._at.batch
         read_by_stages: list[Any] = []
@@ -322,7 +291,7 @@ class PipelinedIterator:
                     batch = bound.write(batch, result)
             stats.copied_bytes += copied.num_bytes
             end = ready
-            self.waiting.append(_Launched(batch, ready, copied.resident, source, state=pulled.state))
+            self.waiting.append(Launched(batch, ready, copied.resident, source, state=pulled.state))
         except Exception as error:
             self._note(error, f"in {doing}", number)
             self._fail(error)
@@ -337,12 +306,16 @@ class PipelinedIterator:
                 self._lanes.retire(read_by_stages, end)
 
 
-def _abandon(submitted: deque[_Submitted]) -> None:
+_kept_in_children: list[PipelinedIterator] = []
+"""Those of the parent that were closed here: to destroy their events would abort a process that cannot reach the device."""
+
+
+def _abandon(submitted: deque[Submitted]) -> None:
     while submitted:
         submitted.popleft().abandon()
 
 
-def _end_threads(process: int, submitted: deque[_Submitted], bound: Sequence[BoundStage], memory: dict[str, Any]) -> None:
+def _end_threads(process: int, submitted: deque[Submitted], bound: Sequence[BoundStage], memory: dict[str, Any]) -> None:
     if os.getpid() != process:
         return  # the threads are not those of this one, which was forked
     _abandon(submitted)

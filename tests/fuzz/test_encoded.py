@@ -13,7 +13,7 @@ from support.fuzzing import cases, outcome
 from support.nvjpeg_double import Engines
 
 import gpuaug
-from gpuaug.decode import decoder, stage
+from gpuaug.decode import decoder, nvjpeg
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore")]  # of PIL, about what it finds in a file
 
@@ -67,12 +67,12 @@ def test_a_damaged_file_decodes_or_is_a_decode_error(file, options):
 @cases(60)
 @given(st.lists(damaged_files(), min_size=1, max_size=8), OPTIONS)
 def test_damaged_files_between_those_of_engines_leave_them_as_they_are(files, options):
-    with mock.patch.object(stage, "_engines", lambda backend, device: Engines(device)):
+    with mock.patch.object(nvjpeg, "find_engines", lambda backend, device: Engines(device)):
         replaced(files, "cpu", backend="auto", **options)
 
 
 @pytest.mark.gpu
-@cases(120)
+@cases(20)  # each sets up engines four times
 @given(st.lists(damaged_files(), min_size=1, max_size=8), OPTIONS)
 def test_damaged_files_leave_the_engines_of_a_gpu_as_they_are(files, options):
     replaced(files, "cuda", backend="auto", **options)

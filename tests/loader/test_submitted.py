@@ -321,3 +321,20 @@ def test_slots_of_batches_that_are_abandoned_are_free():
     batches.close()
     loader._shared.feed.collect()
     assert not ring.held
+
+
+def test_a_forked_child_destroys_nothing_that_an_iterator_of_its_parent_holds():
+    # To destroy a CUDA event aborts a process that cannot reach the device.
+    loader = working_ahead(numbers(), Submitting(finished=lambda number: True))
+    batches = iter(loader)
+    next(batches)
+    (pipelined,) = loader._iterators
+    count = len(pipelined.waiting)
+    assert count
+
+    def child():
+        with pytest.raises(IteratorEndedError):
+            next(batches)
+        assert len(pipelined.waiting) == count
+
+    run_in_fork(child)

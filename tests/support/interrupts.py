@@ -35,6 +35,7 @@ class Interrupt:
 
     def __enter__(self):
         self._outer = sys.gettrace()
+        sys._getframe().f_trace_opcodes = True  # or Python 3.12 does not trace instructions, whatever later frames say
         sys.settrace(self._trace)
         return self
 

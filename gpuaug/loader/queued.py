@@ -1,0 +1,44 @@
+"""A batch in the queues of an iterator: while other threads work on it, and when its work on the device has been queued."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gpuaug.core.batch import Batch
+from gpuaug.core.streams import Event, Lane
+from gpuaug.feed.prefetch import Pulled
+from gpuaug.stages.base import Pending
+
+
+@dataclass(slots=True)
+class Launched:
+    """A batch whose work has been queued, or the error that stands in its place."""
+
+    batch: Batch = None
+    ready: Event | None = None
+    resident: Sequence[torch.Tensor] = ()
+    source: Lane | None = None
+    """Where objects were made that came to us on the device, and whose tensors cannot be seen."""
+    error: BaseException | None = None
+    state: Any = None
+    """The wrapped loader's, after this batch."""
+
+
+@dataclass(slots=True)
+class Submitted:
+    """A batch that was pulled, and the work on it that other threads do before it can be launched."""
+
+    pulled: Pulled
+    pending: list[tuple[str, Pending]] = field(default_factory=list)
+    error: BaseException | None = None
+
+    def done(self) -> bool:
+        """Whether launching it would not wait for those threads."""
+        return all(work.done() for _, work in self.pending)
+
+    def abandon(self) -> None:
+        """Wait for those threads, which may be reading the batch."""
+        for _, work in self.pending:
+            work.abandon()
