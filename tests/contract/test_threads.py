@@ -164,7 +164,8 @@ def test_an_iterator_may_end_in_another_thread(end, options, feed):
     iterators = [iter(loader)]
     next(iterators[0])
     returned(lambda: end(iterators))
-    until(lambda: not grown(before))
+    # A collection does nothing where another thread is in one.
+    until(lambda: not grown(before) or (end is collect_it and gc.collect() < 0))
     assert values(loader) == everything
     loader.close()
 
