@@ -2,6 +2,7 @@
 
 import gc
 import time
+from multiprocessing import queues
 
 import pytest
 from support.ring_cleanup import rings_here
@@ -13,6 +14,12 @@ from gpuaug.feed import ring
 @pytest.fixture(autouse=True)
 def _slots_are_overwritten_when_they_are_given_back(monkeypatch):
     monkeypatch.setattr(ring, "POISON", True)
+
+
+@pytest.fixture(autouse=True)
+def _queues_are_as_they_were(monkeypatch):
+    """What a worker does to the queues of its process, in tests that are one themselves."""
+    monkeypatch.setattr(queues.Queue, "_on_queue_feeder_error", staticmethod(queues.Queue._on_queue_feeder_error))
 
 
 @pytest.fixture
