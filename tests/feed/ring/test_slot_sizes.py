@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from support.encoded import encoded
 from support.ring_cleanup import ring_bytes
 from support.ring_equality import assert_ring_is_plain
 from support.ring_inputs import Source, any_bits, made, sized, values
+from torch.utils.data import DataLoader
 
-from gpuaug import StreamedLoader
+from gpuaug import StreamedLoader, collate_encoded
 from gpuaug.feed.ring_memory import DATA_OFFSET
 
 # What a finaliser raises nobody else hears of.
@@ -61,9 +63,20 @@ def test_ring_memory_stays_within_feed_bytes(persistent):
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, True), (2, False)])
 def test_all_slots_of_growing_batches_stay_within_feed_bytes(workers, persistent):
     # The first slots take nearly all of the budget, so larger ones have to wait until these can be given back.
-    budget, sizes = 4_000_000, [int(200_000 * 1.3 ** (i // 5)) for i in range(40)]
+    sizes = [int(200_000 * 1.3 ** (i // 5)) for i in range(40)]
     options = {"persistent_workers": persistent} if workers else {}
     loader = made(lambda i: any_bits(i, torch.uint8, sizes[i]), len(sizes), num_workers=workers, **options)()
+    assert_slots_stay_within(4_000_000, loader)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_all_slots_of_growing_encoded_batches_stay_within_feed_bytes(workers):
+    sides = [int((200_000 / 3 * 1.3 ** (i // 5)) ** 0.5) for i in range(40)]
+    files = [encoded(side, side, "BMP") for side in sides]
+    assert_slots_stay_within(4_000_000, DataLoader(files, 1, collate_fn=collate_encoded, num_workers=workers))
+
+
+def assert_slots_stay_within(budget, loader):
     with StreamedLoader(loader, device="cpu", feed="ring", feed_bytes=budget) as streamed:
         most, through_slots = 0, []
         for _ in range(3):
