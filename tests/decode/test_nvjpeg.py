@@ -125,10 +125,6 @@ def test_hardware_queues_are_asked_for_unless_cuda_has_started_or_the_user_has(m
     assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == left
 
 
-def test_hardware_queues_are_asked_for_on_import():
-    assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "8") == str(nvjpeg.queues)
-
-
 def test_engines_with_too_few_hardware_queues_are_warned_about(wheels, monkeypatch):
     loads(monkeypatch, lambda name: True)
     monkeypatch.setattr(nvjpeg, "Engines", Engines)

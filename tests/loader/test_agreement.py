@@ -1,12 +1,16 @@
-"""A state names the stages it is of, and another pipeline is refused with the argument that differs."""
+"""What a run must have in common with its state: a difference is refused by name, or taken with a warning."""
 
+import warnings
 from functools import partial
 
 import kornia.augmentation as K
 import pytest
 import torch
-from support.checkpoints import saved
+from support.checkpoints import saved, stopped_at
+from support.resumed_loaders import DATA, OPTIONS, Epochs, generator, loader, values
 from torch import nn
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
 
 from gpuaug import ArgumentError, DecodeStage, FeatureStage, GpuAugWarning, StreamedLoader, TransformStage, fuse
 from gpuaug.loader.agreement import definition
@@ -115,4 +119,99 @@ def test_other_names_of_stages_are_refused(names, others):
     assert str(raised.value) == (
         f"The names of stages must be {', '.join(names) or 'none'}, as in the state, got {', '.join(others)}. "
         f"Their draws are keyed by name: give the stages of then. {STRICT}"
+    )
+
+
+def test_state_of_another_rank_is_taken():
+    def made(rank):
+        sampler = DistributedSampler(DATA, num_replicas=2, rank=rank, seed=3)
+        return loader(lambda: {"batch_size": 2, "sampler": sampler}, rank=rank)
+
+    resumed = made(1)
+    resumed.load_state_dict(stopped_at(2, made(0)))
+    assert values(resumed) == values(made(1))[2:]
+
+
+@pytest.mark.parametrize(("then", "now", "batch"), [((4, 1), (2, 1), 6), ((2, 2), (1, 4), 3), ((1, 1), (2, 2), 0)])
+def test_other_number_of_ranks_goes_on_after_the_samples_that_were_had(then, now, batch):
+    def made(ranks, size, rank=0):
+        sampler = DistributedSampler(range(48), num_replicas=ranks, rank=rank, seed=3)
+        return StreamedLoader(DataLoader(range(48), size, sampler=sampler), device="cpu", seed=7)
+
+    state = stopped_at(3, made(*then))
+    with pytest.raises(ArgumentError) as raised:
+        made(*now).load_state_dict(state)
+    assert str(raised.value) == (
+        f"The number of ranks must be {then[0]}, as in the state, got {now[0]}. Samples of a batch, their order and their "
+        "draws depend on it. To go on with other batches, pass strict=False to load_state_dict."
+    )
+    rest = []
+    for rank in range(now[0]):
+        resumed = made(*now, rank)
+        with pytest.warns(GpuAugWarning) as warned:
+            resumed.load_state_dict(state, strict=False)
+        assert str(warned[0].message) == (
+            f"The number of ranks must be {then[0]}, as in the state, got {now[0]}. Samples of a batch, their order and their "
+            f"draws depend on it. What follows, from batch {batch} on, is not what an uninterrupted run gives."
+        )
+        rest += torch.cat(list(resumed)).tolist()
+    had = {value for rank in range(then[0]) for each in values(made(*then, rank))[:3] for value in each}
+    assert set(rest) >= set(range(48)) - had
+    assert len(rest) == 48 - batch * now[0] * now[1]
+
+
+OTHER_RUNS = {
+    "seed must be 7, as in the state, got 8. Leave it out to adopt the state's.": {"seed": 8},
+    "The wrapped loader's batch_size must be 2, as in the state, got 4. Make the loader as it was made then.": {
+        "options": lambda: {"batch_size": 4}
+    },
+    "The wrapped loader's sampler must be BatchSampler of SequentialSampler, as in the state, got BatchSampler of Epochs. "
+    "Make the loader as it was made then.": {"options": lambda: {"batch_size": 2, "sampler": Epochs()}},
+    "The wrapped loader's generators must be none, as in the state, got loader. Make the loader as it was made then.": {
+        "options": lambda: {"batch_size": 2, "generator": generator()}
+    },
+}
+
+
+@pytest.mark.parametrize("text", OTHER_RUNS)
+def test_what_differs_is_named_and_nothing_changes(text):
+    given = dict(OTHER_RUNS[text])
+    other = loader(given.pop("options", OPTIONS["in order"]), **given)
+    iterator = iter(other)
+    expected, before = next(iterator), saved(other.state_dict())
+    with pytest.raises(ArgumentError) as raised:
+        other.load_state_dict(stopped_at(2, loader(OPTIONS["in order"])))
+    assert str(raised.value) == (f"{text} To go on with other batches, pass strict=False to load_state_dict.")
+    assert repr(other.state_dict()) == repr(before)
+    assert len(list(iterator)) == len(other) - 1, "the iterator goes on"
+    assert expected is not None
+
+
+def test_seed_that_was_given_stays_where_the_state_is_taken_as_it_is():
+    other = loader(OPTIONS["in order"], seed=8)
+    with pytest.warns(GpuAugWarning, match="seed must be 7"):
+        other.load_state_dict(stopped_at(2, loader(OPTIONS["in order"])), strict=False)
+    assert other.seed == 8
+    other.seed = 7
+    with warnings.catch_warnings(action="error"):
+        other.load_state_dict(stopped_at(2, loader(OPTIONS["in order"])))
+
+
+@pytest.mark.parametrize(
+    ("source", "got"),
+    [
+        (None, "None"),
+        ({"next": 3}, "{'next': 3}"),
+        (
+            {"settings": {}, "rank": 0, "epochs": {}, "generators": {"loader": 3}},
+            "{'epochs': {}, 'generators': {'loader': 3}, 'rank': 0, 'settings': {}}",
+        ),
+    ],
+)
+def test_state_of_another_kind_of_loader_is_refused(source, got):
+    state = {**stopped_at(2, loader(OPTIONS["in order"])), "source": source}
+    with pytest.raises(ArgumentError) as raised:
+        loader(OPTIONS["in order"]).load_state_dict(state)
+    assert str(raised.value) == (
+        f"state['source'] must be that of a DataLoader, got {got}. Pass what state_dict() of a StreamedLoader returned."
     )

@@ -3,114 +3,31 @@
 import gc
 import subprocess
 import sys
-import warnings
 from multiprocessing import active_children
 
 import pytest
 import torch
 from support.checkpoints import saved, stopped_at
+from support.resumed_loaders import (
+    COUNT,
+    GLOBAL,
+    OPTIONS,
+    QUICK,
+    SAMPLES,
+    WORKERS,
+    Epochs,
+    Loaded,
+    begun_in_second_epoch,
+    generator,
+    loader,
+    noisy,
+    values,
+)
 from support.waiting import until
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, WeightedRandomSampler
-from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data import DataLoader
 
-from gpuaug import ArgumentError, GpuAugError, GpuAugWarning, StreamedLoader
+from gpuaug import GpuAugError, StreamedLoader
 from gpuaug.loader.inspection import left_as_it_was
-
-SAMPLES, COUNT = 14, 3
-
-
-class Loaded(Dataset):
-    """Samples that are their index, and which of them this process was asked for."""
-
-    def __init__(self):
-        self.asked = []
-
-    def __len__(self):
-        return SAMPLES
-
-    def __getitem__(self, index):
-        self.asked.append(index)
-        return torch.tensor(index)
-
-
-def generator(seed=5):
-    return torch.Generator().manual_seed(seed)
-
-
-class Epochs(Sampler):
-    """An order for each epoch, which it counts itself."""
-
-    def __init__(self):
-        self.epoch = 0
-
-    def __len__(self):
-        return SAMPLES
-
-    def __iter__(self):
-        yield from [(index * 5 + 3 * self.epoch) % SAMPLES for index in range(SAMPLES)]
-        self.set_epoch(self.epoch + 1)
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-
-class Pairs(Sampler):
-    """Batches of various sizes, in an order that is drawn when the iterator is made, not when it is read."""
-
-    def __init__(self):
-        self.generator = generator()
-
-    def __iter__(self):
-        return iter([[index] * (1 + index % 3) for index in torch.randperm(7, generator=self.generator).tolist()])
-
-
-DATA = Loaded()
-OPTIONS = {
-    "in order": lambda: {"batch_size": 2},
-    "shuffled by a generator": lambda: {"batch_size": 2, "shuffle": True, "generator": generator()},
-    "shuffled by a sampler's own generator": lambda: {"batch_size": 2, "sampler": RandomSampler(DATA, generator=generator())},
-    "drawn with replacement, 40": lambda: {
-        "batch_size": 3, "sampler": RandomSampler(DATA, replacement=True, num_samples=40, generator=generator()),
-        "generator": generator(6), "drop_last": True,
-    },
-    "several orders in an epoch": lambda: {
-        "batch_size": 4, "sampler": RandomSampler(DATA, num_samples=33, generator=generator()),
-    },
-    "without batches": lambda: {"batch_size": None, "shuffle": True, "generator": generator()},
-    "batches of another sampler": lambda: {
-        "batch_sampler": BatchSampler(RandomSampler(DATA, generator=generator()), 3, drop_last=False)
-    },
-    "batches that are drawn at once": lambda: {"batch_sampler": Pairs()},
-    "an order for each epoch": lambda: {"batch_size": 2, "sampler": Epochs()},
-    "one of two ranks": lambda: {"batch_size": 2, "sampler": DistributedSampler(DATA, num_replicas=2, rank=1, seed=3)},
-}  # fmt: skip
-GLOBAL = {
-    "shuffled by torch's generator": lambda: {"batch_size": 2, "shuffle": True},
-    "weighted by torch's generator": lambda: {"batch_size": 2, "sampler": WeightedRandomSampler(range(1, 15), SAMPLES)},
-}
-QUICK = {"shuffled by a generator", "shuffled by torch's generator"}
-WORKERS = [{}, {"num_workers": 2, "prefetch_factor": 3}, {"num_workers": 2, "persistent_workers": True}]
-
-
-def noisy(images):
-    return images + torch.rand(())
-
-
-def loader(options, workers=None, feed="plain", **own):
-    source = DataLoader(Loaded(), **options(), **(workers or {}))
-    return StreamedLoader(source, [noisy], device="cpu", feed=feed, **{"seed": 7, **own})
-
-
-def values(batches):
-    return [batch.tolist() for batch in batches]
-
-
-def begun_in_second_epoch(made):
-    torch.manual_seed(1)
-    with made:
-        list(made)
-        return stopped_at(COUNT, made)
-
 
 KINDS = [  # those that start workers for another sampler are slow
     pytest.param(kind, workers, id=f"{kind}, {name}", marks=[pytest.mark.slow] if workers and kind not in QUICK else [])
@@ -315,101 +232,6 @@ def test_another_order_is_refused(workers):
         assert len(list(resumed)) == 1
 
 
-def test_state_of_another_rank_is_taken():
-    def made(rank):
-        sampler = DistributedSampler(DATA, num_replicas=2, rank=rank, seed=3)
-        return loader(lambda: {"batch_size": 2, "sampler": sampler}, rank=rank)
-
-    resumed = made(1)
-    resumed.load_state_dict(stopped_at(2, made(0)))
-    assert values(resumed) == values(made(1))[2:]
-
-
-@pytest.mark.parametrize(("then", "now", "batch"), [((4, 1), (2, 1), 6), ((2, 2), (1, 4), 3), ((1, 1), (2, 2), 0)])
-def test_other_number_of_ranks_goes_on_after_the_samples_that_were_had(then, now, batch):
-    def made(ranks, size, rank=0):
-        sampler = DistributedSampler(range(48), num_replicas=ranks, rank=rank, seed=3)
-        return StreamedLoader(DataLoader(range(48), size, sampler=sampler), device="cpu", seed=7)
-
-    state = stopped_at(3, made(*then))
-    with pytest.raises(ArgumentError) as raised:
-        made(*now).load_state_dict(state)
-    assert str(raised.value) == (
-        f"The number of ranks must be {then[0]}, as in the state, got {now[0]}. Samples of a batch, their order and their "
-        "draws depend on it. To go on with other batches, pass strict=False to load_state_dict."
-    )
-    rest = []
-    for rank in range(now[0]):
-        resumed = made(*now, rank)
-        with pytest.warns(GpuAugWarning) as warned:
-            resumed.load_state_dict(state, strict=False)
-        assert str(warned[0].message) == (
-            f"The number of ranks must be {then[0]}, as in the state, got {now[0]}. Samples of a batch, their order and their "
-            f"draws depend on it. What follows, from batch {batch} on, is not what an uninterrupted run gives."
-        )
-        rest += torch.cat(list(resumed)).tolist()
-    had = {value for rank in range(then[0]) for each in values(made(*then, rank))[:3] for value in each}
-    assert set(rest) >= set(range(48)) - had
-    assert len(rest) == 48 - batch * now[0] * now[1]
-
-
-DIFFERENT = {
-    "seed must be 7, as in the state, got 8. Leave it out to adopt the state's.": {"seed": 8},
-    "The wrapped loader's batch_size must be 2, as in the state, got 4. Make the loader as it was made then.": {
-        "options": lambda: {"batch_size": 4}
-    },
-    "The wrapped loader's sampler must be BatchSampler of SequentialSampler, as in the state, got BatchSampler of Epochs. "
-    "Make the loader as it was made then.": {"options": lambda: {"batch_size": 2, "sampler": Epochs()}},
-    "The wrapped loader's generators must be none, as in the state, got loader. Make the loader as it was made then.": {
-        "options": lambda: {"batch_size": 2, "generator": generator()}
-    },
-}
-
-
-@pytest.mark.parametrize("text", DIFFERENT)
-def test_what_differs_is_named_and_nothing_changes(text):
-    given = dict(DIFFERENT[text])
-    other = loader(given.pop("options", OPTIONS["in order"]), **given)
-    iterator = iter(other)
-    expected, before = next(iterator), saved(other.state_dict())
-    with pytest.raises(ArgumentError) as raised:
-        other.load_state_dict(stopped_at(2, loader(OPTIONS["in order"])))
-    assert str(raised.value) == (f"{text} To go on with other batches, pass strict=False to load_state_dict.")
-    assert repr(other.state_dict()) == repr(before)
-    assert len(list(iterator)) == len(other) - 1, "the iterator goes on"
-    assert expected is not None
-
-
-def test_seed_that_was_given_stays_where_the_state_is_taken_as_it_is():
-    other = loader(OPTIONS["in order"], seed=8)
-    with pytest.warns(GpuAugWarning, match="seed must be 7"):
-        other.load_state_dict(stopped_at(2, loader(OPTIONS["in order"])), strict=False)
-    assert other.seed == 8
-    other.seed = 7
-    with warnings.catch_warnings(action="error"):
-        other.load_state_dict(stopped_at(2, loader(OPTIONS["in order"])))
-
-
-@pytest.mark.parametrize(
-    ("source", "got"),
-    [
-        (None, "None"),
-        ({"next": 3}, "{'next': 3}"),
-        (
-            {"settings": {}, "rank": 0, "epochs": {}, "generators": {"loader": 3}},
-            "{'epochs': {}, 'generators': {'loader': 3}, 'rank': 0, 'settings': {}}",
-        ),
-    ],
-)
-def test_state_of_another_kind_of_loader_is_refused(source, got):
-    state = {**stopped_at(2, loader(OPTIONS["in order"])), "source": source}
-    with pytest.raises(ArgumentError) as raised:
-        loader(OPTIONS["in order"]).load_state_dict(state)
-    assert str(raised.value) == (
-        f"state['source'] must be that of a DataLoader, got {got}. Pass what state_dict() of a StreamedLoader returned."
-    )
-
-
 def test_inspection_leaves_the_place_to_go_on_at():
     resumed = loader(OPTIONS["shuffled by a generator"])
     resumed.load_state_dict(stopped_at(COUNT, loader(OPTIONS["shuffled by a generator"])))
@@ -439,10 +261,10 @@ def test_state_is_small():
 NEW_PROCESS = """
 import sys, torch
 sys.path[:0] = sys.argv[2:]
-import test_resume
-with test_resume.loader(test_resume.GLOBAL["shuffled by torch's generator"], test_resume.WORKERS[1]) as resumed:
+from support.resumed_loaders import GLOBAL, WORKERS, loader, values
+with loader(GLOBAL["shuffled by torch's generator"], WORKERS[1]) as resumed:
     resumed.load_state_dict(torch.load(sys.argv[1], weights_only=True))
-    print(test_resume.values(resumed))
+    print(values(resumed))
 """
 
 
@@ -452,7 +274,7 @@ def test_new_process_goes_on(tmp_path, request):
     torch.manual_seed(1)
     whole = loader(options)
     expected = [values(whole) for _ in range(2)][1][COUNT:]
-    paths = [str(request.path.parent), str(request.config.rootpath / "tests"), str(request.config.rootpath)]
+    paths = [str(request.config.rootpath / "tests"), str(request.config.rootpath)]
     command = [sys.executable, "-c", NEW_PROCESS, str(tmp_path / "state.pt"), *paths]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.stdout == f"{expected}\n", done.stderr

@@ -17,13 +17,17 @@ HEAVY = ["matplotlib", "rich", "skimage", "torch._dynamo", "torchvision", "trito
 @pytest.mark.timeout(120)
 def test_import_is_quiet_and_light():
     code = (
-        "import json, sys, numpy.random, torch, kornia.augmentation; before = set(sys.modules); import gpuaug; "
-        "print(json.dumps([sorted(set(sys.modules) - before), torch.cuda.is_initialized()]))"
+        "import json, os, sys, numpy.random, torch, kornia.augmentation; before = set(sys.modules); import gpuaug; "
+        "print(json.dumps([sorted(set(sys.modules) - before), torch.cuda.is_initialized(), "
+        "os.environ['CUDA_DEVICE_MAX_CONNECTIONS']]))"
     )
-    done = subprocess.run([sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, timeout=100)
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"}
+    command = [sys.executable, "-W", "always", "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
-    modules, initialized = json.loads(done.stdout)
+    modules, initialized, hardware_queues = json.loads(done.stdout)
     assert not initialized
+    assert hardware_queues == "32"
     assert [name for name in HEAVY if name in modules] == []
     assert {name.split(".")[0] for name in modules if "." not in name} - sys.stdlib_module_names == {"gpuaug"}
 
