@@ -1,6 +1,7 @@
 """Loops with random delays, breaks, errors, kills and resumes, each compared bit for bit with depth=0.
 
     python -m bench chaos                              10 000 trials
+    python -m bench chaos --processes 8                eight at a time
     python -m bench chaos --trials 200 --seed 7        fewer, and others
     python -m bench chaos --seed 7 --trial 123         one of them again, with what it was
 
@@ -20,8 +21,10 @@ import traceback
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, suppress
-from itertools import islice
+from itertools import islice, repeat
+from multiprocessing import get_context
 from time import perf_counter
 from typing import Any
 from unittest import mock
@@ -181,15 +184,19 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--trials", type=int, default=10_000, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of all trials (default: %(default)s)")
     parser.add_argument("--trial", type=int, metavar="N", help="run this one alone")
+    parser.add_argument("--processes", type=int, default=1, help="that share the trials (default: %(default)s)")
     options = flags.read(parser, argv)
     found_environment, start = environment(options.device), perf_counter()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with mock.patch.object(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (LOOKS_S,)):
-            rows, failed = _trials(options)
-    finally:
-        torch.set_num_threads(threads)
+    numbers = range(options.trials) if options.trial is None else range(options.trial, options.trial + 1)
+    if options.processes == 1:
+        parts = [_trials(options, numbers)]
+    else:
+        shares = [numbers[first :: options.processes] for first in range(options.processes)]
+        with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
+            parts = list(pool.map(_trials, repeat(options), shares))
+    counts, seconds = sum((part[0] for part in parts), Counter[str]()), sum((part[1] for part in parts), Counter[str]())
+    rows = [{"name": fault, "trials": counts[fault], "took_s": seconds[fault]} for fault in counts]
+    failed = sorted(number for part in parts for number in part[2])
     made = measurement.finish("chaos", options, rows, {"failed": failed}, found_environment, start)
     if failed:
         count = sum(row["trials"] for row in rows)
@@ -200,26 +207,38 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     return made
 
 
-def _trials(options: Namespace) -> tuple[list[dict[str, Any]], list[int]]:
-    numbers = range(options.trials) if options.trial is None else [options.trial]
+def _trials(options: Namespace, numbers: Sequence[int]) -> tuple[Counter[str], Counter[str], list[int]]:
+    """Trials and seconds by what went wrong, and the numbers of those that failed."""
     counts, seconds, failed = Counter[str](), Counter[str](), list[int]()
-    for number in numbers:
-        trial, start = Trial(options.seed, number, options.device), perf_counter()
-        if options.trial is not None:
-            console.print(f"chaos: trial {number}: {trial}", markup=False)
-        alarm = threading.Timer(HANG_S, _hangs, [trial])
-        alarm.daemon = True
-        alarm.start()
-        try:
-            run(trial)
-        except Exception:
-            failed.append(number)
-            console.print(f"chaos: trial {number} failed: {trial}\n{traceback.format_exc()}", markup=False)
-            console.print(f"chaos: once more: python -m bench chaos --seed {options.seed} --trial {number}", markup=False)
-        finally:
-            alarm.cancel()
-        counts[trial.fault] += 1
-        seconds[trial.fault] += perf_counter() - start
-        if (number + 1) % 1000 == 0:
-            console.print(f"chaos: {number + 1} trials, {len(failed)} failed, {sum(seconds.values()):.0f} s", markup=False)
-    return [{"name": fault, "trials": counts[fault], "took_s": seconds[fault]} for fault in counts], failed
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with mock.patch.object(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (LOOKS_S,)):
+            for done, number in enumerate(numbers, 1):
+                trial, start = Trial(options.seed, number, options.device), perf_counter()
+                if options.trial is not None:
+                    console.print(f"chaos: trial {number}: {trial}", markup=False)
+                if not _passes(trial):
+                    failed.append(number)
+                counts[trial.fault] += 1
+                seconds[trial.fault] += perf_counter() - start
+                if done % 1000 == 0:
+                    console.print(f"chaos: {done} trials, {len(failed)} failed, {sum(seconds.values()):.0f} s", markup=False)
+    finally:
+        torch.set_num_threads(threads)
+    return counts, seconds, failed
+
+
+def _passes(trial: Trial) -> bool:
+    alarm = threading.Timer(HANG_S, _hangs, [trial])
+    alarm.daemon = True
+    alarm.start()
+    try:
+        run(trial)
+    except Exception:
+        console.print(f"chaos: trial {trial.number} failed: {trial}\n{traceback.format_exc()}", markup=False)
+        console.print(f"chaos: once more: python -m bench chaos --seed {trial.seed} --trial {trial.number}", markup=False)
+        return False
+    finally:
+        alarm.cancel()
+    return True

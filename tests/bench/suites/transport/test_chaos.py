@@ -5,8 +5,8 @@ from gpuaug import StreamedLoader
 from gpuaug.benchkit import results
 
 
-def assert_passes(device, trials, seed=0):
-    made = chaos.main(["--device", device, "--trials", str(trials), "--seed", str(seed)])
+def assert_passes(device, trials, seed=0, processes=1):
+    made = chaos.main(["--device", device, "--trials", str(trials), "--seed", str(seed), "--processes", str(processes)])
     results.check(made)
     assert made["settings"]["failed"] == []
     assert sum(row["trials"] for row in made["rows"]) == trials
@@ -19,7 +19,7 @@ def test_trials_equal_depth_0_whatever_goes_wrong():
 
 @pytest.mark.slow
 def test_many_trials_equal_depth_0():
-    assert_passes("cpu", 1000, seed=1)
+    assert_passes("cpu", 1000, seed=1, processes=2)
 
 
 @pytest.mark.gpu
@@ -37,6 +37,12 @@ def test_a_trial_that_fails_is_named_with_the_line_that_runs_it_again(monkeypatc
     assert "differ from those of depth=0" in shown
     with pytest.raises(SystemExit, match=f"got 1 of 1 that do not: {first}\\."):
         chaos.main(["--device", "cpu", "--seed", "5", "--trial", first])
+
+
+def test_processes_share_the_trials():
+    alone = chaos.main(["--device", "cpu", "--trials", "6", "--seed", "3"])["rows"]
+    shared = chaos.main(["--device", "cpu", "--trials", "6", "--seed", "3", "--processes", "2"])["rows"]
+    assert {row["name"]: row["trials"] for row in shared} == {row["name"]: row["trials"] for row in alone}
 
 
 def test_trials_follow_from_their_seeds_alone():
