@@ -34,11 +34,19 @@ from gpuaug.core.streams import Event
 from gpuaug.feed.ring_memory import DATA_OFFSET, MAX_GENERATIONS, MAX_SLOTS, Described, Leaf, Memory, Slot, batch_bytes, rings
 
 _PORTABLE = 1  # registered for all of this process's contexts
+_NOT_REGISTERED = 713  # cudaErrorHostMemoryNotRegistered
 GROWTH = 1.25
 """How much larger than what it has to hold a slot of a later generation is."""
 
 POISON = False
 """Whether slots are overwritten when they are given back, for tests: what reads one too late is then wrong for certain."""
+
+_locked: dict[int, tuple[int, Memory, dict[int, int], deque[Event]]] = {}
+"""Of each memory that may be page-locked, by its key, what :func:`_unregister` takes.
+
+CUDA copies from the pages that it has locked, whatever the process has mapped at their addresses since. So memory stays mapped
+until CUDA has let go of all of it, although what was to see to that may be interrupted.
+"""
 
 _log = logging.getLogger("gpuaug")
 
@@ -57,6 +65,9 @@ class Ring:
 
     def __init__(self, workers: int, each: int, budget_bytes: int) -> None:
         self.workers, self.each, self._budget = workers, each, budget_bytes
+        for key, left in list(_locked.items()):
+            if key not in rings:  # it was interrupted when its ring went
+                _unregister(*left)
         # Older generations drain while the newest, within the budget, is in use; unwritten memory takes none.
         self.memory = Memory(DATA_OFFSET + MAX_GENERATIONS * (budget_bytes + mmap.PAGESIZE))
         self.held: set[tuple[int, int]] = set()
@@ -70,7 +81,8 @@ class Ring:
         self._larger_bytes = 0
         self._said_too_large = False
         self._cannot_lock = False
-        self._finish = weakref.finalize(self, _unregister, self._process, self.memory, self._registered, self._events)
+        self._to_unregister = self._process, self.memory, self._registered, self._events
+        weakref.finalize(self, _unregister, *self._to_unregister)
 
     def received(self, described: Described) -> tuple[Batch, Slot]:
         """The batch whose description arrived, with tensors that share the slot's memory."""
@@ -158,11 +170,10 @@ class Ring:
             # A copy: the feed's thread may be adding to it.
             if each and not any(number == generation for number, _ in self.held.copy()):
                 end = first + slot_bytes * each * self.workers
-                for offset in [offset for offset in self._registered if first <= offset < end]:
-                    _unregister_at(self.memory, offset)
-                    del self._registered[offset]
-                self.memory.map.madvise(mmap.MADV_REMOVE, first, end - first)
-                self.memory.header[3 + 3 * generation] = 0
+                offsets = [offset for offset in self._registered if first <= offset < end]
+                if _unregister_all(self.memory, self._registered, offsets):
+                    self.memory.map.madvise(mmap.MADV_REMOVE, first, end - first)
+                    self.memory.header[3 + 3 * generation] = 0
 
     def register(self, slot: Slot) -> None:
         """Page-lock a slot, the first time that it is read. Only where CUDA calls may be made.
@@ -175,20 +186,20 @@ class Ring:
         offset = first + index * slot_bytes
         if offset in self._registered or self._cannot_lock:
             return
-        error = torch.cuda.cudart().cudaHostRegister(self.memory.bytes.data_ptr() + offset, slot_bytes, _PORTABLE)
-        if int(error):
+        # Noted first: as the call returns, a signal may raise an interrupt, or that a worker of the DataLoader has died.
+        _locked[self.memory.key] = self._to_unregister
+        self._registered[offset] = slot_bytes
+        error = int(torch.cuda.cudart().cudaHostRegister(self.memory.bytes.data_ptr() + offset, slot_bytes, _PORTABLE))
+        if error:
             self._cannot_lock = True
-            # A call that failed leaves its error for the next launch to find, which would be one of the user's.
-            with suppress(RuntimeError):
-                torch.empty(1, device="cuda").fill_(1)
+            del self._registered[offset]
+            _clear_error()
             _log.warning(
-                "A slot of %.1f MB could not be page-locked (CUDA error %s), so copies will hold up the training thread. "
+                "A slot of %.1f MB could not be page-locked (CUDA error %d), so copies will hold up the training thread. "
                 "Lower feed_bytes, or raise the limit of locked memory.",
                 slot_bytes / 1e6,
                 error,
             )
-            return
-        self._registered[offset] = slot_bytes
 
     def read_until(self, slot: Slot, event: Event) -> None:
         """Keep a slot until ``event`` has been passed, after which its memory has been read."""
@@ -216,25 +227,38 @@ class Ring:
 
     def close(self) -> None:
         """Wait for copies out of the ring and let go of its memory. Idempotent."""
-        self._finish()
+        _unregister(*self._to_unregister)
         self._slots.clear()
 
 
 def _unregister(process: int, memory: Memory, registered: dict[int, int], events: deque[Event]) -> None:
+    """Have CUDA let go of slots once they have been read. What an error or an interrupt leaves is left for the next call."""
     if os.getpid() != process:
         return
     # At the interpreter's end the device may be gone already, and all of this with it.
     with suppress(Exception):
-        for event in events:
-            event.synchronize()
-        for offset in list(registered):
-            _unregister_at(memory, offset)
-    events.clear()
-    registered.clear()
+        while events:
+            events[0].synchronize()
+            events.popleft()
+        if _unregister_all(memory, registered, list(registered)):
+            _locked.pop(memory.key, None)
 
 
-def _unregister_at(memory: Memory, offset: int) -> None:
-    torch.cuda.cudart().cudaHostUnregister(memory.bytes.data_ptr() + offset)
+def _unregister_all(memory: Memory, registered: dict[int, int], offsets: list[int]) -> bool:
+    """Whether CUDA has let go of all of them."""
+    for offset in offsets:
+        error = int(torch.cuda.cudart().cudaHostUnregister(memory.bytes.data_ptr() + offset))
+        if error:
+            _clear_error()
+        if error in (0, _NOT_REGISTERED):  # an earlier call, or that which was to register it, was interrupted
+            del registered[offset]
+    return not any(offset in registered for offset in offsets)
+
+
+def _clear_error() -> None:
+    """A call that failed leaves its error for the next launch to find, which would be one of the user's."""
+    with suppress(Exception):
+        torch.empty(1, device="cuda").fill_(1)
 
 
 def default_budget_bytes() -> int:

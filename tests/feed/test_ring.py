@@ -3,6 +3,8 @@
 import gc
 import os
 import pickle
+import weakref
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -208,6 +210,126 @@ def test_register_page_locks_slots_although_a_larger_batch_did_not_fit(monkeypat
     assert locked == [small.memory.carved(1)[1]]
     del slot
     small.close()
+
+
+class PageLocks:
+    """CUDA's own list of what is page-locked. It refuses memory that it holds already, wherever that lay before."""
+
+    def __init__(self):
+        self.locked, self.interrupt = {}, None
+
+    def cudaHostRegister(self, address, size, flags):
+        if any(start < address + size and address < start + length for start, length in self.locked.items()):
+            return 712
+        self.locked[address] = size
+        return self._returned()
+
+    def cudaHostUnregister(self, address):
+        return self._returned() if self.locked.pop(address, None) else 713
+
+    def _returned(self):
+        """A signal that arrived within the call raises as it returns."""
+        error, self.interrupt = self.interrupt, None
+        if error is not None:
+            raise error
+        return 0
+
+
+@pytest.fixture
+def page_locks(monkeypatch):
+    made = PageLocks()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: made)
+    yield made
+    Ring(workers=1, each=1, budget_bytes=4096).close()
+    assert not made.locked
+    assert not rings._locked
+
+
+def registered(ring, event=None):
+    """The ring after one of its slots has been page-locked and read."""
+    ring.make_room(batch())
+    slot = ring.received(sent(ring, 0, batch()))[1]
+    ring.register(slot)
+    ring.read_until(slot, event or Event())
+    return ring
+
+
+@pytest.fixture(params=[RuntimeError, KeyboardInterrupt])
+def error(request):
+    """What a signal raises: that a ``DataLoader`` worker was killed, or an interrupt."""
+    return request.param()
+
+
+def test_slots_are_unlocked_if_an_error_arrives_while_one_is_locked(page_locks, error):
+    made = Ring(workers=1, each=2, budget_bytes=1 << 20)
+    page_locks.interrupt = error
+    with pytest.raises(type(error)):
+        registered(made)
+    assert page_locks.locked
+    made.close()
+    assert not page_locks.locked
+
+
+@pytest.mark.parametrize("within", ["event", "call"])
+def test_memory_stays_mapped_until_all_of_it_is_unlocked(page_locks, within, error):
+    class Interrupted(Event):
+        def synchronize(self):
+            if not self.waited_for:
+                self.waited_for = True
+                raise error
+
+    made = registered(Ring(workers=1, each=2, budget_bytes=1 << 20), Interrupted() if within == "event" else None)
+    page_locks.interrupt = error if within == "call" else None
+    with suppress(KeyboardInterrupt):
+        made.close()
+    memory = weakref.ref(made.memory)
+    made._slots.clear()
+    if within == "event":
+        assert page_locks.locked
+    assert memory() is not None
+    made.close()
+    assert not page_locks.locked
+    error.__traceback__ = None
+    del made
+    gc.collect()
+    assert memory() is None
+
+
+def test_slot_that_is_locked_after_close_is_unlocked_when_the_ring_goes(page_locks):
+    made = Ring(workers=1, each=2, budget_bytes=1 << 20)
+    made.close()
+    registered(made)
+    assert page_locks.locked
+    made._slots.clear()
+    del made
+    gc.collect()
+    assert not page_locks.locked
+
+
+def test_next_ring_unlocks_what_an_error_left_of_one_that_is_gone(page_locks):
+    made = registered(Ring(workers=1, each=2, budget_bytes=1 << 20))
+    page_locks.cudaHostUnregister = lambda address: 900  # a graph is being captured
+    made._slots.clear()
+    del made
+    gc.collect()
+    assert page_locks.locked
+    del page_locks.cudaHostUnregister
+    Ring(workers=1, each=2, budget_bytes=1 << 20).close()
+    assert not page_locks.locked
+
+
+def test_older_slots_stay_until_they_are_unlocked(page_locks):
+    made = registered(Ring(workers=1, each=2, budget_bytes=1 << 20))
+    made._slots.clear()
+    made._events.clear()
+    made.make_room({"images": torch.zeros(4000)})
+    page_locks.cudaHostUnregister = lambda address: 900
+    made.drop_old()
+    assert made.memory.carved(1)[2], "or new pages would lie where CUDA reads the old ones"
+    del page_locks.cudaHostUnregister
+    made.drop_old()
+    assert not made.memory.carved(1)[2]
+    made.close()
 
 
 def test_slot_is_released_when_batch_cannot_be_described(ring, monkeypatch):

@@ -1,5 +1,9 @@
 """The ring on a card: slots are read before they are written again, and their memory is let go of."""
 
+import multiprocessing
+import os
+import signal
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -91,11 +95,31 @@ def test_slots_are_page_locked_until_close(monkeypatch):
     made, released = loader._shared.feed._ring, []
     registered = set(made._registered)
     assert registered
-    unregister = ring._unregister_at
-    monkeypatch.setattr(ring, "_unregister_at", lambda memory, offset: released.append((offset, unregister(memory, offset))))
+    unregister, first = torch.cuda.cudart().cudaHostUnregister, made.memory.bytes.data_ptr()
+
+    def release(address):
+        released.append((address - first, int(unregister(address))))
+        return 0
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostUnregister=release))
     loader.close()
-    assert {offset for offset, _ in released} == registered
+    assert dict(released) == dict.fromkeys(registered, 0)
     assert not made._registered
+
+
+def test_batches_are_right_after_workers_were_killed_again_and_again():
+    """A ``DataLoader`` raises from its signal handler that a worker died, wherever the training thread is."""
+    want = reference(Samples())
+    for number in range(20):
+        loader = gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=2), [lambda images: images * 1])
+        with suppress(RuntimeError, OSError):
+            for index, _ in enumerate(loader):
+                if index == number % 4:
+                    os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+        loader.close()
+        with gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=2), [lambda images: images * 1]) as after:
+            assert_equal(list(after), want)
+            assert after.stats().slot_batches
 
 
 def test_generator_with_pageable_batches_is_staged():
