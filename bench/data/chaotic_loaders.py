@@ -170,7 +170,7 @@ def stages(trial: Trial, failing: bool) -> list[gpuaug.TransformStage | gpuaug.F
         values = (images.data if isinstance(images, gpuaug.Ragged) else images).float()
         return values.to(torch.int32).float() + torch.randint(0, 8, values.shape, device=values.device).float()
 
-    made: list[Any] = [gpuaug.DecodeStage(on="images")] if trial.encoded else []
+    made: list[Any] = [gpuaug.DecodeStage(on="images", backend="cpu")] if trial.encoded else []
     if trial.stages:
         made.append(gpuaug.TransformStage(augment, on="images", into="views", name="augment"))
     if "encode" in trial.stages:

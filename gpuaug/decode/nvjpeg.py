@@ -43,6 +43,8 @@ STATUS = {
 }
 OF_THE_FILE = {3, 4, 10}
 """Statuses that a file causes. Any other one is of the library or the card."""
+_NO_ENGINES = {7, 9}
+"""Statuses by which a card without engines refuses. After another one it may be that they can be set up the next time."""
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 """Environment variable that CUDA reads as it starts: how many hardware queues the streams of a process share."""
@@ -209,7 +211,8 @@ def find_engines(backend: str, device: torch.device) -> Engines | None:
         DeviceError: If they are asked for and cannot be used.
 
     Warns:
-        GpuAugWarning: If a GPU decodes on the host for want of an nvJPEG, or on engines that wait for the training step.
+        GpuAugWarning: If a GPU decodes on the host for want of an nvJPEG or because its engines cannot be set up, or on engines
+            that wait for the training step.
     """
     if backend == "cpu" or (backend == "auto" and device.type != "cuda"):
         return None
@@ -225,15 +228,16 @@ def find_engines(backend: str, device: torch.device) -> Engines | None:
         return found
     if backend == "engines":
         raise DeviceError(f"backend='engines' must have a GPU with JPEG engines and nvJPEG, got {found}. Leave backend out.")
-    if "nvJPEG" in found:
-        warnings.warn(
-            f"Images must be decoded by the JPEG engines to keep a GPU busy, got {found}, so the CPU decodes them. "
-            f"Run pip install 'gpuaug[decode-cu{(torch.version.cuda or '').partition('.')[0]}]', or pass backend='cpu'.",
-            GpuAugWarning,
-            stacklevel=2,
-        )
-    else:
+    if found.startswith("a card without"):
         _log.info("Images are decoded on the CPU: %s.", found)
+        return None
+    way_out = f"Run pip install 'gpuaug[decode-cu{_major()}]'" if "nvJPEG" in found else "See what else uses the card"
+    warnings.warn(
+        f"Images must be decoded by the JPEG engines to keep a GPU busy, got {found}, so the CPU decodes them. "
+        f"{way_out}, or pass backend='cpu'.",
+        GpuAugWarning,
+        stacklevel=2,
+    )
     return None
 
 
@@ -246,7 +250,9 @@ def _engines_or_why_not(device: torch.device) -> Engines | str:
     try:
         return Engines(device)
     except NvJpegError as error:
-        return f"a card without them ({error.status})"
+        if error.status in _NO_ENGINES:
+            return f"a card without them ({error.status})"
+        return f"engines that cannot be set up ({STATUS.get(error.status, error.status)})"
 
 
 def relax_capture() -> None:

@@ -102,6 +102,20 @@ def test_a_card_without_engines_is_no_reason_to_warn(wheels, monkeypatch, caplog
     assert ("Images are decoded on the CPU: a card without them (7)." in caplog.text) == (backend == "auto")
 
 
+def test_engines_that_cannot_be_set_up_are_warned_about(wheels, monkeypatch):
+    def refuse(device):
+        raise nvjpeg.NvJpegError("nvjpegCreateEx", 5)
+
+    loads(monkeypatch, lambda name: True)
+    monkeypatch.setattr(nvjpeg, "Engines", refuse)
+    with pytest.warns(GpuAugWarning) as warned:
+        assert not nvjpeg.find_engines("auto", CARD)
+    assert [str(each.message) for each in warned] == [
+        "Images must be decoded by the JPEG engines to keep a GPU busy, got engines that cannot be set up (allocator failure), "
+        "so the CPU decodes them. See what else uses the card, or pass backend='cpu'."
+    ]
+
+
 def test_engines_are_used_where_there_are_some(wheels, monkeypatch):
     loads(monkeypatch, lambda name: True)
     monkeypatch.setattr(nvjpeg, "Engines", Engines)
