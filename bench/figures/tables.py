@@ -147,9 +147,9 @@ def _caption(result: dict[str, Any], *, ratios: bool = True) -> str:
     versions, cpu = result["environment"]["versions"], result["environment"]["cpu"]
     parts = [
         hardware(result),
-        f"{cpu['cores_allowed']} cores",
-        f"torch {versions['torch']}",
         # Where there are several numbers of them, they are a column.
+        "" if "cores" in result["rows"][0] else f"{cpu['cores_allowed']} cores",
+        f"torch {versions['torch']}",
         f"{workers} workers" if isinstance(workers := result["settings"].get("workers"), int) else "",
         f"a copy alone: {link:.3g} GB/s" if (link := result["settings"].get("link_gb_per_s")) else "",
         f"measured {result['environment']['time_utc'][:10]}",
