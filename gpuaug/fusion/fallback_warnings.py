@@ -5,11 +5,10 @@ from collections.abc import Sequence
 
 from gpuaug.core.errors import GpuAugWarning
 from gpuaug.fusion.lower.kornia import untested_version, warn_of_version
-from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
+from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.policies.choice import Choice
 
-_ANY = Size(1, 3, *ANY_SIDES)
 _COST = "on the training thread, and the passes are split there: print(augment.explain()) shows it"
 _SILENCE = "or ignore gpuaug.GpuAugWarning where it is meant"
 
@@ -62,11 +61,8 @@ def _warn(op: EagerOp) -> None:
     )
 
 
-def _warn_of_choice(choice: Choice, left: Sequence[Op | EagerOp]) -> None:
-    words = dict.fromkeys(
-        f"{op.name} ({op.reason})" if isinstance(op, EagerOp) else f"{op.describe()} ({op.unsupported_size(_ANY)})"
-        for op in left
-    )
+def _warn_of_choice(choice: Choice, left: Sequence[EagerOp]) -> None:
+    words = dict.fromkeys(f"{op.name} ({op.reason})" for op in left)
     warnings.warn(
         f"pipeline must hold modules that gpuaug.fuse lowers to run in few launches, got {choice.name}, which may pick modules "
         f"that are not: {', '.join(words)}. Kornia takes tens of launches a batch for each, when it is picked, {_COST}. "

@@ -113,7 +113,7 @@ class Halved(torch.nn.Module):
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        (K.RandomEqualize(), "no lowering for this type"),
+        (K.RandomMedianBlur(), "no lowering for this type"),
         (Doubled(), "a subclass of RandomInvert, which may do anything"),
         (Halved(), "not one of Kornia's modules"),
         (K.RandomCrop((8, 8), p=0.5), "with p=0.5 the size of the output depends on the draw"),
@@ -149,7 +149,7 @@ def test_modules_left_to_kornia_draw_by_key_and_leave_global_generators_alone():
 @left_to_kornia
 def test_explain_lists_launches_and_bytes_of_each_module():
     made = gpuaug.fuse(
-        [K.RandomResizedCrop((224, 224)), K.ColorJitter(0.4, 0.4, 0.4), K.RandomEqualize(), K.RandomRotation(10.0)],
+        [K.RandomResizedCrop((224, 224)), K.ColorJitter(0.4, 0.4, 0.4), K.RandomMedianBlur(), K.RandomRotation(10.0)],
         dtype=torch.bfloat16,
     ).explain((64, 3, 256, 256))
     first, eager, last = made.lines

@@ -104,9 +104,9 @@ def full_precision():
 
 
 def kernel_caches():
-    from gpuaug.fusion.backends.triton import blur, gather, mix, second_pass, sharpness
+    from gpuaug.fusion.backends.triton import blur, gather, levels, mix, second_pass, sharpness
 
-    for module in (blur, gather, mix, second_pass, sharpness):
+    for module in (blur, gather, levels, mix, second_pass, sharpness):
         for value in vars(module).values():
             if hasattr(value, "device_caches"):
                 yield from value.device_caches.values()

@@ -36,7 +36,7 @@ PIPELINES = {
     ],
     "a module of Kornia's between": lambda p: [
         K.RandomHorizontalFlip(p=p),
-        K.RandomEqualize(p=1.0),
+        K.RandomMedianBlur(p=1.0),
         K.RandomRotation(30.0, p=p),
     ],
 }

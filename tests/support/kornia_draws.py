@@ -73,6 +73,8 @@ SETTINGS = {
     "invert": (K.RandomInvert, {}),
     "grey": (K.RandomGrayscale, {}),
     "shuffle": (K.RandomChannelShuffle, {}),
+    "equalize": (K.RandomEqualize, {}),
+    "auto contrast": (K.RandomAutoContrast, {}),
     "dropout": (K.RandomChannelDropout, {}),
     "dropout of two": (K.RandomChannelDropout, {"num_drop_channels": 2}),
     "blur": (K.RandomGaussianBlur, {"kernel_size": (5, 3), "sigma": (0.1, 2.0)}),

@@ -30,6 +30,7 @@ EXACT = {
         K.RandomCutMixV2(p=1.0, cut_size=(0.3, 0.6), use_correct_lambda=True),
         K.RandomInvert(),
     ],
+    "equalize": lambda: [K.RandomEqualize(p=0.8), K.RandomInvert()],
     "one of": lambda: [auto.TrivialAugment([[("posterize", 0.0, 8.0)], [("invert", 0, 1)]])],
     "posterize": lambda: [K.RandomPosterize((0.0, 8.0), p=0.8)],
 }
@@ -68,6 +69,7 @@ CLOSE = {
         K.Denormalize(0.5, 0.25),
     ],
     "solarize": lambda: [K.RandomSolarize(0.3, 0.2, p=0.8)],
+    "auto contrast": lambda: [K.RandomAutoContrast(p=0.8), K.Normalize(0.5, 0.25)],
     "noise": lambda: [K.RandomGaussianNoise(0.1, 0.3, p=0.8), K.RandomVerticalFlip()],
     "noise, same": lambda: [K.RandomGaussianNoise(0.1, 0.3, p=0.8, same_on_batch=True)],
     "blur": lambda: [K.RandomHorizontalFlip(), K.RandomGaussianBlur((5, 9), (0.3, 2.0), p=0.7), K.RandomInvert()],

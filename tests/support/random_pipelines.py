@@ -42,6 +42,8 @@ class Step:
     """Whether values a little apart may come out far apart."""
     spreads: bool = False
     """Whether one wrong value may make others wrong."""
+    of_exact: bool = False
+    """Whether a value that is a little off may make a whole channel wrong."""
     rgb: bool = False
 
     def make(self):
@@ -235,6 +237,8 @@ OPS = {
         sigma=ranges(0.3, 3.0),
         border_type=st.sampled_from(["constant", "reflect", "replicate", "circular"]),
     ),
+    K.RandomEqualize: step(K.RandomEqualize, {"own": ROUNDING, "of_exact": True}),
+    K.RandomAutoContrast: step(K.RandomAutoContrast, {"own": ROUNDING, "of_exact": True}, clip_output=st.booleans()),
     K.RandomSharpness: step(K.RandomSharpness, {"own": ROUNDING, "gain": 5.0, "spreads": True}, sharpness=ranges(0.0, 3.0)),
     K.RandomMixUpV2: step(K.RandomMixUpV2, {"own": ROUNDING, "reach": None, "spreads": True}, lambda_val=ranges(0.0, 1.0)),
     K.RandomCutMixV2: step(K.RandomCutMixV2, MOVES, use_correct_lambda=st.just(True), cut_size=st.none() | ranges(0.0, 0.9)),
@@ -283,7 +287,12 @@ def cases(draw):
     for kind in draw(st.lists(st.sampled_from(list(OPS)), min_size=1, max_size=6)):
         each = draw(OPS[kind])
         mixed = any(one.kind in MIXES for one in steps)
-        if (each.rgb and channels != 3) or (each.spreads and jumped) or (each.kind in MIXES and mixed):
+        if (
+            (each.rgb and channels != 3)
+            or (each.spreads and jumped)
+            or (each.of_exact and inexact)
+            or (each.kind in MIXES and mixed)
+        ):
             continue
         jumped |= each.jumps and (inexact or each.kind not in (K.RandomPosterize, K.RandomSolarize))
         inexact |= each.own > 0

@@ -85,9 +85,6 @@ class Op(ABC):
     counts_pixels: ClassVar[bool] = False
     """Whether it reads from a sample's row, in float32, where pixels lie."""
 
-    lowered: ClassVar[bool] = True
-    """Whether it is lowered for images of some size."""
-
     def __init__(self, name: str, module: nn.Module) -> None:
         self.name = name
         self.module = module

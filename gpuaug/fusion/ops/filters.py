@@ -1,4 +1,4 @@
-"""Ops on a pixel and its neighbours: blur and sharpness."""
+"""Ops that need more of the image than the pixel: blur, sharpness, equalize and auto contrast."""
 
 from abc import abstractmethod
 from typing import Any, Literal
@@ -16,9 +16,12 @@ Border = Literal["constant", "reflect", "replicate", "circular"]
 ONE_LAUNCH = 9
 """The largest kernel that is blurred along both axes at once: a larger one would be read too often."""
 
+LEVELS = 256
+"""Bins of a histogram: the levels of a byte."""
+
 
 class FilterOp(Op):
-    """An op that needs a pixel's neighbours, and so begins a pass."""
+    """An op that needs other pixels of the image too, and so begins a pass."""
 
     width: int
     """How many numbers a row holds. The first is the apply mask, as in a pointwise op."""
@@ -157,6 +160,62 @@ class SharpnessOp(FilterOp):
         return "sharpen"
 
 
+class LevelsOp(FilterOp):
+    """An op that draws nothing but its apply mask, and takes each channel of each sample through a table of its own."""
+
+    width = 1
+    launches = 2  # type: ignore[assignment]
+
+    entries: int
+    """Numbers of a table."""
+
+    def write(self, drawn: OpDraws, out: Array) -> None:
+        """Nothing."""
+
+
+class Equalize(LevelsOp):
+    """RandomEqualize: levels of a byte are spread by how many pixels have them."""
+
+    entries = LEVELS
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Clamp; in bytes, the pixels below a level by the 255th part of all but the brightest; a NaN stays."""
+        clamped = images.clamp(0, 1)
+        levels = clamped.nan_to_num(0).mul(255).long().flatten(2)
+        counts = levels.new_zeros(*levels.shape[:2], LEVELS).scatter_add_(2, levels, torch.ones_like(levels))
+        last = (counts > 0).mul(torch.arange(LEVELS, device=images.device)).amax(2, keepdim=True)
+        step = (levels.shape[2] - counts.gather(2, last)) // 255
+        table = ((counts.cumsum(2) - counts + step // 2) // step.clamp(min=1)).clamp(max=255)
+        spread = torch.where(step == 0, clamped.mul(255).flatten(2), table.gather(2, levels).float())
+        most = torch.full((), 255.0, dtype=torch.float32, device=images.device)  # a tensor, so that a GPU divides
+        return torch.where(images.isnan(), images, (spread / most).view_as(images))
+
+    def describe(self) -> str:
+        """In a word."""
+        return "equalize"
+
+
+class AutoContrast(LevelsOp):
+    """RandomAutoContrast: stretches what lies between the least and the most of a channel to [0, 1]."""
+
+    entries = 2
+
+    @property
+    def clips(self) -> bool:
+        """Whether the result is clamped, which only values that are no numbers would show."""
+        return bool(self.module.clip_output)
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Subtract the least, divide by the spread; a NaN makes its channel NaN."""
+        least, most = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
+        made = (images - least) / (most - least + 1e-6)
+        return made.clamp(0, 1) if self.clips else made
+
+    def describe(self) -> str:
+        """In a few words."""
+        return "auto contrast"
+
+
 def gaussian(side: int, sigma: Tensor) -> Tensor:
     """Weights that add up to one, (B, side), for widths (B,)."""
     distance = torch.arange(side, device=sigma.device, dtype=sigma.dtype) - side // 2
@@ -164,4 +223,9 @@ def gaussian(side: int, sigma: Tensor) -> Tensor:
     return weights / weights.sum(1, keepdim=True)
 
 
-LOWERED: dict[type[nn.Module], type[FilterOp]] = {K.RandomGaussianBlur: BlurOp, K.RandomSharpness: SharpnessOp}
+LOWERED: dict[type[nn.Module], type[FilterOp]] = {
+    K.RandomGaussianBlur: BlurOp,
+    K.RandomSharpness: SharpnessOp,
+    K.RandomEqualize: Equalize,
+    K.RandomAutoContrast: AutoContrast,
+}

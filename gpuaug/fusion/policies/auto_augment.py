@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from kornia import augmentation as K
 from kornia.augmentation import auto
 from kornia.augmentation.auto.operations import ops as operations
 from kornia.augmentation.auto.operations.policy import PolicySequential
@@ -18,22 +17,6 @@ from gpuaug.fusion.policies.choice import Child, Choice, Member, Pick
 POLICIES: tuple[type[nn.Module], ...] = (auto.RandAugment, auto.TrivialAugment, auto.AutoAugment)
 OPERATIONS: frozenset[type[nn.Module]] = frozenset(getattr(operations, name) for name in operations.__all__)
 """Kornia's wrappers of one augmentation and its magnitude, by exact type."""
-
-_LEFT = {K.RandomEqualize: "equalize", K.RandomAutoContrast: "auto contrast"}
-
-
-class Gate(Op):
-    """A policy's augmentation that is not lowered, and draws nothing but its apply mask."""
-
-    lowered = False
-
-    def unsupported_size(self, size: Size) -> str | None:
-        """Always."""
-        return "no lowering for this type"
-
-    def describe(self) -> str:
-        """In a few words."""
-        return _LEFT[type(self.module)]
 
 
 class Policy(Choice):
@@ -139,8 +122,6 @@ def _member(name: str, operation: Any, lowered: dict[type[nn.Module], type[Op]])
     inner = operation.op
     if any(isinstance(value, torch.Tensor) and value.is_cuda for value in (*vars(inner).values(), operation._magnitude)):
         return "on the GPU; leave the pipeline on the CPU, where it draws"
-    if type(inner) in _LEFT:
-        return Member(name, Gate(name, inner), operation)
     kind = lowered.get(type(inner))
     if kind is None:
         return f"made of {type(inner).__name__}, which has no lowering"

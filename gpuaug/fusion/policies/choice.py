@@ -281,9 +281,9 @@ class Choice(Op):
         ops = [member.op for member in self._members]
         return list(dict.fromkeys(_words(op) for op in ops if isinstance(op, EagerOp) or op.unsupported_size(size) is not None))
 
-    def always_left(self) -> tuple[Op | EagerOp, ...]:
+    def always_left(self) -> tuple[EagerOp, ...]:
         """Those of :attr:`ops` that Kornia runs whatever the images are."""
-        return tuple(op for op in self.ops if isinstance(op, EagerOp) or not op.lowered)
+        return tuple(op for op in self.ops if isinstance(op, EagerOp))
 
     def launches(self, size: Size) -> int | None:
         """How many kernels it takes at most; ``None`` where Kornia may run something."""

@@ -15,7 +15,7 @@ from support.replay import photographs
 
 import gpuaug
 from gpuaug.fusion.backends.readers import MaskPlaces
-from gpuaug.fusion.backends.triton import backend, blur, boxes, crops, labels, mix, sharpness
+from gpuaug.fusion.backends.triton import backend, blur, boxes, crops, labels, levels, mix, sharpness
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.boxes import FORMS, Way
 from gpuaug.fusion.ops.mix import SoftLabels
@@ -30,6 +30,8 @@ KERNELS = {
     "blur_columns_kernel": blur,
     "blur_rows_kernel": blur,
     "sharpness_kernel": sharpness,
+    "table_kernel": levels,
+    "levels_kernel": levels,
 }
 CHOSEN = [
     "colour",
@@ -41,6 +43,8 @@ CHOSEN = [
     "noise",
     "blur",
     "sharpness",
+    "equalize",
+    "auto contrast",
     "mixup",
     "cutmix",
     "either mix",

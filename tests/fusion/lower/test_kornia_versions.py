@@ -105,6 +105,8 @@ SETTINGS = {
     "ColorJitter": "brightness contrast saturation hue same_on_batch p keepdim order",
     "ColorJiggle": "brightness contrast saturation hue same_on_batch p keepdim order",
     "RandomGaussianBlur": "kernel_size sigma border_type separable same_on_batch p keepdim",
+    "RandomEqualize": "same_on_batch p keepdim",
+    "RandomAutoContrast": "clip_output same_on_batch p keepdim",
     "RandomSharpness": "sharpness same_on_batch p keepdim",
     "RandomMixUpV2": "lambda_val same_on_batch p keepdim data_keys",
     "RandomCutMixV2": "num_mix cut_size beta same_on_batch p keepdim data_keys use_correct_lambda",

@@ -1,4 +1,4 @@
-"""Blur and sharpness, against Kornia on the same draws."""
+"""Blur, sharpness, equalize and auto contrast, against Kornia on the same draws."""
 
 import kornia.augmentation as K
 import numpy as np
@@ -98,3 +98,55 @@ def test_sharpness_same_on_batch_draws_once():
     assert all(len(set(each["sharpness"])) == 1 and len(set(each["apply_mask"])) == 1 for each in drawn)
     assert len({float(each["sharpness"][0]) for each in drawn}) == 20
     assert {bool(each["apply_mask"][0]) for each in drawn} == {True, False}
+
+
+LEVELS = {
+    "equalize": lambda p: K.RandomEqualize(p=p),
+    "equalize, same": lambda p: K.RandomEqualize(p=p, same_on_batch=True),
+    "auto contrast": lambda p: K.RandomAutoContrast(p=p),
+    "auto contrast, unclipped": lambda p: K.RandomAutoContrast(clip_output=False, p=p),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("name", LEVELS)
+def test_equalize_and_auto_contrast_equal_kornia(name, p, dtype):
+    # The second has fewer pixels than it takes for a step, so its levels stay.
+    for seed, shape in enumerate([(5, 3, 32, 48), (2, 1, 15, 16), (0, 3, 32, 32)]):
+        images = photographs(*shape, dtype=dtype)
+        if len(images):
+            images[0, 0] = images[0, 0, 0, 0]  # a channel of one level
+        expected, got = both(K.AugmentationSequential(LEVELS[name](p)), images, seed)
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_values_out_of_range_equal_kornia(name):
+    images = photographs(3, dtype=torch.float32) * 2 - 0.5
+    expected, got = both(K.AugmentationSequential(LEVELS[name](1.0)), images)
+    assert torch.equal(got, expected)
+
+
+def test_nan_makes_its_channel_nan_under_auto_contrast_as_in_kornia():
+    images = photographs(3, dtype=torch.float32)
+    images[1, 2, 3, 4] = torch.nan
+    expected, got = both(K.AugmentationSequential(K.RandomAutoContrast(p=1.0)), images)
+    assert torch.equal(got.nan_to_num(9), expected.nan_to_num(9))
+    assert got.isnan().sum() == got[1, 2].numel()
+
+
+def test_nan_stays_where_it_is_under_equalize():
+    """Kornia stops with an error."""
+    images = photographs(3, dtype=torch.float32)
+    images[1, 2, 3, 4] = torch.nan
+    got, clean = gpuaug.fuse(K.RandomEqualize(p=1.0))(images), gpuaug.fuse(K.RandomEqualize(p=1.0))(images.nan_to_num(0))
+    assert got[1, 2, 3, 4].isnan()
+    assert torch.equal(got.nan_to_num(9), torch.where(images.isnan(), 9, clean))
+
+
+def test_pointwise_ops_after_equalize_share_its_pass():
+    made = [K.RandomHorizontalFlip(), K.RandomEqualize(), K.RandomInvert(), K.RandomAutoContrast(), K.Normalize(0.5, 0.25)]
+    expected, got = both(K.AugmentationSequential(*made), photographs(5), 1)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+    assert [line.launches for line in gpuaug.fuse(made).explain((5, 3, 32, 48)).lines] == [1, 2, 2]

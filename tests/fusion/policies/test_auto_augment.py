@@ -181,10 +181,12 @@ def test_explain_lists_a_policys_operations_and_most_launches():
     assert made.lines[0].launches == 2
     assert "for each batch 2 of rotate, invert, sharpen" in str(made)
     assert "up to 2" in str(made)
-    left = gpuaug.fuse(auto.TrivialAugment()).explain((8, 3, 32, 32))
+    trivial = gpuaug.fuse(auto.TrivialAugment())
+    assert trivial.explain((8, 3, 32, 32)).launches == 2
+    assert "for each batch one of auto contrast, equalize, rotate" in str(trivial.explain((8, 1, 32, 32)))
+    left = gpuaug.fuse(auto.RandAugment(2, 10, [ONE_BY_ONE["rotate"], [("color", 0.1, 1.9)]])).explain((8, 1, 32, 32))
     assert left.launches is None
-    assert "for each batch one of auto contrast, equalize, rotate" in str(left)
-    assert "left to Kornia: auto contrast, equalize" in str(left)
+    assert "left to Kornia: saturation" in str(left)
 
 
 def test_policies_compile_few_programs():

@@ -57,7 +57,7 @@ def test_random_apply_moves_masks_and_changes_sizes():
             K.RandomResizedCrop((20, 28)),
             K.CenterCrop((16, 17)),  # the size of the other crop: either may be first
             K.ImageSequential(K.RandomInvert(), K.RandomErasing(p=1.0)),
-            K.RandomEqualize(),
+            K.RandomMedianBlur(),
             K.RandomCrop((16, 17), p=0.5),
             random_apply=(0, 3),
         ),
@@ -73,7 +73,7 @@ def test_random_apply_moves_masks_and_changes_sizes():
         got = augment(images, masks, draws=draws)
         assert got[1].shape == expected[1].shape
         # An equalisation makes jumps of the last bit of what it is given.
-        if "RandomEqualize_3" not in names:
+        if "RandomMedianBlur_3" not in names:
             torch.testing.assert_close(got[0], expected[0], atol=5e-5, rtol=0)
             assert (got[1] != expected[1]).float().mean() < 0.02
 

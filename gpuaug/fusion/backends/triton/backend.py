@@ -14,6 +14,7 @@ from gpuaug.fusion.backends.torch_backend import as_bits, mask_fill
 from gpuaug.fusion.backends.triton.blur import blur
 from gpuaug.fusion.backends.triton.gather import gather_kernel, mask_kernel
 from gpuaug.fusion.backends.triton.launch import Launch, on_device, prepared
+from gpuaug.fusion.backends.triton.levels import level
 from gpuaug.fusion.backends.triton.mix import mix
 from gpuaug.fusion.backends.triton.second_pass import rest_kernel
 from gpuaug.fusion.backends.triton.sharpness import sharpen
@@ -21,7 +22,7 @@ from gpuaug.fusion.gather import Columns, Gather, Part
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.channel import ChannelShuffle, Grayscale
 from gpuaug.fusion.ops.color_jitter import CLEAN, ColorJiggle, ColorJitter
-from gpuaug.fusion.ops.filters import BlurOp
+from gpuaug.fusion.ops.filters import BlurOp, LevelsOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.plan import Pass, Plan, needs_mean
 
@@ -84,6 +85,8 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, dtype: torch.dtype, 
                 mix(step, source, table, out)
             elif isinstance(step.front, BlurOp):
                 blur(step, source, table, out)
+            elif isinstance(step.front, LevelsOp):
+                level(step, source, table, out)
             else:
                 sharpen(step, source, table, out)
             source = out

@@ -12,7 +12,7 @@ import sys
 
 from triton.runtime.interpreter import InterpretedFunction, InterpreterOptions, interpreter_builder
 
-from gpuaug.fusion.backends.triton import backend, boxes, filter_tiles
+from gpuaug.fusion.backends.triton import backend, boxes, filter_tiles, levels
 
 
 def shrink_blocks():
@@ -22,6 +22,7 @@ def shrink_blocks():
     backend.REST_BLOCK = 256
     filter_tiles.ACROSS = 64
     boxes.BLOCK = 32
+    levels.BLOCK = 256
 
 
 def leave_out_overflow_checks():

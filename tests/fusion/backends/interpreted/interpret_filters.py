@@ -5,9 +5,10 @@ import numpy as np
 import torch
 
 from gpuaug.fusion.backends.triton.blur import blur
+from gpuaug.fusion.backends.triton.levels import level
 from gpuaug.fusion.backends.triton.sharpness import sharpen
+from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.filters import LOWERED, BlurOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.plan import Pass
 
@@ -17,7 +18,12 @@ FILTERS = {
     "one pixel": K.RandomGaussianBlur((1, 11), (0.5, 2.0), border_type="constant", p=1.0),
     "all in the middle": K.RandomGaussianBlur(3, (1e-4, 1e-3), p=1.0),
     "sharpness": K.RandomSharpness((0.0, 4.0), p=0.5),
+    "equalize": K.RandomEqualize(p=0.5),
+    "auto contrast": K.RandomAutoContrast(p=0.5),
+    "auto contrast, unclipped": K.RandomAutoContrast(clip_output=False, p=1.0),
 }
+LOWERED = filters.LOWERED
+LAUNCHED = {filters.BlurOp: blur, filters.SharpnessOp: sharpen, filters.Equalize: level, filters.AutoContrast: level}
 
 
 def batches():
@@ -46,7 +52,7 @@ def agree(module, images, dtype, memory_format):
     expected = torch.where(rows[:, 2, None, None, None] != 0, op.apply(floats, rows[:, 2:]), floats).to(dtype)
     got = torch.empty(images.shape, dtype=dtype).to(memory_format=memory_format)
     step = Pass(op, (), size, size, 2, ())
-    launched = blur(step, images, rows, got) if isinstance(op, BlurOp) else sharpen(step, images, rows, got)
+    launched = LAUNCHED[type(op)](step, images, rows, got)
     skipped = not op.is_random or dtype == torch.float16 or torch.equal(got[0].nan_to_num(9), expected[0].nan_to_num(9))
     tolerance = 1e-3 if dtype == torch.float16 else 2e-6
     return launched == op.launches and skipped and torch.allclose(got, expected, atol=tolerance, rtol=0, equal_nan=True)
@@ -55,6 +61,7 @@ def agree(module, images, dtype, memory_format):
 def failures(*, every):
     """Names of the filters whose kernels differ from torch, and on which images."""
     few = {"narrow": ("bytes", "grey"), "one pixel": ("bytes", "grey"), "sharpness": ("holes", "bytes", "grey")}
+    few |= dict.fromkeys(("equalize", "auto contrast"), ("holes", "bytes", "grey"))
     for name, module in FILTERS.items():
         for batch, (images, dtype, memory_format) in batches().items():
             if (every or batch in few.get(name, ("grey",))) and not agree(module, images, dtype, memory_format):
