@@ -8,7 +8,7 @@ from kornia.augmentation.container.params import ParamItem
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown, whole_number
-from gpuaug.fusion.lower.kornia import Leaf, Tree, leaves
+from gpuaug.fusion.lower.tree import Done, Leaf, Tree, leaves
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.mix import MixOp
@@ -67,11 +67,10 @@ class Draws:
             raise ArgumentError(f"index must be one of the images drawn for, got {index} of {len(self)}. Count them from 0.")
         drawn = []
         for leaf, each in zip(leaves(self._tree), self._drawn, strict=True):
-            if "params" in each or isinstance(leaf.op, Choice | MixOp):
+            if isinstance(leaf.op, EagerOp | Choice | MixOp) or "key" in each:
                 raise ArgumentError(
                     f"draws must be of modules that take every image by itself, got {leaf.op.name}. Replay the whole batch."
                 )
-            assert not isinstance(leaf.op, EagerOp)
             drawn.append(leaf.op.of_sample(each, index))
         sizes = tuple(size.of(index) for size in self._sizes)
         return Draws((1, sizes[0].channels, sizes[0].height, sizes[0].width), self._tree, tuple(drawn), sizes)
@@ -114,7 +113,7 @@ class Draws:
             name = f"{way}/{tree.name}" if way and tree.name else way or tree.name
             if isinstance(tree, Leaf):
                 yield from _numbers(name, tree.op, next(each), sample)
-            else:
+            elif not isinstance(tree, Done):
                 for item in tree.items:
                     yield from found(item, name)
 
@@ -145,9 +144,16 @@ class Draws:
                 "draws must be for images of one size in Kornia, got those of a ragged batch. "
                 "Take one image: draws.alone(0).as_kornia()."
             )
+        foreign = next((leaf.name for leaf in leaves(self._tree) if leaf.op.library != "Kornia"), None)
+        if foreign is not None:
+            raise ArgumentError(
+                f"draws must be of Kornia's modules alone to have its form, got {foreign} of torchvision. "
+                "Read them by draws.of(sample)."
+            )
         each = iter(zip(self._drawn, self._sizes, strict=True))
 
         def form(tree: Tree) -> Any:
+            assert not isinstance(tree, Done)
             if isinstance(tree, Leaf):
                 drawn, size = next(each)
                 # An op that refused images of this size was drawn for by Kornia itself.
@@ -160,6 +166,55 @@ class Draws:
             return [form(item) for item in tree.items]
 
         return form(self._tree)
+
+    def as_torchvision(self) -> list[list[tuple[str, dict[str, Any]]]]:
+        """The same draws as calls of ``torchvision.transforms.v2.functional``, for each sample in their order.
+
+        Returns:
+            For each sample a list of names of functions and their arguments, but for the image, which is the first.
+
+        Raises:
+            ArgumentError: If they are of several views, or of a module that no such function repeats: one of Kornia's, or one
+                that draws when it runs.
+
+        Examples:
+            >>> from torchvision.transforms import v2
+            >>> from torchvision.transforms.v2 import functional
+            >>> augment, images = fuse(v2.Compose([v2.RandomHorizontalFlip(), v2.RandomInvert()])), torch.rand(2, 3, 4, 4)
+            >>> draws = augment.draw(images.shape)
+            >>> expected = list(images)
+            >>> for index, calls in enumerate(draws.as_torchvision()):
+            ...     for name, arguments in calls:
+            ...         expected[index] = getattr(functional, name)(expected[index], **arguments)
+            >>> torch.equal(augment(images, draws=draws), torch.stack(expected))
+            True
+        """
+        if self._more:
+            raise ArgumentError(
+                f"draws must be those of one view, got {len(self.views)}. Take one: draws.views[0].as_torchvision()."
+            )
+        each = list(zip(self._drawn, self._sizes, strict=True))
+        return [list(_calls(self._tree, iter(each), sample)) for sample in range(len(self))]
+
+
+def _calls(tree: Tree, each: Iterator[tuple[OpDraws, Size]], sample: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The functions of torchvision's, and their arguments, that repeat what one sample drew."""
+    if isinstance(tree, Done):
+        yield from tree.calls
+    elif isinstance(tree, Leaf):
+        drawn, size = next(each)
+        calls = getattr(tree.op, "calls", None)
+        if calls is None or "key" in drawn:
+            whose = f"one that is left to {tree.op.library}" if "key" in drawn else f"one of {tree.op.library}"
+            raise ArgumentError(
+                f"draws must be of torchvision's transforms that fuse lowers to be told as calls, got {tree.name}, {whose}. "
+                "Read them by draws.of(sample)."
+            )
+        if drawn["apply_mask"][sample]:
+            yield from calls(drawn, sample, size)
+    else:
+        for item in tree.items:
+            yield from _calls(item, each, sample)
 
 
 def check_draws(draws: Draws, size: Size, modules: int, views: int) -> None:
@@ -212,8 +267,7 @@ def _numbers(name: str, op: Op | EagerOp, drawn: OpDraws, sample: int) -> Iterat
     elif "params" in drawn:
         yield from _of_kornia(name, drawn["params"][0].data, sample)
     elif drawn["apply_mask"][sample]:
-        assert isinstance(op, Op)
-        yield name, op.numbers(drawn, sample)
+        yield name, op.numbers(drawn, sample) if isinstance(op, Op) and "key" not in drawn else {}
 
 
 _NOT_DRAWN = ("batch_prob", "forward_input_shape", "order")

@@ -1,6 +1,6 @@
 """What became of a pipeline, as a table to read."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,28 +15,35 @@ from gpuaug.fusion.plan import Pass
 from gpuaug.fusion.policies.choice import Choice
 from gpuaug.fusion.segments import Segment
 
+_WEIGHS = {
+    "Kornia": "torchvision weighs all that fall on one, and so does gpuaug.fuse(…, antialias=True)",
+    "torchvision": "With antialias=True, its default, it weighs all that fall on one",
+}
+
 SHRINKS = 1.5
 """How far images may shrink before pixels that are left out are worth a word."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One pass, or one module that Kornia runs."""
+    """One pass, or one module that its own library runs."""
 
     modules: tuple[str, ...]
     """Their names, in order."""
     what: str
-    """What is computed; empty where Kornia runs it."""
+    """What is computed; empty where its library runs it."""
     launches: int | None
-    """Kernels that the Triton executor launches; ``None``: as many as Kornia wants."""
+    """Kernels that the Triton executor launches; ``None``: as many as the library wants."""
     read_bytes: int | None
     """Bytes of the images read, per batch; ``None`` where that is not known."""
     written_bytes: int | None
     """Bytes of the images written, per batch; ``None`` where that is not known."""
     reason: str = ""
-    """Why Kornia runs it."""
+    """Why its library runs it."""
     at_most: bool = False
     """Whether ``launches`` is the most that a batch takes, by what it picks."""
+    library: str = "Kornia"
+    """Whose module it is, where its library runs it: ``"Kornia"`` on the whole batch, ``"torchvision"`` image by image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +70,9 @@ class Explanation:
         for number, line in enumerate(self.lines, 1):
             rows.append(
                 (
-                    "Kornia" if line.reason else str(number),
+                    line.library if line.reason else str(number),
                     ", ".join(line.modules),
-                    f"left to Kornia: {line.reason}" if line.reason else line.what,
+                    f"left to {line.library}{_how(line, self.shape[0])}: {line.reason}" if line.reason else line.what,
                     "?" if line.launches is None else f"up to {line.launches}" if line.at_most else str(line.launches),
                     _megabytes(line.read_bytes),
                     _megabytes(line.written_bytes),
@@ -78,8 +85,10 @@ class Explanation:
         return "\n".join([head, *lines, *self.notes])
 
 
-def explanation(segments: Sequence[Segment], size: Size, dtype: torch.dtype, executor: str, views: int = 1) -> Explanation:
-    """Describe the segments of a pipeline for uint8 images of one size."""
+def explanation(
+    segments: Sequence[Segment], size: Size, dtype: torch.dtype, executor: str, views: int = 1, done: Iterable[str] = ()
+) -> Explanation:
+    """Describe the segments of a pipeline for uint8 images of one size; ``done``: the transforms that take no op."""
     lines: list[Line] = []
     element = 1
     mixes = any(isinstance(step.front, MixOp) for step in _passes(segments))
@@ -97,7 +106,7 @@ def explanation(segments: Sequence[Segment], size: Size, dtype: torch.dtype, exe
             element = 4
             continue
         if eager is not None:
-            lines.append(Line((eager.name,), "", None, None, None, eager.reason))
+            lines.append(Line((eager.name,), "", None, None, None, eager.reason, library=eager.library))
             element = 4
             continue
         assert planned is not None
@@ -107,7 +116,9 @@ def explanation(segments: Sequence[Segment], size: Size, dtype: torch.dtype, exe
             fitted = index == 0 and len(segments) == runs == 1 and not planned.needs_own_batch and has_device_crops(planned)
             lines.append(_line(step, size, element, dtype.itemsize if last else 4, views, runs, fitted))
             element = 4
-    return Explanation(tuple(lines), size.shape, executor, _shrinking(segments, size))
+    names = ", ".join(done)
+    none = (f"{names}: nothing left to do, as bytes are scaled to [0, 1] where they are read.",) if names else ()
+    return Explanation(tuple(lines), size.shape, executor, (*_shrinking(segments, size), *none))
 
 
 def _passes(segments: Sequence[Segment]) -> Iterator[Pass]:
@@ -125,7 +136,7 @@ def _shrinking(segments: Sequence[Segment], size: Size) -> tuple[str, ...]:
             if most > SHRINKS:
                 notes.append(
                     f"{op.name} may shrink by {most:.1f} and reads four pixels for each: details turn to noise. "
-                    "torchvision weighs all that fall on one, and so does gpuaug.fuse(…, antialias=True)."
+                    f"{_WEIGHS[op.library]}."
                 )
         if isinstance(op, GatherOp):
             at = op.out(at)
@@ -148,6 +159,11 @@ def _line(step: Pass, size: Size, read: int, written: int, views: int, runs: int
 def _known(size: Size) -> bool:
     """Whether each image's size is known, where they differ."""
     return not size.ragged or len(size.height) == size.batch
+
+
+def _how(line: Line, batch: int) -> str:
+    """How a library runs a module of its own, in words."""
+    return "" if line.library == "Kornia" else f", image by image, {batch} calls a batch"
 
 
 def _megabytes(count: int | None) -> str:

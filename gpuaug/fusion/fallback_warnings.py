@@ -26,9 +26,9 @@ class FallbackWarnings:
         """Names of the modules that have been warned of."""
 
     def when_fused(self) -> None:
-        """Warn of modules that are left to Kornia whatever the images are, or of Kornia's version where all are for that."""
+        """Warn of modules that are not lowered whatever the images are, or of Kornia's version where all of its are not."""
         untested = untested_version()
-        if untested is not None:
+        if untested is not None and any(op.library == "Kornia" for op in self._ops):
             warn_of_version(untested)
         for op in self._ops:
             if isinstance(op, Choice):
@@ -38,18 +38,20 @@ class FallbackWarnings:
                     _warn_of_choice(op, left)
             elif isinstance(op, EagerOp):
                 self.warned.add(op.name)
-                if untested is None:
+                if untested is None or op.library != "Kornia":
                     _warn(op)
 
     def when_run(self, op: EagerOp) -> None:
-        """Warn of a module that is left to Kornia for images of one size, at the first batch of that size."""
+        """Warn of a module that is not lowered for images of one size, at the first batch of that size."""
         if op.name not in self.warned:
             self.warned.add(op.name)
             _warn(op)
 
 
 def _warn(op: EagerOp) -> None:
-    if type(op.module).__module__.startswith("kornia."):
+    if op.library == "torchvision":
+        left, launches = "which is left to torchvision, image by image", "It adds its own launches for every image of a batch"
+    elif type(op.module).__module__.startswith("kornia."):
         left, launches = "which is left to Kornia", "Kornia takes tens of launches a batch for it"
     else:
         left, launches = "which runs as it is, in its place", "It adds its own launches"

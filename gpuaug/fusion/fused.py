@@ -16,7 +16,8 @@ from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import size_of
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.fallback_warnings import FallbackWarnings
-from gpuaug.fusion.lower.kornia import leaves, lower
+from gpuaug.fusion.lower.pipeline import lower
+from gpuaug.fusion.lower.tree import leaves, transforms_done
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.mix import CutMix, MixOp, SoftLabels
@@ -135,14 +136,13 @@ class Fused(nn.Module):
         self._left = FallbackWarnings(self._ops)
 
     def extra_repr(self) -> str:
-        """The modules, and those left to Kornia."""
-        left = [op.name for op in self._ops if isinstance(op, EagerOp)]
+        """The modules, and those left to their own library."""
+        words = [", ".join(op.name for op in self._ops)]
+        for library in ("Kornia", "torchvision"):
+            left = [op.name for op in self._ops if isinstance(op, EagerOp) and op.library == library]
+            words += [f"left to {library}: {', '.join(left)}"] if left else []
         ran = self._executor()
-        return (
-            ", ".join(op.name for op in self._ops)
-            + (f"; left to Kornia: {', '.join(left)}" if left else "")
-            + (f"; run by {ran}" if ran else "")
-        )
+        return "; ".join([*words, f"run by {ran}"] if ran else words)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Fused, (self._pipeline[0], self.options), {"training": self.training, "warned": self._left.warned}
@@ -280,7 +280,8 @@ class Fused(nn.Module):
         """
         known = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
         size = _size_given(shape) if shape is not None else self._seen[0][0] if self._seen else known
-        return explain.explanation(self._segments.all(size), size, self.dtype, self._executor(), self.options.views)
+        done = transforms_done(self._tree)
+        return explain.explanation(self._segments.all(size), size, self.dtype, self._executor(), self.options.views, done)
 
     def _executor(self) -> str:
         """What ran the last call; nothing before the first."""

@@ -7,6 +7,7 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
+from gpuaug.core.torchvision_transforms import torchvision_class
 from gpuaug.fusion.fused import Fused
 
 
@@ -17,8 +18,15 @@ def modules_of(transform: Any) -> Iterator[Any]:
     elif isinstance(transform, nn.Sequential | list | tuple) and not getattr(transform, "random_apply", False):
         for child in transform:
             yield from modules_of(child)
+    elif _is_torchvisions(transform, "Compose"):
+        yield from modules_of(list(transform.transforms))
     else:
         yield transform
+
+
+def _is_torchvisions(transform: Any, name: str) -> bool:
+    kind = torchvision_class(transform)
+    return kind is type(transform) and kind.__name__ == name
 
 
 def normalized_by(transforms: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
@@ -31,10 +39,9 @@ def normalized_by(transforms: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
     for module in (module for transform in transforms for module in modules_of(transform)):
         if type(module) is K.Denormalize:
             found = None
-        elif type(module) is K.Normalize and module.p == 1 == module.p_batch:
-            given = (
-                torch.as_tensor(module.flags[name], dtype=torch.float32, device="cpu").detach() for name in ("mean", "std")
-            )
+        elif (type(module) is K.Normalize and module.p == 1 == module.p_batch) or _is_torchvisions(module, "Normalize"):
+            held = module.flags if type(module) is K.Normalize else vars(module)
+            given = (torch.as_tensor(held[name], dtype=torch.float32, device="cpu").detach() for name in ("mean", "std"))
             mean, std = (value.reshape(-1, 1, 1) for value in given)
             found = (mean, std) if found is None else (found[0] + mean * found[1], std * found[1])
     return found

@@ -62,9 +62,15 @@ class Options:
 def definition(pipeline: Any, options: Options) -> str:
     """A pipeline and its options as text: what decides the batches besides the draws. States of loaders hold it.
 
-    The ``repr`` of Kornia's containers leaves out what they were given besides their modules.
+    The ``repr`` of containers leaves out what they were given besides their modules.
     """
-    arguments = getattr(pipeline, "__dict__", {}).items()  # a list of modules has none
+    return f"{pipeline!r}\n{_settings(pipeline)}\n{options}"
+
+
+def _settings(container: Any) -> Any:
+    arguments = getattr(container, "__dict__", {}).items()  # a list of modules has none
     plain = {name: value for name, value in arguments if isinstance(value, bool | int | float | str | tuple)}
     own = {name: value for name, value in plain.items() if not name.startswith("_") and name != "training"}
-    return f"{pipeline!r}\n{own}\n{options}"
+    # Containers of torchvision's leave out their chances, those in containers too.
+    inner = [_settings(each) for each in getattr(container, "transforms", ())]
+    return [own, *inner] if any(inner) else own

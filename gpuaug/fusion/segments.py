@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
-from gpuaug.fusion.ops.fallback import EagerOp
+from gpuaug.fusion.ops.fallback import EagerOp, left
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.plan import Plan, columns_of, plan
 from gpuaug.fusion.policies.choice import Choice, Nothing, Step
@@ -121,6 +121,6 @@ def _split(ops: Sequence[Op | EagerOp], size: Size) -> tuple[EagerOp | Choice | 
                 taken.append(op)
                 size = op.out(size)
                 continue
-            alone = op if isinstance(op, EagerOp) else EagerOp(op.name, op.module, reason or "", op)
+            alone = op if isinstance(op, EagerOp) else left(op, reason or "")
         return (None, tuple(taken)) if taken else (alone, ())
     return None, tuple(taken)

@@ -4,6 +4,7 @@ import kornia.augmentation as K
 import numpy as np
 import torch
 from support.replay import photographs
+from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.fusion.backends.triton import backend
@@ -22,6 +23,9 @@ CROPS = {
     "wide": K.RandomResizedCrop((12, 14), ratio=(3.0, 5.0)),
     "high": K.RandomResizedCrop((12, 14), ratio=(0.2, 0.3)),
     "one pixel": K.RandomResizedCrop((1, 14)),
+    "torchvision's": v2.RandomResizedCrop((12, 14)),
+    "torchvision's, long": v2.RandomResizedCrop((12, 14), scale=(0.5, 1.0), ratio=(0.2, 7.0)),
+    "torchvision's, wide": v2.RandomResizedCrop((12, 14), ratio=(3.0, 5.0), antialias=False),
 }
 SIZE = (12, 14)
 BEHIND = {
@@ -56,7 +60,8 @@ SEEDS = (3, 2**63, 5, 6)
 def planned_crop(crop, sizes, *, masks, behind=()):
     """(pipeline that begins with the crop, size of its batches, plan)."""
     others = [*behind, K.RandomHorizontalFlip(), K.ColorJitter(0.4, 0.4, 0.4), K.RandomRotation(30.0)]
-    augment = gpuaug.fuse([crop, *others[: None if crop.flags["size"][0] > 1 else -1]], ragged=True)
+    height, _ = crop.size if isinstance(crop, v2.Transform) else crop.flags["size"]
+    augment = gpuaug.fuse([crop, *others[: None if height > 1 else -1]], ragged=True)
     size = Size(len(sizes), 3, sizes[:, 0], sizes[:, 1])
     return augment, size, augment._segments.at(0, size, masks=masks).plan
 

@@ -3,6 +3,7 @@
 import kornia.augmentation as K
 import torch
 from kornia.augmentation import auto
+from torchvision.transforms import v2
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
@@ -39,6 +40,14 @@ EXACT = {
 RGB_EXACT = {"shuffle": lambda: [K.RandomChannelShuffle()]}
 
 CLOSE = {
+    "antialiased crop, its middle where none fits": lambda: [
+        v2.RandomResizedCrop((16, 20), scale=(0.9, 1.0), ratio=(3.0, 4.0)),
+        v2.RandomErasing(0.7, value=0.5),
+    ],
+    "choice and order": lambda: [
+        v2.RandomChoice([v2.RandomSolarize(0.5), v2.RandomHorizontalFlip(), v2.RandomRotation(30, "bilinear", fill=None)]),
+        v2.RandomOrder([v2.RandomInvert(), v2.RandomErasing(1.0, value=0.5)]),
+    ],
     "resized crop, flip": lambda: [K.RandomResizedCrop((16, 20)), K.RandomHorizontalFlip()],
     "resized crop, squares": lambda: [K.RandomResizedCrop((16, 20), align_corners=False)],
     "resized crop, of a pixel": lambda: [K.RandomResizedCrop((5, 7), scale=(1e-4, 3e-3))],
@@ -104,6 +113,10 @@ RGB_CLOSE = {
         auto.AutoAugment([[("color", 0.8, 8), ("posterize", 0.6, 2)], [("invert", 0.5, None), ("rotate", 0.7, 1)]]),
         K.ColorJitter(0.4, 0.9, p=0.7),
     ],
+    "orders of samples": lambda: [
+        v2.RandomApply([v2.ColorJitter(0.4, 0.9, 0.9, 0.1), v2.RandomGrayscale(0.5)], p=0.8),
+        v2.Normalize(MEAN.tolist(), STD.tolist()),
+    ],
     "jiggle": lambda: [K.ColorJiggle(0.4, 0.4, 0.4, 0.1, p=0.8)],
     "hue, saturation": lambda: [K.RandomHue((-0.5, 0.5), p=0.7), K.RandomSaturation((0.2, 1.8), p=0.7)],
     "self-supervised": lambda: [
@@ -123,8 +136,10 @@ TIES = {
 """A tap on the other side of a tie is another pixel."""
 
 JUMPS = {
+    "choice and order",
     "colour",
     "jitter, then jitter",
+    "orders of samples",
     "jiggle",
     "hue, saturation",
     "self-supervised",

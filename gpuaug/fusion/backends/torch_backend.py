@@ -124,7 +124,7 @@ def gather_mask(
 def erased(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None = None) -> Tensor:
     """Masks, (B, C, H, W), with zeros where the pass erases their images, as in Kornia."""
     for op, (_, column, _) in zip(step.points, step.program, strict=True):
-        if isinstance(op, Erasing):
+        if isinstance(op, Erasing) and op.erases_masks:
             rows = _rows(table, places)[:, column:]
             covered = op.covers(masks, rows) & (rows[:, 0, None, None, None] != 0)
             masks = as_bits(masks).masked_fill(covered, 0).view(masks.dtype)

@@ -7,24 +7,20 @@ leaves keep their names: the tree gives Kornia's own form of a batch's draws bac
 import functools
 import re
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
 import torch
-from kornia import augmentation as K
-from kornia.constants import Resample
 from torch import nn
 
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning
-from gpuaug.fusion.lower.refusals import refuse_torchvision
+from gpuaug.core.errors import GpuAugWarning
+from gpuaug.fusion.lower.tree import Group, Leaf, Tree
 from gpuaug.fusion.ops import channel, color, color_jitter, crop, erasing, filters, mix, noise, resize, warp
 from gpuaug.fusion.ops.base import Op
-from gpuaug.fusion.ops.fallback import EagerOp
-from gpuaug.fusion.ops.geometry import ResampleOp
+from gpuaug.fusion.ops.fallback import EagerKornia
 from gpuaug.fusion.policies.auto_augment import POLICIES, lower_policy
-from gpuaug.fusion.policies.choice import Child, Choice, Member, Pick
+from gpuaug.fusion.policies.choice import Child, Member, Pick
 from gpuaug.fusion.policies.random_apply import lower_random_apply
 
 LOWERED: dict[type[nn.Module], type[Op]] = {
@@ -47,103 +43,49 @@ REQUIREMENT = "kornia>={}.{},<{}.{}".format(*TESTED[0], *TESTED[1])
 """The same as pip takes it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """One module."""
-
-    name: str
-    op: Op | EagerOp
+Lower = Callable[[str, Any], Tree]
+"""Lowers what a container holds, under its name in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """A container; its own name is empty where the user passed it, or a plain sequence."""
-
-    name: str
-    items: tuple["Leaf | Group", ...]
-    is_container: bool
-
-
-Tree = Leaf | Group
-
-
-def lower(pipeline: Any, pick: Pick = "batch", *, antialias: bool = False) -> Tree:
-    """What a pipeline consists of.
+def lower_container(name: str, container: Any, pick: Pick, lower: Lower) -> Tree:
+    """What ``AugmentationSequential`` or ``ImageSequential`` holds, or the choice that it makes.
 
     Args:
-        pipeline: The user's.
-        pick: Whether policies pick for the batch, as Kornia does, or for each sample.
-        antialias: Whether what shrinks weighs all pixels that fall on one.
-
-    Raises:
-        ArgumentTypeError: If it is nothing that has augmentations in it, or has transforms of torchvision in it.
-        ArgumentError: If it is empty.
+        name: Its own; empty where the user passed it.
+        container: The user's.
+        pick: Whether mixes are picked for the batch or for each sample.
+        lower: Lowers what it holds.
     """
-    if isinstance(pipeline, type):
-        raise ArgumentTypeError(
-            f"pipeline must be an instance, got the class {pipeline.__name__}. Call it first: {pipeline.__name__}(…)."
-        )
-    tree = _tree("", pipeline, pick, untested_version())
-    if not list(leaves(tree)):
-        raise ArgumentError(
-            f"pipeline must hold at least one augmentation, got an empty {type(pipeline).__name__}. "
-            "Add one, such as K.RandomHorizontalFlip()."
-        )
-    for leaf in leaves(tree) if antialias else ():
-        for op in leaf.op.ops if isinstance(leaf.op, Choice) else (leaf.op,):
-            if isinstance(op, ResampleOp):
-                op.set_antialias(cubic=op.settings["resample"] == Resample.BICUBIC)
-    return tree
-
-
-def leaves(tree: Tree) -> Iterator[Leaf]:
-    """All modules, in the order in which they run."""
-    if isinstance(tree, Leaf):
-        yield tree
+    items = tuple(lower(child_name, child) for child_name, child in container.named_children())
+    if container.random_apply is False:
+        return Group(name, items, is_container=True)
+    name, unknown = name or type(container).__name__, untested_version()
+    children = _children(items)
+    if children is None:
+        choice: Any = "random_apply over containers in containers"
     else:
-        for item in tree.items:
-            yield from leaves(item)
+        choice = unknown or lower_random_apply(name, container, children, pick)
+    return Leaf(name, EagerKornia(name, container, choice) if isinstance(choice, str) else choice)
 
 
-def _tree(name: str, module: Any, pick: Pick, unknown: str | None) -> Tree:
-    refuse_torchvision(module)
-    if type(module) in (K.AugmentationSequential, K.ImageSequential):
-        items = tuple(_tree(child_name, child, pick, unknown) for child_name, child in module.named_children())
-        if module.random_apply is False:
-            return Group(name, items, is_container=True)
-        name = name or type(module).__name__
-        children = _children(items)
-        if children is None:
-            choice: Any = "random_apply over containers in containers"
-        else:
-            choice = unknown or lower_random_apply(name, module, children, pick)
-        return Leaf(name, EagerOp(name, module, choice) if isinstance(choice, str) else choice)
-    if type(module) is nn.Sequential:
-        module = list(module)
-    if isinstance(module, Sequence) and not isinstance(module, str):
-        named = [(f"{type(child).__name__}_{index}", child) for index, child in enumerate(module)]
-        return Group(name, tuple(_tree(child_name, child, pick, unknown) for child_name, child in named), is_container=False)
-    if not isinstance(module, nn.Module):
-        raise ArgumentTypeError(
-            "pipeline must be a Kornia augmentation, a Kornia container or a sequence of augmentations, "
-            f"got {type(module).__name__}. Wrap a function in an nn.Module to have it run in its place."
-        )
-    name = name or type(module).__name__
+def lower_module(name: str, module: nn.Module, pick: Pick) -> Leaf:
+    """The op, or the policy, that a module is."""
+    name, unknown = name or type(module).__name__, untested_version()
     if type(module) in POLICIES and unknown is None:
         policy = lower_policy(name, module, LOWERED, pick)
-        return Leaf(name, EagerOp(name, module, policy) if isinstance(policy, str) else policy)
+        return Leaf(name, EagerKornia(name, module, policy) if isinstance(policy, str) else policy)
     reason, kind = unknown or _why_not(module), LOWERED.get(type(module))
     if reason is None:
         return Leaf(name, LOWERED[type(module)](name, module))
     resizes = unknown is None and kind is not None and kind.out is not Op.out
-    return Leaf(name, EagerOp(name, module, reason, kind(name, module) if kind is not None and resizes else None))
+    return Leaf(name, EagerKornia(name, module, reason, kind(name, module) if kind is not None and resizes else None))
 
 
 def _children(items: Sequence[Tree]) -> list[Child] | None:
     """What a container picks from; ``None`` if containers stand in the containers in it."""
     children = []
     for item in items:
-        inner = (item,) if isinstance(item, Leaf) else item.items
+        inner = item.items if isinstance(item, Group) else (item,)
         if any(isinstance(each, Group) for each in inner):
             return None
         members = tuple(Member(each.name, each.op) for each in inner if isinstance(each, Leaf))

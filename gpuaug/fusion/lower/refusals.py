@@ -1,132 +1,118 @@
-"""What ``fuse`` is given in place of Kornia's modules, and what to type instead."""
+"""Transforms that ``fuse`` does not take, and what to type instead."""
 
 from collections.abc import Sequence
-from inspect import signature
-from operator import attrgetter
-from typing import Any, NamedTuple
+from inspect import Parameter, signature
+from typing import Any
 
-from kornia import augmentation as K
 from torch import nn
 
 from gpuaug.core.errors import ArgumentTypeError
-from gpuaug.core.torchvision_transforms import drawn_once, torchvision_class
+from gpuaug.core.torchvision_transforms import torchvision_class
 
-COUNTERPARTS = {
-    "AutoAugment": "auto.AutoAugment",
-    "CenterCrop": "CenterCrop",
-    "ColorJitter": "ColorJitter",
-    "CutMix": "RandomCutMixV2",
-    "ElasticTransform": "RandomElasticTransform",
-    "GaussianBlur": "RandomGaussianBlur",
-    "GaussianNoise": "RandomGaussianNoise",
-    "Grayscale": "RandomGrayscale",
-    "JPEG": "RandomJPEG",
-    "MixUp": "RandomMixUpV2",
-    "Normalize": "Normalize",
-    "RandAugment": "auto.RandAugment",
-    "RandomAdjustSharpness": "RandomSharpness",
-    "RandomAffine": "RandomAffine",
-    "RandomAutocontrast": "RandomAutoContrast",
-    "RandomChannelPermutation": "RandomChannelShuffle",
-    "RandomCrop": "RandomCrop",
-    "RandomEqualize": "RandomEqualize",
-    "RandomErasing": "RandomErasing",
-    "RandomGrayscale": "RandomGrayscale",
-    "RandomHorizontalFlip": "RandomHorizontalFlip",
-    "RandomInvert": "RandomInvert",
-    "RandomPerspective": "RandomPerspective",
-    "RandomPosterize": "RandomPosterize",
-    "RandomResizedCrop": "RandomResizedCrop",
-    "RandomRotation": "RandomRotation",
-    "RandomSolarize": "RandomSolarize",
-    "RandomVerticalFlip": "RandomVerticalFlip",
-    "Resize": "Resize",
-    "TrivialAugmentWide": "auto.TrivialAugment",
+_IN_DATASET = "Keep it in the dataset"
+_OWN_SIZES = f"It gives each image a size of its own. {_IN_DATASET}, and fuse with ragged=True"
+_BOXES = "It is for boxes, which follow images as data_keys=['input', 'targets'], and end at the frame with gpuaug.sanitize"
+
+NOT_TAKEN = {
+    "ClampBoundingBoxes": _BOXES,
+    "ClampKeyPoints": _BOXES,
+    "ConvertBoundingBoxFormat": _BOXES,
+    "CutMix": "It mixes the images of a batch. Write K.RandomCutMixV2(…) behind the others",
+    "FiveCrop": f"It makes several images of one. {_IN_DATASET}",
+    "MixUp": "It mixes the images of a batch. Write K.RandomMixUpV2(…) behind the others",
+    "RandomIoUCrop": f"It needs boxes. {_IN_DATASET}",
+    "RandomResize": _OWN_SIZES,
+    "RandomShortestSize": _OWN_SIZES,
+    "RandomZoomOut": _OWN_SIZES,
+    "SanitizeBoundingBoxes": _BOXES,
+    "SanitizeKeyPoints": _BOXES,
+    "ScaleJitter": _OWN_SIZES,
+    "SetClampingMode": _BOXES,
+    "TenCrop": f"It makes several images of one. {_IN_DATASET}",
+    "ToPILImage": "gpuaug.fuse takes tensors and gives tensors. Leave it out",
+    "UniformTemporalSubsample": f"It is for videos. {_IN_DATASET}",
 }
-"""Kornia's name of a transform of torchvision's, within ``kornia.augmentation``."""
+"""Transforms of torchvision's that cannot run on the images of a batch one by one, by name, and what to do about it."""
 
-NOT_NEEDED = ("ConvertImageDtype", "Identity", "PILToTensor", "ToDtype", "ToImage", "ToPureTensor", "ToTensor")
-"""Transforms of torchvision's whose work a fused pipeline does, or that do none."""
-
-_PICKS = {"Compose": "", "RandomChoice": ", random_apply=1", "RandomOrder": ", random_apply=True"}
-"""Containers of torchvision's, and what makes Kornia's container pick as they do."""
-
-
-class _Rewritten(NamedTuple):
-    """A transform of torchvision's in Kornia's words."""
-
-    lines: tuple[str, ...] = ()
-    """What to type, a module each."""
-    not_needed: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
-    """Names of transforms that have no counterpart."""
+TIMM = {
+    "CenterCropOrPad": "CenterCrop",
+    "MaybePILToTensor": "PILToTensor",
+    "RandAugment": "RandAugment",
+    "RandomCropOrPad": "RandomCrop",
+    "RandomErasing": "RandomErasing",
+    "RandomResizedCropAndInterpolation": "RandomResizedCrop",
+    "ResizeKeepRatio": "Resize",
+    "ToNumpy": "ToImage",
+    "ToTensor": "ToTensor",
+}
+"""timm's transforms, by name, and torchvision's, v2, that do the same or nearly so."""
 
 
-def refuse_torchvision(module: Any) -> None:
-    """Refuse a transform of torchvision's: it would run as it is, and draw once for the whole batch.
+def refuse_held(module: nn.Module) -> None:
+    """Refuse transforms of torchvision's in a module of Kornia's that calls them itself: they would draw once for a batch.
 
     Raises:
-        ArgumentTypeError: If ``module`` is one, or a module of Kornia's that holds one.
+        ArgumentTypeError: If ``module`` is Kornia's, and holds one where nothing takes them apart.
     """
-    # Kornia's containers take any module; what other modules hold is their own affair.
-    holds = isinstance(module, nn.Module) and type(module).__module__.startswith("kornia.")
-    for each in module.modules() if holds else (module,):
+    if not type(module).__module__.startswith("kornia."):  # what a user's module holds is its own affair
+        return
+    sequence = type(module).__name__ in ("AugmentationSequential", "ImageSequential") and not getattr(module, "random_apply", 0)
+    for each in () if sequence else module.modules():
         if torchvision_class(each) is not None:
-            once = ", which draws once for the whole batch" if drawn_once(each) else ""
             raise ArgumentTypeError(
-                f"pipeline must be made of Kornia's modules, got torchvision's {type(each).__name__}{once}. {_way_out(each)}"
+                f"{type(module).__name__} must hold Kornia's modules, got torchvision's {type(each).__name__}, which it would "
+                "call once for the whole batch. Put it into a list, v2.Compose or v2.RandomChoice instead."
             )
 
 
-def _way_out(transform: Any) -> str:
-    found = _rewritten(transform)
-    said = []
-    if found.lines:
-        lines = ", ".join(found.lines)
-        said.append(f"Write {f'K.AugmentationSequential({lines})' if len(found.lines) > 1 else lines} instead")
-    if found.not_needed:
-        names = ", ".join(dict.fromkeys(found.not_needed))
-        said.append(f"Leave out {names}: gpuaug.fuse takes uint8 tensors and scales them to [0, 1]")
-    if found.without:
-        names = ", ".join(dict.fromkeys(found.without))
-        once = ", knowing that it draws once for the whole batch" if drawn_once(transform) else ""
-        said.append(f"Keep {names} in the dataset, or in a stage of its own, gpuaug.TransformStage(transform){once}")
-    return ". ".join(said) + "."
+def refuse_transform(transform: Any) -> None:
+    """Refuse what cannot run on the images of a batch one by one.
+
+    Raises:
+        ArgumentTypeError: If ``transform`` is such a transform of torchvision's, or one of timm's.
+    """
+    kind = type(transform)
+    if kind.__module__.startswith("timm.") and kind.__name__ in TIMM:
+        raise ArgumentTypeError(
+            f"pipeline must be made of torchvision's transforms, v2, or Kornia's modules, got timm's {kind.__name__}. "
+            f"Write v2.{TIMM[kind.__name__]}(…) instead."
+        )
+    base = torchvision_class(transform)
+    if base is not None and base.__name__ in NOT_TAKEN:
+        raise ArgumentTypeError(
+            f"pipeline must be made of transforms that take one image and give one, got torchvision's {kind.__name__}. "
+            f"{NOT_TAKEN[base.__name__]}."
+        )
 
 
-def _rewritten(transform: Any, p: float = 1.0) -> _Rewritten:
-    """What to type in place of ``transform``.
+def is_timms_to_tensor(transform: Any) -> bool:
+    """Whether it is timm's ``ToTensor``, which passes what is a tensor."""
+    return type(transform).__module__.startswith("timm.") and type(transform).__name__ == "MaybeToTensor"
+
+
+def v2_of(transform: Any, exact: Sequence[type]) -> Any:
+    """A transform of torchvision's v1 as that of v2 which does the same; all others as they are.
 
     Args:
-        transform: Of torchvision, or anything that one of its containers holds.
-        p: The chance of a container that holds this transform alone.
+        transform: Of torchvision.
+        exact: Transforms of v2 with the same settings as those of v1 with their names, and the same results.
+
+    Raises:
+        ArgumentTypeError: If it is of v1, and there is none such.
     """
-    kind, own = torchvision_class(transform), type(transform)
-    if kind is None or kind is not own:  # a function, a module, or a subclass, which may do anything
-        return _Rewritten(without=(getattr(transform, "__name__", own.__name__),))
-    name, members = kind.__name__, list(getattr(transform, "transforms", ()))
-    if name in NOT_NEEDED:
-        return _Rewritten(not_needed=(name,))
-    if name in COUNTERPARTS:
-        return _Rewritten((_line(COUNTERPARTS[name], round(getattr(transform, "p", 1.0) * p, 4)),))
-    if name == "RandomApply" and len(members) == 1 and type(members[0]).__name__ in COUNTERPARTS:
-        return _rewritten(members[0], transform.p)
-    if name not in _PICKS:  # several that apply together by chance have no counterpart either
-        return _Rewritten(without=(name,))
-    inner = _together([_rewritten(each) for each in members])
-    picks = _PICKS[name]
-    if not picks or not inner.lines:
-        return inner
-    weighted = ", random_apply_weights=[…]" if len(set(getattr(transform, "p", None) or ())) > 1 else ""
-    return inner._replace(lines=(f"K.AugmentationSequential({', '.join(inner.lines)}{picks}{weighted})",))
-
-
-def _together(parts: Sequence[_Rewritten]) -> _Rewritten:
-    lines, not_needed, without = (tuple(name for part in parts for name in part[field]) for field in range(3))
-    return _Rewritten(lines, not_needed, without)
-
-
-def _line(name: str, p: float) -> str:
-    """The call of one of Kornia's modules, with ``p`` where Kornia's default is another."""
-    parameters = signature(attrgetter(name)(K)).parameters
-    return f"K.{name}(…, p={p})" if "p" in parameters and parameters["p"].default != p else f"K.{name}(…)"
+    kind = type(transform)
+    if is_timms_to_tensor(transform):
+        return next(each for each in exact if each.__module__.startswith("torchvision.transforms.transforms"))()
+    refuse_transform(transform)
+    if not kind.__module__.startswith("torchvision.transforms.") or kind.__module__.startswith("torchvision.transforms.v2"):
+        return transform
+    if kind in exact:
+        return transform
+    made = next((each for each in exact if each.__name__ == kind.__name__), None)
+    if made is None:
+        raise ArgumentTypeError(
+            f"pipeline must be made of torchvision's transforms, v2, or Kornia's modules, got {kind.__name__} of v1. "
+            f"Write v2.{kind.__name__}(…) instead: from torchvision.transforms import v2."
+        )
+    plain = (each for each in signature(made).parameters.values() if each.kind is Parameter.POSITIONAL_OR_KEYWORD)
+    return made(**{each.name: getattr(transform, each.name) for each in plain})

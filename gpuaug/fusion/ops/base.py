@@ -71,6 +71,30 @@ ANY_SIDES = (np.array([4096]), np.array([4097]))
 """Stands for the sizes of a ragged batch where they make no difference."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Draw:
+    """A number a sample that all ops in a container depend on: whether it applies, which of them runs, or in what order.
+
+    An outcome is the place of the number in [0, 1) among ``ends``, ascending: 0 before the first of them.
+    """
+
+    ends: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gate:
+    """The outcomes of a container's draw for which an op in it runs."""
+
+    draw: Draw
+    outcomes: tuple[bool, ...]
+    """For each outcome, one more than the draw has ends."""
+
+    def applies(self, sampler: Sampler) -> Array:
+        """Which samples the op runs for, (B,) bool."""
+        found: Array = np.array(self.outcomes)[np.searchsorted(self.draw.ends, sampler.shared(self.draw), side="right")]
+        return found
+
+
 class Op(ABC):
     """One lowered module.
 
@@ -85,6 +109,9 @@ class Op(ABC):
     counts_pixels: ClassVar[bool] = False
     """Whether it reads from a sample's row, in float32, where pixels lie."""
 
+    library: ClassVar[str] = "Kornia"
+    """Whose the module is."""
+
     def __init__(self, name: str, module: nn.Module) -> None:
         self.name = name
         self.module = module
@@ -92,11 +119,13 @@ class Op(ABC):
         self.p_batch = float(getattr(module, "p_batch", 1.0))
         self.same_on_batch = bool(getattr(module, "same_on_batch", False))
         self.settings: dict[str, Any] = getattr(module, "flags", {})
+        self.gates: tuple[Gate, ...] = ()
+        """Of the containers that it runs in by chance; each sample draws for itself."""
 
     @property
     def is_random(self) -> bool:
         """Whether some samples may be left as they are. As in Kornia, a certain op does not look at its apply mask."""
-        return not (self.p == 1.0 and self.p_batch == 1.0)
+        return not (self.p == 1.0 and self.p_batch == 1.0) or bool(self.gates)
 
     def unsupported_size(self, size: Size) -> str | None:
         """Why the op cannot be lowered for images of this size, or ``None``."""
@@ -119,6 +148,8 @@ class Op(ABC):
             applies = (sampler.same() if self.same_on_batch else sampler).uniform() < self.p
         if self.p_batch < 1:
             applies = applies & (sampler.number() < self.p_batch)
+        for gate in self.gates:
+            applies = applies & gate.applies(sampler)
         return applies
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:

@@ -14,10 +14,14 @@ GREY = (0.299, 0.587, 0.114)
 """What red, green and blue weigh in a grey."""
 
 
-def grey_of(images: Tensor) -> Tensor:
+TORCHVISION_RED = 0.2989
+"""What red weighs in a grey of torchvision's."""
+
+
+def grey_of(images: Tensor, red_share: float = GREY[0]) -> Tensor:
     """(B, 1, H, W) grey of (B, 3, H, W)."""
     red, green, blue = images.unbind(1)
-    return (red * GREY[0] + green * GREY[1] + blue * GREY[2])[:, None]
+    return (red * red_share + green * GREY[1] + blue * GREY[2])[:, None]
 
 
 class Grayscale(PointOp):
@@ -126,8 +130,8 @@ class Normalize(PointOp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        self._mean = _values(self.settings["mean"])
-        self._std = _values(self.settings["std"])
+        self._mean = values_of(self.settings["mean"])
+        self._std = values_of(self.settings["std"])
 
     def unsupported_size(self, size: Size) -> str | None:
         """A mean for other channels than the images have is Kornia's to complain about."""
@@ -174,7 +178,7 @@ class Denormalize(Normalize):
         return "denormalise"
 
 
-def _values(given: Any) -> Array:
+def values_of(given: Any) -> Array:
     """A number, or one for each channel, (K,) float32."""
     values: Array = torch.as_tensor(given, dtype=torch.float32, device="cpu").reshape(-1).numpy()
     return values

@@ -1,6 +1,6 @@
 """ColorJitter and ColorJiggle: four adjustments in an order that is drawn once for the batch."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ from kornia import augmentation as K
 from torch import Tensor, nn
 
 from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, bounds, column
-from gpuaug.fusion.ops.channel import grey_of
+from gpuaug.fusion.ops.channel import GREY, grey_of
 from gpuaug.fusion.ops.color import hue_turned, saturated
 from gpuaug.fusion.ops.sampler import Sampler
 
@@ -19,6 +19,9 @@ NONE = 4
 
 CLEAN = 16
 """A bit of the flags beside those of the adjustments: every pixel is known to be a number."""
+
+TORCHVISION_GREY = 32
+"""Another: red weighs in a grey what it does in torchvision's."""
 
 
 class _Jitter(PointOp):
@@ -64,7 +67,7 @@ class _Jitter(PointOp):
         factors: Array = drawn["factors"]
         out[:, 1:5] = factors.T
         orders: Array = drawn["order"]
-        each = len(out) // len(orders)
+        each = len(out) // max(len(orders), 1)
         steps = orders if self._fixed is None else np.tile(self._fixed, (len(orders), 1))
         left_out = ~np.array(self._active)[steps]
         # Neutral for every sample by chance, too: it hardly ever is for the first.
@@ -103,6 +106,8 @@ class ColorJitter(_Jitter):
     """ColorJitter: as torchvision's, with contrast around the mean grey of the image as it is by then."""
 
     code = 16
+    red_share: ClassVar[float] = GREY[0]
+    """What red weighs in a grey."""
 
     @property
     def needs_mean(self) -> bool:
@@ -114,10 +119,10 @@ class ColorJitter(_Jitter):
         if index == 0:
             return (values * factor).clamp(0, 1)
         if index == 1:
-            mean = grey_of(values).mean((-2, -1), keepdim=True)
+            mean = grey_of(values, self.red_share).mean((-2, -1), keepdim=True)
             return (values * factor + mean * (1 - factor)).clamp(0, 1)
         if index == 2:
-            return ((1 - factor) * grey_of(values) + factor * values).clamp(0, 1)
+            return ((1 - factor) * grey_of(values, self.red_share) + factor * values).clamp(0, 1)
         return hue_turned(values, factor)
 
 

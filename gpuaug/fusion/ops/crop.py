@@ -180,23 +180,27 @@ class CenterCrop(IndexOp):
         """The crop's."""
         return size.to(self._height, self._width)
 
+    def start(self, size: Size) -> tuple[Any, Any]:
+        """The first column and row, rounded down."""
+        return (size.width - self._width) // 2, (size.height - self._height) // 2
+
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """Corners, as whole numbers."""
-        start = np.full(size.batch, (size.width - self._width) // 2), np.full(size.batch, (size.height - self._height) // 2)
-        made = corners(*start, self._width, self._height, self._width, self._height, size)
+        left, top = (np.full(size.batch, each) for each in self.start(size))
+        made = corners(left, top, self._width, self._height, self._width, self._height, size)
         return {name: value.long() for name, value in made.items()}
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """Shifted to the centre."""
-        left, top = (size.width - self._width) // 2, (size.height - self._height) // 2
+        left, top = self.start(size)
         return IndexMap(
             Axis(1.0, length_of(left), 0.0, length_of(size.width)), Axis(1.0, length_of(top), 0.0, length_of(size.height))
         )
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """The shift."""
-        matrix = identities(size)
-        matrix[:, 0, 2], matrix[:, 1, 2] = -((size.width - self._width) // 2), -((size.height - self._height) // 2)
+        matrix, (left, top) = identities(size), self.start(size)
+        matrix[:, 0, 2], matrix[:, 1, 2] = -left, -top
         return matrix
 
     def describe(self) -> str:

@@ -1,6 +1,6 @@
 """Random erasing."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ class Erasing(PointOp):
     """RandomErasing: a value in a rectangle."""
 
     code, width, positional, counts_pixels = 13, 6, True, True
+    erases_masks: ClassVar[bool] = True
+    """Whether masks become 0 in the rectangle, as in Kornia."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)

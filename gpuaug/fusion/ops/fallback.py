@@ -1,22 +1,23 @@
-"""What is left to Kornia: a module that runs as it is, in its place, with draws that are keyed like all others."""
+"""What is left to its own library: a module that runs as it is, in its place, with draws that are keyed like all others."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from kornia import augmentation as K
 from kornia.augmentation.container.params import ParamItem
-from torch import nn
+from torch import Tensor, nn
 
-from gpuaug.core.errors import add_note
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note
 from gpuaug.core.rng import Generators
 from gpuaug.core.settings import initial_settings
-from gpuaug.fusion.ops.base import Op, OpDraws, Size
-from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.ops.base import Gate, Op, OpDraws, Size
+from gpuaug.fusion.ops.sampler import Sampler, always
 
 
-class EagerOp:
+class EagerOp(ABC):
     """A module that is not lowered.
 
     Args:
@@ -26,11 +27,49 @@ class EagerOp:
         lowered: The op that it would be for other images or settings, which knows the size of what comes out.
     """
 
+    library: ClassVar[str]
+    """Whose the module is."""
+
     def __init__(self, name: str, module: nn.Module, reason: str, lowered: Op | None = None) -> None:
         self.name = name
         self.module = module
         self.reason = reason
         self.lowered = lowered
+        self.gates: tuple[Gate, ...] = () if lowered is None else lowered.gates
+
+    @property
+    @abstractmethod
+    def moves_nothing(self) -> bool:
+        """Whether the module is known to leave masks, boxes and keypoints alone."""
+
+    @abstractmethod
+    def draw(self, sampler: Sampler, size: Size) -> OpDraws:
+        """What the module draws before it runs, and a seed for what it draws when it does."""
+
+    @abstractmethod
+    def out(self, size: Size, drawn: OpDraws) -> Size:
+        """The size of what comes out, as far as the draws tell."""
+
+    @abstractmethod
+    def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
+        """The module on images (float32) and what follows them."""
+
+    @contextmanager
+    def _named_in_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            add_note(error, f"gpuaug: raised by {self.library} in {self.name}, which is left to it: {self.reason}.")
+            raise
+
+
+class EagerKornia(EagerOp):
+    """A module of Kornia's, or the user's, that runs on the whole batch."""
+
+    library = "Kornia"
+
+    def __init__(self, name: str, module: nn.Module, reason: str, lowered: Op | None = None) -> None:
+        super().__init__(name, module, reason, lowered)
         # Kornia's container knows how each of its modules treats masks, boxes and keypoints. It is kept out of the module
         # tree, and without features it keeps no output alive.
         with initial_settings():
@@ -40,7 +79,7 @@ class EagerOp:
 
     @property
     def moves_nothing(self) -> bool:
-        """Whether the module is known to leave masks, boxes and keypoints alone: it changes colours, and says no more."""
+        """Whether it changes colours, and says no more."""
         base = K.IntensityAugmentationBase2D
         handlers = ("apply_transform_mask", "apply_transform_box", "apply_transform_keypoint")
         return isinstance(self.module, base) and all(
@@ -72,10 +111,85 @@ class EagerOp:
             done = self._container(*values, params=drawn["params"], data_keys=keys)
         return list(done) if isinstance(done, list | tuple) else [done]
 
-    @contextmanager
-    def _named_in_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            add_note(error, f"gpuaug: raised by Kornia in {self.name}, which is left to it: {self.reason}.")
-            raise
+
+COLOUR_ONLY = frozenset(
+    {
+        *("ColorJitter", "GaussianBlur", "GaussianNoise", "Grayscale", "JPEG", "Normalize", "RandomAdjustSharpness"),
+        *("RandomAutocontrast", "RandomChannelPermutation", "RandomEqualize", "RandomErasing", "RandomGrayscale"),
+        *("RandomInvert", "RandomPhotometricDistort", "RandomPosterize", "RandomSolarize", "RGB"),
+    }
+)
+"""Transforms of torchvision's that leave masks, boxes and keypoints alone."""
+
+
+class EagerTorchvision(EagerOp):
+    """A transform of torchvision's, or what a container of it holds, that is called on each image by itself.
+
+    Args:
+        name: Its name in its container.
+        module: The user's, called as it is. It draws when it runs, for each image.
+        reason: Why it is not lowered, in words for the user.
+        lowered: The op that it would be for other images or settings.
+        bytes_wanted: Whether the pipeline gives it bytes, and not floats.
+    """
+
+    library = "torchvision"
+
+    def __init__(
+        self, name: str, module: nn.Module, reason: str, lowered: Op | None = None, *, bytes_wanted: bool = False
+    ) -> None:
+        super().__init__(name, module, reason, lowered)
+        self._bytes_wanted = bytes_wanted
+
+    @property
+    def moves_nothing(self) -> bool:
+        """Whether it is known by its type to change colours alone."""
+        kind = type(self.module)
+        return kind.__module__.startswith("torchvision.") and kind.__name__ in COLOUR_ONLY
+
+    def draw(self, sampler: Sampler, size: Size) -> OpDraws:
+        """A seed for what the transform draws, and which samples it is called for."""
+        applies = always(size.batch)
+        for gate in self.gates:
+            applies = applies & gate.applies(sampler)
+        return {"key": sampler.key(), "apply_mask": applies}
+
+    def out(self, size: Size, drawn: OpDraws) -> Size:
+        """As the op says, or as large as what goes in."""
+        return size if self.lowered is None else self.lowered.out(size)
+
+    def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
+        """The transform on each image that it applies to; what follows images stays as it is."""
+        return [
+            self._images(value, drawn, device) if key == "input" else value for key, value in zip(keys, values, strict=True)
+        ]
+
+    def _images(self, images: Tensor, drawn: OpDraws, device: torch.device) -> Tensor:
+        with self._named_in_errors(), Generators(device).keyed(drawn["key"]), initial_settings(), torch.no_grad():
+            made = [
+                self._image(image) if applies else image
+                for image, applies in zip(images, drawn["apply_mask"].tolist(), strict=True)
+            ]
+        sizes = list(dict.fromkeys("x".join(map(str, each.shape)) for each in made))
+        if len(sizes) > 1:
+            raise ArgumentError(
+                f"{self.name} must give all images of a batch one size, got {' and '.join(sizes)}. Keep it in the dataset, or "
+                "resize in it."
+            )
+        return torch.stack(made) if made else images
+
+    def _image(self, image: Tensor) -> Tensor:
+        given = (image * 255).round().clamp(0, 255).to(torch.uint8) if self._bytes_wanted else image
+        made = self.module(given)
+        if not isinstance(made, Tensor):
+            raise ArgumentTypeError(f"{self.name} must give a tensor, got {type(made).__name__}. Keep it in the dataset.")
+        made = made.as_subclass(Tensor)
+        return made.float() / 255 if made.dtype == torch.uint8 else made.float()
+
+
+def left(op: Op, reason: str) -> EagerOp:
+    """A lowered op for images of a size that it is not lowered for."""
+    if op.library == "torchvision":
+        units = getattr(op, "units", "floats")
+        return EagerTorchvision(op.name, op.module, reason, op, bytes_wanted=units == "bytes")
+    return EagerKornia(op.name, op.module, reason, op)

@@ -1,7 +1,7 @@
 """Resizes, of whole images and of windows in them."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from kornia import augmentation as K
@@ -19,6 +19,9 @@ CROP_CANDIDATES = 10
 
 class ResizedCrop(ResampleOp):
     """RandomResizedCrop by slices."""
+
+    centred: ClassVar[bool] = False
+    """Whether the crop is in the middle where no window fits the image; else it is anywhere, as in Kornia."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -64,16 +67,18 @@ class ResizedCrop(ResampleOp):
         # Most fit at once, so the other nine are drawn for those that do not.
         across, down = self._sides(*self._candidates(area, log_aspect), size)
         misses = np.flatnonzero((across > size.width) | (down > size.height) | (np.minimum(across, down) < 1))
+        lost: Array = misses
         if misses.size:
             missed = size.to(size.height[misses], size.width[misses]) if size.ragged else size
             others = self._candidates(*extra_uniforms(numbers[:, misses], CROP_CANDIDATES - 1))
-            across[misses], down[misses] = self._fitting(*others, missed)
-        return {
-            "x": np.floor(x * (np.float32(size.width + 1) - across)),
-            "y": np.floor(y * (np.float32(size.height + 1) - down)),
-            "width": across,
-            "height": down,
-        }
+            across[misses], down[misses], fits = self._fitting(*others, missed)
+            lost = misses[~fits]
+        left = np.floor(x * (np.float32(size.width + 1) - across))
+        top = np.floor(y * (np.float32(size.height + 1) - down))
+        if self.centred and lost.size:
+            width, height = (side[lost] if size.ragged else side for side in (size.width, size.height))
+            left[lost], top[lost] = (width - across[lost]) // 2, (height - down[lost]) // 2
+        return {"x": left, "y": top, "width": across, "height": down}
 
     def _candidates(self, area: Array, log_aspect: Array) -> tuple[Array, Array]:
         """By how much of an image's own side a window is long, and by how much it is wider, from numbers in [0, 1)."""
@@ -87,8 +92,8 @@ class ResizedCrop(ResampleOp):
         side = length * np.sqrt(np.float32(size.height * size.width))
         return np.rint(side * root), np.rint(side / root)
 
-    def _fitting(self, lengths: Array, roots: Array, size: Size) -> tuple[Array, Array]:
-        """Sides of each sample's first window that fits, of some, (K, B)."""
+    def _fitting(self, lengths: Array, roots: Array, size: Size) -> tuple[Array, Array, Array]:
+        """Sides of each sample's first window that fits, of some, (K, B), and which samples have one."""
         wide, high = self._sides(lengths, roots, size)
         fits = (wide > 0) & (wide <= size.width) & (high > 0) & (high <= size.height)
         first = fits.argmax(0)
@@ -97,7 +102,7 @@ class ResizedCrop(ResampleOp):
         if lost.size:
             rest = size.to(size.height[lost], size.width[lost]) if size.ragged else size
             across[lost], down[lost] = self._fallback(rest)
-        return across, down
+        return across, down, fits.any(0)
 
     def _fallback(self, size: Size) -> tuple[Array, Array]:
         """As much of the image as the ratios allow."""

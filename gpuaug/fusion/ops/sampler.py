@@ -31,6 +31,7 @@ class Sampler:
         self._at_once = columns
         self._block = self._columns(columns)
         self._taken = 0
+        self._shared: dict[object, NDArray[np.float32]] = {}
 
     def _columns(self, count: int) -> NDArray[np.float32]:
         if self.batches == 1:
@@ -49,6 +50,13 @@ class Sampler:
         self._taken += wanted
         self.used += wanted
         return taken[0] if columns is None else taken
+
+    def shared(self, key: object) -> NDArray[np.float32]:
+        """Numbers in [0, 1), (B,), drawn for the first op that asks for ``key`` and the same for all that ask after it."""
+        found = self._shared.get(key)
+        if found is None:
+            found = self._shared[key] = self.uniform()
+        return found
 
     def within(self, low: float, high: float) -> NDArray[np.float32]:
         """Numbers in [low, high), (B,)."""

@@ -17,7 +17,9 @@ from gpuaug.fusion.ops.geometry import Warp, WarpOp
 from gpuaug.fusion.ops.sampler import Sampler
 
 
-class _Warp(WarpOp):
+class MatrixWarp(WarpOp):
+    """A warp by a matrix that maps input pixels to output pixels."""
+
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
         self.nearest = self.settings["resample"] == Resample.NEAREST
@@ -58,7 +60,7 @@ class _Warp(WarpOp):
         return matrix
 
 
-class Rotation(_Warp):
+class Rotation(MatrixWarp):
     """RandomRotation."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
@@ -75,14 +77,14 @@ class Rotation(_Warp):
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
         turned = np.deg2rad(drawn["degrees"].astype(np.float64))
-        return _about_centre(np.cos(turned), np.sin(turned), -np.sin(turned), np.cos(turned), size)
+        return about_centre(np.cos(turned), np.sin(turned), -np.sin(turned), np.cos(turned), size)
 
     def describe(self) -> str:
         """In a word."""
         return "rotate"
 
 
-class Rotation90(_Warp):
+class Rotation90(MatrixWarp):
     """RandomRotation90: by quarters, on the frame as it is."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
@@ -100,14 +102,14 @@ class Rotation90(_Warp):
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
         quarters = np.rint(drawn["times"]).astype(np.int64) % 4
         cosine, sine = np.array([1.0, 0.0, -1.0, 0.0])[quarters], np.array([0.0, 1.0, 0.0, -1.0])[quarters]
-        return _about_centre(cosine, sine, -sine, cosine, size)
+        return about_centre(cosine, sine, -sine, cosine, size)
 
     def describe(self) -> str:
         """In a few words."""
         return "rotate by quarters"
 
 
-class Affine(_Warp):
+class Affine(MatrixWarp):
     """RandomAffine."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
@@ -162,7 +164,7 @@ class Affine(_Warp):
             sx, sy = _tangents(drawn)
             a, b = a - b * sy, b * (1 + sx * sy) - a * sx
             c, d = c - d * sy, d * (1 + sx * sy) - c * sx
-        matrix = _about_centre(a, b, c, d, size)
+        matrix = about_centre(a, b, c, d, size)
         matrix[:, 0, 2] += drawn["shift_x"]
         matrix[:, 1, 2] += drawn["shift_y"]
         return matrix
@@ -172,7 +174,7 @@ class Affine(_Warp):
         return "affine"
 
 
-class Shear(_Warp):
+class Shear(MatrixWarp):
     """RandomShear."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
@@ -194,14 +196,14 @@ class Shear(_Warp):
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
         sx, sy = _tangents(drawn)
-        return _about_centre(np.ones_like(sx), -sx, -sy, 1 + sx * sy, size)
+        return about_centre(np.ones_like(sx), -sx, -sy, 1 + sx * sy, size)
 
     def describe(self) -> str:
         """In a word."""
         return "shear"
 
 
-class Translate(_Warp):
+class Translate(MatrixWarp):
     """RandomTranslate."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
@@ -232,7 +234,7 @@ class Translate(_Warp):
         return "shift"
 
 
-class Perspective(_Warp):
+class Perspective(MatrixWarp):
     """RandomPerspective: the corners move."""
 
     kind = "perspective"
@@ -244,12 +246,12 @@ class Perspective(_Warp):
         self._inwards = generator.sampling_method == "basic"
 
     def _corners(self, size: Size) -> Array:
-        corners: Array = np.array([[0, 0], [1, 0], [1, 1], [0, 1]], dtype=np.float32) * (_sides(size) - 1)[..., None, :]
+        corners: Array = np.array([[0, 0], [1, 0], [1, 1], [0, 1]], dtype=np.float32) * (sides_of(size) - 1)[..., None, :]
         return corners
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Where the four corners go."""
-        reach = self._distortion * _sides(size)[..., None, :] / 2
+        reach = self._distortion * sides_of(size)[..., None, :] / 2
         numbers = sampler.uniform(8).T.reshape(size.batch, 4, 2)
         if self._inwards:
             offsets = reach * numbers * np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]], dtype=np.float32)
@@ -263,8 +265,8 @@ class Perspective(_Warp):
         return {"start_points": start, "end_points": torch.from_numpy(drawn["end_points"])}
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        matrix = _from_unit_square(drawn["end_points"].astype(np.float64))
-        matrix[:, :, :2] /= (_sides(size) - 1)[..., None, :]
+        matrix = from_unit_square(drawn["end_points"].astype(np.float64))
+        matrix[:, :, :2] /= (sides_of(size) - 1)[..., None, :]
         return matrix
 
     def describe(self) -> str:
@@ -272,14 +274,14 @@ class Perspective(_Warp):
         return "perspective"
 
 
-def _sides(size: Size) -> Array:
+def sides_of(size: Size) -> Array:
     """Width and height of the images, (2,), or of each, (B, 2); float32."""
     return np.stack((np.asarray(size.width), np.asarray(size.height)), -1).astype(np.float32)
 
 
-def _about_centre(a: Array, b: Array, c: Array, d: Array, size: Size) -> Array:
-    """(B, 3, 3) that maps by [[a, b], [c, d]] and leaves the centre of the image where it is."""
-    x, y = (size.width - 1) / 2, (size.height - 1) / 2
+def about_centre(a: Array, b: Array, c: Array, d: Array, size: Size, centre: tuple[float, float] | None = None) -> Array:
+    """(B, 3, 3) that maps by [[a, b], [c, d]] and leaves a pixel (x, y) where it is: the centre of the image unless given."""
+    x, y = ((size.width - 1) / 2, (size.height - 1) / 2) if centre is None else centre
     matrix = np.zeros((len(a), 3, 3))
     matrix[:, 0, 0], matrix[:, 0, 1], matrix[:, 0, 2] = a, b, x - a * x - b * y
     matrix[:, 1, 0], matrix[:, 1, 1], matrix[:, 1, 2] = c, d, y - c * x - d * y
@@ -287,7 +289,7 @@ def _about_centre(a: Array, b: Array, c: Array, d: Array, size: Size) -> Array:
     return matrix
 
 
-def _from_unit_square(quad: Array) -> Array:
+def from_unit_square(quad: Array) -> Array:
     """(B, 3, 3) that takes (0, 0), (1, 0), (1, 1), (0, 1) to the corners of each quadrilateral, (B, 4, 2)."""
     x, y = quad[..., 0], quad[..., 1]
     right, left, rest = quad[:, 1] - quad[:, 2], quad[:, 3] - quad[:, 2], quad[:, 0] - quad[:, 1] + quad[:, 2] - quad[:, 3]
@@ -334,7 +336,7 @@ def _pair(x: Array, y: Array) -> Tensor:
     return torch.from_numpy(np.stack([x, y], -1).astype(np.float32))
 
 
-LOWERED: dict[type[nn.Module], type[_Warp]] = {
+LOWERED: dict[type[nn.Module], type[MatrixWarp]] = {
     K.RandomRotation: Rotation,
     K.RandomRotation90: Rotation90,
     K.RandomAffine: Affine,

@@ -23,7 +23,7 @@ def size_dependent_ops(planned: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:
     """The ops that wait for the sizes; none where that cannot be, and rows are made whole."""
     front = planned.passes[0].front
     waits = front.order if isinstance(front, Gather) else ()
-    if planned.template is None or any(op.same_on_batch or op.p_batch < 1 for op in waits):
+    if planned.template is None or any(op.same_on_batch or op.p_batch < 1 or op.gates for op in waits):
         return ()  # nothing has been written yet, or draws come from more than the numbers of the samples
     return tuple(op for op in ops if op in waits)
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, PointOp, Size
-from gpuaug.fusion.ops.fallback import EagerOp
+from gpuaug.fusion.ops.fallback import EagerKornia, EagerOp
 from gpuaug.fusion.ops.filters import FilterOp
 from gpuaug.fusion.ops.geometry import Axis, IndexMap, IndexOp, WarpOp
 from gpuaug.fusion.ops.sampler import Sampler
@@ -96,7 +96,7 @@ class Choice(Op):
         self._members = [member for child in children for member in child.members]
         self._points = [member.op for member in self._members if isinstance(member.op, PointOp) and OneOf.takes(member.op)]
         self._made: dict[Any, Op] = {}
-        self._eager: dict[tuple[int, int], EagerOp] = {}
+        self._eager: dict[tuple[int, int], EagerKornia] = {}
 
     @property
     def ops(self) -> tuple[Op | EagerOp, ...]:
@@ -227,11 +227,12 @@ class Choice(Op):
         assert isinstance(op, Op)
         return op
 
-    def _left(self, child: int, position: int, size: Size) -> EagerOp:
+    def _left(self, child: int, position: int, size: Size) -> EagerKornia:
         member = self.children[child].members[position]
         op = member.op
-        if isinstance(op, EagerOp):
+        if isinstance(op, EagerKornia):
             return op
+        assert isinstance(op, Op)
         found = self._eager.get((child, position))
         if found is None:
             module = op.module
@@ -239,7 +240,7 @@ class Choice(Op):
                 # A certain module does not look at its apply mask, which holds the pick here.
                 module = copy.copy(module)
                 module.p = 0.5  # type: ignore[assignment]
-            found = self._eager[child, position] = EagerOp(op.name, module, op.unsupported_size(size) or "", op)
+            found = self._eager[child, position] = EagerKornia(op.name, module, op.unsupported_size(size) or "", op)
         return found
 
     def params(self, drawn: OpDraws, size: Size) -> Any:

@@ -226,19 +226,25 @@ class Targets:
                 self.values[index] = value
 
     def run_eager(self, op: EagerOp, drawn: OpDraws) -> None:
-        """Take everything through a module that Kornia runs.
+        """Take everything through a module that its own library runs.
 
         Raises:
-            ArgumentError: If it may move pixels, and something goes along that Kornia knows nothing of.
+            ArgumentError: If it may move pixels, and something goes along that the library knows nothing of.
         """
-        foreign = [key for key, value in zip(self.keys, self.values, strict=True) if isinstance(value, TargetDicts | MaskList)]
+        alone = op.moves_nothing or op.library == "torchvision"  # which is given images alone
+        known = ("input", "class") if op.library == "torchvision" else self.keys
+        foreign = [
+            key
+            for key, value in zip(self.keys, self.values, strict=True)
+            if isinstance(value, TargetDicts | MaskList) or key not in known
+        ]
         if foreign and not op.moves_nothing:
             raise ArgumentError(
                 f"{op.name} must be a module that fuse runs, or leave pixels where they are, for {foreign[0]} to follow, "
-                f"got one that is left to Kornia: {op.reason}. Replace it, or give it a stage of its own."
+                f"got one that is left to {op.library}: {op.reason}. Replace it, or give it a stage of its own."
             )
-        taken = [index for index, key in enumerate(self.keys) if key == "input" or not (op.moves_nothing or key == "valid")]
-        if not op.moves_nothing:
+        taken = [index for index, key in enumerate(self.keys) if key == "input" or not (alone or key == "valid")]
+        if not alone:
             self._meet_images()
         values = [_to_kornia(self.keys[index], self.values[index]) for index in taken]
         done = op.run(values, [self.keys[index] for index in taken], drawn, self.device)

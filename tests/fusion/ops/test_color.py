@@ -170,11 +170,11 @@ def codes():
         with suppress(ModuleNotFoundError):  # what is there only with Triton holds kernels, and no op
             importlib.import_module(module.name)
     found = set(point_ops())
-    # A base whose subclasses have the codes is no op by itself.
+    # A base whose subclasses have the codes is no op by itself, and what inherits a code is that op with other settings.
     return {
-        f"{op.__module__}.{op.__name__}": getattr(op, "code", None)
+        f"{op.__module__}.{op.__name__}": vars(op).get("code")
         for op in found
-        if hasattr(op, "code") or not op.__subclasses__()
+        if "code" in vars(op) or not (op.__subclasses__() or hasattr(op, "code"))
     }
 
 

@@ -7,7 +7,8 @@ import torch
 from support.replay import both, left_to_kornia, photographs
 
 import gpuaug
-from gpuaug.fusion.lower.kornia import leaves, lower
+from gpuaug.fusion.lower.pipeline import lower
+from gpuaug.fusion.lower.tree import leaves
 from gpuaug.fusion.ops.base import Size
 
 WARPS = {

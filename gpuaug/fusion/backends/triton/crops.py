@@ -73,7 +73,7 @@ def crops_kernel(
     CROP_CANDIDATES: tl.constexpr, NUMBERS_AT: tl.constexpr, WARP_AT: tl.constexpr, MASK_WARP_AT: tl.constexpr,
     MATRIX_AT: tl.constexpr, REST_AT: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, HALF_PIXEL: tl.constexpr,
     LEAST_AREA: tl.constexpr, BY_AREA: tl.constexpr, LEAST_LOG_ASPECT: tl.constexpr, BY_LOG_ASPECT: tl.constexpr,
-    NARROWEST: tl.constexpr, WIDEST: tl.constexpr, BLOCK: tl.constexpr,
+    NARROWEST: tl.constexpr, WIDEST: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """What :meth:`gpuaug.fusion.ops.resize.ResizedCrop.draw_parameters` finds, bit for bit, written into the rows.
 
@@ -117,6 +117,9 @@ def crops_kernel(
         shape = number_of(made & 0xFFFFFF)
     x = tl.floor(x * (width + 1 - across))
     y = tl.floor(y * (height + 1 - down))
+    if CENTRED:
+        x = tl.where(sought, tl.floor((width - across) * 0.5), x)
+        y = tl.where(sought, tl.floor((height - down) * 0.5), y)
     resampled(row + WARP_AT, x, across, live, WIDTH, HALF_PIXEL)
     resampled(row + WARP_AT + 3, y, down, live, HEIGHT, HALF_PIXEL)
     if MASK_WARP_AT != WARP_AT:
@@ -176,6 +179,7 @@ def _launch(step: Pass, layout: DeviceCropColumns, samples: int, images: int) ->
         "BY_LOG_ASPECT": crop.log_aspect[1],
         "NARROWEST": crop.ratios[0],
         "WIDEST": crop.ratios[1],
+        "CENTRED": crop.centred,
         "BLOCK": BLOCK,
     }
     grid = (triton.cdiv(samples, BLOCK), 1, 1)

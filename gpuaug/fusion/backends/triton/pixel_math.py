@@ -17,6 +17,8 @@ MULTIPLIER_1 = tl.constexpr(noise.MULTIPLIERS[1])
 INCREMENT_0 = tl.constexpr(noise.INCREMENTS[0])
 INCREMENT_1 = tl.constexpr(noise.INCREMENTS[1])
 RED = tl.constexpr(channels.GREY[0])
+TORCHVISION_RED = tl.constexpr(channels.TORCHVISION_RED)
+TORCHVISION_GREY = tl.constexpr(color_jitter.TORCHVISION_GREY)
 GREEN = tl.constexpr(channels.GREY[1])
 BLUE = tl.constexpr(channels.GREY[2])
 
@@ -59,9 +61,10 @@ def unit_sums(r, g, b, factor, base, FLAGS: tl.constexpr):
 
 
 @triton.jit
-def grey_of(r, g, b):
-    """The grey of a pixel: the weighted sum of its channels."""
-    return r * RED + g * GREEN + b * BLUE
+def grey_of(r, g, b, FLAGS: tl.constexpr):
+    """The grey of a pixel: the weighted sum of its channels, by torchvision's weights where ``FLAGS`` says so."""
+    red: tl.constexpr = TORCHVISION_RED if TORCHVISION_GREY & FLAGS else RED
+    return r * red + g * GREEN + b * BLUE
 
 
 @triton.jit

@@ -44,14 +44,15 @@ JITTER = tl.constexpr(j.ColorJitter.code)
 JIGGLE = tl.constexpr(j.ColorJiggle.code)
 ONE_OF = tl.constexpr(OneOf.code)
 
-ALL_BUT_CONTRAST = tl.constexpr(j.CLEAN | 13)
+ALL_BUT_CONTRAST = tl.constexpr(j.TORCHVISION_GREY | j.CLEAN | 13)
 
 
 @triton.jit
 def jittered(r, g, b, row, mean, step, AROUND_MEAN: tl.constexpr, ACTIVE: tl.constexpr):
     """One adjustment of a jitter: 0 brightness, 1 contrast, 2 saturation, 3 hue, 4 none.
 
-    ``ACTIVE`` has a bit for each adjustment that the jitter may make, and ``CLEAN`` where no pixel is NaN.
+    ``ACTIVE`` has a bit for each adjustment that the jitter may make, ``CLEAN`` where no pixel is NaN, and
+    ``TORCHVISION_GREY`` where greys are torchvision's.
     """
     if ACTIVE & 1:
         if step == 0:
@@ -73,7 +74,7 @@ def jittered(r, g, b, row, mean, step, AROUND_MEAN: tl.constexpr, ACTIVE: tl.con
         if step == 2:
             factor = tl.load(row + 3)
             if AROUND_MEAN:
-                grey = (1 - factor) * grey_of(r, g, b)
+                grey = (1 - factor) * grey_of(r, g, b, ACTIVE)
                 r, g, b = unit_sums(r, g, b, factor, grey, ACTIVE)
             else:
                 r, g, b = saturated(r, g, b, factor)
@@ -218,7 +219,7 @@ def grey_before_contrast(
     PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
 ):  # fmt: skip
     """The grey that the contrast of the program's jitter takes the mean of."""
-    grey = grey_of(r, g, b)
+    grey = grey_of(r, g, b, 0)
     for index in tl.static_range(COUNT):
         own = row + PROGRAM[index][1]
         if PROGRAM[index][0] == JITTER:
@@ -231,7 +232,7 @@ def grey_before_contrast(
                 waiting = tl.where(step == 1, 0, waiting)
                 # What comes after the contrast is of no interest.
                 r, g, b = jittered(r, g, b, own, 0.0, tl.where(waiting == 1, step, 4), True, ALL_BUT_CONTRAST & flags)
-            grey = grey_of(r, g, b)
+            grey = grey_of(r, g, b, flags)
         elif tl.load(own) != 0:
             r, g, b = picked(r, g, b, x, y, plane, width, own, 0.0, PROGRAM[index][0], PROGRAM[index][2], CHANNELS, RGB)
     return grey

@@ -1,0 +1,236 @@
+"""torchvision's transforms, v2 → ops, by exact type; everything else is called on each image by itself, in its place.
+
+The transforms of a pipeline see bytes up to its ``ToDtype(torch.float32, scale=True)`` and floats in [0, 1] behind it, and
+their fills and thresholds are of the one or the other. A fused pipeline computes in [0, 1] throughout.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, permutations
+from math import factorial
+from typing import Any
+
+import torch
+from torch import nn
+from torchvision import transforms as v1
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.core.torchvision_transforms import torchvision_class
+from gpuaug.fusion.lower.refusals import is_timms_to_tensor, refuse_transform, v2_of
+from gpuaug.fusion.lower.tree import Done, Group, Leaf, Tree, leaves
+from gpuaug.fusion.ops.base import Draw, Gate, Op, Size
+from gpuaug.fusion.ops.fallback import EagerOp, EagerTorchvision
+from gpuaug.fusion.ops.torchvision import color, crop, erasing, filters, resize, warp
+from gpuaug.fusion.ops.torchvision.base import TorchvisionOp, Units
+
+LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
+    **crop.LOWERED,
+    **resize.LOWERED,
+    **warp.LOWERED,
+    **color.LOWERED,
+    **filters.LOWERED,
+    **erasing.LOWERED,
+}
+
+PASSED = (v2.Identity, v2.ToImage, v2.ToPureTensor, v2.PILToTensor)
+"""Transforms that leave the pixels of a tensor as they are."""
+
+CONVERSIONS = (v2.ToDtype, v2.ConvertImageDtype, v2.ToTensor, v1.ToTensor)
+
+BY_CHANCE = (v2.RandomApply, v2.RandomChoice, v2.RandomOrder)
+"""Containers whose transforms run for some samples, or in an order that each draws."""
+
+MOST_ORDERED = 4
+"""The longest ``RandomOrder`` that is lowered: every transform of it has an op for each place in the order."""
+
+_SOME = Size(1, 3, 4093, 4099)
+"""A size that no transform gives by chance."""
+
+_IMAGES = (tv_tensors.Image, tv_tensors.Video, torch.Tensor)
+
+
+class TorchvisionLowering:
+    """The transforms of one pipeline being lowered, in their order.
+
+    Args:
+        pipeline: The user's, whole.
+        lower: Lowers what is not torchvision's, under its name.
+    """
+
+    def __init__(self, pipeline: Any, lower: Callable[[str, Any], Tree]) -> None:
+        self._lower = lower
+        self._scalings = sum(map(_scales, _in_sequence(pipeline)))
+        self._floats = False
+
+    @property
+    def units(self) -> Units:
+        """What the next transform's settings are counted in."""
+        return "floats" if self._floats else "bytes" if self._scalings else "unknown"
+
+    def tree(self, name: str, transform: Any) -> Tree:
+        """What one transform or container consists of.
+
+        Raises:
+            ArgumentTypeError: If it cannot run on the images of a batch.
+            ArgumentError: If the images are not what it takes.
+        """
+        transform = v2_of(transform, (*LOWERED, *PASSED, *CONVERSIONS, *BY_CHANCE, v2.Compose))
+        kind = type(transform)
+        if kind is v2.Compose:
+            return Group(name, tuple(self._member(*each) for each in _named(transform.transforms)), is_container=False)
+        name = name or kind.__name__
+        if kind in PASSED:
+            return Done(name)
+        if kind in CONVERSIONS:
+            return self._converted(name, transform)
+        if kind in BY_CHANCE:
+            return self._by_chance(name, transform)
+        return self._leaf(name, transform)
+
+    def _member(self, name: str, transform: Any) -> Tree:
+        """What a container of torchvision's holds; it calls functions and modules for each image."""
+        if torchvision_class(transform) is not None or type(transform).__module__.startswith("kornia."):
+            return self._lower(name, transform)
+        refuse_transform(transform)
+        return Leaf(name, EagerTorchvision(name, transform, "it may do anything", bytes_wanted=self.units == "bytes"))
+
+    def _leaf(self, name: str, transform: Any) -> Leaf:
+        refuse_transform(transform)
+        units = self.units
+        base = next((base for base in type(transform).__mro__ if base in LOWERED), None)
+        op = None if base is None else LOWERED[base](name, transform, units)
+        if op is None or base is None:
+            reason: str | None = "no lowering for this type"
+        elif base is not type(transform):
+            reason = f"a subclass of {base.__name__}, which may do anything"
+        else:
+            reason = op.unsupported()
+        if reason is not None:
+            return Leaf(name, EagerTorchvision(name, transform, reason, _sizing(op), bytes_wanted=units == "bytes"))
+        assert op is not None
+        self._floats = self._floats or isinstance(op, color.Normalize)
+        return Leaf(name, op)
+
+    def _converted(self, name: str, transform: Any) -> Done:
+        """A conversion that a fused pipeline makes as it reads, or has made."""
+        dtype, scale = _conversion(transform)
+        done = Done(name, (("to_dtype", {"dtype": dtype, "scale": scale}),))
+        if dtype is None:
+            return Done(name)
+        self._scalings -= _scales(transform)
+        if dtype is torch.float32 and (scale or self._floats):
+            self._floats = True
+            return done
+        if dtype is torch.uint8 and self.units == "bytes":
+            return done
+        way_out = {
+            torch.float32: "Pass scale=True, and give later transforms what they take of images in [0, 1]",
+            torch.uint8: "Leave it out: images are floats in [0, 1] by then",
+        }
+        raise ArgumentError(
+            f"{name} must leave images as gpuaug.fuse computes in them, float32 in [0, 1], got dtype={dtype}, scale={scale}. "
+            f"{way_out.get(dtype, 'Convert to torch.float32, and pass the type of the result to gpuaug.fuse(…, dtype=…)')}."
+        )
+
+    def _by_chance(self, name: str, container: Any) -> Tree:
+        """The transforms of a container, behind gates that share what it draws; or the container on each image by itself."""
+        members = list(_named(container.transforms))
+        if any(map(_scales, _in_sequence([each for _, each in members]))):
+            raise ArgumentError(
+                f"{name} must hold transforms that leave the type of images as it is, got a conversion. Put it behind."
+            )
+        units = self.units
+        reason = f"more than {MOST_ORDERED} transforms" if _is_long_order(container) else None
+        trees = [self._member(*each) for each in members[:1]] if reason else self._gated(container, members)
+        each_leaf = [leaf for tree in trees for leaf in leaves(tree)]
+        foreign = next((leaf.name for leaf in each_leaf if leaf.op.library != "torchvision"), None)
+        if foreign is not None:
+            raise ArgumentTypeError(
+                f"{name} must hold torchvision's transforms, got {foreign}. Take it out, and give it a chance of its own: p=…."
+            )
+        sizing = [op for leaf in each_leaf if (op := _sizing(leaf.op)) is not None]
+        if not reason and not sizing:
+            return Group(name, tuple(trees), is_container=False)
+        reason = reason or f"{sizing[0].name} in it may change the size of some images"
+        return Leaf(name, EagerTorchvision(name, container, reason, *sizing[-1:], bytes_wanted=units == "bytes"))
+
+    def _gated(self, container: Any, members: Sequence[tuple[str, Any]]) -> list[Tree]:
+        count = len(members)
+        outcomes: list[list[tuple[bool, ...]]]
+        if type(container) is v2.RandomApply:
+            draw, outcomes = Draw((float(container.p),)), [[(True, False)] * count]
+        elif type(container) is v2.RandomChoice:
+            draw = Draw(tuple(accumulate(container.p))[:-1])
+            outcomes = [[tuple(member == other for other in range(count)) for member in range(count)]]
+        else:
+            orders = list(permutations(range(count)))
+            draw = Draw(tuple((place + 1) / factorial(count) for place in range(len(orders) - 1)))
+            outcomes = [
+                [tuple(order[place] == member for order in orders) for member in range(count)] for place in range(count)
+            ]
+        made = []
+        for turn in outcomes:
+            for member, runs in zip(members, turn, strict=True):
+                made.append(self._member(*member))
+                for leaf in leaves(made[-1]):
+                    leaf.op.gates = (Gate(draw, runs), *leaf.op.gates)
+        return made
+
+
+def _named(transforms: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    for index, each in enumerate(transforms):
+        yield f"{getattr(each, '__name__', type(each).__name__)}_{index}", each
+
+
+def _is_long_order(container: Any) -> bool:
+    return type(container) is v2.RandomOrder and len(container.transforms) > MOST_ORDERED
+
+
+def _sizing(op: Op | EagerOp | None) -> Op | None:
+    """The op that says what size comes out, if that is another than goes in."""
+    made = op.lowered if isinstance(op, EagerOp) else op
+    return made if made is not None and made.out(_SOME) != _SOME else None
+
+
+def _conversion(transform: Any) -> tuple[torch.dtype | None, bool]:
+    """The type that a conversion gives images, and whether it scales their values.
+
+    Raises:
+        ArgumentError: If it converts anything else.
+    """
+    if isinstance(transform, v2.ToTensor | v1.ToTensor):
+        return torch.float32, True
+    given = transform.dtype
+    if isinstance(given, dict):
+        others = {kind: dtype for kind, dtype in given.items() if kind not in _IMAGES and dtype is not None}
+        if others:
+            raise ArgumentError(
+                f"dtype of {type(transform).__name__} must be of images alone, got {others}. Convert the rest behind "
+                "gpuaug.fuse, which leaves its type as it is."
+            )
+        given = next((given[kind] for kind in _IMAGES if kind in given), None)
+    return given, bool(getattr(transform, "scale", True))
+
+
+def _scales(transform: Any) -> bool:
+    """Whether it makes floats in [0, 1] of bytes."""
+    if is_timms_to_tensor(transform):
+        return True
+    if type(transform) not in CONVERSIONS and type(transform) is not v1.ConvertImageDtype:
+        return False
+    dtype, scale = _conversion(transform)
+    return dtype is not None and dtype.is_floating_point and scale
+
+
+def _in_sequence(pipeline: Any) -> Iterator[Any]:
+    """The transforms that run for every sample, in their order."""
+    if isinstance(pipeline, list | tuple | nn.Sequential) and not getattr(pipeline, "random_apply", False):
+        inner: Any = pipeline
+    elif type(pipeline) in (v2.Compose, v1.Compose):
+        inner = pipeline.transforms
+    else:
+        yield pipeline
+        return
+    for each in inner:
+        yield from _in_sequence(each)

@@ -1,0 +1,89 @@
+"""What ops lowered from torchvision's transforms share: units of settings, and the call that repeats a sample's draws.
+
+An op here has the arithmetic of the op that it inherits from, which Kornia's module is lowered to, with torchvision's
+settings and draws. It is made from a transform's public attributes.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torchvision import tv_tensors
+from torchvision.transforms.v2 import InterpolationMode
+
+from gpuaug.core.errors import ArgumentError
+from gpuaug.fusion.ops.base import Op, OpDraws, Size
+
+Call = tuple[str, dict[str, Any]]
+"""A function of ``torchvision.transforms.v2.functional``, and its arguments but for the image."""
+
+Units = Literal["bytes", "floats", "unknown"]
+"""What a transform's fills and thresholds are counted in: of [0, 255], of [0, 1], or of the one or the other."""
+
+_PIL_MODES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+"""By the numbers that stand for them in Pillow."""
+
+
+class TorchvisionOp(Op):
+    """An op lowered from a transform of torchvision's.
+
+    Args:
+        name: The transform's name in its container, such as ``RandomHorizontalFlip_1``.
+        transform: The user's. It is read, never changed, moved or called.
+        units: Of the images that it is given.
+    """
+
+    library = "torchvision"
+
+    def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
+        # Not the op's that a subclass inherits from besides, which reads a module of Kornia's.
+        Op.__init__(self, name, transform)
+        self.units: Units = units
+
+    def unsupported(self) -> str | None:
+        """Why the transform is left to torchvision, or ``None``."""
+        return None
+
+    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+        """What repeats the op on one sample that it applies to; ``size`` is of the batch that the op is given."""
+        raise NotImplementedError
+
+    def share(self, setting: str, value: float) -> float:
+        """A value of the images in [0, 1], by the units that the pipeline gives them.
+
+        Raises:
+            ArgumentError: If it is of bytes, and the pipeline does not say that images are.
+        """
+        if self.units == "bytes":
+            return float(value) / 255
+        if self.units == "unknown" and abs(value) > 1:
+            raise ArgumentError(
+                f"{setting} of {self.name} must be in [0, 1] where images are, got {value}. If it is of bytes, put "
+                "v2.ToDtype(torch.float32, scale=True) behind it."
+            )
+        return float(value)
+
+    def fill_share(self, fill: Any) -> float | list[float]:
+        """A fill for images in [0, 1]: one number, or one for each channel."""
+        value = image_fill(fill)
+        if isinstance(value, list):
+            shares = [self.share("fill", each) for each in value]
+            return shares[0] if len(shares) == 1 else shares
+        return self.share("fill", value)
+
+
+def image_fill(fill: Any) -> float | list[float]:
+    """The fill for images in what a transform was given: a number, one for each channel, or either by the type of the input."""
+    if isinstance(fill, dict):
+        fill = next((fill[kind] for kind in (tv_tensors.Image, torch.Tensor, "others") if kind in fill), None)
+    if fill is None:
+        return 0
+    return fill if isinstance(fill, int | float) else [float(each) for each in fill]
+
+
+def interpolation_of(transform: Any) -> str:
+    """``"nearest"``, ``"nearest-exact"``, ``"bilinear"``, ``"bicubic"`` or another mode, in whatever form it was given."""
+    mode = transform.interpolation
+    if isinstance(mode, int):
+        return _PIL_MODES[mode]
+    return mode.value if isinstance(mode, InterpolationMode) else str(mode)

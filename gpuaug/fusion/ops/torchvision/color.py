@@ -1,0 +1,183 @@
+"""torchvision's ops on a pixel's colour: jitter, greys, inversion, solarising, levels, channels, normalisation."""
+
+import math
+from typing import Any
+
+import numpy as np
+from torch import nn
+from torchvision.transforms import v2
+
+from gpuaug.core.errors import ArgumentError
+from gpuaug.fusion.ops import channel, color, color_jitter
+from gpuaug.fusion.ops.base import Array, OpDraws, Size
+from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
+
+_ADJUSTMENTS = ("brightness", "contrast", "saturation", "hue")
+
+
+class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
+    """ColorJitter: four adjustments in an order that each sample draws."""
+
+    red_share = channel.TORCHVISION_RED
+
+    def __init__(self, name: str, transform: Any, units: Units) -> None:
+        TorchvisionOp.__init__(self, name, transform, units)
+        given = [getattr(transform, adjustment) for adjustment in _ADJUSTMENTS]
+        self._fixed = None
+        self._active = [between is not None for between in given]
+        self._drawn = np.flatnonzero(self._active)
+        self.bounds = [
+            between or (0.0 if adjustment == "hue" else 1.0,) * 2
+            for adjustment, between in zip(_ADJUSTMENTS, given, strict=True)
+        ]
+        self._low, self._high = np.array(self.bounds, dtype=np.float32).T[..., None]
+
+    @property
+    def flags(self) -> int:  # type: ignore[override]
+        """A bit for each adjustment that can take part, and that of torchvision's greys."""
+        return super().flags | color_jitter.TORCHVISION_GREY
+
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Four factors a sample, and an order."""
+        return {"factors": sampler.between(self._low, self._high), "order": sampler.uniform(4).T.argsort(axis=1)}
+
+    def of_sample(self, drawn: OpDraws, index: int) -> OpDraws:
+        """Factors are in columns, and orders in rows."""
+        return {**super().of_sample(drawn, index), "order": drawn["order"][index : index + 1]}
+
+    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+        """The adjustments in the sample's order."""
+        taken = [index for index in drawn["order"][sample].tolist() if self._active[index]]
+        names = [_ADJUSTMENTS[index] for index in taken]
+        return [
+            (f"adjust_{name}", {f"{name}_factor": float(drawn["factors"][index, sample])})
+            for index, name in zip(taken, names, strict=True)
+        ]
+
+
+class Grayscale(TorchvisionOp, channel.Grayscale):
+    """RandomGrayscale, and Grayscale to three channels; to one, it only tells the shape of what comes out."""
+
+    @property
+    def _to_one(self) -> bool:
+        return getattr(self.module, "num_output_channels", 3) == 1
+
+    def unsupported(self) -> str | None:
+        """Why the transform is left to torchvision, or ``None``."""
+        return "num_output_channels=1" if self._to_one else None
+
+    def out(self, size: Size) -> Size:
+        """As many channels as are asked for."""
+        return Size(size.batch, 1, size.height, size.width) if self._to_one else size
+
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+        """The channels' weights."""
+        out[:, 1:4] = (channel.TORCHVISION_RED, *channel.GREY[1:])
+
+    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+        """The grey, in as many channels."""
+        return [("rgb_to_grayscale", {"num_output_channels": 3})]
+
+
+class Invert(TorchvisionOp, color.Invert):
+    """RandomInvert."""
+
+    def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
+        super().__init__(name, transform, units)
+        self.settings = {"max_val": 1.0}
+
+    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+        """The inversion."""
+        return [("invert", {})]
+
+
+class Solarize(TorchvisionOp, color.Solarize):
+    """RandomSolarize: by one threshold. Images have values in [0, 1]."""
+
+    fixed = True
+
+    def __init__(self, name: str, transform: Any, units: Units) -> None:
+        TorchvisionOp.__init__(self, name, transform, units)
+        # Of bytes the one that reaches it and the one before are told apart at half of their distance, as if they were rounded.
+        at = math.ceil(transform.threshold) - 0.5 if units == "bytes" else transform.threshold
+        self._threshold = self.share("threshold", at)
+        if self._threshold > 1:
+            raise ArgumentError(
+                f"threshold of {name} must be at most the largest value of the images, got {transform.threshold}. Give it in "
+                "[0, 255] before v2.ToDtype(torch.float32, scale=True), and in [0, 1] behind it."
+            )
+
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Nothing: the threshold is given."""
+        return {}
+
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+        """The threshold, and nothing to add."""
+        out[:, 1], out[:, 2] = self._threshold, 0
+
+    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+        """The threshold as it was given."""
+        return [("solarize", {"threshold": self.module.threshold})]
+
+
+class Posterize(TorchvisionOp, color.Posterize):
+    """RandomPosterize of bytes: keeps the upper bits."""
+
+    fixed = True
+
+    def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
+        TorchvisionOp.__init__(self, name, transform, units)
+
+    def unsupported(self) -> str | None:
+        """Why the transform is left to torchvision, or ``None``."""
+        return (
+            None if self.units == "bytes" else "its levels of floats are others than of bytes, as before v2.ToDtype(scale=True)"
+        )
+
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Nothing: the number of bits is given."""
+        return {}
+
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+        """The step between the levels that are kept."""
+        out[:, 1] = 2.0 ** (8 - self.module.bits)  # type: ignore[operator]
+
+    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+        """The number of bits."""
+        return [("posterize", {"bits": self.module.bits})]
+
+
+class ChannelPermutation(TorchvisionOp, channel.ChannelShuffle):
+    """RandomChannelPermutation of three channels."""
+
+    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+        """Where each channel comes from."""
+        return [("permute_channels", {"permutation": drawn["channels"][sample].tolist()})]
+
+
+class Normalize(TorchvisionOp, channel.Normalize):
+    """Normalize: less the mean, over the deviation."""
+
+    def __init__(self, name: str, transform: Any, units: Units) -> None:
+        TorchvisionOp.__init__(self, name, transform, units)
+        if units == "bytes":
+            raise ArgumentError(f"{name} must be given floats, got bytes. Put it behind v2.ToDtype(torch.float32, scale=True).")
+        self._mean, self._std = channel.values_of(transform.mean), channel.values_of(transform.std)
+
+    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+        """Mean and deviation."""
+        transform: Any = self.module
+        return [("normalize", {"mean": transform.mean, "std": transform.std})]
+
+
+LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
+    v2.ColorJitter: ColorJitter,
+    v2.Grayscale: Grayscale,
+    v2.RandomGrayscale: Grayscale,
+    v2.RandomInvert: Invert,
+    v2.RandomSolarize: Solarize,
+    v2.RandomPosterize: Posterize,
+    v2.RandomChannelPermutation: ChannelPermutation,
+    v2.Normalize: Normalize,
+}

@@ -1,0 +1,50 @@
+"""torchvision's ops on a pixel and its neighbours: blur and sharpness."""
+
+from typing import Any
+
+from torch import nn
+from torchvision.transforms import v2
+
+from gpuaug.fusion.ops import filters
+from gpuaug.fusion.ops.base import Array, OpDraws, Size
+from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
+
+
+class Blur(TorchvisionOp, filters.BlurOp):
+    """GaussianBlur: one width for both axes, over a kernel that is given across and down."""
+
+    border = "reflect"
+
+    def __init__(self, name: str, transform: Any, units: Units) -> None:
+        TorchvisionOp.__init__(self, name, transform, units)
+        across, down = transform.kernel_size
+        self.kernel_size = int(down), int(across)
+        self._bounds = float(transform.sigma[0]), float(transform.sigma[1])
+
+    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+        """The kernel, and the width of the Gaussian."""
+        sigma = float(drawn["sigma"][sample])
+        return [("gaussian_blur", {"kernel_size": list(self.kernel_size[::-1]), "sigma": [sigma, sigma]})]
+
+
+class Sharpness(TorchvisionOp, filters.SharpnessOp):
+    """RandomAdjustSharpness."""
+
+    def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
+        TorchvisionOp.__init__(self, name, transform, units)
+
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Nothing: the factor is given."""
+        return {}
+
+    def write(self, drawn: OpDraws, out: Array) -> None:
+        """The factor."""
+        out[:, 1] = self.module.sharpness_factor  # type: ignore[assignment]
+
+    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+        """The factor."""
+        return [("adjust_sharpness", {"sharpness_factor": self.module.sharpness_factor})]
+
+
+LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {v2.GaussianBlur: Blur, v2.RandomAdjustSharpness: Sharpness}

@@ -1,0 +1,28 @@
+"""The same draws through torchvision's own functions and through fuse."""
+
+import torch
+from torchvision.transforms.v2 import functional
+
+import gpuaug
+
+
+def replayed(draws, images):
+    """What torchvision's functions make of each image with what it drew, as it gives them: (B, C, H, W)."""
+    made = []
+    for image, calls in zip(images, draws.as_torchvision(), strict=True):
+        for name, arguments in calls:
+            image = getattr(functional, name)(image, **arguments)
+        made.append(image)
+    return torch.stack(made)
+
+
+def both(pipeline, images, seed=0, **options):
+    """(what torchvision makes of the draws, what fuse makes of them)."""
+    augment = gpuaug.fuse(pipeline, **options)
+    draws = augment.draw(images.shape, seed=seed)
+    return replayed(draws, images), augment(images, draws=draws)
+
+
+def scaled(images):
+    """Bytes in [0, 1]."""
+    return images.float() / 255 if images.dtype == torch.uint8 else images
