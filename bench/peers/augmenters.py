@@ -5,6 +5,7 @@ a warp, which is Kornia's form without a loop over the images; gpuaug is given t
 Modules stay on the CPU, where Kornia 0.9 draws without waiting for the device.
 """
 
+from argparse import Namespace
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from bench.data import loaders, pipelines, random_images
 from bench.harness.call_rows import AugmentCall
 from bench.harness.optional_rows import MissingError
 from bench.peers import dali
+from gpuaug.benchkit.environment import cores_allowed
 
 
 @dataclass(frozen=True)
@@ -102,13 +104,19 @@ def sample(case: Case, batch_size: int, size: int, device: torch.device) -> Batc
     return Batch(images, masks)
 
 
-def fused(case: Case) -> nn.Module:
-    """The pipeline as gpuaug runs it."""
-    return gpuaug.fuse(case.kornia(cropping="slice"), dtype=case.dtype, memory_format=case.memory_format)
+def fused(case: Case, pipeline: nn.Module | None = None, **options: Any) -> nn.Module:
+    """A pipeline as gpuaug runs it, Kornia's unless another is given."""
+    pipeline = case.kornia(cropping="slice") if pipeline is None else pipeline
+    return gpuaug.fuse(pipeline, dtype=case.dtype, memory_format=case.memory_format, **options)
 
 
-def _gpuaug(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
-    augment = fused(case)
+def _gpuaug(case: Case, batch: Batch, _stack: ExitStack, **options: Any) -> AugmentCall:
+    augment = fused(case, **options)
+    return lambda: augment(*batch.parts)
+
+
+def _gpuaug_torchvision(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
+    augment = fused(case, case.torchvision())
     return lambda: augment(*batch.parts)
 
 
@@ -134,6 +142,14 @@ def _compiled(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
 def _torchvision(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
     wrapped = [tv_tensors.Image(batch.images), *(tv_tensors.Mask(part) for part in batch.parts[1:])]
     return _float(case, Batch(*wrapped, *[None] * (2 - len(wrapped))), case.torchvision())
+
+
+def _torchvision_workers(case: Case, batch: Batch, stack: ExitStack) -> AugmentCall:
+    images = random_images.RandomImages(batch.images.shape[-1], transform=case.torchvision())
+    options = Namespace(device=batch.images.device, workers=workers())
+    batches = iter(loaders.endless(images, len(batch.images), options))
+    stack.callback(batches._shutdown_workers)  # type: ignore[attr-defined]
+    return _float(case, Batch(batch.images, None), lambda _: next(batches)[0].to(batch.images.device, non_blocking=True))
 
 
 def _torchvision_loop(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
@@ -176,17 +192,23 @@ EAGER = "Kornia"
 COMPILED = "Kornia compiled"
 DALI = "DALI"
 OURS = "gpuaug"
+ANTIALIASED = "gpuaug, antialiased"
+OURS_TORCHVISION = "gpuaug, from torchvision"
 STREAMED = "gpuaug, streamed"
+WORKERS = "torchvision v2, workers"
 
 AUGMENTERS: dict[str, Callable[[Case, Batch, ExitStack], AugmentCall]] = {
     LOOP: _torchvision_loop,
     "torchvision v2": _torchvision,
+    WORKERS: _torchvision_workers,
     EAGER: _kornia,
     "Kornia, matrices skipped": partial(_kornia, transformation_matrix_mode="skip"),
     COMPILED: _compiled,
     "fuse-augmentations": _fuse_augmentations,
     DALI: _dali,
     OURS: _gpuaug,
+    ANTIALIASED: partial(_gpuaug, antialias=True),
+    OURS_TORCHVISION: _gpuaug_torchvision,
     STREAMED: _streamed,
 }
 """Row name to a function that makes the call of the row. What must be closed after the case goes on the stack."""
@@ -196,8 +218,20 @@ def row_names(case: Case) -> list[str]:
     """The names of the rows of a pipeline, whether or not they can be measured here."""
     # The loop was published for one pipeline; one is enough to see what streaming adds; minutes of compiling are not spent
     # on more than the three pipelines that figures are quoted for.
-    only = {LOOP: case.loop is not None, STREAMED: case.name == "cls", COMPILED: case.name in ("seed", "cls", "ssl")}
+    only = {
+        LOOP: case.loop is not None,
+        STREAMED: case.name == "cls",
+        COMPILED: case.name in ("seed", "cls", "ssl"),
+        ANTIALIASED: case.name in ("seed", "cls", "ssl"),
+        OURS_TORCHVISION: not case.masks,
+        WORKERS: not case.masks,
+    }
     return [name for name in AUGMENTERS if only.get(name, True)]
+
+
+def workers() -> int:
+    """Worker processes of the row that has some: two cores are left free."""
+    return max(min(cores_allowed(), 16) - 2, 1)
 
 
 def installed_versions() -> dict[str, str]:

@@ -15,12 +15,16 @@ Rows:
 
 torchvision loop            as published: a call of the rotation for each image (seed)
 torchvision v2              the whole batch in one call, and so one draw for all of its images
+torchvision v2, workers     an image a call, in DataLoader workers, then a copy (a batch of 256; not with --quick or on a CPU
+                            unless named in --rows)
 Kornia                      as it is
 Kornia, matrices skipped    with transformation_matrix_mode="skip"
 Kornia compiled             torch.compile of the pipeline (seed, cls, ssl; a batch of 256; not with --quick or on a CPU
                             unless named in --rows)
 fuse-augmentations, DALI    where they are installed
-gpuaug                      gpuaug.fuse
+gpuaug                      gpuaug.fuse of Kornia's pipeline
+gpuaug, antialiased         the same with antialias=True (seed, cls, ssl), which is what torchvision's resizes are
+gpuaug, from torchvision    gpuaug.fuse of torchvision's pipeline
 gpuaug, streamed            cls as a stage of a StreamedLoader, with the copy from page-locked memory
 
 Figures of a row: images a second of a loop of calls, in windows taken in turns; the host's time of one call, and what drawing
@@ -116,7 +120,7 @@ def rows_of(
         ours = next((other for other in rows if other.name == augmenters.OURS), None)
         if ours is not None:
             record["gpuaug_over_row"] = median(a / b for a, b in zip(ours.rounds, row.rounds, strict=True))
-        if bandwidth is not None and row.name != augmenters.STREAMED:
+        if bandwidth is not None and row.name not in (augmenters.STREAMED, augmenters.WORKERS):
             record |= _gpu_figures(record, case, batch, bandwidth)
         made.append(record)
     return made, skipped
@@ -125,10 +129,11 @@ def rows_of(
 def chosen(case: augmenters.Case, batch_size: int, options: Namespace) -> list[str]:
     """The rows to measure for a case: all there are, or those of ``--rows`` and the baseline."""
     wanted = set(options.rows.split(";")) | {augmenters.EAGER} if options.rows else set(augmenters.AUGMENTERS)
+    slow = {augmenters.COMPILED, augmenters.WORKERS}
     if not options.rows and (options.quick or options.device.type != "cuda"):
-        wanted -= {augmenters.COMPILED}
+        wanted -= slow
     if batch_size != reference(options):
-        wanted -= {augmenters.COMPILED}
+        wanted -= slow
     return [name for name in augmenters.row_names(case) if name in wanted]
 
 
@@ -139,9 +144,10 @@ def reference(options: Namespace) -> int:
 
 def queued_launches(name: str) -> int | None:
     """About how many kernels a call launches, where it does so on the current stream."""
-    if name in (augmenters.DALI, augmenters.STREAMED):
+    if name in (augmenters.DALI, augmenters.STREAMED, augmenters.WORKERS):
         return None
-    return call_rows.FEW_LAUNCHES if name == augmenters.OURS else call_rows.MANY_LAUNCHES
+    ours = (augmenters.OURS, augmenters.ANTIALIASED, augmenters.OURS_TORCHVISION)
+    return call_rows.FEW_LAUNCHES if name in ours else call_rows.MANY_LAUNCHES
 
 
 def draw_ms(case: augmenters.Case, batch_size: int, size: int) -> float:
@@ -161,7 +167,10 @@ def count_launches(rows: list[dict[str, Any]], cases: Sequence[augmenters.Case],
     for case in cases:
         batch = augmenters.sample(case, size, options.size, options.device)
         own = [
-            row for row in rows if (row["case"], row["batch_size"]) == (case.name, size) and row["name"] != augmenters.COMPILED
+            row
+            for row in rows
+            if (row["case"], row["batch_size"]) == (case.name, size)
+            and row["name"] not in (augmenters.COMPILED, augmenters.WORKERS)
         ]
         with ExitStack() as stack:
             for row in own:
@@ -187,10 +196,7 @@ def _throughput(ways: dict[str, AugmentCall], options: Namespace, skip: Callable
                     raise
                 yield images
 
-        variants = [
-            Variant(name, partial(steps, name, call), discard=loaders.DEPTH + 2 if name == augmenters.STREAMED else 0)
-            for name, call in ways.items()
-        ]
+        variants = [Variant(name, partial(steps, name, call), discard=_ahead(name)) for name, call in ways.items()]
         try:
             windows = interleave(variants, device=options.device, seconds=options.seconds, repeats=options.repeats, warmup=1)
         except Exception:
@@ -201,6 +207,11 @@ def _throughput(ways: dict[str, AugmentCall], options: Namespace, skip: Callable
             continue
         return summarise(windows, baseline=augmenters.EAGER if augmenters.EAGER in ways else None)
     return []
+
+
+def _ahead(name: str) -> int:
+    """Batches that a row has ready when a window begins."""
+    return {augmenters.STREAMED: loaders.DEPTH + 2, augmenters.WORKERS: 2 * augmenters.workers() + 2}.get(name, 0)
 
 
 def _gpu_figures(row: dict[str, Any], case: augmenters.Case, batch: augmenters.Batch, bandwidth: float) -> dict[str, Any]:
@@ -229,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     bandwidth = timing.copy_bandwidth(options.device) if options.device.type == "cuda" else None
     settings: dict[str, Any] = {
         "baseline": augmenters.EAGER,
-        "ours": [augmenters.OURS, augmenters.STREAMED],
+        "ours": [augmenters.OURS, augmenters.ANTIALIASED, augmenters.OURS_TORCHVISION, augmenters.STREAMED],
         "ceilings": [],
         "columns": COLUMNS,
         "skipped": [],
