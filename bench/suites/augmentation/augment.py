@@ -71,6 +71,9 @@ COLUMNS = (
 )
 """What is shown of a row, in this order."""
 
+_SLOW = {augmenters.COMPILED, augmenters.WORKERS}
+"""Rows that take seconds to begin, and are measured with one batch size."""
+
 _LAUNCH_CALLS = 4
 _DRAWS = 100
 _FIRST_CALLS = 50
@@ -129,11 +132,10 @@ def rows_of(
 def chosen(case: augmenters.Case, batch_size: int, options: Namespace) -> list[str]:
     """The rows to measure for a case: all there are, or those of ``--rows`` and the baseline."""
     wanted = set(options.rows.split(";")) | {augmenters.EAGER} if options.rows else set(augmenters.AUGMENTERS)
-    slow = {augmenters.COMPILED, augmenters.WORKERS}
     if not options.rows and (options.quick or options.device.type != "cuda"):
-        wanted -= slow
+        wanted -= _SLOW
     if batch_size != reference(options):
-        wanted -= slow
+        wanted -= _SLOW
     return [name for name in augmenters.row_names(case) if name in wanted]
 
 
@@ -166,12 +168,7 @@ def count_launches(rows: list[dict[str, Any]], cases: Sequence[augmenters.Case],
     size = reference(options)
     for case in cases:
         batch = augmenters.sample(case, size, options.size, options.device)
-        own = [
-            row
-            for row in rows
-            if (row["case"], row["batch_size"]) == (case.name, size)
-            and row["name"] not in (augmenters.COMPILED, augmenters.WORKERS)
-        ]
+        own = [row for row in rows if (row["case"], row["batch_size"]) == (case.name, size) and row["name"] not in _SLOW]
         with ExitStack() as stack:
             for row in own:
                 call = augmenters.AUGMENTERS[row["name"]](case, batch, stack)

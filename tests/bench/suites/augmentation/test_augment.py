@@ -37,6 +37,8 @@ def test_has_every_row_of_every_case_and_says_what_was_skipped(without_peers, tm
     results.check(json.loads(path.read_text()))
     for case in CASES:
         own = {"seed": {"torchvision loop"}, "cls": {"gpuaug, streamed"}}.get(case, set())
+        own |= {"gpuaug, antialiased"} if case in ("seed", "cls", "ssl") else set()
+        own |= {"gpuaug, from torchvision"} if case != "masks" else set()
         for size in (2, 4):
             rows = [row for row in made["rows"] if (row["case"], row["batch_size"]) == (case, size)]
             assert {row["name"] for row in rows} == EVERYWHERE | own
