@@ -1,4 +1,4 @@
-"""Whether a model learns as well from gpuaug's images as from torchvision's: top-1 of one training, fed in three ways.
+"""Whether a model learns as well from gpuaug's images as from torchvision's: top-1 of one training, fed in four ways.
 
     python -m bench accuracy --data DIR      an ImageFolder, with train and val in it or to be split
     python -m bench accuracy                 the built-in set, made of what installed packages have: bench.data.character_images
@@ -9,7 +9,9 @@ and Normalize; SGD with one cycle of the learning rate; on a GPU under bfloat16 
 same weights and have the same images in the same order. They differ in who augments:
 
 torchvision, workers     v2 in DataLoader workers, crops antialiased
-gpuaug, antialiased      workers collate images as they are, and a StreamedLoader runs gpuaug.fuse(ragged=True) on the device
+gpuaug, from torchvision workers collate images as they are, and a StreamedLoader runs gpuaug.fuse(ragged=True) of the same
+                         pipeline on the device
+gpuaug, antialiased      the same of Kornia's modules
 gpuaug                   the same without antialiasing, as Kornia crops
 
 All are tested in one way: torchvision's Resize and CenterCrop, on the CPU and once for all. Figures of a row: the mean, the
@@ -49,7 +51,7 @@ from gpuaug.benchkit import results
 from gpuaug.benchkit.environment import environment
 from gpuaug.benchkit.windows import synchronize
 
-WORKERS, ANTIALIASED, PLAIN = "torchvision, workers", "gpuaug, antialiased", "gpuaug"
+WORKERS, FUSED, ANTIALIASED, PLAIN = "torchvision, workers", "gpuaug, from torchvision", "gpuaug, antialiased", "gpuaug"
 COLUMNS = ("name", "top1_percent", "top1_low_percent", "top1_high_percent", "images_per_s", "ratio", "wall_s")
 
 _AREA = (0.5, 1.0)
@@ -68,21 +70,23 @@ def on_workers(size: int) -> nn.Module:
     )
 
 
-def on_device(size: int, *, antialias: bool) -> nn.Module:
-    """The pipeline as gpuaug runs it, for a ragged batch."""
+def on_device(name: str, size: int) -> nn.Module:
+    """The pipeline of a row as gpuaug runs it, for a ragged batch."""
+    if name == FUSED:
+        return gpuaug.fuse(on_workers(size), memory_format=torch.channels_last, ragged=True)
     pipeline = K.AugmentationSequential(
         K.RandomResizedCrop((size, size), scale=_AREA),
         K.RandomHorizontalFlip(),
         K.ColorJitter(0.4, 0.4, 0.4, 0.0, p=1.0),
         K.Normalize(torch.tensor(MEAN), torch.tensor(STD)),
     )
-    return gpuaug.fuse(pipeline, memory_format=torch.channels_last, ragged=True, antialias=antialias)
+    return gpuaug.fuse(pipeline, memory_format=torch.channels_last, ragged=True, antialias=name == ANTIALIASED)
 
 
 def batches(name: str, images: image_folders.Images, seed: int, options: Namespace, stack: ExitStack) -> Iterable:
     """What a row trains on: augmented images and their labels on the device, again and again."""
     in_workers = name == WORKERS
-    stages = [] if in_workers else [on_device(options.size, antialias=name == ANTIALIASED)]
+    stages = [] if in_workers else [on_device(name, options.size)]
     dataset, collate = images, gpuaug.collate_ragged
     if in_workers:
         dataset, collate = images.transformed(on_workers(options.size)), None
@@ -171,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         character_images.make(options.make)
         return None
     options.epochs = options.epochs or (2 if options.quick else 24)
-    ways = [Skipped(name, "") for name in (WORKERS, ANTIALIASED, PLAIN)]
+    ways = [Skipped(name, "") for name in (WORKERS, FUSED, ANTIALIASED, PLAIN)]
     names = [way.name for way in select_rows(ways, options.rows, WORKERS)]
     del options.seconds  # nothing is a window here, and repeats are seeds
     found_environment, start = environment(options.device), perf_counter()
@@ -187,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     options.batch = (min(options.batch[0], len(split.train)),)
     settings = {
         "baseline": WORKERS,
-        "ours": [ANTIALIASED, PLAIN],
+        "ours": [FUSED, ANTIALIASED, PLAIN],
         "ceilings": [],
         "columns": COLUMNS,
         "images": "the user's" if options.data else "characters of matplotlib's fonts over scikit-image's photographs",
