@@ -88,7 +88,7 @@ class AnyAffine(WarpOp):
         nearest: Whether all of them take the nearest pixel.
     """
 
-    def __init__(self, name: str, edge: Literal["zeros", "border"], nearest: bool) -> None:
+    def __init__(self, name: str, edge: Literal["zeros", "border", "fill"], nearest: bool) -> None:
         super().__init__(name, nn.Identity())
         self.edge, self.nearest = edge, nearest
 

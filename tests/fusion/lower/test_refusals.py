@@ -71,7 +71,8 @@ REFUSED = {
     ),
     "of timm": (
         v1.Compose([of_timm("RandomResizedCropAndInterpolation")]),
-        f"{V2}got timm's RandomResizedCropAndInterpolation. Write v2.RandomResizedCrop(…) instead.",
+        "pipeline must be made of torchvision's transforms, v2, or Kornia's modules, got timm's "
+        "RandomResizedCropAndInterpolation. Write v2.RandomResizedCrop(…) instead.",
     ),
     "of timm, by chance": (
         v2.RandomApply([of_timm("RandomErasing")]),
