@@ -23,6 +23,10 @@ SETTLE_S = 30.0
 # Processes of pytest-xdist share the cores.
 torch.set_num_threads(max(torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), 1))
 
+if os.environ.get("TORCH_CUDA_SANITIZER"):
+    # PyTorch's sanitizer asks for the current stream at every operation, which a forked worker cannot reach.
+    os.register_at_fork(after_in_child=lambda: torch.cuda._sanitizer.cuda_sanitizer.disable())
+
 # No test asserts a speed: a busy machine is no failure.
 settings.register_profile("gpuaug", deadline=None)
 settings.register_profile("night", deadline=None, print_blob=True)  # see support/fuzzing.py
