@@ -32,6 +32,7 @@ EXACT = {
         K.RandomInvert(),
     ],
     "equalize": lambda: [K.RandomEqualize(p=0.8), K.RandomInvert()],
+    "equalize, torchvision's": lambda: [v2.RandomEqualize(0.8), v2.RandomInvert()],
     "one of": lambda: [auto.TrivialAugment([[("posterize", 0.0, 8.0)], [("invert", 0, 1)]])],
     "posterize": lambda: [K.RandomPosterize((0.0, 8.0), p=0.8)],
 }
@@ -119,6 +120,7 @@ RGB_CLOSE = {
         v2.RandomApply([v2.ColorJitter(0.4, 0.9, 0.9, 0.1), v2.RandomGrayscale(0.5)], p=0.8),
         v2.Normalize(MEAN.tolist(), STD.tolist()),
     ],
+    "autocontrast, torchvision's": lambda: [v2.RandomAutocontrast(0.8), v2.Normalize([0.5], [0.25])],
     "jiggle": lambda: [K.ColorJiggle(0.4, 0.4, 0.4, 0.1, p=0.8)],
     "hue, saturation": lambda: [K.RandomHue((-0.5, 0.5), p=0.7), K.RandomSaturation((0.2, 1.8), p=0.7)],
     "self-supervised": lambda: [

@@ -178,15 +178,23 @@ class Equalize(LevelsOp):
 
     entries = LEVELS
 
+    to_levels: tuple[float, float] = (255.0, 0.0)
+    """A value in [0, 1] times the first, plus the second, rounded down, is its level."""
+
+    keeps_values: bool = True
+    """Whether a channel that has no step to spread keeps its values, and not their levels."""
+
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Clamp; in bytes, the pixels below a level by the 255th part of all but the brightest; a NaN stays."""
         clamped = images.clamp(0, 1)
-        levels = clamped.nan_to_num(0).mul(255).long().flatten(2)
+        factor, offset = self.to_levels
+        levels = clamped.nan_to_num(0).mul(factor).add(offset).long().flatten(2)
         counts = levels.new_zeros(*levels.shape[:2], LEVELS).scatter_add_(2, levels, torch.ones_like(levels))
         last = (counts > 0).mul(torch.arange(LEVELS, device=images.device)).amax(2, keepdim=True)
         step = (levels.shape[2] - counts.gather(2, last)) // 255
         table = ((counts.cumsum(2) - counts + step // 2) // step.clamp(min=1)).clamp(max=255)
-        spread = torch.where(step == 0, clamped.mul(255).flatten(2), table.gather(2, levels).float())
+        unspread = clamped.mul(255).flatten(2) if self.keeps_values else levels.float()
+        spread = torch.where(step == 0, unspread, table.gather(2, levels).float())
         most = torch.full((), 255.0, dtype=torch.float32, device=images.device)  # a tensor, so that a GPU divides
         return torch.where(images.isnan(), images, (spread / most).view_as(images))
 
@@ -200,6 +208,9 @@ class AutoContrast(LevelsOp):
 
     entries = 2
 
+    epsilon: float = 1e-6
+    """What is added to the spread. Where it is 0, a channel of one level stays as it is."""
+
     @property
     def clips(self) -> bool:
         """Whether the result is clamped, which only values that are no numbers would show."""
@@ -208,7 +219,10 @@ class AutoContrast(LevelsOp):
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Subtract the least, divide by the spread; a NaN makes its channel NaN."""
         least, most = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
-        made = (images - least) / (most - least + 1e-6)
+        if not self.epsilon:
+            flat = most == least
+            least, most = least.masked_fill(flat, 0), most.masked_fill(flat, 1)
+        made = (images - least) / (most - least + self.epsilon)
         return made.clamp(0, 1) if self.clips else made
 
     def describe(self) -> str:

@@ -45,6 +45,8 @@ CHOSEN = [
     "sharpness",
     "equalize",
     "auto contrast",
+    "equalize, torchvision's",
+    "autocontrast, torchvision's",
     "mixup",
     "cutmix",
     "either mix",

@@ -21,7 +21,7 @@ from gpuaug.fusion.backends.triton.filter_tiles import (
 from gpuaug.fusion.backends.triton.launch import Launch, prepared
 from gpuaug.fusion.backends.triton.pixel_math import unit
 from gpuaug.fusion.ops import filters
-from gpuaug.fusion.ops.filters import AutoContrast, LevelsOp
+from gpuaug.fusion.ops.filters import AutoContrast, Equalize, LevelsOp
 from gpuaug.fusion.plan import Pass
 
 EQUALIZE = tl.constexpr(filters.LEVELS)
@@ -31,9 +31,9 @@ BLOCK = 2048
 
 
 @triton.jit
-def level_of(value, SCALE: tl.constexpr):
-    """The level of a byte that a number in [0, 1] reaches, or is where it was a byte; 0 of one that is no number."""
-    return (tl.where(value == value, value, 0.0) * 255.0 + (0.5 if SCALE else 0.0)).to(tl.int32)
+def level_of(value, FACTOR: tl.constexpr, OFFSET: tl.constexpr):
+    """The level of a byte for a number in [0, 1]; 0 of one that is no number."""
+    return (tl.where(value == value, value, 0.0) * FACTOR + OFFSET).to(tl.int32)
 
 
 @triton.jit(
@@ -43,9 +43,9 @@ def level_of(value, SCALE: tl.constexpr):
 def table_kernel(
     source, tables, rows, height, width, row_stride, source_b, source_c, source_h,
     COLUMN: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr, CHANNELS: tl.constexpr, ENTRIES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr, EPSILON: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Make the table of a channel: what its levels become, -1 where they stay; or its least and its most.
+    """Make the table of a channel: what its levels become, -1 where values stay; or its least and its most.
 
     Grid: (samples, planes).
     """
@@ -63,13 +63,16 @@ def table_kernel(
                 inside = tl.minimum(index, pixels - 1)
                 value = unit(untouched(pointer + inside // width * source_h + inside % width * SOURCE_W, SCALE))
                 # What lies beyond the image is counted as black, and taken off again.
-                counts += tl.histogram(tl.where(index < pixels, level_of(value, SCALE), 0), ENTRIES)
+                counts += tl.histogram(tl.where(index < pixels, level_of(value, FACTOR, OFFSET), 0), ENTRIES)
             counts -= tl.where(at == 0, (pixels + BLOCK - 1) // BLOCK * BLOCK - pixels, 0)
             last = tl.max(tl.where(counts > 0, at, 0), 0)
             step = (pixels - tl.sum(tl.where(at == last, counts, 0), 0)) // 255
             spread = (tl.cumsum(counts, 0) - counts + step // 2) // tl.maximum(step, 1)
-            share = tl.minimum(spread, 255).to(tl.float32)
-            tl.store(table + at, tl.where(step == 0, -1.0, tl.div_rn(share, 255.0 + 0.0 * share)))
+            spread = tl.where(step == 0, at, tl.minimum(spread, 255)).to(tl.float32)
+            share = tl.div_rn(spread, 255.0 + 0.0 * spread)
+            if KEEPS:
+                share = tl.where(step == 0, -1.0, share)
+            tl.store(table + at, share)
         else:
             least = tl.full((BLOCK,), float("inf"), tl.float32)
             most = tl.full((BLOCK,), float("-inf"), tl.float32)
@@ -80,22 +83,30 @@ def table_kernel(
                 least = tl.minimum(least, value)
                 most = tl.maximum(most, value)
                 holes = tl.where(value == value, holes, 1)
-            whole = tl.max(holes, 0) == 0
-            tl.store(table, tl.where(whole, tl.min(least, 0), float("nan")))
-            tl.store(table + 1, tl.max(most, 0))
+            low = tl.min(least, 0)
+            high = tl.max(most, 0)
+            if EPSILON == 0:
+                flat = low == high
+                low = tl.where(flat, 0.0, low)
+                high = tl.where(flat, 1.0, high)
+            tl.store(table, tl.where(tl.max(holes, 0) == 0, low, float("nan")))
+            tl.store(table + 1, high)
 
 
 @triton.jit
-def levelled(value, table, SCALE: tl.constexpr, ENTRIES: tl.constexpr, CLIP: tl.constexpr):
+def levelled(
+    value, table, ENTRIES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr,
+    EPSILON: tl.constexpr, CLIP: tl.constexpr,
+):  # fmt: skip
     """A channel's pixels through its table."""
     if ENTRIES == EQUALIZE:
         clamped = unit(value)
-        level = level_of(clamped, SCALE)
-        share = tl.load(table + level)
-        made = tl.where(share < 0, tl.div_rn(clamped * 255.0, 255.0 + 0.0 * clamped), share)
+        made = tl.load(table + level_of(clamped, FACTOR, OFFSET))
+        if KEEPS:
+            made = tl.where(made < 0, tl.div_rn(clamped * 255.0, 255.0 + 0.0 * clamped), made)
         return tl.where(value == value, made, value)
     least = tl.load(table)
-    made = tl.div_rn(value - least, (tl.load(table + 1) - least + 1e-6) + 0.0 * value)
+    made = tl.div_rn(value - least, (tl.load(table + 1) - least + EPSILON) + 0.0 * value)
     if CLIP:
         made = unit(made)
     return made
@@ -106,7 +117,8 @@ def levels_kernel(
     source, made, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     COLUMN: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
-    ENTRIES: tl.constexpr, CLIP: tl.constexpr,
+    ENTRIES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr, EPSILON: tl.constexpr,
+    CLIP: tl.constexpr,
 ):  # fmt: skip
     """Take pixels through the tables that :func:`table_kernel` made.
 
@@ -121,10 +133,10 @@ def levels_kernel(
     r, g, b = untouched_pixels(pixel, source_c, SCALE, RGB)
     if tl.load(row + COLUMN) != 0:
         table = made + (sample * CHANNELS + plane) * ENTRIES
-        r = levelled(r, table, SCALE, ENTRIES, CLIP)
+        r = levelled(r, table, ENTRIES, FACTOR, OFFSET, KEEPS, EPSILON, CLIP)
         if RGB:
-            g = levelled(g, table + ENTRIES, SCALE, ENTRIES, CLIP)
-            b = levelled(b, table + 2 * ENTRIES, SCALE, ENTRIES, CLIP)
+            g = levelled(g, table + ENTRIES, ENTRIES, FACTOR, OFFSET, KEEPS, EPSILON, CLIP)
+            b = levelled(b, table + 2 * ENTRIES, ENTRIES, FACTOR, OFFSET, KEEPS, EPSILON, CLIP)
     stored(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
 
 
@@ -151,8 +163,16 @@ def _levelling(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> _Levell
     assert isinstance(op, LevelsOp)
     batch, channels, height, width = source.shape
     own = {name: reading(step, source)[name] for name in ("COLUMN", "SOURCE_W", "SCALE")}
-    own |= {"CHANNELS": channels, "ENTRIES": op.entries, "BLOCK": BLOCK}
     numbers = (height, width, rows.stride(0), *source.stride()[:3])
-    tables = Launch(table_kernel, (batch, channels, 1), numbers, own, warps=8)
+    settings = {"ENTRIES": op.entries, "FACTOR": 255.0, "OFFSET": 0.5, "KEEPS": True, "EPSILON": 0.0}
+    if isinstance(op, Equalize):
+        settings["KEEPS"] = op.keeps_values
+        if not own["SCALE"]:  # a byte is its own level, whatever the op makes of its share of 255
+            settings["FACTOR"], settings["OFFSET"] = op.to_levels
+    elif isinstance(op, AutoContrast):
+        settings["EPSILON"] = op.epsilon
     clips = isinstance(op, AutoContrast) and op.clips
-    return _Levelling(tables, storing_launch(levels_kernel, step, source, rows, out, {"ENTRIES": op.entries, "CLIP": clips}))
+    tables = Launch(
+        table_kernel, (batch, channels, 1), numbers, {**own, "CHANNELS": channels, **settings, "BLOCK": BLOCK}, warps=8
+    )
+    return _Levelling(tables, storing_launch(levels_kernel, step, source, rows, out, {**settings, "CLIP": clips}))

@@ -1,4 +1,4 @@
-"""torchvision's ops on a pixel and its neighbours: blur and sharpness."""
+"""torchvision's ops that need more of the image than the pixel: blur, sharpness, equalize and autocontrast."""
 
 from typing import Any
 
@@ -47,4 +47,38 @@ class Sharpness(TorchvisionOp, filters.SharpnessOp):
         return [("adjust_sharpness", {"sharpness_factor": self.module.sharpness_factor})]
 
 
-LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {v2.GaussianBlur: Blur, v2.RandomAdjustSharpness: Sharpness}
+class Equalize(TorchvisionOp, filters.Equalize):
+    """RandomEqualize: of bytes, rounded to the next; of floats as torchvision converts them to bytes."""
+
+    keeps_values = False
+
+    def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
+        TorchvisionOp.__init__(self, name, transform, units)
+        self.to_levels = (255.0, 0.5) if units == "bytes" else (255.999, 0.0)
+
+    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+        """No arguments."""
+        return [("equalize", {})]
+
+
+class Autocontrast(TorchvisionOp, filters.AutoContrast):
+    """RandomAutocontrast: a channel of one level stays as it is."""
+
+    epsilon = 0.0
+    clips = True  # type: ignore[assignment]
+
+    def unsupported_size(self, size: Size) -> str | None:
+        """Other numbers of channels are torchvision's to refuse."""
+        return None if size.channels in (1, 3) else f"takes 1 or 3 channels, the images have {size.channels}"
+
+    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+        """No arguments."""
+        return [("autocontrast", {})]
+
+
+LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
+    v2.GaussianBlur: Blur,
+    v2.RandomAdjustSharpness: Sharpness,
+    v2.RandomEqualize: Equalize,
+    v2.RandomAutocontrast: Autocontrast,
+}

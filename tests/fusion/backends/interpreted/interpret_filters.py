@@ -3,6 +3,7 @@
 import kornia.augmentation as K
 import numpy as np
 import torch
+from torchvision.transforms import v2
 
 from gpuaug.fusion.backends.triton.blur import blur
 from gpuaug.fusion.backends.triton.levels import level
@@ -10,6 +11,8 @@ from gpuaug.fusion.backends.triton.sharpness import sharpen
 from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.ops.torchvision import filters as torchvision_filters
+from gpuaug.fusion.ops.torchvision.base import TorchvisionOp
 from gpuaug.fusion.plan import Pass
 
 FILTERS = {
@@ -21,9 +24,11 @@ FILTERS = {
     "equalize": K.RandomEqualize(p=0.5),
     "auto contrast": K.RandomAutoContrast(p=0.5),
     "auto contrast, unclipped": K.RandomAutoContrast(clip_output=False, p=1.0),
+    "equalize, torchvision's": v2.RandomEqualize(0.5),
+    "autocontrast, torchvision's": v2.RandomAutocontrast(0.5),
 }
-LOWERED = filters.LOWERED
-LAUNCHED = {filters.BlurOp: blur, filters.SharpnessOp: sharpen, filters.Equalize: level, filters.AutoContrast: level}
+LOWERED = {**filters.LOWERED, **torchvision_filters.LOWERED}
+LAUNCHED = {filters.BlurOp: blur, filters.SharpnessOp: sharpen, filters.LevelsOp: level}
 
 
 def batches():
@@ -41,7 +46,9 @@ def batches():
 
 def agree(module, images, dtype, memory_format):
     """Whether the kernels make of the first sample, skipped if the module may skip, and the others what torch does."""
-    op, size = LOWERED[type(module)]("filter", module), Size(*images.shape)
+    kind, size = LOWERED[type(module)], Size(*images.shape)
+    units = ("bytes" if images.dtype == torch.uint8 else "floats",) if issubclass(kind, TorchvisionOp) else ()
+    op = kind("filter", module, *units)
     drawn = op.draw(Sampler((1,), size.batch), size)
     drawn["apply_mask"] = np.arange(size.batch) >= op.is_random
     # Columns before the filter's own belong to other passes.
@@ -52,7 +59,7 @@ def agree(module, images, dtype, memory_format):
     expected = torch.where(rows[:, 2, None, None, None] != 0, op.apply(floats, rows[:, 2:]), floats).to(dtype)
     got = torch.empty(images.shape, dtype=dtype).to(memory_format=memory_format)
     step = Pass(op, (), size, size, 2, ())
-    launched = LAUNCHED[type(op)](step, images, rows, got)
+    launched = next(launch for base, launch in LAUNCHED.items() if isinstance(op, base))(step, images, rows, got)
     skipped = not op.is_random or dtype == torch.float16 or torch.equal(got[0].nan_to_num(9), expected[0].nan_to_num(9))
     tolerance = 1e-3 if dtype == torch.float16 else 2e-6
     return launched == op.launches and skipped and torch.allclose(got, expected, atol=tolerance, rtol=0, equal_nan=True)
@@ -61,7 +68,7 @@ def agree(module, images, dtype, memory_format):
 def failures(*, every):
     """Names of the filters whose kernels differ from torch, and on which images."""
     few = {"narrow": ("bytes", "grey"), "one pixel": ("bytes", "grey"), "sharpness": ("holes", "bytes", "grey")}
-    few |= dict.fromkeys(("equalize", "auto contrast"), ("holes", "bytes", "grey"))
+    few |= dict.fromkeys((name for name in FILTERS if name.startswith(("equalize", "auto"))), ("holes", "bytes", "grey"))
     for name, module in FILTERS.items():
         for batch, (images, dtype, memory_format) in batches().items():
             if (every or batch in few.get(name, ("grey",))) and not agree(module, images, dtype, memory_format):

@@ -34,6 +34,7 @@ EXACT = {
     "erasing, nearly all": lambda: v2.RandomErasing(1.0, scale=(0.9, 1.0), ratio=(0.5, 2.0)),
     "erasing, one pixel": lambda: v2.RandomErasing(1.0, scale=(0.0, 0.0005)),
     "resized crop, nearest": lambda: v2.RandomResizedCrop((16, 20), interpolation="nearest-exact"),
+    "autocontrast": lambda: v2.RandomAutocontrast(0.7),
 }
 """Permutations, gates and thresholds: the same bits."""
 
@@ -72,6 +73,7 @@ CLOSE = {
     "blur, large": lambda: v2.GaussianBlur(23, (0.5, 4.0)),
     "sharpness": lambda: v2.RandomAdjustSharpness(2.5),
     "sharpness, blurred": lambda: v2.RandomAdjustSharpness(0.0, p=1.0),
+    "equalize": lambda: v2.RandomEqualize(0.7),
     "normalize": lambda: v2.Normalize(MEAN, STD),
     "normalize, one": lambda: v2.Normalize([0.5], [0.25]),
 }
@@ -114,6 +116,23 @@ def test_what_computes_pixels_equals_torchvision(name):
         assert wrong.float().mean() <= (1e-3 if "jitter" in name else 0), (got - expected).abs().max()
 
 
+LEVELS = {"equalize": lambda: v2.RandomEqualize(1.0), "autocontrast": lambda: v2.RandomAutocontrast(1.0)}
+
+
+@pytest.mark.parametrize("name", LEVELS)
+@pytest.mark.parametrize("shape", [(4, 3, 32, 48), (4, 1, 15, 16)], ids=["enough pixels to spread", "few pixels"])
+def test_channels_that_cannot_be_spread_equal_torchvision(name, shape):
+    """The level of a float is torchvision's, which is not that of Kornia for one in four."""
+    bytes_, floats = photographs(*shape), photographs(*shape, dtype=torch.float32) * 0.997 + 0.001
+    for images, made in ((floats, LEVELS[name]()), (bytes_, [LEVELS[name](), TO_FLOAT])):
+        images[0, 0] = images[0, 0, 0, 0]  # a channel of one level
+        images[1] = images[1] > images[1].float().mean()  # two levels
+        expected, got = both(made, images)
+        # torchvision cuts bytes off behind autocontrast.
+        most = 1 / 255 if name == "autocontrast" and images is bytes_ else 0
+        torch.testing.assert_close(got, expected, atol=most + 1.2e-7, rtol=0)
+
+
 @pytest.mark.parametrize("name", NEAREST)
 def test_nearest_pixels_equal_torchvision(name):
     for seed, images in enumerate(batches()):
@@ -143,6 +162,7 @@ BYTES = {
     "posterize, all": lambda: [v2.RandomPosterize(8, p=1.0)],
     "invert, permute": lambda: [v2.RandomInvert(), v2.RandomChannelPermutation()],
     "erasing": lambda: [v2.RandomErasing(1.0, value=99)],
+    "equalize": lambda: [v2.RandomPosterize(5), v2.RandomEqualize()],
 }
 
 
@@ -167,6 +187,7 @@ ROUNDED = {
     "brightness": (lambda: [v2.ColorJitter(0.4), TO_FLOAT], 1.01, 0.55),
     "brightness, contrast": (lambda: [v2.ColorJitter(0.4, 0.4), TO_FLOAT], 3.6, 1.3),
     "grey": (lambda: [v2.Grayscale(3), TO_FLOAT], 1.01, 0.55),
+    "autocontrast": (lambda: [v2.RandomAutocontrast(0.7), TO_FLOAT], 1.01, 0.55),
     "SimCLR": (
         lambda: [
             v2.RandomResizedCrop(24),
