@@ -13,6 +13,7 @@ from support.torchvision_replay import both, scaled
 from torch import nn
 from torchvision import transforms as v1
 from torchvision import tv_tensors
+from torchvision.models import ResNet50_Weights
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
@@ -144,6 +145,18 @@ def test_every_form_of_a_pipeline_is_one_pass_with_the_same_result(name):
     torch.testing.assert_close(got(images), wanted, atol=2e-7, rtol=0)
     assert got.explain(images.shape).launches == 1
     assert "left to" not in repr(got)
+
+
+@pytest.mark.parametrize("name", ["IMAGENET1K_V1", "IMAGENET1K_V2"])
+def test_what_comes_with_the_weights_of_a_classifier_is_fused(name):
+    images = photographs(2, height=300, width=281)
+    made = ResNet50_Weights[name].transforms()
+    augment = gpuaug.fuse(made)
+    expected = made(scaled(images))
+    torch.testing.assert_close(augment(scaled(images)), expected, atol=5e-4, rtol=0)
+    assert augment.explain(images.shape).launches == 1
+    # In bytes torchvision rounds after each axis of the resize.
+    assert (augment(images) - made(images)).abs().max() < 1.01 / 255 / 0.22
 
 
 def test_an_importing_program_does_not_import_torchvisions_transforms():
