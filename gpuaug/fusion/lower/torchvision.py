@@ -10,6 +10,7 @@ from math import factorial
 from typing import Any
 
 import torch
+from kornia import augmentation as K
 from torch import nn
 from torchvision import transforms as v1
 from torchvision import tv_tensors
@@ -91,7 +92,8 @@ class TorchvisionLowering:
 
     def _member(self, name: str, transform: Any) -> Tree:
         """What a container of torchvision's holds; it calls functions and modules for each image."""
-        if torchvision_class(transform) is not None or type(transform).__module__.startswith("kornia."):
+        taken_apart = type(transform) is nn.Sequential or type(transform).__module__.startswith("kornia.")
+        if taken_apart or torchvision_class(transform) is not None:
             return self._lower(name, transform)
         refuse_transform(transform)
         return Leaf(name, EagerTorchvision(name, transform, "it may do anything", bytes_wanted=self.units == "bytes"))
@@ -236,7 +238,8 @@ def _written_out(transform: Any) -> Any:
 def _in_sequence(pipeline: Any) -> Iterator[Any]:
     """The transforms that run for every sample, in their order."""
     pipeline = _written_out(pipeline)
-    if isinstance(pipeline, list | tuple | nn.Sequential) and not getattr(pipeline, "random_apply", False):
+    kornias = type(pipeline) in (K.AugmentationSequential, K.ImageSequential) and not pipeline.random_apply
+    if kornias or type(pipeline) is nn.Sequential or (isinstance(pipeline, Sequence) and not isinstance(pipeline, str)):
         inner: Any = pipeline
     elif type(pipeline) in (v2.Compose, v1.Compose):
         inner = pipeline.transforms

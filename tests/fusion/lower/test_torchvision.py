@@ -56,6 +56,7 @@ CONVERSIONS = {
     "bytes before": [v2.ToImage(), v2.ToDtype(torch.uint8, scale=True), v2.Identity(), TO_FLOAT],
     "twice": [TO_FLOAT, v2.ToDtype(torch.float32), TO_FLOAT],
     "of v1": [v1.ToTensor()],
+    "of timm": [type("MaybeToTensor", (v1.ToTensor,), {"__module__": "timm.data.transforms"})()],
     "of v1, by type": [v1.PILToTensor(), v1.ConvertImageDtype(torch.float)],
     "of other things": [TO_FLOAT, v2.ToDtype({tv_tensors.Mask: None}), v2.ToDtype({tv_tensors.Image: None}, scale=True)],
 }
@@ -325,6 +326,22 @@ def test_what_has_no_lowering_is_left_to_torchvision_and_named(name):
     assert (line.library, line.reason) == ("torchvision", reason)
     assert f"left to torchvision, image by image, 64 calls a batch: {reason}" in str(augment.explain((64, 3, 32, 48)))
     assert f"; left to torchvision: {type(transform).__name__}_1" in repr(augment)
+
+
+def test_a_transform_in_an_order_is_warned_of_once():
+    with pytest.warns(gpuaug.GpuAugWarning) as caught:
+        augment = gpuaug.fuse([v2.RandomOrder([v2.RandomEqualize(), v2.RandomInvert()]), TO_FLOAT])
+    assert len(caught) == 1
+    assert augment(photographs(4)).shape == (4, 3, 32, 48)
+
+
+@left_to_torchvision
+def test_a_conversion_in_a_module_of_the_users_is_its_own_affair():
+    class Own(nn.Sequential):
+        """Runs as it is."""
+
+    assert "Pad_1" in text_of([Own(TO_FLOAT), v2.Pad(1, fill=127)])
+    assert len(gpuaug.fuse(v2.Compose([v2.Pad(1, fill=127), nn.Sequential(v2.RandomInvert(), TO_FLOAT)]))._ops) == 2
 
 
 @left_to_torchvision
