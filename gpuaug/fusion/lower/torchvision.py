@@ -10,6 +10,7 @@ from math import factorial
 from typing import Any
 
 import torch
+from kornia import augmentation as K
 from torch import nn
 from torchvision import transforms as v1
 from torchvision import tv_tensors
@@ -76,7 +77,7 @@ class TorchvisionLowering:
             ArgumentTypeError: If it cannot run on the images of a batch.
             ArgumentError: If the images are not what it takes.
         """
-        transform = v2_of(_of_weights(transform), (*LOWERED, *PASSED, *CONVERSIONS, *BY_CHANCE, v2.Compose))
+        transform = v2_of(_written_out(transform), (*LOWERED, *PASSED, *CONVERSIONS, *BY_CHANCE, v2.Compose))
         kind = type(transform)
         if kind is v2.Compose:
             return Group(name, tuple(self._member(*each) for each in _named(transform.transforms)), is_container=False)
@@ -91,7 +92,8 @@ class TorchvisionLowering:
 
     def _member(self, name: str, transform: Any) -> Tree:
         """What a container of torchvision's holds; it calls functions and modules for each image."""
-        if torchvision_class(transform) is not None or type(transform).__module__.startswith("kornia."):
+        taken_apart = type(transform) is nn.Sequential or type(transform).__module__.startswith("kornia.")
+        if taken_apart or torchvision_class(transform) is not None:
             return self._lower(name, transform)
         refuse_transform(transform)
         return Leaf(name, EagerTorchvision(name, transform, "it may do anything", bytes_wanted=self.units == "bytes"))
@@ -179,21 +181,6 @@ class TorchvisionLowering:
         return made
 
 
-def _of_weights(transform: Any) -> Any:
-    """What ``weights.transforms()`` of a classifier does, as transforms; all others as they are."""
-    if type(transform) is not ImageClassification:
-        return transform
-    resize = {"interpolation": transform.interpolation, "antialias": bool(transform.antialias)}
-    return v2.Compose(
-        [
-            v2.Resize(transform.resize_size, **resize),
-            v2.CenterCrop(transform.crop_size),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(transform.mean, transform.std),
-        ]
-    )
-
-
 def _named(transforms: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     for index, each in enumerate(transforms):
         yield f"{getattr(each, '__name__', type(each).__name__)}_{index}", each
@@ -239,10 +226,20 @@ def _scales(transform: Any) -> bool:
     return dtype is not None and dtype.is_floating_point and scale
 
 
+def _written_out(transform: Any) -> Any:
+    """What ``weights.transforms()`` of a classifier does, as a list of transforms."""
+    if type(transform) is not ImageClassification:
+        return transform
+    resize = v2.Resize(transform.resize_size, transform.interpolation, antialias=transform.antialias)
+    to_float = v2.ToDtype(torch.float32, scale=True)
+    return v2.Compose([resize, v2.CenterCrop(transform.crop_size), to_float, v2.Normalize(transform.mean, transform.std)])
+
+
 def _in_sequence(pipeline: Any) -> Iterator[Any]:
     """The transforms that run for every sample, in their order."""
-    pipeline = _of_weights(pipeline)
-    if isinstance(pipeline, list | tuple | nn.Sequential) and not getattr(pipeline, "random_apply", False):
+    pipeline = _written_out(pipeline)
+    kornias = type(pipeline) in (K.AugmentationSequential, K.ImageSequential) and not pipeline.random_apply
+    if kornias or type(pipeline) is nn.Sequential or (isinstance(pipeline, Sequence) and not isinstance(pipeline, str)):
         inner: Any = pipeline
     elif type(pipeline) in (v2.Compose, v1.Compose):
         inner = pipeline.transforms

@@ -13,6 +13,7 @@ from support.torchvision_replay import both, scaled
 from torch import nn
 from torchvision import transforms as v1
 from torchvision import tv_tensors
+from torchvision.models import ResNet50_Weights
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
@@ -55,6 +56,7 @@ CONVERSIONS = {
     "bytes before": [v2.ToImage(), v2.ToDtype(torch.uint8, scale=True), v2.Identity(), TO_FLOAT],
     "twice": [TO_FLOAT, v2.ToDtype(torch.float32), TO_FLOAT],
     "of v1": [v1.ToTensor()],
+    "of timm": [type("MaybeToTensor", (v1.ToTensor,), {"__module__": "timm.data.transforms"})()],
     "of v1, by type": [v1.PILToTensor(), v1.ConvertImageDtype(torch.float)],
     "of other things": [TO_FLOAT, v2.ToDtype({tv_tensors.Mask: None}), v2.ToDtype({tv_tensors.Image: None}, scale=True)],
 }
@@ -144,6 +146,18 @@ def test_every_form_of_a_pipeline_is_one_pass_with_the_same_result(name):
     torch.testing.assert_close(got(images), wanted, atol=2e-7, rtol=0)
     assert got.explain(images.shape).launches == 1
     assert "left to" not in repr(got)
+
+
+@pytest.mark.parametrize("name", ["IMAGENET1K_V1", "IMAGENET1K_V2"])
+def test_what_comes_with_the_weights_of_a_classifier_is_fused(name):
+    images = photographs(2, height=300, width=281)
+    made = ResNet50_Weights[name].transforms()
+    augment = gpuaug.fuse(made)
+    expected = made(scaled(images))
+    torch.testing.assert_close(augment(scaled(images)), expected, atol=5e-4, rtol=0)
+    assert augment.explain(images.shape).launches == 1
+    # In bytes torchvision rounds after each axis of the resize.
+    assert (augment(images) - made(images)).abs().max() < 1.01 / 255 / 0.22
 
 
 def test_an_importing_program_does_not_import_torchvisions_transforms():
@@ -312,6 +326,22 @@ def test_what_has_no_lowering_is_left_to_torchvision_and_named(name):
     assert (line.library, line.reason) == ("torchvision", reason)
     assert f"left to torchvision, image by image, 64 calls a batch: {reason}" in str(augment.explain((64, 3, 32, 48)))
     assert f"; left to torchvision: {type(transform).__name__}_1" in repr(augment)
+
+
+def test_a_transform_in_an_order_is_warned_of_once():
+    with pytest.warns(gpuaug.GpuAugWarning) as caught:
+        augment = gpuaug.fuse([v2.RandomOrder([v2.RandomEqualize(), v2.RandomInvert()]), TO_FLOAT])
+    assert len(caught) == 1
+    assert augment(photographs(4)).shape == (4, 3, 32, 48)
+
+
+@left_to_torchvision
+def test_a_conversion_in_a_module_of_the_users_is_its_own_affair():
+    class Own(nn.Sequential):
+        """Runs as it is."""
+
+    assert "Pad_1" in text_of([Own(TO_FLOAT), v2.Pad(1, fill=127)])
+    assert len(gpuaug.fuse(v2.Compose([v2.Pad(1, fill=127), nn.Sequential(v2.RandomInvert(), TO_FLOAT)]))._ops) == 2
 
 
 @left_to_torchvision

@@ -32,8 +32,3 @@ def test_preprocessing_of_weights_takes_images_of_every_size():
     got = gpuaug.fuse(theirs, ragged=True)(gpuaug.collate_ragged(images))
     expected = torch.stack([theirs(image / 255) for image in images])
     torch.testing.assert_close(got, expected, atol=5e-6, rtol=0)
-
-
-def test_preprocessing_of_another_kind_is_refused_with_what_to_write():
-    with pytest.raises(gpuaug.ArgumentTypeError, match="got SemanticSegmentation of v1"):
-        gpuaug.fuse(models.segmentation.FCN_ResNet50_Weights.DEFAULT.transforms())
