@@ -106,6 +106,11 @@ RGB_CLOSE = {
         K.Normalize(MEAN, STD),
     ],
     "jitter, then jitter": lambda: [K.ColorJitter(0.4, 0.9, p=0.7), K.ColorJitter(0.4, 0.9, order=(1, 0))],
+    "jitters around a contrast": lambda: [
+        K.ColorJitter(0.4, p=0.5),
+        K.ColorJitter(0.4, 0.9, p=0.7),
+        K.ColorJitter(saturation=0.9, p=0.5),
+    ],
     "one of colours": lambda: [
         auto.RandAugment(3, 10, [[("color", 0.1, 1.9)], [("contrast", 0.1, 1.9)], [("solarize_add", 0.0, 0.43)]]),
         K.Normalize(MEAN, STD),
@@ -141,8 +146,10 @@ JUMPS = {
     "choice and order",
     "colour",
     "jitter, then jitter",
+    "jitters around a contrast",
     "orders of samples",
     "jiggle",
+    "photometric",
     "hue, saturation",
     "self-supervised",
     "solarize",

@@ -222,7 +222,7 @@ def grey_before_contrast(
     grey = grey_of(r, g, b, 0)
     for index in tl.static_range(COUNT):
         own = row + PROGRAM[index][1]
-        if PROGRAM[index][0] == JITTER:
+        if PROGRAM[index][0] == JITTER and PROGRAM[index][2] & 2:
             flags: tl.constexpr = PROGRAM[index][2]
             if not CLEAN & flags:
                 r, g, b = unit(r), unit(g), unit(b)
