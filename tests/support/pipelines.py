@@ -124,6 +124,11 @@ RGB_CLOSE = {
         v2.Normalize(MEAN.tolist(), STD.tolist()),
     ],
     "autocontrast, torchvision's": lambda: [v2.RandomAutocontrast(0.8), v2.Normalize([0.5], [0.25])],
+    "photometric": lambda: [
+        v2.RandomApply([v2.ColorJitter(0.4)], p=0.5),
+        v2.RandomPhotometricDistort(p=0.7),
+        v2.Normalize(MEAN.tolist(), STD.tolist()),
+    ],
     "jiggle": lambda: [K.ColorJiggle(0.4, 0.4, 0.4, 0.1, p=0.8)],
     "hue, saturation": lambda: [K.RandomHue((-0.5, 0.5), p=0.7), K.RandomSaturation((0.2, 1.8), p=0.7)],
     "self-supervised": lambda: [
