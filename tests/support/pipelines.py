@@ -108,6 +108,11 @@ RGB_CLOSE = {
         K.Normalize(MEAN, STD),
     ],
     "jitter, then jitter": lambda: [K.ColorJitter(0.4, 0.9, p=0.7), K.ColorJitter(0.4, 0.9, order=(1, 0))],
+    "jitters around a contrast": lambda: [
+        K.ColorJitter(0.4, p=0.5),
+        K.ColorJitter(0.4, 0.9, p=0.7),
+        K.ColorJitter(saturation=0.9, p=0.5),
+    ],
     "one of colours": lambda: [
         auto.RandAugment(3, 10, [[("color", 0.1, 1.9)], [("contrast", 0.1, 1.9)], [("solarize_add", 0.0, 0.43)]]),
         K.Normalize(MEAN, STD),
@@ -121,6 +126,11 @@ RGB_CLOSE = {
         v2.Normalize(MEAN.tolist(), STD.tolist()),
     ],
     "autocontrast, torchvision's": lambda: [v2.RandomAutocontrast(0.8), v2.Normalize([0.5], [0.25])],
+    "photometric": lambda: [
+        v2.RandomApply([v2.ColorJitter(0.4)], p=0.5),
+        v2.RandomPhotometricDistort(p=0.7),
+        v2.Normalize(MEAN.tolist(), STD.tolist()),
+    ],
     "jiggle": lambda: [K.ColorJiggle(0.4, 0.4, 0.4, 0.1, p=0.8)],
     "hue, saturation": lambda: [K.RandomHue((-0.5, 0.5), p=0.7), K.RandomSaturation((0.2, 1.8), p=0.7)],
     "self-supervised": lambda: [
@@ -144,8 +154,10 @@ JUMPS = {
     "choice and order",
     "colour",
     "jitter, then jitter",
+    "jitters around a contrast",
     "orders of samples",
     "jiggle",
+    "photometric",
     "hue, saturation",
     "self-supervised",
     "solarize",

@@ -65,8 +65,7 @@ class ChannelShuffle(PointOp):
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Take the channels in the sample's order."""
-        order = rows[:, 1:4].long()[:, :, None, None]
-        return images.gather(1, order.expand_as(images))
+        return reordered(images, rows[:, 1:4])
 
     def describe(self) -> str:
         """In a few words."""
@@ -176,6 +175,11 @@ class Denormalize(Normalize):
     def describe(self) -> str:
         """In a word."""
         return "denormalise"
+
+
+def reordered(images: Tensor, channels: Tensor) -> Tensor:
+    """Images whose channels come from where ``channels``, (B, 3), says."""
+    return images.gather(1, channels.long()[:, :, None, None].expand_as(images))
 
 
 def values_of(given: Any) -> Array:

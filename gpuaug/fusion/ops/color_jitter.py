@@ -23,6 +23,9 @@ CLEAN = 16
 TORCHVISION_GREY = 32
 """Another: red weighs in a grey what it does in torchvision's."""
 
+PERMUTES = 64
+"""Another: three more numbers of a row say where each channel comes from, when all adjustments are made."""
+
 
 class _Jitter(PointOp):
     width = 9

@@ -37,6 +37,8 @@ CHOSEN = [
     "colour",
     "padded, rotation, flip",
     "perspective",
+    "jitters around a contrast",
+    "photometric",
     "gates",
     "one of colours",
     "shears, shifts",

@@ -43,6 +43,7 @@ DENORMALIZE = tl.constexpr(channels.Denormalize.code)
 JITTER = tl.constexpr(j.ColorJitter.code)
 JIGGLE = tl.constexpr(j.ColorJiggle.code)
 ONE_OF = tl.constexpr(OneOf.code)
+PERMUTES = tl.constexpr(j.PERMUTES)
 
 ALL_BUT_CONTRAST = tl.constexpr(j.TORCHVISION_GREY | j.CLEAN | 13)
 
@@ -82,6 +83,18 @@ def jittered(r, g, b, row, mean, step, AROUND_MEAN: tl.constexpr, ACTIVE: tl.con
         if step == 3:
             r, g, b = hue_turned(r, g, b, tl.load(row + 4))
     return r, g, b
+
+
+@triton.jit
+def reordered(r, g, b, channels):
+    """Channels that come from where three numbers in memory say."""
+    from_r = tl.load(channels)
+    from_g = tl.load(channels + 1)
+    from_b = tl.load(channels + 2)
+    new_r = tl.where(from_r == 0, r, tl.where(from_r == 1, g, b))
+    new_g = tl.where(from_g == 0, r, tl.where(from_g == 1, g, b))
+    new_b = tl.where(from_b == 0, r, tl.where(from_b == 1, g, b))
+    return new_r, new_g, new_b
 
 
 @triton.jit
@@ -132,13 +145,7 @@ def point(
         step = tl.load(row + 1)
         r, g, b = posterized(r, step), posterized(g, step), posterized(b, step)
     elif CODE == SHUFFLE:
-        from_r = tl.load(row + 1)
-        from_g = tl.load(row + 2)
-        from_b = tl.load(row + 3)
-        new_r = tl.where(from_r == 0, r, tl.where(from_r == 1, g, b))
-        new_g = tl.where(from_g == 0, r, tl.where(from_g == 1, g, b))
-        new_b = tl.where(from_b == 0, r, tl.where(from_b == 1, g, b))
-        r, g, b = new_r, new_g, new_b
+        r, g, b = reordered(r, g, b, row + 1)
     elif CODE == DROPOUT:
         value = tl.load(row + 1)
         r = tl.where(tl.load(row + 2 + plane) != 0, value, r)
@@ -177,6 +184,8 @@ def point(
         if FLAGS & 8 or (FLAGS & 4 and CODE == JIGGLE):
             # All others end with a clamp of their own.
             r, g, b = unit(r), unit(g), unit(b)
+        if PERMUTES & FLAGS:
+            r, g, b = reordered(r, g, b, row + 9)
     return r, g, b
 
 
@@ -222,7 +231,7 @@ def grey_before_contrast(
     grey = grey_of(r, g, b, 0)
     for index in tl.static_range(COUNT):
         own = row + PROGRAM[index][1]
-        if PROGRAM[index][0] == JITTER:
+        if PROGRAM[index][0] == JITTER and PROGRAM[index][2] & 2:
             flags: tl.constexpr = PROGRAM[index][2]
             if not CLEAN & flags:
                 r, g, b = unit(r), unit(g), unit(b)

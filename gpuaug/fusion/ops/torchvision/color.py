@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from gpuaug.core.errors import ArgumentError
@@ -48,12 +48,75 @@ class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """The adjustments in the sample's order."""
-        taken = [index for index in drawn["order"][sample].tolist() if self._active[index]]
+        return self._adjustments(drawn, sample)
+
+    def _adjustments(self, drawn: OpDraws, sample: int) -> list[Call]:
+        taken = [index for index in drawn["order"][sample].tolist() if index != color_jitter.NONE and self._active[index]]
         names = [_ADJUSTMENTS[index] for index in taken]
         return [
             (f"adjust_{name}", {f"{name}_factor": float(drawn["factors"][index, sample])})
             for index, name in zip(taken, names, strict=True)
         ]
+
+
+class PhotometricDistort(ColorJitter):
+    """RandomPhotometricDistort: a jitter whose adjustments each have a chance, contrast before the last two or behind them.
+
+    Its channels, put into another order by a chance of their own, are the last of it.
+    """
+
+    width = 12
+
+    def __init__(self, name: str, transform: Any, units: Units) -> None:
+        super().__init__(name, transform, units)
+        # The chance is that of each adjustment, and not of all of them.
+        self._chance, self.p = self.p, 1.0
+
+    @property
+    def flags(self) -> int:  # type: ignore[override]
+        """Those of a jitter, and that of the channels."""
+        return super().flags | color_jitter.PERMUTES
+
+    @property
+    def is_random(self) -> bool:
+        """A sample may draw none of them."""
+        return True
+
+    def draw(self, sampler: Sampler, size: Size) -> OpDraws:
+        """The parameters; the op applies to samples that drew any."""
+        drawn = super().draw(sampler, size)
+        changes = (drawn["order"] != color_jitter.NONE).any(1) | (drawn["channels"] != np.arange(3)).any(1)
+        return {**drawn, "apply_mask": drawn["apply_mask"] & changes}
+
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Four factors a sample, an order without the adjustments that it leaves out, and where its channels come from."""
+        taken = sampler.uniform(5) < self._chance
+        factors = sampler.between(self._low, self._high)
+        order = np.where(sampler.uniform()[:, None] < 0.5, (0, 1, 2, 3), (0, 2, 3, 1))
+        order = np.where(np.take_along_axis(taken[:4].T, order, 1), order, color_jitter.NONE)
+        channels = np.where(taken[4][:, None], sampler.uniform(3).T.argsort(axis=1), np.arange(3))
+        return {"factors": factors, "order": order, "channels": channels}
+
+    def of_sample(self, drawn: OpDraws, index: int) -> OpDraws:
+        """Channels are in rows, as orders are."""
+        return {**super().of_sample(drawn, index), "channels": drawn["channels"][index : index + 1]}
+
+    def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
+        """The factors of the adjustments that are made, in their order, and where the channels come from."""
+        factors = {name: factor for _, arguments in self._adjustments(drawn, sample) for name, factor in arguments.items()}
+        return factors | {f"channels_{index}": float(each) for index, each in enumerate(drawn["channels"][sample])}
+
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+        """Factors, order and channels as they are."""
+        out[:, 1:5], out[:, 5:9], out[:, 9:12] = drawn["factors"].T, drawn["order"], drawn["channels"]
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """The jitter, then the channels."""
+        return channel.reordered(super().apply(images, rows), rows[:, 9:12])
+
+    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+        """The adjustments that are made, in their order, and where each channel comes from."""
+        return [*self._adjustments(drawn, sample), ("permute_channels", {"permutation": drawn["channels"][sample].tolist()})]
 
 
 class Grayscale(TorchvisionOp, channel.Grayscale):
@@ -181,6 +244,7 @@ class Normalize(TorchvisionOp, channel.Normalize):
 
 LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
     v2.ColorJitter: ColorJitter,
+    v2.RandomPhotometricDistort: PhotometricDistort,
     v2.Grayscale: Grayscale,
     v2.RandomGrayscale: Grayscale,
     v2.RandomInvert: Invert,

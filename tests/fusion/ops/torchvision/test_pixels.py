@@ -67,6 +67,8 @@ CLOSE = {
     "jitter, contrast": lambda: v2.ColorJitter(contrast=(0.2, 3.0)),
     "jitter, saturation": lambda: v2.ColorJitter(saturation=(0.0, 3.0)),
     "jitter, nothing": lambda: v2.ColorJitter(),
+    "jitter, photometric": lambda: v2.RandomPhotometricDistort(),
+    "jitter, photometric, strong": lambda: v2.RandomPhotometricDistort((0, 2), (0, 2), (0, 2), (-0.5, 0.5), p=0.8),
     "grey": lambda: v2.RandomGrayscale(0.5),
     "grey, always": lambda: v2.Grayscale(3),
     "blur": lambda: v2.GaussianBlur((5, 9), (0.1, 2.0)),
@@ -187,6 +189,7 @@ ROUNDED = {
     "brightness": (lambda: [v2.ColorJitter(0.4), TO_FLOAT], 1.01, 0.55),
     "brightness, contrast": (lambda: [v2.ColorJitter(0.4, 0.4), TO_FLOAT], 3.6, 1.3),
     "grey": (lambda: [v2.Grayscale(3), TO_FLOAT], 1.01, 0.55),
+    "photometric": (lambda: [v2.RandomPhotometricDistort(), TO_FLOAT], 8.5, 1.0),
     "autocontrast": (lambda: [v2.RandomAutocontrast(0.7), TO_FLOAT], 1.01, 0.55),
     "SimCLR": (
         lambda: [

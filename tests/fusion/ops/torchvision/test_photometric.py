@@ -1,0 +1,90 @@
+"""What RandomPhotometricDistort draws, against torchvision's own parameters."""
+
+import numpy as np
+import pytest
+import torch
+from support.replay import photographs
+from support.statistics import apart, together_apart
+from torchvision.transforms import v2
+
+import gpuaug
+
+COUNT = 4000
+FACTORS = ("brightness", "contrast", "saturation", "hue")
+LEFT_OUT = -1.0
+"""A factor that no adjustment takes, in the place of one that is not made."""
+
+
+def columns(calls_of_samples):
+    """Factors, the place of contrast among the adjustments, and where channels come from, {name: (N,)}."""
+    rows = []
+    for calls in calls_of_samples:
+        adjustments = {name.removeprefix("adjust_"): next(iter(given.values())) for name, given in calls[:-1]}
+        row = {name: adjustments.get(name, LEFT_OUT) for name in FACTORS}
+        row["contrast's place"] = list(adjustments).index("contrast") if "contrast" in adjustments else LEFT_OUT
+        row["channels"] = np.dot(calls[-1][1]["permutation"], (9, 3, 1))
+        rows.append(row)
+    return {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
+
+
+def torchvisions(transform):
+    """The calls that torchvision's own parameters lead to."""
+    for _ in range(COUNT):
+        drawn = transform.make_params([torch.zeros(3, 2, 2)])
+        order = ("brightness", "contrast", "saturation", "hue", "contrast behind")
+        place = "contrast behind" if drawn["contrast_before"] else "contrast"
+        names = [name.removesuffix(" behind") for name in order if name != place]
+        calls = [(f"adjust_{name}", {name: drawn[f"{name}_factor"]}) for name in names if drawn[f"{name}_factor"] is not None]
+        permutation = drawn["channel_permutation"]
+        yield [*calls, ("permute_channels", {"permutation": [0, 1, 2] if permutation is None else permutation.tolist()})]
+
+
+def ours(transform):
+    """The calls of what fuse draws; a sample that draws nothing has none."""
+    nothing = [("permute_channels", {"permutation": [0, 1, 2]})]
+    draws = gpuaug.fuse(transform).draw((COUNT, 3, 8, 8), seed=0)
+    return [calls or nothing for calls in draws.as_torchvision()]
+
+
+@pytest.mark.parametrize("p", [0.5, 0.8])
+def test_draws_have_torchvisions_distribution(p):
+    transform = v2.RandomPhotometricDistort(hue=(-0.1, 0.3), p=p)
+    torch.manual_seed(0)
+    one, other = columns(ours(transform)), columns(torchvisions(transform))
+    assert all(apart(one[name], other[name]) < 1 for name in one)
+    assert together_apart(one, other) < 1
+
+
+def test_the_place_of_contrast_and_a_chance_that_is_a_little_off_are_seen():
+    torch.manual_seed(0)
+    one, other = columns(ours(v2.RandomPhotometricDistort(p=0.6))), columns(torchvisions(v2.RandomPhotometricDistort()))
+    assert apart(one["contrast's place"], other["contrast's place"]) > 1
+    assert apart(one["hue"], other["hue"]) > 1
+
+
+def test_what_a_sample_drew_is_told_by_the_adjustments_that_it_makes():
+    draws = gpuaug.fuse(v2.RandomPhotometricDistort()).draw((64, 3, 8, 8), seed=0)
+    for sample, calls in enumerate(draws.as_torchvision()):
+        numbers = draws.of(sample).get("RandomPhotometricDistort", {})
+        expected = [(name, value) for _, given in calls[:-1] for name, value in given.items()]
+        if calls:
+            expected += [(f"channels_{index}", each) for index, each in enumerate(calls[-1][1]["permutation"])]
+        assert list(numbers.items()) == expected
+    assert any(not calls for calls in draws.as_torchvision())
+
+
+def test_one_sample_is_replayed_alone():
+    images = photographs(6, dtype=torch.float32)
+    augment = gpuaug.fuse(v2.RandomPhotometricDistort())
+    draws = augment.draw(images.shape, seed=1)
+    whole = augment(images, draws=draws)
+    for index in range(6):
+        alone = augment(images[index : index + 1], draws=draws.alone(index))
+        torch.testing.assert_close(alone, whole[index : index + 1], atol=1e-6, rtol=0)
+
+
+def test_grey_images_are_left_to_torchvision():
+    augment = gpuaug.fuse(v2.RandomPhotometricDistort())
+    images = photographs(4, 1, dtype=torch.float32)
+    with pytest.warns(gpuaug.GpuAugWarning, match="needs 3 channels, the images have 1"):
+        assert augment(images).shape == images.shape
