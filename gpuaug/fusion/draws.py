@@ -206,6 +206,7 @@ def _calls(tree: Tree, each: Iterator[tuple[OpDraws, Size]], sample: int) -> Ite
         calls = getattr(tree.op, "calls", None)
         if calls is None or "key" in drawn:
             whose = f"one that is left to {tree.op.library}" if "key" in drawn else f"one of {tree.op.library}"
+            whose = "which mixes images" if isinstance(tree.op, MixOp) else whose
             raise ArgumentError(
                 f"draws must be of torchvision's transforms that fuse lowers to be told as calls, got {tree.name}, {whose}. "
                 "Read them by draws.of(sample)."

@@ -20,7 +20,7 @@ from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves, transforms_done
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp
-from gpuaug.fusion.ops.mix import CutMix, MixOp, SoftLabels
+from gpuaug.fusion.ops.mix import CutMix, MixOp, SoftLabels, classes_of
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.options import BoxForm, Options, definition
 from gpuaug.fusion.params.prefetch import TablePrefetch
@@ -63,7 +63,7 @@ def fuse(
         views: How often each image is drawn for. Views of a batch lie behind one another: (views · B, C, H, W).
         boxes: What the boxes of target dicts are.
         num_classes: How many classes there are. Labels (``"class"``) that go along then come as shares of each, (B,
-            num_classes), mixed where images are, as a cross entropy takes them. Left out: in Kornia's form.
+            num_classes), mixed where images are. Left out: as a mix of torchvision's says, or in Kornia's form.
         label_smoothing: How much of a label is then spread over all classes, as by torch's cross entropy.
 
     Returns:
@@ -111,7 +111,6 @@ class Fused(nn.Module):
 
     def __init__(self, pipeline: Any, options: Options) -> None:
         super().__init__()
-        self.options = options
         self.dtype, self.memory_format = options.dtype, options.memory_format
         # In a tuple, so that it is no child: a child would be moved, and would have its buffers in the state_dict.
         self._pipeline = (pipeline,)
@@ -127,7 +126,8 @@ class Fused(nn.Module):
         self._extra_args = getattr(pipeline, "extra_args", None)
         self._keepdim = all(_keepdim(leaf.op) for leaf in leaves(self._tree))
         self._mixes = tuple(op for op in self._ops if isinstance(op, MixOp))
-        classes = options.num_classes
+        self.options = replace(options, num_classes=classes_of(options.num_classes, self._mixes))
+        classes = self.options.num_classes
         self._soft = None if classes is None else SoftLabels(classes, options.label_smoothing)
         self._segments = Segments(self._ops)
         self._prefetch = TablePrefetch()

@@ -94,6 +94,12 @@ CLOSE = {
         ),
         K.RandomInvert(),
     ],
+    "torchvision's mixes": lambda: [
+        v2.RandomHorizontalFlip(),
+        v2.RandomChoice([v2.MixUp(alpha=0.4), v2.CutMix()]),
+        v2.RandomApply([v2.CutMix()], p=0.5),
+        v2.RandomInvert(),
+    ],
     "mixup, never": lambda: [K.RandomMixUpV2(p=0.0)],
     "mixup, alone": lambda: [K.RandomMixUpV2(p=1.0)],
     "sharpness": lambda: [K.RandomSharpness((0.0, 3.0), p=0.8), K.Normalize(0.5, 0.25)],

@@ -11,15 +11,16 @@ from gpuaug.core.torchvision_transforms import torchvision_class
 
 _IN_DATASET = "Keep it in the dataset"
 _OWN_SIZES = f"It gives each image a size of its own. {_IN_DATASET}, and fuse with ragged=True"
+_MIX = "It mixes the images of a batch, and a subclass may do anything with them. Give it a stage of its own"
 _BOXES = "It is for boxes, which follow images as data_keys=['input', 'targets'], and end at the frame with gpuaug.sanitize"
 
 NOT_TAKEN = {
     "ClampBoundingBoxes": _BOXES,
     "ClampKeyPoints": _BOXES,
     "ConvertBoundingBoxFormat": _BOXES,
-    "CutMix": "It mixes the images of a batch. Write K.RandomCutMixV2(…) behind the others",
+    "CutMix": _MIX,
     "FiveCrop": f"It makes several images of one. {_IN_DATASET}",
-    "MixUp": "It mixes the images of a batch. Write K.RandomMixUpV2(…) behind the others",
+    "MixUp": _MIX,
     "ObjectDetection": "Write v2.ToDtype(torch.float32, scale=True) instead, which is what it does",
     "OpticalFlow": f"It is for pairs of images. {_IN_DATASET}",
     "RandomIoUCrop": f"It needs boxes. {_IN_DATASET}",

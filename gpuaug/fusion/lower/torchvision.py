@@ -23,8 +23,11 @@ from gpuaug.fusion.lower.refusals import is_timms_to_tensor, refuse_transform, v
 from gpuaug.fusion.lower.tree import Done, Group, Leaf, Tree, leaves
 from gpuaug.fusion.ops.base import Draw, Gate, Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp, EagerTorchvision
+from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.torchvision import color, crop, erasing, filters, resize, warp
+from gpuaug.fusion.ops.torchvision import mix as mixes
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp, Units
+from gpuaug.fusion.policies.one_mix import OneMix
 
 LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
     **crop.LOWERED,
@@ -77,6 +80,9 @@ class TorchvisionLowering:
             ArgumentTypeError: If it cannot run on the images of a batch.
             ArgumentError: If the images are not what it takes.
         """
+        mix = _mix(name or type(transform).__name__, transform)
+        if mix is not None:
+            return Leaf(mix.name, mix)
         transform = v2_of(_written_out(transform), (*LOWERED, *PASSED, *CONVERSIONS, *BY_CHANCE, v2.Compose))
         kind = type(transform)
         if kind is v2.Compose:
@@ -179,6 +185,45 @@ class TorchvisionLowering:
                 for leaf in leaves(made[-1]):
                     leaf.op.gates = (Gate(draw, runs), *leaf.op.gates)
         return made
+
+
+class _PickedMix(mixes.TorchvisionMix, OneMix):
+    """A RandomChoice of mixes, which picks one for the whole batch."""
+
+
+def _mix(name: str, transform: Any) -> MixOp | None:
+    """The mix that a transform is, or picks for a batch; ``None`` if it has none in it.
+
+    Raises:
+        ArgumentTypeError: If it picks from more than mixes, or picks several.
+    """
+    kind = type(transform)
+    if kind in mixes.LOWERED:
+        return mixes.LOWERED[kind](name, transform)
+    inner = [(each, _mix(each, held)) for each, held in _named(transform.transforms)] if kind in BY_CHANCE else []
+    found = [(each, mix) for each, mix in inner if mix is not None]
+    if not found:
+        return None
+    if len(found) < len(inner) or not (kind is v2.RandomChoice or len(found) == 1):
+        raise ArgumentTypeError(
+            f"{name} must hold one mix, or be a RandomChoice of mixes alone, got {', '.join(each for each, _ in inner)}. "
+            "It draws once for a batch then; put what is for each image beside it."
+        )
+    if kind is v2.RandomChoice:
+        held = nn.ModuleList(mix.module for _, mix in found)
+        return _PickedMix(name, held, found, "batch", transform.p)
+    ((_, mix),) = found
+    if kind is v2.RandomApply:
+        _lessen(mix, float(transform.p))
+    mix.name = name
+    return mix
+
+
+def _lessen(mix: MixOp, p: float) -> None:
+    """Have a mix, or whichever is picked, run for a share of the batches."""
+    mix.p_batch *= p
+    for _, each in mix.mixes if isinstance(mix, OneMix) else ():
+        _lessen(each, p)
 
 
 def _named(transforms: Sequence[Any]) -> Iterator[tuple[str, Any]]:

@@ -7,6 +7,7 @@ what Kornia's labels then say.
 """
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,7 +20,9 @@ from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, column, host_tensor
 from gpuaug.fusion.ops.sampler import Sampler
 
-_PARTNER, _LAM, _WEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM, _WIDTH = range(1, 9)
+_PARTNER, LAM, WEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM, _WIDTH = range(1, 9)
+RECTANGLE = slice(_LEFT, _WIDTH)
+"""Left, top, right and bottom."""
 
 
 class MixOp(Op):
@@ -35,6 +38,9 @@ class MixOp(Op):
 
     targets: ClassVar[tuple[str, ...]] = ("input", "class")
     """The data keys that it takes."""
+
+    num_classes: int | None = None
+    """How many classes the module says there are."""
 
     def row_width(self, channels: int) -> int:
         """How many numbers a row holds, whatever the channels."""
@@ -52,7 +58,7 @@ class MixOp(Op):
         """Fill ``out``, (B, row_width) float32."""
         apply_mask = drawn["apply_mask"]
         out[:, 0] = apply_mask
-        out[:, _LAM:] = 0
+        out[:, LAM:] = 0
         if apply_mask.all():
             out[:, _PARTNER] = drawn["partner"]
             self.write(drawn, size, out)
@@ -70,7 +76,7 @@ class MixOp(Op):
             images: (B, C, H, W), float32.
             rows: (B, row_width), float32, on the same device.
         """
-        other, weight = partners(images, rows), column(rows, _WEIGHT)
+        other, weight = partners(images, rows), column(rows, WEIGHT)
         # A weight of nothing leaves every bit, whatever the partner has: zero times infinity is no number.
         mean = torch.where(weight != 0, images * (1 - weight) + other * weight, images)
         x = torch.arange(images.shape[3], device=images.device)
@@ -80,7 +86,7 @@ class MixOp(Op):
 
     def kornia_lam(self, rows: Tensor) -> Tensor:
         """The number that labels in Kornia's form say (its lambda), (B,): the partner's share."""
-        return rows[:, _LAM]
+        return rows[:, LAM]
 
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
         """Each sample's own label, its partner's, and the number that goes with them, as Kornia returns them.
@@ -126,7 +132,7 @@ class MixUp(MixOp):
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The partner's weight, which is its share."""
-        out[:, _LAM] = out[:, _WEIGHT] = drawn["lambda"]
+        out[:, LAM] = out[:, WEIGHT] = drawn["lambda"]
 
     def describe(self) -> str:
         """In a word."""
@@ -184,7 +190,7 @@ class CutMix(MixOp):
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The rectangle, and its share of the image."""
         start, sides = drawn["start"], drawn["sides"]
-        out[:, _LAM] = sides[:, 0] * sides[:, 1] / np.float32(size.width * size.height)
+        out[:, LAM] = sides[:, 0] * sides[:, 1] / np.float32(size.width * size.height)
         out[:, _LEFT : _TOP + 1] = start
         np.add(start, sides, out=out[:, _RIGHT : _BOTTOM + 1])
 
@@ -209,7 +215,7 @@ def partners(values: Tensor, rows: Tensor) -> Tensor:
 
 def lam_of(rows: Tensor) -> Tensor:
     """The partner's share of each sample, (B,)."""
-    return rows[:, _LAM]
+    return rows[:, LAM]
 
 
 def _bounds(given: Any) -> tuple[float, float]:
@@ -220,6 +226,22 @@ def _bounds(given: Any) -> tuple[float, float]:
 
 
 LOWERED: dict[type[nn.Module], type[MixOp]] = {K.RandomMixUpV2: MixUp, K.RandomCutMixV2: CutMix}
+
+
+def classes_of(given: int | None, mixes: Iterable[MixOp]) -> int | None:
+    """How many classes there are: as ``fuse`` was told, or a mix.
+
+    Raises:
+        ArgumentError: If two of them differ.
+    """
+    for mix in mixes:
+        if given is not None and mix.num_classes not in (None, given):
+            raise ArgumentError(
+                f"num_classes of {mix.name} must be that of the rest of the pipeline, {given}, got {mix.num_classes}. "
+                "Say it once, in gpuaug.fuse(…, num_classes=…)."
+            )
+        given = mix.num_classes if given is None else given
+    return given
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from kornia.augmentation.container.params import ParamItem
 from torch import nn
 
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
-from gpuaug.fusion.ops.mix import MixOp
+from gpuaug.fusion.ops.mix import MixOp, classes_of
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.policies.choice import Pick, no_form_in_kornia
 
@@ -21,15 +21,18 @@ class OneMix(MixOp):
         module: The container.
         mixes: What it holds, by name.
         pick: Whether one mix is picked for the whole batch, or one for each sample.
+        weights: How often each is picked, in proportion.
     """
 
     counts_pixels = True
 
-    def __init__(self, name: str, module: nn.Module, mixes: Sequence[tuple[str, MixOp]], pick: Pick) -> None:
+    def __init__(
+        self, name: str, module: nn.Module, mixes: Sequence[tuple[str, MixOp]], pick: Pick, weights: Sequence[float]
+    ) -> None:
         super().__init__(name, module)
         self.mixes, self._pick = tuple(mixes), pick
-        weights: Any = module.random_apply_weights
-        ends = weights.double().numpy().cumsum()
+        self.num_classes = classes_of(None, (mix for _, mix in mixes))
+        ends = np.cumsum(weights, dtype=np.float64)
         self._ends: Array = ends / ends[-1]
 
     @property

@@ -100,4 +100,4 @@ def _one_mix(name: str, module: Any, mixes: Sequence[tuple[str, MixOp]], pick: P
         return "random_apply of none or more over mixes"
     if not module.random_apply_weights.any():
         return "random_apply_weights are all 0"
-    return OneMix(name, module, mixes, pick)
+    return OneMix(name, module, mixes, pick, module.random_apply_weights.tolist())

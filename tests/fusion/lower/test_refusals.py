@@ -30,6 +30,10 @@ class EachByItself(nn.Module):
         return torch.stack([self.crop(image) for image in images])
 
 
+class OwnMixUp(v2.MixUp):
+    pass
+
+
 def of_timm(name):
     """A transform with a name and a module of timm's, which is not needed for it."""
     return type(name, (), {"__module__": "timm.data.transforms", "__call__": lambda self, image: image})()
@@ -50,9 +54,20 @@ REFUSED = {
         [K.PatchSequential(v2.RandomResizedCrop(8), patchwise_apply=False)],
         HELD.format("PatchSequential") + "into a list, v2.Compose or v2.RandomChoice instead.",
     ),
-    "mix": (
-        v2.MixUp(num_classes=3),
-        f"{ONE}got torchvision's MixUp. It mixes the images of a batch. Write K.RandomMixUpV2(…) behind the others.",
+    "subclass of a mix": (
+        OwnMixUp(num_classes=3),
+        f"{ONE}got torchvision's OwnMixUp. It mixes the images of a batch, and a subclass may do anything with them. Give it a "
+        "stage of its own.",
+    ),
+    "mix or flip": (
+        v2.RandomChoice([v2.MixUp(), v2.RandomHorizontalFlip()]),
+        "RandomChoice must hold one mix, or be a RandomChoice of mixes alone, got MixUp_0, RandomHorizontalFlip_1. It draws "
+        "once for a batch then; put what is for each image beside it.",
+    ),
+    "two mixes": (
+        v2.RandomApply([v2.MixUp(), v2.CutMix()]),
+        "RandomApply must hold one mix, or be a RandomChoice of mixes alone, got MixUp_0, CutMix_1. It draws once for a batch "
+        "then; put what is for each image beside it.",
     ),
     "several images": (
         v2.Compose([v2.TenCrop(4)]),
