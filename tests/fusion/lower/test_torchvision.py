@@ -295,7 +295,7 @@ LEFT = (
 
 REASONS = {
     "subclass": (Flip(), "no lowering for this type"),
-    "no op": (v2.RandomEqualize(), "no lowering for this type"),
+    "no op": (v2.ElasticTransform(), "no lowering for this type"),
     "subclass of an op": (type("Own", (v2.RandomInvert,), {})(), "a subclass of RandomInvert, which may do anything"),
     "mode": (v2.Resize(20, interpolation="nearest"), "interpolation='nearest'"),
     "cubic": (v2.Resize(20, interpolation="bicubic", antialias=False), "interpolation='bicubic' without antialias"),
@@ -330,7 +330,7 @@ def test_what_has_no_lowering_is_left_to_torchvision_and_named(name):
 
 def test_a_transform_in_an_order_is_warned_of_once():
     with pytest.warns(gpuaug.GpuAugWarning) as caught:
-        augment = gpuaug.fuse([v2.RandomOrder([v2.RandomEqualize(), v2.RandomInvert()]), TO_FLOAT])
+        augment = gpuaug.fuse([v2.RandomOrder([v2.ElasticTransform(), v2.RandomInvert()]), TO_FLOAT])
     assert len(caught) == 1
     assert augment(photographs(4)).shape == (4, 3, 32, 48)
 
@@ -452,8 +452,8 @@ def test_draws_name_what_they_have_no_form_for():
         "Read them by draws.of(sample)."
     )
     with pytest.warns(gpuaug.GpuAugWarning):
-        left = gpuaug.fuse(v2.RandomEqualize())
-    with pytest.raises(gpuaug.ArgumentError, match="got RandomEqualize, one that is left to torchvision"):
+        left = gpuaug.fuse(v2.ElasticTransform())
+    with pytest.raises(gpuaug.ArgumentError, match="got ElasticTransform, one that is left to torchvision"):
         left.draw(images.shape).as_torchvision()
     with pytest.raises(gpuaug.ArgumentError) as raised:
         gpuaug.fuse(v2.RandomInvert(), views=2).draw(images.shape).as_torchvision()
