@@ -1,7 +1,7 @@
-"""The double's allocator, streams and events."""
+"""The double's allocator, streams, events and graphs."""
 
 import pytest
-from support.stream_double import REUSED, FakeCuda
+from support.stream_double import OVERWRITTEN, REUSED, UNREADY, FakeCuda
 
 
 @pytest.fixture
@@ -11,9 +11,6 @@ def cuda():
 
 def block_of(buffer):
     return buffer._block
-
-
-# The double's allocator, streams and events.
 
 
 def test_dropped_memory_returns_to_its_stream(cuda):
@@ -128,3 +125,39 @@ def test_stream_context_restores_current_stream(cuda):
             assert cuda.current_stream() is inner
         assert cuda.current_stream() is outer
     assert cuda.current_stream() is cuda.default
+
+
+def captured(cuda, pool):
+    """A graph that reads memory of its lane and writes its own, and both buffers."""
+    graph, source = cuda.CUDAGraph(), cuda.new("source", batch=0)
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    cuda.read(source)
+    result = cuda.new("result", batch=0)
+    graph.capture_end()
+    return graph, source, result
+
+
+def test_captured_kernels_run_at_each_replay_on_the_stream_that_is_current_then(cuda):
+    graph, source, result = captured(cuda, cuda.graph_pool_handle())
+    cuda.read(result)
+    assert cuda.history.rules() == [UNREADY]
+    cuda.new("later", batch=3)
+    graph.replay()
+    assert cuda.history.log[-3:] == ["default replays graph 0", f"default reads {source.key}", f"default writes {result.key}"]
+    assert result.batch == 3
+    with cuda.stream(cuda.Stream()):
+        graph.replay()
+    assert cuda.history.rules() == [UNREADY, UNREADY, OVERWRITTEN]
+
+
+def test_memory_of_a_graph_stays_in_its_pool_until_the_cache_is_emptied(cuda):
+    pool = cuda.graph_pool_handle()
+    graph, _, result = captured(cuda, pool)
+    block = block_of(result)
+    del result
+    assert block_of(captured(cuda, pool)[2]) != block  # the graph writes it at each replay
+    del graph
+    assert block_of(cuda.new("another", batch=0)) != block
+    cuda.empty_cache()
+    with cuda.stream(cuda.Stream()):
+        assert block in {block_of(each) for each in [cuda.new("another", batch=0) for _ in range(4)]}

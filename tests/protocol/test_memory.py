@@ -74,10 +74,11 @@ def test_memory_that_was_on_the_device_before_needs_both_orders(cuda, monkeypatc
     assert any(violation.rule == rule and words in violation.text for violation in cuda.history.violations)
 
 
+@pytest.mark.parametrize("capture", ["auto", "never"])
 @pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize("aside", [False, True])
 @pytest.mark.parametrize("announced", [True, False])
-def test_weights_change_in_order_within_update_and_only_there(cuda, monkeypatch, announced, aside, branches):
+def test_weights_change_in_order_within_update_and_only_there(cuda, monkeypatch, announced, aside, branches, capture):
     script_arrivals(monkeypatch, [True])
     weight = cuda.new("weight", batch=-1)
 
@@ -86,7 +87,7 @@ def test_weights_change_in_order_within_update_and_only_there(cuda, monkeypatch,
             cuda.read(weight)
             return kernel(cuda, *values)
 
-    stage = FeatureStage({"a": Weighted(), "b": Weighted()} if branches else Weighted(), capture="never")
+    stage = FeatureStage({"a": Weighted(), "b": Weighted()} if branches else Weighted(), capture=capture)
     streamed = StreamedLoader(Source(cuda, 12), [stage], device="cuda")
     side = FakeStream(cuda, "side")
     for received in streamed:
@@ -280,6 +281,26 @@ def test_streams_stay_with_a_loader_that_an_iterator_keeps_alive(cuda, monkeypat
     batches.close()
     del batches
     assert StreamedLoader(Source(cuda, 5), device="cuda")._shared.lanes.copy.stream.name == "stream 0"
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_memory_that_is_emptied_with_former_graphs_goes_to_other_lanes_once_the_device_is_done_with_it(
+    cuda, monkeypatch, waits
+):
+    script_arrivals(monkeypatch, [True])
+    if not waits:
+        monkeypatch.setattr(cuda, "synchronize", lambda: None)
+    other, former = (StreamedLoader(Source(cuda, 5), [FeatureStage(Encoder(cuda))], device="cuda") for _ in range(2))
+    with cuda.stream(FakeStream(cuda, "second")):
+        for received in former:
+            cuda.read(*received)
+    former = received = None
+    gc.collect()
+    for received in other:
+        cuda.read(*received)
+    assert (not cuda.history.violations) == waits, cuda.history.report()
+    assert all(rule == REUSED for rule in cuda.history.rules())
+    assert sum("replays" in line for line in cuda.history.log) == 8
 
 
 class DoubleRing(Ring):
