@@ -2,9 +2,9 @@
 
 The ring takes a ``DataLoader`` with worker processes. It is iterated through a copy of the loader whose collate function writes
 into slots; the user's object is not changed. A loader that keeps its state in itself has to be iterated itself: it is given
-that function while its workers start. While those of any loader start it has a ``worker_init_fn`` that has them send errors of
-what they cannot send. Other sources are read in the background, and their batches copied into slots
-there, so that the training thread does not wait for the driver to stage them.
+that function while its workers start. While those of any loader start it has a ``worker_init_fn`` that has them send the error
+of what they cannot send. Other sources are read in the background, and their batches copied into slots there, so that the
+training thread does not wait for the driver to stage them.
 """
 
 import copy
