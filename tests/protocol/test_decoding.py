@@ -7,6 +7,7 @@ the decoder's lane, and reads memory of nvJPEG's that the next call writes.
 import gc
 import itertools
 import threading
+import weakref
 from collections import deque
 from concurrent.futures import wait
 from types import SimpleNamespace
@@ -41,7 +42,7 @@ class Pixels(torch.Tensor):
     @classmethod
     def allocated(cls, cuda, name, length):
         tensor = torch.empty(length, dtype=torch.uint8).as_subclass(cls)
-        tensor.buffer = Buffer(cuda, name, 0)
+        tensor.buffer = Buffer(cuda, name, 0, length)
         return tensor
 
 
@@ -70,7 +71,11 @@ class Machine:
         self.going.set()
         self._owners = []
         self._slot_keys = {}
-        self._batches = [(collate_encoded(files), HostBuffer(cuda, "labels", [])) for _ in range(BATCHES)]
+        self.most_staged = 0
+        """The most pieces of page-locked memory that pixels lay in at once."""
+        self._staged = weakref.WeakSet()
+        each = files if callable(files) else lambda number: files
+        self._batches = [(collate_encoded(each(number)), HostBuffer(cuda, "labels", [])) for number in range(BATCHES)]
         self._double(patch)
         self.loader = StreamedLoader(self._batches, [DecodeStage(), self._augment], device="cuda", **options)
         self._ring = Slots()
@@ -91,7 +96,10 @@ class Machine:
 
         def allocated(length, device, *, pin_memory=False):
             if pin_memory:
-                return empty(length, dtype=torch.uint8)
+                staging = empty(length, dtype=torch.uint8)
+                machine._staged.add(staging)
+                machine.most_staged = max(machine.most_staged, len(machine._staged))
+                return staging
             pixels = Pixels.allocated(cuda, "pixels", length)
             machine._owners.append((pixels.data_ptr(), length, pixels.buffer.key))
             return pixels
@@ -316,6 +324,20 @@ def test_slots_are_free_again_after_decoding(monkeypatch):
 
 def test_device_memory_is_bounded_over_epochs(monkeypatch):
     assert len(pixel_blocks(Machine(monkeypatch, depth=2).train())) <= 2 * 2 + 3 + decoder.PREPARED
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+@pytest.mark.parametrize("step", [0, 24])
+def test_memory_of_pixels_is_within_its_formula(monkeypatch, depth, step):
+    def files(number):
+        return [encoded(64, 64 + step * number), encoded(64, 64 + step * number, "PNG")]
+
+    machine = Machine(monkeypatch, files, depth=depth)
+    machine.cuda.bytes_of = lambda number: 0  # what is not pixels
+    machine.train()
+    largest = 2 * 3 * 64 * (64 + step * (BATCHES - 1))
+    assert largest < machine.cuda.most_live_bytes <= (depth + 7) * (1.125 * largest + 4096)
+    assert 0 < machine.most_staged <= depth + 3
 
 
 def decode_without_a_loader(patch, files):

@@ -6,7 +6,7 @@ from contextlib import nullcontext, suppress
 
 import pytest
 import torch
-from protocol.scenarios import Encoder, Source, install, kernel, name_lanes, script_arrivals
+from protocol.scenarios import Encoder, Source, install, kernel, make_stage, name_lanes, script_arrivals
 from support.stream_double import OVERWRITTEN, REUSED, UNREADY, FakeStream, HostBuffer
 from torch import nn
 
@@ -238,6 +238,53 @@ def test_device_memory_is_flat_over_epochs(cuda, monkeypatch, new_stages):
 def blocks_of(cuda):
     """Blocks of memory that were reserved so far."""
     return len({line.rpartition(" in block ")[2] for line in cuda.history.log if line.startswith("alloc")})
+
+
+REPLACED = {(): 0, ("augment",): 1, ("both",): 2, ("augment", "encode"): 2, ("augment", "beside"): 1}
+"""Buffers of a batch that stages put results in the place of."""
+
+
+def train_on_sizes(cuda, monkeypatch, kinds, depth, sizes, epochs=1):
+    """Train on batches of two buffers of these sizes each.
+
+    Returns:
+        What the formula in the documentation allows for the largest of them, and what is reserved after each epoch.
+    """
+    script_arrivals(monkeypatch, [True])
+    cuda.bytes_of = lambda batch: sizes[batch % len(sizes)]
+    loader = StreamedLoader(Source(cuda, len(sizes)), [make_stage(cuda, kind) for kind in kinds], device="cuda", depth=depth)
+    reserved = []
+    for _ in range(epochs):
+        for received in loader:
+            cuda.read(*batch.leaves(received))
+        del received
+        reserved.append(cuda.reserved_bytes)
+    result, temporary = (3 if "beside" in kinds else 2) * max(sizes), max(sizes) if kinds else 0
+    return (depth + 2) * result + 2 * REPLACED[kinds] * max(sizes) + temporary, reserved
+
+
+@pytest.mark.parametrize("kinds", REPLACED, ids=str)
+@pytest.mark.parametrize("depth", [0, 1, 2, 5])
+@pytest.mark.parametrize("step", [0, 7])
+def test_live_device_memory_is_within_its_formula(cuda, monkeypatch, kinds, depth, step):
+    most, _ = train_on_sizes(cuda, monkeypatch, kinds, depth, [100 + step * number for number in range(24)])
+    assert most / 2 < cuda.most_live_bytes <= most
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_growing_batches_reserve_a_block_of_each_size_once(cuda, monkeypatch, depth):
+    sizes = [100 + 7 * number for number in range(24)]
+    most, reserved = train_on_sizes(cuda, monkeypatch, ("augment", "encode"), depth, sizes, epochs=6)
+    assert most < reserved[0] <= most / max(sizes) * sum(sizes)
+    assert reserved[1:] == [reserved[1]] * 5
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_batches_that_shrink_reserve_no_more_than_batches_of_the_first_size(monkeypatch, depth):
+    def reserved(sizes):
+        return train_on_sizes(install(monkeypatch), monkeypatch, ("augment", "encode"), depth, sizes)[1][0]
+
+    assert reserved([300 - 7 * number for number in range(24)]) <= reserved([300] * 24)
 
 
 def test_device_memory_is_flat_over_loaders(cuda, monkeypatch):

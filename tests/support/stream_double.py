@@ -204,6 +204,10 @@ class FakeCuda:
         self._streams = defaultdict(list)
         self._held = []
         self._released = []  # blocks that any stream may be given
+        self._block_bytes = []
+        self.bytes_of = lambda batch: 1
+        """The size of each buffer of a batch, given its number."""
+        self.live_bytes = self.most_live_bytes = 0
         self.captures = {}
         """The graph that each capturing stream is captured in."""
         # Filled by finalisers, which may run anywhere, also within an operation; emptied when the next one begins.
@@ -307,19 +311,35 @@ class FakeCuda:
                 self._free(*self.dropped.popleft())
             yield self.history
 
+    @property
+    def reserved_bytes(self):
+        return sum(self._block_bytes)
+
     def allocate(self, buffer):
-        """A block for ``buffer``: the one that came back last to its pool, one that nobody has, or a new one."""
+        """A block for ``buffer``: the one in its pool that fits best, one that nobody has, or a new one."""
         with self.operation() as history:
             for held in [held for held in self._held if all(map(history.passed, held[2]))]:
                 self._held.remove(held)
                 self._pools[held[1]].append(held[0])
-            pool = self._pools[buffer.pool] or self._released
-            block = pool.pop() if pool else self.number("block")
+            block = self._taken(self._pools[buffer.pool], buffer.num_bytes)
+            if block is None:
+                block = self._taken(self._released, buffer.num_bytes)
+            if block is None:
+                block = len(self._block_bytes)
+                self._block_bytes.append(buffer.num_bytes)
             history.alloc(buffer.key, block, buffer.batch)
+            self.live_bytes += buffer.num_bytes
+            self.most_live_bytes = max(self.most_live_bytes, self.live_bytes)
             return block
 
-    def _free(self, key, block, home, users):
+    def _taken(self, pool, num_bytes):
+        """The smallest block of ``pool`` that is large enough, of these the last that came back; or ``None``."""
+        fitting = [at for at in reversed(range(len(pool))) if self._block_bytes[pool[at]] >= num_bytes]
+        return pool.pop(min(fitting, key=lambda at: self._block_bytes[pool[at]])) if fitting else None
+
+    def _free(self, key, num_bytes, block, home, users):
         self.history.free(key)
+        self.live_bytes -= num_bytes
         events = [f"end of {key} on {user}" for user in users]
         for event, user in zip(events, users, strict=True):
             self.history.record(event, user)
@@ -423,10 +443,11 @@ class Buffer:
     is_cuda = True
     shape, ndim, dtype = (), 0, "of the double"
 
-    def __init__(self, cuda, name, batch):
+    def __init__(self, cuda, name, batch, num_bytes=None):
         self._cuda = cuda
         self._users = []
         self.batch = batch
+        self.num_bytes = cuda.bytes_of(batch) if num_bytes is None else num_bytes
         self.stream = self.pool = cuda.current_stream()
         self.key = f"{name}#{cuda.number('buffer')}"
         if self.stream in cuda.captures:
@@ -457,4 +478,4 @@ class Buffer:
             self._users.append(stream)
 
     def __del__(self):
-        self._cuda.dropped.append((self.key, self._block, self.pool, self._users))
+        self._cuda.dropped.append((self.key, self.num_bytes, self._block, self.pool, self._users))
