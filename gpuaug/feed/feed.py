@@ -2,8 +2,9 @@
 
 The ring takes a ``DataLoader`` with worker processes. It is iterated through a copy of the loader whose collate function writes
 into slots; the user's object is not changed. A loader that keeps its state in itself has to be iterated itself: it is given
-that function while its workers start. Other sources are read in the background, and their batches copied into slots
-there, so that the training thread does not wait for the driver to stage them.
+that function while its workers start. While those of any loader start it has a ``worker_init_fn`` that has them send the error
+of what they cannot send. Other sources are read in the background, and their batches copied into slots there, so that the
+training thread does not wait for the driver to stage them.
 """
 
 import copy
@@ -13,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from gpuaug.feed.resumable import ResumableLoader, Resume, is_resumable
 from gpuaug.feed.ring import Ring, default_budget_bytes, why_not_here
 from gpuaug.feed.ring_collate import SlotCollate, described_or_not
 from gpuaug.feed.ring_memory import Described, Slot, can_be_placed
+from gpuaug.feed.unsent import sending_errors
 from gpuaug.feed.wrapped_loader import end_workers, has_persistent_workers, iterated_as
 
 Kind = Literal["auto", "ring", "plain"]
@@ -118,17 +120,17 @@ class Feed:
         self._ring.enlarge()
         if not workers:
             self._ring.new_workers()
-            feed = open_on(self._loader, partial(_staged, self._ring, self._device, self._staging))
+            feed = open_on(self._loader, self._ring)
         elif _keeps_state(self._loader):
             self._ring.new_workers()
             with _collating_into(self._ring, self._loader):
-                feed = open_on(self._loader, partial(_received, self._ring, self._device))
+                feed = open_on(self._loader, self._ring)
         else:
             twin: Any = self._twin if persistent and self._twin is not None else self._copy_of_loader(self._ring)
             if not persistent or twin._iterator is None:
                 self._ring.new_workers()
             self._twin = twin
-            feed = open_on(twin, partial(_received, self._ring, self._device))
+            feed = open_on(twin, self._ring)
             if persistent:
                 # Before workers begin an epoch anew they finish what they were at, so older slots are not written any more.
                 self._ring.drop_old()
@@ -136,11 +138,18 @@ class Feed:
         return feed
 
     def _open_on(
-        self, resume: Resume | None, current_stream: Callable[[], Any], loader: Any, receive: Receive | None = None
+        self, resume: Resume | None, current_stream: Callable[[], Any], loader: Any, ring: Ring | None = None
     ) -> FeedIterator:
-        if self.resumable is None:
-            return open_feed_iterator(loader, current_stream, receive)
-        return open_feed_iterator(loader, current_stream, receive, partial(self.resumable.begin, resume=resume))
+        receive: Receive | None = None
+        if ring is not None:
+            receive = partial(_received if self.workers else partial(_staged, self._staging), ring, self._device)
+        keeps_state = _keeps_state(loader)
+        starts_workers = self.workers and (keeps_state or iterated_as(loader, DataLoader))
+        memory = ring.memory if ring is not None else None
+        with sending_errors(loader, keeps_state, memory) if starts_workers else nullcontext():
+            if self.resumable is None:
+                return open_feed_iterator(loader, current_stream, receive)
+            return open_feed_iterator(loader, current_stream, receive, partial(self.resumable.begin, resume=resume))
 
     @property
     def has_running_workers(self) -> bool:
@@ -227,7 +236,7 @@ def _received(ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Sl
     return _for_device(device, found, slot)
 
 
-def _staged(ring: Ring, device: torch.device, staging: _Staging, batch: Batch) -> tuple[Batch, Slot | None]:
+def _staged(staging: _Staging, ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
     """A batch of a source without workers, in a slot if there is a free one."""
     writer = ring.memory.take(0) if staging.on and ring.make_room(batch) else None
     if writer is None:

@@ -1,13 +1,10 @@
 """What a worker does with a batch where there is a ring: collate into a slot, and send a description."""
 
-import os
 from collections.abc import Callable, Sequence
-from multiprocessing import queues
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._utils import ExceptionWrapper
 from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
@@ -30,13 +27,10 @@ class SlotCollate:
     def __init__(self, collate_fn: Callable[[Any], Batch], memory: Memory) -> None:
         self._collate_fn = collate_fn
         self._memory = memory
-        self._sends_errors = False
 
     def __call__(self, samples: Any) -> Batch:
         """Collate: a description where there is a free slot, else what the user's function returns."""
         worker = get_worker_info()
-        if worker is not None and not self._sends_errors:
-            self._send_errors(f"in DataLoader worker process {worker.id}")
         writer = self._memory.take(worker.id) if worker is not None else None
         if writer is None:
             return self._collate_fn(samples)
@@ -51,29 +45,6 @@ class SlotCollate:
         if type(described) is not Described and written:
             return self._collate_fn(samples)  # what was stacked or packed lies in a slot that is free again
         return described
-
-    def _send_errors(self, where: str) -> None:
-        """Have the error of a batch that cannot be sent, for lack of shared memory or of a way to pickle it, sent in its place.
-
-        The queue's thread would print it and go on, and the loader would wait for that batch for ever.
-        """
-        print_error = queues.Queue._on_queue_feeder_error  # type: ignore[attr-defined]
-
-        def send(queue: Any, error: Exception, item: Any) -> None:
-            if not (type(item) is tuple and len(item) == 2 and type(item[0]) is int):
-                print_error(error, item)  # of a queue of the user's
-                return
-            number, batch = item
-            if isinstance(batch, ExceptionWrapper):
-                os._exit(1)  # nothing can be sent, which DataLoader sees
-            if type(batch) is Described:
-                self._memory.map[self._memory.flag_at(*batch.number)] = 0
-            # As put() does, but first in the queue, on whose own thread this is: after it may be the end of an epoch.
-            queue._sem.acquire()
-            queue._buffer.appendleft((number, ExceptionWrapper((type(error), error, error.__traceback__), where)))
-
-        queues.Queue._on_queue_feeder_error = send  # type: ignore[attr-defined]
-        self._sends_errors = True
 
 
 def described_or_not(batch: Batch, writer: Writer) -> Batch:

@@ -1,7 +1,7 @@
 """The checker on traces written by hand: for each rule, the smallest that is ordered and the smallest that is not."""
 
 import pytest
-from support.stream_double import FREED, OVERWAITED, OVERWRITTEN, REUSED, UNREADY, History
+from support.stream_double import CHANGED, FREED, OVERWAITED, OVERWRITTEN, REUSED, UNREADY, History
 
 
 @pytest.fixture
@@ -281,6 +281,27 @@ def test_host_synchronize_with_later_batch_is_overwaited(two_batches):
     two_batches.synchronize(1)
     two_batches.receive("consumer", 0)
     assert two_batches.rules() == [OVERWAITED]
+
+
+def test_what_the_host_waited_for_with_the_device_is_no_overwait(two_batches):
+    two_batches.synchronize_device()
+    two_batches.receive("consumer", 0)
+    two_batches.read("consumer", "batch 0")
+    assert not two_batches.rules()
+    two_batches.write("lane", "batch 1")
+    order(two_batches, "lane", "consumer")
+    two_batches.receive("consumer", 0)
+    assert two_batches.rules() == [OVERWAITED]
+
+
+def test_write_to_what_was_handed_over_is_a_change(two_batches):
+    two_batches.wait("consumer", 0)
+    two_batches.receive("consumer", 0, ["batch 0"])
+    two_batches.write("consumer", "batch 1")  # which is unordered, and not handed over
+    assert two_batches.rules() == [OVERWRITTEN]
+    two_batches.write("lane", "batch 0")
+    assert two_batches.rules() == [OVERWRITTEN, CHANGED]
+    assert two_batches.violations[1].text == "lane writes batch 0, which had been handed over"
 
 
 def test_report_shows_violations_and_trace(written):

@@ -1,7 +1,7 @@
-"""The double's allocator, streams and events."""
+"""The double's allocator, streams, events and graphs."""
 
 import pytest
-from support.stream_double import REUSED, FakeCuda
+from support.stream_double import OVERWRITTEN, REUSED, UNREADY, FakeCuda
 
 
 @pytest.fixture
@@ -11,9 +11,6 @@ def cuda():
 
 def block_of(buffer):
     return buffer._block
-
-
-# The double's allocator, streams and events.
 
 
 def test_dropped_memory_returns_to_its_stream(cuda):
@@ -30,6 +27,18 @@ def test_allocator_hands_out_last_freed_block_first(cuda):
         buffers.pop(0)
     again = [cuda.new("y", batch=1) for _ in range(3)]
     assert [block_of(buffer) for buffer in again] == blocks[::-1]
+
+
+def test_allocator_hands_out_the_smallest_block_that_is_large_enough(cuda):
+    cuda.bytes_of = lambda batch: batch
+    buffers = [cuda.new("x", batch=size) for size in (8, 2, 4, 4)]
+    blocks = [block_of(buffer) for buffer in buffers]
+    assert (cuda.live_bytes, cuda.reserved_bytes) == (18, 18)
+    while buffers:
+        buffers.pop(0)
+    again = [cuda.new("y", batch=size) for size in (3, 4, 4, 9)]
+    assert [block_of(buffer) for buffer in again] == [blocks[3], blocks[2], blocks[0], 4]
+    assert (cuda.live_bytes, cuda.most_live_bytes, cuda.reserved_bytes) == (20, 20, 27)
 
 
 def test_block_never_changes_stream(cuda):
@@ -128,3 +137,39 @@ def test_stream_context_restores_current_stream(cuda):
             assert cuda.current_stream() is inner
         assert cuda.current_stream() is outer
     assert cuda.current_stream() is cuda.default
+
+
+def captured(cuda, pool):
+    """A graph that reads memory of its lane and writes its own, and both buffers."""
+    graph, source = cuda.CUDAGraph(), cuda.new("source", batch=0)
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    cuda.read(source)
+    result = cuda.new("result", batch=0)
+    graph.capture_end()
+    return graph, source, result
+
+
+def test_captured_kernels_run_at_each_replay_on_the_stream_that_is_current_then(cuda):
+    graph, source, result = captured(cuda, cuda.graph_pool_handle())
+    cuda.read(result)
+    assert cuda.history.rules() == [UNREADY]
+    cuda.new("later", batch=3)
+    graph.replay()
+    assert cuda.history.log[-3:] == ["default replays graph 0", f"default reads {source.key}", f"default writes {result.key}"]
+    assert result.batch == 3
+    with cuda.stream(cuda.Stream()):
+        graph.replay()
+    assert cuda.history.rules() == [UNREADY, UNREADY, OVERWRITTEN]
+
+
+def test_memory_of_a_graph_stays_in_its_pool_until_the_cache_is_emptied(cuda):
+    pool = cuda.graph_pool_handle()
+    graph, _, result = captured(cuda, pool)
+    block = block_of(result)
+    del result
+    assert block_of(captured(cuda, pool)[2]) != block  # the graph writes it at each replay
+    del graph
+    assert block_of(cuda.new("another", batch=0)) != block
+    cuda.empty_cache()
+    with cuda.stream(cuda.Stream()):
+        assert block in {block_of(each) for each in [cuda.new("another", batch=0) for _ in range(4)]}

@@ -38,6 +38,12 @@ def test_batches_of_about_one_size_have_slabs_of_few_lengths():
     assert len({slab_length(length) for length in range(10**8, 2 * 10**8, 10**5)}) <= 8
 
 
+def test_slabs_of_growing_batches_are_together_at_most_nine_times_the_last():
+    lengths = {slab_length(int(10**6 * 1.001**number)) for number in range(6000)}
+    assert max(lengths) > 400e6
+    assert sum(lengths) <= 9 * max(lengths) + 4096 * len(lengths)
+
+
 @given(st.integers(1, 20).flatmap(lambda count: st.tuples(st.just(count), st.sets(st.integers(0, count - 1)))))
 def test_a_bad_image_is_replaced_by_the_nearest_good_one_before_it(drawn):
     count, bad = drawn

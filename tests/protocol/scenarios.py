@@ -5,14 +5,16 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import pytest
+import torch
 from hypothesis import strategies as st
-from support.stream_double import FakeCuda, FakeStream
+from support.stream_double import Buffer, FakeCuda, FakeStream
 from torch import nn
 
 from gpuaug import FeatureStage, StreamedLoader, TransformStage
 from gpuaug.core import batch, rng, streams
 from gpuaug.feed import feed
 from gpuaug.feed.prefetch import ListFeedIterator, Pulled
+from gpuaug.stages import cuda_graph
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Scenario:
     """Whether the loader has a batch when it is asked without waiting, over and over."""
 
 
-KINDS = ("augment", "beside", "both", "branches", "encode", "flaky", "in place", "whole")
+KINDS = ("augment", "beside", "both", "branches", "captured", "captured branches", "encode", "flaky", "in place", "whole")
 SWITCHING = tuple(Step(stream=number % 3, keep=number % 4 == 0, forget=number % 4 == 3) for number in range(14))
 INTERLEAVED = tuple(Step(iterator=number % 2) for number in range(14))
 HANDED_DOWN = (Step(stream=1, keep=True), Step(stream=1), Step(renew=True, forget=True), Step(), Step(renew=True))
@@ -74,7 +76,27 @@ SCENARIOS = {
     "in place": Scenario(stages=("in place", "beside", "in place")),
     "branches": Scenario(stages=("augment", "branches")),
     "branches first": Scenario(stages=("branches", "augment")),
+    "captured": Scenario(stages=("augment", "captured")),
+    "captured, depth 0": Scenario(stages=("augment", "captured"), depth=0, steps=(Step(keep=True),) * 8),
+    "captured first": Scenario(stages=("captured", "augment")),
+    "captured branches": Scenario(stages=("augment", "captured branches")),
+    "captured by new loaders": Scenario(stages=("captured",), steps=HANDED_DOWN * 4),
 }
+
+
+class FakeTorch:
+    """Stands for ``torch`` where graphs are captured: its tensors are buffers of the double."""
+
+    Tensor = Buffer
+
+    def __init__(self, cuda):
+        self.cuda = cuda
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+    def empty_like(self, value):
+        return value.like("static")
 
 
 def install(patch, **options):
@@ -84,6 +106,9 @@ def install(patch, **options):
     patch.setattr(streams, "_idle", defaultdict(list))
     patch.setattr(rng, "device_generator", lambda device: None)
     patch.setattr(feed, "why_not_here", lambda: "the double has no page-locked memory")
+    patch.setattr(cuda_graph, "torch", FakeTorch(cuda))
+    patch.setattr(cuda_graph, "_COPIED_OUT", (Buffer,))
+    patch.setattr(cuda_graph._Pool, "left_any", False)
     return cuda
 
 
@@ -175,6 +200,10 @@ def make_stage(cuda, kind):
             return TransformStage(both, on=(0, 1))
         case "branches":
             return FeatureStage({"a": Encoder(cuda), "b": Encoder(cuda)}, capture="never")
+        case "captured":
+            return FeatureStage(Encoder(cuda))
+        case "captured branches":
+            return FeatureStage({"a": Encoder(cuda), "b": Encoder(cuda)})
         case "encode":
             return FeatureStage(Encoder(cuda), capture="never")
         case "flaky":
@@ -232,7 +261,7 @@ class TrainingLoop:
             return
         stream = self._cuda.current_stream()
         buffers = batch.leaves(received)
-        self._cuda.history.receive(stream, buffers[0].batch)
+        self._cuda.history.receive(stream, buffers[0].batch, [buffer.key for buffer in buffers])
         event = self._cuda.Event()
         event.record(stream)
         self._cuda.read(*buffers, *buffers)

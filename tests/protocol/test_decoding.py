@@ -5,9 +5,12 @@ the decoder's lane, and reads memory of nvJPEG's that the next call writes.
 """
 
 import gc
+import itertools
 import threading
+import weakref
 from collections import deque
 from concurrent.futures import wait
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +22,7 @@ from support.waiting import WAIT_S
 
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core import batch
-from gpuaug.core.streams import Lane
+from gpuaug.core.streams import Lane, Lanes
 from gpuaug.decode import decoder, nvjpeg, stage
 from gpuaug.feed import feed
 from gpuaug.feed.prefetch import ListFeedIterator
@@ -39,7 +42,7 @@ class Pixels(torch.Tensor):
     @classmethod
     def allocated(cls, cuda, name, length):
         tensor = torch.empty(length, dtype=torch.uint8).as_subclass(cls)
-        tensor.buffer = Buffer(cuda, name, 0)
+        tensor.buffer = Buffer(cuda, name, 0, length)
         return tensor
 
 
@@ -68,7 +71,11 @@ class Machine:
         self.going.set()
         self._owners = []
         self._slot_keys = {}
-        self._batches = [(collate_encoded(files), HostBuffer(cuda, "labels", [])) for _ in range(BATCHES)]
+        self.most_staged = 0
+        """The most pieces of page-locked memory that pixels lay in at once."""
+        self._staged = weakref.WeakSet()
+        each = files if callable(files) else lambda number: files
+        self._batches = [(collate_encoded(each(number)), HostBuffer(cuda, "labels", [])) for number in range(BATCHES)]
         self._double(patch)
         self.loader = StreamedLoader(self._batches, [DecodeStage(), self._augment], device="cuda", **options)
         self._ring = Slots()
@@ -89,7 +96,10 @@ class Machine:
 
         def allocated(length, device, *, pin_memory=False):
             if pin_memory:
-                return empty(length, dtype=torch.uint8)
+                staging = empty(length, dtype=torch.uint8)
+                machine._staged.add(staging)
+                machine.most_staged = max(machine.most_staged, len(machine._staged))
+                return staging
             pixels = Pixels.allocated(cuda, "pixels", length)
             machine._owners.append((pixels.data_ptr(), length, pixels.buffer.key))
             return pixels
@@ -136,19 +146,19 @@ class Machine:
 
     def _decode(self, addresses, outputs, number):
         cuda, history = self.cuda, self.cuda.history
-        (lane,) = (lane for name, lane in self.loader._shared.lanes._lanes.items() if name.startswith("decode/"))
-        assert lane.number == number
+        lane = next(stream for stream in itertools.chain(*cuda._streams.values()) if stream.cuda_stream == number)
         targets = {self._owner(address) for address in outputs["channel"][:, 0].tolist()}
-        (slot,) = (key for (start, end), key in self._slot_keys.items() if start <= addresses[0] < end)
         with cuda.operation():
-            history.read(self.engines, slot)
+            for (start, end), slot in self._slot_keys.items():
+                if start <= addresses[0] < end:
+                    history.read(self.engines, slot)
             for target in (SCRATCH, *targets):
                 history.write(self.engines, target)
             history.record("end of the call", self.engines)
             history.learn("end of the call")
-            history.read(lane.stream, SCRATCH)
+            history.read(lane, SCRATCH)
             for target in targets:
-                history.write(lane.stream, target)
+                history.write(lane, target)
 
     def _owner(self, address):
         # The latest: malloc gives an address again.
@@ -314,3 +324,70 @@ def test_slots_are_free_again_after_decoding(monkeypatch):
 
 def test_device_memory_is_bounded_over_epochs(monkeypatch):
     assert len(pixel_blocks(Machine(monkeypatch, depth=2).train())) <= 2 * 2 + 3 + decoder.PREPARED
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+@pytest.mark.parametrize("step", [0, 24])
+def test_memory_of_pixels_is_within_its_formula(monkeypatch, depth, step):
+    def files(number):
+        return [encoded(64, 64 + step * number), encoded(64, 64 + step * number, "PNG")]
+
+    machine = Machine(monkeypatch, files, depth=depth)
+    machine.cuda.bytes_of = lambda number: 0  # what is not pixels
+    machine.train()
+    largest = 2 * 3 * 64 * (64 + step * (BATCHES - 1))
+    assert largest < machine.cuda.most_live_bytes <= (depth + 7) * (1.125 * largest + 4096)
+    assert 0 < machine.most_staged <= depth + 3
+
+
+def decode_without_a_loader(patch, files):
+    """Call the stage by itself on two streams in turn, after a loader on another, whose lanes' streams it takes."""
+    machine = Machine(patch, files)
+    cuda, decode, third = machine.cuda, DecodeStage(), FakeStream(machine.cuda, "third")
+    with cuda.stream(FakeStream(cuda, "second")):
+        for received in machine.loader:
+            cuda.read(*batch.leaves(received))
+    machine.loader = received = None
+    gc.collect()
+    to = decoder.Work.to
+
+    def moved(work, device, non_blocking=False):
+        return SimpleNamespace(data=to(work, device), places=cuda.new("places", 0))
+
+    patch.setattr(decoder.Work, "to", moved)
+    streams = sum(map(len, cuda._streams.values()))
+    for consumer in [third, cuda.default] * 2:
+        with cuda.stream(consumer):
+            images = decode(collate_encoded(files), "cuda")
+            cuda.read(images.data, images.places)
+            del images
+            gc.collect()
+    assert sum(map(len, cuda._streams.values())) == streams, "the loader's streams were not taken"
+    return cuda.history
+
+
+@pytest.mark.parametrize("files", [FOR_ENGINES, TURNED, MIXED], ids=["engines", "turned", "mixed"])
+def test_a_stage_that_is_called_by_itself_is_ordered_after_the_readers_of_a_loader_that_is_gone(monkeypatch, files):
+    history = decode_without_a_loader(monkeypatch, files)
+    assert not history.violations, history.report()
+
+
+@pytest.mark.parametrize(
+    ("method", "rule", "words"),
+    [
+        ((Lanes, "wait_for_consumers"), REUSED, "last use: second reads labels"),
+        ((Lane, "wait"), UNREADY, "third reads pixels"),
+        ((Lane, "reads"), REUSED, "last use: third reads pixels"),
+    ],
+)
+def test_a_broken_order_of_a_stage_that_is_called_by_itself_is_caught(monkeypatch, method, rule, words):
+    owner, name = method
+    real = getattr(owner, name)
+
+    def broken(lane, *args):
+        if method == (Lane, "wait") and lane.name != "consumer":
+            real(lane, *args)
+
+    monkeypatch.setattr(owner, name, broken)
+    history = decode_without_a_loader(monkeypatch, MIXED)
+    assert any(violation.rule == rule and words in violation.text for violation in history.violations), history.report()

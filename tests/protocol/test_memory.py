@@ -6,7 +6,7 @@ from contextlib import nullcontext, suppress
 
 import pytest
 import torch
-from protocol.scenarios import Encoder, Source, install, kernel, name_lanes, script_arrivals
+from protocol.scenarios import Encoder, Source, install, kernel, make_stage, name_lanes, script_arrivals
 from support.stream_double import OVERWRITTEN, REUSED, UNREADY, FakeStream, HostBuffer
 from torch import nn
 
@@ -74,10 +74,11 @@ def test_memory_that_was_on_the_device_before_needs_both_orders(cuda, monkeypatc
     assert any(violation.rule == rule and words in violation.text for violation in cuda.history.violations)
 
 
+@pytest.mark.parametrize("capture", ["auto", "never"])
 @pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize("aside", [False, True])
 @pytest.mark.parametrize("announced", [True, False])
-def test_weights_change_in_order_within_update_and_only_there(cuda, monkeypatch, announced, aside, branches):
+def test_weights_change_in_order_within_update_and_only_there(cuda, monkeypatch, announced, aside, branches, capture):
     script_arrivals(monkeypatch, [True])
     weight = cuda.new("weight", batch=-1)
 
@@ -86,7 +87,7 @@ def test_weights_change_in_order_within_update_and_only_there(cuda, monkeypatch,
             cuda.read(weight)
             return kernel(cuda, *values)
 
-    stage = FeatureStage({"a": Weighted(), "b": Weighted()} if branches else Weighted(), capture="never")
+    stage = FeatureStage({"a": Weighted(), "b": Weighted()} if branches else Weighted(), capture=capture)
     streamed = StreamedLoader(Source(cuda, 12), [stage], device="cuda")
     side = FakeStream(cuda, "side")
     for received in streamed:
@@ -239,6 +240,53 @@ def blocks_of(cuda):
     return len({line.rpartition(" in block ")[2] for line in cuda.history.log if line.startswith("alloc")})
 
 
+REPLACED = {(): 0, ("augment",): 1, ("both",): 2, ("augment", "encode"): 2, ("augment", "beside"): 1}
+"""Buffers of a batch that stages put results in the place of."""
+
+
+def train_on_sizes(cuda, monkeypatch, kinds, depth, sizes, epochs=1):
+    """Train on batches of two buffers of these sizes each.
+
+    Returns:
+        What the formula in the documentation allows for the largest of them, and what is reserved after each epoch.
+    """
+    script_arrivals(monkeypatch, [True])
+    cuda.bytes_of = lambda batch: sizes[batch % len(sizes)]
+    loader = StreamedLoader(Source(cuda, len(sizes)), [make_stage(cuda, kind) for kind in kinds], device="cuda", depth=depth)
+    reserved = []
+    for _ in range(epochs):
+        for received in loader:
+            cuda.read(*batch.leaves(received))
+        del received
+        reserved.append(cuda.reserved_bytes)
+    result, temporary = (3 if "beside" in kinds else 2) * max(sizes), max(sizes) if kinds else 0
+    return (depth + 2) * result + 2 * REPLACED[kinds] * max(sizes) + temporary, reserved
+
+
+@pytest.mark.parametrize("kinds", REPLACED, ids=str)
+@pytest.mark.parametrize("depth", [0, 1, 2, 5])
+@pytest.mark.parametrize("step", [0, 7])
+def test_live_device_memory_is_within_its_formula(cuda, monkeypatch, kinds, depth, step):
+    most, _ = train_on_sizes(cuda, monkeypatch, kinds, depth, [100 + step * number for number in range(24)])
+    assert most / 2 < cuda.most_live_bytes <= most
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_growing_batches_reserve_a_block_of_each_size_once(cuda, monkeypatch, depth):
+    sizes = [100 + 7 * number for number in range(24)]
+    most, reserved = train_on_sizes(cuda, monkeypatch, ("augment", "encode"), depth, sizes, epochs=6)
+    assert most < reserved[0] <= most / max(sizes) * sum(sizes)
+    assert reserved[1:] == [reserved[1]] * 5
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_batches_that_shrink_reserve_no_more_than_batches_of_the_first_size(monkeypatch, depth):
+    def reserved(sizes):
+        return train_on_sizes(install(monkeypatch), monkeypatch, ("augment", "encode"), depth, sizes)[1][0]
+
+    assert reserved([300 - 7 * number for number in range(24)]) <= reserved([300] * 24)
+
+
 def test_device_memory_is_flat_over_loaders(cuda, monkeypatch):
     script_arrivals(monkeypatch, [True])
     blocks = []
@@ -280,6 +328,26 @@ def test_streams_stay_with_a_loader_that_an_iterator_keeps_alive(cuda, monkeypat
     batches.close()
     del batches
     assert StreamedLoader(Source(cuda, 5), device="cuda")._shared.lanes.copy.stream.name == "stream 0"
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_memory_that_is_emptied_with_former_graphs_goes_to_other_lanes_once_the_device_is_done_with_it(
+    cuda, monkeypatch, waits
+):
+    script_arrivals(monkeypatch, [True])
+    if not waits:
+        monkeypatch.setattr(cuda, "synchronize", lambda: None)
+    other, former = (StreamedLoader(Source(cuda, 5), [FeatureStage(Encoder(cuda))], device="cuda") for _ in range(2))
+    with cuda.stream(FakeStream(cuda, "second")):
+        for received in former:
+            cuda.read(*received)
+    former = received = None
+    gc.collect()
+    for received in other:
+        cuda.read(*received)
+    assert (not cuda.history.violations) == waits, cuda.history.report()
+    assert all(rule == REUSED for rule in cuda.history.rules())
+    assert sum("replays" in line for line in cuda.history.log) == 8
 
 
 class DoubleRing(Ring):

@@ -3,11 +3,12 @@
 import pytest
 from hypothesis import given, settings
 from protocol.scenarios import ANY_SCENARIO, SCENARIOS, run
-from support.stream_double import OVERWAITED, REUSED, UNREADY, HostBuffer
+from support.stream_double import CHANGED, OVERWAITED, OVERWRITTEN, REUSED, UNREADY, Buffer, FakeGraph, HostBuffer
 
 from gpuaug.core import batch
 from gpuaug.core.streams import Lane, Lanes
 from gpuaug.loader.iterator import PipelinedIterator
+from gpuaug.stages.cuda_graph import GraphRunner
 from gpuaug.stages.feature import _BoundFeature
 
 
@@ -210,6 +211,68 @@ def consumers_of_the_former_loader_forgotten(patch, cuda):
     patch.setattr(Lanes, "__init__", made)
 
 
+def outputs_not_cloned(patch, cuda):
+    patch.setattr(Buffer, "clone", lambda self: self)
+
+
+def outputs_cloned_by_the_consumer(patch, cuda):
+    on_stream(patch, Buffer, "clone", cuda, lambda: cuda.default)
+
+
+def outputs_cloned_before_the_replay(patch, cuda):
+    real, waiting = FakeGraph.replay, []
+
+    def clone(self):
+        cuda.read(self)
+        waiting.pop()()
+        return cuda.new("clone", self.batch)
+
+    patch.setattr(FakeGraph, "replay", lambda self: waiting.append(lambda: real(self)))
+    patch.setattr(Buffer, "clone", clone)
+
+
+def replayed_on_another_stream(patch, cuda):
+    other = cuda.Stream()
+    on_stream(patch, FakeGraph, "replay", cuda, lambda: other)
+
+
+def inputs_written_on_the_copy_lane(patch, cuda):
+    copy_lanes = []
+    real = Lanes.__init__
+
+    def made(self, device):
+        real(self, device)
+        copy_lanes.append(self.copy.stream)
+
+    patch.setattr(Lanes, "__init__", made)
+    on_stream(patch, Buffer, "copy_", cuda, lambda: copy_lanes[-1])
+
+
+def inputs_not_written(patch, cuda):
+    patch.setattr(Buffer, "copy_", lambda self, source: None)
+
+
+def graphs_shared_by_lanes(patch, cuda):
+    real, shared = GraphRunner.__init__, {}
+
+    def made(self, encode, encoder, *args):
+        real(self, encode, encoder, *args)
+        self._graphs = shared.setdefault("graphs", self._graphs)
+
+    patch.setattr(GraphRunner, "__init__", made)
+
+
+def on_stream(patch, owner, name, cuda, stream):
+    """Queue what ``name`` launches on a stream of its own, ordered after nothing and before nothing."""
+    real = getattr(owner, name)
+
+    def moved(self, *args):
+        with cuda.stream(stream()):
+            return real(self, *args)
+
+    patch.setattr(owner, name, moved)
+
+
 def host_wait(patch, cuda):
     real = Lanes.hand_over
 
@@ -247,6 +310,16 @@ def host_wait(patch, cuda):
         (intermediates_dropped_without_waiting, "plain", REUSED, "last use: stage/transform lane reads images"),
         (intermediates_dropped_before_waiting_on_the_stage, "plain", REUSED, "copy lane writes images"),
         (consumers_of_the_former_loader_forgotten, "new loaders", REUSED, "last use: second reads"),
+        (outputs_not_cloned, "captured", UNREADY, "default reads result"),
+        (outputs_not_cloned, "captured, depth 0", CHANGED, "stage/feature lane writes result"),
+        (outputs_cloned_by_the_consumer, "captured", UNREADY, "default reads result"),
+        (outputs_cloned_before_the_replay, "captured", UNREADY, "stage/feature lane reads result"),
+        (replayed_on_another_stream, "captured", UNREADY, "stage/feature lane reads result"),
+        (replayed_on_another_stream, "captured", OVERWRITTEN, "stage/feature lane writes static"),
+        (inputs_written_on_the_copy_lane, "captured", OVERWRITTEN, "copy lane writes static"),
+        (inputs_written_on_the_copy_lane, "captured", UNREADY, "stage/feature lane reads static"),
+        (inputs_not_written, "captured", UNREADY, "stage/feature lane reads static"),
+        (graphs_shared_by_lanes, "captured branches", OVERWRITTEN, "stage/feature/b lane writes static"),
     ],
 )
 def test_a_broken_protocol_is_caught(mutate, name, rule, words):

@@ -1,8 +1,9 @@
 """A double of the stream layer: it runs nothing, writes down everything, and says what nothing orders.
 
 ``History`` checks what happened by happens-before: a vector clock for each stream and one for the host. ``FakeCuda`` stands
-in for ``torch.cuda`` in ``gpuaug.core.streams``, with an allocator like PyTorch's: a freed block goes back at once to the
+in for ``torch.cuda`` where lanes and graphs are made, with an allocator like PyTorch's: a freed block goes back at once to the
 stream that it was allocated on, whoever may still be reading it. ``HostBuffer`` and ``Buffer`` are the leaves of its batches.
+What a stream launches while it captures is noted in a ``FakeGraph``, whose replay launches it on the stream that is current.
 """
 
 import itertools
@@ -17,6 +18,7 @@ OVERWRITTEN = "overwritten"  # a write to a buffer that something may still be r
 REUSED = "reused"  # the same, where that something used another buffer in the same block of memory
 FREED = "freed"  # a use of a buffer that had been given back
 OVERWAITED = "overwaited"  # a batch handed over behind the work on a later one
+CHANGED = "changed"  # a write to a buffer that had been handed over, in whatever order
 
 STREAMS = 32
 """Streams of each priority, which are handed out in turns, as PyTorch does."""
@@ -47,6 +49,7 @@ class _Occupant:
     batch: int
     written: _Access | None = None
     freed: bool = False
+    handed_over: bool = False
 
 
 class History:
@@ -57,6 +60,7 @@ class History:
         self.log = []
         self.syncs = 0
         self._host = {}
+        self._device_waits = {}  # of each stream, what it had launched when the host last waited for the device
         self._clocks = defaultdict(dict)
         self._events = {}
         self._buffers = {}
@@ -76,6 +80,8 @@ class History:
     def write(self, stream, buffer):
         occupant, now = self._access(stream, buffer, "writes")
         block = occupant.block
+        if occupant.handed_over:
+            self._violate(CHANGED, f"{now}, which had been handed over")
         for earlier in self._users.get(block, ()):
             if self._ordered(earlier, stream):
                 continue
@@ -109,6 +115,13 @@ class History:
         self.syncs += 1
         self.learn(event)
 
+    def synchronize_device(self):
+        """The host waits for all that was launched. Neither ``syncs`` counts that nor is a batch overwaited for it."""
+        self.log.append("host waits for the device")
+        for clock in self._clocks.values():
+            _join(self._device_waits, clock)
+        _join(self._host, self._device_waits)
+
     def learn(self, event):
         """The host knows that the device has passed ``event``: whatever it launches from now on comes after."""
         _join(self._host, self._events.get(event, {}))
@@ -117,14 +130,23 @@ class History:
         """Whether the host can know that the device has passed ``event``. It assumes nothing about speed."""
         return all(self._host.get(stream, 0) >= count for stream, count in self._events.get(event, {}).items())
 
-    def receive(self, stream, batch):
-        """``batch`` was handed over on ``stream``, which must not wait for work on batches that come later."""
+    def receive(self, stream, batch, buffers=()):
+        """``batch`` was handed over on ``stream``, which must not wait for work on batches that come later.
+
+        Its ``buffers`` must not be written any more.
+        """
         self.log.append(f"{stream} receives batch {batch}")
         self._latest_received = max(self._latest_received, batch)
+        for buffer in buffers:
+            self._buffers[buffer].handed_over = True
         for lane, count in self._known_to(stream).items():
-            if count and self._batches[lane][count - 1] > self._latest_received:
+            if count > self._device_waits.get(lane, 0) and self._batches[lane][count - 1] > self._latest_received:
                 text = f"{stream} receives batch {batch} behind the work of {lane} on batch {self._batches[lane][count - 1]}"
                 self._violate(OVERWAITED, text)
+
+    def latest_batch(self, stream):
+        """The latest batch that ``stream`` has worked on, or -1."""
+        return self._batches[stream][-1] if self._batches[stream] else -1
 
     def rules(self):
         return [violation.rule for violation in self.violations]
@@ -138,7 +160,7 @@ class History:
         occupant = self._buffers[buffer]
         clock, batches = self._known_to(stream), self._batches[stream]
         clock[stream] = clock.get(stream, 0) + 1
-        batches.append(max(occupant.batch, batches[-1] if batches else -1))
+        batches.append(max(occupant.batch, self.latest_batch(stream)))
         now = _Access(stream, clock[stream], buffer, verb)
         self.log.append(str(now))
         if occupant.freed:
@@ -181,6 +203,13 @@ class FakeCuda:
         self._pools = defaultdict(list)
         self._streams = defaultdict(list)
         self._held = []
+        self._released = []  # blocks that any stream may be given
+        self._block_bytes = []
+        self.bytes_of = lambda batch: 1
+        """The size of each buffer of a batch, given its number."""
+        self.live_bytes = self.most_live_bytes = 0
+        self.captures = {}
+        """The graph that each capturing stream is captured in."""
         # Filled by finalisers, which may run anywhere, also within an operation; emptied when the next one begins.
         self.dropped = deque()
         self._thread = threading.local()
@@ -219,19 +248,49 @@ class FakeCuda:
         finally:
             self.set_stream(previous)
 
+    def CUDAGraph(self):
+        return FakeGraph(self, f"graph {self.number('graph')}")
+
+    def graph_pool_handle(self):
+        return f"pool {self.number('pool')}"
+
+    def synchronize(self):
+        with self.operation() as history:
+            history.synchronize_device()
+
+    def empty_cache(self):
+        """Memory that came back goes to whoever asks next: the device does not wait for those who used it."""
+        with self.operation():
+            for pool in self._pools.values():
+                self._released.extend(pool)
+                pool.clear()
+
+    def get_sync_debug_mode(self):
+        return 0
+
+    def set_sync_debug_mode(self, mode):
+        pass
+
     def number(self, kind):
         return next(self._numbers[kind])
 
     def read(self, *buffers):
         """A kernel on the current stream that reads."""
         for buffer in buffers:
-            with self.operation() as history:
-                history.read(self.current_stream(), buffer.key)
+            self.launch(History.read, buffer.key)
 
     def write(self, buffer):
         """A kernel on the current stream that writes."""
+        self.launch(History.write, buffer.key)
+
+    def launch(self, access, key):
+        """A kernel on the current stream, or in the graph that this is captured in."""
+        stream = self.current_stream()
+        if stream in self.captures:
+            self.captures[stream].kernels.append((access, key))
+            return
         with self.operation() as history:
-            history.write(self.current_stream(), buffer.key)
+            access(history, stream, key)
 
     def new(self, name, batch):
         """Memory of the current stream, written by a kernel there."""
@@ -252,19 +311,35 @@ class FakeCuda:
                 self._free(*self.dropped.popleft())
             yield self.history
 
+    @property
+    def reserved_bytes(self):
+        return sum(self._block_bytes)
+
     def allocate(self, buffer):
-        """A block for ``buffer``: the one that came back last to its stream, or a new one."""
+        """A block for ``buffer``: the one in its pool that fits best, one that nobody has, or a new one."""
         with self.operation() as history:
             for held in [held for held in self._held if all(map(history.passed, held[2]))]:
                 self._held.remove(held)
                 self._pools[held[1]].append(held[0])
-            pool = self._pools[buffer.stream]
-            block = pool.pop() if pool else self.number("block")
+            block = self._taken(self._pools[buffer.pool], buffer.num_bytes)
+            if block is None:
+                block = self._taken(self._released, buffer.num_bytes)
+            if block is None:
+                block = len(self._block_bytes)
+                self._block_bytes.append(buffer.num_bytes)
             history.alloc(buffer.key, block, buffer.batch)
+            self.live_bytes += buffer.num_bytes
+            self.most_live_bytes = max(self.most_live_bytes, self.live_bytes)
             return block
 
-    def _free(self, key, block, home, users):
+    def _taken(self, pool, num_bytes):
+        """The smallest block of ``pool`` that is large enough, of these the last that came back; or ``None``."""
+        fitting = [at for at in reversed(range(len(pool))) if self._block_bytes[pool[at]] >= num_bytes]
+        return pool.pop(min(fitting, key=lambda at: self._block_bytes[pool[at]])) if fitting else None
+
+    def _free(self, key, num_bytes, block, home, users):
         self.history.free(key)
+        self.live_bytes -= num_bytes
         events = [f"end of {key} on {user}" for user in users]
         for event, user in zip(events, users, strict=True):
             self.history.record(event, user)
@@ -336,16 +411,66 @@ class HostBuffer:
         return self._cuda.new(self.name, self._ticket[0])
 
 
+class FakeGraph:
+    """Kernels that were captured, and the memory that was allocated meanwhile, which is kept for as long as they are."""
+
+    def __init__(self, cuda, name):
+        self._cuda = cuda
+        self._name = name
+        self.kernels = []
+        self.memory = []
+
+    def capture_begin(self, pool, capture_error_mode):
+        self.pool = pool
+        self._cuda.captures[self._cuda.current_stream()] = self
+
+    def capture_end(self):
+        del self._cuda.captures[self._cuda.current_stream()]
+
+    def replay(self):
+        stream = self._cuda.current_stream()
+        with self._cuda.operation() as history:
+            history.log.append(f"{stream} replays {self._name}")
+            for buffer in self.memory:
+                buffer.batch = history.latest_batch(stream)
+        for access, key in self.kernels:
+            self._cuda.launch(access, key)
+
+
 class Buffer:
     """A tensor on the device: memory that is given back when the last reference goes."""
 
-    def __init__(self, cuda, name, batch):
+    is_cuda = True
+    shape, ndim, dtype = (), 0, "of the double"
+
+    def __init__(self, cuda, name, batch, num_bytes=None):
         self._cuda = cuda
         self._users = []
         self.batch = batch
-        self.stream = cuda.current_stream()
+        self.num_bytes = cuda.bytes_of(batch) if num_bytes is None else num_bytes
+        self.stream = self.pool = cuda.current_stream()
         self.key = f"{name}#{cuda.number('buffer')}"
+        if self.stream in cuda.captures:
+            graph = cuda.captures[self.stream]
+            graph.memory.append(self)
+            self.pool = graph.pool
         self._block = cuda.allocate(self)
+
+    def stride(self):
+        return ()
+
+    def like(self, name):
+        """Memory of the current stream that nothing has written."""
+        return Buffer(self._cuda, name, self.batch)
+
+    def copy_(self, source):
+        self._cuda.read(source)
+        self._cuda.write(self)
+        self.batch = source.batch
+
+    def clone(self):
+        self._cuda.read(self)
+        return self._cuda.new("clone", self.batch)
 
     def record_stream(self, stream):
         """Takes effect when the memory is given back, and on its own stream not at all."""
@@ -353,4 +478,4 @@ class Buffer:
             self._users.append(stream)
 
     def __del__(self):
-        self._cuda.dropped.append((self.key, self._block, self.stream, self._users))
+        self._cuda.dropped.append((self.key, self.num_bytes, self._block, self.pool, self._users))

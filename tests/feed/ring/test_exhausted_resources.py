@@ -2,6 +2,7 @@
 
 import gc
 import glob
+import itertools
 import multiprocessing
 import os
 import re
@@ -13,7 +14,8 @@ import pytest
 import torch
 from support.ring_inputs import with_workers
 from support.waiting import returned
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gpuaug import StreamedLoader
 
@@ -61,12 +63,16 @@ def first_values(loader):
     return arrived, None
 
 
+on_each_feed = pytest.mark.parametrize("feed", ["plain", "ring"])
+
+
+@on_each_feed
 @pytest.mark.parametrize("options", [{"collate_fn": stacked}, {}], ids=["own collate", "default collate"])
 @pytest.mark.parametrize("first_large", [0, 10])
-def test_worker_out_of_shared_memory_is_an_error_at_its_batch(options, first_large):
+def test_worker_out_of_shared_memory_is_an_error_at_its_batch(options, first_large, feed):
     dataset = Large(first_large)
     wrapped = with_workers(dataset, num_workers=1, worker_init_fn=Limited(dataset), **options)()
-    loader = StreamedLoader(wrapped, device="cpu", feed="ring")
+    loader = StreamedLoader(wrapped, device="cpu", feed=feed)
     ((arrived, error),) = returned(lambda: first_values(loader))
     assert arrived == EVERYTHING[: first_large // 2]
     assert type(error) is RuntimeError
@@ -95,15 +101,46 @@ def with_unsendable(samples):
     return torch.tensor(samples), Unsendable(number) if 10 <= number < 20 else number
 
 
-def test_batch_that_worker_cannot_send_is_an_error_at_its_place():
-    wrapped = DataLoader(range(24), batch_size=2, num_workers=1, collate_fn=with_unsendable)
-    with StreamedLoader(wrapped, device="cpu", feed="ring") as loader:
-        for _ in range(2):
+@pytest.mark.parametrize(
+    ("kind", "feed", "start"),
+    [
+        *itertools.product([DataLoader, StatefulDataLoader], ["plain", "ring"], ["fork"]),
+        (StatefulDataLoader, "plain", "spawn"),
+    ],
+)
+def test_batch_that_worker_cannot_send_is_an_error_at_its_place(kind, feed, start):
+    options = {"num_workers": 1, "collate_fn": with_unsendable, "multiprocessing_context": start}
+    wrapped = kind(range(24), batch_size=2, **options)
+    with StreamedLoader(wrapped, device="cpu", feed=feed) as loader:
+        for _ in range(2 if start == "fork" else 1):
             ((arrived, error),) = returned(lambda: first_values(numbers for numbers, _ in loader))
             assert arrived == EVERYTHING[:5]
             assert type(error) is TypeError
             assert "number 10 cannot be sent" in str(error)
             assert "batch 5 of epoch" in error.__notes__[-1]
+    assert wrapped.worker_init_fn is None
+
+
+@on_each_feed
+def test_state_that_worker_cannot_send_is_an_error_at_its_batch(feed):
+    class Counted(IterableDataset):
+        sent = 0
+
+        def __iter__(self):
+            for self.sent in range(24):
+                yield self.sent
+
+        def state_dict(self):
+            return Unsendable(self.sent) if self.sent >= 10 else self.sent
+
+        def load_state_dict(self, state):
+            pass
+
+    wrapped = StatefulDataLoader(Counted(), batch_size=2, num_workers=1)
+    with StreamedLoader(wrapped, device="cpu", feed=feed) as loader:
+        ((arrived, error),) = returned(lambda: first_values(loader))
+    assert arrived == EVERYTHING[:5]
+    assert "number 11 cannot be sent" in str(error)
 
 
 def test_slots_of_batches_that_worker_cannot_send_are_free_again():
@@ -134,7 +171,7 @@ def many_descriptors(worker_id):
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-@pytest.mark.parametrize("feed", ["plain", "ring"])
+@on_each_feed
 def test_process_out_of_descriptors_is_an_error_and_loader_works_again(feed, monkeypatch):
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # a DataLoader that is half made fails in its finaliser
     wrapped = with_workers(Large(), collate_fn=stacked, worker_init_fn=many_descriptors)()
