@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 from gpuaug.fusion.ops import warp
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, image_fill, interpolation_of
+from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, image_fill, interpolation_of, mask_fill
 
 
 class _Warp(TorchvisionOp, warp.MatrixWarp):
@@ -29,7 +29,7 @@ class _Warp(TorchvisionOp, warp.MatrixWarp):
         mode = interpolation_of(transform)
         if mode not in ("nearest", "bilinear"):
             return f"interpolation={mode!r}"
-        if np.any(np.not_equal(image_fill(transform.fill), 0)):
+        if np.any(np.not_equal(image_fill(transform.fill), 0)) or mask_fill(transform.fill):
             return f"fill={transform.fill!r}"
         if mode == "bilinear" and transform.fill is not None:
             return "fill=0 with interpolation='bilinear', which blends the border twice; fill=None does not"
