@@ -110,3 +110,102 @@ def test_keypoints_are_flipped_about_the_middle_of_the_image():
     _, (got,) = gpuaug.fuse(v2.RandomHorizontalFlip(p=1.0))(images, targets, data_keys=KEYS)
     its = functional.horizontal_flip(targets[0]["keypoints"])
     torch.testing.assert_close(got["keypoints"], its + torch.tensor([1.0, 0.0]))
+
+
+ENDED = [
+    v2.RandomHorizontalFlip(),
+    v2.RandomCrop((24, 30)),
+    v2.ToDtype({tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}, scale=True),
+    v2.ClampBoundingBoxes(),
+    v2.ConvertBoundingBoxFormat("XYXY"),
+    v2.SanitizeBoundingBoxes(min_size=3, min_area=20),
+]
+
+
+def ended(values, form):
+    """What the last transforms of ``ENDED`` make of boxes, but for those that are dropped, and which are kept."""
+    boxes = functional.convert_bounding_box_format(values, new_format="XYXY")
+    _, valid = functional.sanitize_bounding_boxes(boxes, min_size=3, min_area=20)
+    return boxes, valid
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_transforms_of_targets_end_as_in_torchvision(form):
+    images, targets = photographs(5), [target(n, form=form, seed=n) for n in (3, 0, 9, 1, 7)]
+    augment = gpuaug.fuse(v2.Compose(ENDED))
+    kept = []
+    for seed in range(5):
+        draws = augment.draw(images.shape, seed=seed)
+        _, got = augment(images, targets, data_keys=KEYS, draws=draws)
+        boxes, masks = (followed(draws, [each[key] for each in targets]) for key in ("boxes", "masks"))
+        for mine, box, mask in zip(got, boxes, masks, strict=True):
+            expected, valid = ended(box, form)
+            assert mine["boxes"].format is tv_tensors.BoundingBoxFormat.XYXY
+            torch.testing.assert_close(mine["boxes"], expected, atol=1e-4, rtol=0)
+            assert mine["valid"].tolist() == valid.tolist()
+            assert mine["masks"].dtype is torch.int64
+            assert torch.equal(mine["masks"], mask.long())
+            kept += valid.tolist()
+        sanitized = gpuaug.sanitize(got)
+        assert [len(each["boxes"]) for each in sanitized] == [int(each["valid"].sum()) for each in got]
+    assert 10 < sum(kept) < len(kept) - 10
+
+
+def test_pure_tensors_leave_where_they_are_asked_for():
+    images = tv_tensors.Image(photographs(2))
+    targets = [{**target(2), "note": tv_tensors.Mask(torch.zeros(1, 1))}, target(1)]
+    mask = tv_tensors.Mask(torch.zeros(2, 32, 48, dtype=torch.uint8))
+    keys = ["input", "targets", "mask"]
+    for end, plain in ([], False), ([v2.ToPureTensor()], True):
+        augment = gpuaug.fuse([v2.RandomHorizontalFlip(), *end])
+        made, got, masks = augment(images, targets, mask, data_keys=keys)
+        assert type(made) is (torch.Tensor if plain else tv_tensors.Image)
+        assert type(masks) is (torch.Tensor if plain else tv_tensors.Mask)
+        assert type(augment(images)) is type(made)
+        for key, kind in {
+            "boxes": tv_tensors.BoundingBoxes,
+            "masks": tv_tensors.Mask,
+            "keypoints": tv_tensors.KeyPoints,
+            "note": tv_tensors.Mask,
+        }.items():
+            assert type(got[0][key]) is (torch.Tensor if plain else kind), key
+        listed = augment(images, [each["masks"] for each in targets], data_keys=["input", "mask"])[1]
+        assert {type(each) for each in listed} == {type(masks)}
+
+
+def test_masks_of_a_batch_are_converted_too():
+    images, masks = photographs(2), tv_tensors.Mask(torch.arange(2 * 32 * 48).view(2, 32, 48).to(torch.uint8))
+    _, got = gpuaug.fuse(ENDED)(images, masks, data_keys=["input", "mask"])
+    assert got.dtype is torch.int64
+    assert got.shape == (2, 24, 30)
+
+
+SANITIZE = v2.SanitizeBoundingBoxes()
+MEANT_OTHERWISE = {
+    "before a crop": (
+        lambda: gpuaug.fuse([SANITIZE, v2.RandomHorizontalFlip(), v2.RandomCrop(8)]),
+        r"SanitizeBoundingBoxes_0 must stand behind all that moves pixels, got RandomHorizontalFlip_1 behind it. gpuaug.fuse",
+    ),
+    "rotated": (
+        lambda: gpuaug.fuse([v2.RandomHorizontalFlip(), v2.ConvertBoundingBoxFormat("XYWHR")]),
+        r"format of ConvertBoundingBoxFormat_1 must be XYXY, XYWH or CXCYWH, got XYWHR. Boxes are upright here",
+    ),
+    "by chance": (
+        lambda: gpuaug.fuse(v2.RandomApply([v2.RandomHorizontalFlip(), SANITIZE])),
+        r"RandomApply must hold transforms that leave the type of images as it is, got a conversion. Put it behind",
+    ),
+    "not clamped": (
+        lambda: gpuaug.fuse(v2.RandomHorizontalFlip())(
+            photographs(1),
+            [{"boxes": tv_tensors.BoundingBoxes([[0, 0, 9, 9]], format="XYXY", canvas_size=(32, 48), clamping_mode=None)}],
+            data_keys=KEYS,
+        ),
+        r"clamping_mode of boxes of sample 0 must be 'soft' or 'hard', got None. Boxes end at the frame here: leave it out",
+    ),
+}
+
+
+@pytest.mark.parametrize(("action", "text"), MEANT_OTHERWISE.values(), ids=MEANT_OTHERWISE)
+def test_what_torchvision_would_do_otherwise_is_refused(action, text):
+    with pytest.raises(gpuaug.ArgumentError, match=text):
+        action()
