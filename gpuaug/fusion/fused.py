@@ -17,7 +17,7 @@ from gpuaug.fusion.backends.readers import size_of
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.fallback_warnings import FallbackWarnings
 from gpuaug.fusion.lower.pipeline import lower
-from gpuaug.fusion.lower.tree import leaves, transforms_done
+from gpuaug.fusion.lower.tree import ending_of, leaves, transforms_done
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.mix import CutMix, MixOp, SoftLabels, classes_of
@@ -31,7 +31,8 @@ from gpuaug.fusion.policies.one_mix import OneMix
 from gpuaug.fusion.segments import Segments
 from gpuaug.fusion.sizing import check_sizes, check_views, sizing_ops
 from gpuaug.fusion.targets.data_keys import keys_given
-from gpuaug.fusion.targets.targets import Targets, joined
+from gpuaug.fusion.targets.targets import Targets
+from gpuaug.fusion.targets.views import joined
 
 
 def fuse(
@@ -126,11 +127,10 @@ class Fused(nn.Module):
         self._extra_args = getattr(pipeline, "extra_args", None)
         self._keepdim = all(_keepdim(leaf.op) for leaf in leaves(self._tree))
         self._mixes = tuple(op for op in self._ops if isinstance(op, MixOp))
-        self.options = replace(options, num_classes=classes_of(options.num_classes, self._mixes))
-        classes = self.options.num_classes
+        classes = classes_of(options.num_classes, self._mixes)
+        self.options, self._ending = replace(options, num_classes=classes), ending_of(self._tree)
         self._soft = None if classes is None else SoftLabels(classes, options.label_smoothing)
-        self._segments = Segments(self._ops)
-        self._prefetch = TablePrefetch()
+        self._segments, self._prefetch = Segments(self._ops), TablePrefetch()
         # Of the last call. In a list, since a module takes its time to set an attribute.
         self._seen: list[tuple[Size, torch.device]] = []
         self._left = FallbackWarnings(self._ops)
@@ -245,7 +245,7 @@ class Fused(nn.Module):
         return joined([self._run(self._targets(inputs, keys), view) for view in draws.views], targets.keys, cut=cut)
 
     def _targets(self, inputs: Sequence[Any], keys: Sequence[Any]) -> Targets:
-        targets = Targets(inputs, keys, self._extra_args, self.options.boxes)
+        targets = Targets(inputs, keys, self._extra_args, self.options.boxes, self._ending)
         for op in self._mixes:
             targets.check_mix(op)
         return targets
@@ -347,4 +347,4 @@ def _size_given(shape: Sequence[int] | Ragged) -> Size:
 
 
 def _keepdim(op: Op | EagerOp) -> bool:
-    return op.keepdim if isinstance(op, Choice | OneMix) else bool(getattr(op.module, "keepdim", False))
+    return op.keepdim if isinstance(op, Choice | OneMix) else bool(getattr(op.module, "keepdim", op.library == "torchvision"))

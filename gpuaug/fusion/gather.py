@@ -34,11 +34,16 @@ class Part:
         """What padding with a constant holds."""
         return next((op.fill for op in self.ops if op.edge == "constant"), 0.0)
 
+    @property
+    def mask_fill(self) -> float:
+        """The same for masks."""
+        return next((op.mask_fill for op in self.ops if op.edge == "constant"), 0.0)
+
     def accepts(self, op: IndexOp) -> bool:
-        """Whether ``op`` composes with these: padding does with padding alone that holds the same constant."""
+        """Whether ``op`` composes with these: padding does with padding alone that holds the same constants."""
         if not op.edge or not self.edge:
             return True
-        return op.edge == self.edge == "constant" and op.fill == self.fill
+        return op.edge == self.edge == "constant" and (op.fill, op.mask_fill) == (self.fill, self.mask_fill)
 
     @property
     def width(self) -> int:
@@ -99,8 +104,13 @@ class Gather:
 
     @property
     def half_pixel_centers(self) -> bool:
-        """Whether pixels are squares to a resize, for images. For masks they always are."""
+        """Whether pixels are squares to a resize, for images."""
         return isinstance(self.warp, ResampleOp) and (self.warp.half_pixel_centers or self.warp.nearest)
+
+    @property
+    def mask_half_pixel_centers(self) -> bool:
+        """The same for masks."""
+        return isinstance(self.warp, ResampleOp) and self.warp.mask_half_pixel_centers
 
     @property
     def filter(self) -> Filter:

@@ -137,6 +137,8 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
         source = at
         columns: Columns | int
         if isinstance(each.front, Gather):
+            if masks:
+                _check_mask_fill(each.front)
             columns = each.front.columns(column, size.channels, masks)
             column, at = columns.end, _after(each.front.order, at)
         else:
@@ -148,6 +150,15 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
             column += point.row_width(size.channels)
         passes.append(Pass(each.front, tuple(each.points), source, at, columns, tuple(program)))
     return Plan(tuple(passes), max(column, 1), size, at, masks, needs_own_batch=any(op.needs_own_batch for op in ops))
+
+
+def _check_mask_fill(front: Gather) -> None:
+    """Refuse a warp that would fill masks with something."""
+    if front.warp is not None and isinstance(front.warp, WarpOp) and front.warp.mask_fill:
+        raise ArgumentError(
+            f"fill of {front.warp.name} must be 0 for masks, got {front.warp.mask_fill:g}. "
+            "Pass fill={tv_tensors.Image: …, tv_tensors.Mask: 0}."
+        )
 
 
 def _check_counted(op: Op, size: Size) -> None:

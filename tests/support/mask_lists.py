@@ -3,6 +3,8 @@
 import kornia.augmentation as K
 import numpy as np
 import torch
+from torchvision import tv_tensors
+from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.fusion.ops.base import Size
@@ -16,6 +18,11 @@ PIPELINES = {
     "resized crop": lambda: [K.RandomHorizontalFlip(), K.RandomResizedCrop((20, 24)), K.RandomVerticalFlip()],
     "crop, padded": lambda: [K.RandomCrop((17, 30), padding=14, fill=1.0), K.RandomRotation(30.0, p=1.0)],
     "crop, reflected": lambda: [K.RandomCrop((17, 18), padding=9, padding_mode="reflect"), K.RandomErasing((0.1, 0.4), p=1.0)],
+    "torchvision's resized crop": lambda: [v2.RandomHorizontalFlip(), v2.RandomResizedCrop((20, 24))],
+    "torchvision's crop, padded": lambda: [
+        v2.RandomCrop((17, 30), padding=14, fill={tv_tensors.Mask: 255, "others": 0.5}),
+        v2.RandomRotation(30),
+    ],
     "resize": lambda: [K.Resize((16, 23)), K.RandomGaussianBlur((3, 3), (0.5, 1.0)), K.RandomAffine(20.0, p=1.0)],
 }
 

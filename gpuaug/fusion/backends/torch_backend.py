@@ -118,7 +118,8 @@ def gather_mask(
     if front.warp is None:
         values = taps.read(x, y, None)
     else:
-        values = _interpolated(front, place, columns.mask_warp, taps, x, y, nearest=True, half_pixel_centers=True)
+        squares = front.mask_half_pixel_centers
+        values = _interpolated(front, place, columns.mask_warp, taps, x, y, nearest=True, half_pixel_centers=squares)
     if inside is not None:
         fill = torch.full((), mask_fill(front.after, dtype), dtype=values.dtype, device=values.device)
         values = torch.where(inside[:, None], values, fill)
@@ -150,9 +151,7 @@ def as_bits(masks: Tensor) -> Tensor:
 
 def mask_fill(part: Part, dtype: torch.dtype) -> int:
     """The bits of what padding holds in masks of a type."""
-    # As in Kornia: a value per channel is for images, and masks are padded with zero there.
-    fill = float(part.fill) if isinstance(part.fill, int | float) else 0.0
-    return int(as_bits(torch.full((), fill, dtype=torch.float32, device="cpu").to(dtype)).item())
+    return int(as_bits(torch.full((), part.mask_fill, dtype=torch.float32, device="cpu").to(dtype)).item())
 
 
 class _Place:

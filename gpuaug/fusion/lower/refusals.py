@@ -12,12 +12,12 @@ from gpuaug.core.torchvision_transforms import torchvision_class
 _IN_DATASET = "Keep it in the dataset"
 _OWN_SIZES = f"It gives each image a size of its own. {_IN_DATASET}, and fuse with ragged=True"
 _MIX = "It mixes the images of a batch, and a subclass may do anything with them. Give it a stage of its own"
-_BOXES = "It is for boxes, which follow images as data_keys=['input', 'targets'], and end at the frame with gpuaug.sanitize"
+_TARGETS = "It is for targets, which follow images as data_keys=['input', 'targets']. Leave it out: boxes end at the frame"
 
 NOT_TAKEN = {
-    "ClampBoundingBoxes": _BOXES,
-    "ClampKeyPoints": _BOXES,
-    "ConvertBoundingBoxFormat": _BOXES,
+    "ClampBoundingBoxes": _TARGETS,
+    "ClampKeyPoints": _TARGETS,
+    "ConvertBoundingBoxFormat": _TARGETS,
     "CutMix": _MIX,
     "FiveCrop": f"It makes several images of one. {_IN_DATASET}",
     "MixUp": _MIX,
@@ -27,11 +27,11 @@ NOT_TAKEN = {
     "RandomResize": _OWN_SIZES,
     "RandomShortestSize": _OWN_SIZES,
     "RandomZoomOut": _OWN_SIZES,
-    "SanitizeBoundingBoxes": _BOXES,
-    "SanitizeKeyPoints": _BOXES,
+    "SanitizeBoundingBoxes": _TARGETS,
+    "SanitizeKeyPoints": _TARGETS,
     "ScaleJitter": _OWN_SIZES,
     "SemanticSegmentation": "Write out what it does: v2.Resize(…), v2.ToDtype(torch.float32, scale=True) and v2.Normalize(…)",
-    "SetClampingMode": _BOXES,
+    "SetClampingMode": _TARGETS,
     "TenCrop": f"It makes several images of one. {_IN_DATASET}",
     "ToPILImage": "gpuaug.fuse takes tensors and gives tensors. Leave it out",
     "UniformTemporalSubsample": f"It is for videos. {_IN_DATASET}",

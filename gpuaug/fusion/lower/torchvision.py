@@ -20,7 +20,7 @@ from torchvision.transforms._presets import ImageClassification
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.torchvision_transforms import torchvision_class
 from gpuaug.fusion.lower.refusals import is_timms_to_tensor, refuse_transform, v2_of
-from gpuaug.fusion.lower.tree import Done, Group, Leaf, Tree, leaves
+from gpuaug.fusion.lower.tree import Done, Ending, Group, Leaf, Tree, leaves
 from gpuaug.fusion.ops.base import Draw, Gate, Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp, EagerTorchvision
 from gpuaug.fusion.ops.mix import MixOp
@@ -38,8 +38,11 @@ LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
     **erasing.LOWERED,
 }
 
-PASSED = (v2.Identity, v2.ToImage, v2.ToPureTensor, v2.PILToTensor)
+PASSED = (v2.Identity, v2.ToImage, v2.PILToTensor)
 """Transforms that leave the pixels of a tensor as they are."""
+
+ENDINGS = (v2.ToPureTensor, v2.ClampBoundingBoxes, v2.ConvertBoundingBoxFormat, v2.SanitizeBoundingBoxes)
+"""Transforms of targets alone, which are made where the pipeline ends."""
 
 CONVERSIONS = (v2.ToDtype, v2.ConvertImageDtype, v2.ToTensor, v1.ToTensor)
 
@@ -80,6 +83,8 @@ class TorchvisionLowering:
             ArgumentTypeError: If it cannot run on the images of a batch.
             ArgumentError: If the images are not what it takes.
         """
+        if type(transform) in ENDINGS:
+            return _ending(name or type(transform).__name__, transform)
         mix = _mix(name or type(transform).__name__, transform)
         if mix is not None:
             return Leaf(mix.name, mix)
@@ -124,9 +129,11 @@ class TorchvisionLowering:
     def _converted(self, name: str, transform: Any) -> Done:
         """A conversion that a fused pipeline makes as it reads, or has made."""
         dtype, scale = _conversion(transform)
-        done = Done(name, (("to_dtype", {"dtype": dtype, "scale": scale}),))
+        given = getattr(transform, "dtype", None)
+        ending = Ending(masks=given.get(tv_tensors.Mask)) if isinstance(given, dict) else None
+        done = Done(name, (("to_dtype", {"dtype": dtype, "scale": scale}),), ending)
         if dtype is None:
-            return Done(name)
+            return Done(name, ending=ending)
         self._scalings -= _scales(transform)
         if dtype is torch.float32 and (scale or self._floats):
             self._floats = True
@@ -145,7 +152,7 @@ class TorchvisionLowering:
     def _by_chance(self, name: str, container: Any) -> Tree:
         """The transforms of a container, behind gates that share what it draws; or the container on each image by itself."""
         members = list(_named(container.transforms))
-        if any(map(_scales, _in_sequence([each for _, each in members]))):
+        if any(_scales(each) or type(each) in ENDINGS for each in _in_sequence([each for _, each in members])):
             raise ArgumentError(
                 f"{name} must hold transforms that leave the type of images as it is, got a conversion. Put it behind."
             )
@@ -185,6 +192,25 @@ class TorchvisionLowering:
                 for leaf in leaves(made[-1]):
                     leaf.op.gates = (Gate(draw, runs), *leaf.op.gates)
         return made
+
+
+def _ending(name: str, transform: Any) -> Done:
+    """What a transform of targets is to do where the pipeline ends.
+
+    Raises:
+        ArgumentError: If it converts boxes to rotated ones.
+    """
+    kind = type(transform)
+    if kind is v2.ToPureTensor:
+        return Done(name, ending=Ending(is_pure=True))
+    if kind is v2.ConvertBoundingBoxFormat:
+        form = str(getattr(transform.format, "value", transform.format))
+        if form.lower() not in ("xyxy", "xywh", "cxcywh"):
+            raise ArgumentError(f"format of {name} must be XYXY, XYWH or CXCYWH, got {form}. Boxes are upright here.")
+        return Done(name, ending=Ending(boxes=form.lower()))
+    if kind is v2.ClampBoundingBoxes:  # as all boxes are
+        return Done(name)
+    return Done(name, ending=Ending(min_size=float(transform.min_size), min_area=float(transform.min_area)), is_last=True)
 
 
 class _PickedMix(mixes.TorchvisionMix, OneMix):
@@ -251,10 +277,11 @@ def _conversion(transform: Any) -> tuple[torch.dtype | None, bool]:
         return torch.float32, True
     given = transform.dtype
     if isinstance(given, dict):
-        others = {kind: dtype for kind, dtype in given.items() if kind not in _IMAGES and dtype is not None}
+        taken = (*_IMAGES, tv_tensors.Mask)
+        others = {kind: dtype for kind, dtype in given.items() if kind not in taken and dtype is not None}
         if others:
             raise ArgumentError(
-                f"dtype of {type(transform).__name__} must be of images alone, got {others}. Convert the rest behind "
+                f"dtype of {type(transform).__name__} must be of images and masks alone, got {others}. Convert the rest behind "
                 "gpuaug.fuse, which leaves its type as it is."
             )
         given = next((given[kind] for kind in _IMAGES if kind in given), None)

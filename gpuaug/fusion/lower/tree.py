@@ -4,8 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerOp
+from gpuaug.fusion.ops.geometry import GatherOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +21,44 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
+class Ending:
+    """What torchvision's transforms of targets make of them where a pipeline ends, whatever their place in it."""
+
+    boxes: str | None = None
+    """The form that boxes are converted to, by its name in ``fuse(…, boxes=…)``."""
+    masks: torch.dtype | None = None
+    """The type that masks are converted to."""
+    is_pure: bool = False
+    """Whether torchvision's tensors leave as plain ones."""
+    min_size: float = 1.0
+    min_area: float = 1.0
+    """How many pixels wide and high a valid box has to be, and of what area."""
+
+    def then(self, other: "Ending") -> "Ending":
+        """This ending, and another one after it."""
+        return Ending(
+            other.boxes or self.boxes,
+            other.masks or self.masks,
+            self.is_pure or other.is_pure,
+            max(self.min_size, other.min_size),
+            max(self.min_area, other.min_area),
+        )
+
+
+AS_THEY_CAME = Ending()
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """A transform of torchvision's whose work a fused pipeline does in reading its images, or that has none to do."""
 
     name: str
     calls: tuple[tuple[str, dict[str, Any]], ...] = ()
     """What does the same on one image: functions of torchvision's, and their arguments."""
+    ending: Ending | None = None
+    """What it does to targets."""
+    is_last: bool = False
+    """Whether what moves pixels has to stand before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +81,33 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
     elif isinstance(tree, Group):
         for item in tree.items:
             yield from leaves(item)
+
+
+def ending_of(tree: Tree) -> Ending:
+    """What becomes of targets in the end.
+
+    Raises:
+        ArgumentError: If boxes are judged before what moves them.
+    """
+    ending, judge = AS_THEY_CAME, ""
+    for each in _in_order(tree):
+        if isinstance(each, Done):
+            ending = ending.then(each.ending) if each.ending is not None else ending
+            judge = judge or (each.name if each.is_last else "")
+        elif judge and (isinstance(each.op, GatherOp) or (isinstance(each.op, EagerOp) and not each.op.moves_nothing)):
+            raise ArgumentError(
+                f"{judge} must stand behind all that moves pixels, got {each.name} behind it. gpuaug.fuse judges boxes where "
+                "the pipeline ends: put it there."
+            )
+    return ending
+
+
+def _in_order(tree: Tree) -> Iterator[Leaf | Done]:
+    if isinstance(tree, Group):
+        for item in tree.items:
+            yield from _in_order(item)
+    else:
+        yield tree
 
 
 def transforms_done(tree: Tree) -> Iterator[str]:

@@ -103,6 +103,11 @@ class IndexOp(GatherOp):
     fill: Any = 0.0
     """What padding holds in the images: a number, or one per channel."""
 
+    @property
+    def mask_fill(self) -> float:
+        """What padding holds in masks. As in Kornia, a value per channel is for images alone, and masks are padded with 0."""
+        return float(self.fill) if isinstance(self.fill, int | float) else 0.0
+
     @abstractmethod
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """Where each output pixel comes from."""
@@ -116,6 +121,8 @@ class WarpOp(GatherOp):
     """What lies outside the frame: nothing, the border, or nothing that a fill is then blended with once more."""
     fill: Any = 0.0
     """A number, or one per channel, for what a warp takes from outside the frame where ``edge`` is ``"fill"``."""
+    mask_fill: float = 0.0
+    """The same for masks, which can be filled with nothing else than 0."""
     nearest: bool = False
 
     @abstractmethod
@@ -128,7 +135,9 @@ class ResampleOp(GatherOp):
 
     nearest: bool = False
     half_pixel_centers: bool = False
-    """Whether a pixel's centre lies half a pixel from its edge, for images. For masks (nearest) it always does."""
+    """Whether a pixel's centre lies half a pixel from its edge, for images."""
+    mask_half_pixel_centers: bool = True
+    """The same for masks, which take the nearest pixel: that at a pixel's centre, or where its first corner is."""
     filter: Filter = ""
     """What pixels are weighed by that fall on one, where images shrink; ``""``: the nearest four count."""
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskPlaces
+from gpuaug.fusion.lower.tree import AS_THEY_CAME, Ending
 from gpuaug.fusion.ops.base import Array, Size
 from gpuaug.fusion.plan import Plan
 
@@ -80,12 +81,14 @@ class MaskList:
             rows = table.index_select(0, self._owners) if rows is None else rows
             self._values = dispatch.run_mask(step, self._values, rows)
 
-    def results(self) -> Sequence[Tensor]:
-        """The masks of each, as they were given."""
-        made = split(self._values[:, 0], self.counts)
+    def results(self, ending: Ending = AS_THEY_CAME) -> Sequence[Tensor]:
+        """The masks of each, as they were given, or of the type that is wanted."""
+        values = self._values[:, 0]
+        made = split(values if ending.masks is None else values.to(ending.masks), self.counts)
         if self._as_given:
             return made
-        return [like(part if mask.ndim == 3 else part[0], mask) for part, mask in zip(made, self._given, strict=True)]
+        shaped = (part if mask.ndim == 3 else part[0] for part, mask in zip(made, self._given, strict=True))
+        return [part if ending.is_pure else like(part, mask) for part, mask in zip(shaped, self._given, strict=True)]
 
 
 def owners_of(samples: Sequence[int], counts: Sequence[int]) -> Array:
@@ -115,6 +118,11 @@ def like(made: Tensor, given: Tensor, **changes: Any) -> Tensor:
     known = vars(given)
     vars(dressed).update(known, **{name: value for name, value in changes.items() if name in known})
     return dressed
+
+
+def is_tv_tensor(value: Any) -> bool:
+    """Whether it is one of torchvision's tensors, without torchvision being imported for it."""
+    return type(value) is not Tensor and type(value).__module__.startswith("torchvision.tv_tensors")
 
 
 def _counted_from_one(planes: Sequence[Tensor]) -> tuple[Tensor, list[int]]:

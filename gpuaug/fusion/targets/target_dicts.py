@@ -10,10 +10,11 @@ from torch import Tensor
 from gpuaug.core import batch as batches
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
 from gpuaug.fusion.backends import dispatch
+from gpuaug.fusion.lower.tree import AS_THEY_CAME, Ending
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.boxes import Form, Way, floating
 from gpuaug.fusion.options import BoxForm
-from gpuaug.fusion.targets.masks import MaskList, like, owners_of, split, to_device
+from gpuaug.fusion.targets.masks import MaskList, is_tv_tensor, like, owners_of, split, to_device
 
 TARGET_DICT_FORMS: dict[str, Form] = {
     "xyxy": Form("corners", edges=True),
@@ -56,15 +57,21 @@ class _Rows:
     def joined(self) -> Tensor:
         return torch.cat(self._parts)
 
-    def split(self, made: Tensor, frame: tuple[int, int]) -> Sequence[Tensor]:
-        """Each sample's, in the shape, the type and the subclass in which it came; floating where that holds whole numbers."""
+    def split(self, made: Tensor, frame: tuple[int, int], form: str | None = None) -> Sequence[Tensor]:
+        """Each sample's, in the shape, the type and the subclass in which it came; floating where that holds whole numbers.
+
+        Args:
+            made: All rows.
+            frame: Height and width of the images.
+            form: Of boxes, where it is another than that in which they came.
+        """
         parts = split(made, self.counts)
         if len(self._dtypes) > 1:
             parts = tuple(part.to(floating(given.dtype)) for part, given in zip(parts, self.given, strict=True))
         if self._as_given:
             return parts
         return [
-            like(part if given.ndim == 2 else part.view(given.shape), given, canvas_size=frame)
+            like(part if given.ndim == 2 else part.view(given.shape), given, canvas_size=frame, **_named_format(given, form))
             for part, given in zip(parts, self.given, strict=True)
         ]
 
@@ -78,6 +85,7 @@ class TargetDicts:
         places: Where images have sizes of their own, these on the device: (B, 3), with height and width last.
         device: That of the images.
         boxes: What ``boxes`` are, unless they say so themselves. ``bbox`` is COCO's, a corner and the sides.
+        ending: What becomes of them in the end.
 
     Raises:
         ArgumentTypeError: If it is not one mapping for each image, or what is in one is not what its key says.
@@ -85,7 +93,16 @@ class TargetDicts:
         DeviceError: If it is not where the images are.
     """
 
-    def __init__(self, given: Any, size: Size, places: Tensor | None, device: torch.device, boxes: BoxForm) -> None:
+    def __init__(
+        self,
+        given: Any,
+        size: Size,
+        places: Tensor | None,
+        device: torch.device,
+        boxes: BoxForm,
+        ending: Ending = AS_THEY_CAME,
+    ) -> None:
+        self._ending = ending
         _check_sequence(given, size.batch)
         self._given: Sequence[Mapping[str, Any]] = given
         self._size, self._places, self._device = size, places, device
@@ -146,11 +163,14 @@ class TargetDicts:
         source = (self._size.height, self._size.width) if self._places is None else self._places
         if self._boxes.samples:
             values = self._boxes.joined()
-            way = Way(self._form, self._form, matrix, source, out, self._box_owners, clip=True)
+            form = self._form if self._ending.boxes is None else TARGET_DICT_FORMS[self._ending.boxes]
+            way = Way(self._form, form, matrix, source, out, self._box_owners, clip=True)
             made, valid = dispatch.follow(values, self._joined_valid(), way, floating(values.dtype))
             assert valid is not None
+            if self._ending.min_size > 1 or self._ending.min_area > 1:
+                valid = valid & _is_large(made, form, out, self._ending)
             rows = self._boxes
-            parts = rows.split(made, out), split(valid, rows.counts)
+            parts = rows.split(made, out, self._ending.boxes), split(valid, rows.counts)
             for sample, key, part, kept in zip(rows.samples, rows.keys, *parts, strict=True):
                 changes[sample][key] = part
                 changes[sample]["valid"] = kept
@@ -161,8 +181,12 @@ class TargetDicts:
             for sample, part in zip(self._points.samples, self._points.split(made, out), strict=True):
                 changes[sample]["keypoints"] = part
         if self.masks is not None:
-            for sample, part in zip(self.masks.samples, self.masks.results(), strict=True):
+            for sample, part in zip(self.masks.samples, self.masks.results(self._ending), strict=True):
                 changes[sample]["masks"] = part
+        if self._ending.is_pure:
+            for record, change in zip(self._given, changes, strict=True):
+                every = {**record, **change}.items()
+                change.update((name, value.as_subclass(Tensor)) for name, value in every if is_tv_tensor(value))
         done = [
             {**record, **change} if type(record) is dict else batches.replace(record, change)
             for record, change in zip(self._given, changes, strict=True)
@@ -180,6 +204,20 @@ class TargetDicts:
                 for sample, count in parts
             ]
         )
+
+
+def _named_format(given: Tensor, form: str | None) -> dict[str, Any]:
+    """``form`` as a torchvision ``BoundingBoxes`` says it."""
+    known = getattr(given, "format", None)
+    return {} if form is None or known is None else {"format": type(known)[form.upper()]}
+
+
+def _is_large(boxes: Tensor, form: Form, frame: tuple[int, int], ending: Ending) -> Tensor:
+    """Which boxes are as large as valid ones have to be, (n,)."""
+    across, down = (boxes[:, 2:] - boxes[:, :2] if form.layout == "corners" else boxes[:, 2:]).unbind(1)
+    if form.share:
+        across, down = across * frame[1], down * frame[0]
+    return (torch.minimum(across, down) >= ending.min_size) & (across * down >= ending.min_area)
 
 
 def _check_sequence(given: Any, batch: int) -> None:
@@ -256,6 +294,11 @@ def _form_of(boxes: Tensor, sample: int) -> str | None:
     found = getattr(boxes, "format", None)
     if found is None:
         return None
+    if getattr(boxes, "clamping_mode", "soft") is None:
+        raise ArgumentError(
+            f"clamping_mode of boxes of sample {sample} must be 'soft' or 'hard', got None. Boxes end at the frame here: "
+            "leave it out."
+        )
     name = str(getattr(found, "value", found)).lower()
     if name not in TARGET_DICT_FORMS:
         raise ArgumentError(

@@ -13,6 +13,7 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import size_of
+from gpuaug.fusion.lower.tree import AS_THEY_CAME, Ending
 from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.boxes import FORMS, Way, check_form, composed, floating, has_extent, move, rank, vertices
 from gpuaug.fusion.ops.fallback import EagerOp
@@ -20,7 +21,7 @@ from gpuaug.fusion.ops.mix import MixOp, SoftLabels
 from gpuaug.fusion.options import BoxForm
 from gpuaug.fusion.plan import Plan
 from gpuaug.fusion.targets.data_keys import BOXES, check, name_of
-from gpuaug.fusion.targets.masks import MaskList, owners_of, to_device
+from gpuaug.fusion.targets.masks import MaskList, is_tv_tensor, like, owners_of, to_device
 from gpuaug.fusion.targets.target_dicts import TargetDicts
 
 
@@ -32,13 +33,22 @@ class Targets:
         keys: What each is: Kornia's words, ``targets`` for target dicts, ``valid`` for which of padded boxes there are.
         extra_args: Of the user's container: how masks are to be resampled.
         boxes: What the boxes of target dicts are.
+        ending: What becomes of targets in the end.
 
     Raises:
         ArgumentTypeError, DeviceError: If an input is not what its key says, or not where the images are.
         ArgumentError: If the inputs do not fit their keys or one another.
     """
 
-    def __init__(self, inputs: Sequence[Any], keys: Sequence[Any], extra_args: Any, boxes: BoxForm = "xyxy") -> None:
+    def __init__(
+        self,
+        inputs: Sequence[Any],
+        keys: Sequence[Any],
+        extra_args: Any,
+        boxes: BoxForm = "xyxy",
+        ending: Ending = AS_THEY_CAME,
+    ) -> None:
+        self._ending = ending
         self.keys = [name_of(key) for key in keys]
         if len(inputs) != len(self.keys):
             raise ArgumentError(
@@ -88,7 +98,7 @@ class Targets:
 
     def _taken(self, key: str, value: Any, boxes: BoxForm) -> Any:
         if key == "targets":
-            return TargetDicts(value, self.size, self.places, self.device, boxes)
+            return TargetDicts(value, self.size, self.places, self.device, boxes, self._ending)
         if key == "mask" and isinstance(value, list | tuple):
             if len(value) != self.size.batch:
                 raise ArgumentError(
@@ -287,14 +297,21 @@ class Targets:
                 # Not in one call: that keeps the strides of what has the type already.
                 values[index] = values[index].to(dtype).contiguous(memory_format=memory_format)
             elif isinstance(values[index], MaskList):
-                values[index] = type(self._given[index])(values[index].results())
+                values[index] = type(self._given[index])(values[index].results(self._ending))
         if self.has_points or "targets" in self.keys:
             self._follow(values)
         for index, (key, axis) in enumerate(zip(self.keys, self._missing, strict=True)):
             # As in Kornia, boxes and keypoints leave as they came. Views lie along the axis of the batch, so they keep it.
             if axis is not None and (views == 1 or axis) and (keepdim or key in FORMS or key == "valid"):
                 values[index] = values[index].squeeze(axis)
+            if key in ("input", "mask") and isinstance(values[index], Tensor):
+                values[index] = self._ended(key, values[index], self._given[index])
         return values[0] if len(values) == 1 else values
+
+    def _ended(self, key: str, made: Tensor, given: Any) -> Tensor:
+        """Images or masks as the tensors of torchvision's that they came as, and masks of the type that is wanted."""
+        made = made if key == "input" or self._ending.masks is None else made.to(self._ending.masks)
+        return like(made, given) if is_tv_tensor(given) and not self._ending.is_pure else made
 
     def _follow(self, values: list[Any]) -> None:
         """Put boxes and keypoints where the images have gone."""
@@ -321,27 +338,3 @@ def _to_kornia(key: str, value: Any) -> Any:
         return value.float() / 255 if value.dtype == torch.uint8 else value.float()
     # Given as a tensor, boxes would come out upright, and the next rotation would turn those.
     return Boxes(value, False, mode="vertices_plus") if key.startswith("bbox") else value
-
-
-def joined(views: Sequence[Any], keys: Sequence[str], *, cut: bool) -> Any:
-    """What became of each view, behind one another: images, or a list of all that went in; ``cut``: labels along axis 1.
-
-    Raises:
-        ArgumentError: If views differ in size, by the modules that were picked for each.
-    """
-    images = views if len(keys) == 1 else [view[keys.index("input")] for view in views]
-    sizes = list(dict.fromkeys("{}x{}".format(*each.shape[-2:]) for each in images))
-    if len(sizes) > 1:
-        raise ArgumentError(
-            f"pipeline must give all views one size, got {' and '.join(sizes)}. Have every module that may be picked give one "
-            "size, or resize behind them."
-        )
-    if len(keys) == 1:
-        return torch.cat(tuple(views))
-    made: list[Any] = []
-    for key, each in zip(keys, zip(*views, strict=True), strict=True):
-        if isinstance(each[0], Tensor):
-            made.append(torch.cat(each, 1 if cut and key == "class" else 0))
-        else:
-            made.append(type(each[0])(one for view in each for one in view))
-    return made

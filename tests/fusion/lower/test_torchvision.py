@@ -84,11 +84,6 @@ REFUSED = {
         "got dtype=torch.bfloat16, scale=True. Convert to torch.float32, and pass the type of the result to gpuaug.fuse(…, "
         "dtype=…).",
     ),
-    "masks": (
-        [v2.ToDtype({tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64}, scale=True)],
-        "dtype of ToDtype must be of images alone, got {<class 'torchvision.tv_tensors._mask.Mask'>: torch.int64}. Convert the "
-        "rest behind gpuaug.fuse, which leaves its type as it is.",
-    ),
     "by chance": (
         v2.RandomApply([v2.Compose([TO_FLOAT])]),
         "RandomApply must hold transforms that leave the type of images as it is, got a conversion. Put it behind.",

@@ -259,12 +259,13 @@ def _masking(step: Pass, masks: Tensor, *, flat: bool) -> _Masking:
     across, down = _tiles(step.out, tile)
     constants = {
         **_constants(front, columns),
+        "HALF_PIXEL": front.mask_half_pixel_centers,
         "WARP_AT": max(columns.mask_warp, 0),
         "FLAT": flat,
         "SOURCE_W": masks.stride(-1),
         **_tile(tile),
     }
-    for name in ("HALF_PIXEL", "NEAREST", "AFTER_FILL", "BEFORE_FILL", "FILLS", "WARP_FILL"):
+    for name in ("NEAREST", "AFTER_FILL", "BEFORE_FILL", "FILLS", "WARP_FILL"):
         del constants[name]
     return _Masking((before, after), across, across * down, Launch(mask_kernel, (1, 1, 1), (), constants))
 

@@ -263,8 +263,8 @@ MASK_SIZES = ("first", "before_fill", "after_fill", "out_height", "out_width", "
 def mask_kernel(
     source, out, rows, owners, samples, first, before_fill, after_fill, out_height, out_width, tiles_x, row_stride,
     source_b, source_c, source_h, out_b, out_c, out_h,
-    FLAT: tl.constexpr, SOURCE_W: tl.constexpr, KIND: tl.constexpr, ZEROS: tl.constexpr, AFTER: tl.constexpr,
-    AFTER_AT: tl.constexpr, WARP_AT: tl.constexpr, BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr,
+    FLAT: tl.constexpr, SOURCE_W: tl.constexpr, KIND: tl.constexpr, HALF_PIXEL: tl.constexpr, ZEROS: tl.constexpr,
+    AFTER: tl.constexpr, AFTER_AT: tl.constexpr, WARP_AT: tl.constexpr, BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr,
     TILE_H: tl.constexpr, TILE_W: tl.constexpr,
 ):  # fmt: skip
     """The nearest pixel of a mask, its bits unread.
@@ -299,7 +299,7 @@ def mask_kernel(
             y, within_y = mapped(y, before, 1, BEFORE)
             within = within_x & within_y
     else:
-        at_x, at_y, start_x, count_x, start_y, count_y = located(x, y, row + WARP_AT, KIND, True, True)
+        at_x, at_y, start_x, count_x, start_y, count_y = located(x, y, row + WARP_AT, KIND, HALF_PIXEL, True)
         if KIND == 1:
             left = tl.floor(at_x).to(tl.int32)
             top = tl.floor(at_y).to(tl.int32)

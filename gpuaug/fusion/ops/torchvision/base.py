@@ -74,11 +74,20 @@ class TorchvisionOp(Op):
 
 def image_fill(fill: Any) -> float | list[float]:
     """The fill for images in what a transform was given: a number, one for each channel, or either by the type of the input."""
-    if isinstance(fill, dict):
-        fill = next((fill[kind] for kind in (tv_tensors.Image, torch.Tensor, "others") if kind in fill), None)
+    fill = _fill_of(fill, tv_tensors.Image, torch.Tensor, "others")
     if fill is None:
         return 0
     return fill if isinstance(fill, int | float) else [float(each) for each in fill]
+
+
+def mask_fill(fill: Any) -> float:
+    """The same for masks; 0 where it is one for each channel, which torchvision has for images alone."""
+    fill = _fill_of(fill, tv_tensors.Mask, "others")
+    return float(fill) if isinstance(fill, int | float) else 0.0
+
+
+def _fill_of(fill: Any, *kinds: Any) -> Any:
+    return next((fill[kind] for kind in kinds if kind in fill), None) if isinstance(fill, dict) else fill
 
 
 def interpolation_of(transform: Any) -> str:

@@ -10,7 +10,7 @@ from torchvision.transforms import v2
 from gpuaug.fusion.ops import crop
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.geometry import Axis, Edge, IndexMap, IndexOp, changes_size_by_chance, length_of
-from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
+from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, image_fill, mask_fill
 
 _EDGES: dict[str, Edge] = {"constant": "constant", "edge": "replicate", "reflect": "reflect"}
 
@@ -67,6 +67,11 @@ class _Padded(TorchvisionOp, IndexOp):
         return None if mode in _EDGES or not self._pads else f"padding_mode={mode!r}"
 
     @property
+    def mask_fill(self) -> float:
+        """What padding holds in masks, in their own values."""
+        return mask_fill(self.module.fill)
+
+    @property
     def edge(self) -> Edge:  # type: ignore[override]
         """What padding holds; nothing where there is none."""
         return _EDGES.get(self.module.padding_mode, "constant") if self._pads else ""  # type: ignore[call-overload]
@@ -88,7 +93,7 @@ class _Padded(TorchvisionOp, IndexOp):
         """The padding of one sample."""
         left, right, top, bottom = (int(side) for side in self._padding(size.of(sample)))
         transform: Any = self.module
-        arguments = {"fill": transform.fill, "padding_mode": transform.padding_mode}
+        arguments = {"fill": image_fill(transform.fill), "padding_mode": transform.padding_mode}
         return "pad", {"padding": [left, top, right, bottom], **arguments}
 
 

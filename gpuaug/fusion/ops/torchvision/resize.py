@@ -14,9 +14,13 @@ from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, inter
 
 
 class _Resampling(TorchvisionOp, ResampleOp):
-    """What is common to a resize of the image and of a window: pixels are squares, and antialiasing is the transform's."""
+    """What is common to a resize of the image and of a window: pixels are squares, and antialiasing is the transform's.
+
+    Masks are resized by torch's ``"nearest"``, which takes the pixel at the first corner.
+    """
 
     half_pixel_centers = True
+    mask_half_pixel_centers = False
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
@@ -68,6 +72,7 @@ class Resize(_Resampling, resize.Resize):
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _Resampling.__init__(self, name, transform, units)
+        self.mask_half_pixel_centers = self.nearest
         self.settings = {"size": transform.size if transform.size is not None else f"at most {transform.max_size}"}
 
     def unsupported_size(self, size: Size) -> str | None:

@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 from gpuaug.fusion.ops import warp
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, interpolation_of
+from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, interpolation_of, mask_fill
 
 
 class _Warp(TorchvisionOp, warp.MatrixWarp):
@@ -21,6 +21,7 @@ class _Warp(TorchvisionOp, warp.MatrixWarp):
         TorchvisionOp.__init__(self, name, transform, units)
         self.nearest = interpolation_of(transform) == "nearest"
         self.fill = self.fill_share(transform.fill)
+        self.mask_fill = mask_fill(transform.fill)
         # Nothing blended with nothing once more is another border, but where no pixel is blended.
         plain = transform.fill is None or (self.nearest and not np.any(self.fill))
         self.edge = "zeros" if plain else "fill"

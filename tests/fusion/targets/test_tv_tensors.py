@@ -1,0 +1,225 @@
+"""torchvision's tensors beside images in its pipelines: boxes, masks and keypoints, against its functions on the same draws."""
+
+import re
+
+import pytest
+import torch
+from support.replay import photographs
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional
+
+import gpuaug
+
+KEYS = ["input", "targets"]
+TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
+FORMATS = ["XYXY", "XYWH", "CXCYWH"]
+
+MOVING = {
+    "flips": lambda: [v2.RandomHorizontalFlip(), v2.RandomVerticalFlip()],
+    "crop": lambda: [v2.RandomCrop((20, 30))],
+    "crop, padded": lambda: [v2.RandomCrop((36, 50), padding=[3, 5, 2, 7])],
+    "crop, padded if needed": lambda: [v2.RandomCrop((40, 50), pad_if_needed=True)],
+    "centre crop": lambda: [v2.CenterCrop((20, 31))],
+    "pad": lambda: [v2.Pad([1, 2, 3, 4])],
+    "resize": lambda: [v2.Resize((21, 64))],
+    "resize, shorter side": lambda: [v2.Resize(20, max_size=27)],
+    "resize, nearest": lambda: [v2.Resize((21, 64), interpolation=v2.InterpolationMode.NEAREST_EXACT)],
+    "resized crop": lambda: [v2.RandomResizedCrop((16, 20))],
+    "resized crop, larger": lambda: [v2.RandomResizedCrop((61, 64), scale=(0.2, 0.5)), v2.RandomHorizontalFlip()],
+    "rotation": lambda: [v2.RandomRotation(45)],
+    "affine": lambda: [v2.RandomAffine(30, (0.2, 0.1), (0.7, 1.3), (5, 20, -8, 3))],
+    "perspective": lambda: [v2.RandomPerspective(0.5, p=1.0, fill=None)],
+    "padding of masks": lambda: [v2.RandomCrop((40, 60), pad_if_needed=True, fill={tv_tensors.Mask: 255, "others": 7})],
+    "padding of all": lambda: [v2.Pad(4, fill=9)],
+    "preset": lambda: [
+        v2.RandomHorizontalFlip(),
+        v2.Resize((40, 60)),
+        v2.RandomCrop((32, 32)),
+        v2.ColorJitter(0.4),
+    ],
+}
+TURNING = ("rotation", "affine", "perspective")
+
+
+def boxes_of(count, canvas, form, seed):
+    numbers = torch.Generator().manual_seed(seed)
+    first = torch.rand(count, 2, generator=numbers) * torch.tensor([canvas[1] * 0.8, canvas[0] * 0.8])
+    last = first + 1 + torch.rand(count, 2, generator=numbers) * torch.tensor([canvas[1] * 0.2 - 1, canvas[0] * 0.2 - 1])
+    boxes = tv_tensors.BoundingBoxes(torch.cat((first, last), 1), format="XYXY", canvas_size=canvas)
+    return functional.convert_bounding_box_format(boxes, new_format=form)
+
+
+def target(count, canvas=(32, 48), form="XYXY", seed=0):
+    numbers = torch.Generator().manual_seed(seed)
+    return {
+        "boxes": boxes_of(count, canvas, form, seed),
+        "labels": torch.arange(count),
+        "masks": tv_tensors.Mask(torch.randint(0, 200, (count, *canvas), generator=numbers, dtype=torch.uint8)),
+        "keypoints": tv_tensors.KeyPoints(torch.rand(count, 5, 2, generator=numbers) * 30, canvas_size=canvas),
+    }
+
+
+def followed(draws, values, **others):
+    """What torchvision's functions make of each sample's tensor with what the sample drew, and ``others`` for padding."""
+    made = []
+    for value, calls in zip(values, draws.as_torchvision(), strict=True):
+        for name, arguments in calls:
+            if name not in ("to_dtype", "normalize") and not name.startswith("adjust_"):
+                value = getattr(functional, name)(value, **{**arguments, **(others if name == "pad" else {})})
+        made.append(value)
+    return made
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", MOVING)
+def test_tensors_follow_images_as_torchvision_takes_them(name, form):
+    for seed in range(3):
+        images, targets = photographs(5, seed=seed), [target(n, form=form, seed=n) for n in (3, 0, 4, 1, 2)]
+        augment = gpuaug.fuse([*MOVING[name](), TO_FLOAT])
+        draws = augment.draw(images.shape, seed=seed)
+        made, got = augment(images, targets, data_keys=KEYS, draws=draws)
+        frame = tuple(made.shape[2:])
+        boxes = followed(draws, [each["boxes"] for each in targets])
+        fill = {"fill": 255} if name == "padding of masks" else {}
+        masks = followed(draws, [each["masks"] for each in targets], **fill)
+        for sample in range(5):
+            mine = got[sample]
+            assert type(mine["boxes"]) is tv_tensors.BoundingBoxes
+            assert mine["boxes"].format is boxes[sample].format
+            assert mine["boxes"].canvas_size == boxes[sample].canvas_size == frame
+            torch.testing.assert_close(mine["boxes"], boxes[sample], atol=2e-4, rtol=0)
+            assert type(mine["masks"]) is tv_tensors.Mask
+            wrong = (mine["masks"] != masks[sample]).sum()
+            assert wrong <= (4e-3 if name in TURNING else 0) * masks[sample].numel()
+            assert type(mine["keypoints"]) is tv_tensors.KeyPoints
+            assert mine["keypoints"].canvas_size == frame
+
+
+@pytest.mark.parametrize("name", [name for name in MOVING if name not in ("flips", "preset", "resized crop, larger")])
+def test_keypoints_follow_images_as_torchvision_takes_them(name):
+    images, targets = photographs(4), [target(n, seed=n) for n in (3, 0, 4, 1)]
+    augment = gpuaug.fuse([*MOVING[name](), TO_FLOAT])
+    draws = augment.draw(images.shape, seed=0)
+    _, got = augment(images, targets, data_keys=KEYS, draws=draws)
+    for mine, its in zip(got, followed(draws, [each["keypoints"] for each in targets]), strict=True):
+        torch.testing.assert_close(mine["keypoints"], its, atol=2e-4, rtol=0)
+
+
+def test_keypoints_are_flipped_about_the_middle_of_the_image():
+    """As boxes are. torchvision's functions flip them about the middle pixel, half a pixel further to the left."""
+    images, targets = photographs(1), [target(3)]
+    _, (got,) = gpuaug.fuse(v2.RandomHorizontalFlip(p=1.0))(images, targets, data_keys=KEYS)
+    its = functional.horizontal_flip(targets[0]["keypoints"])
+    torch.testing.assert_close(got["keypoints"], its + torch.tensor([1.0, 0.0]))
+
+
+ENDED = [
+    v2.RandomHorizontalFlip(),
+    v2.RandomCrop((24, 30)),
+    v2.ToDtype({tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}, scale=True),
+    v2.ClampBoundingBoxes(),
+    v2.ConvertBoundingBoxFormat("XYXY"),
+    v2.SanitizeBoundingBoxes(min_size=3, min_area=20),
+]
+
+
+def ended(values, form):
+    """What the last transforms of ``ENDED`` make of boxes, but for those that are dropped, and which are kept."""
+    boxes = functional.convert_bounding_box_format(values, new_format="XYXY")
+    _, valid = functional.sanitize_bounding_boxes(boxes, min_size=3, min_area=20)
+    return boxes, valid
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_transforms_of_targets_end_as_in_torchvision(form):
+    images, targets = photographs(5), [target(n, form=form, seed=n) for n in (3, 0, 9, 1, 7)]
+    augment = gpuaug.fuse(v2.Compose(ENDED))
+    kept = []
+    for seed in range(5):
+        draws = augment.draw(images.shape, seed=seed)
+        _, got = augment(images, targets, data_keys=KEYS, draws=draws)
+        boxes, masks = (followed(draws, [each[key] for each in targets]) for key in ("boxes", "masks"))
+        for mine, box, mask in zip(got, boxes, masks, strict=True):
+            expected, valid = ended(box, form)
+            assert mine["boxes"].format is tv_tensors.BoundingBoxFormat.XYXY
+            torch.testing.assert_close(mine["boxes"], expected, atol=1e-4, rtol=0)
+            assert mine["valid"].tolist() == valid.tolist()
+            assert mine["masks"].dtype is torch.int64
+            assert torch.equal(mine["masks"], mask.long())
+            kept += valid.tolist()
+        sanitized = gpuaug.sanitize(got)
+        assert [len(each["boxes"]) for each in sanitized] == [int(each["valid"].sum()) for each in got]
+    assert 10 < sum(kept) < len(kept) - 10
+
+
+def test_pure_tensors_leave_where_they_are_asked_for():
+    images = tv_tensors.Image(photographs(2))
+    targets = [{**target(2), "note": tv_tensors.Mask(torch.zeros(1, 1))}, target(1)]
+    mask = tv_tensors.Mask(torch.zeros(2, 32, 48, dtype=torch.uint8))
+    keys = ["input", "targets", "mask"]
+    for end, plain in ([], False), ([v2.ToPureTensor()], True):
+        augment = gpuaug.fuse([v2.RandomHorizontalFlip(), *end])
+        made, got, masks = augment(images, targets, mask, data_keys=keys)
+        assert type(made) is (torch.Tensor if plain else tv_tensors.Image)
+        assert type(masks) is (torch.Tensor if plain else tv_tensors.Mask)
+        assert type(augment(images)) is type(made)
+        for key, kind in {
+            "boxes": tv_tensors.BoundingBoxes,
+            "masks": tv_tensors.Mask,
+            "keypoints": tv_tensors.KeyPoints,
+            "note": tv_tensors.Mask,
+        }.items():
+            assert type(got[0][key]) is (torch.Tensor if plain else kind), key
+        listed = augment(images, [each["masks"] for each in targets], data_keys=["input", "mask"])[1]
+        assert {type(each) for each in listed} == {type(masks)}
+
+
+def test_masks_of_a_batch_are_converted_too():
+    images, masks = photographs(2), tv_tensors.Mask(torch.arange(2 * 32 * 48).view(2, 32, 48).to(torch.uint8))
+    _, got = gpuaug.fuse(ENDED)(images, masks, data_keys=["input", "mask"])
+    assert got.dtype is torch.int64
+    assert got.shape == (2, 24, 30)
+
+
+SANITIZE = v2.SanitizeBoundingBoxes()
+MEANT_OTHERWISE = {
+    "before a crop": (
+        lambda: gpuaug.fuse([SANITIZE, v2.RandomHorizontalFlip(), v2.RandomCrop(8)]),
+        r"SanitizeBoundingBoxes_0 must stand behind all that moves pixels, got RandomHorizontalFlip_1 behind it. gpuaug.fuse",
+    ),
+    "rotated": (
+        lambda: gpuaug.fuse([v2.RandomHorizontalFlip(), v2.ConvertBoundingBoxFormat("XYWHR")]),
+        r"format of ConvertBoundingBoxFormat_1 must be XYXY, XYWH or CXCYWH, got XYWHR. Boxes are upright here",
+    ),
+    "by chance": (
+        lambda: gpuaug.fuse(v2.RandomApply([v2.RandomHorizontalFlip(), SANITIZE])),
+        r"RandomApply must hold transforms that leave the type of images as it is, got a conversion. Put it behind",
+    ),
+    "not clamped": (
+        lambda: gpuaug.fuse(v2.RandomHorizontalFlip())(
+            photographs(1),
+            [{"boxes": tv_tensors.BoundingBoxes([[0, 0, 9, 9]], format="XYXY", canvas_size=(32, 48), clamping_mode=None)}],
+            data_keys=KEYS,
+        ),
+        r"clamping_mode of boxes of sample 0 must be 'soft' or 'hard', got None. Boxes end at the frame here: leave it out",
+    ),
+}
+
+
+@pytest.mark.parametrize(("action", "text"), MEANT_OTHERWISE.values(), ids=MEANT_OTHERWISE)
+def test_what_torchvision_would_do_otherwise_is_refused(action, text):
+    with pytest.raises(gpuaug.ArgumentError, match=text):
+        action()
+
+
+@pytest.mark.parametrize("fill", [127, {tv_tensors.Mask: 127, "others": 0}], ids=["of all", "of masks"])
+def test_warp_that_would_fill_masks_is_refused(fill):
+    augment = gpuaug.fuse([v2.RandomRotation(30, fill=fill), v2.ToDtype(torch.float32, scale=True)])
+    images, masks = photographs(2, 3, 16, 16), torch.ones(2, 1, 16, 16, dtype=torch.uint8)
+    assert augment(images).shape == (2, 3, 16, 16)
+    text = "fill of RandomRotation_0 must be 0 for masks, got 127. Pass fill={tv_tensors.Image: …, tv_tensors.Mask: 0}."
+    with pytest.raises(gpuaug.ArgumentError, match=f"^{re.escape(text)}$"):
+        augment(images, masks, data_keys=["input", "mask"])
+    kept = gpuaug.fuse([v2.RandomRotation(30, fill={tv_tensors.Mask: 0, "others": 127}), v2.ToDtype(torch.float32, scale=True)])
+    assert kept(images, masks, data_keys=["input", "mask"])[1].shape == masks.shape
