@@ -23,6 +23,7 @@ from gpuaug.fusion.ops.base import Draw, Gate, Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp, EagerTorchvision
 from gpuaug.fusion.ops.torchvision import color, crop, erasing, filters, resize, warp
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp, Units
+from gpuaug.fusion.policies import torchvision as policies
 
 LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
     **crop.LOWERED,
@@ -31,6 +32,7 @@ LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
     **color.LOWERED,
     **filters.LOWERED,
     **erasing.LOWERED,
+    **policies.LOWERED,
 }
 
 PASSED = (v2.Identity, v2.ToImage, v2.ToPureTensor, v2.PILToTensor)
