@@ -255,7 +255,7 @@ def check_draws(draws: Draws, size: Size, modules: int, views: int) -> None:
 
 def _numbers(name: str, op: Op | EagerOp, drawn: OpDraws, sample: int) -> Iterator[tuple[str, dict[str, float]]]:
     """The modules that run for a sample, and their numbers: one, or those that were picked."""
-    if isinstance(op, Choice):
+    if isinstance(op, Choice) and "layers" in drawn:
         for entry in (entry for layer in drawn["layers"] for entry in layer):
             if entry.where is None or entry.where[sample]:
                 member = op.children[entry.child].members[entry.position]

@@ -87,7 +87,8 @@ class Segments:
             return [(self._ops, drawn)]
         parts: list[tuple[list[Op | EagerOp], list[OpDraws]]] = [([], [])]
         for op, each in zip(self._ops, drawn, strict=True):
-            for step in op.steps(each) if isinstance(op, Choice) else (Step(op, each, begins=False),):
+            # What a choice refuses by the images' size is drawn for by its library.
+            for step in op.steps(each) if isinstance(op, Choice) and "layers" in each else (Step(op, each, begins=False),):
                 if step.begins and parts[-1][0]:
                     parts.append(([], []))
                 parts[-1][0].append(step.op)
@@ -113,14 +114,14 @@ def _split(ops: Sequence[Op | EagerOp], size: Size) -> tuple[EagerOp | Choice | 
     """The first op if it stands alone, else as many as one plan can hold for images of this size."""
     taken: list[Op] = []
     for op in ops:
-        if isinstance(op, Choice):
+        reason = op.reason if isinstance(op, EagerOp) else op.unsupported_size(size)
+        if isinstance(op, EagerOp) or (isinstance(op, Choice) and reason is None):
             alone: EagerOp | Choice = op
+        elif reason is None:
+            taken.append(op)
+            size = op.out(size)
+            continue
         else:
-            reason = op.reason if isinstance(op, EagerOp) else op.unsupported_size(size)
-            if reason is None and isinstance(op, Op):
-                taken.append(op)
-                size = op.out(size)
-                continue
-            alone = op if isinstance(op, EagerOp) else left(op, reason or "")
+            alone = left(op, reason)
         return (None, tuple(taken)) if taken else (alone, ())
     return None, tuple(taken)

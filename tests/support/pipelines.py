@@ -123,6 +123,11 @@ RGB_CLOSE = {
         auto.RandAugment(3, 10, [[("color", 0.1, 1.9)], [("contrast", 0.1, 1.9)], [("solarize_add", 0.0, 0.43)]]),
         K.Normalize(MEAN, STD),
     ],
+    "one of torchvision's": lambda: [
+        v2.RandAugment(interpolation="bilinear"),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(MEAN.tolist(), STD.tolist()),
+    ],
     "one of, then jitter": lambda: [
         auto.AutoAugment([[("color", 0.8, 8), ("posterize", 0.6, 2)], [("invert", 0.5, None), ("rotate", 0.7, 1)]]),
         K.ColorJitter(0.4, 0.9, p=0.7),
@@ -168,6 +173,7 @@ JUMPS = {
     "self-supervised",
     "solarize",
     "one of colours",
+    "one of torchvision's",
     "one of, then jitter",
 }
 """A pixel at a threshold may fall on either side of it."""

@@ -27,6 +27,7 @@ from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.torchvision import color, crop, erasing, filters, resize, warp
 from gpuaug.fusion.ops.torchvision import mix as mixes
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp, Units
+from gpuaug.fusion.policies import torchvision as policies
 from gpuaug.fusion.policies.one_mix import OneMix
 
 LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
@@ -36,6 +37,7 @@ LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
     **color.LOWERED,
     **filters.LOWERED,
     **erasing.LOWERED,
+    **policies.LOWERED,
 }
 
 PASSED = (v2.Identity, v2.ToImage, v2.PILToTensor)

@@ -153,7 +153,7 @@ class Solarize(UniformOp):
 class Posterize(PointOp):
     """RandomPosterize: keeps the upper bits."""
 
-    code, width = 9, 2
+    code, width = 9, 3
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -168,8 +168,8 @@ class Posterize(PointOp):
         return {"bits_factor": torch.from_numpy(drawn["bits_factor"].astype(np.int32))}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The step between the levels that are kept."""
-        out[:, 1] = np.exp2(8 - drawn["bits_factor"])
+        """The step between the levels that are kept, and what is added to a value before it is rounded down to a level."""
+        out[:, 1], out[:, 2] = np.exp2(8 - drawn["bits_factor"]), 0
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """As bytes: what remains of a byte after a division by the step, times the step."""
@@ -177,7 +177,7 @@ class Posterize(PointOp):
         most = torch.full(
             (), 255.0, dtype=torch.float32, device=images.device
         )  # a tensor, so that a GPU divides and does not multiply
-        levels = torch.floor(torch.floor(values * 255) / step / most * 255)
+        levels = torch.floor(torch.floor(values * 255 + column(rows, 2)) / step / most * 255)
         kept = torch.where(step == 256, 0.0, levels * step / most)
         return torch.where(step == 1, values, kept)
 

@@ -41,6 +41,7 @@ CHOSEN = [
     "photometric",
     "gates",
     "one of colours",
+    "one of torchvision's",
     "shears, shifts",
     "noise",
     "blur",

@@ -87,8 +87,8 @@ REFUSED = {
         f"{ONE}got torchvision's ToPILImage. gpuaug.fuse takes tensors and gives tensors. Leave it out.",
     ),
     "of v1": (
-        v1.Compose([v1.RandAugment()]),
-        f"{V2}got RandAugment of v1. Write v2.RandAugment(…) instead: from torchvision.transforms import v2.",
+        v1.Compose([v1.AugMix()]),
+        f"{V2}got AugMix of v1. Write v2.AugMix(…) instead: from torchvision.transforms import v2.",
     ),
     "of timm": (
         v1.Compose([of_timm("RandomResizedCropAndInterpolation")]),

@@ -130,10 +130,10 @@ def raised(v, gamma):
 
 
 @triton.jit
-def posterized(v, step):
-    """The bits of a byte above ``step``."""
+def posterized(v, step, offset):
+    """The bits of a byte above ``step``; ``offset`` is added to a value before it is rounded down to a byte."""
     v = unit(v)
-    levels = tl.floor(tl.div_rn(tl.div_rn(tl.floor(v * 255), step + 0.0 * v), 255.0 + 0.0 * v) * 255)
+    levels = tl.floor(tl.div_rn(tl.div_rn(tl.floor(v * 255 + offset), step + 0.0 * v), 255.0 + 0.0 * v) * 255)
     kept = tl.where(step == 256, 0.0, tl.div_rn(levels * step, 255.0 + 0.0 * v))
     return tl.where(step == 1, v, kept)
 

@@ -143,7 +143,8 @@ def point(
         b = tl.where(b < threshold, b, 1 - b)
     elif CODE == POSTERIZE:
         step = tl.load(row + 1)
-        r, g, b = posterized(r, step), posterized(g, step), posterized(b, step)
+        offset = tl.load(row + 2)
+        r, g, b = posterized(r, step, offset), posterized(g, step, offset), posterized(b, step, offset)
     elif CODE == SHUFFLE:
         r, g, b = reordered(r, g, b, row + 1)
     elif CODE == DROPOUT:

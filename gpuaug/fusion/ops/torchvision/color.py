@@ -1,6 +1,5 @@
 """torchvision's ops on a pixel's colour: jitter, greys, inversion, solarising, levels, channels, normalisation."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -166,8 +165,7 @@ class Solarize(TorchvisionOp, color.Solarize):
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
-        # Of bytes the one that reaches it and the one before are told apart at half of their distance, as if they were rounded.
-        at = math.ceil(transform.threshold) - 0.5 if units == "bytes" else transform.threshold
+        at = float(below_byte(transform.threshold)) if units == "bytes" else transform.threshold
         self._threshold = self.share("threshold", at)
         if self._threshold > 1:
             raise ArgumentError(
@@ -207,8 +205,8 @@ class Posterize(TorchvisionOp, color.Posterize):
         return {}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The step between the levels that are kept."""
-        out[:, 1] = 2.0 ** (8 - self.module.bits)  # type: ignore[operator]
+        """The step between the levels that are kept, and half a level, so that values are rounded to one."""
+        out[:, 1], out[:, 2] = 2.0 ** (8 - self.module.bits), 0.5  # type: ignore[operator]
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """The number of bits."""
@@ -240,6 +238,14 @@ class Normalize(TorchvisionOp, channel.Normalize):
         """Mean and deviation."""
         transform: Any = self.module
         return [("normalize", {"mean": transform.mean, "std": transform.std})]
+
+
+def below_byte(threshold: Any) -> Any:
+    """What tells the least byte that reaches a threshold from the one before, at half of their distance, as if rounded.
+
+    torchvision compares bytes with the threshold in float32.
+    """
+    return np.ceil(np.float32(threshold)) - 0.5
 
 
 LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {

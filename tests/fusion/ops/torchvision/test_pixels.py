@@ -8,6 +8,7 @@ from torchvision.transforms import InterpolationMode, v2
 
 import gpuaug
 from gpuaug.fusion.lower.torchvision import LOWERED
+from gpuaug.fusion.policies.torchvision import LOWERED as POLICIES
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
@@ -151,7 +152,7 @@ def test_no_window_fits_for_the_crops_that_fall_back():
 
 def test_every_lowered_transform_is_compared():
     compared = {type(make()) for make in (*EXACT.values(), *CLOSE.values(), *NEAREST.values())}
-    assert compared | {v2.RandomPosterize} == set(LOWERED)
+    assert compared | {v2.RandomPosterize, *POLICIES} == set(LOWERED)
 
 
 BYTES = {
@@ -162,6 +163,8 @@ BYTES = {
     "posterize, one bit": lambda: [v2.RandomPosterize(1, p=1.0)],
     "posterize, none": lambda: [v2.RandomPosterize(0, p=1.0)],
     "posterize, all": lambda: [v2.RandomPosterize(8, p=1.0)],
+    "solarize between two numbers, posterize": lambda: [v2.RandomSolarize(170.000005, p=1.0), v2.RandomPosterize(6)],
+    "invert, posterize": lambda: [v2.RandomInvert(1.0), v2.RandomPosterize(7, p=1.0)],
     "invert, permute": lambda: [v2.RandomInvert(), v2.RandomChannelPermutation()],
     "erasing": lambda: [v2.RandomErasing(1.0, value=99)],
     "equalize": lambda: [v2.RandomPosterize(5), v2.RandomEqualize()],
