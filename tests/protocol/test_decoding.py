@@ -202,8 +202,9 @@ class Machine:
         lanes.copy.wait(lanes.consumer().record_event())  # as before each batch
         with self.cuda.stream(stream):
             held = []
-            while self.cuda._pools[stream]:
-                held.append(self.cuda.new("pixels", 0))
+            while pool := self.cuda._pools[stream]:
+                held.append(Buffer(self.cuda, "later", 0, self.cuda.block_bytes[pool[-1]]))
+                self.cuda.write(held[-1])
 
 
 LEFT_IN_FLIGHT = {"leave": 2, "in_flight": True}

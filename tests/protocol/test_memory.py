@@ -284,7 +284,7 @@ def test_batches_that_shrink_reserve_no_more_than_batches_of_the_first_size(monk
     def reserved(sizes):
         return train_on_sizes(install(monkeypatch), monkeypatch, ("augment", "encode"), depth, sizes)[1][0]
 
-    assert reserved([300 - 7 * number for number in range(24)]) <= reserved([300] * 24)
+    assert reserved([300 - 6 * number for number in range(24)]) <= reserved([300] * 24)
 
 
 def test_device_memory_is_flat_over_loaders(cuda, monkeypatch):

@@ -204,7 +204,7 @@ class FakeCuda:
         self._streams = defaultdict(list)
         self._held = []
         self._released = []  # blocks that any stream may be given
-        self._block_bytes = []
+        self.block_bytes = []
         self.bytes_of = lambda batch: 1
         """The size of each buffer of a batch, given its number."""
         self.live_bytes = self.most_live_bytes = 0
@@ -313,7 +313,7 @@ class FakeCuda:
 
     @property
     def reserved_bytes(self):
-        return sum(self._block_bytes)
+        return sum(self.block_bytes)
 
     def allocate(self, buffer):
         """A block for ``buffer``: the one in its pool that fits best, one that nobody has, or a new one."""
@@ -325,17 +325,21 @@ class FakeCuda:
             if block is None:
                 block = self._taken(self._released, buffer.num_bytes)
             if block is None:
-                block = len(self._block_bytes)
-                self._block_bytes.append(buffer.num_bytes)
+                block = len(self.block_bytes)
+                self.block_bytes.append(buffer.num_bytes)
             history.alloc(buffer.key, block, buffer.batch)
             self.live_bytes += buffer.num_bytes
             self.most_live_bytes = max(self.most_live_bytes, self.live_bytes)
             return block
 
     def _taken(self, pool, num_bytes):
-        """The smallest block of ``pool`` that is large enough, of these the last that came back; or ``None``."""
-        fitting = [at for at in reversed(range(len(pool))) if self._block_bytes[pool[at]] >= num_bytes]
-        return pool.pop(min(fitting, key=lambda at: self._block_bytes[pool[at]])) if fitting else None
+        """The smallest block of ``pool`` that is large enough, of these the last that came back; or ``None``.
+
+        PyTorch would split one that is much larger.
+        """
+        sizes = [self.block_bytes[block] for block in pool]
+        fitting = [at for at in reversed(range(len(pool))) if num_bytes <= sizes[at] <= 2 * num_bytes]
+        return pool.pop(min(fitting, key=sizes.__getitem__)) if fitting else None
 
     def _free(self, key, num_bytes, block, home, users):
         self.history.free(key)
