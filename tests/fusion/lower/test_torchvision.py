@@ -305,7 +305,6 @@ REASONS = {
         "Resize_1 in it may change the size of some images",
     ),
     "long order": (v2.RandomOrder([v2.RandomInvert()] * 5), "more than 4 transforms"),
-    "policy": (v2.TrivialAugmentWide(), "no lowering for this type"),
 }
 
 

@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 from gpuaug.fusion.ops import warp
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, interpolation_of, mask_fill
+from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, image_fill, interpolation_of, mask_fill
 
 
 class _Warp(TorchvisionOp, warp.MatrixWarp):
@@ -37,7 +37,8 @@ class _Warp(TorchvisionOp, warp.MatrixWarp):
 
     def _how(self) -> dict[str, Any]:
         transform: Any = self.module
-        return {"interpolation": transform.interpolation, "fill": transform.fill}
+        fill = image_fill(transform.fill) if isinstance(transform.fill, dict) else transform.fill
+        return {"interpolation": transform.interpolation, "fill": fill}
 
     @property
     def _centre(self) -> tuple[float, float] | None:

@@ -144,7 +144,8 @@ def test_chances_are_those_of_the_transform(kind):
 
 
 def test_every_lowered_transform_is_compared():
-    elsewhere = {v2.RandomPhotometricDistort}  # test_photometric.py
+    # test_photometric.py, tests/fusion/policies
+    elsewhere = {v2.RandomPhotometricDistort, v2.AutoAugment, v2.RandAugment, v2.TrivialAugmentWide}
     assert {type(make()) for make in SETTINGS.values()} | NOT_DRAWN | elsewhere == set(LOWERED)
 
 
