@@ -1,1 +1,1 @@
-"""``gpuaug.fuse``: a Kornia pipeline in a handful of launches."""
+"""``gpuaug.fuse``: a pipeline of Kornia's or torchvision's in a handful of launches."""

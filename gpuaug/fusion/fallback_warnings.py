@@ -30,7 +30,8 @@ class FallbackWarnings:
         untested = untested_version()
         if untested is not None and any(op.library == "Kornia" for op in self._ops):
             warn_of_version(untested)
-        for op in self._ops:
+        # A transform in a container that draws an order stands there once for each place in it.
+        for op in {(op.name, id(op.module)): op for op in self._ops}.values():
             if isinstance(op, Choice):
                 left = op.always_left()
                 self.warned.update(each.name for each in left)

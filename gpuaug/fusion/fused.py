@@ -47,19 +47,19 @@ def fuse(
     num_classes: int | None = None,
     label_smoothing: float = 0.0,
 ) -> "Fused":
-    """Run a Kornia pipeline in as few launches as possible.
+    """Run a pipeline of Kornia's or torchvision's in as few launches as possible.
 
     Args:
-        pipeline: A ``kornia.augmentation.AugmentationSequential`` or ``ImageSequential``, one augmentation, or a sequence of
-            them. It is read, and never changed or moved.
+        pipeline: A ``kornia.augmentation.AugmentationSequential`` or ``ImageSequential``, a ``torchvision.transforms.v2``
+            transform or ``Compose``, or a sequence of any. It is read, and never changed or moved. Each sample draws by itself.
         dtype: Of the images that come out: float32, bfloat16 or float16. The arithmetic is float32 whatever it is.
         memory_format: Of the images that come out.
         pick: Whether policies (``RandAugment`` and the like) and containers of mixes pick for the whole ``"batch"``, as in
             Kornia, or for each ``"sample"`` on its own, as in the policies' papers.
         ragged: Whether images come in sizes of their own, as :func:`gpuaug.collate_ragged` packs them. The pipeline then has
             to begin with what gives them one size.
-        antialias: Whether crops and resizes that shrink weigh all pixels that fall on one, as torchvision's do. Kornia's,
-            and these without it, take the nearest four.
+        antialias: Whether Kornia's crops and resizes that shrink weigh all pixels that fall on one. Without it they take the
+            nearest four. torchvision's have an ``antialias`` of their own.
         views: How often each image is drawn for. Views of a batch lie behind one another: (views · B, C, H, W).
         boxes: What the boxes of target dicts are.
         num_classes: How many classes there are. Labels (``"class"``) that go along then come as shares of each, (B,
@@ -70,11 +70,11 @@ def fuse(
         A module to be called on images, or to be put into ``stages`` of a :class:`gpuaug.StreamedLoader`.
 
     Raises:
-        ArgumentTypeError: If ``pipeline`` is nothing that has augmentations in it, or has transforms of torchvision in it.
+        ArgumentTypeError: If ``pipeline`` has no augmentations in it, or a transform that cannot run on a batch.
         ArgumentError: If it is empty, or an argument is none of its values or does not go with the pipeline.
 
     Warns:
-        GpuAugWarning: Once for each module that is left to Kornia: here, or at the first batch of a size for which it is.
+        GpuAugWarning: Once for each module that is left to its library: here, or at the first batch of a size for which it is.
 
     Cost:
         Host time alone; no launch. The first batch on a GPU waits for the kernels to be compiled.
@@ -102,7 +102,7 @@ def fuse(
 
 
 class Fused(nn.Module):
-    """A Kornia pipeline that runs in few launches; made by :func:`fuse`.
+    """A pipeline that runs in few launches; made by :func:`fuse`.
 
     Every call draws anew. Used by itself, a call takes one number from torch's global generator; in a stage of a
     :class:`gpuaug.StreamedLoader` that generator depends on the batch's position alone. It has no parameters, adds nothing to
@@ -267,7 +267,7 @@ class Fused(nn.Module):
             check_sizes(self._sizing, size)
 
     def explain(self, shape: Sequence[int] | Ragged | None = None) -> "explain.Explanation":
-        """What became of each module: its pass, launches and bytes a batch, and why Kornia runs what it runs.
+        """What became of each module: its pass, launches and bytes a batch, and why its library runs what it runs.
 
         Args:
             shape: (B, C, H, W) of the images, or a ragged batch. Left out: that of the last call, else (256, 3, 256, 256).

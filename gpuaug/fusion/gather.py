@@ -54,6 +54,7 @@ class Columns:
     warp: int
     mask_warp: int
     before: int
+    warp_fill: int
     after_fill: int
     before_fill: int
     end: int
@@ -117,7 +118,12 @@ class Gather:
     @property
     def zeros(self) -> bool:
         """Whether what a warp takes from outside the frame is black, rather than the border."""
-        return isinstance(self.warp, WarpOp) and self.warp.edge == "zeros"
+        return isinstance(self.warp, WarpOp) and self.warp.edge != "border"
+
+    @property
+    def fills(self) -> bool:
+        """Whether a fill is blended in by the share that a pixel takes from outside the frame, as torchvision does."""
+        return isinstance(self.warp, WarpOp) and self.warp.edge == "fill"
 
     def columns(self, start: int, channels: int, masks: bool) -> Columns:
         """Lay out the numbers from column ``start`` on."""
@@ -129,6 +135,7 @@ class Gather:
             ("warp", _WARP_COLUMNS[self.kind]),
             ("mask_warp", _WARP_COLUMNS[self.kind] if own_mask_warp else 0),
             ("before", self.before.width),
+            ("warp_fill", channels if self.fills else 0),
             ("after_fill", channels if self.after.edge == "constant" else 0),
             ("before_fill", channels if self.before.edge == "constant" else 0),
         ):
@@ -176,6 +183,8 @@ class Gather:
         numbers = 6 if op.kind == "affine" else 9
         table[:, start : start + numbers] = inverse.reshape(-1, 9)[:, :numbers]
         _write((size.width, size.height), table, start + numbers, fixed)
+        if self.fills and fixed:
+            table[:, columns.warp_fill : columns.warp_fill + size.channels] = op.fill
 
     def describe(self) -> str:
         """In a few words."""

@@ -169,8 +169,8 @@ class TransformStage(Stage):
         if once:
             warnings.warn(
                 f"transform must draw for each image to augment a batch, got torchvision's {', '.join(once)}, drawn once for "
-                "the whole batch. Write it in Kornia and pass gpuaug.fuse(K.AugmentationSequential(…)), or keep it in the "
-                "dataset. If one draw for all is meant, pass lambda images: transform(images).",
+                "the whole batch. Pass gpuaug.fuse(transform), which draws for each, or keep it in the dataset. If one draw "
+                "for all is meant, pass lambda images: transform(images).",
                 GpuAugWarning,
                 stacklevel=2,
             )

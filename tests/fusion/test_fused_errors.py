@@ -45,6 +45,12 @@ import gpuaug
         ),
         (
             (K.RandomInvert(),),
+            {"label_smoothing": 1.5, "num_classes": 3},
+            gpuaug.ArgumentError,
+            r"label_smoothing must be in \[0, 1\), got 1.5. Leave it out for none.",
+        ),
+        (
+            (K.RandomInvert(),),
             {"label_smoothing": 0.1},
             gpuaug.ArgumentError,
             "label_smoothing must come with num_classes, got 0.1 without. Pass how many classes there are",

@@ -73,12 +73,14 @@ def outcomes(pipeline, given, keys=None, **options):
     augment = gpuaug.fuse(pipeline, **options)
     draws = augment.draw(given[0] if options.get("ragged") else given[0].shape, seed=1)
     replayed = draws.views[0].alone(0) if options.get("ragged") else draws.views[0]
-    form = replayed.as_kornia() if options.get("pick") != "sample" else None
+    torchvisions = augment._ops[0].library == "torchvision"
+    told = replayed.as_torchvision if torchvisions else replayed.as_kornia
+    form = told() if options.get("pick") != "sample" else None
     return [augment(*given, data_keys=keys), augment(*given, data_keys=keys, draws=draws), plain(form), str(augment.explain())]
 
 
 def plain(form):
-    """Draws in Kornia's form, with parameter items as pairs."""
+    """Draws in Kornia's form, with parameter items as pairs, or in torchvision's."""
     if isinstance(form, list):
         return [plain(each) for each in form]
     return (form.name, plain(form.data)) if hasattr(form, "data") and not isinstance(form, torch.Tensor) else form

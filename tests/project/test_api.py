@@ -28,6 +28,7 @@ PUBLIC = {
     "Draws": "(shape, _tree, _drawn, _sizes, _more=())",
     "Draws.alone": "(self, index)",
     "Draws.as_kornia": "(self)",
+    "Draws.as_torchvision": "(self)",
     "Draws.of": "(self, sample)",
     "Draws.views": "property",
     "Encoded": "(data, headers)",

@@ -17,9 +17,9 @@ from gpuaug import GpuAugWarning, StreamedLoader, TransformStage
 from gpuaug.core.torchvision_transforms import drawn_once
 
 TEXT = (
-    "transform must draw for each image to augment a batch, got torchvision's {}, drawn once for the whole batch. Write it in "
-    "Kornia and pass gpuaug.fuse(K.AugmentationSequential(…)), or keep it in the dataset. If one draw for all is meant, pass "
-    "lambda images: transform(images)."
+    "transform must draw for each image to augment a batch, got torchvision's {}, drawn once for the whole batch. Pass "
+    "gpuaug.fuse(transform), which draws for each, or keep it in the dataset. If one draw for all is meant, pass lambda "
+    "images: transform(images)."
 )
 
 BASES = {"Transform", "AutoAugmentPolicy", "InterpolationMode"}

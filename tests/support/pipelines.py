@@ -69,6 +69,8 @@ CLOSE = {
         auto.RandAugment(2, 10, [[("shear_x", -0.3, 0.3)], [("translate_y", -0.4, 0.4)]]),
         K.Normalize(0.5, 0.25),
     ],
+    "perspective, filled": lambda: [v2.RandomVerticalFlip(), v2.RandomPerspective(0.5, 0.8, fill=0.5), v2.CenterCrop((20, 24))],
+    "affine, filled": lambda: [v2.RandomCrop(24, padding=4, fill=0.25), v2.RandomAffine(40, interpolation="bilinear")],
     "perspective": lambda: [K.RandomPerspective(0.5, p=0.8)],
     "two passes": lambda: [K.RandomResizedCrop((16, 20)), K.RandomRotation(30.0), K.Normalize(0.5, 0.25)],
     "tone": lambda: [
@@ -147,6 +149,7 @@ RGB_CLOSE = {
 }
 
 TIES = {
+    "rotation, nearest, filled": lambda: [v2.RandomRotation(40, fill=0.75)],
     "resized crop, nearest": lambda: [K.RandomResizedCrop((16, 20), resample="nearest")],
     "affine, nearest": lambda: [K.RandomAffine(20.0, resample="nearest", p=1.0)],
 }

@@ -87,6 +87,10 @@ def gather(front: Gather, columns: Columns, images: Tensor | Ragged, table: Tens
                 front, place, columns.warp, taps, x, y, nearest=front.nearest, half_pixel_centers=front.half_pixel_centers
             )
     values = _byte_share(values.float()) if dtype_of(images) == torch.uint8 else values.float()
+    if front.fills:
+        share, fill = _share_inside(front, place, columns.warp, x, y), place.channels(columns.warp_fill, out.channels)
+        # A sample that is skipped lies inside, and keeps every bit.
+        values = torch.where(share == 1, values, share * (values - fill) + fill)
     if inside is not None:
         values = torch.where(inside[:, None], values, place.channels(columns.after_fill, out.channels))
     return values
@@ -287,6 +291,17 @@ def _projected(front: Gather, place: _Place, column: int, x: Tensor, y: Tensor) 
     # Far outside is outside; a float beyond the whole numbers would not convert to one.
     far = float(MOST_WARPED)
     return torch.nan_to_num(at_x, nan=-far).clamp(-far, far), torch.nan_to_num(at_y, nan=-far).clamp(-far, far)
+
+
+def _share_inside(front: Gather, place: _Place, column: int, x: Tensor, y: Tensor) -> Tensor:
+    """Which share of each pixel a warp takes from inside the frame, (B, 1, h, w)."""
+    sizes = column + (6 if front.kind == "affine" else 9)
+    shares = []
+    for at, count in zip(_projected(front, place, column, x, y), (place.whole(sizes), place.whole(sizes + 1)), strict=True):
+        first = torch.round(at) if front.nearest else torch.floor(at)
+        second = torch.zeros_like(at) if front.nearest else at - first
+        shares.append((1 - second) * ((first >= 0) & (first < count)) + second * ((first >= -1) & (first < count - 1)))
+    return (shares[0] * shares[1])[:, None]
 
 
 def _tap(

@@ -20,6 +20,8 @@ NOT_TAKEN = {
     "CutMix": "It mixes the images of a batch. Write K.RandomCutMixV2(…) behind the others",
     "FiveCrop": f"It makes several images of one. {_IN_DATASET}",
     "MixUp": "It mixes the images of a batch. Write K.RandomMixUpV2(…) behind the others",
+    "ObjectDetection": "Write v2.ToDtype(torch.float32, scale=True) instead, which is what it does",
+    "OpticalFlow": f"It is for pairs of images. {_IN_DATASET}",
     "RandomIoUCrop": f"It needs boxes. {_IN_DATASET}",
     "RandomResize": _OWN_SIZES,
     "RandomShortestSize": _OWN_SIZES,
@@ -27,10 +29,12 @@ NOT_TAKEN = {
     "SanitizeBoundingBoxes": _BOXES,
     "SanitizeKeyPoints": _BOXES,
     "ScaleJitter": _OWN_SIZES,
+    "SemanticSegmentation": "Write out what it does: v2.Resize(…), v2.ToDtype(torch.float32, scale=True) and v2.Normalize(…)",
     "SetClampingMode": _BOXES,
     "TenCrop": f"It makes several images of one. {_IN_DATASET}",
     "ToPILImage": "gpuaug.fuse takes tensors and gives tensors. Leave it out",
     "UniformTemporalSubsample": f"It is for videos. {_IN_DATASET}",
+    "VideoClassification": f"It is for videos. {_IN_DATASET}",
 }
 """Transforms of torchvision's that cannot run on the images of a batch one by one, by name, and what to do about it."""
 

@@ -10,10 +10,12 @@ from math import factorial
 from typing import Any
 
 import torch
+from kornia import augmentation as K
 from torch import nn
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import v2
+from torchvision.transforms._presets import ImageClassification
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.torchvision_transforms import torchvision_class
@@ -77,7 +79,7 @@ class TorchvisionLowering:
             ArgumentTypeError: If it cannot run on the images of a batch.
             ArgumentError: If the images are not what it takes.
         """
-        transform = v2_of(transform, (*LOWERED, *PASSED, *CONVERSIONS, *BY_CHANCE, v2.Compose))
+        transform = v2_of(_written_out(transform), (*LOWERED, *PASSED, *CONVERSIONS, *BY_CHANCE, v2.Compose))
         kind = type(transform)
         if kind is v2.Compose:
             return Group(name, tuple(self._member(*each) for each in _named(transform.transforms)), is_container=False)
@@ -92,7 +94,8 @@ class TorchvisionLowering:
 
     def _member(self, name: str, transform: Any) -> Tree:
         """What a container of torchvision's holds; it calls functions and modules for each image."""
-        if torchvision_class(transform) is not None or type(transform).__module__.startswith("kornia."):
+        taken_apart = type(transform) is nn.Sequential or type(transform).__module__.startswith("kornia.")
+        if taken_apart or torchvision_class(transform) is not None:
             return self._lower(name, transform)
         refuse_transform(transform)
         return Leaf(name, EagerTorchvision(name, transform, "it may do anything", bytes_wanted=self.units == "bytes"))
@@ -225,9 +228,20 @@ def _scales(transform: Any) -> bool:
     return dtype is not None and dtype.is_floating_point and scale
 
 
+def _written_out(transform: Any) -> Any:
+    """What ``weights.transforms()`` of a classifier does, as a list of transforms."""
+    if type(transform) is not ImageClassification:
+        return transform
+    resize = v2.Resize(transform.resize_size, transform.interpolation, antialias=transform.antialias)
+    to_float = v2.ToDtype(torch.float32, scale=True)
+    return v2.Compose([resize, v2.CenterCrop(transform.crop_size), to_float, v2.Normalize(transform.mean, transform.std)])
+
+
 def _in_sequence(pipeline: Any) -> Iterator[Any]:
     """The transforms that run for every sample, in their order."""
-    if isinstance(pipeline, list | tuple | nn.Sequential) and not getattr(pipeline, "random_apply", False):
+    pipeline = _written_out(pipeline)
+    kornias = type(pipeline) in (K.AugmentationSequential, K.ImageSequential) and not pipeline.random_apply
+    if kornias or type(pipeline) is nn.Sequential or (isinstance(pipeline, Sequence) and not isinstance(pipeline, str)):
         inner: Any = pipeline
     elif type(pipeline) in (v2.Compose, v1.Compose):
         inner = pipeline.transforms

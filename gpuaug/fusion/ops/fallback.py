@@ -35,7 +35,7 @@ class EagerOp(ABC):
         self.module = module
         self.reason = reason
         self.lowered = lowered
-        self.gates: tuple[Gate, ...] = () if lowered is None else lowered.gates
+        self.gates: tuple[Gate, ...] = ()
 
     @property
     @abstractmethod
@@ -189,7 +189,8 @@ class EagerTorchvision(EagerOp):
 
 def left(op: Op, reason: str) -> EagerOp:
     """A lowered op for images of a size that it is not lowered for."""
-    if op.library == "torchvision":
-        units = getattr(op, "units", "floats")
-        return EagerTorchvision(op.name, op.module, reason, op, bytes_wanted=units == "bytes")
-    return EagerKornia(op.name, op.module, reason, op)
+    if op.library == "Kornia":
+        return EagerKornia(op.name, op.module, reason, op)
+    made = EagerTorchvision(op.name, op.module, reason, op, bytes_wanted=getattr(op, "units", "") == "bytes")
+    made.gates = op.gates
+    return made

@@ -112,7 +112,10 @@ class WarpOp(GatherOp):
     """A matrix warp: interpolates once."""
 
     kind: ClassVar[Literal["affine", "perspective"]] = "affine"
-    edge: Literal["zeros", "border"] = "zeros"
+    edge: Literal["zeros", "border", "fill"] = "zeros"
+    """What lies outside the frame: nothing, the border, or nothing that a fill is then blended with once more."""
+    fill: Any = 0.0
+    """A number, or one per channel, for what a warp takes from outside the frame where ``edge`` is ``"fill"``."""
     nearest: bool = False
 
     @abstractmethod

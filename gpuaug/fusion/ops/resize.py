@@ -96,13 +96,13 @@ class ResizedCrop(ResampleOp):
         """Sides of each sample's first window that fits, of some, (K, B), and which samples have one."""
         wide, high = self._sides(lengths, roots, size)
         fits = (wide > 0) & (wide <= size.width) & (high > 0) & (high <= size.height)
-        first = fits.argmax(0)
+        first, found = fits.argmax(0), fits.any(0)
         across, down = (np.take_along_axis(sides, first[None], 0)[0] for sides in (wide, high))
-        lost = np.flatnonzero(~fits.any(0))
+        lost = np.flatnonzero(~found)
         if lost.size:
             rest = size.to(size.height[lost], size.width[lost]) if size.ragged else size
             across[lost], down[lost] = self._fallback(rest)
-        return across, down, fits.any(0)
+        return across, down, found
 
     def _fallback(self, size: Size) -> tuple[Array, Array]:
         """As much of the image as the ratios allow."""

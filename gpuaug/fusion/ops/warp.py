@@ -23,7 +23,7 @@ class MatrixWarp(WarpOp):
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
         self.nearest = self.settings["resample"] == Resample.NEAREST
-        self.edge: Literal["zeros", "border"] = (
+        self.edge: Literal["zeros", "border", "fill"] = (
             "border" if self.settings.get("padding_mode") == SamplePadding.BORDER else "zeros"
         )
 

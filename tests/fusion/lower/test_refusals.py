@@ -12,7 +12,8 @@ from kornia.augmentation import auto
 from support.replay import photographs
 from torch import nn
 from torchvision import transforms as v1
-from torchvision.transforms import v2
+from torchvision.models.segmentation import FCN_ResNet50_Weights
+from torchvision.transforms import _presets, v2
 
 import gpuaug
 from gpuaug.fusion.lower.refusals import NOT_TAKEN, TIMM
@@ -57,6 +58,11 @@ REFUSED = {
         v2.Compose([v2.TenCrop(4)]),
         f"{ONE}got torchvision's TenCrop. It makes several images of one. {IN_DATASET}.",
     ),
+    "what comes with weights": (
+        FCN_ResNet50_Weights.DEFAULT.transforms(),
+        f"{ONE}got torchvision's SemanticSegmentation. Write out what it does: v2.Resize(…), "
+        "v2.ToDtype(torch.float32, scale=True) and v2.Normalize(…).",
+    ),
     "by chance": (
         v2.RandomApply([v2.ScaleJitter((8, 8))]),
         f"{ONE}got torchvision's ScaleJitter. It gives each image a size of its own. {IN_DATASET}, and fuse with ragged=True.",
@@ -71,7 +77,8 @@ REFUSED = {
     ),
     "of timm": (
         v1.Compose([of_timm("RandomResizedCropAndInterpolation")]),
-        f"{V2}got timm's RandomResizedCropAndInterpolation. Write v2.RandomResizedCrop(…) instead.",
+        "pipeline must be made of torchvision's transforms, v2, or Kornia's modules, got timm's "
+        "RandomResizedCropAndInterpolation. Write v2.RandomResizedCrop(…) instead.",
     ),
     "of timm, by chance": (
         v2.RandomApply([of_timm("RandomErasing")]),
@@ -104,7 +111,7 @@ def test_user_modules_may_hold_torchvision_transforms():
 
 @pytest.mark.parametrize("name", [*NOT_TAKEN, *TIMM.values()])
 def test_names_of_torchvision_are_there(name):
-    assert hasattr(v2, name)
+    assert hasattr(v2, name) or hasattr(_presets, name)
 
 
 KORNIAS = (

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from triton import next_power_of_2
@@ -23,6 +24,7 @@ from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.channel import ChannelShuffle, Grayscale
 from gpuaug.fusion.ops.color_jitter import CLEAN, ColorJiggle, ColorJitter
 from gpuaug.fusion.ops.filters import BlurOp, LevelsOp
+from gpuaug.fusion.ops.geometry import WarpOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.plan import Pass, Plan, needs_mean
 
@@ -262,7 +264,7 @@ def _masking(step: Pass, masks: Tensor, *, flat: bool) -> _Masking:
         "SOURCE_W": masks.stride(-1),
         **_tile(tile),
     }
-    for name in ("HALF_PIXEL", "NEAREST", "AFTER_FILL", "BEFORE_FILL"):
+    for name in ("HALF_PIXEL", "NEAREST", "AFTER_FILL", "BEFORE_FILL", "FILLS", "WARP_FILL"):
         del constants[name]
     return _Masking((before, after), across, across * down, Launch(mask_kernel, (1, 1, 1), (), constants))
 
@@ -283,7 +285,9 @@ def probe(device: torch.device) -> None:
 def _clean(step: Pass, images: Tensor | Ragged) -> bool:
     """Whether what a pass gathers is certain to lie in [0, 1]: bytes do, and a fill may be anything."""
     assert isinstance(step.front, Gather)
-    return dtype_of(images) == torch.uint8 and "constant" not in (step.front.before.edge, step.front.after.edge)
+    fills = (*np.atleast_1d(step.front.warp.fill), 0.0) if isinstance(step.front.warp, WarpOp) else (0.0,)
+    bounded = min(fills) >= 0 and max(fills) <= 1
+    return dtype_of(images) == torch.uint8 and bounded and "constant" not in (step.front.before.edge, step.front.after.edge)
 
 
 def _program(step: Pass, *, clean: bool) -> tuple[tuple[int, int, int], ...]:
@@ -311,6 +315,8 @@ def _constants(front: Gather, columns: Columns) -> dict[str, Any]:
         "BEFORE": _map(front.before),
         "BEFORE_AT": max(columns.before, 0),
         "BEFORE_FILL": max(columns.before_fill, 0),
+        "FILLS": front.fills,
+        "WARP_FILL": max(columns.warp_fill, 0),
     }
 
 

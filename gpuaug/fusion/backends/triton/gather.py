@@ -14,11 +14,13 @@ from gpuaug.fusion.backends.triton.taps import (
     antialiased,
     between,
     blended,
+    filled,
     half_to_even,
     located,
     mapped,
     paired,
     read,
+    share_inside,
     tap_axis,
 )
 
@@ -33,6 +35,7 @@ def gathered(
     SCALE: tl.constexpr, EXACT: tl.constexpr, RGB: tl.constexpr, CHANNELS: tl.constexpr, KIND: tl.constexpr,
     HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr, ZEROS: tl.constexpr, AFTER: tl.constexpr, AFTER_AT: tl.constexpr,
     AFTER_FILL: tl.constexpr, WARP_AT: tl.constexpr, BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr, BEFORE_FILL: tl.constexpr,
+    FILLS: tl.constexpr, WARP_FILL: tl.constexpr,
 ):  # fmt: skip
     """The pixels of a tile: three channels, or one and two copies of it."""
     inside_x = x == x
@@ -147,6 +150,11 @@ def gathered(
             r, g, b = byte_share(r), byte_share(g), byte_share(b)
         else:
             r, g, b = r * (1 / 255), g * (1 / 255), b * (1 / 255)
+    if FILLS:
+        share = share_inside(at_x, count_x, NEAREST) * share_inside(at_y, count_y, NEAREST)
+        r = filled(r, share, tl.load(row + WARP_FILL + first_channel))
+        g = filled(g, share, tl.load(row + WARP_FILL + first_channel + second))
+        b = filled(b, share, tl.load(row + WARP_FILL + first_channel + third))
     if KIND == 0 and BEFORE == 2:
         r, g, b = tl.where(within, r, fill_r), tl.where(within, g, fill_g), tl.where(within, b, fill_b)
     if AFTER == 2:
@@ -171,7 +179,7 @@ def gather_kernel(
     CHANNELS: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, KIND: tl.constexpr,
     HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr, ZEROS: tl.constexpr,
     AFTER: tl.constexpr, AFTER_AT: tl.constexpr, AFTER_FILL: tl.constexpr, WARP_AT: tl.constexpr,
-    BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr, BEFORE_FILL: tl.constexpr,
+    BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr, BEFORE_FILL: tl.constexpr, FILLS: tl.constexpr, WARP_FILL: tl.constexpr,
     REDUCE: tl.constexpr, APPLY_AT: tl.constexpr, KEEP: tl.constexpr, MEAN: tl.constexpr, PARTIALS: tl.constexpr,
     TILE_H: tl.constexpr, TILE_W: tl.constexpr,
 ):  # fmt: skip
@@ -221,7 +229,7 @@ def gather_kernel(
     r, g, b = gathered(
         pointer, read_x, read_y, row, source_c, source_h, SOURCE_C, SOURCE_H, SOURCE_W, PAIRS, ANTIALIAS,
         plane, SCALE, EXACT, RGB, CHANNELS, KIND, HALF_PIXEL, NEAREST, ZEROS, AFTER, AFTER_AT, AFTER_FILL, WARP_AT,
-        BEFORE, BEFORE_AT, BEFORE_FILL,
+        BEFORE, BEFORE_AT, BEFORE_FILL, FILLS, WARP_FILL,
     )  # fmt: skip
     if REDUCE:
         if KEEP:

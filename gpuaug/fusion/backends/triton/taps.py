@@ -142,6 +142,24 @@ def blended(
 
 
 @triton.jit
+def share_inside(at, count, NEAREST: tl.constexpr):
+    """Which share of a pixel lies inside the frame along one axis."""
+    if NEAREST:
+        index = half_to_even(at)
+        return tl.where((index >= 0) & (index < count), 1.0, 0.0)
+    first = tl.floor(at)
+    second = at - first
+    share = tl.where((first >= 0) & (first < count), 1 - second, 0.0)
+    return share + tl.where((first >= -1) & (first < count - 1), second, 0.0)
+
+
+@triton.jit
+def filled(value, share, fill):
+    """A pixel blended with a fill by the share that lies outside the frame."""
+    return tl.where(share == 1, value, share * (value - fill) + fill)
+
+
+@triton.jit
 def mean_of_two(first, second, share, SCALE: tl.constexpr):
     """Between two values: ``share`` of the second."""
     if SCALE:

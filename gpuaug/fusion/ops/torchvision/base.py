@@ -58,8 +58,8 @@ class TorchvisionOp(Op):
             return float(value) / 255
         if self.units == "unknown" and abs(value) > 1:
             raise ArgumentError(
-                f"{setting} of {self.name} must be in [0, 1] where images are, got {value}. If it is of bytes, put "
-                "v2.ToDtype(torch.float32, scale=True) behind it."
+                f"{setting} of {self.name} must be a value of floats where no conversion says that images are bytes, got "
+                f"{value}. Put v2.ToDtype(torch.float32, scale=True) behind it, or give a value in [0, 1]."
             )
         return float(value)
 

@@ -155,7 +155,11 @@ class Invert(TorchvisionOp, color.Invert):
 
 
 class Solarize(TorchvisionOp, color.Solarize):
-    """RandomSolarize: by one threshold. Images have values in [0, 1]."""
+    """RandomSolarize: by one threshold. Images have values in [0, 1].
+
+    Raises:
+        ArgumentError: If the threshold is larger than any value of the images.
+    """
 
     fixed = True
 
@@ -218,7 +222,11 @@ class ChannelPermutation(TorchvisionOp, channel.ChannelShuffle):
 
 
 class Normalize(TorchvisionOp, channel.Normalize):
-    """Normalize: less the mean, over the deviation."""
+    """Normalize: less the mean, over the deviation.
+
+    Raises:
+        ArgumentError: If the pipeline gives it bytes.
+    """
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)

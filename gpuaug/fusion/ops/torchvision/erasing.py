@@ -4,12 +4,11 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import erasing
-from gpuaug.fusion.ops.base import Array, OpDraws, Size
+from gpuaug.fusion.ops.base import Array, OpDraws, Size, host_tensor
 from gpuaug.fusion.ops.sampler import Sampler, extra_uniforms
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
 
@@ -69,7 +68,7 @@ class Erasing(TorchvisionOp, erasing.Erasing):
         rectangle = {name: int(drawn[own][sample]) for name, own in names.items()}
         if not rectangle["h"] or not rectangle["w"]:
             return []
-        return [("erase", {**rectangle, "v": torch.tensor(self.module.value)[:, None, None]})]
+        return [("erase", {**rectangle, "v": host_tensor(self.module.value, np.float32)[:, None, None]})]
 
 
 LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {v2.RandomErasing: Erasing}

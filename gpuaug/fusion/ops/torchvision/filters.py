@@ -24,8 +24,9 @@ class Blur(TorchvisionOp, filters.BlurOp):
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """The kernel, and the width of the Gaussian."""
+        transform: Any = self.module
         sigma = float(drawn["sigma"][sample])
-        return [("gaussian_blur", {"kernel_size": list(self.kernel_size[::-1]), "sigma": [sigma, sigma]})]
+        return [("gaussian_blur", {"kernel_size": list(transform.kernel_size), "sigma": [sigma, sigma]})]
 
 
 class Sharpness(TorchvisionOp, filters.SharpnessOp):

@@ -13,27 +13,22 @@ from torchvision.transforms import v2
 from gpuaug.fusion.ops import warp
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, image_fill, interpolation_of
+from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, interpolation_of
 
 
 class _Warp(TorchvisionOp, warp.MatrixWarp):
-    edge = "zeros"
-
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         self.nearest = interpolation_of(transform) == "nearest"
+        self.fill = self.fill_share(transform.fill)
+        # Nothing blended with nothing once more is another border, but where no pixel is blended.
+        plain = transform.fill is None or (self.nearest and not np.any(self.fill))
+        self.edge = "zeros" if plain else "fill"
 
     def unsupported(self) -> str | None:
         """Why the transform is left to torchvision, or ``None``."""
-        transform: Any = self.module
-        mode = interpolation_of(transform)
-        if mode not in ("nearest", "bilinear"):
-            return f"interpolation={mode!r}"
-        if np.any(np.not_equal(image_fill(transform.fill), 0)):
-            return f"fill={transform.fill!r}"
-        if mode == "bilinear" and transform.fill is not None:
-            return "fill=0 with interpolation='bilinear', which blends the border twice; fill=None does not"
-        return None
+        mode = interpolation_of(self.module)
+        return None if mode in ("nearest", "bilinear") else f"interpolation={mode!r}"
 
     def unsupported_size(self, size: Size) -> str | None:
         """Any image has edges that it is normalised by."""
@@ -119,6 +114,14 @@ class Perspective(_Warp):
 
     kind = "perspective"
 
+    def unsupported(self) -> str | None:
+        """Why the transform is left to torchvision, or ``None``."""
+        return "distortion_scale=1, by which corners may meet" if self.module.distortion_scale == 1 else super().unsupported()
+
+    def unsupported_size(self, size: Size) -> str | None:
+        """The corners of one pixel meet, which is torchvision's to say."""
+        return "the images are one pixel wide or high" if np.any(np.equal(size.height, 1) | np.equal(size.width, 1)) else None
+
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Where the four corners go, (B, 4, 2), from the top left on with the clock."""
         sides, scale = warp.sides_of(size), float(self.module.distortion_scale)  # type: ignore[arg-type]
@@ -132,7 +135,7 @@ class Perspective(_Warp):
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
         """Input → output pixels: corners are pixels in name, and edges in what is done with them."""
         matrix = warp.from_unit_square(drawn["end_points"].astype(np.float64))
-        matrix[:, :, :2] /= np.maximum(warp.sides_of(size) - 1, 1)[..., None, :]
+        matrix[:, :, :2] /= (warp.sides_of(size) - 1)[..., None, :]
         to_edges, to_centres = np.eye(3), np.eye(3)
         to_edges[:2, 2], to_centres[:2, 2] = 0.5, -0.5
         made: Array = to_centres @ matrix @ to_edges

@@ -31,6 +31,7 @@ ALSO = {
     "mixup, never": (2,),
     "noise": (3,),
     "one of, then jitter": (3,),
+    "orders of samples": (0,),
     "perspective": (1, 4),
     "resized crop, nearest": (1,),
     "self-supervised": (3,),

@@ -58,6 +58,9 @@ CLOSE = {
     "affine": lambda: v2.RandomAffine(30, (0.2, 0.1), (0.7, 1.3), (5, 20, -8, 3), "bilinear", fill=None),
     "affine, sheared across": lambda: v2.RandomAffine(0, shear=25, interpolation="bilinear", fill=None),
     "affine, about a point": lambda: v2.RandomAffine(30, (0.2, 0.1), center=(40, 5), interpolation="bilinear", fill=None),
+    "rotation, filled": lambda: v2.RandomRotation(45, "bilinear"),
+    "affine, filled": lambda: v2.RandomAffine(30, (0.2, 0.1), interpolation="bilinear", fill=(0.25, 0.5, 1.0)),
+    "perspective, filled": lambda: v2.RandomPerspective(fill=0.75),
     "perspective": lambda: v2.RandomPerspective(0.5, fill=None),
     "perspective, far": lambda: v2.RandomPerspective(0.9, p=1.0, fill=None),
     "jitter": lambda: v2.ColorJitter(0.4, 0.4, 0.4, 0.1),
@@ -83,7 +86,8 @@ NEAREST = {
     "rotation": lambda: v2.RandomRotation(45),
     "rotation, about a point": lambda: v2.RandomRotation(45, center=(3, 20), fill=None),
     "affine": lambda: v2.RandomAffine(30, (0.2, 0.1), (0.7, 1.3), (5, 20, -8, 3)),
-    "perspective": lambda: v2.RandomPerspective(0.5, interpolation="nearest"),
+    "affine, filled": lambda: v2.RandomAffine(30, (0.2, 0.1), fill=0.5),
+    "perspective": lambda: v2.RandomPerspective(0.5, interpolation="nearest", fill=[0.25, 0.5, 1.0]),
 }
 """The nearest pixel, where two may be as near."""
 

@@ -1,0 +1,517 @@
+"""How pipelines of torchvision's transforms are taken apart: conversions, units, containers, what is left to torchvision."""
+
+import pickle
+import re
+import subprocess
+import sys
+
+import kornia.augmentation as K
+import pytest
+import torch
+from support.replay import photographs
+from support.torchvision_replay import both, scaled
+from torch import nn
+from torchvision import transforms as v1
+from torchvision import tv_tensors
+from torchvision.models import ResNet50_Weights
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional
+
+import gpuaug
+from gpuaug.fusion.normalization import normalized_by
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
+left_to_torchvision = pytest.mark.filterwarnings("ignore:pipeline must hold modules that gpuaug.fuse lowers")
+
+CLASSIFICATION = [v2.PILToTensor(), v2.RandomResizedCrop(24), v2.RandomHorizontalFlip()]
+BEHIND = [v2.Normalize(MEAN, STD), v2.RandomErasing(0.5), v2.ToPureTensor()]
+
+
+class Flip(v2.Transform):
+    def transform(self, inpt, params):
+        return inpt.flip(-1)
+
+
+class Halves(nn.Module):
+    def forward(self, image):
+        assert image.ndim == 3
+        return image // 2 if image.dtype == torch.uint8 else image / 2
+
+
+def ops_of(pipeline, **options):
+    return [op.name for op in gpuaug.fuse(pipeline, **options)._ops]
+
+
+def text_of(pipeline):
+    with pytest.raises(gpuaug.ArgumentError) as raised:
+        gpuaug.fuse(pipeline)
+    return str(raised.value)
+
+
+CONVERSIONS = {
+    "ToDtype": [TO_FLOAT],
+    "ToDtype by type": [v2.ToDtype({tv_tensors.Image: torch.float32, "others": None}, scale=True)],
+    "ConvertImageDtype": [v2.ConvertImageDtype()],
+    "bytes before": [v2.ToImage(), v2.ToDtype(torch.uint8, scale=True), v2.Identity(), TO_FLOAT],
+    "twice": [TO_FLOAT, v2.ToDtype(torch.float32), TO_FLOAT],
+    "of v1": [v1.ToTensor()],
+    "of timm": [type("MaybeToTensor", (v1.ToTensor,), {"__module__": "timm.data.transforms"})()],
+    "of v1, by type": [v1.PILToTensor(), v1.ConvertImageDtype(torch.float)],
+    "of other things": [TO_FLOAT, v2.ToDtype({tv_tensors.Mask: None}), v2.ToDtype({tv_tensors.Image: None}, scale=True)],
+}
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_conversions_take_no_op(name):
+    augment = gpuaug.fuse(v2.Compose([v2.Pad(1, fill=51), *CONVERSIONS[name], v2.Pad(1, fill=0.2)]))
+    assert len(augment._ops) == 2
+    assert augment(photographs(1))[0, 0, 1, 1] == augment(photographs(1))[0, 0, 0, 0] == torch.tensor(51) / 255
+
+
+REFUSED = {
+    "no scale": (
+        [v2.RandomInvert(), v2.ToDtype(torch.float32)],
+        "ToDtype_1 must leave images as gpuaug.fuse computes in them, float32 in [0, 1], got dtype=torch.float32, scale=False. "
+        "Pass scale=True, and give later transforms what they take of images in [0, 1].",
+    ),
+    "to bytes": (
+        [v2.RandomInvert(), TO_FLOAT, v2.ToDtype(torch.uint8, scale=True)],
+        "got dtype=torch.uint8, scale=True. Leave it out: images are floats in [0, 1] by then.",
+    ),
+    "half": (
+        v2.ConvertImageDtype(torch.bfloat16),
+        "got dtype=torch.bfloat16, scale=True. Convert to torch.float32, and pass the type of the result to gpuaug.fuse(…, "
+        "dtype=…).",
+    ),
+    "masks": (
+        [v2.ToDtype({tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64}, scale=True)],
+        "dtype of ToDtype must be of images alone, got {<class 'torchvision.tv_tensors._mask.Mask'>: torch.int64}. Convert the "
+        "rest behind gpuaug.fuse, which leaves its type as it is.",
+    ),
+    "by chance": (
+        v2.RandomApply([v2.Compose([TO_FLOAT])]),
+        "RandomApply must hold transforms that leave the type of images as it is, got a conversion. Put it behind.",
+    ),
+    "bytes normalised": (
+        [v2.Normalize(MEAN, STD), TO_FLOAT],
+        "Normalize_0 must be given floats, got bytes. Put it behind v2.ToDtype(torch.float32, scale=True).",
+    ),
+    "a fill that may be of bytes": (
+        [v2.Pad(1, fill=127)],
+        "fill of Pad_0 must be a value of floats where no conversion says that images are bytes, got 127. Put "
+        "v2.ToDtype(torch.float32, scale=True) behind it, or give a value in [0, 1].",
+    ),
+    "a threshold of bytes behind the conversion": (
+        [TO_FLOAT, v2.RandomSolarize(128)],
+        "threshold of RandomSolarize_1 must be at most the largest value of the images, got 128. Give it in [0, 255] before "
+        "v2.ToDtype(torch.float32, scale=True), and in [0, 1] behind it.",
+    ),
+    "nothing": (v2.Compose([v2.ToImage(), TO_FLOAT]), "pipeline must hold at least one augmentation, got an empty Compose."),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_pipelines_that_mean_something_else_are_refused(name):
+    pipeline, text = REFUSED[name]
+    assert text in text_of(pipeline)
+
+
+FORMS = {
+    "Compose": lambda: v2.Compose([*CLASSIFICATION, TO_FLOAT, *BEHIND]),
+    "list": lambda: [*CLASSIFICATION, TO_FLOAT, *BEHIND],
+    "Sequential": lambda: nn.Sequential(*CLASSIFICATION, TO_FLOAT, *BEHIND),
+    "Compose in Compose": lambda: v2.Compose([v2.Compose(CLASSIFICATION), v2.Compose([TO_FLOAT, *BEHIND])]),
+    "AugmentationSequential": lambda: K.AugmentationSequential(*CLASSIFICATION, TO_FLOAT, *BEHIND),
+    "beside Kornia's": lambda: [*CLASSIFICATION, TO_FLOAT, K.Normalize(torch.tensor(MEAN), torch.tensor(STD)), *BEHIND[1:]],
+    "of v1": lambda: v1.Compose(
+        [
+            v1.RandomResizedCrop(24),
+            v1.RandomHorizontalFlip(),
+            v1.ToTensor(),
+            v1.Normalize(torch.tensor(MEAN), torch.tensor(STD)),
+            v1.RandomErasing(0.5),
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_of_a_pipeline_is_one_pass_with_the_same_result(name):
+    images = photographs(8)
+    expected, got = (gpuaug.fuse(make()) for make in (FORMS["list"], FORMS[name]))
+    torch.manual_seed(0)
+    wanted = expected(images)
+    torch.manual_seed(0)
+    torch.testing.assert_close(got(images), wanted, atol=2e-7, rtol=0)
+    assert got.explain(images.shape).launches == 1
+    assert "left to" not in repr(got)
+
+
+@pytest.mark.parametrize("name", ["IMAGENET1K_V1", "IMAGENET1K_V2"])
+def test_what_comes_with_the_weights_of_a_classifier_is_fused(name):
+    images = photographs(2, height=300, width=281)
+    made = ResNet50_Weights[name].transforms()
+    augment = gpuaug.fuse(made)
+    expected = made(scaled(images))
+    torch.testing.assert_close(augment(scaled(images)), expected, atol=5e-4, rtol=0)
+    assert augment.explain(images.shape).launches == 1
+    # In bytes torchvision rounds after each axis of the resize.
+    assert (augment(images) - made(images)).abs().max() < 1.01 / 255 / 0.22
+
+
+def test_an_importing_program_does_not_import_torchvisions_transforms():
+    fused = "import sys, gpuaug, kornia.augmentation as K; gpuaug.fuse(K.RandomInvert())"
+    code = f"{fused}; assert 'torchvision.transforms.v2' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+V1 = {
+    "CenterCrop": v1.CenterCrop((3, 5)),
+    "ColorJitter": v1.ColorJitter(0.4, (0.2, 3.0), None or 0, 0.1),
+    "GaussianBlur": v1.GaussianBlur((3, 5), (0.2, 1.0)),
+    "Grayscale": v1.Grayscale(3),
+    "Normalize": v1.Normalize(MEAN, STD),
+    "Pad": v1.Pad([1, 2, 3, 4], 0.5, "constant"),
+    "RandomAdjustSharpness": v1.RandomAdjustSharpness(2.0, 0.3),
+    "RandomAffine": v1.RandomAffine(10, (0.1, 0.2), (0.5, 2.0), (1, 2, 3, 4), v1.InterpolationMode.NEAREST, center=[1, 2]),
+    "RandomCrop": v1.RandomCrop(8, [1, 2], True, 0.5, "constant"),
+    "RandomErasing": v1.RandomErasing(0.3, (0.1, 0.2), (0.5, 2.0), 0.5),
+    "RandomGrayscale": v1.RandomGrayscale(0.3),
+    "RandomHorizontalFlip": v1.RandomHorizontalFlip(0.3),
+    "RandomInvert": v1.RandomInvert(0.3),
+    "RandomPerspective": v1.RandomPerspective(0.3, 0.2, v1.InterpolationMode.NEAREST),
+    "RandomResizedCrop": v1.RandomResizedCrop((5, 7), (0.1, 0.5), (0.5, 3.0), v1.InterpolationMode.BICUBIC, True),
+    "RandomRotation": v1.RandomRotation((5, 8), v1.InterpolationMode.NEAREST, False, (3, 4)),
+    "RandomSolarize": v1.RandomSolarize(0.5, 0.3),
+    "RandomVerticalFlip": v1.RandomVerticalFlip(0.3),
+    "Resize": v1.Resize(9, max_size=11, antialias=False),
+}
+
+
+@pytest.mark.parametrize("name", V1)
+def test_a_transform_of_v1_is_that_of_v2_with_its_settings(name):
+    """v1's own transform, run from its parameters in v2's names, gives the same image for the same draws."""
+    made = V1[name]
+    augment = gpuaug.fuse(made)
+    assert type(augment._ops[0].module) is getattr(v2, name)
+    images = photographs(4, dtype=torch.float32)
+    again = gpuaug.fuse(augment._ops[0].module)
+    assert torch.equal(augment(images, draws=augment.draw(images.shape, 0)), again(images, draws=again.draw(images.shape, 0)))
+    torch.manual_seed(0)
+    expected = made(images[0])
+    torch.manual_seed(0)
+    torch.testing.assert_close(augment._ops[0].module(images[0]), expected, atol=1e-5, rtol=0)
+
+
+def test_containers_of_v1_draw_for_each_sample():
+    made = v1.RandomApply([v1.RandomChoice([v1.RandomInvert(1.0), v1.RandomOrder([v1.RandomSolarize(0.5, 1.0)])])], p=0.5)
+    calls = [[name for name, _ in each] for each in gpuaug.fuse(made).draw((64, 3, 8, 8), seed=0).as_torchvision()]
+    assert {tuple(each) for each in calls} == {(), ("invert",), ("solarize",)}
+
+
+MARKS = {
+    "RandomApply": v2.RandomApply([v2.RandomInvert(0.5), v2.RandomHorizontalFlip(1.0)], p=0.3),
+    "RandomApply in RandomApply": v2.RandomApply(
+        [v2.RandomApply([v2.RandomInvert(1.0)], 0.5), v2.RandomVerticalFlip(1.0)], 0.6
+    ),
+    "RandomChoice": v2.RandomChoice([v2.RandomInvert(0.7), v2.RandomHorizontalFlip(1.0), v2.RandomVerticalFlip(1.0)]),
+    "RandomChoice by weight": v2.RandomChoice(
+        [v2.Compose([v2.RandomInvert(1.0), v2.RandomHorizontalFlip(1.0)]), v2.RandomVerticalFlip(1.0)], p=[3.0, 1.0]
+    ),
+    "RandomChoice of choices": v2.RandomChoice(
+        [MARK := v2.RandomChoice([v2.RandomInvert(1.0), v2.Identity()]), v2.RandomHorizontalFlip(1.0)]
+    ),
+    "RandomOrder": v2.RandomOrder([v2.RandomSolarize(0.5, 1.0), v2.ColorJitter((0.8, 0.8)), v2.RandomInvert(1.0)]),
+    "RandomOrder of two": v2.RandomOrder([v2.RandomSolarize(0.5, 0.5), v2.ColorJitter((0.7, 0.7))]),
+}
+
+
+@pytest.mark.parametrize("name", MARKS)
+def test_containers_run_what_torchvision_runs_as_often(name):
+    """Every outcome makes another image of one, and the two have it as often."""
+    count = 3000
+    image = torch.tensor([[0.1, 0.2], [0.6, 0.9]]).expand(3, 2, 2)
+    augment = gpuaug.fuse(MARKS[name])
+    torch.manual_seed(1)
+    theirs = torch.stack([MARKS[name](image) for _ in range(count)])
+    ours = augment(image.expand(count, 3, 2, 2).contiguous(), draws=augment.draw((count, 3, 2, 2), seed=3))
+    kinds, which = torch.cat((theirs, ours)).mul(1e5).round().flatten(1).unique(dim=0, return_inverse=True)
+    shares = torch.stack([which.view(2, count).eq(kind).float().mean(1) for kind in range(len(kinds))])
+    assert len(kinds) >= 2
+    # Five deviations of a share's difference.
+    assert (shares[:, 0] - shares[:, 1]).abs().max() < 5 * (0.5 / count) ** 0.5
+
+
+@pytest.mark.parametrize("name", MARKS)
+def test_containers_replay(name):
+    expected, got = both(MARKS[name], photographs(40, dtype=torch.float32))
+    torch.testing.assert_close(got, expected, atol=2e-6, rtol=0)
+
+
+def test_gates_are_shared_in_ragged_batches_and_views():
+    sizes = [(20, 30), (31, 17), (24, 24), (40, 19)] * 8
+    images = [photographs(1, height=height, width=width, seed=index)[0] for index, (height, width) in enumerate(sizes)]
+    batch, _ = gpuaug.collate_ragged([(image, 0) for image in images])
+    made = v2.Compose(
+        [
+            v2.RandomApply([v2.RandomHorizontalFlip(1.0), v2.RandomVerticalFlip(1.0)], p=0.5),
+            v2.RandomResizedCrop(16),
+            v2.RandomApply([v2.ColorJitter(0.4, 0.4), v2.RandomInvert(1.0)], p=0.5),
+            TO_FLOAT,
+        ]
+    )
+    augment = gpuaug.fuse(made, ragged=True)
+    for call in range(4):  # the later ones are made ahead
+        torch.manual_seed(call)
+        drawn = augment.draw(batch)
+        torch.manual_seed(call)
+        torch.testing.assert_close(augment(batch), augment(batch, draws=drawn), atol=0, rtol=0)
+    flips = [sum("flip" in name for name, _ in calls) for calls in drawn.as_torchvision()]
+    assert set(flips) == {0, 2}
+    expected = torch.stack([replayed_alone(drawn, index, image) for index, image in enumerate(images)])
+    assert (augment(batch, draws=drawn) - expected).abs().max() < 5 / 255
+    views = gpuaug.fuse(made, views=2)
+    stacked = photographs(8)
+    torch.manual_seed(0)
+    both_views = views.draw(stacked.shape)
+    torch.manual_seed(0)
+    torch.testing.assert_close(views(stacked), views(stacked, draws=both_views), atol=0, rtol=0)
+    assert len(both_views.views[1].as_torchvision()) == 8
+
+
+def replayed_alone(draws, index, image):
+    for name, arguments in draws.as_torchvision()[index]:
+        image = getattr(functional, name)(image, **arguments)
+    return image
+
+
+LEFT = (
+    "pipeline must hold modules that gpuaug.fuse lowers to run in few launches, got {}, which is left to torchvision, image by "
+    "image: {}. It adds its own launches for every image of a batch, on the training thread, and the passes are split there: "
+    "print(augment.explain()) shows it. Replace it, or that setting of it, by what docs/fuse.md lists, or ignore "
+    "gpuaug.GpuAugWarning where it is meant."
+)
+
+REASONS = {
+    "subclass": (Flip(), "no lowering for this type"),
+    "no op": (v2.JPEG(50), "no lowering for this type"),
+    "subclass of an op": (type("Own", (v2.RandomInvert,), {})(), "a subclass of RandomInvert, which may do anything"),
+    "mode": (v2.Resize(20, interpolation="nearest"), "interpolation='nearest'"),
+    "cubic": (v2.Resize(20, interpolation="bicubic", antialias=False), "interpolation='bicubic' without antialias"),
+    "symmetric": (v2.Pad(2, padding_mode="symmetric"), "padding_mode='symmetric'"),
+    "expand": (v2.RandomRotation((90, 90), expand=True), "expand=True"),
+    "corners": (v2.RandomPerspective(1.0, p=0.0), "distortion_scale=1, by which corners may meet"),
+    "random values": (v2.RandomErasing(value="random"), "value='random'"),
+    "values": (v2.RandomErasing(value=(1, 2, 3)), "value has a number for each channel"),
+    "one channel": (v2.Grayscale(), "num_output_channels=1"),
+    "size by chance": (
+        v2.RandomApply([v2.RandomInvert(), v2.Resize((8, 8))], p=1.0),
+        "Resize_1 in it may change the size of some images",
+    ),
+    "long order": (v2.RandomOrder([v2.RandomInvert()] * 5), "more than 4 transforms"),
+    "policy": (v2.AugMix(), "no lowering for this type"),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_what_has_no_lowering_is_left_to_torchvision_and_named(name):
+    transform, reason = REASONS[name]
+    with pytest.warns(gpuaug.GpuAugWarning) as caught:
+        augment = gpuaug.fuse([v2.RandomHorizontalFlip(), transform, TO_FLOAT])
+    assert [str(each.message) for each in caught] == [LEFT.format(f"{type(transform).__name__}_1", reason)]
+    images = photographs(3)
+    assert augment(images).dtype == torch.float32  # and warns no more
+    line = augment.explain((64, 3, 32, 48)).lines[1]
+    assert (line.library, line.reason) == ("torchvision", reason)
+    assert f"left to torchvision, image by image, 64 calls a batch: {reason}" in str(augment.explain((64, 3, 32, 48)))
+    assert f"; left to torchvision: {type(transform).__name__}_1" in repr(augment)
+
+
+def test_a_transform_in_an_order_is_warned_of_once():
+    with pytest.warns(gpuaug.GpuAugWarning) as caught:
+        augment = gpuaug.fuse([v2.RandomOrder([v2.JPEG(50), v2.RandomInvert()]), TO_FLOAT])
+    assert len(caught) == 1
+    assert augment(photographs(4)).shape == (4, 3, 32, 48)
+
+
+@left_to_torchvision
+def test_a_conversion_in_a_module_of_the_users_is_its_own_affair():
+    class Own(nn.Sequential):
+        """Runs as it is."""
+
+    assert "Pad_1" in text_of([Own(TO_FLOAT), v2.Pad(1, fill=127)])
+    assert len(gpuaug.fuse(v2.Compose([v2.Pad(1, fill=127), nn.Sequential(v2.RandomInvert(), TO_FLOAT)]))._ops) == 2
+
+
+@left_to_torchvision
+def test_what_is_left_is_given_the_bytes_that_torchvision_would_have():
+    images = photographs(6)
+    expected = torch.stack([functional.jpeg(functional.horizontal_flip(image), 50) for image in images])
+    made = [v2.RandomHorizontalFlip(1.0), v2.JPEG(50), Halves(), TO_FLOAT, Halves()]
+    assert torch.equal(gpuaug.fuse(v2.Compose(made))(images), scaled(expected // 2) / 2)
+
+
+@left_to_torchvision
+def test_what_is_left_gives_its_size_to_what_follows():
+    images = photographs(5)
+    choice = v2.RandomChoice([v2.RandomResizedCrop(24), v2.Compose([v2.Resize(30), v2.CenterCrop(24)])])
+    for made in (choice, v2.Resize((24, 24), interpolation="nearest"), type("Own", (v2.RandomCrop,), {})(24)):
+        augment = gpuaug.fuse([made, v2.RandomCrop(20), TO_FLOAT])
+        assert augment(images).shape == (5, 3, 20, 20)
+    grey = gpuaug.fuse([v2.Grayscale(), v2.RandomHorizontalFlip(), TO_FLOAT, v2.Normalize([0.5], [0.25])])
+    assert grey(images).shape == (5, 1, 32, 48)
+
+
+@left_to_torchvision
+def test_draws_of_what_is_left_are_keyed_and_differ_between_samples():
+    images = photographs(1).expand(16, 3, 32, 48).contiguous()
+    augment = gpuaug.fuse([TO_FLOAT, v2.RandomApply([v2.GaussianNoise()], p=0.5)])
+    draws = pickle.loads(pickle.dumps(augment.draw(images.shape, seed=1)))
+    state = torch.get_rng_state()
+    made = augment(images, draws=draws)
+    assert torch.equal(made, augment(images, draws=draws))
+    assert torch.equal(torch.get_rng_state(), state)
+    changed = [bool((one != image).any()) for one, image in zip(made, scaled(images), strict=True)]
+    assert changed == [bool(draws.of(sample)) for sample in range(16)]
+    assert 3 < sum(changed) < 13
+    assert len({tuple(one.flatten().tolist()) for one in made}) == sum(changed) + 1
+
+
+@left_to_torchvision
+def test_samples_of_a_size_that_an_op_does_not_take_are_left_to_torchvision():
+    images = photographs(4, height=20, width=48)
+    augment = gpuaug.fuse([v2.CenterCrop(24), TO_FLOAT])
+    expected = torch.stack([functional.center_crop(image, [24, 24]) for image in images])
+    assert torch.equal(augment(images), scaled(expected))
+    with pytest.raises(ValueError, match="Required crop size") as raised:
+        gpuaug.fuse([v2.RandomCrop(24), TO_FLOAT])(images)
+    assert raised.value.__notes__ == [
+        "gpuaug: raised by torchvision in RandomCrop_0, which is left to it: crops 24x24 out of 20x48."
+    ]
+    grey = photographs(32, channels=1)
+    made = gpuaug.fuse([v2.RandomApply([v2.ColorJitter((0.4, 0.5))]), TO_FLOAT])(grey)
+    skipped = sum(torch.equal(one, image) for one, image in zip(made, scaled(grey), strict=True))
+    assert 4 < skipped < 28
+
+
+@left_to_torchvision
+def test_results_of_what_is_left_are_tensors_of_one_size():
+    images = photographs(4)
+    sizes = v2.RandomApply([v2.Resize((8, 8))])
+    with pytest.raises(gpuaug.ArgumentError) as raised:
+        [gpuaug.fuse([sizes, TO_FLOAT])(images) for _ in range(20)]
+    text = "^RandomApply_0 must give all images of a batch one size, got .*3x8x8.*. Keep it in the dataset, or resize in it.$"
+    assert re.match(text, str(raised.value))
+    with pytest.raises(gpuaug.ArgumentTypeError) as raised:
+        gpuaug.fuse(v2.Compose([v2.Lambda(lambda image: None), TO_FLOAT]))(images)
+    assert str(raised.value) == "Lambda_0 must give a tensor, got NoneType. Keep it in the dataset."
+
+
+@left_to_torchvision
+def test_masks_and_boxes_follow_what_moves_nothing_and_no_more():
+    images, masks = photographs(2), photographs(2, channels=1)
+    made, kept = gpuaug.fuse([v2.JPEG(50), v2.RandomErasing(1.0), TO_FLOAT])(images, masks, data_keys=["input", "mask"])
+    assert torch.equal(kept, masks)
+    assert made.shape == images.shape
+    augment = gpuaug.fuse([Flip(), TO_FLOAT])
+    labels = torch.arange(2)
+    assert augment(images, labels, data_keys=["input", "class"])[1] is labels
+    with pytest.raises(gpuaug.ArgumentError) as raised:
+        augment(images, masks, data_keys=["input", "mask"])
+    assert str(raised.value) == (
+        "Flip_0 must be a module that fuse runs, or leave pixels where they are, for mask to follow, got one that is left to "
+        "torchvision: no lowering for this type. Replace it, or give it a stage of its own."
+    )
+
+
+def test_masks_and_keypoints_follow_the_geometry():
+    images = photographs(3)
+    made = [v2.RandomHorizontalFlip(1.0), v2.CenterCrop((20, 31)), v2.Pad((2, 1)), TO_FLOAT]
+    augment = gpuaug.fuse(made)
+    points = torch.tensor([[[10.0, 12.0]]] * 3)
+    _, masks, moved = augment(images, images, points, data_keys=["input", "mask", "keypoints"])
+    assert torch.equal(scaled(masks), augment(images))
+    x, y = moved[0, 0].long().tolist()
+    assert torch.equal(masks[:, :, y, x], images[:, :, 12, 10])
+
+
+def test_draws_name_what_they_have_no_form_for():
+    images = photographs(2)
+    mixed = gpuaug.fuse([v2.RandomHorizontalFlip(), K.RandomInvert(), TO_FLOAT]).draw(images.shape)
+    with pytest.raises(gpuaug.ArgumentError) as raised:
+        mixed.as_kornia()
+    assert str(raised.value) == (
+        "draws must be of Kornia's modules alone to have its form, got RandomHorizontalFlip_0 of torchvision. Read them by "
+        "draws.of(sample)."
+    )
+    with pytest.raises(gpuaug.ArgumentError) as raised:
+        mixed.as_torchvision()
+    assert str(raised.value) == (
+        "draws must be of torchvision's transforms that fuse lowers to be told as calls, got RandomInvert_1, one of Kornia. "
+        "Read them by draws.of(sample)."
+    )
+    with pytest.warns(gpuaug.GpuAugWarning):
+        left = gpuaug.fuse(v2.JPEG(50))
+    with pytest.raises(gpuaug.ArgumentError, match="got JPEG, one that is left to torchvision"):
+        left.draw(images.shape).as_torchvision()
+    with pytest.raises(gpuaug.ArgumentError) as raised:
+        gpuaug.fuse(v2.RandomInvert(), views=2).draw(images.shape).as_torchvision()
+    text = "draws must be those of one view, got 2. Take one: draws.views[0].as_torchvision()."
+    assert str(raised.value) == text
+
+
+def test_draws_of_a_sample_are_named_and_taken_apart():
+    images = photographs(6, dtype=torch.float32)
+    augment = gpuaug.fuse(v2.Compose([v2.ToImage(), v2.ColorJitter(0.4, 0.4), v2.RandomApply([v2.GaussianBlur(3)], p=1.0)]))
+    draws = pickle.loads(pickle.dumps(augment.draw(images.shape, seed=0)))
+    assert list(draws.of(2)) == ["ColorJitter_1", "RandomApply_2/GaussianBlur_0"]
+    assert list(draws.of(2)["ColorJitter_1"]) == ["brightness_factor", "contrast_factor"]
+    whole = augment(images, draws=draws)
+    for index in range(6):
+        assert torch.equal(augment(images[index : index + 1], draws=draws.alone(index))[0], whole[index])
+        assert draws.alone(index).as_torchvision()[0] == draws.as_torchvision()[index]
+
+
+def test_each_sample_has_its_own_order_of_a_jitter():
+    calls = gpuaug.fuse(v2.ColorJitter(0.4, 0.4, 0.4, 0.1)).draw((2400, 3, 8, 8), seed=0).as_torchvision()
+    orders = [tuple(name for name, _ in each) for each in calls]
+    assert len(set(orders)) == 24
+    assert min(map(orders.count, set(orders))) > 50
+
+
+def test_notes_say_which_transforms_have_nothing_left_to_do():
+    augment = gpuaug.fuse(v2.Compose([v2.ToImage(), v2.CenterCrop(8), v2.Compose([TO_FLOAT])]))
+    note = "ToImage_0, ToDtype_0: nothing left to do, as bytes are scaled to [0, 1] where they are read."
+    assert augment.explain().notes == (note,)
+    four = gpuaug.fuse(v2.Resize(8, antialias=False)).explain((2, 3, 64, 64))
+    assert four.notes[0].endswith("With antialias=True, its default, it weighs all that fall on one.")
+    assert gpuaug.fuse(v2.Resize(8)).explain((2, 3, 64, 64)).notes == ()
+
+
+def test_antialias_of_fuse_is_for_kornias_modules_alone():
+    crop, resize = gpuaug.fuse([v2.RandomResizedCrop(16, antialias=False), K.Resize((8, 8))], antialias=True)._ops
+    assert (crop.filter, resize.filter) == ("", "triangle")
+
+
+def test_the_scale_of_images_is_known_to_a_viewer():
+    fused = gpuaug.fuse(v2.Compose([v2.CenterCrop(8), v2.Compose([TO_FLOAT, v2.Normalize(MEAN, STD)])]))
+    mean, std = normalized_by([fused])
+    assert torch.equal(mean.flatten(), torch.tensor(MEAN))
+    assert torch.equal(std.flatten(), torch.tensor(STD))
+
+
+def test_states_tell_chances_in_containers_apart():
+    half, most = (gpuaug.fuse(v2.Compose([v2.RandomApply([v2.RandomInvert()], p=p)])).definition for p in (0.5, 0.8))
+    assert half != most
+
+
+def test_loaders_run_torchvision_pipelines_alike_at_every_depth():
+    images = photographs(12)
+    batches = [(images[start : start + 4], torch.arange(start, start + 4)) for start in (0, 4, 8)]
+    made = [v2.RandomResizedCrop(16), v2.RandomApply([v2.ColorJitter(0.4, 0.4)]), TO_FLOAT, v2.Normalize(MEAN, STD)]
+    runs = []
+    for depth in (0, 2):
+        loader = gpuaug.StreamedLoader(batches, [gpuaug.fuse(made)], device="cpu", depth=depth, seed=1)
+        runs.append(torch.cat([each for each, _ in loader]))
+    assert torch.equal(*runs)

@@ -1,0 +1,157 @@
+"""Parameters drawn by fuse and by torchvision's own ``make_params``, for every transform that draws."""
+
+import numpy as np
+import pytest
+import torch
+from support.statistics import apart, related, together_apart
+from torchvision.transforms import v2
+from torchvision.transforms.functional import _get_perspective_coeffs
+
+import gpuaug
+from gpuaug.fusion.lower.torchvision import LOWERED
+from gpuaug.fusion.policies.torchvision import LOWERED as POLICIES
+
+COUNT, OURS = 3000, 12_000
+"""Samples of torchvision's, which draws one by one, and of ours."""
+
+HEIGHT, WIDTH = 24, 40
+
+SETTINGS = {
+    "resized crop": lambda: v2.RandomResizedCrop(16),
+    "resized crop, misses": lambda: v2.RandomResizedCrop(16, scale=(0.6, 1.0), ratio=(0.5, 3.0)),
+    "resized crop, none fits": lambda: v2.RandomResizedCrop(16, scale=(0.8, 1.0), ratio=(3.0, 6.0)),
+    "resized crop, narrow": lambda: v2.RandomResizedCrop(16, scale=(0.5, 1.0), ratio=(0.4, 0.9)),
+    "crop": lambda: v2.RandomCrop((12, 40)),
+    "crop, padded": lambda: v2.RandomCrop((24, 40), padding=[3, 5, 2, 7]),
+    "crop, padded if needed": lambda: v2.RandomCrop((30, 50), padding=1, pad_if_needed=True),
+    "rotation": lambda: v2.RandomRotation(45),
+    "rotation, one way": lambda: v2.RandomRotation((10, 80)),
+    "affine": lambda: v2.RandomAffine(30, (0.2, 0.1), (0.7, 1.3), (5, 20, -8, 3)),
+    "affine, sheared across": lambda: v2.RandomAffine((-10, 40), shear=(-10, 20)),
+    "perspective": lambda: v2.RandomPerspective(0.5, p=1.0, fill=None),
+    "perspective, far": lambda: v2.RandomPerspective(0.9, p=1.0, fill=None),
+    "jitter": lambda: v2.ColorJitter(0.4, (0.2, 3.0), 0.7, 0.1),
+    "permutation": lambda: v2.RandomChannelPermutation(),
+    "blur": lambda: v2.GaussianBlur(3, (0.1, 2.0)),
+    "erasing": lambda: v2.RandomErasing(1.0),
+    "erasing, wide": lambda: v2.RandomErasing(1.0, scale=(0.1, 0.9), ratio=(2.0, 4.0)),
+    "erasing, misses": lambda: v2.RandomErasing(1.0, scale=(0.8, 1.0), ratio=(0.2, 6.0)),
+    "erasing, small": lambda: v2.RandomErasing(1.0, scale=(0.0, 0.01), ratio=(0.1, 10.0)),
+}
+
+NOT_DRAWN = {
+    *(v2.CenterCrop, v2.Grayscale, v2.Normalize, v2.Pad, v2.Resize),
+    *(v2.RandomAdjustSharpness, v2.RandomGrayscale, v2.RandomHorizontalFlip, v2.RandomInvert, v2.RandomPosterize),
+    *(v2.RandomAutocontrast, v2.RandomEqualize, v2.RandomSolarize, v2.RandomVerticalFlip),
+}
+"""Nothing but a chance, where there is one."""
+
+ELSEWHERE = {v2.RandomPhotometricDistort, *POLICIES}
+"""Those with tests of their own, in test_photometric.py and in policies/test_torchvision.py."""
+
+
+def theirs(transform, count, seed):
+    """Columns of what torchvision draws, {name: (N,)}."""
+    torch.manual_seed(seed)
+    image = torch.empty(3, HEIGHT, WIDTH, dtype=torch.uint8)
+    return columns(transform, [transform.make_params([image]) for _ in range(count)])
+
+
+def ours(transform, count, seed):
+    """Columns of what fuse draws, told by its calls."""
+    augment = gpuaug.fuse([transform])
+    calls = augment.draw((count, 3, HEIGHT, WIDTH), seed=seed).as_torchvision()
+    return columns(transform, [as_params(transform, each) for each in calls])
+
+
+def as_params(transform, calls):
+    """A sample's calls as ``make_params`` gives them."""
+    if isinstance(transform, v2.ColorJitter):
+        names = [name.removeprefix("adjust_") for name, _ in calls]
+        factors = {key: value for _, arguments in calls for key, value in arguments.items()}
+        return {**factors, "fn_idx": [("brightness", "contrast", "saturation", "hue").index(name) for name in names]}
+    arguments = calls[-1][1] if calls else {"i": 0, "j": 0, "h": 0, "w": 0}
+    if isinstance(transform, v2.RandomPerspective):
+        return {"coefficients": _get_perspective_coeffs(arguments["startpoints"], arguments["endpoints"])}
+    return arguments
+
+
+DRAWN = ("top", "left", "height", "width", "angle", "translate", "scale", "shear", "sigma", "permutation", "i", "j", "h", "w")
+
+
+def columns(transform, params):
+    found = {}
+    for key in params[0]:
+        if key == "coefficients" or key in DRAWN or key.endswith("_factor"):
+            values = np.array([np.ravel(np.asarray(each[key], dtype=np.float64)) for each in params])
+            found.update({f"{key} {index}": values[:, index] for index in range(values.shape[1])})
+    if isinstance(transform, v2.ColorJitter):
+        found["order"] = np.array([np.asarray(each["fn_idx"]) @ [64, 16, 4, 1] for each in params])
+    if isinstance(transform, v2.RandomErasing):
+        # Where no rectangle is small enough torchvision names the whole image, and erases nothing; and one without pixels.
+        nothing = (found["h 0"] == 0) | (found["w 0"] == 0) | (found["h 0"] == HEIGHT)
+        found = {key: np.where(nothing, -1, values) for key, values in found.items()}
+    return found
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_parameters_have_torchvisions_distribution(name):
+    right, found = theirs(SETTINGS[name](), COUNT, 0), ours(SETTINGS[name](), OURS, 1)
+    assert right.keys() == found.keys()
+    for key in right:
+        assert apart(right[key], found[key]) < 1, key
+    if len(right) > 1:
+        assert together_apart(right, found) < 1
+
+
+OFF = {
+    "resized crop": (lambda: v2.RandomResizedCrop(16, scale=(0.2, 1.0)), "height 0"),
+    "crop, padded": (lambda: v2.RandomCrop((24, 40), padding=[3, 6, 2, 7]), "top 0"),
+    "rotation": (lambda: v2.RandomRotation(52), "angle 0"),
+    "affine": (lambda: v2.RandomAffine(30, (0.25, 0.1), (0.7, 1.3), (5, 20, -8, 3)), "translate 0"),
+    "jitter": (lambda: v2.ColorJitter(0.46, (0.2, 3.0), 0.7, 0.1), "brightness_factor 0"),
+    "perspective": (lambda: v2.RandomPerspective(0.6, p=1.0, fill=None), "coefficients 2"),
+    "erasing": (lambda: v2.RandomErasing(1.0, scale=(0.02, 0.4)), "w 0"),
+    "blur": (lambda: v2.GaussianBlur(3, (0.1, 2.3)), "sigma 0"),
+}
+"""Settings a tenth or so off those of the same name, and the parameter that tells."""
+
+
+@pytest.mark.parametrize("name", OFF)
+def test_parameters_a_tenth_off_are_told_apart(name):
+    make, key = OFF[name]
+    assert apart(theirs(SETTINGS[name](), COUNT, 0)[key], ours(make(), OURS, 1)[key]) > 1
+
+
+def test_crops_that_fall_back_are_in_the_middle_as_torchvisions():
+    """Kornia's lie anywhere, which the comparison above tells apart."""
+    right = theirs(SETTINGS["resized crop, none fits"](), COUNT, 0)
+    assert len(np.unique(right["top 0"])) < HEIGHT
+    augment = gpuaug.fuse(SETTINGS["resized crop, none fits"]())
+    augment._ops[0].centred = False
+    calls = augment.draw((OURS, 3, HEIGHT, WIDTH), seed=1).as_torchvision()
+    assert apart(right["top 0"], np.array([each[0][1]["top"] for each in calls])) > 1
+
+
+@pytest.mark.parametrize("kind", sorted(NOT_DRAWN, key=lambda kind: kind.__name__))
+def test_chances_are_those_of_the_transform(kind):
+    given = {
+        v2.RandomPosterize: {"bits": 4},
+        v2.RandomSolarize: {"threshold": 0.5},
+        v2.RandomAdjustSharpness: {"sharpness_factor": 2.0},
+    }
+    if not kind.__name__.startswith("Random"):
+        return
+    augment = gpuaug.fuse([kind(**given.get(kind, {}), p=0.3), v2.ToDtype(torch.float32, scale=True)])
+    applied = [len(calls) - 1 for calls in augment.draw((OURS, 3, HEIGHT, WIDTH), seed=0).as_torchvision()]
+    assert abs(np.mean(applied) - 0.3) < 5 * (0.21 / OURS) ** 0.5
+
+
+def test_every_lowered_transform_is_compared():
+    assert {type(make()) for make in SETTINGS.values()} | NOT_DRAWN | ELSEWHERE == set(LOWERED)
+
+
+def test_factors_and_their_order_are_independent():
+    found = ours(SETTINGS["jitter"](), OURS, 5)
+    for key in found:
+        assert key == "order" or related(found[key], found["order"]) < 1
