@@ -194,7 +194,8 @@ class Choice(Op):
             if kind == _POINT:
                 made = OneOf(self.name, self._points)
             elif kind[0] == "affine":
-                made = AnyAffine(self.name, kind[1], kind[2])
+                assert isinstance(op, WarpOp)
+                made = AnyAffine(self.name, op)
             else:
                 # An op may run twice, and a plan tells ops apart.
                 made = copy.copy(op)

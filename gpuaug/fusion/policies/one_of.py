@@ -1,7 +1,6 @@
 """What policies are compiled to: one of several pointwise ops, or one of several affine maps, picked for each sample."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import torch
@@ -84,13 +83,12 @@ class AnyAffine(WarpOp):
 
     Args:
         name: Of the module that picks.
-        edge: What lies outside, for all of them.
-        nearest: Whether all of them take the nearest pixel.
+        like: One of them: all take the same pixels, and have the same outside the frame.
     """
 
-    def __init__(self, name: str, edge: Literal["zeros", "border", "fill"], nearest: bool) -> None:
+    def __init__(self, name: str, like: WarpOp) -> None:
         super().__init__(name, nn.Identity())
-        self.edge, self.nearest = edge, nearest
+        self.edge, self.fill, self.nearest = like.edge, like.fill, like.nearest
 
     def warp(self, drawn: OpDraws, size: Size) -> Warp:
         """Output → input pixels; the identity where nothing was picked."""

@@ -11,7 +11,7 @@ from torchvision.transforms import v2
 from gpuaug.core.settings import initial_settings
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, image_fill
+from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
 from gpuaug.fusion.ops.torchvision.operations import OPERATIONS, Adjust
 from gpuaug.fusion.policies.choice import Child, Choice, Entry, Member
 
@@ -46,9 +46,6 @@ class TorchvisionPolicy(TorchvisionOp, Choice):
 
     def unsupported(self) -> str | None:
         """Why the transform is left to torchvision, or ``None``."""
-        fill: Any = self.module.fill
-        if np.any(image_fill(fill)):  # warps are picked as one, which fills with nothing
-            return f"fill={fill!r}"
         reasons = (op.unsupported() for op in self.ops if isinstance(op, TorchvisionOp))
         return next((reason for reason in reasons if reason is not None), None)
 
