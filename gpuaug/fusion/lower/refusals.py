@@ -21,7 +21,7 @@ NOT_TAKEN = {
     "CutMix": _MIX,
     "FiveCrop": f"It makes several images of one. {_IN_DATASET}",
     "MixUp": _MIX,
-    "RandomIoUCrop": f"It needs boxes. {_IN_DATASET}",
+    "RandomIoUCrop": f"It looks at boxes. {_OWN_SIZES}",
     "RandomResize": _OWN_SIZES,
     "RandomShortestSize": _OWN_SIZES,
     "RandomZoomOut": _OWN_SIZES,

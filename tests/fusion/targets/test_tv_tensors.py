@@ -94,6 +94,21 @@ def test_tensors_follow_images_as_torchvision_takes_them(name, form):
             assert mine["keypoints"].canvas_size == frame
 
 
+def test_paddings_of_masks_that_differ_do_not_become_one():
+    images, mask = photographs(1), tv_tensors.Mask(torch.ones(1, 32, 48, dtype=torch.uint8))
+    fills = [{tv_tensors.Mask: 255, "others": 0}, {tv_tensors.Mask: 7, "others": 0}]
+    _, got = gpuaug.fuse([v2.Pad(2, fill=fill) for fill in fills])(images, mask, data_keys=["input", "mask"])
+    expected = functional.pad(functional.pad(mask, [2], fill=255), [2], fill=7)
+    assert torch.equal(got, expected)
+
+
+def test_single_image_and_mask_keep_their_axes():
+    image, mask = tv_tensors.Image(photographs(1)[0]), tv_tensors.Mask(torch.ones(1, 32, 48, dtype=torch.uint8))
+    made, got = gpuaug.fuse(v2.RandomCrop(8))(image, mask, data_keys=["input", "mask"])
+    assert made.shape == (3, 8, 8)
+    assert got.shape == (1, 8, 8)
+
+
 @pytest.mark.parametrize("name", [name for name in MOVING if name not in ("flips", "preset", "resized crop, larger")])
 def test_keypoints_follow_images_as_torchvision_takes_them(name):
     images, targets = photographs(4), [target(n, seed=n) for n in (3, 0, 4, 1)]
@@ -184,7 +199,7 @@ SANITIZE = v2.SanitizeBoundingBoxes()
 MEANT_OTHERWISE = {
     "before a crop": (
         lambda: gpuaug.fuse([SANITIZE, v2.RandomHorizontalFlip(), v2.RandomCrop(8)]),
-        r"SanitizeBoundingBoxes_0 must stand behind all that moves pixels, got RandomHorizontalFlip_1 behind it. gpuaug.fuse",
+        r"SanitizeBoundingBoxes_0 must stand behind all that moves pixels, got RandomHorizontalFlip_1 behind it. Put it at",
     ),
     "rotated": (
         lambda: gpuaug.fuse([v2.RandomHorizontalFlip(), v2.ConvertBoundingBoxFormat("XYWHR")]),
