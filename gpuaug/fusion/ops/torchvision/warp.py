@@ -41,7 +41,8 @@ class _Warp(TorchvisionOp, warp.MatrixWarp):
 
     def _how(self) -> dict[str, Any]:
         transform: Any = self.module
-        return {"interpolation": transform.interpolation, "fill": transform.fill}
+        fill = image_fill(transform.fill) if isinstance(transform.fill, dict) else transform.fill
+        return {"interpolation": transform.interpolation, "fill": fill}
 
     @property
     def _centre(self) -> tuple[float, float] | None:
