@@ -23,7 +23,7 @@ NOT_TAKEN = {
     "MixUp": _MIX,
     "ObjectDetection": "Write v2.ToDtype(torch.float32, scale=True) instead, which is what it does",
     "OpticalFlow": f"It is for pairs of images. {_IN_DATASET}",
-    "RandomIoUCrop": f"It needs boxes. {_IN_DATASET}",
+    "RandomIoUCrop": f"It looks at boxes. {_OWN_SIZES}",
     "RandomResize": _OWN_SIZES,
     "RandomShortestSize": _OWN_SIZES,
     "RandomZoomOut": _OWN_SIZES,

@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.geometry import GatherOp
+from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,34 +17,6 @@ class Leaf:
 
     name: str
     op: Op | EagerOp
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """What torchvision's transforms of targets make of them where a pipeline ends, whatever their place in it."""
-
-    boxes: str | None = None
-    """The form that boxes are converted to, by its name in ``fuse(…, boxes=…)``."""
-    masks: torch.dtype | None = None
-    """The type that masks are converted to."""
-    is_pure: bool = False
-    """Whether torchvision's tensors leave as plain ones."""
-    min_size: float = 1.0
-    min_area: float = 1.0
-    """How many pixels wide and high a valid box has to be, and of what area."""
-
-    def then(self, other: "Ending") -> "Ending":
-        """This ending, and another one after it."""
-        return Ending(
-            other.boxes or self.boxes,
-            other.masks or self.masks,
-            self.is_pure or other.is_pure,
-            max(self.min_size, other.min_size),
-            max(self.min_area, other.min_area),
-        )
-
-
-AS_THEY_CAME = Ending()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +67,8 @@ def ending_of(tree: Tree) -> Ending:
             judge = judge or (each.name if each.is_last else "")
         elif judge and (isinstance(each.op, GatherOp) or (isinstance(each.op, EagerOp) and not each.op.moves_nothing)):
             raise ArgumentError(
-                f"{judge} must stand behind all that moves pixels, got {each.name} behind it. gpuaug.fuse judges boxes where "
-                "the pipeline ends: put it there."
+                f"{judge} must stand behind all that moves pixels, got {each.name} behind it. Put it at the end, where "
+                "boxes are judged."
             )
     return ending
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskPlaces
-from gpuaug.fusion.lower.tree import AS_THEY_CAME, Ending
 from gpuaug.fusion.ops.base import Array, Size
+from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
 from gpuaug.fusion.plan import Plan
 
 _NO_NUMBERS: Array = np.empty(0, np.int64)

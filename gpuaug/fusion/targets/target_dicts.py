@@ -10,9 +10,9 @@ from torch import Tensor
 from gpuaug.core import batch as batches
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.lower.tree import AS_THEY_CAME, Ending
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.boxes import Form, Way, floating
+from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
 from gpuaug.fusion.options import BoxForm
 from gpuaug.fusion.targets.masks import MaskList, is_tv_tensor, like, owners_of, split, to_device
 

@@ -13,11 +13,11 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import size_of
-from gpuaug.fusion.lower.tree import AS_THEY_CAME, Ending
 from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.boxes import FORMS, Way, check_form, composed, floating, has_extent, move, rank, vertices
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.mix import MixOp, SoftLabels
+from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
 from gpuaug.fusion.options import BoxForm
 from gpuaug.fusion.plan import Plan
 from gpuaug.fusion.targets.data_keys import BOXES, check, name_of

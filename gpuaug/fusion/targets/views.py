@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
+from gpuaug.fusion.targets.masks import like
 
 
 def joined(views: Sequence[Any], keys: Sequence[str], *, cut: bool) -> Any:
@@ -23,11 +24,11 @@ def joined(views: Sequence[Any], keys: Sequence[str], *, cut: bool) -> Any:
             "size, or resize behind them."
         )
     if len(keys) == 1:
-        return torch.cat(tuple(views))
+        return like(torch.cat(tuple(views)), views[0])
     made: list[Any] = []
     for key, each in zip(keys, zip(*views, strict=True), strict=True):
         if isinstance(each[0], Tensor):
-            made.append(torch.cat(each, 1 if cut and key == "class" else 0))
+            made.append(like(torch.cat(each, 1 if cut and key == "class" else 0), each[0]))
         else:
             made.append(type(each[0])(one for view in each for one in view))
     return made

@@ -28,6 +28,7 @@ MOVING = {
     "resized crop": lambda: [v2.RandomResizedCrop((16, 20))],
     "resized crop, larger": lambda: [v2.RandomResizedCrop((61, 64), scale=(0.2, 0.5)), v2.RandomHorizontalFlip()],
     "rotation": lambda: [v2.RandomRotation(45)],
+    "rotation, filled by type": lambda: [v2.RandomRotation(45, fill={tv_tensors.Mask: 0, "others": 0})],
     "affine": lambda: [v2.RandomAffine(30, (0.2, 0.1), (0.7, 1.3), (5, 20, -8, 3))],
     "perspective": lambda: [v2.RandomPerspective(0.5, p=1.0, fill=None)],
     "padding of masks": lambda: [v2.RandomCrop((40, 60), pad_if_needed=True, fill={tv_tensors.Mask: 255, "others": 7})],
@@ -39,7 +40,7 @@ MOVING = {
         v2.ColorJitter(0.4),
     ],
 }
-TURNING = ("rotation", "affine", "perspective")
+TURNING = ("rotation", "rotation, filled by type", "affine", "perspective")
 
 
 def boxes_of(count, canvas, form, seed):
@@ -94,6 +95,21 @@ def test_tensors_follow_images_as_torchvision_takes_them(name, form):
             assert wrong <= (4e-3 if name in TURNING else 0) * masks[sample].numel()
             assert type(mine["keypoints"]) is tv_tensors.KeyPoints
             assert mine["keypoints"].canvas_size == frame
+
+
+def test_paddings_of_masks_that_differ_do_not_become_one():
+    images, mask = photographs(1), tv_tensors.Mask(torch.ones(1, 32, 48, dtype=torch.uint8))
+    fills = [{tv_tensors.Mask: 255, "others": 0}, {tv_tensors.Mask: 7, "others": 0}]
+    _, got = gpuaug.fuse([v2.Pad(2, fill=fill) for fill in fills])(images, mask, data_keys=["input", "mask"])
+    expected = functional.pad(functional.pad(mask, [2], fill=255), [2], fill=7)
+    assert torch.equal(got, expected)
+
+
+def test_single_image_and_mask_keep_their_axes():
+    image, mask = tv_tensors.Image(photographs(1)[0]), tv_tensors.Mask(torch.ones(1, 32, 48, dtype=torch.uint8))
+    made, got = gpuaug.fuse(v2.RandomCrop(8))(image, mask, data_keys=["input", "mask"])
+    assert made.shape == (3, 8, 8)
+    assert got.shape == (1, 8, 8)
 
 
 @pytest.mark.parametrize("name", [name for name in MOVING if name not in ("flips", "preset", "resized crop, larger")])
@@ -175,6 +191,15 @@ def test_pure_tensors_leave_where_they_are_asked_for():
         assert {type(each) for each in listed} == {type(masks)}
 
 
+def test_views_keep_the_types_of_tensors():
+    images, mask = tv_tensors.Image(photographs(2)), tv_tensors.Mask(torch.ones(2, 32, 48, dtype=torch.uint8))
+    augment = gpuaug.fuse([v2.RandomHorizontalFlip(), v2.RandomCrop(8)], views=3)
+    assert type(augment(images)) is tv_tensors.Image
+    made, got = augment(images, mask, data_keys=["input", "mask"])
+    assert (type(made), made.shape[0]) == (tv_tensors.Image, 6)
+    assert (type(got), got.shape[0]) == (tv_tensors.Mask, 6)
+
+
 def test_masks_of_a_batch_are_converted_too():
     images, masks = photographs(2), tv_tensors.Mask(torch.arange(2 * 32 * 48).view(2, 32, 48).to(torch.uint8))
     _, got = gpuaug.fuse(ENDED)(images, masks, data_keys=["input", "mask"])
@@ -186,11 +211,15 @@ SANITIZE = v2.SanitizeBoundingBoxes()
 MEANT_OTHERWISE = {
     "before a crop": (
         lambda: gpuaug.fuse([SANITIZE, v2.RandomHorizontalFlip(), v2.RandomCrop(8)]),
-        r"SanitizeBoundingBoxes_0 must stand behind all that moves pixels, got RandomHorizontalFlip_1 behind it. gpuaug.fuse",
+        r"SanitizeBoundingBoxes_0 must stand behind all that moves pixels, got RandomHorizontalFlip_1 behind it. Put it at",
     ),
     "rotated": (
         lambda: gpuaug.fuse([v2.RandomHorizontalFlip(), v2.ConvertBoundingBoxFormat("XYWHR")]),
         r"format of ConvertBoundingBoxFormat_1 must be XYXY, XYWH or CXCYWH, got XYWHR. Boxes are upright here",
+    ),
+    "type of boxes": (
+        lambda: gpuaug.fuse([v2.RandomHorizontalFlip(), v2.ToDtype({tv_tensors.BoundingBoxes: torch.float64}, scale=True)]),
+        r"dtype of ToDtype must be of images and masks alone, got .*. Convert the rest behind gpuaug.fuse, which leaves",
     ),
     "by chance": (
         lambda: gpuaug.fuse(v2.RandomApply([v2.RandomHorizontalFlip(), SANITIZE])),

@@ -28,6 +28,7 @@ def ways():
     """(forms before and after, clipped, with owners, images of several sizes, dtype) for every way boxes can take."""
     forms = [(form, form) for form in (*FORMS.values(), *TARGET_DICT_FORMS.values(), POINTS)]
     forms += [(FORMS["bbox"], FORMS["bbox_xyxy"]), (FORMS["bbox"], FORMS["bbox_xywh"])]
+    forms += itertools.permutations([TARGET_DICT_FORMS[name] for name in ("xyxy", "xywh", "cxcywh")], 2)
     for way in itertools.product(forms, (False, True), (False, True), (False, True), DTYPES):
         (form, _), clip, _, ragged, _ = way
         if not (clip and form.layout == "points") and not (ragged and not form.share):

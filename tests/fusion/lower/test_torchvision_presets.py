@@ -1,0 +1,136 @@
+"""torchvision's presets for detection and segmentation: what runs fused as it is, and what is said of the rest."""
+
+import re
+
+import pytest
+import torch
+from support.replay import photographs
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+import gpuaug
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+KEYS = ["input", "targets"]
+GREY = {tv_tensors.Image: (123.0, 117.0, 104.0), "others": 0}
+ENDING = [
+    v2.ToDtype(torch.float32, scale=True),
+    v2.ConvertBoundingBoxFormat("XYXY"),
+    v2.SanitizeBoundingBoxes(),
+    v2.ToPureTensor(),
+]
+"""Of all presets for detection."""
+
+FLIP = v2.RandomHorizontalFlip(0.5)
+DETECTION = {
+    "hflip": [],
+    "lsj": [v2.ScaleJitter((64, 64), antialias=True), v2.RandomCrop((64, 64), pad_if_needed=True, fill=GREY)],
+    "multiscale": [v2.RandomShortestSize((40, 48, 56), max_size=90)],
+    "ssd": [v2.RandomPhotometricDistort(), v2.RandomZoomOut(fill=GREY), v2.RandomIoUCrop()],
+    "ssdlite": [v2.RandomIoUCrop()],
+}
+SEGMENTATION = [
+    FLIP,
+    v2.RandomCrop(40, pad_if_needed=True, fill={tv_tensors.Mask: 255, "others": 0}),
+    v2.ToDtype({tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}, scale=True),
+    v2.Normalize(MEAN, STD),
+    v2.ToPureTensor(),
+]
+
+
+def sample(index):
+    """An image and its target, as a dataset of torchvision's gives them."""
+    height, width = 40 + 7 * index, 70 - 5 * index
+    boxes = torch.tensor([[4.0, 5.0, 20.0, 18.0], [10.0, 12.0, 16.0, 20.0]])
+    target = {
+        "boxes": tv_tensors.BoundingBoxes(boxes, format="XYWH", canvas_size=(height, width)),
+        "labels": torch.tensor([1, 2]),
+        "masks": tv_tensors.Mask(torch.ones(2, height, width, dtype=torch.uint8)),
+    }
+    return tv_tensors.Image(photographs(1, 3, height, width, seed=index)[0]), target
+
+
+def from_dataset(transforms):
+    """A ragged batch of samples that the dataset has transformed, and their targets."""
+    torch.manual_seed(0)
+    images, targets = zip(*(v2.Compose(transforms)(*sample(index)) for index in range(4)), strict=True)
+    return gpuaug.collate_ragged([image.as_subclass(torch.Tensor) for image in images]), list(targets)
+
+
+def check(images, targets, size):
+    assert type(images) is torch.Tensor
+    assert images.dtype is torch.float32
+    assert images.shape == (4, 3, *size)
+    assert images.max() <= 1
+    for target in targets:
+        assert {type(value) for value in target.values()} == {torch.Tensor}
+        assert (target["boxes"][:, 2:] >= target["boxes"][:, :2]).all()  # corners
+        assert target["masks"].shape == (len(target["labels"]), *size)
+    kept = gpuaug.sanitize(targets)
+    assert sum(len(each["labels"]) for each in kept) > 2
+
+
+def test_flip_preset_runs_as_it_is_on_images_of_one_size():
+    images = photographs(4, 3, 40, 70)
+    targets = [sample(0)[1] for _ in range(4)]
+    made, got = gpuaug.fuse(v2.Compose([v2.ToImage(), FLIP, *ENDING]))(images, targets, data_keys=KEYS)
+    check(made, got, (40, 70))
+
+
+IN_DATASET = "Keep it in the dataset, and fuse with ragged=True."
+SAID = {
+    "lsj": f"got torchvision's ScaleJitter. It gives each image a size of its own. {IN_DATASET}",
+    "multiscale": f"got torchvision's RandomShortestSize. It gives each image a size of its own. {IN_DATASET}",
+    "ssd": f"got torchvision's RandomZoomOut. It gives each image a size of its own. {IN_DATASET}",
+    "ssdlite": f"got torchvision's RandomIoUCrop. It looks at boxes. It gives each image a size of its own. {IN_DATASET}",
+}
+
+
+@pytest.mark.filterwarnings("ignore::gpuaug.GpuAugWarning")
+@pytest.mark.parametrize("name", SAID)
+def test_preset_with_sizes_of_its_own_says_what_belongs_into_the_dataset(name):
+    with pytest.raises(gpuaug.ArgumentTypeError, match=re.escape(SAID[name])):
+        gpuaug.fuse(v2.Compose([v2.ToImage(), *DETECTION[name], FLIP, *ENDING]))
+
+
+SPLIT = {
+    "lsj": (DETECTION["lsj"][:1], DETECTION["lsj"][1:], (64, 64)),
+    "ssd": (DETECTION["ssd"], [v2.Resize((30, 30))], (30, 30)),
+    "ssdlite": (DETECTION["ssdlite"], [v2.Resize((32, 32))], (32, 32)),
+}
+"""What of a preset is for the dataset, what is fused, and the size that comes out."""
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_rest_of_a_preset_runs_fused_behind_the_dataset(name):
+    before, behind, size = SPLIT[name]
+    images, targets = from_dataset(before)
+    augment = gpuaug.fuse([*behind, FLIP, *ENDING], ragged=True)
+    check(*augment(images, targets, data_keys=KEYS), size)
+
+
+def test_multiscale_preset_has_no_rest_that_gives_one_size():
+    text = "pipeline must give images one size where ragged=True, got RandomHorizontalFlip_0 as its end. Add what does, such as"
+    with pytest.raises(gpuaug.ArgumentError, match=text):
+        gpuaug.fuse([FLIP, *ENDING], ragged=True)
+
+
+def test_segmentation_preset_runs_but_for_its_resize():
+    text = f"got torchvision's RandomResize. It gives each image a size of its own. {IN_DATASET}"
+    with pytest.raises(gpuaug.ArgumentTypeError, match=re.escape(text)):
+        gpuaug.fuse(v2.Compose([v2.RandomResize(30, 60), *SEGMENTATION]))
+    resize = v2.RandomResize(30, 60)
+    torch.manual_seed(1)
+    images, masks = zip(
+        *(resize(image, tv_tensors.Mask(target["masks"][0])) for image, target in map(sample, range(4))), strict=True
+    )
+    ragged = gpuaug.collate_ragged([image.as_subclass(torch.Tensor) for image in images])
+    augment = gpuaug.fuse(SEGMENTATION, ragged=True)
+    made, got = augment(ragged, list(masks), data_keys=["input", "mask"])
+    assert made.shape == (4, 3, 40, 40)
+    for mask, image in zip(got, made, strict=True):
+        assert mask.dtype is torch.int64
+        padded = (image * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]).abs().amax(0) < 1e-6
+        assert set(mask.unique().tolist()) <= {1, 255}
+        assert (mask == 255)[padded].all()
+    assert any(bool((mask == 255).any()) for mask in got)
