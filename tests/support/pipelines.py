@@ -3,6 +3,7 @@
 import kornia.augmentation as K
 import torch
 from kornia.augmentation import auto
+from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
@@ -69,7 +70,11 @@ CLOSE = {
         auto.RandAugment(2, 10, [[("shear_x", -0.3, 0.3)], [("translate_y", -0.4, 0.4)]]),
         K.Normalize(0.5, 0.25),
     ],
-    "perspective, filled": lambda: [v2.RandomVerticalFlip(), v2.RandomPerspective(0.5, 0.8, fill=0.5), v2.CenterCrop((20, 24))],
+    "perspective, filled": lambda: [
+        v2.RandomVerticalFlip(),
+        v2.RandomPerspective(0.5, 0.8, fill={torch.Tensor: 0.5, tv_tensors.Mask: 0}),
+        v2.CenterCrop((20, 24)),
+    ],
     "affine, filled": lambda: [v2.RandomCrop(24, padding=4, fill=0.25), v2.RandomAffine(40, interpolation="bilinear")],
     "perspective": lambda: [K.RandomPerspective(0.5, p=0.8)],
     "two passes": lambda: [K.RandomResizedCrop((16, 20)), K.RandomRotation(30.0), K.Normalize(0.5, 0.25)],
@@ -155,7 +160,7 @@ RGB_CLOSE = {
 }
 
 TIES = {
-    "rotation, nearest, filled": lambda: [v2.RandomRotation(40, fill=0.75)],
+    "rotation, nearest, filled": lambda: [v2.RandomRotation(40, fill={torch.Tensor: 0.75, tv_tensors.Mask: 0})],
     "resized crop, nearest": lambda: [K.RandomResizedCrop((16, 20), resample="nearest")],
     "affine, nearest": lambda: [K.RandomAffine(20.0, resample="nearest", p=1.0)],
 }
