@@ -129,7 +129,7 @@ RGB_CLOSE = {
         K.Normalize(MEAN, STD),
     ],
     "one of torchvision's": lambda: [
-        v2.RandAugment(interpolation="bilinear"),
+        v2.RandAugment(interpolation="bilinear", fill=[255, 128, 0]),
         v2.ToDtype(torch.float32, scale=True),
         v2.Normalize(MEAN.tolist(), STD.tolist()),
     ],
