@@ -1,11 +1,12 @@
 """What became of a pipeline, as a table to read."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from gpuaug.fusion.lower.tree import Done
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.filters import FilterOp
 from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp
@@ -86,7 +87,7 @@ class Explanation:
 
 
 def explanation(
-    segments: Sequence[Segment], size: Size, dtype: torch.dtype, executor: str, views: int = 1, done: Iterable[str] = ()
+    segments: Sequence[Segment], size: Size, dtype: torch.dtype, executor: str, views: int = 1, done: Sequence[Done] = ()
 ) -> Explanation:
     """Describe the segments of a pipeline for uint8 images of one size; ``done``: the transforms that take no op."""
     lines: list[Line] = []
@@ -116,9 +117,14 @@ def explanation(
             fitted = index == 0 and len(segments) == runs == 1 and not planned.needs_own_batch and has_device_crops(planned)
             lines.append(_line(step, size, element, dtype.itemsize if last else 4, views, runs, fitted))
             element = 4
-    names = ", ".join(done)
-    none = (f"{names}: nothing left to do, as bytes are scaled to [0, 1] where they are read.",) if names else ()
-    return Explanation(tuple(lines), size.shape, executor, (*_shrinking(segments, size), *none))
+    said = {
+        "nothing left to do, as bytes are scaled to [0, 1] where they are read": [
+            each.name for each in done if not each.of_boxes
+        ],
+        "of boxes, where the pipeline ends": [each.name for each in done if each.of_boxes],
+    }
+    notes = [f"{', '.join(names)}: {what}." for what, names in said.items() if names]
+    return Explanation(tuple(lines), size.shape, executor, (*_shrinking(segments, size), *notes))
 
 
 def _passes(segments: Sequence[Segment]) -> Iterator[Pass]:

@@ -280,7 +280,7 @@ class Fused(nn.Module):
         """
         known = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
         size = _size_given(shape) if shape is not None else self._seen[0][0] if self._seen else known
-        done = transforms_done(self._tree)
+        done = tuple(transforms_done(self._tree))
         return explain.explanation(self._segments.all(size), size, self.dtype, self._executor(), self.options.views, done)
 
     def _executor(self) -> str:

@@ -31,6 +31,11 @@ class Done:
     is_last: bool = False
     """Whether what moves pixels has to stand before it."""
 
+    @property
+    def of_boxes(self) -> bool:
+        """Whether there is something to do where the pipeline ends, to boxes."""
+        return self.is_last or (self.ending is not None and self.ending.boxes is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -81,10 +86,10 @@ def _in_order(tree: Tree) -> Iterator[Leaf | Done]:
         yield tree
 
 
-def transforms_done(tree: Tree) -> Iterator[str]:
-    """Names of the transforms that are no op."""
+def transforms_done(tree: Tree) -> Iterator[Done]:
+    """The transforms that are no op."""
     if isinstance(tree, Done):
-        yield tree.name
+        yield tree
     elif isinstance(tree, Group):
         for item in tree.items:
             yield from transforms_done(item)
