@@ -86,10 +86,10 @@ def _in_order(tree: Tree) -> Iterator[Leaf | Done]:
         yield tree
 
 
-def transforms_done(tree: Tree) -> Iterator[Done]:
-    """The transforms that are no op."""
+def transforms_done(tree: Tree) -> Iterator[tuple[str, bool]]:
+    """Names of the transforms that are no op, and whether there is something to do to boxes."""
     if isinstance(tree, Done):
-        yield tree
+        yield tree.name, tree.of_boxes
     elif isinstance(tree, Group):
         for item in tree.items:
             yield from transforms_done(item)
