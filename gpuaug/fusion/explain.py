@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gpuaug.fusion.lower.tree import Done
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.filters import FilterOp
 from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp
@@ -87,9 +86,17 @@ class Explanation:
 
 
 def explanation(
-    segments: Sequence[Segment], size: Size, dtype: torch.dtype, executor: str, views: int = 1, done: Sequence[Done] = ()
+    segments: Sequence[Segment],
+    size: Size,
+    dtype: torch.dtype,
+    executor: str,
+    views: int = 1,
+    done: Sequence[tuple[str, bool]] = (),
 ) -> Explanation:
-    """Describe the segments of a pipeline for uint8 images of one size; ``done``: the transforms that take no op."""
+    """Describe the segments of a pipeline for uint8 images of one size.
+
+    ``done``: names of the transforms that take no op, and whether each has something to do to boxes.
+    """
     lines: list[Line] = []
     element = 1
     mixes = any(isinstance(step.front, MixOp) for step in _passes(segments))
@@ -119,9 +126,9 @@ def explanation(
             element = 4
     said = {
         "nothing left to do, as bytes are scaled to [0, 1] where they are read": [
-            each.name for each in done if not each.of_boxes
+            name for name, of_boxes in done if not of_boxes
         ],
-        "of boxes, where the pipeline ends": [each.name for each in done if each.of_boxes],
+        "of boxes, where the pipeline ends": [name for name, of_boxes in done if of_boxes],
     }
     notes = [f"{', '.join(names)}: {what}." for what, names in said.items() if names]
     return Explanation(tuple(lines), size.shape, executor, (*_shrinking(segments, size), *notes))
