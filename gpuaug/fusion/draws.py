@@ -144,7 +144,7 @@ class Draws:
                 "draws must be for images of one size in Kornia, got those of a ragged batch. "
                 "Take one image: draws.alone(0).as_kornia()."
             )
-        foreign = next((leaf.name for leaf in leaves(self._tree) if leaf.op.library != "Kornia"), None)
+        foreign = next((leaf.name for leaf in leaves(self._tree) if leaf.op.package != "Kornia"), None)
         if foreign is not None:
             raise ArgumentError(
                 f"draws must be of Kornia's modules alone to have its form, got {foreign} of torchvision. "
@@ -205,7 +205,7 @@ def _calls(tree: Tree, each: Iterator[tuple[OpDraws, Size]], sample: int) -> Ite
         drawn, size = next(each)
         calls = getattr(tree.op, "calls", None)
         if calls is None or "key" in drawn:
-            whose = f"one that is left to {tree.op.library}" if "key" in drawn else f"one of {tree.op.library}"
+            whose = f"one that is left to {tree.op.package}" if "key" in drawn else f"one of {tree.op.package}"
             whose = "which mixes images" if isinstance(tree.op, MixOp) else whose
             raise ArgumentError(
                 f"draws must be of torchvision's transforms that fuse lowers to be told as calls, got {tree.name}, {whose}. "

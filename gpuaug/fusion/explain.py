@@ -42,7 +42,7 @@ class Line:
     """Why its library runs it."""
     at_most: bool = False
     """Whether ``launches`` is the most that a batch takes, by what it picks."""
-    library: str = "Kornia"
+    package: str = "Kornia"
     """Whose module it is, where its library runs it: ``"Kornia"`` on the whole batch, ``"torchvision"`` image by image."""
 
 
@@ -70,9 +70,9 @@ class Explanation:
         for number, line in enumerate(self.lines, 1):
             rows.append(
                 (
-                    line.library if line.reason else str(number),
+                    line.package if line.reason else str(number),
                     ", ".join(line.modules),
-                    f"left to {line.library}{_how(line, self.shape[0])}: {line.reason}" if line.reason else line.what,
+                    f"left to {line.package}{_how(line, self.shape[0])}: {line.reason}" if line.reason else line.what,
                     "?" if line.launches is None else f"up to {line.launches}" if line.at_most else str(line.launches),
                     _megabytes(line.read_bytes),
                     _megabytes(line.written_bytes),
@@ -114,7 +114,7 @@ def explanation(
             element = 4
             continue
         if eager is not None:
-            lines.append(Line((eager.name,), "", None, None, None, eager.reason, library=eager.library))
+            lines.append(Line((eager.name,), "", None, None, None, eager.reason, package=eager.package))
             element = 4
             continue
         assert planned is not None
@@ -149,7 +149,7 @@ def _shrinking(segments: Sequence[Segment], size: Size) -> tuple[str, ...]:
             if most > SHRINKS:
                 notes.append(
                     f"{op.name} may shrink by {most:.1f} and reads four pixels for each: details turn to noise. "
-                    f"{_WEIGHS[op.library]}."
+                    f"{_WEIGHS[op.package]}."
                 )
         if isinstance(op, GatherOp):
             at = op.out(at)
@@ -176,7 +176,7 @@ def _known(size: Size) -> bool:
 
 def _how(line: Line, batch: int) -> str:
     """How a library runs a module of its own, in words."""
-    return "" if line.library == "Kornia" else f", image by image, {batch} calls a batch"
+    return "" if line.package == "Kornia" else f", image by image, {batch} calls a batch"
 
 
 def _megabytes(count: int | None) -> str:

@@ -28,7 +28,7 @@ class FallbackWarnings:
     def when_fused(self) -> None:
         """Warn of modules that are not lowered whatever the images are, or of Kornia's version where all of its are not."""
         untested = untested_version()
-        if untested is not None and any(op.library == "Kornia" for op in self._ops):
+        if untested is not None and any(op.package == "Kornia" for op in self._ops):
             warn_of_version(untested)
         # A transform in a container that draws an order stands there once for each place in it.
         for op in {(op.name, id(op.module)): op for op in self._ops}.values():
@@ -39,7 +39,7 @@ class FallbackWarnings:
                     _warn_of_choice(op, left)
             elif isinstance(op, EagerOp):
                 self.warned.add(op.name)
-                if untested is None or op.library != "Kornia":
+                if untested is None or op.package != "Kornia":
                     _warn(op)
 
     def when_run(self, op: EagerOp) -> None:
@@ -50,7 +50,7 @@ class FallbackWarnings:
 
 
 def _warn(op: EagerOp) -> None:
-    if op.library == "torchvision":
+    if op.package == "torchvision":
         left, launches = "which is left to torchvision, image by image", "It adds its own launches for every image of a batch"
     elif type(op.module).__module__.startswith("kornia."):
         left, launches = "which is left to Kornia", "Kornia takes tens of launches a batch for it"

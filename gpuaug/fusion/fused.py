@@ -138,9 +138,9 @@ class Fused(nn.Module):
     def extra_repr(self) -> str:
         """The modules, and those left to their own library."""
         words = [", ".join(op.name for op in self._ops)]
-        for library in ("Kornia", "torchvision"):
-            left = [op.name for op in self._ops if isinstance(op, EagerOp) and op.library == library]
-            words += [f"left to {library}: {', '.join(left)}"] if left else []
+        for package in ("Kornia", "torchvision"):
+            left = [op.name for op in self._ops if isinstance(op, EagerOp) and op.package == package]
+            words += [f"left to {package}: {', '.join(left)}"] if left else []
         ran = self._executor()
         return "; ".join([*words, f"run by {ran}"] if ran else words)
 
@@ -347,4 +347,4 @@ def _size_given(shape: Sequence[int] | Ragged) -> Size:
 
 
 def _keepdim(op: Op | EagerOp) -> bool:
-    return op.keepdim if isinstance(op, Choice | OneMix) else bool(getattr(op.module, "keepdim", op.library == "torchvision"))
+    return op.keepdim if isinstance(op, Choice | OneMix) else bool(getattr(op.module, "keepdim", op.package == "torchvision"))

@@ -22,7 +22,7 @@ def sizing_ops(ops: Sequence[Op | EagerOp]) -> tuple[GatherOp, ...]:
         ArgumentError: If they do not.
     """
     untested = untested_version()
-    if untested is not None and any(op.library == "Kornia" for op in ops):
+    if untested is not None and any(op.package == "Kornia" for op in ops):
         raise ArgumentError(
             f"kornia must be of a version that gpuaug.fuse was compared with where ragged=True, got another: {untested}. "
             f'Run pip install "{REQUIREMENT}".'

@@ -74,7 +74,7 @@ def outcomes(pipeline, given, keys=None, **options):
     augment = gpuaug.fuse(pipeline, **options)
     draws = augment.draw(given[0] if options.get("ragged") else given[0].shape, seed=1)
     replayed = draws.views[0].alone(0) if options.get("ragged") else draws.views[0]
-    torchvisions = augment._ops[0].library == "torchvision"
+    torchvisions = augment._ops[0].package == "torchvision"
     told = replayed.as_torchvision if torchvisions else replayed.as_kornia
     mixes = any(isinstance(op, MixOp) for op in augment._ops)
     form = told() if options.get("pick") != "sample" and not (torchvisions and mixes) else None

@@ -40,7 +40,7 @@ def lower(pipeline: Any, pick: Pick = "batch", *, antialias: bool = False) -> Tr
         )
     for leaf in leaves(tree) if antialias else ():
         for op in leaf.op.ops if isinstance(leaf.op, Choice) else (leaf.op,):
-            if isinstance(op, ResampleOp) and op.library == "Kornia":
+            if isinstance(op, ResampleOp) and op.package == "Kornia":
                 op.set_antialias(cubic=op.settings["resample"] == Resample.BICUBIC)
     return tree
 

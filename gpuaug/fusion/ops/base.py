@@ -109,7 +109,7 @@ class Op(ABC):
     counts_pixels: ClassVar[bool] = False
     """Whether it reads from a sample's row, in float32, where pixels lie."""
 
-    library: ClassVar[str] = "Kornia"
+    package: ClassVar[str] = "Kornia"
     """Whose the module is."""
 
     def __init__(self, name: str, module: nn.Module) -> None:

@@ -98,13 +98,7 @@ class Crop(IndexOp):
         canvas = self._canvas(size)
         if np.any(self._height > canvas.height) or np.any(self._width > canvas.width):
             return f"crops {self._height}x{self._width} out of {canvas.height}x{canvas.width}, which Kornia resizes"
-        left, right, top, bottom = self._padding(size)
-        if any(np.any(np.less(side, 0)) for side in (left, right, top, bottom)):
-            return "negative padding"
-        across, down = np.maximum(left, right), np.maximum(top, bottom)
-        if self.edge == "reflect" and (np.any(across >= size.width) or np.any(down >= size.height)):
-            return "reflects further than the image is wide"
-        return changes_size_by_chance(self, size=size)
+        return why_not_padded(self._padding(size), self.edge, size) or changes_size_by_chance(self, size=size)
 
     def out(self, size: Size) -> Size:
         """The crop's."""
@@ -253,6 +247,17 @@ def _cannot_pad(mode_name: str, mode: str, value_name: str, value: Any) -> str |
         return f"{mode_name}={mode!r}"
     if mode != "constant" and value != 0:  # which Kornia refuses, and says so
         return f"{value_name}={value!r} with {mode_name}={mode!r}"
+    return None
+
+
+def why_not_padded(sides: Sequence[Any], edge: Edge, size: Size) -> str | None:
+    """Why images of this size cannot have this padding, left, right, above and below; ``None`` if they can."""
+    left, right, top, bottom = sides
+    if any(np.any(np.less(side, 0)) for side in sides):
+        return "negative padding"
+    across, down = np.maximum(left, right), np.maximum(top, bottom)
+    if edge == "reflect" and (np.any(across >= size.width) or np.any(down >= size.height)):
+        return "reflects further than the image is wide"
     return None
 
 

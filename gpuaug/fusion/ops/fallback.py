@@ -27,7 +27,7 @@ class EagerOp(ABC):
         lowered: The op that it would be for other images or settings, which knows the size of what comes out.
     """
 
-    library: ClassVar[str]
+    package: ClassVar[str]
     """Whose the module is."""
 
     def __init__(self, name: str, module: nn.Module, reason: str, lowered: Op | None = None) -> None:
@@ -59,14 +59,14 @@ class EagerOp(ABC):
         try:
             yield
         except Exception as error:
-            add_note(error, f"gpuaug: raised by {self.library} in {self.name}, which is left to it: {self.reason}.")
+            add_note(error, f"gpuaug: raised by {self.package} in {self.name}, which is left to it: {self.reason}.")
             raise
 
 
 class EagerKornia(EagerOp):
     """A module of Kornia's, or the user's, that runs on the whole batch."""
 
-    library = "Kornia"
+    package = "Kornia"
 
     def __init__(self, name: str, module: nn.Module, reason: str, lowered: Op | None = None) -> None:
         super().__init__(name, module, reason, lowered)
@@ -133,7 +133,7 @@ class EagerTorchvision(EagerOp):
         bytes_wanted: Whether the pipeline gives it bytes, and not floats.
     """
 
-    library = "torchvision"
+    package = "torchvision"
 
     def __init__(
         self, name: str, module: nn.Module, reason: str, lowered: Op | None = None, *, bytes_wanted: bool = False
@@ -189,7 +189,7 @@ class EagerTorchvision(EagerOp):
 
 def left(op: Op, reason: str) -> EagerOp:
     """A lowered op for images of a size that it is not lowered for."""
-    if op.library == "Kornia":
+    if op.package == "Kornia":
         return EagerKornia(op.name, op.module, reason, op)
     made = EagerTorchvision(op.name, op.module, reason, op, bytes_wanted=getattr(op, "units", "") == "bytes")
     made.gates = op.gates

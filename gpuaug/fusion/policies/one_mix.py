@@ -38,7 +38,7 @@ class OneMix(MixOp):
     @property
     def keepdim(self) -> bool:
         """Whether a single image stays one, as in Kornia, whatever is picked."""
-        return all(getattr(mix.module, "keepdim", mix.library == "torchvision") for _, mix in self.mixes)
+        return all(getattr(mix.module, "keepdim", mix.package == "torchvision") for _, mix in self.mixes)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Pick, and draw for what is picked: ``"parts"``, each a mix's number, its draws, and the samples (``None``: all)."""

@@ -241,8 +241,8 @@ class Targets:
         Raises:
             ArgumentError: If it may move pixels, and something goes along that the library knows nothing of.
         """
-        alone = op.moves_nothing or op.library == "torchvision"  # which is given images alone
-        known = ("input", "class") if op.library == "torchvision" else self.keys
+        alone = op.moves_nothing or op.package == "torchvision"  # which is given images alone
+        known = ("input", "class") if op.package == "torchvision" else self.keys
         foreign = [
             key
             for key, value in zip(self.keys, self.values, strict=True)
@@ -251,7 +251,7 @@ class Targets:
         if foreign and not op.moves_nothing:
             raise ArgumentError(
                 f"{op.name} must be a module that fuse runs, or leave pixels where they are, for {foreign[0]} to follow, "
-                f"got one that is left to {op.library}: {op.reason}. Replace it, or give it a stage of its own."
+                f"got one that is left to {op.package}: {op.reason}. Replace it, or give it a stage of its own."
             )
         taken = [index for index, key in enumerate(self.keys) if key == "input" or not (alone or key == "valid")]
         if not alone:

@@ -318,7 +318,7 @@ def test_what_has_no_lowering_is_left_to_torchvision_and_named(name):
     images = photographs(3)
     assert augment(images).dtype == torch.float32  # and warns no more
     line = augment.explain((64, 3, 32, 48)).lines[1]
-    assert (line.library, line.reason) == ("torchvision", reason)
+    assert (line.package, line.reason) == ("torchvision", reason)
     assert f"left to torchvision, image by image, 64 calls a batch: {reason}" in str(augment.explain((64, 3, 32, 48)))
     assert f"; left to torchvision: {type(transform).__name__}_1" in repr(augment)
 

@@ -217,7 +217,7 @@ def test_policies_that_are_not_exact_are_left_to_torchvision_whole(reason):
     assert got.shape == shape
     assert torch.equal(got, augment(photographs(*shape), draws=draws))
     (line,) = (line for line in augment.explain(shape).lines if line.reason)
-    assert (line.library, line.launches) == ("torchvision", None)
+    assert (line.package, line.launches) == ("torchvision", None)
     assert reason in line.reason
     assert any("Aug" in name for name in draws.of(0))
     with pytest.raises(gpuaug.ArgumentError, match="one that is left to torchvision"):

@@ -33,7 +33,7 @@ class TorchvisionOp(Op):
         units: Of the images that it is given.
     """
 
-    library = "torchvision"
+    package = "torchvision"
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
         # Not the op's that a subclass inherits from besides, which reads a module of Kornia's.

@@ -81,13 +81,7 @@ class _Padded(TorchvisionOp, IndexOp):
         raise NotImplementedError
 
     def _cannot_pad(self, size: Size) -> str | None:
-        left, right, top, bottom = self._padding(size)
-        if any(np.any(np.less(side, 0)) for side in (left, right, top, bottom)):
-            return "negative padding"
-        across, down = np.maximum(left, right), np.maximum(top, bottom)
-        if self.edge == "reflect" and (np.any(across >= size.width) or np.any(down >= size.height)):
-            return "reflects further than the image is wide"
-        return None
+        return crop.why_not_padded(self._padding(size), self.edge, size)
 
     def pad_call(self, size: Size, sample: int) -> Call:
         """The padding of one sample."""

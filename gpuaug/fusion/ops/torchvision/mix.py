@@ -19,7 +19,7 @@ class TorchvisionMix(MixOp):
     What it draws is named as in the parameters of ``make_params``, which the transform's own ``transform`` takes.
     """
 
-    library = "torchvision"
+    package = "torchvision"
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """The sample before each, and before the first the last; and what the batch shares."""
