@@ -4,7 +4,7 @@ import kornia.augmentation as K
 import torch
 from kornia.augmentation import auto
 from torchvision import tv_tensors
-from torchvision.transforms import v2
+from torchvision.transforms import InterpolationMode, v2
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
@@ -129,7 +129,7 @@ RGB_CLOSE = {
         K.Normalize(MEAN, STD),
     ],
     "one of torchvision's": lambda: [
-        v2.RandAugment(interpolation="bilinear", fill=[255, 128, 0]),
+        v2.RandAugment(interpolation=InterpolationMode.BILINEAR, fill=[255, 128, 0]),
         v2.ToDtype(torch.float32, scale=True),
         v2.Normalize(MEAN.tolist(), STD.tolist()),
     ],
