@@ -71,7 +71,7 @@ def test_images_too_small_to_filter_raise_kornias_error(name):
 
 @pytest.mark.parametrize("size", [(8, 32), (32, 8)])
 @left_to_kornia
-def test_images_with_no_more_pixels_than_tiles_raise_kornias_error(size):
+def test_images_with_no_more_pixels_than_clahe_has_tiles_raise_kornias_error(size):
     augment = gpuaug.fuse(K.RandomClahe(p=1.0))
     assert "left to Kornia: grid_size=(8, 8) needs more pixels than tiles on both axes" in str(augment.explain((2, 3, *size)))
     with pytest.raises(ValueError, match="The smallest image this grid admits is \\(9, 9\\)"):

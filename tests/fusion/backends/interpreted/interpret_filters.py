@@ -22,7 +22,7 @@ FILTERS = {
     "all in the middle": K.RandomGaussianBlur(3, (1e-4, 1e-3), p=1.0),
     "sharpness": K.RandomSharpness((0.0, 4.0), p=0.5),
     "equalize": K.RandomEqualize(p=0.5),
-    "CLAHE": K.RandomClahe((1.0, 9.0), (4, 5), p=0.5),
+    "CLAHE": K.RandomClahe((30.0, 90.0), (4, 5), p=0.5),
     "CLAHE, one tile": K.RandomClahe((0.1, 0.2), (1, 1), p=1.0),
     "auto contrast": K.RandomAutoContrast(p=0.5),
     "auto contrast, unclipped": K.RandomAutoContrast(clip_output=False, p=1.0),
