@@ -24,7 +24,7 @@ FILTERS = {
     "CLAHE": lambda p: K.RandomClahe((0.5, 4.0), p=p),
     "CLAHE, odd tiles": lambda p: K.RandomClahe((1.0, 40.0), grid_size=(5, 3), p=p),
     "CLAHE, some without a limit": lambda p: K.RandomClahe((-2.0, 2.0), grid_size=(1, 4), p=p),
-    "CLAHE, same": lambda p: K.RandomClahe((0.5, 4.0), same_on_batch=True, p=p),
+    "CLAHE, same": lambda p: K.RandomClahe((0.5, 4.0), grid_size=(2, 2), same_on_batch=True, p=p),
 }
 
 
