@@ -15,8 +15,8 @@ Rows:
 
 torchvision loop            as published: a call of the rotation for each image (seed)
 torchvision v2              the whole batch in one call, and so one draw for all of its images
-torchvision v2, workers     an image a call, in DataLoader workers, then a copy; after the others (256 a batch; not with --quick or on a CPU
-                            unless named in --rows)
+torchvision v2, workers     an image a call, in DataLoader workers, then a copy; measured after the other rows (a batch of 256;
+                            not with --quick or on a CPU unless named in --rows)
 Kornia                      as it is
 Kornia, matrices skipped    with transformation_matrix_mode="skip"
 Kornia compiled             torch.compile of the pipeline (seed, cls, ssl; a batch of 256; not with --quick or on a CPU
