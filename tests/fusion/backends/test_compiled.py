@@ -56,7 +56,7 @@ CHOSEN = [
     "mixup",
     "cutmix",
     "either mix",
-    "self-supervised",
+    pytest.param("self-supervised", marks=pytest.mark.slow),
 ]
 RAGGED = ["crop, views", "padded grey", "jittered", "smooth", "smooth, cubic", "smooth, jittered"]
 BOX_FORMS = {**FORMS, **TARGET_DICT_FORMS}
