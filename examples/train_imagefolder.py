@@ -162,7 +162,7 @@ class Training:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.args.bf16)
 
     def save(self):
-        """Write what the rest of the run depends on: one model and optimizer for all ranks, and the state of each rank's loader."""
+        """Write what the rest of the run depends on: the one model and optimizer, and the state of each rank's loader."""
         if self.args.checkpoint is None:
             return
         state = {"step": self.step, "epoch": self.epoch, "loaders": of_all_ranks(self.loader.state_dict())}
