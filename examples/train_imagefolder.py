@@ -34,6 +34,7 @@ from gpuaug.benchkit.environment import cores_allowed, environment
 from gpuaug.benchkit.photos import photographs
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+LOG_EVERY = 100  # steps
 WINDOW = 10  # steps that a rate is measured over
 
 
@@ -116,16 +117,19 @@ class Training:
             for images, labels in self.loader:
                 loss = self.train_step(images, labels)
                 self.times.append(perf_counter())
+                if self.step % LOG_EVERY == 0 and self.rank == 0:
+                    print(f"epoch {epoch}, step {self.step}: loss {loss:.3f}")  # which waits for the GPU
                 if self.args.steps is not None and self.step >= self.args.steps:
                     self.save()
                     return
                 if self.step % self.args.checkpoint_every == 0:
                     self.save()
-            accuracy = self.evaluate() if self.args.steps is None else math.nan
+            if self.args.steps is None:
+                accuracy, rate = self.evaluate(), self.rate()
+                if self.rank == 0:
+                    print(f"epoch {epoch}, step {self.step}: accuracy {accuracy:.1%}, {rate:,.0f} images/s a rank")
             self.epoch = epoch + 1
             self.save()
-            if self.rank == 0:
-                print(f"epoch {epoch}, step {self.step}: loss {loss:.3f}, accuracy {accuracy:.1%}, {self.rate():,.0f} images/s")
 
     def train_step(self, images, labels):
         """One step. Nothing in it makes the host wait for the GPU."""
