@@ -156,7 +156,8 @@ class Training:
         for images, labels in self.val_loader:
             with self.autocast():
                 correct = self.net(images).argmax(1) == labels  # not of DistributedDataParallel, which would wait for all ranks
-            counts += torch.stack([correct.sum(), correct.new_ones(()) * len(labels)])
+            counts[0] += correct.sum()
+            counts[1] += len(labels)
         self.net.train()
         if dist.is_initialized():
             dist.all_reduce(counts)
