@@ -8,11 +8,12 @@ is left for the evaluation. Without ``--data`` it needs ``pip install 'gpuaug[be
 
 How several GPUs compare with one, from the same files and with as much work for each:
 
-    CUDA_VISIBLE_DEVICES=0   torchrun --nproc-per-node 1 examples/train_imagefolder.py --data DIR --steps 200 --json one.json
-    CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc-per-node 2 examples/train_imagefolder.py --data DIR --steps 200 --json two.json
+    CUDA_VISIBLE_DEVICES=0   torchrun --nproc-per-node 1 examples/train_imagefolder.py --data DIR --steps 200 --json rates.json
+    CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc-per-node 2 examples/train_imagefolder.py --data DIR --steps 200 --json rates.json
 """
 
 import argparse
+import json
 import math
 import os
 from pathlib import Path
@@ -56,7 +57,7 @@ def options(gpu):
     add("--resume", action="store_true", help="go on from the file of --checkpoint, if it is there")
     add("--repeat", type=int, default=1, help="read the folder so often in an epoch: for measurements on a small one")
     add("--steps", type=int, help="stop after this step, without an evaluation, and print the median rate")
-    add("--json", type=Path, help="file to write that rate to, with the machine and the versions")
+    add("--json", type=Path, help="file to add that rate to, with the machine and the versions")
     args = parser.parse_args()
     if args.resume and args.checkpoint is None:
         parser.error("--resume needs --checkpoint, which says from where")
@@ -231,11 +232,15 @@ def main():
         each = ", ".join(f"{rate:,.0f}" for rate in rates)
         print(f"{sum(rates):,.0f} images/s in {world} processes ({each}), median of windows of {WINDOW} steps")
         if args.json is not None:
-            row = {"name": f"{world} x {device.type}", "world_size": world, "images_per_s": sum(rates), "ranks": rates}
+            row = {"name": f"{world} rank{'s' * (world > 1)}", "case": args.model, "batch_size": args.batch_size}
+            row |= {"images_per_s": sum(rates), "images_per_s_of_ranks": rates}
+            before = json.loads(args.json.read_text())["rows"] if args.json.exists() else []
+            rows = sorted([each for each in before if each["name"] != row["name"]] + [row], key=lambda each: each["name"])
             settings = {name: value for name, value in vars(args).items() if not isinstance(value, Path)}
             settings |= {"images": len(train), "classes": classes}
-            found = results.result("train_imagefolder", rows=[row], settings=settings, device=device, environment=machine)
-            results.write(args.json, found)
+            results.write(
+                args.json, results.result("scaling", rows=rows, settings=settings, device=device, environment=machine)
+            )
     if dist.is_initialized():
         dist.destroy_process_group()
 

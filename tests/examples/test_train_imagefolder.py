@@ -41,13 +41,17 @@ def test_evaluation_and_rate_are_printed_and_written(class_folder, tmp_path, cap
     found = re.findall(r"^epoch (\d), step (\d): accuracy (\d+)\.", printed, re.MULTILINE)
     assert [(epoch, step) for epoch, step, _ in found] == [("0", "4"), ("1", "8")]
     assert {int(accuracy) for *_, accuracy in found} <= {0, 33, 66, 100}, "three images are evaluated"
-    run_example("train_imagefolder", *small(class_folder, steps=3, json=tmp_path / "rate.json"))
+    file = tmp_path / "scaling.json"
+    for _ in range(2):
+        run_example("train_imagefolder", *small(class_folder, steps=3, json=file))
     assert "accuracy" not in capsys.readouterr().out
-    found = json.loads((tmp_path / "rate.json").read_text())
+    found = json.loads(file.read_text())
     results.check(found)
     (row,) = found["rows"]
-    assert row["world_size"] == 1
-    assert row["ranks"] == [row["images_per_s"]]
+    assert (row["name"], row["images_per_s_of_ranks"]) == ("1 rank", [row["images_per_s"]])
+    results.write(file, found | {"rows": [row | {"name": "2 ranks"}]})
+    run_example("train_imagefolder", *small(class_folder, steps=3, json=file))
+    assert [row["name"] for row in json.loads(file.read_text())["rows"]] == ["1 rank", "2 ranks"]
     assert str(class_folder) not in str(found["settings"]), "a result does not tell where images lie"
 
 
@@ -94,9 +98,10 @@ def test_two_nodes_on_two_addresses_train_one_model(class_folder, tmp_path):
     for node, address in enumerate(["127.0.0.1", "127.0.0.2"]):
         own = ["--nnodes", 2, "--node-rank", node, "--local-addr", address]
         options = [*own, "--master-addr", "127.0.0.1", "--master-port", port]
-        saved = ["--checkpoint", tmp_path / "run.pt", "--json", tmp_path / "rate.json"]
+        saved = ["--checkpoint", tmp_path / "run.pt", "--json", tmp_path / "scaling.json"]
         nodes.append(started([*torchrun(*options), SCRIPT, *small(class_folder), *saved]))
     printed = finished(*nodes)
     assert [text.count("epoch 1") for text in printed] == [1, 0], "the first rank of all speaks"
-    assert len(json.loads((tmp_path / "rate.json").read_text())["rows"][0]["ranks"]) == 2
+    (row,) = json.loads((tmp_path / "scaling.json").read_text())["rows"]
+    assert len(row["images_per_s_of_ranks"]) == 2
     assert [state["source"]["rank"] for state in torch.load(tmp_path / "run.pt")["loaders"]] == [0, 1]
