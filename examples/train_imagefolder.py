@@ -1,4 +1,4 @@
-"""Train a ResNet on a folder of images, one process a GPU; stop anywhere, and go on bit for bit.
+"""Train a ResNet on a folder of images, one process a GPU; stop anywhere, and go on from there.
 
     python examples/train_imagefolder.py                        # the photographs of scikit-image, on this machine's GPU or CPU
     torchrun --nproc-per-node 8 examples/train_imagefolder.py --data /data/imagenet --epochs 90 --checkpoint run.pt --resume
@@ -105,6 +105,7 @@ class Training:
         self.args, self.net, self.device, self.loader, self.val_loader = args, net, device, loader, val_loader
         self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9, weight_decay=1e-4, nesterov=True)
+        # With find_unused_parameters=True sums of gradients keep one order, and three ranks or more resume bit for bit as well.
         model = DistributedDataParallel(net) if dist.is_initialized() else net
         self.model = torch.compile(model) if args.compile else model
         self.step = self.epoch = 0
