@@ -204,6 +204,18 @@ def of_all_ranks(value):
     return values
 
 
+def add_rates(args, rates, settings, device, machine):
+    """Put the rates of this number of ranks into a file of results, beside those of other numbers."""
+    name = f"{len(rates)} rank{'s' * (len(rates) > 1)}"
+    row = {"name": name, "case": args.model, "batch_size": args.batch_size}
+    row |= {"images_per_s": sum(rates), "images_per_s_of_ranks": rates}
+    rows = json.loads(args.json.read_text())["rows"] if args.json.exists() else []
+    rows = [each for each in rows if each["name"] != name] + [row]
+    rows.sort(key=lambda each: len(each["images_per_s_of_ranks"]))
+    settings |= {name: value for name, value in vars(args).items() if not isinstance(value, Path)}
+    results.write(args.json, results.result("scaling", rows=rows, settings=settings, device=device, environment=machine))
+
+
 def main():
     gpu = torch.cuda.is_available()
     args = options(gpu)
@@ -233,15 +245,7 @@ def main():
         each = ", ".join(f"{rate:,.0f}" for rate in rates)
         print(f"{sum(rates):,.0f} images/s in {world} processes ({each}), median of windows of {WINDOW} steps")
         if args.json is not None:
-            row = {"name": f"{world} rank{'s' * (world > 1)}", "case": args.model, "batch_size": args.batch_size}
-            row |= {"images_per_s": sum(rates), "images_per_s_of_ranks": rates}
-            before = json.loads(args.json.read_text())["rows"] if args.json.exists() else []
-            rows = sorted([each for each in before if each["name"] != row["name"]] + [row], key=lambda each: each["name"])
-            settings = {name: value for name, value in vars(args).items() if not isinstance(value, Path)}
-            settings |= {"images": len(train), "classes": classes}
-            results.write(
-                args.json, results.result("scaling", rows=rows, settings=settings, device=device, environment=machine)
-            )
+            add_rates(args, rates, {"images": len(train), "classes": classes}, device, machine)
     if dist.is_initialized():
         dist.destroy_process_group()
 
