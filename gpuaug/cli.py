@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The command line without the program's name; ``sys.argv`` when left out.
     """
     parser = argparse.ArgumentParser(prog="gpuaug", description="Feeds a training loop from the GPU side.")
+    parser.add_argument("--version", action="version", version=f"gpuaug {gpuaug.__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_bench(commands)
     _add_profile(commands)
@@ -98,7 +99,7 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     from gpuaug.benchkit.environment import environment
     from gpuaug.benchkit.loops import cores_shared, setup_for
     from gpuaug.benchkit.photos import class_folders, photographs
-    from gpuaug.benchkit.uses import three_uses
+    from gpuaug.benchkit.uses import three_uses, verdict
 
     device = options.device or _device("cuda" if torch.cuda.is_available() else "cpu")
     if options.json is not None and options.json.is_dir():
@@ -123,10 +124,13 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     where = before["gpu"]["name"] if before["gpu"] else f"{before['cpu']['cores_allowed']} cores, {before['cpu']['model']}"
     title = f"{where}; {setup.model}, {setup.crop_px} px, batch {setup.batch_size}, workers: {setup.workers}"
     console.print(results.table(rows, title))
-    console.print("ratio: to the steps/s of the row at 1.00, median of paired rounds; spread: range")
+    console.print("ratio: to the steps/s of the row at 1.00, within a round: the median, and the spread over rounds")
     if options.json is not None:
         results.write(options.json, results.result("uses", rows=rows, settings=settings, device=device, environment=before))
         console.print(f"written to {options.json}")
+    console.print()
+    for sentence in verdict(rows, device):
+        console.print(f"- {sentence}", highlight=False, markup=False)
     return 0
 
 
