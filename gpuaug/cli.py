@@ -165,7 +165,11 @@ def _add_profile(commands: Any) -> None:
         description="Runs real training steps and measures the loader, the copy, each stage and the step alone, and the loop "
         "in line and streamed. The model is trained meanwhile: make one that may be thrown away.",
     )
-    parser.add_argument("target", metavar="package.module:make", help="a function that returns a StreamedLoader and a step")
+    parser.add_argument(
+        "target",
+        metavar="train.py:make",
+        help="a function of a file, or of package.module, that returns a StreamedLoader and a step",
+    )
     parser.add_argument("--batches", type=_at_least(int, 8), default=40, help="batches of a window (default: %(default)s)")
     parser.add_argument("--rounds", type=_at_least(int, 1), default=3, help="windows of each kind (default: %(default)s)")
     parser.add_argument("--timeline", type=Path, help="draw ten batches here (.png, .svg), or write a trace (.json)")
@@ -207,23 +211,43 @@ def _profile(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
 
 
 def _made(parser: argparse.ArgumentParser, target: str) -> Any:
-    """What the function returns that ``package.module:make`` names, with the working directory on the path, as in Python."""
-    module, _, name = target.partition(":")
-    if not (module and name):
-        parser.error(f"target must be package.module:make, got {target!r}. Name a function that returns a loader and a step.")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the user's module is there, and one that it imports is not
-        parser.error(f"target must be in a module that Python finds, got {module!r}. Run this where you would import it.")
+    """What the function returns that ``train.py:make`` or ``package.module:make`` names."""
+    module, _, name = target.rpartition(":")
+    file = Path(module)
+    if not name or not (file.suffix == ".py" or all(part.isidentifier() for part in module.split("."))):
+        rule = "train.py:make or package.module:make"
+        parser.error(f"target must be {rule}, got {target!r}. Name a function that returns a loader and a step.")
+    found = _from_file(parser, file) if file.suffix == ".py" else _imported(parser, module)
     make = getattr(found, name, None)
     if not callable(make):
         known = ", ".join(sorted(key for key, value in vars(found).items() if callable(value) and not key.startswith("_")))
         parser.error(f"target must name a function of {module}, got {name!r}. It has: {known or 'none'}.")
     return make()
+
+
+def _from_file(parser: argparse.ArgumentParser, file: Path) -> Any:
+    """The module in a file, with its folder on the path, as ``python train.py`` has it."""
+    if not file.is_file():
+        parser.error(f"target must name a file that is there, got {str(file)!r}. Give its path from here.")
+    sys.path.insert(0, str(file.parent.resolve()))
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    found = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def _imported(parser: argparse.ArgumentParser, module: str) -> Any:
+    """The module of that name, with the working directory on the path, as in Python."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the user's module is there, and one that it imports is not
+        parser.error(f"target must be in a module that Python finds, got {module!r}. Run this where you would import it.")
 
 
 def _device(text: str) -> torch.device:

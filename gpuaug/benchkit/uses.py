@@ -154,7 +154,7 @@ def verdict(rows: Sequence[dict[str, Any]], device: torch.device) -> Iterator[st
             f"On {device.type} stages run in line, on the processor that trains: overlap cannot show here, and a "
             "StreamedLoader can at best equal the loop that it replaces. What it is for shows on a CUDA device."
         )
-    yield "What bounds your own loop, and what to do about it: gpuaug profile package.module:make."
+    yield "What bounds your own loop, and what to do about it: gpuaug profile train.py:make."
 
 
 def _compared(case: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -41,7 +41,7 @@ def test_bench_prints_one_table_and_writes_a_good_result(class_folder, tmp_path,
         "augment alone",
     ]
     assert in_line.startswith("On cpu stages run in line, on the processor that trains: overlap cannot show here")
-    assert next_step.endswith("gpuaug profile package.module:make.")
+    assert next_step.endswith("gpuaug profile train.py:make.")
 
 
 def test_version_is_printed(capsys):

@@ -139,7 +139,7 @@ def test_verdict_compares_the_best_with_and_without_within_rounds(ours, text):
     rows = rows_of({"serial": [200, 400], "StreamedLoader": ours, "workers": [50, 50], uses._CEILING: [400, 800]})
     first, *more = uses.verdict(rows, torch.device("cuda"))
     assert first.startswith(text)
-    assert more[-1] == "What bounds your own loop, and what to do about it: gpuaug profile package.module:make."
+    assert more[-1] == "What bounds your own loop, and what to do about it: gpuaug profile train.py:make."
     assert not [sentence for sentence in more if "in line" in sentence]
 
 
