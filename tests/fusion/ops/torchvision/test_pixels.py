@@ -12,6 +12,7 @@ from gpuaug.fusion.policies.torchvision import LOWERED as POLICIES
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
+BILINEAR = InterpolationMode.BILINEAR
 
 EXACT = {
     "flip": lambda: v2.RandomHorizontalFlip(),
@@ -52,16 +53,14 @@ CLOSE = {
     "resize, four taps": lambda: v2.Resize(20, antialias=None),
     "resize, bounded": lambda: v2.Resize([30], max_size=36),
     "resize, longer side": lambda: v2.Resize(None, max_size=40),
-    "rotation": lambda: v2.RandomRotation(45, interpolation=InterpolationMode.BILINEAR, fill=None),
-    "rotation, about a point": lambda: v2.RandomRotation((10, 80), "bilinear", center=(3, 20), fill=None),
-    "rotation, quarters": lambda: v2.RandomRotation((90, 90), "bilinear", fill=None),
-    "affine": lambda: v2.RandomAffine(30, (0.2, 0.1), (0.7, 1.3), (5, 20, -8, 3), "bilinear", fill=None),
-    "affine, sheared across": lambda: v2.RandomAffine(0, shear=25, interpolation=InterpolationMode.BILINEAR, fill=None),
-    "affine, about a point": lambda: v2.RandomAffine(
-        30, (0.2, 0.1), center=(40, 5), interpolation=InterpolationMode.BILINEAR, fill=None
-    ),
-    "rotation, filled": lambda: v2.RandomRotation(45, "bilinear"),
-    "affine, filled": lambda: v2.RandomAffine(30, (0.2, 0.1), None, None, InterpolationMode.BILINEAR, (0.25, 0.5, 1.0)),
+    "rotation": lambda: v2.RandomRotation(45, interpolation=BILINEAR, fill=None),
+    "rotation, about a point": lambda: v2.RandomRotation((10, 80), BILINEAR, center=(3, 20), fill=None),
+    "rotation, quarters": lambda: v2.RandomRotation((90, 90), BILINEAR, fill=None),
+    "affine": lambda: v2.RandomAffine(30, (0.2, 0.1), (0.7, 1.3), (5, 20, -8, 3), BILINEAR, fill=None),
+    "affine, sheared across": lambda: v2.RandomAffine(0, shear=25, interpolation=BILINEAR, fill=None),
+    "affine, about a point": lambda: v2.RandomAffine(30, (0.2, 0.1), center=(40, 5), interpolation=BILINEAR, fill=None),
+    "rotation, filled": lambda: v2.RandomRotation(45, BILINEAR),
+    "affine, filled": lambda: v2.RandomAffine(30, (0.2, 0.1), interpolation=BILINEAR, fill=(0.25, 0.5, 1.0)),
     "perspective, filled": lambda: v2.RandomPerspective(fill=0.75),
     "perspective": lambda: v2.RandomPerspective(0.5, fill=None),
     "perspective, far": lambda: v2.RandomPerspective(0.9, p=1.0, fill=None),
