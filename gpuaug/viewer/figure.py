@@ -13,7 +13,7 @@ from gpuaug.viewer.follow import Followed, follow
 from gpuaug.viewer.trace import Trace, take
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from gpuaug.core.figure import Figure
 
 _MOST_COLUMNS = 8
 _CELL_IN = {1: 3.6, 2: 3.0, 3: 2.6, 4: 2.3, 5: 2.0, 6: 1.9}
@@ -88,7 +88,7 @@ def _title(taken: Trace, followed: Followed, count: int) -> str:
 
 def _figure(lines: Sequence[Line], title: str) -> "Figure":
     """Draw. The layout is made by hand, because texts have to know how much room there is."""
-    from matplotlib.figure import Figure
+    from gpuaug.core.figure import Figure
 
     count = len(lines[0].cells)
     blocks = -(-count // _MOST_COLUMNS)
