@@ -42,7 +42,7 @@ POISON = False
 """Whether slots are overwritten when they are given back, for tests: what reads one too late is then wrong for certain."""
 
 _locked: dict[int, tuple[int, Memory, dict[int, int], deque[Event]]] = {}
-"""Of each memory that may be page-locked, by its key, what :func:`_unregister` takes.
+"""Of each memory that may be page-locked, by its key, what ``_unregister`` takes.
 
 CUDA copies from the pages that it has locked, whatever the process has mapped at their addresses since. So memory stays mapped
 until CUDA has let go of all of it, although what was to see to that may be interrupted.

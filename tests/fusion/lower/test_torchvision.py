@@ -14,7 +14,7 @@ from torch import nn
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.models import ResNet50_Weights
-from torchvision.transforms import v2
+from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional
 
 import gpuaug
@@ -292,8 +292,11 @@ REASONS = {
     "subclass": (Flip(), "no lowering for this type"),
     "no op": (v2.RGB(), "no lowering for this type"),
     "subclass of an op": (type("Own", (v2.RandomInvert,), {})(), "a subclass of RandomInvert, which may do anything"),
-    "mode": (v2.Resize(20, interpolation="nearest"), "interpolation='nearest'"),
-    "cubic": (v2.Resize(20, interpolation="bicubic", antialias=False), "interpolation='bicubic' without antialias"),
+    "mode": (v2.Resize(20, interpolation=InterpolationMode.NEAREST), "interpolation='nearest'"),
+    "cubic": (
+        v2.Resize(20, interpolation=InterpolationMode.BICUBIC, antialias=False),
+        "interpolation='bicubic' without antialias",
+    ),
     "symmetric": (v2.Pad(2, padding_mode="symmetric"), "padding_mode='symmetric'"),
     "expand": (v2.RandomRotation((90, 90), expand=True), "expand=True"),
     "corners": (v2.RandomPerspective(1.0, p=0.0), "distortion_scale=1, by which corners may meet"),
@@ -351,7 +354,7 @@ def test_what_is_left_is_given_the_bytes_that_torchvision_would_have():
 def test_what_is_left_gives_its_size_to_what_follows():
     images = photographs(5)
     choice = v2.RandomChoice([v2.RandomResizedCrop(24), v2.Compose([v2.Resize(30), v2.CenterCrop(24)])])
-    for made in (choice, v2.Resize((24, 24), interpolation="nearest"), type("Own", (v2.RandomCrop,), {})(24)):
+    for made in (choice, v2.Resize((24, 24), interpolation=InterpolationMode.NEAREST), type("Own", (v2.RandomCrop,), {})(24)):
         augment = gpuaug.fuse([made, v2.RandomCrop(20), TO_FLOAT])
         assert augment(images).shape == (5, 3, 20, 20)
     grey = gpuaug.fuse([v2.Grayscale(), v2.RandomHorizontalFlip(), TO_FLOAT, v2.Normalize([0.5], [0.25])])

@@ -185,7 +185,7 @@ def gather_kernel(
 ):  # fmt: skip
     """Make the tiles of a gather pass; with ``REDUCE`` only the sums of grey that its contrast needs.
 
-    With ``KEEP`` the reduction leaves what it gathered, in 16 bits a channel, to :func:`rest_kernel`. ``SOURCE_C``,
+    With ``KEEP`` the reduction leaves what it gathered, in 16 bits a channel, to ``rest_kernel``. ``SOURCE_C``,
     ``SOURCE_H``, ``WIDTH`` and ``PIXELS`` are strides and sizes that are compiled in, or 0; ``WHOLE``, that tiles cover the
     output with nothing left over.
 

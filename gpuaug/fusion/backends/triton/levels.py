@@ -188,7 +188,7 @@ def levels_kernel(
     ENTRIES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr, EPSILON: tl.constexpr,
     CLIP: tl.constexpr,
 ):  # fmt: skip
-    """Take pixels through the tables that :func:`table_kernel` made.
+    """Take pixels through the tables that ``table_kernel`` made.
 
     Grid: (tiles of an image, samples, planes; one plane where a block makes all three).
     """
@@ -279,7 +279,7 @@ class _Levelling(NamedTuple):
 def level(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> int:
     """Launch a pass with equalize, CLAHE or auto contrast in front on the current stream, in two launches.
 
-    Arguments, shapes and the number returned are those of :func:`gpuaug.fusion.backends.triton.blur.blur`.
+    Arguments, shapes and the number returned are those of ``gpuaug.fusion.backends.triton.blur.blur``.
     """
     assert isinstance(step.front, LevelsOp)
     found = prepared(step, source, rows, out, _levelling)
