@@ -241,7 +241,7 @@ def clahe_kernel(
     COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
     FACTOR: tl.constexpr, OFFSET: tl.constexpr, GRID_H: tl.constexpr, GRID_W: tl.constexpr,
 ):  # fmt: skip
-    """Take pixels through the tables that :func:`tile_table_kernel` made.
+    """Take pixels through the tables that ``tile_table_kernel`` made.
 
     Grid: (tiles of an image, samples, planes; one plane where a block makes all three).
     """
