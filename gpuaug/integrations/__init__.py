@@ -1,1 +1,1 @@
-"""Training frameworks that know a loader by more than its batches. Each file speaks to one, and imports it when it is used."""
+"""What a recipe cannot do for a training framework. Each file speaks to one, which it imports."""

@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader
 
 from gpuaug.core import rng
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, flag, whole_number
+from gpuaug.feed.prepared_loader import Place, PreparedLoader
 from gpuaug.feed.resumable import ResumableLoader, Resume
 from gpuaug.feed.wrapped_loader import is_stateful, tell_epoch, told_epoch
-from gpuaug.integrations.accelerate import Place, PreparedLoader
 from gpuaug.loader.agreement import WAY_OUT, Stages, batches_had, check_source, description, differences
 
 MOST_SEED, MOST_COUNT = 2**64 - 1, 2**63 - 1

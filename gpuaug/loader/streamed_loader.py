@@ -16,7 +16,7 @@ from gpuaug.core.rng import Position
 from gpuaug.core.streams import Lanes
 from gpuaug.feed.feed import Feed, Kind
 from gpuaug.feed.prefetch import FeedIterator
-from gpuaug.integrations import accelerate
+from gpuaug.feed.prepared_loader import as_prepared
 from gpuaug.loader import depth as depths
 from gpuaug.loader.checkpoint import MOST_COUNT, MOST_SEED, Progress
 from gpuaug.loader.iterator import PipelinedIterator
@@ -95,7 +95,7 @@ class StreamedLoader:
         budget = (
             None if feed_bytes is None else whole_number("feed_bytes", feed_bytes, "Leave it out for an eighth of the memory.")
         )
-        prepared = accelerate.prepared(loader)
+        prepared = as_prepared(loader)
         source, begin_with = (loader, None) if prepared is None else (prepared.dataloader, prepared.open)
         own_feed = Feed(source, feed, budget, lanes.device, begin_with)
         self._feed_iterators: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
