@@ -229,7 +229,8 @@ class StreamedLoader:
         """Choose the epoch of the next iterator, here and in the wrapped loader.
 
         Calls ``set_epoch`` of the loader if it has one, otherwise of its sampler, its batch sampler, the batch sampler's
-        sampler and its dataset, those that have one. Without a call each iterator takes the next epoch.
+        sampler and its dataset, those that have one. Without a call each iterator takes the next epoch, or that of one of these
+        if it was told a later one.
 
         Args:
             epoch: Counted from 0.
