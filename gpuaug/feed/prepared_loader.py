@@ -6,12 +6,17 @@ Its own ``iter`` also has ranks agree on the state of a generator, which a backg
 """
 
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from operator import length_hint
 from typing import Any, NamedTuple
 
-from gpuaug.core.errors import ArgumentError
+import torch
+from torch.utils.data import DataLoader
+
+from gpuaug.core.errors import ArgumentError, GpuAugWarning
 from gpuaug.feed.wrapped_loader import Begin, Begun, StateReader, end_workers
 
 
@@ -47,6 +52,11 @@ class PreparedLoader:
         self._open = 0
         self.dataloader: Any = loader.base_dataloader
         """What is read in its place."""
+
+    @property
+    def device(self) -> Any:
+        """Where it puts batches, if anywhere."""
+        return getattr(self._loader, "device", None)
 
     @property
     def epoch(self) -> int:
@@ -171,3 +181,26 @@ def as_prepared(loader: Any) -> PreparedLoader | None:
         )
     kinds = (module.DataLoaderShard, module.DataLoaderDispatcher)
     return PreparedLoader(loader) if issubclass(type(loader), kinds) else None
+
+
+def warn_if_never_stepped(loader: Any) -> None:
+    """Warn where Accelerate accumulates gradients, and is not told of the end of ``loader``, which it has not prepared.
+
+    Warns:
+        GpuAugWarning: If an epoch is no whole number of windows.
+    """
+    module = sys.modules.get("accelerate.state")
+    if module is None or not module.GradientState._shared_state or not isinstance(loader, DataLoader):
+        return
+    state = module.GradientState()
+    if state.num_steps == 1 or not state.sync_with_dataloader or not torch.is_grad_enabled() or as_prepared(loader) is not None:
+        return
+    batches = length_hint(loader)
+    if batches % state.num_steps:
+        warnings.warn(
+            f"A loader must be prepared before it is wrapped where Accelerate accumulates gradients, got a "
+            f"{type(loader).__name__} that was not: those of the last {batches % state.num_steps} of {batches} batches are not "
+            "stepped. Use StreamedLoader(accelerator.prepare(dataloader), stages).",
+            GpuAugWarning,
+            stacklevel=5,  # the user's loop, beyond next() of the iterator and of its generator, and _begin()
+        )

@@ -1,19 +1,24 @@
 """Lightning's Trainer: it is given DataLoaders, and what it has made of them is wrapped."""
 
+import sys
 import weakref
 from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from gpuaug.loader.streamed_loader import StreamedLoader
 
-try:
-    from lightning.pytorch.callbacks import Callback
-except ImportError:  # the same under its older name
-    from pytorch_lightning.callbacks import Callback
+# The package has two names, with classes of their own: that which the program has imported.
+_NAME = (
+    "pytorch_lightning"
+    if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
+    else "lightning.pytorch"
+)
+_Callback: Any = import_module(f"{_NAME}.callbacks").Callback
 
 
-class StreamLoaders(Callback):  # type: ignore[misc]
+class StreamLoaders(_Callback):  # type: ignore[misc]
     """Wraps each loader of a Trainer in a :class:`~gpuaug.StreamedLoader`, once the Trainer has prepared it.
 
     A Trainer gives a ``DataLoader`` the sampler of its rank, or of ``overfit_batches``, and leaves other loaders as they are. A

@@ -16,7 +16,7 @@ from gpuaug.core.rng import Position
 from gpuaug.core.streams import Lanes
 from gpuaug.feed.feed import Feed, Kind
 from gpuaug.feed.prefetch import FeedIterator
-from gpuaug.feed.prepared_loader import as_prepared
+from gpuaug.feed.prepared_loader import as_prepared, warn_if_never_stepped
 from gpuaug.loader import depth as depths
 from gpuaug.loader.checkpoint import MOST_COUNT, MOST_SEED, Progress
 from gpuaug.loader.iterator import PipelinedIterator
@@ -43,7 +43,8 @@ class StreamedLoader:
             has been read ahead when a loop is left early.
         stages: What is done to a batch after its copy, in order: :class:`TransformStage`, :class:`FeatureStage`, or any
             callable on the images. May be replaced between epochs.
-        device: Where batches go. Left out: this machine's accelerator, or the CPU without one.
+        device: Where batches go. Left out: that of Accelerate around a loader that it has prepared, else this machine's
+            accelerator, or the CPU without one.
         depth: How many batches are worked on ahead of the one that is handed over. ``"auto"`` times the first hundred batches
             both in line and two ahead, in turns, and goes on with the faster; ``repr`` says which, and why.
         seed: What the draws of stages depend on. Left out: ``torch.initial_seed()``, which consumes nothing, or that of the
@@ -91,11 +92,11 @@ class StreamedLoader:
         way_out = "Leave it out for torch.distributed's."
         self._rank = None if rank is None else whole_number("rank", rank, way_out, most=MOST_COUNT)
         self._warned_of_ranks = False
-        lanes = Lanes(streams.resolve(device))
+        prepared = as_prepared(loader)
+        lanes = Lanes(streams.resolve(prepared.device if prepared is not None and device is None else device))
         budget = (
             None if feed_bytes is None else whole_number("feed_bytes", feed_bytes, "Leave it out for an eighth of the memory.")
         )
-        prepared = as_prepared(loader)
         source, begin_with = (loader, None) if prepared is None else (prepared.dataloader, prepared.open)
         own_feed = Feed(source, feed, budget, lanes.device, begin_with)
         self._feed_iterators: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
@@ -284,6 +285,7 @@ class StreamedLoader:
 
     def _begin(self, depth: depths.Depth | None = None, bound: Sequence[BoundStage] | None = None) -> PipelinedIterator:
         self._warn_if_ranks_read_the_same()
+        warn_if_never_stepped(self.loader)
         shared = self._shared
         bound = self._bound if bound is None else bound
         ahead = max((stage.ahead for stage in bound), default=0)

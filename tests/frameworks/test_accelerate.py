@@ -1,5 +1,6 @@
 """Accelerate with ``StreamedLoader(accelerator.prepare(loader))``: what it counts, where it steps and what it saves."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -213,3 +214,22 @@ def test_what_profile_reads_does_not_count(make_accelerator, noise):
     gpuaug.profile(loader, lambda batch: None, batches=8)
     assert not accelerator.gradient_state.in_dataloader
     assert epochs_of(loader, 1) == expected
+
+
+@pytest.mark.parametrize(("samples", "steps", "warned"), [(10, 3, True), (12, 3, False), (10, 1, False)])
+def test_a_loader_that_accelerate_gives_back_is_warned_of(make_accelerator, samples, steps, warned):
+    accelerator = make_accelerator(gradient_accumulation_steps=steps)
+    loader = accelerator.prepare(gpuaug.StreamedLoader(DataLoader(dataset(samples), 2)))
+    text = "those of the last 2 of 5 batches are not stepped. Use StreamedLoader"
+    with pytest.warns(gpuaug.GpuAugWarning, match=text) if warned else nullcontext():
+        list(loader)
+    with torch.no_grad():
+        list(loader)
+
+
+def test_batches_go_where_accelerate_puts_them(make_accelerator):
+    prepared = make_accelerator().prepare(DataLoader(dataset(4), 2))
+    prepared.device = torch.device("meta")
+    assert gpuaug.StreamedLoader(prepared, device="cpu").device.type == "cpu"
+    with pytest.raises(gpuaug.DeviceError):
+        gpuaug.StreamedLoader(prepared)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.processes import run_script
 from torch.utils.data import DataLoader, TensorDataset
 
 import gpuaug
@@ -146,3 +147,25 @@ def test_fabric(noise, tmp_path):
     resumed = make()
     fabric.load(tmp_path / "state.ckpt", {"loader": resumed})
     assert [values.tolist() for (values,) in resumed] == whole[3:]
+
+
+@pytest.mark.slow
+def test_the_other_name_of_the_package():
+    pytest.importorskip("pytorch_lightning")
+    script = """
+import pytorch_lightning as pl, torch, gpuaug
+from torch.utils.data import DataLoader
+from gpuaug.integrations.lightning import StreamLoaders
+
+class Model(pl.LightningModule):
+    def training_step(self, batch, _):
+        assert isinstance(self.trainer.train_dataloader, gpuaug.StreamedLoader)
+
+    def configure_optimizers(self):
+        return None
+
+trainer = pl.Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, callbacks=[StreamLoaders(train=[])])
+trainer.fit(Model(), DataLoader(torch.arange(4.0), 2))
+print("trained")
+"""
+    assert "trained" in run_script(script).stdout
