@@ -10,11 +10,8 @@ from typing import Any
 from gpuaug.loader.streamed_loader import StreamedLoader
 
 # The package has two names, with classes of their own: that which the program has imported.
-_NAME = (
-    "pytorch_lightning"
-    if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
-    else "lightning.pytorch"
-)
+_NAMES = ("lightning.pytorch", "pytorch_lightning")
+_NAME = next((name for name in _NAMES if name in sys.modules), _NAMES[0])
 _Callback: Any = import_module(f"{_NAME}.callbacks").Callback
 
 

@@ -164,7 +164,8 @@ class Model(pl.LightningModule):
     def configure_optimizers(self):
         return None
 
-trainer = pl.Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, callbacks=[StreamLoaders(train=[])])
+callbacks = [StreamLoaders(train=[])]
+trainer = pl.Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, callbacks=callbacks)
 trainer.fit(Model(), DataLoader(torch.arange(4.0), 2))
 print("trained")
 """

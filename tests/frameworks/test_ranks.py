@@ -21,6 +21,7 @@ warnings.simplefilter("ignore")
 warnings.simplefilter("always", gpuaug.GpuAugWarning)
 warnings.showwarning = lambda message, *others: said.append(str(message))
 rank = int(os.environ["RANK"])
+torch.manual_seed(0)
 data = TensorDataset(torch.arange(21.0))
 epochs = []
 
@@ -45,11 +46,19 @@ for epoch in range(2):
         with accelerator.accumulate(model):
             accelerator.backward(model(values[:, None]).square().mean())
             stepped += [number] if accelerator.sync_gradients else []
+accelerator.register_for_checkpointing(training)
+rest = []
+for number, (values,) in enumerate(training):
+    rest += values.tolist() if number > 2 else []
+    if number == 2:
+        accelerator.save_state(os.path.join(sys.argv[1], "state"))
+accelerator.load_state(os.path.join(sys.argv[1], "state"))
+resumed = [value for (values,) in training for value in values.tolist()]
 evaluation = gpuaug.StreamedLoader(accelerator.prepare(DataLoader(data, 2)), depth=4)
 gathered = torch.cat([accelerator.gather_for_metrics(values) for (values,) in evaluation]).tolist()
 assert not said
 list(accelerator.prepare(gpuaug.StreamedLoader(DataLoader(data, 2))))
-write(epochs=epochs, stepped=stepped, gathered=gathered, said=said)
+write(epochs=epochs, stepped=stepped, gathered=gathered, said=said, rest=rest, resumed=resumed)
 """
 
 LIGHTNING = """
@@ -105,3 +114,4 @@ def test_ranks_share_each_epoch_and_draw_by_themselves(package, script, tmp_path
         assert "every rank reads all 21 samples" in " ".join(found["said"])
         assert found.get("gathered", list(range(21))) == list(range(21))
         assert found.get("stepped", [3, 5]) == [3, 5]
+        assert found.get("resumed") == found.get("rest")
