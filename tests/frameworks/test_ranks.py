@@ -52,6 +52,7 @@ for number, (values,) in enumerate(training):
     rest += values.tolist() if number > 2 else []
     if number == 2:
         accelerator.save_state(os.path.join(sys.argv[1], "state"))
+accelerator.wait_for_everyone()
 accelerator.load_state(os.path.join(sys.argv[1], "state"))
 resumed = [value for (values,) in training for value in values.tolist()]
 evaluation = gpuaug.StreamedLoader(accelerator.prepare(DataLoader(data, 2)), depth=4)
