@@ -6,6 +6,8 @@ from torch import nn
 
 import gpuaug
 
+collect_ignore_glob = ["gpuaug/integrations/*.py"]  # they import frameworks, and tests/frameworks imports them
+
 
 @pytest.fixture(autouse=True)
 def _names(doctest_namespace):

@@ -31,7 +31,7 @@ from gpuaug.feed.ring import Ring, default_budget_bytes, why_not_here
 from gpuaug.feed.ring_collate import SlotCollate, described_or_not
 from gpuaug.feed.ring_memory import Described, Slot, can_be_placed
 from gpuaug.feed.unsent import sending_errors
-from gpuaug.feed.wrapped_loader import end_workers, has_persistent_workers, iterated_as
+from gpuaug.feed.wrapped_loader import Begin, Begun, begin_epoch, begin_later, end_workers, has_persistent_workers, iterated_as
 
 Kind = Literal["auto", "ring", "plain"]
 
@@ -44,15 +44,24 @@ class Feed:
         feed: What the user asked for.
         feed_bytes: The budget of all slots together, or ``None`` for the default.
         device: Where batches go.
+        begin_with: Begins a pass in place of ``begin(loader)``, given ``begin`` and ``loader``.
 
     Raises:
         ArgumentError: If ``feed`` is none of its values, or ``"ring"`` where that cannot be.
     """
 
-    def __init__(self, loader: Iterable[Any], feed: Kind, feed_bytes: int | None, device: torch.device) -> None:
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        feed: Kind,
+        feed_bytes: int | None,
+        device: torch.device,
+        begin_with: Callable[[Begin, Any], Begun] | None = None,
+    ) -> None:
         feed = one_of("feed", feed, ("auto", "ring", "plain"), "Leave it out to have what fits.")
         self._loader, self._device = loader, device
         self._budget = default_budget_bytes() if feed_bytes is None else feed_bytes
+        self._begin_with = begin_with
         self.workers = _workers_of(loader)
         self.reason = "as asked" if feed == "plain" else _why_not(loader, device, forced=feed == "ring")
         if feed == "ring" and self.reason:
@@ -147,9 +156,13 @@ class Feed:
         starts_workers = self.workers and (keeps_state or iterated_as(loader, DataLoader))
         memory = ring.memory if ring is not None else None
         with sending_errors(loader, keeps_state, memory) if starts_workers else nullcontext():
-            if self.resumable is None:
-                return open_feed_iterator(loader, current_stream, receive)
-            return open_feed_iterator(loader, current_stream, receive, partial(self.resumable.begin, resume=resume))
+            if self.resumable is not None:
+                begin: Begin = partial(self.resumable.begin, resume=resume)
+            else:
+                begin = begin_epoch if resume is None else partial(begin_later, batches=resume.batches)
+            if self._begin_with is not None:
+                begin = partial(self._begin_with, begin)
+            return open_feed_iterator(loader, current_stream, receive, begin)
 
     @property
     def has_running_workers(self) -> bool:
@@ -193,7 +206,7 @@ class Feed:
     def _slots_of_a_worker(self, depth: int) -> int:
         prefetched = (getattr(self._loader, "prefetch_factor", None) or 2) if self.workers else 0
         # Besides those that a worker has ready: batches that wait for the training thread, and those that are being copied.
-        ahead = QUEUED + depth + 3
+        ahead = QUEUED + depth + 3 + (self._begin_with is not None)
         return int(prefetched + 1 + math.ceil(ahead / max(self.workers, 1)))
 
     def _new_ring(self, each: int) -> Ring | None:

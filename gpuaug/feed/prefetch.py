@@ -24,7 +24,7 @@ import torch
 
 from gpuaug.core.errors import IteratorEndedError
 from gpuaug.core.settings import default_device
-from gpuaug.feed.wrapped_loader import StateReader, begin_epoch, end_workers, has_persistent_workers, state_reader
+from gpuaug.feed.wrapped_loader import Begin, StateReader, begin_epoch, end_workers, has_persistent_workers, state_reader
 
 QUEUED = 2
 """Host batches that wait for the training thread. The loader's workers keep their own; more here only holds memory."""
@@ -182,7 +182,7 @@ def open_feed_iterator(
     loader: Iterable[Any],
     current_stream: Callable[[], Any],
     receive: Receive | None = None,
-    begin: Callable[[Any], tuple[Iterator[Any], StateReader]] = begin_epoch,
+    begin: Begin = begin_epoch,
 ) -> FeedIterator:
     """Begin a pass over ``loader``.
 

@@ -28,8 +28,8 @@ class Resume(NamedTuple):
 
     batches: int
     """The batches that are left out."""
-    seed: int
-    """What the seeds of workers are drawn from."""
+    seed: int | None
+    """What the seeds of workers are drawn from. ``None``: generators are as the user left them, and so is the order."""
     start: Mapping[str, Any] | None
     """The state at the epoch's beginning. ``None``: the present one, before seeds of workers are drawn from the generator."""
     same_order: bool
@@ -142,7 +142,7 @@ class ResumableLoader:
         indices = _Indices(self, self._sampler, resume)
         found = states_of(indices.generators)
         try:
-            if resume is not None:  # else workers would draw what those of an earlier epoch drew
+            if resume is not None and resume.seed is not None:  # else workers would draw what those of an earlier epoch drew
                 (loader.generator or torch.default_generator).manual_seed(resume.seed)
                 indices.states = found if resume.start is None else resume.start["generators"]
             with _asked(loader, indices):
@@ -208,7 +208,7 @@ class _EpochIndices(Iterator[Any]):
         asked.resume = None  # workers that persist ask again in later epochs
         before = self._before if self._drawn else states_of(asked.generators)
         try:
-            if resume is not None:
+            if resume is not None and resume.seed is not None:
                 set_states(asked.generators, asked.states)
                 before, self._indices = states_of(asked.generators), asked.ask()
             self._first = list(islice(self._indices, 1))

@@ -4,6 +4,7 @@ import copy
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 
@@ -55,10 +56,33 @@ def state_reader(loader: Any, iterator: Iterator[Any]) -> StateReader:
     return read
 
 
-def begin_epoch(loader: Any) -> tuple[Iterator[Any], StateReader]:
+Begun = tuple[Iterator[Any], StateReader]
+"""A pass over a loader: its iterator, and what reads its state."""
+
+Begin = Callable[[Any], Begun]
+
+
+def begin_epoch(loader: Any) -> Begun:
     """An iterator of ``loader``, and what reads its state."""
     iterator = iter(loader)
     return iterator, state_reader(loader, iterator)
+
+
+def begin_later(loader: Any, batches: int) -> Begun:
+    """The same without the first ``batches``, which are read where the first one is asked for, and dropped."""
+    iterator, state = begin_epoch(loader)
+    return _Later(iterator, batches), state
+
+
+class _Later(Iterator[Any]):
+    def __init__(self, iterator: Iterator[Any], batches: int) -> None:
+        self._iterator, self._rest = iterator, islice(iterator, batches, None)
+
+    def __next__(self) -> Any:
+        return next(self._rest)
+
+    def _shutdown_workers(self) -> None:  # as a DataLoader's iterator has it
+        end_workers(self._iterator)
 
 
 def tell_epoch(loader: Any, epoch: int) -> None:
@@ -71,10 +95,17 @@ def tell_epoch(loader: Any, epoch: int) -> None:
             part.set_epoch(epoch)
 
 
+def told_epoch(loader: Any) -> int:
+    """The epoch that the samplers of ``loader`` were told, or 0. Frameworks tell them, and not what wraps the loader."""
+    epochs = (getattr(part, "epoch", 0) for part in parts(loader).values() if hasattr(part, "set_epoch"))
+    return max((epoch for epoch in epochs if isinstance(epoch, int)), default=0)
+
+
 def parts(loader: Any) -> dict[str, Any]:
     """``loader`` and its samplers and dataset, each once, by the path from the loader."""
     found: dict[str, Any] = {"": loader}
-    for path in ("sampler", "batch_sampler", "batch_sampler.sampler", "dataset"):
+    # Accelerate's batch sampler of one rank holds the batch sampler of all.
+    for path in ("sampler", "batch_sampler", "batch_sampler.sampler", "batch_sampler.batch_sampler.sampler", "dataset"):
         with suppress(AttributeError):
             part = operator.attrgetter(path)(loader)
             if not any(part is other for other in found.values()):

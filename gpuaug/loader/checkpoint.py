@@ -3,15 +3,16 @@
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
 from gpuaug.core import rng
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, flag, whole_number
+from gpuaug.feed.prepared_loader import Place, PreparedLoader
 from gpuaug.feed.resumable import ResumableLoader, Resume
-from gpuaug.feed.wrapped_loader import is_stateful, tell_epoch
+from gpuaug.feed.wrapped_loader import is_stateful, tell_epoch, told_epoch
 from gpuaug.loader.agreement import WAY_OUT, Stages, batches_had, check_source, description, differences
 
 MOST_SEED, MOST_COUNT = 2**64 - 1, 2**63 - 1
@@ -43,6 +44,7 @@ class Progress:
         seed: What draws depend on besides, if the user said it.
         resumable: What begins epochs of the loader at any batch, where that can be.
         end_passes: Ends the passes over the loader that are open.
+        prepared: The loader as one of Accelerate's, if it is.
     """
 
     def __init__(
@@ -51,17 +53,20 @@ class Progress:
         seed: int | None,
         resumable: ResumableLoader | None,
         end_passes: Callable[[], None],
+        prepared: PreparedLoader | None = None,
     ) -> None:
         self.stages: Stages = ()
         self._seed, self._seed_given = rng.default_seed() if seed is None else seed, seed is not None
         self._loader = loader
         self._resumable = resumable
         self._end_passes = end_passes
+        self._prepared = prepared
         self._epoch = -1
         self._next: int | None = None
         """The epoch of the next iterator, where it is not the one that follows."""
         self._chosen = False
         self._first = 0
+        self._skip = 0
         self._snapshot: Snapshot | None = None
         self._given: Any = None
         """The state that the wrapped loader was given and no iterator has begun from."""
@@ -89,16 +94,36 @@ class Progress:
         self._next, self._chosen = epoch, True
         tell_epoch(self._loader, epoch)
 
+    def skip(self, batches: int) -> None:
+        """Have the next iterator leave out its first ``batches``."""
+        self._skip = batches
+
     def resume(self, rank: int) -> Resume | None:
-        """Where the next iterator begins, if a state says so of a loader that can be resumed."""
-        at = rng.Position(self._seed, self._following, rank, self._first)
-        return None if self._resume is None else self._resume._replace(seed=at.key("workers"))
+        """Where the next iterator begins, if not at the first batch of its epoch."""
+        if self._resume is None:
+            return Resume(self._skip, None, None, False) if self._skip else None
+        at = rng.Position(self._seed, self._following, rank, self._first + self._skip)
+        return self._resume._replace(batches=self._resume.batches + self._skip, seed=at.key("workers"))
+
+    def prepare(self) -> None:
+        """Have the wrapped loader know the epoch of an iterator that is about to begin, where it has to."""
+        if self._prepared is None:
+            return
+        place = self._prepared.loaded()
+        if place is not None and self._next in (None, place.epoch):
+            self._next, self._first = place.epoch, place.batch
+            self._seed = self._seed if self._seed_given else place.seed
+        self._prepared.prepare(self._following)
+        in_sampler, by_loader = self._prepared.skipped
+        self._first, self._skip = self._first + in_sampler, self._skip + by_loader
 
     def begin(self, source: Any) -> Snapshot:
         """Where an iterator is that begins now, with ``source`` as the wrapped loader's state."""
         self._epoch = self._following
-        begun = Snapshot(self._epoch, self._first, False, self._chosen, source)
-        self._next, self._chosen, self._first, self._given, self._resume = None, False, 0, None, None
+        begun = Snapshot(self._epoch, self._first + self._skip, False, self._chosen, source)
+        self._next, self._chosen, self._first, self._skip, self._given, self._resume = None, False, 0, 0, None, None
+        if self._prepared is not None:
+            self._prepared.begin()
         self.reach(begun)
         return begun
 
@@ -115,19 +140,34 @@ class Progress:
             self._end_passes()
             source = self.state_dict()["source"] if self._snapshot is not None else None
             source = copy.deepcopy(self._loader.state_dict()) if source is None else source  # type: ignore[attr-defined]
-        counters = self._epoch, self._next, self._chosen, self._first, self._snapshot, self._given, self._resume
+        prepared = nullcontext() if self._prepared is None else self._prepared.set_aside()
+        names = ("_epoch", "_next", "_chosen", "_first", "_skip", "_snapshot", "_given", "_resume")
+        counters = {name: vars(self)[name] for name in names}
         try:
-            yield
+            with prepared:
+                yield
         finally:
             if source is not None:
                 self._loader.load_state_dict(copy.deepcopy(source))  # type: ignore[attr-defined]
-            self._epoch, self._next, self._chosen, self._first, self._snapshot, self._given, self._resume = counters
+            vars(self).update(counters)
             if self._chosen and self._next is not None:
                 tell_epoch(self._loader, self._next)
 
     def reach(self, reached: Snapshot) -> None:
         """The iterator that was read last has come as far as this."""
+        if self._prepared is not None:
+            ended = reached.ended or reached.source.last
+            place = Place(self._seed, reached.epoch + ended, 0 if ended else reached.batch)
+            self._prepared.hand_over(reached.source, place)
+            if reached.ended:
+                self._prepared.end(reached.epoch)
+            reached = reached._replace(source=reached.source.state)
         self._snapshot = reached
+
+    def leave(self) -> None:
+        """An iterator has been closed, at its end or before."""
+        if self._prepared is not None:
+            self._prepared.leave()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the training loop is: the state after the batch that was handed over last, whatever has been read ahead.
@@ -212,12 +252,14 @@ class Progress:
                 self._resume = Resume(0, 0, None, False)  # their seeds were drawn in an earlier epoch
         self._seed, self._epoch = seed, reached.epoch
         self._next, self._chosen = (None, False) if ended else (reached.epoch, reached.chosen)
-        self._first = at
+        self._first, self._skip = at, 0
         self._snapshot = reached._replace(batch=batch, source=source)
 
     @property
     def _following(self) -> int:
-        return self._epoch + 1 if self._next is None else self._next
+        if self._next is not None:
+            return self._next
+        return max(self._epoch + 1, told_epoch(self._loader) if self._prepared is None else self._prepared.epoch)
 
 
 def _checked(state: Mapping[str, Any]) -> dict[str, Any]:

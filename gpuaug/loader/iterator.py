@@ -144,6 +144,7 @@ class PipelinedIterator:
             if launched.source is not None and launched.ready is not None:
                 launched.source.wait(launched.ready)
         self.waiting.clear()
+        self._shared.progress.leave()
         self._shared.reclaim()
 
     def release(self) -> None:

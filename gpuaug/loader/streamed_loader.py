@@ -5,11 +5,9 @@ import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from operator import length_hint
 from typing import Any, Self
 
 import torch
-from torch.utils.data import DataLoader, Subset
 
 from gpuaug.core import rng, streams
 from gpuaug.core.batch import Batch
@@ -18,9 +16,11 @@ from gpuaug.core.rng import Position
 from gpuaug.core.streams import Lanes
 from gpuaug.feed.feed import Feed, Kind
 from gpuaug.feed.prefetch import FeedIterator
+from gpuaug.feed.prepared_loader import as_prepared, warn_if_never_stepped
 from gpuaug.loader import depth as depths
 from gpuaug.loader.checkpoint import MOST_COUNT, MOST_SEED, Progress
 from gpuaug.loader.iterator import PipelinedIterator
+from gpuaug.loader.sharding import reads_whole_dataset
 from gpuaug.loader.state import LoaderState, OneThreadIterator
 from gpuaug.loader.stats import Stats
 from gpuaug.stages import base as stages
@@ -43,7 +43,8 @@ class StreamedLoader:
             has been read ahead when a loop is left early.
         stages: What is done to a batch after its copy, in order: ``TransformStage``, ``FeatureStage``, or any
             callable on the images. May be replaced between epochs.
-        device: Where batches go. Left out: this machine's accelerator, or the CPU without one.
+        device: Where batches go. Left out: that of Accelerate around a loader that it has prepared, else this machine's
+            accelerator, or the CPU without one.
         depth: How many batches are worked on ahead of the one that is handed over. ``"auto"`` times the first hundred batches
             both in line and two ahead, in turns, and goes on with the faster; ``repr`` says which, and why.
         seed: What the draws of stages depend on. Left out: ``torch.initial_seed()``, which consumes nothing, or that of the
@@ -92,15 +93,17 @@ class StreamedLoader:
         way_out = "Leave it out for torch.distributed's."
         self._rank = None if rank is None else whole_number("rank", rank, way_out, most=MOST_COUNT)
         self._warned_of_ranks = False
-        lanes = Lanes(streams.resolve(device))
+        prepared = as_prepared(loader)
+        lanes = Lanes(streams.resolve(prepared.device if prepared is not None and device is None else device))
         budget = (
             None if feed_bytes is None else whole_number("feed_bytes", feed_bytes, "Leave it out for an eighth of the memory.")
         )
-        own_feed = Feed(loader, feed, budget, lanes.device)
+        source, begin_with = (loader, None) if prepared is None else (prepared.dataloader, prepared.open)
+        own_feed = Feed(source, feed, budget, lanes.device, begin_with)
         self._feed_iterators: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
         self._iterators: weakref.WeakSet[PipelinedIterator] = weakref.WeakSet()
         end_passes = partial(_close_all, self._feed_iterators)
-        progress = Progress(loader, seed, own_feed.resumable, end_passes)
+        progress = Progress(loader, seed, own_feed.resumable, end_passes, prepared)
         self._shared = LoaderState(lanes, Copier(lanes.device, warns=bool(own_feed.reason)), own_feed, progress)
         if progress.can_resume:
             # Here, not on the class: frameworks look for these two names, and save in a checkpoint what they find.
@@ -228,7 +231,8 @@ class StreamedLoader:
         """Choose the epoch of the next iterator, here and in the wrapped loader.
 
         Calls ``set_epoch`` of the loader if it has one, otherwise of its sampler, its batch sampler, the batch sampler's
-        sampler and its dataset, those that have one. Without a call each iterator takes the next epoch.
+        sampler and its dataset, those that have one. Without a call each iterator takes the next epoch, or that of one of these
+        if it was told a later one.
 
         Args:
             epoch: Counted from 0.
@@ -237,6 +241,33 @@ class StreamedLoader:
             ArgumentError, ArgumentTypeError: If ``epoch`` is no whole number, negative, or 2**63 or more.
         """
         self._shared.progress.choose(whole_number("epoch", epoch, "Count epochs from 0.", most=MOST_COUNT))
+
+    def skip(self, batches: int) -> None:
+        """Have the next iterator leave out its first batches, whose draws are left out too.
+
+        Around a ``DataLoader`` of a map-style dataset they are not loaded. Other loaders give them, and they are dropped.
+
+        Args:
+            batches: How many.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: If ``batches`` is no whole number, or negative.
+        """
+        self._shared.progress.skip(whole_number("batches", batches, "Count those that are left out.", most=MOST_COUNT))
+
+    @property
+    def multiprocessing_context(self) -> Any:
+        """It has none. Frameworks that make a ``DataLoader`` again ask for it, and would make one without the stages.
+
+        Raises:
+            ArgumentError: In any case.
+        """
+        raise ArgumentError(
+            "A loader that is made again with other batches must be a DataLoader, got a StreamedLoader, whose stages would be "
+            "left out. In place of accelerate.skip_first_batches call gpuaug.integrations.accelerate.skip_first_batches. To "
+            "resume a Trainer of transformers, put before its train(): "
+            "transformers.trainer.skip_first_batches = gpuaug.integrations.accelerate.skip_first_batches."
+        )
 
     def stats(self) -> Stats:
         """The counters so far. The object is live: copy what is to be kept."""
@@ -255,6 +286,7 @@ class StreamedLoader:
 
     def _begin(self, depth: depths.Depth | None = None, bound: Sequence[BoundStage] | None = None) -> PipelinedIterator:
         self._warn_if_ranks_read_the_same()
+        warn_if_never_stepped(self.loader)
         shared = self._shared
         bound = self._bound if bound is None else bound
         ahead = max((stage.ahead for stage in bound), default=0)
@@ -262,6 +294,7 @@ class StreamedLoader:
         # stage, because a DataLoader draws its workers' seed from the user's generator.
         with rng.generator_lock:
             rank = rng.default_rank() if self._rank is None else self._rank
+            shared.progress.prepare()
             resume = shared.progress.resume(rank)
             feed_iterator = shared.feed.open(shared.lanes.current_stream, self._depth.most + ahead, resume)
             self._feed_iterators.add(feed_iterator)
@@ -275,7 +308,7 @@ class StreamedLoader:
 
     def _warn_if_ranks_read_the_same(self) -> None:
         ranks = depths.ranks()
-        if self._warned_of_ranks or self._rank is not None or ranks == 1 or not _reads_whole_dataset(self.loader, ranks):
+        if self._warned_of_ranks or self._rank is not None or ranks == 1 or not reads_whole_dataset(self.loader, ranks):
             return
         self._warned_of_ranks = True
         warnings.warn(
@@ -290,38 +323,6 @@ class StreamedLoader:
 
 def _seed(value: int) -> int:
     return whole_number("seed", value, "Leave it out for torch's own.", most=MOST_SEED)
-
-
-_OF_A_RANK = {"rank", "num_processes", "num_replicas", "num_shards", "process_index", "world_size"}
-"""Attributes of a dataset that holds one rank's part."""
-
-
-def _reads_whole_dataset(loader: Any, ranks: int) -> bool:
-    """Whether every rank reads the whole dataset, for certain: through samplers that ``DataLoader`` itself makes.
-
-    A sampler of the user's or of a framework's may know of ranks. So may a subclass that is iterated in a way of its own, and
-    a dataset.
-    """
-    if not isinstance(loader, DataLoader) or not _is_torchs(type(loader).__iter__):
-        return False
-    sampler: Any = loader.sampler
-    batch_sampler, dataset = loader.batch_sampler, loader.dataset
-    if batch_sampler is not None:
-        if not (_is_torchs(type(batch_sampler)) and type(batch_sampler).__name__ == "BatchSampler"):
-            return False
-        sampler = getattr(batch_sampler, "sampler", None)
-    if not (_is_torchs(type(sampler)) and type(sampler).__name__ in ("SequentialSampler", "RandomSampler")):
-        return False
-    if getattr(sampler, "replacement", False) or sampler.data_source is not dataset or len(sampler) != len(dataset):
-        return False
-    if isinstance(dataset, Subset) and (len(dataset) - 1) * ranks < length_hint(dataset.dataset):
-        return False  # no more than a rank's share
-    return not any(name.lstrip("_") in _OF_A_RANK for name in getattr(dataset, "__dict__", ()))
-
-
-def _is_torchs(named: Any) -> bool:
-    # torchdata's loaders have samplers of their own.
-    return named.__module__.split(".")[0] in ("torch", "torchdata")
 
 
 def _close_all(feeds: Iterable[FeedIterator]) -> None:

@@ -7,14 +7,26 @@ import pytest
 from support.replay import left_to_kornia
 
 ROOT = Path(__file__).parents[2]
+WITH_FRAMEWORKS = {"frameworks.md": ["accelerate", "lightning", "timm", "torchdata", "tqdm", "transformers"]}
+"""Pages whose examples need packages that the other tests do not, and run with ``-m frameworks``."""
+
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if "```python" in page.read_text()], ids=lambda page: page.name)
+def marks(page):
+    return [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")] if page.name in WITH_FRAMEWORKS else []
+
+
+WITH_EXAMPLES = [pytest.param(page, marks=marks(page), id=page.name) for page in PAGES if "```python" in page.read_text()]
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES)
 @pytest.mark.filterwarnings("ignore:Batches must be page-locked")
 @left_to_kornia
 def test_examples_run(page):
+    for package in WITH_FRAMEWORKS.get(page.name, []):
+        pytest.importorskip(package)
     text = page.read_text()
     namespace = {}
     for match in BLOCK.finditer(text):

@@ -16,6 +16,7 @@ ROOMS = {
     "fusion": {"core"},
     "decode": {"core", "stages", "feed"},
     "loader": {"core", "stages", "feed", "decode"},
+    "integrations": {"loader"},
     "profiler": {"core", "stages", "feed", "fusion", "decode", "loader"},
     "viewer": {"core", "stages", "fusion", "loader", "profiler"},
     "__init__": {"core", "stages", "feed", "fusion", "decode", "loader", "profiler", "viewer"},

@@ -205,6 +205,7 @@ PARAMETERS = {
     "StreamedLoader.seed": Parameter(assigned("seed"), 3, FROM_0),
     "StreamedLoader.stages": Parameter(assigned("stages"), [AUGMENT], **STAGES),
     "StreamedLoader.set_epoch(epoch)": Parameter(loader().set_epoch, 2**63 - 1, FROM_0, wrong=(2**63,)),
+    "StreamedLoader.skip(batches)": Parameter(loader().skip, 3, FROM_0, wrong=(2**63,)),
     "StreamedLoader.load_state_dict(state_dict)": Parameter(
         loader(Counter()).load_state_dict, STATE, wrong=({**STATE, "seed": -1}, {**STATE, "ended": 1})
     ),
