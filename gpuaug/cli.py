@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The command line without the program's name; ``sys.argv`` when left out.
     """
     parser = argparse.ArgumentParser(prog="gpuaug", description="Feeds a training loop from the GPU side.")
+    parser.add_argument("--version", action="version", version=f"gpuaug {gpuaug.__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_bench(commands)
     _add_profile(commands)
@@ -98,7 +99,7 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     from gpuaug.benchkit.environment import environment
     from gpuaug.benchkit.loops import cores_shared, setup_for
     from gpuaug.benchkit.photos import class_folders, photographs
-    from gpuaug.benchkit.uses import three_uses
+    from gpuaug.benchkit.uses import three_uses, verdict
 
     device = options.device or _device("cuda" if torch.cuda.is_available() else "cpu")
     if options.json is not None and options.json.is_dir():
@@ -123,10 +124,13 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     where = before["gpu"]["name"] if before["gpu"] else f"{before['cpu']['cores_allowed']} cores, {before['cpu']['model']}"
     title = f"{where}; {setup.model}, {setup.crop_px} px, batch {setup.batch_size}, workers: {setup.workers}"
     console.print(results.table(rows, title))
-    console.print("ratio: to the steps/s of the row at 1.00, median of paired rounds; spread: range")
+    console.print("ratio: to the steps/s of the row at 1.00, within a round: the median, and the spread over rounds")
     if options.json is not None:
         results.write(options.json, results.result("uses", rows=rows, settings=settings, device=device, environment=before))
         console.print(f"written to {options.json}")
+    console.print()
+    for sentence in verdict(rows, device):
+        console.print(f"- {sentence}", highlight=False, markup=False)
     return 0
 
 
@@ -161,7 +165,11 @@ def _add_profile(commands: Any) -> None:
         description="Runs real training steps and measures the loader, the copy, each stage and the step alone, and the loop "
         "in line and streamed. The model is trained meanwhile: make one that may be thrown away.",
     )
-    parser.add_argument("target", metavar="package.module:make", help="a function that returns a StreamedLoader and a step")
+    parser.add_argument(
+        "target",
+        metavar="train.py:make",
+        help="a function of a file, or of package.module, that returns a StreamedLoader and a step",
+    )
     parser.add_argument("--batches", type=_at_least(int, 8), default=40, help="batches of a window (default: %(default)s)")
     parser.add_argument("--rounds", type=_at_least(int, 1), default=3, help="windows of each kind (default: %(default)s)")
     parser.add_argument("--timeline", type=Path, help="draw ten batches here (.png, .svg), or write a trace (.json)")
@@ -203,23 +211,43 @@ def _profile(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
 
 
 def _made(parser: argparse.ArgumentParser, target: str) -> Any:
-    """What the function returns that ``package.module:make`` names, with the working directory on the path, as in Python."""
-    module, _, name = target.partition(":")
-    if not (module and name):
-        parser.error(f"target must be package.module:make, got {target!r}. Name a function that returns a loader and a step.")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the user's module is there, and one that it imports is not
-        parser.error(f"target must be in a module that Python finds, got {module!r}. Run this where you would import it.")
+    """What the function returns that ``train.py:make`` or ``package.module:make`` names."""
+    module, _, name = target.rpartition(":")
+    file = Path(module)
+    if not name or not (file.suffix == ".py" or all(part.isidentifier() for part in module.split("."))):
+        rule = "train.py:make or package.module:make"
+        parser.error(f"target must be {rule}, got {target!r}. Name a function that returns a loader and a step.")
+    found = _from_file(parser, file) if file.suffix == ".py" else _imported(parser, module)
     make = getattr(found, name, None)
     if not callable(make):
         known = ", ".join(sorted(key for key, value in vars(found).items() if callable(value) and not key.startswith("_")))
         parser.error(f"target must name a function of {module}, got {name!r}. It has: {known or 'none'}.")
     return make()
+
+
+def _from_file(parser: argparse.ArgumentParser, file: Path) -> Any:
+    """The module in a file, with its folder on the path, as ``python train.py`` has it."""
+    if not file.is_file():
+        parser.error(f"target must name a file that is there, got {str(file)!r}. Give its path from here.")
+    sys.path.insert(0, str(file.parent.resolve()))
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    found = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def _imported(parser: argparse.ArgumentParser, module: str) -> Any:
+    """The module of that name, with the working directory on the path, as in Python."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the user's module is there, and one that it imports is not
+        parser.error(f"target must be in a module that Python finds, got {module!r}. Run this where you would import it.")
 
 
 def _device(text: str) -> torch.device:

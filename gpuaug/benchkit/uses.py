@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -12,6 +13,11 @@ import gpuaug
 from gpuaug.benchkit import loops
 from gpuaug.benchkit.loops import Setup
 from gpuaug.benchkit.windows import Variant
+
+_OURS = ("StreamedLoader", "gpuaug.")
+_CEILING = "step alone, batch resident"
+_AGREE = 0.03
+"""How far a ratio within rounds may be from that of the rates beside it before a sentence explains why."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ def classifier(setup: Setup) -> Use:
             Variant("StreamedLoader", partial(streamed, loops.kornia_augmentation), setup.discard),
             Variant("StreamedLoader, fused", partial(streamed, loops.fused_augmentation), setup.discard),
             Variant("StreamedLoader, from files", from_files, setup.discard),
-            Variant("step alone, batch resident", resident),
+            Variant(_CEILING, resident),
         ],
     )
 
@@ -132,6 +138,53 @@ def augmentation(setup: Setup) -> Use:
         return steps
 
     return Use("augment alone", "Kornia, eager", [Variant(name, looped(build)) for name, build in ways.items()])
+
+
+def verdict(rows: Sequence[dict[str, Any]], device: torch.device) -> Iterator[str]:
+    """What the rows say, in words: the best loop with gpuaug against the best without, and what to do next.
+
+    Args:
+        rows: As ``Row.record`` makes them, with the ``case`` of each.
+        device: The device they were measured on.
+    """
+    for case in dict.fromkeys(row["case"] for row in rows):
+        yield from _compared(case, [row for row in rows if row["case"] == case])
+    if device.type != "cuda":
+        yield (
+            f"On {device.type} stages run in line, on the processor that trains: overlap cannot show here, and a "
+            "StreamedLoader can at best equal the loop that it replaces. What it is for shows on a CUDA device."
+        )
+    yield "What bounds your own loop, and what to do about it: gpuaug profile train.py:make."
+
+
+def _compared(case: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    ours = [row for row in rows if row["name"].startswith(_OURS)]
+    others = [row for row in rows if row not in ours and row["name"] != _CEILING]
+    if not (ours and others):
+        return
+    best, rival = (max(group, key=lambda row: float(row["ratio"])) for group in (ours, others))
+    ratios = _within_rounds(best, rival)
+    ratio, low, high = median(ratios), min(ratios), max(ratios)
+    rounds = f"{len(ratios)} rounds: {low:.2f} to {high:.2f}" if len(ratios) > 1 else "one round, which is few"
+    if low <= 1 <= high:
+        said = f"{best['name']!r} and {rival['name']!r} differ by less than rounds do: {ratio:.2f}x ({rounds})."
+    else:
+        said = f"{best['name']!r} is {'faster' if low > 1 else 'slower'} than {rival['name']!r}: {ratio:.2f}x ({rounds})."
+    ceiling = next((row for row in rows if row["name"] == _CEILING), None)
+    if ceiling is not None:
+        said += f" It reaches {median(_within_rounds(best, ceiling)):.0%} of what the step does without a loader."
+    yield f"{case}: {said}"
+    base = next(row for row in rows if row["ratio_low"] == row["ratio_high"] == 1)
+    apart = [row["name"] for row in rows if abs(row["ratio"] - row["steps_per_s"] / base["steps_per_s"]) > _AGREE]
+    if apart:
+        yield (
+            f"{case}: this machine's speed changed from round to round. The ratio of {', '.join(map(repr, apart))} was taken "
+            "within rounds, and is more to be believed than that of the two rates in the table."
+        )
+
+
+def _within_rounds(row: dict[str, Any], other: dict[str, Any]) -> list[float]:
+    return [rate / reference for rate, reference in zip(row["rounds"], other["rounds"], strict=True)]
 
 
 def _streamed(

@@ -106,7 +106,7 @@ def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
 
 
 def once_each(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """``function`` for :func:`map_leaves`, called once for a leaf, in however many places of a batch it stands."""
+    """``function`` for ``map_leaves``, called once for a leaf, in however many places of a batch it stands."""
     # The leaf is kept beside what became of it, or another object might get the id of one that has gone.
     made: dict[int, tuple[Any, Any]] = {}
 
@@ -119,7 +119,7 @@ def once_each(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def leaves(batch: Batch) -> list[Any]:
-    """List the leaves of ``batch`` in the order in which :func:`map_leaves` visits them.
+    """List the leaves of ``batch`` in the order in which ``map_leaves`` visits them.
 
     Examples:
         >>> leaves({"a": 1, "b": [2, (3,)]})

@@ -43,7 +43,7 @@ class Headers:
     """What the headers of a batch's images say, on the host.
 
     Args:
-        table: (B,) records of :data:`HEADER`.
+        table: (B,) records of ``HEADER``.
         names: The path of each image, or an empty string.
         problems: Why an image cannot be decoded, by its index.
     """
@@ -61,7 +61,7 @@ class Headers:
 class Encoded:
     """A batch of encoded images, one file behind the other.
 
-    Made by :func:`gpuaug.collate_encoded`; :class:`gpuaug.DecodeStage` turns it into a :class:`Ragged`. Its length is the
+    Made by ``gpuaug.collate_encoded``; ``gpuaug.DecodeStage`` turns it into a ``Ragged``. Its length is the
     number of images.
 
     Shape:

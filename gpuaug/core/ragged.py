@@ -42,7 +42,7 @@ class Shapes:
 class Ragged:
     """A batch of images of different sizes, one behind the other.
 
-    Made by :func:`gpuaug.collate_ragged`; taken by :func:`gpuaug.fuse` with ``ragged=True``. Its length is the number of
+    Made by ``gpuaug.collate_ragged``; taken by ``gpuaug.fuse`` with ``ragged=True``. Its length is the number of
     images; an index gives one, (C, h, w), as a view, and iterating gives them all. To a loader it is a record of two tensors
     that move and one leaf that stays on the host.
 
@@ -104,7 +104,7 @@ class Ragged:
 
         Args:
             device: Where to.
-            non_blocking: As of :meth:`torch.Tensor.to`: whether the host goes on meanwhile, from page-locked memory.
+            non_blocking: As of ``torch.Tensor.to``: whether the host goes on meanwhile, from page-locked memory.
 
         Returns:
             The batch on ``device``. ``shapes`` stay on the host.
@@ -122,7 +122,7 @@ class Ragged:
         """The same in page-locked memory: what ``DataLoader(pin_memory=True)`` calls.
 
         Args:
-            args: As of :meth:`torch.Tensor.pin_memory`.
+            args: As of ``torch.Tensor.pin_memory``.
 
         Returns:
             A copy of the batch in page-locked memory.

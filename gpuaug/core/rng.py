@@ -4,8 +4,8 @@ A stage may be any callable, and a callable draws from torch's global generators
 generators are set to a state derived from the position, and put back as they were. Called twice within one stage, a pipeline
 goes on drawing from where the first call ended, so the two calls differ.
 
-What draws by itself needs no generator: it takes one seed a call (:func:`next_seed`), and may ask for those of the calls that
-are expected after it (:func:`following_seeds`).
+What draws by itself needs no generator: it takes one seed a call (``next_seed``), and may ask for those of the calls that
+are expected after it (``following_seeds``).
 
 The global generators are the process's, not a thread's. So stages of loaders that are iterated in several threads take turns,
 and whoever draws from these generators here waits for its turn. A thread of the user's that draws meanwhile cannot be seen.
@@ -71,7 +71,7 @@ class GeneratorLock:
 
     @property
     def in_a_block(self) -> bool:
-        """Whether the calling thread is in a block of :class:`Generators`."""
+        """Whether the calling thread is in a block of ``Generators``."""
         return bool(self.blocks) and self._lock._is_owned()  # type: ignore[attr-defined]
 
     def recover(self) -> None:
@@ -182,7 +182,7 @@ def next_seed() -> int:
 
 
 def following_seeds(count: int) -> list[int]:
-    """What :func:`next_seed` will give to the calls after the last one, if nothing else draws. Takes nothing."""
+    """What ``next_seed`` will give to the calls after the last one, if nothing else draws. Takes nothing."""
     calls: Calls | None = getattr(_local, "calls", None)
     if calls is not None:
         return calls.following(count)

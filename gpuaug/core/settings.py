@@ -28,9 +28,17 @@ def without_autocast() -> Iterator[None]:
         yield
 
 
+def default_device() -> torch.device:
+    """The device of tensors that are made where nothing says where.
+
+    ``torch.get_default_device()`` of torch 2.6 overlooks ``with torch.device(…)``, and raises once a default was unset.
+    """
+    return torch.empty(0).device
+
+
 def on_host() -> AbstractContextManager[Any]:
     """A block in which tensors are made on the host where nothing says where: the thread's default device is the CPU."""
-    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+    return nullcontext() if default_device().type == "cpu" else torch.device("cpu")
 
 
 @contextmanager

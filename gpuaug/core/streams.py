@@ -68,11 +68,11 @@ class Lane:
         return f"Lane({self.name!r})"
 
     def make_current(self) -> None:
-        """Queue on this lane what is launched from now on, until :meth:`Lanes.launching` ends."""
+        """Queue on this lane what is launched from now on, until ``Lanes.launching`` ends."""
         cuda.set_stream(self.stream)
 
     def record_event(self, *, timed: bool = False, spin: bool = False) -> Event:
-        """Record an event after all that is queued so far; ``timed`` for :func:`ms_between`, ``spin`` for a host in a hurry."""
+        """Record an event after all that is queued so far; ``timed`` for ``ms_between``, ``spin`` for a host in a hurry."""
         # Blocking: a host that waits leaves its core to the loader's workers. Most waits are batches ahead of need.
         event = cuda.Event(blocking=not spin, enable_timing=timed)
         event.record(self.stream)

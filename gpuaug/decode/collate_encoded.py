@@ -26,16 +26,16 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0)  # Windows would convert line 
 def collate_encoded(samples: Sequence[Any]) -> Batch:
     """Make a batch of images that are not decoded: ``DataLoader(dataset, collate_fn=gpuaug.collate_encoded)``.
 
-    Images are files, given by :func:`read_encoded`, by a path of ``pathlib`` or by a str that is a sample by itself; the bytes
+    Images are files, given by ``read_encoded``, by a path of ``pathlib`` or by a str that is a sample by itself; the bytes
     of a file, as bytes, bytearray, memoryview or a tensor or array (bytes,) of uint8; and Hugging Face's
     ``{"bytes": …, "path": …}``. A member of bytes is an image if any sample's begins like an image file, so that a label may be
-    bytes. Samples have the forms that :func:`collate_ragged` takes, and what else is in them becomes what it becomes there.
+    bytes. Samples have the forms that ``collate_ragged`` takes, and what else is in them becomes what it becomes there.
 
     Args:
         samples: Of one form; which members are images, the first says.
 
     Returns:
-        A batch of the samples' form, as ``default_collate`` gives it (a list for a tuple), with an :class:`Encoded` for each
+        A batch of the samples' form, as ``default_collate`` gives it (a list for a tuple), with an ``Encoded`` for each
         member that is an image. An image that cannot be read, or whose header cannot, is in its ``headers.problems``. In a
         worker of a loader with slots the files lie in one, which is overwritten after the batch was decoded: return it from the
         collate function, and keep nothing of it there.
@@ -46,7 +46,7 @@ def collate_encoded(samples: Sequence[Any]) -> Batch:
 
     Cost:
         On the host, one copy of the bytes, from the page cache into the buffer, and about 15 µs an image beside it. In a worker
-        of a :class:`StreamedLoader` the buffer is the slot that the decoder reads.
+        of a ``StreamedLoader`` the buffer is the slot that the decoder reads.
 
     Examples:
         >>> import io

@@ -39,7 +39,7 @@ POISON: int | None = None
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """One :class:`Encoded` of a batch and the memory that it is decoded into, allocated on the training thread."""
+    """One ``Encoded`` of a batch and the memory that it is decoded into, allocated on the training thread."""
 
     encoded: Encoded
     layout: Layout

@@ -23,7 +23,7 @@ _BRANDS = (b"avif", b"avis", b"mif1", b"msf1", b"heic", b"heix")
 
 
 class EncodedFile:
-    """The file of an encoded image, which is not read yet. Made by :func:`read_encoded`.
+    """The file of an encoded image, which is not read yet. Made by ``read_encoded``.
 
     Args:
         path: Where it is.
@@ -42,7 +42,7 @@ class EncodedFile:
 
 
 def read_encoded(path: str | os.PathLike[str]) -> EncodedFile:
-    """Have a file read by :func:`collate_encoded`, straight into the batch: ``ImageFolder(root, loader=gpuaug.read_encoded)``.
+    """Have a file read by ``collate_encoded``, straight into the batch: ``ImageFolder(root, loader=gpuaug.read_encoded)``.
 
     Args:
         path: Of an image file. Whether it is there is seen when the batch is made.

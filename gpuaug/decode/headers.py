@@ -11,7 +11,7 @@ from gpuaug.core.encoded import Format
 
 
 class Header(NamedTuple):
-    """What an encoded image says of itself, in the order of :data:`gpuaug.core.encoded.HEADER`, behind where it lies."""
+    """What an encoded image says of itself, in the order of ``gpuaug.core.encoded.HEADER``, behind where it lies."""
 
     height: int = 0
     width: int = 0

@@ -22,7 +22,7 @@ SLAB_STEP = 1.125
 
 @dataclass(frozen=True)
 class Options:
-    """What a :class:`DecodeStage` was told about images."""
+    """What a ``DecodeStage`` was told about images."""
 
     channels: int
     min_side: int | None
@@ -74,7 +74,7 @@ class Layout:
         self.raw_length = int(raw_lengths.sum())
 
     def places(self) -> torch.Tensor:
-        """(B, 3) int64: first value, height and width of each image, as :class:`Ragged` has them."""
+        """(B, 3) int64: first value, height and width of each image, as ``Ragged`` has them."""
         return torch.from_numpy(np.column_stack([self.starts, self.shapes.sizes]))
 
     def image(self, data: NDArray[np.uint8], index: int) -> NDArray[np.uint8]:

@@ -171,12 +171,12 @@ class Engines:
         Args:
             addresses: (B,) of the files, on the host.
             lengths: (B,) of the files in bytes.
-            outputs: (B,) records of :data:`OUTPUT`.
+            outputs: (B,) records of ``OUTPUT``.
             form: ``OUTPUT_RGBI`` or ``OUTPUT_Y``.
             stream: A CUDA stream, as a number.
 
         Returns:
-            0, or a status of :data:`OF_THE_FILE`, after which nothing of the batch is to be used.
+            0, or a status of ``OF_THE_FILE``, after which nothing of the batch is to be used.
 
         Raises:
             NvJpegError: If it fails for another reason.

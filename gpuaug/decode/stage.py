@@ -43,13 +43,13 @@ _log = logging.getLogger("gpuaug")
 
 
 class DecodeStage(Stage):
-    """Decodes the :class:`Encoded` images of a batch into a :class:`Ragged` on the device.
+    """Decodes the ``Encoded`` images of a batch into a ``Ragged`` on the device.
 
     It works ahead of the other stages, on threads of its own, wherever it stands among them. The JPEG engines of a data-centre
     card (A100, H100, H200, B200) take baseline JPEGs; host threads decode all else, and everything where there are no engines.
 
     Args:
-        on: The members of a batch that are decoded: a selector, or several. Left out: every :class:`Encoded` in it.
+        on: The members of a batch that are decoded: a selector, or several. Left out: every ``Encoded`` in it.
         backend: ``"auto"``: the engines if there are some, host threads for what they do not take. ``"engines"`` is the same,
             and an error without engines. ``"cpu"``: host threads alone. Which of them decodes an image follows from its header.
         channels: Of every image: 3, or 1 for grey ones.
@@ -115,7 +115,7 @@ class DecodeStage(Stage):
         """Decode one batch at once, without a loader.
 
         Args:
-            encoded: Of :func:`collate_encoded`.
+            encoded: Of ``collate_encoded``.
             device: Where to. Left out: this machine's accelerator, or the CPU without one.
 
         Returns:
@@ -155,7 +155,7 @@ class DecodeStage(Stage):
 
 
 class BoundDecode(BoundStage):
-    """A :class:`DecodeStage` on the lanes of one loader."""
+    """A ``DecodeStage`` on the lanes of one loader."""
 
     ahead = 2
     """Batches that are decoded besides those that are launched."""
@@ -228,11 +228,11 @@ class Decoding:
         self._start()
 
     def done(self) -> bool:
-        """Whether :meth:`collect` will not wait for the decoder."""
+        """Whether ``collect`` will not wait for the decoder."""
         return self._future.done()
 
     def placed(self, batch: Batch) -> Batch:
-        """A batch with what becomes of each :class:`Encoded` in its place."""
+        """A batch with what becomes of each ``Encoded`` in its place."""
         numbers = {id(each): number for number, each in enumerate(self._encoded)}
         return map_instances(lambda each: Placed(self, numbers[id(each)]) if id(each) in numbers else each, Encoded, batch)
 

@@ -26,7 +26,7 @@ _place: ContextVar[Place | None] = ContextVar("gpuaug_place", default=None)
 
 @contextmanager
 def placing_into(place: Place) -> Iterator[None]:
-    """Have whatever asks for memory with :func:`allocated` meanwhile write to where ``place`` says."""
+    """Have whatever asks for memory with ``allocated`` meanwhile write to where ``place`` says."""
     token = _place.set(place)
     try:
         yield

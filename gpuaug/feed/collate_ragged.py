@@ -33,7 +33,7 @@ def collate_ragged(samples: Sequence[Any], *, convert: bool = False, channels: C
         channels: Of every image: 3, or 1 for grey ones.
 
     Returns:
-        A batch of the samples' form, as ``default_collate`` gives it (a list for a tuple), with a :class:`Ragged` for each
+        A batch of the samples' form, as ``default_collate`` gives it (a list for a tuple), with a ``Ragged`` for each
         member that is an image: its layout ``"chw"`` if the first one is a tensor, else ``"hwc"``. In a worker of a loader
         with slots it lies in one, which is overwritten after the batch was copied: return it from the collate function, and
         keep nothing of it there.
@@ -45,7 +45,7 @@ def collate_ragged(samples: Sequence[Any], *, convert: bool = False, channels: C
 
     Cost:
         On the host, one copy of each image into the buffer; of a PIL image two, since PIL keeps a pixel in four bytes. In a
-        worker of a :class:`StreamedLoader` the buffer is the slot that the GPU reads, so there is no other. Images of another
+        worker of a ``StreamedLoader`` the buffer is the slot that the GPU reads, so there is no other. Images of another
         layout than the first one's, or with their channels reversed, take some tenths of a millisecond each to be turned.
 
     Examples:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from gpuaug.core.errors import IteratorEndedError
+from gpuaug.core.settings import default_device
 from gpuaug.feed.wrapped_loader import Begin, StateReader, begin_epoch, end_workers, has_persistent_workers, state_reader
 
 QUEUED = 2
@@ -279,7 +280,7 @@ class _ThreadState:
         self._grad = torch.is_grad_enabled()
         self._inference = torch.is_inference_mode_enabled()
         self._autocast = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")}
-        self._default_device = torch.get_default_device()
+        self._default_device = default_device()
         self._cuda_device = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
 
     def adopt(self) -> None:
@@ -288,7 +289,7 @@ class _ThreadState:
         for kind, (enabled, dtype) in self._autocast.items():
             torch.set_autocast_enabled(kind, enabled)
             torch.set_autocast_dtype(kind, dtype)
-        if self._default_device != torch.get_default_device():
+        if self._default_device != default_device():
             torch.set_default_device(self._default_device)
         if self._cuda_device:
             torch.cuda.set_device(self._cuda_device)  # sources that use CUDA themselves expect the consumer's device

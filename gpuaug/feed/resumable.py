@@ -48,7 +48,7 @@ def is_resumable(loader: Any) -> bool:
 
 
 def is_state(state: Any) -> bool:
-    """Whether ``state`` is of a loader that :func:`is_resumable`."""
+    """Whether ``state`` is of a loader that ``is_resumable``."""
     kinds = {"settings": Mapping, "rank": int, "epochs": Mapping, "generators": Mapping}
     return isinstance(state, Mapping) and all(isinstance(state.get(name), kind) for name, kind in kinds.items())
 
@@ -57,7 +57,7 @@ class ResumableLoader:
     """What a loader's batches depend on, and how its epochs are begun.
 
     Args:
-        loader: The user's, which :func:`is_resumable`.
+        loader: The user's, which ``is_resumable``.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -106,7 +106,7 @@ class ResumableLoader:
         return {"settings": self.settings(), "rank": rank, "epochs": epochs, "generators": dict(generators)}
 
     def accepts(self, state: Any) -> bool:
-        """Whether ``state`` is one of a loader of this kind, which :meth:`put_back` and :meth:`begin` can take."""
+        """Whether ``state`` is one of a loader of this kind, which ``put_back`` and ``begin`` can take."""
         if not is_state(state):
             return False
         with suppress(TypeError, RuntimeError):

@@ -42,7 +42,7 @@ POISON = False
 """Whether slots are overwritten when they are given back, for tests: what reads one too late is then wrong for certain."""
 
 _locked: dict[int, tuple[int, Memory, dict[int, int], deque[Event]]] = {}
-"""Of each memory that may be page-locked, by its key, what :func:`_unregister` takes.
+"""Of each memory that may be page-locked, by its key, what ``_unregister`` takes.
 
 CUDA copies from the pages that it has locked, whatever the process has mapped at their addresses since. So memory stays mapped
 until CUDA has let go of all of it, although what was to see to that may be interrupted.
@@ -262,12 +262,13 @@ def _clear_error() -> None:
 
 
 def default_budget_bytes() -> int:
-    """An eighth of the memory that this process may use."""
+    """An eighth of the memory that this process may use, divided among torchrun's processes on this machine."""
     most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError), open(path, encoding="ascii") as limit:
             most = min(most, int(limit.read()))
-    return most // 8
+    local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return most // 8 // max(int(local_ranks) if local_ranks.isdecimal() else 1, 1)
 
 
 def why_not_here() -> str | None:

@@ -29,7 +29,7 @@ _keys = itertools.count()
 
 
 class SlotOwner(Protocol):
-    """The process that reads the slots: a :class:`gpuaug.feed.ring.Ring`."""
+    """The process that reads the slots: a ``gpuaug.feed.ring.Ring``."""
 
     held: set[tuple[int, int]]
 

@@ -18,7 +18,7 @@ from gpuaug.fusion.policies.one_mix import OneMix
 
 @dataclass(frozen=True)
 class Draws:
-    """What was drawn for one batch, by :meth:`gpuaug.fuse.Fused.draw`. It can be pickled and replayed.
+    """What was drawn for one batch, by ``gpuaug.fuse.Fused.draw``. It can be pickled and replayed.
 
     Examples:
         >>> import kornia.augmentation as K

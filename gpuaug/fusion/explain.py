@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from gpuaug.core.notebook import html_lines, html_table
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.filters import FilterOp
 from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp
@@ -66,23 +67,29 @@ class Explanation:
         return None if None in counts else sum(count for count in counts if count is not None)
 
     def __str__(self) -> str:
-        rows = [("pass", "modules", "what", "launches", "reads", "writes")]
-        for number, line in enumerate(self.lines, 1):
-            rows.append(
-                (
-                    line.package if line.reason else str(number),
-                    ", ".join(line.modules),
-                    f"left to {line.package}{_how(line, self.shape[0])}: {line.reason}" if line.reason else line.what,
-                    "?" if line.launches is None else f"up to {line.launches}" if line.at_most else str(line.launches),
-                    _megabytes(line.read_bytes),
-                    _megabytes(line.written_bytes),
-                )
-            )
+        rows = list(self._rows())
         widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-        shape = f"({', '.join('any' if side is None else str(side) for side in self.shape)})"
-        head = f"images {shape}, uint8{f'; run by {self.executor}' if self.executor else ''}"
         lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
-        return "\n".join([head, *lines, *self.notes])
+        return "\n".join([self._head(), *lines, *self.notes])
+
+    def _repr_html_(self) -> str:
+        return html_lines([self._head()]) + html_table(self._rows()) + html_lines(self.notes)
+
+    def _head(self) -> str:
+        shape = f"({', '.join('any' if side is None else str(side) for side in self.shape)})"
+        return f"images {shape}, uint8{f'; run by {self.executor}' if self.executor else ''}"
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        yield ("pass", "modules", "what", "launches", "reads", "writes")
+        for number, line in enumerate(self.lines, 1):
+            yield (
+                line.package if line.reason else str(number),
+                ", ".join(line.modules),
+                f"left to {line.package}{_how(line, self.shape[0])}: {line.reason}" if line.reason else line.what,
+                "?" if line.launches is None else f"up to {line.launches}" if line.at_most else str(line.launches),
+                _megabytes(line.read_bytes),
+                _megabytes(line.written_bytes),
+            )
 
 
 def explanation(

@@ -57,7 +57,7 @@ def fuse(
         memory_format: Of the images that come out.
         pick: Whether policies (``RandAugment`` and the like) and containers of mixes pick for the whole ``"batch"``, as in
             Kornia, or for each ``"sample"`` on its own, as in the policies' papers.
-        ragged: Whether images come in sizes of their own, as :func:`gpuaug.collate_ragged` packs them. The pipeline then has
+        ragged: Whether images come in sizes of their own, as ``gpuaug.collate_ragged`` packs them. The pipeline then has
             to begin with what gives them one size.
         antialias: Whether Kornia's crops and resizes that shrink weigh all pixels that fall on one. Without it they take the
             nearest four. torchvision's have an ``antialias`` of their own.
@@ -68,7 +68,7 @@ def fuse(
         label_smoothing: How much of a label is then spread over all classes, as by torch's cross entropy.
 
     Returns:
-        A module to be called on images, or to be put into ``stages`` of a :class:`gpuaug.StreamedLoader`.
+        A module to be called on images, or to be put into ``stages`` of a ``gpuaug.StreamedLoader``.
 
     Raises:
         ArgumentTypeError: If ``pipeline`` has no augmentations in it, or a transform that cannot run on a batch.
@@ -103,10 +103,10 @@ def fuse(
 
 
 class Fused(nn.Module):
-    """A pipeline that runs in few launches; made by :func:`fuse`.
+    """A pipeline that runs in few launches; made by ``fuse``.
 
     Every call draws anew. Used by itself, a call takes one number from torch's global generator; in a stage of a
-    :class:`gpuaug.StreamedLoader` that generator depends on the batch's position alone. It has no parameters, adds nothing to
+    ``gpuaug.StreamedLoader`` that generator depends on the batch's position alone. It has no parameters, adds nothing to
     a ``state_dict``, and ``eval()`` changes nothing, as in Kornia.
     """
 
@@ -217,7 +217,7 @@ class Fused(nn.Module):
                 views may differ in size.
 
         Cost:
-            The launches that :meth:`explain` lists and one pinned copy of some bytes a sample; no synchronisation.
+            The launches that ``explain`` lists and one pinned copy of some bytes a sample; no synchronisation.
         """
         if autocasts():
             # It would multiply matrices in 16 bits, and refuses to join tensors of another 16-bit type.

@@ -19,7 +19,7 @@ _FORMATS = (torch.contiguous_format, torch.channels_last)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The arguments of :func:`gpuaug.fuse`.
+    """The arguments of ``gpuaug.fuse``.
 
     Raises:
         ArgumentError, ArgumentTypeError: If one of them is none of its values.

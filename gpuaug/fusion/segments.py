@@ -50,7 +50,7 @@ class Segments:
             start: Index of the op.
             size: Of the images that the op is given.
             masks: Whether masks follow.
-            ops: What :meth:`picked` gave. Left out: the pipeline's.
+            ops: What ``picked`` gave. Left out: the pipeline's.
         """
         # The parameter table has a row for each image, so a plan serves any batch size, and images that differ in size.
         size = Size(1, size.channels, *ANY_SIDES) if size.ragged else size

@@ -85,7 +85,7 @@ def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
 
 
 def check_sizes(ops: Sequence[GatherOp], size: Size) -> None:
-    """Refuse images that one of :func:`sizing_ops` could not give their one size.
+    """Refuse images that one of ``sizing_ops`` could not give their one size.
 
     Raises:
         ArgumentError: If there is one, named by its place in the batch.

@@ -191,13 +191,13 @@ class Progress:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Go on from what :meth:`state_dict` returned: the next iterator begins with the batch after it.
+        """Go on from what ``state_dict`` returned: the next iterator begins with the batch after it.
 
         Stages draw what they would have drawn. The seed is that of the state, unless one was given that differs. Iterators that
-        are open end. A :class:`FeatureStage` runs the first batch of each shape without a graph, as in every iterator.
+        are open end. A ``FeatureStage`` runs the first batch of each shape without a graph, as in every iterator.
 
         Args:
-            state_dict: What :meth:`state_dict` returned, here or in an earlier run.
+            state_dict: What ``state_dict`` returned, here or in an earlier run.
             strict: ``False`` takes a state of another number of ranks, another seed, other stages, decoders or settings of the
                 ``DataLoader``, and warns of each. Batches are then not what they would have been. If a ``DistributedSampler``
                 divides the dataset among another number of ranks, or in other batches, the epoch goes on after the samples that

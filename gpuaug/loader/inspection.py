@@ -25,7 +25,7 @@ class Inspection:
     """What the profiler and the viewer need of a loader besides its public names.
 
     Args:
-        loader: Its iterators are made as its own, and leave traces in its counters and its epoch: see :func:`left_as_it_was`.
+        loader: Its iterators are made as its own, and leave traces in its counters and its epoch: see ``left_as_it_was``.
     """
 
     def __init__(self, loader: StreamedLoader) -> None:

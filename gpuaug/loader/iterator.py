@@ -150,7 +150,7 @@ class PipelinedIterator:
     def release(self) -> None:
         """End what threads do for batches that are not launched, whose place an error takes. The feed has been closed.
 
-        May be called while another thread is inside :meth:`fill`, and waits for what is being launched there.
+        May be called while another thread is inside ``fill``, and waits for what is being launched there.
         """
 
         def abandon() -> None:

@@ -35,13 +35,13 @@ class StreamedLoader:
     comes out is bit for bit what ``depth=0`` gives, which runs the same work with an immediate wait.
 
     Around a ``DataLoader`` of a map-style dataset, a list, or a loader with ``state_dict`` and ``load_state_dict``, such as
-    torchdata's ``StatefulDataLoader``, it has these two methods as well, of :class:`gpuaug.loader.checkpoint.Progress`.
+    torchdata's ``StatefulDataLoader``, it has these two methods as well, of ``gpuaug.loader.checkpoint.Progress``.
 
     Args:
         loader: Any iterable of batches: a ``DataLoader``, a list, a generator function's result. Batches may be any nesting of
             tensors in tuples, lists, mappings, named tuples and dataclasses. An iterator that can be read once (a generator)
             has been read ahead when a loop is left early.
-        stages: What is done to a batch after its copy, in order: :class:`TransformStage`, :class:`FeatureStage`, or any
+        stages: What is done to a batch after its copy, in order: ``TransformStage``, ``FeatureStage``, or any
             callable on the images. May be replaced between epochs.
         device: Where batches go. Left out: that of Accelerate around a loader that it has prepared, else this machine's
             accelerator, or the CPU without one.
@@ -54,7 +54,8 @@ class StreamedLoader:
         feed: How batches come from the loader. ``"auto"``: where the device is a GPU, a ``DataLoader``'s workers collate into
             page-locked slots, and batches of other sources are copied into such in the background. ``"ring"`` insists on slots,
             ``"plain"`` has none. ``repr`` says which it is, and why.
-        feed_bytes: How much memory the slots may take. Left out: an eighth of what this process may use.
+        feed_bytes: How much memory the slots may take. Left out: an eighth of what this process may use, divided by the number
+            of ranks on this machine (``LOCAL_WORLD_SIZE``).
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: At once, for arguments that cannot work.

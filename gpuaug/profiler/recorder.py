@@ -37,7 +37,7 @@ class Recorder(Hooks):
         self._began_s = time.perf_counter()
 
     def span(self, name: str, batch: int, lane: Lane | None = None, *, waits: bool = False) -> AbstractContextManager[Any]:
-        """As :meth:`Hooks.span`, noted."""
+        """As ``Hooks.span``, noted."""
         return _Noted(self, name, self._through(batch), lane, waits)
 
     def pulled(self, batch: int, began_s: float, ended_s: float) -> None:

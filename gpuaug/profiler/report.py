@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gpuaug.core.errors import ArgumentError, shown
+from gpuaug.core.notebook import html_lines, html_table
 from gpuaug.profiler.measure import Spread, figure
 from gpuaug.profiler.timeline import Timeline
 
@@ -229,6 +230,9 @@ class Report:
         widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
         table = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
         return "\n".join([*table, "", *self.summary(), "", *(f"- {said}" for said in self.verdict)])
+
+    def _repr_html_(self) -> str:
+        return html_table(self.lines()) + html_lines((*self.verdict, *self.summary()))
 
     def __rich__(self) -> Any:
         from rich.console import Group

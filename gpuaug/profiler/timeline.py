@@ -18,7 +18,8 @@ from gpuaug.core.plotting import BAND, FAINT, INK, drawing, shortened, text_widt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+
+    from gpuaug.core.figure import Figure
 
 _PICTURES = (".png", ".svg", ".pdf")
 _NARROWEST_IN = 6.0  # what the longest labels and titles need
@@ -144,6 +145,12 @@ class Timeline:
         count = len({span.batch for span in self.spans})
         return f"{count} {'batch' if count == 1 else 'batches'} on {self.device}, depth {self.depth}"
 
+    def _repr_png_(self) -> bytes | None:
+        try:
+            return self.figure()._repr_png_()
+        except ArgumentError:  # without matplotlib a notebook shows the text
+            return None
+
     def lanes(self) -> dict[str, list[Span]]:
         """The spans of each lane by their start, in the order of the rows: the way of a batch, then lanes not known here."""
         found: dict[str, list[Span]] = {}
@@ -197,9 +204,10 @@ def _drawing() -> AbstractContextManager[None]:
 
 def _figure(timeline: Timeline, width_in: float) -> "Figure":
     """Draw. The layout is made by hand, because a bar has to know how much text fits into it."""
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
     from matplotlib.ticker import MaxNLocator
+
+    from gpuaug.core.figure import Figure
 
     lanes, origin, size = timeline.lanes(), _origin(timeline), 7 + width_in / 8
     extent_ms = max((span.end_ms for span in timeline.spans), default=origin) - origin

@@ -58,7 +58,7 @@ class Pending(Protocol):
     """Samples that took another one's place."""
 
     def done(self) -> bool:
-        """Whether :meth:`collect` will not wait for those threads."""
+        """Whether ``collect`` will not wait for those threads."""
         ...
 
     def collect(self, batch: Batch) -> Batch:
@@ -112,7 +112,7 @@ class BoundStage(ABC):
         """Queue the stage's work. Its lane has been made to wait for ``ready``.
 
         Args:
-            values: What :meth:`read` returned.
+            values: What ``read`` returned.
             ready: Marks the last write to ``values``, for lanes that the stage has besides.
             position: What the stage's draws depend on.
             memory: What stages remember for the length of one iterator.

@@ -69,7 +69,7 @@ class GraphRunner:
     Args:
         encode: Called with the input tensors; no autograd graph is built in it.
         encoder: The module whose parameters and buffers ``encode`` reads.
-        lane: Where it runs. Call :meth:`run` with this lane current.
+        lane: Where it runs. Call ``run`` with this lane current.
         memory_format: The format in which static inputs are kept, if they have four dimensions.
     """
 

@@ -64,7 +64,7 @@ def overlay(row: Row, sample: int, shape: tuple[int, int], form: str, name: Call
         row: The row.
         sample: Which of its images. Where there is one entry for several views of a sample, they share it.
         shape: Height and width of the image.
-        form: What the boxes of target dicts are, as in :class:`gpuaug.fusion.options.Options`.
+        form: What the boxes of target dicts are, as in ``gpuaug.fusion.options.Options``.
         name: Says a class.
 
     Raises:

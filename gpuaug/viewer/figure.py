@@ -13,7 +13,7 @@ from gpuaug.viewer.follow import Followed, follow
 from gpuaug.viewer.trace import Trace, take
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from gpuaug.core.figure import Figure
 
 _MOST_COLUMNS = 8
 _CELL_IN = {1: 3.6, 2: 3.0, 3: 2.6, 4: 2.3, 5: 2.0, 6: 1.9}
@@ -33,8 +33,8 @@ def show(loader: StreamedLoader, n: int = 8) -> "Figure":
 
     A column is a sample: as the wrapped loader gives it, and beneath as the training loop will get it, a line for each member
     of the batch that stages write images to and for each view. Over the pictures are labels, boxes, masks and keypoints:
-    those that a stage names by Kornia's data keys, and lists of target dicts. Beneath them is what :func:`gpuaug.fuse` drew.
-    The batch is the one that the next iterator begins with, and the loader is left as it was, as by :func:`gpuaug.profile`.
+    those that a stage names by Kornia's data keys, and lists of target dicts. Beneath them is what ``gpuaug.fuse`` drew.
+    The batch is the one that the next iterator begins with, and the loader is left as it was, as by ``gpuaug.profile``.
 
     Images are brought back to [0, 1]: a ``Normalize`` in a fused or Kornia pipeline is undone, and of others that leave that
     range, half of a hundredth at either end is cut off and the rest stretched, which is said. Feature stages, and those
@@ -88,7 +88,7 @@ def _title(taken: Trace, followed: Followed, count: int) -> str:
 
 def _figure(lines: Sequence[Line], title: str) -> "Figure":
     """Draw. The layout is made by hand, because texts have to know how much room there is."""
-    from matplotlib.figure import Figure
+    from gpuaug.core.figure import Figure
 
     count = len(lines[0].cells)
     blocks = -(-count // _MOST_COLUMNS)

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ TINY = ["bench", "--device", "cpu", "--batch-size", "4", "--seconds", "0.05", "-
 
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_bench_prints_one_table_and_writes_a_good_result(class_folder, tmp_path, capsys, workers):
-    path = tmp_path / "uses.json"
+def test_bench_prints_one_table_and_writes_a_good_result(class_folder, tmp_path, capsys, monkeypatch, workers):
+    monkeypatch.chdir(tmp_path)  # a longer path would be broken into lines
+    path = Path("uses.json")
     command = [*TINY, "--workers", str(workers), "--data", str(class_folder), "--json", str(path)]
     assert cli.main(command) == 0
     result = json.loads(path.read_text())
@@ -33,6 +35,21 @@ def test_bench_prints_one_table_and_writes_a_good_result(class_folder, tmp_path,
     assert printed.count("steps/s  images/s") == 1
     for row in result["rows"]:
         assert row["name"] in printed
+    *compared, in_line, next_step = " ".join(printed.split("uses.json\n\n")[1].split()).split(" - ")
+    assert [sentence.removeprefix("- ").split(":")[0] for sentence in compared if "one round, which is few" in sentence] == [
+        "train resnet18",
+        "train a head on frozen resnet18",
+        "augment alone",
+    ]
+    assert in_line.startswith("On cpu stages run in line, on the processor that trains: overlap cannot show here")
+    assert next_step.endswith("gpuaug profile train.py:make.")
+
+
+def test_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.main(["--version"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out == f"gpuaug {metadata.version('gpuaug')}\n"
 
 
 def test_bench_uses_the_photographs_when_there_is_no_data(tmp_path, monkeypatch):

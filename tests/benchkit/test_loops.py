@@ -9,6 +9,7 @@ import torch
 import gpuaug
 from gpuaug.benchkit import loops, uses
 from gpuaug.benchkit.photos import class_folders
+from gpuaug.benchkit.windows import Window, summarise
 
 CPU = torch.device("cpu")
 
@@ -118,3 +119,37 @@ def test_training_on_a_cpu_leaves_cores_to_the_workers(class_folder, monkeypatch
         assert torch.get_num_threads() == 1
         raise KeyboardInterrupt
     assert torch.get_num_threads() == 2
+
+
+def rows_of(rounds):
+    """Rows of one use, given the steps a second of each variant's rounds; ratios are to the first."""
+    measured = {name: [Window(steps, steps, 100, 100) for steps in rates] for name, rates in rounds.items()}
+    return [row.record(case="train") for row in summarise(measured, baseline=next(iter(rounds)))]
+
+
+@pytest.mark.parametrize(
+    ("ours", "text"),
+    [
+        ([300, 600], "train: 'StreamedLoader' is faster than 'serial': 1.50x (2 rounds: 1.50 to 1.50). It reaches 75% of"),
+        ([100, 200], "train: 'StreamedLoader' is slower than 'serial': 0.50x (2 rounds: 0.50 to 0.50). It reaches 25% of"),
+        ([180, 480], "train: 'StreamedLoader' and 'serial' differ by less than rounds do: 1.05x (2 rounds: 0.90 to 1.20)."),
+    ],
+)
+def test_verdict_compares_the_best_with_and_without_within_rounds(ours, text):
+    rows = rows_of({"serial": [200, 400], "StreamedLoader": ours, "workers": [50, 50], uses._CEILING: [400, 800]})
+    first, *more = uses.verdict(rows, torch.device("cuda"))
+    assert first.startswith(text)
+    assert more[-1] == "What bounds your own loop, and what to do about it: gpuaug profile train.py:make."
+    assert not [sentence for sentence in more if "in line" in sentence]
+
+
+def test_verdict_explains_a_ratio_that_the_rates_beside_it_contradict():
+    rows = rows_of({"serial": [200, 300, 250], "StreamedLoader": [240, 270, 200]})  # 0.9 within rounds, 240 to 250 by rates
+    said = list(uses.verdict(rows, CPU))
+    assert "The ratio of 'StreamedLoader' was taken within rounds, and is more to be believed" in said[1]
+    assert said[2].startswith("On cpu stages run in line, on the processor that trains: overlap cannot show here")
+
+
+def test_verdict_is_silent_on_ratios_that_agree():
+    rows = rows_of({"serial": [200, 400], "StreamedLoader": [300, 600]})
+    assert len(list(uses.verdict(rows, torch.device("cuda")))) == 2

@@ -15,7 +15,6 @@ def settings():
         "inference": torch.is_inference_mode_enabled(),
         "autocast": torch.is_autocast_enabled("cpu"),
         "autocast dtype": torch.get_autocast_dtype("cpu"),
-        "default device": torch.get_default_device(),
         "default dtype": torch.get_default_dtype(),
         "threads": torch.get_num_threads(),
         "made": (torch.empty(1).device, torch.ones(1).is_inference()),

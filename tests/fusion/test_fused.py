@@ -6,6 +6,7 @@ import pickle
 import kornia.augmentation as K
 import pytest
 import torch
+from support import tables
 from support.replay import as_kornia_takes_them, both, left_to_kornia, photographs
 
 import gpuaug
@@ -158,6 +159,17 @@ def test_explain_lists_launches_and_bytes_of_each_module():
     assert eager.launches is made.launches is None
     assert "left to Kornia: no lowering for this type" in str(made)
     assert "RandomResizedCrop_0, ColorJitter_1" in str(made)
+
+
+@left_to_kornia
+def test_notebook_shows_what_explain_says_as_a_table():
+    explained = gpuaug.fuse([K.RandomHorizontalFlip(), K.RandomMedianBlur(), K.RandomResizedCrop((8, 8))]).explain(
+        (4, 3, 64, 64)
+    )
+    (heading, *rows), (head, *notes) = tables.read(explained._repr_html_())
+    text = str(explained).splitlines()
+    assert [head, *notes] == [text[0], *text[5:]]
+    assert [" ".join(row).split() for row in [heading, *rows]] == [line.split() for line in text[1:5]]
 
 
 def test_explain_and_repr_name_the_backend_of_the_last_call():

@@ -116,10 +116,31 @@ def test_command_in_a_process_of_its_own(project, tmp_path):
     assert "stage/transform" in done.stdout
 
 
-@pytest.mark.parametrize("target", ["package.module", "package.module:", ":make", ""])
+def test_target_may_be_a_file(project, tmp_path, capsys, monkeypatch):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "helper.py").write_text("def ready():\n    print('beside it')\n")
+    with (tmp_path / "inner" / f"{project}.py").open("w") as file:
+        file.write("from dataclasses import dataclass\nfrom helper import ready\nready()\n" + MODULE)
+        file.write("@dataclass\nclass Named:\n    field: 'int'\n")  # dataclasses look their own module up
+    monkeypatch.delitem(sys.modules, "helper", raising=False)
+    assert run(f"inner/{project}.py:make") == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("beside it\n")
+    assert "stage/transform" in printed
+    del sys.modules["helper"]
+
+
+def test_missing_file_is_refused(project, capsys):
+    assert refused(capsys, "inner/train.py:make") == (
+        "target must name a file that is there, got 'inner/train.py'. Give its path from here."
+    )
+
+
+@pytest.mark.parametrize("target", ["package.module", "package.module:", ":make", "", "./train:make", "train.py"])
 def test_target_without_module_or_function_is_refused(target, project, capsys):
     assert refused(capsys, target) == (
-        f"target must be package.module:make, got {target!r}. Name a function that returns a loader and a step."
+        f"target must be train.py:make or package.module:make, got {target!r}. "
+        "Name a function that returns a loader and a step."
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from rich.console import Console
+from support import tables
 from support.profiler_reports import CPU, copy, load, part, report, step
 
 from gpuaug import ArgumentError
@@ -131,6 +132,14 @@ def shown(found, width=80):
     file = io.StringIO()
     Console(file=file, width=width, color_system=None).print(found)
     return file.getvalue()
+
+
+def test_notebook_shows_the_table_the_verdict_and_the_figures():
+    found = report(load(1), copy(device=2.5, host=0.25), part("stage/<a>", host=1, device=2), step(host=1.5, device=4))
+    found = replace(found, verdict=("Bounded by <a> & more.",))
+    table, paragraphs = tables.read(found._repr_html_())
+    assert table == [list(line) for line in found.lines()]
+    assert paragraphs == [*found.verdict, *found.summary()]
 
 
 def test_report_fits_80_columns():

@@ -258,6 +258,16 @@ def test_figure_refuses_a_width_in_that_cannot_be_drawn(width_in):
     assert str(caught.value) == f"width_in must be a number from 6 to 400, got {width_in!r}. Names of lanes need room."
 
 
+def test_notebook_shows_the_picture(monkeypatch):
+    with matplotlib.rc_context({"savefig.facecolor": "black", "savefig.bbox": "tight"}):
+        picture = Image.open(io.BytesIO(run()._repr_png_()))
+    width_in, height_in = run().figure().get_size_inches()
+    assert picture.size == pytest.approx((100 * width_in, 100 * height_in), abs=1)
+    assert picture.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
+    monkeypatch.setitem(sys.modules, "matplotlib.style", None)
+    assert run()._repr_png_() is None
+
+
 def test_save_refuses_what_is_no_path():
     with pytest.raises(ArgumentTypeError) as caught:
         run().save(3)

@@ -40,8 +40,18 @@ def test_every_example_is_one_that_runs(page):
     assert len(BLOCK.findall(text)) == len(re.findall(r"^\s*(?:```|~~~)\s*(?:py|>>>)", text, re.MULTILINE))
 
 
+def test_every_page_is_in_the_navigation():
+    listed = re.findall(r"^ +- (?:.*: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_pictures_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_docstrings_have_no_markup_that_the_api_page_would_show_as_it_is():
+    marked = [path.name for path in (ROOT / "gpuaug").rglob("*.py") if re.search(r":[a-z]+:`", path.read_text())]
+    assert marked == []

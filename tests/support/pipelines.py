@@ -75,7 +75,10 @@ CLOSE = {
         v2.RandomPerspective(0.5, 0.8, fill={torch.Tensor: 0.5, tv_tensors.Mask: 0}),
         v2.CenterCrop((20, 24)),
     ],
-    "affine, filled": lambda: [v2.RandomCrop(24, padding=4, fill=0.25), v2.RandomAffine(40, interpolation="bilinear")],
+    "affine, filled": lambda: [
+        v2.RandomCrop(24, padding=4, fill=0.25),
+        v2.RandomAffine(40, None, None, None, InterpolationMode.BILINEAR),
+    ],
     "perspective": lambda: [K.RandomPerspective(0.5, p=0.8)],
     "two passes": lambda: [K.RandomResizedCrop((16, 20)), K.RandomRotation(30.0), K.Normalize(0.5, 0.25)],
     "tone": lambda: [
@@ -108,6 +111,7 @@ CLOSE = {
     "mixup, never": lambda: [K.RandomMixUpV2(p=0.0)],
     "mixup, alone": lambda: [K.RandomMixUpV2(p=1.0)],
     "sharpness": lambda: [K.RandomSharpness((0.0, 3.0), p=0.8), K.Normalize(0.5, 0.25)],
+    "CLAHE": lambda: [K.RandomClahe((1.0, 40.0), (3, 4), p=0.8), K.RandomInvert()],
 }
 
 RGB_CLOSE = {

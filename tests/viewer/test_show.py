@@ -1,6 +1,8 @@
 """``show`` draws the samples that the training loop will get next, with their draws and labels."""
 
 import copy
+import io
+import pickle
 import sys
 import warnings
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from support import processes
 from support.encoded import encoded
 from support.viewer import (
@@ -244,6 +247,13 @@ def test_matplotlib_style_is_neither_used_nor_changed():
         before = copy.deepcopy(dict(matplotlib.rcParams))
         assert gpuaug.show(loader(), n=1).get_facecolor() == (1.0, 1.0, 1.0, 1.0)
         assert dict(matplotlib.rcParams) == before
+
+
+def test_notebook_shows_the_picture():
+    figure = gpuaug.show(loader(), n=1)
+    picture = Image.open(io.BytesIO(figure._repr_png_()))
+    assert picture.size == pytest.approx(figure.get_size_inches() * 100, abs=1)
+    assert isinstance(pickle.loads(pickle.dumps(figure)), type(figure))
 
 
 @pytest.mark.timeout(120)

@@ -74,7 +74,7 @@ def run_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
 
 
 def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Take boxes or points their way: see :func:`gpuaug.fusion.ops.boxes.follow`."""
+    """Take boxes or points their way: see ``gpuaug.fusion.ops.boxes.follow``."""
     if values.is_cuda and _usable(values.device):
         from gpuaug.fusion.backends.triton import boxes as box_kernel
 

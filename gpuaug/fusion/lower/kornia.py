@@ -118,7 +118,7 @@ def untested_version() -> str | None:
 
 @functools.cache
 def warn_of_version(reason: str) -> None:
-    """Warn once in a process that :func:`untested_version` leaves every module to Kornia."""
+    """Warn once in a process that ``untested_version`` leaves every module to Kornia."""
     warnings.warn(
         f"kornia must be of a version that gpuaug.fuse was compared with, got another: {reason}. Every module of every "
         f'pipeline is left to Kornia, which takes tens of launches a batch for each. Run pip install "{REQUIREMENT}".',

@@ -50,7 +50,7 @@ class _Lowering:
 
     Args:
         pipeline: The user's.
-        pick: As for :func:`lower`.
+        pick: As for ``lower``.
     """
 
     def __init__(self, pipeline: Any, pick: Pick) -> None:

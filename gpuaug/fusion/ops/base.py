@@ -1,7 +1,7 @@
 """What a Kornia module becomes: an op that draws for a whole batch, and says what it does to an image.
 
 An op knows nothing of devices, launches or passes. It turns uniform numbers into the parameters that Kornia would have drawn
-(:meth:`Op.draw`), tells Kornia's own module about them (:meth:`Op.params`), and gives the executors one row of float32
+(``Op.draw``), tells Kornia's own module about them (``Op.params``), and gives the executors one row of float32
 numbers per sample. ``drawn`` is a dict of NumPy arrays with the batch first, or of plain numbers where all samples share one.
 """
 
@@ -193,8 +193,8 @@ class Op(ABC):
 class PointOp(Op):
     """An op on each pixel by itself: it needs the pixel, its place, and the sample's row of numbers.
 
-    Subclasses fill a row in :meth:`write`, and are computed from rows in two places that must agree: :meth:`apply` for torch,
-    and the branch for :attr:`code` in the Triton kernels.
+    Subclasses fill a row in ``write``, and are computed from rows in two places that must agree: ``apply`` for torch,
+    and the branch for ``code`` in the Triton kernels.
     """
 
     code: ClassVar[int]

@@ -66,7 +66,7 @@ class _Jitter(PointOp):
         return {**factors, "order": torch.from_numpy(drawn["order"][0])}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The factors, then the order, with :data:`NONE` in the place of what is left out."""
+        """The factors, then the order, with ``NONE`` in the place of what is left out."""
         factors: Array = drawn["factors"]
         out[:, 1:5] = factors.T
         orders: Array = drawn["order"]

@@ -1,6 +1,6 @@
 """Ops that move pixels, as two kinds of maps from an output pixel to where it comes from.
 
-An :class:`IndexMap` permutes: flips, crops and padding, an axis at a time and in whole pixels, so any number of them compose
+An ``IndexMap`` permutes: flips, crops and padding, an axis at a time and in whole pixels, so any number of them compose
 exactly. A warp interpolates, so a pass holds at most one (two would not be what Kornia does twice). Coordinates are pixels,
 (x, y) = (column, row), and a fixed point of view: *output index → input index*.
 """

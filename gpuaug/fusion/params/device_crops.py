@@ -28,7 +28,7 @@ class DeviceCropTables:
     """The rows of some batches, on the device, but for where crops lie.
 
     Args:
-        upcoming: For a plan that :func:`has_device_crops`.
+        upcoming: For a plan that ``has_device_crops``.
     """
 
     def __init__(self, upcoming: UpcomingBatches) -> None:

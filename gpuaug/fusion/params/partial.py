@@ -2,7 +2,7 @@
 
 Where images differ in size, nobody knows those of the batches to come, and crops are drawn within them. So the ops of the
 first pass that move pixels are given their numbers ahead, and turn them into draws when their batch is there: those that the
-device does not fit (:mod:`gpuaug.fusion.params.device_crops`), because something else comes first, or because it runs no
+device does not fit (``gpuaug.fusion.params.device_crops``), because something else comes first, or because it runs no
 kernels of ours.
 """
 

@@ -71,7 +71,7 @@ class TablePrefetch:
         points: bool,
         views: int = 1,
     ) -> Tensor:
-        """The rows for a call that is being made now, as :func:`gpuaug.fusion.params.table.make_table` gives them.
+        """The rows for a call that is being made now, as ``gpuaug.fusion.params.table.make_table`` gives them.
 
         What is drawn is what a call by itself would draw, bit for bit; of matrices, the last digits may differ.
 

@@ -284,7 +284,7 @@ class Choice(Op):
         return list(dict.fromkeys(_words(op) for op in ops if isinstance(op, EagerOp) or op.unsupported_size(size) is not None))
 
     def always_left(self) -> tuple[EagerOp, ...]:
-        """Those of :attr:`ops` that Kornia runs whatever the images are."""
+        """Those of ``ops`` that Kornia runs whatever the images are."""
         return tuple(op for op in self.ops if isinstance(op, EagerOp))
 
     def launches(self, size: Size) -> int | None:

@@ -45,7 +45,7 @@ class MaskList:
         self._owners: Tensor | None = None
         self._places: MaskPlaces | None = None
         self.spans = _NO_NUMBERS
-        """What :class:`MaskPlaces` knows of each image, flat; nothing where all have one size."""
+        """What ``MaskPlaces`` knows of each image, flat; nothing where all have one size."""
         if not size.ragged:
             self._values = torch.cat(planes)[:, None]
             return
@@ -133,7 +133,7 @@ def _counted_from_one(planes: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
 
 
 def _spans(firsts: Sequence[int], samples: Sequence[int], counts: Sequence[int], sides: Sequence[tuple[int, int]]) -> Array:
-    """What :class:`MaskPlaces` knows of each image, flat: of those that have masks, whose first elements these are."""
+    """What ``MaskPlaces`` knows of each image, flat: of those that have masks, whose first elements these are."""
     found = [(0, 0, 0)] * len(sides)
     before = 0
     for first, sample, count in zip(firsts, samples, counts, strict=True):

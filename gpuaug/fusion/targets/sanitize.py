@@ -19,7 +19,7 @@ WHOLE = frozenset({"image", "images", "input", "pixel_values", "image_id", "size
 def sanitize(targets: Any) -> list[Any]:
     """Drop the boxes that are not valid, and with each all that is known of it.
 
-    :func:`gpuaug.fuse` marks boxes that have left the image in ``valid``, and drops none, since how many are left is known on
+    ``gpuaug.fuse`` marks boxes that have left the image in ``valid``, and drops none, since how many are left is known on
     the device alone. Here every tensor, array, list and tuple as long as ``valid`` loses the same entries: boxes, labels,
     masks, keypoints, areas, names. What is said of the whole image stays: ``image_id``, ``size``, ``orig_size``, and what has
     another length in any of the dicts. So does a dict without boxes, as some datasets have for images without annotations.

@@ -125,7 +125,7 @@ def blur_rows_kernel(
     OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
     ALONG: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """Blur what :func:`blur_columns_kernel` made along x; of a sample that is skipped, read the source.
+    """Blur what ``blur_columns_kernel`` made along x; of a sample that is skipped, read the source.
 
     Grid: (tiles of an image, samples, planes; one plane where a block makes all three).
     """

@@ -68,7 +68,7 @@ def box_kernel(
     SHARE: tl.constexpr, TO_SHARE: tl.constexpr, CLIP: tl.constexpr, GIVEN: tl.constexpr, OWNED: tl.constexpr,
     RAGGED: tl.constexpr, DOUBLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What :func:`gpuaug.fusion.ops.boxes.follow` computes. Grid: (blocks of boxes, 1, 1)."""
+    """What ``gpuaug.fusion.ops.boxes.follow`` computes. Grid: (blocks of boxes, 1, 1)."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = at < count
     owner = at // each
@@ -163,7 +163,7 @@ _launches: dict[Any, Launch] = {}
 
 
 def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """What :func:`gpuaug.fusion.ops.boxes.follow` computes, on the current stream.
+    """What ``gpuaug.fusion.ops.boxes.follow`` computes, on the current stream.
 
     Cost:
         One launch, and a copy of what is not contiguous.

@@ -75,7 +75,7 @@ def crops_kernel(
     LEAST_AREA: tl.constexpr, BY_AREA: tl.constexpr, LEAST_LOG_ASPECT: tl.constexpr, BY_LOG_ASPECT: tl.constexpr,
     NARROWEST: tl.constexpr, WIDEST: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What :meth:`gpuaug.fusion.ops.resize.ResizedCrop.draw_parameters` finds, bit for bit, written into the rows.
+    """What ``gpuaug.fusion.ops.resize.ResizedCrop.draw_parameters`` finds, bit for bit, written into the rows.
 
     ``places`` holds the first element, the height and the width of each image; every view has samples of them all.
 

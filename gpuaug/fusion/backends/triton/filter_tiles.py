@@ -70,7 +70,7 @@ def untouched(pointer, SCALE: tl.constexpr):
 
 @triton.jit
 def untouched_pixels(pointer, source_c, SCALE: tl.constexpr, RGB: tl.constexpr):
-    """:func:`untouched` of three channels; or one channel and two copies."""
+    """``untouched`` of three channels; or one channel and two copies."""
     r = untouched(pointer, SCALE)
     if RGB:
         return r, untouched(pointer + source_c, SCALE), untouched(pointer + 2 * source_c, SCALE)

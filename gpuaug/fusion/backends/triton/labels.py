@@ -50,7 +50,7 @@ def labels_kernel(
 
 
 def soft_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
-    """The shares, as :meth:`gpuaug.fusion.ops.mix.SoftLabels.of` has them, in one launch on the current stream.
+    """The shares, as ``gpuaug.fusion.ops.mix.SoftLabels.of`` has them, in one launch on the current stream.
 
     Shape:
         - labels: (B,) or (B, K), any strides

@@ -56,7 +56,7 @@ def unit_sum(v, factor, base, FLAGS: tl.constexpr):
 
 @triton.jit
 def unit_sums(r, g, b, factor, base, FLAGS: tl.constexpr):
-    """:func:`unit_sum` of three channels."""
+    """``unit_sum`` of three channels."""
     return unit_sum(r, factor, base, FLAGS), unit_sum(g, factor, base, FLAGS), unit_sum(b, factor, base, FLAGS)
 
 

@@ -16,7 +16,7 @@ def at_rest(value):
 
 @triton.jit
 def rested(bits):
-    """What :func:`at_rest` made of a number, as a number."""
+    """What ``at_rest`` made of a number, as a number."""
     value = (bits.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
     if COMPILED:
         # The same to the last bit, since 2²³ / 65535 is as exact as 1 / 65535: a product of both, and one rounding.
@@ -51,7 +51,7 @@ def rest_kernel(
     PIXELS: tl.constexpr, WHOLE: tl.constexpr, WORDS: tl.constexpr, OUT_W: tl.constexpr,
     PROGRAM: tl.constexpr, COUNT: tl.constexpr, PARTIALS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The pointwise ops on what :func:`gather_kernel` kept, with the mean of its sums.
+    """The pointwise ops on what ``gather_kernel`` kept, with the mean of its sums.
 
     The result lies as it was kept, pixel after pixel, with planes apart (``OUT_W`` is 1) or together. ``PIXELS``: how many an
     image has where that is compiled in, else 0; ``WHOLE``, that blocks cover them with none left over; ``WORDS``, that two

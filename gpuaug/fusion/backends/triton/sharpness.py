@@ -82,7 +82,7 @@ def sharpness_kernel(
 def sharpen(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> int:
     """Launch a pass with a sharpness in front on the current stream, in one launch.
 
-    Arguments, shapes and the number returned are those of :func:`gpuaug.fusion.backends.triton.blur.blur`.
+    Arguments, shapes and the number returned are those of ``gpuaug.fusion.backends.triton.blur.blur``.
     """
     prepared(step, source, rows, out, _sharpening)((source, out, rows))
     return 1

@@ -12,6 +12,7 @@ from gpuaug.fusion.policies.torchvision import LOWERED as POLICIES
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
+BILINEAR = InterpolationMode.BILINEAR
 
 EXACT = {
     "flip": lambda: v2.RandomHorizontalFlip(),
@@ -34,7 +35,7 @@ EXACT = {
     "erasing": lambda: v2.RandomErasing(0.7, value=0.5),
     "erasing, nearly all": lambda: v2.RandomErasing(1.0, scale=(0.9, 1.0), ratio=(0.5, 2.0)),
     "erasing, one pixel": lambda: v2.RandomErasing(1.0, scale=(0.0, 0.0005)),
-    "resized crop, nearest": lambda: v2.RandomResizedCrop((16, 20), interpolation="nearest-exact"),
+    "resized crop, nearest": lambda: v2.RandomResizedCrop((16, 20), interpolation=InterpolationMode.NEAREST_EXACT),
     "autocontrast": lambda: v2.RandomAutocontrast(0.7),
 }
 """Permutations, gates and thresholds: the same bits."""
@@ -52,14 +53,14 @@ CLOSE = {
     "resize, four taps": lambda: v2.Resize(20, antialias=None),
     "resize, bounded": lambda: v2.Resize([30], max_size=36),
     "resize, longer side": lambda: v2.Resize(None, max_size=40),
-    "rotation": lambda: v2.RandomRotation(45, interpolation="bilinear", fill=None),
-    "rotation, about a point": lambda: v2.RandomRotation((10, 80), "bilinear", center=(3, 20), fill=None),
-    "rotation, quarters": lambda: v2.RandomRotation((90, 90), "bilinear", fill=None),
-    "affine": lambda: v2.RandomAffine(30, (0.2, 0.1), (0.7, 1.3), (5, 20, -8, 3), "bilinear", fill=None),
-    "affine, sheared across": lambda: v2.RandomAffine(0, shear=25, interpolation="bilinear", fill=None),
-    "affine, about a point": lambda: v2.RandomAffine(30, (0.2, 0.1), center=(40, 5), interpolation="bilinear", fill=None),
-    "rotation, filled": lambda: v2.RandomRotation(45, "bilinear"),
-    "affine, filled": lambda: v2.RandomAffine(30, (0.2, 0.1), interpolation="bilinear", fill=(0.25, 0.5, 1.0)),
+    "rotation": lambda: v2.RandomRotation(45, interpolation=BILINEAR, fill=None),
+    "rotation, about a point": lambda: v2.RandomRotation((10, 80), BILINEAR, center=(3, 20), fill=None),
+    "rotation, quarters": lambda: v2.RandomRotation((90, 90), BILINEAR, fill=None),
+    "affine": lambda: v2.RandomAffine(30, (0.2, 0.1), (0.7, 1.3), (5, 20, -8, 3), BILINEAR, fill=None),
+    "affine, sheared across": lambda: v2.RandomAffine(0, shear=25, interpolation=BILINEAR, fill=None),
+    "affine, about a point": lambda: v2.RandomAffine(30, (0.2, 0.1), center=(40, 5), interpolation=BILINEAR, fill=None),
+    "rotation, filled": lambda: v2.RandomRotation(45, BILINEAR),
+    "affine, filled": lambda: v2.RandomAffine(30, (0.2, 0.1), interpolation=BILINEAR, fill=(0.25, 0.5, 1.0)),
     "perspective, filled": lambda: v2.RandomPerspective(fill=0.75),
     "perspective": lambda: v2.RandomPerspective(0.5, fill=None),
     "perspective, far": lambda: v2.RandomPerspective(0.9, p=1.0, fill=None),
@@ -87,7 +88,7 @@ NEAREST = {
     "rotation, about a point": lambda: v2.RandomRotation(45, center=(3, 20), fill=None),
     "affine": lambda: v2.RandomAffine(30, (0.2, 0.1), (0.7, 1.3), (5, 20, -8, 3)),
     "affine, filled": lambda: v2.RandomAffine(30, (0.2, 0.1), fill=0.5),
-    "perspective": lambda: v2.RandomPerspective(0.5, interpolation="nearest", fill=[0.25, 0.5, 1.0]),
+    "perspective": lambda: v2.RandomPerspective(0.5, interpolation=InterpolationMode.NEAREST, fill=[0.25, 0.5, 1.0]),
 }
 """The nearest pixel, where two may be as near."""
 
