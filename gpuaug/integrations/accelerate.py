@@ -6,7 +6,7 @@ from gpuaug.loader.streamed_loader import StreamedLoader
 
 
 def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
-    """As Accelerate's of that name, and of a ``gpuaug.StreamedLoader`` as well.
+    """As Accelerate's of that name, and of a ``StreamedLoader`` as well.
 
     Args:
         dataloader: A ``StreamedLoader``, or what Accelerate takes.

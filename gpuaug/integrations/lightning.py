@@ -16,7 +16,7 @@ _Callback: Any = import_module(f"{_NAME}.callbacks").Callback
 
 
 class StreamLoaders(_Callback):  # type: ignore[misc]
-    """Wraps each loader of a Trainer in a ``gpuaug.StreamedLoader``, once the Trainer has prepared it.
+    """Wraps each loader of a Trainer in a ``StreamedLoader``, once the Trainer has prepared it.
 
     A Trainer gives a ``DataLoader`` the sampler of its rank, or of ``overfit_batches``, and leaves other loaders as they are. A
     run that is resumed at the beginning of an epoch gets no state of its loaders, so this tells them each epoch. That goes for

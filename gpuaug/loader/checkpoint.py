@@ -115,7 +115,7 @@ class Progress:
             self._seed = self._seed if self._seed_given else place.seed
         self._prepared.prepare(self._following)
         in_sampler, by_loader = self._prepared.skipped
-        self._first, self._skip = self._first + in_sampler, self._skip + by_loader
+        self._first, self._skip = max(self._first, in_sampler), max(self._skip, by_loader)
 
     def begin(self, source: Any) -> Snapshot:
         """Where an iterator is that begins now, with ``source`` as the wrapped loader's state."""

@@ -5,9 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from support.waiting import until
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
 import gpuaug
+from gpuaug.feed.prefetch import QUEUED
 
 pytestmark = pytest.mark.frameworks
 
@@ -31,13 +33,28 @@ def dataset(samples):
     return TensorDataset(torch.arange(float(samples)))
 
 
+class Order(SequentialSampler):
+    """Notes when it was read to its end."""
+
+    ended = False
+
+    def __iter__(self):
+        yield from super().__iter__()
+        self.ended = True
+
+
 @pytest.mark.parametrize("depth", [0, 2, 4])
 @pytest.mark.parametrize("samples", [100, 96, 5])
 def test_all_samples_are_gathered_for_metrics(make_accelerator, samples, depth):
-    accelerator = make_accelerator()
-    loader = gpuaug.StreamedLoader(accelerator.prepare(DataLoader(dataset(samples), 8)), depth=depth)
-    gathered = [accelerator.gather_for_metrics(values) for (values,) in loader]
-    assert torch.cat(gathered).tolist() == list(range(samples))
+    accelerator, order = make_accelerator(), Order(range(samples))
+    prepared = accelerator.prepare(DataLoader(dataset(samples), 8, sampler=order))
+    loader = gpuaug.StreamedLoader(prepared, depth=depth)
+    gathered = []
+    for number, (values,) in enumerate(loader, start=1):
+        if depth == 0 and number == len(loader) - QUEUED:
+            until(lambda: order.ended)  # the last batch has been read, and waits
+        gathered += accelerator.gather_for_metrics(values).tolist()
+    assert gathered == list(range(samples))
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -220,7 +237,7 @@ def test_what_profile_reads_does_not_count(make_accelerator, noise):
 def test_a_loader_that_accelerate_gives_back_is_warned_of(make_accelerator, samples, steps, warned):
     accelerator = make_accelerator(gradient_accumulation_steps=steps)
     loader = accelerator.prepare(gpuaug.StreamedLoader(DataLoader(dataset(samples), 2)))
-    text = "those of the last 2 of 5 batches are not stepped. Use StreamedLoader"
+    text = "must be prepared before it is wrapped where Accelerate accumulates gradients"
     with pytest.warns(gpuaug.GpuAugWarning, match=text) if warned else nullcontext():
         list(loader)
     with torch.no_grad():
