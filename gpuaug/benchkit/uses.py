@@ -17,7 +17,7 @@ from gpuaug.benchkit.windows import Variant
 _OURS = ("StreamedLoader", "gpuaug.")
 _CEILING = "step alone, batch resident"
 _AGREE = 0.03
-"""How far a ratio within rounds may be from that of the rates beside it before a sentence explains why."""
+"""How far a ratio within rounds may be from that of the rates beside it without a sentence that says why."""
 
 
 @dataclass(frozen=True)
@@ -147,17 +147,24 @@ def verdict(rows: Sequence[dict[str, Any]], device: torch.device) -> Iterator[st
         rows: As ``Row.record`` makes them, with the ``case`` of each.
         device: The device they were measured on.
     """
-    for case in dict.fromkeys(row["case"] for row in rows):
-        yield from _compared(case, [row for row in rows if row["case"] == case])
+    cases = [[row for row in rows if row["case"] == case] for case in dict.fromkeys(row["case"] for row in rows)]
+    for case in cases:
+        yield from _compared(case)
+    if any(_apart(case) for case in cases):
+        yield (
+            "This machine's speed changed from round to round. Where a ratio is not that of the two rates, believe the ratio: "
+            "it was taken within rounds."
+        )
     if device.type != "cuda":
         yield (
-            f"On {device.type} stages run in line, on the processor that trains: overlap cannot show here, and a "
-            "StreamedLoader can at best equal the loop that it replaces. What it is for shows on a CUDA device."
+            f"On {device.type} stages run in line, on the processor that trains: overlap cannot show here. What a "
+            "StreamedLoader is for shows on a CUDA device."
         )
     yield "What bounds your own loop, and what to do about it: gpuaug profile train.py:make."
 
 
-def _compared(case: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _compared(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The sentence on the rows of one use, if it has both kinds."""
     ours = [row for row in rows if row["name"].startswith(_OURS)]
     others = [row for row in rows if row not in ours and row["name"] != _CEILING]
     if not (ours and others):
@@ -173,14 +180,13 @@ def _compared(case: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     ceiling = next((row for row in rows if row["name"] == _CEILING), None)
     if ceiling is not None:
         said += f" It reaches {median(_within_rounds(best, ceiling)):.0%} of what the step does without a loader."
-    yield f"{case}: {said}"
-    base = next(row for row in rows if row["ratio_low"] == row["ratio_high"] == 1)
-    apart = [row["name"] for row in rows if abs(row["ratio"] - row["steps_per_s"] / base["steps_per_s"]) > _AGREE]
-    if apart:
-        yield (
-            f"{case}: this machine's speed changed from round to round. The ratio of {', '.join(map(repr, apart))} was taken "
-            "within rounds, and is more to be believed than that of the two rates in the table."
-        )
+    yield f"{best['case']}: {said}"
+
+
+def _apart(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether a ratio within rounds is another than that of the rates beside it."""
+    base = next((row for row in rows if row.get("ratio_low") == row.get("ratio_high") == 1), None)
+    return base is not None and any(abs(row["ratio"] - row["steps_per_s"] / base["steps_per_s"]) > _AGREE for row in rows)
 
 
 def _within_rounds(row: dict[str, Any], other: dict[str, Any]) -> list[float]:

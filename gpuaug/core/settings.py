@@ -31,7 +31,7 @@ def without_autocast() -> Iterator[None]:
 def default_device() -> torch.device:
     """The device of tensors that are made where nothing says where.
 
-    ``torch.get_default_device()`` of torch 2.6 overlooks ``with torch.device(…)``, and raises once a default was unset.
+    ``torch.get_default_device()`` of torch 2.8 raises once a default was set and unset.
     """
     return torch.empty(0).device
 

@@ -60,6 +60,8 @@ def test_loader_sees_global_default_device():
     finally:
         torch.set_default_device(None)
     assert item.batch == "meta"
+    (item, _) = drained(feeding(loader()))
+    assert item.batch == "cpu"
 
 
 def test_loader_sees_consumers_num_threads():

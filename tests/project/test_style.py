@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import typed_program
 
 ROOT = Path(__file__).parents[2]
 
@@ -14,3 +15,7 @@ def test_style(command):
     pytest.importorskip(command[0])
     done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_typed_program_that_mypy_reads_runs():
+    assert typed_program.main().batches == 4
