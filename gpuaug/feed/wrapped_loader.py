@@ -2,9 +2,15 @@
 
 import copy
 import operator
+import pickle
+import queue
+import select
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
+
+_SENT_BY_NO_WORKER = (None, None)
+"""In place of the index and the data of a batch: a ``DataLoader`` fails on it where it awaits a batch, and else ignores it."""
 
 
 def has_persistent_workers(loader: Any) -> bool:
@@ -21,6 +27,36 @@ def end_workers(iterator: Any) -> None:
     end = getattr(iterator, "_shutdown_workers", None)
     if end is not None:
         end()
+
+
+def wake(iterator: Any) -> bool:
+    """End a ``DataLoader``'s wait for its workers, on another thread, with an error. It looks for dead ones every five seconds.
+
+    Args:
+        iterator: Of any loader.
+
+    Returns:
+        Whether the wait ends. Otherwise a worker is sending, or died while it was, or there is no such queue.
+    """
+    results = getattr(iterator, "_data_queue", None)
+    if isinstance(results, queue.Queue):  # of the thread that page-locks
+        results.put(_SENT_BY_NO_WORKER)
+        return True
+    lock, writer = getattr(results, "_wlock", None), getattr(results, "_writer", None)
+    if lock is None or writer is None:
+        return False
+    # Not put(): it starts a thread, which an interpreter that is ending cannot.
+    with suppress(OSError, ValueError):  # the queue is closed
+        try:
+            # Where there is no room, there is a batch to be read.
+            if lock.acquire(block=False) and select.select([], [writer], [], 0)[1]:
+                results._sem.acquire(block=False)  # which get() releases
+                writer.send_bytes(pickle.dumps(_SENT_BY_NO_WORKER))
+                return True
+        finally:
+            if lock._semlock._is_mine():  # also after an interrupt
+                lock.release()
+    return False
 
 
 def is_stateful(loader: Any) -> bool:
