@@ -29,8 +29,7 @@ QUEUED = 2
 """Host batches that wait for the training thread. The loader's workers keep their own; more here only holds memory."""
 
 STOP_S, WAKE_S = 7.0, 0.05
-"""How long leaving a loop waits for a loader that is inside ``next``, and how often it tries to end a ``DataLoader``'s wait for
-its workers meanwhile."""
+"""How long leaving a loop waits for a loader that is inside ``next``, and how often it tries to end that one's own wait."""
 
 _TAKEN_OVER = (
     "An iterator must be the only one on workers that persist, got a newer one that took them over. "
@@ -343,10 +342,8 @@ def _stop(box: _Mailbox, thread: threading.Thread, iterator: Iterator[Any]) -> N
     box.close()
     if thread is threading.current_thread() or not thread.is_alive():  # collected by the thread itself, or never started
         return
-    # Workers may be dead, as after Ctrl-C, or take their time.
-    deadline_s, woken = time.monotonic() + STOP_S, False
-    while thread.is_alive() and (left_s := deadline_s - time.monotonic()) > 0:
-        woken = woken or wake(iterator)
-        thread.join(left_s if woken else min(left_s, WAKE_S))
+    until_s = time.monotonic() + STOP_S
+    while thread.is_alive() and (left_s := until_s - time.monotonic()) > 0:
+        thread.join(left_s if wake(iterator) else min(left_s, WAKE_S))
     if thread.is_alive():
         _log.warning("The loader is still inside next() after %.0f s. Its thread ends when that returns.", STOP_S)

@@ -38,7 +38,7 @@ def wake(iterator: Any) -> bool:
     Returns:
         Whether the wait ends. Otherwise a worker is sending, or died while it was, or there is no such queue.
     """
-    results = getattr(iterator, "_data_queue", None)
+    results: Any = getattr(iterator, "_data_queue", None)
     if isinstance(results, queue.Queue):  # of the thread that page-locks
         results.put(_SENT_BY_NO_WORKER)
         return True

@@ -12,7 +12,8 @@ from gpuaug.core import rng
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, flag, whole_number
 from gpuaug.feed.resumable import ResumableLoader, Resume
 from gpuaug.feed.wrapped_loader import is_stateful, tell_epoch
-from gpuaug.loader.agreement import WAY_OUT, Stages, batches_had, check_source, description, differences
+from gpuaug.loader.agreement import WAY_OUT, batches_had, check_source, description, differences
+from gpuaug.loader.placement import Placement
 
 MOST_SEED, MOST_COUNT = 2**64 - 1, 2**63 - 1
 """The largest seed, and the largest rank, batch, and epoch that is set: draws are keyed by words of 64 bits."""
@@ -40,6 +41,7 @@ class Progress:
 
     Args:
         loader: The wrapped loader.
+        placement: Its stages.
         seed: What draws depend on besides, if the user said it.
         resumable: What begins epochs of the loader at any batch, where that can be.
         end_passes: Ends the passes over the loader that are open.
@@ -48,11 +50,12 @@ class Progress:
     def __init__(
         self,
         loader: Iterable[Any],
+        placement: Placement,
         seed: int | None,
         resumable: ResumableLoader | None,
         end_passes: Callable[[], None],
     ) -> None:
-        self.stages: Stages = ()
+        self._placement = placement
         self._seed, self._seed_given = rng.default_seed() if seed is None else seed, seed is not None
         self._loader = loader
         self._resumable = resumable
@@ -147,7 +150,7 @@ class Progress:
             "version": VERSION,
             "seed": self._seed,
             **copy.deepcopy(reached._asdict()),
-            **description(self.stages, self._resumable),
+            **description(self._placement.pairs, self._resumable),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -176,7 +179,7 @@ class Progress:
         resumable, source, batch = self._resumable, reached.source, reached.batch
         check_source(source, batch, self._loader, resumable)
         seed = self._seed if self._seed_given else state["seed"]
-        now = {"seed": seed, **description(self.stages, self._resumable)}
+        now = {"seed": seed, **description(self._placement.pairs, self._resumable)}
         settings = resumable.settings() if resumable is not None and source is not None else {}
         found = list(differences(state, now, settings))
         if found and strict:

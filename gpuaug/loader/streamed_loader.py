@@ -15,17 +15,15 @@ from gpuaug.core import rng, streams
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, whole_number
 from gpuaug.core.rng import Position
-from gpuaug.core.streams import Lanes
 from gpuaug.feed.feed import Feed, Kind
 from gpuaug.feed.prefetch import FeedIterator
 from gpuaug.loader import depth as depths
 from gpuaug.loader.checkpoint import MOST_COUNT, MOST_SEED, Progress
 from gpuaug.loader.iterator import PipelinedIterator
+from gpuaug.loader.placement import Placement
 from gpuaug.loader.state import LoaderState, OneThreadIterator
 from gpuaug.loader.stats import Stats
-from gpuaug.stages import base as stages
-from gpuaug.stages.base import BoundStage
-from gpuaug.stages.copy import Copier
+from gpuaug.stages.base import BoundStage, Stage
 
 
 class StreamedLoader:
@@ -43,7 +41,8 @@ class StreamedLoader:
             has been read ahead when a loop is left early.
         stages: What is done to a batch after its copy, in order: :class:`TransformStage`, :class:`FeatureStage`, or any
             callable on the images. May be replaced between epochs.
-        device: Where batches go. Left out: this machine's accelerator, or the CPU without one.
+        device: Where batches go. Left out: this machine's accelerator, or the CPU without one. Without an index, as ``"cuda"``:
+            the GPU that is current when the first batch is asked for, as by ``torch.cuda.set_device(rank)``.
         depth: How many batches are worked on ahead of the one that is handed over. ``"auto"`` times the first hundred batches
             both in line and two ahead, in turns, and goes on with the faster; ``repr`` says which, and why.
         seed: What the draws of stages depend on. Left out: ``torch.initial_seed()``, which consumes nothing, or that of the
@@ -56,7 +55,8 @@ class StreamedLoader:
         feed_bytes: How much memory the slots may take. Left out: an eighth of what this process may use.
 
     Raises:
-        ArgumentError, ArgumentTypeError, DeviceError: At once, for arguments that cannot work.
+        ArgumentError, ArgumentTypeError, DeviceError: At once, for arguments that cannot work; with the first batch, where that
+            follows from which GPU is then current.
 
     Cost:
         A batch of two tensors and no stages costs the training thread two copies, three events and three waits. Memory on the
@@ -91,16 +91,17 @@ class StreamedLoader:
         way_out = "Leave it out for torch.distributed's."
         self._rank = None if rank is None else whole_number("rank", rank, way_out, most=MOST_COUNT)
         self._warned_of_ranks = False
-        lanes = Lanes(streams.resolve(device))
+        requested = streams.requested(device)
         budget = (
             None if feed_bytes is None else whole_number("feed_bytes", feed_bytes, "Leave it out for an eighth of the memory.")
         )
-        own_feed = Feed(loader, feed, budget, lanes.device)
+        own_feed = Feed(loader, feed, budget, requested)
+        placement = Placement(device, warns=bool(own_feed.reason))
         self._feed_iterators: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
         self._iterators: weakref.WeakSet[PipelinedIterator] = weakref.WeakSet()
         end_passes = partial(_close_all, self._feed_iterators)
-        progress = Progress(loader, seed, own_feed.resumable, end_passes)
-        self._shared = LoaderState(lanes, Copier(lanes.device, warns=bool(own_feed.reason)), own_feed, progress)
+        progress = Progress(loader, placement, seed, own_feed.resumable, end_passes)
+        self._shared = LoaderState(placement, own_feed, progress)
         if progress.can_resume:
             # Here, not on the class: frameworks look for these two names, and save in a checkpoint what they find.
             self.state_dict, self.load_state_dict = progress.state_dict, progress.load_state_dict
@@ -112,9 +113,10 @@ class StreamedLoader:
     def _batches(self) -> Generator[Batch, None, None]:
         # A generator: nothing starts before the first next(), and frameworks call iter() more often than they iterate.
         with closing(self._begin()) as pipelined:
+            lanes = self._shared.lanes
             while True:
                 pipelined.check_process()
-                consumer = self._shared.lanes.consumer()  # the stream that is current now, on this thread
+                consumer = lanes.consumer()  # the stream that is current now, on this thread
                 pipelined.fill(consumer)
                 if not pipelined.waiting:
                     pipelined.end()
@@ -125,9 +127,8 @@ class StreamedLoader:
         return len(self.loader)
 
     def __repr__(self) -> str:
-        names = ", ".join(f"{bound.name}={stage!r}" for bound, stage in zip(self._bound, self._stages, strict=True))
-        settings = f"device={self.device}, depth={self._depth!r}, feed={self._shared.feed!r}"
-        return f"StreamedLoader({type(self.loader).__name__}, stages=[{names}], {settings})"
+        settings = f"{self._shared.placement!r}, depth={self._depth!r}, feed={self._shared.feed!r}"
+        return f"StreamedLoader({type(self.loader).__name__}, {settings})"
 
     def __enter__(self) -> Self:
         return self
@@ -154,8 +155,8 @@ class StreamedLoader:
 
     @property
     def device(self) -> torch.device:
-        """Where batches go."""
-        return self._shared.lanes.device
+        """Where batches go: until the first iterator begins, where they would go if it began now."""
+        return self._shared.placement.device
 
     @property
     def depth(self) -> depths.Setting:
@@ -185,16 +186,13 @@ class StreamedLoader:
         self._shared.progress.seed = _seed(value)
 
     @property
-    def stages(self) -> tuple[stages.Stage, ...]:
+    def stages(self) -> tuple[Stage, ...]:
         """What is done to a batch after its copy. Assign a new sequence between epochs to change it."""
-        return self._stages
+        return self._shared.placement.stages
 
     @stages.setter
     def stages(self, value: Sequence[Any]) -> None:
-        new = tuple(stages.as_stages(value))
-        self._bound = stages.bind_all(new, self._shared.lanes)
-        self._stages = new
-        self._shared.progress.stages = tuple(zip(self._bound, new, strict=True))
+        self._shared.placement.stages = value
         if isinstance(self._depth, depths.DepthTuner):
             self._depth = depths.DepthTuner()  # what was faster with other stages says nothing about these
 
@@ -255,7 +253,8 @@ class StreamedLoader:
     def _begin(self, depth: depths.Depth | None = None, bound: Sequence[BoundStage] | None = None) -> PipelinedIterator:
         self._warn_if_ranks_read_the_same()
         shared = self._shared
-        bound = self._bound if bound is None else bound
+        shared.placement.settle()
+        bound = shared.placement.bound if bound is None else bound
         ahead = max((stage.ahead for stage in bound), default=0)
         # One thread at a time, because passes share a ring, workers and the count of epochs; and none while another is in a
         # stage, because a DataLoader draws its workers' seed from the user's generator.
@@ -267,7 +266,7 @@ class StreamedLoader:
             begun = shared.progress.begin(feed_iterator.state_at_start)
             first = Position(self.seed, begun.epoch, rank, begun.batch)
             if isinstance(self._depth, depths.DepthTuner):
-                self._depth.consider(shared.lanes, self._stages)
+                self._depth.consider(shared.lanes, self.stages)
             pipelined = PipelinedIterator(shared, feed_iterator, bound, begun, first, depth or self._depth)
             self._iterators.add(pipelined)
         return pipelined

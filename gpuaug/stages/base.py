@@ -224,17 +224,22 @@ def as_stages(stages: Any) -> list[Stage]:
 
 
 def bind_all(stages: Sequence[Stage], lanes: Lanes) -> list[BoundStage]:
-    """Give every stage a name and a lane: ``transform``, ``transform_2``, … where the user gave none."""
+    """Give every stage a name and a lane."""
+    return [stage.bind(name, lanes) for name, stage in zip(names_of(stages), stages, strict=True)]
+
+
+def names_of(stages: Sequence[Stage]) -> list[str]:
+    """The name of each stage: ``transform``, ``transform_2``, … where the user gave none."""
     taken = {stage.name for stage in stages if stage.name is not None}
-    bound = []
+    names = []
     for stage in stages:
         name, count = stage.name or stage.kind, 1
         while stage.name is None and name in taken:
             count += 1
             name = f"{stage.kind}_{count}"
         taken.add(name)
-        bound.append(stage.bind(name, lanes))
-    return bound
+        names.append(name)
+    return names
 
 
 def _explain_integers(error: Exception, values: tuple[Any, ...]) -> None:
