@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 _SENT_BY_NO_WORKER = (None, None)
 """In place of the index and the data of a batch: a ``DataLoader`` fails on it where it awaits a batch, and else ignores it."""
 
@@ -16,6 +18,15 @@ _SENT_BY_NO_WORKER = (None, None)
 def has_persistent_workers(loader: Any) -> bool:
     """Whether ``loader`` is a ``DataLoader`` that keeps its workers, and its one iterator, from epoch to epoch."""
     return bool(getattr(loader, "persistent_workers", False)) and hasattr(loader, "_iterator")
+
+
+def without_workers(loader: Any) -> Any:
+    """``loader``, or a copy of a ``DataLoader`` whose workers are running: a process can be given that one."""
+    if getattr(loader, "_iterator", None) is None or not isinstance(loader, DataLoader):
+        return loader
+    spare: Any = copy.copy(loader)
+    spare._iterator = None
+    return spare
 
 
 def end_workers(iterator: Any) -> None:

@@ -81,6 +81,17 @@ class Progress:
         self._seed, self._seed_given = seed, True
 
     @property
+    def place(self) -> tuple[Any, ...]:
+        """Where the training loop is, and where the next iterator begins. Assign it to go on from there."""
+        begins = self._epoch, self._next, self._chosen, self._first, self._given, self._resume
+        return self._seed, self._seed_given, self._snapshot, *begins
+
+    @place.setter
+    def place(self, place: tuple[Any, ...]) -> None:
+        self._seed, self._seed_given, self._snapshot, *begins = place
+        self._epoch, self._next, self._chosen, self._first, self._given, self._resume = begins
+
+    @property
     def can_resume(self) -> bool:
         """Whether the wrapped loader can go on from a batch."""
         return self._resumable is not None or is_stateful(self._loader)
@@ -118,13 +129,13 @@ class Progress:
             self._end_passes()
             source = self.state_dict()["source"] if self._snapshot is not None else None
             source = copy.deepcopy(self._loader.state_dict()) if source is None else source  # type: ignore[attr-defined]
-        counters = self._epoch, self._next, self._chosen, self._first, self._snapshot, self._given, self._resume
+        place = self.place
         try:
             yield
         finally:
             if source is not None:
                 self._loader.load_state_dict(copy.deepcopy(source))  # type: ignore[attr-defined]
-            self._epoch, self._next, self._chosen, self._first, self._snapshot, self._given, self._resume = counters
+            self.place = place
             if self._chosen and self._next is not None:
                 tell_epoch(self._loader, self._next)
 

@@ -25,7 +25,6 @@ class Placement:
     """
 
     def __init__(self, device: torch.device | str | int | None, *, warns: bool) -> None:
-        self.given = device
         self._wanted = streams.requested(device)
         self._warns = warns
         self._stages: tuple[Stage, ...] = ()

@@ -17,6 +17,7 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, 
 from gpuaug.core.rng import Position
 from gpuaug.feed.feed import Feed, Kind
 from gpuaug.feed.prefetch import FeedIterator
+from gpuaug.feed.wrapped_loader import without_workers
 from gpuaug.loader import depth as depths
 from gpuaug.loader.checkpoint import MOST_COUNT, MOST_SEED, Progress
 from gpuaug.loader.iterator import PipelinedIterator
@@ -34,6 +35,8 @@ class StreamedLoader:
 
     Around a ``DataLoader`` of a map-style dataset, a list, or a loader with ``state_dict`` and ``load_state_dict``, such as
     torchdata's ``StatefulDataLoader``, it has these two methods as well, of :class:`gpuaug.loader.checkpoint.Progress`.
+
+    It can be pickled, as for a spawned process, if the wrapped loader and the stages can. The copy goes on as this one would.
 
     Args:
         loader: Any iterable of batches: a ``DataLoader``, a list, a generator function's result. Batches may be any nesting of
@@ -86,6 +89,7 @@ class StreamedLoader:
                 f"loader must be an iterable of batches, got {type(loader).__name__}. Pass a DataLoader, a list or a generator."
             )
         self._loader = loader
+        self._settings = {"device": device, "rank": rank, "feed": feed, "feed_bytes": feed_bytes}
         self.depth = depth
         seed = None if seed is None else _seed(seed)
         way_out = "Leave it out for torch.distributed's."
@@ -129,6 +133,17 @@ class StreamedLoader:
     def __repr__(self) -> str:
         settings = f"{self._shared.placement!r}, depth={self._depth!r}, feed={self._shared.feed!r}"
         return f"StreamedLoader({type(self.loader).__name__}, {settings})"
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        """What another process needs for the same batches: the settings and the place, not what runs or is held here."""
+        settings = {**self._settings, "loader": without_workers(self._loader), "stages": self.stages, "depth": self.depth}
+        return settings, self._shared.progress.place, {name: vars(self)[name] for name in vars(self).keys() - _MADE}
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        settings, place, others = state
+        StreamedLoader.__init__(self, **settings)
+        self._shared.progress.place = place
+        vars(self).update(others)
 
     def __enter__(self) -> Self:
         return self
@@ -289,6 +304,12 @@ class StreamedLoader:
 def _seed(value: int) -> int:
     return whole_number("seed", value, "Leave it out for torch's own.", most=MOST_SEED)
 
+
+_MADE = {
+    *("_loader", "_settings", "_depth", "_rank", "_warned_of_ranks", "_feed_iterators", "_iterators", "_shared"),
+    *("state_dict", "load_state_dict"),
+}
+"""Attributes that ``StreamedLoader`` itself makes; others are the user's."""
 
 _OF_A_RANK = {"rank", "num_processes", "num_replicas", "num_shards", "process_index", "world_size"}
 """Attributes of a dataset that holds one rank's part."""

@@ -85,6 +85,12 @@ class FeatureStage(Stage):
         names = ", ".join(type(module).__name__ for module in self.branches.values())
         return f"FeatureStage({names})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_running"}  # those of loaders in this process
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _running=WeakSet())
+
     @property
     def branches(self) -> dict[str | None, nn.Module]:
         """The encoders by name; a single one has none.
