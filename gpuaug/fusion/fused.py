@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpuaug.core.errors import ArgumentError, shown, whole_number
+from gpuaug.core.errors import ArgumentError, whole_number
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.rng import next_seed, seeds_of_views
 from gpuaug.core.settings import autocasts, without_autocast
 from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.backends.readers import size_of
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.fallback_warnings import FallbackWarnings
 from gpuaug.fusion.lower.pipeline import lower
@@ -29,7 +28,7 @@ from gpuaug.fusion.plan import Plan
 from gpuaug.fusion.policies.choice import Choice, Pick
 from gpuaug.fusion.policies.one_mix import OneMix
 from gpuaug.fusion.segments import Segments
-from gpuaug.fusion.sizing import check_sizes, check_views, sizing_ops
+from gpuaug.fusion.sizing import check_sizes, check_views, size_given, sizing_ops
 from gpuaug.fusion.targets.data_keys import keys_given
 from gpuaug.fusion.targets.targets import Targets
 from gpuaug.fusion.targets.views import joined
@@ -144,6 +143,16 @@ class Fused(nn.Module):
         ran = self._executor()
         return "; ".join([*words, f"run by {ran}"] if ran else words)
 
+    @property
+    def pipeline(self) -> Any:
+        """What was fused."""
+        return self._pipeline[0]
+
+    @property
+    def draws_by_itself(self) -> bool:
+        """Whether its draws follow from seeds alone, and no module runs as it is, which may draw from any generator."""
+        return not any(isinstance(op, EagerOp) for op in self._ops)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Fused, (self._pipeline[0], self.options), {"training": self.training, "warned": self._left.warned}
 
@@ -167,7 +176,7 @@ class Fused(nn.Module):
         Cost:
             Host time alone; no launch.
         """
-        size = _size_given(shape)
+        size = size_given(shape)
         if seed is not None:
             seed = whole_number("seed", seed, "Leave it out for one from torch's generator.", most=2**64 - 1)
         return self._draw(size, next_seed() if seed is None else seed)
@@ -279,7 +288,7 @@ class Fused(nn.Module):
             ArgumentError, ArgumentTypeError: If ``shape`` is not that of a batch of images.
         """
         known = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
-        size = _size_given(shape) if shape is not None else self._seen[0][0] if self._seen else known
+        size = size_given(shape) if shape is not None else self._seen[0][0] if self._seen else known
         done = tuple(transforms_done(self._tree))
         return explain.explanation(self._segments.all(size), size, self.dtype, self._executor(), self.options.views, done)
 
@@ -333,17 +342,6 @@ class Fused(nn.Module):
                     targets.run_plan(segment.plan, table, *((self.dtype, self.memory_format) if last else ()))
                     size = size.to(segment.plan.out.height, segment.plan.out.width)
                 start = segment.stop
-
-
-def _size_given(shape: Sequence[int] | Ragged) -> Size:
-    if isinstance(shape, Ragged):
-        return size_of(shape)
-    way_out = "Pass images.shape of a batch."
-    if not isinstance(shape, tuple | list) or len(shape) != 4:
-        raise ArgumentError(f"shape must be (B, C, H, W), got {shown(shape)}. {way_out}")
-    return Size(
-        *(whole_number(f"shape[{axis}]", side, way_out, least=min(axis, 1), most=2**31) for axis, side in enumerate(shape))
-    )
 
 
 def _keepdim(op: Op | EagerOp) -> bool:

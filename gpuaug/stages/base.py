@@ -122,10 +122,10 @@ class BoundStage(ABC):
 class TransformStage(Stage):
     """Any callable on device tensors, on a lane of its own: an augmentation pipeline, a tokeniser, a function.
 
-    It is called as it is: never moved, compiled or put into another mode. It may draw from torch's global generators, whose
-    states then depend on the batch's position alone and are put back afterwards. It must not write to its input where
-    ``into`` keeps that, or where the loader yields the same tensors again; and what it keeps of its input for a later call it
-    must clone.
+    It is called as it is: never moved, compiled or put into another mode. It may draw from the global generators of torch,
+    NumPy and Python, whose states then depend on the batch's position alone and are put back afterwards. It must not write to
+    its input where ``into`` keeps that, or where the loader yields the same tensors again; and what it keeps of its input for a
+    later call it must clone.
 
     Args:
         transform: A callable or ``nn.Module``. Called with the values that ``on`` names, in order, and with ``data_keys=``
@@ -188,7 +188,7 @@ class _BoundTransform(BoundStage):
     def __init__(self, name: str, stage: TransformStage, lanes: Lanes) -> None:
         super().__init__(name, stage.selection, lanes)
         self._transform = stage.transform
-        self._generators = Generators(lanes.device)
+        self._generators = Generators(lanes.device, libraries=not getattr(stage.transform, "draws_by_itself", False))
         keys = stage.selection.data_keys
         self._named = {"data_keys": keys} if keys is not None else {}
 
