@@ -342,8 +342,9 @@ def _stop(box: _Mailbox, thread: threading.Thread, iterator: Iterator[Any]) -> N
     box.close()
     if thread is threading.current_thread() or not thread.is_alive():  # collected by the thread itself, or never started
         return
-    until_s = time.monotonic() + STOP_S
-    while thread.is_alive() and (left_s := until_s - time.monotonic()) > 0:
-        thread.join(left_s if wake(iterator) else min(left_s, WAKE_S))
+    for _ in range(int(STOP_S / WAKE_S) + 1):
+        if thread.is_alive():
+            wake(iterator)
+            thread.join(WAKE_S)
     if thread.is_alive():
         _log.warning("The loader is still inside next() after %.0f s. Its thread ends when that returns.", STOP_S)

@@ -40,22 +40,19 @@ def end_workers(iterator: Any) -> None:
         end()
 
 
-def wake(iterator: Any) -> bool:
+def wake(iterator: Any) -> None:
     """End a ``DataLoader``'s wait for its workers, on another thread, with an error. It looks for dead ones every five seconds.
 
     Args:
-        iterator: Of any loader.
-
-    Returns:
-        Whether the wait ends. Otherwise a worker is sending, or died while it was, or there is no such queue.
+        iterator: Of any loader. Nothing is done where there is no such wait, or a worker is sending or died while it was.
     """
     results: Any = getattr(iterator, "_data_queue", None)
     if isinstance(results, queue.Queue):  # of the thread that page-locks
         results.put(_SENT_BY_NO_WORKER)
-        return True
+        return
     lock, writer = getattr(results, "_wlock", None), getattr(results, "_writer", None)
     if lock is None or writer is None:
-        return False
+        return
     # Not put(): it starts a thread, which an interpreter that is ending cannot.
     with suppress(OSError, ValueError):  # the queue is closed
         try:
@@ -63,11 +60,9 @@ def wake(iterator: Any) -> bool:
             if lock.acquire(block=False) and select.select([], [writer], [], 0)[1]:
                 results._sem.acquire(block=False)  # which get() releases
                 writer.send_bytes(pickle.dumps(_SENT_BY_NO_WORKER))
-                return True
         finally:
             if lock._semlock._is_mine():  # also after an interrupt
                 lock.release()
-    return False
 
 
 def is_stateful(loader: Any) -> bool:

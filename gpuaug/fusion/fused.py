@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpuaug.core.errors import ArgumentError, whole_number
+from gpuaug.core.errors import ArgumentError, shown, whole_number
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.rng import next_seed, seeds_of_views
 from gpuaug.core.settings import autocasts, without_autocast
 from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
+from gpuaug.fusion.backends.readers import size_of
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.fallback_warnings import FallbackWarnings
 from gpuaug.fusion.lower.pipeline import lower
@@ -28,7 +29,7 @@ from gpuaug.fusion.plan import Plan
 from gpuaug.fusion.policies.choice import Choice, Pick
 from gpuaug.fusion.policies.one_mix import OneMix
 from gpuaug.fusion.segments import Segments
-from gpuaug.fusion.sizing import check_sizes, check_views, size_given, sizing_ops
+from gpuaug.fusion.sizing import check_sizes, check_views, sizing_ops
 from gpuaug.fusion.targets.data_keys import keys_given
 from gpuaug.fusion.targets.targets import Targets
 from gpuaug.fusion.targets.views import joined
@@ -113,7 +114,7 @@ class Fused(nn.Module):
         super().__init__()
         self.dtype, self.memory_format = options.dtype, options.memory_format
         # In a tuple, so that it is no child: a child would be moved, and would have its buffers in the state_dict.
-        self._pipeline = (pipeline,)
+        self.pipeline = (pipeline,)
         self._tree = lower(pipeline, options.pick, antialias=options.antialias)
         self.definition = definition(pipeline, options)
         self._ops = tuple(leaf.op for leaf in leaves(self._tree))
@@ -130,9 +131,9 @@ class Fused(nn.Module):
         self.options, self._ending = replace(options, num_classes=classes), ending_of(self._tree)
         self._soft = None if classes is None else SoftLabels(classes, options.label_smoothing)
         self._segments, self._prefetch = Segments(self._ops), TablePrefetch()
-        # Of the last call. In a list, since a module takes its time to set an attribute.
-        self._seen: list[tuple[Size, torch.device]] = []
-        self._left = FallbackWarnings(self._ops)
+        self._seen: list[tuple[Size, torch.device]] = []  # of the last call; a module takes its time to set an attribute
+        # Another library's module may draw from any generator.
+        self._left, self.draws_by_itself = FallbackWarnings(self._ops), not any(isinstance(op, EagerOp) for op in self._ops)
 
     def extra_repr(self) -> str:
         """The modules, and those left to their own library."""
@@ -143,18 +144,8 @@ class Fused(nn.Module):
         ran = self._executor()
         return "; ".join([*words, f"run by {ran}"] if ran else words)
 
-    @property
-    def pipeline(self) -> Any:
-        """What was fused."""
-        return self._pipeline[0]
-
-    @property
-    def draws_by_itself(self) -> bool:
-        """Whether its draws follow from seeds alone, and no module runs as it is, which may draw from any generator."""
-        return not any(isinstance(op, EagerOp) for op in self._ops)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return Fused, (self._pipeline[0], self.options), {"training": self.training, "warned": self._left.warned}
+        return Fused, (self.pipeline[0], self.options), {"training": self.training, "warned": self._left.warned}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.training, self._left.warned = state["training"], set(state["warned"])
@@ -176,7 +167,7 @@ class Fused(nn.Module):
         Cost:
             Host time alone; no launch.
         """
-        size = size_given(shape)
+        size = _size_given(shape)
         if seed is not None:
             seed = whole_number("seed", seed, "Leave it out for one from torch's generator.", most=2**64 - 1)
         return self._draw(size, next_seed() if seed is None else seed)
@@ -288,7 +279,7 @@ class Fused(nn.Module):
             ArgumentError, ArgumentTypeError: If ``shape`` is not that of a batch of images.
         """
         known = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
-        size = size_given(shape) if shape is not None else self._seen[0][0] if self._seen else known
+        size = _size_given(shape) if shape is not None else self._seen[0][0] if self._seen else known
         done = tuple(transforms_done(self._tree))
         return explain.explanation(self._segments.all(size), size, self.dtype, self._executor(), self.options.views, done)
 
@@ -342,6 +333,17 @@ class Fused(nn.Module):
                     targets.run_plan(segment.plan, table, *((self.dtype, self.memory_format) if last else ()))
                     size = size.to(segment.plan.out.height, segment.plan.out.width)
                 start = segment.stop
+
+
+def _size_given(shape: Sequence[int] | Ragged) -> Size:
+    if isinstance(shape, Ragged):
+        return size_of(shape)
+    way_out = "Pass images.shape of a batch."
+    if not isinstance(shape, tuple | list) or len(shape) != 4:
+        raise ArgumentError(f"shape must be (B, C, H, W), got {shown(shape)}. {way_out}")
+    return Size(
+        *(whole_number(f"shape[{axis}]", side, way_out, least=min(axis, 1), most=2**31) for axis, side in enumerate(shape))
+    )
 
 
 def _keepdim(op: Op | EagerOp) -> bool:

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpuaug.core.errors import ArgumentError, shown, whole_number
+from gpuaug.core.errors import ArgumentError
 from gpuaug.core.limits import MOST_WARPED
-from gpuaug.core.ragged import Ragged
-from gpuaug.fusion.backends.readers import size_of
 from gpuaug.fusion.gather import Gather
 from gpuaug.fusion.lower.kornia import REQUIREMENT, untested_version
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
@@ -104,19 +102,3 @@ def check_sizes(ops: Sequence[GatherOp], size: Size) -> None:
             longest = int(np.argmax(np.maximum(at.height, at.width)))
             check_sides(op, at.of(longest), f" at {longest} of the batch")
         at = op.out(at)
-
-
-def size_given(shape: Sequence[int] | Ragged) -> Size:
-    """The size of a batch, given its shape or a ragged one.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: If it is neither.
-    """
-    if isinstance(shape, Ragged):
-        return size_of(shape)
-    way_out = "Pass images.shape of a batch."
-    if not isinstance(shape, tuple | list) or len(shape) != 4:
-        raise ArgumentError(f"shape must be (B, C, H, W), got {shown(shape)}. {way_out}")
-    return Size(
-        *(whole_number(f"shape[{axis}]", side, way_out, least=min(axis, 1), most=2**31) for axis, side in enumerate(shape))
-    )
