@@ -268,12 +268,12 @@ class StreamedLoader:
     def _begin(self, depth: depths.Depth | None = None, bound: Sequence[BoundStage] | None = None) -> PipelinedIterator:
         self._warn_if_ranks_read_the_same()
         shared = self._shared
-        shared.placement.settle()
-        bound = shared.placement.bound if bound is None else bound
-        ahead = max((stage.ahead for stage in bound), default=0)
-        # One thread at a time, because passes share a ring, workers and the count of epochs; and none while another is in a
-        # stage, because a DataLoader draws its workers' seed from the user's generator.
+        # One thread at a time, because passes share lanes, a ring, workers and the count of epochs; and none while another is
+        # in a stage, because a DataLoader draws its workers' seed from the user's generator.
         with rng.generator_lock:
+            shared.placement.settle()
+            bound = shared.placement.bound if bound is None else bound
+            ahead = max((stage.ahead for stage in bound), default=0)
             rank = rng.default_rank() if self._rank is None else self._rank
             resume = shared.progress.resume(rank)
             feed_iterator = shared.feed.open(shared.lanes.current_stream, self._depth.most + ahead, resume)
