@@ -1,7 +1,7 @@
 """Randomness that depends on a position, not on who drew before: (seed, epoch, rank, batch, stage) → draws.
 
-A stage may be any callable, and a callable draws from torch's global generators. So for the length of a stage the global
-generators are set to a state derived from the position, and put back as they were. Called twice within one stage, a pipeline
+A stage may be any callable, and a callable draws from the global generators of torch, Python and NumPy. So for the length of a
+stage these are set to a state derived from the position, and put back as they were. Called twice within one stage, a pipeline
 goes on drawing from where the first call ended, so the two calls differ.
 
 What draws by itself needs no generator: it takes one seed a call (``next_seed``), and may ask for those of the calls that
@@ -13,7 +13,6 @@ and whoever draws from these generators here waits for its turn. A thread of the
 
 import hashlib
 import os
-import random
 import struct
 import threading
 import warnings
@@ -28,6 +27,7 @@ from torch import distributed
 
 from gpuaug.core.device_generators import device_generator
 from gpuaug.core.errors import GpuAugError, GpuAugWarning
+from gpuaug.core.library_generators import TWISTER, KeyedWords, NumpyGenerator, PythonGenerator
 
 STAGE_WAIT_S, DRAW_WAIT_S, FORK_WAIT_S = 120.0, 1.0, 1.0
 """How long other threads' stages are waited for: by a stage, which may not run beside them; by a draw outside of stages; and by
@@ -38,7 +38,7 @@ Drawn = TypeVar("Drawn")
 
 
 class GeneratorLock:
-    """Held by the thread that has torch's global generators to itself. Re-entrant: a stage may iterate another loader."""
+    """Held by the thread that has the global generators to itself. Re-entrant: a stage may iterate another loader."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -217,45 +217,48 @@ def default_rank() -> int:
 class _HostState:
     """A state of torch's generator of the host that depends on all bits of a key. Its own ``manual_seed`` takes 32 of them.
 
-    Word ``i`` of the Mersenne Twister is the upper half of ``weight[i] * (2 * key + 1)`` modulo 2⁶⁴. ``torch.initial_seed()``
-    gives the key.
+    ``torch.initial_seed()`` gives the key.
     """
 
     def __init__(self) -> None:
         self._state = torch.Generator("cpu").get_state()
         self._words = self._state.numpy().view(np.uint64)
-        self._twister = self._words[3 : 3 + _TWISTER]  # after the seed, "left" and "seeded", "next"
-        self._weights = np.frombuffer(random.Random(0).randbytes(8 * _TWISTER), "<u8")
+        self._twister = self._words[3 : 3 + TWISTER]  # after the seed, "left" and "seeded", "next"
+        self._keyed = KeyedWords(0)
 
     def of(self, key: int) -> torch.Tensor:
         """The state for a key in [0, 2⁶³), to be read before the next call."""
-        np.multiply(self._weights, 2 * key + 1, out=self._twister)
-        np.right_shift(self._twister, _HALF, out=self._twister)
+        self._twister[:] = self._keyed.of(key)
         self._words[0] = key
         return self._state
 
 
-_TWISTER = 624  # words of its state
-_HALF = np.uint64(32)
 _host_state = _HostState()
 
 
 class Generators:
-    """Torch's global generators of the host and of one device, keyed for the length of a stage.
+    """Torch's global generators of the host and of one device, and Python's and NumPy's, keyed for the length of a stage.
 
-    ``with generators.keyed(key): …`` draws from ``key`` and leaves the generators as they were found. Python's and NumPy's are
-    left alone: stages that draw from them are not reproducible, and not disturbed. Other threads' blocks wait for the end of
-    this one; blocks may be nested.
+    ``with generators.keyed(key): …`` draws from ``key`` and leaves the generators as they were found. Other threads' blocks
+    wait for the end of this one; blocks may be nested.
+
+    Args:
+        device: Of torch's other generator.
+        libraries: Whether Python's and NumPy's are keyed, too. What is known to draw from torch alone is spared that.
 
     Raises:
         GpuAugError: On entering, if another thread's block does not end.
 
     Cost:
-        Three microseconds of host time. No synchronisation: a CUDA generator's state lives on the host.
+        Three microseconds of host time, and six more with those of the libraries. No synchronisation: a CUDA generator's state
+        lives on the host.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device_generator(device)
+    def __init__(self, device: torch.device, *, libraries: bool = False) -> None:
+        of_device = device_generator(device)
+        self._others = [of_device] if of_device is not None else []
+        if libraries:
+            self._others += [PythonGenerator(), NumpyGenerator()]
         self._key = 0
         self._calls: Calls | None = None
         self._outer: Calls | None = None
@@ -275,8 +278,8 @@ class Generators:
             self._found = torch.default_generator.get_state()
             _local.calls = self._calls
             torch.default_generator.set_state(_host_state.of(self._key))
-            if self._device is not None:
-                self._device.lend(self._key)
+            for other in self._others:
+                other.lend(self._key)
         except BaseException:
             self.__exit__()
             raise
@@ -299,6 +302,6 @@ class Generators:
         try:
             torch.default_generator.set_state(self._found)
         finally:
-            if self._device is not None:
-                self._device.give_back()
+            for other in self._others:
+                other.give_back()
         self._found = None

@@ -293,7 +293,22 @@ class _Restored:
 
 
 def resolve(device: torch.device | str | int | None) -> torch.device:
-    """The device that ``device`` means, with its index: this machine's accelerator for ``None``, or the CPU without one.
+    """The device that ``device`` means now, with its index: this machine's accelerator for ``None``, or the CPU without one.
+
+    Raises:
+        ArgumentError: If it is not a device.
+        DeviceError: If this machine does not have it.
+    """
+    return with_index(requested(device))
+
+
+def with_index(device: torch.device) -> torch.device:
+    """``device`` with the index of the GPU that is current on the calling thread, where it is one and has no index."""
+    return torch.device("cuda", cuda.current_device()) if device.type == "cuda" and device.index is None else device
+
+
+def requested(device: torch.device | str | int | None) -> torch.device:
+    """The device that ``device`` means, with an index only if it has one. Makes no CUDA context.
 
     Raises:
         ArgumentError: If it is not a device.
@@ -310,11 +325,11 @@ def resolve(device: torch.device | str | int | None) -> torch.device:
         raise ArgumentError(f"device must be a torch device, got {shown(device)}. Write 'cuda', 'cuda:1' or 'cpu'.") from error
     if wanted.type == "cuda":
         count = cuda.device_count() if cuda.is_available() else 0
-        index = wanted.index if wanted.index is not None else (cuda.current_device() if count else 0)
-        if index >= count:
+        if (wanted.index or 0) >= count:
+            wanted = torch.device("cuda", wanted.index or 0)
             have = ", ".join(f"cuda:{i}" for i in range(count)) or "no CUDA device"
             raise DeviceError(f"device must be one that this machine has, got {wanted}. It has {have}; 'cpu' always works.")
-        return torch.device("cuda", index)
+        return wanted
     module: Any = getattr(torch, wanted.type, None)
     if wanted.type != "cpu" and not (hasattr(module, "is_available") and module.is_available()):
         raise DeviceError(f"device must be one that this machine has, got {wanted}. 'cpu' always works.")

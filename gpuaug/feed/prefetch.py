@@ -24,13 +24,13 @@ import torch
 
 from gpuaug.core.errors import IteratorEndedError
 from gpuaug.core.settings import default_device
-from gpuaug.feed.wrapped_loader import Begin, StateReader, begin_epoch, end_workers, has_persistent_workers, state_reader
+from gpuaug.feed.wrapped_loader import Begin, StateReader, begin_epoch, end_workers, has_persistent_workers, state_reader, wake
 
 QUEUED = 2
 """Host batches that wait for the training thread. The loader's workers keep their own; more here only holds memory."""
 
-STOP_S = 7.0
-"""How long leaving a loop waits for a loader that is inside ``next``. ``DataLoader`` sees after five that a worker is dead."""
+STOP_S, WAKE_S = 7.0, 0.05
+"""How long leaving a loop waits for a loader that is inside ``next``, and how often it tries to end that one's own wait."""
 
 _TAKEN_OVER = (
     "An iterator must be the only one on workers that persist, got a newer one that took them over. "
@@ -146,7 +146,7 @@ class ThreadFeedIterator(FeedIterator):
         target = _puller(_ThreadState(), pull, self._box)
         self._thread = threading.Thread(target=contextvars.copy_context().run, args=(target,), name="gpuaug-feed", daemon=True)
         # Also runs when the interpreter ends, before it takes the modules away from under the thread.
-        self._stop = weakref.finalize(self, _stop, self._box, self._thread)
+        self._stop = weakref.finalize(self, _stop, self._box, self._thread, iterator)
         self.gone = threading.Event()
         """Set when neither the thread nor the workers can do anything any more."""
         _open.add(self)  # before it reads: whoever ends the workers must find it
@@ -339,10 +339,12 @@ def _puller(settings: _ThreadState, pull: Callable[[], Pulled], box: _Mailbox) -
     return run
 
 
-def _stop(box: _Mailbox, thread: threading.Thread) -> None:
+def _stop(box: _Mailbox, thread: threading.Thread, iterator: Iterator[Any]) -> None:
     box.close()
-    if thread is threading.current_thread() or not thread.is_alive():  # collected by the thread itself, or never started
-        return
-    thread.join(STOP_S)
-    if thread.is_alive():
+    tries = 0 if thread is threading.current_thread() else int(STOP_S / WAKE_S) + 1  # it may collect itself
+    for _ in range(tries):
+        if thread.is_alive():
+            wake(iterator)
+            thread.join(WAKE_S)
+    if tries and thread.is_alive():
         _log.warning("The loader is still inside next() after %.0f s. Its thread ends when that returns.", STOP_S)

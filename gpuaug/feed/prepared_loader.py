@@ -129,7 +129,9 @@ class _OneAhead(Iterator[Any]):
         self._error: BaseException | None = None
         self._begun = self._ended = False
         self._reached = Reached(state(False), last=False)
-        self._shutdown_workers = partial(end_workers, iterator)  # as a DataLoader's iterator has it
+        # As a DataLoader's iterator has them.
+        self._shutdown_workers = partial(end_workers, iterator)
+        self._data_queue = getattr(iterator, "_data_queue", None)
 
     def reached(self, ended: bool) -> Reached:
         """What is known of the batch that was given last, or of the end."""

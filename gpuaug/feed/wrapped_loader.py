@@ -2,15 +2,32 @@
 
 import copy
 import operator
+import pickle
+import queue
+import select
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import Any
 
+from torch.utils.data import DataLoader
+
+_SENT_BY_NO_WORKER = (None, None)
+"""In place of the index and the data of a batch: a ``DataLoader`` fails on it where it awaits a batch, and else ignores it."""
+
 
 def has_persistent_workers(loader: Any) -> bool:
     """Whether ``loader`` is a ``DataLoader`` that keeps its workers, and its one iterator, from epoch to epoch."""
     return bool(getattr(loader, "persistent_workers", False)) and hasattr(loader, "_iterator")
+
+
+def without_workers(loader: Any) -> Any:
+    """``loader``, or a copy of a ``DataLoader`` whose workers are running: a process can be given that one."""
+    if getattr(loader, "_iterator", None) is None or not isinstance(loader, DataLoader):
+        return loader
+    spare: Any = copy.copy(loader)
+    spare._iterator = None
+    return spare
 
 
 def end_workers(iterator: Any) -> None:
@@ -22,6 +39,31 @@ def end_workers(iterator: Any) -> None:
     end = getattr(iterator, "_shutdown_workers", None)
     if end is not None:
         end()
+
+
+def wake(iterator: Any) -> None:
+    """End a ``DataLoader``'s wait for its workers, on another thread, with an error. It looks for dead ones every five seconds.
+
+    Args:
+        iterator: Of any loader. Nothing is done where there is no such wait, or a worker is sending or died while it was.
+    """
+    results: Any = getattr(iterator, "_data_queue", None)
+    if isinstance(results, queue.Queue):  # of the thread that page-locks
+        results.put(_SENT_BY_NO_WORKER)
+        return
+    lock, writer = getattr(results, "_wlock", None), getattr(results, "_writer", None)
+    if lock is None or writer is None:
+        return
+    # Not put(): it starts a thread, which an interpreter that is ending cannot.
+    with suppress(OSError, ValueError):  # the queue is closed
+        try:
+            # Where there is no room, there is a batch to be read.
+            if lock.acquire(block=False) and select.select([], [writer], [], 0)[1]:
+                results._sem.acquire(block=False)  # which get() releases
+                writer.send_bytes(pickle.dumps(_SENT_BY_NO_WORKER))
+        finally:
+            if lock._semlock._is_mine():  # also after an interrupt
+                lock.release()
 
 
 def is_stateful(loader: Any) -> bool:

@@ -114,7 +114,7 @@ class Fused(nn.Module):
         super().__init__()
         self.dtype, self.memory_format = options.dtype, options.memory_format
         # In a tuple, so that it is no child: a child would be moved, and would have its buffers in the state_dict.
-        self._pipeline = (pipeline,)
+        self.pipeline = (pipeline,)
         self._tree = lower(pipeline, options.pick, antialias=options.antialias)
         self.definition = definition(pipeline, options)
         self._ops = tuple(leaf.op for leaf in leaves(self._tree))
@@ -131,9 +131,9 @@ class Fused(nn.Module):
         self.options, self._ending = replace(options, num_classes=classes), ending_of(self._tree)
         self._soft = None if classes is None else SoftLabels(classes, options.label_smoothing)
         self._segments, self._prefetch = Segments(self._ops), TablePrefetch()
-        # Of the last call. In a list, since a module takes its time to set an attribute.
-        self._seen: list[tuple[Size, torch.device]] = []
-        self._left = FallbackWarnings(self._ops)
+        self._seen: list[tuple[Size, torch.device]] = []  # of the last call; a module takes its time to set an attribute
+        # Another library's module may draw from any generator.
+        self._left, self.draws_by_itself = FallbackWarnings(self._ops), not any(isinstance(op, EagerOp) for op in self._ops)
 
     def extra_repr(self) -> str:
         """The modules, and those left to their own library."""
@@ -145,7 +145,7 @@ class Fused(nn.Module):
         return "; ".join([*words, f"run by {ran}"] if ran else words)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Fused, (self._pipeline[0], self.options), {"training": self.training, "warned": self._left.warned}
+        return Fused, (self.pipeline[0], self.options), {"training": self.training, "warned": self._left.warned}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.training, self._left.warned = state["training"], set(state["warned"])

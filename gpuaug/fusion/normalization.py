@@ -14,7 +14,7 @@ from gpuaug.fusion.fused import Fused
 def modules_of(transform: Any) -> Iterator[Any]:
     """The modules that a transform certainly runs, in order, as far as it can be looked into."""
     if isinstance(transform, Fused):
-        yield from modules_of(transform._pipeline[0])
+        yield from modules_of(transform.pipeline[0])
     elif isinstance(transform, nn.Sequential | list | tuple) and not getattr(transform, "random_apply", False):
         for child in transform:
             yield from modules_of(child)

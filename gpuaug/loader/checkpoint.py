@@ -13,7 +13,8 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, 
 from gpuaug.feed.prepared_loader import Place, PreparedLoader
 from gpuaug.feed.resumable import ResumableLoader, Resume
 from gpuaug.feed.wrapped_loader import is_stateful, tell_epoch, told_epoch
-from gpuaug.loader.agreement import WAY_OUT, Stages, batches_had, check_source, description, differences
+from gpuaug.loader.agreement import WAY_OUT, batches_had, check_source, description, differences
+from gpuaug.loader.placement import Placement
 
 MOST_SEED, MOST_COUNT = 2**64 - 1, 2**63 - 1
 """The largest seed, and the largest rank, batch, and epoch that is set: draws are keyed by words of 64 bits."""
@@ -41,6 +42,7 @@ class Progress:
 
     Args:
         loader: The wrapped loader.
+        placement: Its stages.
         seed: What draws depend on besides, if the user said it.
         resumable: What begins epochs of the loader at any batch, where that can be.
         end_passes: Ends the passes over the loader that are open.
@@ -50,12 +52,13 @@ class Progress:
     def __init__(
         self,
         loader: Iterable[Any],
+        placement: Placement,
         seed: int | None,
         resumable: ResumableLoader | None,
         end_passes: Callable[[], None],
         prepared: PreparedLoader | None = None,
     ) -> None:
-        self.stages: Stages = ()
+        self._placement = placement
         self._seed, self._seed_given = rng.default_seed() if seed is None else seed, seed is not None
         self._loader = loader
         self._resumable = resumable
@@ -81,6 +84,17 @@ class Progress:
     @seed.setter
     def seed(self, seed: int) -> None:
         self._seed, self._seed_given = seed, True
+
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Where the training loop is, and where the next iterator begins. Assign it to go on from there."""
+        begins = self._epoch, self._next, self._chosen, self._first, self._skip, self._given, self._resume
+        return self._seed, self._seed_given, self._snapshot, *begins
+
+    @place.setter
+    def place(self, place: tuple[Any, ...]) -> None:
+        self._seed, self._seed_given, self._snapshot, *begins = place
+        self._epoch, self._next, self._chosen, self._first, self._skip, self._given, self._resume = begins
 
     @property
     def can_resume(self) -> bool:
@@ -141,15 +155,14 @@ class Progress:
             source = self.state_dict()["source"] if self._snapshot is not None else None
             source = copy.deepcopy(self._loader.state_dict()) if source is None else source  # type: ignore[attr-defined]
         prepared = nullcontext() if self._prepared is None else self._prepared.set_aside()
-        names = ("_epoch", "_next", "_chosen", "_first", "_skip", "_snapshot", "_given", "_resume")
-        counters = {name: vars(self)[name] for name in names}
+        place = self.place
         try:
             with prepared:
                 yield
         finally:
             if source is not None:
                 self._loader.load_state_dict(copy.deepcopy(source))  # type: ignore[attr-defined]
-            vars(self).update(counters)
+            self.place = place
             if self._chosen and self._next is not None:
                 tell_epoch(self._loader, self._next)
 
@@ -187,7 +200,7 @@ class Progress:
             "version": VERSION,
             "seed": self._seed,
             **copy.deepcopy(reached._asdict()),
-            **description(self.stages, self._resumable),
+            **description(self._placement.pairs, self._resumable),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -216,7 +229,7 @@ class Progress:
         resumable, source, batch = self._resumable, reached.source, reached.batch
         check_source(source, batch, self._loader, resumable)
         seed = self._seed if self._seed_given else state["seed"]
-        now = {"seed": seed, **description(self.stages, self._resumable)}
+        now = {"seed": seed, **description(self._placement.pairs, self._resumable)}
         settings = resumable.settings() if resumable is not None and source is not None else {}
         found = list(differences(state, now, settings))
         if found and strict:

@@ -45,7 +45,7 @@ class Inspection:
     @property
     def stages(self) -> tuple[tuple[BoundStage, Stage], ...]:
         """Each stage on its lane, and as the user made it."""
-        return tuple(zip(self.loader._bound, self.loader.stages, strict=True))
+        return self._shared.placement.pairs
 
     def begin(self, depth: Depth, bound: Sequence[BoundStage] | None = None) -> PipelinedIterator:
         """Begin an iterator that works ``depth`` batches ahead, with other stages where they are given."""
@@ -53,7 +53,7 @@ class Inspection:
 
     def copy(self, host_batch: Batch) -> Batch:
         """Copy a batch to the device, on the lane that is current."""
-        return self._shared.copier.copy(host_batch).batch
+        return self._shared.placement.copier.copy(host_batch).batch
 
     @contextmanager
     def watched_by(self, hooks: Hooks) -> Iterator[None]:

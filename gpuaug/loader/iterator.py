@@ -43,7 +43,7 @@ class PipelinedIterator:
         depth: Depth,
     ) -> None:
         self._shared = shared
-        self._lanes = shared.lanes
+        self._lanes, self._copier = shared.lanes, shared.placement.copier
         self._bound = bound
         self.feed_iterator = feed_iterator
         self._at = first
@@ -272,7 +272,7 @@ class PipelinedIterator:
             else:
                 stats.other_batches += 1
             with hooks.span("gpuaug/copy", number, lane):
-                copied = self._shared.copier.copy(pulled.batch)
+                copied = self._copier.copy(pulled.batch)
             if copied.resident or copied.resident_objects:
                 followed = self._lanes.follow(pulled.stream)
                 source = followed if copied.resident_objects else None

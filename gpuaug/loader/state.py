@@ -14,8 +14,8 @@ from gpuaug.core.streams import Event, Lanes
 from gpuaug.feed.feed import Feed
 from gpuaug.loader.checkpoint import Progress
 from gpuaug.loader.hooks import Hooks
+from gpuaug.loader.placement import Placement
 from gpuaug.loader.stats import Stats
-from gpuaug.stages.copy import Copier
 
 
 class LaunchLock:
@@ -89,14 +89,18 @@ class RunAheadLimit:
 class LoaderState:
     """What the iterators of one loader share."""
 
-    lanes: Lanes
-    copier: Copier
+    placement: Placement
     feed: Feed
     progress: Progress
     stats: Stats = field(default_factory=Stats)
     run_ahead_limit: RunAheadLimit = field(default_factory=RunAheadLimit)
     hooks: Hooks = field(default_factory=Hooks)
     launching: LaunchLock = field(default_factory=LaunchLock)
+
+    @property
+    def lanes(self) -> Lanes:
+        """The lanes on the loader's device."""
+        return self.placement.lanes
 
     def collect(self) -> None:
         """Free the slots whose copies have ended."""

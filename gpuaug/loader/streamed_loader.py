@@ -13,19 +13,18 @@ from gpuaug.core import rng, streams
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, whole_number
 from gpuaug.core.rng import Position
-from gpuaug.core.streams import Lanes
 from gpuaug.feed.feed import Feed, Kind
 from gpuaug.feed.prefetch import FeedIterator
 from gpuaug.feed.prepared_loader import as_prepared, warn_if_never_stepped
+from gpuaug.feed.wrapped_loader import without_workers
 from gpuaug.loader import depth as depths
 from gpuaug.loader.checkpoint import MOST_COUNT, MOST_SEED, Progress
 from gpuaug.loader.iterator import PipelinedIterator
+from gpuaug.loader.placement import Placement
 from gpuaug.loader.sharding import reads_whole_dataset
 from gpuaug.loader.state import LoaderState, OneThreadIterator
 from gpuaug.loader.stats import Stats
-from gpuaug.stages import base as stages
-from gpuaug.stages.base import BoundStage
-from gpuaug.stages.copy import Copier
+from gpuaug.stages.base import BoundStage, Stage
 
 
 class StreamedLoader:
@@ -37,14 +36,16 @@ class StreamedLoader:
     Around a ``DataLoader`` of a map-style dataset, a list, or a loader with ``state_dict`` and ``load_state_dict``, such as
     torchdata's ``StatefulDataLoader``, it has these two methods as well, of ``gpuaug.loader.checkpoint.Progress``.
 
+    It can be pickled, as for a spawned process, if the wrapped loader and the stages can. The copy goes on as this one would.
+
     Args:
         loader: Any iterable of batches: a ``DataLoader``, a list, a generator function's result. Batches may be any nesting of
             tensors in tuples, lists, mappings, named tuples and dataclasses. An iterator that can be read once (a generator)
             has been read ahead when a loop is left early.
         stages: What is done to a batch after its copy, in order: ``TransformStage``, ``FeatureStage``, or any
             callable on the images. May be replaced between epochs.
-        device: Where batches go. Left out: that of Accelerate around a loader that it has prepared, else this machine's
-            accelerator, or the CPU without one.
+        device: Where batches go. Left out: Accelerate's, for a loader that it has prepared, else this machine's accelerator or
+            CPU. Without an index, as ``"cuda"``: the GPU that is current when the first batch is asked for.
         depth: How many batches are worked on ahead of the one that is handed over. ``"auto"`` times the first hundred batches
             both in line and two ahead, in turns, and goes on with the faster; ``repr`` says which, and why.
         seed: What the draws of stages depend on. Left out: ``torch.initial_seed()``, which consumes nothing, or that of the
@@ -58,7 +59,8 @@ class StreamedLoader:
             of ranks on this machine (``LOCAL_WORLD_SIZE``).
 
     Raises:
-        ArgumentError, ArgumentTypeError, DeviceError: At once, for arguments that cannot work.
+        ArgumentError, ArgumentTypeError, DeviceError: At once, for arguments that cannot work; with the first batch, where that
+            follows from which GPU is then current.
 
     Cost:
         A batch of two tensors and no stages costs the training thread two copies, three events and three waits. Memory on the
@@ -88,23 +90,25 @@ class StreamedLoader:
                 f"loader must be an iterable of batches, got {type(loader).__name__}. Pass a DataLoader, a list or a generator."
             )
         self._loader = loader
+        self._settings = {"device": device, "rank": rank, "feed": feed, "feed_bytes": feed_bytes}
         self.depth = depth
         seed = None if seed is None else _seed(seed)
         way_out = "Leave it out for torch.distributed's."
         self._rank = None if rank is None else whole_number("rank", rank, way_out, most=MOST_COUNT)
         self._warned_of_ranks = False
         prepared = as_prepared(loader)
-        lanes = Lanes(streams.resolve(prepared.device if prepared is not None and device is None else device))
-        budget = (
-            None if feed_bytes is None else whole_number("feed_bytes", feed_bytes, "Leave it out for an eighth of the memory.")
-        )
+        device = prepared.device if prepared is not None and device is None else device
+        requested = streams.requested(device)
+        way_out = "Leave it out for an eighth of the memory."
+        budget = None if feed_bytes is None else whole_number("feed_bytes", feed_bytes, way_out)
         source, begin_with = (loader, None) if prepared is None else (prepared.dataloader, prepared.open)
-        own_feed = Feed(source, feed, budget, lanes.device, begin_with)
+        own_feed = Feed(source, feed, budget, requested, begin_with)
+        placement = Placement(device, warns=bool(own_feed.reason))
         self._feed_iterators: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
         self._iterators: weakref.WeakSet[PipelinedIterator] = weakref.WeakSet()
         end_passes = partial(_close_all, self._feed_iterators)
-        progress = Progress(loader, seed, own_feed.resumable, end_passes, prepared)
-        self._shared = LoaderState(lanes, Copier(lanes.device, warns=bool(own_feed.reason)), own_feed, progress)
+        progress = Progress(loader, placement, seed, own_feed.resumable, end_passes, prepared)
+        self._shared = LoaderState(placement, own_feed, progress)
         if progress.can_resume:
             # Here, not on the class: frameworks look for these two names, and save in a checkpoint what they find.
             self.state_dict, self.load_state_dict = progress.state_dict, progress.load_state_dict
@@ -116,9 +120,10 @@ class StreamedLoader:
     def _batches(self) -> Generator[Batch, None, None]:
         # A generator: nothing starts before the first next(), and frameworks call iter() more often than they iterate.
         with closing(self._begin()) as pipelined:
+            lanes = self._shared.lanes
             while True:
                 pipelined.check_process()
-                consumer = self._shared.lanes.consumer()  # the stream that is current now, on this thread
+                consumer = lanes.consumer()  # the stream that is current now, on this thread
                 pipelined.fill(consumer)
                 if not pipelined.waiting:
                     pipelined.end()
@@ -129,9 +134,19 @@ class StreamedLoader:
         return len(self.loader)
 
     def __repr__(self) -> str:
-        names = ", ".join(f"{bound.name}={stage!r}" for bound, stage in zip(self._bound, self._stages, strict=True))
-        settings = f"device={self.device}, depth={self._depth!r}, feed={self._shared.feed!r}"
-        return f"StreamedLoader({type(self.loader).__name__}, stages=[{names}], {settings})"
+        settings = f"{self._shared.placement!r}, depth={self._depth!r}, feed={self._shared.feed!r}"
+        return f"StreamedLoader({type(self.loader).__name__}, {settings})"
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        """What another process needs for the same batches: the settings and the place, not what runs or is held here."""
+        settings = {**self._settings, "loader": without_workers(self._loader), "stages": self.stages, "depth": self.depth}
+        return settings, self._shared.progress.place, {name: vars(self)[name] for name in vars(self).keys() - _MADE}
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        settings, place, others = state
+        StreamedLoader.__init__(self, **settings)
+        self._shared.progress.place = place
+        vars(self).update(others)
 
     def __enter__(self) -> Self:
         return self
@@ -158,8 +173,8 @@ class StreamedLoader:
 
     @property
     def device(self) -> torch.device:
-        """Where batches go."""
-        return self._shared.lanes.device
+        """Where batches go: until the first iterator begins, where they would go if it began now."""
+        return self._shared.placement.device
 
     @property
     def depth(self) -> depths.Setting:
@@ -189,16 +204,13 @@ class StreamedLoader:
         self._shared.progress.seed = _seed(value)
 
     @property
-    def stages(self) -> tuple[stages.Stage, ...]:
+    def stages(self) -> tuple[Stage, ...]:
         """What is done to a batch after its copy. Assign a new sequence between epochs to change it."""
-        return self._stages
+        return self._shared.placement.stages
 
     @stages.setter
     def stages(self, value: Sequence[Any]) -> None:
-        new = tuple(stages.as_stages(value))
-        self._bound = stages.bind_all(new, self._shared.lanes)
-        self._stages = new
-        self._shared.progress.stages = tuple(zip(self._bound, new, strict=True))
+        self._shared.placement.stages = value
         if isinstance(self._depth, depths.DepthTuner):
             self._depth = depths.DepthTuner()  # what was faster with other stages says nothing about these
 
@@ -288,11 +300,12 @@ class StreamedLoader:
         self._warn_if_ranks_read_the_same()
         warn_if_never_stepped(self.loader)
         shared = self._shared
-        bound = self._bound if bound is None else bound
-        ahead = max((stage.ahead for stage in bound), default=0)
-        # One thread at a time, because passes share a ring, workers and the count of epochs; and none while another is in a
-        # stage, because a DataLoader draws its workers' seed from the user's generator.
+        # One thread at a time, because passes share lanes, a ring, workers and the count of epochs; and none while another is
+        # in a stage, because a DataLoader draws its workers' seed from the user's generator.
         with rng.generator_lock:
+            shared.placement.settle()
+            bound = shared.placement.bound if bound is None else bound
+            ahead = max((stage.ahead for stage in bound), default=0)
             rank = rng.default_rank() if self._rank is None else self._rank
             shared.progress.prepare()
             resume = shared.progress.resume(rank)
@@ -301,7 +314,7 @@ class StreamedLoader:
             begun = shared.progress.begin(feed_iterator.state_at_start)
             first = Position(self.seed, begun.epoch, rank, begun.batch)
             if isinstance(self._depth, depths.DepthTuner):
-                self._depth.consider(shared.lanes, self._stages)
+                self._depth.consider(shared.lanes, self.stages)
             pipelined = PipelinedIterator(shared, feed_iterator, bound, begun, first, depth or self._depth)
             self._iterators.add(pipelined)
         return pipelined
@@ -323,6 +336,13 @@ class StreamedLoader:
 
 def _seed(value: int) -> int:
     return whole_number("seed", value, "Leave it out for torch's own.", most=MOST_SEED)
+
+
+_MADE = {
+    *("_loader", "_settings", "_depth", "_rank", "_warned_of_ranks", "_feed_iterators", "_iterators", "_shared"),
+    *("state_dict", "load_state_dict"),
+}
+"""Attributes that ``StreamedLoader`` itself makes; others are the user's."""
 
 
 def _close_all(feeds: Iterable[FeedIterator]) -> None:

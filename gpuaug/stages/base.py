@@ -1,19 +1,16 @@
 """Stages: what is done to a batch between its copy and the training loop."""
 
-import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
-import torch
-
-from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugError, GpuAugWarning, add_note, shown
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, shown
 from gpuaug.core.rng import Calls, Generators, Position
 from gpuaug.core.streams import Event, Lanes
 from gpuaug.core.torchvision_transforms import drawn_once
+from gpuaug.stages import hints
 from gpuaug.stages.selection import Into, On, Selection
 
 
@@ -122,10 +119,10 @@ class BoundStage(ABC):
 class TransformStage(Stage):
     """Any callable on device tensors, on a lane of its own: an augmentation pipeline, a tokeniser, a function.
 
-    It is called as it is: never moved, compiled or put into another mode. It may draw from torch's global generators, whose
-    states then depend on the batch's position alone and are put back afterwards. It must not write to its input where
-    ``into`` keeps that, or where the loader yields the same tensors again; and what it keeps of its input for a later call it
-    must clone.
+    It is called as it is: never moved, compiled or put into another mode. It may draw from the global generators of torch,
+    NumPy and Python, whose states then depend on the batch's position alone and are put back afterwards. It must not write to
+    its input where ``into`` keeps that, or where the loader yields the same tensors again; and what it keeps of its input for a
+    later call it must clone.
 
     Args:
         transform: A callable or ``nn.Module``. Called with the values that ``on`` names, in order, and with ``data_keys=``
@@ -139,7 +136,8 @@ class TransformStage(Stage):
         ArgumentTypeError: If ``transform`` cannot be called.
 
     Warns:
-        GpuAugWarning: If ``transform`` has random ones of torchvision in it, which draw once for the whole batch.
+        GpuAugWarning: If ``transform`` has random ones of torchvision in it, which draw once for the whole batch; at the first
+            batch, if it moves images and boxes, masks or keypoints beside them stay.
 
     Cost:
         The transform's own launches, from the training thread: lanes overlap kernels, not Python. No copy and no
@@ -188,9 +186,17 @@ class _BoundTransform(BoundStage):
     def __init__(self, name: str, stage: TransformStage, lanes: Lanes) -> None:
         super().__init__(name, stage.selection, lanes)
         self._transform = stage.transform
-        self._generators = Generators(lanes.device)
+        self._generators = Generators(lanes.device, libraries=not getattr(stage.transform, "draws_by_itself", False))
         keys = stage.selection.data_keys
         self._named = {"data_keys": keys} if keys is not None else {}
+        self._unseen = True
+
+    def read(self, batch: Batch) -> tuple[Any, ...]:
+        values = self._selection.read(batch)
+        if self._unseen:
+            hints.check_first(self._transform, batch, values, self._selection)
+            self._unseen = False
+        return values
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, memory: dict[str, Any]) -> Any:
         self.lane.make_current()
@@ -198,7 +204,7 @@ class _BoundTransform(BoundStage):
             try:
                 return self._transform(*values, **self._named)
             except Exception as error:
-                _explain_integers(error, values)
+                hints.explain(error, values)
                 raise
 
 
@@ -224,48 +230,19 @@ def as_stages(stages: Any) -> list[Stage]:
 
 
 def bind_all(stages: Sequence[Stage], lanes: Lanes) -> list[BoundStage]:
-    """Give every stage a name and a lane: ``transform``, ``transform_2``, … where the user gave none."""
+    """Give every stage a name and a lane."""
+    return [stage.bind(name, lanes) for name, stage in zip(names_of(stages), stages, strict=True)]
+
+
+def names_of(stages: Sequence[Stage]) -> list[str]:
+    """The name of each stage: ``transform``, ``transform_2``, … where the user gave none."""
     taken = {stage.name for stage in stages if stage.name is not None}
-    bound = []
+    names = []
     for stage in stages:
         name, count = stage.name or stage.kind, 1
         while stage.name is None and name in taken:
             count += 1
             name = f"{stage.kind}_{count}"
         taken.add(name)
-        bound.append(stage.bind(name, lanes))
-    return bound
-
-
-def _explain_integers(error: Exception, values: tuple[Any, ...]) -> None:
-    """Say what to do when a transform was given images as they were loaded and wanted floating ones."""
-    for tensor in batches.tensors(values):
-        if not (tensor.is_floating_point() or tensor.is_complex()) and tensor.ndim >= 3 and _is_about(error, tensor.dtype):
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            add_note(
-                error,
-                f"The transform was given {dtype} images, as they were loaded. If it wants floating images in [0, 1], as "
-                "Kornia does, scale them first: TransformStage(lambda images: transform(images.float() / 255)).",
-            )
-            return
-
-
-_SPELLED = {
-    torch.uint8: ("Byte", "unsigned char"),
-    torch.int8: ("Char", "signed char"),
-    torch.int16: ("Short", "short"),
-    torch.int32: ("Int", "int"),
-    torch.int64: ("Long", "long"),
-}
-"""Names of integer dtypes in errors of torch: "not implemented for 'Byte'", "Input type (unsigned char) and …"."""
-
-
-def _is_about(error: Exception, dtype: torch.dtype) -> bool:
-    """Whether an error is a complaint about an integer dtype, as torch, torchvision and Kornia word it."""
-    if isinstance(error, GpuAugError) or dtype not in _SPELLED:
-        return False
-    if isinstance(error, TypeError):  # "got", because others list a function's signatures, which may name any dtype
-        return bool(re.search(rf"\b[Gg]ot {dtype}\b", str(error)))
-    name, in_cpp = _SPELLED[dtype]
-    wanted = rf"\b{name}\b|[(:=] ?{in_cpp}\b|\bfloating point\b|\bfloat or double\b"
-    return isinstance(error, RuntimeError) and bool(re.search(wanted, str(error)))
+        names.append(name)
+    return names

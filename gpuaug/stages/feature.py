@@ -85,6 +85,12 @@ class FeatureStage(Stage):
         names = ", ".join(type(module).__name__ for module in self.branches.values())
         return f"FeatureStage({names})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_running"}  # those of loaders in this process
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _running=WeakSet())
+
     @property
     def branches(self) -> dict[str | None, nn.Module]:
         """The encoders by name; a single one has none.
@@ -136,14 +142,7 @@ class FeatureStage(Stage):
         Raises:
             DeviceError: If the encoder is not on the loader's device.
         """
-        for branch, module in self.branches.items():
-            for key, tensor in _weights(module):
-                if tensor.device != lanes.device:
-                    which = "encoder" if branch is None else f"encoder {branch!r}"
-                    raise DeviceError(
-                        f"The {which} must be on the loader's device, {lanes.device}, got {key} on {tensor.device}. "
-                        f"Move it with encoder.to({str(lanes.device)!r})."
-                    )
+        check_device(self, lanes.device)
         bound = _BoundFeature(name, self, lanes)
         self._running.add(bound)
         return bound
@@ -158,6 +157,23 @@ class FeatureStage(Stage):
                     "first. Freeze it with encoder.requires_grad_(False)."
                 )
             module.eval()
+
+
+def check_device(stage: Stage, device: torch.device) -> None:
+    """Refuse another device than that of an encoder, or without an index another kind. Stages of other classes take any.
+
+    Raises:
+        DeviceError: If it is another.
+    """
+    for branch, module in stage.branches.items() if isinstance(stage, FeatureStage) else ():
+        for key, tensor in _weights(module):
+            there = tensor.device if device.index is not None else torch.device(tensor.device.type)
+            if there != device:
+                which = "encoder" if branch is None else f"encoder {branch!r}"
+                raise DeviceError(
+                    f"The {which} must be on the loader's device, {device}, got {key} on {tensor.device}. "
+                    f"Move it with encoder.to({str(device)!r})."
+                )
 
 
 class _BoundFeature(BoundStage):

@@ -10,7 +10,7 @@ from contract.sources import Numbers, OwnError, failure, noise, streamed, values
 from torch import nn
 from torch.utils.data import DataLoader
 
-from gpuaug import FeatureStage, TransformStage
+from gpuaug import FeatureStage, TransformStage, fuse
 
 
 def first_draw(seed=0, epoch=0, rank=0, batch=0, name="stage"):
@@ -118,18 +118,42 @@ def test_the_users_own_draws_do_not_reach_the_stages():
     assert found == alone
 
 
-def test_pythons_and_numpys_generators_are_left_alone():
+def mixup(images):
+    """As timm's Mixup draws: from NumPy, and here from Python besides."""
+    lam = np.random.beta(0.8, 0.8)
+    return images * lam + images.flip(0) * (1 - lam) + np.random.permutation(len(images))[0] + random.gauss(0, 1)
+
+
+def test_draws_from_python_and_numpy_are_keyed():
     def state():
-        return random.getstate(), np.random.get_state()[1].tolist()
+        return random.getstate(), [str(value) for value in np.random.get_state()]
 
-    before = state()
-    list(streamed(torch.arange(3.0), noise))
-    assert state() == before
+    batches = list(torch.rand(4, 3, 2))
+    want = values(streamed(batches, mixup, mixup, seed=3))
+    assert len({str(batch) for batch in want}) == 4
+    assert values(streamed(batches, mixup, mixup, seed=4)) != want
+    random.gauss(0, 1)
+    np.random.randn()
+    for depth in (0, 5):
+        before = state()
+        assert values(streamed(batches, mixup, mixup, seed=3, depth=depth)) == want
+        assert state() == before
+    fused = fuse(K.AugmentationSequential(K.RandomHorizontalFlip()))
+    assert fused.draws_by_itself
+    assert values(streamed([torch.rand(2, 3, 4, 4)], fused))
 
-    random.seed(1)
-    np.random.seed(1)
-    expected = random.random(), np.random.rand()
-    random.seed(1)
-    np.random.seed(1)
-    (drawn,) = streamed([0], lambda _: (random.random(), np.random.rand()))
-    assert drawn == expected, "a stage that draws from them draws as it would have"
+
+class Shifted(K.RandomHorizontalFlip):
+    """A module of the user's, which draws from NumPy."""
+
+    def apply_transform(self, images, params, flags, transform=None):
+        return images + np.random.rand()
+
+
+@pytest.mark.filterwarnings("ignore::gpuaug.GpuAugWarning")
+def test_draws_from_numpy_in_a_fused_pipeline_are_keyed():
+    augment = fuse(K.AugmentationSequential(K.RandomVerticalFlip(), Shifted(p=1.0)))
+    assert not augment.draws_by_itself
+    first, second = (values(streamed([torch.rand(2, 3, 4, 4).fill_(0.5)] * 2, augment, seed=1)) for _ in range(2))
+    assert first == second
+    assert first[0] != first[1]

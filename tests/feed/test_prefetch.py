@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import queue
 import threading
 import time
 import weakref
@@ -10,7 +11,7 @@ from contextlib import suppress
 import pytest
 import torch
 from support.feed_iterators import drained, feeding, take
-from support.waiting import WAIT_S, until
+from support.waiting import WAIT_S, until, waits_for_worker
 from torch.utils.data import DataLoader, Dataset
 
 from gpuaug import IteratorEndedError
@@ -238,6 +239,56 @@ def test_close_warns_when_loader_is_still_inside_next(monkeypatch, caplog):
     gate.let(1)
     until(lambda: not threads())
     assert gate.pulled == 1, "nothing more is pulled once the loop was left"
+
+
+class Held(Dataset):
+    """Samples of which the first is not made before a file is there."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        while index == 0 and not self.path.exists():
+            time.sleep(0.005)
+        return torch.tensor(index)
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}], ids=["one epoch", "persistent"])
+def test_close_does_not_wait_for_workers(options, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.01)  # what DataLoader gives them to end
+    loader = DataLoader(Held(tmp_path / "made"), num_workers=2, **options)
+    for _ in range(2):
+        source = feeding(loader)
+        workers = source.iterator._workers
+        until(lambda source=source: waits_for_worker(source._thread))
+        source.close()
+        assert not threads()
+        assert not caplog.records
+        until(lambda workers=workers: [worker.is_alive() for worker in workers] == [bool(options)] * 2)
+        loader.dataset.path.touch()
+        assert [item.batch.item() for item in drained(feeding(loader))[:-1]] == [0, 1, 2, 3]
+        loader.dataset.path.unlink()
+
+
+def test_close_does_not_wait_for_thread_that_page_locks():
+    class OnCuda:
+        """Waits as a DataLoader's iterator with ``pin_memory=True`` does."""
+
+        def __init__(self):
+            self._data_queue = queue.Queue()
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            index, data = self._data_queue.get()
+            return {0: data}[index]
+
+    feeding(OnCuda()).close()
+    assert not threads()
 
 
 def test_close_without_pending_next_logs_nothing(caplog):

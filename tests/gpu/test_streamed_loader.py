@@ -148,6 +148,21 @@ def test_leaf_on_another_gpu_is_refused():
         next(iterator)
 
 
+@pytest.mark.multigpu
+def test_device_is_the_current_one_at_the_first_batch():
+    encoder = torch.nn.Linear(4, 2).to("cuda:1").requires_grad_(False)
+    stages = [lambda x: x + torch.rand_like(x), gpuaug.FeatureStage(encoder)]
+    loader, want = (StreamedLoader([torch.zeros(3, 4)] * 6, stages[:1], device=d, seed=1) for d in (None, "cuda:1"))
+    want.stages = stages
+    with torch.cuda.device(1):
+        loader.stages = stages
+        next(iter(loader))
+    assert loader.device == torch.device("cuda:1")
+    for ours, theirs in zip(loader, (want.set_epoch(1), want)[1], strict=True):
+        assert ours.device == torch.device("cuda:1")
+        assert torch.equal(ours, theirs)
+
+
 def test_stages_do_not_touch_user_generators(encoder):
     torch.manual_seed(3)
     want = torch.rand(4), torch.rand(4, device="cuda")

@@ -113,7 +113,9 @@ def install(patch, **options):
 
 
 def name_lanes(cuda, loader):
-    for name, lane in loader._shared.lanes._lanes.items():
+    placement = loader._shared.placement
+    assert len(placement.bound) == len(loader.stages), "without them there are not all lanes"
+    for name, lane in placement.lanes._lanes.items():
         lane.stream.name = f"{name} lane"
 
 

@@ -308,11 +308,11 @@ def test_loaders_that_are_alive_share_no_stream(cuda):
     def streams_of(loader):
         return {lane.stream for lane in loader._shared.lanes._lanes.values()}
 
-    alive = [StreamedLoader([], [kernel] * (number % 3), device="cuda") for number in range(5)]
+    alive = [StreamedLoader([], [kernel] * (number % 3), device="cuda:0") for number in range(5)]
     for number in range(5, 40):
         gone = streams_of(alive[number % 5])
         alive[number % 5] = None
-        alive[number % 5] = StreamedLoader([], [kernel] * (number % 3), device="cuda")
+        alive[number % 5] = StreamedLoader([], [kernel] * (number % 3), device="cuda:0")
         assert streams_of(alive[number % 5]) & gone
         every = [streams_of(loader) for loader in alive]
         assert len(set().union(*every)) == sum(map(len, every))
@@ -321,13 +321,13 @@ def test_loaders_that_are_alive_share_no_stream(cuda):
 
 def test_streams_stay_with_a_loader_that_an_iterator_keeps_alive(cuda, monkeypatch):
     script_arrivals(monkeypatch, [True])
-    batches = iter(StreamedLoader(Source(cuda, 5), device="cuda"))
+    batches = iter(StreamedLoader(Source(cuda, 5), device="cuda:0"))
     next(batches)
-    other = StreamedLoader(Source(cuda, 5), device="cuda")
+    other = StreamedLoader(Source(cuda, 5), device="cuda:0")
     assert other._shared.lanes.copy.stream.name == "stream 1"
     batches.close()
     del batches
-    assert StreamedLoader(Source(cuda, 5), device="cuda")._shared.lanes.copy.stream.name == "stream 0"
+    assert StreamedLoader(Source(cuda, 5), device="cuda:0")._shared.lanes.copy.stream.name == "stream 0"
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -337,7 +337,7 @@ def test_memory_that_is_emptied_with_former_graphs_goes_to_other_lanes_once_the_
     script_arrivals(monkeypatch, [True])
     if not waits:
         monkeypatch.setattr(cuda, "synchronize", lambda: None)
-    other, former = (StreamedLoader(Source(cuda, 5), [FeatureStage(Encoder(cuda))], device="cuda") for _ in range(2))
+    other, former = (StreamedLoader(Source(cuda, 5), [FeatureStage(Encoder(cuda))], device="cuda:0") for _ in range(2))
     with cuda.stream(FakeStream(cuda, "second")):
         for received in former:
             cuda.read(*received)

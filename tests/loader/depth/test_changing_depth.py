@@ -34,7 +34,7 @@ def test_batches_of_depth_auto_equal_depth_0(monkeypatch, leave_at):
     ]
     source = list(torch.rand(20, 4, 3))
     reference, loader = (StreamedLoader(source, stages, device="cpu", depth=d, seed=3) for d in (0, "auto"))
-    loader._shared.lanes = OnLanes(loader._shared.lanes)
+    loader._shared.placement.lanes = OnLanes(loader._shared.lanes)
     used, ready = [], []
     for _ in range(3):
         for ours, theirs in itertools.islice(zip(loader, reference, strict=True), leave_at):

@@ -1,0 +1,157 @@
+"""What to say to a user whose transform does not fit the batches: warnings and errors at the first one, and notes on errors."""
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpuaug.core import batch as batches
+from gpuaug.core.batch import Batch
+from gpuaug.core.errors import ArgumentTypeError, GpuAugError, GpuAugWarning, add_note
+from gpuaug.core.ragged import Ragged
+from gpuaug.core.torchvision_transforms import torchvision_class
+from gpuaug.stages.selection import Selection
+
+_DATA_KEYS = {"boxes": "bbox_xyxy", "bbox": "bbox_xywh", "masks": "mask", "mask": "mask", "keypoints": "keypoints"}
+"""What is known of images and moves with them, as dicts name it, and Kornia's names for it."""
+
+_GEOMETRY = (
+    "kornia.augmentation._2d.geometric",
+    "torchvision.transforms.v2._geometry",
+    "torchvision.transforms.v2._auto_augment",
+)
+"""Modules whose classes move pixels."""
+
+
+def check_first(transform: Any, batch: Batch, values: tuple[Any, ...], selection: Selection) -> None:
+    """Look at the first batch of a stage.
+
+    Args:
+        transform: The stage's.
+        batch: The whole of it.
+        values: What ``transform`` will be given.
+        selection: How these were chosen.
+
+    Raises:
+        ArgumentTypeError: If ``transform`` cannot take images of different sizes, and these have.
+
+    Warns:
+        GpuAugWarning: If ``transform`` moves images and leaves boxes, masks or keypoints beside them.
+    """
+    if any(isinstance(value, Ragged) for value in values):
+        _refuse_ragged(transform)
+    moving = sorted({type(part).__name__ for part in _parts(getattr(transform, "pipeline", transform)) if _moves(part)})
+    if not moving or selection.on is None or selection.into is not ...:
+        return  # what is kept beside a result still fits its image
+    given = [id(leaf) for leaf in batches.leaves(values)]
+    frames = [tuple(value.shape[-2:]) for value in values if isinstance(value, torch.Tensor)]
+    left: dict[str, None] = {}
+    on: dict[Any, str] = {}
+    for name in batches.member_names(batch) if batches.is_container(batch) else ():
+        member = batches.member(batch, name)
+        found = [key for key, leaf in _targets(member, name, frames) if id(leaf) not in given]
+        if found:
+            left.update(dict.fromkeys(found))
+            on[name] = _DATA_KEYS[found[0]] if isinstance(member, torch.Tensor) else "targets"
+    if not left:
+        return
+    chosen = 0 if selection.on is ... else selection.on
+    on = {**(chosen if isinstance(chosen, Mapping) else {chosen: "input"}), **on}
+    fused = "transform" if hasattr(transform, "pipeline") else "gpuaug.fuse(transform)"
+    warnings.warn(
+        f"{', '.join(left)} beside images must be handed to the transform that moves these, got {', '.join(moving)} with "
+        f"images alone: the others stay where they were. Pass gpuaug.TransformStage({fused}, on={on}). If that is meant, pass "
+        "lambda images: transform(images).",
+        GpuAugWarning,
+        stacklevel=2,
+    )
+
+
+def explain(error: Exception, values: tuple[Any, ...]) -> None:
+    """Say what to do when a transform was given images of a type or in a form that it does not take."""
+    if any(isinstance(value, Ragged) for value in values) and not isinstance(error, GpuAugError):
+        add_note(
+            error,
+            "The transform was given a gpuaug.Ragged, images of different sizes. gpuaug.fuse(…, ragged=True) gives them one: "
+            "put it before this stage, or around the transform.",
+        )
+    _explain_integers(error, values)
+
+
+def _refuse_ragged(transform: Any) -> None:
+    """Refuse a transform of Kornia's or torchvision's: some would hand such images through as they are."""
+    first = transform[0] if type(transform) is nn.Sequential and len(transform) else transform
+    if type(first).__module__.startswith("kornia.") or torchvision_class(first) is not None:
+        raise ArgumentTypeError(
+            f"transform must take images of different sizes, which the batch has, got {type(first).__name__}, which takes a "
+            "tensor (B, C, H, W). Pass gpuaug.fuse(transform, ragged=True), whose first crop or resize gives them one size."
+        )
+
+
+def _parts(pipeline: Any) -> Iterator[Any]:
+    """``pipeline``, and what it holds: modules, and the lists of torchvision's containers."""
+    yield pipeline
+    held = [*pipeline.children()] if isinstance(pipeline, nn.Module) else []
+    held += pipeline if isinstance(pipeline, list | tuple) else []
+    inner = getattr(pipeline, "transforms", None)
+    held += inner if isinstance(inner, list | tuple) else []
+    for part in held:
+        yield from _parts(part)
+
+
+def _moves(part: Any) -> bool:
+    return any(kind.__module__.startswith(_GEOMETRY) for kind in type(part).__mro__)
+
+
+def _targets(value: Any, name: Any, frames: list[tuple[int, ...]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The boxes, masks and keypoints in a member of a batch, by name."""
+    if isinstance(value, torch.Tensor):
+        if name in _DATA_KEYS and value.ndim >= 2 and _fits(name, tuple(value.shape), frames):
+            yield name, value
+    elif batches.is_container(value):
+        for inner in batches.member_names(value):
+            yield from _targets(batches.member(value, inner), inner if isinstance(inner, str) else name, frames)
+
+
+def _fits(name: str, shape: tuple[int, ...], frames: list[tuple[int, ...]]) -> bool:
+    """Whether a tensor of that name may be what it says."""
+    if name in ("masks", "mask"):  # and not which patches a model sees
+        return not frames or shape[-2:] in frames
+    return shape[-1] in ((2, 3) if name == "keypoints" else (4,))
+
+
+def _explain_integers(error: Exception, values: tuple[Any, ...]) -> None:
+    """Say what to do when a transform was given images as they were loaded and wanted floating ones."""
+    for tensor in batches.tensors(values):
+        if not (tensor.is_floating_point() or tensor.is_complex()) and tensor.ndim >= 3 and _is_about(error, tensor.dtype):
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            add_note(
+                error,
+                f"The transform was given {dtype} images, as they were loaded. If it wants floating images in [0, 1], as "
+                "Kornia does, scale them first: TransformStage(lambda images: transform(images.float() / 255)).",
+            )
+            return
+
+
+_SPELLED = {
+    torch.uint8: ("Byte", "unsigned char"),
+    torch.int8: ("Char", "signed char"),
+    torch.int16: ("Short", "short"),
+    torch.int32: ("Int", "int"),
+    torch.int64: ("Long", "long"),
+}
+"""Names of integer dtypes in errors of torch: "not implemented for 'Byte'", "Input type (unsigned char) and …"."""
+
+
+def _is_about(error: Exception, dtype: torch.dtype) -> bool:
+    """Whether an error is a complaint about an integer dtype, as torch, torchvision and Kornia word it."""
+    if isinstance(error, GpuAugError) or dtype not in _SPELLED:
+        return False
+    if isinstance(error, TypeError):  # "got", because others list a function's signatures, which may name any dtype
+        return bool(re.search(rf"\b[Gg]ot {dtype}\b", str(error)))
+    name, in_cpp = _SPELLED[dtype]
+    wanted = rf"\b{name}\b|[(:=] ?{in_cpp}\b|\bfloating point\b|\bfloat or double\b"
+    return isinstance(error, RuntimeError) and bool(re.search(wanted, str(error)))

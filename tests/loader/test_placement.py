@@ -1,0 +1,73 @@
+"""Which device a loader takes, and when."""
+
+import pytest
+import torch
+from protocol.scenarios import Source, install
+from torch import nn
+
+from gpuaug import DeviceError, FeatureStage, StreamedLoader, TransformStage
+from gpuaug.loader.inspection import Inspection
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """A double with two cards, of which ``current`` is current."""
+    double = install(monkeypatch)
+    double.current = 0
+    double.device_count, double.current_device = lambda: 2, lambda: double.current
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    return double
+
+
+def card(index):
+    return torch.device("cuda", index)
+
+
+@pytest.mark.parametrize("given", [None, "cuda", torch.device("cuda")])
+def test_device_without_index_is_the_current_one_at_the_first_batch(given, cuda):
+    loader = StreamedLoader(Source(cuda, 3), [lambda images: images], device=given)
+    batches = iter(loader)
+    assert not cuda._streams, "nothing is made on a card that may not be this rank's"
+    assert loader.device == card(0)
+    cuda.current = 1
+    assert loader.device == card(1)
+    assert "stages=[transform=TransformStage(<lambda>)], device=cuda:1, depth=2" in repr(loader)
+    next(batches)
+    lanes = loader._shared.lanes
+    cuda.current = 0
+    next(iter(loader))
+    loader.stages = [lambda images: images]
+    assert loader.device == lanes.device == card(1)
+    assert loader._shared.lanes is lanes
+
+
+@pytest.mark.parametrize("given", ["cuda:0", 0])
+def test_device_with_index_is_kept(given, cuda):
+    loader = StreamedLoader(Source(cuda, 3), device=given)
+    cuda.current = 1
+    next(iter(loader))
+    assert loader.device == loader._shared.lanes.device == card(0)
+
+
+def test_lanes_that_were_asked_for_earlier_are_made_anew(cuda):
+    loader = StreamedLoader([cuda.host_batch()], [TransformStage(lambda images: images)], device="cuda")
+    inspection, state = Inspection(loader), loader.state_dict()
+    earlier, copier, [(bound, _)] = inspection.lanes, loader._shared.placement.copier, inspection.stages
+    assert earlier.device == card(0)
+    cuda.current = 1
+    loader.load_state_dict(state)
+    next(iter(loader))
+    [(now, _)] = inspection.stages
+    assert inspection.lanes.device == card(1)
+    assert loader._shared.placement.copier is not copier
+    assert now.lane is inspection.lanes.lane("stage/transform") is not bound.lane
+
+
+def test_encoder_on_another_kind_of_device_is_refused_at_once(cuda):
+    stage = FeatureStage(nn.Linear(2, 2).requires_grad_(False))
+    with pytest.raises(DeviceError) as caught:
+        StreamedLoader([], [stage], device="cuda")
+    assert str(caught.value) == (
+        "The encoder must be on the loader's device, cuda, got weight on cpu. Move it with encoder.to('cuda')."
+    )
