@@ -37,7 +37,7 @@ class KeyedWords:
 
 
 class PythonGenerator:
-    """That of :mod:`random`."""
+    """That of ``random``."""
 
     def __init__(self) -> None:
         self._found: Any = None
@@ -68,7 +68,7 @@ class PythonGenerator:
 
 
 class NumpyGenerator:
-    """That of :mod:`numpy.random`."""
+    """That of ``numpy.random``."""
 
     def __init__(self) -> None:
         self._found: Any = None
