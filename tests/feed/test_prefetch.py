@@ -267,6 +267,7 @@ def test_taken_over_feed_raises_iterator_ended_error():
 def test_take_over_waits_for_pending_next():
     gate = Gate()
     source = feeding(gate)
+    until(gate.entered.is_set)
     threading.Timer(0.05, gate.let, [1]).start()
     source.take_over()
     assert not threads(), "two threads must never be inside one iterator"
