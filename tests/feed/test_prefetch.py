@@ -29,6 +29,7 @@ class Gate:
     def __init__(self, count=100):
         self.count = count
         self.pulled = 0
+        self.entered = threading.Event()
         self._open = threading.Semaphore(0)
 
     def let(self, count):
@@ -37,6 +38,7 @@ class Gate:
 
     def __iter__(self):
         for index in range(self.count):
+            self.entered.set()
             self._open.acquire(timeout=WAIT_S)
             self.pulled += 1
             yield index
@@ -230,6 +232,7 @@ def test_close_warns_when_loader_is_still_inside_next(monkeypatch, caplog):
     monkeypatch.setattr(prefetch, "STOP_S", 0.02)
     gate = Gate()
     source = feeding(gate)
+    until(gate.entered.is_set)
     with caplog.at_level(logging.WARNING, "gpuaug"):
         source.close()
     assert [record.getMessage() for record in caplog.records] == [
@@ -315,6 +318,7 @@ def test_taken_over_feed_raises_iterator_ended_error():
 def test_take_over_waits_for_pending_next():
     gate = Gate()
     source = feeding(gate)
+    until(gate.entered.is_set)
     threading.Timer(0.05, gate.let, [1]).start()
     source.take_over()
     assert not threads(), "two threads must never be inside one iterator"
