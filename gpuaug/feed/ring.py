@@ -262,12 +262,13 @@ def _clear_error() -> None:
 
 
 def default_budget_bytes() -> int:
-    """An eighth of the memory that this process may use."""
+    """An eighth of the memory that this process may use, divided among torchrun's processes on this machine."""
     most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError), open(path, encoding="ascii") as limit:
             most = min(most, int(limit.read()))
-    return most // 8
+    local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return most // 8 // max(int(local_ranks) if local_ranks.isdecimal() else 1, 1)
 
 
 def why_not_here() -> str | None:

@@ -53,7 +53,8 @@ class StreamedLoader:
         feed: How batches come from the loader. ``"auto"``: where the device is a GPU, a ``DataLoader``'s workers collate into
             page-locked slots, and batches of other sources are copied into such in the background. ``"ring"`` insists on slots,
             ``"plain"`` has none. ``repr`` says which it is, and why.
-        feed_bytes: How much memory the slots may take. Left out: an eighth of what this process may use.
+        feed_bytes: How much memory the slots may take. Left out: an eighth of what this process may use, divided by the number
+            of ranks on this machine (``LOCAL_WORLD_SIZE``).
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: At once, for arguments that cannot work.

@@ -18,8 +18,9 @@ TINY = ["bench", "--device", "cpu", "--batch-size", "4", "--seconds", "0.05", "-
 
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_bench_prints_one_table_and_writes_a_good_result(class_folder, tmp_path, capsys, workers):
-    path = tmp_path / "uses.json"
+def test_bench_prints_one_table_and_writes_a_good_result(class_folder, tmp_path, capsys, monkeypatch, workers):
+    monkeypatch.chdir(tmp_path)  # a longer path would be broken into lines
+    path = Path("uses.json")
     command = [*TINY, "--workers", str(workers), "--data", str(class_folder), "--json", str(path)]
     assert cli.main(command) == 0
     result = json.loads(path.read_text())

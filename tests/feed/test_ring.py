@@ -345,3 +345,11 @@ def test_slot_is_released_when_batch_cannot_be_described(ring, monkeypatch):
     assert torch.equal(first, torch.ones(2, 3))
     assert torch.equal(again, torch.zeros(2, 3))
     assert sum(ring.memory.take(0) is not None for _ in range(3)) == 2
+
+
+@pytest.mark.parametrize(("local_ranks", "share"), [("1", 1), ("4", 4), ("", 1), ("0", 1), ("several", 1)])
+def test_ranks_of_one_machine_share_the_default_budget(monkeypatch, local_ranks, share):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    alone = rings.default_budget_bytes()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", local_ranks)
+    assert rings.default_budget_bytes() == alone // share

@@ -46,6 +46,7 @@ CLOSE = {
         K.RandomCrop((24, 24)),
     ],
     "perspective and crop": lambda: [K.RandomPerspective(0.4, p=1.0), K.RandomCrop((24, 24))],
+    "crop and CLAHE": lambda: [K.RandomCrop((20, 25)), K.RandomClahe((1.0, 9.0), grid_size=(3, 4))],
     "a classifier's": lambda: [
         K.RandomResizedCrop((24, 24)),
         K.RandomHorizontalFlip(),

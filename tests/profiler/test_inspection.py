@@ -200,12 +200,17 @@ def outcome(make, scenario, *, profiled):
     return batches, torch.rand(3).tolist(), stats.batches
 
 
+STATEFUL_SCENARIOS = (fresh, between, chosen, left, middle, loaded, loaded_at_the_end)
 CASES = [
     *((kind, scenario) for kind in list(PLAIN)[:-1] for scenario in (fresh, between, chosen, chosen_before, left, middle)),
     *(("workers that draw", scenario) for scenario in (fresh, between, middle)),
     *(("workers that persist", scenario) for scenario in (between, left)),
     ("workers that persist and draw", fresh),
-    *((kind, scenario) for kind in STATEFUL for scenario in (fresh, between, chosen, left, middle, loaded, loaded_at_the_end)),
+    *((kind, scenario) for kind in list(STATEFUL)[::2] for scenario in STATEFUL_SCENARIOS),
+    *(
+        pytest.param("a state and workers", scenario, marks=() if scenario in (middle, loaded) else pytest.mark.slow)
+        for scenario in STATEFUL_SCENARIOS
+    ),
     ("a state", loaded_and_begun),
     *((kind, scenario) for kind in IN_ITSELF for scenario in (fresh, between)),
     *((kind, scenario) for kind in list(IN_ITSELF)[:2] for scenario in (loaded, loaded_at_the_end)),

@@ -74,6 +74,7 @@ SETTINGS = {
     "grey": (K.RandomGrayscale, {}),
     "shuffle": (K.RandomChannelShuffle, {}),
     "equalize": (K.RandomEqualize, {}),
+    "CLAHE": (K.RandomClahe, {"clip_limit": (1.0, 9.0)}),
     "auto contrast": (K.RandomAutoContrast, {}),
     "dropout": (K.RandomChannelDropout, {}),
     "dropout of two": (K.RandomChannelDropout, {"num_drop_channels": 2}),

@@ -111,6 +111,7 @@ CLOSE = {
     "mixup, never": lambda: [K.RandomMixUpV2(p=0.0)],
     "mixup, alone": lambda: [K.RandomMixUpV2(p=1.0)],
     "sharpness": lambda: [K.RandomSharpness((0.0, 3.0), p=0.8), K.Normalize(0.5, 0.25)],
+    "CLAHE": lambda: [K.RandomClahe((1.0, 40.0), (3, 4), p=0.8), K.RandomInvert()],
 }
 
 RGB_CLOSE = {

@@ -238,6 +238,12 @@ OPS = {
         border_type=st.sampled_from(["constant", "reflect", "replicate", "circular"]),
     ),
     K.RandomEqualize: step(K.RandomEqualize, {"own": ROUNDING, "of_exact": True}),
+    K.RandomClahe: step(
+        K.RandomClahe,
+        {"own": ROUNDING, "of_exact": True, "spreads": True},
+        clip_limit=ranges(0.0, 8.0),
+        grid_size=st.tuples(*[st.integers(1, 4)] * 2),
+    ),
     K.RandomAutoContrast: step(K.RandomAutoContrast, {"own": ROUNDING, "of_exact": True}, clip_output=st.booleans()),
     K.RandomSharpness: step(K.RandomSharpness, {"own": ROUNDING, "gain": 5.0, "spreads": True}, sharpness=ranges(0.0, 3.0)),
     K.RandomMixUpV2: step(K.RandomMixUpV2, {"own": ROUNDING, "reach": None, "spreads": True}, lambda_val=ranges(0.0, 1.0)),

@@ -52,6 +52,7 @@ OPS = {
     "invert": lambda: [K.RandomInvert(p=0.5)],
     "solarize": lambda: [K.RandomSolarize(p=0.5)],
     "posterize": lambda: [K.RandomPosterize((0.0, 8.0), p=0.5)],
+    "CLAHE": lambda: [K.RandomClahe(p=0.5)],
     "shuffle": lambda: [K.RandomChannelShuffle(p=0.5)],
     "dropout": lambda: [K.RandomChannelDropout(p=0.5)],
     "noise": lambda: [K.RandomGaussianNoise(0.1, 0.3, p=0.5)],

@@ -15,8 +15,8 @@ Rows:
 
 torchvision loop            as published: a call of the rotation for each image (seed)
 torchvision v2              the whole batch in one call, and so one draw for all of its images
-torchvision v2, workers     an image a call, in DataLoader workers, then a copy (a batch of 256; not with --quick or on a CPU
-                            unless named in --rows)
+torchvision v2, workers     an image a call, in DataLoader workers, then a copy; measured after the other rows (a batch of 256;
+                            not with --quick or on a CPU unless named in --rows)
 Kornia                      as it is
 Kornia, matrices skipped    with transformation_matrix_mode="skip"
 Kornia compiled             torch.compile of the pipeline (seed, cls, ssl; a batch of 256; not with --quick or on a CPU
@@ -52,7 +52,7 @@ from bench.harness.optional_rows import reason
 from bench.peers import augmenters
 from gpuaug.benchkit import results
 from gpuaug.benchkit.environment import environment
-from gpuaug.benchkit.windows import Row, Variant, interleave, summarise, synchronize
+from gpuaug.benchkit.windows import Variant, Window, interleave, summarise, synchronize
 
 COLUMNS = (
     "case",
@@ -86,33 +86,39 @@ def rows_of(
     labels = {"case": case.name, "batch_size": batch_size}
     skipped: list[dict[str, Any]] = []
     figures: dict[str, dict[str, Any]] = {}
-    ways: dict[str, AugmentCall] = {}
+    windows: dict[str, list[Window]] = {}
     batch = augmenters.sample(case, batch_size, options.size, options.device)
 
     def skip(name: str, error: Exception) -> None:
         skipped.append(labels | {"name": name, "reason": reason(error)})
         console.print(f"augment: {case.name}, B={batch_size}: {name} skipped: {skipped[-1]['reason']}", markup=False)
 
+    names = chosen(case, batch_size, options)
+    # Workers come last and by themselves: while they load ahead they take the cores of the rows beside them.
+    together, alone = ([name for name in names if (name == augmenters.WORKERS) is own] for own in (False, True))
     with ExitStack() as stack:
-        for name in chosen(case, batch_size, options):
-            try:
-                start = perf_counter()
-                call = augmenters.AUGMENTERS[name](case, batch, stack)
-                call()
-                synchronize(options.device)
-                figures[name] = {"first_batch_s": perf_counter() - start}
-                if name == augmenters.OURS and options.device.type == "cuda":
-                    # What a policy picks is compiled when it is picked for the first time.
-                    for _ in range(_FIRST_CALLS):
-                        call()
-                figures[name] |= call_rows.call_figures(call, options.device, launches=queued_launches(name))
-                ways[name] = call
-                if name == augmenters.OURS:
-                    figures[name]["draw_ms"] = draw_ms(case, batch_size, options.size)
-            # Whatever a peer raises is the reason why its row is missing, and no reason for the others to be.
-            except Exception as error:
-                skip(name, error)
-        rows = _throughput(ways, options, skip)
+        for group in (together, alone):
+            ways: dict[str, AugmentCall] = {}
+            for name in group:
+                try:
+                    start = perf_counter()
+                    call = augmenters.AUGMENTERS[name](case, batch, stack)
+                    call()
+                    synchronize(options.device)
+                    figures[name] = {"first_batch_s": perf_counter() - start}
+                    if name == augmenters.OURS and options.device.type == "cuda":
+                        # What a policy picks is compiled when it is picked for the first time.
+                        for _ in range(_FIRST_CALLS):
+                            call()
+                    figures[name] |= call_rows.call_figures(call, options.device, launches=queued_launches(name))
+                    ways[name] = call
+                    if name == augmenters.OURS:
+                        figures[name]["draw_ms"] = draw_ms(case, batch_size, options.size)
+                # Whatever a peer raises is the reason why its row is missing, and no reason for the others to be.
+                except Exception as error:
+                    skip(name, error)
+            windows |= _windows(ways, options, skip)
+    rows = summarise(windows, baseline=augmenters.EAGER if augmenters.EAGER in windows else None)
     made = []
     for row in rows:
         own = figures[row.name]
@@ -178,7 +184,9 @@ def count_launches(rows: list[dict[str, Any]], cases: Sequence[augmenters.Case],
         measurement.release(options.device)
 
 
-def _throughput(ways: dict[str, AugmentCall], options: Namespace, skip: Callable[[str, Exception], None]) -> Sequence[Row]:
+def _windows(
+    ways: dict[str, AugmentCall], options: Namespace, skip: Callable[[str, Exception], None]
+) -> dict[str, list[Window]]:
     """Rounds of windows over the calls that worked; one that fails here is left out, and the others start anew."""
     while ways:
         failed: list[tuple[str, Exception]] = []
@@ -195,15 +203,13 @@ def _throughput(ways: dict[str, AugmentCall], options: Namespace, skip: Callable
 
         variants = [Variant(name, partial(steps, name, call), discard=_ahead(name)) for name, call in ways.items()]
         try:
-            windows = interleave(variants, device=options.device, seconds=options.seconds, repeats=options.repeats, warmup=1)
+            return interleave(variants, device=options.device, seconds=options.seconds, repeats=options.repeats, warmup=1)
         except Exception:
             if not failed:
                 raise
             skip(*failed[0])
             ways = {name: call for name, call in ways.items() if name != failed[0][0]}
-            continue
-        return summarise(windows, baseline=augmenters.EAGER if augmenters.EAGER in ways else None)
-    return []
+    return {}
 
 
 def _ahead(name: str) -> int:

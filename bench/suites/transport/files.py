@@ -159,7 +159,7 @@ class _Run:
     def case(self, case: Case) -> None:
         """Measure a case, row by row, in repeats of all rows."""
         wanted = self.options.rows.split(";") if self.options.rows else [""]
-        names = [name for name in case.ways if any(part in name for part in wanted)]
+        names = [name for name in case.ways if any(part == name if part in case.ways else part in name for part in wanted)]
         corpus, labels = case.files.corpus, case.labels
         self.settings["files"][case.title] = {"count": corpus.count, "mean_bytes": round(corpus.mean_bytes)}
         self.settings["skipped"] = [row for row in self.settings["skipped"] if not labels.items() <= row.items()]
@@ -235,7 +235,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         prog=usual.prog, description=__doc__, formatter_class=usual.formatter_class, parents=[usual], conflict_handler="resolve"
     )
     parser.add_argument("--workers", type=flags.numbers, default=(), help="comma-separated (default: some that suit the cores)")
-    parser.add_argument("--rows", metavar="PART;PART", help="measure only rows with one of these in their names")
+    parser.add_argument("--rows", metavar="PART;PART", help="measure only these, or those with one of these in their names")
     parser.add_argument("--cases", default="small,decode,resnet50,resnet18", help="comma-separated (default: %(default)s)")
     parser.add_argument("--cores", type=flags.numbers, help="comma-separated (default: 16 at most, and 4 if there are more)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="an ImageFolder, instead of the small files")

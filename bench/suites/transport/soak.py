@@ -9,7 +9,8 @@ the ring with two workers; a transform and a frozen encoder, captured on a GPU; 
 images through a ``DecodeStage``; and loops that are left early with batches kept, on a loader that is made anew. A hundred
 times in all, between epochs, it reads resident, private, shared and reserved GPU memory, threads and descriptors. Each is a
 row: ``growth`` is what the median of the last quarter has more than that of the second, the first being left for warming up. It
-fails if one has grown by more than ``ALLOWED``. ``/dev/shm`` is shown besides: other processes write there too.
+fails if one has grown by more than ``ALLOWED``. ``/dev/shm`` is shown besides: other processes write there too. Ctrl-C ends it
+with what it has read.
 """
 
 import gc
@@ -126,16 +127,20 @@ def soaked(epochs: Kinds, options: Namespace) -> tuple[list[tuple[int, dict[str,
     """Run epochs of each kind in turn, and read what the process holds: (batches so far, figures), and what the run was."""
     counts, seconds = dict.fromkeys(epochs, 0), dict.fromkeys(epochs, 0.0)
     done, readings, began = 0, list[tuple[int, dict[str, int]]](), perf_counter()
-    while done < options.batches or len(readings) < 4:
-        for name, (count, run) in epochs.items():
-            start = perf_counter()
-            run()
-            seconds[name] += perf_counter() - start
-            counts[name] += count
-            done += count
-            if all(counts.values()) and done >= len(readings) * options.batches / READINGS:
-                gc.collect()  # garbage that has yet to be found is no growth
-                readings.append((done, processes.held(options.device)))
+    try:
+        while done < options.batches or len(readings) < 4:
+            for name, (count, run) in epochs.items():
+                start = perf_counter()
+                run()
+                seconds[name] += perf_counter() - start
+                counts[name] += count
+                done += count
+                if all(counts.values()) and done >= len(readings) * options.batches / READINGS:
+                    gc.collect()  # garbage that has yet to be found is no growth
+                    readings.append((done, processes.held(options.device)))
+    except KeyboardInterrupt:
+        if len(readings) < 4:
+            raise
     kinds = {name: {"batches": counts[name], "us_per_batch": 1e6 * seconds[name] / counts[name]} for name in counts}
     return readings, {"kinds": kinds, "batches_per_s": done / (perf_counter() - began)}
 

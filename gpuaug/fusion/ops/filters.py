@@ -1,8 +1,9 @@
-"""Ops that need more of the image than the pixel: blur, sharpness, equalize and auto contrast."""
+"""Ops that need more of the image than the pixel: blur, sharpness, equalize, CLAHE and auto contrast."""
 
 from abc import abstractmethod
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
@@ -161,13 +162,19 @@ class SharpnessOp(FilterOp):
 
 
 class LevelsOp(FilterOp):
-    """An op that draws nothing but its apply mask, and takes each channel of each sample through a table of its own."""
+    """An op that takes each channel of each sample through a table of its own, or through one for each tile of it.
+
+    Cost: a launch that reads the images for the tables, and one that reads both.
+    """
 
     width = 1
     launches = 2  # type: ignore[assignment]
 
     entries: int
-    """Numbers of a table."""
+    """Numbers of a channel's tables."""
+
+    to_levels: tuple[float, float] = (255.0, 0.0)
+    """A value in [0, 1] times the first, plus the second, rounded down, is its level, where the op has levels."""
 
     def write(self, drawn: OpDraws, out: Array) -> None:
         """Nothing."""
@@ -177,9 +184,6 @@ class Equalize(LevelsOp):
     """RandomEqualize: levels of a byte are spread by how many pixels have them."""
 
     entries = LEVELS
-
-    to_levels: tuple[float, float] = (255.0, 0.0)
-    """A value in [0, 1] times the first, plus the second, rounded down, is its level."""
 
     keeps_values: bool = True
     """Whether a channel that has no step to spread keeps its values, and not their levels."""
@@ -201,6 +205,87 @@ class Equalize(LevelsOp):
     def describe(self) -> str:
         """In a word."""
         return "equalize"
+
+
+class Clahe(LevelsOp):
+    """RandomClahe: each tile has a table of its own, from counts up to a limit; a pixel blends those of four tiles.
+
+    Cost: the two launches of its kind. The tables take 256 bytes for each tile of each channel.
+    """
+
+    width = 2
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        self.grid: tuple[int, int] = self.settings["grid_size"]
+        self.entries = self.grid[0] * self.grid[1] * LEVELS
+        self._bounds = bounds(module._param_generator.sampler_dict["clip_limit_factor"])  # type: ignore[union-attr, index]
+
+    @classmethod
+    def unsupported_module(cls, module: nn.Module) -> str | None:
+        """Why this module is left to Kornia, or ``None``."""
+        flags: dict[str, Any] = module.flags  # type: ignore[assignment]
+        grid = flags["grid_size"]
+        if flags["slow_and_differentiable"]:
+            return "slow_and_differentiable=True"
+        counts = type(grid) is tuple and len(grid) == 2 and all(type(side) is int and side > 0 for side in grid)
+        return None if counts else f"grid_size={grid!r} is no pair of counts"
+
+    def unsupported_size(self, size: Size) -> str | None:
+        """Smaller images have no such tiles, which is Kornia's to say."""
+        smaller = size.height <= self.grid[0] or size.width <= self.grid[1]
+        return f"grid_size={self.grid} needs more pixels than tiles on both axes" if smaller else None
+
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
+        """A limit for each sample: the most pixels of one level, in multiples of the mean."""
+        return {"clip_limit_factor": sampler.within(*self._bounds)}
+
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+        """The same."""
+        return {"clip_limit_factor": torch.from_numpy(drawn["clip_limit_factor"])}
+
+    def rows(self, drawn: OpDraws, size: Size, out: Array) -> None:
+        """The apply mask, and the most pixels of one level that count: all of the tile's where there is no limit."""
+        super().rows(drawn, size, out)
+        pixels = tile_side(size.height, self.grid[0]) * tile_side(size.width, self.grid[1])
+        limits = drawn["clip_limit_factor"].astype(np.float64)
+        most = np.floor(limits * pixels / LEVELS).clip(1, pixels)
+        out[:, 1] = np.where(limits > 0, most, pixels)
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Clamp; in bytes, through the tables of the four nearest tiles, blended; a NaN stays."""
+        height, width = images.shape[2:]
+        down, across = (tile_side(length, count) for length, count in zip((height, width), self.grid, strict=True))
+        clamped = images.clamp(0, 1)
+        padding = (0, across * self.grid[1] - width, 0, down * self.grid[0] - height)
+        factor, offset = self.to_levels
+        levels = functional.pad(clamped.nan_to_num(0), padding, mode="reflect").mul(factor).add(offset).long()
+        tables = self._tables(levels.unfold(2, down, down).unfold(3, across, across).flatten(4).flatten(2, 3), rows)
+        levels = levels[:, :, :height, :width]
+        top, bottom, upper_share = (each[:, None] for each in tiles_between(height, self.grid[0], images.device))
+        left, right, left_share = tiles_between(width, self.grid[1], images.device)
+        four = (row * self.grid[1] + place for row in (top, bottom) for place in (left, right))
+        a, b, c, d = (tables.gather(2, (tile * LEVELS + levels).flatten(2)).view_as(images) for tile in four)
+        upper, lower = b + (a - b) * left_share, d + (c - d) * left_share
+        spread = lower + (upper - lower) * upper_share
+        most = torch.full((), 255.0, dtype=torch.float32, device=images.device)  # a tensor, so that a GPU divides
+        return torch.where(images.isnan(), images, spread / most)
+
+    def _tables(self, levels: Tensor, rows: Tensor) -> Tensor:
+        """What levels become in each tile, (B, C, tiles · 256) float32, for those of its pixels, (B, C, tiles, pixels)."""
+        pixels = levels.shape[3]
+        counts = levels.new_zeros(*levels.shape[:3], LEVELS).scatter_add_(3, levels, torch.ones_like(levels))
+        counts = counts.minimum(column(rows, 1).long())
+        # What was above the limit is shared by all levels, and the rest by as many as it has pixels, evenly spaced.
+        clipped = pixels - counts.sum(3, keepdim=True)
+        rest = clipped % LEVELS
+        level, spacing = torch.arange(LEVELS, device=levels.device), LEVELS // rest.clamp(min=1)
+        counts += clipped // LEVELS + ((level % spacing == 0) & (level // spacing < rest))
+        return counts.cumsum(3).float().mul((LEVELS - 1) / pixels).round().clamp(max=LEVELS - 1).flatten(2)
+
+    def describe(self) -> str:
+        """In a few words."""
+        return "equalize {}x{} tiles".format(*self.grid)
 
 
 class AutoContrast(LevelsOp):
@@ -237,9 +322,25 @@ def gaussian(side: int, sigma: Tensor) -> Tensor:
     return weights / weights.sum(1, keepdim=True)
 
 
+def tile_side(length: int, count: int) -> int:
+    """Pixels along one side of a tile, for ``count`` tiles along an axis. The last tiles may reach beyond the image."""
+    return -(-length // count)
+
+
+def tiles_between(length: int, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The two tiles whose centres each pixel of an axis lies between, or twice the outermost, and the share of the first."""
+    double = 2 * tile_side(length, count)
+    # In half pixels, from the centre of a tile before the first.
+    place = 2 * torch.arange(length, device=device) + 1 + double // 2
+    second = place // double
+    share = (double - place % double).float() / torch.full((), double, dtype=torch.float32, device=device)
+    return (second - 1).clamp(min=0), second.clamp(max=count - 1), share
+
+
 LOWERED: dict[type[nn.Module], type[FilterOp]] = {
     K.RandomGaussianBlur: BlurOp,
     K.RandomSharpness: SharpnessOp,
     K.RandomEqualize: Equalize,
+    K.RandomClahe: Clahe,
     K.RandomAutoContrast: AutoContrast,
 }

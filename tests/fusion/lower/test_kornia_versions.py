@@ -106,6 +106,7 @@ SETTINGS = {
     "ColorJiggle": "brightness contrast saturation hue same_on_batch p keepdim order",
     "RandomGaussianBlur": "kernel_size sigma border_type separable same_on_batch p keepdim",
     "RandomEqualize": "same_on_batch p keepdim",
+    "RandomClahe": "clip_limit grid_size slow_and_differentiable same_on_batch p keepdim",
     "RandomAutoContrast": "clip_output same_on_batch p keepdim",
     "RandomSharpness": "sharpness same_on_batch p keepdim",
     "RandomMixUpV2": "lambda_val same_on_batch p keepdim data_keys",

@@ -183,11 +183,11 @@ def test_policies_of_kornia_have_no_fallback_warning():
 
 
 def test_fallback_warning_of_random_apply_names_its_modules():
-    made = K.ImageSequential(K.RandomInvert(), K.RandomMedianBlur(), K.RandomClahe(), random_apply=1)
+    made = K.ImageSequential(K.RandomInvert(), K.RandomMedianBlur(), K.RandomBoxBlur(), random_apply=1)
     augment, said = told(lambda: gpuaug.fuse([K.RandomInvert(), made]))
     assert said == [
         "pipeline must hold modules that gpuaug.fuse lowers to run in few launches, got ImageSequential_1, which may pick "
-        "modules that are not: RandomMedianBlur_1 (no lowering for this type), RandomClahe_2 (no lowering for this type). "
+        "modules that are not: RandomMedianBlur_1 (no lowering for this type), RandomBoxBlur_2 (no lowering for this type). "
         "Kornia takes tens of launches a batch for each, when it is picked, on the training thread, and the passes are split "
         "there: print(augment.explain()) shows it. Leave them out of what it picks from, or ignore gpuaug.GpuAugWarning where "
         "it is meant."

@@ -1,4 +1,4 @@
-"""Blur, sharpness, equalize and auto contrast, against Kornia on the same draws."""
+"""Blur, sharpness, equalize, CLAHE and auto contrast, against Kornia on the same draws."""
 
 import kornia.augmentation as K
 import numpy as np
@@ -21,12 +21,16 @@ FILTERS = {
     "blur, same": lambda p: K.RandomGaussianBlur(5, (0.5, 3.0), same_on_batch=True, p=p),
     "blur, one pixel": lambda p: K.RandomGaussianBlur(1, (0.5, 3.0), p=p),
     "sharpness": lambda p: K.RandomSharpness((0.0, 3.0), p=p),
+    "CLAHE": lambda p: K.RandomClahe((0.5, 4.0), p=p),
+    "CLAHE, odd tiles": lambda p: K.RandomClahe((1.0, 40.0), grid_size=(5, 3), p=p),
+    "CLAHE, some without a limit": lambda p: K.RandomClahe((-2.0, 2.0), grid_size=(1, 4), p=p),
+    "CLAHE, same": lambda p: K.RandomClahe((0.5, 4.0), grid_size=(2, 2), same_on_batch=True, p=p),
 }
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("name", FILTERS)
-def test_blur_and_sharpness_equal_kornia(name, p):
+def test_blur_sharpness_and_clahe_equal_kornia(name, p):
     for seed, shape in enumerate([(5, 3, 32, 48), (1, 1, 37, 21), (0, 3, 32, 32)]):
         images = photographs(*shape, dtype=torch.float32 if seed else torch.uint8)
         expected, got = both(K.AugmentationSequential(FILTERS[name](p)), images, seed)
@@ -48,6 +52,9 @@ def test_pointwise_ops_after_a_blur_share_its_pass():
     ("module", "reason"),
     [
         (K.RandomGaussianBlur(5, (0.0, 3.0)), "sigma may be 0"),
+        (K.RandomClahe(slow_and_differentiable=True), "slow_and_differentiable=True"),
+        (K.RandomClahe(grid_size=[8, 8]), "grid_size=[8, 8] is no pair of counts"),
+        (K.RandomClahe(grid_size=(8, 0)), "grid_size=(8, 0) is no pair of counts"),
     ],
 )
 @left_to_kornia
@@ -60,6 +67,15 @@ def test_filter_settings_left_to_kornia(module, reason):
 def test_images_too_small_to_filter_raise_kornias_error(name):
     with pytest.raises(ValueError, match="cannot filter an image this small"):
         gpuaug.fuse(FILTERS[name](1.0))(photographs(2, 3, 2, 2))
+
+
+@pytest.mark.parametrize("size", [(8, 32), (32, 8)])
+@left_to_kornia
+def test_images_with_no_more_pixels_than_clahe_has_tiles_raise_kornias_error(size):
+    augment = gpuaug.fuse(K.RandomClahe(p=1.0))
+    assert "left to Kornia: grid_size=(8, 8) needs more pixels than tiles on both axes" in str(augment.explain((2, 3, *size)))
+    with pytest.raises(ValueError, match="The smallest image this grid admits is \\(9, 9\\)"):
+        augment(photographs(2, 3, *size))
 
 
 @pytest.mark.parametrize("name", ["blur", "blur, wide", "blur, constant", "sharpness"])
@@ -121,6 +137,16 @@ def test_equalize_and_auto_contrast_equal_kornia(name, p, dtype):
         assert torch.equal(got, expected)
 
 
+@pytest.mark.parametrize("limit", [0.0, 0.02, 1.0, 3.0, 40.0])
+@pytest.mark.parametrize("size", [(9, 10), (61, 64)])
+def test_tables_of_clahe_equal_kornia_bit_for_bit(size, limit):
+    """One tile has nothing to interpolate. A limit shares out few pixels or many, evenly or with a rest."""
+    images = photographs(4, 3, *size, dtype=torch.float32)
+    images[0, 0], images[1] = 0.3, images[1] * 3 - 1
+    expected, got = both(K.AugmentationSequential(K.RandomClahe((limit, limit), grid_size=(1, 1), p=1.0)), images)
+    assert torch.equal(got, expected)
+
+
 @pytest.mark.parametrize("name", LEVELS)
 def test_values_out_of_range_equal_kornia(name):
     images = photographs(3, dtype=torch.float32) * 2 - 0.5
@@ -136,17 +162,19 @@ def test_nan_makes_its_channel_nan_under_auto_contrast_as_in_kornia():
     assert got.isnan().sum() == got[1, 2].numel()
 
 
-def test_nan_stays_where_it_is_under_equalize():
+@pytest.mark.parametrize("module", [K.RandomEqualize(p=1.0), K.RandomClahe(p=1.0)])
+def test_nan_stays_where_it_is_under_equalize_and_clahe(module):
     """Kornia stops with an error."""
     images = photographs(3, dtype=torch.float32)
     images[1, 2, 3, 4] = torch.nan
-    got, clean = gpuaug.fuse(K.RandomEqualize(p=1.0))(images), gpuaug.fuse(K.RandomEqualize(p=1.0))(images.nan_to_num(0))
+    got, clean = gpuaug.fuse(module)(images), gpuaug.fuse(module)(images.nan_to_num(0))
     assert got[1, 2, 3, 4].isnan()
     assert torch.equal(got.nan_to_num(9), torch.where(images.isnan(), 9, clean))
 
 
-def test_pointwise_ops_after_equalize_share_its_pass():
-    made = [K.RandomHorizontalFlip(), K.RandomEqualize(), K.RandomInvert(), K.RandomAutoContrast(), K.Normalize(0.5, 0.25)]
+@pytest.mark.parametrize("module", [K.RandomEqualize(), K.RandomClahe()])
+def test_pointwise_ops_after_equalize_share_its_pass(module):
+    made = [K.RandomHorizontalFlip(), module, K.RandomInvert(), K.RandomAutoContrast(), K.Normalize(0.5, 0.25)]
     expected, got = both(K.AugmentationSequential(*made), photographs(5), 1)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
     assert [line.launches for line in gpuaug.fuse(made).explain((5, 3, 32, 48)).lines] == [1, 2, 2]

@@ -280,7 +280,8 @@ def probe(device: torch.device) -> None:
     size = Size(1, 1, 1, 1)
     step = Pass(front, (), size, size, front.columns(0, 1, masks=False), ())
     images = torch.zeros((1, 1, 1, 1), dtype=torch.float32, device=device)
-    gather(step, images, images.view(1, 1), torch.empty_like(images))
+    with on_device(device):
+        gather(step, images, images.view(1, 1), torch.empty_like(images))
 
 
 def _clean(step: Pass, images: Tensor | Ragged) -> bool:

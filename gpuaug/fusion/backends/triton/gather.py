@@ -213,6 +213,7 @@ def gather_kernel(
         pointer = source + image.to(tl.int64) * source_b + plane * source_c
     if REDUCE and not KEEP:
         if tl.load(row + APPLY_AT) == 0:
+            tl.store(partial + sample * tiles + tile, 0.0)  # nothing uses it, but all of it is read
             return
     # A tile has x first. Where the compiler cannot see in which order places follow one another, as with taps, it spreads a
     # warp along the first axis; that has to be a row of the image.
@@ -240,6 +241,7 @@ def gather_kernel(
             tl.store(at + pixels, at_rest(g), mask=live)
             tl.store(at + 2 * pixels, at_rest(b), mask=live)
             if tl.load(row + APPLY_AT) == 0:
+                tl.store(partial + sample * tiles + tile, 0.0)
                 return
         grey = grey_before_contrast(r, g, b, x, y, sample, plane, out_height, out_width, row, PROGRAM, COUNT, CHANNELS, RGB)
         tl.store(partial + sample * tiles + tile, tl.sum(tl.where(live, grey, 0.0)))

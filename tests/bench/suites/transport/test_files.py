@@ -86,7 +86,7 @@ def test_measures_the_rows_that_there_are_on_a_cpu_and_leaves_no_worker(files, t
 
 
 def test_rows_with_workers_end_with_their_workers(files):
-    made = files.main([*ONCE, "--cases", "small", "--workers", "1", "--rows", "torchvision;decode, fuse;gpuaug"])
+    made = files.main([*ONCE, "--cases", "small", "--workers", "1", "--rows", "torchvision;decode, fuse;gpuaug;gpuaug, C"])
     assert [row["name"] for row in made["rows"]] == ON_CPU
     assert {row["chosen"] for row in made["rows"]} == {"workers 1"}
     assert not multiprocessing.active_children()
@@ -106,7 +106,7 @@ def test_a_row_that_fails_leaves_the_others(files, monkeypatch):
 
     ways = file_loaders.LOADERS
     monkeypatch.setitem(ways, "gpuaug", file_loaders.Way(broken))
-    made = files.main([*TINY, "--repeats", "2", "--cases", "small", "--rows", "gpuaug;workers decode"])
+    made = files.main([*TINY, "--repeats", "2", "--cases", "small", "--rows", "gpuaug;gpuaug, CPU;workers decode"])
     assert [row["name"] for row in made["rows"]] == ["workers decode, fuse", "gpuaug, CPU"]
     assert all(len(row["rounds"]) == 2 for row in made["rows"])
     (skipped,) = [row for row in made["settings"]["skipped"] if row["name"] == "gpuaug"]
@@ -115,7 +115,8 @@ def test_a_row_that_fails_leaves_the_others(files, monkeypatch):
 
 def test_a_row_is_measured_with_its_best_settings(measured):
     run, path, taken = measured
-    run("--cases", "small,resnet18", "--rows", "gpuaug;DALI", "--workers", "1,3,2", "--repeats", "2", "--search", "0.125")
+    chosen = ["--cases", "small,resnet18", "--rows", "gpuaug;gpuaug, CPU;DALI", "--workers", "1,3,2"]
+    run(*chosen, "--repeats", "2", "--search", "0.125")
     rows = {(row["case"].split(",")[0], row["name"]): row for row in json.loads(path.read_text())["rows"]}
     assert rows["small", "gpuaug"]["chosen"] == "workers 3"
     assert rows["small", "gpuaug, CPU"]["chosen"] == "workers 3"
@@ -207,7 +208,7 @@ def test_wrong_flags_are_refused_before_anything_is_measured(files, capsys):
 
 def test_tables_and_plot_show_it(measured, tmp_path):
     run, path, _ = measured
-    run("--cases", "small,resnet18", "--rows", "DALI;gpuaug", "--workers", "0", "--repeats", "1")
+    run("--cases", "small,resnet18", "--rows", "DALI;DALI, CPU;gpuaug;gpuaug, ", "--workers", "0", "--repeats", "1")
     page = tmp_path / "page.md"
     page.write_text("<!-- table: files -->\n<!-- end -->\n<!-- table: files.cpu_ms_per_image -->\n<!-- end -->\n")
     tables.main([str(page), "--results", str(path.parent)])

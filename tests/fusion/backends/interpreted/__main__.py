@@ -23,6 +23,7 @@ def shrink_blocks():
     filter_tiles.ACROSS = 64
     boxes.BLOCK = 32
     levels.BLOCK = 256
+    levels.TILE_BLOCK = 64
 
 
 def leave_out_overflow_checks():

@@ -22,6 +22,8 @@ FILTERS = {
     "all in the middle": K.RandomGaussianBlur(3, (1e-4, 1e-3), p=1.0),
     "sharpness": K.RandomSharpness((0.0, 4.0), p=0.5),
     "equalize": K.RandomEqualize(p=0.5),
+    "CLAHE": K.RandomClahe((30.0, 90.0), (4, 5), p=0.5),
+    "CLAHE, one tile": K.RandomClahe((0.1, 0.2), (1, 1), p=1.0),
     "auto contrast": K.RandomAutoContrast(p=0.5),
     "auto contrast, unclipped": K.RandomAutoContrast(clip_output=False, p=1.0),
     "equalize, torchvision's": v2.RandomEqualize(0.5),
@@ -68,7 +70,9 @@ def agree(module, images, dtype, memory_format):
 def failures(*, every):
     """Names of the filters whose kernels differ from torch, and on which images."""
     few = {"narrow": ("bytes", "grey"), "one pixel": ("bytes", "grey"), "sharpness": ("holes", "bytes", "grey")}
-    few |= dict.fromkeys((name for name in FILTERS if name.startswith(("equalize", "auto"))), ("holes", "bytes", "grey"))
+    few |= dict.fromkeys(
+        (name for name in FILTERS if name.startswith(("equalize", "CLAHE", "auto"))), ("holes", "bytes", "grey")
+    )
     for name, module in FILTERS.items():
         for batch, (images, dtype, memory_format) in batches().items():
             if (every or batch in few.get(name, ("grey",))) and not agree(module, images, dtype, memory_format):

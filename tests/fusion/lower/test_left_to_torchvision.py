@@ -1,0 +1,171 @@
+"""What torchvision runs itself, image by image, in a pipeline of its transforms."""
+
+import pickle
+import re
+
+import pytest
+import torch
+from support.replay import photographs
+from support.torchvision_replay import scaled
+from torch import nn
+from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms.v2 import functional
+
+import gpuaug
+
+TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
+left_to_torchvision = pytest.mark.filterwarnings("ignore:pipeline must hold modules that gpuaug.fuse lowers")
+
+
+class Halves(nn.Module):
+    def forward(self, image):
+        assert image.ndim == 3
+        return image // 2 if image.dtype == torch.uint8 else image / 2
+
+
+class Flip(v2.Transform):
+    def transform(self, inpt, params):
+        return inpt.flip(-1)
+
+
+LEFT = (
+    "pipeline must hold modules that gpuaug.fuse lowers to run in few launches, got {}, which is left to torchvision, image by "
+    "image: {}. It adds its own launches for every image of a batch, on the training thread, and the passes are split there: "
+    "print(augment.explain()) shows it. Replace it, or that setting of it, by what docs/fuse.md lists, or ignore "
+    "gpuaug.GpuAugWarning where it is meant."
+)
+
+REASONS = {
+    "subclass": (Flip(), "no lowering for this type"),
+    "no op": (v2.RGB(), "no lowering for this type"),
+    "subclass of an op": (type("Own", (v2.RandomInvert,), {})(), "a subclass of RandomInvert, which may do anything"),
+    "mode": (v2.Resize(20, interpolation=InterpolationMode.NEAREST), "interpolation='nearest'"),
+    "cubic": (
+        v2.Resize(20, interpolation=InterpolationMode.BICUBIC, antialias=False),
+        "interpolation='bicubic' without antialias",
+    ),
+    "symmetric": (v2.Pad(2, padding_mode="symmetric"), "padding_mode='symmetric'"),
+    "expand": (v2.RandomRotation((90, 90), expand=True), "expand=True"),
+    "corners": (v2.RandomPerspective(1.0, p=0.0), "distortion_scale=1, by which corners may meet"),
+    "random values": (v2.RandomErasing(value="random"), "value='random'"),
+    "values": (v2.RandomErasing(value=(1, 2, 3)), "value has a number for each channel"),
+    "one channel": (v2.Grayscale(), "num_output_channels=1"),
+    "size by chance": (
+        v2.RandomApply([v2.RandomInvert(), v2.Resize((8, 8))], p=1.0),
+        "Resize_1 in it may change the size of some images",
+    ),
+    "long order": (v2.RandomOrder([v2.RandomInvert()] * 5), "more than 4 transforms"),
+    "policy": (v2.AugMix(), "no lowering for this type"),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_what_has_no_lowering_is_left_to_torchvision_and_named(name):
+    transform, reason = REASONS[name]
+    with pytest.warns(gpuaug.GpuAugWarning) as caught:
+        augment = gpuaug.fuse([v2.RandomHorizontalFlip(), transform, TO_FLOAT])
+    assert [str(each.message) for each in caught] == [LEFT.format(f"{type(transform).__name__}_1", reason)]
+    images = photographs(3)
+    assert augment(images).dtype == torch.float32  # and warns no more
+    line = augment.explain((64, 3, 32, 48)).lines[1]
+    assert (line.package, line.reason) == ("torchvision", reason)
+    assert f"left to torchvision, image by image, 64 calls a batch: {reason}" in str(augment.explain((64, 3, 32, 48)))
+    assert f"; left to torchvision: {type(transform).__name__}_1" in repr(augment)
+
+
+def test_a_transform_in_an_order_is_warned_of_once():
+    with pytest.warns(gpuaug.GpuAugWarning) as caught:
+        augment = gpuaug.fuse([v2.RandomOrder([v2.RGB(), v2.RandomInvert()]), TO_FLOAT])
+    assert len(caught) == 1
+    assert augment(photographs(4)).shape == (4, 3, 32, 48)
+
+
+@left_to_torchvision
+def test_a_conversion_in_a_module_of_the_users_is_its_own_affair():
+    class Own(nn.Sequential):
+        """Runs as it is."""
+
+    with pytest.raises(gpuaug.ArgumentError, match="Pad_1"):
+        gpuaug.fuse([Own(TO_FLOAT), v2.Pad(1, fill=127)])
+    assert len(gpuaug.fuse(v2.Compose([v2.Pad(1, fill=127), nn.Sequential(v2.RandomInvert(), TO_FLOAT)]))._ops) == 2
+
+
+@left_to_torchvision
+def test_what_is_left_is_given_the_bytes_that_torchvision_would_have():
+    images = photographs(6)
+    expected = torch.stack([functional.equalize(functional.horizontal_flip(image)) for image in images])
+    made = [v2.RandomHorizontalFlip(1.0), type("Own", (v2.RandomEqualize,), {})(1.0), Halves(), TO_FLOAT, Halves()]
+    assert torch.equal(gpuaug.fuse(v2.Compose(made))(images), scaled(expected // 2) / 2)
+
+
+@left_to_torchvision
+def test_what_is_left_gives_its_size_to_what_follows():
+    images = photographs(5)
+    choice = v2.RandomChoice([v2.RandomResizedCrop(24), v2.Compose([v2.Resize(30), v2.CenterCrop(24)])])
+    for made in (choice, v2.Resize((24, 24), interpolation=InterpolationMode.NEAREST), type("Own", (v2.RandomCrop,), {})(24)):
+        augment = gpuaug.fuse([made, v2.RandomCrop(20), TO_FLOAT])
+        assert augment(images).shape == (5, 3, 20, 20)
+    grey = gpuaug.fuse([v2.Grayscale(), v2.RandomHorizontalFlip(), TO_FLOAT, v2.Normalize([0.5], [0.25])])
+    assert grey(images).shape == (5, 1, 32, 48)
+
+
+@left_to_torchvision
+def test_draws_of_what_is_left_are_keyed_and_differ_between_samples():
+    images = photographs(1).expand(16, 3, 32, 48).contiguous()
+    augment = gpuaug.fuse([TO_FLOAT, v2.RandomApply([v2.GaussianNoise()], p=0.5)])
+    draws = pickle.loads(pickle.dumps(augment.draw(images.shape, seed=1)))
+    state = torch.get_rng_state()
+    made = augment(images, draws=draws)
+    assert torch.equal(made, augment(images, draws=draws))
+    assert torch.equal(torch.get_rng_state(), state)
+    changed = [bool((one != image).any()) for one, image in zip(made, scaled(images), strict=True)]
+    assert changed == [bool(draws.of(sample)) for sample in range(16)]
+    assert 3 < sum(changed) < 13
+    assert len({tuple(one.flatten().tolist()) for one in made}) == sum(changed) + 1
+
+
+@left_to_torchvision
+def test_samples_of_a_size_that_an_op_does_not_take_are_left_to_torchvision():
+    images = photographs(4, height=20, width=48)
+    augment = gpuaug.fuse([v2.CenterCrop(24), TO_FLOAT])
+    expected = torch.stack([functional.center_crop(image, [24, 24]) for image in images])
+    assert torch.equal(augment(images), scaled(expected))
+    with pytest.raises(ValueError, match="Required crop size") as raised:
+        gpuaug.fuse([v2.RandomCrop(24), TO_FLOAT])(images)
+    assert raised.value.__notes__ == [
+        "gpuaug: raised by torchvision in RandomCrop_0, which is left to it: crops 24x24 out of 20x48."
+    ]
+    grey = photographs(32, channels=1)
+    made = gpuaug.fuse([v2.RandomApply([v2.ColorJitter((0.4, 0.5))]), TO_FLOAT])(grey)
+    skipped = sum(torch.equal(one, image) for one, image in zip(made, scaled(grey), strict=True))
+    assert 4 < skipped < 28
+
+
+@left_to_torchvision
+def test_results_of_what_is_left_are_tensors_of_one_size():
+    images = photographs(4)
+    sizes = v2.RandomApply([v2.Resize((8, 8))])
+    with pytest.raises(gpuaug.ArgumentError) as raised:
+        [gpuaug.fuse([sizes, TO_FLOAT])(images) for _ in range(20)]
+    text = "^RandomApply_0 must give all images of a batch one size, got .*3x8x8.*. Keep it in the dataset, or resize in it.$"
+    assert re.match(text, str(raised.value))
+    with pytest.raises(gpuaug.ArgumentTypeError) as raised:
+        gpuaug.fuse(v2.Compose([v2.Lambda(lambda image: None), TO_FLOAT]))(images)
+    assert str(raised.value) == "Lambda_0 must give a tensor, got NoneType. Keep it in the dataset."
+
+
+@left_to_torchvision
+def test_masks_and_boxes_follow_what_moves_nothing_and_no_more():
+    images, masks = photographs(2), photographs(2, channels=1)
+    made, kept = gpuaug.fuse([v2.RGB(), v2.RandomErasing(1.0), TO_FLOAT])(images, masks, data_keys=["input", "mask"])
+    assert torch.equal(kept, masks)
+    assert made.shape == images.shape
+    augment = gpuaug.fuse([Flip(), TO_FLOAT])
+    labels = torch.arange(2)
+    assert augment(images, labels, data_keys=["input", "class"])[1] is labels
+    with pytest.raises(gpuaug.ArgumentError) as raised:
+        augment(images, masks, data_keys=["input", "mask"])
+    assert str(raised.value) == (
+        "Flip_0 must be a module that fuse runs, or leave pixels where they are, for mask to follow, got one that is left to "
+        "torchvision: no lowering for this type. Replace it, or give it a stage of its own."
+    )
