@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import sys
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,13 +226,14 @@ def test_problems_name_images_that_cannot_be_read(tmp_path, paths):
         2: "it ends before its end marker",
         3: "[Errno 21] Is a directory",
         4: "it is empty",
-        5: "embedded null byte",
+        5: "stat: embedded null" if sys.version_info >= (3, 13) else "embedded null",
     }
     batch = collate_encoded([(read_encoded(path), 0) for path in given])[0]
     table = batch.headers.table
     assert table["length"].tolist() == [len(file) for file in files]
     assert [batch.file(index).tobytes() for index in range(len(files))] == files
-    assert batch.headers.problems == problems
+    assert batch.headers.problems.keys() == problems.keys()
+    assert all(batch.headers.problems[index].startswith(text) for index, text in problems.items())
     assert (table["format"] == Format.UNREADABLE).nonzero()[0].tolist() == list(problems)
     assert batch.headers.names == [str(path) for path in given]
 

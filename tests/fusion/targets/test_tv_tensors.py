@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+import torchvision
 from support.replay import photographs
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -40,6 +41,7 @@ MOVING = {
         v2.ColorJitter(0.4),
     ],
 }
+VERSION = tuple(int(part) for part in torchvision.__version__.split(".")[:2])
 TURNING = ("rotation", "rotation, filled by type", "affine", "perspective")
 
 
@@ -75,6 +77,8 @@ def followed(draws, values, **others):
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", MOVING)
 def test_tensors_follow_images_as_torchvision_takes_them(name, form):
+    if name == "resize, nearest" and VERSION < (0, 26):
+        pytest.skip("older versions resize masks by NEAREST whatever they are told")
     for seed in range(3):
         images, targets = photographs(5, seed=seed), [target(n, form=form, seed=n) for n in (3, 0, 4, 1, 2)]
         augment = gpuaug.fuse([*MOVING[name](), TO_FLOAT])
@@ -112,6 +116,7 @@ def test_single_image_and_mask_keep_their_axes():
     assert got.shape == (1, 8, 8)
 
 
+@pytest.mark.skipif(VERSION < (0, 24), reason="older versions move keypoints outside the frame to its border")
 @pytest.mark.parametrize("name", [name for name in MOVING if name not in ("flips", "preset", "resized crop, larger")])
 def test_keypoints_follow_images_as_torchvision_takes_them(name):
     images, targets = photographs(4), [target(n, seed=n) for n in (3, 0, 4, 1)]
