@@ -67,6 +67,7 @@ class Blocked:
 
 def test_late_write_of_previous_epochs_worker_does_not_reach_new_batches(monkeypatch):
     monkeypatch.setattr("gpuaug.feed.prefetch.STOP_S", 0.02)
+    monkeypatch.setattr("gpuaug.feed.prefetch.wake", lambda iterator: None)  # or the worker would be ended with its epoch
     collate, before = Blocked(), set(multiprocessing.active_children())
     loader = StreamedLoader(
         DataLoader(range(40), num_workers=1, prefetch_factor=8, collate_fn=collate), device="cpu", feed="ring"
