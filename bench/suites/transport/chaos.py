@@ -124,7 +124,7 @@ def run(trial: Trial) -> None:
             case "kill":
                 try:
                     first.read(streamed)
-                except OSError:
+                except (OSError, EOFError):
                     pass  # the queue of the DataLoader asks the worker for what it had put there
                 except RuntimeError as error:
                     if "killed by signal" not in str(error) and "exited unexpectedly" not in str(error):
