@@ -1,3 +1,4 @@
+import gc
 import mmap
 import os
 
@@ -7,6 +8,14 @@ from bench.suites.transport import soak
 from gpuaug.benchkit import results
 
 CPU = ["--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def _frozen_again():
+    yield
+    # The suite thaws what it has frozen, and with it all that tests have frozen after their collection.
+    gc.collect()
+    gc.freeze()
 
 
 def assert_flat(*flags):
