@@ -210,7 +210,11 @@ def levels_kernel(
 
 @triton.jit
 def tiles_between(at, length, COUNT: tl.constexpr):
-    """The two tiles whose centres pixels of an axis lie between, or twice the outermost, and the share of the first."""
+    """The two tiles whose centres pixels of an axis lie between, or twice the outermost, and the share of the first.
+
+    Pixels of a block that lie behind the image have the tiles of its last one.
+    """
+    at = tl.minimum(at, length - 1)
     double = 2 * tile_side(length, COUNT)
     place = 2 * at + 1 + double // 2
     second = place // double

@@ -10,9 +10,11 @@ Without ``--all`` every kernel, op code and branch runs at least once; with it, 
 import importlib
 import sys
 
-from triton.runtime.interpreter import InterpretedFunction, InterpreterOptions, interpreter_builder
+import numpy as np
+from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, InterpreterOptions, interpreter_builder
 
 from gpuaug.fusion.backends.triton import backend, boxes, filter_tiles, levels
+from gpuaug.fusion.backends.triton.launch import Launch
 
 
 def shrink_blocks():
@@ -43,6 +45,40 @@ def patch_language_once():
     InterpretedFunction.__call__ = call
 
 
+def check_addresses():
+    """Have kernels fail that read or write past the ends of a tensor. Addresses that none of theirs has come from their tables."""
+    ranges = []
+    launch, load, store = Launch.__call__, InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+
+    def launched(self, tensors, *args, **kwargs):
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        ranges[:] = [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages]
+        launch(self, tensors, *args, **kwargs)
+
+    def check(pointers, mask):
+        size = pointers.get_element_ty().primitive_bitwidth // 8
+        least, most = pointers.data.min(), pointers.data.max() + size
+        if any(first <= least and most <= last for first, last in ranges):
+            return
+        used = pointers.data[mask.data]
+        inside = np.zeros(used.shape, bool)
+        for first, last in ranges:
+            inside |= (used >= first) & (used + size <= last)
+        if inside.any() and not inside.all():
+            raise IndexError(f"{(~inside).sum()} of {inside.size} addresses lie in no tensor")
+
+    def checked_load(self, pointers, mask, *args):
+        check(pointers, mask)
+        return load(self, pointers, mask, *args)
+
+    def checked_store(self, pointers, value, mask, *args):
+        check(pointers, mask)
+        return store(self, pointers, value, mask, *args)
+
+    Launch.__call__ = launched
+    InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store = checked_load, checked_store
+
+
 def main(arguments):
     """Names of the comparisons that failed, and how."""
     every = "--all" in arguments
@@ -50,6 +86,7 @@ def main(arguments):
     shrink_blocks()
     leave_out_overflow_checks()
     patch_language_once()
+    check_addresses()
     for name in names:
         module = importlib.import_module(f"fusion.backends.interpreted.interpret_{name}")
         yield from (f"{name}: {text}" for text in module.failures(every=every))
