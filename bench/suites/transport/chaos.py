@@ -5,6 +5,8 @@
     python -m bench chaos --trials 200 --seed 7        fewer, and others
     python -m bench chaos --seed 7 --trial 123         one of them again, with what it was
 
+Ctrl-C ends it with the trials that it has made.
+
 Every trial draws from its own seed: a source (a list, a generator, ``DataLoader`` workers with the ring, a
 ``StatefulDataLoader``, encoded images), stages, a depth, what goes wrong and when. Delays are random too: of samples in workers
 and generators, of stages, of decoding threads and of the training loop on the host; on a GPU also of the copy lane, of each
@@ -16,6 +18,7 @@ of it before.
 import faulthandler
 import os
 import random
+import signal
 import threading
 import traceback
 from argparse import Namespace
@@ -41,6 +44,12 @@ from gpuaug.decode import cpu  # there is no public way to hold its threads up
 
 LOOKS_S = 0.1
 """How often a ``DataLoader`` looks whether its workers live: every five seconds, if it is left to it."""
+
+SHARE = 5
+"""Trials that a process takes at a time."""
+
+SAID_EVERY = 50
+"""Shares after which it is said how many trials have been made."""
 
 HANG_S = 120.0
 """A trial that takes longer hangs: the tracebacks of all threads are printed, and the run ends."""
@@ -189,12 +198,26 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     options = flags.read(parser, argv)
     found_environment, start = environment(options.device), perf_counter()
     numbers = range(options.trials) if options.trial is None else range(options.trial, options.trial + 1)
-    if options.processes == 1:
-        parts = [_trials(options, numbers)]
-    else:
-        shares = [numbers[first :: options.processes] for first in range(options.processes)]
-        with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
-            parts = list(pool.map(_trials, repeat(options), shares))
+    shares = [numbers[first : first + SHARE] for first in range(0, len(numbers), SHARE)]
+    parts: list[tuple[Counter[str], Counter[str], list[int]]] = []
+    with ExitStack() as stack:
+        if options.processes == 1:
+            made_parts = map(_trials, repeat(options), shares)
+        else:
+            # Ctrl-C is for this process alone: the others end what they have begun.
+            ignoring = (signal.SIGINT, signal.SIG_IGN)
+            pool = ProcessPoolExecutor(options.processes, get_context("spawn"), signal.signal, ignoring)
+            stack.callback(pool.shutdown, cancel_futures=True)
+            made_parts = pool.map(_trials, repeat(options), shares)
+        try:
+            for part in made_parts:
+                parts.append(part)
+                if len(parts) % SAID_EVERY == 0:
+                    done, wrong = sum(each[0].total() for each in parts), sum(len(each[2]) for each in parts)
+                    console.print(f"chaos: {done} trials, {wrong} failed, {perf_counter() - start:.0f} s", markup=False)
+        except KeyboardInterrupt:
+            if not parts:
+                raise
     counts, seconds = sum((part[0] for part in parts), Counter[str]()), sum((part[1] for part in parts), Counter[str]())
     rows = [{"name": fault, "trials": counts[fault], "took_s": seconds[fault]} for fault in counts]
     failed = sorted(number for part in parts for number in part[2])
@@ -215,7 +238,7 @@ def _trials(options: Namespace, numbers: Sequence[int]) -> tuple[Counter[str], C
     torch.set_num_threads(1)
     try:
         with mock.patch.object(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (LOOKS_S,)):
-            for done, number in enumerate(numbers, 1):
+            for number in numbers:
                 trial, start = Trial(options.seed, number, options.device), perf_counter()
                 if options.trial is not None:
                     console.print(f"chaos: trial {number}: {trial}", markup=False)
@@ -223,8 +246,6 @@ def _trials(options: Namespace, numbers: Sequence[int]) -> tuple[Counter[str], C
                     failed.append(number)
                 counts[trial.fault] += 1
                 seconds[trial.fault] += perf_counter() - start
-                if done % 1000 == 0:
-                    console.print(f"chaos: {done} trials, {len(failed)} failed, {sum(seconds.values()):.0f} s", markup=False)
     finally:
         torch.set_num_threads(threads)
     return counts, seconds, failed

@@ -51,3 +51,16 @@ def test_trials_follow_from_their_seeds_alone():
 
     assert said(0) == said(0) != said(1)
     assert len(set(said(0))) == 20
+
+
+def test_ctrl_c_ends_it_with_the_trials_that_it_has_made(monkeypatch):
+    def interrupted(options, numbers):
+        if numbers[0] == 4:
+            raise KeyboardInterrupt
+        return made(options, numbers)
+
+    made = chaos._trials
+    monkeypatch.setattr(chaos, "SHARE", 2)
+    monkeypatch.setattr(chaos, "_trials", interrupted)
+    rows = chaos.main(["--device", "cpu", "--trials", "10", "--seed", "3"])["rows"]
+    assert sum(row["trials"] for row in rows) == 4

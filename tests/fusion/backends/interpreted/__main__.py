@@ -46,7 +46,10 @@ def patch_language_once():
 
 
 def check_addresses():
-    """Have kernels fail that read or write past the ends of a tensor. Addresses that none of theirs has come from their tables."""
+    """Have kernels fail that read or write past the ends of a tensor.
+
+    A block whose addresses lie in none of those that a kernel was given has them from a table, as that of masks.
+    """
     ranges = []
     launch, load, store = Launch.__call__, InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
 
