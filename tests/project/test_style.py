@@ -17,5 +17,13 @@ def test_style(command):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.frameworks
+def test_typed_program_is_right_for_pyright():
+    pytest.importorskip("basedpyright")
+    command = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_typed_program_that_mypy_reads_runs():
     assert typed_program.main().batches == 4
