@@ -117,7 +117,7 @@ def _jpeg(data: memoryview) -> Header:
     if precision != 8:
         return Header(problem=f"it has {precision} bits a channel")
     if not (height and width and channels):
-        return Header(problem=f"its size is {height}x{width}")
+        return Header(problem=f"its size is {width}x{height}")
     # Bytes behind the end marker are common, so it may be further to the front.
     if bytes(data[-2:]) != b"\xff\xd9" and bytes(data[at:]).rfind(b"\xff\xd9") < 0:
         return Header(problem="it ends before its end marker")
@@ -164,7 +164,7 @@ def _other(data: memoryview) -> Header:
         elif "exif" in image.info:  # or PIL decodes a PNG to look behind its pixels
             orientation = image.getexif().get(_ORIENTATION, 1)
         if not (0 < height <= _MOST_SIDE and 0 < width <= _MOST_SIDE):
-            return Header(problem=f"its size is {height}x{width}")
+            return Header(problem=f"its size is {width}x{height}")
         orientation = orientation if orientation in range(1, 9) else 1
         return Header(height, width, len(image.getbands()), Format.OTHER, 0, orientation)
     except Exception as error:  # a plugin may raise anything

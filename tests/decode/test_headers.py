@@ -165,9 +165,9 @@ BROKEN = {
     "no frame": (FINE[: segment(FINE, SOF0)] + FINE[segment(FINE, DHT) :], "its header is broken"),
     "thousands of markers": (FINE[:2] + b"\xff\x01" * 100_000 + FINE[2:], "its header is broken"),
     "bytes in its place": (b"\xff\xd8" + bytes(1_000_000), "its header is broken"),
-    "no height": (changed(FINE, SOF0, 5, b"\0\0"), "its size is 0x21"),
-    "no width": (changed(FINE, SOF0, 7, b"\0\0"), "its size is 13x0"),
-    "no component": (changed(FINE, SOF0, 9, b"\0"), "its size is 13x21"),
+    "no height": (changed(FINE, SOF0, 5, b"\0\0"), "its size is 21x0"),
+    "no width": (changed(FINE, SOF0, 7, b"\0\0"), "its size is 0x13"),
+    "no component": (changed(FINE, SOF0, 9, b"\0"), "its size is 21x13"),
     "12 bits": (changed(FINE, SOF0, 4, b"\x0c"), "it has 12 bits a channel"),
     "16 bits of a PNG": (png(depth=16), "it has 16 bits a channel"),
     "16 bits of a grey PNG": (png(depth=16, colour=0), "it has 16 bits a channel"),
@@ -219,7 +219,7 @@ def test_large_images_are_neither_decoded_nor_warned_of(monkeypatch):
                 assert (header.height, header.width, header.problem) == (side, side, "")
         for side in (2**31 - 1, 2**31):
             for height, width in ((side, 1), (1, side)):
-                problem = "" if side < 2**31 else f"its size is {height}x{width}"
+                problem = "" if side < 2**31 else f"its size is {width}x{height}"
                 assert parse(png(height, width)).problem == problem
 
 
