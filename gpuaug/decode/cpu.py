@@ -1,4 +1,4 @@
-"""Decoding on the CPU: simplejpeg for JPEGs where it is installed, PIL for all else."""
+"""Decoding on the CPU: JPEGs by simplejpeg, or by PIL where that is not installed; other formats always by PIL."""
 
 import io
 import os
@@ -24,11 +24,11 @@ def simplejpeg() -> Any:
 
 
 def version() -> str:
-    """The decoder and its version."""
+    """The libraries that decode on the CPU, with their versions: PIL always, since it decodes all that simplejpeg does not."""
     import PIL
 
-    module = simplejpeg()
-    return f"simplejpeg {module.__version__}" if module is not None else f"PIL {PIL.__version__}"
+    module, pil = simplejpeg(), f"PIL {PIL.__version__}"
+    return f"simplejpeg {module.__version__} and {pil}" if module is not None else pil
 
 
 def usable_cores() -> int:
@@ -36,57 +36,75 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np.uint8]) -> str | None:
-    """Decode one image, upright and made smaller as its layout says, into ``room`` (H, W, C).
+def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np.uint8]) -> str:
+    """Decode one image of a batch into its place there, upright and downsampled by its scale.
+
+    Every decoder must give PIL's pixels bit for bit. One that refuses a file returns ``None``; PIL tries next, and its error
+    is the one shown.
+
+    Args:
+        file: (bytes,) the encoded image.
+        layout: Of the batch.
+        index: Of the image.
+        room: (h, w, C) the image's place in the batch. Its content is undefined after a problem.
 
     Returns:
-        How the file is other than its header says, or ``None``.
-
-    Raises:
-        Exception: Whatever the decoder raises for a file that it cannot read.
+        Why the file cannot be decoded; an empty string on success.
     """
     header, scale = layout.headers[index], int(layout.scales[index])
     height, width = (-(-layout.stored[index] // scale)).tolist()
-    orientation = int(layout.orientations[index])
-    straight = room if orientation == 1 else np.empty((height, width, layout.channels), np.uint8)
-    is_turbos = simplejpeg() is not None and header["format"] != Format.OTHER and header["channels"] in (1, 3)
-    made = _by_turbo(file, straight, smaller=scale > 1) if is_turbos else None
-    if made is None:
-        made = straight = _by_pil(file, layout.channels, scale)
-    if made.shape != (height, width, layout.channels):
+    shape, orientation = (height, width, layout.channels), int(layout.orientations[index])
+    # CMYK JPEGs have 4 channels; PIL converts them.
+    simplejpeg_takes_it = simplejpeg() is not None and header["format"] != Format.OTHER and header["channels"] in (1, 3)
+    try:
+        made = None
+        if simplejpeg_takes_it:
+            buffer = room if orientation == 1 else np.empty(shape, np.uint8)
+            made = _by_simplejpeg(file, buffer, smaller=scale > 1)
+        if made is None:
+            made = _by_pil(file, layout.channels, scale)
+    except Exception as error:  # decoders raise whatever they like for a file that is damaged
+        return f"{type(error).__name__}: {error}"
+    if made.shape != shape:
         return f"its {made.shape[1]}x{made.shape[0]} pixels are not the {width}x{height} of its header"
-    if straight is not room:
-        room[:] = _turned(straight, orientation)
-    return None
+    if made is not room:
+        room[:] = _turned(made, orientation)
+    return ""
 
 
-def _by_turbo(file: NDArray[np.uint8], room: NDArray[np.uint8], *, smaller: bool) -> NDArray[np.uint8] | None:
-    """The image in ``room``, or ``None`` if there is anything wrong with the file, or with its size."""
-    height, width, channels = room.shape
+def _by_simplejpeg(file: NDArray[np.uint8], buffer: NDArray[np.uint8], *, smaller: bool) -> NDArray[np.uint8] | None:
+    """The decoded image, (h, w, C): ``buffer``, or an array of the file's own size where the header gives a larger one.
+
+    Returns ``None`` if simplejpeg refuses the file or the image does not fit into ``buffer``.
+    """
+    height, width, channels = buffer.shape
     size = {"min_height": height, "min_width": width} if smaller else {}
     try:
-        # Unless strict, it takes an error behind a warning for a warning, and leaves memory as it was. PIL tells them apart.
+        # Without strict=True, simplejpeg reports an error that follows a warning as a warning only and leaves the buffer
+        # unwritten. With it, warnings raise as well; the file then goes to PIL, which accepts warnings and raises errors.
         made: NDArray[np.uint8] = simplejpeg().decode_jpeg(
-            file.data, "RGB" if channels == 3 else "GRAY", buffer=room, strict=True, **size
+            file.data, "RGB" if channels == 3 else "GRAY", buffer=buffer, strict=True, **size
         )
     except ValueError:
         return None
-    return made
+    return buffer if made.shape == buffer.shape else made  # a view of the buffer otherwise, which is a new object
 
 
 def _by_pil(file: NDArray[np.uint8], channels: Any, scale: int) -> NDArray[np.uint8]:
+    """The decoded image, (h, w, C), in the orientation of the file."""
     from PIL import Image  # here, so that importing gpuaug does not import PIL
 
     with Image.open(io.BytesIO(file.data)) as image:
         if image.format == "JPEG":
             grey = channels == 1 and image.mode in ("L", "RGB", "YCbCr")
-            # Grey is the luma that the file has, as the engines give it.
-            # PIL takes the smallest image that is not smaller than this, so sides are rounded down; it rounds them up.
+            # "L" reads the luma stored in the file, as the engines do.
+            # PIL picks the smallest scaled size that is at least the one asked for, and rounds it up; so sides are rounded down.
             image.draft("L" if grey else image.mode, (max(image.width // scale, 1), max(image.height // scale, 1)))
         return unpacked(prepared(image, channels, convert=True, where="the file"))
 
 
 def _turned(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    """An image (h, w, C) upright, given its EXIF orientation: a view."""
     if orientation in (3, 4, 6, 7):
         image = image[::-1]
     if orientation in (2, 3, 7, 8):

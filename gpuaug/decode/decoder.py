@@ -221,14 +221,10 @@ def _decode_on_cpu(work: Work, indices: Iterator[int]) -> list[int]:
     decoded = []
     for index in indices:
         file = work.encoded.file(int(work.layout.sources[index]))
-        try:
-            problem = cpu.decode(file, work.layout, index, work.layout.image(room, index))
-        except Exception as error:  # decoders raise whatever they like for a file that is damaged
-            problem = f"{type(error).__name__}: {error}"
-        if problem is None:
-            decoded.append(index)
-        else:
+        if problem := cpu.decode(file, work.layout, index, work.layout.image(room, index)):
             work.problems[index] = problem
+        else:
+            decoded.append(index)
     return decoded
 
 
