@@ -56,8 +56,7 @@ def refuse(value: Any, where: str) -> NoReturn:
         )
     raise ArgumentTypeError(
         "Images must be PIL images, uint8 arrays (H, W, C) or uint8 tensors (C, H, W), "
-        f"got {type(value).__name__} in {where}. Decode it in the dataset: PIL.Image.open(…), cv2.imread(…) or "
-        "torchvision.io.decode_image(…)."
+        f"got {type(value).__name__} in {where}. Decode it in the dataset: PIL.Image.open(…) or cv2.imread(…)."
     )
 
 
