@@ -34,7 +34,11 @@ REFUSED = {
         ArgumentTypeError,
         r"Images must be uint8, got float32 in sample 1 at \['x'\]. Leave out",
     ),
-    "a path": (["a.jpg"], ArgumentTypeError, r"Images must be PIL images, .*, got str in sample 0. Decode it in the dataset: PIL.Image.open\(…\) or cv2.imread\(…\)\."),
+    "a path": (
+        ["a.jpg"],
+        ArgumentTypeError,
+        r"Images must be PIL images, .*, got str in sample 0. Decode it in .*: PIL.Image.open\(…\) or cv2.imread\(…\)\.",
+    ),
     "paths": ([("a.jpg", 1)], ArgumentTypeError, r"got str in sample 0 at \[0\]. Decode it"),
     "nothing later": ([Pair(FINE, 1), Pair(None, 1)], ArgumentTypeError, r"got NoneType in sample 1 at .image. Decode it"),
     "an empty sample": ([()], ArgumentTypeError, r"got tuple in sample 0. Decode it"),
