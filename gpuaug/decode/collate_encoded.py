@@ -1,4 +1,4 @@
-"""``collate_encoded``: the files of a batch's images, as they are, in one flat buffer."""
+"""``collate_encoded``: a batch of image files, undecoded, in one flat buffer."""
 
 import os
 from collections.abc import Sequence
@@ -15,37 +15,37 @@ from gpuaug.decode.headers import Header, parse
 from gpuaug.feed.collate_members import MemberCollate, allocated, where
 
 ALIGN = 64
-"""Where a file begins, in bytes, and how many follow the last one: decoders read whole words, and ahead."""
+"""Alignment of each file in bytes, and padding after the last one: decoders read whole words, and past the end."""
 
 MOST_BYTES = 2**30
-"""Bytes of the largest file that is read: more than any image needs, and less than would end a worker."""
+"""Bytes of the largest file that is read: more than any image needs, and too few to exhaust a worker's memory."""
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0)  # Windows would convert line ends
 
 
 def collate_encoded(samples: Sequence[Any]) -> Batch:
-    """Make a batch of images that are not decoded: ``DataLoader(dataset, collate_fn=gpuaug.collate_encoded)``.
+    """Make a batch of undecoded images: ``DataLoader(dataset, collate_fn=gpuaug.collate_encoded)``.
 
-    Images are files, given by ``read_encoded``, by a path of ``pathlib`` or by a str that is a sample by itself; the bytes
-    of a file, as bytes, bytearray, memoryview or a tensor or array (bytes,) of uint8; and Hugging Face's
-    ``{"bytes": …, "path": …}``. A member of bytes is an image if any sample's begins like an image file, so that a label may be
-    bytes. Samples have the forms that ``collate_ragged`` takes, and what else is in them becomes what it becomes there.
+    Images may be files: ``read_encoded(path)``, a path of ``pathlib``, or a str where the sample is nothing else; the bytes of
+    a file: bytes, bytearray, memoryview, or a uint8 tensor or array (bytes,); or Hugging Face's ``{"bytes": …, "path": …}``.
+    A member of bytes holds images if those of any sample begin with an image signature; otherwise it may be a label. Samples
+    have the forms that ``collate_ragged`` takes, and their other members are collated as there.
 
     Args:
-        samples: Of one form; which members are images, the first says.
+        samples: Samples of one form. The first decides which members are images.
 
     Returns:
         A batch of the samples' form, as ``default_collate`` gives it (a list for a tuple), with an ``Encoded`` for each
-        member that is an image. An image that cannot be read, or whose header cannot, is in its ``headers.problems``. In a
-        worker of a loader with slots the files lie in one, which is overwritten after the batch was decoded: return it from the
-        collate function, and keep nothing of it there.
+        image member. Its ``headers.problems`` has the files and headers that cannot be read. In a worker of a loader with
+        slots the files are in a slot, which is overwritten once the batch is decoded: return the batch from the collate
+        function, and keep no reference to it.
 
     Raises:
         ArgumentTypeError: If no member is an encoded image, or one is missing where the first sample has one.
         ArgumentError: If there is no sample, or if samples differ in form.
 
     Cost:
-        On the host, one copy of the bytes, from the page cache into the buffer, and about 15 µs an image beside it. In a worker
+        On the host, one copy of the bytes, from the page cache into the buffer, and about 15 µs more per image. In a worker
         of a ``StreamedLoader`` the buffer is the slot that the decoder reads.
 
     Examples:
@@ -73,7 +73,7 @@ def _packed(images: Sequence[Any], path: str) -> Encoded:
         if lengths[index] > MOST_BYTES:
             unread[index] = f"its {lengths[index]} bytes are more than the {MOST_BYTES} that are read of a file"
             lengths[index] = 0
-    # A byte or more behind each: one more is asked of a file than it had, to see that it has not grown.
+    # At least one spare byte after each file: reading one byte more than its length shows whether it has grown.
     rooms = [(length // ALIGN + 1) * ALIGN for length in lengths]
     starts = [0, *accumulate(rooms)]
     data = allocated((starts.pop() + ALIGN,), torch.uint8)
@@ -86,7 +86,7 @@ def _packed(images: Sequence[Any], path: str) -> Encoded:
             buffer[start:end] = held
         elif length:
             problem = _read(name, buffer[start : end + 1], length)
-        buffer[end : start + room] = zeros[: start + room - end]  # the same bytes whatever was there
+        buffer[end : start + room] = zeros[: start + room - end]  # reused slots hold bytes of older files
         header = Header(problem=problem) if problem else parse(buffer[start:end])
         if header.problem:
             problems[index] = header.problem
@@ -96,12 +96,12 @@ def _packed(images: Sequence[Any], path: str) -> Encoded:
 
 
 def _read(path: str, room: memoryview, length: int) -> str:
-    """Read a file to where it belongs. Returns why that cannot be, or an empty string."""
+    """Read a file of ``length`` bytes into ``room``. Returns why it cannot be read, or an empty string."""
     try:
         file = os.open(path, _FLAGS)
         try:
             count = _read_some(file, room)
-            while 0 < count < length and (more := _read_some(file, room[count:])):  # some file systems stop before the end
+            while 0 < count < length and (more := _read_some(file, room[count:])):  # a read may return early
                 count += more
         finally:
             os.close(file)
@@ -119,5 +119,5 @@ def _read_some(file: int, room: memoryview) -> int:
 
 
 def _reason(error: OSError | ValueError) -> str:
-    """Why a file cannot be read, without its name, which a header has already."""
+    """Why a file cannot be read, without its name: the headers have it."""
     return f"[Errno {error.errno}] {error.strerror}" if isinstance(error, OSError) else str(error)

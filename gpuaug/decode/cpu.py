@@ -98,7 +98,7 @@ def _by_pil(file: NDArray[np.uint8], channels: Any, scale: int) -> NDArray[np.ui
         if image.format == "JPEG":
             grey = channels == 1 and image.mode in ("L", "RGB", "YCbCr")
             # "L" reads the luma stored in the file, as the engines do.
-            # PIL picks the smallest scaled size that is at least the one asked for, and rounds it up; so sides are rounded down.
+            # PIL picks the smallest scaled size that is at least the one asked for and rounds it up, so sides are rounded down.
             image.draft("L" if grey else image.mode, (max(image.width // scale, 1), max(image.height // scale, 1)))
         return unpacked(prepared(image, channels, convert=True, where="the file"))
 

@@ -1,13 +1,13 @@
-"""Decodes batches on threads of its own: the JPEG engines take what they can, a pool of host threads the rest.
+"""Decodes batches on threads of its own: the JPEG engines take the images that they support, a pool of host threads the rest.
 
 nvJPEG's call blocks its thread for milliseconds. One thread makes these calls and nothing else, so that the engines never wait
-for the interpreter; two prepare batches for it. Calls on one device take turns, and all that one has queued is done before the
-next begins: two at once decode no faster, and have been seen to wait for each other for ever, those of two threads and those of
-two processes (nvJPEG 13.3, H200).
+for the interpreter; two prepare batches for it. nvJPEG calls on one device are serialised by a per-device lock, held until the
+call's GPU work is done. Concurrent calls deadlocked on an H200 with nvJPEG 13.3, between threads and between processes, and
+were no faster.
 
-**Memory.** Threads allocate nothing through PyTorch. The training thread allocates on the copy lane, which orders it after all
-readers of what was dropped there. The engines do not wait for the stream that they are given: they begin at once. So a thread
-waits on the host for the copy lane's event before it has anything decoded into that memory.
+**Memory.** Threads allocate nothing through PyTorch. The training thread allocates on the copy lane, after that lane's wait for
+all readers of memory freed there. The engines do not wait for the stream that they are given: they begin at once. So a thread
+waits on the host for the copy lane's event before it decodes into that memory.
 """
 
 import threading
@@ -28,30 +28,35 @@ from gpuaug.decode import cpu, nvjpeg
 from gpuaug.decode.layout import Layout, Options, slab_length
 
 PREPARED = 2
-"""Batches that are prepared at once: one that the engines work on, and the next."""
+"""Batches in preparation at once: the one that the engines decode, and the next."""
 
 _turns: defaultdict[torch.device, threading.Lock] = defaultdict(threading.Lock)
-"""For each device, held while its engines work."""
+"""The lock of each device, held while its engines work."""
 
 POISON: int | None = None
-"""The byte that memory for pixels is filled with before it is decoded into, for tests: what is not written is then wrong."""
+"""Byte that memory for pixels is filled with before decoding, for tests: a pixel that is not written then has a wrong value."""
 
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """One ``Encoded`` of a batch and the memory that it is decoded into, allocated on the training thread."""
+    """One ``Encoded`` of a batch and the memory for its pixels, allocated on the training thread."""
 
     encoded: Encoded
     layout: Layout
     data: Tensor
+    """(bytes,) the decoded images, on the device."""
     raw: Tensor | None
+    """(bytes,) full-size images for ``Layout.finish``, on the device. ``None`` where no image needs postprocessing."""
     staging: Tensor | None
-    """Page-locked memory for what the CPU decodes, or ``None`` where that is ``data`` itself."""
+    """(bytes,) page-locked memory for images that the CPU decodes. ``None`` where it decodes into ``data``, or none."""
     problems: dict[int, str] = field(default_factory=dict)
-    """What could not be decoded, and why, by the place in the batch."""
+    """Why an image could not be decoded, by its index in the batch."""
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Ragged:
-        """The decoded batch. Called for it in place of a copy, on the copy lane, which waits for the decoder."""
+        """Return the decoded images as a ``Ragged`` on ``device``.
+
+        The loader calls this where it would copy a tensor; the copy lane already waits for the decoder's event.
+        """
         self.layout.finish(self.data, self.raw)
         return self.layout.ragged(self.data, self.layout.places().to(device, non_blocking=non_blocking))
 
@@ -60,10 +65,10 @@ class Decoder:
     """Decodes on the lanes of one loader.
 
     Args:
-        name: Of the stage.
-        lanes: The loader's.
-        options: What the stage was told.
-        engines: Those of the lanes' device, or ``None`` to decode on the CPU alone.
+        name: The stage's name.
+        lanes: The loader's lanes.
+        options: The stage's options.
+        engines: The JPEG engines of the lanes' device, or ``None`` to decode on the CPU alone.
     """
 
     def __init__(self, name: str, lanes: Lanes, options: Options, engines: nvjpeg.Engines | None) -> None:
@@ -80,11 +85,11 @@ class Decoder:
 
     @property
     def version(self) -> str:
-        """What decodes, with versions."""
+        """The libraries that decode, with their versions."""
         return f"nvJPEG {self._engines.version} and {cpu.version()}" if self._engines is not None else cpu.version()
 
     def allocate(self, encoded: Encoded, bad: Mapping[int, str]) -> Work:
-        """Memory for a batch. On the training thread, where the copy lane is current."""
+        """Allocate memory for a batch. Called on the training thread, with the copy lane current."""
         layout = Layout(encoded.headers, self._options, engines=self.uses_engines, bad=bad)
         device, on_host = self._lanes.device, self._lanes.in_line
         data = _empty(slab_length(layout.length), device)
@@ -95,12 +100,12 @@ class Decoder:
         return Work(encoded, layout, data, raw, staging)
 
     def start(self, pools: "Pools", works: list[Work]) -> Future[Event]:
-        """Have a batch decoded. The result is the decoder's event, or an error of the library or the card."""
+        """Submit a batch. The future's result is the decoder's event; its exception, an error of the library or the card."""
         free = self._lanes.copy.record_event()
         return pools.batches.submit(self._decode, pools, works, free)
 
     def settle(self) -> None:
-        """Order the copy lane after all that has been decoded, whose memory may then be used again."""
+        """Make the copy lane wait for all decoding queued so far. Memory freed on that lane can then be reused safely."""
         self._lanes.copy.wait(self._lane.record_event())
 
     def _decode(self, pools: "Pools", works: list[Work], free: Event) -> Event:
@@ -113,7 +118,7 @@ class Decoder:
         for work, parts in on_cpu:
             decoded = sorted(index for part in parts for index in part.result())
             if work.staging is not None and decoded:
-                self._lane.copy_parts(work.data, work.staging, _runs(work.layout, decoded))
+                self._lane.copy_parts(work.data, work.staging, _byte_ranges(work.layout, decoded))
                 event = self._lane.record_event()
         return event
 
@@ -126,7 +131,7 @@ class Decoder:
             return self._lane.record_event()
 
     def _call(self, work: Work, call: "_Call") -> None:
-        """Decode a batch, or its images one by one to find which of them cannot be decoded."""
+        """Decode a batch; after a failure decode its images one by one, to find the ones that cannot be decoded."""
         if not len(call.indices) or not self._status(work, call, slice(None)):
             return
         for at, index in enumerate(call.indices.tolist()):
@@ -134,12 +139,12 @@ class Decoder:
                 work.problems[index] = f"nvJPEG finds: {nvjpeg.STATUS[status]}"
 
     def _status(self, work: Work, call: "_Call", part: slice) -> int:
-        """Decode a part of a batch to its end, and give the status of it."""
+        """Status of nvJPEG for a part of a batch, after all GPU work of that call is done."""
         assert self._engines is not None
         form = nvjpeg.OUTPUT_RGBI if work.layout.channels == 3 else nvjpeg.OUTPUT_Y
         files = call.addresses[part], call.lengths[part]
         status = self._engines.decode(*files, call.outputs[part], form, self._lane.number)
-        self._lane.record_event(spin=True).synchronize()  # what is queued still would meet the next call
+        self._lane.record_event(spin=True).synchronize()  # or its GPU work would overlap with the next call's
         return status
 
 
@@ -162,21 +167,21 @@ class Pools:
         self.images = ThreadPoolExecutor(cpu.usable_cores(), "gpuaug-decode-cpu")
 
     def decoding(self, work: Work) -> list[Future[list[int]]]:
-        """Have what the engines do not take decoded on the host: futures of the indices that could be."""
-        # One iterator that all threads take from, and not a task for each image: that is a tenth of the time, in Python.
+        """Submit the images that the engines do not take to host threads: futures of the indices that were decoded."""
+        # All threads take from one iterator. A task for each image would take ten times as long in Python.
         indices = np.flatnonzero(~work.layout.by_engines).tolist()
         left = iter(indices)
         return [self.images.submit(_decode_on_cpu, work, left) for _ in range(min(len(indices), cpu.usable_cores()))]
 
     def close(self) -> None:
-        """End the threads, after the calls that they are in."""
+        """End the threads after their current calls."""
         self.batches.shutdown(cancel_futures=True)
         self.engines.shutdown()
         self.images.shutdown(cancel_futures=True)
 
 
 def _empty(length: int, device: torch.device, *, pin_memory: bool = False) -> Tensor:
-    with torch.inference_mode(False):  # or threads, which are not in the consumer's inference mode, could not write to it
+    with torch.inference_mode(False):  # else threads outside the consumer's inference mode could not write to it
         data = torch.empty(length, dtype=torch.uint8, device=device, pin_memory=pin_memory)
         return data if POISON is None else data.fill_(POISON)
 
@@ -185,7 +190,7 @@ _entered = threading.local()
 
 
 def _enter(device: torch.device) -> None:
-    """Make this thread one that decodes on a device."""
+    """Prepare this thread to call nvJPEG on ``device``."""
     if getattr(_entered, "device", None) != device:
         torch.cuda.set_device(device)
         nvjpeg.relax_capture()
@@ -193,7 +198,7 @@ def _enter(device: torch.device) -> None:
 
 
 def _prepared(work: Work, engines: nvjpeg.Engines | None) -> _Call:
-    """Arrays of addresses. A file whose size nvJPEG does not find to be that of its header is left out."""
+    """Addresses and lengths for nvJPEG's call, without the files for which nvJPEG finds another size than their header's."""
     assert engines is not None
     layout = work.layout
     indices = np.flatnonzero(layout.by_engines)
@@ -207,7 +212,7 @@ def _prepared(work: Work, engines: nvjpeg.Engines | None) -> _Call:
         work.problems[index] = f"nvJPEG finds {width}x{height} pixels and its header {stored[1]}x{stored[0]}"
     indices, addresses, lengths = indices[same], addresses[same], lengths[same]
     outputs = np.zeros(len(indices), nvjpeg.OUTPUT)
-    raw = layout.raw[indices]
+    raw = layout.needs_postprocessing[indices]
     outputs["channel"][:, 0] = work.data.data_ptr() + layout.starts[indices]
     if work.raw is not None:
         outputs["channel"][raw, 0] = work.raw.data_ptr() + layout.raw_starts[indices][raw]
@@ -216,7 +221,7 @@ def _prepared(work: Work, engines: nvjpeg.Engines | None) -> _Call:
 
 
 def _decode_on_cpu(work: Work, indices: Iterator[int]) -> list[int]:
-    """Decode images into their places on the host: the indices of those that could be."""
+    """Decode images into host memory. Returns the indices of the images that were decoded."""
     room = (work.data if work.staging is None else work.staging).numpy()
     decoded = []
     for index in indices:
@@ -228,14 +233,14 @@ def _decode_on_cpu(work: Work, indices: Iterator[int]) -> list[int]:
     return decoded
 
 
-def _runs(layout: Layout, indices: list[int]) -> list[tuple[int, int]]:
-    """First and last value of images that lie behind one another, joined."""
+def _byte_ranges(layout: Layout, indices: list[int]) -> list[tuple[int, int]]:
+    """Merge adjacent images into ranges [start, end) of the flat buffer, in bytes; ``end`` is exclusive."""
     ends = [*layout.starts[1:].tolist(), layout.length]
-    runs: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for index in indices:
         start, end = int(layout.starts[index]), int(ends[index])
-        if runs and runs[-1][1] == start:
-            runs[-1] = (runs[-1][0], end)
+        if ranges and ranges[-1][1] == start:
+            ranges[-1] = (ranges[-1][0], end)
         else:
-            runs.append((start, end))
-    return runs
+            ranges.append((start, end))
+    return ranges

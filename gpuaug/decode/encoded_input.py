@@ -1,4 +1,4 @@
-"""What counts as an encoded image in a sample, and where its bytes are: in a file, or in memory."""
+"""Which values in a sample are encoded images, and where their bytes are: in a file, or in memory."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,14 @@ _SIGNATURES = (
     *(b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51"),  # JPEG 2000
 )
 _BRANDS = (b"avif", b"avis", b"mif1", b"msf1", b"heic", b"heix")
-"""Of AVIF and HEIF, in ISO's container of media: its fourth to seventh byte are those of a video too."""
+"""Brands of AVIF and HEIF in an ISO base media file. Bytes 4 to 7, ``ftyp``, are those of a video too."""
 
 
 class EncodedFile:
-    """The file of an encoded image, which is not read yet. Made by ``read_encoded``.
+    """An image file that is not read yet. Made by ``read_encoded``.
 
     Args:
-        path: Where it is.
+        path: The file's path.
     """
 
     __slots__ = ("path",)
@@ -42,17 +42,17 @@ class EncodedFile:
 
 
 def read_encoded(path: str | os.PathLike[str]) -> EncodedFile:
-    """Have a file read by ``collate_encoded``, straight into the batch: ``ImageFolder(root, loader=gpuaug.read_encoded)``.
+    """Name a file that ``collate_encoded`` reads straight into the batch: ``ImageFolder(root, loader=gpuaug.read_encoded)``.
 
     Args:
-        path: Of an image file. Whether it is there is seen when the batch is made.
+        path: Path of an image file. A missing file is found when the batch is made.
 
     Returns:
-        An object that has the path as its ``path``. It holds no pixels, so a dataset's transforms come after decoding: on the
-        device.
+        An object with the path as ``path``. It holds no pixels, so transforms of the dataset cannot run on it; give them to
+        the loader as stages.
 
     Raises:
-        ArgumentTypeError: If ``path`` is no path.
+        ArgumentTypeError: If ``path`` is neither a str nor a path of ``pathlib``.
 
     Cost:
         No access to the file.
@@ -71,10 +71,14 @@ def read_encoded(path: str | os.PathLike[str]) -> EncodedFile:
 
 
 def are_encoded(members: Sequence[Any], path: str) -> bool:
-    """Whether a member, given as one value for each sample, is an encoded image. The first says, and of bytes any.
+    """Whether a member of the batch holds encoded images.
 
-    Bytes are one if any of them begin as image files do, because labels may be bytes too. If the samples themselves are bytes
-    or text (``path`` is empty), they are images, and the paths of images.
+    Its first value decides. Bytes may also be labels: they are images if those of any sample begin with an image signature.
+    Samples that are bytes or text themselves (``path`` is empty) are images, or paths of images.
+
+    Args:
+        members: The member's value in each sample.
+        path: Path of the member within a sample.
     """
     first = members[0]
     if not path:
@@ -85,7 +89,7 @@ def are_encoded(members: Sequence[Any], path: str) -> bool:
 
 
 def named(value: Any, path: str, where: str) -> tuple[str, memoryview | None]:
-    """The name of an encoded image, which may be empty, and its bytes; or its path, and ``None`` for a file that is to be read.
+    """(name, bytes) of an encoded image in memory, with a name that may be empty; (path, ``None``) of a file to read.
 
     Raises:
         ArgumentTypeError: If ``value`` is no encoded image.
@@ -105,10 +109,10 @@ def named(value: Any, path: str, where: str) -> tuple[str, memoryview | None]:
 
 
 def refuse(value: Any, where: str) -> NoReturn:
-    """Say why ``value``, which stands where an encoded image is expected, is none.
+    """Raise the error for a ``value`` that is no encoded image where one is expected.
 
     Raises:
-        ArgumentTypeError: In any case.
+        ArgumentTypeError: Always.
     """
     kind = type(value).__name__
     if _is_bytes(value):
@@ -138,7 +142,7 @@ def _is_bytes(value: Any) -> bool:
 
 
 def _is_row(value: Any) -> bool:
-    """Whether it is what Hugging Face's datasets give for an image that is not decoded."""
+    """Whether ``value`` is an undecoded image of Hugging Face's datasets."""
     if not isinstance(value, Mapping) or value.keys() != {"bytes", "path"}:
         return False
     return (value["bytes"] is None or _is_bytes(value["bytes"])) and isinstance(value["path"], str | None)

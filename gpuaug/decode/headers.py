@@ -1,4 +1,4 @@
-"""The header of an encoded image: markers of a JPEG are walked here, every other format is opened by PIL and not decoded."""
+"""Headers of encoded images: a JPEG's markers are parsed here; PIL opens every other format, without decoding it."""
 
 import io
 import struct
@@ -11,54 +11,63 @@ from gpuaug.core.encoded import Format
 
 
 class Header(NamedTuple):
-    """What an encoded image says of itself, in the order of ``gpuaug.core.encoded.HEADER``, behind where it lies."""
+    """Metadata parsed from an image file.
+
+    Fields follow the order of ``gpuaug.core.encoded.HEADER`` after its first two, ``start`` and ``length``;
+    ``problem`` is extra.
+    """
 
     height: int = 0
     width: int = 0
     channels: int = 0
     format: Format = Format.UNREADABLE
     sampling: int = 0
+    """JPEG chroma subsampling as 4*h + v, h and v being the luma component's horizontal and vertical sampling factors.
+
+    5 = 4:4:4 or grey, 9 = 4:2:2, 10 = 4:2:0, 6 = 4:4:0. 0 if a chroma factor is not 1, or not a JPEG.
+    """
     orientation: int = 1
+    """EXIF orientation, 1 to 8."""
     problem: str = ""
-    """Why it is unreadable, as a clause."""
+    """Why the image cannot be decoded, as a clause; empty if it can be."""
 
 
 _MOST_SEGMENTS = 4096
-"""Before the first scan. Photographs have about ten, and one more for each 64 KB of a colour profile or of a maker's notes."""
+"""Most segments before the first scan. Photographs have about ten, and one more for each 64 KB of embedded metadata."""
 
 _SEGMENT = struct.Struct(">BBH").unpack_from
 _FRAME = struct.Struct(">BHHB").unpack_from
 
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15, among which are DHT, JPG and DAC
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15, without DHT, JPG and DAC between them
 _SOF0, _SOS, _EOI, _APP1, _APP14 = 0xC0, 0xDA, 0xD9, 0xE1, 0xEE
 _ALONE = frozenset([0x00, 0x01, *range(0xD0, 0xD9)])
-"""Markers without a length, which have no business before a scan."""
+"""Markers without a length, which are not allowed before a scan."""
 
 _SAMPLING = {h << 4 | v: 4 * h + v for h in range(1, 5) for v in range(1, 5)}
-"""``sampling`` of a header, by a component's byte of factors."""
+"""``Header.sampling`` by the luma component's byte of sampling factors."""
 
 _PIL_FORMATS = ("PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF", "JPEG2000", "AVIF", "HEIF")
-"""What PIL, or a plugin of it, opens without decoding. Others it decodes at once, hands to a program, or tells by no mark."""
+"""Formats that PIL or a plugin opens without decoding. PIL decodes others at once, runs a program, or checks no signature."""
 
 _MOST_SIDE = 2**31 - 1
-"""The table of headers has 32 bits for a side."""
+"""Pixels of the longest side: the table of headers has 32 bits for it."""
 
 _TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_BITS, _ORIENTATION = 256, 257, 258, 274
 
 _SHORT = {b"II*\0": struct.Struct("<H").unpack_from, b"MM\0*": struct.Struct(">H").unpack_from}
 _LONG = {b"II*\0": struct.Struct("<I").unpack_from, b"MM\0*": struct.Struct(">I").unpack_from}
 _ENTRY = {order: struct.pack(f"{sign}HHI", _ORIENTATION, 3, 1) for order, sign in ((b"II*\0", "<"), (b"MM\0*", ">"))}
-"""How the entry of the orientation begins in EXIF, by the byte order: its tag, and one value of 16 bits."""
+"""First bytes of EXIF's orientation entry by byte order: its tag, the type SHORT and a count of 1."""
 
 
 def parse(data: bytes | bytearray | memoryview | NDArray[np.uint8]) -> Header:
     """Read the header of an encoded image.
 
     Args:
-        data: The whole file: bytes, or an array of them.
+        data: (bytes,) the whole file.
 
     Returns:
-        What it says, whatever the bytes are: of an image that cannot be decoded the format ``UNREADABLE``, and why.
+        The header. For any bytes that are no image to decode, the format is ``UNREADABLE`` and ``problem`` says why.
 
     Cost:
         About 5 µs for a JPEG. For any other format PIL opens the file: 50 to 200 µs.
@@ -79,10 +88,10 @@ def parse(data: bytes | bytearray | memoryview | NDArray[np.uint8]) -> Header:
 
 
 def _jpeg(data: memoryview) -> Header:
-    """Walk over the segments up to the first scan.
+    """Parse the segments before the first scan.
 
     Raises:
-        IndexError: If the bytes end before; or ``struct.error``.
+        IndexError, struct.error: If the file ends before it.
     """
     at, frame, frames, orientation, regular, ycc = 2, 0, 0, 1, True, True
     for _ in range(_MOST_SEGMENTS):
@@ -118,7 +127,7 @@ def _jpeg(data: memoryview) -> Header:
         return Header(problem=f"it has {precision} bits a channel")
     if not (height and width and channels):
         return Header(problem=f"its size is {width}x{height}")
-    # Bytes behind the end marker are common, so it may be further to the front.
+    # Bytes after the end marker are common: search backwards for it.
     if bytes(data[-2:]) != b"\xff\xd9" and bytes(data[at:]).rfind(b"\xff\xd9") < 0:
         return Header(problem="it ends before its end marker")
     sampling = 5
@@ -131,7 +140,7 @@ def _jpeg(data: memoryview) -> Header:
 
 
 def _orientation(tiff: memoryview) -> int:
-    """The orientation in an EXIF segment, 1 where there is none that makes sense."""
+    """The orientation in an EXIF segment, 1 to 8; 1 if it is missing or invalid."""
     order = bytes(tiff[:4])
     if order not in _ENTRY:
         return 1
@@ -140,7 +149,7 @@ def _orientation(tiff: memoryview) -> int:
         (count,) = _SHORT[order](tiff, start)
         entries = bytes(tiff[start + 2 : start + 2 + 12 * count])
         found = entries.find(_ENTRY[order])
-        while found >= 0 and found % 12:  # in the midst of another entry
+        while found >= 0 and found % 12:  # inside another entry
             found = entries.find(_ENTRY[order], found + 1)
         (value,) = _SHORT[order](entries, found + 8) if found >= 0 else (1,)
     except struct.error:
@@ -157,11 +166,11 @@ def _other(data: memoryview) -> Header:
         if bits > 8:
             return Header(problem=f"it has {bits} bits a channel")
         (width, height), orientation = image.size, 1
-        if kind == "TIFF":  # PIL turns it as it decodes, and not every version says so in ``size``
+        if kind == "TIFF":  # PIL turns it upright as it decodes; in some versions ``size`` is the stored one
             width, height = image.tag_v2[_TIFF_WIDTH], image.tag_v2[_TIFF_HEIGHT]
             if image.tag_v2.get(_ORIENTATION) in range(5, 9):
                 width, height = height, width
-        elif "exif" in image.info:  # or PIL decodes a PNG to look behind its pixels
+        elif "exif" in image.info:  # else ``getexif`` decodes a whole PNG in search of EXIF after the pixels
             orientation = image.getexif().get(_ORIENTATION, 1)
         if not (0 < height <= _MOST_SIDE and 0 < width <= _MOST_SIDE):
             return Header(problem=f"its size is {width}x{height}")
@@ -172,10 +181,10 @@ def _other(data: memoryview) -> Header:
 
 
 def _opened(data: memoryview) -> tuple[str, Any]:
-    """The format of an image, or an empty string, and the image as PIL opens it.
+    """(format, image as PIL opens it), or an empty string and ``None``.
 
-    Not by ``PIL.Image.open``, which warns of large images and refuses larger ones: a stage has a limit of its own, and PIL's
-    is a variable that other threads read.
+    ``PIL.Image.open`` is not used: it warns of large images and refuses larger ones. A stage has a limit of its own, and PIL's
+    limit is a global variable.
     """
     from PIL import Image  # here, so that importing gpuaug does not import PIL
 
@@ -187,7 +196,7 @@ def _opened(data: memoryview) -> tuple[str, Any]:
             continue
         try:
             return kind, factory(io.BytesIO(data), "")
-        except Exception as error:  # AVIF and HEIF begin alike
+        except Exception as error:  # AVIF and HEIF share signatures
             failed = error
     if failed is not None:
         raise failed
@@ -195,7 +204,7 @@ def _opened(data: memoryview) -> tuple[str, Any]:
 
 
 def _bits(image: Any) -> int:
-    """Bits of a channel, of the pixels that PIL would make and of those in the file."""
+    """Bits per channel: the larger of PIL's decoded pixels and the stored ones."""
     if image.mode.startswith("I;16"):
         return 16
     stored: tuple[int, ...] = getattr(image, "tag_v2", {}).get(_TIFF_BITS, (8,))

@@ -1,4 +1,4 @@
-"""Where each image of a batch goes, and what decodes it: from the headers and fixed options alone."""
+"""Place and decoder of each image in a batch, computed from the headers and the stage's options alone."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from gpuaug.core.encoded import Format, Headers
 from gpuaug.core.ragged import Ragged, Shapes
 
 ENGINE_SIDE = 16384
-"""Pixels of the longest side that the JPEG engines take."""
+"""Pixels of the longest side that the JPEG engines support."""
 
 ENGINE_SAMPLINGS = (4 * 1 + 1, 4 * 2 + 1, 4 * 2 + 2, 4 * 1 + 2)
-"""Chroma samplings that the engines take: 4:4:4 and grey, 4:2:2, 4:2:0, 4:4:0, as ``HEADER`` has them."""
+"""Chroma subsamplings that the engines support, in ``HEADER``'s encoding: 4:4:4 or grey, 4:2:2, 4:2:0, 4:4:0."""
 
 SLAB_STEP = 1.125
-"""Memory for pixels is asked for in steps of an eighth, so that batches of about one size use the same memory again."""
+"""Factor between sizes of memory blocks for pixels, so that batches of similar size reuse one cached block."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a ``DecodeStage`` was told about images."""
+    """The arguments of a ``DecodeStage`` that decide the decoded images."""
 
     channels: int
     min_side: int | None
@@ -34,9 +34,9 @@ class Layout:
     """The places of a batch's images in one flat buffer.
 
     Args:
-        headers: Of the batch.
-        options: The stage's.
-        engines: Whether the JPEG engines decode what they take.
+        headers: The batch's headers.
+        options: The stage's options.
+        engines: Whether the JPEG engines decode the images that they support.
         bad: Images that cannot be decoded. Each is replaced by the nearest good one before it, cyclically; one must be good.
     """
 
@@ -48,7 +48,7 @@ class Layout:
         stored = np.stack([table["height"], table["width"]], 1).astype(np.int64)
         jpeg = np.isin(table["format"], (Format.JPEG, Format.OTHER_JPEG))
         self.scales = np.where(jpeg, _scales(stored.min(1), options.min_side), 1)
-        """(B,) factor by which each image is made smaller while it is decoded: 1, 2, 4 or 8."""
+        """(B,) downsampling factor of each image: 1, 2, 4 or 8."""
         self.orientations = table["orientation"] if options.exif else np.ones(len(table), np.uint8)
         self.stored = stored
         """(B, 2) heights and widths in the files."""
@@ -57,43 +57,46 @@ class Layout:
         self.shapes = Shapes(sizes, options.channels, "hwc")
         lengths = sizes.prod(1) * options.channels
         self.starts = lengths.cumsum() - lengths
-        """(B,) first value of each image in the buffer."""
+        """(B,) index of each image's first value in the buffer."""
         self.length = int(lengths.sum())
-        """Values of all images."""
+        """Number of values of all images."""
         self.by_engines = (
             (table["format"] == Format.JPEG)
             & np.isin(table["sampling"], ENGINE_SAMPLINGS)
             & (stored.max(1) <= ENGINE_SIDE)
             & engines
         )
-        """(B,) whether the engines decode it."""
-        self.raw = self.by_engines & ((self.scales > 1) | (self.orientations > 1))
-        """(B,) whether the engines decode it to memory of its own, from where it is made smaller or turned."""
-        raw_lengths = np.where(self.raw, stored.prod(1) * options.channels, 0)
+        """(B,) bool: the engines decode this image; otherwise the CPU does."""
+        self.needs_postprocessing = self.by_engines & ((self.scales > 1) | (self.orientations > 1))
+        """(B,) bool: the engines decode this image at full size into the temporary buffer ``raw``.
+
+        ``finish`` then downsamples or rotates it into the batch.
+        """
+        raw_lengths = np.where(self.needs_postprocessing, stored.prod(1) * options.channels, 0)
         self.raw_starts = raw_lengths.cumsum() - raw_lengths
         self.raw_length = int(raw_lengths.sum())
 
     def places(self) -> torch.Tensor:
-        """(B, 3) int64: first value, height and width of each image, as ``Ragged`` has them."""
+        """(B, 3) int64: index of the first value, height and width of each image, as in ``Ragged.places``."""
         return torch.from_numpy(np.column_stack([self.starts, self.shapes.sizes]))
 
     def image(self, data: NDArray[np.uint8], index: int) -> NDArray[np.uint8]:
-        """The place of one image, (h, w, C), in a flat buffer of all."""
+        """View (h, w, C) of one image in the batch's flat buffer."""
         height, width = self.shapes.sizes[index].tolist()
         start = int(self.starts[index])
         return data[start : start + height * width * self.channels].reshape(height, width, self.channels)
 
     def ragged(self, data: torch.Tensor, places: torch.Tensor) -> Ragged:
-        """The batch, decoded."""
+        """The decoded batch."""
         return Ragged(data[: self.length], places, self.shapes)
 
     def finish(self, data: torch.Tensor, raw: torch.Tensor | None) -> None:
-        """Make images that the engines have decoded whole smaller, and turn them upright. On the device, on the current stream.
+        """Downsample and rotate the images in ``raw`` into ``data``, on the current stream.
 
         Cost:
-            Up to six launches for each of them.
+            Up to six launches for each image that needs it.
         """
-        for index in np.flatnonzero(self.raw).tolist():
+        for index in np.flatnonzero(self.needs_postprocessing).tolist():
             assert raw is not None
             (height, width), start = self.stored[index].tolist(), int(self.raw_starts[index])
             image = raw[start : start + height * width * self.channels].view(height, width, self.channels)
@@ -115,7 +118,7 @@ def turned(image: torch.Tensor, orientation: int) -> torch.Tensor:
 
 
 def nearest_good(count: int, bad: Collection[int]) -> NDArray[np.int64]:
-    """(B,) index of each image itself, or of the nearest good one before it, cyclically, where it is bad."""
+    """(B,) index of the file for each image: its own, or for a bad image the nearest good one before it, cyclically."""
     sources = np.arange(count)
     if bad:
         good = np.setdiff1d(sources, np.fromiter(bad, np.int64))
@@ -124,7 +127,7 @@ def nearest_good(count: int, bad: Collection[int]) -> NDArray[np.int64]:
 
 
 def problems(headers: Headers, options: Options) -> dict[int, str]:
-    """Why images cannot be decoded, by index: what their headers show."""
+    """Why images cannot be decoded according to their headers, by index."""
     found = dict(headers.problems)
     pixels = headers.table["height"].astype(np.int64) * headers.table["width"]
     for index in np.flatnonzero(pixels > options.max_pixels).tolist():
@@ -134,7 +137,7 @@ def problems(headers: Headers, options: Options) -> dict[int, str]:
 
 
 def slab_length(length: int) -> int:
-    """``length`` rounded up."""
+    """Bytes to allocate for ``length`` bytes: the next power of ``SLAB_STEP``, in whole pages of 4096."""
     step = max(int(SLAB_STEP ** np.ceil(np.log(max(length, 1)) / np.log(SLAB_STEP))), length)
     return -(-step // 4096) * 4096
 

@@ -1,4 +1,4 @@
-"""The members of a batch: found by their type, and with samples that take another one's place."""
+"""Members of a batch: replaced by type, and with bad samples replaced by good ones."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from gpuaug.core.batch import Batch
 
 
 def map_instances(function: Callable[[Any], Any], kind: type, batch: Batch) -> Batch:
-    """A batch with ``function`` applied to each member of a type, which a loader takes for a record like any other."""
+    """A batch with ``function`` applied to each member of type ``kind``, also where ``kind`` is itself a container."""
     if isinstance(batch, kind):
         return function(batch)
     if not batches.is_container(batch):
@@ -29,12 +29,12 @@ def map_instances(function: Callable[[Any], Any], kind: type, batch: Batch) -> B
 def with_samples_from(sources: NDArray[np.int64], batch: Batch, decoded: type) -> Batch:
     """A host batch whose sample ``i`` is sample ``sources[i]`` of ``batch``.
 
-    Tensors and arrays of as many rows as there are samples, and lists and tuples of as many entries, are of the samples.
+    Tensors, arrays, lists and tuples of length B are taken to hold one entry per sample; other members are left as they are.
 
     Args:
-        sources: (B,)
+        sources: (B,) index of the sample that each sample is replaced by.
         batch: Any nesting of containers.
-        decoded: The type of leaves that have been replaced already.
+        decoded: Type of the leaves that already have the replaced samples.
     """
     index = torch.from_numpy(sources)
     count = len(sources)
@@ -49,7 +49,7 @@ def with_samples_from(sources: NDArray[np.int64], batch: Batch, decoded: type) -
             return value[index] if isinstance(value, torch.Tensor) else value[sources]
         if not isinstance(value, tuple | list) or batches.is_namedtuple(value):
             return None
-        # A list of as many members as there are samples may be one of members still: of views, or of what a tuple became.
+        # A list of length B may also hold members instead of samples: B views, or a tuple of B members as a list.
         inside = batches.leaves(value)
         members = outermost or any(isinstance(leaf, decoded) for leaf in inside) or (value and all(map(of_samples, value)))
         if len(value) != count or members:

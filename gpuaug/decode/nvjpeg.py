@@ -1,4 +1,4 @@
-"""nvJPEG through its C interface: batches of JPEGs decoded by the JPEG engines of the card. The only file that speaks to it.
+"""nvJPEG through its C interface: batches of JPEGs decoded by the JPEG engines of the card. The only file that calls nvJPEG.
 
 Source: nvjpeg.h of CUDA 12 and 13.
 """
@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from gpuaug.core.errors import DeviceError, GpuAugError, GpuAugWarning
 
 HARDWARE = 3
-"""``NVJPEG_BACKEND_HARDWARE``: the engines, from bitstreams on the host."""
+"""``NVJPEG_BACKEND_HARDWARE``: decode on the engines, from bitstreams in host memory."""
 
 OUTPUT_Y, OUTPUT_RGBI = 2, 5
 
 OUTPUT = np.dtype([("channel", np.uint64, 4), ("pitch", np.uint64, 4)])
-"""``nvjpegImage_t``: addresses of the planes on the device, and bytes from row to row."""
+"""``nvjpegImage_t``: device addresses of the planes, and their pitches in bytes."""
 
 STATUS = {
     1: "not initialized",
@@ -42,15 +42,15 @@ STATUS = {
     10: "incomplete bitstream",
 }
 OF_THE_FILE = {3, 4, 10}
-"""Statuses that a file causes. Any other one is of the library or the card."""
+"""Statuses that a file causes. The library or the card causes the others."""
 _NO_ENGINES = {7, 9}
-"""Statuses by which a card without engines refuses. After another one it may be that they can be set up the next time."""
+"""Statuses of a card without engines. After another status, setting the engines up may succeed later."""
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
-"""Environment variable that CUDA reads as it starts: how many hardware queues the streams of a process share."""
+"""Environment variable that CUDA reads when it starts: number of hardware queues that the streams of a process share."""
 
 MOST_QUEUES, USUAL_QUEUES = 32, 8
-"""The most that CUDA takes, and how many it makes unless told."""
+"""CUDA's maximum and default number of hardware queues."""
 
 _log = logging.getLogger("gpuaug")
 
@@ -70,7 +70,7 @@ class NvJpegError(GpuAugError, RuntimeError):
 
 @cache
 def find_library() -> str | None:
-    """The path or name of the nvJPEG that fits torch's CUDA, or ``None`` if there is none here."""
+    """Path or name of an installed nvJPEG for torch's major version of CUDA, or ``None``."""
     for name in [*map(str, _wheels(_major())), f"libnvjpeg.so.{_major()}"]:
         try:
             ctypes.CDLL(name)
@@ -81,7 +81,7 @@ def find_library() -> str | None:
 
 
 def other_majors() -> list[str]:
-    """CUDA versions that nvJPEG is installed for, other than torch's."""
+    """Major versions of CUDA, other than torch's, that nvJPEG is installed for."""
     return sorted({path.suffix[1:] for path in _wheels("*")} - {_major()})
 
 
@@ -96,13 +96,13 @@ def _wheels(major: str) -> list[Path]:
 
 
 def ask_for_queues() -> int:
-    """Have CUDA make all the hardware queues that it can, unless it has started or the user has said how many.
+    """Have CUDA make its maximum number of hardware queues, unless it has started or the user has set the number.
 
-    nvJPEG decodes on some sixteen streams of its own, and a stream waits for all that was queued before on its queue, whoever
-    queued it. With the usual eight, a call took as long as the training step beside it: 59 ms of a ResNet-50, 12 ms with 32.
+    nvJPEG decodes on about sixteen streams of its own, and a stream waits for all earlier work on its hardware queue, of any
+    stream. Beside a ResNet-50 a call took as long as the training step, 59 ms, with CUDA's default of 8 queues; 12 ms with 32.
 
     Returns:
-        How many there are.
+        Number of hardware queues of this process.
     """
     if QUEUES not in os.environ and not torch.cuda.is_initialized():
         os.environ[QUEUES] = str(MOST_QUEUES)
@@ -115,19 +115,19 @@ queues = ask_for_queues()
 
 
 class Engines:
-    """One decoding state on one device. Calls of ``decode`` take turns, those of other states on the device too.
+    """One nvJPEG decoding state on one device. The caller serialises ``decode`` over all states of a device.
 
     Args:
         device: A CUDA device.
 
     Raises:
-        NvJpegError: If the device has no engines, or nvJPEG cannot be used otherwise.
+        NvJpegError: If the device has no engines, or nvJPEG cannot be set up.
     """
 
     def __init__(self, device: torch.device) -> None:
         path = find_library()
         assert path is not None
-        # A call of one lets go of the interpreter while it runs; a call of the other does not, and takes less than that does.
+        # CDLL releases the GIL during a call. PyDLL keeps it, for calls that take less time than releasing it.
         self._library, self._quick = ctypes.CDLL(path), ctypes.PyDLL(path)
         self._handle, self._state = c_void_p(), c_void_p()
         self._initialized: tuple[int, int] | None = None
@@ -135,19 +135,19 @@ class Engines:
             self._call("nvjpegCreateEx", c_int(HARDWARE), None, None, c_uint(0), byref(self._handle))
             self._call("nvjpegJpegStateCreate", self._handle, byref(self._state))
         self.close = weakref.finalize(self, _destroy, self._library, self._handle, self._state)
-        """Release what nvJPEG has allocated."""
+        """Free nvJPEG's handle and state."""
         self.close.atexit = False  # the device may be gone by then
 
     @property
     def version(self) -> str:
-        """Of nvJPEG."""
+        """Version of nvJPEG."""
         parts = [c_int() for _ in range(3)]
         for kind, part in enumerate(parts):
             self._call("nvjpegGetProperty", c_int(kind), byref(part))
         return ".".join(str(part.value) for part in parts)
 
     def sizes(self, addresses: NDArray[np.uint64], lengths: NDArray[np.uint64]) -> NDArray[np.int32]:
-        """(B, 2) heights and widths by nvJPEG's own parser, or 0 where it finds none."""
+        """(B, 2) height and width of each file by nvJPEG's own parser; 0 where the parser fails."""
         found = np.zeros((len(addresses), 2), np.int32)
         components, sampling = c_int(), c_int()
         widths, heights = (c_int * 4)(), (c_int * 4)()
@@ -166,17 +166,17 @@ class Engines:
         form: int,
         stream: int,
     ) -> int:
-        """Decode a batch. Blocks while the engines work; what is left is queued on ``stream``.
+        """Decode a batch. Blocks while the engines work; colour conversion is queued on ``stream``.
 
         Args:
-            addresses: (B,) of the files, on the host.
-            lengths: (B,) of the files in bytes.
+            addresses: (B,) host addresses of the files.
+            lengths: (B,) lengths of the files in bytes.
             outputs: (B,) records of ``OUTPUT``.
             form: ``OUTPUT_RGBI`` or ``OUTPUT_Y``.
-            stream: A CUDA stream, as a number.
+            stream: Handle of a CUDA stream.
 
         Returns:
-            0, or a status of ``OF_THE_FILE``, after which nothing of the batch is to be used.
+            0, or a status in ``OF_THE_FILE``: then all outputs of the batch are undefined.
 
         Raises:
             NvJpegError: If it fails for another reason.
@@ -188,7 +188,7 @@ class Engines:
         arrays = [c_void_p(array.ctypes.data) for array in (addresses, lengths, outputs)]
         status = int(self._library.nvjpegDecodeBatched(self._handle, self._state, *arrays, c_void_p(stream)))
         if status:
-            self._initialized = None  # as nvjpeg.h has it, a failed batch is begun anew
+            self._initialized = None  # nvjpeg.h: initialize again after a failed batch
             if status not in OF_THE_FILE:
                 raise NvJpegError("nvjpegDecodeBatched", status)
         return status
@@ -205,14 +205,14 @@ def _destroy(library: ctypes.CDLL, handle: c_void_p, state: c_void_p) -> None:
 
 
 def find_engines(backend: str, device: torch.device) -> Engines | None:
-    """The engines of ``device`` for a stage with this ``backend``, or ``None`` to decode without.
+    """The engines of ``device`` for a stage with this ``backend``, or ``None`` to decode on the CPU.
 
     Raises:
-        DeviceError: If they are asked for and cannot be used.
+        DeviceError: If ``backend`` is ``"engines"`` and they cannot be used.
 
     Warns:
-        GpuAugWarning: If a GPU decodes on the host for want of an nvJPEG or because its engines cannot be set up, or on engines
-            that wait for the training step.
+        GpuAugWarning: If a GPU's images are decoded on the CPU because nvJPEG is missing or its engines cannot be set up, or if
+            the engines will wait for the training step.
     """
     if backend == "cpu" or (backend == "auto" and device.type != "cuda"):
         return None
@@ -256,7 +256,7 @@ def _engines_or_why_not(device: torch.device) -> Engines | str:
 
 
 def relax_capture() -> None:
-    """Let the calling thread's CUDA calls go on while another thread captures a graph, which they have no part in."""
+    """Allow CUDA calls of this thread while another thread captures a graph: they are not part of it."""
     runtime = ctypes.CDLL(f"libcudart.so.{_major()}")
     mode = c_int(_RELAXED)
     runtime.cudaThreadExchangeStreamCaptureMode(byref(mode))

@@ -1,4 +1,4 @@
-"""``DecodeStage``: encoded images become pixels on the device, ahead of the other stages."""
+"""``DecodeStage``: decodes images onto the device, ahead of the other stages."""
 
 import logging
 from collections.abc import Mapping
@@ -34,10 +34,10 @@ Backend = Literal["auto", "engines", "cpu"]
 OnError = Literal["raise", "replace"]
 
 MAX_PIXELS = 178_956_970
-"""Pixels above which PIL takes an image for an attack: 13 377 a side."""
+"""PIL's limit for the pixels of one image, above which it warns of a decompression bomb: 13 377 x 13 377."""
 
 MOST_NAMED = 3
-"""Images that a log line names before it only counts."""
+"""Images that a log line names; it counts the others."""
 
 _log = logging.getLogger("gpuaug")
 
@@ -46,25 +46,26 @@ class DecodeStage(Stage):
     """Decodes the ``Encoded`` images of a batch into a ``Ragged`` on the device.
 
     It works ahead of the other stages, on threads of its own, wherever it stands among them. The JPEG engines of a data-centre
-    card (A100, H100, H200, B200) take baseline JPEGs; host threads decode all else, and everything where there are no engines.
+    card (A100, H100, H200, B200) take baseline JPEGs; host threads decode other images, and without engines all images.
 
     Args:
-        on: The members of a batch that are decoded: a selector, or several. Left out: every ``Encoded`` in it.
-        backend: ``"auto"``: the engines if there are some, host threads for what they do not take. ``"engines"`` is the same,
-            and an error without engines. ``"cpu"``: host threads alone. Which of them decodes an image follows from its header.
-        channels: Of every image: 3, or 1 for grey ones.
-        min_side: Decodes JPEGs at 1/2, 1/4 or 1/8 of their size where the short side still has this many pixels.
-        exif: Whether images are turned upright as their EXIF orientation says, before any stage sees their size.
-        on_error: What becomes of an image that cannot be decoded. ``"raise"``: an error at its batch. ``"replace"``: the
-            nearest good sample before it in the batch, cyclically, takes its place in every member of the batch. ``stats()``
-            counts such samples, and a log line names the first.
+        on: Members of the batch to decode: a selector, or several. Left out: every ``Encoded`` in it.
+        backend: ``"auto"``: the engines if there are any, host threads for the images that they do not support. ``"engines"``:
+            the same, and an error without engines. ``"cpu"``: host threads alone. An image's header decides which of the two
+            decodes it. Which library decodes on the CPU is not chosen here: see ``gpuaug.decode.cpu``.
+        channels: Channels of the decoded images: 3 for RGB, 1 for grey.
+        min_side: Decode JPEGs at 1/2, 1/4 or 1/8 of their size where the short side keeps at least this many pixels.
+        exif: Whether images are turned upright by their EXIF orientation, before any stage sees their size.
+        on_error: For an image that cannot be decoded, ``"raise"`` an error at its batch, or ``"replace"`` its sample, in every
+            member of the batch, by the nearest good sample before it, cyclically. ``stats()`` counts replaced samples, and a
+            log line names the first.
         max_pixels: Images with more pixels are not decoded: their header may lie.
-        name: Names the stage in errors and traces.
+        name: The stage's name in errors and traces.
 
     Raises:
         ArgumentError: For a value that cannot work, at once.
         DeviceError: If ``backend="engines"`` and the loader's device has none.
-        DecodeError: At its batch, for an image that cannot be decoded; with ``on_error="replace"`` only if all cannot.
+        DecodeError: At its batch, for an image that cannot be decoded; with ``on_error="replace"`` only if no image can be.
 
     Warns:
         GpuAugWarning: If a GPU's images are decoded on the host because nvJPEG is not installed for torch's CUDA, or by the
@@ -115,14 +116,14 @@ class DecodeStage(Stage):
         """Decode one batch at once, without a loader.
 
         Args:
-            encoded: Of ``collate_encoded``.
-            device: Where to. Left out: this machine's accelerator, or the CPU without one.
+            encoded: A member of a batch from ``collate_encoded``.
+            device: Device of the decoded images. Left out: this machine's accelerator, or the CPU without one.
 
         Returns:
             The images, ready on the current stream.
 
         Raises:
-            ArgumentTypeError: If ``encoded`` is none.
+            ArgumentTypeError: If ``encoded`` is no ``Encoded``.
             DecodeError: As in a loader.
 
         Cost:
@@ -158,7 +159,8 @@ class BoundDecode(BoundStage):
     """A ``DecodeStage`` on the lanes of one loader."""
 
     ahead = 2
-    """Batches that are decoded besides those that are launched."""
+    """Number of batches that may be decoding at once, in addition to the ``depth`` batches whose stages have been queued on the
+    device."""
 
     def __init__(self, name: str, stage: DecodeStage, lanes: Lanes) -> None:
         super().__init__(name, stage.selection, lanes)
@@ -167,10 +169,10 @@ class BoundDecode(BoundStage):
         self.version = self.decoder.version
 
     def submit(self, batch: Batch, memory: dict[str, Any]) -> tuple[Batch, "Decoding | None"]:
-        """Have the images of a batch decoded. In their place stands what becomes of them when the batch is copied.
+        """Start to decode the images of a batch. Each is replaced by a placeholder, which gives the decoded images when copied.
 
         Raises:
-            SelectionError: If there are none.
+            SelectionError: If there are no encoded images.
         """
         chosen = batch if self._selection.on in (..., None) else self._selection.read(batch)
         found = {id(leaf): leaf for leaf in _encoded_in(chosen)}
@@ -182,18 +184,18 @@ class BoundDecode(BoundStage):
         if self.name not in memory:
             memory[self.name] = Pools()
         decoding = Decoding(self, list(found.values()), memory[self.name])
-        return decoding.placed(batch), decoding
+        return decoding.with_placeholders(batch), decoding
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
-        """Nothing: the images are decoded when the batch is copied."""
+        """An empty tuple: the images are decoded before the batch is copied."""
         return ()
 
     def write(self, batch: Batch, result: Any) -> Batch:
-        """The batch as it is."""
+        """The unchanged batch."""
         return batch
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, memory: dict[str, Any]) -> None:
-        """Nothing is left to do."""
+        """Does nothing: the images are decoded already."""
 
     def close(self, memory: dict[str, Any]) -> None:
         """End the threads of an iterator."""
@@ -202,8 +204,8 @@ class BoundDecode(BoundStage):
             self.decoder.settle()
 
 
-class Placed:
-    """Stands for images in a batch until it is copied, and is then what they have become."""
+class DecodingPlaceholder:
+    """Placeholder for one ``Encoded`` member while it is being decoded. Its ``.to(device)`` returns the decoded ``Ragged``."""
 
     __slots__ = ("_decoding", "_number")
 
@@ -211,57 +213,59 @@ class Placed:
         self._decoding, self._number = decoding, number
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Ragged:
-        """The images, decoded. Called in place of a copy, on the copy lane, which waits for the decoder."""
+        """The decoded images. Called in place of a copy, on the copy lane, which waits for the decoder."""
         return self._decoding.works[self._number].to(device, non_blocking=non_blocking)
 
 
 class Decoding:
-    """The images of one batch that are being decoded."""
+    """The decoding of one batch, from its start to its end."""
 
     def __init__(self, bound: BoundDecode, encoded: list[Encoded], pools: Pools) -> None:
         self._bound, self._encoded, self._pools = bound, encoded, pools
         self._bad: dict[int, str] = {}
         self.replaced = 0
-        """Samples that took another one's place."""
+        """Number of samples that were replaced by another one of the batch."""
         for each in encoded:
             self._note(each, problems(each.headers, bound.stage.options))
         self._start()
 
     def done(self) -> bool:
-        """Whether ``collect`` will not wait for the decoder."""
+        """Whether ``collect`` returns without waiting for the decoder."""
         return self._future.done()
 
-    def placed(self, batch: Batch) -> Batch:
-        """A batch with what becomes of each ``Encoded`` in its place."""
+    def with_placeholders(self, batch: Batch) -> Batch:
+        """The batch with a placeholder for each ``Encoded``."""
         numbers = {id(each): number for number, each in enumerate(self._encoded)}
-        return map_instances(lambda each: Placed(self, numbers[id(each)]) if id(each) in numbers else each, Encoded, batch)
+        return map_instances(
+            lambda each: DecodingPlaceholder(self, numbers[id(each)]) if id(each) in numbers else each, Encoded, batch
+        )
 
     def collect(self, batch: Batch) -> Batch:
-        """Wait until the images are decoded, and order the copy lane, which is current, after that.
+        """Wait for the decoder on the host, and make the copy lane, which is current, wait for its event.
 
         Returns:
-            The batch, with samples replaced where their image could not be decoded.
+            The batch. Samples whose image could not be decoded are replaced.
 
         Raises:
-            DecodeError: If an image cannot be decoded, and is not to be replaced or cannot be.
+            DecodeError: If an image cannot be decoded, and ``on_error`` is ``"raise"`` or no image of the batch can be.
         """
         copy = self._bound.lanes.copy
         copy.wait(self._future.result())
         while any(work.problems for work in self.works):
             for work in self.works:
                 self._note(work.encoded, {int(work.layout.sources[index]): why for index, why in work.problems.items()})
-            self._start()  # anew, since the sizes of images before it say where an image lies
+            self._start()  # all images anew: their places follow from the sizes of the images before them
             copy.wait(self._future.result())
         if not self._bad:
             return batch
         self.replaced = len(self._bad)
         self._log()
-        return with_samples_from(nearest_good(len(self._encoded[0]), self._bad), batch, Placed)
+        return with_samples_from(nearest_good(len(self._encoded[0]), self._bad), batch, DecodingPlaceholder)
 
     def abandon(self) -> None:
-        """Wait for what is being decoded, whose memory may be used again after that."""
+        """Wait until nothing is decoded into this batch's memory any more, so that it may be reused."""
         if not self._future.cancel():
-            wait([self._future])  # and not for its result, which may be an error that nobody asks for
+            wait([self._future])  # not ``result()``: it would raise an error of a batch that nobody reads
             self._bound.decoder.settle()
 
     def _start(self) -> None:
@@ -278,8 +282,8 @@ class Decoding:
         self.works: list[Work] = [self._bound.decoder.allocate(each, self._bad) for each in self._encoded]
         self._future: Future[Event] = self._bound.decoder.start(self._pools, self.works)
 
-    def _note(self, encoded: Encoded, said: Mapping[int, str]) -> None:
-        for index, why in said.items():
+    def _note(self, encoded: Encoded, found: Mapping[int, str]) -> None:
+        for index, why in found.items():
             name = encoded.headers.names[index]
             self._bad.setdefault(index, f"sample {index}{f' ({name})' if name else ''}: {why}")
 

@@ -13,7 +13,6 @@ from gpuaug import DecodeStage, collate_encoded
 from gpuaug.decode import cpu
 from gpuaug.decode.layout import Layout, Options
 
-
 DECODERS = ("simplejpeg", "PIL")
 """Decoders of JPEGs, the preferred one first. Each is tested as if those before it were not installed."""
 

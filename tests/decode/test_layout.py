@@ -82,7 +82,7 @@ def test_an_orientation_above_four_exchanges_the_sides(orientation):
     assert upright.shapes.sizes.tolist() == [[30, 20] if orientation > 4 else [20, 30]]
     stored = Layout(given, Options(3, None, exif=False, max_pixels=10**9), engines=True)
     assert stored.shapes.sizes.tolist() == [[20, 30]]
-    assert not stored.raw.any()
+    assert not stored.needs_postprocessing.any()
     image = torch.arange(6).view(2, 3, 1)
     assert tuple(turned(image, orientation).shape) == ((3, 2, 1) if orientation > 4 else (2, 3, 1))
 
@@ -126,7 +126,7 @@ def test_memory_of_its_own_is_for_what_is_made_smaller_or_turned():
     table = headers((20, 30), (64, 64), (20, 30))
     table.table["orientation"][2] = 3
     layout = Layout(table, Options(3, 32, exif=True, max_pixels=10**9), engines=True)
-    assert layout.raw.tolist() == [False, True, True]
+    assert layout.needs_postprocessing.tolist() == [False, True, True]
     assert layout.raw_starts.tolist()[1:] == [0, 64 * 64 * 3]
     assert layout.raw_length == (64 * 64 + 20 * 30) * 3
 
