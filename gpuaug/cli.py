@@ -44,10 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _interrupts_noted() -> Iterator[list[int]]:
-    """Note every Ctrl-C, because what the command then ends with may be another error.
+    """Record every Ctrl-C, because the command may then end with an error other than ``KeyboardInterrupt``.
 
-    Python drops a ``KeyboardInterrupt`` that meets it in a finaliser or while it forks a worker. The workers, which the
-    terminal interrupts as well, are gone all the same, and some seconds later the DataLoader says so.
+    Python drops a ``KeyboardInterrupt`` that is raised in a finaliser or while a worker is forked. The terminal interrupts the
+    workers too, so they end all the same, and the DataLoader raises an error about them some seconds later.
     """
     noted: list[int] = []
 
@@ -55,7 +55,7 @@ def _interrupts_noted() -> Iterator[list[int]]:
         noted.append(number)
         signal.default_int_handler(number, frame)
 
-    # Not in a thread, where it cannot be set, and not where the caller ignores or handles the signal.
+    # Handlers can be set in the main thread only. A caller that ignores or handles the signal keeps its own.
     in_main_thread = threading.current_thread() is threading.main_thread()
     ours = in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if ours:
@@ -143,7 +143,7 @@ def _measure(
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     rows: list[dict[str, Any]] = []
-    # Drawn between windows only: the thread that would redraw it takes the GIL from the loop being measured.
+    # Redrawn between windows only: a thread that redraws would take the GIL from the measured loop.
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
         task = progress.add_task("", total=sum(len(use.variants) * (repeats + 1) for use in uses))
 
@@ -211,7 +211,7 @@ def _profile(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
 
 
 def _made(parser: argparse.ArgumentParser, target: str) -> Any:
-    """What the function returns that ``train.py:make`` or ``package.module:make`` names."""
+    """The result of calling the function that ``train.py:make`` or ``package.module:make`` names."""
     module, _, name = target.rpartition(":")
     file = Path(module)
     if not name or not (file.suffix == ".py" or all(part.isidentifier() for part in module.split("."))):
@@ -226,7 +226,7 @@ def _made(parser: argparse.ArgumentParser, target: str) -> Any:
 
 
 def _from_file(parser: argparse.ArgumentParser, file: Path) -> Any:
-    """The module in a file, with its folder on the path, as ``python train.py`` has it."""
+    """The module in a file, with its folder on ``sys.path`` as for ``python train.py``."""
     if not file.is_file():
         parser.error(f"target must name a file that is there, got {str(file)!r}. Give its path from here.")
     sys.path.insert(0, str(file.parent.resolve()))
@@ -239,14 +239,14 @@ def _from_file(parser: argparse.ArgumentParser, file: Path) -> Any:
 
 
 def _imported(parser: argparse.ArgumentParser, module: str) -> Any:
-    """The module of that name, with the working directory on the path, as in Python."""
+    """The module ``module``, with the working directory on ``sys.path`` as for ``python -m``."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the user's module is there, and one that it imports is not
+            raise  # the module exists, but one of its imports does not
         parser.error(f"target must be in a module that Python finds, got {module!r}. Run this where you would import it.")
 
 

@@ -1,4 +1,4 @@
-"""What a figure was measured on: without it a benchmark result says nothing."""
+"""Hardware, versions and commit of a benchmark result."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ import torch
 
 import gpuaug
 
-# nvidia-smi's names for what we keep, by the key it is kept under.
+# Key in the result: name of the field in nvidia-smi.
 _GPU_FIELDS = {
     "driver": "driver_version",
     "clock_sm_mhz": "clocks.sm",
@@ -26,7 +26,7 @@ _GPU_FIELDS = {
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Describe the machine, the versions and the commit; what cannot be found out is None.
+    """Describe the machine, the versions and the commit; unknown entries are ``None``.
 
     Read it before measuring: afterwards the load average and the clocks are the benchmark's own.
     """
@@ -46,12 +46,12 @@ def cores_allowed() -> int:
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return max(1, min(affinity, int(quota) // int(period)))
-    except (OSError, ValueError):  # another system, or no quota: the file then says "max"
+    except (OSError, ValueError):  # no such file, or no quota: "max"
         return affinity
 
 
 def _checkout() -> dict[str, Any]:
-    if "GPUAUG_COMMIT" in os.environ:  # where the files were copied to, without their repository
+    if "GPUAUG_COMMIT" in os.environ:  # on a machine with the files but without their repository
         return {"commit": os.environ["GPUAUG_COMMIT"], "dirty": False}
     root = Path(gpuaug.__file__).resolve().parent.parent
     # An environment may lie inside somebody else's checkout, whose commit would say nothing about gpuaug.
@@ -135,7 +135,7 @@ def _proc(path: str, key: str) -> str | None:
 def _number(text: str) -> float | None:
     try:
         return float(text)
-    except ValueError:  # nvidia-smi writes "[N/A]" where a card does not say
+    except ValueError:  # nvidia-smi writes "[N/A]" for an unknown value
         return None
 
 

@@ -1,4 +1,4 @@
-"""The parts that the compared loops share, so that they differ in nothing but how batches reach the training step."""
+"""Parts that the compared loops share: they differ only in how batches reach the training step."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,7 +24,7 @@ _PREFETCH = 2  # DataLoader's own default, named because the discarded steps dep
 
 @dataclass(frozen=True)
 class Setup:
-    """What every loop of a run is given.
+    """The setup of all loops in a run.
 
     Args:
         device: Where the training step runs.
@@ -34,7 +34,7 @@ class Setup:
         source_px: Side of the square uint8 images that the device loops receive.
         crop_px: Side of the square images that the model receives.
         model: A torchvision classifier, without weights.
-        half: Whether to run it in bfloat16 autocast and channels_last.
+        half: Whether to run the model in bfloat16 autocast and channels_last.
     """
 
     device: torch.device
@@ -58,9 +58,9 @@ class Setup:
 
     @property
     def discard(self) -> int:
-        """Steps that empty what queued up between two windows.
+        """Steps to discard at the start of a window: they consume batches that queued up since the last one.
 
-        Once for this loop's own queue, and once more for the other loops' workers, which refill theirs meanwhile.
+        Twice the queue: this loop's own batches, and as many while the other loops' workers refill their queues.
         """
         return 2 * max(1, self.workers) * _PREFETCH + 2
 
@@ -69,7 +69,7 @@ class Setup:
         return torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext()
 
     def settings(self) -> dict[str, Any]:
-        """The setup for a result file; where the user keeps the images stays out of it."""
+        """The setup for a result file, without the user's path of the images."""
         kept = {field.name: getattr(self, field.name) for field in fields(self)}
         del kept["device"]
         counts = {"images": len(self.images), "classes": len(self.images.classes)}
@@ -109,13 +109,13 @@ def cores_shared(setup: Setup) -> Iterator[None]:
 
 
 def uint8_images(setup: Setup) -> Any:
-    """Decoded, shrunk and cut to a square: what a loop that augments on the device has its workers do."""
+    """The workers' transform in a loop that augments on the device: a uint8 tensor, resized and cropped to a square."""
     side = setup.source_px
     return v2.Compose([v2.PILToTensor(), v2.Resize(side, antialias=True), v2.CenterCrop(side)])
 
 
 def cpu_augmentation(setup: Setup) -> Any:
-    """The augmentation in the workers, on the whole decoded image: they need no square to begin with."""
+    """The augmentation in the workers, on the whole decoded image."""
     return v2.Compose(
         [
             v2.PILToTensor(),
@@ -143,8 +143,8 @@ def fused_augmentation(setup: Setup, *, ragged: bool = False) -> Callable[[Tenso
     """The same pipeline fused: uint8 images in, normalised images out, in the type and layout that the model computes in.
 
     Args:
-        setup: Of the run.
-        ragged: Whether images are whole and of any size. They shrink more then: crops are antialiased.
+        setup: The run's setup.
+        ragged: Whether images are whole and of any size. Crops are then antialiased, because they shrink more.
     """
     dtype = torch.bfloat16 if setup.half else torch.float32
     layout = setup.memory_format
@@ -168,15 +168,15 @@ def images_with(setup: Setup, transform: Any) -> Any:
 
 
 def batches(setup: Setup, transform: Any) -> DataLoader[Any]:
-    """Batches without an end, in the same order for every loop.
+    """Endless batches, in the same order for every loop.
 
-    Without an end because at the end of an epoch the workers run dry, and that would fall into some windows only.
+    At the end of an epoch the workers' queues run empty, which would slow some windows only.
     """
     return _endless(setup, images_with(setup, transform))
 
 
 def encoded_batches(setup: Setup) -> DataLoader[Any]:
-    """The same batches as the files are, for a ``DecodeStage``."""
+    """The same batches as undecoded files, for a ``DecodeStage``."""
     files = images_with(setup, None)
     files.loader = gpuaug.read_encoded
     return _endless(setup, files, gpuaug.collate_encoded)
@@ -197,7 +197,7 @@ def _endless(setup: Setup, dataset: Any, collate: Callable[[Any], Any] | None = 
 
 
 def to_device(setup: Setup, batch: Any) -> tuple[Tensor, Tensor]:
-    """What a serial loop does with a batch first."""
+    """A batch copied to the device, as the first step of a serial loop."""
     images, labels = batch
     return images.to(setup.device, non_blocking=True), labels.to(setup.device, non_blocking=True)
 

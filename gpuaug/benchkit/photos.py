@@ -1,4 +1,4 @@
-"""Real photographs without a download: crops of those that scikit-image ships in its wheel, kept as JPEGs."""
+"""Real photographs without a download: crops of the photographs in scikit-image's wheel, kept as JPEGs."""
 
 import os
 import random
@@ -11,7 +11,7 @@ from typing import Any
 
 from gpuaug import ArgumentError
 
-# Raised when the files would come out differently, so that an older cache is not taken for the new set.
+# Version of the files: raise it when they change, so that an older cache is not used.
 VERSION = 1
 CROPS_PER_PHOTOGRAPH = 32
 _SIDE_PX = (300, 500)
@@ -73,8 +73,8 @@ def written_once(name: str, build: Callable[[Path], None]) -> Path:
     """A folder of files that are made once and kept under ``$XDG_CACHE_HOME/gpuaug``, or ``~/.cache/gpuaug``.
 
     Args:
-        name: Of the folder.
-        build: Writes the files into the empty folder that it is given.
+        name: The folder's name.
+        build: Writes the files into an empty folder, its argument.
     """
     cache = _cache_folder()
     finished = cache / name
@@ -89,7 +89,7 @@ def written_once(name: str, build: Callable[[Path], None]) -> Path:
         try:
             building.rename(finished)
         except OSError:
-            if not finished.is_dir():  # otherwise another process was faster, with the same files
+            if not finished.is_dir():  # else another process has finished the same files first
                 raise
     finally:
         shutil.rmtree(building, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The form of a result: made, checked, written and shown in one place, so every suite's file reads alike."""
+"""The schema of results, the same for every suite: make, check, write and show them."""
 
 import json
 import math
@@ -29,14 +29,14 @@ def result(
     device: torch.device,
     environment: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A suite's rows with everything that is needed to judge them.
+    """A suite's rows with settings, hardware, versions and commit.
 
     Args:
         suite: The suite's name.
         rows: Made with ``Row.record``, or by hand: a ``name`` and figures, with the unit in each key.
-        settings: What the suite was told: sizes, workers, whether batches were pinned.
-        device: The device it ran on.
-        environment: What ``environment(device)`` said before the measurement; read now when left out.
+        settings: The suite's settings: sizes, workers, whether batches were pinned.
+        device: The device that it ran on.
+        environment: The value of ``environment(device)`` before the measurement. Left out: read now.
     """
     return {
         "schema": SCHEMA,
@@ -52,7 +52,7 @@ def write(path: str | os.PathLike[str], result: dict[str, Any]) -> None:
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(_finite(result), sort_keys=True, indent=2, allow_nan=False) + "\n"
-    # Beside the target and renamed over it, so an interruption leaves the old result rather than half a new one.
+    # Written beside the target and renamed: an interruption leaves the old result, not half of the new one.
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         partial.write_text(text, encoding="utf-8")
@@ -62,10 +62,10 @@ def write(path: str | os.PathLike[str], result: dict[str, Any]) -> None:
 
 
 def check(result: dict[str, Any]) -> None:
-    """Check that a result is as ``result`` makes it.
+    """Check that a result has the schema of ``result``.
 
     Raises:
-        ArgumentError: If it is not. The text names the first key that differs.
+        ArgumentError: If it has not. The text names the first key that differs.
     """
     keys = {"schema", "suite", "environment", "settings", "rows"}
     for key in sorted(keys ^ set(result)):

@@ -17,12 +17,12 @@ from gpuaug.benchkit.windows import Variant
 _OURS = ("StreamedLoader", "gpuaug.")
 _CEILING = "step alone, batch resident"
 _AGREE = 0.03
-"""How far a ratio within rounds may be from that of the rates beside it without a sentence that says why."""
+"""Largest difference between a row's ratio within rounds and the ratio of its rates that needs no explanation."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """Variants that are measured in the same rounds, and the one whose rate the ratios are to."""
+    """Variants that are measured in the same rounds, and the baseline of their ratios."""
 
     case: str
     baseline: str
@@ -30,7 +30,7 @@ class Use:
 
 
 def three_uses(setup: Setup) -> list[Use]:
-    """What ``gpuaug bench`` measures, in the order of its table."""
+    """The uses that ``gpuaug bench`` measures, in the order of its table."""
     return [classifier(setup), frozen_encoder(setup), augmentation(setup)]
 
 
@@ -121,7 +121,7 @@ def frozen_encoder(setup: Setup) -> Use:
 
 
 def augmentation(setup: Setup) -> Use:
-    """Augmentation alone, over a batch that is already on the device. Another way of augmenting is one more line."""
+    """Augmentation alone, on a batch that is already on the device. To add another augmenter, add an entry to ``ways``."""
     ways: dict[str, Callable[[Setup], Callable[[Tensor], Tensor]]] = {
         "Kornia, eager": loops.kornia_augmentation,
         "gpuaug.fuse": loops.fused_augmentation,
@@ -141,11 +141,11 @@ def augmentation(setup: Setup) -> Use:
 
 
 def verdict(rows: Sequence[dict[str, Any]], device: torch.device) -> Iterator[str]:
-    """What the rows say, in words: the best loop with gpuaug against the best without, and what to do next.
+    """The conclusion from the rows as sentences: the best loop with gpuaug against the best without, and the next step.
 
     Args:
-        rows: As ``Row.record`` makes them, with the ``case`` of each.
-        device: The device they were measured on.
+        rows: Records of ``Row.record`` with a ``case``.
+        device: The device that they were measured on.
     """
     cases = [[row for row in rows if row["case"] == case] for case in dict.fromkeys(row["case"] for row in rows)]
     for case in cases:
@@ -164,7 +164,7 @@ def verdict(rows: Sequence[dict[str, Any]], device: torch.device) -> Iterator[st
 
 
 def _compared(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The sentence on the rows of one use, if it has both kinds."""
+    """The sentence on one use; none unless it has rows with gpuaug and rows without."""
     ours = [row for row in rows if row["name"].startswith(_OURS)]
     others = [row for row in rows if row not in ours and row["name"] != _CEILING]
     if not (ours and others):
@@ -184,7 +184,7 @@ def _compared(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _apart(rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether a ratio within rounds is another than that of the rates beside it."""
+    """Whether a row's ratio within rounds differs from the ratio of its rates by more than ``_AGREE``."""
     base = next((row for row in rows if row.get("ratio_low") == row.get("ratio_high") == 1), None)
     return base is not None and any(abs(row["ratio"] - row["steps_per_s"] / base["steps_per_s"]) > _AGREE for row in rows)
 
@@ -207,6 +207,6 @@ def _streamed(
 
 def _resident_batch(setup: Setup) -> tuple[Tensor, Tensor]:
     dataset = loops.images_with(setup, loops.uint8_images(setup))
-    # Spread over the data set, whose neighbours are of one class.
+    # Indices spread over the data set, where neighbours have the same class.
     picked = [dataset[index * len(dataset) // setup.batch_size % len(dataset)] for index in range(setup.batch_size)]
     return loops.to_device(setup, (torch.stack([image for image, _ in picked]), torch.tensor([label for _, label in picked])))

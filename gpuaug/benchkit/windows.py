@@ -1,4 +1,4 @@
-"""Timed windows over endless training loops, interleaved so that drift falls on all of them alike."""
+"""Timed windows over endless training loops, interleaved so that drift affects all of them equally."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -17,12 +17,12 @@ class Variant:
     """One way of running a loop, to be compared with others.
 
     Args:
-        name: What the row is called.
+        name: The row's name.
         steps: Opens an endless iterator. Each ``next`` does one training step and returns the number of images in it;
             the host may run ahead of the device.
-        discard: Steps at the start of each window that are not counted: at least the batches that queue up while
-            other variants have their turn, so that a full queue is not counted as throughput.
-        notes: What else is to be recorded of it, asked when everything is measured.
+        discard: Steps at the start of each window that are not counted: at least the number of batches that queue up while
+            other variants run, so that a full queue is not counted as throughput.
+        notes: Further entries for the row's record. Called after all measurements.
     """
 
     name: str
@@ -33,9 +33,9 @@ class Variant:
 
 @dataclass(frozen=True)
 class Window:
-    """What one window counted.
+    """Counts and times of one window.
 
-    ``host_seconds`` ends when the last step returned, ``seconds`` when the device had done all of them.
+    ``host_seconds`` ends when the last step returned, ``seconds`` when the device had finished all steps.
     """
 
     steps: int
@@ -46,7 +46,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Row:
-    """Medians over the windows of one variant; ratios are taken within a round, where the machine was the same."""
+    """Medians over the windows of one variant. Ratios are taken within a round, under the same machine load."""
 
     name: str
     steps_per_s: float
@@ -73,16 +73,16 @@ def interleave(
 ) -> dict[str, list[Window]]:
     """Measure ``variants`` in rounds of one window each, every other round in reverse order.
 
-    The device is synchronised at the edges of a window and nowhere inside it: a synchronisation in each step would
-    destroy the overlap that is being measured.
+    The device is synchronised at the edges of a window only: synchronising in each step would remove the overlap that is
+    measured.
 
     Args:
-        variants: What to compare; each is opened once and stays open, so its workers and captures outlive a window.
+        variants: The variants to compare. Each is opened once and stays open, so its workers and captures outlive a window.
         device: The device the steps run on.
         seconds: How long a window lets the host start new steps.
         repeats: Number of rounds.
         warmup: Steps each variant takes before the first round, beyond its ``discard``.
-        progress: Called with the variant's name when its warm-up and each of its windows is over.
+        progress: Called with the variant's name after its warm-up and after each of its windows.
 
     Returns:
         For each name, its windows in the order of the rounds.
@@ -121,8 +121,8 @@ def summarise(windows: dict[str, list[Window]], *, baseline: str | None) -> list
     """Turn windows into rows, in their order.
 
     Args:
-        windows: What ``interleave`` returned.
-        baseline: The variant whose steps per second the ratios are to, or None for no ratios.
+        windows: The result of ``interleave``.
+        baseline: Name of the variant that ratios of steps per second are relative to, or ``None`` for no ratios.
 
     Raises:
         ArgumentError: If ``baseline`` is not among ``windows``.
@@ -150,7 +150,7 @@ def summarise(windows: dict[str, list[Window]], *, baseline: str | None) -> list
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until everything enqueued on ``device`` is done; on a CPU there is nothing to wait for."""
+    """Wait until all work enqueued on ``device`` is done; returns at once on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -160,7 +160,7 @@ def synchronize(device: torch.device) -> None:
 
 
 class _Opened:
-    """A variant with its iterator; errors leave it with the variant's name on them."""
+    """A variant with its iterator. Its errors get a note with the variant's name."""
 
     def __init__(self, variant: Variant) -> None:
         self.variant = variant

@@ -1,1 +1,1 @@
-"""What a recipe cannot do for a training framework. Each file speaks to one, which it imports."""
+"""Code that training frameworks need beyond a recipe in the documentation. Each file imports one framework."""

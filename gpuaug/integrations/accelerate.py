@@ -1,4 +1,4 @@
-"""Accelerate's function that makes a loader again, for one that cannot be."""
+"""Accelerate's ``skip_first_batches``, which makes a loader anew, for a ``StreamedLoader``, which skips by itself."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ from gpuaug.loader.streamed_loader import StreamedLoader
 
 
 def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
-    """As Accelerate's of that name, and of a ``StreamedLoader`` as well.
+    """Accelerate's function of that name, for a ``StreamedLoader`` too.
 
     Args:
-        dataloader: A ``StreamedLoader``, or what Accelerate takes.
-        num_batches: How many batches are left out.
+        dataloader: A ``StreamedLoader``, or a loader that Accelerate's function takes.
+        num_batches: Number of batches to skip.
 
     Returns:
-        The ``StreamedLoader`` itself, whose next iterator leaves them out; else what Accelerate returns.
+        The same ``StreamedLoader``, whose next iterator skips them; for other loaders, the result of Accelerate's function.
 
     Raises:
         ArgumentError, ArgumentTypeError: If ``num_batches`` is no whole number, or negative.

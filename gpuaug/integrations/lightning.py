@@ -1,4 +1,4 @@
-"""Lightning's Trainer: it is given DataLoaders, and what it has made of them is wrapped."""
+"""Lightning's Trainer: takes plain DataLoaders, prepares them, and has the prepared ones wrapped."""
 
 import sys
 import weakref
@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuaug.loader.streamed_loader import StreamedLoader
 
-# The package has two names, with classes of their own: that which the program has imported.
+# Lightning is installed under two package names with separate classes: take the one that the program has imported.
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
 _NAME = next((name for name in _NAMES if name in sys.modules), _NAMES[0])
 _Callback: Any = import_module(f"{_NAME}.callbacks").Callback
@@ -18,15 +18,15 @@ _Callback: Any = import_module(f"{_NAME}.callbacks").Callback
 class StreamLoaders(_Callback):  # type: ignore[misc]
     """Wraps each loader of a Trainer in a ``StreamedLoader``, once the Trainer has prepared it.
 
-    A Trainer gives a ``DataLoader`` the sampler of its rank, or of ``overfit_batches``, and leaves other loaders as they are. A
-    run that is resumed at the beginning of an epoch gets no state of its loaders, so this tells them each epoch. That goes for
-    a ``StreamedLoader`` that was given to the Trainer, too.
+    A Trainer replaces the sampler of a ``DataLoader``, for its rank or for ``overfit_batches``, and leaves other loaders as
+    they are: so loaders are wrapped after that. The Trainer restores no loader state when a run is resumed at the start of an epoch,
+    so this callback calls ``set_epoch`` at each epoch, also on a ``StreamedLoader`` that the user gave to the Trainer.
 
     Args:
-        train: The stages of training. Left out: its loaders are not wrapped.
-        validate: Those of validation, within training too.
-        test: Those of testing.
-        **settings: Others of ``StreamedLoader``, of all loaders: ``depth``, ``seed``, ``feed`` …
+        train: Stages for training. Left out: training loaders are not wrapped.
+        validate: Stages for validation, within training too. Left out: as for ``train``.
+        test: Stages for testing. Left out: as for ``train``.
+        **settings: Further arguments of ``StreamedLoader`` for all loaders: ``depth``, ``seed``, ``feed`` …
 
     Example:
         ``Trainer(callbacks=[StreamLoaders(train=[augment], validate=[normalize])])``
@@ -44,21 +44,21 @@ class StreamLoaders(_Callback):  # type: ignore[misc]
         self._training: weakref.WeakSet[StreamedLoader] = weakref.WeakSet()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Have what the strategy makes of a loader wrapped."""
+        """Wrap each loader after the strategy has processed it."""
         strategy = trainer.strategy
-        vars(strategy).pop("process_dataloader", None)  # of a run that was interrupted
+        vars(strategy).pop("process_dataloader", None)  # left by an interrupted run
         strategy.process_dataloader = partial(self._wrapped, trainer, strategy.process_dataloader)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Leave the strategy as it was."""
+        """Restore the strategy's own method."""
         vars(trainer.strategy).pop("process_dataloader", None)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Have a resumed run begin with its epoch, also where its state is of the last batch of the one before."""
+        """Set the epoch of a resumed run, also if its checkpoint is of the last batch of the epoch before."""
         self.on_train_epoch_start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Have draws be those of this epoch."""
+        """Key the draws by this epoch."""
         for loader in self._training:
             loader.set_epoch(trainer.current_epoch)
 

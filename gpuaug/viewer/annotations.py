@@ -1,7 +1,7 @@
-"""What lies over the picture of one sample: boxes, masks and keypoints, in the coordinates of pixel edges.
+"""Annotations of one sample: boxes, masks and keypoints, in coordinates of pixel edges, where the first pixel is [0, 1].
 
-The first pixel reaches from 0 to 1. Kornia's coordinates are those of pixel centres and count the last pixel of a box in, so
-its boxes end one further; those of target dicts are torchvision's, which are of pixel edges as they are.
+Kornia's coordinates are those of pixel centres, and its boxes include their last pixel, so a side is one pixel longer than
+the difference of its corners. Target dicts have torchvision's coordinates, which are those of pixel edges.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,22 +19,22 @@ from gpuaug.viewer.follow import Row
 Array = NDArray[Any]
 
 _IGNORED = 255
-"""By what data sets and losses have agreed on."""
+"""Mask value for pixels to ignore, by the convention of data sets and losses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Four corners, clockwise from the top left, (4, 2), and what is written at it."""
+    """Corners (4, 2), (x, y) clockwise from the top left, and a label."""
 
     corners: Array
     text: str
     number: int
-    """What it has its colour by; less than 0 for what is to be ignored."""
+    """Index of its colour; less than 0 for an object to ignore."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """The pixels that are covered, (H, W) bool."""
+    """(H, W) bool mask of the pixels that the object covers."""
 
     covers: Array
     number: int
@@ -42,7 +42,7 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Keypoints, (K, 2)."""
+    """Keypoints (K, 2), as (x, y)."""
 
     places: Array
     number: int
@@ -50,7 +50,7 @@ class Points:
 
 @dataclass
 class Annotations:
-    """All of one sample."""
+    """All annotations of one sample."""
 
     boxes: list[Box] = field(default_factory=list)
     masks: list[Mask] = field(default_factory=list)
@@ -58,14 +58,14 @@ class Annotations:
 
 
 def overlay(row: Row, sample: int, shape: tuple[int, int], form: str, name: Callable[[Any], str]) -> Annotations:
-    """What lies over one sample of a row.
+    """The annotations of one image of a row.
 
     Args:
         row: The row.
-        sample: Which of its images. Where there is one entry for several views of a sample, they share it.
+        sample: Index of the image. Views of a sample share its annotations where there is one entry for all of them.
         shape: Height and width of the image.
-        form: What the boxes of target dicts are, as in ``gpuaug.fusion.options.Options``.
-        name: Says a class.
+        form: Form of the boxes in target dicts, as in ``gpuaug.fusion.options.Options``.
+        name: Gives a class its name.
 
     Raises:
         ArgumentError: If boxes have a form that cannot be drawn.
@@ -90,7 +90,7 @@ def overlay(row: Row, sample: int, shape: tuple[int, int], form: str, name: Call
 
 
 def _of(value: Any, sample: int) -> Array:
-    """A sample's entry, also where views share one."""
+    """The entry of image ``sample``; views of a sample share one where there are fewer entries than images."""
     found = torch.as_tensor(value[sample % len(value)])
     return (found.float() if found.is_floating_point() else found).numpy()
 
@@ -120,7 +120,7 @@ def _add_target(
 
 
 def _labels(value: Any) -> list[Any] | None:
-    """Numbers or words, one for each box, if the value has such."""
+    """Class numbers or names, one for each box; ``None`` for any other value."""
     value = value.tolist() if isinstance(value, np.ndarray) else value
     if isinstance(value, str):
         return None
@@ -147,7 +147,7 @@ def _boxes(corners: Array, said: Sequence[str] | None, valid: Array | None) -> I
 
 
 def _of_kornia(boxes: Array, key: str) -> Array:
-    """(N, 4, 2) edges of boxes whose coordinates are those of pixel centres."""
+    """(N, 4, 2) corners in pixel edges, from Kornia's boxes in pixel centres."""
     if key == "bbox":
         centre = boxes.mean(1, keepdims=True)
         return boxes + 0.5 + 0.5 * np.sign(boxes - centre)  # type: ignore[no-any-return]
@@ -156,7 +156,7 @@ def _of_kornia(boxes: Array, key: str) -> Array:
 
 
 def _upright(boxes: Array, form: str, shape: tuple[int, int]) -> Array:
-    """(N, 4, 2) edges of boxes of a form of target dicts."""
+    """(N, 4, 2) corners in pixel edges, from boxes of a target dict."""
     if form == "cxcywh_share":
         boxes, form = boxes * np.array([shape[1], shape[0]] * 2), "cxcywh"
     first, last = boxes[:, :2], boxes[:, 2:]
@@ -178,7 +178,7 @@ def _corners(first: Array, last: Array) -> Array:
 
 
 def _masks(masks: Array) -> Iterator[Mask]:
-    """One mask has a colour for each value in it but 0, and several have one each."""
+    """The masks of a sample. One (H, W) is a label map with a mask for each value but 0; several (N, H, W) are masks."""
     if masks.ndim == 3 and len(masks) != 1:
         yield from (Mask(mask > 0.5, number) for number, mask in enumerate(masks))
         return

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 _CONSTANT = ("Normalize", "Denormalize", "CenterCrop", "PadTo", "Resize")
-"""Modules that draw nothing, and so tell nothing of a sample."""
+"""Modules without random draws, which captions leave out."""
 
 _LEAST_SHARE = 0.005
-"""A class with less of a label is not named."""
+"""Smallest share of a mixed label at which a class is named."""
 
 _PAIRS = (("shift", "shift", 0.0), ("translate", "shift", 0.0), ("shear", "shear", 0.0), ("scale", "scale", 1.0))
 _RECTANGLES = (("width", "height", "x", "y"), ("widths", "heights", "xs", "ys"), ("sides_x", "sides_y", "start_x", "start_y"))
@@ -20,23 +20,23 @@ _NEUTRAL = {"additions": 0.0, "gain": 1.0}
 
 
 def drawn(draws: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """A line for each module that drew something for the sample, but for those that always do the same."""
+    """A line for each module that drew something for the sample; modules in ``_CONSTANT`` are left out."""
     lines = [_line(_kind(name), dict(numbers)) for name, numbers in draws.items() if _kind(name) not in _CONSTANT]
     return lines or ["as it was"]
 
 
 Label = tuple[tuple[str, str], ...]
-"""The names of classes, and what is written behind each of them."""
+"""(class name, text after it) for each class of a label."""
 
 
 def label(value: Tensor, name: Callable[[Any], str], *, mixed: bool, rest: bool) -> Label:
-    """One sample's label: its class, or the two with the largest shares and these.
+    """One sample's label: its class, or the two classes with the largest shares and these shares.
 
     Args:
-        value: A class; a share for each; or, where it is ``mixed``, Kornia's own class, partner's class and share.
-        name: Says a class.
-        mixed: Whether it is Kornia's label of mixed images.
-        rest: Whether Kornia's share is that of the sample itself.
+        value: A class; or (classes,) shares; or, where it is ``mixed``, (3,): own class, partner's class, lambda.
+        name: Gives a class its name.
+        mixed: Whether ``value`` is Kornia's label of mixed images.
+        rest: Whether Kornia's lambda is the sample's own share, and not its partner's.
     """
     if value.ndim == 0:
         return ((name(value.item()), ""),)
@@ -54,7 +54,7 @@ def label(value: Tensor, name: Callable[[Any], str], *, mixed: bool, rest: bool)
 
 
 def namer(classes: Sequence[Any] | None, nameless: str = "{}") -> Callable[[Any], str]:
-    """Says a class by its name, or its number where it has none, put into ``nameless``. A word is its own name."""
+    """A function from a class to its name: its entry in ``classes``, else its number formatted by ``nameless``. Text stays."""
     if not isinstance(classes, list | tuple):
         classes = ()
 
@@ -78,13 +78,13 @@ def is_labels(value: Any, count: int) -> bool:
 
 
 def is_words(value: Any, count: int) -> bool:
-    """Whether a value is a list of words, as many for each of ``count`` samples."""
+    """Whether a value is a list of strings whose length is a multiple of ``count`` samples."""
     words = isinstance(value, list | tuple) and len(value) > 0 and len(value) % count == 0
     return words and all(isinstance(each, str) for each in value)
 
 
 def _kind(name: str) -> str:
-    """A module's name without the way to it and its number, and what all share."""
+    """A module's name without its path, its number, ``Random`` and ``V2``."""
     bare = re.sub(r"(_\d+)?( \(\d+\))?$", "", name.rsplit("/", 1)[-1])
     return bare.removeprefix("Random").removesuffix("V2")
 
@@ -112,7 +112,7 @@ def _line(kind: str, numbers: dict[str, float]) -> str:
         parts.append(f"of sample {round(numbers.pop('partner'))}")
     for name, value in numbers.items():
         if "end_points" in name:
-            continue  # four corners, which the picture tells
+            continue  # four corners: the picture shows them
         stem = name.removesuffix("_factor")
         if value != _NEUTRAL.get(stem):
             parts.append(_said(value) if stem == kind.lower() else f"{stem} {_said(value)}")
@@ -120,7 +120,7 @@ def _line(kind: str, numbers: dict[str, float]) -> str:
 
 
 def _said(value: float) -> str:
-    """A figure with two digits behind the point, where it has any and they say something."""
+    """A number with two decimals; integers without, and one significant digit below 0.01."""
     if value == round(value):
         return f"{value:.0f}"
     return f"{value:.1g}" if abs(value) < 0.01 else f"{value:.2f}"

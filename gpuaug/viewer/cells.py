@@ -1,4 +1,4 @@
-"""What is in the cells of the picture: a line of them for each batch of images, a cell for each sample."""
+"""The cells of the picture: a line of cells for each batch of images, with a cell for each sample."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,22 +24,22 @@ _LABELS = ("label", "labels", "class", "classes", "target", "targets", "y")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One picture and what is written around it."""
+    """One image and the texts around it."""
 
     pixels: NDArray[np.float32]
     overlay: Annotations
     number: int
-    """Which of the batch's samples it is; less than 0 where a cell above it says so."""
+    """Index of the sample in the batch; less than 0 where a cell above shows it."""
     label: captions.Label
-    """Nothing where it is that of a cell above."""
+    """The sample's label; empty where it equals the label of the cell above."""
     note: str
-    """What the picture does not tell of itself."""
+    """Size of the image, and changes that were made to show it."""
     draws: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The pictures of all samples at one place of the batch, or of one view of them."""
+    """The images of all samples in one member of the batch, or one view of them."""
 
     name: str
     cells: tuple[Cell, ...]
@@ -50,9 +50,9 @@ def lines_of(taken: Trace, followed: Followed, count: int, classes: Any) -> list
 
     Args:
         taken: The batch.
-        followed: Where its images are.
-        count: How many samples.
-        classes: The names of the classes, if there are any.
+        followed: The members that are its images.
+        count: Number of samples to show.
+        classes: Names of the classes, or ``None``.
 
     Raises:
         ArgumentError: If there are no samples, or images after a stage are not of these samples.
@@ -76,7 +76,7 @@ def lines_of(taken: Trace, followed: Followed, count: int, classes: Any) -> list
 
 
 class _Making:
-    """Makes cells."""
+    """Makes the lines of one picture."""
 
     def __init__(self, taken: Trace, before: Row, size: int, count: int, classes: Any) -> None:
         self._before, self._size, self._count, self._classes = before, size, count, classes
@@ -103,13 +103,13 @@ class _Making:
         return Line(name, tuple(cells))
 
     def _drawn(self, ran: StageTrace, given: Images, index: int) -> list[str]:
-        """What a fused pipeline drew for a sample; nothing is known of other transforms."""
+        """Lines on the draws of a fused pipeline for a sample; none for other transforms, whose draws are unknown."""
         if not isinstance(ran.transform, Fused):
             return []
         if id(ran) not in self._draws:
             self._draws[id(ran)] = _draws(ran.transform, given, ran.seed)
         draws = self._draws[id(ran)]
-        # Of a stage before the one that made the views, all views of a sample have the same.
+        # A stage before the one that makes views draws once for all views of a sample.
         return captions.drawn(draws.of(index % len(draws)))
 
     def _label(self, row: Row, index: int) -> captions.Label:
@@ -124,7 +124,7 @@ class _Making:
         if not isinstance(value, Tensor):
             return ((value[index % len(value)], ""),)
         if value.ndim == 3:
-            value = value[0]  # of Kornia's several mixes, of which there is one
+            value = value[0]  # (mixes, B, 3) of Kornia's several mixes: there is only one
         if value.ndim == 2 and not value.is_floating_point():
             return ()  # classes of boxes
         keyed = [ran.transform for ran, _ in row.through if "class" in _keys(ran)]
@@ -135,7 +135,7 @@ class _Making:
 
 
 def _draws(fused: Fused, images: Images, seed: int) -> Draws:
-    """What a fused stage drew in a call with that seed."""
+    """The draws of a fused pipeline in a call with ``seed``."""
     shape: Any = images if isinstance(images, Ragged) else getattr(images, "shape", None)
     return fused.draw(shape, seed)
 
@@ -150,7 +150,7 @@ def _views(images: Images, size: int) -> int:
 
 
 def _name_of(row: Row) -> str:
-    """Of one of several members that stages wrote images to."""
+    """Name of a line, where stages wrote images to several members."""
     last = row.place[-1] if row.place else 0
     return last if isinstance(last, str) else f"after {row.through[-1][0].name}"
 

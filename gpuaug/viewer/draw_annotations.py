@@ -1,4 +1,4 @@
-"""Boxes, masks and keypoints drawn over a picture, so that they are seen on any."""
+"""Draws boxes, masks and keypoints over a picture, visible on any background."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from gpuaug.viewer.annotations import Annotations, Box, Mask
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, which eyes of every kind tell apart, in an order that puts unlike ones next to each other.
+# The palette of Okabe and Ito, for all kinds of colour vision, in an order in which neighbours differ most.
 COLOURS = ("#e69f00", "#56b4e9", "#d55e00", "#009e73", "#f0e442", "#cc79a7", "#0072b2")
 _IGNORED = "#9aa0a6"
 
@@ -20,18 +20,18 @@ _LONGEST = 18  # characters of a class
 
 
 def colour(number: int) -> str:
-    """Of the box, mask or points of that number."""
+    """Colour of the box, mask or keypoints with this number."""
     return COLOURS[number % len(COLOURS)] if number >= 0 else _IGNORED
 
 
 def draw_annotations(axes: "Axes", over: Annotations, shape: tuple[int, int], width_in: float) -> None:
-    """Draw all that lies over a picture.
+    """Draw the annotations of a picture.
 
     Args:
-        axes: The picture's, in which a pixel is a unit, and the first reaches from 0 to 1.
-        over: What to draw.
+        axes: The picture's axes, in pixels; the first pixel is [0, 1].
+        over: The annotations.
         shape: Height and width of the picture in pixels.
-        width_in: Of the axes.
+        width_in: Width of the axes in inches.
     """
     from matplotlib.patches import Polygon, Rectangle
     from matplotlib.patheffects import Normal, withStroke
@@ -63,7 +63,7 @@ def _fill(axes: "Axes", masks: list[Mask], shape: tuple[int, int]) -> None:
 
 
 def _outline(axes: "Axes", mask: Mask) -> None:
-    """A line around what is covered, also along the edge of the picture."""
+    """The outline of a mask, closed along the picture's edge."""
     from matplotlib.patheffects import Normal, withStroke
 
     if not mask.covers.any():
@@ -75,7 +75,7 @@ def _outline(axes: "Axes", mask: Mask) -> None:
 
 
 def _name(axes: "Axes", boxes: list[Box], shape: tuple[int, int], width_in: float) -> None:
-    """Write at each box what it is: where it is seen, within the picture, and not over another name if there is room."""
+    """Write each box's label next to its visible part, within the picture and, where there is room, over no other label."""
     from matplotlib.colors import to_rgb
 
     height, width = shape

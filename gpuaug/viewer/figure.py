@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 _MOST_COLUMNS = 8
 _CELL_IN = {1: 3.6, 2: 3.0, 3: 2.6, 4: 2.3, 5: 2.0, 6: 1.9}
 _NARROWEST_IN = 1.75
-_TALLEST = 1.5  # times its width
-_LOWEST_IN = 0.6  # what the name of a line needs
+_TALLEST = 1.5  # height of a picture over the width of a cell, at most
+_LOWEST_IN = 0.6  # room for the name of a line
 _GAP_IN, _BETWEEN_IN, _MARGIN_IN = 0.12, 0.22, 0.12
 _TITLE_PT, _ABOVE_PT, _TEXT_PT = 9.5, 8.0, 6.8
-_LINE = 1.32  # from one line of a text to the next, in its size
-_SPACE = 0.32  # the width of one, in its size
+_LINE = 1.32  # distance between lines of text, in font sizes
+_SPACE = 0.32  # width of a space, in font sizes
 _MOST_LINES = 8
 _GREY = "#6b7280"
 
@@ -31,21 +31,22 @@ _GREY = "#6b7280"
 def show(loader: StreamedLoader, n: int = 8) -> "Figure":
     """Draw samples before and after a loader's stages, with what they drew: look before you train.
 
-    A column is a sample: as the wrapped loader gives it, and beneath as the training loop will get it, a line for each member
-    of the batch that stages write images to and for each view. Over the pictures are labels, boxes, masks and keypoints:
-    those that a stage names by Kornia's data keys, and lists of target dicts. Beneath them is what ``gpuaug.fuse`` drew.
-    The batch is the one that the next iterator begins with, and the loader is left as it was, as by ``gpuaug.profile``.
+    A column is a sample. Its first picture is the sample as the wrapped loader gives it; below are the images that the
+    training loop will get, a line for each member of the batch that stages write images to and for each view. Over the
+    pictures are labels, boxes, masks and keypoints: members that a stage names by Kornia's data keys, and lists of target
+    dicts. Below each picture are the draws of ``gpuaug.fuse``. The batch is the first one of the next iterator, and the
+    loader is left as it was, as by ``gpuaug.profile``.
 
-    Images are brought back to [0, 1]: a ``Normalize`` in a fused or Kornia pipeline is undone, and of others that leave that
-    range, half of a hundredth at either end is cut off and the rest stretched, which is said. Feature stages, and those
-    behind them, do not run.
+    Images are shown in [0, 1]: a ``Normalize`` in a fused or Kornia pipeline is undone. Other images outside [0, 1] are
+    rescaled to the range between their own 0.5 and 99.5 percentiles, with a note. Feature stages, and stages after them, do
+    not run.
 
     Args:
-        loader: What the training loop iterates over.
-        n: How many samples, if the batch has as many. There are up to eight in a row.
+        loader: The loader that the training loop iterates over.
+        n: Number of samples to show, at most the batch's. There are up to eight in a row.
 
     Returns:
-        A figure of its own, which no pyplot state knows: a notebook shows it, and ``savefig`` writes it.
+        A figure outside pyplot's state: a notebook shows it, and ``savefig`` writes it.
 
     Raises:
         ArgumentError, ArgumentTypeError: If the loader or ``n`` cannot work, there is no batch, or there are no images in it;
@@ -53,7 +54,7 @@ def show(loader: StreamedLoader, n: int = 8) -> "Figure":
         Exception: What the wrapped loader or a stage raises.
 
     Cost:
-        One batch, and a copy of it to the host for each stage, which is waited for.
+        Loads one batch, and copies it to the host after each stage, synchronously.
 
     Examples:
         >>> loader = StreamedLoader([torch.rand(4, 3, 8, 8)], [lambda images: images.flip(-1)], device="cpu")
@@ -70,7 +71,7 @@ def show(loader: StreamedLoader, n: int = 8) -> "Figure":
 
 
 def _classes(loader: StreamedLoader) -> Any:
-    """The names of the classes, where the data set has them."""
+    """The data set's names of classes, or ``None``."""
     dataset: Any = getattr(loader.loader, "dataset", None)
     while not hasattr(dataset, "classes") and hasattr(dataset, "dataset"):
         dataset = dataset.dataset
@@ -87,7 +88,7 @@ def _title(taken: Trace, followed: Followed, count: int) -> str:
 
 
 def _figure(lines: Sequence[Line], title: str) -> "Figure":
-    """Draw. The layout is made by hand, because texts have to know how much room there is."""
+    """The figure, laid out in inches by hand: texts are wrapped to the room that they have."""
     from gpuaug.core.figure import Figure
 
     count = len(lines[0].cells)
@@ -115,13 +116,13 @@ def _figure(lines: Sequence[Line], title: str) -> "Figure":
 
 
 class _Laid:
-    """Some cells of a line, side by side: how high they are, and their drawing. All in inches, from the top left."""
+    """Cells of a line, side by side: their height and their drawing, in inches from the top left."""
 
     def __init__(self, line: Line, samples: range, cell_in: float) -> None:
         self._name = line.name
         self._cells = [line.cells[sample] for sample in samples]
         self._cell_in = cell_in
-        # What is the same for all is said once.
+        # A note that all cells share is written once.
         notes = {cell.note for cell in line.cells}
         self._note = notes.pop() if len(notes) == 1 else ""
         self._notes = [[] if self._note else wrapped(cell.note, _TEXT_PT, cell_in) for cell in self._cells]
@@ -135,13 +136,13 @@ class _Laid:
         self.height_in = self._above_in + max(self._beside_in, *downs)
 
     def _shape_in(self, cell: Cell) -> tuple[float, float]:
-        """Width and height of a picture."""
+        """(width, height) of a cell's picture in inches."""
         height, width = cell.pixels.shape[:2]
         scale = self._cell_in * min(1 / width, _TALLEST / height)
         return width * scale, height * scale
 
     def draw(self, figure: "Figure", left_in: float, top_in: float) -> None:
-        """Draw into ``figure``, from there on."""
+        """Draw into ``figure`` with the top left corner at (``left_in``, ``top_in``)."""
         width_in, height_in = figure.get_size_inches()
 
         def write(x: float, y: float, text: str, size: float, **look: Any) -> None:
@@ -176,7 +177,7 @@ class _Laid:
 
 
 def _labelled(cell: Cell, room_in: float) -> str:
-    """What is written above a cell, with names as short as they have to be."""
+    """The text above a cell: number and label, with class names shortened until it fits."""
     text = number = str(cell.number) if cell.number >= 0 else ""
     for longest in range(max((len(name) for name, _ in cell.label), default=0) + 2, 2, -1):
         label = ", ".join(f"{shortened(name, longest)}{share}" for name, share in cell.label)
@@ -187,13 +188,13 @@ def _labelled(cell: Cell, room_in: float) -> str:
 
 
 def _said(draws: Sequence[str], room_in: float) -> list[str]:
-    """The draws of a sample in lines that fit."""
+    """The draws of a sample, wrapped into at most ``_MOST_LINES`` lines."""
     found = [line for draw in draws for line in wrapped(draw, _TEXT_PT, room_in, indent=3)]
     return found if len(found) <= _MOST_LINES else [*found[: _MOST_LINES - 1], "…"]
 
 
 def wrapped(text: str, size: float, room_in: float, indent: int = 0) -> list[str]:
-    """Lines of a text that are no wider than ``room_in``, those after the first behind some spaces."""
+    """``text`` in lines no wider than ``room_in`` inches; lines after the first begin with ``indent`` spaces."""
     lines: list[str] = []
     room = room_in
     for word in text.split(" "):
@@ -207,7 +208,7 @@ def wrapped(text: str, size: float, room_in: float, indent: int = 0) -> list[str
 
 
 def fitted(text: str, size: float, room_in: float) -> str:
-    """``text``, without its middle if it is wider than ``room_in``."""
+    """``text``, with its middle left out until it is no wider than ``room_in`` inches."""
     for length in range(len(text), 1, -1):
         shorter = shortened(text, length)
         if text_width_in(shorter, size) <= room_in:

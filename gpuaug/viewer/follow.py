@@ -1,4 +1,4 @@
-"""Where in a batch its images are, what goes along with them, and what becomes of both from stage to stage."""
+"""Finds the images and targets in a batch, and follows both from stage to stage."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +16,10 @@ from gpuaug.stages.selection import Selection
 from gpuaug.viewer.trace import StageTrace, Trace
 
 Place = tuple[Any, ...]
-"""The way to a member: indices, keys and fields."""
+"""Path to a member of a batch: indices, keys and fields."""
 
 Images = Tensor | Ragged | Sequence[Tensor]
-"""(B, C, H, W), or B times (C, h, w)."""
+"""A tensor (B, C, H, W), or B images (C, h, w)."""
 
 _PARTS = ("boxes", "bbox", "masks", "keypoints")
 _NAMES = ("image", "images", "img", "imgs", "input", "inputs", "pixel_values", "x")
@@ -29,22 +29,22 @@ _NOT_PIXELS = (torch.bool, torch.int64, torch.complex64, torch.complex128)
 
 @dataclass(frozen=True)
 class Row:
-    """Images of the same samples, at one place of the batch."""
+    """The images at one place of a batch, with their targets."""
 
     place: Place
     batch: Batch
     keys: Mapping[Place, str] = field(default_factory=dict)
-    """What goes along with them, by Kornia's name for it."""
+    """Kornia's data key of each target, by its place."""
     through: tuple[tuple[StageTrace, Images], ...] = ()
-    """The stages that they went through, with the images that each was given."""
+    """(stage, its input images) for each stage that worked on them."""
 
     @property
     def images(self) -> list[Images]:
-        """What is at the place: one batch of images, or several in a list."""
+        """The batches of images at the place: one, or several views."""
         return images_of(get(self.batch, self.place))
 
     def under(self, key: str) -> list[Any]:
-        """What the batch has under one of Kornia's names."""
+        """The targets with one of Kornia's data keys."""
         return [value for place, found in self.keys.items() if found == key and (value := get(self.batch, place)) is not None]
 
 
@@ -54,9 +54,9 @@ class Followed:
 
     before: Row
     after: tuple[Row, ...]
-    """For each member that stages wrote images to."""
+    """A row for each member that stages wrote images to."""
     ends: tuple[str, ...]
-    """Stages that gave something else than images in their place."""
+    """Names of stages that replaced images by something else."""
 
 
 def follow(taken: Trace) -> Followed:
@@ -94,7 +94,7 @@ def follow(taken: Trace) -> Followed:
                 f"{type(taken.states[0]).__name__}. Name them with on= of the first stage, or see what the loader yields."
             )
         before = Row(place, taken.states[0])
-    # What stages did to the rest of the batch meanwhile belongs to the picture too.
+    # The rest of the batch is shown as the last stage left it.
     last = taken.states[-1]
     after = [replace(row, batch=last) if images_of(get(last, row.place)) else row for row in rows.values()]
     return Followed(_with_targets(before), tuple(map(_with_targets, after)), tuple(ends))
@@ -128,7 +128,7 @@ def walk(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
 
 
 def images_of(value: Any) -> list[Images]:
-    """What can be drawn of a member: a batch of images, or several of them in a list; else nothing."""
+    """The batches of images in a member that can be drawn: one, or several views from a list; else an empty list."""
     if isinstance(value, Tensor):
         single = value.ndim == 3 and value.shape[0] in (1, 3)
         fits = value.dtype not in _NOT_PIXELS and (value.ndim == 4 or single) and 0 not in value.shape[-3:]
@@ -139,14 +139,14 @@ def images_of(value: Any) -> list[Images]:
         return []
     if value and all(each.ndim == 3 and images_of(each) for each in value):
         return [value]
-    # With other channels they are other things than views: masks.
+    # Views have equal numbers of channels; masks beside images have another.
     views = len({each.shape[1] for each in value if each.ndim == 4}) == 1 and all(each.ndim == 4 for each in value)
     found = [images_of(each) for each in value] if views else []
     return [each[0] for each in found] if all(found) else []
 
 
 def _with_targets(row: Row) -> Row:
-    """The row with target dicts that no stage has named: they can be told from all else."""
+    """The row, with target dicts that no stage names: their keys tell them from other members."""
     if "targets" in row.keys.values():
         return row
     return replace(row, keys={**row.keys, **{place: "targets" for place, value in walk(row.batch) if _is_targets(value)}})
@@ -158,14 +158,14 @@ def _is_targets(value: Any) -> bool:
 
 
 def _search(batch: Batch) -> Place | None:
-    """The place of the first images, or of the first under a name for them."""
+    """The place of the images: the first with a usual name such as ``image``, else the first of all."""
     found = [place for place, value in walk(batch) if images_of(value)]
     named = [place for place in found if place and str(place[-1]).lower() in _NAMES]
     return next(iter(named or found), None)
 
 
 def _moves(selection: Selection, given: Batch, gave: Batch) -> Iterator[tuple[Place, Place, str | None]]:
-    """From where to where a stage takes each member that it works on, and what Kornia calls it."""
+    """(input place, output place, Kornia's data key) of each member that a stage works on."""
     on, into = selection.on, selection.into
     if on is None:
         start = _search(given)

@@ -1,4 +1,4 @@
-"""Images as they are shown: in [0, 1], un-normalised, of one channel or three."""
+"""Images to show: in [0, 1], un-normalised, with one channel or three."""
 
 from typing import Any
 
@@ -8,17 +8,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _OUTSIDE = 1 / 255
-"""How far values may leave [0, 1] and still be taken for a picture that is in it."""
+"""Distance from [0, 1] up to which values are clamped instead of rescaled."""
 
 _SHARES = (0.005, 0.995)
 
 
 def shown(image: Tensor, normalized_by: tuple[Tensor, Tensor] | None = None) -> tuple[NDArray[np.float32], str]:
-    """What is drawn of an image, and what was done to it that its values do not tell.
+    """(pixels to draw, note on changes that were made to show them).
 
     Args:
-        image: On the host.
-        normalized_by: Mean and deviation that it was normalised by.
+        image: An image on the host.
+        normalized_by: (mean, standard deviation) that it was normalised by.
 
     Shape:
         - image: (C, H, W)
@@ -35,7 +35,7 @@ def shown(image: Tensor, normalized_by: tuple[Tensor, Tensor] | None = None) -> 
     else:
         values, stretched = _in_range(values)
         notes += ["stretched"] if stretched else []
-    values = values.nan_to_num(0.0).clamp(0, 1)  # of one value all over, stretching leaves no number
+    values = values.nan_to_num(0.0).clamp(0, 1)  # rescaling an image of one value gives NaN
     if count not in (1, 3):
         kept = 3 if count > 3 else 1
         notes.insert(0, f"{'channels 1 to 3' if kept == 3 else 'channel 1'} of {count}")
@@ -45,7 +45,7 @@ def shown(image: Tensor, normalized_by: tuple[Tensor, Tensor] | None = None) -> 
 
 
 def _in_range(values: Tensor) -> tuple[Tensor, bool]:
-    """Values in [0, 1]: as they are where they are in it, or else between what all but a hundredth of them lie."""
+    """(values in [0, 1], whether they were rescaled). Others are rescaled between their 0.5 and 99.5 percentiles."""
     finite = values[values.isfinite()].numpy()
     if not finite.size or (finite.min() >= -_OUTSIDE and finite.max() <= 1 + _OUTSIDE):
         return values, False

@@ -28,39 +28,39 @@ class StageTrace:
     name: str
     selection: Selection
     transform: Any
-    """What it called; ``None`` for a stage of the user's own kind."""
+    """The callable of a ``TransformStage``; ``None`` for other stages."""
     seed: int
-    """Of the first call within it that draws by itself."""
+    """Seed of the first call within it that draws by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The batch that the loader's next iterator begins with."""
+    """The first batch of the loader's next iterator."""
 
     position: Position
     ran: tuple[StageTrace, ...]
     states: tuple[Batch, ...]
-    """The batch on the host as it was loaded, and after each stage that ran."""
+    """The batch on the host: as loaded, then after each stage that ran."""
     left_out: tuple[str, ...]
-    """Stages that did not run: feature stages, and those behind them."""
+    """Names of stages that did not run: the first feature stage and all after it."""
 
 
 def take(loader: StreamedLoader) -> Trace:
-    """Take the batch that the next iterator would begin with, and leave the loader as it was.
+    """Run the first batch of the next iterator, and leave the loader as it was.
 
-    Stages run as they do in a loop, up to the first feature stage: their draws are those that the loop will get.
+    Stages run as in a loop, up to the first feature stage, with the draws that the loop will get.
 
     Raises:
         ArgumentError: If there is no batch.
         Exception: What the wrapped loader or a stage raises.
 
     Cost:
-        A batch, and a copy of it to the host for each stage, which is waited for.
+        Loads one batch, and copies it to the host after each stage, synchronously.
     """
     count = next((at for at, stage in enumerate(loader.stages) if isinstance(stage, FeatureStage)), len(loader.stages))
     states: list[Batch] = []
     inspection = Inspection(loader)
-    # Images are shown from when they are decoded on.
+    # The first state is the decoded batch: decode stages are not watched.
     watched = [bound if bound.ahead else _Watched(bound, states, loader) for bound, _ in inspection.stages[:count]]
     with left_as_it_was(loader), closing(inspection.begin(FixedDepth(0), watched)) as pipelined:
         position, consumer = pipelined.position, inspection.lanes.consumer()
@@ -79,7 +79,7 @@ def take(loader: StreamedLoader) -> Trace:
 
 
 class _Watched(BoundStage):
-    """A stage that runs as it does in a loop, and keeps copies of the batch that it is given and of the one that it gives."""
+    """A stage that runs as in a loop, and keeps host copies of its first input and of its output."""
 
     def __init__(self, inner: BoundStage, states: list[Batch], loader: StreamedLoader) -> None:
         self.name, self.lane, self.range_name = inner.name, inner.lane, inner.range_name
@@ -100,8 +100,8 @@ class _Watched(BoundStage):
 
 
 def _on_host(batch: Batch, loader: StreamedLoader) -> Batch:
-    """A copy: a transform may write to what it is given."""
-    synchronize(loader.device)  # on whichever lane it was made
+    """A copy on the host, since a transform may write to its input."""
+    synchronize(loader.device)  # the batch may come from any lane
 
     def copied(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
