@@ -1,1 +1,1 @@
-"""How it is measured: flags, rounds, loops, timing, and the rows of a result."""
+"""The measuring: flags, rounds, loops, timing, and the rows of a result."""

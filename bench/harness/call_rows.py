@@ -1,4 +1,4 @@
-"""Rows that repeat one call on a batch that is made before: in windows, and one call at a time."""
+"""Rows that repeat one call on a prepared batch: in windows, and one call at a time."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from bench.harness import timing
 from gpuaug.benchkit.windows import Variant, synchronize
 
 AugmentCall = Callable[[], Any]
-"""Augments a batch once, or a part of it, and returns what came out."""
+"""Augments a batch, or a part of it, and returns the result."""
 
 FEW_LAUNCHES, MANY_LAUNCHES = 8, 400
-"""Kernels of a call, about. They bound how many calls are queued at once without the host waiting."""
+"""Approximate numbers of kernels per call. They bound how many calls can be queued before the host waits."""
 
 _CALLS, _SECONDS = 30, 0.15
 
@@ -25,9 +25,9 @@ class CallRow(Variant):
     """A row that does the same call over and over.
 
     Args:
-        call: What a step does.
-        share: Of a batch, that a call works on.
-        launches: ``FEW_LAUNCHES`` or ``MANY_LAUNCHES``, or none where a call works on streams and threads of its own.
+        call: The call that a step makes.
+        share: Share of a batch that a call works on.
+        launches: ``FEW_LAUNCHES``, ``MANY_LAUNCHES``, or ``None`` for a call that works on streams and threads of its own.
     """
 
     call: AugmentCall
@@ -38,7 +38,7 @@ class CallRow(Variant):
 def call_row(
     name: str, call: AugmentCall, batch_size: int, *, images: int = 0, launches: int | None = MANY_LAUNCHES, discard: int = 0
 ) -> CallRow:
-    """The row of ``call``, which works on ``images`` images of a batch, or on all of them."""
+    """The row of ``call``, which works on ``images`` images of a batch. 0: on the whole batch."""
     images = min(images or batch_size, batch_size)
 
     def steps() -> Iterator[int]:
@@ -50,7 +50,7 @@ def call_row(
 
 
 def batch_figures(row: Variant, device: torch.device) -> dict[str, float]:
-    """``call_figures``, scaled to a whole batch. Empty for rows that are no calls, where other threads take part."""
+    """``call_figures``, scaled to a whole batch. Empty for rows other than ``CallRow``, which use other threads too."""
     if not isinstance(row, CallRow):
         return {}
     return {
@@ -63,9 +63,9 @@ def call_figures(call: AugmentCall, device: torch.device, *, launches: int | Non
     """Time of one call: on the host with an idle device, and on a GPU.
 
     Args:
-        call: Works on the current stream, unless ``launches`` is none.
-        device: What it works on.
-        launches: About how many kernels it launches; none where it works on streams of its own, ahead of the call.
+        call: Works on the current stream, unless ``launches`` is ``None``.
+        device: The device that it works on.
+        launches: Approximate number of kernels that it launches; ``None`` if it works on streams of its own, ahead of the call.
     """
     taken: list[float] = []
     end = perf_counter() + _SECONDS

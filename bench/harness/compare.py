@@ -2,9 +2,9 @@
 
     python -m bench compare before.json after.json --json comparison.json
 
-Rows are matched by case, batch size and name. For each: its rate in both (or its time, where it has no rate), the second over
-the first, and whether the fastest and slowest rounds of one overlap with those of the other, where rounds are known: then the
-difference is within the spread, and more rounds are needed to see one.
+Rows are matched by case, batch size and name. For each row: its rate in both results (or its time, where it has no rate), the
+ratio of the second to the first, and, where rounds are known, whether the ranges of both results' rounds overlap. If they do,
+the difference is within the spread, and only more rounds can show one.
 """
 
 import json
@@ -26,10 +26,10 @@ Key = tuple[str, str, str]
 
 
 def compare(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    """What ``b`` is beside ``a``.
+    """The comparison of ``b`` with ``a``.
 
     Raises:
-        ValueError: If they are not of one suite, or two rows of one are called the same.
+        ValueError: If they are not of one suite, or two rows of one result have the same name.
     """
     if a["suite"] != b["suite"]:
         raise ValueError(f"results must be of one suite, got {a['suite']!r} and {b['suite']!r}. Compare two runs of the same.")
@@ -84,7 +84,7 @@ def _labels(key: Key) -> dict[str, Any]:
 
 def _row(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     figure = _figure(a, b)
-    # Rounds are of the rate that a row is drawn by; a time has none.
+    # Rounds are kept for a row's rate only, not for times.
     rounds = (a.get("rounds"), b.get("rounds")) if figure.endswith("_per_s") else (None, None)
     within = max(map(min, rounds)) <= min(map(max, rounds)) if all(rounds) else None
     return {"figure": figure, "a": a[figure], "b": b[figure], "ratio": b[figure] / a[figure], "within_spread": within}
@@ -93,7 +93,7 @@ def _row(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
 def _figure(a: dict[str, Any], b: dict[str, Any]) -> str:
     shared = [key for key in a if isinstance(a[key], (int, float)) and a[key] and b.get(key)]
     shared = [key for key in shared if key.endswith(("_per_s", "_us", "_ms", "_s", "_bytes"))]
-    # What a row is drawn by first, and rates before times.
+    # Figures that are plotted come first, rates before times.
     found = [*(key for key in FIGURES if key in shared), *shared]
     found.sort(key=lambda key: not key.endswith("_per_s"))
     if not found:

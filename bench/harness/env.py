@@ -1,4 +1,4 @@
-"""Print what a result says about this machine: hardware, versions and commit, as JSON."""
+"""Print a result's description of this machine: hardware, versions and commit, as JSON."""
 
 import json
 from argparse import ArgumentParser

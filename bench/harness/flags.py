@@ -23,14 +23,14 @@ def parser(
     """The flags every suite takes; the defaults are the suite's own.
 
     Args:
-        name: Of the suite.
-        doc: What ``--help`` says first.
-        batch: Batch sizes, as the flag takes them.
-        size: Side of the images.
+        name: Name of the suite.
+        doc: First text of ``--help``.
+        batch: Batch sizes, comma-separated.
+        size: Side of the images in pixels.
         seconds: Length of one window.
         repeats: Rounds of one window per variant.
-        spare: Cores that workers leave free unless told how many to be.
-        sweeps: Whether it is also run over many batch sizes, under another name.
+        spare: Cores that workers leave free unless ``--workers`` is given.
+        sweeps: Whether the suite is also run over many batch sizes, under another name.
     """
     made = ArgumentParser(prog=f"python -m bench {name}", description=doc, formatter_class=RawDescriptionHelpFormatter)
     made.add_argument("--device", type=torch.device, help="default: the GPU if there is one, else the CPU")

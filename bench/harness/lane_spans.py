@@ -13,10 +13,10 @@ from torch.profiler import ProfilerActivity, profile
 from gpuaug.benchkit.windows import synchronize
 
 LANES = ("host", "copy", "augment", "encode", "train")
-"""In the order of the picture, from above."""
+"""Lanes of the picture, from top to bottom."""
 
 FIRST_STEP, LAST_STEP = 5, 10
-"""The steps that are kept."""
+"""The first and the last step that is kept."""
 
 # Names of profiler ranges, and the lane whose work is launched inside them.
 _RANGES = {
@@ -33,8 +33,8 @@ _RANGES = {
 def spans(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Reduce a Chrome trace to one span for each batch and lane.
 
-    A kernel belongs to the range that its launch was in. Autograd launches from a thread of its own, where no range is
-    open; what it launches belongs to the training step of that moment.
+    A kernel belongs to the range that contains its launch. Autograd launches kernels from a thread of its own, without ranges:
+    these kernels belong to the training step that contains the launch in time.
     """
     ranges: list[dict[str, Any]] = []
     launches: dict[int, dict[str, Any]] = {}
@@ -49,7 +49,7 @@ def spans(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             work.append(event)
     counts: dict[str, int] = defaultdict(int)
     for found in sorted(ranges, key=lambda event: event["ts"]):
-        # Every lane takes the batches in order, so the n-th range of a name is about the n-th batch.
+        # Every lane takes the batches in order, so the n-th range of a name belongs to the n-th batch.
         found["batch"] = counts[found["name"]]
         counts[found["name"]] += 1
 
@@ -95,7 +95,7 @@ def _span(lane: str, batch: int, stream: int, start: float, end: float, name: st
 
 
 def _cut(made: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Keep the steps in the middle, from the moment the first of them began to be trained."""
+    """The spans from the start of ``FIRST_STEP``'s training to the end of ``LAST_STEP``'s, in ms from that start."""
     start = min(span["start_ms"] for span in made if span["lane"] == "train" and span["batch"] == FIRST_STEP)
     end = max(span["end_ms"] for span in made if span["lane"] == "train" and span["batch"] == LAST_STEP)
     kept = [span for span in made if span["end_ms"] > start and span["start_ms"] < end]
@@ -106,7 +106,7 @@ def _cut(made: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def profiled(epoch: Callable[[], None], device: torch.device) -> list[dict[str, Any]]:
-    """Spans of one epoch; another runs first, so that captures and warm-up are over."""
+    """Spans of one epoch, after another one for captures and warm-up."""
     epoch()
     synchronize(device)
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])

@@ -17,7 +17,7 @@ Prepare = Callable[[Tensor], Tensor]
 
 
 def half(device: torch.device) -> torch.dtype | None:
-    """What autocast runs in: bfloat16, except on a CPU, many of which emulate it at a hundredth of the speed."""
+    """The dtype of autocast: bfloat16, or ``None`` on a CPU, since many CPUs emulate it at a hundredth of the speed."""
     return torch.bfloat16 if device.type == "cuda" else None
 
 
@@ -26,14 +26,14 @@ class Trainer:
 
     Args:
         model: Already on the device.
-        autocast: Data type of the forward pass, or None for float32.
+        autocast: Data type of the forward pass, or ``None`` for float32.
     """
 
     def __init__(self, model: nn.Module, *, autocast: torch.dtype | None) -> None:
         self.model = model
         self.autocast = autocast
         self.device_type = next(model.parameters()).device.type
-        # Small, so that hundreds of steps on random labels do not end in NaN, which a GPU multiplies with less power.
+        # A small rate: hundreds of steps on random labels must not end in NaN, which a GPU multiplies with less power.
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -57,9 +57,9 @@ def loop(batches: Iterable, step: Callable[..., object]) -> Callable[[], Iterato
 
 
 def decided(batches: StreamedLoader, step: Callable[..., object]) -> Callable[[], Iterator[int]]:
-    """The steps of a ``Variant`` over a loader with ``depth="auto"``, from when it has decided.
+    """The steps of a ``Variant`` over a loader with ``depth="auto"``, beginning after its decision.
 
-    It times a loop that goes on, which one that stops between windows is not.
+    The loader times a continuous loop; a loop that stops between windows is none.
     """
 
     def steps() -> Iterator[int]:
@@ -74,11 +74,11 @@ def decided(batches: StreamedLoader, step: Callable[..., object]) -> Callable[[]
 
 
 def settled(batches: StreamedLoader, step: Callable[..., object], count: int) -> Callable[[], Iterator[int]]:
-    """The steps of a ``Variant`` over a loader with workers, from when so many batches one after the other came in slots.
+    """The steps of a ``Variant`` over a loader with workers, beginning after ``count`` successive batches came in slots.
 
-    Slots are carved anew for a batch that is larger than any before, which then comes without, and they are page-locked when
-    they are read first: more time than a window has, where batches are of hundreds of megabytes. Where batches go on coming
-    without, or there are no slots, it begins after four times as many.
+    A batch larger than all before it comes without a slot, and slots are then made anew; a slot is page-locked when it is
+    first read. With batches of hundreds of megabytes both take longer than a window. If batches keep coming without slots, the
+    steps begin after ``4 * count`` batches.
     """
 
     def steps() -> Iterator[int]:
@@ -99,7 +99,7 @@ def settled(batches: StreamedLoader, step: Callable[..., object], count: int) ->
 def streamed(
     name: str, loader: DataLoader, stage: object, step: Callable[..., object], options: Namespace, stack: ExitStack, depth: Any
 ) -> Variant:
-    """A row of ours: the loop over ``loader`` streamed, closed with ``stack``."""
+    """A row of gpuaug: the loop over ``loader`` in a ``StreamedLoader``, which ``stack`` closes."""
     batches = StreamedLoader(loader, [stage], device=options.device, depth=depth)
     stack.callback(batches.close)
     if depth != "auto":
@@ -108,7 +108,7 @@ def streamed(
 
 
 class Serial:
-    """What most loops do: copy, prepare and train in turn, on one stream."""
+    """The usual loop: copy, prepare and train one after another, on one stream."""
 
     def __init__(self, loader: Iterable, device: torch.device, prepare: Prepare) -> None:
         self.loader = loader
@@ -131,7 +131,7 @@ def frozen(module: nn.Module, device: torch.device, memory_format: torch.memory_
 
 
 def under_autocast(encoder: nn.Module, device: torch.device) -> Prepare:
-    """``encoder`` as a training loop calls it by hand."""
+    """A function that calls ``encoder`` under autocast, as a handwritten training loop does."""
     dtype = half(device)
 
     def encode(images: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""From the cases of a suite to its tables and its JSON file."""
+"""Measures the cases of a suite, prints its tables and writes its JSON file."""
 
 import gc
 from argparse import Namespace
@@ -18,10 +18,10 @@ from gpuaug.benchkit.environment import environment
 from gpuaug.benchkit.windows import Row, Variant, interleave, summarise
 
 Build = Callable[[ExitStack], Sequence[OptionalRow]]
-"""Makes the rows of one case; what has to be closed after the case goes on the stack."""
+"""Makes the rows of one case, and registers their clean-up on the stack, which is closed after the case."""
 
 Figures = Callable[[Variant], dict[str, Any]]
-"""What else is measured of a row, when all windows of its case are over and nothing of it is closed yet."""
+"""Measures further figures of a row, after all windows of its case and before its clean-up."""
 
 
 def measure(
@@ -37,17 +37,17 @@ def measure(
 ) -> dict[str, Any]:
     """Measure the cases one after another, each torn down before the next, and show a table for each.
 
-    Rows that cannot be had here are printed with the reason, which ``settings["skipped"]`` keeps.
+    Rows that cannot run on this machine are printed with the reason and kept in ``settings["skipped"]``.
 
     Args:
         suite: Name of the result.
-        options: From ``read``.
-        cases: For each case the labels of its rows (``batch_size``, ``case``) and what builds its rows.
-        baseline: The variant that ratios are taken to. Where it cannot be had, there are none.
-        ours: Variants that run through gpuaug, which plots show in another colour.
-        ceilings: Variants that leave work out to show what the rest could reach at most.
-        figures: Measures more of each row. Rates and ratios are then of images alone, so that a row that takes long may do a
-            part of a batch in a step, and windows say nothing of the host.
+        options: The result of ``flags.read``.
+        cases: (labels of the rows: ``batch_size``, ``case``; function that builds the rows) of each case.
+        baseline: Name of the variant that ratios are relative to. Without it there are no ratios.
+        ours: Names of variants that run through gpuaug, which plots show in another colour.
+        ceilings: Names of variants that leave work out, as upper bounds for the others.
+        figures: Measures further figures of each row. Rates and ratios are then of images instead of steps, so that a slow row
+            may process a part of a batch in a step, and rows have no ``host_ms``.
         settings: Further settings to keep with the result.
     """
     suite = options.suite or suite
@@ -72,7 +72,7 @@ def measure(
         console.print(results.table(found, f"{suite}: {_title(labels)}"))
         slow |= _slow(measured, labels, options, baseline)
         if options.json is not None:
-            # What there is so far, so that an interruption costs one case.
+            # The result so far: an interruption then loses one case only.
             so_far = results.result(suite, rows=rows, settings=settings, device=options.device, environment=found_environment)
             results.write(options.json, so_far)
     return finish(suite, options, rows, settings, found_environment, start)
@@ -81,10 +81,10 @@ def measure(
 def _case(
     build: Build, options: Namespace, baseline: str, slow: dict[str, str], figures: Figures | None
 ) -> tuple[list[Row], list[Skipped], dict[str, dict[str, Any]]]:
-    """The rows of one case, what was left out, and what more is known; without a peer that raises, all else starts anew."""
+    """(rows, skipped rows, further figures by name) of one case. After a peer's error the case starts anew without it."""
     reasons = dict(slow)
     while True:
-        # Every case starts from the same numbers, whichever cases ran before it.
+        # Every case starts from the same seed, whichever cases ran before it.
         torch.manual_seed(0)
         with ExitStack() as stack:
             made = [
@@ -109,7 +109,7 @@ def _case(
 
 
 def _slow(measured: Sequence[Row], labels: dict[str, Any], options: Namespace, baseline: str) -> dict[str, str]:
-    """The rows that ``--slowest`` leaves out from here on, and why."""
+    """Name: reason, for each row that ``--slowest`` leaves out of all later cases."""
     if options.slowest is None:
         return {}
     took = {row.name: 1 / row.steps_per_s for row in measured if row.name != baseline}
@@ -130,7 +130,7 @@ def finish(
     start: float,
 ) -> dict[str, Any]:
     """Make the result, check it, write it where ``--json`` says, and print how long it took."""
-    # Where files are written says nothing about what was measured.
+    # Paths of output files are no settings of the measurement.
     left_out = {"device", "json", "suite"}
     flags = {key: value for key, value in vars(options).items() if key not in left_out and not isinstance(value, Path)}
     seconds = perf_counter() - start
@@ -149,7 +149,7 @@ def finish(
 
 
 def release(device: torch.device) -> None:
-    """Give back what the last case held, so that the next one starts with an empty card and no workers beside it."""
+    """Free the last case's memory and workers, so that the next one starts with an empty card."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""Rows that not every machine can run: measured where they can be, else listed with the reason."""
+"""Rows that some machines cannot run: measured where possible, otherwise listed with the reason."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -37,16 +37,16 @@ def peer_row(name: str, device: torch.device, make: Callable[[], Variant], *, ne
     """The row of a peer, which may need a GPU or another library. Its errors do not end the suite.
 
     Args:
-        name: Of the row, as ``make`` calls it.
-        device: The device of the suite.
+        name: Name of the row that ``make`` makes.
+        device: The suite's device.
         make: Makes the row, or raises.
-        needs_gpu: Whether there is no such row on a CPU.
+        needs_gpu: Whether the row is skipped on a CPU.
     """
     if needs_gpu and device.type != "cuda":
         return Skipped(name, "needs a GPU")
     try:
         variant = make()
-    # Whatever a peer raises is the reason why its row is missing, and no reason for the others to be.
+    # Any error of a peer skips its row only, and is the reason in the result.
     except Exception as error:
         return Skipped(name, reason(error))
 
@@ -60,7 +60,7 @@ def peer_row(name: str, device: torch.device, make: Callable[[], Variant], *, ne
 
 
 def reason(error: Exception) -> str:
-    """The first line of what an error says, with its type unless it was raised to say just that."""
+    """The first line of an error's text, with its type unless it is a ``MissingError``."""
     text = str(error) if isinstance(error, MissingError) else f"{type(error).__name__}: {error}"
     return (text.strip().splitlines() or [""])[0]
 

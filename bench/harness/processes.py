@@ -1,4 +1,4 @@
-"""Processes: the cores that they may use, the time that they spend on them, and what this one holds."""
+"""Processes: the cores that they may use, their CPU time, and the resources of this one."""
 
 import os
 import time
@@ -18,20 +18,20 @@ UNITS = {
     "threads": "",
     "descriptors": "",
 }
-"""What is read, and its unit."""
+"""Unit of each resource that ``held`` reads."""
 
 
 def cpu_seconds() -> float:
-    """Seconds on a core of this process, all its threads and all processes below it, in programs and in the kernel.
+    """CPU seconds, user and system, of this process, its threads and all its descendants.
 
     A process that ended counts once its parent has waited for it.
     """
     times = os.times()
-    total = time.process_time() + times.children_user + times.children_system  # of its own in less than the kernel's ticks
+    total = time.process_time() + times.children_user + times.children_system  # finer than the kernel's ticks
     ticks, below = os.sysconf("SC_CLK_TCK"), defaultdict(list)
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            # After the name, which may hold spaces and brackets.
+            # Fields after the name, which may contain spaces and brackets.
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:  # it has ended meanwhile
             continue
@@ -49,7 +49,7 @@ def _descendants(parent: int, below: dict[int, list[tuple[int, float]]]) -> Iter
 def on_cores(count: int) -> Iterator[None]:
     """Let this thread, and the processes that it starts meanwhile, use the first ``count`` of the cores it may use.
 
-    A process that starts so sizes its thread pools by them. Of one that runs already, threads stay where they are.
+    A process that is started meanwhile sizes its thread pools by them. Threads that run already keep their cores.
     """
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(allowed)[:count])
@@ -62,8 +62,8 @@ def on_cores(count: int) -> Iterator[None]:
 def held(device: torch.device) -> dict[str, int]:
     """Each of ``UNITS`` now; reserved GPU memory only for a GPU.
 
-    Resident are all pages that are mapped (RSS); private those that nobody else has (USS), which would be free if the process
-    ended; shared its share of anonymous files that others have too, such as a ring's. ``/dev/shm`` is that of all processes.
+    Resident memory is RSS; private memory USS, the pages that only this process maps; shared memory the proportional share
+    (PSS) of shared pages such as a ring's. ``/dev/shm`` is the memory that all processes use there.
     """
     pages = _rollup()
     shm = os.statvfs("/dev/shm")

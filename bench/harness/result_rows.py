@@ -1,4 +1,4 @@
-"""Rows of a result, for pictures, tables and comparisons: which are shown, by which figure, grouped by what."""
+"""Rows of a result for plots, tables and comparisons: selection, figure and grouping."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any
 RESULTS = Path("bench/results")
 """The folder of JSON files, from the root of the repository."""
 
-# The figures a row may be drawn by, the first that it has, and what the axis says.
+# Figure: label of the axis. A row is plotted by its first figure in this order.
 FIGURES = {
     "top1_percent": "top-1, %",
     "gb_per_s": "GB/s",
@@ -20,14 +20,14 @@ FIGURES = {
 
 
 def compared_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of a result, without those that are the only one of their case where other cases have several."""
+    """The rows of a result, without rows that are alone in their case where other cases have several."""
     rows: list[dict[str, Any]] = result["rows"]
     counts = Counter(row.get("case") for row in rows)
     return [row for row in rows if counts[row.get("case")] > 1] or rows
 
 
 def shown_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows that a picture or table of the whole shows: of the batch size that has most, where a row has many figures."""
+    """The rows that a plot or table shows. Where rows have many figures: those of the batch size with most rows."""
     rows = compared_rows(result)
     if "columns" not in result["settings"]:
         return rows
@@ -37,7 +37,7 @@ def shown_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def panel(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
-    """What groups rows: the case if they have one, and the batch size where it differs."""
+    """Title of a row's group: its case, if any, and its batch size where rows differ in it."""
     parts = [str(row["case"])] if row.get("case") else []
     if "batch_size" in row and (not parts or len({other.get("batch_size") for other in rows}) > 1):
         parts.append(f"B={row['batch_size']}")
@@ -45,6 +45,6 @@ def panel(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
 
 
 def hardware(result: dict[str, Any]) -> str:
-    """The GPU that a result was measured on, or that there was none."""
+    """Name of the GPU that a result was measured on, or ``CPU``."""
     gpu = result["environment"]["gpu"]
     return gpu["name"] if gpu else "CPU"

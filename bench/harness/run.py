@@ -23,12 +23,12 @@ from bench.harness import measurement
 from bench.harness.result_rows import RESULTS
 
 Suites = Mapping[str, tuple[str, Sequence[str]]]
-"""Name of a result to the module that makes it, and the flags for that."""
+"""Name of a result: (module that makes it, flags for that module)."""
 
 
 def main(argv: Sequence[str] | None, known: Suites) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    # By hand: flags that this parser does not know may have values, which it would take for suites.
+    # Suites are split off by hand: the parser would take values of flags that it does not know for suites.
     suites = list(takewhile(lambda word: not word.startswith("-"), words))
     parser = ArgumentParser(
         prog="python -m bench run",
@@ -73,7 +73,7 @@ def _succeeds(name: str, module: str, own: Sequence[str], flags: Sequence[str], 
     try:
         importlib.import_module(module).main([*own, *flags, "--json", str(folder / f"{name}.json")])
         done = True
-    except SystemExit as stop:  # a flag that this suite does not take, or nothing that it can measure here
+    except SystemExit as stop:  # an unknown flag, or no row that can run on this machine
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)
     except Exception:

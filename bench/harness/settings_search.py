@@ -1,4 +1,4 @@
-"""The best of a row's settings, so that it is not slow for want of the right ones."""
+"""Searches a row's best settings, so that no row is slow because of bad ones."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,16 +11,17 @@ Settings = dict[str, Any]
 def ranked(axes: Sequence[Sequence[Settings]], rate: Callable[[Settings], float]) -> list[Settings]:
     """The settings that were tried, the best first.
 
-    Axes are gone through one after another, each with the best of those before it: of three axes of three values seven are
-    tried, not 27. Settings that raise are left out, unless all do.
+    Coordinate search: axes are searched one after another, each with the best values of the axes before it. Of three axes with
+    three values seven settings are tried, not 27. Settings that raise are left out, unless all raise.
 
     Args:
-        axes: The values of each; the search starts at the first ones. What depends on each other belongs into one axis.
-        rate: Measures some settings. Not called where there is nothing to choose.
+        axes: The values of each axis; the search starts at the first value of each. Settings that depend on each other belong
+            in one axis.
+        rate: Measures the rate with some settings. Not called where there is only one choice.
 
     Raises:
-        MissingError: If ``rate`` does.
-        Exception: What the first settings raised, if all of them do.
+        MissingError: If ``rate`` raises it.
+        Exception: The error of the first settings, if all settings raise.
     """
     best: Settings = {}
     for axis in axes:
@@ -41,7 +42,7 @@ def ranked(axes: Sequence[Sequence[Settings]], rate: Callable[[Settings], float]
             except MissingError:
                 raise
             except Exception as error:
-                errors.append(error.with_traceback(None))  # whose frames would keep what was opened
+                errors.append(error.with_traceback(None))  # its frames would keep opened loaders alive
         if found:
             best = max(found, key=lambda one: one[0])[1]
     if not found:

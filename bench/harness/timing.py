@@ -13,16 +13,16 @@ from torch.profiler import ProfilerActivity, profile
 
 from gpuaug.benchkit.windows import synchronize
 
-# Of no more than two GHz: a sleep that is too short is seen and doubled.
+# For a clock of at most 2 GHz. A sleep that is too short is detected and doubled.
 _CYCLES_PER_MS = 2_000_000
-# Well below the launches that a stream takes in before the host has to wait for it.
+# Well below the number of launches that fit into a stream's queue before the host waits.
 _QUEUED_LAUNCHES = 512
 _COPIED_BYTES = 1 << 29
 _LINK_BYTES, _LINK_COPIES = 64_000_000, 20
 
 
 def time_next(batches: Iterator[Any], calls: int, device: torch.device, pause_s: float) -> list[float]:
-    """Microseconds of each of ``calls`` calls of ``next``, without what is between them."""
+    """Microseconds of each of ``calls`` calls of ``next``, without the time between them."""
     taken = []
     for _ in range(calls):
         synchronize(device)
@@ -50,15 +50,15 @@ def launched_kernels(call: Callable[[], Any], calls: int) -> list[dict[str, Any]
 
 
 def gpu_ms(call: Callable[[], Any], *, launches: float, host_ms: float) -> float | None:
-    """Milliseconds that the GPU takes for one call, or nothing if the call waits for the GPU.
+    """GPU milliseconds of one call, or ``None`` if the call waits for the GPU.
 
-    Events around one call on an idle GPU would time the host, which launches more slowly than the GPU works. So the
-    calls are queued behind a sleeping kernel: a measurement counts only if all of them were launched_kernels before it ended.
+    Events around one call on an idle GPU would time the host, which launches more slowly than the GPU works. So calls are
+    queued behind a sleeping kernel. A measurement counts only if all calls were queued before that kernel ended.
 
     Args:
         call: Works on the current stream.
-        launches: Kernels of a call, about: that many are queued at once.
-        host_ms: What a call takes on the host, about: the GPU sleeps longer.
+        launches: Approximate number of kernels of a call; bounds the number of calls that are queued.
+        host_ms: Approximate host time of a call; the GPU sleeps longer than that.
     """
     calls, patience = max(1, min(16, int(_QUEUED_LAUNCHES / max(1.0, launches)))), 1
     found: list[float] = []
@@ -75,7 +75,7 @@ def gpu_ms(call: Callable[[], Any], *, launches: float, host_ms: float) -> float
         if not awake:
             found.append(start.elapsed_time(end) / calls)
         elif calls > 1:
-            # Memory that a queued call holds is not free for the next, and allocating may wait: one call finds all it needs.
+            # Queued calls hold their memory, and allocating more may wait for the GPU: try with fewer calls.
             calls //= 2
         elif patience < 4:
             patience *= 2
@@ -85,7 +85,7 @@ def gpu_ms(call: Callable[[], Any], *, launches: float, host_ms: float) -> float
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes a second that a copy on the device reads and writes, together."""
+    """Bytes per second that a copy on the device reads plus writes."""
     source = torch.zeros(_COPIED_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     taken_ms = gpu_ms(lambda: target.copy_(source), launches=1, host_ms=0.1)
@@ -94,7 +94,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def link_gb_per_s(device: torch.device) -> float:
-    """What copies of 64 MB from page-locked memory reach, one after another with nothing beside them."""
+    """GB per second of single copies of 64 MB from page-locked memory to an idle device."""
     source = torch.zeros(_LINK_BYTES, dtype=torch.uint8).pin_memory()
     target = torch.empty_like(source, device=device)
     found = []

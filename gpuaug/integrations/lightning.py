@@ -19,8 +19,8 @@ class StreamLoaders(_Callback):  # type: ignore[misc]
     """Wraps each loader of a Trainer in a ``StreamedLoader``, once the Trainer has prepared it.
 
     A Trainer replaces the sampler of a ``DataLoader``, for its rank or for ``overfit_batches``, and leaves other loaders as
-    they are: so loaders are wrapped after that. The Trainer restores no loader state when a run is resumed at the start of an epoch,
-    so this callback calls ``set_epoch`` at each epoch, also on a ``StreamedLoader`` that the user gave to the Trainer.
+    they are: so loaders are wrapped after that. The Trainer restores no loader state when a run is resumed at the start of an
+    epoch, so this callback calls ``set_epoch`` at each epoch, also on a ``StreamedLoader`` that the user gave to the Trainer.
 
     Args:
         train: Stages for training. Left out: training loaders are not wrapped.
