@@ -1,1 +1,1 @@
-"""What the suites work on: images, loaders, augmentation pipelines, networks."""
+"""Data of the suites: images, loaders, augmentation pipelines, networks."""

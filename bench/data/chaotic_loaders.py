@@ -1,4 +1,4 @@
-"""Loaders that are delayed at random and in which something goes wrong: what one trial of ``python -m bench chaos`` is."""
+"""Loaders with random delays and one planted fault: the trials of ``python -m bench chaos``."""
 
 import io
 import os
@@ -17,7 +17,7 @@ import gpuaug
 
 SIDE = 8
 CYCLES = 400_000
-"""The longest delay on a GPU, some 0.2 ms: long against the work on a batch."""
+"""Cycles of the longest delay on a GPU, about 0.2 ms: much longer than the work on a batch."""
 
 FAULTS = ("none", "break", "close", "dataset", "stage", "kill", "resume", "interleaved")
 
@@ -28,7 +28,7 @@ class Planted(Exception):
 
 @dataclass
 class Trial:
-    """What one trial is. All of it follows from the run's seed and the trial's number."""
+    """The settings of one trial, all drawn from the run's seed and the trial's number."""
 
     seed: int
     number: int
@@ -46,7 +46,7 @@ class Trial:
         self.count, self.batch_size = draw.randint(4, 24), draw.randint(1, 3)
         self.batches = -(-self.count // self.batch_size)
         self.at = draw.randrange(self.batches)
-        """The batch at which something happens."""
+        """Index of the batch at which the fault happens."""
         self.stages = draw.choice([("augment",), ("augment",), ("encode",), ("augment", "encode"), ()])
         if self.fault == "stage":
             self.stages = ("augment", "encode")
@@ -60,18 +60,18 @@ class Trial:
         return ", ".join(f"{key} {value}" for key, value in shown.items())
 
     def pause(self, what: str, most_ms: float = 1.0) -> None:
-        """Hold the calling thread up now and then."""
+        """Delay the calling thread at random."""
         if self.delayed[what] and random.random() < 0.3:
             time.sleep(random.random() * most_ms / 1e3)
 
     def stall(self) -> None:
-        """Hold the current stream up now and then."""
+        """Delay the current stream at random."""
         if self.delayed["lanes"] and self.device.type == "cuda" and random.random() < 0.4:
             torch.cuda._sleep(random.randrange(CYCLES))
 
 
 class Samples(Dataset[dict[str, Any]]):
-    """Samples whose content follows from the trial and their index."""
+    """Samples whose content is seeded by the trial and their index."""
 
     def __init__(self, trial: Trial, fault: str | None = None) -> None:
         self.trial, self.fault = trial, fault
@@ -95,7 +95,7 @@ class Samples(Dataset[dict[str, Any]]):
 
 
 def checksum(image: Tensor) -> int:
-    """A number that changes with any pixel, and with two that change places."""
+    """A position-weighted sum: it changes with any pixel, and when two pixels are swapped."""
     return int((image.long().flatten() * torch.arange(1, image.numel() + 1)).sum())
 
 
@@ -118,7 +118,7 @@ class Generated:
 
 
 class Stalled:
-    """A leaf that holds the copy lane up when it is moved, as any object is that has a ``to``."""
+    """A leaf that delays the copy lane: loaders move it by its ``to``, like a tensor."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
@@ -128,7 +128,7 @@ class Stalled:
 
 
 class Encoder(nn.Module):
-    """Halves of sums of neighbours: exact, so a batch is the same eager and captured."""
+    """Means of neighbouring values, exact in float32, so that eager and captured results are equal."""
 
     def __init__(self, trial: Trial) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ def plain(samples: Samples) -> DataLoader[Any]:
 
 
 def source(trial: Trial, samples: Samples) -> Any:
-    """What the loader under test is put around."""
+    """The loader that the loader under test wraps."""
     if trial.source == "list":
         return [batch | {"stalled": Stalled(trial)} for batch in plain(samples)]
     if trial.source == "generator":

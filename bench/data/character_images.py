@@ -2,11 +2,11 @@
 
     python -m bench accuracy --make DIR
 
-Every image is one character, in one colour and a little turned, over a crop of a photograph. Its class is the character, out of
-A to Z and 2 to 9: 0 and 1 look like O and I. Sides are 96 to 384 pixels, in the proportions of photographs, so that a batch is
-ragged and a model's small input takes shrinking. What a model is tested on shares neither a typeface nor a photograph with what
-it is trained on: training has the twelve faces of DejaVu Sans, DejaVu Serif and STIX over eight photographs, validation the
-nine of DejaVu Sans Mono and Computer Modern over four. With the usual number of copies that is 4080 and 918 images.
+Every image is one character, in one colour and slightly rotated, over a crop of a photograph. Its class is the character: A to
+Z and 2 to 9, since 0 and 1 look like O and I. Sides are 96 to 384 pixels, with aspect ratios of photographs, so that batches
+are ragged and images are downscaled to a model's small input. Training and validation share neither a typeface nor a
+photograph: training has the twelve faces of DejaVu Sans, DejaVu Serif and STIX over eight photographs, validation the nine
+faces of DejaVu Sans Mono and Computer Modern over four. The default number of copies gives 4080 and 918 images.
 
 Photographs alone would be smaller still: there are a dozen, without labels. The files are JPEGs as
 ``torchvision.datasets.ImageFolder`` reads them, and the same arguments give the same images.
@@ -36,15 +36,15 @@ FACES = {
         *("cmr10", "cmb10", "cmss10", "cmti10", "cmtt10"),
     ],
 }
-"""The faces of each part, by the names of matplotlib's files."""
+"""The faces of each part, by the names of matplotlib's font files."""
 
 _SIDES_PX = (144, 384)  # of the longer side
-# Of the shorter side over the longer, as in photographs. Where no crop that is drawn fits in, Kornia takes the largest anywhere
-# and torchvision in the middle: with long images the suite would measure that.
+# Shorter side over the longer, as in photographs. If no drawn crop fits into an image, Kornia takes the largest one at a random
+# place and torchvision at the centre: with long images the suite would measure that difference.
 _SHAPES = (0.67, 1.0)
 _HEIGHTS = (0.4, 0.8)  # of a character, over the smaller side
 _TURNS_DEGREES = (-20, 20)
-_CONTRAST = 48  # of 255: the least between a character and the mean of what it stands on
+_CONTRAST = 48  # of 255: least difference in lightness between a character and the mean of its background
 
 
 def make(root: Path, *, copies: int = 10, faces: int | None = None) -> None:
@@ -53,12 +53,12 @@ def make(root: Path, *, copies: int = 10, faces: int | None = None) -> None:
     Args:
         root: Created if it does not exist.
         copies: Images of each character in each face. Validation has a third as many, one at least.
-        faces: How many faces each part takes. Left out: all.
+        faces: Number of faces of each part. Left out: all.
 
     Raises:
         FileNotFoundError: If scikit-image ships too few photographs.
     """
-    # Every third photograph in the order of their names is kept for validation.
+    # Every third photograph, in order of names, is for validation.
     photographs = {"train": [], "val": []}
     for index, photograph in enumerate(_photographs()):
         photographs["val" if index % 3 == 2 else "train"].append(photograph)
@@ -72,7 +72,7 @@ def make(root: Path, *, copies: int = 10, faces: int | None = None) -> None:
                 image = _image(character, face, draw.choice(photographs[part]), draw)
                 image.save(folder / f"{face}_{copy}.jpg", quality=90)
 
-    with ThreadPoolExecutor(cores_allowed()) as pool:  # Pillow lets go of the interpreter's lock while it draws and encodes
+    with ThreadPoolExecutor(cores_allowed()) as pool:  # Pillow releases the GIL while it draws and encodes
         for part in FACES:
             list(pool.map(partial(write, part), CLASSES))
 

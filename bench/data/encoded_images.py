@@ -1,8 +1,8 @@
-"""Folders of encoded photographs, made of those that scikit-image ships: what the suite ``files`` reads.
+"""Folders of encoded photographs for the suite ``files``, made from scikit-image's photographs.
 
-small    1024 baseline JPEGs of 400 to 600 by 330 to 500 pixels, 4:2:0, quality 92: as large as ImageNet's are in the mean
-camera   96 baseline JPEGs of about 4000 by 3000 pixels, 4:2:0, quality 90, with the noise that makes a camera's files as large
-mix      as small, but every twentieth file is a progressive JPEG, a PNG or a JPEG in CMYK
+small    1024 baseline JPEGs of 400 to 600 by 330 to 500 pixels, 4:2:0, quality 92: ImageNet's mean size
+camera   96 baseline JPEGs of about 4000 by 3000 pixels, 4:2:0, quality 90, with noise, for a camera's file size
+mix      like small, but every twentieth file is a progressive JPEG, a PNG or a JPEG in CMYK
 
 Files lie in a folder for each photograph, as ``torchvision.datasets.ImageFolder`` reads them, are the same wherever they are
 made, and are kept in the cache folder of ``gpuaug bench``.
@@ -21,13 +21,13 @@ from PIL import Image
 from gpuaug.benchkit.environment import cores_allowed
 from gpuaug.benchkit.photos import PHOTOGRAPHS, class_folders, written_once
 
-# Raised when the files would come out differently, so that an older cache is not taken for the new set.
+# Version of the files: raise it when they change, so that an older cache is not used.
 VERSION = 1
 
 COUNTS = {"small": 1024, "camera": 96, "mix": 1024}
 """Files of each corpus."""
 
-_TEXTURES = ("grass.png", "gravel.png")  # of sharp detail all over: they would take twice the bytes of the others
+_TEXTURES = ("grass.png", "gravel.png")  # sharp detail everywhere: twice the bytes of the others
 _CROP = (0.6, 1.0)  # of a photograph's sides
 _SMALL_PX, _CAMERA_PX = ((400, 600), (330, 500)), ((3800, 4200), (2850, 3150))  # widths, heights
 _NOISE = 5.0  # standard deviation of a camera's noise, of 255
@@ -37,7 +37,7 @@ _MOST_READ = 4096
 
 
 class Corpus(NamedTuple):
-    """A folder of class folders, and what lies in it."""
+    """A folder of class folders, and statistics of its files."""
 
     root: Path
     count: int
@@ -51,7 +51,7 @@ def make(name: str, *, count: int | None = None) -> Path:
 
     Args:
         name: A key of ``COUNTS``.
-        count: How many files there are. Left out: the usual number.
+        count: Number of files. Left out: the number in ``COUNTS``.
 
     Raises:
         ArgumentError: If the installed scikit-image ships none of the photographs.
@@ -61,9 +61,9 @@ def make(name: str, *, count: int | None = None) -> Path:
 
 
 def corpus(root: Path) -> Corpus:
-    """What lies in a folder of class folders: of all files, or of some thousands that are spread over it.
+    """Statistics of a folder of class folders, over all files or some thousands spread over it.
 
-    Reads these, so that the system has them in memory.
+    Reads these files, which brings them into the page cache.
 
     Raises:
         ArgumentError: If ``root`` is not such a folder.
@@ -98,13 +98,13 @@ def _write(name: str, count: int, root: Path) -> None:
         label, photograph = photographs[index % len(photographs)]
         _save(name, index, _image(name, index, photograph), root / label / f"{index:05}")
 
-    # Pillow and NumPy let go of the interpreter's lock while they resize, draw noise and encode.
+    # Pillow and NumPy release the GIL while they resize, draw noise and encode.
     with ThreadPoolExecutor(cores_allowed()) as pool:
         list(pool.map(write, range(count)))
 
 
 def _image(name: str, index: int, photograph: Image.Image) -> Image.Image:
-    # The files of the mix are those of small, so that a difference is one of formats.
+    # mix has the images of small, so that results differ by the formats only.
     draw = Random(f"{'small' if name == 'mix' else name} {index}")
     width, height = (round(side * draw.uniform(*_CROP)) for side in photograph.size)
     left, top = draw.randint(0, photograph.width - width), draw.randint(0, photograph.height - height)

@@ -23,10 +23,10 @@ class Images(Dataset):
     """Labelled images, (3, H, W) uint8 of any size.
 
     Args:
-        samples: The file and the label of each.
-        decoded: The images, where they are held in memory.
+        samples: (path, label) of each image.
+        decoded: The images, if they are held in memory.
         transform: Applied to each image.
-        read: Reads a file.
+        read: Reads a file. Left out: ``decode``.
     """
 
     def __init__(
@@ -47,16 +47,16 @@ class Images(Dataset):
         return (image if self.transform is None else self.transform(image)), label
 
     def in_memory(self) -> "Images":
-        """The same, decoded here and now."""
+        """The same images, decoded now."""
         with ThreadPoolExecutor(cores_allowed()) as pool:
             return Images(self.samples, list(pool.map(decode, [path for path, _ in self.samples])), self.transform)
 
     def encoded(self) -> "Images":
-        """The same as the files are, for ``gpuaug.collate_encoded``."""
+        """The same images as undecoded files, for ``gpuaug.collate_encoded``."""
         return Images(self.samples, read=gpuaug.read_encoded)
 
     def transformed(self, transform: Callable[[Tensor], Tensor]) -> "Images":
-        """The same, with ``transform`` applied to each."""
+        """The same images, with ``transform`` applied to each."""
         return Images(self.samples, self.decoded, transform)
 
 
@@ -69,12 +69,12 @@ class Split(NamedTuple):
 
 
 def split(root: Path) -> Split:
-    """Split a folder of class folders, or take one with ``train`` and ``val`` in it as it is.
+    """Split a folder of class folders, or use its folders ``train`` and ``val``.
 
-    A fifth of the images is kept for validation, the same in every run.
+    A split keeps a fifth of the images for validation, the same images in every run.
 
     Raises:
-        ValueError: If ``root`` is no such folder, or ``train`` and ``val`` have not the same classes.
+        ValueError: If ``root`` is no such folder, or ``train`` and ``val`` have different classes.
     """
     if (root / "train").is_dir() and (root / "val").is_dir():
         train, val = (class_folders(root / part, None) for part in ("train", "val"))
@@ -97,7 +97,7 @@ def decode(path: str) -> Tensor:
 
 
 def validation_tensors(images: Images, size: int) -> tuple[Tensor, Tensor]:
-    """Images (N, 3, size, size) float32 and labels (N,), as every model is tested on them."""
+    """Images (N, 3, size, size) float32 and labels (N,), with one transform for all models."""
     transform = v2.Compose(
         [
             v2.Resize(size * 8 // 7, antialias=True),

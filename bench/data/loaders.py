@@ -1,4 +1,4 @@
-"""Batches for the loops: from DataLoader workers, or made before the measurement."""
+"""Batches for the loops: from DataLoader workers, or prepared before the measurement."""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from bench.data.random_images import RandomImages
 
 DEPTH = 2
-"""Batches that a ``StreamedLoader`` prepares ahead, its default, here by name because discarded steps depend on it."""
+"""The default ``depth`` of a ``StreamedLoader``, which the number of discarded steps depends on."""
 
-# What one loader's prefetched batches may hold of /dev/shm, which is small in many containers; loaders stand side by side.
+# Most bytes of /dev/shm for one loader's prefetched batches: it is small in many containers, and several loaders share it.
 _SHARED_BYTES = 1 << 30
 
 
@@ -26,14 +26,14 @@ def endless(
     collate: Callable[[list[Any]], Any] | None = None,
     pin: bool = True,
 ) -> DataLoader:
-    """A ``DataLoader`` whose epoch outlasts every measurement, so that no window holds the edge of one.
+    """A ``DataLoader`` whose epoch is longer than every measurement, so that no window contains an epoch's end.
 
     Args:
-        dataset: Items of about the same size.
-        batch_size: Of every batch.
-        options: Says the device, and the workers unless ``workers`` does.
-        workers: How many there are.
-        collate: Instead of PyTorch's own.
+        dataset: A dataset of items of about the same size.
+        batch_size: Images of a batch.
+        options: The suite's options: ``device`` and ``workers`` are read.
+        workers: Number of workers. Left out: ``options.workers``.
+        collate: Collate function. Left out: PyTorch's own.
         pin: Whether batches are page-locked for a GPU.
     """
     workers = options.workers if workers is None else workers
@@ -53,12 +53,12 @@ def endless(
 
 
 def queued(loader: DataLoader) -> int:
-    """Steps to leave out at the start of a window: what the workers and the lanes had ready, and a few more."""
+    """Steps to discard at the start of a window: the batches that workers and lanes had ready, and a few more."""
     return loader.num_workers * (loader.prefetch_factor or 0) + DEPTH + 4
 
 
 def cycle(batches: list[Any]) -> list[Any]:
-    """The same batches over and over, longer than any window: a loader that costs nothing."""
+    """The batches repeated for longer than any window: a loader without cost."""
     return batches * 10**5
 
 
@@ -71,6 +71,6 @@ def sample(dataset: Dataset, batch_size: int, count: int, device: torch.device, 
 
 
 def float_batches(options: Namespace, batch_size: int) -> list[Any]:
-    """Four normalised batches on the card, laid out as the encoder wants them."""
+    """Four normalised batches on the card, channels last, as the encoder expects."""
     batches = sample(RandomImages(options.size), batch_size, 4, options.device)
     return [((images.float() / 255 - 0.5).contiguous(memory_format=torch.channels_last), labels) for images, labels in batches]

@@ -1,4 +1,4 @@
-"""The networks of the suites, sized so that encoder and training cost what they do in real loops."""
+"""The networks of the suites, sized so that encoder and training cost as much as in real loops."""
 
 from itertools import pairwise
 
@@ -10,7 +10,7 @@ from torchvision import models
 class Encoder(nn.Sequential):
     """Images to feature maps: four levels that halve the side and double the channels, from 3 to ``8 * width``.
 
-    Takes uint8 or float images and scales the former, so that every loop hands it what the loader gave.
+    Takes float images, or uint8 images, which it scales to [0, 1]: loops pass the loader's images unchanged.
     """
 
     def __init__(self, width: int = 64, convs: int = 3) -> None:
@@ -27,19 +27,19 @@ class Encoder(nn.Sequential):
 
 
 class Decoder(nn.Sequential):
-    """Feature maps back to one score a class and pixel: the encoder's levels mirrored, with transposed convolutions."""
+    """Feature maps to one score per class and pixel: the encoder's levels mirrored, with transposed convolutions."""
 
     def __init__(self, classes: int, width: int = 64) -> None:
         channels = [8 * width, 4 * width, 2 * width, width]
         blocks = []
         for before, after in pairwise(channels):
             blocks += [_up(before, after), _conv(after, after)]
-        # Scores straight from half the side: one more level there would cost more than all the others together.
+        # Scores come from half the side: one more level there would cost more than all others together.
         super().__init__(*blocks, nn.ConvTranspose2d(channels[-1], classes, 4, stride=2, padding=1))
 
 
 class Tail(nn.Sequential):
-    """Feature maps to one score a class: a consumer about as dear as the encoder before it."""
+    """Feature maps to one score per class, at about the encoder's cost."""
 
     def __init__(self, classes: int, width: int = 64) -> None:
         channels = 8 * width
@@ -54,7 +54,7 @@ class Tail(nn.Sequential):
 class Classifier(nn.Sequential):
     """Nine convolutions of stride two, from 3 channels over ``width`` to ``256 * width``, and a linear layer.
 
-    The padding keeps a side of one pixel at one, so the ninth halving of 256 pixels still has something to work on.
+    Padding keeps a side of one pixel at one, so a ninth halving of 256 pixels is possible.
     """
 
     def __init__(self, classes: int, width: int = 16) -> None:
@@ -94,7 +94,7 @@ class LightAugmentation(nn.Module):
 
 
 def trunk(name: str) -> tuple[nn.Module, int]:
-    """A torchvision ResNet without its last layer, and its number of features. Random weights cost what trained ones do."""
+    """A torchvision ResNet without its last layer, and its number of features. Random weights cost as much as trained ones."""
     made = models.get_model(name, weights=None)
     features = made.fc.in_features
     made.fc = nn.Identity()

@@ -1,6 +1,6 @@
 """The augmentation pipelines of the suites, as users write them for torchvision and for Kornia.
 
-Every pipeline takes uint8 images. On the GPU they become float on the card first; on a worker, late, as torchvision
+Every pipeline takes uint8 images. GPU pipelines convert them to float first; pipelines in workers do so late, as torchvision
 advises.
 """
 
@@ -42,7 +42,7 @@ def heavy_worker(size: int) -> nn.Module:
 
 
 class HeavyPublished(nn.Module):
-    """The heavy pipeline on the card as published: one draw for the whole batch, except a rotation called once an image."""
+    """The heavy pipeline on the card as published: one draw per batch, except for a rotation called once per image."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def heavy_kornia(size: int, *, cropping: str = "resample", **container: Any) -> 
 
     Args:
         size: Side of the images.
-        cropping: ``"resample"`` crops by a warp, Kornia's form without a loop; ``"slice"`` is what Kornia does unless told.
+        cropping: ``"resample"`` crops by a warp, without a loop over the images; ``"slice"`` is Kornia's default.
         container: Further arguments of the container, here and below.
     """
     return K.AugmentationSequential(
@@ -98,7 +98,7 @@ def contrastive_kornia(size: int, *, cropping: str = "resample", **container: An
 
 
 def view_kornia(size: int, area: tuple[float, float], *, cropping: str = "resample") -> nn.Module:
-    """One view of DINO's in Kornia, to ``size`` pixels a side from a piece of that share of the image's ``area``."""
+    """One view of DINO's pipeline in Kornia: crops of the given share of the image's ``area``, to ``size`` pixels a side."""
     return K.AugmentationSequential(
         K.RandomResizedCrop((size, size), scale=area, cropping_mode=cropping),
         K.RandomHorizontalFlip(),
@@ -110,13 +110,13 @@ def view_kornia(size: int, area: tuple[float, float], *, cropping: str = "resamp
 
 
 def randaugment_kornia(*, cropping: str = "resample", **container: Any) -> nn.Module:
-    """RandAugment of whole images in Kornia, which draws its ops once a batch."""
+    """RandAugment of whole images in Kornia, which draws its ops once per batch."""
     del cropping  # there is no crop
     return K.AugmentationSequential(RandAugment(n=2, m=10), K.Normalize(torch.tensor(MEAN), torch.tensor(STD)), **container)
 
 
 def classification_torchvision(size: int) -> nn.Module:
-    """The usual pipeline of ImageNet training in torchvision, one draw for what it is called with."""
+    """The usual pipeline of ImageNet training in torchvision, with one draw per call."""
     return v2.Compose(
         [
             v2.RandomResizedCrop(size, antialias=True),
@@ -129,7 +129,7 @@ def classification_torchvision(size: int) -> nn.Module:
 
 
 def contrastive_torchvision(size: int) -> nn.Module:
-    """One view of contrastive learning in torchvision, one draw for what it is called with."""
+    """One view of contrastive learning in torchvision, with one draw per call."""
     return v2.Compose(
         [
             v2.RandomResizedCrop(size, antialias=True),
@@ -144,5 +144,5 @@ def contrastive_torchvision(size: int) -> nn.Module:
 
 
 def randaugment_torchvision() -> nn.Module:
-    """RandAugment of whole images in torchvision, one draw for what it is called with."""
+    """RandAugment of whole images in torchvision, with one draw per call."""
     return v2.Compose([v2.RandAugment(num_ops=2, magnitude=10), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])

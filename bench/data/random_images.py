@@ -1,4 +1,4 @@
-"""Data sets of random images: cheap to make, so that a figure is about the loop and not about decoding."""
+"""Data sets of random images: cheap to read, so that figures measure the loop and not decoding."""
 
 from collections.abc import Callable
 from copy import copy
@@ -14,12 +14,12 @@ _REPEATS = 40
 
 
 class RandomImages(Dataset):
-    """Items out of a small pool of random uint8 images: an item costs a copy, like one that was decoded before.
+    """Items from a small pool of random uint8 images: an item costs one copy, like an image decoded in advance.
 
     Args:
-        size: Side of the images.
-        labels: One label an image, or one a pixel.
-        dtype: Of the labels. Published segmentation loops take int64, which is eight bytes a pixel.
+        size: Side of the images in pixels.
+        labels: One label per image, or one per pixel.
+        dtype: Data type of the labels. Published segmentation loops take int64, eight bytes a pixel.
         transform: Applied to the image in the worker.
     """
 
@@ -46,11 +46,11 @@ class RandomImages(Dataset):
 
 
 class RaggedImages(Dataset):
-    """Items out of a pool of random uint8 images whose sides differ.
+    """Items from a pool of random uint8 images of different sizes.
 
     Args:
-        sides: The least and the most pixels of a side.
-        count: How many there are.
+        sides: Smallest and largest side in pixels.
+        count: Number of images.
     """
 
     def __init__(self, sides: tuple[int, int], *, count: int = POOL) -> None:
@@ -75,7 +75,7 @@ class RaggedImages(Dataset):
 
 
 class RepeatedRandomImages(RandomImages):
-    """The same images repeated, so that the pool is larger than caches: 1 GB for a side of 256 pixels."""
+    """A pool of repeated images that is larger than CPU caches: 1 GB for a side of 256 pixels."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)

@@ -1,4 +1,4 @@
-"""Raw epochs: images that were shrunk to one size once and lie uncompressed in one file, which workers map into memory.
+"""Raw epochs: images resized once and stored uncompressed in one file, which workers map into memory.
 
 The recipe of ``docs/raw-epochs.md``.
 """
@@ -22,12 +22,12 @@ IMAGES, LABELS = "images.npy", "labels.npy"
 
 
 def make(root: Path, count: int, side: int) -> Path:
-    """The folder with ``count`` images of ``side`` pixels out of a folder of class folders, written on the first call.
+    """A folder with ``count`` images of ``side`` pixels from a folder of class folders, written on the first call.
 
     Args:
-        root: Where the files are, in a folder that is called by what is in it; with fewer than ``count``, some are taken again.
-        count: Of the images.
-        side: Of each image.
+        root: The folder of class folders; its name is part of the cache's. With fewer than ``count`` files, files are repeated.
+        count: Number of images.
+        side: Side of each image in pixels.
     """
     samples = ImageFolder(root).samples
     chosen = [samples[index % len(samples)] for index in range(count)]
@@ -54,12 +54,12 @@ class RawImages(Dataset):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        # Mapped for copies on writing, of which there are none: PyTorch warns of memory that it cannot write to.
+        # Mapped copy-on-write, though nobody writes: PyTorch warns of read-only memory.
         self.images = np.load(folder / IMAGES, mmap_mode="c")
         self.labels = np.load(folder / LABELS)
 
     def __reduce__(self) -> tuple[type, tuple[Path]]:
-        return RawImages, (self.folder,)  # a worker that is not forked maps the file itself: a pickle would hold all images
+        return RawImages, (self.folder,)  # a spawned worker maps the file itself: a pickle would hold all images
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -1,1 +1,1 @@
-"""What users could take instead of gpuaug: DALI, timm, torchvision, SPDL, FFCV, published snippets."""
+"""Competitors of gpuaug: DALI, timm, torchvision, SPDL, FFCV, published snippets."""

@@ -1,8 +1,8 @@
-"""The augmenters that the suite ``augment`` compares, on a batch that is on the device: gpuaug, and what else users could take.
+"""The augmenters that the suite ``augment`` compares, on a batch that is on the device: gpuaug and its competitors.
 
-All of them are given the same uint8 images and return the same shape in the same number of bytes. Kornia's rows crop by
-a warp, which is Kornia's form without a loop over the images; gpuaug is given the pipeline as Kornia's users write it.
-Modules stay on the CPU, where Kornia 0.9 draws without waiting for the device.
+All get the same uint8 images and return images of the same shape and the same number of bytes. Kornia's rows crop by a warp,
+which needs no loop over the images; gpuaug gets the pipeline as Kornia's users write it. Modules stay on the CPU, where Kornia
+0.9 draws without waiting for the device.
 """
 
 from argparse import Namespace
@@ -27,16 +27,16 @@ from gpuaug.benchkit.environment import cores_allowed
 
 @dataclass(frozen=True)
 class Case:
-    """One pipeline, as the libraries spell it.
+    """One pipeline, in the form of each library.
 
     Args:
-        name: What its rows are called by.
-        kornia: Makes Kornia's, from ``cropping`` and what the container takes.
-        torchvision: Makes torchvision's.
-        out: Side of the images that come out.
-        dtype: Of the images that come out.
-        loop: Makes torchvision's with a call for each image, where one was published.
-        masks: Whether uint8 masks go along.
+        name: The case of its rows.
+        kornia: Makes Kornia's pipeline, from ``cropping`` and arguments of the container.
+        torchvision: Makes torchvision's pipeline.
+        out: Side of the augmented images in pixels.
+        dtype: Data type of the augmented images.
+        loop: Makes torchvision's pipeline with a call per image, where such a loop was published.
+        masks: Whether uint8 masks are augmented too.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Case:
 
     @property
     def memory_format(self) -> torch.memory_format:
-        """Half precision feeds convolutions, which want channels last."""
+        """Memory format of the augmented images: channels last for half precision, as convolutions prefer."""
         return torch.contiguous_format if self.dtype == torch.float32 else torch.channels_last
 
 
@@ -135,7 +135,7 @@ def _kornia(case: Case, batch: Batch, _stack: ExitStack, **container: Any) -> Au
 
 def _compiled(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
     torch.compiler.reset()
-    # Static shapes, which is the faster code; a new batch size compiles anew.
+    # Static shapes give faster code; a new batch size compiles anew.
     return _float(case, batch, torch.compile(pipelines.Scaled(case.kornia(cropping="resample")), dynamic=False))
 
 
@@ -163,7 +163,7 @@ def _fuse_augmentations(case: Case, batch: Batch, _stack: ExitStack) -> AugmentC
     except ImportError as error:
         raise MissingError(f"not installed: {error}") from None
     keys = {"data_keys": ["input", "mask"]} if case.masks else {}
-    # Unlike Kornia's, its modules have to be where the images are.
+    # Unlike Kornia's, its modules must be on the images' device.
     composed = Compose(list(case.kornia(cropping="resample").children()), **keys).to(batch.images.device)
     return _float(case, batch, pipelines.Scaled(composed))
 
@@ -176,7 +176,7 @@ def _dali(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
 
 
 def _float(case: Case, batch: Batch, module: Callable[..., Any]) -> AugmentCall:
-    """``module`` on the batch, its images in the type and the memory format that gpuaug writes."""
+    """A call of ``module`` on the batch, whose result has gpuaug's data type and memory format."""
 
     def call() -> Any:
         found = module(*batch.parts)
@@ -211,13 +211,13 @@ AUGMENTERS: dict[str, Callable[[Case, Batch, ExitStack], AugmentCall]] = {
     OURS_TORCHVISION: _gpuaug_torchvision,
     STREAMED: _streamed,
 }
-"""Row name to a function that makes the call of the row. What must be closed after the case goes on the stack."""
+"""Name of a row: function that makes its call. Clean-up after the case is registered on the stack."""
 
 
 def row_names(case: Case) -> list[str]:
-    """The names of the rows of a pipeline, whether or not they can be measured here."""
-    # The loop was published for one pipeline; one is enough to see what streaming adds; minutes of compiling are not spent
-    # on more than the three pipelines that figures are quoted for.
+    """The names of all rows of a pipeline, including rows that cannot run on this machine."""
+    # The loop was published for one pipeline, and streaming is measured with one. Compiling takes minutes: only the three
+    # pipelines whose figures are quoted are compiled.
     only = {
         LOOP: case.loop is not None,
         STREAMED: case.name == "cls",
@@ -230,12 +230,12 @@ def row_names(case: Case) -> list[str]:
 
 
 def workers() -> int:
-    """Worker processes of the row that has some: two cores are left free."""
+    """Number of worker processes of the row with workers: two cores are left free."""
     return max(min(cores_allowed(), 16) - 2, 1)
 
 
 def installed_versions() -> dict[str, str]:
-    """The versions of the peers that are installed and that the environment does not name."""
+    """Versions of the installed peers that ``environment`` does not name."""
     found = {}
     for package in ("fuse-augmentations", "nvidia-dali-cuda130", "nvidia-dali-cuda120"):
         try:

@@ -1,9 +1,9 @@
 """The augmentation pipelines in NVIDIA DALI: over a batch that stays in memory, and behind a DataLoader.
 
-DALI reads its images through ``external_source``, without a copy where the batch stays, in its own (B, H, W, C) layout, draws
-for every image, and hands the result over as a view on the current stream. It prepares two batches ahead on its own threads
-and streams, its default. It has no bfloat16, so half-precision pipelines end in float16, which is as many bytes. Crops and
-resizes are not antialiased, as in Kornia, unless told.
+DALI reads images (B, H, W, C) through ``external_source``, without a copy where the batch stays in memory. It draws for every
+image, prepares two batches ahead on its own threads and streams (its default), and returns the result as a view on the current
+stream. It has no bfloat16, so half-precision pipelines end in float16, with as many bytes. Crops and resizes are not
+antialiased unless asked for, as in Kornia.
 """
 
 from collections import deque
@@ -23,10 +23,10 @@ def build(name: str, images: Tensor, masks: Tensor | None, dtype: torch.dtype) -
     """A function that augments ``images`` at each call.
 
     Args:
-        name: Of the pipeline.
+        name: A key of ``PIPELINES``.
         images: (B, C, H, W) uint8. On a CPU, DALI's CPU operators run.
-        masks: (B, 1, H, W) uint8, or none.
-        dtype: Of the images that come out; bfloat16 becomes float16.
+        masks: (B, 1, H, W) uint8, or ``None``.
+        dtype: Data type of the augmented images; bfloat16 becomes float16.
 
     Raises:
         ImportError: If DALI is not installed.
@@ -37,7 +37,7 @@ def build(name: str, images: Tensor, masks: Tensor | None, dtype: torch.dtype) -
     device = images.device
     on = "gpu" if device.type == "cuda" else "cpu"
     side = images.shape[-1]
-    # In DALI's layout once and for all; the arrays of CPU operators are NumPy's.
+    # Converted to DALI's layout once; CPU operators take NumPy arrays.
     sources = [part.permute(0, 2, 3, 1).contiguous() for part in (images, masks) if part is not None]
     if on == "cpu":
         sources = [part.numpy() for part in sources]
@@ -70,8 +70,8 @@ def build_ragged(images: Sequence[Tensor], side: int, *, antialias: bool, device
     """A function that augments images of different sizes at each call, by the pipeline ``cls``.
 
     Args:
-        images: (H, W, C) uint8, on ``device`` or page-locked on the host, from where DALI copies them.
-        side: Of the images that come out.
+        images: (H, W, C) uint8 each, on ``device`` or page-locked on the host, from where DALI copies them.
+        side: Side of the augmented images in pixels.
         antialias: Whether the crop is antialiased.
         device: On a CPU, DALI's CPU operators run.
 
@@ -83,7 +83,7 @@ def build_ragged(images: Sequence[Tensor], side: int, *, antialias: bool, device
     except ImportError as error:
         raise MissingError(f"not installed: {error}") from None
     on_host = images[0].device.type == "cpu"
-    # One list for all calls, so that no call takes a tensor after the other out of PyTorch; DALI takes it as it is.
+    # One list for all calls, so that no call converts tensors one by one; DALI takes the list as it is.
     if on_host:
         parts = [tensors.TensorCPU(image.numpy(), "HWC", is_pinned=image.is_pinned()) for image in images]
         batch = tensors.TensorListCPU(parts, "HWC", contiguous=False)
@@ -97,7 +97,7 @@ def build_ragged(images: Sequence[Tensor], side: int, *, antialias: bool, device
         )
         if on_host and device.type == "cuda":
             read = read.gpu()
-        # It crops to seven eighths of the side that it is told, rounded down.
+        # The pipeline crops to seven eighths of its argument, rounded down.
         return classification(fn, types, -(-side * 8 // 7), torch.bfloat16, read, antialias=antialias)
 
     made = pipeline()
@@ -110,14 +110,14 @@ def build_ragged(images: Sequence[Tensor], side: int, *, antialias: bool, device
 
 
 class Batches:
-    """Batches of a loader, augmented by DALI on their way: (B, C, H, W) float32 images on the device, and labels as they were.
+    """Batches of a loader, augmented by DALI: (B, C, H, W) float32 images on the device, and unchanged labels.
 
     Args:
-        name: Of the pipeline, one with images only.
-        loader: Gives batches of ``batch_size`` (C, H, W) uint8 images and their labels.
-        batch_size: Of every batch.
-        side: Of the images.
-        device: Where images go. On a CPU, DALI's CPU operators run.
+        name: A key of ``PIPELINES``, of a pipeline without masks.
+        loader: Yields batches of ``batch_size`` (C, H, W) uint8 images and their labels.
+        batch_size: Images of a batch.
+        side: Side of the images in pixels.
+        device: Device of the augmented images. On a CPU, DALI's CPU operators run.
 
     Raises:
         MissingError: If DALI is not installed.
@@ -147,7 +147,7 @@ class Batches:
         labels: deque[Tensor] = deque()
 
         def pull() -> Any:
-            # DALI pulls ahead: the labels wait for the images that they came with.
+            # DALI pulls batches ahead: their labels are queued until their images come out.
             assert source is not None
             images, own = next(source)
             labels.append(own)
@@ -160,8 +160,8 @@ class Batches:
                 (images,) = _run(made, self.device)
                 yield images, labels.popleft()
         finally:
-            # A pipeline is part of a cycle, and holds what it pulls from. As cyclic garbage a DataLoader loses its queues
-            # before it can tell its workers to end, and then waits for each of them for five seconds.
+            # A pipeline is part of a reference cycle and holds its loader. A DataLoader that the garbage collector frees loses
+            # its queues before it can stop its workers, and then waits five seconds for each.
             source = None
 
 
@@ -178,7 +178,7 @@ def _settings(batch_size: int, device: torch.device) -> dict[str, Any]:
 
 
 def _run(made: Any, device: torch.device) -> list[Tensor]:
-    # Told the stream, it returns before the batch is ready, and that stream waits.
+    # Given a stream, it returns before the batch is ready, and the stream waits.
     parts = made.run(torch.cuda.current_stream(device)) if device.type == "cuda" else made.run()
     found = [torch.from_dlpack(part.as_tensor()) for part in parts]
     # float32 pipelines leave DALI as (B, C, H, W) already.
@@ -224,7 +224,7 @@ def contrastive(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any)
         brightness=_factor(fn) * jittered + (1.0 - jittered),
         contrast=_factor(fn) * jittered + (1.0 - jittered),
         saturation=_factor(fn) * jittered + (1.0 - jittered),
-        # Degrees: a tenth of the circle, as Kornia's and torchvision's 0.1.
+        # Degrees: a tenth of the circle, 0.1 for Kornia and torchvision.
         hue=fn.random.uniform(range=(-36.0, 36.0)) * jittered,
     )
     images = fn.saturation(images, saturation=1.0 - fn.random.coin_flip(probability=0.2))
@@ -235,7 +235,7 @@ def contrastive(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any)
 
 
 def segmentation(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any, masks: Any) -> Any:
-    """The pipeline of classification, with masks that follow crop and flip."""
+    """The pipeline of classification, with masks that are cropped and flipped alike."""
     start, extent = fn.random_crop_generator([side, side], random_area=AREA, random_aspect_ratio=ASPECT)
     start = fn.cast(start, dtype=types.FLOAT)
     end = start + fn.cast(extent, dtype=types.FLOAT)
@@ -261,7 +261,7 @@ PIPELINES = {
     "masks": segmentation,
     "randaugment": randaugment,
 }
-"""By the name of the pipeline: what builds DALI's graph from its namespaces, the images' side and the output's dtype."""
+"""Name of a pipeline: function that builds DALI's graph from its namespaces, the images' side and the output's dtype."""
 
 
 def _factor(fn: Any) -> Any:

@@ -1,7 +1,7 @@
 """Files through NVIDIA DALI's own reader and decoders, to batches on the card.
 
-Decoders are told the largest image, so that they allocate once, and the pipeline is that of ``bench.peers.dali``. DALI has no
-bfloat16: images are float16, as many bytes.
+Decoders get the size of the largest image, so that they allocate once. The pipeline is the one in ``bench.peers.dali``. DALI
+has no bfloat16: images are float16, with as many bytes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,10 +19,10 @@ _HARDWARE_LOADS = (0.65, 0.9, 1.0)  # its default first
 
 
 def axes(cores: int, *, mixed: bool) -> list[list[dict[str, Any]]]:
-    """The settings to choose from. Loads and threads are tried together: with few threads the engines pay to do more.
+    """The settings to search. Loads and threads share an axis: with few threads, a larger share for the engines is faster.
 
     Args:
-        cores: There are no more threads than cores.
+        cores: Largest number of threads.
         mixed: Whether decoders are ``device="mixed"``.
     """
     threads = [count for count in _THREADS if count <= cores] or [cores]
@@ -46,16 +46,16 @@ def batches(
     ahead: int,
     load: float | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Images (B, 3, size, size) float16, channels last, and labels (B,), on the device, without an end.
+    """Images (B, 3, size, size) float16, channels last, and labels (B,), on the device, endless.
 
     Args:
         root: A folder of class folders.
-        batch_size: Of every batch.
-        size: Side of the images.
+        batch_size: Images of a batch.
+        size: Side of the augmented images in pixels.
         device: On a CPU, all of DALI's operators run there.
-        largest_px: The greatest width and the greatest height.
-        threads: Of DALI's own.
-        region: Whether the decoder crops (``image_random_crop``), or decodes whole images, which are cropped then.
+        largest_px: Largest width and largest height of the files.
+        threads: Number of DALI's own threads.
+        region: Whether the decoder crops (``image_random_crop``), or decodes whole images that are cropped afterwards.
         ahead: Batches that are prepared ahead (``prefetch_queue_depth``).
         load: Share of the images that the engines take (``hw_decoder_load``). Left out: decoders run on the CPU.
 
@@ -97,7 +97,7 @@ def batches(
     made = pipeline()
     made.build()
     while True:
-        # Told the stream, it returns before the batch is ready, and that stream waits.
+        # Given a stream, it returns before the batch is ready, and the stream waits.
         parts = made.run(torch.cuda.current_stream(device)) if on_gpu else made.run()
         images, labels = (torch.from_dlpack(part.as_tensor()) for part in parts)
         yield images.permute(0, 3, 1, 2), labels.flatten().long()

@@ -1,6 +1,6 @@
-"""Decoders by themselves: the same files, in memory, decoded again and again, with no loader and nothing behind them.
+"""Decoders alone: the same files in memory, decoded repeatedly, without a loader or further stages.
 
-Each gives (images, labels) without an end, as the loaders do, and may run ahead of the device.
+Each yields (images, labels) endlessly, like the loaders, and may run ahead of the device.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ _BATCHES = 4
 
 
 def paths(case: FileCase) -> list[list[str]]:
-    """The files of a few batches, of all classes. A folder with fewer is gone through again."""
+    """Paths of a few batches of files, from all classes. A folder with fewer files is repeated."""
     samples = class_folders(case.root, None).samples
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0)).tolist()
     endless = cycle(samples[index][0] for index in order)
@@ -39,7 +39,7 @@ def paths(case: FileCase) -> list[list[str]]:
 
 
 def encoded(case: FileCase) -> list[Any]:
-    """The same as gpuaug's workers collate it, page-locked for a GPU."""
+    """The same files as batches of ``collate_encoded``, page-locked for a GPU."""
     made = [gpuaug.collate_encoded([gpuaug.read_encoded(path) for path in batch]) for batch in paths(case)]
     return [batch.pin_memory() for batch in made] if case.device.type == "cuda" else made
 
@@ -47,8 +47,8 @@ def encoded(case: FileCase) -> list[Any]:
 def stage_alone(case: FileCase, stack: ExitStack, *, backend: str = "engines") -> Batches:
     """Encoded batches in memory through a ``StreamedLoader`` whose only stage is a ``gpuaug.DecodeStage``.
 
-    There are no workers, no files to read and no augmentation. A loader, since a stage that is called by itself sets up its
-    decoders for that one batch.
+    There are no workers, no files to read and no augmentation. The stage is in a loader, because a stage that is called by
+    itself sets its decoders up for each batch.
     """
     batches = [[batch, torch.zeros(len(batch))] for batch in encoded(case)]
     return streamed(case, stack, loaders.cycle(batches), [gpuaug.DecodeStage(backend=backend)])
@@ -62,16 +62,16 @@ def _engines(case: FileCase, _stack: ExitStack) -> Batches:
 
 
 def beside_training(case: FileCase, stack: ExitStack, *, resident: Batches, backend: str = "engines") -> Batches:
-    """Batches that are on the card already, while as many are decoded and thrown away.
+    """Batches that are on the card already, while as many are decoded and dropped.
 
-    What decoding costs a training step, apart from the workers and the augmentation: the decoded batch is waited for, and
-    dropped where a loop would augment it.
+    Measures the cost of decoding for a training step, without workers and augmentation: the loop waits for each decoded batch
+    and drops it.
 
     Args:
         case: The files.
-        stack: Ends the decoding.
-        resident: What is trained on.
-        backend: Of the ``DecodeStage``.
+        stack: Closes the decoding loader.
+        resident: The batches that are trained on.
+        backend: The ``backend`` of the ``DecodeStage``.
     """
     decoded = stage_alone(case, stack, backend=backend)
     for images, labels in resident:
@@ -99,7 +99,7 @@ def _nvimagecodec(case: FileCase, _stack: ExitStack) -> Batches:
 def _torchcodec(case: FileCase, _stack: ExitStack) -> Batches:
     try:
         from torchcodec.decoders import decode_jpeg
-    # A RuntimeError where the libraries that it is linked to are missing.
+    # Importing raises a RuntimeError where libraries that it is linked to are missing.
     except (ImportError, RuntimeError) as error:
         raise MissingError(f"not installed: {error}") from None
     return _in_torch(case, lambda files: decode_jpeg(files, device=case.device))
@@ -131,4 +131,4 @@ DECODERS: dict[str, Way] = {
     TORCHCODEC: Way(_torchcodec),
     TORCHVISION: Way(_torchvision),
 }
-"""Row name to the decoder."""
+"""Name of a row: its decoder."""

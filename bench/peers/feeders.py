@@ -45,7 +45,7 @@ class FeedCase:
 
     @property
     def queued(self) -> int:
-        """Batches that may be ready or under way before the first is taken."""
+        """Largest number of batches that are ready or in preparation before the first is taken."""
         return self.workers * self.prefetch + loaders.DEPTH + 4
 
 
@@ -58,7 +58,7 @@ class OpenFeeder:
 
 
 def loader(case: FeedCase, *, pin: bool) -> DataLoader:
-    """A ``DataLoader`` whose epoch outlasts every measurement, so that no window holds the edge of one."""
+    """A ``DataLoader`` whose epoch is longer than every measurement, so that no window contains an epoch's end."""
     draw = torch.Generator().manual_seed(0)
     return DataLoader(
         case.data,
@@ -74,7 +74,7 @@ def loader(case: FeedCase, *, pin: bool) -> DataLoader:
 
 def _by_hand(case: FeedCase, device: torch.device, stack: ExitStack, *, pin: bool) -> OpenFeeder:
     def batches() -> Iterator[list[Tensor]]:
-        # The loader is held here only: when this frame goes, so do its workers, those that persist too.
+        # Only this frame holds the loader: when it ends, the workers end too, persistent ones included.
         for batch in loader(case, pin=pin):
             yield [part.to(device, non_blocking=pin) for part in batch]
 
@@ -95,7 +95,7 @@ def _copy_stream(case: FeedCase, device: torch.device, stack: ExitStack) -> Open
             here = torch.cuda.current_stream(device)
             here.wait_stream(side)
             for part in upcoming:
-                part.record_stream(here)  # allocated on the side stream, which must not be given it back too early
+                part.record_stream(here)  # or the side stream, which allocated it, could reuse its memory too early
             ready, upcoming = upcoming, preload()
             yield ready
 
@@ -144,7 +144,7 @@ def _spdl(case: FeedCase, device: torch.device, stack: ExitStack) -> OpenFeeder:
 
     builder = PipelineBuilder().add_source(indices()).pipe(collate, concurrency=case.workers, output_order="input")
     if device.type == "cuda":
-        # On one thread, as its documentation asks for: each thread has a stream and page-locked buffers of its own.
+        # On one thread, as its documentation requires: each thread has a stream and page-locked buffers of its own.
         transfer = stack.enter_context(ThreadPoolExecutor(max_workers=1))
         builder = builder.pipe(transfer_tensor, executor=transfer)
     pipeline = builder.add_sink(loaders.DEPTH).build(num_threads=case.workers)
@@ -194,4 +194,4 @@ FEEDERS: dict[str, Callable[[FeedCase, torch.device, ExitStack], OpenFeeder]] = 
     STREAMED: _streamed,
     FUSED: partial(_streamed, fused=True),
 }
-"""Row name to a function that opens the loader. What must be closed after the row goes on the stack."""
+"""Name of a row: function that opens its loader. Clean-up after the row is registered on the stack."""

@@ -1,4 +1,4 @@
-"""The cases of the suite ``files``: which files, which rows, and what is done with each batch."""
+"""The cases of the suite ``files``: their files, rows and steps."""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -19,7 +19,7 @@ LOADING = ("small", "camera", "mix")
 DECODE, RAW = "decode", "raw"
 STEP, BESIDE = "step alone", "step, engines beside"
 
-_CAMERA_SHARE = 8  # so many times fewer images in a batch: one has fifty times the pixels
+_CAMERA_SHARE = 8  # divisor of the batch size: an image has fifty times the pixels
 _RAW_IMAGES, _RAW_PX = 4096, 256  # 0.8 GB, more than caches hold
 
 
@@ -28,12 +28,12 @@ class Case:
     """Rows that are measured with each other.
 
     Args:
-        title: What the case is called in the result.
-        files: Where they begin.
-        ways: Row name to its way.
-        step: What is done with each batch.
-        trains: Whether that is a training step, which the host may be ahead of.
-        ceiling: The row that says what could be reached.
+        title: Name of the case in the result.
+        files: The files that its rows read.
+        ways: Name of a row: its way.
+        step: Called with each batch.
+        trains: Whether ``step`` is a training step, so that the host may run ahead of the device.
+        ceiling: The row that is an upper bound for the others.
     """
 
     title: str
@@ -45,17 +45,17 @@ class Case:
 
     @property
     def labels(self) -> dict[str, Any]:
-        """What its rows begin with."""
+        """Labels of the case's rows."""
         return {"case": self.title, "cores": self.files.cores, "batch_size": self.files.batch_size}
 
 
 def is_known(kind: str) -> bool:
-    """Whether there is such a case."""
+    """Whether ``kind`` is the name of a case."""
     return kind in {*LOADING, DECODE, RAW} or kind in models.list_models(module=models)
 
 
 def make(kind: str, batch_size: int, options: Namespace) -> Case:
-    """A case. Its files are made if need be."""
+    """The case ``kind``. Writes its files if they are missing."""
     cores = options.cores[0]
     title = "data" if kind == "small" and options.data else kind
     title += f", {cores} core{'s' * (cores > 1)}" + (f", held to {options.rate:g} images/s" if options.rate else "")

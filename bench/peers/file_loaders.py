@@ -1,7 +1,7 @@
 """The loaders that the suite ``files`` compares, from a folder of files to augmented batches on the card.
 
-All end in RandomResizedCrop, HorizontalFlip, ColorJitter without hue and Normalize; crops are antialiased; images are of half
-precision and channels last.
+All end with RandomResizedCrop, HorizontalFlip, ColorJitter without hue and Normalize; crops are antialiased; images have half
+precision and are channels last.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,23 +36,23 @@ OURS_CPU = "gpuaug, CPU"
 OURS_SCALED = "gpuaug, min_side"
 MAPPED = "memory-mapped"
 
-_SHRUNK_PX = 256  # what SPDL shrinks images to, since it has no ragged batches
+_SHRUNK_PX = 256  # side that SPDL resizes images to, since it has no ragged batches
 
 Batches = Iterator[tuple[Any, Any]]
-"""Images and labels on the device, without an end. The labels say how many images there are."""
+"""Endless (images, labels) on the device, with one label per image."""
 
 
 @dataclass(frozen=True)
 class FileCase:
-    """The files, and what is made of them.
+    """The files of a case, and the batches that are made of them.
 
     Args:
         corpus: The folder.
-        batch_size: Of every batch.
-        size: Side of the images that come out.
-        device: Where they go.
-        cores: That all of it may use.
-        workers: Numbers of DataLoader workers to choose from. Left out: some that suit the cores.
+        batch_size: Images of a batch.
+        size: Side of the augmented images in pixels.
+        device: Device of the batches.
+        cores: Number of cores that all processes may use.
+        workers: Numbers of DataLoader workers to choose from. Left out: numbers derived from ``cores``.
     """
 
     corpus: Corpus
@@ -72,10 +72,10 @@ class Way:
     """A way from files to batches.
 
     Args:
-        open: Opens it with some settings, as keywords. What must be closed after the row goes on the stack.
-        axes: The settings to choose from for a case: one out of each list. The first ones are where the search starts.
-        needs_gpu: Whether there is no such row on a CPU.
-        settled_by: The row whose settings this one takes, where that was measured before.
+        open: Opens it with settings as keywords. Clean-up after the row is registered on the stack.
+        axes: The settings to choose from for a case, one of each list. The search starts at the first of each.
+        needs_gpu: Whether the row is skipped on a CPU.
+        settled_by: The row whose best settings this one takes, if that row was measured before.
     """
 
     open: Callable[..., Batches]
@@ -85,18 +85,18 @@ class Way:
 
 
 def queued(settings: Settings) -> int:
-    """Batches that may be ready or under way before the first is taken."""
+    """Largest number of batches that are ready or in preparation before the first is taken."""
     return 2 * settings.get("workers", 0) + loaders.DEPTH + 4
 
 
 def _most_workers(case: FileCase) -> list[list[Settings]]:
-    """For those that decode: about as many as cores."""
+    """Numbers of workers that decode: about as many as cores."""
     usual = dict.fromkeys(count for count in (case.cores, case.cores - 2, case.cores // 2) if count > 0)
     return [[{"workers": count} for count in case.workers or usual]]
 
 
 def _few_workers(case: FileCase) -> list[list[Settings]]:
-    """For those that read files only."""
+    """Numbers of workers that only read files."""
     usual = [count for count in (4, 2, 8) if count < case.cores] or [1]
     return [[{"workers": count} for count in case.workers or usual]]
 
@@ -124,7 +124,7 @@ def _torchvision(case: FileCase, stack: ExitStack, **settings: Any) -> Batches:
         return images.to(half(case.device) or torch.float32, memory_format=torch.channels_last)
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        # The loader is held here only: when this frame goes, so do its workers.
+        # Only this frame holds the loader: when it ends, the workers end too.
         yield from Serial(loaders.endless(dataset, case.batch_size, case, **settings), case.device, finish)
 
     return _closing(batches(), stack)
@@ -164,7 +164,7 @@ def _spdl(case: FileCase, stack: ExitStack, *, threads: int) -> Batches:
         raise MissingError(f"not installed: {error}") from None
     samples = ImageFolder(case.root).samples
     try:
-        spdl.io.load_image(samples[0][0])  # it needs FFmpeg, and says so for each image of a batch
+        spdl.io.load_image(samples[0][0])  # without FFmpeg it fails here once, and not for each image of a batch
     except Exception as error:
         raise MissingError(f"cannot decode here: {error}") from None
     draw = torch.Generator().manual_seed(0)
@@ -195,7 +195,7 @@ def _scaled(case: FileCase, stack: ExitStack, **settings: Any) -> Batches:
 
 
 def _memory_mapped(case: FileCase, stack: ExitStack, **settings: Any) -> Batches:
-    """Images that were decoded and shrunk before, out of the page cache: what remains where nothing is to be decoded."""
+    """Images that were decoded and resized before, from the page cache: a loader without decoding."""
     dataset = RawImages(case.root)
     loader = loaders.endless(dataset, case.batch_size, case, pin=False, **settings)
     return streamed(case, stack, loader, [lambda images: images.permute(0, 3, 1, 2), fused(case, ragged=False)])
@@ -213,4 +213,4 @@ LOADERS: dict[str, Way] = {
     OURS_SCALED: Way(_scaled, _few_workers),
     MAPPED: Way(_memory_mapped, _most_workers),
 }
-"""Row name to the way there."""
+"""Name of a row: its way."""

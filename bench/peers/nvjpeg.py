@@ -1,6 +1,6 @@
-"""``nvjpegDecodeBatched`` by itself, on the JPEG engines, called again and again with arguments that are made once.
+"""``nvjpegDecodeBatched`` alone, on the JPEG engines, called repeatedly with arguments that are made once.
 
-What a loader that decodes on the engines cannot exceed. Sources: nvjpeg.h of CUDA 13.
+Its rate is the upper bound of a loader that decodes on the engines. Source: nvjpeg.h of CUDA 13.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ _IMAGE = np.dtype([("channel", np.uint64, 4), ("pitch", np.uint64, 4)])
 
 
 class BatchedDecoder:
-    """One decoding state.
+    """One decoding state of nvJPEG.
 
     Args:
         device: A CUDA device.
@@ -40,7 +40,7 @@ class BatchedDecoder:
         self._count = 0
 
     def prepare(self, files: list[bytes]) -> tuple[Any, ...]:
-        """Arguments for a batch of baseline JPEGs, whose images lie one behind the other on the device."""
+        """Arguments for a batch of baseline JPEGs; the decoded images are adjacent in one buffer on the device."""
         starts = np.cumsum([0, *(-(-len(file) // 64) * 64 for file in files)])
         data = torch.empty(int(starts[-1]) + 64, dtype=torch.uint8).pin_memory()
         flat = data.numpy()

@@ -1,4 +1,4 @@
-"""A training loop with a side stream, as published snippets have it."""
+"""A training loop with a side stream, as in published snippets."""
 
 from collections.abc import Iterator
 
@@ -9,10 +9,10 @@ from bench.harness.loops import Serial
 
 
 class PublishedTwoStreams(Serial):
-    """Two streams as published snippets write them, kept because users have this loop. Do not copy it.
+    """Two streams as in published snippets, kept because users have this loop. Do not copy it.
 
-    Its faults: ``record_stream`` names the producer, which does nothing, so the memory of a batch is handed out again
-    while training still reads it; nothing makes the side stream wait for training; the last batch is never yielded.
+    Its bugs: ``record_stream`` is called with the producing stream, which has no effect, so a batch's memory is reused
+    while training still reads it; the side stream never waits for training; the last batch is never yielded.
     Labels stay on the training stream here, because a label overwritten by pixels would stop the run with a device assert.
     """
 

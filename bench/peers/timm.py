@@ -12,12 +12,12 @@ class Prefetched(Serial):
     """timm's ``PrefetchLoader``: it copies the next batch and scales it to [0, 1] on a stream of its own.
 
     Args:
-        loader: Gives uint8 images and labels.
-        device: Where they go.
-        prepare: What is left to do in the loop, with float images.
+        loader: Yields uint8 images and labels.
+        device: Device of the batches.
+        prepare: Remaining transform of the float images, in the loop.
 
     Raises:
-        MissingError: If timm is not installed, or one that is not safe to measure.
+        MissingError: If timm is not installed, or its version is not safe to measure.
     """
 
     def __init__(self, loader: Iterable, device: torch.device, prepare: Prepare) -> None:
@@ -25,7 +25,7 @@ class Prefetched(Serial):
             from timm.data.loader import PrefetchLoader
         except ImportError as error:
             raise MissingError(f"not installed: {error}") from None
-        # It divides by 255 itself, so that this scales and does no more.
+        # timm divides by 255 itself: these values scale to [0, 1] only.
         prefetched = PrefetchLoader(loader, mean=(0.0,) * 3, std=(1.0,) * 3, device=device)
         if not hasattr(prefetched, "stream"):
             # A label overwritten by pixels would stop the run with a device assert.

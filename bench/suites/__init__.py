@@ -1,10 +1,10 @@
-"""What is measured: one file a suite, named like its result in ``bench/results``."""
+"""The suites: one file each, named like its result in ``bench/results``."""
 
-# Few, short rounds: the windows themselves are a small part of the time that seven sizes take. Rows that take long are left
-# out of the largest ones, where a window this short would see only what had queued up before it.
+# Few, short rounds: windows are a small part of the time that seven sizes take. Slow rows are left out at the largest sizes,
+# where such a short window would measure only batches that had queued up before it.
 _SIZES = ["--batch", "8,16,32,64,128,256,512", "--seconds", "0.3", "--repeats", "2", "--slowest", "0.15"]
 
-# Percents are asked here, of loops that differ by as much from round to round.
+# Differences of a few percent are measured here, as large as the spread between rounds.
 _DEPTHS = ["--batch", "8,16,32,64,128,256", "--rows", "streamed;streamed, auto", "--seconds", "0.3", "--repeats", "8"]
 
 SUITES: dict[str, tuple[str, list[str]]] = {
@@ -48,4 +48,4 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "lanes": ("bench.suites.training.lanes", []),
     "profiles": ("bench.suites.training.profiles", []),
 }
-"""Name of the result, the module that makes it, and the flags it needs for that. ``python -m bench run`` measures these."""
+"""Name of a result: (module that makes it, flags for that module). ``python -m bench run`` measures these."""

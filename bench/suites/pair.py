@@ -4,8 +4,8 @@
 
 Rows of the suites ``augment``, ``ragged``, ``feeds`` and ``classifier`` that run through gpuaug, each in two processes that
 live at the same time: one imports gpuaug from the other checkout, one from this. They take turns, a window each, so that drift
-falls on both alike. What differs from process to process (streams of the pool, memory) is met by starting both anew several
-times.
+affects both equally. Both are started anew several times, to average over differences between processes (streams of the pool,
+memory).
 
 Figures of a row: images a second of both, this checkout's rate over the other's with its 95 % interval over the pairs of
 processes, and for both the kernels and the allocations of one batch. ``ratio_low`` is the interval's lower end.
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Child:
-    """A process that runs rows over the gpuaug of one checkout, when it is asked to."""
+    """A process that runs rows with the gpuaug of one checkout, on request."""
 
     def __init__(self, package: Path, options: Namespace) -> None:
         command = [sys.executable, "-m", "bench.suites.pair_child"]
@@ -81,12 +81,12 @@ def children(packages: Sequence[Path], options: Namespace) -> Iterator[list[Chil
 
 
 def measure(packages: Sequence[Path], options: Namespace) -> Iterator[dict[str, dict[str, Any]]]:
-    """For each row the rates of both, by pair of processes, and what a batch launches and allocates; after each pair."""
+    """Yield after each pair of processes: for each row the rates of both by pair, and launches and allocations of a batch."""
     found: dict[str, dict[str, Any]] = {}
     for generation in range(options.processes):
         with children(packages, options) as pair:
             groups: list[list[str]] = [child.answer() for child in pair][-1]
-            # Rows with workers come last: their workers refill queues while other rows have their turn.
+            # Rows with workers come last: their workers refill queues while other rows run.
             for names in groups:
                 rates: dict[str, list[list[float]]] = {name: [] for name in names}
                 for number in range(options.rounds):
@@ -115,7 +115,7 @@ def interval(ratios: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 def record(name: str, found: dict[str, Any]) -> dict[str, Any]:
-    """The row of a result."""
+    """The row ``name`` of the result."""
     ratios = [[after / before for before, after in rounds] for rounds in found["rates"]]
     rates = [rate for rounds in found["rates"] for rate in rounds]
     before, after = found["counts"]
@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             settings = {key: value for key, value in vars(options).items() if key not in ("json", "device", "other")}
             made = results.result("pair", rows=rows, settings=settings, device=options.device, environment=found_environment)
             if options.json is not None:
-                results.write(options.json, made)  # what there is so far, so that an interruption costs one pair
+                results.write(options.json, made)  # the result so far: an interruption then loses one pair only
     results.check(made)
     shown = ("name", "other_images_per_s", "this_images_per_s", "ratio", "ratio_low", "ratio_high")
     counts = [key for key in rows[0] if key.endswith(("_kernels", "_allocations"))]

@@ -1,7 +1,7 @@
-"""Run by ``python -m bench pair`` in a process of its own: rows over the gpuaug that is first on the path, a window at a time.
+"""Run by ``python -m bench pair`` in a process of its own: rows with the first gpuaug on the path, a window at a time.
 
-Answers requests on standard input, a line of JSON each. What it imports of ``bench`` uses public names of gpuaug alone, so that
-the other checkout may be of another layout.
+Answers requests on standard input, a line of JSON each. It imports only modules of ``bench`` that use public names of gpuaug,
+so that the other checkout may have another layout.
 """
 
 import json
@@ -87,11 +87,11 @@ ROWS: dict[str, tuple[Callable[[str, Namespace, ExitStack], Iterator[int]], str,
     "feeds": (feeds, "", True),
     "classifier": (classifier, "", True),
 }
-"""For each row its steps, its case, and whether batches queue up between windows, which are then not counted."""
+"""Name of a row: (its steps, its case, whether batches that queue up between windows must be discarded)."""
 
 
 class Row:
-    """One row, opened."""
+    """A row whose loop is open."""
 
     def __init__(self, name: str, options: Namespace, stack: ExitStack) -> None:
         make, case, queues = ROWS[name]
@@ -101,7 +101,7 @@ class Row:
             next(self._steps)
 
     def window(self, seconds: float) -> float:
-        """Images a second."""
+        """Images per second of one window."""
         for _ in range(self._discard):
             next(self._steps)
         images = 0
@@ -113,7 +113,7 @@ class Row:
         return images / (perf_counter() - start)
 
     def count(self) -> dict[str, float]:
-        """Kernels and allocations of a step, the training step's own included."""
+        """Numbers of kernels and allocations of one step, including the training step's own."""
         if self._device.type != "cuda":
             return {}
         from torch.profiler import ProfilerActivity, profile

@@ -1,12 +1,12 @@
-"""Whether a model learns as well from gpuaug's images as from torchvision's: top-1 of one training, fed in four ways.
+"""Whether a model learns as well from gpuaug's images as from torchvision's: top-1 of one training with four loaders.
 
     python -m bench accuracy --data DIR      an ImageFolder, with train and val in it or to be split
-    python -m bench accuracy                 the built-in set, made of what installed packages have: bench.data.character_images
+    python -m bench accuracy                 the built-in set, made from installed packages: bench.data.character_images
     python -m bench accuracy --make DIR      write that set there, and do nothing else
 
 A ResNet-18 from scratch: RandomResizedCrop to 64 pixels of half to all of the image, HorizontalFlip, ColorJitter without hue
 and Normalize; SGD with one cycle of the learning rate; on a GPU under bfloat16 autocast. For every seed all rows start from the
-same weights and have the same images in the same order. They differ in who augments:
+same weights and have the same images in the same order. They differ in the augmentation:
 
 torchvision, workers     v2 in DataLoader workers, crops antialiased
 gpuaug, from torchvision workers collate images as they are, and a StreamedLoader runs gpuaug.fuse(ragged=True) of the same
@@ -14,14 +14,14 @@ gpuaug, from torchvision workers collate images as they are, and a StreamedLoade
 gpuaug, antialiased      the same of Kornia's modules
 gpuaug                   the same without antialiasing, as Kornia crops
 
-All are tested in one way: torchvision's Resize and CenterCrop, on the CPU and once for all. Figures of a row: the mean, the
-least and the most of top-1 over the seeds; images a second of the training, its first epoch left out; their ratio to
-torchvision's, paired within seeds; the seconds of a whole training. Images are decoded before and held in memory, unless they
-are the user's: these are decoded again for each epoch, in gpuaug's rows by a DecodeStage.
+All models are tested on the same tensors: torchvision's Resize and CenterCrop, computed once on the CPU. Figures of a row:
+mean, minimum and maximum of top-1 over the seeds; images per second of the training without its first epoch; their ratio to
+torchvision's, paired within seeds; seconds of a whole training. Images are decoded in advance and held in memory, except the
+user's, which are decoded in every epoch, in gpuaug's rows by a DecodeStage.
 
-The built-in set is 34 characters over photographs, 4080 images to train on and 918 to be tested on, of typefaces and of
-photographs that training has not seen. It is small, and its images are made: it can show that two ways of augmenting train
-alike where images differ in size and shrink, and nothing of how well either would do on ImageNet.
+The built-in set is 34 characters over photographs, 4080 images for training and 918 for testing, with other typefaces and
+photographs. It is small and synthetic: it can show that two augmentations train equally well where images differ in size and
+are downscaled, but not how well either would do on ImageNet.
 """
 
 import tempfile
@@ -84,7 +84,7 @@ def on_device(name: str, size: int) -> nn.Module:
 
 
 def batches(name: str, images: image_folders.Images, seed: int, options: Namespace, stack: ExitStack) -> Iterable:
-    """What a row trains on: augmented images and their labels on the device, again and again."""
+    """Endless (augmented images, labels) on the device for the row ``name``."""
     in_workers = name == WORKERS
     stages = [] if in_workers else [on_device(name, options.size)]
     dataset, collate = images, gpuaug.collate_ragged
@@ -96,7 +96,7 @@ def batches(name: str, images: image_folders.Images, seed: int, options: Namespa
     loader = DataLoader(
         dataset,
         batch_size=options.batch[0],
-        # The same order in all rows, which draw different numbers on their way.
+        # A generator of its own: the same order in all rows, whatever else they draw.
         sampler=RandomSampler(images, generator=torch.Generator().manual_seed(seed)),
         num_workers=options.workers,
         persistent_workers=options.workers > 0,
@@ -114,7 +114,7 @@ def batches(name: str, images: image_folders.Images, seed: int, options: Namespa
 def train(
     name: str, split: image_folders.Split, test: tuple[Tensor, Tensor], seed: int, options: Namespace
 ) -> dict[str, float]:
-    """Train once: top-1 in percent, images a second after the first epoch, and seconds of all."""
+    """Train once: top-1 in percent, images per second after the first epoch, seconds of the whole training."""
     device, dtype = options.device, half(options.device)
     torch.manual_seed(seed)
     model = models.resnet18(num_classes=len(split.classes)).to(device, memory_format=torch.channels_last)
@@ -144,7 +144,7 @@ def train(
 
 
 def top1_percent(model: nn.Module, test: tuple[Tensor, Tensor], dtype: torch.dtype | None) -> float:
-    """How many of the images ``model`` gives their label, in percent."""
+    """Percentage of images that ``model`` classifies correctly."""
     images, labels = test
     with torch.inference_mode(), torch.autocast(images.device.type, dtype, enabled=dtype is not None):
         found = torch.cat([model(some).argmax(1) for some in images.split(256)])
@@ -152,7 +152,7 @@ def top1_percent(model: nn.Module, test: tuple[Tensor, Tensor], dtype: torch.dty
 
 
 def rows_of(runs: dict[str, list[dict[str, float]]], batch_size: int) -> list[dict[str, Any]]:
-    """A row for each way, from its runs in the order of the seeds."""
+    """The rows of the result, from each row's runs in the order of the seeds."""
     rows = []
     for name, own in runs.items():
         top1, rates = ([run[key] for run in own] for key in ("top1_percent", "images_per_s"))
@@ -177,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     options.epochs = options.epochs or (2 if options.quick else 24)
     ways = [Skipped(name, "") for name in (WORKERS, FUSED, ANTIALIASED, PLAIN)]
     names = [way.name for way in select_rows(ways, options.rows, WORKERS)]
-    del options.seconds  # nothing is a window here, and repeats are seeds
+    del options.seconds  # there are no windows, and repeats are seeds
     found_environment, start = environment(options.device), perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         if options.data is None:
@@ -201,13 +201,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     }
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for seed in range(options.repeats):
-        # Every other seed in reverse order, so that a machine that slows down does so for all of them.
+        # Every other seed in reverse order, so that drift of the machine affects all rows.
         for name in names if seed % 2 == 0 else names[::-1]:
             runs[name].append(run := train(name, split, test, seed, options))
             console.print(f"accuracy: seed {seed}, {name}: {run['top1_percent']:.1f} % in {run['wall_s']:.1f} s")
             measurement.release(options.device)
         if options.json is not None:
-            # What there is so far, so that an interruption costs one seed.
+            # The result so far: an interruption then loses one seed only.
             so_far = {"rows": rows_of(runs, options.batch[0]), "settings": settings}
             results.write(
                 options.json, results.result("accuracy", **so_far, device=options.device, environment=found_environment)

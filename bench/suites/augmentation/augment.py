@@ -1,4 +1,4 @@
-"""Augmentation alone, over a batch of uint8 images that lies on the device: gpuaug beside what its users could take.
+"""Augmentation alone, on a batch of uint8 images on the device: gpuaug beside its competitors.
 
     python -m bench augment --json bench/results/augment.json
     python -m bench augment --cases cls,ssl --batch 64,256 --rows "DALI;gpuaug"
@@ -8,30 +8,30 @@ Cases:
 seed           RandomCrop 128, Resize 256, RandomRotation 45 degrees, GaussianBlur 7, Normalize; float32 out
 cls            RandomResizedCrop 224, HorizontalFlip, ColorJitter without hue, Normalize; bfloat16 out
 ssl            cls with hue, the jitter for 80 % of the images, Grayscale for 20 %, GaussianBlur 23 for 50 %
-masks          cls with uint8 masks that follow
+masks          cls with uint8 masks, cropped and flipped alike
 randaugment    RandAugment of two ops, Normalize; bfloat16 out
 
 Rows:
 
-torchvision loop            as published: a call of the rotation for each image (seed)
-torchvision v2              the whole batch in one call, and so one draw for all of its images
-torchvision v2, workers     an image a call, in DataLoader workers, then a copy; measured after the other rows (a batch of 256;
+torchvision loop            as published: one call of the rotation per image (seed)
+torchvision v2              the whole batch in one call, with one draw for all images
+torchvision v2, workers     one call per image, in DataLoader workers, then a copy; measured after the other rows (batch of 256;
                             not with --quick or on a CPU unless named in --rows)
-Kornia                      as it is
+Kornia                      with its defaults
 Kornia, matrices skipped    with transformation_matrix_mode="skip"
 Kornia compiled             torch.compile of the pipeline (seed, cls, ssl; a batch of 256; not with --quick or on a CPU
                             unless named in --rows)
 fuse-augmentations, DALI    where they are installed
 gpuaug                      gpuaug.fuse of Kornia's pipeline
-gpuaug, antialiased         the same with antialias=True (seed, cls, ssl), which is what torchvision's resizes are
+gpuaug, antialiased         the same with antialias=True (seed, cls, ssl), like torchvision's resizes
 gpuaug, from torchvision    gpuaug.fuse of torchvision's pipeline
 gpuaug, streamed            cls as a stage of a StreamedLoader, with the copy from page-locked memory
 
-Figures of a row: images a second of a loop of calls, in windows taken in turns; the host's time of one call, and what drawing
-for one batch by itself takes; the GPU's time of one call with the host's left out, or the loop's where a call waits for the GPU
-or works on streams of its own (``timed_by`` wall); kernels launched, counted for a batch of 256 after everything else, since
-the profiler slows every launch that follows it; the GPU's time over that of a copy of as many bytes as go in and come out;
-seconds to the first batch, compilation included. A row that cannot be had here is named with its reason, under ``skipped``.
+Figures of a row: images per second of a loop of calls, in interleaved windows; host time of one call, and of drawing for one
+batch; GPU time of one call without the host's, or the loop's time if a call waits for the GPU or works on streams of its own
+(``timed_by`` wall); number of kernels, counted for a batch of 256 at the end, since the profiler slows all later launches; GPU
+time over that of a copy of the input's and output's bytes; seconds to the first batch, compilation included. A row that cannot
+run on this machine is listed with its reason under ``skipped``.
 """
 
 from argparse import Namespace
@@ -69,10 +69,10 @@ COLUMNS = (
     "times_a_copy",
     "first_batch_s",
 )
-"""What is shown of a row, in this order."""
+"""Columns of the table, in this order."""
 
 _SLOW = {augmenters.COMPILED, augmenters.WORKERS}
-"""Rows that take seconds to begin, and are measured with one batch size."""
+"""Rows that take seconds to start, and are measured with one batch size."""
 
 _LAUNCH_CALLS = 4
 _DRAWS = 100
@@ -82,7 +82,7 @@ _FIRST_CALLS = 50
 def rows_of(
     case: augmenters.Case, batch_size: int, options: Namespace, bandwidth: float | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The rows of one case at one batch size, and what was skipped with its reason."""
+    """(rows of one case at one batch size, skipped rows with their reasons)."""
     labels = {"case": case.name, "batch_size": batch_size}
     skipped: list[dict[str, Any]] = []
     figures: dict[str, dict[str, Any]] = {}
@@ -94,7 +94,7 @@ def rows_of(
         console.print(f"augment: {case.name}, B={batch_size}: {name} skipped: {skipped[-1]['reason']}", markup=False)
 
     names = chosen(case, batch_size, options)
-    # Workers come last and by themselves: while they load ahead they take the cores of the rows beside them.
+    # Workers come last and alone: while they load ahead they take cores from other rows.
     together, alone = ([name for name in names if (name == augmenters.WORKERS) is own] for own in (False, True))
     with ExitStack() as stack:
         for group in (together, alone):
@@ -107,14 +107,14 @@ def rows_of(
                     synchronize(options.device)
                     figures[name] = {"first_batch_s": perf_counter() - start}
                     if name == augmenters.OURS and options.device.type == "cuda":
-                        # What a policy picks is compiled when it is picked for the first time.
+                        # A policy's ops are compiled when they are first picked.
                         for _ in range(_FIRST_CALLS):
                             call()
                     figures[name] |= call_rows.call_figures(call, options.device, launches=queued_launches(name))
                     ways[name] = call
                     if name == augmenters.OURS:
                         figures[name]["draw_ms"] = draw_ms(case, batch_size, options.size)
-                # Whatever a peer raises is the reason why its row is missing, and no reason for the others to be.
+                # Any error of a peer skips its row only.
                 except Exception as error:
                     skip(name, error)
             windows |= _windows(ways, options, skip)
@@ -123,7 +123,7 @@ def rows_of(
     for row in rows:
         own = figures[row.name]
         record = row.record(**labels) | own
-        # In images a second, like what is plotted.
+        # In images per second, the plotted figure.
         record["rounds"] = [rate * batch_size for rate in row.rounds]
         del record["steps_per_s"]
         ours = next((other for other in rows if other.name == augmenters.OURS), None)
@@ -136,7 +136,7 @@ def rows_of(
 
 
 def chosen(case: augmenters.Case, batch_size: int, options: Namespace) -> list[str]:
-    """The rows to measure for a case: all there are, or those of ``--rows`` and the baseline."""
+    """Names of the rows to measure for a case: all, or those in ``--rows`` and the baseline."""
     wanted = set(options.rows.split(";")) | {augmenters.EAGER} if options.rows else set(augmenters.AUGMENTERS)
     if not options.rows and (options.quick or options.device.type != "cuda"):
         wanted -= _SLOW
@@ -146,12 +146,12 @@ def chosen(case: augmenters.Case, batch_size: int, options: Namespace) -> list[s
 
 
 def reference(options: Namespace) -> int:
-    """The batch size at which what takes its time is measured: 256, else the largest."""
+    """The batch size of slow measurements: 256, else the largest."""
     return 256 if 256 in options.batch else max(options.batch)
 
 
 def queued_launches(name: str) -> int | None:
-    """About how many kernels a call launches, where it does so on the current stream."""
+    """Approximate number of kernels that a call launches on the current stream; ``None`` on other streams."""
     if name in (augmenters.DALI, augmenters.STREAMED, augmenters.WORKERS):
         return None
     ours = (augmenters.OURS, augmenters.ANTIALIASED, augmenters.OURS_TORCHVISION)
@@ -159,7 +159,7 @@ def queued_launches(name: str) -> int | None:
 
 
 def draw_ms(case: augmenters.Case, batch_size: int, size: int) -> float:
-    """Milliseconds that gpuaug takes to draw for a batch."""
+    """Milliseconds of gpuaug's draws for a batch."""
     augment = augmenters.fused(case)
     taken = []
     for _ in range(_DRAWS):
@@ -170,7 +170,7 @@ def draw_ms(case: augmenters.Case, batch_size: int, size: int) -> float:
 
 
 def count_launches(rows: list[dict[str, Any]], cases: Sequence[augmenters.Case], options: Namespace) -> None:
-    """Add the kernels of one call to the rows of one batch size; compiled ones are not compiled again for that."""
+    """Add the number of kernels of one call to the rows of one batch size, without compiling any row again."""
     size = reference(options)
     for case in cases:
         batch = augmenters.sample(case, size, options.size, options.device)
@@ -187,7 +187,7 @@ def count_launches(rows: list[dict[str, Any]], cases: Sequence[augmenters.Case],
 def _windows(
     ways: dict[str, AugmentCall], options: Namespace, skip: Callable[[str, Exception], None]
 ) -> dict[str, list[Window]]:
-    """Rounds of windows over the calls that worked; one that fails here is left out, and the others start anew."""
+    """Rounds of windows over calls that worked once. A call that fails is skipped, and the others start anew."""
     while ways:
         failed: list[tuple[str, Exception]] = []
 
@@ -213,12 +213,12 @@ def _windows(
 
 
 def _ahead(name: str) -> int:
-    """Batches that a row has ready when a window begins."""
+    """Number of batches that a row may have ready when a window begins."""
     return {augmenters.STREAMED: loaders.DEPTH + 2, augmenters.WORKERS: 2 * augmenters.workers() + 2}.get(name, 0)
 
 
 def _gpu_figures(row: dict[str, Any], case: augmenters.Case, batch: augmenters.Batch, bandwidth: float) -> dict[str, Any]:
-    """The GPU's time, from the loop where it could not be had alone, and how it stands to a copy of what goes in and out."""
+    """GPU time, or the loop's if a call cannot be timed alone, and its ratio to a copy of the input's and output's bytes."""
     size = row["batch_size"]
     found = {key: row[key] for key in ("gpu_ms", "timed_by") if key in row}
     if not found:
@@ -252,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for batch_size in options.batch:
         for case in cases:
-            # Every case starts from the same numbers, whichever cases ran before it.
+            # Every case starts from the same seed, whichever cases ran before it.
             torch.manual_seed(0)
             made, skipped = rows_of(case, batch_size, options, bandwidth)
             rows += made
@@ -262,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             print_rows(shown, f"augment: {case.name}, batch size {batch_size}")
             measurement.release(options.device)
             if options.json is not None and rows:
-                # What there is so far, so that an interruption costs one case.
+                # The result so far: an interruption then loses one case only.
                 partial_result = results.result(
                     "augment", rows=rows, settings=settings, device=options.device, environment=found_environment
                 )
@@ -273,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _cases(options: Namespace) -> list[augmenters.Case]:
-    """Those of ``--cases``; wrong names of cases and rows end the program before anything is measured."""
+    """The cases of ``--cases``. Unknown names of cases and rows end the program before the measurement."""
     cases = augmenters.cases(options.size)
     known = [case.name for case in cases]
     wanted = options.cases.split(",") if options.cases else known

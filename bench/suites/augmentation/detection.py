@@ -1,4 +1,4 @@
-"""Detection: images of different sizes with boxes and instance masks that follow them.
+"""Detection: images of different sizes, with boxes and instance masks that are augmented alike.
 
     python -m bench run detection
 
@@ -7,13 +7,13 @@ box, a label and a mask of the image's size. RandomResizedCrop to 512 x 512 (30 
 ColorJitter without hue and Normalize, to float32. Cases: images alone, with boxes, with boxes and masks. Rows:
 
 torchvision, workers      v2 in DataLoader workers, each image with its targets, boxes clamped and empty ones dropped; copied
-Kornia, image by image    on the card, a call for each image, since a batch has one size and one number of boxes (some of the
-                          images of a batch, since it is slow); nothing is dropped
+Kornia, image by image    on the card, one call per image, since a batch has one size and one number of boxes (some of the
+                          images of a batch, since it is slow); no box is dropped
 gpuaug, workers           DataLoader workers collate, a StreamedLoader copies and runs gpuaug.fuse(ragged=True) on target dicts
 gpuaug                    gpuaug.fuse alone, on a batch that is on the card
 
-Rates are of images. ``host_ms`` is what a batch takes the calling thread while the card is idle, in rows without workers, and
-``gpu_ms`` what it takes the card alone. gpuaug drops no box either: ``valid`` says which are left, and the host does not wait.
+Rates are in images. ``host_ms`` is the calling thread's time for a batch with an idle card, in rows without workers, and
+``gpu_ms`` the card's time alone. gpuaug drops no box either: ``valid`` marks the remaining ones, and the host does not wait.
 """
 
 from argparse import Namespace
@@ -40,7 +40,7 @@ from gpuaug.benchkit.windows import Variant
 Target = dict[str, Tensor]
 
 CASES = {"images": (), "boxes": ("boxes", "labels"), "boxes and masks": ("boxes", "labels", "masks")}
-"""What goes with the images, by the keys of torchvision's target dicts."""
+"""Targets of each case, by the keys of torchvision's target dicts."""
 
 KORNIA = "Kornia, image by image"
 POOL = 64
@@ -50,12 +50,12 @@ _AREA = (0.3, 1.0)
 
 
 class Scenes(Dataset):
-    """Random images and what is in them: (3, H, W) uint8, and boxes (n, 4), labels (n,) and masks (n, H, W) of n objects.
+    """Random images (3, H, W) uint8 with boxes (n, 4), labels (n,) and masks (n, H, W) of n objects.
 
     Args:
-        side: The longer side of an image, about; the other is three quarters of it.
-        keys: Of the target dicts.
-        count: How many there are.
+        side: Approximate longer side of an image in pixels; the other is three quarters of it.
+        keys: Keys of the target dicts.
+        count: Number of images.
     """
 
     def __init__(self, side: int, keys: Sequence[str], *, count: int = POOL) -> None:

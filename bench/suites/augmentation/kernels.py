@@ -1,10 +1,10 @@
-"""What the GPU does for one call: gpuaug's kernels, their time, and their share of what a copy moves.
+"""Kernels of one call: their number, time, and share of the copy bandwidth.
 
     python -m bench kernels --json bench/results/kernels.json
 
 A row for each pass of each pipeline of the suite ``augment``: the time of its kernels by the profiler, the bytes that the
-pass has to read and write (``explain``), and how much of the measured copy bandwidth that is. Where Kornia runs some
-of a pipeline, a row for each kernel, without bytes.
+pass has to read and write (``explain``), and their share of the measured copy bandwidth. Where Kornia runs a part of
+a pipeline, a row for each kernel, without bytes.
 """
 
 from argparse import Namespace
@@ -30,7 +30,7 @@ def passes(case: augmenters.Case, batch: augmenters.Batch, bandwidth: float) -> 
     labels = {"case": case.name, "batch_size": len(batch.images)}
     lines = augment.explain().lines
     names = [event["name"] for event in events]
-    # In every call the same kernels in the same order, and as many as the plan says.
+    # Every call launches the same kernels in the same order, as many as in the plan.
     count = len(names) // _CALLS
     if not case.masks and names == names[:count] * _CALLS and count == sum(line.launches or 0 for line in lines):
         rows, first = [], 0

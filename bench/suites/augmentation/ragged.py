@@ -1,20 +1,20 @@
-"""Images of different sizes, cropped to one: gpuaug beside what its users could take.
+"""Images of different sizes, cropped to one size: gpuaug beside its competitors.
 
     python -m bench run ragged
 
 Random uint8 images of 300 to 700 pixels a side become 224 x 224: RandomResizedCrop, HorizontalFlip, ColorJitter without hue,
-Normalize, to bfloat16 and channels last. Crops that shrink are antialiased or not, in cases of their own. On the card, the
-images lie there already and nothing else is in the loop; from the host, they have to be copied. Rows:
+Normalize, to bfloat16 and channels last. Crops that shrink are antialiased or not, in cases of their own. "On the card"
+means that images are there already and the loop only augments; "from the host", that they are copied first. Rows:
 
-Kornia, image by image    its pipeline on the card, called once an image, since a batch has one size (not antialiased; some of
+Kornia, image by image    its pipeline on the card, called once per image, since a batch has one size (not antialiased; some of
                           the images of a batch, since it is slow)
 torchvision, workers      v2 in DataLoader workers, then copied (antialiased)
-DALI                      GPU operators on the same images, read where they lie, or from page-locked memory (to float16)
+DALI                      GPU operators on the same images, without a copy on the card, or from page-locked memory (to float16)
 gpuaug, workers           DataLoader workers collate into one buffer, a StreamedLoader copies it and runs gpuaug.fuse
 gpuaug                    gpuaug.fuse; from the host, a StreamedLoader over page-locked batches
 
-Rates are of images. ``host_ms`` is what a batch takes the calling thread while the card is idle, in rows without workers, and
-``gpu_ms`` what it takes the card alone, in rows that work on the current stream.
+Rates are in images. ``host_ms`` is the calling thread's time for a batch with an idle card, in rows without workers, and
+``gpu_ms`` the card's time alone, in rows that work on the current stream.
 """
 
 from argparse import Namespace
@@ -51,26 +51,26 @@ def fused(size: int, *, antialias: bool) -> Any:
 
 
 def to_bfloat16(images: Tensor) -> Tensor:
-    """What gpuaug writes, of another's images."""
+    """A competitor's images in gpuaug's output format: bfloat16, channels last."""
     return images.to(torch.bfloat16, memory_format=torch.channels_last)
 
 
 @cache
 def rows_of_pixels(pool: random_images.RaggedImages, count: int) -> gpuaug.Ragged:
-    """The first images with the channels of each pixel together, as DALI's operators take them."""
+    """The first ``count`` images as (H, W, C), for DALI's operators."""
     return gpuaug.collate_ragged([image.permute(1, 2, 0).numpy() for image in pool.images[:count]])
 
 
 def by_dali(
     options: Namespace, pool: random_images.RaggedImages, batch_size: int, antialias: bool, place: torch.device
 ) -> Variant:
-    """DALI's row, of images in one buffer at ``place``."""
+    """DALI's row, on images in one buffer on the device ``place``."""
     ragged = rows_of_pixels(pool, batch_size).to(place)
     if place.type == "cpu" and options.device.type == "cuda":
         ragged = ragged.pin_memory()
     images = [image.permute(1, 2, 0) for image in ragged]
     call = dali.build_ragged(images, options.size, antialias=antialias, device=options.device)
-    # What it prepared while other rows had their turn.
+    # Batches that it prepared while other rows ran.
     return call_rows.call_row("DALI", call, batch_size, launches=None, discard=3)
 
 

@@ -1,4 +1,4 @@
-"""Several views of each image, as self-supervised training wants them: two global and eight local crops of DINO's pipeline.
+"""Several views of each image for self-supervised training: two global and eight local crops of DINO's pipeline.
 
     python -m bench run views
 
@@ -8,11 +8,11 @@ GaussianBlur 23 for 50 % and Normalize, to bfloat16 and channels last. Both glob
 solarizes each of them with a probability of its own. Rows:
 
 Kornia                     ten calls of its pipelines
-gpuaug, a call for each    ten calls of what gpuaug.fuse made of them
+gpuaug, a call for each    ten calls of the fused pipelines
 gpuaug                     two calls, with views=2 and views=8
 
-Rates are of images that go in, each with its ten views. ``host_ms`` is what a batch takes the calling thread while the card is
-idle, and ``gpu_ms`` what it takes the card alone.
+Rates are in input images, each with ten views. ``host_ms`` is the calling thread's time for a batch with an idle card, and
+``gpu_ms`` the card's time alone.
 """
 
 from argparse import Namespace
@@ -31,7 +31,7 @@ from bench.harness.call_rows import AugmentCall
 from bench.harness.optional_rows import OptionalRow
 
 _CROPS = {"global": (7 / 8, (0.4, 1.0), 2), "local": (3 / 8, (0.05, 0.4), 8)}
-"""Of each kind of view: its side and its area over the image's, and how many there are."""
+"""(side over the image's side, range of area over the image's area, number of views) of each kind."""
 
 
 def fused(pipeline: nn.Module, views: int = 1) -> nn.Module:

@@ -18,8 +18,7 @@ streamed, fused              the same through gpuaug.fuse
 resident                     ceiling: training alone on augmented batches that are on the card already
 loader                       ceiling: iterating and copying alone
 
-The workers refill their queue while other rows have their turn; the discarded steps at the start of each window cover
-that.
+Workers refill their queues while other rows run; the steps at the start of each window that are discarded cover that.
 """
 
 from argparse import Namespace
@@ -62,7 +61,7 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Opti
         return streamed(name, loaders.endless(plain, batch_size, options), stage, train, options, stack, depth)
 
     def apart() -> Trainer:
-        # A network of its own: the race may hand it anything, which the other rows must not train on.
+        # A network of its own: the race may pass it any values, which the other rows must not train on.
         return Trainer(deepcopy(train.model), autocast=None)
 
     def on_dali(loader: Any, device: torch.device, prepare: Any) -> Serial:

@@ -14,11 +14,11 @@ streamed, eager encoder      the same with capture="never"
 resident                     the serial loop on batches that are on the card already; overlap may beat it
 loader                       ceiling: iterating and copying alone
 
-With --resident all batches are on the card and the loader costs nothing, so what is left is the feature stage itself;
-the rows "encoder alone" and "training alone" show what there is to overlap.
+With --resident all batches are on the card and the loader costs nothing, which leaves the feature stage itself; the rows
+"encoder alone" and "training alone" show how much there is to overlap.
 
-With --alike the row "streamed" is there several times over, on batches that are page-locked already: how far apart are
-loaders that differ in nothing but their lanes ("own lanes"), and loaders that do not even differ in these ("same lanes")?
+With --alike the row "streamed" is repeated, on batches that are page-locked already: how much do rates differ between loaders
+with lanes of their own ("own lanes"), and between loaders with the same lanes ("same lanes")?
 """
 
 from argparse import Namespace
@@ -43,7 +43,7 @@ from gpuaug.benchkit.windows import Variant
 from gpuaug.core.streams import Lane, Lanes
 
 ALIKE = {"own lanes": 6, "same lanes": 4}
-"""How many loaders there are of each kind."""
+"""Number of loaders of each kind."""
 
 
 def from_loader(options: Namespace, batch_size: int, stack: ExitStack) -> list[OptionalRow]:
@@ -89,7 +89,7 @@ def from_card(options: Namespace, batch_size: int, stack: ExitStack) -> list[Var
 
 
 def alike(options: Namespace, batch_size: int, stack: ExitStack) -> list[Variant]:
-    """Variants that run the same, on lanes of their own and on lanes in common."""
+    """Equal variants, on lanes of their own and on shared lanes."""
     device = options.device
     encoder, _, train = _pieces(options)
     batches = loaders.cycle(loaders.sample(_dataset(options), batch_size, 4, device, pin=True))
@@ -111,9 +111,9 @@ def _numbered(kind: str) -> list[str]:
 
 @contextmanager
 def _lanes_in_common() -> Iterator[None]:
-    """Give the loaders that are made within the same lanes.
+    """Give all loaders that are made in this context the same lanes.
 
-    Loaders know only of readers of their own batches, so they must not run at once: here one rests while another has a window.
+    A loader waits only for readers of its own batches, so such loaders must not run at once: here only one has a window.
     """
     kept: dict[str, Lane] = {}
     make = Lanes.lane

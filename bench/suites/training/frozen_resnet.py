@@ -1,4 +1,4 @@
-"""An MLP trained on a frozen ResNet-50: what the feature stage gains where the encoder is most of the step.
+"""An MLP trained on a frozen ResNet-50: the gain of the feature stage where the encoder is most of the step.
 
     python -m bench run frozen_resnet
 

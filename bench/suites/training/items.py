@@ -8,8 +8,8 @@ under bfloat16 autocast, a light augmentation, random uint8 images. Cases, each 
 loss, and each serial against streamed:
 
 workers                batches from DataLoader workers
-no workers, Python     num_workers=0, a dataset that holds the interpreter's lock all the time
-no workers, torch      num_workers=0, a dataset that spends its time in torch, which lets go of the lock
+no workers, Python     num_workers=0, a dataset that holds the GIL all the time
+no workers, torch      num_workers=0, a dataset that spends its time in torch, which releases the GIL
 """
 
 from argparse import Namespace
@@ -29,7 +29,7 @@ from bench.harness import flags, measurement
 from bench.harness.loops import Serial, Trainer, half, loop
 from gpuaug.benchkit.windows import Variant
 
-# Turns of a Python loop for each image, about 0.1 ms: what parsing an annotation in Python costs.
+# Iterations of a Python loop per image, about 0.1 ms: the cost of parsing an annotation in Python.
 _TURNS = 3000
 
 

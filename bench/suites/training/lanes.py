@@ -3,10 +3,10 @@
     python -m bench run lanes
     python -m bench lanes --draw bench/results/lanes.json
 
-An encoder-decoder with a light augmentation and a frozen encoder as stages, fed with page-locked batches. The first
-form profiles and writes the spans: when the host and each lane worked on which batch, in milliseconds. The second
-draws them into docs/images, needs no GPU, and is also run by the first with --image. On a CPU the spans are the
-host's own.
+An encoder-decoder with a light augmentation and a frozen encoder as stages, fed with page-locked batches. The first form
+profiles and writes the spans: start and end of the work on each batch, on the host and on each lane, in milliseconds. The
+second draws them into docs/images, needs no GPU, and is also run by the first with --image. On a CPU the spans are the host's
+own.
 """
 
 import json
@@ -26,7 +26,7 @@ from bench.harness import flags, lane_spans, measurement
 from bench.harness.loops import Trainer, frozen, half, under_autocast
 from gpuaug.benchkit.environment import environment
 
-# Many more than are drawn, because a host that runs ahead launches the last step long before the device comes to it.
+# Many more steps than are drawn: a host that runs ahead launches the last step long before the device reaches it.
 _BATCHES = 24
 
 

@@ -2,8 +2,8 @@
 
     python -m bench run profiles
 
-Rows of a case: the parts by themselves, the loops, and the figures of the whole. Its verdict stands in the
-settings. With ``--timelines FOLDER`` a picture and a trace of each are written there. Cases:
+Rows of a case: each part alone, the loops, and the figures of the whole. Its verdict is in the settings. ``--timelines FOLDER``
+writes a picture and a trace of each case there. Cases:
 
 classifier, Kornia     the classifier's loop, eager Kornia as a stage
 classifier, fused      the same through gpuaug.fuse
@@ -77,7 +77,7 @@ def _streamed(options: Namespace, batch_size: int, dataset: Any, stage: gpuaug.S
 
 
 def _as_imported(line: str) -> str:
-    """Files in a text by their path within what Python imports from, which is the same on every machine."""
+    """A text with its files' paths relative to ``sys.path``, so that it is the same on every machine."""
     for folder in sorted(filter(None, sys.path), key=len, reverse=True):
         line = line.replace(f" {folder.rstrip(os.sep)}{os.sep}", " ")
     return line

@@ -3,16 +3,16 @@
     python -m bench chaos                              10 000 trials
     python -m bench chaos --processes 8                eight at a time
     python -m bench chaos --trials 200 --seed 7        fewer, and others
-    python -m bench chaos --seed 7 --trial 123         one of them again, with what it was
+    python -m bench chaos --seed 7 --trial 123         one of them again, with its settings
 
-Ctrl-C ends it with the trials that it has made.
+Ctrl-C ends it with a report on the trials made so far.
 
 Every trial draws from its own seed: a source (a list, a generator, ``DataLoader`` workers with the ring, a
-``StatefulDataLoader``, encoded images), stages, a depth, what goes wrong and when. Delays are random too: of samples in workers
-and generators, of stages, of decoding threads and of the training loop on the host; on a GPU also of the copy lane, of each
-stage's lane and of the stream that trains. What was delivered must be the batches of a loader with ``depth=0`` that nothing
-delays, bit for bit; and each sample must have come exactly once and in order, by its index and by a checksum that the host took
-of it before.
+``StatefulDataLoader``, encoded images), stages, a depth, and a fault with its batch. Delays are random too: of samples in
+workers and generators, of stages, of decoding threads and of the training loop on the host; on a GPU also of the copy lane, of
+each stage's lane and of the stream that trains. The delivered batches must equal, bit for bit, those of a loader with
+``depth=0`` and without delays. Each sample must come exactly once and in order, by its index and by a checksum that the host
+took before.
 """
 
 import faulthandler
@@ -40,23 +40,23 @@ from bench.data.chaotic_loaders import Planted, Samples, Trial, checksum, loader
 from bench.harness import flags, measurement
 from bench.harness.console import console
 from gpuaug.benchkit.environment import environment
-from gpuaug.decode import cpu  # there is no public way to hold its threads up
+from gpuaug.decode import cpu  # there is no public way to delay its threads
 
 LOOKS_S = 0.1
-"""How often a ``DataLoader`` looks whether its workers live: every five seconds, if it is left to it."""
+"""Seconds between a ``DataLoader``'s checks that its workers live; by default five."""
 
 SHARE = 5
-"""Trials that a process takes at a time."""
+"""Number of trials in a chunk, the unit that a process takes."""
 
 SAID_EVERY = 50
-"""Shares after which it is said how many trials have been made."""
+"""Number of chunks between two reports of the progress."""
 
 HANG_S = 120.0
-"""A trial that takes longer hangs: the tracebacks of all threads are printed, and the run ends."""
+"""Seconds after which a trial counts as hanging: the tracebacks of all threads are printed, and the run ends."""
 
 
 class Received:
-    """What a training loop was given: read while lanes go on, some batches kept and looked at only in the end."""
+    """The batches that a training loop received: read while lanes go on; some are kept and read at the end only."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
@@ -72,7 +72,7 @@ class Received:
             self(batch)
 
     def check(self, want: Sequence[dict[str, Any]], *, whole: bool = True) -> None:
-        """Compare with the reference, and each sample with what it was on the host."""
+        """Compare batches with the reference, and each sample with its checksum on the host."""
         got = [on_host(batch) for batch in self._batches]
         if len(got) > len(want) or (whole and len(got) != len(want)):
             raise AssertionError(f"{len(got)} batches were delivered, of {len(want)}")
@@ -88,7 +88,7 @@ class Received:
         samples = Samples(self._trial)
         for batch in got:
             images = batch["images"]
-            if self._trial.encoded:  # they lie one behind the other, channels last
+            if self._trial.encoded:  # one flat buffer of adjacent images (h, w, C)
                 images = images.view(len(batch["index"]), *samples.image(0).permute(1, 2, 0).shape).permute(0, 3, 1, 2)
             for index, image, known in zip(batch["index"].tolist(), images, batch["sum"].tolist(), strict=True):
                 if not checksum(image) == known == checksum(samples.image(index)):
@@ -99,7 +99,7 @@ def run(trial: Trial) -> None:
     """Run one trial.
 
     Raises:
-        AssertionError: If something was lost, came twice, differs, or a fault did not arrive as it should.
+        AssertionError: If a sample was lost, repeated or changed, or a fault did not raise the expected error.
     """
     random.seed(f"{trial.seed}/{trial.number}")
     want, first, then = reference(trial, trial.epoch), Received(trial), Received(trial)
@@ -121,7 +121,7 @@ def run(trial: Trial) -> None:
                 first.read(batches, trial.at + 1)
                 streamed.close()
                 with suppress(gpuaug.IteratorEndedError, StopIteration):
-                    first.read(batches, trial.depth)  # those that had been launched
+                    first.read(batches, trial.depth)  # batches that had been launched
                     next(batches)
                     raise AssertionError("a batch came that had not been launched when the loader was closed")
                 first.check(want, whole=False)
@@ -134,7 +134,7 @@ def run(trial: Trial) -> None:
                 try:
                     first.read(streamed)
                 except (OSError, EOFError):
-                    pass  # the queue of the DataLoader asks the worker for what it had put there
+                    pass  # the DataLoader's queue fetches shared memory from its dead worker
                 except RuntimeError as error:
                     if "killed by signal" not in str(error) and "exited unexpectedly" not in str(error):
                         raise
@@ -167,7 +167,7 @@ def _interleave(streamed: gpuaug.StreamedLoader, *both: Received) -> None:
     left = [0, 1]
     first = True
     while left:
-        which = 0 if first else random.choice(left)  # the first to begin has the epoch
+        which = 0 if first else random.choice(left)  # the first iterator to begin has the epoch
         first = False
         try:
             both[which](next(iterators[which]))
@@ -204,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         if options.processes == 1:
             made_parts = map(_trials, repeat(options), shares)
         else:
-            # Ctrl-C is for this process alone: the others end what they have begun.
+            # Only this process handles Ctrl-C: the others finish their trials.
             ignoring = (signal.SIGINT, signal.SIG_IGN)
             pool = ProcessPoolExecutor(options.processes, get_context("spawn"), signal.signal, ignoring)
             stack.callback(pool.shutdown, cancel_futures=True)
@@ -232,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _trials(options: Namespace, numbers: Sequence[int]) -> tuple[Counter[str], Counter[str], list[int]]:
-    """Trials and seconds by what went wrong, and the numbers of those that failed."""
+    """(number of trials and seconds by fault, numbers of the trials that failed)."""
     counts, seconds, failed = Counter[str](), Counter[str](), list[int]()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

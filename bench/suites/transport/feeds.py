@@ -3,28 +3,27 @@
     python -m bench feeds --json bench/results/feeds.json
     python -m bench feeds --sizes 224,256 --workers 8 --batch 256 --rows "SPDL;StreamedLoader"
 
-Samples are ready: uint8 images and int64 labels, views of a pool in memory that all workers share, so that a figure is about
-the way from a sample to the card. The pool is larger than caches are: out of a cache, rows that copy little would gain on those
-that wait for pages, by more than any data set would let them. Rows:
+Samples are ready: uint8 images and int64 labels, views of a pool in memory that all workers share, so that figures measure only
+the way from a sample to the card. The pool is larger than CPU caches: from a cache, rows that copy little would gain more on
+rows that wait for memory than with any real data set. Rows:
 
 DataLoader, unpinned     a ``.to(device)`` for each tensor
 DataLoader, pinned       pin_memory=True and ``.to(device, non_blocking=True)``
 pinned, copy stream      the usual prefetcher: the next batch is copied on a stream of its own, and the loop's waits for that
 SPDL, FFCV               where they are installed: threads, as many as there are workers elsewhere
 StreamedLoader, plain    feed="plain" over a DataLoader with pin_memory=True
-StreamedLoader           as it comes, over a DataLoader without pin_memory (feed="ring" on a CPU)
+StreamedLoader           with defaults, over a DataLoader without pin_memory (feed="ring" on a CPU)
 StreamedLoader, fused    the same with RandomResizedCrop 224, HorizontalFlip, ColorJitter without hue and Normalize, fused, to
                          bfloat16 and channels last; with the largest batches only
 
-Figures of a row: bytes of the batches over the time of a loop that does nothing else, and their ratio to the row
-``DataLoader, pinned`` (to ``DataLoader, unpinned`` on a CPU); the median time of a ``next()`` in that loop, which is mostly
-waiting (``next_ms``); what the training thread computes for one batch in that loop, waiting left out (``cpu_ms``); the time of
-a ``next()`` after a pause in which the batch got ready, and the thread's core went to sleep (``host_ms``); and the share of
-batches that came through a slot of the ring.
+Figures of a row: bytes per second of a loop that only reads batches, and its ratio to the row ``DataLoader, pinned`` (to
+``DataLoader, unpinned`` on a CPU); the median time of a ``next()`` in that loop, mostly waiting (``next_ms``); the CPU time of
+the training thread per batch in that loop (``cpu_ms``); the time of a ``next()`` after a pause in which the batch became ready
+and the thread's core went to sleep (``host_ms``); and the share of batches that came through a slot of the ring.
 
-Rows are run one after another, each with workers of its own that are gone before the next ones start: all rows' workers
-together would be more than there are cores. The whole is repeated, every other time in reverse order, and ratios are taken
-within a repeat. A repeat that would end after ``--limit`` seconds is left out.
+Rows run one after another, each with workers of its own, which end before the next row starts: all rows' workers together
+would be more than the cores. All rows are repeated, every other time in reverse order, and ratios are taken within a repeat. A
+repeat that would end after ``--limit`` seconds is left out.
 """
 
 import os
@@ -52,15 +51,15 @@ _NEXT_CALLS, _NEXT_DISCARDED = 16, 4
 
 
 def measure(name: str, case: FeedCase, options: Namespace, *, host: bool) -> dict[str, float]:
-    """One window of one row, which is opened for it and closed after it."""
+    """The figures of one window of one row, which is opened before and closed after it."""
     device = options.device
     with ExitStack() as stack:
         opened = FEEDERS[name](case, device, stack)
         next(opened.batches)
-        # Past what was made while the ring had no slots yet, or while nobody took anything.
+        # Discards batches that were made before the ring had slots, or while nobody read.
         _take(opened.batches, case.queued, min(_WARM_SECONDS, 2 * options.seconds))
         if opened.stats is not None:
-            # A slot is page-locked when it is read first, once in a run: let all of them be filled, and read them.
+            # A slot is page-locked when it is first read: let the workers fill all slots, then read them.
             time.sleep(_FILL_SECONDS)
             _take(opened.batches, case.queued, min(_WARM_SECONDS, 2 * options.seconds))
         before = _counted(opened)
@@ -74,7 +73,7 @@ def measure(name: str, case: FeedCase, options: Namespace, *, host: bool) -> dic
             slots, others = (now - then for now, then in zip(after, before, strict=True))
             found["slot_share"] = slots / max(1, slots + others)
         if host:
-            # Twice what a batch takes, within limits: short ones are over before sleeping is precise, long ones take long.
+            # Twice the time of a batch, within limits: sleeping is imprecise below them, and slow above.
             pause_s = min(max(2 * seconds / len(taken), 0.002), 0.05)
             calls = timing.time_next(opened.batches, _NEXT_DISCARDED + _NEXT_CALLS, device, pause_s)
             found["host_ms"] = median(calls[_NEXT_DISCARDED:]) / 1e3
@@ -92,7 +91,7 @@ def _take(batches: Iterator[Any], count: int, most_s: float) -> None:
 
 
 def _window(batches: Iterator[Any], seconds: float, device: torch.device) -> tuple[list[float], float, float]:
-    """Seconds of each ``next``, of all of them until the device had the last batch, and of this thread on a core."""
+    """(seconds of each ``next``, seconds until the device had the last batch, CPU seconds of this thread)."""
     taken = []
     synchronize(device)
     computed = time.thread_time()
@@ -115,7 +114,7 @@ def _counted(opened: OpenFeeder) -> tuple[int, int] | None:
 
 
 def cases(options: Namespace) -> list[FeedCase]:
-    """Every size of image with every number of workers and every batch size."""
+    """Every combination of image size, number of workers and batch size."""
     made = []
     for size in options.sizes:
         images = RepeatedRandomImages(size)
@@ -137,7 +136,7 @@ def _shared_bytes() -> float:
 
 
 def chosen(options: Namespace) -> tuple[list[str], str]:
-    """The rows that there can be on the device, in order, and which of them is the baseline."""
+    """(names of the rows that can run on the device, in order; name of the baseline)."""
     baseline = PINNED if options.device.type == "cuda" else UNPINNED
     known = [name for name in FEEDERS if options.device.type == "cuda" or name not in (PINNED, COPY_STREAM)]
     wanted = set(options.rows.split(";")) if options.rows else set(known)
@@ -153,7 +152,7 @@ def _labels(case: FeedCase, options: Namespace) -> dict[str, Any]:
 
 
 def figures(case: FeedCase, name: str, found: dict[str, list[dict[str, float]]], baseline: str) -> dict[str, Any]:
-    """A row of a case from the repeats of all rows."""
+    """The row ``name`` of a case, from the repeats of all rows."""
     gb = case.batch_size * case.sample_bytes / 1e9
     repeats = found[name]
     rates = [once["batches_per_s"] for once in repeats]
@@ -169,7 +168,7 @@ def figures(case: FeedCase, name: str, found: dict[str, list[dict[str, float]]],
 
 
 class _Run:
-    """What was found so far: for each case and row one dict for every repeat."""
+    """The measurements so far: for each case and row a dict per repeat."""
 
     def __init__(self, options: Namespace) -> None:
         self.options = options
@@ -181,14 +180,14 @@ class _Run:
     def repeat(self, index: int) -> None:
         for number, case in enumerate(self.cases):
             for name in self.names if index % 2 == 0 else self.names[::-1]:
-                # Its figure is the time of a next(), which is asked of large batches, and every row takes its seconds.
+                # This row is for the time of a next() with large batches; other sizes would only take time.
                 too_small = name == FUSED and case.batch_size < max(self.options.batch)
                 if too_small or (number, name) in self.skipped:
                     continue
                 torch.manual_seed(0)
                 try:
                     once = measure(name, case, self.options, host=index == 0)
-                # Whatever a row raises is the reason why it is missing, and no reason for the others to be.
+                # Any error of a row skips that row only.
                 except Exception as error:
                     self._skip(number, name, error)
                 else:
@@ -228,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     )
     parser.add_argument("--limit", type=float, default=160, help="seconds after which no repeat ends (default: %(default)s)")
     options = flags.read(parser, argv)
-    # Without workers there is nothing to compare: the ring is theirs.
+    # At least one worker: only workers have a ring.
     cores = cores_allowed()
     most = [workers for workers in (4, 8, 14) if workers < cores] or [max(1, cores - 1)]
     options.workers = tuple(workers for workers in options.workers if workers) or tuple(most)
@@ -249,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         if not rows:
             raise SystemExit("--rows must name a way that can be measured here, got none. See above why each was skipped.")
         if options.json is not None:
-            # What there is so far, so that an interruption costs the later repeats only.
+            # The result so far: an interruption then loses later repeats only.
             so_far = results.result("feeds", rows=rows, settings=settings, device=options.device, environment=found_environment)
             results.write(options.json, so_far)
     shown = ("case", "batch_size", "name", "gb_per_s", "ratio", "batches_per_s", "next_ms", "cpu_ms", "host_ms", "slot_share")

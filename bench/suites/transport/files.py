@@ -1,16 +1,16 @@
-"""From encoded files to batches on the card, and into a training step: gpuaug beside DALI and what else there is.
+"""From encoded files to batches on the card, and into a training step: gpuaug beside DALI and other loaders.
 
     python -m bench run files
     python -m bench files --cases small --cores 16,4 --rows "DALI;gpuaug" --rate 20000
     python -m bench files --data DIR           an ImageFolder of your own in place of the small files
 
-Files are read from folders that lie in the page cache (``bench.data.encoded_images``). Cases:
+Files are read from folders in the page cache (``bench.data.encoded_images``). Cases:
 
 small, camera, mix    loaders alone: RandomResizedCrop 224, HorizontalFlip, ColorJitter without hue and Normalize, antialiased,
                       to half precision and channels last; camera has an eighth of the batch
-decode                decoders alone, of small files that are in memory
+decode                decoders alone, on small files in memory
 resnet50, resnet18    small files into a training step, or any other model of torchvision's by its name
-raw                   images that were decoded and shrunk before, out of the page cache: gigabytes a second
+raw                   images that were decoded and resized before, from the page cache: gigabytes a second
 
 Rows of loaders:
 
@@ -21,20 +21,20 @@ DALI, CPU               the same with decoders on the CPU
 SPDL, fuse              threads decode by SPDL to 256 pixels, gpuaug.fuse does the rest
 gpuaug                  read_encoded, collate_encoded, DecodeStage and gpuaug.fuse
 gpuaug, engines / CPU   the same with that backend; with ``min_side``, where files are of a camera's size
-engines alone           nvjpegDecodeBatched on batches in memory, again and again (a ceiling)
+engines alone           nvjpegDecodeBatched on batches in memory, repeatedly (a ceiling)
 
-Each row is measured with the best of its settings: worker counts, DALI's threads with ``hw_decoder_load``, then crops in the
-decoder or after it, then batches ahead. They are tried one after another in short windows, and are in the row. In a training
-step the three that were best alone are tried. Rows of a training step are also "step alone" (batches on the card) and "step,
-engines beside" (the same while as many files are decoded and thrown away); both are ceilings.
+Each row is measured with its best settings: worker counts, DALI's threads with ``hw_decoder_load``, then crops in the decoder
+or after it, then batches ahead. They are searched in short windows, and recorded in the row. A training step tries the three
+settings that were best alone. A training step has two more rows, both ceilings: "step alone" (batches on the card) and "step,
+engines beside" (the same while as many files are decoded and dropped).
 
-Figures of a row: images a second; ``ratio`` to DALI's and ``of_ceiling`` to the first ceiling's, within a repeat;
-``cpu_ms_per_image``, of this process, its threads and its workers together, and ``cores_busy``, the same over time. ``--rate``
-holds every row to so many images a second, and shows what they cost then. Rows are opened for a window and closed after it,
-one after another, all of them again in each repeat.
+Figures of a row: images per second; ``ratio`` to DALI's and ``of_ceiling`` to the first ceiling's, within a repeat;
+``cpu_ms_per_image``, CPU time of this process, its threads and its workers; and ``cores_busy``, CPU time over elapsed time.
+``--rate`` limits every row to a number of images per second, to show the CPU time at that rate. Rows are opened for a window
+and closed after it, one after another, all of them again in each repeat.
 
-``--cores 16,4`` measures loaders on as many cores, each in a process that never had more; other cases are measured with the
-first number alone. The result is written after each row. ``--keep`` adds to a result that is there: each row says its commit.
+``--cores 16,4`` measures loaders with each number of cores, in a process that never had more; other cases are measured with the
+first number only. The result is written after each row. ``--keep`` adds rows to an existing result: each row has its commit.
 """
 
 import json
@@ -75,13 +75,13 @@ _TRIED_IN_A_STEP = 3
 
 
 def measure(way: Way, case: Case, settings: Settings, seconds: float, rate: float | None = None) -> dict[str, float]:
-    """One window of one row, which is opened for it and closed after it: images a second, and seconds on cores."""
+    """Images per second and CPU seconds of one window of one row, which is opened before and closed after it."""
     device, step = case.files.device, case.step
     with ExitStack() as stack:
         batches = way.open(case.files, stack, **settings)
         step(*next(batches))
-        # Past what got ready while the first batch was compiled for, which takes a training step longer, and past the batches
-        # that are larger than any before and make buffers grow.
+        # Discards batches that became ready while the first one compiled kernels, which takes longest with a training step,
+        # and batches that make buffers grow because they are larger than all before.
         count = file_loaders.queued(settings)
         count, most_s = (4 * count, _WARM_STEP_SECONDS) if case.trains else (count + _WARM_BATCHES, _WARM_SECONDS)
         until = perf_counter() + min(most_s, 4 * seconds)
@@ -138,7 +138,7 @@ def _words(chosen: Settings) -> str:
 
 
 class _Run:
-    """What is found: rows, those that are skipped, and the settings that rows were best with."""
+    """The measurements so far: rows, skipped rows, and the best settings of rows."""
 
     def __init__(self, options: Namespace) -> None:
         self.options = options
@@ -175,7 +175,7 @@ class _Run:
                     if name not in chosen:
                         chosen[name] = self._best(name, case)
                     once = measure(case.ways[name], case, chosen[name], self.options.seconds, self.options.rate)
-                # Whatever a row raises is the reason why it is missing, and no reason for the others to be.
+                # Any error of a row skips that row only.
                 except Exception as error:
                     found.pop(name, None)
                     self._skip(case, name, reason(error))
@@ -190,7 +190,7 @@ class _Run:
     def _records(
         self, case: Case, names: list[str], found: dict[str, Any], chosen: dict[str, Settings]
     ) -> list[dict[str, Any]]:
-        # A row says its commit, since the file may be older than it, or younger.
+        # Each row has its commit: with --keep, rows of a file come from several runs.
         own = {"commit": self.environment["commit"]}
         return [record(case, each, found, chosen[each]) | own for each in names if each in found]
 
@@ -230,7 +230,7 @@ class _Run:
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     words = list(sys.argv[1:] if argv is None else argv)
     usual = flags.parser("files", __doc__, batch="256", size=224, seconds=1.0, repeats=2)
-    # These take several numbers, or parts of names, where the other suites' do not.
+    # Unlike those of the other suites, these flags take several numbers, or parts of names.
     parser = ArgumentParser(
         prog=usual.prog, description=__doc__, formatter_class=usual.formatter_class, parents=[usual], conflict_handler="resolve"
     )
@@ -261,7 +261,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _measured(kinds: Sequence[str], options: Namespace) -> dict[str, Any]:
-    """The result of some cases, measured here."""
+    """The result of some cases, measured in this process."""
     run = _Run(options)
     for kind in kinds:
         for batch_size in options.batch:
@@ -274,7 +274,7 @@ def _measured(kinds: Sequence[str], options: Namespace) -> dict[str, Any]:
 
 
 def _in_processes(words: Sequence[str], kinds: Sequence[str], options: Namespace) -> dict[str, Any]:
-    """The result of a process for each number of cores, which adds to that of those before it."""
+    """The result of one process per number of cores; each adds its rows to the earlier ones."""
     with tempfile.TemporaryDirectory() as folder:
         path = options.json or Path(folder) / "files.json"
         keep = options.keep

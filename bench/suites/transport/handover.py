@@ -1,16 +1,16 @@
-"""What one ``next`` costs the training thread when there is nothing to do but copy and hand over.
+"""Cost of one ``next`` for the training thread in a loader without stages, which only copies.
 
     python -m bench run handover
 
 Microseconds of host time around each ``next`` of a StreamedLoader without stages (its ``next`` launches the copy of a
-later batch and hands an earlier one over), beside the same ``next`` by hand: plain iteration and a ``.to(device,
+later batch and returns an earlier one), beside the same ``next`` by hand: plain iteration and a ``.to(device,
 non_blocking=True)`` for each tensor. The device is synchronised outside the timed part, so that neither waits for a
 copy. Cases:
 
 two tensors, large    64 uint8 images and 64 labels, page-locked batches cycled from a list
 two tensors, small    the same with 8 x 8 pixels
 many leaves           a mapping of 12 small tensors, page-locked, cycled from a list
-DataLoader            the large batch from DataLoader workers, page-locked by DataLoader; a pause lets it get ready
+DataLoader            the large batch from DataLoader workers, page-locked by DataLoader; after a pause it is ready
 """
 
 import time
@@ -33,7 +33,7 @@ _ROUNDS = 5
 
 
 def by_hand(loader: Iterable, device: torch.device) -> Iterator[Any]:
-    """What a training loop does without gpuaug."""
+    """Batches copied to the device as in a training loop without gpuaug."""
     for batch in loader:
         if isinstance(batch, dict):
             yield {key: value.to(device, non_blocking=True) for key, value in batch.items()}
@@ -42,7 +42,7 @@ def by_hand(loader: Iterable, device: torch.device) -> Iterator[Any]:
 
 
 def cases(options: Namespace) -> Iterator[tuple[str, Callable[[], Iterable], float]]:
-    """Name, what makes the loader, and the pause before each call in seconds."""
+    """(name, function that makes the loader, pause before each call in seconds)."""
     device, (batch_size, *_) = options.device, options.batch
 
     def pinned(size: int) -> Callable[[], Iterable]:
@@ -71,7 +71,7 @@ def rows_of(case: str, make: Callable[[], Iterable], pause_s: float, options: Na
         for round_index in range(_ROUNDS + 1):
             for name, batches in sources.items():
                 found = timing.time_next(batches, calls // _ROUNDS, options.device, pause_s)
-                # The first round fills queues and warms caches up.
+                # The first round fills queues and warms up caches.
                 taken.setdefault(name, []).extend(found if round_index else [])
     return [
         {

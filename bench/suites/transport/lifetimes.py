@@ -9,8 +9,7 @@ reverse waits     nothing is recorded: a stream waits for the readers of its mem
 
 Each with a short and a long training step, and with a host that runs ahead freely, that calls ``.item()`` in each
 step, or that waits for the event of the step four batches back. Every batch is filled with its own number, and the
-training step counts pixels that do not carry it: ``wrong`` must be 0, or the loop is a race and its time means
-nothing.
+training step counts pixels with another value: if ``wrong`` is not 0, the loop has a race and its time is meaningless.
 """
 
 from argparse import Namespace
@@ -36,7 +35,7 @@ _HOSTS = ("free", "item", "bounded")
 
 @dataclass
 class Lanes:
-    """Two streams, and batches on the host whose number can be told from any pixel."""
+    """Two streams, and batches on the host in which every pixel has the batch's number."""
 
     copy: torch.cuda.Stream
     transform: torch.cuda.Stream
@@ -44,14 +43,14 @@ class Lanes:
 
 
 def prepare(images: Tensor) -> Tensor:
-    """A transform with temporaries of its own, which leaves every pixel at its batch's number."""
+    """A transform with temporaries of its own that keeps the value of every pixel."""
     images = images.float()
     images = (images / 255 - 0.5) / 0.25
     return ((images * 0.25 + 0.5) * 255).round().to(torch.bfloat16)
 
 
 def recorded(lanes: Lanes, consumer: torch.cuda.Stream) -> Iterator[tuple[Tensor, int]]:
-    """The pipeline with ``record_stream`` on each tensor that crosses."""
+    """The pipeline with ``record_stream`` on each tensor that crosses streams."""
     ahead: deque[tuple[Tensor, torch.cuda.Event, int]] = deque()
     index = 0
     while True:
@@ -66,7 +65,7 @@ def recorded(lanes: Lanes, consumer: torch.cuda.Stream) -> Iterator[tuple[Tensor
                 ready = lanes.transform.record_event()
             prepared.record_stream(consumer)
             ahead.append((prepared, ready, number))
-            # A name that lives on would keep a batch more than the other policy keeps.
+            # A variable that stays alive would keep one more batch than the other policy.
             del images, prepared
             index += 1
         prepared, ready, number = ahead.popleft()
@@ -78,8 +77,8 @@ def recorded(lanes: Lanes, consumer: torch.cuda.Stream) -> Iterator[tuple[Tensor
 def reversed_waits(lanes: Lanes, consumer: torch.cuda.Stream) -> Iterator[tuple[Tensor, int]]:
     """The pipeline with waits back to the writer.
 
-    A block that the loop dropped is written again at the earliest by the lanes' next batch, and they wait first for all
-    that the loop had enqueued by then: whatever read the block was enqueued before it was dropped.
+    The lanes' next batch is the first that may write to a block which the loop has freed. Before that, the lanes wait for all
+    work that the loop has enqueued so far, which includes every reader of the block.
     """
     ahead: deque[tuple[Tensor, torch.cuda.Event, int]] = deque()
     index = 0
@@ -95,7 +94,7 @@ def reversed_waits(lanes: Lanes, consumer: torch.cuda.Stream) -> Iterator[tuple[
             with torch.cuda.stream(lanes.transform):
                 prepared = prepare(images)
                 ready = lanes.transform.record_event()
-            # The copied batch goes back to the copy stream's pool, so that stream may not write before it was read.
+            # The copied batch's memory returns to the copy stream's pool: that stream must not write before the batch was read.
             lanes.copy.wait_event(ready)
             del images
             ahead.append((prepared, ready, number))
@@ -108,10 +107,10 @@ def reversed_waits(lanes: Lanes, consumer: torch.cuda.Stream) -> Iterator[tuple[
 
 
 def measure(policy: str, length: str, host: str, options: Namespace) -> dict[str, Any]:
-    """Run one combination for ``--seconds`` and say what it cost in time and memory."""
+    """Time and memory of one combination, run for ``--seconds``."""
     batch_size = options.batch[0]
     shape = (batch_size, 3, options.size, options.size)
-    # Its memory is the pipeline's alone: what an earlier combination left would count as this one's.
+    # Memory that an earlier combination left would count as this one's.
     measurement.release(options.device)
     lanes = Lanes(
         copy=torch.cuda.Stream(),
@@ -137,7 +136,7 @@ def measure(policy: str, length: str, host: str, options: Namespace) -> dict[str
         state = weights
         for _ in range(_STEPS[length]):
             state = state @ weights
-        # Read at the end of the step, when a block that was handed out too early has been written over.
+        # Read at the end of the step, when a block that was reused too early has been overwritten.
         wrong += (images != number).sum()
         if host == "item":
             wrong.item()

@@ -1,4 +1,4 @@
-"""A long run of small batches, in which nothing that the process holds may grow.
+"""A long run of small batches, in which no resource of the process may grow.
 
     python -m bench soak                                          100 000 batches on a CPU, 1 000 000 on a GPU
     python -m bench soak --batches 20000                          fewer
@@ -6,11 +6,11 @@
 
 Loaders of several kinds take turns, each for an epoch with an iterator of its own: a list; a generator, which a thread reads;
 the ring with two workers; a transform and a frozen encoder, captured on a GPU; ragged images through ``gpuaug.fuse``; encoded
-images through a ``DecodeStage``; and loops that are left early with batches kept, on a loader that is made anew. A hundred
-times in all, between epochs, it reads resident, private, shared and reserved GPU memory, threads and descriptors. Each is a
-row: ``growth`` is what the median of the last quarter has more than that of the second, the first being left for warming up. It
-fails if one has grown by more than ``ALLOWED``. ``/dev/shm`` is shown besides: other processes write there too. Ctrl-C ends it
-with what it has read.
+images through a ``DecodeStage``; and loops that are left early with batches kept, on a new loader each. A hundred times in
+all, between epochs, it reads resident, private, shared and reserved GPU memory, threads and descriptors. Each is a row, whose
+``growth`` is the median of the last quarter of its readings minus the median of the second quarter; the first quarter is
+warm-up. The run fails if one has grown by more than ``ALLOWED``. ``/dev/shm`` is only shown, since other processes write there
+too. Ctrl-C ends the run with the readings so far.
 """
 
 import gc
@@ -34,10 +34,10 @@ from bench.harness.console import console
 from gpuaug.benchkit.environment import environment
 
 BATCHES = {"cpu": 100_000, "cuda": 1_000_000}
-"""Batches unless told otherwise."""
+"""Default number of batches, by type of device."""
 
 MOST_EPOCH = 2000
-"""Batches of an epoch, or fewer where all kinds would not have ten of them; kinds that take longer have a part of that."""
+"""Most batches of an epoch. Fewer if a kind would have less than ten epochs; slow kinds have a part of that."""
 
 READINGS = 100
 
@@ -49,11 +49,11 @@ ALLOWED = {
     "threads": 0,
     "descriptors": 0,
 }
-"""How much the median of the last quarter may be above that of the second: what fragments of a heap come to, in bytes."""
+"""Largest ``growth`` of each resource. For memory in bytes, about the fragmentation of a heap."""
 
 
 class Repeated:
-    """Some batches over and over, from a generator."""
+    """Some batches, repeated by a generator."""
 
     def __init__(self, batches: Sequence[Any], count: int) -> None:
         self._batches, self._count = batches, count
@@ -66,7 +66,7 @@ Kinds = dict[str, tuple[int, Callable[[], None]]]
 
 
 def kinds(options: Namespace) -> Kinds:
-    """The batches of an epoch of each kind, and what runs one."""
+    """(batches of an epoch, function that runs one epoch) of each kind of loader."""
     side, batch_size, pin = options.size, options.batch[0], options.device.type == "cuda"
     epoch = min(MOST_EPOCH, max(options.batches // 40, 20))
 
@@ -124,7 +124,7 @@ def _jpeg(image: torch.Tensor) -> bytes:
 
 
 def soaked(epochs: Kinds, options: Namespace) -> tuple[list[tuple[int, dict[str, int]]], dict[str, Any]]:
-    """Run epochs of each kind in turn, and read what the process holds: (batches so far, figures), and what the run was."""
+    """Run epochs of all kinds in turn. Returns the readings, (batches so far, resources), and the run's settings."""
     counts, seconds = dict.fromkeys(epochs, 0), dict.fromkeys(epochs, 0.0)
     done, readings, began = 0, list[tuple[int, dict[str, int]]](), perf_counter()
     try:
@@ -136,7 +136,7 @@ def soaked(epochs: Kinds, options: Namespace) -> tuple[list[tuple[int, dict[str,
                 counts[name] += count
                 done += count
                 if all(counts.values()) and done >= len(readings) * options.batches / READINGS:
-                    gc.collect()  # garbage that has yet to be found is no growth
+                    gc.collect()  # uncollected garbage is no growth
                     readings.append((done, processes.held(options.device)))
     except KeyboardInterrupt:
         if len(readings) < 4:
@@ -146,7 +146,7 @@ def soaked(epochs: Kinds, options: Namespace) -> tuple[list[tuple[int, dict[str,
 
 
 def row(name: str, readings: Sequence[tuple[int, int]], took_s: float) -> dict[str, Any]:
-    """The row of one figure, from (batches, value) over the run."""
+    """The row of one resource, from its readings (batches, value)."""
     values = [value for _, value in readings]
     quarter = max(len(values) // 4, 1)
     early, late = median(values[quarter : 2 * quarter] or values), median(values[-quarter:])
@@ -169,9 +169,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     found_environment, start = environment(options.device), perf_counter()
     torch.manual_seed(0)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # batches this small gain nothing from a second, and lose a hundredfold when its core is busy
+    torch.set_num_threads(1)  # a second thread gains nothing with batches this small, and on a busy core costs a hundredfold
     gc.collect()
-    gc.freeze()  # so that each of many collections looks at what the run has made alone
+    gc.freeze()  # so that each of many collections visits only objects of the run
     try:
         readings, settings = soaked(kinds(options), options)
     finally:
