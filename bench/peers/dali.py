@@ -208,7 +208,7 @@ def classification(fn: Any, types: Any, side: int, dtype: torch.dtype, images: A
 
 
 def jitter_and_flip(fn: Any, types: Any, dtype: torch.dtype, images: Any) -> Any:
-    """Jitter and flip: what follows the crop."""
+    """Jitter and flip, the transforms after the crop."""
     images = fn.color_twist(images, brightness=_factor(fn), contrast=_factor(fn), saturation=_factor(fn))
     return _normalize(fn, types, dtype, images, mirror=fn.random.coin_flip())
 

@@ -28,8 +28,8 @@ def collate_encoded(samples: Sequence[Any]) -> Batch:
 
     Images may be files: ``read_encoded(path)``, a path of ``pathlib``, or a str where the sample is nothing else; the bytes of
     a file: bytes, bytearray, memoryview, or a uint8 tensor or array (bytes,); or Hugging Face's ``{"bytes": …, "path": …}``.
-    A member of bytes holds images if those of any sample begin with an image signature; otherwise it may be a label. Samples
-    have the forms that ``collate_ragged`` takes, and their other members are collated as there.
+    A member of bytes holds images if its bytes begin with an image signature in any sample; otherwise it may be a label.
+    Samples have the forms that ``collate_ragged`` takes, and their other members are collated as there.
 
     Args:
         samples: Samples of one form. The first decides which members are images.

@@ -44,8 +44,8 @@ def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np
 
     Args:
         file: (bytes,) the encoded image.
-        layout: Of the batch.
-        index: Of the image.
+        layout: The batch's layout.
+        index: Index of the image in the batch.
         room: (h, w, C) the image's place in the batch. Its content is undefined after a problem.
 
     Returns:
@@ -63,7 +63,7 @@ def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np
             made = _by_simplejpeg(file, buffer, smaller=scale > 1)
         if made is None:
             made = _by_pil(file, layout.channels, scale)
-    except Exception as error:  # decoders raise whatever they like for a file that is damaged
+    except Exception as error:  # a decoder may raise any error for a damaged file
         return f"{type(error).__name__}: {error}"
     if made.shape != shape:
         return f"its {made.shape[1]}x{made.shape[0]} pixels are not the {width}x{height} of its header"
@@ -87,7 +87,7 @@ def _by_simplejpeg(file: NDArray[np.uint8], buffer: NDArray[np.uint8], *, smalle
         )
     except ValueError:
         return None
-    return buffer if made.shape == buffer.shape else made  # a view of the buffer otherwise, which is a new object
+    return buffer if made.shape == buffer.shape else made  # simplejpeg returns a new view of the buffer
 
 
 def _by_pil(file: NDArray[np.uint8], channels: Any, scale: int) -> NDArray[np.uint8]:

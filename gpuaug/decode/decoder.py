@@ -48,7 +48,7 @@ class Work:
     raw: Tensor | None
     """(bytes,) full-size images for ``Layout.finish``, on the device. ``None`` where no image needs postprocessing."""
     staging: Tensor | None
-    """(bytes,) page-locked memory for images that the CPU decodes. ``None`` where it decodes into ``data``, or none."""
+    """(bytes,) page-locked memory for images that the CPU decodes. ``None`` if it decodes into ``data``, or no image."""
     problems: dict[int, str] = field(default_factory=dict)
     """Why an image could not be decoded, by its index in the batch."""
 

@@ -73,7 +73,7 @@ def read_encoded(path: str | os.PathLike[str]) -> EncodedFile:
 def are_encoded(members: Sequence[Any], path: str) -> bool:
     """Whether a member of the batch holds encoded images.
 
-    Its first value decides. Bytes may also be labels: they are images if those of any sample begin with an image signature.
+    Its first value decides. Bytes may also be labels: they are images if they begin with an image signature in any sample.
     Samples that are bytes or text themselves (``path`` is empty) are images, or paths of images.
 
     Args:

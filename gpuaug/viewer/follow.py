@@ -111,7 +111,7 @@ def get(batch: Batch, place: Place) -> Any:
 
 
 def walk(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """Every member of a batch with the way to it, containers before what is in them."""
+    """(place, member) of every member of a batch, containers before their own members."""
     yield place, value
     if isinstance(value, Tensor | Ragged):
         return
