@@ -69,7 +69,7 @@ def markdown(result: dict[str, Any], part: str = "", names: Sequence[str] = ()) 
         The table, between empty lines.
 
     Raises:
-        ValueError: A row that ``names`` has is not there.
+        ValueError: One of ``names`` is no row of this part.
     """
     columns = result["settings"].get("columns")
     case = part if any(row.get("case") == part for row in result["rows"]) else ""
@@ -78,7 +78,7 @@ def markdown(result: dict[str, Any], part: str = "", names: Sequence[str] = ()) 
     # Before rows are left out: which batch size most rows have is a matter of all of them.
     rows = [row for row in result["rows"] if row.get("case") == case] if case else shown_rows(result, size)
     if missing := set(names) - {row["name"] for row in rows}:
-        raise ValueError(f"A row of {result['suite']!r} must be one of its rows, got {sorted(missing)}.")
+        raise ValueError(f"A row must be one that {result['suite']!r} has here, got {sorted(missing)}. Correct the page.")
     rows = [row for row in rows if (not names or row["name"] in names) and (not figure or figure in row)]
     trained = "top1_percent" in rows[0]
     rate = next((key for key in _RATES if key in rows[0]), "")

@@ -106,5 +106,5 @@ def test_rows_that_are_named_are_shown_alone_at_the_batch_size_that_all_have():
 
 
 def test_a_row_that_a_page_misspells_is_an_error():
-    with pytest.raises(ValueError, match=r"A row of 'augment' must be one of its rows, got \['gpuag'\]\."):
+    with pytest.raises(ValueError, match=r"A row must be one that 'augment' has here, got \['gpuag'\]\. Correct the page\."):
         tables.markdown(many_figures(), names=["gpuag"])
