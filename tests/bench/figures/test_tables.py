@@ -97,9 +97,11 @@ def test_many_figures_are_shown_at_the_batch_size_of_most_rows_or_at_one_that_is
 def test_rows_that_are_named_are_shown_alone_at_the_batch_size_that_all_have():
     made = many_figures()
     page = "<!-- table: augment rows: gpuaug; peer -->\n<!-- end -->\n<!-- table: augment.16 -->\nkept\n<!-- end -->\n"
+    page += "<!-- table: augment.64 -->\n<!-- end -->\n"
     written = tables.rewrite(page, {"augment": made})
     assert "| images/s, B=32 | crop | blur |" in written, "without the row that only one size has, as with it"
     assert "| peer | 320 | 320 |\n| gpuaug | 2,240 (7.00x) | 2,240 (7.00x) |" in written
+    assert "| images/s, B=64 | crop | blur |" in written
     assert "compiled" not in written
     assert "kept" in written, "no row has that batch size"
     assert tables.rewrite(written, {"augment": made}) == written
