@@ -177,30 +177,35 @@ def _check_counted(op: Op, size: Size) -> None:
             )
 
 
-def check_sizes(ops: Sequence[Op], size: Size) -> None:
+def check_sizes(ops: Sequence[Op], size: Size, given: Size | None = None) -> None:
     """Refuse images that ops could not take to their one size, whatever is drawn.
 
     Args:
-        ops: The first take images of different sizes, or draw them; later ones give one.
+        ops: The first take images of different sizes, or draw them; a later one gives them one.
         size: Of the images that the first one sees.
+        given: Of the images themselves, where ``size`` has been drawn for them.
 
     Raises:
         ArgumentError: If there is one, named by its place in the batch where images differ in size.
     """
-    ends: tuple[Size, ...] = (size,)
-    for op in ops:
-        for at in ends:
-            if op.unsupported_size(at):
-                index, reason = next((index, why) for index in range(at.batch) if (why := op.unsupported_size(at.of(index))))
-                which = f" at {index} of the batch" if size.ragged else ""
-                raise ArgumentError(
-                    f"images must fit {op.name}, got {size.of(index).height}x{size.of(index).width}{which}, "
-                    f"which {reason}. Pad or resize before it."
-                )
-            if isinstance(op, WarpOp) and at.ragged and max(np.max(at.height), np.max(at.width)) > MOST_WARPED:
-                longest = int(np.argmax(np.maximum(at.height, at.width)))
-                check_sides(op, at.of(longest), f" at {longest} of the batch")
-        ends = tuple(out for at in ends for out in op.out_bounds(at))
+    at = size
+    given = size if given is None else given
+    for index, op in enumerate(ops):
+        if op.unsupported_size(at):
+            place, reason = next((place, why) for place in range(at.batch) if (why := op.unsupported_size(at.of(place))))
+            where = f" at {place} of the batch" if given.ragged else ""
+            raise ArgumentError(
+                f"images must fit {op.name}, got {given.of(place).height}x{given.of(place).width}{where}, "
+                f"which {reason}. Pad or resize before it."
+            )
+        if isinstance(op, WarpOp) and at.ragged and max(np.max(at.height), np.max(at.width)) > MOST_WARPED:
+            longest = int(np.argmax(np.maximum(at.height, at.width)))
+            check_sides(op, at.of(longest), f" at {longest} of the batch")
+        if op.draws_size:
+            for end in op.out_bounds(at):
+                check_sizes(ops[index + 1 :], end, given)
+            return
+        at = op.out(at)
 
 
 def check_sides(op: Op, size: Size, where: str = "") -> None:
