@@ -159,7 +159,7 @@ def _shrinking(segments: Sequence[Segment], size: Size) -> tuple[str, ...]:
                     f"{_WEIGHS[op.package]}."
                 )
         if isinstance(op, GatherOp):
-            at = op.out(at)
+            at = op.out_bounds(at)[-1]
     return tuple(notes)
 
 

@@ -25,11 +25,11 @@ from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.options import BoxForm, Options, definition
 from gpuaug.fusion.params.prefetch import TablePrefetch
 from gpuaug.fusion.params.table import make_table
-from gpuaug.fusion.plan import Plan
+from gpuaug.fusion.plan import Plan, check_sizes
 from gpuaug.fusion.policies.choice import Choice, Pick
 from gpuaug.fusion.policies.one_mix import OneMix
 from gpuaug.fusion.segments import Segments
-from gpuaug.fusion.sizing import check_sizes, check_views, sizing_ops
+from gpuaug.fusion.sizing import check_drawn_sizes, check_views, sizing_ops
 from gpuaug.fusion.targets.data_keys import keys_given
 from gpuaug.fusion.targets.targets import Targets
 from gpuaug.fusion.targets.views import joined
@@ -120,6 +120,7 @@ class Fused(nn.Module):
         self._ops = tuple(leaf.op for leaf in leaves(self._tree))
         self._plain_ops = tuple(op for op in self._ops if isinstance(op, Op))
         self._sizing = sizing_ops(self._ops) if options.ragged else ()
+        check_drawn_sizes(self._ops[len(self._sizing) :])
         if options.views > 1:
             check_views(self._ops)
         keys = getattr(pipeline, "data_keys", None)
@@ -195,7 +196,7 @@ class Fused(nn.Module):
             for op in segment.ops:
                 drawn.append(op.draw(sampler, size))
                 sizes.append(size)
-                size = op.out(size)
+                size = op.out_drawn(drawn[-1], size)
         return Draws(first.shape, self._tree, tuple(drawn), tuple(sizes))
 
     def forward(self, *inputs: Any, data_keys: Sequence[Any] | None = None, draws: Draws | None = None) -> Any:

@@ -125,8 +125,10 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
         ArgumentError: If images are larger than an op can count.
     """
     opened, at = [_Open()], size
-    for op in ops:
+    for index, op in enumerate(ops):
         _check_counted(op, at)
+        if op.draws_size and not at.ragged:
+            check_sizes(ops[index:], at.of(0))
         at = op.out(at)
         if not opened[-1].take(op):
             opened.append(_Open())
@@ -163,7 +165,7 @@ def _check_mask_fill(front: Gather) -> None:
 
 def _check_counted(op: Op, size: Size) -> None:
     """Refuse images that are larger than ``op`` can count, before it or after."""
-    for each in (size, op.out(size)):
+    for each in (size, *op.out_bounds(size)):
         if each.ragged:  # which is looked at batch by batch
             continue
         if op.counts_pixels:
@@ -173,6 +175,37 @@ def _check_counted(op: Op, size: Size) -> None:
                 f"An image must have fewer than 2**31 values, got {each.channels * each.height * each.width} at {op.name}. "
                 f"{_CUT_UP}"
             )
+
+
+def check_sizes(ops: Sequence[Op], size: Size, given: Size | None = None) -> None:
+    """Refuse images that ops could not take to their one size, whatever is drawn.
+
+    Args:
+        ops: The first take images of different sizes, or draw them; a later one gives them one.
+        size: Of the images that the first one sees.
+        given: Of the images themselves, where ``size`` has been drawn for them.
+
+    Raises:
+        ArgumentError: If there is one, named by its place in the batch where images differ in size.
+    """
+    at = size
+    given = size if given is None else given
+    for index, op in enumerate(ops):
+        if op.unsupported_size(at):
+            place, reason = next((place, why) for place in range(at.batch) if (why := op.unsupported_size(at.of(place))))
+            where = f" at {place} of the batch" if given.ragged else ""
+            raise ArgumentError(
+                f"images must fit {op.name}, got {given.of(place).height}x{given.of(place).width}{where}, "
+                f"which {reason}. Pad or resize before it."
+            )
+        if isinstance(op, WarpOp) and at.ragged and max(np.max(at.height), np.max(at.width)) > MOST_WARPED:
+            longest = int(np.argmax(np.maximum(at.height, at.width)))
+            check_sides(op, at.of(longest), f" at {longest} of the batch")
+        if op.draws_size:
+            for end in op.out_bounds(at):
+                check_sizes(ops[index + 1 :], end, given)
+            return
+        at = op.out(at)
 
 
 def check_sides(op: Op, size: Size, where: str = "") -> None:
@@ -203,9 +236,9 @@ def columns_of(ops: Sequence[Op], size: Size) -> tuple[int, ...]:
     columns = []
     for op in ops:
         before = sampler.used
-        op.draw(sampler, at)
+        drawn = op.draw(sampler, at)
         columns.append(sampler.used - before)
-        at = op.out(at)
+        at = op.out_drawn(drawn, at)
     return tuple(columns)
 
 
@@ -222,5 +255,5 @@ def matrix_of(plan: Plan, size: Size, drawn: dict[Op, OpDraws]) -> Array:
         for op in step.front.order if isinstance(step.front, Gather) else ():
             assert isinstance(op, GatherOp)
             total = op.matrix(drawn[op], size) @ total
-            size = op.out(size)
+            size = op.out_drawn(drawn[op], size)
     return total

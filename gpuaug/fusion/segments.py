@@ -117,7 +117,7 @@ def _split(ops: Sequence[Op | EagerOp], size: Size) -> tuple[EagerOp | Choice | 
         reason = op.reason if isinstance(op, EagerOp) else op.unsupported_size(size)
         if isinstance(op, EagerOp) or (isinstance(op, Choice) and reason is None):
             alone: EagerOp | Choice = op
-        elif reason is None:
+        elif reason is None or op.draws_size:  # which no library runs on a batch: the plan says what is wrong
             taken.append(op)
             size = op.out(size)
             continue

@@ -31,8 +31,9 @@ SIZE = (12, 14)
 BEHIND = {
     "a skipped crop in a pass of its own": lambda: K.RandomResizedCrop(SIZE, p=0.5),
     "a skipped crop in the same pass": lambda: K.RandomCrop(SIZE, padding=3, fill=0.5, p=0.5),
+    "drawn sizes in a pass of their own": lambda: v2.Compose([v2.RandomResize(9, 30), v2.RandomCrop(SIZE, pad_if_needed=True)]),
 }
-"""What may stand behind a crop that the device fits, run for half of the batches."""
+"""What may stand behind a crop that the device fits."""
 
 SKIPPED = {
     "as they come": {},

@@ -68,7 +68,7 @@ class Size:
 
 
 ANY_SIDES = (np.array([4096]), np.array([4097]))
-"""Stands for the sizes of a ragged batch where they make no difference."""
+"""Stands for sizes that differ from image to image, where they are not known or make no difference."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,6 +109,9 @@ class Op(ABC):
     counts_pixels: ClassVar[bool] = False
     """Whether it reads from a sample's row, in float32, where pixels lie."""
 
+    draws_size: ClassVar[bool] = False
+    """Whether each sample draws the size that it comes out with."""
+
     package: ClassVar[str] = "Kornia"
     """Whose the module is."""
 
@@ -132,8 +135,16 @@ class Op(ABC):
         return None
 
     def out(self, size: Size) -> Size:
-        """The size of what comes out."""
+        """The size of what comes out; ``ANY_SIDES`` where each sample draws its own."""
         return size
+
+    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
+        """The size of what comes out for these draws."""
+        return self.out(size)
+
+    def out_bounds(self, size: Size) -> tuple[Size, ...]:
+        """The size of what comes out, or the least and the largest that may be drawn."""
+        return (self.out(size),)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw for a whole batch, the apply mask (``"apply_mask"``, bool, (B,)) included."""

@@ -50,7 +50,7 @@ class DeviceCropTables:
         at = first.out(whole)
         for op in others:
             drawn[op] = op.draw(sampler, at)
-            at = op.out(at)
+            at = op.out_drawn(drawn[op], at)
 
         def fill(table: Array) -> None:
             fill_table(planned, whole, drawn, table)

@@ -45,9 +45,10 @@ class PartialTables:
         for op, columns in zip(upcoming.ops, planned.columns, strict=True):
             if op in size_dependent:
                 self._numbers[op] = sampler.uniform(columns) if columns else np.empty((0, sampler.batch))
+                at = op.out(at)
             else:
                 self._drawn[op] = op.draw(sampler, at)
-            at = op.out(at)
+                at = op.out_drawn(self._drawn[op], at)
         rows = np.empty((sampler.batch, planned.width), dtype=np.float32)
         fill_table(planned, whole, self._drawn, rows, fronts=1)
         self._rows = upcoming.by_batch(rows)
@@ -64,7 +65,7 @@ class PartialTables:
         for op in self._coming.ops:
             if op in self._numbers:
                 drawn[op] = op.draw(GivenUniforms(self._numbers[op][:, part]), at)
-                at = op.out(at)
+                at = op.out_drawn(drawn[op], at)
         for op, each in self._drawn.items() if points else ():
             drawn[op] = {name: value[part] if isinstance(value, np.ndarray) else value for name, value in each.items()}
 

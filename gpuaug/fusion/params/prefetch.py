@@ -126,6 +126,6 @@ def draw_tables(
     drawn: dict[Op, OpDraws] = {}
     for op in ops:
         drawn[op] = op.draw(sampler, at)
-        at = op.out(at)
+        at = op.out_drawn(drawn[op], at)
     table = make_table(planned, whole, drawn, device, points=points)
     return table.view(len(seeds), size.batch, table.shape[1])
