@@ -8,10 +8,9 @@ import torch
 
 from gpuaug.core.notebook import html_lines, html_table
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.filters import FilterOp
 from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp
 from gpuaug.fusion.ops.mix import MixOp
-from gpuaug.fusion.params.device_crops import has_device_crops
+from gpuaug.fusion.params.device_crops import device_crop
 from gpuaug.fusion.plan import Pass
 from gpuaug.fusion.policies.choice import Choice
 from gpuaug.fusion.segments import Segment
@@ -115,7 +114,7 @@ def explanation(
             # For images of the first size: a choice that changes it, or what it refuses by it, is rare.
             left = eager.left(size)
             what = f"{eager.describe()}{'; left to Kornia: ' if left else ''}{', '.join(left)}"
-            launches = eager.launches(size)
+            launches = eager.most_launches(size)
             launches = None if launches is None else runs * launches
             lines.append(Line((eager.name,), what, launches, None, None, at_most=True))
             element = 4
@@ -128,7 +127,9 @@ def explanation(
         for index, step in enumerate(planned.passes):
             last = number == len(segments) - 1 and index == len(planned.passes) - 1
             # Where one plan is all there is, the device fits the crops of ragged batches.
-            fitted = index == 0 and len(segments) == runs == 1 and not planned.needs_own_batch and has_device_crops(planned)
+            fitted = (
+                index == 0 and len(segments) == runs == 1 and not planned.needs_own_batch and device_crop(planned) is not None
+            )
             lines.append(_line(step, size, element, dtype.itemsize if last else 4, views, runs, fitted))
             element = 4
     said = {
@@ -171,7 +172,7 @@ def _line(step: Pass, size: Size, read: int, written: int, views: int, runs: int
     elif _known(size):
         read_bytes = int(np.sum(np.multiply(size.height, size.width))) * views * size.channels * read
     pixels_out = size.batch * views * step.out.channels * step.out.height * step.out.width
-    launches = step.front.launches if isinstance(step.front, FilterOp) else 1 + step.mean + fitted
+    launches = step.launches + fitted
     names = tuple(op.name for op in step.ops)
     return Line(names, step.describe(), runs * launches, read_bytes, pixels_out * written)
 

@@ -1,6 +1,5 @@
 """Ops that need more of the image than the pixel: blur, sharpness, equalize, CLAHE and auto contrast."""
 
-from abc import abstractmethod
 from typing import Any, Literal
 
 import numpy as np
@@ -9,7 +8,7 @@ from kornia import augmentation as K
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, bounds, column
+from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size, bounds, column
 from gpuaug.fusion.ops.sampler import Sampler
 
 Border = Literal["constant", "reflect", "replicate", "circular"]
@@ -21,39 +20,10 @@ LEVELS = 256
 """Bins of a histogram: the levels of a byte."""
 
 
-class FilterOp(Op):
-    """An op that needs other pixels of the image too, and so begins a pass."""
-
-    width: int
-    """How many numbers a row holds. The first is the apply mask, as in a pointwise op."""
-
-    @property
-    def launches(self) -> int:
-        """Kernels that a pass takes."""
-        return 1
-
-    def row_width(self, channels: int) -> int:
-        """How many numbers a row holds."""
-        return self.width
-
-    def rows(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Fill ``out``, (B, row_width) float32."""
-        out[:, 0] = drawn["apply_mask"]
-        self.write(drawn, out)
-
-    @abstractmethod
-    def write(self, drawn: OpDraws, out: Array) -> None:
-        """Fill everything in ``out`` but column 0."""
-
-    @abstractmethod
-    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """The op on every sample, (B, C, H, W) float32, as if it applied to every sample."""
-
-
-class BlurOp(FilterOp):
+class BlurOp(FrontOp):
     """RandomGaussianBlur: a Gaussian along each axis."""
 
-    width = 3
+    kernel, width = "blur", 3
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -83,7 +53,7 @@ class BlurOp(FilterOp):
 
     @property
     def launches(self) -> int:
-        """Kernels that a pass takes."""
+        """A large kernel is blurred along one axis after the other."""
         return 1 if max(self.kernel_size) <= ONE_LAUNCH else 2
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -94,7 +64,7 @@ class BlurOp(FilterOp):
         """The same."""
         return {"sigma": torch.from_numpy(drawn["sigma"])}
 
-    def write(self, drawn: OpDraws, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The width of the Gaussian, down and across."""
         out[:, 1] = out[:, 2] = drawn["sigma"]
 
@@ -119,10 +89,10 @@ class BlurOp(FilterOp):
         return "blur {}x{}".format(*self.kernel_size)
 
 
-class SharpnessOp(FilterOp):
+class SharpnessOp(FrontOp):
     """RandomSharpness: away from, or towards, a 3x3 mean; the border stays."""
 
-    width = 2
+    kernel, width = "sharpness", 2
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -140,7 +110,7 @@ class SharpnessOp(FilterOp):
         """The same."""
         return {"sharpness": torch.from_numpy(drawn["sharpness"])}
 
-    def write(self, drawn: OpDraws, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The factor."""
         out[:, 1] = drawn["sharpness"]
 
@@ -161,13 +131,13 @@ class SharpnessOp(FilterOp):
         return "sharpen"
 
 
-class LevelsOp(FilterOp):
+class LevelsOp(FrontOp):
     """An op that takes each channel of each sample through a table of its own, or through one for each tile of it.
 
     Cost: a launch that reads the images for the tables, and one that reads both.
     """
 
-    width = 1
+    kernel, width = "levels", 1
     launches = 2  # type: ignore[assignment]
 
     entries: int
@@ -176,7 +146,7 @@ class LevelsOp(FilterOp):
     to_levels: tuple[float, float] = (255.0, 0.0)
     """A value in [0, 1] times the first, plus the second, rounded down, is its level, where the op has levels."""
 
-    def write(self, drawn: OpDraws, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """Nothing."""
 
 
@@ -244,9 +214,8 @@ class Clahe(LevelsOp):
         """The same."""
         return {"clip_limit_factor": torch.from_numpy(drawn["clip_limit_factor"])}
 
-    def rows(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The apply mask, and the most pixels of one level that count: all of the tile's where there is no limit."""
-        super().rows(drawn, size, out)
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+        """The most pixels of one level that count: all of the tile's where there is no limit."""
         pixels = tile_side(size.height, self.grid[0]) * tile_side(size.width, self.grid[1])
         limits = drawn["clip_limit_factor"].astype(np.float64)
         most = np.floor(limits * pixels / LEVELS).clip(1, pixels)
@@ -337,7 +306,7 @@ def tiles_between(length: int, count: int, device: torch.device) -> tuple[Tensor
     return (second - 1).clamp(min=0), second.clamp(max=count - 1), share
 
 
-LOWERED: dict[type[nn.Module], type[FilterOp]] = {
+LOWERED: dict[type[nn.Module], type[FrontOp]] = {
     K.RandomGaussianBlur: BlurOp,
     K.RandomSharpness: SharpnessOp,
     K.RandomEqualize: Equalize,

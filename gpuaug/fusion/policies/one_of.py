@@ -33,7 +33,7 @@ class OneOf(PointOp):
     @staticmethod
     def takes(op: PointOp) -> bool:
         """Whether all that ``op`` needs is the pixel and its row."""
-        return not (op.positional or op.flags or getattr(op, "needs_mean", False))
+        return not (op.positional or op.flags or op.needs_mean)
 
     @property
     def is_random(self) -> bool:

@@ -19,7 +19,7 @@ from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.mix import MixOp, SoftLabels
 from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
 from gpuaug.fusion.options import BoxForm
-from gpuaug.fusion.plan import Plan
+from gpuaug.fusion.plan import OpPass, Plan
 from gpuaug.fusion.targets.data_keys import BOXES, check, name_of
 from gpuaug.fusion.targets.masks import MaskList, is_tv_tensor, like, owners_of, to_device
 from gpuaug.fusion.targets.target_dicts import TargetDicts
@@ -230,8 +230,7 @@ class Targets:
                     value.masks.run(plan, table)
             elif key == "class":
                 for step in plan.passes:
-                    if isinstance(step.front, MixOp):
-                        assert isinstance(step.columns, int)
+                    if isinstance(step, OpPass) and isinstance(step.front, MixOp):
                         value = self._mixed(value, step.front, table[:, step.columns :])
                 self.values[index] = value
 
