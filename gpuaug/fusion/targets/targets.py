@@ -128,17 +128,16 @@ class Targets:
             raise ArgumentError(
                 f"{key} must hold one entry for each of the {self.size.batch} images, got {given}. Pass a batch of them."
             )
-        wanted: tuple[int | None, ...] = ()
-        if key == "mask":
-            wanted = (self.shape[0], value.shape[1], *self.shape[2:])
-        if wanted and self.size.ragged:
+        if key != "mask":
+            return
+        if self.size.ragged:
             raise ArgumentError(
                 f"mask must be a list of one tensor for each image where these differ in size, got {tuple(value.shape)}. "
                 "Leave them as they come: list(masks)."
             )
-        if wanted and tuple(value.shape) != wanted:
+        if tuple(value.shape) != (self.shape[0], value.shape[1], *self.shape[2:]):
             raise ArgumentError(
-                f"{key} must be of the images' size {self.shape}, got {tuple(value.shape)}. Resize it to theirs first."
+                f"mask must be of the images' size {self.shape}, got {tuple(value.shape)}. Resize it to theirs first."
             )
 
     def _check_valid(self) -> None:
