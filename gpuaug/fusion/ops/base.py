@@ -109,6 +109,9 @@ class Op(ABC):
     counts_pixels: ClassVar[bool] = False
     """Whether it reads from a sample's row, in float32, where pixels lie."""
 
+    words: ClassVar[str]
+    """What ``describe`` says, where that is the same for all modules of the kind."""
+
     package: ClassVar[str] = "Kornia"
     """Whose the module is."""
 
@@ -190,9 +193,9 @@ class Op(ABC):
         """Everything in ``params=`` but the apply mask and the shape."""
         return {}
 
-    @abstractmethod
     def describe(self) -> str:
         """What the op is, in a few words for ``explain()``."""
+        return self.words
 
 
 class RowOp(Op):

@@ -93,6 +93,7 @@ class SharpnessOp(FrontOp):
     """RandomSharpness: away from, or towards, a 3x3 mean; the border stays."""
 
     kernel, width = "sharpness", 2
+    words = "sharpen"
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -126,10 +127,6 @@ class SharpnessOp(FrontOp):
         smooth[:, :, 1:-1, 1:-1] = (total / 13).clamp(0, 1)
         return (smooth + (images - smooth) * column(rows, 1)).clamp(0, 1)
 
-    def describe(self) -> str:
-        """In a word."""
-        return "sharpen"
-
 
 class LevelsOp(FrontOp):
     """An op that takes each channel of each sample through a table of its own, or through one for each tile of it.
@@ -154,6 +151,7 @@ class Equalize(LevelsOp):
     """RandomEqualize: levels of a byte are spread by how many pixels have them."""
 
     entries = LEVELS
+    words = "equalize"
 
     keeps_values: bool = True
     """Whether a channel that has no step to spread keeps its values, and not their levels."""
@@ -171,10 +169,6 @@ class Equalize(LevelsOp):
         spread = torch.where(step == 0, unspread, table.gather(2, levels).float())
         most = torch.full((), 255.0, dtype=torch.float32, device=images.device)  # a tensor, so that a GPU divides
         return torch.where(images.isnan(), images, (spread / most).view_as(images))
-
-    def describe(self) -> str:
-        """In a word."""
-        return "equalize"
 
 
 class Clahe(LevelsOp):
@@ -261,6 +255,7 @@ class AutoContrast(LevelsOp):
     """RandomAutoContrast: stretches what lies between the least and the most of a channel to [0, 1]."""
 
     entries = 2
+    words = "auto contrast"
 
     epsilon: float = 1e-6
     """What is added to the spread. Where it is 0, a channel of one level stays as it is."""
@@ -278,10 +273,6 @@ class AutoContrast(LevelsOp):
             least, most = least.masked_fill(flat, 0), most.masked_fill(flat, 1)
         made = (images - least) / (most - least + self.epsilon)
         return made.clamp(0, 1) if self.clips else made
-
-    def describe(self) -> str:
-        """In a few words."""
-        return "auto contrast"
 
 
 def gaussian(side: int, sigma: Tensor) -> Tensor:

@@ -105,6 +105,8 @@ class MixOp(FrontOp):
 class MixUp(MixOp):
     """RandomMixUpV2: a weighted mean with the partner."""
 
+    words = "mixup"
+
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
         self._bounds = _bounds(module._param_generator.lambda_val)  # type: ignore[union-attr]
@@ -121,15 +123,12 @@ class MixUp(MixOp):
         """The partner's weight, which is its share."""
         out[:, LAM] = out[:, WEIGHT] = drawn["lambda"]
 
-    def describe(self) -> str:
-        """In a word."""
-        return "mixup"
-
 
 class CutMix(MixOp):
     """RandomCutMixV2: a rectangle of the partner."""
 
     counts_pixels = True
+    words = "cutmix"
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -189,10 +188,6 @@ class CutMix(MixOp):
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
         """As for every mix, in one more axis: Kornia's number of mixes, which is one."""
         return super().labels(labels, rows)[None]
-
-    def describe(self) -> str:
-        """In a word."""
-        return "cutmix"
 
 
 def partners(values: Tensor, rows: Tensor) -> Tensor:

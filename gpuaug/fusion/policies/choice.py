@@ -74,13 +74,11 @@ class Step(NamedTuple):
 class Nothing(IndexOp):
     """What runs where nothing was picked: it leaves every pixel where it is."""
 
+    words = "nothing"
+
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """Each pixel from its own place."""
         return IndexMap(Axis(1.0, 0.0, 0.0, float(size.width)), Axis(1.0, 0.0, 0.0, float(size.height)))
-
-    def describe(self) -> str:
-        """In a word."""
-        return "nothing"
 
 
 class Choice(Op):
