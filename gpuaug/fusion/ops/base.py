@@ -190,8 +190,8 @@ class Op(ABC):
         }
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Everything in ``params=`` but the apply mask and the shape."""
-        return {}
+        """Everything in ``params=`` but the apply mask and the shape: what was drawn, where it has Kornia's names."""
+        return {name: torch.from_numpy(values) for name, values in drawn.items() if name != "apply_mask"}
 
     def describe(self) -> str:
         """What the op is, in a few words for ``explain()``."""

@@ -30,10 +30,6 @@ class UniformOp(PointOp):
         """A number a sample for each parameter."""
         return {name: sampler.within(*between) for name, between in zip(self.names, self.bounds, strict=True)}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same numbers."""
-        return {name: torch.from_numpy(drawn[name]) for name in self.names}
-
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The numbers as they are."""
         for index, name in enumerate(self.names):

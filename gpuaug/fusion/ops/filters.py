@@ -60,10 +60,6 @@ class BlurOp(FrontOp):
         """A width of the Gaussian for each sample."""
         return {"sigma": sampler.within(*self._bounds)}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same."""
-        return {"sigma": torch.from_numpy(drawn["sigma"])}
-
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The width of the Gaussian, down and across."""
         out[:, 1] = out[:, 2] = drawn["sigma"]
@@ -106,10 +102,6 @@ class SharpnessOp(FrontOp):
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """A factor for each sample."""
         return {"sharpness": sampler.within(*self._bounds)}
-
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same."""
-        return {"sharpness": torch.from_numpy(drawn["sharpness"])}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The factor."""
@@ -203,10 +195,6 @@ class Clahe(LevelsOp):
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """A limit for each sample: the most pixels of one level, in multiples of the mean."""
         return {"clip_limit_factor": sampler.within(*self._bounds)}
-
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same."""
-        return {"clip_limit_factor": torch.from_numpy(drawn["clip_limit_factor"])}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The most pixels of one level that count: all of the tile's where there is no limit."""

@@ -73,10 +73,6 @@ class Rotation(MatrixWarp):
         """An angle a sample, in degrees."""
         return {"degrees": sampler.within(*self._bounds)}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same."""
-        return {"degrees": torch.from_numpy(drawn["degrees"])}
-
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
         turned = np.deg2rad(drawn["degrees"].astype(np.float64))
         return about_centre(np.cos(turned), np.sin(turned), -np.sin(turned), np.cos(turned), size)
@@ -94,10 +90,6 @@ class Rotation90(MatrixWarp):
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """A number of quarters a sample, before it is rounded."""
         return {"times": sampler.within(*self._bounds)}
-
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same."""
-        return {"times": torch.from_numpy(drawn["times"])}
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
         quarters = np.rint(drawn["times"]).astype(np.int64) % 4
@@ -213,10 +205,6 @@ class Translate(MatrixWarp):
             shift = np.zeros(size.batch, np.float32) if between is None else sampler.within(*between) * np.float32(side)
             drawn[f"translate_{name}"] = shift
         return drawn
-
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same."""
-        return {name: torch.from_numpy(drawn[name]) for name in ("translate_x", "translate_y")}
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
