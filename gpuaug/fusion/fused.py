@@ -238,7 +238,7 @@ class Fused(nn.Module):
         if draws is not None:
             check_draws(draws, size, len(self._ops), views)
         # Views share every pass where one plan runs all, and nothing but images is taken.
-        if views == 1 or (len(inputs) == 1 and self._one_plan(targets) is not None):
+        if views == 1 or (len(inputs) == 1 and self._whole(targets) is not None):
             return self._run(targets, draws)
         draws = self._draw(size, next_seed()) if draws is None else draws
         # Kornia's labels of a cut have an axis before that of the samples.
@@ -251,12 +251,8 @@ class Fused(nn.Module):
             targets.check_mix(op)
         return targets
 
-    def _one_plan(self, targets: Targets) -> Plan | None:
-        """The plan that runs everything, if one does, and no image meets another of another view."""
-        if self._segments.chooses or (self._mixes and self.options.views > 1):
-            return None
-        segment = self._segments.at(0, targets.size, masks=targets.has_masks)
-        return segment.plan if segment.stop == len(self._ops) else None
+    def _whole(self, targets: Targets) -> Plan | None:
+        return self._segments.whole(targets.size, masks=targets.has_masks, views=self.options.views)
 
     def _check_sizes(self, size: Size) -> None:
         """Refuse images that an op could not give their one size."""
@@ -282,7 +278,7 @@ class Fused(nn.Module):
         known = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
         size = _size_given(shape) if shape is not None else self._seen[0][0] if self._seen else known
         done = tuple(transforms_done(self._tree))
-        return explain.explanation(self._segments.all(size), size, self.dtype, self._executor(), self.options.views, done)
+        return explain.explanation(self._segments, size, self.dtype, self._executor(), self.options.views, done)
 
     def _executor(self) -> str:
         """What ran the last call; nothing before the first."""
@@ -293,7 +289,7 @@ class Fused(nn.Module):
         """Take everything through the pipeline, all views at once or one of them."""
         if self._soft is not None:
             targets.soften(self._soft, self._mixes)
-        planned, size = self._one_plan(targets), targets.size
+        planned, size = self._whole(targets), targets.size
         if draws is None and (planned is None or planned.needs_own_batch):
             draws = self._draw(size, next_seed())
         if planned is not None:
