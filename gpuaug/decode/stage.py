@@ -1,8 +1,9 @@
 """``DecodeStage``: encoded images become pixels on the device, ahead of the other stages."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -236,8 +237,12 @@ class Decoding:
         numbers = {id(each): number for number, each in enumerate(self._encoded)}
         return map_instances(lambda each: Placed(self, numbers[id(each)]) if id(each) in numbers else each, Encoded, batch)
 
-    def collect(self, batch: Batch) -> Batch:
+    def collect(self, batch: Batch, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> Batch:
         """Wait until the images are decoded, and order the copy lane, which is current, after that.
+
+        Args:
+            batch: The batch, with a ``Placed`` for each ``Encoded``.
+            waiting: Makes the block in which this thread blocks. Not called if the images are decoded.
 
         Returns:
             The batch, with samples replaced where their image could not be decoded.
@@ -246,12 +251,12 @@ class Decoding:
             DecodeError: If an image cannot be decoded, and is not to be replaced or cannot be.
         """
         copy = self._bound.lanes.copy
-        copy.wait(self._future.result())
+        copy.wait(self._result(waiting))
         while any(work.problems for work in self.works):
             for work in self.works:
                 self._note(work.encoded, {int(work.layout.sources[index]): why for index, why in work.problems.items()})
             self._start()  # anew, since the sizes of images before it say where an image lies
-            copy.wait(self._future.result())
+            copy.wait(self._result(waiting))
         if not self._bad:
             return batch
         self.replaced = len(self._bad)
@@ -277,6 +282,13 @@ class Decoding:
             raise DecodeError(f"An encoded image must be one that can be decoded, got {found}. {way_out}")
         self.works: list[Work] = [self._bound.decoder.allocate(each, self._bad) for each in self._encoded]
         self._future: Future[Event] = self._bound.decoder.start(self._pools, self.works)
+
+    def _result(self, waiting: Callable[[], AbstractContextManager[None]]) -> Event:
+        """The decoder's event. Blocks, within ``waiting()``, while images are being decoded."""
+        if self._future.done():
+            return self._future.result()
+        with waiting():
+            return self._future.result()
 
     def _note(self, encoded: Encoded, said: Mapping[int, str]) -> None:
         for index, why in said.items():

@@ -4,7 +4,8 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -204,7 +205,7 @@ class PipelinedIterator:
             if self.waiting or self._submitted:
                 return None
             start = time.perf_counter()
-            with hooks.span("gpuaug/pull", self._at.batch, waits=True):
+            with hooks.span("gpuaug/wait for loader", self._at.batch, waits=True):
                 pulled = self.feed_iterator.get(block=True)
             waited_s = time.perf_counter() - start
             stats.starved += 1
@@ -253,6 +254,18 @@ class PipelinedIterator:
         self._ended = True
         _abandon(self._submitted)
 
+    @contextmanager
+    def _decode_wait(self, batch: int) -> Iterator[None]:
+        """A block in which the training thread waits until other threads have decoded ``batch``: counted, and a span."""
+        stats, start = self._shared.stats, time.perf_counter()
+        try:
+            with self._shared.hooks.span("gpuaug/wait for decoding", batch, waits=True):
+                yield
+        finally:
+            waited_s = time.perf_counter() - start
+            stats.decode_waits += 1
+            stats.decode_wait_ms += waited_s * 1e3
+
     def _launch(self, submitted: Submitted) -> None:
         pulled = submitted.pulled
         stats, feed, hooks, number = self._shared.stats, self._shared.feed, self._shared.hooks, self._at.batch
@@ -263,7 +276,7 @@ class PipelinedIterator:
             lane.make_current()
             for name, work in submitted.pending:
                 doing = f"stage {name!r}"
-                pulled.batch = work.collect(pulled.batch)
+                pulled.batch = work.collect(pulled.batch, partial(self._decode_wait, number))
                 stats.replaced += work.replaced
             doing = "its copy"
             feed.prepare(pulled)

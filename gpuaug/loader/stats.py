@@ -28,4 +28,8 @@ class Stats:
     held_back_ms: float = 0.0
     """How long it waited so."""
     replaced: int = 0
-    """Samples whose image could not be decoded and that took another one's place."""
+    """Samples whose image could not be decoded, replaced by another sample of the batch."""
+    decode_waits: int = 0
+    """Times that the training thread waited for images to be decoded, most of them with no batch launched."""
+    decode_wait_ms: float = 0.0
+    """Milliseconds of these waits, in all."""

@@ -42,7 +42,7 @@ class Recorder(Hooks):
 
     def pulled(self, batch: int, began_s: float, ended_s: float) -> None:
         """Note how long the wrapped loader took."""
-        self._note(LOADER, "pull", self._through(batch), began_s, ended_s)
+        self._note(LOADER, "load", self._through(batch), began_s, ended_s)
 
     def held_back(self, batch: int, waited_s: float) -> None:
         """Note the wait."""

@@ -15,6 +15,13 @@ DECODERS = ("engines", "cpu decoder")
 ANOTHER_ITERATOR = "plain (another iterator has the slots)"
 """The feed of a loader that is profiled while it is iterated over."""
 
+_WAITS = {
+    "wait for loader": "for the loader",
+    "wait for decoding": "for images to be decoded",
+    "hold back": "for the device, to which it was ahead",
+}
+"""Spans in which the training thread waits, and the words for each."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -218,11 +225,10 @@ class Report:
         if self.copy_gb_per_s is not None and self.link_gb_per_s is not None:
             rates = f"{figure(self.copy_gb_per_s)} GB/s, of the {figure(self.link_gb_per_s)} that the link does by itself"
             yield f"copy: {size_of(self.batch_bytes)} a batch at {rates}"
-        waits = {name: ms for name, ms in self.thread_ms.items() if name in ("pull", "hold back")}
-        says = {"pull": "for the loader", "hold back": "for the device, to which it was ahead"}
-        for name, ms in waits.items():
-            if ms >= 0.005 * self.streamed.median:
-                yield f"the training thread waited {figure(ms)} ms a batch {says[name]}"
+        for name, reason in _WAITS.items():
+            ms = self.thread_ms.get(name)
+            if ms is not None and ms >= 0.005 * self.streamed.median:
+                yield f"the training thread waited {figure(ms)} ms a batch {reason}"
         yield ", ".join(f"{key}: {value}" for key, value in self.settings.items())
 
     def __str__(self) -> str:

@@ -3,6 +3,7 @@
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Protocol
 
 from gpuaug.core.batch import Batch
@@ -58,8 +59,13 @@ class Pending(Protocol):
         """Whether ``collect`` will not wait for those threads."""
         ...
 
-    def collect(self, batch: Batch) -> Batch:
-        """Wait for the work, order the copy lane, which is current, after it, and give the batch to copy."""
+    def collect(self, batch: Batch, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> Batch:
+        """Wait for the work, order the copy lane, which is current, after it, and return the batch to copy.
+
+        Args:
+            batch: The batch that ``submit`` returned.
+            waiting: Makes the block in which this thread blocks. Not called if the work is done.
+        """
         ...
 
     def abandon(self) -> None:

@@ -64,7 +64,7 @@ def assert_ten_batches_are_shown(report, recorded):
     assert list(lanes) == ["loader", "thread"]
     batches = sorted({span.batch for span in report.timeline.spans})
     assert batches == list(range(batches[0], batches[0] + 10))
-    for lane, name in (("loader", "pull"), *(("thread", part.name) for part in report.parts[1:])):
+    for lane, name in (("loader", "load"), *(("thread", part.name) for part in report.parts[1:])):
         assert [span.batch for span in lanes[lane] if span.name == name] == batches, name
     for part in report.parts[1:]:
         of = [span.end_ms - span.start_ms for span in recorded if (span.lane, span.name) == (THREAD, part.name)]
@@ -103,8 +103,8 @@ def test_planted_times_are_found(longest, workers, clock, recorded):
     assert report.overlap_efficiency == approx(1)
     assert (report.copy_ms, report.device_ms, report.pageable_bytes, report.link_gb_per_s) == (0, 0, 0, None)
     assert report.verdict[0].startswith(bound.format(who=who))
-    thread_ms = {"pull": 0.0, **report.thread_ms}
-    waited_ms = thread_ms.pop("pull")
+    thread_ms = {"wait for loader": 0.0, **report.thread_ms}
+    waited_ms = thread_ms.pop("wait for loader")
     assert thread_ms == approx({"copy": 0, "stage/planted": stage_ms, "wait": 0, "step": step_ms})
     if longest == "loader" and workers:  # which have batches ready when the recording begins
         assert 0 < waited_ms < load_ms - on_thread
