@@ -102,6 +102,7 @@ class _Profile:
         """How many batches the last window had."""
         self._starting_ms: list[float] = []
         """What beginning epochs took in each streamed window, a batch."""
+        self._waits_ms: list[float] = []
         self._passes = EndlessBatches(loader)
         workers = getattr(loader.loader, "num_workers", 0)
         self._queued = workers * (getattr(loader.loader, "prefetch_factor", None) or 2) + QUEUED + self._ahead
@@ -133,6 +134,7 @@ class _Profile:
             cached=step,
             epoch_ms=fmean(self._starting_ms),
             thread_ms=_by_part(spans),
+            waits_for_loader_ms=tuple(self._waits_ms),
             batch_bytes=sum(tensor.nbytes for tensor in _tensors(host_batch) if tensor.is_cpu and can_be_placed(tensor)),
             pageable_bytes=pageable,
             link_gb_per_s=link_gb_per_s(self._lanes),
@@ -164,10 +166,19 @@ class _Profile:
         """Milliseconds a batch of the loop."""
         self._settle(depth)
         before_s = self._passes.starting_s
-        took_ms = self._timed(lambda: self._step(self._passes.next(depth)))
+        took_ms = self._timed(self._streamed_step if depth else lambda: self._step(self._passes.next(0)))
         if depth:
             self._starting_ms.append((self._passes.starting_s - before_s) * 1e3 / self._done)
         return took_ms
+
+    def _streamed_step(self) -> None:
+        """A step of the streamed loop. Keeps how long its batch was waited for, unless it began an epoch."""
+        stats, passes = self._loader.stats(), self._passes
+        starved_ms, starting_s = stats.starved_ms, passes.starting_s
+        batch = passes.next(self._ahead)
+        if passes.starting_s == starting_s:
+            self._waits_ms.append(stats.starved_ms - starved_ms)
+        self._step(batch)
 
     def _loading(self) -> float:
         """Milliseconds a batch of the wrapped loader by itself, within an epoch, after its queue has been emptied."""

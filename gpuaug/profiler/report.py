@@ -75,6 +75,8 @@ class Report:
     """What of the streamed loop went into beginning epochs, shared among its batches: starting workers, and the first batch."""
     verdict: tuple[str, ...] = ()
     """What bounds the loop, in words, with what to do next; the most important first."""
+    waits_for_loader_ms: tuple[float, ...] = field(default=(), repr=False)
+    """Wait of the training thread for the loader, for each batch of the streamed windows but the first of an epoch."""
 
     def part(self, name: str) -> Part:
         """One part of the work on a batch.
