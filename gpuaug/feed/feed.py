@@ -1,4 +1,4 @@
-"""How the batches of a loader come to the copy lane: through the ring, staged in page-locked slots, or as they are.
+"""From the wrapped loader to the copy lane: through the ring, staged in page-locked slots, or as the loader gives them.
 
 The ring takes a ``DataLoader`` with worker processes. It is iterated through a copy of the loader whose collate function writes
 into slots; the user's object is not changed. A loader that keeps its state in itself has to be iterated itself: it is given
@@ -37,11 +37,11 @@ Kind = Literal["auto", "ring", "plain"]
 
 
 class Feed:
-    """The way of one loader's batches.
+    """The source of one loader's batches.
 
     Args:
-        loader: The user's.
-        feed: What the user asked for.
+        loader: The wrapped loader.
+        feed: The user's argument.
         feed_bytes: The budget of all slots together, or ``None`` for the default.
         device: Where batches go.
         begin_with: Begins a pass in place of ``begin(loader)``, given ``begin`` and ``loader``.
@@ -74,7 +74,7 @@ class Feed:
         self._ring: Ring | None = None
         self._rings: weakref.WeakSet[Ring] = weakref.WeakSet()
         self._twin: Any = None
-        # Of the last pass that had the ring.
+        # Of the last iteration that had the ring.
         self._feed: weakref.ref[FeedIterator] | None = None
         self._gone: threading.Event | None = None
         # Without workers, whether the source's memory is page-locked already can only be seen in a batch, by a CUDA call.
@@ -166,11 +166,11 @@ class Feed:
 
     @property
     def has_running_workers(self) -> bool:
-        """Whether persistent workers have been started and not ended."""
+        """Whether persistent workers are running."""
         return any(getattr(loader, "_iterator", None) is not None for loader in (self._loader, self._twin))
 
     def prepare(self, pulled: Pulled) -> None:
-        """Before a batch is copied, on the thread that may make CUDA calls: page-lock its slot, the first time it is used."""
+        """Page-lock the slot of a batch if it is used for the first time. Called before the copy, on the training thread."""
         if self._device.type != "cuda":
             return
         if pulled.slot is not None:
@@ -180,18 +180,18 @@ class Feed:
             self._staging.on = any(can_be_placed(leaf) and not leaf.is_pinned() for leaf in batches.tensors(pulled.batch))
 
     def read_until(self, pulled: Pulled, event: Event) -> None:
-        """The slot of a batch is free once ``event``, that of its copy, has been passed."""
+        """Free the slot of a batch once ``event``, recorded after its copy, has passed."""
         if pulled.slot is not None:
             pulled.slot.ring.read_until(pulled.slot, event)
             pulled.slot = None
 
-    def collect(self) -> None:
-        """Drop the slots whose copies have ended, which frees them. Waits for nothing."""
+    def free_read_slots(self) -> None:
+        """Free the slots whose copies have ended. Does not wait."""
         for ring in self._rings:
-            ring.collect()
+            ring.free_read_slots()
 
     def close(self) -> None:
-        """End persistent workers and let go of the ring. The next pass makes them anew."""
+        """End persistent workers and drop the ring. The next iteration makes them anew."""
         loaders: tuple[Any, ...] = (self._loader, self._twin)
         for loader in loaders:
             if has_persistent_workers(loader):
@@ -238,7 +238,7 @@ class _Staging:
 
 
 def _received(ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
-    """What a worker sent."""
+    """A worker's batch, and its slot if it has one."""
     if type(batch) is not Described:
         ring.make_room(batch)
         return batch, None

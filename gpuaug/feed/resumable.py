@@ -27,9 +27,9 @@ class Resume(NamedTuple):
     """Where the next epoch of a loader begins."""
 
     batches: int
-    """The batches that are left out."""
+    """Number of batches that are left out."""
     seed: int | None
-    """What the seeds of workers are drawn from. ``None``: generators are as the user left them, and so is the order."""
+    """Seed from which workers' seeds are drawn. ``None``: generators, and so the order, stay as the user left them."""
     start: Mapping[str, Any] | None
     """The state at the epoch's beginning. ``None``: the present one, before seeds of workers are drawn from the generator."""
     same_order: bool
@@ -54,7 +54,7 @@ def is_state(state: Any) -> bool:
 
 
 class ResumableLoader:
-    """What a loader's batches depend on, and how its epochs are begun.
+    """The state that a loader's batches follow from, and the beginning of its epochs.
 
     Args:
         loader: The user's, which ``is_resumable``.
@@ -85,7 +85,7 @@ class ResumableLoader:
         """The number of ranks that a sampler divides the dataset among, or ``None`` where none does."""
 
     def settings(self) -> dict[str, Any]:
-        """What decides the batches of an epoch besides its order, by name."""
+        """Settings that decide the batches of an epoch besides its order, by name."""
         samples = None
         with suppress(Exception):  # a dataset need not know
             samples = len(self._dataset)
@@ -164,7 +164,7 @@ class ResumableLoader:
 
 
 class _Indices:
-    """A ``DataLoader``'s sampler, which knows in which state it is asked."""
+    """A ``DataLoader``'s sampler, which records the generators' states when it is iterated."""
 
     def __init__(self, resumable: ResumableLoader, sampler: Any, resume: Resume | None) -> None:
         self.resumable, self.resume = resumable, resume
@@ -172,7 +172,7 @@ class _Indices:
         self.states: Mapping[str, torch.Tensor] = {}
         """The states that generators are given before the sampler is asked."""
         self.refusal: GpuAugError | None = None
-        """Raised once the ``DataLoader`` has its iterator, whose workers would outlive an error before."""
+        """Raised once the ``DataLoader`` has its iterator: workers would outlive an earlier error."""
         self._sampler = sampler
 
     def __len__(self) -> int:
@@ -201,7 +201,7 @@ class _EpochIndices(Iterator[Any]):
         self._start: Mapping[str, Any] | None = None
 
     def begin(self) -> None:
-        """Have the sampler draw the order, unless it has."""
+        """Make the sampler draw the order, if it has not."""
         if self._start is not None:
             return
         asked, resume = self._asked, self._asked.resume

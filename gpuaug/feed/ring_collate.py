@@ -1,4 +1,4 @@
-"""What a worker does with a batch where there is a ring: collate into a slot, and send a description."""
+"""Collating in a worker with a ring: into a slot, of which a description is sent."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,7 +48,7 @@ class SlotCollate:
 
 
 def described_or_not(batch: Batch, writer: Writer) -> Batch:
-    """The description of a batch whose tensors are in the slot now; or the batch, where there is none, and the slot is free."""
+    """Describe a batch, copying its tensors into the slot. Returns the batch itself, and frees the slot, if that cannot be."""
     try:
         described = writer.describe(batch)
     except ArgumentTypeError:  # a container that cannot be rebuilt, which whoever reads the batch will hear of

@@ -1,4 +1,4 @@
-"""``profile``: real training steps, measured so that what bounds them can be named.
+"""``profile``: measures real training steps to find their bound.
 
 Everything is measured in one run on one pass over the loader: the wrapped loader by itself, the loop streamed and in line, and
 the step on a batch that is there, in windows that take turns; then each part alone. Nothing is synchronised inside a window.
@@ -39,7 +39,7 @@ SHOWN, FEWEST = 10, 8
 """Batches that the timeline shows, and that a window needs."""
 
 WINDOW_S = 5.0
-"""A window ends after so long, if it has the fewest batches by then."""
+"""Seconds after which a window ends, if it has the fewest batches by then."""
 
 
 def profile(loader: StreamedLoader, step: Step, *, batches: int = 40, rounds: int = 3, show: bool = True) -> Report:
@@ -99,9 +99,9 @@ class _Profile:
         self._ahead = AHEAD if depth in ("auto", 0) else int(depth)
         self._said_depth = self._ahead if depth == self._ahead else f"{self._ahead} (set: {depth})"
         self._done = 1
-        """How many batches the last window had."""
+        """Number of batches of the last window."""
         self._starting_ms: list[float] = []
-        """What beginning epochs took in each streamed window, a batch."""
+        """Milliseconds a batch of beginning epochs, for each streamed window."""
         self._waits_ms: list[float] = []
         self._passes = EndlessBatches(loader)
         workers = getattr(loader.loader, "num_workers", 0)
@@ -152,13 +152,13 @@ class _Profile:
         return replace(report, verdict=tuple(verdict(report)))
 
     def _one(self) -> RepeatedBatch:
-        """A batch as the step is given it."""
+        """A batch on the device, as the step is given it."""
         again = RepeatedBatch(self._passes.next(self._ahead))
         self._step(again())
         return again
 
     def _settle(self, depth: int, count: int = 4) -> None:
-        """Take batches until what an earlier form of the loop has left is gone."""
+        """Train on batches until none is left that an earlier form of the loop launched."""
         for _ in range(self._ahead + count):
             self._step(self._passes.next(depth))
 
@@ -212,7 +212,7 @@ class _Profile:
         return (time.perf_counter() - start) * 1e3 / self._done
 
     def _repeat(self, once: Callable[[], Any]) -> None:
-        """Do ``once`` for each batch of a window, or as often as its time allows."""
+        """Call ``once`` for each batch of a window, or until its time is over."""
         # Processes that train together wait for one another in every step, so all of them have to make as many.
         most_s = WINDOW_S if ranks() == 1 else float("inf")
         start, self._done = time.perf_counter(), 0
@@ -221,7 +221,7 @@ class _Profile:
             self._done += 1
 
     def _kept(self) -> tuple[Batch, int]:
-        """A host batch to copy again and again, in memory like that of the loader's, and how much of it is pageable."""
+        """(host batch to copy repeatedly, in memory like the loader's; its pageable bytes)."""
         pulled = self._passes.pull()
         on_gpu, slot = self._device.type == "cuda", pulled.slot
         locked = 0
@@ -241,14 +241,14 @@ class _Profile:
         return kept, pageable if pageable > PAGEABLE_WARN_BYTES else 0
 
     def _feed(self) -> str:
-        """How batches came, which is not as they usually come while another iterator has the slots."""
+        """The feed by name. Differs from the loader's usual one while another iterator has the slots."""
         feed, stats = self._inspection.feed, self._loader.stats()
         if not feed.reason and feed.workers and not stats.slot_batches:
             return ANOTHER_ITERATOR
         return repr(feed)
 
     def _recorded(self) -> tuple[Span, ...]:
-        """What happened in a streamed window that is not counted."""
+        """Spans of a streamed window whose time is not counted."""
         self._settle(self._ahead)
         recorder = Recorder(self._lanes)
         with self._inspection.watched_by(recorder):
@@ -269,7 +269,7 @@ def _by_part(spans: tuple[Span, ...]) -> dict[str, float]:
 
 
 def _tensors(batch: Batch) -> Iterator[torch.Tensor]:
-    """Those of a batch, and those that can be seen inside objects that move themselves."""
+    """Tensors of a batch, and tensors visible in objects with their own ``to``."""
     for leaf in batches.leaves(batch):
         yield from batches.tensors([leaf] if isinstance(leaf, torch.Tensor) else batches.members(leaf))
 

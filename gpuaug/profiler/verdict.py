@@ -1,4 +1,4 @@
-"""What a profile says, in words: what bounds the loop, and the next step."""
+"""A profile in words: the bound of the loop, and what to change."""
 
 from collections.abc import Iterator
 from statistics import fmean
@@ -7,9 +7,9 @@ from gpuaug.profiler.measure import figure
 from gpuaug.profiler.report import ANOTHER_ITERATOR, COPY, DECODERS, LOAD, STEP, Part, Report, size_of
 
 SLACK = 0.1
-"""Parts of a time within which two are called the same: less is within what windows differ by."""
+"""Relative difference below which two times count as equal: windows differ by as much."""
 LEAST_MS = 0.5
-"""What is shorter is not worth a sentence."""
+"""Shortest time in milliseconds that is worth a sentence."""
 
 
 def verdict(report: Report) -> Iterator[str]:
