@@ -236,7 +236,7 @@ def _rebuild_mapping(container: Mapping[Any, Any], values: Mapping[Any, Any]) ->
     kind = type(container)
     try:
         if isinstance(container, MutableMapping):
-            # A copy keeps what the constructor does not take: a defaultdict's factory, an encoding's own attributes.
+            # A copy keeps values that the constructor does not take: a defaultdict's factory, an encoding's own attributes.
             clone = _shallow_copy(container)
             for key, value in values.items():  # not update(), which some mappings of model outputs refuse
                 clone[key] = value

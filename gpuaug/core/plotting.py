@@ -12,7 +12,7 @@ INK, FAINT, BAND = "#24292f", "#dfe3e8", "#f5f7f9"
 
 @contextmanager
 def drawing(what: str, otherwise: str = "", style: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """A block in which matplotlib draws in its default style, whatever the user's is.
+    """A block in which matplotlib draws in its default style, not the user's.
 
     Args:
         what: That is drawn, for the error.

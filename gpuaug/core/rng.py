@@ -117,7 +117,7 @@ class GeneratorLock:
         # Also where the thread that forked has the old one, as a loader that starts its workers: a worker never gives it back.
         self._lock = threading.RLock()
         if not getattr(self._of_fork, "held", False):
-            self.blocks = []  # those of a thread that is not here
+            self.blocks = []  # the child does not have the thread that was in them
 
 
 generator_lock = GeneratorLock()
@@ -177,7 +177,7 @@ def next_seed() -> int:
     if cell is None:
         with torch.inference_mode(False):  # or it could not be written to outside of that mode
             cell = _local.cell = torch.empty((), dtype=torch.int64, device="cpu")
-    # What torch.randint gives, in half its time.
+    # The same number as torch.randint's, in half its time.
     return int(generator_lock.draw(partial(cell.random_, 0, _SEEDS)).item())
 
 

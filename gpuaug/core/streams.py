@@ -185,7 +185,7 @@ class Lanes:
             spare_forked_children()
             with suppress(IndexError):  # not asked before: another thread may take the last ones
                 streams = idle.pop()
-            # Whatever may still queue work on these lanes holds this object.
+            # Every object that may still queue work on these lanes holds this one.
             weakref.finalize(self, idle.append, streams).atexit = False
         self._streams = streams
         self._unused = {priority: deque(made) for priority, made in streams.by_priority.items()}
@@ -194,7 +194,7 @@ class Lanes:
         self.copy = self.lane("copy")
 
     def lane(self, name: str, *, urgent: bool = False) -> Lane:
-        """The lane of that name, made on first use. An urgent one's kernels go before those of others that are ready."""
+        """The lane of that name, made on first use. The kernels of an ``urgent`` lane have priority."""
         if name not in self._lanes:
             self._lanes[name] = InLineLane(name) if self.in_line else Lane(name, self._stream(-1 if urgent else 0))
         return self._lanes[name]
@@ -263,7 +263,7 @@ class Lanes:
         while len(self._intermediates) > keep:
             values, read_by = self._intermediates.popleft()
             self.copy.wait(read_by)
-            del values  # only now: the wait is what makes their memory free
+            del values  # only now: after the wait their memory may be used again
 
     def settle(self) -> None:
         """Make the copy lane wait for all lanes, after an interrupt that may have kept readers from recording an event."""
@@ -344,5 +344,5 @@ def requested(device: torch.device | str | int | None) -> torch.device:
 
 def current_stream(device: torch.device) -> int:
     """Which stream is current on a device, as a number."""
-    # What Triton asks at each launch; a stream of torch.cuda takes the host ten times as long.
+    # Triton makes this call at each launch. torch.cuda.current_stream takes the host ten times as long.
     return int(torch._C._cuda_getCurrentRawStream(device.index)) if device.type == "cuda" else 0

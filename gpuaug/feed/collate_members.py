@@ -43,7 +43,7 @@ def allocated(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return found
     if get_worker_info() is None:
         return torch.empty(shape, dtype=dtype, device="cpu")
-    # As default_collate does: what a worker sends is in shared memory then, and need not be copied there.
+    # As default_collate does: the batch is in shared memory then, and is sent without another copy.
     storage = torch.UntypedStorage._new_shared(int(np.prod(shape)) * dtype.itemsize)
     return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, stride)  # type: ignore[call-overload, no-any-return]
 

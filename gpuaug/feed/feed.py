@@ -114,7 +114,7 @@ class Feed:
             # It owns the slots; another ring beside it would take as much memory again.
             return open_on(self._loader)
         if not persistent and self._gone is not None and not self._gone.is_set():
-            # What is inside a slow loader still may yet write into its slots. They go when it is done.
+            # A slow loader that is still inside next() may write into its slots. They go when it returns.
             self._ring = None
         each = self._slots_of_a_worker(depth)
         if self._ring is not None and self._ring.each < each:  # the depth has become larger
@@ -141,7 +141,7 @@ class Feed:
             self._twin = twin
             feed = open_on(twin, self._ring)
             if persistent:
-                # Before workers begin an epoch anew they finish what they were at, so older slots are not written any more.
+                # Before workers begin an epoch anew they finish their batches, so older slots are not written any more.
                 self._ring.drop_old()
         self._feed, self._gone = weakref.ref(feed), getattr(feed, "gone", None)
         return feed
@@ -205,7 +205,7 @@ class Feed:
 
     def _slots_of_a_worker(self, depth: int) -> int:
         prefetched = (getattr(self._loader, "prefetch_factor", None) or 2) if self.workers else 0
-        # Besides those that a worker has ready: batches that wait for the training thread, and those that are being copied.
+        # Besides batches that a worker has ready: batches that wait for the training thread or are being copied.
         ahead = QUEUED + depth + 3 + (self._begin_with is not None)
         return int(prefetched + 1 + math.ceil(ahead / max(self.workers, 1)))
 
@@ -234,7 +234,7 @@ class _Staging:
         self.on = on
 
 
-# These run on the feed's thread, which makes no CUDA calls. They know their pass's ring, whatever the loader does meanwhile.
+# These run on the feed's thread, which makes no CUDA calls. Each keeps the ring of its pass, also if the loader makes another.
 
 
 def _received(ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
@@ -265,7 +265,7 @@ def _staged(staging: _Staging, ring: Ring, device: torch.device, batch: Batch) -
 def _for_device(device: torch.device, batch: Batch, slot: Slot) -> tuple[Batch, Slot | None]:
     if device.type == "cuda":
         return batch, slot
-    # On a CPU what is handed over is what was read, so it must not lie in the slot.
+    # On a CPU there is no copy, so the tensors that are handed over must not lie in the slot.
     return batches.map_leaves(batches.once_each(_cloned), batch), slot
 
 

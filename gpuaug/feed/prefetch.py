@@ -149,7 +149,7 @@ class ThreadFeedIterator(FeedIterator):
         self._stop = weakref.finalize(self, _stop, self._box, self._thread, iterator)
         self.gone = threading.Event()
         """Set when the thread and the workers have ended."""
-        _open.add(self)  # before it reads: whoever ends the workers must find it
+        _open.add(self)  # before the thread reads: close_passes must find it
         self._thread.start()
 
     def take_over(self) -> None:
@@ -161,7 +161,7 @@ class ThreadFeedIterator(FeedIterator):
     def close(self) -> None:
         """End the thread and drop the loader's iterator, and its workers with it. Idempotent."""
         if self._process != os.getpid():
-            return  # they are those of the process that this one was forked from
+            return  # thread and workers belong to the parent process
         loader, iterator = self.loader, self.iterator
         super().close()
         self._stop()

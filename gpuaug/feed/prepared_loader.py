@@ -41,7 +41,7 @@ _PLACE = "gpuaug"
 
 
 class PreparedLoader:
-    """What Accelerate's loader does around the ``DataLoader`` that it holds.
+    """The work that Accelerate's loader does around its ``DataLoader``.
 
     Args:
         loader: A ``DataLoaderShard``, or in a single process a ``DataLoaderDispatcher``.
@@ -171,7 +171,7 @@ def as_prepared(loader: Any) -> PreparedLoader | None:
     Raises:
         ArgumentError: If it is one that talks to other ranks for every batch.
     """
-    # Without an import: who has such a loader has imported the module. Not isinstance(): they claim to be what they hold.
+    # Without an import: the user of such a loader has imported the module. Not isinstance(): they claim the class they hold.
     module = sys.modules.get("accelerate.data_loader")
     if module is None:
         return None

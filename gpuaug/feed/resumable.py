@@ -20,7 +20,7 @@ from gpuaug.core.rng import default_rank
 from gpuaug.feed.wrapped_loader import StateReader, end_workers, is_stateful, iterated_as, parts
 
 _GLOBAL = "torch"
-"""Names torch's global generator among those that a sampler may draw from."""
+"""Key of torch's global generator among the generators that a sampler may draw from."""
 
 
 class Resume(NamedTuple):
@@ -37,7 +37,7 @@ class Resume(NamedTuple):
 
 
 def is_resumable(loader: Any) -> bool:
-    """Whether an epoch of ``loader`` can begin at any batch without those before it being loaded."""
+    """Whether an epoch of ``loader`` can begin at any batch without loading earlier ones."""
     if type(loader) in {list, tuple}:
         return True
     if not isinstance(loader, DataLoader) or is_stateful(loader) or not iterated_as(loader, DataLoader):
@@ -142,7 +142,7 @@ class ResumableLoader:
         indices = _Indices(self, self._sampler, resume)
         found = states_of(indices.generators)
         try:
-            if resume is not None and resume.seed is not None:  # else workers would draw what those of an earlier epoch drew
+            if resume is not None and resume.seed is not None:  # else workers would repeat the draws of an earlier epoch
                 (loader.generator or torch.default_generator).manual_seed(resume.seed)
                 indices.states = found if resume.start is None else resume.start["generators"]
             with _asked(loader, indices):
@@ -255,7 +255,7 @@ def _differ(some: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]
 
 
 def set_states(generators: Mapping[str, torch.Generator], states: Mapping[str, torch.Tensor]) -> None:
-    """Set the states of those generators that have one, by name."""
+    """Set the states of generators, by name. Names without a state are left out."""
     for name, generator in generators.items():
         if name in states:
             generator.set_state(states[name])

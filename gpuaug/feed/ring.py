@@ -40,7 +40,7 @@ GROWTH = 1.25
 """Size of a slot of a later generation, over the size of the batch that it is made for."""
 
 POISON = False
-"""Whether slots are overwritten when they are given back, for tests: what reads one too late is then wrong for certain."""
+"""Whether freed slots are overwritten, for tests: a read that comes too late is then wrong for certain."""
 
 _locked: dict[int, tuple[int, Memory, dict[int, int], deque[Event]]] = {}
 """Arguments of ``_unregister`` for each memory that may be page-locked, by its key.

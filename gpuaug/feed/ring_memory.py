@@ -57,7 +57,7 @@ class Memory:
         # Not a method: it runs when this is collected, and when the interpreter ends.
         weakref.finalize(self, _close_in, process, self.fd)
         if fd is None:
-            os.fchmod(self.fd, 0o600)  # without, whoever finds it below /proc might open it
+            os.fchmod(self.fd, 0o600)  # or other users could open it below /proc
             os.ftruncate(self.fd, num_bytes)
         self.map = mmap.mmap(self.fd, num_bytes)
         with torch.inference_mode(False):  # or nothing could write to it outside of the consumer's inference mode

@@ -93,7 +93,7 @@ def state_reader(loader: Any, iterator: Iterator[Any]) -> StateReader:
         try:
             return copy.deepcopy(holder.state_dict())  # a copy: it may go on changing as more is read
         except Exception as error:
-            return error  # for whoever asks for the state; batches do not depend on it
+            return error  # raised by state_dict(); batches do not depend on it
 
     return read
 
@@ -128,7 +128,7 @@ class _Later(Iterator[Any]):
 
 
 def tell_epoch(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch`` of the loader, or else of those of its parts that have it."""
+    """Call ``set_epoch`` of the loader, or else of all its parts that have it."""
     if hasattr(loader, "set_epoch"):
         loader.set_epoch(epoch)
         return

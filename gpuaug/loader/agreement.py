@@ -94,7 +94,7 @@ class Difference(NamedTuple):
 
 
 def differences(state: Mapping[str, Any], now: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Difference]:
-    """What differs between the run of a state and this one.
+    """Differences between the run of a state and this one.
 
     Args:
         state: The state.

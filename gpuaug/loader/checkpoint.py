@@ -183,7 +183,7 @@ class Progress:
             self._prepared.leave()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the training loop is: the state after the batch that was handed over last, whatever has been read ahead.
+        """State after the batch that was handed over last. Batches that were loaded ahead do not count.
 
         Holds the wrapped loader's own state after that batch, or the states of a ``DataLoader``'s generators as the epoch
         began; what the draws of stages depend on: the seed, the epoch and the number of batches; and, to be compared, the
@@ -204,7 +204,7 @@ class Progress:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Go on from what ``state_dict`` returned: the next iterator begins with the batch after it.
+        """Go on from a state of ``state_dict``: the next iterator begins with the batch after it.
 
         Stages draw what they would have drawn. The seed is that of the state, unless one was given that differs. Iterators that
         are open end. A ``FeatureStage`` runs the first batch of each shape without a graph, as in every iterator.
@@ -249,7 +249,7 @@ class Progress:
                 GpuAugWarning,
                 stacklevel=2,
             )
-        self._end_passes()  # what reads a loader must not meet a change of its state
+        self._end_passes()  # a thread that reads the loader must not see its state change
         if reached.chosen and not ended:
             tell_epoch(self._loader, reached.epoch)
         source, self._resume, self._given = copy.deepcopy(source), None, None

@@ -22,12 +22,11 @@ AHEAD = 2
 """Batches ahead with ``depth="auto"``, if streaming is faster."""
 
 WARM, SETTLE, COUNT, ROUNDS = 10, 4, 10, 4
-"""Batches before anything is counted; of each window those until the loop has settled, and those that are timed; and how many
-windows there are of either way."""
+"""Batches before the first window; in each window, batches to settle and batches that are timed; windows of either depth."""
 
 WORTH_IT = 0.98
-"""In line has to take less than this share of what streaming takes, and each of its windows less than all of streaming's: by
-chance that happens once in seventy times, and in line has no slack for a batch that comes late."""
+"""Ratio of times, in line over streamed, below which in line is chosen. Each of its windows must also be faster than all
+streamed ones: by chance that happens once in seventy times, and in line has no slack for a batch that comes late."""
 
 
 class Depth(Protocol):

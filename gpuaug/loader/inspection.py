@@ -81,7 +81,7 @@ def check(loader: object, doing: str, otherwise: str) -> StreamedLoader:
         way_out = "Wrap it: gpuaug.StreamedLoader(loader)." if hasattr(loader, "__iter__") else otherwise
         raise ArgumentTypeError(f"loader must be a StreamedLoader, got {type(loader).__name__}. {way_out}")
     if isinstance(loader.loader, Iterator):
-        raise read_once(loader.loader)  # at once, before what cannot be given back is taken
+        raise read_once(loader.loader)  # now, before a batch is taken that cannot be given back
     if has_persistent_workers(loader.loader) and any(feed.is_open for feed in loader._feed_iterators):
         raise ArgumentError(
             f"loader must have no iterator open on persistent workers while it is {doing}, got one, which would end. "
@@ -105,7 +105,7 @@ def left_as_it_was(loader: StreamedLoader) -> Iterator[None]:
     finally:
         shared.stats = counted
         if no_workers:
-            loader.close()  # what draws their seeds is whoever starts them
+            loader.close()  # workers draw their seeds when they start, so the user's loop must start them
         for generator, state in states:
             generator.set_state(state)
         for part, place in places:

@@ -173,7 +173,7 @@ class PipelinedIterator:
         try:
             with block:
                 step()
-        except BaseException:  # an interrupt, perhaps at its first line, or between a launch and what keeps its memory
+        except BaseException:  # an interrupt, perhaps at its first line, or before an event keeps a launch's memory
             block.__exit__(None, None, None)
             self._lanes.settle()
             raise
@@ -227,7 +227,7 @@ class PipelinedIterator:
         else:
             self._shared.hooks.pulled(batch_index, *pulled.took_s)
         if not self._ahead:
-            self._launch_next()  # there is nothing to wait for
+            self._launch_next()  # no stage works on other threads
         elif pulled.error is None:
             submitted.error = self.feed_iterator.ended_error() or self._begin_stages(submitted, batch_index)
 
@@ -249,7 +249,7 @@ class PipelinedIterator:
         if submitted.error is None:
             self._launch(submitted)
             self._launch_position = self._launch_position.after()
-        else:  # it is raised at its own batch, after those before it have been handed over
+        else:  # raised at its own batch, after earlier batches have been handed over
             submitted.abandon()
             self._fail(submitted.error)
 
@@ -336,7 +336,7 @@ def _abandon(submitted: deque[Submitted]) -> None:
 
 def _end_threads(process: int, submitted: deque[Submitted], bound: Sequence[BoundStage], memory: dict[str, Any]) -> None:
     if os.getpid() != process:
-        return  # the threads are not those of this one, which was forked
+        return  # a forked process does not have the threads
     _abandon(submitted)
     for each in bound:
         each.close(memory)

@@ -39,7 +39,7 @@ class LaunchLock:
 
     def try_run(self, work: Callable[[], object], timeout_s: float) -> bool:
         """Call ``work`` unless this thread launches, or another does for over ``timeout_s``. Returns whether it was called."""
-        # Not a block of ``with``: an interrupt may arrive at the first line of __exit__, which then gives nothing back.
+        # Not a block of ``with``: an interrupt may arrive at the first line of __exit__, which then does not release.
         this = threading.get_ident()
         if self._holder == this:
             return False

@@ -74,7 +74,7 @@ def measured(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iterator[
 
 
 class _Decoded:
-    """Decodes one batch again and again, as the loader does: the next is begun before the last is waited for."""
+    """Decodes one batch repeatedly, as the loader does: the next ones are submitted before the oldest is waited for."""
 
     def __init__(self, inspection: Inspection, host_batch: Batch) -> None:
         self._lanes, self._batch = inspection.lanes, host_batch

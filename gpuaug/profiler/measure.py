@@ -65,7 +65,7 @@ class OnDevice:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all that was queued."""
+    """Wait until the device has finished all queued work."""
     if device.type != "cpu":
         getattr(torch, device.type).synchronize(device)
 

@@ -295,5 +295,5 @@ def _print(report: Report) -> None:
     except ImportError:
         sys.stdout.write(f"{report}\n")
     else:
-        # What is not a terminal has no width of its own.
+        # A pipe or file has no width of its own.
         Console(width=None if sys.stdout.isatty() else 140).print(report)

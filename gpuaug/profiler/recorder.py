@@ -99,7 +99,7 @@ class _Noted:
 
     def __exit__(self, *exc: Any) -> None:
         recorder = self._recorder
-        # What a stage queues on the device waits there, not on this thread.
+        # A wait on a lane is the device's, not this thread's.
         on_thread = self._waits and self._lane is None
         recorder._note(THREAD, self._name, self._batch, self._began_s, time.perf_counter(), waits=on_thread)
         if self._lane is not None and self._event is not None:

@@ -50,7 +50,7 @@ class EndlessBatches:
 
     def pull(self) -> Pulled:
         """The next batch of the wrapped loader alone, without copy and stages."""
-        # Where the end was read ahead, nothing comes after it.
+        # After an end that was read ahead there are no more batches.
         pulled = None if self._begun().ended else self._pulled()
         if pulled is None:
             with self._starting():

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpuaug.core.figure import Figure
 
 _PICTURES = (".png", ".svg", ".pdf")
-_NARROWEST_IN = 6.0  # what the longest labels and titles need
+_NARROWEST_IN = 6.0  # room for the longest labels and titles
 _WIDEST_IN = 400.0  # matplotlib draws at most 2**16 pixels
 _LONGEST = 24  # characters of a label
 _SHORTEST_PT = 1.2  # no bar is drawn narrower, so that a launch of microseconds is seen beside a step of seconds
@@ -58,7 +58,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The spans of a run, to be looked at. Times may count from any moment: what is drawn begins at the first span."""
+    """The spans of a run, for pictures and traces. Times may count from any moment: a drawing begins at the first span."""
 
     SUFFIXES: ClassVar[tuple[str, ...]] = (*_PICTURES, ".json")
     """Suffixes of files that ``save`` writes: pictures, and a trace."""
@@ -66,9 +66,9 @@ class Timeline:
     spans: tuple[Span, ...]
     """All of the run, in any order."""
     device: str
-    """What the lanes ran on, for the title."""
+    """Name of the device, for the title."""
     depth: int | str
-    """How far the loader worked ahead, for the title."""
+    """Depth of the loader, for the title."""
 
     def figure(self, width_in: float = 12.0) -> "Figure":
         """Draw one row a lane against time, a colour for each batch. Waits are pale and hatched.

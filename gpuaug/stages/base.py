@@ -56,7 +56,7 @@ class Pending(Protocol):
     """Samples replaced by others because their image could not be decoded."""
 
     def done(self) -> bool:
-        """Whether ``collect`` will not wait for those threads."""
+        """Whether ``collect`` will not wait for other threads."""
         ...
 
     def collect(self, batch: Batch, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> Batch:

@@ -165,7 +165,7 @@ class GraphRunner:
                 graph.capture_begin(pool=self._pool.handle, capture_error_mode="thread_local")
                 outputs = self._encode(*static)
                 self._end(graph)
-            except BaseException:  # an interrupt, too: nothing else may run on a stream that captures
+            except BaseException:  # an interrupt, too: no other work may run on a stream that captures
                 self._abandon(graph)
                 raise
         except Exception as error:
@@ -208,7 +208,7 @@ class GraphRunner:
 
 def why_not_capturable(encoder: nn.Module) -> str | None:
     """The reason why ``encoder`` cannot be captured, as far as it shows without a run; else ``None``."""
-    dynamo: Any = sys.modules.get("torch._dynamo")  # importing it takes a second, and who compiled something has done so
+    dynamo: Any = sys.modules.get("torch._dynamo")  # importing it takes a second, and torch.compile has done so
     for name, module in encoder.named_modules():
         compiled = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
         if compiled or getattr(module, "_compiled_call_impl", None) is not None:

@@ -86,7 +86,7 @@ class FeatureStage(Stage):
         return f"FeatureStage({names})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_running"}  # those of loaders in this process
+        return {name: value for name, value in vars(self).items() if name != "_running"}  # its loaders are of this process
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _running=WeakSet())

@@ -45,7 +45,7 @@ def check_first(transform: Any, batch: Batch, values: tuple[Any, ...], selection
         _refuse_ragged(transform)
     moving = sorted({type(part).__name__ for part in _parts(getattr(transform, "pipeline", transform)) if _moves(part)})
     if not moving or selection.on is None or selection.into is not ...:
-        return  # what is kept beside a result still fits its image
+        return  # targets that stay beside the result still fit their images
     given = [id(leaf) for leaf in batches.leaves(values)]
     frames = [tuple(value.shape[-2:]) for value in values if isinstance(value, torch.Tensor)]
     left: dict[str, None] = {}
