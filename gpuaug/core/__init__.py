@@ -1,1 +1,1 @@
-"""What every room uses: batches, ragged images, lanes, errors, random numbers by position."""
+"""Shared by all rooms: batches, ragged images, lanes, errors, random numbers by position."""

@@ -16,7 +16,7 @@ from gpuaug.core.errors import ArgumentTypeError
 from gpuaug.core.ragged import Ragged
 
 Batch = Any
-"""What the user's collate function returns."""
+"""A batch: the result of the user's collate function."""
 
 
 def is_namedtuple(value: object) -> bool:
@@ -35,7 +35,7 @@ def moves_itself(value: object) -> bool:
 
 
 def members(value: Any) -> list[Any]:
-    """What can be seen inside an object that moves itself: a mapping's values, any other's attributes."""
+    """Visible members of an object with its own ``to``: values of a mapping, attributes of any other."""
     return list(value.values() if isinstance(value, Mapping) else getattr(value, "__dict__", {}).values())
 
 
@@ -64,7 +64,7 @@ def by_key(container: Any) -> bool:
 
 
 def kept(values: tuple[Any, ...]) -> Iterator[Any]:
-    """What has to be kept while a stage reads ``values``: not containers, whose members a transform may exchange."""
+    """Leaves to keep alive while a stage reads ``values``. Not the containers, whose members a transform may replace."""
     for leaf in leaves(values):
         yield leaf
         if type(leaf) is not torch.Tensor and moves_itself(leaf):
@@ -72,7 +72,7 @@ def kept(values: tuple[Any, ...]) -> Iterator[Any]:
 
 
 def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
-    """Apply ``function`` to every leaf, in order, and rebuild each container as what it was.
+    """Apply ``function`` to every leaf, in order, and rebuild each container with its own type.
 
     Args:
         function: Called with each leaf. What it returns stands in the leaf's place.
@@ -106,8 +106,8 @@ def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
 
 
 def once_each(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """``function`` for ``map_leaves``, called once for a leaf, in however many places of a batch it stands."""
-    # The leaf is kept beside what became of it, or another object might get the id of one that has gone.
+    """``function`` for ``map_leaves``, called once for a leaf that stands in several places of a batch."""
+    # The leaf is kept beside its result, or a later object might get the same id.
     made: dict[int, tuple[Any, Any]] = {}
 
     def apply(leaf: Any) -> Any:
@@ -143,7 +143,7 @@ def tensors(batch: Batch) -> Iterator[torch.Tensor]:
 
 
 def named_leaves(batch: Batch, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of ``batch`` with the way to each, as one would write it behind the batch's name.
+    """The leaves of ``batch``, each with its path as Python code behind the batch's name.
 
     Examples:
         >>> list(named_leaves({"a": 1, "b": [2, (3,)]}))
@@ -236,7 +236,7 @@ def _rebuild_mapping(container: Mapping[Any, Any], values: Mapping[Any, Any]) ->
     kind = type(container)
     try:
         if isinstance(container, MutableMapping):
-            # A copy keeps what the constructor does not take: a defaultdict's factory, an encoding's own attributes.
+            # A copy keeps values that the constructor does not take: a defaultdict's factory, an encoding's own attributes.
             clone = _shallow_copy(container)
             for key, value in values.items():  # not update(), which some mappings of model outputs refuse
                 clone[key] = value

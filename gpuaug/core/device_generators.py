@@ -46,7 +46,7 @@ class _ModuleGenerator:
 
 
 def device_generator(device: torch.device) -> Any:
-    """What lends the global generator of a device, or ``None`` for the CPU, whose generator is the host's."""
+    """The global generator of an accelerator, to key and restore. ``None`` for the CPU, whose generator is the host's."""
     if device.type == "cpu":
         return None
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""Encoded images: the files of a batch in one flat buffer, with what their headers say."""
+"""Encoded images: the files of a batch in one flat buffer, with their header fields."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from gpuaug.core.errors import whole_number
 
 
 class Format(IntEnum):
-    """What an encoded image is."""
+    """Format of an encoded image, by how it can be decoded."""
 
     UNREADABLE = 0
-    """Nothing that can be decoded. ``Headers.problems`` says why."""
+    """Cannot be decoded. ``Headers.problems`` has the reason."""
     JPEG = 1
-    """Baseline JPEG (SOF0, 8 bits) in one scan: what hardware decoders take, if its sampling is one of theirs."""
+    """Baseline JPEG (SOF0, 8 bits) in one scan. JPEG engines decode it if they support its chroma subsampling."""
     OTHER_JPEG = 2
     """Any other JPEG of 8 bits: progressive, in several scans, arithmetic, or with a transform of its own."""
     OTHER = 3
@@ -36,11 +36,11 @@ HEADER = np.dtype(
         ("orientation", np.uint8),  # EXIF's, 1 to 8
     ]
 )
-"""What is known of each image from its header, a record of a structured NumPy array."""
+"""Record of a structured NumPy array: the header fields of one image."""
 
 
 class Headers:
-    """What the headers of a batch's images say, on the host.
+    """Header fields of a batch's images, on the host.
 
     Args:
         table: (B,) records of ``HEADER``.
@@ -101,7 +101,7 @@ class Encoded:
         return data[int(header["start"]) : int(header["start"] + header["length"])]
 
     def pin_memory(self) -> "Encoded":
-        """The same in page-locked memory: what ``DataLoader(pin_memory=True)`` calls.
+        """The batch in page-locked memory. Called by ``DataLoader(pin_memory=True)``.
 
         Returns:
             A copy of the batch in page-locked memory.

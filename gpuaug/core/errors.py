@@ -1,4 +1,4 @@
-"""What can go wrong, in words a user can act on.
+"""Errors and warnings, in words a user can act on.
 
 Every text has one shape: ``<what> must be <rule>, got <value>. <way out>.``
 """
@@ -41,7 +41,7 @@ def add_note(error: BaseException, note: str, *, replaces: str | None = None) ->
 
 
 def shown(value: object) -> str:
-    """A value as an error text shows it: in a line, and a tensor or array by its shape."""
+    """A value for an error text: on one line, tensors and arrays by their shape."""
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and shape:
         return f"{type(value).__name__} of shape {tuple(shape)}"
@@ -49,7 +49,7 @@ def shown(value: object) -> str:
 
 
 def whole_number(name: str, value: object, way_out: str, *, least: int | None = 0, most: int | None = None) -> int:
-    """A whole number from ``least`` to ``most``, whatever stands for it: an int, a NumPy scalar, a tensor of one.
+    """A whole number from ``least`` to ``most``, given as an int, a NumPy scalar or a tensor of one value.
 
     Raises:
         ArgumentTypeError: If ``value`` is no whole number.
@@ -80,7 +80,7 @@ def flag(name: str, value: object, way_out: str) -> bool:
 
 
 def one_of(name: str, value: object, choices: Sequence[T], way_out: str) -> T:
-    """The one of a few choices that ``value`` is.
+    """``value`` as one of ``choices``.
 
     Raises:
         ArgumentError: If it is none of them.
@@ -111,4 +111,4 @@ class IteratorEndedError(GpuAugError, RuntimeError):
 
 
 class GpuAugWarning(UserWarning):
-    """Something works, but slower or otherwise than the user will expect."""
+    """A setup that works, but slower than, or not as, the user will expect."""

@@ -37,14 +37,14 @@ class KeyedWords:
 
 
 class PythonGenerator:
-    """That of ``random``."""
+    """Python's global generator, of ``random``."""
 
     def __init__(self) -> None:
         self._found: Any = None
         self._kept = np.empty(1 + TWISTER, np.uint32)
 
     def lend(self, key: int) -> None:
-        """Have it draw from ``key``."""
+        """Save its state and seed it with ``key``."""
         if _python_state is None:
             self._found = _python.getstate()
             _python.seed(key)
@@ -56,7 +56,7 @@ class PythonGenerator:
         _python_state[0] = TWISTER  # all words of this state have been drawn
 
     def give_back(self) -> None:
-        """Give it the state that it had. A second time it does nothing."""
+        """Restore the saved state. A second call does nothing."""
         if self._found is None:
             return
         if _python_state is None:
@@ -68,7 +68,7 @@ class PythonGenerator:
 
 
 class NumpyGenerator:
-    """That of ``numpy.random``."""
+    """NumPy's global generator, of ``numpy.random``."""
 
     def __init__(self) -> None:
         self._found: Any = None
@@ -79,7 +79,7 @@ class NumpyGenerator:
         self._gauss: Any = SimpleNamespace(state={})
 
     def lend(self, key: int) -> None:
-        """Have it draw from ``key``."""
+        """Save its state and seed it with ``key``."""
         self._state[:TWISTER] = _numpy_words.of(key)
         self._state[TWISTER] = TWISTER
         self._gauss.state = {"bit_generator": "", "state": None}
@@ -89,7 +89,7 @@ class NumpyGenerator:
         _module.set_bit_generator(self._private)
 
     def give_back(self) -> None:
-        """Give it the state that it had. A second time it does nothing."""
+        """Restore the saved state. A second call does nothing."""
         if self._found is None:
             return
         if "gauss" in self._gauss.state:

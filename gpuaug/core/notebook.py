@@ -1,4 +1,4 @@
-"""How a notebook shows what gpuaug returns: tables and text as HTML. Pictures are in ``core/figure.py``."""
+"""Tables and text as HTML, for notebooks. Pictures are in ``core/figure.py``."""
 
 from collections.abc import Iterable, Sequence
 from html import escape

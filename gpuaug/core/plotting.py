@@ -1,4 +1,4 @@
-"""What all pictures share: matplotlib as it comes, how much room a text takes, and inks."""
+"""Shared by all pictures: matplotlib's default style, the width of a text, and colours."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ INK, FAINT, BAND = "#24292f", "#dfe3e8", "#f5f7f9"
 
 @contextmanager
 def drawing(what: str, otherwise: str = "", style: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """A block in which matplotlib draws in its default style, whatever the user's is.
+    """A block in which matplotlib draws in its default style, not the user's.
 
     Args:
         what: That is drawn, for the error.
@@ -40,7 +40,7 @@ def shortened(name: str, longest: int) -> str:
 
 @lru_cache(4096)
 def text_width_in(text: str, size: float) -> float:
-    """How wide a text is when it is drawn with a font of ``size`` points."""
+    """Width of a text in inches, in a font of ``size`` points."""
     from matplotlib.textpath import TextPath
 
     if not text.strip():

@@ -16,7 +16,7 @@ Layout = Literal["hwc", "chw"]
 
 
 class Shapes:
-    """The sizes of the images of a batch, on the host: what draws depend on.
+    """Sizes of a batch's images, on the host. Draws depend on them.
 
     Args:
         sizes: (B, 2) heights and widths.
@@ -28,7 +28,7 @@ class Shapes:
 
     def __init__(self, sizes: NDArray[np.int64], channels: int, layout: Layout) -> None:
         self.sizes, self.channels, self.layout = sizes, channels, layout
-        # Found once, by whoever packs, and not by the thread that trains.
+        # Computed once, in the process that packs, not on the training thread.
         self.least = int(np.min(sizes)) if sizes.size else 1
         """The shortest side."""
         self.held = int(sizes.prod(1).sum()) * channels
@@ -67,7 +67,7 @@ class Ragged:
         return len(self.shapes.sizes)
 
     def __getitem__(self, index: int) -> Tensor:
-        """One image: a view. ``places`` is not looked at, since that might wait for the device.
+        """One image, a view. Does not read ``places``, which might wait for the device.
 
         Args:
             index: Of the image, from 0; below 0 from the end.
@@ -96,11 +96,11 @@ class Ragged:
 
     @property
     def device(self) -> torch.device:
-        """Where the images are."""
+        """Device of the images."""
         return self.data.device
 
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> "Ragged":
-        """The same on ``device``: the way there without a loader, which moves the tensors itself.
+        """The batch on ``device``. For use without a ``StreamedLoader``, which moves the tensors itself.
 
         Args:
             device: Where to.
@@ -119,7 +119,7 @@ class Ragged:
         return Ragged(self.data.to(**move), self.places.to(**move), self.shapes)  # type: ignore[call-overload]
 
     def pin_memory(self, *args: Any) -> "Ragged":
-        """The same in page-locked memory: what ``DataLoader(pin_memory=True)`` calls.
+        """The batch in page-locked memory. Called by ``DataLoader(pin_memory=True)``.
 
         Args:
             args: As of ``torch.Tensor.pin_memory``.

@@ -1,11 +1,11 @@
-"""Randomness that depends on a position, not on who drew before: (seed, epoch, rank, batch, stage) → draws.
+"""Random numbers keyed by position, (seed, epoch, rank, batch index, stage), and not by earlier draws.
 
 A stage may be any callable, and a callable draws from the global generators of torch, Python and NumPy. So for the length of a
 stage these are set to a state derived from the position, and put back as they were. Called twice within one stage, a pipeline
 goes on drawing from where the first call ended, so the two calls differ.
 
-What draws by itself needs no generator: it takes one seed a call (``next_seed``), and may ask for those of the calls that
-are expected after it (``following_seeds``).
+A stage with numbers of its own (``fuse``) takes one seed a call (``next_seed``), and may ask for the seeds of the calls
+expected after it (``following_seeds``).
 
 The global generators are the process's, not a thread's. So stages of loaders that are iterated in several threads take turns,
 and whoever draws from these generators here waits for its turn. A thread of the user's that draws meanwhile cannot be seen.
@@ -30,28 +30,28 @@ from gpuaug.core.errors import GpuAugError, GpuAugWarning
 from gpuaug.core.library_generators import TWISTER, KeyedWords, NumpyGenerator, PythonGenerator
 
 STAGE_WAIT_S, DRAW_WAIT_S, FORK_WAIT_S = 120.0, 1.0, 1.0
-"""How long other threads' stages are waited for: by a stage, which may not run beside them; by a draw outside of stages; and by
-a fork. A stage that takes longer either compiles, or waits for the thread that waits for it."""
+"""Seconds to wait for another thread's stage: before a stage, before a draw outside of stages, and before a fork.
+A stage that takes longer either compiles, or waits for the thread that waits for it."""
 
 
 Drawn = TypeVar("Drawn")
 
 
 class GeneratorLock:
-    """Held by the thread that has the global generators to itself. Re-entrant: a stage may iterate another loader."""
+    """Held by the thread whose stage uses the global generators. Re-entrant: a stage may iterate another loader."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._of_fork = threading.local()
         self.blocks: list[Generators] = []
-        """The blocks that the thread which holds the lock is in, outermost first."""
+        """Blocks of ``Generators`` that the holding thread is in, outermost first."""
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(
                 before=self._before_fork, after_in_parent=self._after_fork_in_parent, after_in_child=self._after_fork_in_child
             )
 
     def __enter__(self) -> None:
-        """Wait for the stage of another thread that has them.
+        """Wait until no other thread is in a stage.
 
         Raises:
             GpuAugError: If it does not end.
@@ -75,7 +75,7 @@ class GeneratorLock:
         return bool(self.blocks) and self._lock._is_owned()  # type: ignore[attr-defined]
 
     def recover(self) -> None:
-        """End what an interrupt has kept from ending: it may arrive at the first line of an ``__exit__``.
+        """Leave blocks that an interrupt at the first line of their ``__exit__`` has kept open.
 
         For a thread that has left all its blocks.
         """
@@ -88,7 +88,7 @@ class GeneratorLock:
             self._lock.release()
 
     def draw(self, draw: Callable[[], Drawn]) -> Drawn:
-        """What ``draw`` takes from the user's generator, after the stage of another thread that may have it."""
+        """Call ``draw``, which reads the user's generators, while no other thread is in a stage. Returns its result."""
         if not (self._lock.acquire(False) or self._lock.acquire(timeout=DRAW_WAIT_S)):
             warnings.warn(
                 "A call that draws must be made while no other thread is in a stage, got one beside a stage that takes more "
@@ -117,7 +117,7 @@ class GeneratorLock:
         # Also where the thread that forked has the old one, as a loader that starts its workers: a worker never gives it back.
         self._lock = threading.RLock()
         if not getattr(self._of_fork, "held", False):
-            self.blocks = []  # those of a thread that is not here
+            self.blocks = []  # the child does not have the thread that was in them
 
 
 generator_lock = GeneratorLock()
@@ -125,7 +125,7 @@ generator_lock = GeneratorLock()
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where in a run a batch is: what its draws depend on."""
+    """Random-number key of a batch: its place in a run."""
 
     seed: int
     epoch: int
@@ -160,7 +160,7 @@ class Calls:
         return self._position.key(f"{self._stage}/{self._made}")
 
     def following(self, count: int) -> list[int]:
-        """The seeds of the same call for the batches that come after this one."""
+        """Seeds of the same call for the next ``count`` batches."""
         at, name = self._position, f"{self._stage}/{self._made}"
         return [Position(at.seed, at.epoch, at.rank, at.batch + 1 + index).key(name) for index in range(count)]
 
@@ -169,7 +169,7 @@ _local = threading.local()
 
 
 def next_seed() -> int:
-    """A seed for a call that is being made, in [0, 2⁶³): within a stage the position's, else a number of torch's generator."""
+    """The seed for one call, in [0, 2⁶³). From the position within a stage, else drawn from torch's generator."""
     calls: Calls | None = getattr(_local, "calls", None)
     if calls is not None:
         return calls.next()
@@ -177,12 +177,12 @@ def next_seed() -> int:
     if cell is None:
         with torch.inference_mode(False):  # or it could not be written to outside of that mode
             cell = _local.cell = torch.empty((), dtype=torch.int64, device="cpu")
-    # What torch.randint gives, in half its time.
+    # The same number as torch.randint's, in half its time.
     return int(generator_lock.draw(partial(cell.random_, 0, _SEEDS)).item())
 
 
 def following_seeds(count: int) -> list[int]:
-    """What ``next_seed`` will give to the calls after the last one, if nothing else draws. Takes nothing."""
+    """The next ``count`` results of ``next_seed`` if nothing else draws. Advances no generator."""
     calls: Calls | None = getattr(_local, "calls", None)
     if calls is not None:
         return calls.following(count)
@@ -196,7 +196,7 @@ def following_seeds(count: int) -> list[int]:
 
 
 def seeds_of_views(seed: int, views: int) -> list[int]:
-    """What the views of a call draw from: the first from the call's own seed."""
+    """Seeds of the views of one call. The first view has the call's own seed."""
     return [(seed + index * _GOLDEN) % _SEEDS for index in range(views)]
 
 
@@ -215,7 +215,7 @@ def default_rank() -> int:
 
 
 class _HostState:
-    """A state of torch's generator of the host that depends on all bits of a key. Its own ``manual_seed`` takes 32 of them.
+    """A state of torch's CPU generator that depends on all 63 bits of a key. ``manual_seed`` uses only 32 bits.
 
     ``torch.initial_seed()`` gives the key.
     """
@@ -244,7 +244,7 @@ class Generators:
 
     Args:
         device: Of torch's other generator.
-        libraries: Whether Python's and NumPy's are keyed, too. What is known to draw from torch alone is spared that.
+        libraries: Whether Python's and NumPy's are keyed too. A stage that draws from torch alone does without.
 
     Raises:
         GpuAugError: On entering, if another thread's block does not end.
@@ -266,7 +266,7 @@ class Generators:
         """The host generator's state before the block, and ``None`` outside of one."""
 
     def keyed(self, key: int, calls: Calls | None = None) -> Self:
-        """A block whose draws depend on ``key`` alone, and whose seeds are those of ``calls`` where there are any."""
+        """A block whose draws depend on ``key`` alone. ``calls`` gives the seeds of ``next_seed`` in it."""
         self._key, self._calls = key, calls
         return self
 
@@ -295,7 +295,7 @@ class Generators:
             generator_lock.__exit__()
 
     def put_back(self) -> None:
-        """Give the generators the states that they had before the block. A second time it does nothing."""
+        """Restore the states of the generators before the block. A second call does nothing."""
         if self._found is None:
             return
         _local.calls = self._outer

@@ -29,7 +29,7 @@ def without_autocast() -> Iterator[None]:
 
 
 def default_device() -> torch.device:
-    """The device of tensors that are made where nothing says where.
+    """The device of tensors that are made without ``device=``.
 
     ``torch.get_default_device()`` of torch 2.8 raises once a default was set and unset.
     """
@@ -37,7 +37,7 @@ def default_device() -> torch.device:
 
 
 def on_host() -> AbstractContextManager[Any]:
-    """A block in which tensors are made on the host where nothing says where: the thread's default device is the CPU."""
+    """A block in which this thread's default device is the CPU."""
     return nullcontext() if default_device().type == "cpu" else torch.device("cpu")
 
 

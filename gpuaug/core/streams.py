@@ -1,18 +1,18 @@
-"""Lanes: who runs where on the device, who waits for whom, and when memory may be used again.
+"""Lanes: CUDA streams with names, the order of work between them, and the order in which memory is used again.
 
 This is the only file that names ``torch.cuda.Stream`` and ``torch.cuda.Event``. A lane is a stream with a name; an event
 marks a point in its work. On a device without lanes of its own (a CPU, MPS, XPU) everything runs in line and waits are empty.
 
-**Order of work.** Every batch passes the lanes in the same order: copy, then each stage. A hop waits for the event of the hop
-before it, and the consumer waits for the event of the last one, so each waits for its own batch only, never for a later one.
+**Order of work.** Every batch passes the lanes in the same order: copy, then each stage. A stage waits for the event of
+the lane before it, and the consumer (the stream that trains) for the last one: each for its own batch, never for a later one.
 
 **Order of reuse.** The caching allocator gives a freed block back to the stream that allocated it, at once, whoever may still
 be reading it. So before a lane allocates again it must wait for every reader of what has been dropped. All work on batch ``n``
 follows its copy, so one wait on the copy lane covers every lane: before batch ``n`` is copied, the copy lane waits
 
-1. for the last hop of batch ``n - 2``, after which the private intermediates of that batch are dropped, and
-2. for all that has been queued so far on each stream that a batch was handed over on: whatever the user has dropped by now
-   was read there. This includes objects that were moved by a ``to`` of their own and whose tensors cannot be seen.
+1. for the last stage of batch ``n - 2``, after which the intermediate tensors of that batch are dropped, and
+2. for the work queued so far on each stream that a batch was handed over on: tensors that the user has dropped by now were
+   read there. This includes objects that were moved by a ``to`` of their own and hide their tensors.
 
 Why not ``record_stream``: it needs to see each tensor, frees memory only when an event is seen to have passed, and so reserves
 more the further the host runs ahead, by an amount that changes from run to run (``bench run lifetimes`` measures both). It is
@@ -68,31 +68,34 @@ class Lane:
         return f"Lane({self.name!r})"
 
     def make_current(self) -> None:
-        """Queue on this lane what is launched from now on, until ``Lanes.launching`` ends."""
+        """Queue later launches of this thread on this lane, until ``Lanes.launching`` ends."""
         cuda.set_stream(self.stream)
 
     def record_event(self, *, timed: bool = False, spin: bool = False) -> Event:
-        """Record an event after all that is queued so far; ``timed`` for ``ms_between``, ``spin`` for a host in a hurry."""
+        """Record an event after the work that is queued so far.
+
+        ``timed`` adds a timestamp, for ``ms_between``. ``spin`` makes ``synchronize`` busy-wait: less latency, one core busy.
+        """
         # Blocking: a host that waits leaves its core to the loader's workers. Most waits are batches ahead of need.
         event = cuda.Event(blocking=not spin, enable_timing=timed)
         event.record(self.stream)
         return event
 
     def wait(self, event: Event) -> None:
-        """Let what is queued from now on start after ``event``. The host goes on."""
+        """Make work that is queued from now on start after ``event``. The host does not wait."""
         self.stream.wait_event(event)  # type: ignore[arg-type]
 
     def reads(self, tensor: Any) -> None:
-        """Keep memory that is not ours from being used again before this lane has read ``tensor``."""
+        """Keep memory that this package did not allocate from being used again before this lane has read ``tensor``."""
         tensor.record_stream(self.stream)
 
     @property
     def number(self) -> int:
-        """The stream as C libraries take it."""
+        """The stream's handle, as C libraries take it."""
         return int(self.stream.cuda_stream)
 
     def copy_parts(self, target: torch.Tensor, source: torch.Tensor, parts: Iterable[tuple[int, int]]) -> None:
-        """Copy parts of one flat tensor, each from its first to its last value, to the same place in another."""
+        """Copy parts of one flat tensor to the same places in another. A part is (start, end), end exclusive."""
         with cuda.stream(self.stream):
             for start, end in parts:
                 target[start:end].copy_(source[start:end], non_blocking=True)
@@ -110,7 +113,7 @@ class InLineLane(Lane):
         """Nothing to switch."""
 
     def record_event(self, *, timed: bool = False, spin: bool = False) -> Event:
-        """An event that has been passed."""
+        """An event that has passed already."""
         return _PassedEvent(time.perf_counter()) if timed else _PASSED_EVENT
 
     def wait(self, event: Event) -> None:
@@ -154,7 +157,7 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 @dataclass(slots=True)
 class _Streams:
-    """Streams that work together, and all that decides when memory that was allocated on them may be used again."""
+    """Streams of one loader, and the state that orders reuse of the memory allocated on them."""
 
     by_priority: defaultdict[int, list[cuda.Stream]] = field(default_factory=lambda: defaultdict(list))
     consumers: dict[int, Lane] = field(default_factory=dict)
@@ -182,7 +185,7 @@ class Lanes:
             spare_forked_children()
             with suppress(IndexError):  # not asked before: another thread may take the last ones
                 streams = idle.pop()
-            # Whatever may still queue work on these lanes holds this object.
+            # Every object that may still queue work on these lanes holds this one.
             weakref.finalize(self, idle.append, streams).atexit = False
         self._streams = streams
         self._unused = {priority: deque(made) for priority, made in streams.by_priority.items()}
@@ -191,7 +194,7 @@ class Lanes:
         self.copy = self.lane("copy")
 
     def lane(self, name: str, *, urgent: bool = False) -> Lane:
-        """The lane of that name, made on first use. An urgent one's kernels go before those of others that are ready."""
+        """The lane of that name, made on first use. The kernels of an ``urgent`` lane have priority."""
         if name not in self._lanes:
             self._lanes[name] = InLineLane(name) if self.in_line else Lane(name, self._stream(-1 if urgent else 0))
         return self._lanes[name]
@@ -213,9 +216,9 @@ class Lanes:
         return known or Lane("consumer", stream)
 
     def launching(self, consumer: Lane) -> AbstractContextManager[Any]:
-        """A block in which lanes are made current, and after which ``consumer`` is, as it was before.
+        """A block that makes lanes current. At its end ``consumer`` is current again.
 
-        One switch a lane: ``with torch.cuda.stream(…)`` around each costs the training thread several times as much.
+        A ``with torch.cuda.stream(…)`` around each lane costs the training thread several times as much.
         """
         if self.in_line:
             return _NOTHING
@@ -228,48 +231,51 @@ class Lanes:
         return None if self.in_line else cuda.current_stream(self.device)
 
     def follow(self, stream: Any) -> Lane:
-        """Order the copy lane after all that is queued on ``stream``, where resident tensors were written."""
+        """Make the copy lane wait for the work queued on ``stream``, which wrote tensors that arrived on the device."""
         source = self.copy if self.in_line else Lane("source", stream)
         self.copy.wait(source.record_event())
         return source
 
     def hand_over(self, ready: Event, consumer: Lane) -> None:
-        """Let ``consumer`` read a batch from its ``ready`` event on. Call immediately before the batch is handed over."""
+        """Make ``consumer`` wait for a batch's ``ready`` event. Call immediately before the batch is handed over."""
         consumer.wait(ready)
         if not self.in_line:
             self._consumers[consumer.stream.cuda_stream] = consumer
 
     def wait_for_consumers(self, consumer: Lane, event: Event) -> None:
-        """Rule 2: order reuse after all that consumers have queued. ``event`` is ``consumer``'s own, freshly made."""
+        """Rule 2: make the copy lane wait for the work queued so far on all streams that received batches.
+
+        Memory of a freed batch is then not overwritten while it is read. ``event`` was just recorded on ``consumer``.
+        """
         self.copy.wait(event)
         for other in list(self._consumers.values()):
             if other is not consumer:
                 self.copy.wait(other.record_event())
 
     def retire(self, values: Any, read_by: Event) -> None:
-        """Keep a batch's private intermediates until reuse of their memory is ordered after ``read_by``."""
+        """Hold a batch's intermediate tensors until the copy lane waits for ``read_by``, the event of their last reader."""
         if self.in_line:
             return  # freed memory cannot be taken before its reader, which ran or was queued earlier
         self._intermediates.append((values, read_by))
 
     def reclaim(self, keep: int = INTERMEDIATES_KEPT - 1) -> None:
-        """Rule 1: order reuse after the readers of older intermediates, then drop these."""
+        """Rule 1: make the copy lane wait for the last readers of intermediates, then drop them, but for ``keep`` batches."""
         while len(self._intermediates) > keep:
             values, read_by = self._intermediates.popleft()
             self.copy.wait(read_by)
-            del values  # only now: the wait is what makes their memory free
+            del values  # only now: after the wait their memory may be used again
 
     def settle(self) -> None:
-        """Order reuse after all that is queued on any lane, where an interrupt has kept readers from being marked."""
+        """Make the copy lane wait for all lanes, after an interrupt that may have kept readers from recording an event."""
         for lane in self._lanes.values():
             self.copy.wait(lane.record_event())
 
 
 @functools.cache
 def spare_forked_children() -> None:
-    """Keep processes that are forked from this one from collecting what is garbage here.
+    """Keep forked processes from collecting garbage of this one.
 
-    There may be events and graphs in it, and to destroy one aborts a process that cannot reach the device: a worker that
+    It may hold events and graphs, and destroying one aborts a process that cannot reach the device: a worker that
     happened to collect garbage would die. In a child nothing of it is ever freed, which costs no memory: the pages are shared.
     """
     if hasattr(os, "register_at_fork"):
@@ -338,5 +344,5 @@ def requested(device: torch.device | str | int | None) -> torch.device:
 
 def current_stream(device: torch.device) -> int:
     """Which stream is current on a device, as a number."""
-    # What Triton asks at each launch; a stream of torch.cuda takes the host ten times as long.
+    # Triton makes this call at each launch. torch.cuda.current_stream takes the host ten times as long.
     return int(torch._C._cuda_getCurrentRawStream(device.index)) if device.type == "cuda" else 0

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 _MIXES = ("CutMix", "MixUp")
-"""Made for batches: that they draw once for all samples is how torchvision documents them, and what their users expect."""
+"""Made for batches: torchvision documents that they draw once for all samples."""
 
 _COIN_ONLY = frozenset(
     {
@@ -24,22 +24,22 @@ _COIN_ONLY = frozenset(
         "RandomVerticalFlip",
     }
 )
-"""Draw nothing but whether they apply, and so nothing that matters with p=1."""
+"""Draw only whether they apply. With p=1 no draw matters."""
 
 _RANGES = {"GaussianBlur": "sigma", "JPEG": "quality"}
-"""Draw from one range alone, and so nothing that matters where it holds one value."""
+"""Draw from one range. No draw matters if it holds one value."""
 
 _DRAWING_METHODS = ("make_params", "_get_params", "get_params")
 """Where transforms draw: of v2, of v2 in older versions, and of v1."""
 
 
 def torchvision_class(transform: Any) -> type | None:
-    """The class of torchvision's transforms that ``transform`` is of, or is a subclass of; ``None`` if there is none."""
+    """Torchvision's class of ``transform``, or the nearest base class that is torchvision's; ``None`` without one."""
     return next((kind for kind in type(transform).__mro__ if _is_torchvisions(kind)), None)
 
 
 def drawn_once(transform: Any) -> tuple[str, ...]:
-    """Names of the transforms of torchvision's in ``transform`` that draw once for all images of a batch.
+    """Names of torchvision's transforms in ``transform`` that draw once for all images of a batch.
 
     Containers of torchvision's, ``nn.Sequential`` and lists are searched; other modules are not, since one that calls a
     transform for each image does it right. Noise is drawn for each pixel, and so not once.
@@ -80,7 +80,7 @@ def _is_mix(transform: Any) -> bool:
 
 
 def _draws_by_itself(transform: Any) -> bool:
-    """Whether a user's subclass draws or runs in a way of its own, which may well be for each image."""
+    """Whether a user's subclass overrides how it draws or runs, which may be for each image."""
     # Not by get_params, which v2 gives to every subclass.
     own = ("make_params", "_get_params", "forward", "__call__")
     for kind in type(transform).__mro__:

@@ -1,8 +1,9 @@
 """``DecodeStage``: decodes images onto the device, ahead of the other stages."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -240,8 +241,12 @@ class Decoding:
             lambda each: DecodingPlaceholder(self, numbers[id(each)]) if id(each) in numbers else each, Encoded, batch
         )
 
-    def collect(self, batch: Batch) -> Batch:
+    def collect(self, batch: Batch, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> Batch:
         """Wait for the decoder on the host, and make the copy lane, which is current, wait for its event.
+
+        Args:
+            batch: The batch, with a placeholder for each ``Encoded``.
+            waiting: Makes the block in which this thread blocks. Not called if the images are decoded.
 
         Returns:
             The batch. Samples whose image could not be decoded are replaced.
@@ -250,12 +255,12 @@ class Decoding:
             DecodeError: If an image cannot be decoded, and ``on_error`` is ``"raise"`` or no image of the batch can be.
         """
         copy = self._bound.lanes.copy
-        copy.wait(self._future.result())
+        copy.wait(self._result(waiting))
         while any(work.problems for work in self.works):
             for work in self.works:
                 self._note(work.encoded, {int(work.layout.sources[index]): why for index, why in work.problems.items()})
             self._start()  # all images anew: their places follow from the sizes of the images before them
-            copy.wait(self._future.result())
+            copy.wait(self._result(waiting))
         if not self._bad:
             return batch
         self.replaced = len(self._bad)
@@ -281,6 +286,13 @@ class Decoding:
             raise DecodeError(f"An encoded image must be one that can be decoded, got {found}. {way_out}")
         self.works: list[Work] = [self._bound.decoder.allocate(each, self._bad) for each in self._encoded]
         self._future: Future[Event] = self._bound.decoder.start(self._pools, self.works)
+
+    def _result(self, waiting: Callable[[], AbstractContextManager[None]]) -> Event:
+        """The decoder's event. Blocks, within ``waiting()``, while images are being decoded."""
+        if self._future.done():
+            return self._future.result()
+        with waiting():
+            return self._future.result()
 
     def _note(self, encoded: Encoded, found: Mapping[int, str]) -> None:
         for index, why in found.items():

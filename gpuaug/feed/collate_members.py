@@ -1,4 +1,4 @@
-"""What collate functions for images of every size share: the walk over samples, and memory for what they pack."""
+"""Shared by ``collate_ragged`` and ``collate_encoded``: the walk over samples, and memory for packed images."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,14 +19,14 @@ Place = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor | None]
 """Memory for a tensor of this shape, strides and dtype, or ``None`` if there is no room."""
 
 _PLAIN = {int, float, str, bytes, Tensor}
-"""What most members are that are no images."""
+"""Types of most members that are no images."""
 
 _place: ContextVar[Place | None] = ContextVar("gpuaug_place", default=None)
 
 
 @contextmanager
 def placing_into(place: Place) -> Iterator[None]:
-    """Have whatever asks for memory with ``allocated`` meanwhile write to where ``place`` says."""
+    """A block in which ``allocated`` takes memory from ``place``."""
     token = _place.set(place)
     try:
         yield
@@ -43,7 +43,7 @@ def allocated(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return found
     if get_worker_info() is None:
         return torch.empty(shape, dtype=dtype, device="cpu")
-    # As default_collate does: what a worker sends is in shared memory then, and need not be copied there.
+    # As default_collate does: the batch is in shared memory then, and is sent without another copy.
     storage = torch.UntypedStorage._new_shared(int(np.prod(shape)) * dtype.itemsize)
     return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, stride)  # type: ignore[call-overload, no-any-return]
 
@@ -101,7 +101,7 @@ class MemberCollate:
         return batches.replace(first, made)
 
     def _pack_of(self, members: Sequence[Any], path: str) -> Callable[[Sequence[Any], str], Any] | None:
-        """How a member is packed that is an image, or a list or tuple of views; ``None`` for any other."""
+        """The packing function of a member: an image, or a list or tuple of views. ``None`` for other members."""
         if self._are_images(members, path):
             return self._pack
         first = members[0]
@@ -115,12 +115,12 @@ class MemberCollate:
 
 
 def where(sample: int, path: str) -> str:
-    """Where a value is, in words: ``sample 3 at ['image']``."""
+    """Position of a value for an error text: ``sample 3 at ['image']``."""
     return f"sample {sample} at {path}" if path else f"sample {sample}"
 
 
 def _likeness(value: Any) -> int:
-    """How much a value that is no image looks like one: an array more than text, and text more than a number."""
+    """Rank of a value that is no image by its likeness to one: an array above text, text above a number."""
     return 2 if getattr(value, "ndim", 0) >= 2 else int(not isinstance(value, int | float | np.generic | Tensor))
 
 
@@ -158,7 +158,7 @@ def _collated(members: Sequence[Any], path: str) -> Any:
 
 
 def _is_target(value: Any) -> bool:
-    """Whether ``value`` is what is known of one image: a mapping, or a container of more than numbers and text, or of nothing.
+    """Whether ``value`` is one image's target: a mapping, an empty container, or one that holds more than numbers and text.
 
     Of a mapping the keys may be other ones for an image without annotations, so what is in it does not count.
     """

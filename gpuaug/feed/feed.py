@@ -1,4 +1,4 @@
-"""How the batches of a loader come to the copy lane: through the ring, staged in page-locked slots, or as they are.
+"""From the wrapped loader to the copy lane: through the ring, staged in page-locked slots, or as the loader gives them.
 
 The ring takes a ``DataLoader`` with worker processes. It is iterated through a copy of the loader whose collate function writes
 into slots; the user's object is not changed. A loader that keeps its state in itself has to be iterated itself: it is given
@@ -37,11 +37,11 @@ Kind = Literal["auto", "ring", "plain"]
 
 
 class Feed:
-    """The way of one loader's batches.
+    """The source of one loader's batches.
 
     Args:
-        loader: The user's.
-        feed: What the user asked for.
+        loader: The wrapped loader.
+        feed: The user's argument.
         feed_bytes: The budget of all slots together, or ``None`` for the default.
         device: Where batches go.
         begin_with: Begins a pass in place of ``begin(loader)``, given ``begin`` and ``loader``.
@@ -74,7 +74,7 @@ class Feed:
         self._ring: Ring | None = None
         self._rings: weakref.WeakSet[Ring] = weakref.WeakSet()
         self._twin: Any = None
-        # Of the last pass that had the ring.
+        # Of the last iteration that had the ring.
         self._feed: weakref.ref[FeedIterator] | None = None
         self._gone: threading.Event | None = None
         # Without workers, whether the source's memory is page-locked already can only be seen in a batch, by a CUDA call.
@@ -114,7 +114,7 @@ class Feed:
             # It owns the slots; another ring beside it would take as much memory again.
             return open_on(self._loader)
         if not persistent and self._gone is not None and not self._gone.is_set():
-            # What is inside a slow loader still may yet write into its slots. They go when it is done.
+            # A slow loader that is still inside next() may write into its slots. They go when it returns.
             self._ring = None
         each = self._slots_of_a_worker(depth)
         if self._ring is not None and self._ring.each < each:  # the depth has become larger
@@ -141,7 +141,7 @@ class Feed:
             self._twin = twin
             feed = open_on(twin, self._ring)
             if persistent:
-                # Before workers begin an epoch anew they finish what they were at, so older slots are not written any more.
+                # Before workers begin an epoch anew they finish their batches, so older slots are not written any more.
                 self._ring.drop_old()
         self._feed, self._gone = weakref.ref(feed), getattr(feed, "gone", None)
         return feed
@@ -166,11 +166,11 @@ class Feed:
 
     @property
     def has_running_workers(self) -> bool:
-        """Whether persistent workers have been started and not ended."""
+        """Whether persistent workers are running."""
         return any(getattr(loader, "_iterator", None) is not None for loader in (self._loader, self._twin))
 
     def prepare(self, pulled: Pulled) -> None:
-        """Before a batch is copied, on the thread that may make CUDA calls: page-lock its slot, the first time it is used."""
+        """Page-lock the slot of a batch if it is used for the first time. Called before the copy, on the training thread."""
         if self._device.type != "cuda":
             return
         if pulled.slot is not None:
@@ -180,18 +180,18 @@ class Feed:
             self._staging.on = any(can_be_placed(leaf) and not leaf.is_pinned() for leaf in batches.tensors(pulled.batch))
 
     def read_until(self, pulled: Pulled, event: Event) -> None:
-        """The slot of a batch is free once ``event``, that of its copy, has been passed."""
+        """Free the slot of a batch once ``event``, recorded after its copy, has passed."""
         if pulled.slot is not None:
             pulled.slot.ring.read_until(pulled.slot, event)
             pulled.slot = None
 
-    def collect(self) -> None:
-        """Drop the slots whose copies have ended, which frees them. Waits for nothing."""
+    def free_read_slots(self) -> None:
+        """Free the slots whose copies have ended. Does not wait."""
         for ring in self._rings:
-            ring.collect()
+            ring.free_read_slots()
 
     def close(self) -> None:
-        """End persistent workers and let go of the ring. The next pass makes them anew."""
+        """End persistent workers and drop the ring. The next iteration makes them anew."""
         loaders: tuple[Any, ...] = (self._loader, self._twin)
         for loader in loaders:
             if has_persistent_workers(loader):
@@ -205,7 +205,7 @@ class Feed:
 
     def _slots_of_a_worker(self, depth: int) -> int:
         prefetched = (getattr(self._loader, "prefetch_factor", None) or 2) if self.workers else 0
-        # Besides those that a worker has ready: batches that wait for the training thread, and those that are being copied.
+        # Besides batches that a worker has ready: batches that wait for the training thread or are being copied.
         ahead = QUEUED + depth + 3 + (self._begin_with is not None)
         return int(prefetched + 1 + math.ceil(ahead / max(self.workers, 1)))
 
@@ -234,11 +234,11 @@ class _Staging:
         self.on = on
 
 
-# These run on the feed's thread, which makes no CUDA calls. They know their pass's ring, whatever the loader does meanwhile.
+# These run on the feed's thread, which makes no CUDA calls. Each keeps the ring of its pass, also if the loader makes another.
 
 
 def _received(ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
-    """What a worker sent."""
+    """A worker's batch, and its slot if it has one."""
     if type(batch) is not Described:
         ring.make_room(batch)
         return batch, None
@@ -265,7 +265,7 @@ def _staged(staging: _Staging, ring: Ring, device: torch.device, batch: Batch) -
 def _for_device(device: torch.device, batch: Batch, slot: Slot) -> tuple[Batch, Slot | None]:
     if device.type == "cuda":
         return batch, slot
-    # On a CPU what is handed over is what was read, so it must not lie in the slot.
+    # On a CPU there is no copy, so the tensors that are handed over must not lie in the slot.
     return batches.map_leaves(batches.once_each(_cloned), batch), slot
 
 

@@ -1,4 +1,4 @@
-"""What counts as an image in a sample, and how one is read: PIL images, arrays and tensors of uint8."""
+"""Images in samples: PIL images, and arrays and tensors of uint8."""
 
 import sys
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from torch import Tensor
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note
 
 Channels = Literal[1, 3]
-"""What every image of a batch has: grey, or red, green and blue."""
+"""Channels of every image of a batch: 1 grey, 3 RGB."""
 
 _CALLED = {1: "grey", 3: "RGB"}
 _PIL_MODES = {1: "L", 3: "RGB"}

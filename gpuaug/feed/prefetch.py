@@ -1,4 +1,4 @@
-"""The host side: a thread that pulls batches from the loader, so that a slow one never holds up a batch that is ready.
+"""A thread that pulls batches from the wrapped loader, so that a batch that is ready never waits for a slow one.
 
 ``iter(loader)`` is called on the consumer's thread, because it starts workers and draws their seed from the global generator.
 The thread then only calls ``next``; it makes no CUDA calls of its own, so graphs that the user captures survive it.
@@ -27,10 +27,10 @@ from gpuaug.core.settings import default_device
 from gpuaug.feed.wrapped_loader import Begin, StateReader, begin_epoch, end_workers, has_persistent_workers, state_reader, wake
 
 QUEUED = 2
-"""Host batches that wait for the training thread. The loader's workers keep their own; more here only holds memory."""
+"""Most host batches that wait for the training thread. Workers of the loader have a queue of their own."""
 
 STOP_S, WAKE_S = 7.0, 0.05
-"""How long leaving a loop waits for a loader that is inside ``next``, and how often it tries to end that one's own wait."""
+"""Seconds that leaving a loop waits for a loader inside ``next``, and seconds between attempts to wake it."""
 
 _TAKEN_OVER = (
     "An iterator must be the only one on workers that persist, got a newer one that took them over. "
@@ -45,7 +45,7 @@ _log = logging.getLogger("gpuaug")
 
 @dataclass(slots=True)
 class Pulled:
-    """What one ``next`` of the loader gave: a batch, an error, or the end."""
+    """Result of one ``next`` of the wrapped loader: a batch, an error, or the end."""
 
     batch: Any = None
     error: BaseException | None = None
@@ -53,15 +53,15 @@ class Pulled:
     stream: Any = None
     """The CUDA stream that was current when the batch was pulled, where its resident tensors were written."""
     slot: Any = None
-    """The slot of the ring that the batch's tensors lie in, which has to be kept until they have been read."""
+    """The ring's slot that holds the batch's tensors. Keep it until they have been read."""
     state: Any = None
     """The loader's state after this batch, or at the end, if it has one."""
     took_s: tuple[float, float] = (0.0, 0.0)
-    """When pulling began and ended, by ``time.perf_counter``."""
+    """Start and end of pulling, by ``time.perf_counter``."""
 
 
 class FeedIterator(ABC):
-    """One pass over a loader."""
+    """One iteration over the wrapped loader, a *pass*."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class FeedIterator(ABC):
         return pulled
 
     def ended_error(self) -> IteratorEndedError | None:
-        """What is raised for a batch that is asked for after the end of this pass, or ``None`` while it goes on."""
+        """The error of a batch that is asked for after this iteration was ended, or ``None`` while it goes on."""
         return IteratorEndedError(self._why_ended) if self._why_ended is not None else None
 
     @property
@@ -99,17 +99,17 @@ class FeedIterator(ABC):
         return self._why_ended is None
 
     def refill(self) -> None:
-        """Have batches pulled in place of those that were taken. Called when a batch is handed over, not before.
+        """Let the thread pull as many batches as were taken. Called when a batch is handed over, not before.
 
-        Whoever pulls competes for the interpreter, and launches that a batch needs come first.
+        Pulling competes for the interpreter with the launches that the batch needs.
         """
 
     def take_over(self) -> None:
-        """End this pass in favour of a newer one on the same iterator."""
+        """End this iteration because a newer one reads the same iterator."""
         self._why_ended = _TAKEN_OVER
 
     def close(self) -> None:
-        """Let go of the loader's iterator, whose workers end with it. Idempotent."""
+        """Drop the loader's iterator, and its workers with it. Idempotent."""
         self._why_ended = self._why_ended or _CLOSED
         self.loader = self.iterator = iter(())
 
@@ -118,7 +118,7 @@ class FeedIterator(ABC):
 
 
 class ListFeedIterator(FeedIterator):
-    """One pass over a list or tuple, whose batches are all there: nothing to wait for, so no thread."""
+    """One pass over a list or tuple, read on the training thread."""
 
     def _get(self, block: bool) -> Pulled | None:
         began_s = time.perf_counter()
@@ -129,7 +129,7 @@ class ListFeedIterator(FeedIterator):
 
 
 class ThreadFeedIterator(FeedIterator):
-    """One pass over any other loader, pulled in the background."""
+    """One pass over any other loader, pulled by a background thread."""
 
     def __init__(
         self,
@@ -148,20 +148,20 @@ class ThreadFeedIterator(FeedIterator):
         # Also runs when the interpreter ends, before it takes the modules away from under the thread.
         self._stop = weakref.finalize(self, _stop, self._box, self._thread, iterator)
         self.gone = threading.Event()
-        """Set when neither the thread nor the workers can do anything any more."""
-        _open.add(self)  # before it reads: whoever ends the workers must find it
+        """Set when the thread and the workers have ended."""
+        _open.add(self)  # before the thread reads: close_passes must find it
         self._thread.start()
 
     def take_over(self) -> None:
-        """End this pass, when the loader has returned from its ``next``, in favour of a newer one."""
+        """End this iteration because a newer one takes its workers. Waits until the loader returns from ``next``."""
         super().take_over()
         self._box.close()
         self._thread.join()  # a loader must not be reset while it is being read
 
     def close(self) -> None:
-        """End the thread and let go of the loader's iterator, whose workers end with it. Idempotent."""
+        """End the thread and drop the loader's iterator, and its workers with it. Idempotent."""
         if self._process != os.getpid():
-            return  # they are those of the process that this one was forked from
+            return  # thread and workers belong to the parent process
         loader, iterator = self.loader, self.iterator
         super().close()
         self._stop()
@@ -224,10 +224,9 @@ def _take_over(feeds: Iterable[FeedIterator]) -> None:
 
 
 class _Mailbox:
-    """A queue of a few items between the two threads, which either side can close.
+    """A bounded queue between the two threads, which either side can close.
 
-    Made of two queues that wait in C, one of items and one of places for them. A ``Condition`` does the same in Python, and
-    both threads would hold the interpreter for that.
+    Two queues that wait in C: one of items, one of free places. A ``Condition`` would wait in Python and hold the interpreter.
     """
 
     def __init__(self) -> None:
@@ -266,7 +265,7 @@ class _Mailbox:
         self._drain()
 
     def _drain(self) -> None:
-        """Let go of batches that nobody will ask for, and of an error whose traceback would hold the thread's own frame."""
+        """Drop batches that will not be taken, and an error whose traceback would keep the thread's frame alive."""
         with suppress(Empty):
             while True:
                 self._items.get(block=False)
@@ -274,7 +273,7 @@ class _Mailbox:
 
 
 class _ThreadState:
-    """Settings that PyTorch keeps for each thread, as they are on the thread that makes this."""
+    """PyTorch's per-thread settings, copied from the thread that makes this object."""
 
     def __init__(self) -> None:
         self._grad = torch.is_grad_enabled()
@@ -284,7 +283,7 @@ class _ThreadState:
         self._cuda_device = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
 
     def adopt(self) -> None:
-        """Make the calling thread's settings the same, for good."""
+        """Apply the settings to the calling thread, permanently."""
         torch.set_grad_enabled(self._grad)
         for kind, (enabled, dtype) in self._autocast.items():
             torch.set_autocast_enabled(kind, enabled)
@@ -330,7 +329,7 @@ def _puller(settings: _ThreadState, pull: Callable[[], Pulled], box: _Mailbox) -
             while not ended and box.wait_for_place():
                 try:
                     item = pull()
-                except BaseException as error:  # nobody else could hear of it
+                except BaseException as error:  # raised on the training thread, by next()
                     item = Pulled(error=error, ended=True)
                 ended = item.ended
                 box.put(item)

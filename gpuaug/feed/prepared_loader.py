@@ -21,15 +21,15 @@ from gpuaug.feed.wrapped_loader import Begin, Begun, StateReader, end_workers
 
 
 class Reached(NamedTuple):
-    """What is known when a batch has been read, for when it is handed over."""
+    """State after a batch was read, kept until the batch is handed over."""
 
     state: Any
-    """Of the ``DataLoader`` after the batch."""
+    """State of the ``DataLoader`` after the batch."""
     last: bool
 
 
 class Place(NamedTuple):
-    """What the draws of the next batch depend on. It is saved with the loader's state."""
+    """Random-number key of the next batch. Saved with the loader's state."""
 
     seed: int
     epoch: int
@@ -37,11 +37,11 @@ class Place(NamedTuple):
 
 
 _PLACE = "gpuaug"
-"""Its name in the state of Accelerate's loader."""
+"""Key of the ``Place`` in the state of Accelerate's loader."""
 
 
 class PreparedLoader:
-    """What Accelerate's loader does around the ``DataLoader`` that it holds.
+    """The work that Accelerate's loader does around its ``DataLoader``.
 
     Args:
         loader: A ``DataLoaderShard``, or in a single process a ``DataLoaderDispatcher``.
@@ -51,22 +51,22 @@ class PreparedLoader:
         self._loader = loader
         self._open = 0
         self.dataloader: Any = loader.base_dataloader
-        """What is read in its place."""
+        """The ``DataLoader`` that is iterated in its place."""
 
     @property
     def device(self) -> Any:
-        """Where it puts batches, if anywhere."""
+        """Device on which it puts batches, or ``None``."""
         return getattr(self._loader, "device", None)
 
     @property
     def epoch(self) -> int:
-        """That of its next iterator."""
+        """Epoch of its next iterator."""
         epoch: int = self._loader.iteration
         return epoch
 
     @property
     def skipped(self) -> tuple[int, int]:
-        """How many batches its sampler leaves out, and how many it reads and drops, of one that skips the first."""
+        """(batches that its sampler leaves out, batches that it reads and drops), if it skips the first ones."""
         return getattr(self.dataloader.batch_sampler, "skip_batches", 0), self._loader.skip_batches
 
     def prepare(self, epoch: int) -> None:
@@ -83,12 +83,12 @@ class PreparedLoader:
         return one_ahead, one_ahead.reached
 
     def begin(self) -> None:
-        """The training loop has begun a pass."""
+        """Note that the training loop has begun an iteration."""
         self._open += 1
         self._loader.begin()
 
     def hand_over(self, reached: Reached, place: Place) -> None:
-        """The training loop is given a batch, and is at this place then."""
+        """Note that a batch is handed over, and the place after it."""
         self._loader.end_of_dataloader = reached.last
         if "dl_state_dict" in vars(self._loader) and isinstance(reached.state, dict):
             state = {**reached.state, "_iterator_finished": reached.last, _PLACE: tuple(place)}
@@ -100,12 +100,12 @@ class PreparedLoader:
         return Place(*state[_PLACE]) if isinstance(state, dict) and _PLACE in state else None
 
     def end(self, epoch: int) -> None:
-        """The training loop has come to the end of an epoch."""
+        """Note that the training loop has reached the end of an epoch."""
         self._loader.iteration = epoch + 1
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """A block whose passes do not count."""
+        """A block whose iterations are undone at its end."""
         names = ("iteration", "end_of_dataloader", "remainder", "dl_state_dict")
         before = {name: value for name, value in vars(self._loader).items() if name in names}
         try:
@@ -114,14 +114,14 @@ class PreparedLoader:
             vars(self._loader).update(before)
 
     def leave(self) -> None:
-        """The training loop has left a pass."""
+        """Note that the training loop has left an iteration."""
         self._open -= 1
         if not self._open:
             self._loader.end()
 
 
 class _OneAhead(Iterator[Any]):
-    """A pass whose next batch has been read when one is given, so that it is known which is the last."""
+    """An iterator that reads one batch ahead, so that the last batch is known as such."""
 
     def __init__(self, iterator: Iterator[Any], state: StateReader) -> None:
         self._iterator, self._state = iterator, state
@@ -134,7 +134,7 @@ class _OneAhead(Iterator[Any]):
         self._data_queue = getattr(iterator, "_data_queue", None)
 
     def reached(self, ended: bool) -> Reached:
-        """What is known of the batch that was given last, or of the end."""
+        """State after the batch that was returned last, or at the end."""
         return Reached(self._state(True), last=True) if ended else self._reached
 
     def __next__(self) -> Any:
@@ -171,7 +171,7 @@ def as_prepared(loader: Any) -> PreparedLoader | None:
     Raises:
         ArgumentError: If it is one that talks to other ranks for every batch.
     """
-    # Without an import: who has such a loader has imported the module. Not isinstance(): they claim to be what they hold.
+    # Without an import: the user of such a loader has imported the module. Not isinstance(): they claim the class they hold.
     module = sys.modules.get("accelerate.data_loader")
     if module is None:
         return None

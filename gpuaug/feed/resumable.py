@@ -20,16 +20,16 @@ from gpuaug.core.rng import default_rank
 from gpuaug.feed.wrapped_loader import StateReader, end_workers, is_stateful, iterated_as, parts
 
 _GLOBAL = "torch"
-"""Names torch's global generator among those that a sampler may draw from."""
+"""Key of torch's global generator among the generators that a sampler may draw from."""
 
 
 class Resume(NamedTuple):
     """Where the next epoch of a loader begins."""
 
     batches: int
-    """The batches that are left out."""
+    """Number of batches that are left out."""
     seed: int | None
-    """What the seeds of workers are drawn from. ``None``: generators are as the user left them, and so is the order."""
+    """Seed from which workers' seeds are drawn. ``None``: generators, and so the order, stay as the user left them."""
     start: Mapping[str, Any] | None
     """The state at the epoch's beginning. ``None``: the present one, before seeds of workers are drawn from the generator."""
     same_order: bool
@@ -37,7 +37,7 @@ class Resume(NamedTuple):
 
 
 def is_resumable(loader: Any) -> bool:
-    """Whether an epoch of ``loader`` can begin at any batch without those before it being loaded."""
+    """Whether an epoch of ``loader`` can begin at any batch without loading earlier ones."""
     if type(loader) in {list, tuple}:
         return True
     if not isinstance(loader, DataLoader) or is_stateful(loader) or not iterated_as(loader, DataLoader):
@@ -54,7 +54,7 @@ def is_state(state: Any) -> bool:
 
 
 class ResumableLoader:
-    """What a loader's batches depend on, and how its epochs are begun.
+    """The state that a loader's batches follow from, and the beginning of its epochs.
 
     Args:
         loader: The user's, which ``is_resumable``.
@@ -85,7 +85,7 @@ class ResumableLoader:
         """The number of ranks that a sampler divides the dataset among, or ``None`` where none does."""
 
     def settings(self) -> dict[str, Any]:
-        """What decides the batches of an epoch besides its order, by name."""
+        """Settings that decide the batches of an epoch besides its order, by name."""
         samples = None
         with suppress(Exception):  # a dataset need not know
             samples = len(self._dataset)
@@ -142,7 +142,7 @@ class ResumableLoader:
         indices = _Indices(self, self._sampler, resume)
         found = states_of(indices.generators)
         try:
-            if resume is not None and resume.seed is not None:  # else workers would draw what those of an earlier epoch drew
+            if resume is not None and resume.seed is not None:  # else workers would repeat the draws of an earlier epoch
                 (loader.generator or torch.default_generator).manual_seed(resume.seed)
                 indices.states = found if resume.start is None else resume.start["generators"]
             with _asked(loader, indices):
@@ -164,7 +164,7 @@ class ResumableLoader:
 
 
 class _Indices:
-    """A ``DataLoader``'s sampler, which knows in which state it is asked."""
+    """A ``DataLoader``'s sampler, which records the generators' states when it is iterated."""
 
     def __init__(self, resumable: ResumableLoader, sampler: Any, resume: Resume | None) -> None:
         self.resumable, self.resume = resumable, resume
@@ -172,7 +172,7 @@ class _Indices:
         self.states: Mapping[str, torch.Tensor] = {}
         """The states that generators are given before the sampler is asked."""
         self.refusal: GpuAugError | None = None
-        """Raised once the ``DataLoader`` has its iterator, whose workers would outlive an error before."""
+        """Raised once the ``DataLoader`` has its iterator: workers would outlive an earlier error."""
         self._sampler = sampler
 
     def __len__(self) -> int:
@@ -201,7 +201,7 @@ class _EpochIndices(Iterator[Any]):
         self._start: Mapping[str, Any] | None = None
 
     def begin(self) -> None:
-        """Have the sampler draw the order, unless it has."""
+        """Make the sampler draw the order, if it has not."""
         if self._start is not None:
             return
         asked, resume = self._asked, self._asked.resume
@@ -255,7 +255,7 @@ def _differ(some: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]
 
 
 def set_states(generators: Mapping[str, torch.Generator], states: Mapping[str, torch.Tensor]) -> None:
-    """Set the states of those generators that have one, by name."""
+    """Set the states of generators, by name. Names without a state are left out."""
     for name, generator in generators.items():
         if name in states:
             generator.set_state(states[name])

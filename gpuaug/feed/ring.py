@@ -6,13 +6,14 @@ collates straight into a slot of it and sends a description; the copy lane reads
 copy's event has been passed, which is seen without waiting.
 
 **Memory.** One anonymous file, reserved before the workers start and sparse, so that it takes memory only where it is written.
-It needs no ``/dev/shm`` and goes with the last process that has it. Slots are carved from it once a batch has shown its size.
-Larger batches have larger slots carved behind those, a new *generation*, and the older ones are given back.
+It needs no ``/dev/shm`` and goes with the last process that has it. Slots are carved: the first bytes and the size are
+chosen once a batch has shown its size. Larger batches have larger slots carved behind those, a new *generation*, and the older
+ones are given back.
 
-**Whose a slot is** stands in a byte of that memory: 0, free; 1, in use. Every slot belongs to one worker. That worker alone
-sets its byte to 1, this process alone sets it to 0, so there is no lock that a killed worker could take along.
+**A slot's byte** in that memory is 0 if it is free and 1 if it is in use. Every slot belongs to one worker. That worker alone
+sets its byte to 1, this process alone sets it to 0, so there is no lock that a killed worker could keep.
 
-Whatever does not fit, or finds no free slot, travels as it would without a ring.
+A batch that does not fit, or finds no free slot, travels as it would without a ring.
 """
 
 import logging
@@ -36,28 +37,28 @@ from gpuaug.feed.ring_memory import DATA_OFFSET, MAX_GENERATIONS, MAX_SLOTS, Des
 _PORTABLE = 1  # registered for all of this process's contexts
 _NOT_REGISTERED = 713  # cudaErrorHostMemoryNotRegistered
 GROWTH = 1.25
-"""How much larger than what it has to hold a slot of a later generation is."""
+"""Size of a slot of a later generation, over the size of the batch that it is made for."""
 
 POISON = False
-"""Whether slots are overwritten when they are given back, for tests: what reads one too late is then wrong for certain."""
+"""Whether freed slots are overwritten, for tests: a read that comes too late is then wrong for certain."""
 
 _locked: dict[int, tuple[int, Memory, dict[int, int], deque[Event]]] = {}
-"""Of each memory that may be page-locked, by its key, what ``_unregister`` takes.
+"""Arguments of ``_unregister`` for each memory that may be page-locked, by its key.
 
-CUDA copies from the pages that it has locked, whatever the process has mapped at their addresses since. So memory stays mapped
-until CUDA has let go of all of it, although what was to see to that may be interrupted.
+CUDA copies from the pages that it has locked, even if the process has mapped others at their addresses since. So memory stays
+mapped until CUDA has unregistered all of it, although the call that does so may be interrupted.
 """
 
 _log = logging.getLogger("gpuaug")
 
 
 class Ring:
-    """The ring as the process that reads it has it.
+    """The ring, in the process that reads it.
 
     Args:
-        workers: How many write into it.
-        each: How many slots a worker is to have.
-        budget_bytes: How much memory all slots together may take.
+        workers: Number of processes that write into it.
+        each: Number of slots for each worker.
+        budget_bytes: Most bytes of all slots together.
 
     Raises:
         OSError: If the memory cannot be had.
@@ -74,7 +75,7 @@ class Ring:
         rings[self.memory.key] = self
         self._process = os.getpid()
         self._registered: dict[int, int] = {}
-        # Of slots that are being read, in order. Apart from the slots, which hold the ring: the finaliser may not.
+        # Events of slots that are being read, in order. Apart from the slots, which hold the ring: the finaliser may not.
         self._events: deque[Event] = deque()
         self._slots: deque[Slot] = deque()
         self._carving = threading.Lock()  # the feed's thread carves larger slots, the training thread more of them
@@ -94,7 +95,7 @@ class Ring:
         return batches.map_leaves(batches.once_each(tensor), described.batch), slot
 
     def make_room(self, batch: Batch) -> bool:
-        """Have slots carved that hold batches like this one, which travelled without; whether there are some now."""
+        """Carve slots large enough for ``batch``, which arrived without one. Returns whether slots exist, maybe too small."""
         wanted = batch_bytes(batch)
         with self._carving:
             number, _, slot_bytes, _ = self.memory.generation()
@@ -116,7 +117,7 @@ class Ring:
             return number > 0
 
     def enlarge(self) -> None:
-        """Carve slots for batches that did not fit beside the older ones, which the pass that begins is about to drop."""
+        """Carve larger slots that had no room beside the older ones. The iteration that begins drops the older ones."""
         with self._carving:
             slots = self._slots_within_budget(self._larger_bytes) if self._larger_bytes else 0
             if slots and self.memory.generation()[0] < MAX_GENERATIONS:
@@ -124,7 +125,7 @@ class Ring:
             self._larger_bytes = 0
 
     def widen(self, each: int) -> None:
-        """Give each worker this many slots, as far as the budget goes. Workers that run use them from their next batch on."""
+        """Raise the slots per worker to ``each``, within the budget. Running workers see the new number at their next batch."""
         with self._carving:
             self.each = each
             number, _, slot_bytes, now = self.memory.generation()
@@ -154,7 +155,7 @@ class Ring:
         header[0] = after
 
     def new_workers(self) -> None:
-        """Free what workers that are gone have left behind. To be called before others are started."""
+        """Free the slots that ended workers left in use. Call before others are started."""
         number, *_ = self.memory.generation()
         for generation in range(1, number + 1):
             each = self.memory.carved(generation)[2]
@@ -164,7 +165,7 @@ class Ring:
         self.drop_old()
 
     def drop_old(self) -> None:
-        """Give memory of older generations back to the system. To be called when no worker writes into them any more."""
+        """Return memory of older generations to the system. Call when no worker writes into them any more."""
         for generation in range(1, self.memory.generation()[0]):
             first, slot_bytes, each = self.memory.carved(generation)
             # A copy: the feed's thread may be adding to it.
@@ -202,12 +203,12 @@ class Ring:
             )
 
     def read_until(self, slot: Slot, event: Event) -> None:
-        """Keep a slot until ``event`` has been passed, after which its memory has been read."""
+        """Hold a slot until ``event``, recorded after its last copy, has passed."""
         self._slots.append(slot)  # first: after an interrupt between the two, slots are freed late and not early
         self._events.append(event)
 
-    def collect(self) -> None:
-        """Drop the slots that have been read, which frees them (``Slot.__del__``). Waits for nothing."""
+    def free_read_slots(self) -> None:
+        """Drop the slots whose copies have ended, which frees them (``Slot.__del__``). Does not wait."""
         while self._events and self._events[0].query():
             self._events.popleft()
             self._slots.popleft()
@@ -226,13 +227,13 @@ class Ring:
         self.memory.map[self.memory.flag_at(generation, index)] = 0
 
     def close(self) -> None:
-        """Wait for copies out of the ring and let go of its memory. Idempotent."""
+        """Wait for copies out of the ring, then release its memory. Idempotent."""
         _unregister(*self._to_unregister)
         self._slots.clear()
 
 
 def _unregister(process: int, memory: Memory, registered: dict[int, int], events: deque[Event]) -> None:
-    """Have CUDA let go of slots once they have been read. What an error or an interrupt leaves is left for the next call."""
+    """Unregister slots once they have been read. The next call goes on after an error or an interrupt."""
     if os.getpid() != process:
         return
     # At the interpreter's end the device may be gone already, and all of this with it.
@@ -245,7 +246,7 @@ def _unregister(process: int, memory: Memory, registered: dict[int, int], events
 
 
 def _unregister_all(memory: Memory, registered: dict[int, int], offsets: list[int]) -> bool:
-    """Whether CUDA has let go of all of them."""
+    """Unregister slots by their offsets. Returns whether none is registered any more."""
     for offset in offsets:
         error = int(torch.cuda.cudart().cudaHostUnregister(memory.bytes.data_ptr() + offset))
         if error:
@@ -256,7 +257,7 @@ def _unregister_all(memory: Memory, registered: dict[int, int], offsets: list[in
 
 
 def _clear_error() -> None:
-    """A call that failed leaves its error for the next launch to find, which would be one of the user's."""
+    """Clear CUDA's error of a failed call, which the user's next launch would raise."""
     with suppress(Exception):
         torch.empty(1, device="cuda").fill_(1)
 

@@ -1,4 +1,4 @@
-"""What a worker does with a batch where there is a ring: collate into a slot, and send a description."""
+"""Collating in a worker with a ring: the batch goes into a slot, and its description into the queue."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -43,15 +43,15 @@ class SlotCollate:
             writer.give_back()
             raise
         if type(described) is not Described and written:
-            return self._collate_fn(samples)  # what was stacked or packed lies in a slot that is free again
+            return self._collate_fn(samples)  # the first result lies in a slot that is free again
         return described
 
 
 def described_or_not(batch: Batch, writer: Writer) -> Batch:
-    """The description of a batch whose tensors are in the slot now; or the batch, where there is none, and the slot is free."""
+    """Describe a batch, copying its tensors into the slot. Returns the batch itself, and frees the slot, if that cannot be."""
     try:
         described = writer.describe(batch)
-    except ArgumentTypeError:  # a container that cannot be rebuilt, which whoever reads the batch will hear of
+    except ArgumentTypeError:  # a container that cannot be rebuilt: an error where the batch is read
         described = batch
     if type(described) is not Described:
         writer.give_back()

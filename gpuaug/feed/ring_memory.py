@@ -16,7 +16,7 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 
 ALIGN = 512
-"""Where a leaf begins, in bytes: at what torch's own allocators begin."""
+"""Alignment of a leaf in bytes, that of torch's own allocators."""
 
 
 MAX_GENERATIONS, MAX_SLOTS = 8, 4096
@@ -51,13 +51,13 @@ class Memory:
     def __init__(self, num_bytes: int, fd: int | None = None, key: int | None = None) -> None:
         self.num_bytes = num_bytes
         self.key = next(_keys) if key is None else key
-        """The same in all processes that share it."""
+        """Identifies the memory in all processes that share it."""
         process = os.getpid()
         self.fd = os.memfd_create("gpuaug-ring") if fd is None else fd
         # Not a method: it runs when this is collected, and when the interpreter ends.
         weakref.finalize(self, _close_in, process, self.fd)
         if fd is None:
-            os.fchmod(self.fd, 0o600)  # without, whoever finds it below /proc might open it
+            os.fchmod(self.fd, 0o600)  # or other users could open it below /proc
             os.ftruncate(self.fd, num_bytes)
         self.map = mmap.mmap(self.fd, num_bytes)
         with torch.inference_mode(False):  # or nothing could write to it outside of the consumer's inference mode
@@ -70,16 +70,16 @@ class Memory:
         return _attached, (self.num_bytes, reduction.DupFd(self.fd), self.key)
 
     def flag_at(self, generation: int, slot: int) -> int:
-        """Where a slot's byte is."""
+        """Offset of a slot's byte."""
         return FLAGS_OFFSET + (generation - 1) * MAX_SLOTS + slot
 
     def generation(self) -> tuple[int, int, int, int]:
-        """The generation in use, 0 for none, its first byte, the bytes of a slot, and how many slots a worker has."""
+        """(generation in use or 0, its first byte, bytes of a slot, slots per worker)."""
         number = int(self.header[0])
         return number, *self.carved(number)
 
     def carved(self, generation: int) -> tuple[int, int, int]:
-        """Of a generation the first byte, the bytes of a slot, and how many slots a worker has."""
+        """(first byte, bytes of a slot, slots per worker) of a generation."""
         first, slot_bytes, each = self.header[1 + 3 * generation : 4 + 3 * generation].tolist()
         return first, slot_bytes, each
 
@@ -106,7 +106,7 @@ def _close_in(process: int, fd: int) -> None:
 
 
 class Leaf:
-    """Where a tensor of a batch lies in the ring. Stands in its place while the batch is on its way."""
+    """The position of a tensor in the ring. Replaces the tensor in a batch on its way from the worker."""
 
     __slots__ = ("dtype", "offset", "shape", "stride")
 
@@ -123,7 +123,7 @@ class Leaf:
         return flat.as_strided(self.shape, self.stride)
 
     def apart(self, memory: Memory) -> Tensor:
-        """The tensor with a storage of its own, that of its values: what is pickled of it takes along no more than those."""
+        """The tensor with a storage of its own over its values alone, so that pickling it copies no more than these."""
         count = _extent(self.shape, self.stride)
         if not count:
             return torch.empty(self.shape, dtype=self.dtype)
@@ -157,7 +157,7 @@ class Writer:
         return tensor
 
     def describe(self, batch: Batch) -> "Described | Batch":
-        """The batch with its tensors in the slot and descriptions in their place; or itself, if nothing could be placed."""
+        """Copy the batch's tensors into the slot. Returns the batch with a ``Leaf`` for each, or itself if none fits."""
 
         def describe(leaf: Any) -> Any:
             if id(leaf) in self._placed:
@@ -183,7 +183,7 @@ class Writer:
 
 
 class Described:
-    """A batch on its way, as a worker puts it into the queue."""
+    """A batch in the worker's queue: its slot, and the batch with a ``Leaf`` for each tensor in it."""
 
     __slots__ = ("_whose", "batch", "slot")
 
@@ -193,7 +193,7 @@ class Described:
 
     @property
     def number(self) -> tuple[int, int]:
-        """The slot's generation and place."""
+        """(generation, slot)."""
         return self._whose[1:]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -209,7 +209,7 @@ def _arrived(key: int, generation: int, slot: int, batch: Batch) -> Described:
 
 
 class Slot:
-    """A slot that holds a batch, in the process that reads it. It is free again when this object is gone."""
+    """A slot that holds a batch, in the process that reads it. Deleting this object frees the slot."""
 
     __slots__ = ("__weakref__", "number", "ring")
 
@@ -222,7 +222,7 @@ class Slot:
 
 
 def can_be_placed(leaf: Any) -> bool:
-    """Whether a leaf of a batch may travel in a slot: only a plain tensor of plain values does."""
+    """Whether a leaf of a batch can lie in a slot: only a plain strided CPU tensor can."""
     return (
         type(leaf) is Tensor
         and leaf.is_cpu
@@ -232,14 +232,14 @@ def can_be_placed(leaf: Any) -> bool:
 
 
 def preserved_stride(tensor: Tensor) -> tuple[int, ...]:
-    """The strides of a copy: the same where values fill their memory, else those of a fresh tensor in that order."""
+    """Strides of a copy: the tensor's own if it is dense, else those of a new tensor with the same order of dimensions."""
     if tensor.is_contiguous():
         return tensor.stride()
     return torch.empty_like(tensor, device="meta").stride()
 
 
 def batch_bytes(batch: Batch) -> int:
-    """How large a slot has to be to hold all of a batch that can be placed."""
+    """Bytes of a slot for all tensors of a batch that can be placed."""
     seen: dict[int, Tensor] = {id(leaf): leaf for leaf in batches.tensors(batch) if can_be_placed(leaf)}
     sizes = (_extent(leaf.shape, preserved_stride(leaf)) * leaf.dtype.itemsize for leaf in seen.values())
     return sum(math.ceil(size / ALIGN) * ALIGN for size in sizes)

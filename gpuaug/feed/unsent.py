@@ -1,4 +1,4 @@
-"""What becomes of a batch that a worker cannot send, for lack of shared memory or of a way to pickle it."""
+"""Errors of batches that a worker cannot send, because shared memory is full or they cannot be pickled."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ class SendsErrors:
 
 @contextmanager
 def sending_errors(loader: Any, keeps_state: bool, memory: Memory | None = None) -> Iterator[None]:
-    """Have workers that ``loader`` starts meanwhile send their errors. Afterwards it is as it was."""
+    """A block in which ``loader`` starts workers that send their errors. Restores the loader afterwards."""
     own = loader.worker_init_fn
     if isinstance(own, SendsErrors):  # another thread is starting workers
         yield

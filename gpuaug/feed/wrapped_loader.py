@@ -1,4 +1,4 @@
-"""What is read from the user's loader, and done to it: state, epoch, worker processes."""
+"""Access to the wrapped loader: its state, epoch and worker processes."""
 
 import copy
 import operator
@@ -13,7 +13,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 _SENT_BY_NO_WORKER = (None, None)
-"""In place of the index and the data of a batch: a ``DataLoader`` fails on it where it awaits a batch, and else ignores it."""
+"""(index, data) of no batch. A ``DataLoader`` that awaits a batch fails on it, and ignores it otherwise."""
 
 
 def has_persistent_workers(loader: Any) -> bool:
@@ -22,7 +22,7 @@ def has_persistent_workers(loader: Any) -> bool:
 
 
 def without_workers(loader: Any) -> Any:
-    """``loader``, or a copy of a ``DataLoader`` whose workers are running: a process can be given that one."""
+    """``loader``, or a copy without the running workers of a ``DataLoader``, which can be pickled."""
     if getattr(loader, "_iterator", None) is None or not isinstance(loader, DataLoader):
         return loader
     spare: Any = copy.copy(loader)
@@ -67,7 +67,7 @@ def wake(iterator: Any) -> None:
 
 
 def is_stateful(loader: Any) -> bool:
-    """Whether ``loader`` can say how far it has been read, and go on from there."""
+    """Whether ``loader`` has a state: ``state_dict`` and ``load_state_dict``."""
     # Accelerate's loaders have the methods whether or not the one they prepared has a state.
     inner = getattr(loader, "base_dataloader", loader)
     return all(callable(getattr(each, name, None)) for each in (loader, inner) for name in ("state_dict", "load_state_dict"))
@@ -79,11 +79,11 @@ def iterated_as(loader: Any, kind: Any) -> bool:
 
 
 StateReader = Callable[[bool], Any]
-"""Says how far an iterator has been read, given whether its end was reached, for the thread that reads it."""
+"""Returns the loader's state. Argument: whether the iterator has ended. Called on the thread that reads it."""
 
 
 def state_reader(loader: Any, iterator: Iterator[Any]) -> StateReader:
-    """What reads the state of a loader that has one. It gives ``None`` for others."""
+    """A function that returns the loader's state, or ``None`` if it has none."""
     if not is_stateful(loader):
         return _no_state
     # A loader knows of its newest iterator only.
@@ -93,25 +93,25 @@ def state_reader(loader: Any, iterator: Iterator[Any]) -> StateReader:
         try:
             return copy.deepcopy(holder.state_dict())  # a copy: it may go on changing as more is read
         except Exception as error:
-            return error  # for whoever asks for the state; batches do not depend on it
+            return error  # raised by state_dict(); batches do not depend on it
 
     return read
 
 
 Begun = tuple[Iterator[Any], StateReader]
-"""A pass over a loader: its iterator, and what reads its state."""
+"""(iterator, state reader) of one iteration over a loader."""
 
 Begin = Callable[[Any], Begun]
 
 
 def begin_epoch(loader: Any) -> Begun:
-    """An iterator of ``loader``, and what reads its state."""
+    """An iterator of ``loader``, and its state reader."""
     iterator = iter(loader)
     return iterator, state_reader(loader, iterator)
 
 
 def begin_later(loader: Any, batches: int) -> Begun:
-    """The same without the first ``batches``, which are read where the first one is asked for, and dropped."""
+    """As ``begin_epoch``, without the first ``batches``: the first ``next`` reads and drops them."""
     iterator, state = begin_epoch(loader)
     return _Later(iterator, batches), state
 
@@ -128,7 +128,7 @@ class _Later(Iterator[Any]):
 
 
 def tell_epoch(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch`` of the loader, or else of those of its parts that have it."""
+    """Call ``set_epoch`` of the loader, or else of all its parts that have it."""
     if hasattr(loader, "set_epoch"):
         loader.set_epoch(epoch)
         return
@@ -138,7 +138,7 @@ def tell_epoch(loader: Any, epoch: int) -> None:
 
 
 def told_epoch(loader: Any) -> int:
-    """The epoch that the samplers of ``loader`` were told, or 0. Frameworks tell them, and not what wraps the loader."""
+    """The largest epoch that samplers of ``loader`` were set to, or 0. Frameworks set it there, not in a ``StreamedLoader``."""
     epochs = (getattr(part, "epoch", 0) for part in parts(loader).values() if hasattr(part, "set_epoch"))
     return max((epoch for epoch in epochs if isinstance(epoch, int)), default=0)
 

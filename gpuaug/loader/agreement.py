@@ -1,4 +1,4 @@
-"""Whether a state is of a run like this one: the loader, the stages, the decoders, the seed and the number of ranks."""
+"""Comparison of a state with this run: loader, stages, decoders, seed and number of ranks."""
 
 import functools
 import hashlib
@@ -16,18 +16,18 @@ from gpuaug.stages.base import BoundStage, Stage
 WAY_OUT = "Pass what state_dict() of a StreamedLoader returned."
 
 Stages = Sequence[tuple[BoundStage, Stage]]
-"""Each on its lane, and as the user made it."""
+"""(stage on its lane, stage as the user made it) for each stage."""
 
 _MOST_TEXT = 2000  # characters of a stage's definition that a state keeps
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def description(stages: Stages, resumable: ResumableLoader | None) -> dict[str, Any]:
-    """What batches depend on besides the wrapped loader and the seed, of plain values.
+    """Settings that batches depend on besides the wrapped loader and the seed, as plain values.
 
     Args:
-        stages: The loader's.
-        resumable: What begins epochs of the wrapped loader at any batch, if that can be.
+        stages: Stages of the loader.
+        resumable: Begins epochs of the wrapped loader at any batch, if that is possible.
     """
     ranks = resumable.ranks if resumable is not None else None
     decoders = {bound.name: bound.version for bound, _ in stages if bound.version}
@@ -39,7 +39,7 @@ def description(stages: Stages, resumable: ResumableLoader | None) -> dict[str, 
 
 
 def definition(stage: Stage) -> str:
-    """The arguments of a stage as text, the same in each process. What fills pages is cut, and ends with its checksum."""
+    """Arguments of a stage as text, the same in each process. Long text is cut and ends with its checksum."""
     ignored = ("name", "selection", "backend", "capture")  # these change no batch, or are compared by themselves
     own = {name: value for name, value in vars(stage).items() if not name.startswith("_") and name not in ignored}
     arguments = {"on": stage.selection.on, "into": stage.selection.into, **own}
@@ -94,7 +94,7 @@ class Difference(NamedTuple):
 
 
 def differences(state: Mapping[str, Any], now: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Difference]:
-    """What differs between the run of a state and this one.
+    """Differences between the run of a state and this one.
 
     Args:
         state: The state.

@@ -1,4 +1,4 @@
-"""How far the training loop has come, in a form that a checkpoint can hold."""
+"""The position of the training loop, and its state for checkpoints."""
 
 import copy
 import warnings
@@ -20,11 +20,11 @@ MOST_SEED, MOST_COUNT = 2**64 - 1, 2**63 - 1
 """The largest seed, and the largest rank, batch, and epoch that is set: draws are keyed by words of 64 bits."""
 
 VERSION = 1
-"""Of the state. It goes up when an older gpuaug could not read it."""
+"""Version of the state. Raised when an older gpuaug could not read it."""
 
 
 class Snapshot(NamedTuple):
-    """Where the training loop is."""
+    """Position of the training loop."""
 
     epoch: int
     batch: int
@@ -32,9 +32,9 @@ class Snapshot(NamedTuple):
     ended: bool
     """Whether the epoch's end was reached, not only its last batch."""
     chosen: bool
-    """Whether the epoch was set, and not counted."""
+    """Whether ``set_epoch`` chose the epoch."""
     source: Any
-    """The wrapped loader's state, or what was raised when it was asked for; ``None`` before the first batch of all."""
+    """The wrapped loader's state, or the error of reading it; ``None`` before the first batch of all."""
 
 
 class Progress:
@@ -43,8 +43,8 @@ class Progress:
     Args:
         loader: The wrapped loader.
         placement: Its stages.
-        seed: What draws depend on besides, if the user said it.
-        resumable: What begins epochs of the loader at any batch, where that can be.
+        seed: The user's seed for draws, or ``None``.
+        resumable: Begins epochs of the loader at any batch, if that is possible.
         end_passes: Ends the passes over the loader that are open.
         prepared: The loader as one of Accelerate's, if it is.
     """
@@ -66,19 +66,19 @@ class Progress:
         self._prepared = prepared
         self._epoch = -1
         self._next: int | None = None
-        """The epoch of the next iterator, where it is not the one that follows."""
+        """Epoch of the next iterator, or ``None`` for the following one."""
         self._chosen = False
         self._first = 0
         self._skip = 0
         self._snapshot: Snapshot | None = None
         self._given: Any = None
-        """The state that the wrapped loader was given and no iterator has begun from."""
+        """State that the wrapped loader was given, until an iterator begins from it."""
         self._resume: Resume | None = None
-        """Where the next iterator begins, of a loader that can be resumed."""
+        """Where the next iterator begins, if not at the first batch."""
 
     @property
     def seed(self) -> int:
-        """What draws depend on besides the epoch, the rank, the batch and the stage."""
+        """Seed of the draws of stages."""
         return self._seed
 
     @seed.setter
@@ -102,7 +102,7 @@ class Progress:
         return self._resumable is not None or is_stateful(self._loader)
 
     def choose(self, epoch: int) -> None:
-        """Have the next iterator belong to ``epoch``."""
+        """Make ``epoch`` that of the next iterator."""
         if self._resumable is not None and epoch != self._following:
             self._first, self._resume = 0, None  # of another epoch than the one that was to be gone on with
         self._next, self._chosen = epoch, True
@@ -120,7 +120,7 @@ class Progress:
         return self._resume._replace(batches=self._resume.batches + self._skip, seed=at.key("workers"))
 
     def prepare(self) -> None:
-        """Have the wrapped loader know the epoch of an iterator that is about to begin, where it has to."""
+        """Tell a loader of Accelerate's the epoch of the iterator that is about to begin."""
         if self._prepared is None:
             return
         place = self._prepared.loaded()
@@ -132,7 +132,7 @@ class Progress:
         self._first, self._skip = max(self._first, in_sampler), max(self._skip, by_loader)
 
     def begin(self, source: Any) -> Snapshot:
-        """Where an iterator is that begins now, with ``source`` as the wrapped loader's state."""
+        """Begin an iterator with ``source`` as the wrapped loader's state. Returns its position."""
         self._epoch = self._following
         begun = Snapshot(self._epoch, self._first + self._skip, False, self._chosen, source)
         self._next, self._chosen, self._first, self._skip, self._given, self._resume = None, False, 0, 0, None, None
@@ -167,7 +167,7 @@ class Progress:
                 tell_epoch(self._loader, self._next)
 
     def reach(self, reached: Snapshot) -> None:
-        """The iterator that was read last has come as far as this."""
+        """Set the position to that of the iterator that was read last."""
         if self._prepared is not None:
             ended = reached.ended or reached.source.last
             place = Place(self._seed, reached.epoch + ended, 0 if ended else reached.batch)
@@ -178,12 +178,12 @@ class Progress:
         self._snapshot = reached
 
     def leave(self) -> None:
-        """An iterator has been closed, at its end or before."""
+        """Note that an iterator was closed, at its end or before."""
         if self._prepared is not None:
             self._prepared.leave()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the training loop is: the state after the batch that was handed over last, whatever has been read ahead.
+        """State after the batch that was handed over last. Batches that were loaded ahead do not count.
 
         Holds the wrapped loader's own state after that batch, or the states of a ``DataLoader``'s generators as the epoch
         began; what the draws of stages depend on: the seed, the epoch and the number of batches; and, to be compared, the
@@ -204,7 +204,7 @@ class Progress:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Go on from what ``state_dict`` returned: the next iterator begins with the batch after it.
+        """Go on from a state of ``state_dict``: the next iterator begins with the batch after it.
 
         Stages draw what they would have drawn. The seed is that of the state, unless one was given that differs. Iterators that
         are open end. A ``FeatureStage`` runs the first batch of each shape without a graph, as in every iterator.
@@ -249,7 +249,7 @@ class Progress:
                 GpuAugWarning,
                 stacklevel=2,
             )
-        self._end_passes()  # what reads a loader must not meet a change of its state
+        self._end_passes()  # a thread that reads the loader must not see its state change
         if reached.chosen and not ended:
             tell_epoch(self._loader, reached.epoch)
         source, self._resume, self._given = copy.deepcopy(source), None, None

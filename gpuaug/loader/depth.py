@@ -1,4 +1,4 @@
-"""How many batches are launched ahead: as many as the user said, or none where measuring shows that to be faster.
+"""The number of batches launched ahead: the user's, or with ``depth="auto"`` the faster of 0 and 2.
 
 Overlap can hurt: stages that run beside a training step share the card's memory and its caches with it. ``depth="auto"`` times
 the loop both ways on its first batches, in turns, and goes on with the faster. In line is an immediate wait on the same
@@ -19,19 +19,18 @@ from gpuaug.stages.base import Stage, TransformStage
 from gpuaug.stages.feature import FeatureStage
 
 AHEAD = 2
-"""Batches ahead, where that is left to be decided."""
+"""Batches ahead with ``depth="auto"``, if streaming is faster."""
 
 WARM, SETTLE, COUNT, ROUNDS = 10, 4, 10, 4
-"""Batches before anything is counted; of each window those until the loop has settled, and those that are timed; and how many
-windows there are of either way."""
+"""Batches before the first window; in each window, batches to settle and batches that are timed; windows of either depth."""
 
 WORTH_IT = 0.98
-"""In line has to take less than this share of what streaming takes, and each of its windows less than all of streaming's: by
-chance that happens once in seventy times, and in line has no slack for a batch that comes late."""
+"""Ratio of times, in line over streamed, below which in line is chosen. Each of its windows must also be faster than all
+streamed ones: by chance that happens once in seventy times, and in line has no slack for a batch that comes late."""
 
 
 class Depth(Protocol):
-    """How far ahead the batches of a loader are launched."""
+    """The number of batches that a loader launches ahead."""
 
     def record_event(self, consumer: Lane, iterator: object) -> Event:
         """Record an event after the consumer's work before it is given its next batch, by an iterator."""
@@ -49,7 +48,7 @@ class Depth(Protocol):
 
 
 class FixedDepth:
-    """As many as the user said."""
+    """The user's depth."""
 
     def __init__(self, depth: int) -> None:
         self.now = depth
@@ -59,16 +58,16 @@ class FixedDepth:
 
     @property
     def most(self) -> int:
-        """As many as the user said."""
+        """The user's depth."""
         return self.now
 
     def record_event(self, consumer: Lane, iterator: object) -> Event:
-        """An event that need not tell the time."""
+        """An event without a timestamp."""
         return consumer.record_event()
 
 
 class DepthTuner:
-    """What is faster here: ``AHEAD`` batches, or none.
+    """Chooses the faster depth by measuring: ``AHEAD`` or 0.
 
     Windows are streamed, in line, in line, streamed, and so again, so that what drifts or comes back every few batches falls on
     both ways alike. They are timed on the device, between events of the stream that trains: nothing waits. A window that an
@@ -91,7 +90,7 @@ class DepthTuner:
         return f"'auto' ({self.reason})"
 
     def consider(self, lanes: Lanes, stages: Sequence[Stage]) -> None:
-        """Go on streaming without measuring, where there is nothing to choose or the choice is not this process's alone."""
+        """Stream without measuring, if the device has no lanes or other ranks would have to choose the same."""
         if self._done:
             return
         if lanes.in_line:
@@ -103,7 +102,7 @@ class DepthTuner:
         self.now, self._done = AHEAD, True
 
     def record_event(self, consumer: Lane, iterator: object) -> Event:
-        """An event that tells the time while measuring goes on."""
+        """An event, with a timestamp while measuring goes on."""
         if self._done:
             return consumer.record_event()
         event = consumer.record_event(timed=True)
@@ -141,7 +140,7 @@ class DepthTuner:
 
 
 def may_communicate(stages: Sequence[Stage]) -> bool:
-    """Whether stages may wait for other ranks, which then must not decide for themselves.
+    """Whether stages may wait for other ranks, so that no rank may choose its own depth.
 
     A collective that one rank launches before a training step and another after it waits for ever. Modules are known by what
     they hold; what a function does cannot be seen.
@@ -167,9 +166,9 @@ def _communicates(module: torch.nn.Module) -> bool:
 
 
 def ranks() -> int:
-    """How many processes train together."""
+    """Number of processes that train together."""
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 Setting = int | Literal["auto"]
-"""What a user may say."""
+"""Values of the argument ``depth``."""

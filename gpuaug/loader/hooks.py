@@ -1,4 +1,4 @@
-"""Who looks on while batches are made: nobody but profilers, unless somebody takes this one's place."""
+"""Calls at each part of the work on a batch: names ranges for profilers, or records in a subclass."""
 
 import os
 from contextlib import AbstractContextManager, nullcontext
@@ -8,7 +8,7 @@ import torch
 
 from gpuaug.core.streams import Lane
 
-# What Nsight Systems and other readers of NVTX put into the environment of the process that they watch.
+# Variables that Nsight Systems and other readers of NVTX set in the process that they watch.
 _NVTX_LISTENS = torch.backends.cuda.is_built() and any(
     name in os.environ for name in ("NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 )
@@ -16,7 +16,7 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 def span(name: str) -> AbstractContextManager[Any]:
-    """A range of that name in traces of ``torch.profiler`` and for tools that read NVTX.
+    """A named range in traces of ``torch.profiler`` and for tools that read NVTX.
 
     Costs a fraction of a microsecond when nobody listens.
     """
@@ -28,20 +28,20 @@ def span(name: str) -> AbstractContextManager[Any]:
 
 
 class Hooks:
-    """Names ranges for profilers, which cost nothing while none listens."""
+    """Names ranges for profilers. Subclasses record: ``Inspection(loader).watched_by(hooks)``."""
 
     def span(self, name: str, batch: int, lane: Lane | None = None, *, waits: bool = False) -> AbstractContextManager[Any]:
-        """A block of work on ``batch``: on the training thread, and on ``lane`` if it queues something there."""
+        """A block of work on ``batch``: on the training thread, and on ``lane`` if it queues work there. ``waits``: a wait."""
         return span(name)
 
     def pulled(self, batch: int, began_s: float, ended_s: float) -> None:
         """The wrapped loader made ``batch`` between two times of ``time.perf_counter``."""
 
     def held_back(self, batch: int, waited_s: float) -> None:
-        """The training thread has just waited so long for the device, to which it was too far ahead."""
+        """The training thread has just waited for the device, which is ``depth + 2`` batches behind."""
 
     def asked(self, consumer: Lane) -> None:
-        """The training loop asks for its next batch, so it has queued all of its step."""
+        """The training loop asks for its next batch: its step has been queued."""
 
     def handed_over(self, batch: int, consumer: Lane) -> None:
         """The training loop is given ``batch``."""

@@ -1,4 +1,4 @@
-"""What the profiler and the viewer ask of a loader, and how they leave it as it was."""
+"""The profiler's and the viewer's access to a loader, which is restored afterwards."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -22,10 +22,10 @@ from gpuaug.stages.base import BoundStage, Stage
 
 
 class Inspection:
-    """What the profiler and the viewer need of a loader besides its public names.
+    """Access to internals of a loader, for the profiler and the viewer.
 
     Args:
-        loader: Its iterators are made as its own, and leave traces in its counters and its epoch: see ``left_as_it_was``.
+        loader: Iterators made here change its counters and its epoch. ``left_as_it_was`` restores them.
     """
 
     def __init__(self, loader: StreamedLoader) -> None:
@@ -39,16 +39,16 @@ class Inspection:
 
     @property
     def feed(self) -> Feed:
-        """How batches come from the wrapped loader."""
+        """The loader's feed."""
         return self._shared.feed
 
     @property
     def stages(self) -> tuple[tuple[BoundStage, Stage], ...]:
-        """Each stage on its lane, and as the user made it."""
+        """(stage on its lane, stage as the user made it) for each stage."""
         return self._shared.placement.pairs
 
     def begin(self, depth: Depth, bound: Sequence[BoundStage] | None = None) -> PipelinedIterator:
-        """Begin an iterator that works ``depth`` batches ahead, with other stages where they are given."""
+        """Begin an iterator that works ``depth`` batches ahead, with the stages ``bound`` instead of the loader's, if given."""
         return self.loader._begin(depth, bound)
 
     def copy(self, host_batch: Batch) -> Batch:
@@ -66,12 +66,12 @@ class Inspection:
 
 
 def check(loader: object, doing: str, otherwise: str) -> StreamedLoader:
-    """``loader``, if it is one that can be left as it was.
+    """Check that ``loader`` can be profiled or shown, and restored afterwards. Returns it.
 
     Args:
-        loader: What the user passed.
-        doing: What is to become of it, such as ``"profiled"``.
-        otherwise: What to do instead of passing what cannot be iterated.
+        loader: The user's argument.
+        doing: The participle in error texts, such as ``"profiled"``.
+        otherwise: The way out in the error text for objects that cannot be iterated.
 
     Raises:
         ArgumentTypeError: If it is no ``StreamedLoader``.
@@ -81,7 +81,7 @@ def check(loader: object, doing: str, otherwise: str) -> StreamedLoader:
         way_out = "Wrap it: gpuaug.StreamedLoader(loader)." if hasattr(loader, "__iter__") else otherwise
         raise ArgumentTypeError(f"loader must be a StreamedLoader, got {type(loader).__name__}. {way_out}")
     if isinstance(loader.loader, Iterator):
-        raise read_once(loader.loader)  # at once, before what cannot be given back is taken
+        raise read_once(loader.loader)  # now, before a batch is taken that cannot be given back
     if has_persistent_workers(loader.loader) and any(feed.is_open for feed in loader._feed_iterators):
         raise ArgumentError(
             f"loader must have no iterator open on persistent workers while it is {doing}, got one, which would end. "
@@ -92,7 +92,7 @@ def check(loader: object, doing: str, otherwise: str) -> StreamedLoader:
 
 @contextmanager
 def left_as_it_was(loader: StreamedLoader) -> Iterator[None]:
-    """Afterwards the loader's epoch, state and counters, and torch's generators, are what they were."""
+    """A block after which the loader's epoch, state and counters, and torch's generators, are restored."""
     shared, counted = loader._shared, loader._shared.stats
     generators = (getattr(part, "generator", None) for part in parts(loader.loader).values())
     states = [(generator, generator.get_state()) for generator in generators if isinstance(generator, torch.Generator)]
@@ -105,7 +105,7 @@ def left_as_it_was(loader: StreamedLoader) -> Iterator[None]:
     finally:
         shared.stats = counted
         if no_workers:
-            loader.close()  # what draws their seeds is whoever starts them
+            loader.close()  # workers draw their seeds when they start, so the user's loop must start them
         for generator, state in states:
             generator.set_state(state)
         for part, place in places:
@@ -114,7 +114,7 @@ def left_as_it_was(loader: StreamedLoader) -> Iterator[None]:
 
 @contextmanager
 def _generators_kept(device: torch.device) -> Iterator[None]:
-    """Give torch's global generators, of the host and of ``device``, their states back afterwards."""
+    """A block after which torch's global generators, of the host and of ``device``, are restored."""
     module = None if device.type == "cpu" else getattr(torch, device.type)
     where = (device,) if device.type in ("cuda", "xpu") else ()
     with generator_lock:
@@ -129,7 +129,7 @@ def _generators_kept(device: torch.device) -> Iterator[None]:
 
 
 def read_once(source: object) -> ArgumentError:
-    """What to say of a source whose batches are gone when they have been read."""
+    """The error for a source that can be read once."""
     return ArgumentError(
         f"loader must wrap what can be iterated again and again, got {type(source).__name__}, which can be read once. "
         "Wrap a list, a DataLoader, or an object whose __iter__ begins anew."
@@ -137,7 +137,7 @@ def read_once(source: object) -> ArgumentError:
 
 
 def _in_this_process(loader: Any) -> Iterator[Any]:
-    """A dataset that knows its place in a stream, and is read by this process and not by copies in workers."""
+    """The dataset, if it has a state of its own and is read in this process, not in workers."""
     dataset = getattr(loader, "dataset", None)
     known = all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
     if known and getattr(loader, "num_workers", 0) == 0:

@@ -4,7 +4,8 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -25,12 +26,12 @@ class PipelinedIterator:
     """The batches of one iterator.
 
     Args:
-        shared: What it shares with the loader's other iterators.
-        feed_iterator: The pass over the wrapped loader.
+        shared: State that the loader's iterators share.
+        feed_iterator: The iteration over the wrapped loader.
         bound: The stages on their lanes.
-        begun: Where the training loop is as it begins.
-        first: What the first batch's draws depend on.
-        depth: How many batches are worked on ahead of the one that is handed over.
+        begun: Epoch and batch at which the training loop begins.
+        first_position: Random-number key of the first batch.
+        depth: Number of batches launched ahead of the one that is handed over.
     """
 
     def __init__(
@@ -39,15 +40,15 @@ class PipelinedIterator:
         feed_iterator: FeedIterator,
         bound: Sequence[BoundStage],
         begun: Snapshot,
-        first: Position,
+        first_position: Position,
         depth: Depth,
     ) -> None:
         self._shared = shared
         self._lanes, self._copier = shared.lanes, shared.placement.copier
         self._bound = bound
         self.feed_iterator = feed_iterator
-        self._at = first
-        self._snapshot = begun
+        self._launch_position = first_position
+        self._handed_over = begun
         self._ended = False
         self._state_at_end: Any = None
         self._memory: dict[str, Any] = {}
@@ -61,16 +62,16 @@ class PipelinedIterator:
 
     @property
     def position(self) -> Position:
-        """What the draws of the batch that is launched next depend on."""
-        return self._at
+        """Random-number key (seed, epoch, rank, batch index) of the next batch to launch."""
+        return self._launch_position
 
     @property
     def ended(self) -> bool:
-        """Whether the wrapped loader has nothing more to give."""
+        """Whether the wrapped loader has ended, or an error has."""
         return self._ended
 
     def check_process(self) -> None:
-        """To be called before CUDA is, which a forked process cannot use.
+        """Refuse a forked process, which cannot use CUDA. Call before any CUDA call.
 
         Raises:
             IteratorEndedError: In a process that was forked from the one that began the iterator.
@@ -82,13 +83,14 @@ class PipelinedIterator:
             )
 
     def fill(self, consumer: Lane) -> None:
-        """Queue work until ``depth`` batches follow the next one, as far as the wrapped loader has batches now.
+        """Launch batches until ``depth + 1`` are launched, or the wrapped loader has none ready.
 
-        Blocks only when there is nothing to hand over.
+        May wait for the run-ahead limit, for another thread's launch and for a stage's Python; for the loader or the decoder
+        only if no batch is launched, or if images have to be decoded again.
         """
         stats, hooks = self._shared.stats, self._shared.hooks
         hooks.asked(consumer)
-        self._shared.collect()
+        self._shared.free_read_slots()
         done = self._depth.record_event(consumer, self)
         depth = self._depth.now
         stats.depth = 0 if self._lanes.in_line else depth
@@ -96,17 +98,17 @@ class PipelinedIterator:
         if waited_s is not None:
             stats.held_back += 1
             stats.held_back_ms += waited_s * 1e3
-            hooks.held_back(self._snapshot.batch, waited_s)
-        # In line there is nothing to overlap with: launching ahead would only put off the batch that is wanted.
+            hooks.held_back(self._handed_over.batch, waited_s)
+        # In line nothing overlaps: launching ahead would only delay the batch that is wanted.
         most = 1 if self._lanes.in_line else depth + 1
         ahead = min(depth, self._ahead)
-        first: Event | None = done
+        consumer_event: Event | None = done
         while (step := self._next_step(most, ahead)) is not None:
-            self._shared.launching.run(partial(self._run, step, consumer, first))
-            first = None
+            self._shared.launching.run(partial(self._run, step, consumer, consumer_event))
+            consumer_event = None
 
     def pop(self, consumer: Lane) -> Batch:
-        """The next batch, which ``consumer`` waits for on the device; or the error in its place."""
+        """The next batch, for which ``consumer`` waits on the device. Raises the error that takes its place, if one does."""
         launched = self.waiting.popleft()
         if launched.error is not None:
             self._ended = True
@@ -115,8 +117,8 @@ class PipelinedIterator:
             finally:
                 del launched  # or the error would hold itself through its traceback, and the batch with it
         assert launched.ready is not None
-        stats, hooks, number = self._shared.stats, self._shared.hooks, self._snapshot.batch
-        with hooks.span("gpuaug/wait", number, consumer, waits=True):
+        stats, hooks, batch_index = self._shared.stats, self._shared.hooks, self._handed_over.batch
+        with hooks.span("gpuaug/wait", batch_index, consumer, waits=True):
             self._lanes.hand_over(launched.ready, consumer)
         for tensor in launched.resident:
             consumer.reads(tensor)
@@ -124,17 +126,17 @@ class PipelinedIterator:
             launched.source.wait(launched.ready)
         stats.batches += 1
         stats.ready = len(self.waiting)
-        self._reach(batch=number + 1, source=launched.state)
+        self._reach(batch=batch_index + 1, source=launched.state)
         self.feed_iterator.refill()
-        hooks.handed_over(number, consumer)
+        hooks.handed_over(batch_index, consumer)
         return launched.batch
 
     def end(self) -> None:
-        """All batches have been handed over, and no more is asked for."""
+        """Note that all batches have been handed over and the epoch has ended."""
         self._reach(ended=True, source=self._state_at_end)
 
     def close(self) -> None:
-        """Let go of the wrapped loader, and of batches that will not be handed over."""
+        """End the iteration over the wrapped loader, and drop batches that were not handed over."""
         if os.getpid() != self._process:
             _kept_in_children.append(self)
             return
@@ -148,9 +150,9 @@ class PipelinedIterator:
         self._shared.reclaim()
 
     def release(self) -> None:
-        """End what threads do for batches that are not launched, whose place an error takes. The feed has been closed.
+        """End the work of other threads on submitted batches. Each becomes an error at its place. The feed has been closed.
 
-        May be called while another thread is inside ``fill``, and waits for what is being launched there.
+        May be called while another thread is inside ``fill``: waits for its launch.
         """
 
         def abandon() -> None:
@@ -164,28 +166,32 @@ class PipelinedIterator:
             self._shared.launching.try_run(abandon, STOP_S)
 
     def _run(self, step: Callable[[], None], consumer: Lane, done: Event | None) -> None:
-        """Take a step on the lanes, the first one after ``done``."""
+        """Run one step with the lanes current. With ``done``, the copy lane first waits for that event of the consumer."""
         if done is not None:
             self._lanes.wait_for_consumers(consumer, done)
         block = self._lanes.launching(consumer)
         try:
             with block:
                 step()
-        except BaseException:  # an interrupt, perhaps at its first line, or between a launch and what keeps its memory
+        except BaseException:  # an interrupt, perhaps at its first line, or before an event keeps a launch's memory
             block.__exit__(None, None, None)
             self._lanes.settle()
             raise
 
     def _reach(self, **changes: Any) -> None:
-        self._snapshot = self._snapshot._replace(**changes)
-        self._shared.progress.reach(self._snapshot)
+        self._handed_over = self._handed_over._replace(**changes)
+        self._shared.progress.reach(self._handed_over)
 
     def _note(self, error: BaseException, where: str, batch: int) -> None:
         raised = f"gpuaug: raised {where}, at batch "
-        add_note(error, f"{raised}{batch} of epoch {self._at.epoch}.", replaces=raised)
+        add_note(error, f"{raised}{batch} of epoch {self._launch_position.epoch}.", replaces=raised)
 
     def _next_step(self, most: int, ahead: int) -> Callable[[], None] | None:
-        """What to do next so that ``most`` batches are launched and ``ahead`` more submitted, if anything can be done."""
+        """The next action, or ``None`` where there is none without waiting.
+
+        Launch the oldest submitted batch if its decoding is done; else pull one, while fewer than ``most + ahead`` are
+        launched or submitted; else, if none is launched, launch the oldest submitted batch and wait for its decoding.
+        """
         submitted = self._submitted
         if submitted and len(self.waiting) < most and submitted[0].done():
             return self._launch_next
@@ -193,18 +199,18 @@ class PipelinedIterator:
             pulled = self._pull()
             if pulled is not None and not (pulled.ended and pulled.error is None):
                 return partial(self._submit, pulled)
-        # Only a batch that is wanted now may hold the training thread up.
+        # Only the batch that is wanted now may make the training thread wait.
         return self._launch_next if submitted and not self.waiting else None
 
     def _pull(self) -> Pulled | None:
-        """The next batch of the wrapped loader, if it has one now or nothing else can be handed over."""
+        """The next batch of the wrapped loader. ``None`` if it has none yet while others are launched or submitted."""
         stats, hooks = self._shared.stats, self._shared.hooks
         pulled = self.feed_iterator.get(block=False)
         if pulled is None:
             if self.waiting or self._submitted:
                 return None
             start = time.perf_counter()
-            with hooks.span("gpuaug/pull", self._at.batch, waits=True):
+            with hooks.span("gpuaug/wait for loader", self._launch_position.batch, waits=True):
                 pulled = self.feed_iterator.get(block=True)
             waited_s = time.perf_counter() - start
             stats.starved += 1
@@ -214,26 +220,26 @@ class PipelinedIterator:
         return pulled
 
     def _submit(self, pulled: Pulled) -> None:
-        number = self._at.batch + len(self._submitted)
+        batch_index = self._launch_position.batch + len(self._submitted)
         self._submitted.append(submitted := Submitted(pulled, error=pulled.error))
         if pulled.error is not None:
-            self._note(pulled.error, "by the wrapped loader", number)
+            self._note(pulled.error, "by the wrapped loader", batch_index)
         else:
-            self._shared.hooks.pulled(number, *pulled.took_s)
+            self._shared.hooks.pulled(batch_index, *pulled.took_s)
         if not self._ahead:
-            self._launch_next()  # there is nothing to wait for
+            self._launch_next()  # no stage works on other threads
         elif pulled.error is None:
-            submitted.error = self.feed_iterator.ended_error() or self._begin_stages(submitted, number)
+            submitted.error = self.feed_iterator.ended_error() or self._begin_stages(submitted, batch_index)
 
-    def _begin_stages(self, submitted: Submitted, number: int) -> Exception | None:
-        """Have stages begin what they do on other threads; what one raised, if one did."""
+    def _begin_stages(self, submitted: Submitted, batch_index: int) -> Exception | None:
+        """Begin the stages' work on other threads. Returns the error that a stage raised, or ``None``."""
         self._lanes.reclaim()
         self._lanes.copy.make_current()
         for bound in self._bound:
             try:
                 submitted.pulled.batch, pending = bound.submit(submitted.pulled.batch, self._memory)
             except Exception as error:
-                self._note(error, f"in stage {bound.name!r}", number)
+                self._note(error, f"in stage {bound.name!r}", batch_index)
                 return error
             submitted.pending += [(bound.name, pending)] if pending is not None else []
         return None
@@ -242,20 +248,32 @@ class PipelinedIterator:
         submitted = self._submitted.popleft()
         if submitted.error is None:
             self._launch(submitted)
-            self._at = self._at.after()
-        else:  # it is raised at its own batch, after those before it have been handed over
+            self._launch_position = self._launch_position.after()
+        else:  # raised at its own batch, after earlier batches have been handed over
             submitted.abandon()
             self._fail(submitted.error)
 
     def _fail(self, error: BaseException) -> None:
-        """Have an error raised in place of the next batch, and launch nothing after it."""
+        """Raise ``error`` in place of the next batch, and launch no batch after it."""
         self.waiting.append(Launched(error=error))
         self._ended = True
         _abandon(self._submitted)
 
+    @contextmanager
+    def _decode_wait(self, batch: int) -> Iterator[None]:
+        """A block in which the training thread waits until other threads have decoded ``batch``: counted, and a span."""
+        stats, start = self._shared.stats, time.perf_counter()
+        try:
+            with self._shared.hooks.span("gpuaug/wait for decoding", batch, waits=True):
+                yield
+        finally:
+            waited_s = time.perf_counter() - start
+            stats.decode_waits += 1
+            stats.decode_wait_ms += waited_s * 1e3
+
     def _launch(self, submitted: Submitted) -> None:
         pulled = submitted.pulled
-        stats, feed, hooks, number = self._shared.stats, self._shared.feed, self._shared.hooks, self._at.batch
+        stats, feed, hooks, batch_index = self._shared.stats, self._shared.feed, self._shared.hooks, self._launch_position.batch
         read_by_stages: list[Any] = []
         lane, doing, source, end = self._lanes.copy, "its copy", None, None
         try:
@@ -263,7 +281,7 @@ class PipelinedIterator:
             lane.make_current()
             for name, work in submitted.pending:
                 doing = f"stage {name!r}"
-                pulled.batch = work.collect(pulled.batch)
+                pulled.batch = work.collect(pulled.batch, partial(self._decode_wait, batch_index))
                 stats.replaced += work.replaced
             doing = "its copy"
             feed.prepare(pulled)
@@ -271,7 +289,7 @@ class PipelinedIterator:
                 stats.slot_batches += 1
             else:
                 stats.other_batches += 1
-            with hooks.span("gpuaug/copy", number, lane):
+            with hooks.span("gpuaug/copy", batch_index, lane):
                 copied = self._copier.copy(pulled.batch)
             if copied.resident or copied.resident_objects:
                 followed = self._lanes.follow(pulled.stream)
@@ -283,21 +301,21 @@ class PipelinedIterator:
                 values = bound.read(batch)
                 read_by_stages.extend(batches.kept(values))
                 bound.lane.wait(ready)
-                lane = bound.lane  # from here on its event covers all that was done for this batch
-                with hooks.span(bound.range_name, number, lane):
+                lane = bound.lane  # from here on its event covers all earlier work on this batch
+                with hooks.span(bound.range_name, batch_index, lane):
                     for tensor in copied.resident:
                         lane.reads(tensor)
-                    result = bound.run(values, ready, self._at, self._memory)
+                    result = bound.run(values, ready, self._launch_position, self._memory)
                     ready = lane.record_event()
                     batch = bound.write(batch, result)
             stats.copied_bytes += copied.num_bytes
             end = ready
             self.waiting.append(Launched(batch, ready, copied.resident, source, state=pulled.state))
         except Exception as error:
-            self._note(error, f"in {doing}", number)
+            self._note(error, f"in {doing}", batch_index)
             self._fail(error)
         finally:
-            if end is None:  # an error or an interrupt, after which the lane may hold work that is not marked
+            if end is None:  # an error or an interrupt, after which the lane may hold work without an event
                 submitted.abandon()  # or threads may read from the slot when it is free
                 end = lane.record_event()
                 feed.read_until(pulled, end)
@@ -308,7 +326,7 @@ class PipelinedIterator:
 
 
 _kept_in_children: list[PipelinedIterator] = []
-"""Those of the parent that were closed here: to destroy their events would abort a process that cannot reach the device."""
+"""Iterators of the parent process, kept alive: destroying their events would abort a process that cannot reach the device."""
 
 
 def _abandon(submitted: deque[Submitted]) -> None:
@@ -318,7 +336,7 @@ def _abandon(submitted: deque[Submitted]) -> None:
 
 def _end_threads(process: int, submitted: deque[Submitted], bound: Sequence[BoundStage], memory: dict[str, Any]) -> None:
     if os.getpid() != process:
-        return  # the threads are not those of this one, which was forked
+        return  # a forked process does not have the threads
     _abandon(submitted)
     for each in bound:
         each.close(memory)

@@ -1,4 +1,4 @@
-"""Where a loader's work runs: its lanes and its stages on them, made when they are first needed."""
+"""The device of a loader, its lanes and its stages on them, made when they are first needed."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -35,7 +35,7 @@ class Placement:
         return streams.with_index(self._wanted)
 
     def settle(self) -> None:
-        """The first iterator begins: the device is the one that is current, from now on."""
+        """Fix the device: that which is current as the first iterator begins."""
         if self._wanted != (now := self.device):
             if "lanes" in vars(self) and self.lanes.device != now:
                 self._forget("lanes", "copier", "bound")
@@ -48,17 +48,17 @@ class Placement:
 
     @cached_property
     def copier(self) -> Copier:
-        """What the copy lane does."""
+        """Copies batches on the copy lane."""
         return Copier(self.lanes.device, warns=self._warns)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """What is done to a batch after its copy."""
+        """The stages, in order, as the user made them."""
         return self._stages
 
     @stages.setter
     def stages(self, value: Sequence[Any]) -> None:
-        """Exchange them.
+        """Replace the stages.
 
         Raises:
             ArgumentTypeError: If it is not a sequence of stages and callables.
@@ -81,7 +81,7 @@ class Placement:
 
     @property
     def pairs(self) -> tuple[tuple[BoundStage, Stage], ...]:
-        """Each stage on its lane, and as the user made it."""
+        """(stage on its lane, stage as the user made it) for each stage."""
         return tuple(zip(self.bound, self._stages, strict=True))
 
     def __repr__(self) -> str:

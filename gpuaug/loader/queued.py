@@ -1,4 +1,4 @@
-"""A batch in the queues of an iterator: while other threads work on it, and when its work on the device has been queued."""
+"""A batch in the queues of an iterator: submitted to other threads, then launched on the device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,25 +20,25 @@ class Launched:
     ready: Event | None = None
     resident: Sequence[torch.Tensor] = ()
     source: Lane | None = None
-    """Where objects were made that came to us on the device, and whose tensors cannot be seen."""
+    """The stream on which objects were made that were on the device already and hide their tensors."""
     error: BaseException | None = None
     state: Any = None
-    """The wrapped loader's, after this batch."""
+    """The wrapped loader's state after this batch."""
 
 
 @dataclass(slots=True)
 class Submitted:
-    """A batch that was pulled, and the work on it that other threads do before it can be launched."""
+    """A batch that was pulled, and the work of other threads on it before it can be launched."""
 
     pulled: Pulled
     pending: list[tuple[str, Pending]] = field(default_factory=list)
     error: BaseException | None = None
 
     def done(self) -> bool:
-        """Whether launching it would not wait for those threads."""
+        """Whether launching it would not wait for other threads."""
         return all(work.done() for _, work in self.pending)
 
     def abandon(self) -> None:
-        """Wait for those threads, which may be reading the batch."""
+        """Wait for other threads, which may be reading the batch."""
         for _, work in self.pending:
             work.abandon()

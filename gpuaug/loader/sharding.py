@@ -6,7 +6,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Subset
 
 _OF_A_RANK = {"rank", "num_processes", "num_replicas", "num_shards", "process_index", "world_size"}
-"""Attributes of a dataset that holds one rank's part."""
+"""Attributes of datasets that hold one rank's share."""
 
 
 def reads_whole_dataset(loader: Any, ranks: int) -> bool:

@@ -1,4 +1,4 @@
-"""What the iterators of one loader share, in one thread or in several."""
+"""State that the iterators of one loader share, in one thread or in several."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ from gpuaug.loader.stats import Stats
 
 
 class LaunchLock:
-    """Held while a batch is launched, by one thread and once."""
+    """Held by the thread that launches a batch. Not re-entrant."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -38,8 +38,8 @@ class LaunchLock:
             )
 
     def try_run(self, work: Callable[[], object], timeout_s: float) -> bool:
-        """Call ``work``, unless this thread launches or another does for longer than ``timeout_s``; whether it was called."""
-        # Not a block of ``with``: an interrupt may arrive at the first line of __exit__, which then gives nothing back.
+        """Call ``work`` unless this thread launches, or another does for over ``timeout_s``. Returns whether it was called."""
+        # Not a block of ``with``: an interrupt may arrive at the first line of __exit__, which then does not release.
         this = threading.get_ident()
         if self._holder == this:
             return False
@@ -54,7 +54,7 @@ class LaunchLock:
                 self._holder = None
             try:  # noqa: SIM105 - suppress() has an __exit__ in Python, too
                 self._lock.release()
-            except RuntimeError:  # it was not had
+            except RuntimeError:  # it was not acquired
                 pass
 
 
@@ -68,15 +68,14 @@ class RunAheadLimit:
         self._events: deque[Event] = deque()
 
     def keep(self, event: Event, ahead: int) -> float | None:
-        """Note that the consumer has queued its work up to ``event``, and wait for the event ``ahead`` batches back.
+        """Append the consumer's event. If more than ``ahead`` are stored, wait on the host for the newest one removed.
 
         Returns:
-            How many seconds the host waited, or ``None`` if it had not to. ``torch.cuda.set_sync_debug_mode`` does not see
-            this wait, so it is for the caller to count.
+            Seconds waited, or ``None`` without a wait. The caller counts it: ``torch.cuda.set_sync_debug_mode`` cannot.
         """
         self._events.append(event)
         oldest = None
-        while len(self._events) > ahead:  # several, where ``ahead`` has become less
+        while len(self._events) > ahead:  # several, if ``ahead`` has become smaller
             oldest = self._events.popleft()
         if oldest is None or oldest.query():
             return None
@@ -87,7 +86,7 @@ class RunAheadLimit:
 
 @dataclass(slots=True)
 class LoaderState:
-    """What the iterators of one loader share."""
+    """State that the iterators of one loader share."""
 
     placement: Placement
     feed: Feed
@@ -102,23 +101,23 @@ class LoaderState:
         """The lanes on the loader's device."""
         return self.placement.lanes
 
-    def collect(self) -> None:
+    def free_read_slots(self) -> None:
         """Free the slots whose copies have ended."""
-        self._unless_launching(self.feed.collect)
+        self._unless_launching(self.feed.free_read_slots)
 
     def reclaim(self) -> None:
-        """Drop intermediates of batches that nobody waits for any more."""
-        # An abandoned iterator is closed wherever the garbage collector runs, in the middle of a launch too. The lane that is
-        # being launched on has not waited for what would be dropped here.
+        """Drop the intermediate tensors that batches have left."""
+        # An abandoned iterator is closed wherever the garbage collector runs, in the middle of a launch too. The lane of that
+        # launch has not waited for the readers of the tensors that would be dropped here.
         self._unless_launching(partial(self.lanes.reclaim, keep=0))
 
     def _unless_launching(self, work: Callable[[], None]) -> None:
-        """Do ``work``, or leave it to the next launch."""
+        """Do ``work`` now, or leave it to the next launch if one is under way."""
         self.launching.try_run(work, 0)
 
 
 class OneThreadIterator(Iterator[Batch]):
-    """The batches of a generator, which two threads at once may not ask for."""
+    """The batches of a generator, for one thread at a time."""
 
     def __init__(self, batches: Generator[Batch, None, None]) -> None:
         self._batches = batches
@@ -146,7 +145,7 @@ class OneThreadIterator(Iterator[Batch]):
         )
 
     def close(self) -> None:
-        """Let go of the wrapped loader, and of batches that will not be handed over.
+        """End the iteration over the wrapped loader, and drop batches that were not handed over.
 
         Raises:
             GpuAugError: If a call of ``next`` has not returned.
@@ -164,5 +163,5 @@ class OneThreadIterator(Iterator[Batch]):
 
 
 def _is_of_a_stage(error: ValueError) -> bool:
-    """Whether an error comes from within a generator, and not from the generator, which another call is in."""
+    """Whether a stage raised the error, and not the generator because another call of it is running."""
     return error.__traceback__ is None or error.__traceback__.tb_next is not None

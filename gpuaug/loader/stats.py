@@ -1,4 +1,4 @@
-"""What a loader counts while it runs."""
+"""Counters of a running loader."""
 
 from dataclasses import dataclass
 
@@ -12,20 +12,24 @@ class Stats:
     copied_bytes: int = 0
     """Bytes copied to the device."""
     depth: int = 0
-    """Batches that are launched ahead now: 0 is in line."""
+    """Batches that may be launched ahead now. 0 is in line."""
     ready: int = 0
-    """Batches that were launched already when the last one was handed over."""
+    """Batches launched besides the last one when that was handed over. 0 on a CPU; loaded batches on the host do not count."""
     starved: int = 0
-    """Times that nothing was ready and the training thread waited for the wrapped loader."""
+    """Waits of the training thread for the wrapped loader, while no batch was launched or being decoded."""
     starved_ms: float = 0.0
-    """How long it waited so."""
+    """Milliseconds of these waits, in all."""
     slot_batches: int = 0
     """Batches that came through a page-locked slot."""
     other_batches: int = 0
-    """Batches that came as they would from the loader itself."""
+    """Batches that came without a slot."""
     held_back: int = 0
-    """Times that the training thread was too far ahead of the device and waited for it."""
+    """Waits of the training thread for the device, because ``depth + 2`` batches were queued. Healthy."""
     held_back_ms: float = 0.0
-    """How long it waited so."""
+    """Milliseconds of these waits, in all."""
     replaced: int = 0
-    """Samples whose image could not be decoded and that took another one's place."""
+    """Samples whose image could not be decoded, replaced by another sample of the batch."""
+    decode_waits: int = 0
+    """Waits of the training thread for images to be decoded."""
+    decode_wait_ms: float = 0.0
+    """Milliseconds of these waits, in all."""

@@ -110,7 +110,7 @@ class StreamedLoader:
         progress = Progress(loader, placement, seed, own_feed.resumable, end_passes, prepared)
         self._shared = LoaderState(placement, own_feed, progress)
         if progress.can_resume:
-            # Here, not on the class: frameworks look for these two names, and save in a checkpoint what they find.
+            # Here, not on the class: frameworks look for these two names, and put the state into checkpoints.
             self.state_dict, self.load_state_dict = progress.state_dict, progress.load_state_dict
         self.stages = stages
 
@@ -138,7 +138,7 @@ class StreamedLoader:
         return f"StreamedLoader({type(self.loader).__name__}, {settings})"
 
     def __getstate__(self) -> tuple[Any, ...]:
-        """What another process needs for the same batches: the settings and the place, not what runs or is held here."""
+        """Settings and position, with which another process gives the same batches. No threads, workers or memory."""
         settings = {**self._settings, "loader": without_workers(self._loader), "stages": self.stages, "depth": self.depth}
         return settings, self._shared.progress.place, {name: vars(self)[name] for name in vars(self).keys() - _MADE}
 
@@ -156,12 +156,12 @@ class StreamedLoader:
 
     @property
     def loader(self) -> Any:
-        """The wrapped loader. It stays: what reads it, its slots and its state are made for it."""
+        """The wrapped loader. It cannot be replaced: feed, slots and state are made for it."""
         return self._loader
 
     @loader.setter
     def loader(self, value: object) -> None:
-        """It cannot be exchanged.
+        """Refuse another loader.
 
         Raises:
             ArgumentError: In any case.
@@ -196,7 +196,7 @@ class StreamedLoader:
 
     @property
     def seed(self) -> int:
-        """What the draws of stages depend on, with the epoch, the rank and the batch."""
+        """Seed of the draws of stages, which depend on the epoch, the rank and the batch besides."""
         return self._shared.progress.seed
 
     @seed.setter
@@ -205,14 +205,14 @@ class StreamedLoader:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """What is done to a batch after its copy. Assign a new sequence between epochs to change it."""
+        """The stages of a batch after its copy. Assign a new sequence between epochs to change them."""
         return self._shared.placement.stages
 
     @stages.setter
     def stages(self, value: Sequence[Any]) -> None:
         self._shared.placement.stages = value
         if isinstance(self._depth, depths.DepthTuner):
-            self._depth = depths.DepthTuner()  # what was faster with other stages says nothing about these
+            self._depth = depths.DepthTuner()  # the choice was made for other stages
 
     @property
     def dataset(self) -> Any:
@@ -282,7 +282,7 @@ class StreamedLoader:
         )
 
     def stats(self) -> Stats:
-        """The counters so far. The object is live: copy what is to be kept."""
+        """The counters so far. The object is live: copy values that you keep."""
         return self._shared.stats
 
     def close(self) -> None:

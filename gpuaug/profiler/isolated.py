@@ -1,4 +1,4 @@
-"""The parts of the work on a batch, each by itself: the copy, every stage, and the training step."""
+"""Times of the parts of the work on a batch, each measured alone: the copy, every stage, and the training step."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -21,16 +21,16 @@ from gpuaug.stages.base import BoundStage, Stage, TransformStage
 from gpuaug.stages.feature import FeatureStage
 
 REPEATS = 10
-"""Calls of a part, to take the median of."""
+"""Calls of a part. The median is reported."""
 
 
 def measured(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iterator[Part]:
-    """The parts in the order of the work, each on what the one before it gave.
+    """Measure the parts in the order of the work, each on the result of the one before.
 
     Args:
-        loader: Whose copy and stages they are.
-        host_batch: In memory like that of the wrapped loader's batches.
-        step: One step of training, on a batch that is there.
+        loader: The loader whose copy and stages are measured.
+        host_batch: A batch in memory like that of the wrapped loader's batches.
+        step: One step of training, on a batch that is on the device.
     """
     inspection, device = Inspection(loader), loader.device
     lanes = inspection.lanes
@@ -74,7 +74,7 @@ def measured(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iterator[
 
 
 class _Decoded:
-    """Decodes one batch again and again, as the loader does: the next is begun before the last is waited for."""
+    """Decodes one batch repeatedly, as the loader does: the next ones are submitted before the oldest is waited for."""
 
     def __init__(self, inspection: Inspection, host_batch: Batch) -> None:
         self._lanes, self._batch = inspection.lanes, host_batch
@@ -83,7 +83,7 @@ class _Decoded:
         self._begun: deque[tuple[Batch, Any]] = deque()
 
     def next(self, number: int) -> None:
-        """Begin to decode with the stage of that number, and wait for what was begun before."""
+        """Submit the batch to stage ``number``, then wait for the oldest submitted one."""
         self._lanes.copy.make_current()
         while len(self._begun) <= BoundDecode.ahead:
             self._begun.append(self._stages[number].submit(self._batch, self._memory))
@@ -91,7 +91,7 @@ class _Decoded:
         pending.collect(batch)
 
     def whole(self) -> Batch:
-        """The host batch with all that is decoded in its place."""
+        """The host batch, with all encoded images decoded."""
         self._lanes.copy.make_current()
         batch = self._batch
         for bound in self._stages:
@@ -100,7 +100,7 @@ class _Decoded:
         return batch
 
     def close(self) -> None:
-        """Wait for what was begun, and end the threads."""
+        """Wait for submitted batches, and end the threads."""
         for _, pending in self._begun:
             pending.abandon()
         self._begun.clear()

@@ -1,4 +1,4 @@
-"""Probes of one piece of work on a device: what it costs by itself, and whether it makes the host wait."""
+"""Measurements of one piece of work: its time alone, its work on the device, and its host synchronisations."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity
 from gpuaug.core.streams import Lanes, ms_between
 
 Work = Callable[[], Any]
-"""Queues one batch's work on the device, wherever that runs."""
+"""Queues one batch's work on the device."""
 
 _LINK_BYTES, _LINK_COPIES = 64_000_000, 12
 _PROFILED = 3
@@ -33,18 +33,21 @@ def figure(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median of what several windows gave, the least and the most: milliseconds a batch."""
+    """Median, least and most of several measurements, in milliseconds a batch.
+
+    A measurement is a window's mean over its batches, or one call of a part on the host: not the spread of single batches.
+    """
 
     median: float
-    """The middle window, in milliseconds a batch."""
+    """The middle measurement, in milliseconds a batch."""
     low: float
-    """The fastest window."""
+    """The fastest measurement."""
     high: float
-    """The slowest window."""
+    """The slowest measurement."""
 
     @classmethod
     def of(cls, values: list[float]) -> "Spread":
-        """Of one value or more."""
+        """From one value or more."""
         return cls(median(values), min(values), max(values))
 
     def __str__(self) -> str:
@@ -53,22 +56,22 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class OnDevice:
-    """What one piece of work does there, by the profiler."""
+    """Work on a GPU, as ``torch.profiler`` sees it."""
 
     busy_ms: float
-    """How long the device works on it, gaps between kernels left out."""
+    """Milliseconds in which the device is busy with it, without gaps between kernels."""
     launches: int
-    """Calls that the host makes for it: kernels, copies, graphs."""
+    """Launches by the host: kernels, copies, graphs."""
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all that was queued."""
+    """Wait until the device has finished all queued work."""
     if device.type != "cpu":
         getattr(torch, device.type).synchronize(device)
 
 
 def alone(work: Work, device: torch.device, repeats: int) -> tuple[Spread, Spread]:
-    """A piece of work by itself: from one to the next, and what of that the host needs to queue it on an idle device."""
+    """(wall, host) of repeated calls: time from one call to the next, and the host's time to queue one on an idle device."""
     host = []
     for _ in range(repeats):
         synchronize(device)
@@ -89,7 +92,7 @@ def alone(work: Work, device: torch.device, repeats: int) -> tuple[Spread, Sprea
 
 
 def on_device(work: Work, device: torch.device) -> OnDevice | None:
-    """What a piece of work does on a GPU; ``None`` elsewhere, or where another profiler is running."""
+    """Work of one call on a GPU; ``None`` elsewhere, or if another profiler is running."""
     if device.type != "cuda" or torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
         return None
     synchronize(device)
@@ -104,7 +107,7 @@ def on_device(work: Work, device: torch.device) -> OnDevice | None:
 
 
 def can_look(device: torch.device) -> bool:
-    """Whether a profiler sees what a device does. Another one, or a driver that does not let it, may stand in the way."""
+    """Whether ``torch.profiler`` sees the device's work. Another profiler, or the driver's settings, may prevent it."""
     did = on_device(lambda: torch.ones(1, device=device), device)
     return did is not None and did.busy_ms > 0
 
@@ -125,9 +128,9 @@ def read_trace(events: list[dict[str, Any]], calls: int) -> OnDevice:
 
 
 def waits_at(work: Work, device: torch.device) -> str | None:
-    """Where in the user's code the host first waits for a GPU during a piece of work, or ``None`` if it does not.
+    """First line of the user's code, ``file:line``, at which a call makes the host wait for a GPU; ``None`` without one.
 
-    Waits for an event or for a stream by name cannot be seen.
+    Explicit waits for an event or a stream cannot be seen.
     """
     if device.type != "cuda":
         return None
@@ -154,7 +157,7 @@ def place(stack: Sequence[traceback.FrameSummary]) -> str:
 
 
 def link_gb_per_s(lanes: Lanes) -> float | None:
-    """What copies of 64 MB from page-locked memory reach on the copy lane, by themselves; ``None`` without a GPU."""
+    """GB/s of 64 MB copies from page-locked memory, alone on the copy lane; ``None`` without a GPU."""
     if lanes.in_line:
         return None
     source = torch.zeros(_LINK_BYTES, dtype=torch.uint8).pin_memory()

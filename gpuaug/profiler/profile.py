@@ -1,4 +1,4 @@
-"""``profile``: real training steps, measured so that what bounds them can be named.
+"""``profile``: measures real training steps to find their bound.
 
 Everything is measured in one run on one pass over the loader: the wrapped loader by itself, the loop streamed and in line, and
 the step on a batch that is there, in windows that take turns; then each part alone. Nothing is synchronised inside a window.
@@ -39,7 +39,7 @@ SHOWN, FEWEST = 10, 8
 """Batches that the timeline shows, and that a window needs."""
 
 WINDOW_S = 5.0
-"""A window ends after so long, if it has the fewest batches by then."""
+"""Seconds after which a window ends, if it has the fewest batches by then."""
 
 
 def profile(loader: StreamedLoader, step: Step, *, batches: int = 40, rounds: int = 3, show: bool = True) -> Report:
@@ -99,9 +99,10 @@ class _Profile:
         self._ahead = AHEAD if depth in ("auto", 0) else int(depth)
         self._said_depth = self._ahead if depth == self._ahead else f"{self._ahead} (set: {depth})"
         self._done = 1
-        """How many batches the last window had."""
+        """Number of batches of the last window."""
         self._starting_ms: list[float] = []
-        """What beginning epochs took in each streamed window, a batch."""
+        """Milliseconds a batch of beginning epochs, for each streamed window."""
+        self._waits_ms: list[float] = []
         self._passes = EndlessBatches(loader)
         workers = getattr(loader.loader, "num_workers", 0)
         self._queued = workers * (getattr(loader.loader, "prefetch_factor", None) or 2) + QUEUED + self._ahead
@@ -133,6 +134,7 @@ class _Profile:
             cached=step,
             epoch_ms=fmean(self._starting_ms),
             thread_ms=_by_part(spans),
+            waits_for_loader_ms=tuple(self._waits_ms),
             batch_bytes=sum(tensor.nbytes for tensor in _tensors(host_batch) if tensor.is_cpu and can_be_placed(tensor)),
             pageable_bytes=pageable,
             link_gb_per_s=link_gb_per_s(self._lanes),
@@ -150,13 +152,13 @@ class _Profile:
         return replace(report, verdict=tuple(verdict(report)))
 
     def _one(self) -> RepeatedBatch:
-        """A batch as the step is given it."""
+        """A batch on the device, as the step is given it."""
         again = RepeatedBatch(self._passes.next(self._ahead))
         self._step(again())
         return again
 
     def _settle(self, depth: int, count: int = 4) -> None:
-        """Take batches until what an earlier form of the loop has left is gone."""
+        """Train on batches until none is left that an earlier form of the loop launched."""
         for _ in range(self._ahead + count):
             self._step(self._passes.next(depth))
 
@@ -164,10 +166,19 @@ class _Profile:
         """Milliseconds a batch of the loop."""
         self._settle(depth)
         before_s = self._passes.starting_s
-        took_ms = self._timed(lambda: self._step(self._passes.next(depth)))
+        took_ms = self._timed(self._streamed_step if depth else lambda: self._step(self._passes.next(0)))
         if depth:
             self._starting_ms.append((self._passes.starting_s - before_s) * 1e3 / self._done)
         return took_ms
+
+    def _streamed_step(self) -> None:
+        """A step of the streamed loop. Keeps how long its batch was waited for, unless it began an epoch."""
+        stats, passes = self._loader.stats(), self._passes
+        starved_ms, starting_s = stats.starved_ms, passes.starting_s
+        batch = passes.next(self._ahead)
+        if passes.starting_s == starting_s:
+            self._waits_ms.append(stats.starved_ms - starved_ms)
+        self._step(batch)
 
     def _loading(self) -> float:
         """Milliseconds a batch of the wrapped loader by itself, within an epoch, after its queue has been emptied."""
@@ -201,7 +212,7 @@ class _Profile:
         return (time.perf_counter() - start) * 1e3 / self._done
 
     def _repeat(self, once: Callable[[], Any]) -> None:
-        """Do ``once`` for each batch of a window, or as often as its time allows."""
+        """Call ``once`` for each batch of a window, or until its time is over."""
         # Processes that train together wait for one another in every step, so all of them have to make as many.
         most_s = WINDOW_S if ranks() == 1 else float("inf")
         start, self._done = time.perf_counter(), 0
@@ -210,7 +221,7 @@ class _Profile:
             self._done += 1
 
     def _kept(self) -> tuple[Batch, int]:
-        """A host batch to copy again and again, in memory like that of the loader's, and how much of it is pageable."""
+        """(host batch to copy repeatedly, in memory like the loader's; its pageable bytes)."""
         pulled = self._passes.pull()
         on_gpu, slot = self._device.type == "cuda", pulled.slot
         locked = 0
@@ -230,14 +241,14 @@ class _Profile:
         return kept, pageable if pageable > PAGEABLE_WARN_BYTES else 0
 
     def _feed(self) -> str:
-        """How batches came, which is not as they usually come while another iterator has the slots."""
+        """The feed by name. Differs from the loader's usual one while another iterator has the slots."""
         feed, stats = self._inspection.feed, self._loader.stats()
         if not feed.reason and feed.workers and not stats.slot_batches:
             return ANOTHER_ITERATOR
         return repr(feed)
 
     def _recorded(self) -> tuple[Span, ...]:
-        """What happened in a streamed window that is not counted."""
+        """Spans of a streamed window whose time is not counted."""
         self._settle(self._ahead)
         recorder = Recorder(self._lanes)
         with self._inspection.watched_by(recorder):
@@ -258,7 +269,7 @@ def _by_part(spans: tuple[Span, ...]) -> dict[str, float]:
 
 
 def _tensors(batch: Batch) -> Iterator[torch.Tensor]:
-    """Those of a batch, and those that can be seen inside objects that move themselves."""
+    """Tensors of a batch, and tensors visible in objects with their own ``to``."""
     for leaf in batches.leaves(batch):
         yield from batches.tensors([leaf] if isinstance(leaf, torch.Tensor) else batches.members(leaf))
 
@@ -284,5 +295,5 @@ def _print(report: Report) -> None:
     except ImportError:
         sys.stdout.write(f"{report}\n")
     else:
-        # What is not a terminal has no width of its own.
+        # A pipe or file has no width of its own.
         Console(width=None if sys.stdout.isatty() else 140).print(report)

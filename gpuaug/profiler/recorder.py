@@ -1,7 +1,6 @@
-"""A recorder: notes when each part of each batch began and ended, for the length of a window of a profile.
+"""A recorder: start and end of each part of each batch, during one window of a profile.
 
-It notes the training thread's clock, and on lanes of the device timed events. Nothing waits for these; they are
-read when the window is over.
+It reads the host's clock, and records timed events on lanes of the device. These are read when the window is over.
 """
 
 import time
@@ -13,14 +12,14 @@ from gpuaug.loader.hooks import Hooks, span
 from gpuaug.profiler.timeline import Span
 
 LOADER, THREAD, CONSUMER = "loader", "thread", "consumer"
-"""Lanes of a recording that are not the loader's own: who pulls, the training thread, and the stream that trains."""
+"""Lanes of a recording besides the loader's own: the background thread, the training thread, the stream that trains."""
 
 
 class Recorder(Hooks):
-    """Notes what happens to every batch, and when. It is for one iterator after another, not for two at once.
+    """Records the parts of every batch. For one iterator after another, not for two at once.
 
     Args:
-        lanes: Those of the loader that is watched.
+        lanes: Lanes of the watched loader.
 
     Cost:
         Waits for the device once, when it is made. Then some microseconds of the training thread a batch.
@@ -42,7 +41,7 @@ class Recorder(Hooks):
 
     def pulled(self, batch: int, began_s: float, ended_s: float) -> None:
         """Note how long the wrapped loader took."""
-        self._note(LOADER, "pull", self._through(batch), began_s, ended_s)
+        self._note(LOADER, "load", self._through(batch), began_s, ended_s)
 
     def held_back(self, batch: int, waited_s: float) -> None:
         """Note the wait."""
@@ -60,13 +59,13 @@ class Recorder(Hooks):
             self._device.append((CONSUMER, "step", batch, event, consumer.record_event(timed=True), False))
 
     def handed_over(self, batch: int, consumer: Lane) -> None:
-        """Note where the step begins."""
+        """Note the beginning of the step."""
         event = consumer.record_event(timed=True) if self._on_device else None
         self._step = self._through(batch), time.perf_counter(), event
         self._last = batch
 
     def spans(self) -> tuple[Span, ...]:
-        """All that was noted, in milliseconds since the recorder was made. The device must have passed it."""
+        """All spans, in milliseconds since the recorder was made. The device must have passed all events."""
         noted = [
             Span(lane, name, batch, ms_between(self._base, first), ms_between(self._base, last), waits)
             for lane, name, batch, first, last, waits in self._device
@@ -74,8 +73,8 @@ class Recorder(Hooks):
         return tuple(sorted([*self._host, *noted], key=lambda each: each.start_ms))
 
     def _through(self, batch: int) -> int:
-        """The number of a batch, counted on where an iterator ends and the next begins with batch 0."""
-        # All that is noted of a batch precedes its step, and an iterator begins when all of the last has been handed over.
+        """Number of a batch that goes on counting where the next iterator begins with batch 0."""
+        # All spans of a batch precede its step, and an iterator begins after the last batch of the one before.
         if batch <= self._last:
             self._before, self._last = self._before + self._last + 1, -1
         return self._before + batch
@@ -86,7 +85,7 @@ class Recorder(Hooks):
 
 
 class _Noted:
-    """A block that a recorder notes."""
+    """A block that is recorded as a span."""
 
     def __init__(self, recorder: Recorder, name: str, batch: int, lane: Lane | None, waits: bool) -> None:
         self._recorder, self._batch, self._lane, self._waits = recorder, batch, lane, waits
@@ -100,7 +99,7 @@ class _Noted:
 
     def __exit__(self, *exc: Any) -> None:
         recorder = self._recorder
-        # What a stage queues on the device waits there, not on this thread.
+        # A wait on a lane is the device's, not this thread's.
         on_thread = self._waits and self._lane is None
         recorder._note(THREAD, self._name, self._batch, self._began_s, time.perf_counter(), waits=on_thread)
         if self._lane is not None and self._event is not None:

@@ -1,4 +1,4 @@
-"""One batch for call after call, whatever the calls do to it."""
+"""One batch for repeated calls, restored if a call changes it."""
 
 import copy
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from gpuaug.core.batch import Batch
 class RepeatedBatch:
     """Gives a batch again and again: its containers made anew each time, its tensors too if a call writes to them.
 
-    A training step may take labels out of a dictionary, or shift them in place. Given the same objects, the second call would
-    meet what the first one left.
+    A training step may take labels out of a dictionary, or change them in place. With the same objects, the second call would
+    see the changes of the first.
 
     Cost:
         Some microseconds of host time. One copy of the tensors on the current stream; one a call where calls write to them.

@@ -1,4 +1,4 @@
-"""What ``gpuaug.profile`` found: where a batch's time goes, the bounds that follow from it, and what they say."""
+"""The report of ``gpuaug.profile``: times of the parts of a batch, and the bounds that follow."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +15,13 @@ DECODERS = ("engines", "cpu decoder")
 ANOTHER_ITERATOR = "plain (another iterator has the slots)"
 """The feed of a loader that is profiled while it is iterated over."""
 
+_WAITS = {
+    "wait for loader": "for the loader",
+    "wait for decoding": "for images to be decoded",
+    "hold back": "for the device, to which it was ahead",
+}
+"""Spans in which the training thread waits, and the words for each."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -23,19 +30,19 @@ class Part:
     name: str
     """``load``, ``copy``, ``stage/<name>`` or ``step``."""
     wall: Spread
-    """From one to the next, in milliseconds."""
+    """Milliseconds from one call to the next."""
     host: Spread | None = None
-    """What of that the training thread needs to queue it on an idle device. ``None``: it is not that thread's work."""
+    """Milliseconds of the training thread to queue it on an idle device. ``None``: work of other threads."""
     device_ms: float | None = None
-    """How long the device works on it. ``None``: on the training thread, or not measured."""
+    """Milliseconds in which the device is busy with it. ``None``: work of the host, or not measured."""
     launches: int | None = None
-    """Calls that queue it."""
+    """Launches that queue it."""
     waits_at: str | None = None
-    """Where the training thread waits in it for the device, as ``file:line``."""
+    """``file:line`` at which the training thread waits for the device in it, or ``None``."""
     kind: Literal["", "fused", "kornia", "captured", "eager encoder", "engines", "cpu decoder"] = ""
-    """What it is, where that matters for what can be done about it."""
+    """Kind of the stage, where the advice depends on it."""
     runs: str = ""
-    """What a stage runs, where it was given no name of its own."""
+    """Name of the transform that an unnamed stage runs."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +56,15 @@ class Report:
     streamed: Spread
     """The loop with batches on their way ahead."""
     cached: Spread
-    """The step alone, on one batch that is there: what no loader can beat."""
+    """The step alone, on one batch that is on the device: no loader can be faster."""
     thread_ms: dict[str, float]
-    """What the training thread did in the streamed loop, by part; waits by their own names."""
+    """Milliseconds a batch of the training thread in the streamed loop, by part and by wait, such as ``wait for loader``."""
     batch_bytes: int
-    """Bytes of a batch, those left out that cannot be seen inside objects of other kinds."""
+    """Bytes of a batch's tensors. Tensors hidden in objects of other kinds are not counted."""
     pageable_bytes: int
     """Of these, bytes in memory that is not page-locked."""
     link_gb_per_s: float | None
-    """What this machine's link does by itself; ``None`` without one."""
+    """GB/s of this machine's link alone; ``None`` without a GPU."""
     lanes: bool
     """Whether the device has lanes. Without, as on a CPU, all is done in line on the training thread."""
     settings: dict[str, Any]
@@ -65,9 +72,11 @@ class Report:
     timeline: Timeline = field(repr=False)
     """Some ten batches of the streamed loop."""
     epoch_ms: float = 0.0
-    """What of the streamed loop went into beginning epochs, shared among its batches: starting workers, and the first batch."""
+    """Part of ``streamed`` for beginning epochs: starting workers, and waiting for the first batch."""
     verdict: tuple[str, ...] = ()
     """What bounds the loop, in words, with what to do next; the most important first."""
+    waits_for_loader_ms: tuple[float, ...] = field(default=(), repr=False)
+    """Wait of the training thread for the loader, for each batch of the streamed windows but the first of an epoch."""
 
     def part(self, name: str) -> Part:
         """One part of the work on a batch.
@@ -99,17 +108,17 @@ class Report:
 
     @property
     def host_ms(self) -> float:
-        """What the training thread has to do for a batch: launches, and what it computes itself."""
+        """Work of the training thread for a batch: launches, and its own computation."""
         return sum(part.host.median for part in self.parts if part.host is not None)
 
     @property
     def device_ms(self) -> float:
-        """What the stages and the step take of the device, added up."""
+        """Busy time of the device for the stages and the step, added up."""
         return sum(part.device_ms or 0.0 for part in self.parts if part.name != COPY)
 
     @property
     def decode_ms(self) -> float:
-        """What decoders need for a batch, on threads of their own."""
+        """Time of the decoders for a batch, on their own threads."""
         return max((part.wall.median for part in self.parts if part.kind in DECODERS), default=0.0)
 
     @property
@@ -133,7 +142,7 @@ class Report:
 
     @property
     def overlap_efficiency(self) -> float | None:
-        """How much of what overlap could save it did save, from 0 to 1; ``None`` where there is nothing to save."""
+        """Share of the time that overlap could save that it saved, from 0 to 1; ``None`` if it could save none."""
         possible = self.serial_ms - self.bound_ms
         if possible < 0.02 * self.serial_ms:
             return None
@@ -141,7 +150,7 @@ class Report:
 
     @property
     def exposed_ms(self) -> float:
-        """What a batch takes longer than the step alone: what is not hidden behind training."""
+        """Time of a batch beyond the step alone: not hidden behind training."""
         return max(0.0, self.streamed.median - self.cached.median)
 
     @property
@@ -151,7 +160,7 @@ class Report:
 
     @property
     def copy_gb_per_s(self) -> float | None:
-        """What the copies of batches reach."""
+        """GB/s of the copies of batches."""
         return self.batch_bytes / self.copy_ms / 1e6 if self.copy_ms and self.batch_bytes else None
 
     def figures(self) -> dict[str, float | None]:
@@ -172,7 +181,7 @@ class Report:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """All of it as rows of a result file: the parts, the loops, and the figures of the whole."""
+        """The report as rows of a result file: the parts, the loops, and the figures of the whole."""
         rows: list[dict[str, Any]] = []
         for part in self.parts:
             row = {"name": part.name, "wall_ms": part.wall.median, "low_ms": part.wall.low, "high_ms": part.wall.high}
@@ -192,7 +201,7 @@ class Report:
         return ("loop, in line", self.in_line), ("loop, streamed", self.streamed)
 
     def lines(self) -> Iterator[tuple[str, ...]]:
-        """The table, heading first: a part or a loop, its time with its spread, and what of it is where."""
+        """The table, heading first: a part or a loop, its time with its spread, and its share of thread and device."""
         yield ("ms a batch", "alone", "thread", "device", "launches", "in loop")
         for part in self.parts:
             yield (
@@ -218,11 +227,10 @@ class Report:
         if self.copy_gb_per_s is not None and self.link_gb_per_s is not None:
             rates = f"{figure(self.copy_gb_per_s)} GB/s, of the {figure(self.link_gb_per_s)} that the link does by itself"
             yield f"copy: {size_of(self.batch_bytes)} a batch at {rates}"
-        waits = {name: ms for name, ms in self.thread_ms.items() if name in ("pull", "hold back")}
-        says = {"pull": "for the loader", "hold back": "for the device, to which it was ahead"}
-        for name, ms in waits.items():
-            if ms >= 0.005 * self.streamed.median:
-                yield f"the training thread waited {figure(ms)} ms a batch {says[name]}"
+        for name, reason in _WAITS.items():
+            ms = self.thread_ms.get(name)
+            if ms is not None and ms >= 0.005 * self.streamed.median:
+                yield f"the training thread waited {figure(ms)} ms a batch {reason}"
         yield ", ".join(f"{key}: {value}" for key, value in self.settings.items())
 
     def __str__(self) -> str:

@@ -1,4 +1,7 @@
-"""A loader's batches without an end, to be measured in any form."""
+"""Iterates a loader endlessly, restarting it at each epoch's end, so that the profiler can time windows of batches.
+
+Three forms: streamed, in line (``depth=0``), and the wrapped loader alone.
+"""
 
 import time
 from collections.abc import Iterator
@@ -14,7 +17,7 @@ from gpuaug.loader.streamed_loader import StreamedLoader
 
 
 class EndlessBatches:
-    """The loader's batches without an end: in either form, or as they come from the wrapped loader."""
+    """Batches of the loader, streamed or in line, or of the wrapped loader alone, without an end."""
 
     def __init__(self, loader: StreamedLoader) -> None:
         self._inspection = Inspection(loader)
@@ -22,7 +25,7 @@ class EndlessBatches:
         self._depth = FixedDepth(0)
         self._had_any = False
         self.starting_s = 0.0
-        """How long it took to begin passes where others had ended, until their first batch was there."""
+        """Seconds spent in beginning epochs, each until its first batch was ready."""
 
     def __enter__(self) -> None:
         self._begin()
@@ -32,7 +35,7 @@ class EndlessBatches:
             self._iterator.close()
 
     def next(self, depth: int) -> Batch:
-        """The next batch, with ``depth`` of them ahead."""
+        """The next batch, with ``depth`` launched ahead."""
         self._depth.now = depth
         consumer = self._inspection.lanes.consumer()
         self._begun().fill(consumer)
@@ -46,8 +49,8 @@ class EndlessBatches:
         return self._begun().pop(consumer)
 
     def pull(self) -> Pulled:
-        """The next batch of the wrapped loader, as it is pulled."""
-        # Where the end was read ahead, nothing comes after it.
+        """The next batch of the wrapped loader alone, without copy and stages."""
+        # After an end that was read ahead there are no more batches.
         pulled = None if self._begun().ended else self._pulled()
         if pulled is None:
             with self._starting():

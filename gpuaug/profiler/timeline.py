@@ -1,4 +1,4 @@
-"""The picture of a profiled run: who worked on which batch, and when.
+"""The picture of a profiled run: the work on each batch, by lane, against time.
 
 A timeline is drawn as one row a lane against time, or written as a trace that Perfetto and ``chrome://tracing`` open. It knows
 nothing of loaders and devices: whoever profiles a run gives it the spans.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpuaug.core.figure import Figure
 
 _PICTURES = (".png", ".svg", ".pdf")
-_NARROWEST_IN = 6.0  # what the longest labels and titles need
+_NARROWEST_IN = 6.0  # room for the longest labels and titles
 _WIDEST_IN = 400.0  # matplotlib draws at most 2**16 pixels
 _LONGEST = 24  # characters of a label
 _SHORTEST_PT = 1.2  # no bar is drawn narrower, so that a launch of microseconds is seen beside a step of seconds
@@ -43,11 +43,11 @@ class Span:
     """One lane's work on one batch, or its wait for it."""
 
     lane: str
-    """Who: ``loader`` (the pull), ``thread`` (the training thread), ``copy``, ``stage/…`` or ``consumer`` (the step)."""
+    """``loader`` (the background thread), ``thread`` (the training thread), ``copy``, ``stage/…``, ``consumer`` (the step)."""
     name: str
-    """What it did."""
+    """The kind of work, such as ``load``, ``step`` or ``wait for loader``."""
     batch: int
-    """The batch that it was for, from 0."""
+    """Number of the batch, from 0. It counts batches that are trained on and is no index into the dataset."""
     start_ms: float
     """When it began, in milliseconds."""
     end_ms: float
@@ -58,17 +58,17 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The spans of a run, to be looked at. Times may count from any moment: what is drawn begins at the first span."""
+    """The spans of a run, for pictures and traces. Times may count from any moment: a drawing begins at the first span."""
 
     SUFFIXES: ClassVar[tuple[str, ...]] = (*_PICTURES, ".json")
-    """How the name of a file may end that one is saved as: pictures, and a trace."""
+    """Suffixes of files that ``save`` writes: pictures, and a trace."""
 
     spans: tuple[Span, ...]
     """All of the run, in any order."""
     device: str
-    """What the lanes ran on, for the title."""
+    """Name of the device, for the title."""
     depth: int | str
-    """How far the loader worked ahead, for the title."""
+    """Depth of the loader, for the title."""
 
     def figure(self, width_in: float = 12.0) -> "Figure":
         """Draw one row a lane against time, a colour for each batch. Waits are pale and hatched.
@@ -141,7 +141,7 @@ class Timeline:
             figure.savefig(path, format=suffix[1:], dpi=150, metadata=_UNDATED.get(suffix))
 
     def title(self) -> str:
-        """How many batches, on what, and how far ahead."""
+        """Title: number of batches, device and depth."""
         count = len({span.batch for span in self.spans})
         return f"{count} {'batch' if count == 1 else 'batches'} on {self.device}, depth {self.depth}"
 
@@ -152,7 +152,7 @@ class Timeline:
             return None
 
     def lanes(self) -> dict[str, list[Span]]:
-        """The spans of each lane by their start, in the order of the rows: the way of a batch, then lanes not known here."""
+        """Spans of each lane by their start. Lanes in the order of a batch's way, unknown ones last."""
         found: dict[str, list[Span]] = {}
         for span in sorted(self.spans, key=lambda span: (span.start_ms, -span.end_ms)):
             found.setdefault(span.lane, []).append(span)
@@ -160,7 +160,7 @@ class Timeline:
 
 
 def _place(lane: str) -> int:
-    """Where a lane stands among others. Stages stand in the order of their first spans."""
+    """Sort key of a lane. Stages keep the order of their first spans."""
     return 3 if lane.startswith("stage/") else {"loader": 0, "thread": 1, "copy": 2, "consumer": 4}.get(lane, 5)
 
 
@@ -188,7 +188,7 @@ def _nested(spans: list[Span]) -> Iterator[tuple[Span, int]]:
 
 
 def _levels(spans: list[Span], slack_ms: float) -> list[int]:
-    """The sub-row of each span of a lane: the first that is free, but for ``slack_ms``, which nobody sees."""
+    """Sub-row of each span of a lane: the first free one. Overlaps up to ``slack_ms`` are invisible and allowed."""
     ends: list[float] = []
     levels = []
     for span in spans:
@@ -258,7 +258,7 @@ def _figure(timeline: Timeline, width_in: float) -> "Figure":
 
 
 def _bar(axes: "Axes", span: Span, left: float, width: float, top: float, level: int, room_in: float, size: float) -> None:
-    """Draw a span into its sub-row, with what it did and the number of its batch as far as ``room_in`` is enough."""
+    """Draw a span into its sub-row, with its name and batch number if they fit into ``room_in`` inches."""
     from matplotlib.colors import to_rgb
     from matplotlib.patches import Rectangle
 
@@ -283,7 +283,7 @@ def _bar(axes: "Axes", span: Span, left: float, width: float, top: float, level:
 
 
 def _look(colour: str, waits: bool) -> dict[str, Any]:
-    """How a bar of that colour is filled and outlined."""
+    """Fill and outline of a bar."""
     from matplotlib.colors import to_rgb
 
     if not waits:

@@ -1,14 +1,15 @@
-"""What a profile says, in words: what bounds the loop, and the next step."""
+"""A profile in words: the bound of the loop, and what to change."""
 
 from collections.abc import Iterator
+from statistics import fmean
 
 from gpuaug.profiler.measure import figure
 from gpuaug.profiler.report import ANOTHER_ITERATOR, COPY, DECODERS, LOAD, STEP, Part, Report, size_of
 
 SLACK = 0.1
-"""Parts of a time within which two are called the same: less is within what windows differ by."""
+"""Relative difference below which two times count as equal: windows differ by as much."""
 LEAST_MS = 0.5
-"""What is shorter is not worth a sentence."""
+"""Shortest time in milliseconds that is worth a sentence."""
 
 
 def verdict(report: Report) -> Iterator[str]:
@@ -17,7 +18,8 @@ def verdict(report: Report) -> Iterator[str]:
     yield from _obstacles(report)
     yield from _overlap(report)
     took = report.streamed.median
-    unexplained = took - report.full_ms - report.epoch_ms
+    waited = fmean(report.waits_for_loader_ms) if _long_waits(report) else 0.0
+    unexplained = took - report.full_ms - report.epoch_ms - waited
     if unexplained > max(2 * SLACK * took, LEAST_MS):
         fewer = report.settings["workers"] > 1 and _longest(report) != LOAD
         yield (
@@ -37,6 +39,13 @@ def _longest(report: Report) -> str:
         "epoch": report.epoch_ms,
     }
     return max(loads, key=lambda name: loads[name])
+
+
+def _long_waits(report: Report) -> list[float]:
+    """Waits for the loader that are longer than a step, in milliseconds, where the loader is not the bound on average."""
+    if _longest(report) in (LOAD, "epoch"):
+        return []
+    return [ms for ms in report.waits_for_loader_ms if ms > max(report.cached.median, LEAST_MS)]
 
 
 def _bound(report: Report) -> str:
@@ -65,7 +74,8 @@ def _by_device(report: Report) -> str:
     if stages <= SLACK * step:
         return (
             f"Bounded by the training step: it takes {figure(step)} ms of the device, and {takes}. "
-            "There is nothing left for a loader to give; a faster step is what would help."
+            + ("A" if _long_waits(report) else "There is nothing left for a loader to give; a")
+            + " faster step is what would help."
         )
     if report.streamed.median < (1 - SLACK) * report.device_ms:
         return (
@@ -108,7 +118,8 @@ def _by_thread(report: Report) -> str:
     if most.waits_at is not None and most.kind != "kornia":
         return f"Bounded by the training thread, which waits for the device in {_named(most)} ({share}), at {most.waits_at}."
     if not report.lanes:
-        return f"Bounded by the training thread, most of all by {_named(most)} ({share}). {_cheaper_on_cpu(most)}"
+        way_out = _cheaper_on_cpu(most, report)
+        return f"Bounded by the training thread, most of all by {_named(most)} ({share}). {way_out}".rstrip()
     count = "" if most.launches is None else f"{most.launches} of them "
     return f"Bounded by launches on the training thread: {count}in {_named(most)} ({share}). {_cheaper(most)}"
 
@@ -120,6 +131,14 @@ def _epochs(report: Report) -> str:
 
 
 def _obstacles(report: Report) -> Iterator[str]:
+    if waits := _long_waits(report):
+        every = round(len(report.waits_for_loader_ms) / len(waits))
+        who = f"One batch in {every}" if every > 1 else "Most batches"
+        way_out = "raise prefetch_factor" if report.settings["workers"] else "give the DataLoader num_workers"
+        yield (
+            f"{who} waited {figure(min(waits))} ms or more for the loader, which gives one every {figure(report.load_ms)} ms "
+            f"on average: look for slow samples, or {way_out}."
+        )
     if report.epoch_ms > max(SLACK * report.streamed.median, LEAST_MS) and _longest(report) != "epoch":
         yield f"Short epochs: a new one begins again and again, {_epochs(report)}"
     for part in report.parts:
@@ -170,9 +189,9 @@ def _cheaper(part: Part) -> str:
     return "Write it with fewer and larger operations, or compile it."
 
 
-def _cheaper_on_cpu(part: Part) -> str:
+def _cheaper_on_cpu(part: Part, report: Report) -> str:
     if part.kind == "kornia":
         return "gpuaug.fuse makes a Kornia pipeline cheaper; workers of the DataLoader could run it beside the step."
     if part.name == STEP:
-        return "There is nothing left for a loader to give."
+        return "" if _long_waits(report) else "There is nothing left for a loader to give."
     return "Workers of the DataLoader could run it beside the step."

@@ -1,1 +1,1 @@
-"""What is done to a batch on the device: copy, transform, frozen encoder."""
+"""The work on a batch on the device: copy, transform, frozen encoder."""

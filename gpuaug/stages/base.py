@@ -1,8 +1,9 @@
-"""Stages: what is done to a batch between its copy and the training loop."""
+"""Stages: the work on a batch between its copy and the training loop."""
 
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Protocol
 
 from gpuaug.core.batch import Batch
@@ -15,7 +16,7 @@ from gpuaug.stages.selection import Into, On, Selection
 
 
 class Stage(ABC):
-    """One step of the work on a batch: what it is, apart from any loader that runs it.
+    """One step of the work on a batch, independent of the loader that runs it.
 
     Args:
         on: The members of a batch that the stage works on.
@@ -27,7 +28,7 @@ class Stage(ABC):
     """
 
     kind: ClassVar[str]
-    """The name of a stage that was given none."""
+    """Default name of a stage."""
 
     def __init__(self, *, on: On, into: Into, name: str | None) -> None:
         if name is not None and (not isinstance(name, str) or not name):
@@ -40,8 +41,8 @@ class Stage(ABC):
         """Prepare to run on the lanes of one loader.
 
         Args:
-            name: What the loader calls the stage.
-            lanes: The loader's.
+            name: Name of the stage in the loader.
+            lanes: Lanes of the loader.
 
         Returns:
             The stage on a lane of its own.
@@ -52,18 +53,23 @@ class Pending(Protocol):
     """Work on one host batch that is done on other threads."""
 
     replaced: int
-    """Samples that took another one's place."""
+    """Samples replaced by others because their image could not be decoded."""
 
     def done(self) -> bool:
-        """Whether ``collect`` will not wait for those threads."""
+        """Whether ``collect`` will not wait for other threads."""
         ...
 
-    def collect(self, batch: Batch) -> Batch:
-        """Wait for the work, order the copy lane, which is current, after it, and give the batch to copy."""
+    def collect(self, batch: Batch, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> Batch:
+        """Wait for the work, order the copy lane, which is current, after it, and return the batch to copy.
+
+        Args:
+            batch: The batch that ``submit`` returned.
+            waiting: Makes the block in which this thread blocks. Not called if the work is done.
+        """
         ...
 
     def abandon(self) -> None:
-        """Wait for the work, whose result nobody will ask for."""
+        """Wait for the work. Its result is not needed."""
         ...
 
 
@@ -79,22 +85,22 @@ class BoundStage(ABC):
     ahead: ClassVar[int] = 0
     """Batches that are submitted besides those that are launched."""
     version = ""
-    """What decides the last bits of the stage's results besides its arguments, such as a decoder and its version."""
+    """Library and version that decide the last bits of the results, such as a decoder's. Empty without one."""
 
     def submit(self, batch: Batch, memory: dict[str, Any]) -> tuple[Batch, "Pending | None"]:
-        """Begin work on a host batch that takes long and is done on other threads. The copy lane is current.
+        """Begin the stage's work on a host batch on other threads, if it has such work. The copy lane is current.
 
         Args:
             batch: As it came from the wrapped loader, or from another stage's ``submit``.
-            memory: What stages remember for the length of one iterator.
+            memory: State that stages keep for the length of one iterator.
 
         Returns:
-            The batch to go on with, and the work, if there is some.
+            The batch to copy or to pass on, and the work, or ``None``.
         """
         return batch, None
 
     def close(self, memory: dict[str, Any]) -> None:
-        """End what the stage has begun for one iterator."""
+        """End threads and work that the stage has begun for one iterator."""
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
         """The values in ``batch`` that the stage works on."""
@@ -109,10 +115,10 @@ class BoundStage(ABC):
         """Queue the stage's work. Its lane has been made to wait for ``ready``.
 
         Args:
-            values: What ``read`` returned.
-            ready: Marks the last write to ``values``, for lanes that the stage has besides.
-            position: What the stage's draws depend on.
-            memory: What stages remember for the length of one iterator.
+            values: The result of ``read``.
+            ready: Event after the last write to ``values``, for further lanes of the stage.
+            position: Random-number key of the batch.
+            memory: State that stages keep for the length of one iterator.
         """
 
 

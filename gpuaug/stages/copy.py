@@ -1,4 +1,4 @@
-"""The copy lane's work: a batch from the host to the device, leaf by leaf, with many small leaves in one go."""
+"""The copy of a batch from the host to the device: each leaf by itself, many small ones together."""
 
 import copy
 import inspect
@@ -18,16 +18,16 @@ from gpuaug.core.errors import DeviceError, GpuAugWarning
 from gpuaug.core.ragged import Shapes
 
 SMALL_BYTES = 32 * 1024
-"""Leaves up to this size are packed. Above it a copy of its own costs less than another copy on the host."""
+"""Most bytes of a leaf that is packed. A larger leaf's own copy costs less than packing it on the host."""
 
 FEWEST_TO_PACK = 8
-"""Packing twelve costs the training thread what copying them one by one does (``bench run handover``), fewer more."""
+"""Fewest small leaves that are packed. With twelve, packing costs the training thread as much as single copies."""
 
 ALIGN_BYTES = 256
 """Start of each dtype's tensors in a packed buffer, aligned for any of them."""
 
 PAGEABLE_WARN_BYTES = 64 * 1024
-"""The driver stages smaller pageable copies without waiting, so they are not worth a warning."""
+"""Pageable bytes above which a warning says so. The driver stages smaller copies without waiting."""
 
 MOST_NAMED = 8
 """Leaves that a log line names before it only counts."""
@@ -54,7 +54,7 @@ class Copier:
     and the first batch logs which.
 
     Args:
-        device: Where they go.
+        device: The target device.
         warns: Whether batches are expected in page-locked memory, so that others are warned about.
 
     Cost:
@@ -79,7 +79,7 @@ class Copier:
             self._examine(batch)
             self._examined = True
         copied = Copied(None)
-        # One tensor that stands in two places of a batch stays one tensor. The leaf is kept beside what became of it: some
+        # One tensor that stands in two places of a batch stays one tensor. The leaf is kept beside its copy: some
         # mappings make their values when asked, and another object may get the id of one that has gone.
         moved: dict[int, tuple[Any, Any]] = self._pack(batch, copied) if self._device.type == "cuda" else {}
 
@@ -132,7 +132,7 @@ class Copier:
         return {number: (leaf, parts[number]) for number, leaf in small.items()}
 
     def _examine(self, batch: Batch) -> None:
-        """Say once what the first batch shows: leaves that stay behind, and memory that makes the host wait."""
+        """Log and warn at the first batch: leaves that stay on the host, and pageable memory, for which the host waits."""
         staying = [
             f"{path or 'the batch'} ({type(leaf).__name__})"
             for path, leaf in batches.named_leaves(batch)
@@ -158,7 +158,7 @@ class Copier:
 
 
 class Layout:
-    """Where each of some small tensors stands in one buffer of bytes: those of one dtype behind one another.
+    """Positions of small tensors in one buffer of bytes, grouped by dtype.
 
     Args:
         leaves: CPU tensors.
@@ -211,7 +211,7 @@ def _can_be_packed(leaf: Any) -> bool:
 
 
 def _num_bytes(leaf: torch.Tensor) -> int:
-    """Bytes of a tensor's values; those of a sparse one are not counted."""
+    """Bytes of a tensor's values; 0 for a sparse one."""
     return leaf.nbytes if leaf.layout is torch.strided else 0
 
 

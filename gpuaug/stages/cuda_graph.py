@@ -1,9 +1,9 @@
 """Running a frozen encoder from a CUDA graph: one launch in place of hundreds.
 
-A graph replays fixed kernels on fixed addresses. So there is one for each *signature*: all that the kernels and addresses
-follow from. A batch is run from a graph if its signature has occurred earlier in the same iterator, and eager otherwise; which
-of the two depends on the sequence of batches alone, so a batch takes the same form however far the loader works ahead, and the
-odd last batch of an epoch runs eager.
+A graph replays fixed kernels on fixed addresses. So there is one for each *signature*: shapes, dtypes, strides,
+switches of arithmetic and weight addresses, from which kernels and addresses follow. A batch is run from a graph if its
+signature has occurred earlier in the same iterator, and eager otherwise. That depends on the sequence of batches alone, so a
+batch takes the same form at every depth, and the odd last batch of an epoch runs eager.
 """
 
 import gc
@@ -49,7 +49,7 @@ class _Pool:
     """
 
     left_any = False
-    """Whether a pool has been left since the cache was emptied."""
+    """Whether a pool was deleted since the cache was emptied."""
 
     def __init__(self) -> None:
         if _Pool.left_any:
@@ -82,7 +82,7 @@ class GraphRunner:
         self._graphs: OrderedDict[Signature, _Graph] = OrderedDict()
         self._weights: list[torch.Tensor] = []
         self.reason = why_not_capturable(encoder)
-        """Why batches run eager, or ``None`` while nothing speaks against capture."""
+        """Why batches run eager, or ``None`` if they can be captured."""
         self.refresh()
 
     def __len__(self) -> int:
@@ -116,7 +116,7 @@ class GraphRunner:
         return batches.map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, outputs)
 
     def refresh(self) -> None:
-        """Look again at the encoder's weights; forget the graphs if any has moved."""
+        """Read the addresses of the encoder's weights. Drop the graphs if any has changed."""
         weights = [*self._encoder.parameters(), *self._encoder.buffers()]
         if [w.data_ptr() for w in weights] != [w.data_ptr() for w in self._weights]:
             self._make_room(0)
@@ -136,9 +136,9 @@ class GraphRunner:
             self._pool = None  # PyTorch gives a pool up with its last graph
 
     def _inspect(self, inputs: tuple[torch.Tensor, ...]) -> Any:
-        """Run eager, which also warms up libraries and caches, and look for what a capture would trip over.
+        """Run eager, which also warms up libraries and caches, and look for operations that a capture would fail on.
 
-        A failed capture does not undo itself, so reasons to fail are looked for before.
+        A failed capture leaves its changes behind, so reasons to fail are looked for before.
         """
         with _host_waits() as waits, _DeviceCrossings() as crossings:
             outputs = self._encode(*inputs)
@@ -165,7 +165,7 @@ class GraphRunner:
                 graph.capture_begin(pool=self._pool.handle, capture_error_mode="thread_local")
                 outputs = self._encode(*static)
                 self._end(graph)
-            except BaseException:  # an interrupt, too: nothing else may run on a stream that captures
+            except BaseException:  # an interrupt, too: no other work may run on a stream that captures
                 self._abandon(graph)
                 raise
         except Exception as error:
@@ -193,7 +193,7 @@ class GraphRunner:
             self._end(graph)
 
     def _release_pool(self) -> None:
-        """Undo what a ``capture_end`` that throws leaves: an allocator that still believes in the capture.
+        """Clean up after a ``capture_end`` that throws, which leaves the allocator in capture mode.
 
         It would put off reuse of every block that ``record_stream`` was called on, for the rest of the process.
         """
@@ -207,8 +207,8 @@ class GraphRunner:
 
 
 def why_not_capturable(encoder: nn.Module) -> str | None:
-    """What can be told of ``encoder`` without running it."""
-    dynamo: Any = sys.modules.get("torch._dynamo")  # importing it takes a second, and who compiled something has done so
+    """The reason why ``encoder`` cannot be captured, as far as it shows without a run; else ``None``."""
+    dynamo: Any = sys.modules.get("torch._dynamo")  # importing it takes a second, and torch.compile has done so
     for name, module in encoder.named_modules():
         compiled = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
         if compiled or getattr(module, "_compiled_call_impl", None) is not None:
@@ -220,7 +220,7 @@ def why_not_capturable(encoder: nn.Module) -> str | None:
 
 @contextmanager
 def _host_waits() -> Iterator[list[str]]:
-    """Collect what PyTorch's sync debug mode says within the block. Other warnings are passed on."""
+    """Collect the warnings of PyTorch's sync debug mode in the block. Other warnings are passed on."""
     found: list[str] = []
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught:
@@ -255,7 +255,7 @@ class _DeviceCrossings(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _math_state() -> tuple[Any, ...]:
-    """The switches that kernels are chosen by."""
+    """Global switches of torch that decide which kernels run."""
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     return (
         torch.is_autocast_enabled("cuda"),

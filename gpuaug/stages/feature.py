@@ -27,7 +27,7 @@ class FeatureStage(Stage):
     Args:
         encoder: A module on the loader's device whose parameters do not require grad; or a mapping of names to such modules,
             which run side by side on the same input, a lane each, and give a mapping of results. They must not write to it.
-        on: What is encoded. Left out: the batch if it is a tensor, index 0 if it is a tuple or list.
+        on: The member to encode. Left out: the batch if it is a tensor, index 0 if it is a tuple or list.
         into: Where the features go. Left out: in place of the input.
         autocast: Run under ``torch.autocast`` with this dtype. Left out: as the training thread is set in ``next()``.
         memory_format: Converts the encoder's weights, in place, and its four-dimensional inputs.
@@ -86,7 +86,7 @@ class FeatureStage(Stage):
         return f"FeatureStage({names})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_running"}  # those of loaders in this process
+        return {name: value for name, value in vars(self).items() if name != "_running"}  # its loaders are of this process
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _running=WeakSet())
@@ -120,7 +120,7 @@ class FeatureStage(Stage):
             ArgumentError: On leaving, if a parameter requires grad.
 
         Cost:
-            Two events and waits for each loader, and one look at each weight's address. The host waits only if weights moved.
+            Two events and waits for each loader, and one read of each weight's address. The host waits only if weights moved.
 
         Examples:
             >>> stage = FeatureStage(nn.Linear(4, 2).requires_grad_(False))

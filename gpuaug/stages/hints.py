@@ -1,4 +1,4 @@
-"""What to say to a user whose transform does not fit the batches: warnings and errors at the first one, and notes on errors."""
+"""Warnings, errors and notes for transforms that do not fit the batches."""
 
 import re
 import warnings
@@ -16,7 +16,7 @@ from gpuaug.core.torchvision_transforms import torchvision_class
 from gpuaug.stages.selection import Selection
 
 _DATA_KEYS = {"boxes": "bbox_xyxy", "bbox": "bbox_xywh", "masks": "mask", "mask": "mask", "keypoints": "keypoints"}
-"""What is known of images and moves with them, as dicts name it, and Kornia's names for it."""
+"""Keys of targets that move with their image, and Kornia's data keys for them."""
 
 _GEOMETRY = (
     "kornia.augmentation._2d.geometric",
@@ -30,10 +30,10 @@ def check_first(transform: Any, batch: Batch, values: tuple[Any, ...], selection
     """Look at the first batch of a stage.
 
     Args:
-        transform: The stage's.
-        batch: The whole of it.
-        values: What ``transform`` will be given.
-        selection: How these were chosen.
+        transform: The stage's transform.
+        batch: The whole batch.
+        values: Arguments of ``transform``.
+        selection: The stage's ``on`` and ``into``.
 
     Raises:
         ArgumentTypeError: If ``transform`` cannot take images of different sizes, and these have.
@@ -45,7 +45,7 @@ def check_first(transform: Any, batch: Batch, values: tuple[Any, ...], selection
         _refuse_ragged(transform)
     moving = sorted({type(part).__name__ for part in _parts(getattr(transform, "pipeline", transform)) if _moves(part)})
     if not moving or selection.on is None or selection.into is not ...:
-        return  # what is kept beside a result still fits its image
+        return  # targets that stay beside the result still fit their images
     given = [id(leaf) for leaf in batches.leaves(values)]
     frames = [tuple(value.shape[-2:]) for value in values if isinstance(value, torch.Tensor)]
     left: dict[str, None] = {}
@@ -71,7 +71,7 @@ def check_first(transform: Any, batch: Batch, values: tuple[Any, ...], selection
 
 
 def explain(error: Exception, values: tuple[Any, ...]) -> None:
-    """Say what to do when a transform was given images of a type or in a form that it does not take."""
+    """Add a note to the error of a transform that does not take the images' dtype or form."""
     if any(isinstance(value, Ragged) for value in values) and not isinstance(error, GpuAugError):
         add_note(
             error,
@@ -82,7 +82,7 @@ def explain(error: Exception, values: tuple[Any, ...]) -> None:
 
 
 def _refuse_ragged(transform: Any) -> None:
-    """Refuse a transform of Kornia's or torchvision's: some would hand such images through as they are."""
+    """Refuse transforms of Kornia's and torchvision's for a ``Ragged``: some would return it unchanged."""
     first = transform[0] if type(transform) is nn.Sequential and len(transform) else transform
     if type(first).__module__.startswith("kornia.") or torchvision_class(first) is not None:
         raise ArgumentTypeError(
@@ -92,7 +92,7 @@ def _refuse_ragged(transform: Any) -> None:
 
 
 def _parts(pipeline: Any) -> Iterator[Any]:
-    """``pipeline``, and what it holds: modules, and the lists of torchvision's containers."""
+    """``pipeline`` and its submodules, also those in lists of torchvision's containers."""
     yield pipeline
     held = [*pipeline.children()] if isinstance(pipeline, nn.Module) else []
     held += pipeline if isinstance(pipeline, list | tuple) else []
@@ -117,14 +117,14 @@ def _targets(value: Any, name: Any, frames: list[tuple[int, ...]]) -> Iterator[t
 
 
 def _fits(name: str, shape: tuple[int, ...], frames: list[tuple[int, ...]]) -> bool:
-    """Whether a tensor of that name may be what it says."""
+    """Whether a tensor's shape fits its name."""
     if name in ("masks", "mask"):  # and not which patches a model sees
         return not frames or shape[-2:] in frames
     return shape[-1] in ((2, 3) if name == "keypoints" else (4,))
 
 
 def _explain_integers(error: Exception, values: tuple[Any, ...]) -> None:
-    """Say what to do when a transform was given images as they were loaded and wanted floating ones."""
+    """Add a note to the error of a transform that needs floating-point images and was given integers."""
     for tensor in batches.tensors(values):
         if not (tensor.is_floating_point() or tensor.is_complex()) and tensor.ndim >= 3 and _is_about(error, tensor.dtype):
             dtype = str(tensor.dtype).removeprefix("torch.")

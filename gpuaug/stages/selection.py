@@ -1,4 +1,4 @@
-"""What a stage works on (``on``) and where its result goes (``into``)."""
+"""Members of a batch that a stage reads (``on``) and writes (``into``)."""
 
 import dataclasses
 from collections.abc import Hashable, Mapping
@@ -74,11 +74,11 @@ class Selection:
 
     @property
     def data_keys(self) -> list[str] | None:
-        """Kornia's names for the values, where ``on`` gave them."""
+        """Kornia's data keys of the values, if ``on`` is a mapping."""
         return list(self.on.values()) if isinstance(self.on, Mapping) else None
 
     def write(self, batch: Batch, result: Any) -> Batch:
-        """A batch with the stage's result in its place. ``batch`` itself is left as it is.
+        """A copy of ``batch`` with the stage's result in its place.
 
         Raises:
             ArgumentError: If the number of results is not the number of places for them.
@@ -195,7 +195,7 @@ def _members(batch: Batch) -> list[Any]:
 
 
 def _fields(record: Any) -> list[str]:
-    """Every field, also one that has no value yet."""
+    """Names of all fields, also of those without a value yet."""
     return [field.name for field in dataclasses.fields(record)] if batches.is_record(record) else list(record._fields)
 
 

@@ -249,7 +249,7 @@ def test_loops_that_two_threads_begin_have_epochs_of_their_own():
 
 def test_slots_are_freed_by_one_thread_at_a_time(monkeypatch):
     meeting, loader = Meeting(), streamed(torch.arange(4))
-    monkeypatch.setattr(loader._shared.feed, "collect", meeting)
+    monkeypatch.setattr(loader._shared.feed, "free_read_slots", meeting)
     assert returned(lambda: values(loader), threads=2) == [[0, 1, 2, 3]] * 2
     assert not meeting.happened
 

@@ -6,7 +6,7 @@ import signal
 import threading
 from ast import literal_eval
 from concurrent.futures import wait
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 import torch
@@ -18,6 +18,9 @@ from support.waiting import WAIT_S, until
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core.errors import IteratorEndedError
 from gpuaug.decode import cpu, nvjpeg, stage
+from gpuaug.loader.depth import FixedDepth
+from gpuaug.loader.hooks import Hooks
+from gpuaug.loader.inspection import Inspection
 
 FILES = [encoded(16, 8, seed=number) for number in range(24)]
 
@@ -234,3 +237,48 @@ def test_a_process_ends_while_images_are_decoded():
     done = processes.run_script(EXITS)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert literal_eval(done.stdout) == {"idle": 0, "in flight": 0, "by an error": 3, "workers": 0}
+
+
+class DecodesWhileWaited(Hooks):
+    """Holds threads in the decoding of images until the training thread waits for them. The sixth file is damaged."""
+
+    def __init__(self, patch):
+        self.held, self._waits, self._decode = True, threading.Event(), cpu.decode
+        patch.setattr(cpu, "decode", self.decode)
+
+    def decode(self, file, *arguments):
+        assert not self.held or self._waits.wait(WAIT_S), "it was not waited for"
+        return "it is damaged" if file.tobytes() == FILES[5] else self._decode(file, *arguments)
+
+    def span(self, name, batch, lane=None, *, waits=False):
+        if name == "gpuaug/wait for decoding":
+            self._waits.set()
+        return super().span(name, batch, lane, waits=waits)
+
+    def hold(self):
+        self._waits.clear()
+        self.held = True
+
+
+def test_waits_for_decoding_are_counted_where_the_training_thread_blocks(monkeypatch):
+    data = [collate_encoded(FILES[first : first + 2]) for first in (0, 2, 4)]
+    loader = StreamedLoader(data, [DecodeStage(on_error="replace")], device="cpu")
+    inspection, hooks = Inspection(loader), DecodesWhileWaited(monkeypatch)
+    consumer = inspection.lanes.consumer()
+    counted = []
+
+    def take():
+        batches.fill(consumer)
+        batches.pop(consumer)
+        counted.append(loader.stats().decode_waits)
+
+    with inspection.watched_by(hooks), closing(inspection.begin(FixedDepth(2))) as batches:
+        take()
+        hooks.held = False
+        until(lambda: len(batches._submitted) == 2 and all(submitted.done() for submitted in batches._submitted))
+        take()
+        hooks.hold()  # the last batch has been decoded, and is decoded again without its damaged image
+        take()
+    assert counted == [1, 1, 2]
+    assert loader.stats().decode_wait_ms > 0
+    assert (loader.stats().starved, loader.stats().replaced) == (0, 1)

@@ -143,7 +143,7 @@ def test_prepare_alone_page_locks_slots(monkeypatch):
     while not (pulled := take(source)).ended:
         feed.prepare(pulled)
         feed.read_until(pulled, InLineLane("copy").record_event())
-        feed.collect()
+        feed.free_read_slots()
     source.close()
     feed.close()
     assert set(callers) == {threading.current_thread()}

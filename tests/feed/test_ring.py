@@ -80,12 +80,12 @@ def test_slot_is_released_after_copy(ring):
     del slot
     assert sent(ring, 0, batch()) is not None  # its other slot, dropped at once
     for _ in range(3):
-        ring.collect()
+        ring.free_read_slots()
         writers = [ring.memory.take(0), ring.memory.take(0)]
         assert [writer is not None for writer in writers] == [True, False]
         writers[0].give_back()
     mark.passed = True
-    ring.collect()
+    ring.free_read_slots()
     assert all(ring.memory.take(0) is not None for _ in range(2))
     assert torch.equal(got["images"], batch()["images"])
 
@@ -96,10 +96,10 @@ def test_slots_are_released_in_order_of_their_events(ring):
     for mark in marks:
         ring.read_until(ring.received(sent(ring, 0, batch()))[1], mark)
     marks[1].passed = True
-    ring.collect()
+    ring.free_read_slots()
     assert len(ring.held) == 2
     marks[0].passed = True
-    ring.collect()
+    ring.free_read_slots()
     assert not ring.held
 
 

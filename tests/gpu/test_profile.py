@@ -232,7 +232,7 @@ def test_slow_dataset_bounds_the_loop(clock):
     assert report.verdict[0].startswith("Bounded by the loader: it gives, without workers, ")
     assert report.bound_ms == report.load_ms == pytest.approx(12)
     assert report.settings["feed"] == "staged"
-    assert report.thread_ms["pull"] > 0, "the training thread waits for it"
+    assert report.thread_ms["wait for loader"] > 0, "the training thread waits for it"
     assert "the training thread waited " in str(report)
     assert report.pageable_bytes == 0, "the feed's slots are page-locked"
 

@@ -319,7 +319,7 @@ def test_slots_of_batches_that_are_abandoned_are_free():
     assert loader.stats().slot_batches > 0
     assert ring.held
     batches.close()
-    loader._shared.feed.collect()
+    loader._shared.feed.free_read_slots()
     assert not ring.held
 
 

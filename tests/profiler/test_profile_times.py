@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import pytest
+import torch
 from support import virtual_clock
 from support.profiler_sources import SHORT, Numbers
 from support.virtual_clock import Workers
@@ -64,7 +65,7 @@ def assert_ten_batches_are_shown(report, recorded):
     assert list(lanes) == ["loader", "thread"]
     batches = sorted({span.batch for span in report.timeline.spans})
     assert batches == list(range(batches[0], batches[0] + 10))
-    for lane, name in (("loader", "pull"), *(("thread", part.name) for part in report.parts[1:])):
+    for lane, name in (("loader", "load"), *(("thread", part.name) for part in report.parts[1:])):
         assert [span.batch for span in lanes[lane] if span.name == name] == batches, name
     for part in report.parts[1:]:
         of = [span.end_ms - span.start_ms for span in recorded if (span.lane, span.name) == (THREAD, part.name)]
@@ -103,8 +104,8 @@ def test_planted_times_are_found(longest, workers, clock, recorded):
     assert report.overlap_efficiency == approx(1)
     assert (report.copy_ms, report.device_ms, report.pageable_bytes, report.link_gb_per_s) == (0, 0, 0, None)
     assert report.verdict[0].startswith(bound.format(who=who))
-    thread_ms = {"pull": 0.0, **report.thread_ms}
-    waited_ms = thread_ms.pop("pull")
+    thread_ms = {"wait for loader": 0.0, **report.thread_ms}
+    waited_ms = thread_ms.pop("wait for loader")
     assert thread_ms == approx({"copy": 0, "stage/planted": stage_ms, "wait": 0, "step": step_ms})
     if longest == "loader" and workers:  # which have batches ready when the recording begins
         assert 0 < waited_ms < load_ms - on_thread
@@ -120,6 +121,25 @@ def test_planted_times_are_found(longest, workers, clock, recorded):
         "rounds": 1,
     }
     assert_ten_batches_are_shown(report, recorded)
+
+
+def test_a_slow_batch_in_eight_is_found(clock):
+    class Uneven:
+        def __iter__(self):
+            for batch in range(180):
+                clock.sleep(0.06 if batch % 8 == 7 else 0)
+                yield torch.ones(2)
+
+    report = gpuaug.profile(StreamedLoader(Uneven(), device="cpu"), clock.working(10), batches=16, rounds=2, show=False)
+    assert report.load_ms == approx(60 / 8)
+    waits_ms = [ms for ms in report.waits_for_loader_ms if ms]
+    assert len(report.waits_for_loader_ms) == 2 * 16
+    assert waits_ms == [approx(8 * (report.streamed.median - 10))] * 4
+    assert report.verdict == (
+        "Bounded by the training thread, most of all by the training step (10 of 10 ms).",
+        f"One batch in 8 waited {waits_ms[0]:.0f} ms or more for the loader, which gives one every 7.5 ms on average: "
+        "look for slow samples, or give the DataLoader num_workers.",
+    )
 
 
 def test_windows_differ_as_their_steps_do(clock):
@@ -153,6 +173,7 @@ def test_a_window_ends_after_five_seconds_if_it_has_eight_batches(step_ms, count
 def test_epoch_start_is_told_apart_from_loading(clock):
     loader = StreamedLoader(loading(clock, 10, 1, start_ms=300, count=3), device="cpu")
     report = gpuaug.profile(loader, clock.working(STEP_MS), batches=9, rounds=2, show=False)
+    assert report.waits_for_loader_ms == approx([9, 9] * 6), "without the first of each epoch"
     # Nine batches are three epochs. Each waits for its worker and for the first batch, and then for two more.
     assert report.epoch_ms == approx(3 * (300 + 10) / 9)
     assert report.load_ms == approx(6 * 10 / 9)

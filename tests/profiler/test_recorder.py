@@ -8,6 +8,7 @@ import torch
 from protocol.scenarios import SCENARIOS, Encoder, Source, install, kernel, name_lanes, run, script_arrivals
 from support import virtual_clock
 from support.stream_double import HostBuffer
+from support.submitting import Submitting, numbers
 from torch import nn
 
 import gpuaug.profiler.recorder
@@ -79,7 +80,7 @@ def test_spans_in_line_with_the_loader(clock, monkeypatch):
     expected, at = [], 0
     for batch in range(3):
         trains = at + LOAD_MS + STAGE_MS
-        expected.append(Span(LOADER, "pull", batch, at, at + LOAD_MS))
+        expected.append(Span(LOADER, "load", batch, at, at + LOAD_MS))
         expected.append(Span(THREAD, "stage/slow", batch, at + LOAD_MS, trains))
         at = trains + TRAIN_MS
         expected.append(Span(THREAD, "step", batch, trains, at))
@@ -96,8 +97,8 @@ def test_spans_beside_the_loader(clock):
     expected, at = [], 0
     for batch in range(3):
         pulled = (batch + 1) * LOAD_MS  # one after another, whatever the training thread does
-        expected.append(Span(LOADER, "pull", batch, pulled - LOAD_MS, pulled))
-        expected.append(Span(THREAD, "pull", batch, at, pulled, waits=True))
+        expected.append(Span(LOADER, "load", batch, pulled - LOAD_MS, pulled))
+        expected.append(Span(THREAD, "wait for loader", batch, at, pulled, waits=True))
         expected.append(Span(THREAD, "stage/slow", batch, pulled, pulled + STAGE_MS))
         at = pulled + STAGE_MS + TRAIN_MS
         expected.append(Span(THREAD, "step", batch, pulled + STAGE_MS, at))
@@ -105,6 +106,20 @@ def test_spans_beside_the_loader(clock):
     waited_ms = sum(span.end_ms - span.start_ms for span in recorder.spans() if span.waits)
     assert loader.stats().starved == 3
     assert loader.stats().starved_ms == pytest.approx(waited_ms) == pytest.approx(LOAD_MS + 2 * (LOAD_MS - STAGE_MS - TRAIN_MS))
+
+
+def test_waits_for_decoding_are_counted_and_noted(clock):
+    stage = Submitting(finished=lambda number: number == 1)
+    stage.when_waited_for = lambda number: clock.sleep((number + 1) * LOAD_MS / 1e3)
+    loader = StreamedLoader(numbers(3), [stage], device="cpu")
+    with recording(loader) as recorder:
+        list(loader)
+    waits = [span for span in recorder.spans() if span.waits]
+    assert [(span.lane, span.name, span.batch) for span in waits] == [(THREAD, "wait for decoding", batch) for batch in (0, 2)]
+    assert [span.end_ms - span.start_ms for span in waits] == pytest.approx([LOAD_MS, 3 * LOAD_MS])
+    stats = loader.stats()
+    assert (stats.decode_waits, stats.decode_wait_ms) == (2, pytest.approx(4 * LOAD_MS))
+    assert stats.starved == 0, "the loader had them all"
 
 
 def test_spans_of_a_loader_that_is_ahead(clock):

@@ -88,7 +88,15 @@ WHOLE = report(
     step(host=1.5, device=4),
     streamed=9.2,
     in_line=13.8,
-    thread_ms={"pull": 0.5, "hold back": 1.25, "copy": 0.3, "stage/augment": 1.2, "wait": 0.02, "step": 1.6},
+    thread_ms={
+        "copy": 0.3,
+        "stage/augment": 1.2,
+        "wait": 0.02,
+        "step": 1.6,
+        "wait for loader": 0.5,
+        "wait for decoding": 0.75,
+        "hold back": 1.25,
+    },
 )
 WHOLE = replace(WHOLE, verdict=tuple(verdict(WHOLE)))
 
@@ -107,6 +115,7 @@ bounds: 4 ms if all overlaps, 9 if stages and step fill the device, 12.5 one aft
 overlap 39% of what it could be; 5.2 ms exposed beside the step; headspace 2.30
 copy: 20 MB a batch at 8 GB/s, of the 54.3 that the link does by itself
 the training thread waited 0.5 ms a batch for the loader
+the training thread waited 0.75 ms a batch for images to be decoded
 the training thread waited 1.25 ms a batch for the device, to which it was ahead
 device: NVIDIA H200, depth: 2, feed: ring, workers: 8, batches: 40, rounds: 3
 

@@ -108,7 +108,7 @@ def test_batch_numbers_are_within_their_bars(width_in):
         *did, number = owners.get(bar, str(span.batch)).split()
         assert number == str(span.batch)
         assert did in ([], [span.name.removeprefix("stage/")] if span.name != span.lane else [])
-    assert width_in == 6 or {"step 5", "pull 6"} <= set(owners.values()), "there is room to say what was done"
+    assert width_in == 6 or {"step 5", "load 6"} <= set(owners.values()), "there is room to say what was done"
     steps = [bar for span, bar in zip(spans, found, strict=True) if span.name == "step"]
     assert all(bar in owners for bar in steps), "there is room in these"
     assert len(owners) < len(found), "and none in some"

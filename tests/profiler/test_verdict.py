@@ -155,6 +155,49 @@ def test_bounded_by_the_training_step():
     )
 
 
+TAIL = (0.0, 0.0, 7.0, 0.0, 0.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("workers", "way_out"), [(0, "give the DataLoader num_workers"), (1, "raise prefetch_factor"), (8, "raise prefetch_factor")]
+)
+def test_slow_batches_that_the_average_hides(workers, way_out):
+    assert said(load(), copy(), step(), streamed=4.2, in_line=4.2, workers=workers, waits_for_loader_ms=TAIL)[:2] == [
+        "Bounded by the training step: it takes 4 ms of the device, and a batch takes 4.2. A faster step is what would help.",
+        "One batch in 3 waited 5 ms or more for the loader, which gives one every 0.5 ms on average: "
+        f"look for slow samples, or {way_out}.",
+    ]
+
+
+def test_slow_batches_on_a_cpu():
+    assert on_cpu(part("step", 6), streamed=7.2, cached=6, waits_for_loader_ms=(0, 0, 7)) == [
+        "Bounded by the training thread, most of all by the training step (6 of 6.1 ms).",
+        "One batch in 3 waited 7 ms or more for the loader, which gives one every 0.5 ms on average: "
+        "look for slow samples, or raise prefetch_factor.",
+    ]
+
+
+def test_slow_batches_explain_the_time_that_no_part_does():
+    assert "none of the parts" not in "".join(said(load(), copy(), step(), streamed=6, in_line=6, waits_for_loader_ms=TAIL))
+
+
+def test_waits_of_most_batches():
+    assert "Most batches waited 5 ms or more for the loader, " in "".join(
+        said(load(), copy(), step(), waits_for_loader_ms=(5.0, 5.0, 6.0))
+    )
+
+
+@pytest.mark.parametrize("waits_ms", [(), (0.0, 3.9)], ids=["none", "less than a step"])
+def test_short_waits_are_not_mentioned(waits_ms):
+    first, *others = said(load(), copy(), step(), streamed=4.2, waits_for_loader_ms=waits_ms)
+    assert "nothing left for a loader" in first
+    assert "slow samples" not in "".join(others)
+
+
+def test_waits_are_not_mentioned_twice_where_the_loader_bounds_the_loop():
+    assert "slow samples" not in "".join(said(load(10), copy(), step(), streamed=10.2, waits_for_loader_ms=TAIL))
+
+
 def test_host_synchronisation_in_a_stage():
     stage = part("stage/crop", host=6, device=1, waits_at="/home/me/crop.py:12")
     assert said(load(), copy(), stage, step(), streamed=6.7, in_line=8.04) == [

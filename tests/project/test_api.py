@@ -55,7 +55,7 @@ PUBLIC = {
     "Ragged.to": "(self, device, *, non_blocking=False)",
     "Report": (
         "(parts, in_line, streamed, cached, thread_ms, batch_bytes, pageable_bytes, link_gb_per_s, lanes, settings, "
-        "timeline, epoch_ms=0.0, verdict=())"
+        "timeline, epoch_ms=0.0, verdict=(), waits_for_loader_ms=())"
     ),
     "Report.bound_ms": "property",
     "Report.copy_gb_per_s": "property",
@@ -80,7 +80,7 @@ PUBLIC = {
     "Stage.bind": "(self, name, lanes)",
     "Stats": (
         "(batches=0, copied_bytes=0, depth=0, ready=0, starved=0, starved_ms=0.0, slot_batches=0, other_batches=0, "
-        "held_back=0, held_back_ms=0.0, replaced=0)"
+        "held_back=0, held_back_ms=0.0, replaced=0, decode_waits=0, decode_wait_ms=0.0)"
     ),
     "StreamedLoader": "(loader, stages=(), *, device=None, depth=2, seed=None, rank=None, feed='auto', feed_bytes=None)",
     "StreamedLoader.batch_sampler": "property",

@@ -1,12 +1,14 @@
 """Every Python example of the documentation runs, in order, in one namespace a page."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from support.replay import left_to_kornia
 
 from bench.figures import tables
+from gpuaug import Stats
 
 ROOT = Path(__file__).parents[2]
 WITH_FRAMEWORKS = {"frameworks.md": ["accelerate", "lightning", "timm", "torchdata", "tqdm", "transformers"]}
@@ -78,6 +80,12 @@ def test_figures_are_in_tables_only(page):
 
 def test_the_front_page_of_the_benchmarks_is_short():
     assert len(TABLE.sub("", BENCHMARKS[0].read_text()).split()) < 1200
+
+
+def test_every_counter_of_stats_is_explained_once():
+    section = (ROOT / "docs" / "profile.md").read_text().split("\n## While training\n")[1].split("\n## ")[0]
+    named = [name for cell in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(named) == sorted(field.name for field in fields(Stats))
 
 
 def test_docstrings_have_no_markup_that_the_api_page_would_show_as_it_is():

@@ -256,7 +256,7 @@ def wait_for_an_earlier_event(patch, machine):
 
 
 def no_wait_for_the_decoder(patch, machine):
-    def collect(self, host_batch):
+    def collect(self, host_batch, waiting):
         self._future.result()
         return host_batch
 
@@ -267,9 +267,9 @@ def engines_begin_when_a_batch_is_wanted(patch, machine):
     """In each epoch anew, so that all that may be submitted has been."""
     collect, close = stage.Decoding.collect, PipelinedIterator.close
 
-    def collect_now(self, host_batch):
+    def collect_now(self, host_batch, waiting):
         machine.going.set()
-        return collect(self, host_batch)
+        return collect(self, host_batch, waiting)
 
     def close_and_stop(self):
         close(self)

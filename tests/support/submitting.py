@@ -1,5 +1,7 @@
 """A stage whose work on host batches other threads would do. A test says when it is done, in the thread of the test itself."""
 
+from contextlib import nullcontext
+
 import torch
 from support.lanes import OnLanes
 
@@ -18,8 +20,11 @@ class Work:
     def done(self):
         return self.finished
 
-    def collect(self, batch):
+    def collect(self, batch, waiting=nullcontext):
         self.stage.log.append(f"{'collect' if self.finished else 'wait for'} {self.number}")
+        if not self.finished:
+            with waiting():
+                self.stage.when_waited_for(self.number)
         self.finished = True
         self.stage.when_collected(self.number)
         return batch
@@ -41,7 +46,7 @@ class Submitting(Stage):
     def __init__(self, finished=lambda number: False, name=None):
         super().__init__(on=..., into=..., name=name)
         self.finished, self._works, self._log = finished, [], []  # what is public are arguments, which states compare
-        self.when_submitted = self.when_collected = lambda number: None
+        self.when_submitted = self.when_waited_for = self.when_collected = lambda number: None
 
     works = property(lambda self: self._works)
     log = property(lambda self: self._log)
