@@ -7,6 +7,7 @@ import pytest
 from support.replay import left_to_kornia
 
 from bench.figures import tables
+from gpuaug.fusion.lower.kornia import LOWERED, POLICIES
 
 ROOT = Path(__file__).parents[2]
 WITH_FRAMEWORKS = {"frameworks.md": ["accelerate", "lightning", "timm", "torchdata", "tqdm", "transformers"]}
@@ -78,6 +79,12 @@ def test_figures_are_in_tables_only(page):
 
 def test_the_front_page_of_the_benchmarks_is_short():
     assert len(TABLE.sub("", BENCHMARKS[0].read_text()).split()) < 1200
+
+
+def test_table_of_modules_names_every_lowered_kornia_module_once():
+    rows = re.findall(r"^\| (`\w+`.*?) \|", (ROOT / "docs" / "fuse.md").read_text(), re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`([A-Z]\w+)`", row)]
+    assert sorted(named) == sorted(kind.__name__ for kind in (*LOWERED, *POLICIES))
 
 
 def test_docstrings_have_no_markup_that_the_api_page_would_show_as_it_is():
