@@ -102,9 +102,7 @@ def _why_not(module: nn.Module) -> str | None:
         return "no lowering for this type" if type(module).__module__.startswith("kornia.") else "not one of Kornia's modules"
     if any(isinstance(value, torch.Tensor) and value.is_cuda for value in vars(module).values()):
         return "its parameters are on the GPU; leave the pipeline on the CPU, where it draws"
-    unsupported = getattr(kind, "unsupported_module", None)
-    reason: str | None = unsupported(module) if unsupported is not None else None
-    return reason
+    return kind.unsupported_module(module)
 
 
 def untested_version() -> str | None:

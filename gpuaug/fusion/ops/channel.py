@@ -7,7 +7,7 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column, host_tensor
+from gpuaug.fusion.ops.base import Array, OpDraws, PointCode, PointOp, Size, column, host_tensor
 from gpuaug.fusion.ops.sampler import Sampler
 
 GREY = (0.299, 0.587, 0.114)
@@ -27,7 +27,7 @@ def grey_of(images: Tensor, red_share: float = GREY[0]) -> Tensor:
 class Grayscale(PointOp):
     """RandomGrayscale of three channels."""
 
-    code, width, rgb_only = 6, 4, True
+    code, width, rgb_only = PointCode.GRAYSCALE.value, 4, True
     words = "grey"
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
@@ -46,7 +46,7 @@ class Grayscale(PointOp):
 class ChannelShuffle(PointOp):
     """RandomChannelShuffle of three channels."""
 
-    code, width, rgb_only = 10, 4, True
+    code, width, rgb_only = PointCode.SHUFFLE.value, 4, True
     words = "shuffle channels"
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -69,7 +69,7 @@ class ChannelShuffle(PointOp):
 class ChannelDropout(PointOp):
     """RandomChannelDropout."""
 
-    code, width = 11, 0
+    code, width = PointCode.DROPOUT.value, 0
     words = "drop channels"
 
     def unsupported_size(self, size: Size) -> str | None:
@@ -108,7 +108,7 @@ class ChannelDropout(PointOp):
 class Normalize(PointOp):
     """Normalize: less the mean, over the deviation."""
 
-    code, width, fixed = 14, 0, True
+    code, width, fixed = PointCode.NORMALIZE.value, 0, True
     words = "normalise"
 
     @classmethod
@@ -153,7 +153,7 @@ class Normalize(PointOp):
 class Denormalize(Normalize):
     """Denormalize: times the deviation, and the mean."""
 
-    code = 15
+    code = PointCode.DENORMALIZE.value
     words = "denormalise"
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:

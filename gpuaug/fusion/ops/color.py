@@ -11,7 +11,7 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, bounds, column
+from gpuaug.fusion.ops.base import Array, OpDraws, PointCode, PointOp, Size, bounds, column
 from gpuaug.fusion.ops.sampler import Sampler
 
 
@@ -39,7 +39,7 @@ class UniformOp(PointOp):
 class Brightness(UniformOp):
     """RandomBrightness: adds."""
 
-    code, width, names = 1, 3, ("brightness_factor",)
+    code, width, names = PointCode.BRIGHTNESS.value, 3, ("brightness_factor",)
     words = "brightness"
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
@@ -55,7 +55,7 @@ class Brightness(UniformOp):
 class Contrast(UniformOp):
     """RandomContrast: multiplies."""
 
-    code, width, names = 2, 3, ("contrast_factor",)
+    code, width, names = PointCode.CONTRAST.value, 3, ("contrast_factor",)
     words = "contrast"
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
@@ -71,7 +71,7 @@ class Contrast(UniformOp):
 class Saturation(UniformOp):
     """RandomSaturation: in HSV."""
 
-    code, width, names, rgb_only = 3, 2, ("saturation_factor",), True
+    code, width, names, rgb_only = PointCode.SATURATION.value, 2, ("saturation_factor",), True
     words = "saturation"
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class Saturation(UniformOp):
 class Hue(UniformOp):
     """RandomHue: turns the hue."""
 
-    code, width, names, rgb_only = 4, 2, ("hue_factor",), True
+    code, width, names, rgb_only = PointCode.HUE.value, 2, ("hue_factor",), True
     words = "hue"
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class Hue(UniformOp):
 class Gamma(UniformOp):
     """RandomGamma."""
 
-    code, width, names = 5, 3, ("gamma_factor", "gain_factor")
+    code, width, names = PointCode.GAMMA.value, 3, ("gamma_factor", "gain_factor")
     words = "gamma"
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class Gamma(UniformOp):
 class Invert(PointOp):
     """RandomInvert."""
 
-    code, width = 7, 2
+    code, width = PointCode.INVERT.value, 2
     words = "invert"
 
     @classmethod
@@ -132,7 +132,7 @@ class Invert(PointOp):
 class Solarize(UniformOp):
     """RandomSolarize."""
 
-    code, width, names = 8, 3, ("thresholds", "additions")
+    code, width, names = PointCode.SOLARIZE.value, 3, ("thresholds", "additions")
     words = "solarize"
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ class Solarize(UniformOp):
 class Posterize(PointOp):
     """RandomPosterize: keeps the upper bits."""
 
-    code, width = 9, 3
+    code, width = PointCode.POSTERIZE.value, 3
     words = "posterize"
 
     def __init__(self, name: str, module: nn.Module) -> None:

@@ -7,7 +7,7 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, bounds, column
+from gpuaug.fusion.ops.base import Array, OpDraws, PointCode, PointOp, Size, bounds, column
 from gpuaug.fusion.ops.channel import GREY, grey_of
 from gpuaug.fusion.ops.color import hue_turned, saturated
 from gpuaug.fusion.ops.sampler import Sampler
@@ -105,7 +105,7 @@ class _Jitter(PointOp):
 class ColorJitter(_Jitter):
     """ColorJitter: as torchvision's, with contrast around the mean grey of the image as it is by then."""
 
-    code = 16
+    code = PointCode.JITTER.value
     red_share: ClassVar[float] = GREY[0]
     """What red weighs in a grey."""
 
@@ -129,7 +129,7 @@ class ColorJitter(_Jitter):
 class ColorJiggle(_Jitter):
     """ColorJiggle: as the single ops, with contrast as a plain product."""
 
-    code = 17
+    code = PointCode.JIGGLE.value
 
     def adjusted(self, index: int, values: Tensor, factor: Tensor) -> Tensor:
         """One adjustment: 0 brightness, 1 contrast, 2 saturation, 3 hue."""

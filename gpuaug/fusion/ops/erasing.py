@@ -7,14 +7,14 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, bounds, column, host_tensor
+from gpuaug.fusion.ops.base import Array, OpDraws, PointCode, PointOp, Size, bounds, column, host_tensor
 from gpuaug.fusion.ops.sampler import Sampler
 
 
 class Erasing(PointOp):
     """RandomErasing: a value in a rectangle."""
 
-    code, width, positional, counts_pixels = 13, 6, True, True
+    code, width, positional, counts_pixels = PointCode.ERASING.value, 6, True, True
     words = "erase"
     erases_masks: ClassVar[bool] = True
     """Whether masks become 0 in the rectangle, as in Kornia."""

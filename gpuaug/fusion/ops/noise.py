@@ -12,7 +12,7 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column
+from gpuaug.fusion.ops.base import Array, OpDraws, PointCode, PointOp, Size, column
 from gpuaug.fusion.ops.sampler import Sampler
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -76,7 +76,7 @@ def _product(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
 class GaussianNoise(PointOp):
     """RandomGaussianNoise: the field is computed where the images are, from a seed and each pixel's place."""
 
-    code, width, positional = 12, 6, True
+    code, width, positional = PointCode.NOISE.value, 6, True
     needs_own_batch = True
     words = "noise"
 

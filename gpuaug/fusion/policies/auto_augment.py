@@ -125,6 +125,5 @@ def _member(name: str, operation: Any, lowered: dict[type[nn.Module], type[Op]])
     kind = lowered.get(type(inner))
     if kind is None:
         return f"made of {type(inner).__name__}, which has no lowering"
-    unsupported = getattr(kind, "unsupported_module", None)
-    reason = unsupported(inner) if unsupported is not None else None
+    reason = kind.unsupported_module(inner)
     return f"left to Kornia by its {reason}" if reason else Member(name, kind(name, inner), operation)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size
+from gpuaug.fusion.ops.base import Array, OpDraws, PointCode, PointOp, Size
 from gpuaug.fusion.ops.geometry import Warp, WarpOp
 from gpuaug.fusion.ops.warp import inverse
 
@@ -21,7 +21,7 @@ class OneOf(PointOp):
         ops: All that can be picked, each of a kind that it ``takes``.
     """
 
-    code, width = 18, 0
+    code, width = PointCode.ONE_OF.value, 0
 
     def __init__(self, name: str, ops: Sequence[PointOp]) -> None:
         super().__init__(name, ops[0].module)
