@@ -22,9 +22,9 @@ OpDraws = dict[str, Any]
 """The draws of one op for one batch.
 
 - ``"apply_mask"``: bool, (B,). True for samples that the op applies to.
-- A parameter by its name, mostly Kornia's: a NumPy array, (B, ...), or a plain number shared by all samples.
+- A parameter by its name, mostly Kornia's: a NumPy array, (B, ...) unless the op says otherwise, or a plain number.
 - ``"partner"``, of a mix: index of the other sample, int64, (B,).
-- ``"parts"``, of an op that runs one of several: list of (op, its ``OpDraws``, samples, or ``None`` for all).
+- ``"parts"``, of an op that runs one of several: (op or its index, its ``OpDraws``, samples or ``None`` for all) of each.
 - ``"layers"``, of a choice: a tuple of ``Entry`` for each step, in order. Beside it ``"end"``, the output ``Size``, and, if the
   batch shares one pick, ``"picks"``, the indices of the children.
 - ``"key"``, of a module left to its library: seed of the generators under which it runs.
