@@ -81,12 +81,12 @@ def rank(form: Form) -> int:
 
 
 def floating(dtype: torch.dtype) -> torch.dtype:
-    """The type in which values of ``dtype`` come out: floating, where that is a type of whole numbers."""
+    """The output type of values of ``dtype``: float32 for integers."""
     return dtype if dtype.is_floating_point else torch.float32
 
 
 def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Take boxes or points their way, in float32 at least; what follows a point's (x, y) stays.
+    """Map boxes or points by ``way``, in float32 at least. Columns after a point's (x, y) are unchanged.
 
     Shape:
         - values: (B, N, …), or with owners (n, …), and what the form says

@@ -149,7 +149,7 @@ class CutMix(MixOp):
         return None
 
     def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Sides in pixels with the image's aspect ratio, for a share from a beta distribution, and a first pixel at which they fit."""
+        """Sides in pixels with the image's aspect ratio, from a beta-distributed share, and a first pixel at which they fit."""
         low, high = self._bounds
         kept = np.minimum(np.maximum(sampler.beta(self._concentration), low), high)
         frame = np.array([size.width, size.height], dtype=np.float32)
@@ -211,7 +211,7 @@ LOWERED: dict[type[nn.Module], type[MixOp]] = {K.RandomMixUpV2: MixUp, K.RandomC
 
 
 def classes_of(given: int | None, mixes: Iterable[MixOp]) -> int | None:
-    """How many classes there are: as ``fuse`` was told, or a mix.
+    """Number of classes, as given to ``fuse`` or to a mix.
 
     Raises:
         ArgumentError: If two of them differ.
@@ -228,11 +228,11 @@ def classes_of(given: int | None, mixes: Iterable[MixOp]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class SoftLabels:
-    """How labels become shares of the classes.
+    """The conversion of labels to shares of the classes.
 
     Args:
-        classes: How many there are.
-        smoothing: How much of a label is spread over all classes, as by ``label_smoothing`` of torch's cross entropy: the
+        classes: Number of classes.
+        smoothing: Part s of a label that is spread over all K classes, as by ``label_smoothing`` of torch's cross entropy: the
             label's own class has 1 - s + s / K, and all others s / K.
     """
 

@@ -90,7 +90,7 @@ _PER_BOX = (Tensor, np.ndarray, list, tuple)
 
 
 def _length(value: Any) -> int:
-    """Number of entries; ``None`` for a scalar."""
+    """Number of entries; -1 for a scalar."""
     return len(value) if getattr(value, "ndim", 1) else -1
 
 
