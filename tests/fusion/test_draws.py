@@ -40,11 +40,11 @@ def test_draws_of_color_jitter_leave_unused_factors_out():
 def test_draws_of_a_sample_leave_skipped_modules_out():
     augment = gpuaug.fuse(K.AugmentationSequential(K.RandomInvert(), K.RandomVerticalFlip(), K.RandomMedianBlur(p=0.5)))
     draws = augment.draw((64, 3, 8, 8), seed=1)
-    gates = [item.data["batch_prob"] > 0.5 for item in draws.as_kornia()]
-    assert all(0 < gate.sum() < 64 for gate in gates)
+    masks = [item.data["batch_prob"] > 0.5 for item in draws.as_kornia()]
+    assert all(0 < mask.sum() < 64 for mask in masks)
     names = ["RandomInvert_0", "RandomVerticalFlip_1", "RandomMedianBlur_2"]
     for sample in range(64):
-        assert draws.of(sample) == {name: {} for name, gate in zip(names, gates, strict=True) if gate[sample]}
+        assert draws.of(sample) == {name: {} for name, mask in zip(names, masks, strict=True) if mask[sample]}
 
 
 def test_draws_of_perspective_name_each_coordinate():
@@ -64,13 +64,13 @@ def test_draws_of_modules_left_to_kornia_hold_one_number_per_sample():
     )
     draws = augment.draw((4, 3, 16, 16), seed=3)  # as many as the shape has sides, and jitter has factors
     blur = draws.as_kornia()[0]
-    gate = blur["batch_prob"] > 0.5
-    assert 0 < gate.sum() < 4
+    mask = blur["batch_prob"] > 0.5
+    assert 0 < mask.sum() < 4
     for sample in range(4):
         found = draws.of(sample)
-        assert ("RandomMotionBlur_0" in found) == bool(gate[sample])
+        assert ("RandomMotionBlur_0" in found) == bool(mask[sample])
         assert found["RandomThinPlateSpline_1"] == found["ImageSequential_2/RandomMedianBlur_0"] == {}
-        if gate[sample]:
+        if mask[sample]:
             names = {"ksize_factor", "angle_factor", "direction_factor"}
             assert found["RandomMotionBlur_0"] == {name: blur[name][sample].item() for name in names}
 

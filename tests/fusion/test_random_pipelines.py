@@ -7,7 +7,8 @@ import kornia.augmentation as K
 import pytest
 import torch
 from hypothesis import event, given, settings
-from support.random_pipelines import FEW, FRACTION, OPS, cases
+from hypothesis import strategies as st
+from support.random_pipelines import FEW, FRACTION, RANDOM_STEPS, cases, cases_of
 from support.replay import as_kornia_takes_them, left_to_kornia, photographs
 
 import gpuaug
@@ -60,7 +61,15 @@ def check(case):
 
 
 def test_random_pipelines_cover_every_lowered_op():
-    assert set(OPS) == set(LOWERED)
+    assert set(RANDOM_STEPS) == set(LOWERED)
+
+
+@pytest.mark.parametrize("kind", LOWERED, ids=lambda kind: kind.__name__)
+@settings(max_examples=2, deadline=None, derandomize=True, database=None)
+@given(data=st.data())
+def test_each_op_equals_kornia_alone_and_behind_an_interpolation(kind, data):
+    for case in data.draw(cases_of(kind)):
+        check(case)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

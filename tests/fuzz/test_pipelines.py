@@ -9,7 +9,7 @@ import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
 from support.fuzzing import cases, outcome
-from support.random_pipelines import MIXES, OPS
+from support.random_pipelines import MIXES, RANDOM_STEPS
 from support.random_pipelines import cases as pipelines
 from support.replay import left_to_kornia
 from support.skipped import VALUES, same_bits, strewn
@@ -76,10 +76,10 @@ def ragged_image(size, seed):
 @st.composite
 def ragged_pipelines(draw):
     """Modules of which the first gives images of any size one size."""
-    first = draw(OPS[draw(st.sampled_from(SIZING))])
+    first = draw(RANDOM_STEPS[draw(st.sampled_from(SIZING))])
     first = replace(first, options={key: 1.0 if key == "p" else value for key, value in first.options.items()})
-    kinds = draw(st.lists(st.sampled_from([kind for kind in OPS if kind not in MIXES]), max_size=3))
-    return [first, *(draw(OPS[kind]) for kind in kinds)]
+    kinds = draw(st.lists(st.sampled_from([kind for kind in RANDOM_STEPS if kind not in MIXES]), max_size=3))
+    return [first, *(draw(RANDOM_STEPS[kind]) for kind in kinds)]
 
 
 @cases(120)

@@ -9,6 +9,7 @@ from support.replay import left_to_kornia
 
 from bench.figures import tables
 from gpuaug import Stats
+from gpuaug.fusion.lower.kornia import LOWERED, POLICIES
 
 ROOT = Path(__file__).parents[2]
 WITH_FRAMEWORKS = {"frameworks.md": ["accelerate", "lightning", "timm", "torchdata", "tqdm", "transformers"]}
@@ -86,6 +87,12 @@ def test_every_counter_of_stats_is_explained_once():
     section = (ROOT / "docs" / "profile.md").read_text().split("\n## While training\n")[1].split("\n## ")[0]
     named = [name for cell in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)]
     assert sorted(named) == sorted(field.name for field in fields(Stats))
+
+
+def test_table_of_modules_names_every_lowered_kornia_module_once():
+    rows = re.findall(r"^\| (`\w+`.*?) \|", (ROOT / "docs" / "fuse.md").read_text(), re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`([A-Z]\w+)`", row)]
+    assert sorted(named) == sorted(kind.__name__ for kind in (*LOWERED, *POLICIES))
 
 
 def test_docstrings_have_no_markup_that_the_api_page_would_show_as_it_is():

@@ -27,7 +27,7 @@ ONE_A_BATCH = {"order", "gaussian_noise"}
 PARTNERS = {"mixup_pairs", "mix_pairs"}
 """Permutations of the batch: not shared by the samples even under ``same_on_batch``."""
 
-SETTINGS = {
+DISTRIBUTION_CASES = {
     "horizontal flip": (K.RandomHorizontalFlip, {}),
     "vertical flip": (K.RandomVerticalFlip, {}),
     "crop": (K.RandomCrop, {"size": (12, 40)}),
@@ -86,13 +86,13 @@ SETTINGS = {
     "cutmix, plain": (K.RandomCutMixV2, {"use_correct_lambda": True}),
 }
 NOT_DRAWN = {K.CenterCrop, K.PadTo, K.Resize, K.Normalize, K.Denormalize}
-"""Nothing but a gate, where there is one."""
+"""Only the apply mask is drawn."""
 
 SHAPE = (COUNT, 3, 24, 40)
 
 
 def made(name, **options):
-    kind, settings = SETTINGS[name]
+    kind, settings = DISTRIBUTION_CASES[name]
     return kind(**settings, **options)
 
 

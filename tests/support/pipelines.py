@@ -21,7 +21,7 @@ EXACT = {
     "crop, padded": lambda: [K.RandomHorizontalFlip(), K.RandomCrop((14, 16), padding=4, fill=0.25)],
     "crop, reflected": lambda: [K.RandomCrop((14, 16), padding=7, padding_mode="reflect"), K.RandomVerticalFlip()],
     "crop, replicated": lambda: [K.RandomCrop((14, 16), padding=(2, 9), padding_mode="replicate")],
-    "gates": lambda: [
+    "apply masks": lambda: [
         K.RandomInvert(),
         K.RandomErasing(value=0.5),
         K.RandomHorizontalFlip(),
@@ -37,7 +37,7 @@ EXACT = {
     "one of": lambda: [auto.TrivialAugment([[("posterize", 0.0, 8.0)], [("invert", 0, 1)]])],
     "posterize": lambda: [K.RandomPosterize((0.0, 8.0), p=0.8)],
 }
-"""Permutations, gates and whole numbers: both executors give the same bits."""
+"""Permutations, apply masks and whole numbers: both executors give the same bits."""
 
 RGB_EXACT = {"shuffle": lambda: [K.RandomChannelShuffle()]}
 
@@ -178,7 +178,7 @@ TIES = {
     "resized crop, nearest": lambda: [K.RandomResizedCrop((16, 20), resample="nearest")],
     "affine, nearest": lambda: [K.RandomAffine(20.0, resample="nearest", p=1.0)],
 }
-"""A tap on the other side of a tie is another pixel."""
+"""Nearest neighbour: at equal distance, rounding decides which pixel is read."""
 
 JUMPS = {
     "choice and order",
@@ -196,3 +196,6 @@ JUMPS = {
     "one of, then jitter",
 }
 """A pixel at a threshold may fall on either side of it."""
+
+GROUPS = ("EXACT", "RGB_EXACT", "CLOSE", "RGB_CLOSE", "TIES")
+"""Names of the dicts above. ``RGB_``: takes images of three channels only."""

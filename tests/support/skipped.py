@@ -33,13 +33,15 @@ MOVING = {
     "resized crop, squares": lambda: [half_the_samples(K.RandomResizedCrop(SIZE, align_corners=False))],
     "resized crop, nearest": lambda: [half_the_samples(K.RandomResizedCrop(SIZE, resample="nearest"))],
     "crop, padded": lambda: [half_the_samples(K.RandomCrop(SIZE, padding=5, fill=0.25))],
+    "middle": lambda: [half_the_samples(K.CenterCrop(SIZE))],
+    "resize": lambda: [half_the_samples(K.Resize(SIZE))],
     "blur": lambda: [K.RandomGaussianBlur((5, 5), (0.5, 2.0), p=0.5)],
     "wide blur": lambda: [K.RandomGaussianBlur((11, 11), (0.5, 2.0), p=0.5)],
     "sharpness": lambda: [K.RandomSharpness(2.0, p=0.5)],
 }
 """What moves pixels or looks at their neighbours, which takes a kernel for each."""
 
-OPS = {
+SKIPPING = {
     **MOVING,
     "jitter": lambda: [K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.5)],
     "jiggle": lambda: [K.ColorJiggle(0.4, 0.4, 0.4, 0.1, p=0.5)],
@@ -53,6 +55,10 @@ OPS = {
     "solarize": lambda: [K.RandomSolarize(p=0.5)],
     "posterize": lambda: [K.RandomPosterize((0.0, 8.0), p=0.5)],
     "CLAHE": lambda: [K.RandomClahe(p=0.5)],
+    "equalize": lambda: [K.RandomEqualize(p=0.5)],
+    "auto contrast": lambda: [K.RandomAutoContrast(p=0.5)],
+    "normalize": lambda: [half_the_samples(K.Normalize(0.5, 0.25))],
+    "denormalize": lambda: [half_the_samples(K.Denormalize(0.5, 0.25))],
     "shuffle": lambda: [K.RandomChannelShuffle(p=0.5)],
     "dropout": lambda: [K.RandomChannelDropout(p=0.5)],
     "noise": lambda: [K.RandomGaussianNoise(0.1, 0.3, p=0.5)],
@@ -60,6 +66,8 @@ OPS = {
     "mixup": lambda: [K.RandomMixUpV2(p=0.5)],
     "cutmix": lambda: [K.RandomCutMixV2(p=0.5, use_correct_lambda=True)],
 }
+"""One pipeline an op that may skip a sample: its own ``p``, or a draw for each sample where Kornia draws for the batch."""
+
 ANTIALIASED = {
     "crop": lambda: [half_the_samples(K.RandomResizedCrop(SIZE))],
     "cubic crop": lambda: [half_the_samples(K.RandomResizedCrop(SIZE, resample="bicubic"))],

@@ -1,7 +1,7 @@
-"""Kornia modules → ops, by exact type; everything unknown stays what it is.
+"""Lowers Kornia modules to ops, by exact type; other modules are left as they are.
 
-A subclass may override ``apply_transform``, so it is never taken for its base. What a container holds becomes a tree, whose
-leaves keep their names: the tree gives Kornia's own form of a batch's draws back.
+A subclass may override ``apply_transform``, so it is never lowered as its base. A container becomes a tree whose leaves keep
+their names, from which a batch's draws are converted to Kornia's form.
 """
 
 import functools
@@ -37,18 +37,18 @@ LOWERED: dict[type[nn.Module], type[Op]] = {
 }
 
 TESTED = ((0, 9), (0, 10))
-"""Kornia versions from the first up to, and without, the second: those whose modules the ops were compared with."""
+"""Kornia versions that the ops were compared with: from the first, up to but not including the second."""
 
 REQUIREMENT = "kornia>={}.{},<{}.{}".format(*TESTED[0], *TESTED[1])
-"""The same as pip takes it."""
+"""``TESTED`` as a requirement for pip."""
 
 
 Lower = Callable[[str, Any], Tree]
-"""Lowers what a container holds, under its name in it."""
+"""Lowers a module of a container, given its name there."""
 
 
 def lower_container(name: str, container: Any, pick: Pick, lower: Lower) -> Tree:
-    """What ``AugmentationSequential`` or ``ImageSequential`` holds, or the choice that it makes.
+    """Lower ``AugmentationSequential`` or ``ImageSequential``: to a tree, or to a choice with ``random_apply``.
 
     Args:
         name: Its own; empty where the user passed it.
@@ -69,7 +69,7 @@ def lower_container(name: str, container: Any, pick: Pick, lower: Lower) -> Tree
 
 
 def lower_module(name: str, module: nn.Module, pick: Pick) -> Leaf:
-    """The op, or the policy, that a module is."""
+    """Lower a module to an op or a policy, or leave it to Kornia with a reason."""
     name, unknown = name or type(module).__name__, untested_version()
     if type(module) in POLICIES and unknown is None:
         policy = lower_policy(name, module, LOWERED, pick)
@@ -82,7 +82,7 @@ def lower_module(name: str, module: nn.Module, pick: Pick) -> Leaf:
 
 
 def _children(items: Sequence[Tree]) -> list[Child] | None:
-    """What a container picks from; ``None`` if containers stand in the containers in it."""
+    """The children that a container picks from; ``None`` if they are nested by more than one level."""
     children = []
     for item in items:
         inner = item.items if isinstance(item, Group) else (item,)
@@ -102,13 +102,11 @@ def _why_not(module: nn.Module) -> str | None:
         return "no lowering for this type" if type(module).__module__.startswith("kornia.") else "not one of Kornia's modules"
     if any(isinstance(value, torch.Tensor) and value.is_cuda for value in vars(module).values()):
         return "its parameters are on the GPU; leave the pipeline on the CPU, where it draws"
-    unsupported = getattr(kind, "unsupported_module", None)
-    reason: str | None = unsupported(module) if unsupported is not None else None
-    return reason
+    return kind.unsupported_module(module)
 
 
 def untested_version() -> str | None:
-    """Why every module is left to Kornia, if the ops were not compared with the version that is installed."""
+    """Why every module is left to Kornia; ``None`` if the ops were compared with the installed version."""
     found = version("kornia")
     numbers = re.match(r"(\d+)\.(\d+)", found)
     if numbers is not None and TESTED[0] <= (int(numbers[1]), int(numbers[2])) < TESTED[1]:

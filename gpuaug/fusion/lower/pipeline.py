@@ -1,4 +1,4 @@
-"""From a pipeline of the user's to a tree of ops, each module by the library that it is of."""
+"""Lowers the user's pipeline to a tree of ops, each module by its library."""
 
 from collections.abc import Sequence
 from typing import Any

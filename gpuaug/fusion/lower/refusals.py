@@ -1,4 +1,4 @@
-"""Transforms that ``fuse`` does not take, and what to type instead."""
+"""Transforms that ``fuse`` refuses, and their replacements."""
 
 from collections.abc import Sequence
 from inspect import Parameter, signature
@@ -32,7 +32,7 @@ NOT_TAKEN = {
     "UniformTemporalSubsample": f"It is for videos. {_IN_DATASET}",
     "VideoClassification": f"It is for videos. {_IN_DATASET}",
 }
-"""Transforms of torchvision's that cannot run on the images of a batch one by one, by name, and what to do about it."""
+"""Names of torchvision's transforms that cannot run image by image, and the advice for each."""
 
 TIMM = {
     "CenterCropOrPad": "CenterCrop",
@@ -45,7 +45,7 @@ TIMM = {
     "ToNumpy": "ToImage",
     "ToTensor": "ToTensor",
 }
-"""timm's transforms, by name, and torchvision's, v2, that do the same or nearly so."""
+"""Names of timm's transforms, and torchvision's v2 transforms that do the same or nearly so."""
 
 
 def refuse_held(module: nn.Module) -> None:
@@ -66,7 +66,7 @@ def refuse_held(module: nn.Module) -> None:
 
 
 def refuse_transform(transform: Any) -> None:
-    """Refuse what cannot run on the images of a batch one by one.
+    """Refuse transforms that cannot run image by image.
 
     Raises:
         ArgumentTypeError: If ``transform`` is such a transform of torchvision's, or one of timm's.
@@ -86,12 +86,12 @@ def refuse_transform(transform: Any) -> None:
 
 
 def is_timms_to_tensor(transform: Any) -> bool:
-    """Whether it is timm's ``ToTensor``, which passes what is a tensor."""
+    """True for timm's ``ToTensor``, which returns tensors unchanged."""
     return type(transform).__module__.startswith("timm.") and type(transform).__name__ == "MaybeToTensor"
 
 
 def v2_of(transform: Any, exact: Sequence[type]) -> Any:
-    """A transform of torchvision's v1 as that of v2 which does the same; all others as they are.
+    """The v2 form of a transform of torchvision's v1; all others as they are.
 
     Args:
         transform: Of torchvision.

@@ -1,4 +1,4 @@
-"""What a pipeline consists of: a tree, whose leaves keep their names in the user's containers."""
+"""The tree of a lowered pipeline; its leaves keep their names in the user's containers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,19 +21,19 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A transform of torchvision's whose work a fused pipeline does in reading its images, or that has none to do."""
+    """A transform of torchvision's that needs no op: its work is done when images are read, or it has none."""
 
     name: str
     calls: tuple[tuple[str, dict[str, Any]], ...] = ()
-    """What does the same on one image: functions of torchvision's, and their arguments."""
+    """Functions of torchvision's that do the same to one image, with their arguments."""
     ending: Ending | None = None
-    """What it does to targets."""
+    """Its effect on targets."""
     is_last: bool = False
-    """Whether what moves pixels has to stand before it."""
+    """True if all ops that move pixels have to stand before it."""
 
     @property
     def of_boxes(self) -> bool:
-        """Whether there is something to do where the pipeline ends, to boxes."""
+        """True if boxes are processed at the end of the pipeline."""
         return self.is_last or (self.ending is not None and self.ending.boxes is not None)
 
 
@@ -44,7 +44,7 @@ class Group:
     name: str
     items: tuple["Tree", ...]
     is_container: bool
-    """Whether Kornia takes draws of it as a container's."""
+    """True if draws in Kornia's form are nested for it."""
 
 
 Tree = Leaf | Done | Group
@@ -87,7 +87,7 @@ def _in_order(tree: Tree) -> Iterator[Leaf | Done]:
 
 
 def transforms_done(tree: Tree) -> Iterator[tuple[str, bool]]:
-    """Names of the transforms that are no op, and whether there is something to do to boxes."""
+    """Names of the transforms without an op, and True if boxes are processed at the end."""
     if isinstance(tree, Done):
         yield tree.name, tree.of_boxes
     elif isinstance(tree, Group):

@@ -1,12 +1,13 @@
-"""What a Kornia module becomes: an op that draws for a whole batch, and says what it does to an image.
+"""Ops: the lowered form of modules. An op draws the parameters of a whole batch and applies them to images.
 
 An op knows nothing of devices, launches or passes. It turns uniform numbers into the parameters that Kornia would have drawn
-(``Op.draw``), tells Kornia's own module about them (``Op.params``), and gives the executors one row of float32
-numbers per sample. ``drawn`` is a dict of NumPy arrays with the batch first, or of plain numbers where all samples share one.
+(``Op.draw``), converts them to the form that Kornia's module takes (``Op.params``), and writes one row of float32 numbers per
+sample for the executors (``RowOp.rows``).
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from enum import IntEnum, unique
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,13 +19,24 @@ from gpuaug.fusion.ops.sampler import Sampler, always
 
 Array = NDArray[Any]
 OpDraws = dict[str, Any]
+"""The draws of one op for one batch.
+
+- ``"apply_mask"``: bool, (B,). True for samples that the op applies to.
+- A parameter by its name, mostly Kornia's: a NumPy array, (B, ...) unless the op says otherwise, or a plain number.
+- ``"partner"``, of a mix: index of the other sample, int64, (B,).
+- ``"parts"``, of an op that runs one of several: (op or its index, its ``OpDraws``, samples or ``None`` for all) of each.
+- ``"layers"``, of a choice: a tuple of ``Entry`` for each step, in order. Beside it ``"end"``, the output ``Size``, and, if the
+  batch shares one pick, ``"picks"``, the indices of the children.
+- ``"key"``, of a module left to its library: seed of the generators under which it runs.
+- ``"params"``, of a module left to Kornia: its ``params=``.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Size:
     """The shape of a batch of images, (B, C, H, W).
 
-    Where images differ in size, ``height`` and ``width`` are not numbers but arrays of them, (B,) int64.
+    ``height`` and ``width`` are integers, or int64 arrays, (B,), if images differ in size.
     """
 
     batch: int
@@ -55,12 +67,12 @@ class Size:
         return Size(self.batch, self.channels, height, width)
 
     def of(self, index: int) -> "Size":
-        """A batch of one image of this one."""
+        """The size of image ``index``, as a batch of one."""
         height, width = (int(side[index]) if isinstance(side, np.ndarray) else side for side in (self.height, self.width))
         return Size(1, self.channels, height, width)
 
     def times(self, count: int) -> "Size":
-        """This batch, so often."""
+        """A batch of ``count`` copies of this one."""
         if count == 1:
             return self
         height, width = (np.tile(side, count) if isinstance(side, np.ndarray) else side for side in (self.height, self.width))
@@ -68,14 +80,14 @@ class Size:
 
 
 ANY_SIDES = (np.array([4096]), np.array([4097]))
-"""Stands for sizes that differ from image to image, where they are not known or make no difference."""
+"""Placeholder for sides that differ between images and are not known yet."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draw:
-    """A number a sample that all ops in a container depend on: whether it applies, which of them runs, or in what order.
+    """One uniform number in [0, 1) per sample, shared by all ops of a container with a random choice.
 
-    An outcome is the place of the number in [0, 1) among ``ends``, ascending: 0 before the first of them.
+    ``ends`` are ascending bin edges. The outcome is the index of the bin that the number falls into.
     """
 
     ends: tuple[float, ...]
@@ -83,14 +95,14 @@ class Draw:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gate:
-    """The outcomes of a container's draw for which an op in it runs."""
+    """The condition under which an op of a container runs: the outcomes of the container's draw."""
 
     draw: Draw
     outcomes: tuple[bool, ...]
-    """For each outcome, one more than the draw has ends."""
+    """``outcomes[i]``: True if the op runs when the draw falls into bin ``i``. Length ``len(draw.ends) + 1``."""
 
     def applies(self, sampler: Sampler) -> Array:
-        """Which samples the op runs for, (B,) bool."""
+        """Mask of the samples that the op runs for: bool, (B,)."""
         found: Array = np.array(self.outcomes)[np.searchsorted(self.draw.ends, sampler.shared(self.draw), side="right")]
         return found
 
@@ -104,19 +116,22 @@ class Op(ABC):
     """
 
     needs_own_batch: ClassVar[bool] = False
-    """Whether a batch's draws cannot be made together with those of other batches."""
+    """True if the draws of several batches cannot be made in one call."""
 
     counts_pixels: ClassVar[bool] = False
-    """Whether it reads from a sample's row, in float32, where pixels lie."""
+    """True if its row holds pixel coordinates.
+
+    float32 represents integers exactly only up to 2**24, so larger images are refused.
+    """
 
     words: ClassVar[str]
-    """What ``describe`` says, where that is the same for all modules of the kind."""
+    """The description in ``explain()``, if it is the same for all modules of the class."""
 
     draws_size: ClassVar[bool] = False
-    """Whether each sample draws the size that it comes out with."""
+    """True if each sample draws its own output size."""
 
     package: ClassVar[str] = "Kornia"
-    """Whose the module is."""
+    """Library that the module comes from."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self.name = name
@@ -126,32 +141,40 @@ class Op(ABC):
         self.same_on_batch = bool(getattr(module, "same_on_batch", False))
         self.settings: dict[str, Any] = getattr(module, "flags", {})
         self.gates: tuple[Gate, ...] = ()
-        """Of the containers that it runs in by chance; each sample draws for itself."""
+        """One for each enclosing container with a random choice. The op runs for samples that pass all of them."""
 
     @property
     def is_random(self) -> bool:
-        """Whether some samples may be left as they are. As in Kornia, a certain op does not look at its apply mask."""
+        """False if ``p = p_batch = 1`` and no container may skip the op.
+
+        Backends then apply it to every sample without reading the apply mask, as Kornia does.
+        """
         return not (self.p == 1.0 and self.p_batch == 1.0) or bool(self.gates)
 
     @property
     def launches(self) -> int:
-        """Kernels of a pass that the op is in."""
+        """Number of kernels launched for a pass that holds the op."""
         return 1
+
+    @classmethod
+    def unsupported_module(cls, module: nn.Module) -> str | None:  # noqa: ARG003
+        """Why a module with these settings is left to its library, or ``None``."""
+        return None
 
     def unsupported_size(self, size: Size) -> str | None:
         """Why the op cannot be lowered for images of this size, or ``None``."""
         return None
 
     def out(self, size: Size) -> Size:
-        """The size of what comes out; ``ANY_SIDES`` where each sample draws its own."""
+        """The output size; ``ANY_SIDES`` if each sample draws its own."""
         return size
 
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """The size of what comes out for these draws."""
+        """The output size for these draws."""
         return self.out(size)
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
-        """The size of what comes out, or the least and the largest that may be drawn."""
+        """The output size, or the smallest and the largest output size that may be drawn."""
         return (self.out(size),)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -161,7 +184,7 @@ class Op(ABC):
         return drawn
 
     def draw_apply_mask(self, sampler: Sampler, batch: int) -> Array:
-        """Which samples the op applies to: with ``p_batch`` for the batch, and with ``p`` for each sample."""
+        """The apply mask, bool, (B,): ``p_batch`` is drawn once for the batch, ``p`` for each sample."""
         applies: Array = always(batch)
         if self.p < 1:
             applies = (sampler.same() if self.same_on_batch else sampler).uniform() < self.p
@@ -176,11 +199,14 @@ class Op(ABC):
         return {}
 
     def of_sample(self, drawn: OpDraws, index: int) -> OpDraws:
-        """What was drawn for one sample, as if it were a batch."""
+        """The draws of sample ``index``, as a batch of one."""
         return {name: value[index : index + 1] if isinstance(value, np.ndarray) else value for name, value in drawn.items()}
 
     def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
-        """What one sample drew, to be read, without its apply mask: ``_x``, ``_y`` of points, ``_0``, ``_1``, … of rows."""
+        """Drawn scalars of one sample by name, without the apply mask.
+
+        Elements of an array get suffixes ``_0``, ``_1``, …, and coordinates of points ``_x``, ``_y``.
+        """
         found: dict[str, float] = {}
         for name, values in drawn.items():
             if name == "apply_mask" or np.shape(values)[:1] != np.shape(drawn["apply_mask"]):
@@ -193,7 +219,7 @@ class Op(ABC):
         return found
 
     def params(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same draws as Kornia's module takes them in ``params=``."""
+        """The draws in the form that Kornia's module takes as ``params=``."""
         return {
             **self.kornia_parameters(drawn, size),
             "batch_prob": torch.from_numpy(drawn["apply_mask"].astype(np.float32)),
@@ -201,11 +227,11 @@ class Op(ABC):
         }
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Everything in ``params=`` but the apply mask and the shape: what was drawn, where it has Kornia's names."""
+        """Entries of ``params=`` besides the apply mask and the shape. Override unless draws have Kornia's names and form."""
         return {name: torch.from_numpy(values) for name, values in drawn.items() if name != "apply_mask"}
 
     def describe(self) -> str:
-        """What the op is, in a few words for ``explain()``."""
+        """A few words for ``explain()``."""
         return self.words
 
 
@@ -213,10 +239,10 @@ class RowOp(Op):
     """An op that is computed from a sample's row of numbers, by ``apply`` and by a Triton kernel, which must agree."""
 
     width: ClassVar[int]
-    """How many numbers a row holds. The first is the apply mask: 1 to apply, 0 to leave the sample as it is, bit for bit."""
+    """Length of a row. Column 0 is the apply mask: 1 to apply, 0 to keep the sample bit for bit."""
 
     def row_width(self, channels: int) -> int:
-        """How many numbers a row holds for images of so many channels."""
+        """Length of a row for images of ``channels`` channels."""
         return self.width
 
     def rows(self, drawn: OpDraws, size: Size, out: Array) -> None:
@@ -226,11 +252,11 @@ class RowOp(Op):
 
     @abstractmethod
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Fill everything in ``out`` but column 0."""
+        """Fill all columns of ``out`` except column 0."""
 
     @abstractmethod
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """The op on every sample, whatever its apply mask.
+        """Apply the op to every sample; the caller keeps samples whose apply mask is 0.
 
         Args:
             images: (B, C, H, W), float32.
@@ -239,38 +265,65 @@ class RowOp(Op):
 
 
 class FrontOp(RowOp):
-    """An op that makes a pixel from others, of its own image or of another one, and so begins a pass."""
+    """An op whose output pixel depends on other pixels, of its own image or of another, and so begins a pass."""
 
     kernel: ClassVar[str]
-    """Which Triton kernel computes it."""
+    """Name of its Triton kernel."""
+
+
+@unique
+class PointCode(IntEnum):
+    """The branch of ``point()`` in ``backends/triton/points.py`` that computes an op. ``ONE_OF`` stays last."""
+
+    BRIGHTNESS = 1
+    CONTRAST = 2
+    SATURATION = 3
+    HUE = 4
+    GAMMA = 5
+    GRAYSCALE = 6
+    INVERT = 7
+    SOLARIZE = 8
+    POSTERIZE = 9
+    SHUFFLE = 10
+    DROPOUT = 11
+    NOISE = 12
+    ERASING = 13
+    NORMALIZE = 14
+    DENORMALIZE = 15
+    JITTER = 16
+    JIGGLE = 17
+    ONE_OF = 18
 
 
 class PointOp(RowOp):
-    """An op on each pixel by itself: it needs the pixel, its place, and the sample's row of numbers."""
+    """An op whose output pixel depends on that input pixel, its coordinates and the sample's row only."""
 
     code: ClassVar[int]
-    """Which branch of the kernel it is."""
+    """The value of its ``PointCode``."""
 
     flags: int = 0
-    """What the branch needs to know to leave out code that an instance cannot reach."""
+    """Bit field passed to Triton as a compile-time constant, so that the kernel omits steps this instance never takes.
+
+    0: none. An op with flags cannot be picked by ``OneOf``.
+    """
 
     positional: ClassVar[bool] = False
-    """Whether the result depends on where the pixel is. If not, the op commutes with a flip."""
+    """True if the result depends on the pixel's coordinates. If not, the op commutes with a flip."""
 
     fixed: ClassVar[bool] = False
-    """Whether a row depends on nothing that is drawn but the apply mask."""
+    """True if the row, except the apply mask, is the same for all draws."""
 
     rgb_only: ClassVar[bool] = False
-    """Whether it mixes channels, and so needs images of three."""
+    """True if it mixes channels, and so needs images of three channels."""
 
     @property
     def needs_mean(self) -> bool:
-        """Whether it uses the mean grey of the image that it is given."""
+        """True if it uses the mean grey of its input image."""
         return False
 
     @property
     def launches(self) -> int:
-        """A mean takes a kernel of its own."""
+        """Number of kernels launched for a pass that holds the op: one more if it needs the mean."""
         return 1 + self.needs_mean
 
     def unsupported_size(self, size: Size) -> str | None:
@@ -281,7 +334,7 @@ class PointOp(RowOp):
 
 
 def column(rows: Tensor, index: int) -> Tensor:
-    """One number a sample, (B, 1, 1, 1)."""
+    """Column ``index`` of the rows, (B, 1, 1, 1)."""
     return rows[:, index, None, None, None]
 
 
@@ -291,5 +344,5 @@ def host_tensor(values: Any, dtype: type[np.number[Any]]) -> Tensor:
 
 
 def bounds(sampler: Any) -> tuple[float, float]:
-    """What one of Kornia's uniform distributions draws between."""
+    """Lower and upper bound of one of Kornia's uniform distributions."""
     return float(sampler.low), float(sampler.high)

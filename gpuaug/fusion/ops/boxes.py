@@ -21,16 +21,16 @@ Layout = Literal["vertices", "corners", "sides", "centre", "points"]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What the numbers of a box or of a point are."""
+    """The layout and convention of the coordinates of a box or a point."""
 
     layout: Layout
     """Four points, two opposite corners, a corner and the sides, the centre and the sides, or a point (x, y)."""
 
     edges: bool = False
-    """Whether coordinates are those of pixel edges, rather than of pixel centres, the last pixel's included."""
+    """True: coordinates of pixel edges. False: of pixel centres, the last pixel included."""
 
     share: bool = False
-    """Whether they are shares of the image's sides."""
+    """True if coordinates are fractions of the image's sides."""
 
 
 FORMS: dict[str, Form] = {
@@ -46,7 +46,7 @@ _TAILS: dict[Layout, tuple[int, ...]] = {"vertices": (4, 2), "corners": (4,), "s
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What boxes or points of one form are taken through, and what of them is wanted.
+    """The map that boxes or points of one form are taken through, and the form of the output.
 
     ``matrix``, (B, 3, 3) float32, maps pixel centres. An element belongs to the sample of its row, or, with ``owners``, (n,)
     int64, to the one that is named there. ``source`` is the height and width of the images before, or (B, 3) int64 with these
@@ -76,17 +76,17 @@ def check_form(values: Tensor, key: str) -> None:
 
 
 def rank(form: Form) -> int:
-    """How many axes one box or point has."""
+    """Number of axes of one box or point."""
     return len(_TAILS[form.layout])
 
 
 def floating(dtype: torch.dtype) -> torch.dtype:
-    """The type in which values of ``dtype`` come out: floating, where that is a type of whole numbers."""
+    """The output type of values of ``dtype``: float32 for integers."""
     return dtype if dtype.is_floating_point else torch.float32
 
 
 def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Take boxes or points their way, in float32 at least; what follows a point's (x, y) stays.
+    """Map boxes or points by ``way``, in float32 at least. Columns after a point's (x, y) are unchanged.
 
     Shape:
         - values: (B, N, …), or with owners (n, …), and what the form says
@@ -101,7 +101,7 @@ def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -
     if values.dtype != torch.float64:
         values = values.float()
     if way.owners is not None:
-        # Each is then a sample with one box.
+        # Each box is then a sample of one box.
         values, matrix = values[:, None], matrix.index_select(0, way.owners)
         valid = None if valid is None else valid[:, None]
         sides = sides.index_select(0, way.owners) if isinstance(sides, Tensor) else sides
@@ -170,12 +170,12 @@ def move(points: Tensor, matrix: Tensor) -> Tensor:
 
 
 def composed(first: Tensor | None, then: Tensor) -> Tensor:
-    """The matrices, (B, 3, 3), that map by ``first`` and after it by ``then``."""
+    """Composed matrices, (B, 3, 3): ``first``, then ``then``."""
     return then if first is None else (then[..., None] * first[:, None]).sum(2)
 
 
 def _packed(first: Tensor, last: Tensor, way: Way) -> Tensor:
-    """Upright boxes in the form that is wanted, from two opposite corners, (…, 2) each."""
+    """Axis-aligned boxes in the output form, from two opposite corners, (…, 2) each."""
     layout = way.to.layout
     if layout == "vertices":
         return _corners(first, last)
@@ -191,7 +191,7 @@ def _packed(first: Tensor, last: Tensor, way: Way) -> Tensor:
 
 
 def has_extent(values: Tensor, form: Form) -> Tensor:
-    """Whether boxes have an area as they came, (B, N)."""
+    """Mask of the input boxes that have an area, (B, N)."""
     if form.layout == "vertices":
         return torch.ones_like(values[..., 0, 0], dtype=torch.bool)
     sides = values[..., 2:] if form.layout != "corners" else values[..., 2:] - values[..., :2]
@@ -199,7 +199,7 @@ def has_extent(values: Tensor, form: Form) -> Tensor:
 
 
 def _is_seen(first: Tensor, last: Tensor, way: Way) -> Tensor:
-    """Whether a pixel or more each way is within the frame, (B, N)."""
+    """Mask of boxes with at least one pixel along x and y within the frame, (B, N)."""
     end = last if way.to.edges else last + 1
     sides = _clamped(end, *way.out) - _clamped(first, *way.out)
     return (sides >= 1).all(-1)

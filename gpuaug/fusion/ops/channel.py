@@ -1,4 +1,4 @@
-"""Ops with numbers for each channel: grey, channels shuffled and dropped, normalisation."""
+"""Ops with numbers for each channel: grayscale, channel shuffle, channel dropout, normalisation."""
 
 from typing import Any
 
@@ -7,15 +7,15 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column, host_tensor
+from gpuaug.fusion.ops.base import Array, OpDraws, PointCode, PointOp, Size, column, host_tensor
 from gpuaug.fusion.ops.sampler import Sampler
 
 GREY = (0.299, 0.587, 0.114)
-"""What red, green and blue weigh in a grey."""
+"""Weights of red, green and blue in Kornia's grey."""
 
 
 TORCHVISION_RED = 0.2989
-"""What red weighs in a grey of torchvision's."""
+"""Weight of red in torchvision's grey."""
 
 
 def grey_of(images: Tensor, red_share: float = GREY[0]) -> Tensor:
@@ -27,16 +27,16 @@ def grey_of(images: Tensor, red_share: float = GREY[0]) -> Tensor:
 class Grayscale(PointOp):
     """RandomGrayscale of three channels."""
 
-    code, width, rgb_only = 6, 4, True
+    code, width, rgb_only = PointCode.GRAYSCALE.value, 4, True
     words = "grey"
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The channels' weights."""
+        """The weights of the channels."""
         weights = self.module.rgb_weights
         out[:, 1:4] = GREY if weights is None else weights.reshape(-1).tolist()  # type: ignore[operator]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """The weighted sum, three times."""
+        """The weighted sum of the channels, in all three channels."""
         red, green, blue = images.unbind(1)
         weights = [rows[:, 1 + channel, None, None] for channel in range(3)]
         grey = red * weights[0] + green * weights[1] + blue * weights[2]
@@ -46,69 +46,69 @@ class Grayscale(PointOp):
 class ChannelShuffle(PointOp):
     """RandomChannelShuffle of three channels."""
 
-    code, width, rgb_only = 10, 4, True
+    code, width, rgb_only = PointCode.SHUFFLE.value, 4, True
     words = "shuffle channels"
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """An order of the channels a sample."""
+        """A permutation of the channels per sample, (B, 3)."""
         return {"channels": sampler.uniform(size.channels).T.argsort(axis=1)}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same order."""
+        """The permutations, as int64."""
         return {"channels": torch.from_numpy(np.ascontiguousarray(drawn["channels"]))}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Where each channel comes from."""
+        """Index of the source channel of each output channel."""
         out[:, 1:4] = drawn["channels"]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Take the channels in the sample's order."""
+        """Reorder the channels of each sample."""
         return reordered(images, rows[:, 1:4])
 
 
 class ChannelDropout(PointOp):
     """RandomChannelDropout."""
 
-    code, width = 11, 0
+    code, width = PointCode.DROPOUT.value, 0
     words = "drop channels"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """More channels than there are cannot be dropped, which is Kornia's to say."""
+        """Kornia raises if more channels are to be dropped than images have."""
         dropped: Any = self.module.num_drop_channels
         return f"drops {dropped} of {size.channels} channels" if dropped > size.channels else None
 
     def row_width(self, channels: int) -> int:
-        """The apply mask, the value, and for each channel whether it is dropped."""
+        """The apply mask, the fill value, and one number per channel."""
         return 2 + channels
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """The channels that drew the smallest numbers."""
+        """Indices of the channels with the smallest uniform numbers."""
         dropped: Any = self.module.num_drop_channels
         return {"channel_idx": sampler.uniform(size.channels).T.argsort(axis=1)[:, :dropped]}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same channels."""
+        """Indices of the dropped channels."""
         return {
             "batch_idx": host_tensor(np.arange(size.batch)[:, None], np.int64),
             "channel_idx": torch.from_numpy(np.ascontiguousarray(drawn["channel_idx"])),
         }
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The value, and 1 for each channel that is dropped."""
+        """The fill value, and 1 for each channel that is dropped."""
         out[:, 1] = float(self.module.fill_value)  # type: ignore[arg-type]
         out[:, 2:] = 0
         np.put_along_axis(out[:, 2:], drawn["channel_idx"], 1.0, axis=1)
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Put the value into the channels that are dropped."""
+        """Fill the channels that are dropped."""
         dropped = rows[:, 2 : 2 + images.shape[1], None, None] != 0
         return torch.where(dropped, column(rows, 1), images)
 
 
 class Normalize(PointOp):
-    """Normalize: less the mean, over the deviation."""
+    """Normalize: (value - mean) / std."""
 
-    code, width, fixed = 14, 0, True
+    code, width, fixed = PointCode.NORMALIZE.value, 0, True
     words = "normalise"
 
     @classmethod
@@ -125,23 +125,23 @@ class Normalize(PointOp):
         self._std = values_of(self.settings["std"])
 
     def unsupported_size(self, size: Size) -> str | None:
-        """A mean for other channels than the images have is Kornia's to complain about."""
+        """Kornia raises if mean or std have another number of channels than the images."""
         for values in (self._mean, self._std):
             if len(values) not in (1, size.channels):
                 return f"holds {len(values)} values for {size.channels} channels"
         return None
 
     def row_width(self, channels: int) -> int:
-        """The apply mask, and for each channel mean and deviation."""
+        """The apply mask, and the mean and the std of each channel."""
         return 1 + 2 * channels
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Mean and deviation of each channel."""
+        """The means of all channels, then the stds."""
         out[:, 1 : 1 + size.channels] = self._mean
         out[:, 1 + size.channels :] = self._std
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Subtract and divide."""
+        """Subtract the mean, divide by the std."""
         mean, deviation = self._of(images, rows)
         return (images - mean) / deviation
 
@@ -151,24 +151,24 @@ class Normalize(PointOp):
 
 
 class Denormalize(Normalize):
-    """Denormalize: times the deviation, and the mean."""
+    """Denormalize: value · std + mean."""
 
-    code = 15
+    code = PointCode.DENORMALIZE.value
     words = "denormalise"
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Multiply and add."""
+        """Multiply by the std, add the mean."""
         mean, deviation = self._of(images, rows)
         return torch.addcmul(mean.expand_as(images), images, deviation)
 
 
 def reordered(images: Tensor, channels: Tensor) -> Tensor:
-    """Images whose channels come from where ``channels``, (B, 3), says."""
+    """Images with reordered channels: output channel k of sample b is input channel ``channels[b, k]``."""
     return images.gather(1, channels.long()[:, :, None, None].expand_as(images))
 
 
 def values_of(given: Any) -> Array:
-    """A number, or one for each channel, (K,) float32."""
+    """A scalar or a value per channel as (K,) float32; K is 1 for a scalar."""
     values: Array = torch.as_tensor(given, dtype=torch.float32, device="cpu").reshape(-1).numpy()
     return values
 

@@ -11,7 +11,7 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, bounds, column
+from gpuaug.fusion.ops.base import Array, OpDraws, PointCode, PointOp, Size, bounds, column
 from gpuaug.fusion.ops.sampler import Sampler
 
 
@@ -27,23 +27,23 @@ class UniformOp(PointOp):
         self.bounds = [bounds(samplers[parameter]) for parameter in self.names]
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """A number a sample for each parameter."""
+        """One uniform number per sample for each parameter, (B,)."""
         return {name: sampler.within(*between) for name, between in zip(self.names, self.bounds, strict=True)}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The numbers as they are."""
+        """The drawn numbers, in the order of ``names``."""
         for index, name in enumerate(self.names):
             out[:, 1 + index] = drawn[name]
 
 
 class Brightness(UniformOp):
-    """RandomBrightness: adds."""
+    """RandomBrightness: adds a number."""
 
-    code, width, names = 1, 3, ("brightness_factor",)
+    code, width, names = PointCode.BRIGHTNESS.value, 3, ("brightness_factor",)
     words = "brightness"
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """What is added, and whether the sum is clamped."""
+        """The summand, and 1 if the sum is clamped."""
         out[:, 1] = drawn["brightness_factor"] - 1
         out[:, 2] = self.module.clip_output  # type: ignore[assignment]
 
@@ -53,13 +53,13 @@ class Brightness(UniformOp):
 
 
 class Contrast(UniformOp):
-    """RandomContrast: multiplies."""
+    """RandomContrast: multiplies by a factor."""
 
-    code, width, names = 2, 3, ("contrast_factor",)
+    code, width, names = PointCode.CONTRAST.value, 3, ("contrast_factor",)
     words = "contrast"
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The factor, and whether the product is clamped."""
+        """The factor, and 1 if the product is clamped."""
         out[:, 1] = drawn["contrast_factor"]
         out[:, 2] = self.module.clip_output  # type: ignore[assignment]
 
@@ -69,9 +69,9 @@ class Contrast(UniformOp):
 
 
 class Saturation(UniformOp):
-    """RandomSaturation: in HSV."""
+    """RandomSaturation: multiplies the saturation of HSV."""
 
-    code, width, names, rgb_only = 3, 2, ("saturation_factor",), True
+    code, width, names, rgb_only = PointCode.SATURATION.value, 2, ("saturation_factor",), True
     words = "saturation"
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -80,9 +80,9 @@ class Saturation(UniformOp):
 
 
 class Hue(UniformOp):
-    """RandomHue: turns the hue."""
+    """RandomHue: turns the hue of HSV."""
 
-    code, width, names, rgb_only = 4, 2, ("hue_factor",), True
+    code, width, names, rgb_only = PointCode.HUE.value, 2, ("hue_factor",), True
     words = "hue"
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -91,9 +91,9 @@ class Hue(UniformOp):
 
 
 class Gamma(UniformOp):
-    """RandomGamma."""
+    """RandomGamma: gain · value ** gamma."""
 
-    code, width, names = 5, 3, ("gamma_factor", "gain_factor")
+    code, width, names = PointCode.GAMMA.value, 3, ("gamma_factor", "gain_factor")
     words = "gamma"
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -102,9 +102,9 @@ class Gamma(UniformOp):
 
 
 class Invert(PointOp):
-    """RandomInvert."""
+    """RandomInvert: max_val - value."""
 
-    code, width = 7, 2
+    code, width = PointCode.INVERT.value, 2
     words = "invert"
 
     @classmethod
@@ -115,36 +115,36 @@ class Invert(PointOp):
         return None if one else "max_val has a value for each channel"
 
     def out(self, size: Size) -> Size:
-        """Values for each channel give as many to images of one, where Kornia runs it."""
+        """With Kornia, ``max_val`` of several channels broadcasts images of one channel to as many."""
         largest = self.settings["max_val"]
         channels = largest.shape[-3] if isinstance(largest, Tensor) and largest.ndim > 2 and size.channels == 1 else 1
         return size if channels == 1 else Size(size.batch, channels, size.height, size.width)
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """What is subtracted from."""
+        """``max_val``, from which values are subtracted."""
         out[:, 1] = float(self.settings["max_val"])
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Subtract."""
+        """Subtract from ``max_val``."""
         return column(rows, 1) - images
 
 
 class Solarize(UniformOp):
-    """RandomSolarize."""
+    """RandomSolarize: adds, then inverts values at or above a threshold."""
 
-    code, width, names = 8, 3, ("thresholds", "additions")
+    code, width, names = PointCode.SOLARIZE.value, 3, ("thresholds", "additions")
     words = "solarize"
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Clamp, add, clamp, invert what reaches the threshold."""
+        """Clamp, add, clamp, invert values at or above the threshold."""
         values = (images.clamp(0, 1) + column(rows, 2)).clamp(0, 1)
         return torch.where(values < column(rows, 1), values, 1.0 - values)
 
 
 class Posterize(PointOp):
-    """RandomPosterize: keeps the upper bits."""
+    """RandomPosterize: keeps the upper bits of a byte."""
 
-    code, width = 9, 3
+    code, width = PointCode.POSTERIZE.value, 3
     words = "posterize"
 
     def __init__(self, name: str, module: nn.Module) -> None:
@@ -152,19 +152,19 @@ class Posterize(PointOp):
         self._bounds = bounds(module._param_generator.bit_sampler)  # type: ignore[union-attr, index]
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """A rounded number of bits a sample."""
+        """Number of bits per sample, rounded."""
         return {"bits_factor": np.rint(sampler.within(*self._bounds))}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same, as whole numbers."""
+        """The number of bits as int32."""
         return {"bits_factor": torch.from_numpy(drawn["bits_factor"].astype(np.int32))}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The step between the levels that are kept, and what is added to a value before it is rounded down to a level."""
+        """The distance between kept levels, and the summand before rounding down to a level."""
         out[:, 1], out[:, 2] = np.exp2(8 - drawn["bits_factor"]), 0
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """As bytes: what remains of a byte after a division by the step, times the step."""
+        """In bytes: floor(byte / step) · step."""
         values, step = images.clamp(0, 1), column(rows, 1)
         most = torch.full(
             (), 255.0, dtype=torch.float32, device=images.device
@@ -207,7 +207,7 @@ def hue_turned(images: Tensor, turns: Tensor) -> Tensor:
     whole = whole.clamp(0, 5)
 
     def channel(peak_from: int) -> Tensor:
-        # A channel rises, stays for two sixths, falls and stays low for two: the same course, starting elsewhere.
+        # Each channel rises, stays high for two sixths, falls and stays low for two; channels differ only in the phase.
         at = torch.remainder(whole + peak_from, 6)
         return torch.where(at == 0, rising, torch.where(at <= 2, most, torch.where(at == 3, falling, low)))
 
@@ -215,7 +215,7 @@ def hue_turned(images: Tensor, turns: Tensor) -> Tensor:
 
 
 def _clipped(images: Tensor, rows: Tensor, change: Any) -> Tensor:
-    """``change`` between clamps, where the row says so."""
+    """Apply ``change``, between two clamps where column 2 of the row is not 0."""
     clips = column(rows, 2) != 0
     changed = change(torch.where(clips, images.clamp(0, 1), images))
     return torch.where(clips, changed.clamp(0, 1), changed)

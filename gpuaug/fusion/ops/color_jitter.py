@@ -7,7 +7,7 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, bounds, column
+from gpuaug.fusion.ops.base import Array, OpDraws, PointCode, PointOp, Size, bounds, column
 from gpuaug.fusion.ops.channel import GREY, grey_of
 from gpuaug.fusion.ops.color import hue_turned, saturated
 from gpuaug.fusion.ops.sampler import Sampler
@@ -15,16 +15,16 @@ from gpuaug.fusion.ops.sampler import Sampler
 FACTORS = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")
 _NEUTRAL = np.array([[1.0], [1.0], [1.0], [0.0]], dtype=np.float32)
 NONE = 4
-"""In the place of an adjustment that is left out."""
+"""Placeholder in the order, for an adjustment that is left out."""
 
 CLEAN = 16
-"""A bit of the flags beside those of the adjustments: every pixel is known to be a number."""
+"""Flag: no pixel is NaN."""
 
 TORCHVISION_GREY = 32
-"""Another: red weighs in a grey what it does in torchvision's."""
+"""Flag: greys use torchvision's weights."""
 
 PERMUTES = 64
-"""Another: three more numbers of a row say where each channel comes from, when all adjustments are made."""
+"""Flag: three more columns of the row hold a permutation of the channels, applied after all adjustments."""
 
 
 class _Jitter(PointOp):
@@ -38,27 +38,27 @@ class _Jitter(PointOp):
         self.bounds = [bounds(getattr(generator, factor.replace("_factor", "_sampler"))) for factor in FACTORS]
         self._fixed: tuple[int, ...] | None = module._fixed_order  # type: ignore[assignment]
         used = range(4) if self._fixed is None else self._fixed
-        # What is neutral for the whole batch Kornia leaves out, so what can only be neutral never takes part.
+        # Kornia leaves out an adjustment that is neutral for the whole batch. One whose bounds are neutral always is.
         self._active = [index in used and self.bounds[index] != (_NEUTRAL[index, 0],) * 2 for index in range(4)]
         self._drawn = np.flatnonzero(self._active)
         self._low, self._high = np.array(self.bounds, dtype=np.float32).T[..., None]
 
     @property
     def flags(self) -> int:  # type: ignore[override]
-        """A bit for each adjustment that can take part."""
+        """A bit for each adjustment that is not always neutral."""
         return sum(1 << index for index, active in enumerate(self._active) if active)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Four factors a sample, and an order for each batch."""
+        """Four factors per sample, and an order of the adjustments per batch."""
         return {"factors": sampler.between(self._low, self._high), "order": sampler.permutation(4)}
 
     def of_sample(self, drawn: OpDraws, index: int) -> OpDraws:
-        """Factors are in rows, and all samples share their order."""
+        """The draws of sample ``index``, as a batch of one: its column of the factors, and the order of the batch."""
         kept = {"factors": drawn["factors"][:, index : index + 1], "order": drawn["order"]}
         return {**kept, "apply_mask": drawn["apply_mask"][index : index + 1]}
 
     def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
-        """The factors that take part."""
+        """The factors of adjustments that are not always neutral."""
         return {FACTORS[index]: float(drawn["factors"][index, sample]) for index in self._drawn}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
@@ -67,7 +67,7 @@ class _Jitter(PointOp):
         return {**factors, "order": torch.from_numpy(drawn["order"][0])}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The factors, then the order, with ``NONE`` in the place of what is left out."""
+        """The factors, then the order, with ``NONE`` for adjustments that are left out."""
         factors: Array = drawn["factors"]
         out[:, 1:5] = factors.T
         orders: Array = drawn["order"]
@@ -80,7 +80,7 @@ class _Jitter(PointOp):
             left_out |= np.take_along_axis(neutral, steps, 1)
         order = np.full((len(orders), 4), NONE, dtype=np.float32)
         order[:, : steps.shape[1]] = np.where(left_out, NONE, steps)
-        # A view of all rows, since samples of a batch lie behind one another.
+        # A view of all rows: samples of a batch are contiguous.
         out.reshape(len(orders), each, out.shape[1])[:, :, 5:9] = order[:, None]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class _Jitter(PointOp):
         values = images.clamp(0, 1)
         for position in range(4):
             steps = rows[:, 5 + position]
-            # A batch has one order. On a CPU it can be looked at; on a GPU the host would have to wait for it.
+            # A batch has one order. On a CPU it is read; on a GPU the host would have to wait for it.
             taken = set(steps.tolist()) if steps.device.type == "cpu" else {0, 1, 2, 3, NONE}
             changed = values
             for index in (index for index, active in enumerate(self._active) if active and index in taken):
@@ -103,15 +103,15 @@ class _Jitter(PointOp):
 
 
 class ColorJitter(_Jitter):
-    """ColorJitter: as torchvision's, with contrast around the mean grey of the image as it is by then."""
+    """ColorJitter, as torchvision's: contrast is around the mean grey of the image after the adjustments before it."""
 
-    code = 16
+    code = PointCode.JITTER.value
     red_share: ClassVar[float] = GREY[0]
-    """What red weighs in a grey."""
+    """Weight of red in a grey."""
 
     @property
     def needs_mean(self) -> bool:
-        """Whether contrast can take part."""
+        """True unless contrast is always neutral."""
         return self._active[1]
 
     def adjusted(self, index: int, values: Tensor, factor: Tensor) -> Tensor:
@@ -127,9 +127,9 @@ class ColorJitter(_Jitter):
 
 
 class ColorJiggle(_Jitter):
-    """ColorJiggle: as the single ops, with contrast as a plain product."""
+    """ColorJiggle: the adjustments of the single ops, contrast being a product."""
 
-    code = 17
+    code = PointCode.JIGGLE.value
 
     def adjusted(self, index: int, values: Tensor, factor: Tensor) -> Tensor:
         """One adjustment: 0 brightness, 1 contrast, 2 saturation, 3 hue."""

@@ -1,4 +1,4 @@
-"""Flips, crops and padding: what moves whole pixels."""
+"""Flips, crops and padding: ops that move whole pixels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ class _Flip(IndexOp):
     axis: str
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
-        """Backwards along one axis where the op applies."""
+        """Reverses one axis of samples that the op applies to."""
         apply_mask = drawn["apply_mask"]
         length = size.width if self.axis == "x" else size.height
         flipped = Axis(np.where(apply_mask, -1.0, 1.0), np.where(apply_mask, length - 1.0, 0.0), 0.0, length_of(length))
@@ -26,7 +26,7 @@ class _Flip(IndexOp):
         return IndexMap(whole(size.width), flipped)
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
-        """X → W - 1 - x, or the same for y, where the op applies."""
+        """X → W - 1 - x, or y → H - 1 - y, for samples that the op applies to."""
         k, length = (0, size.width) if self.axis == "x" else (1, size.height)
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
         matrix[drawn["apply_mask"], k, k] = -1.0
@@ -49,7 +49,7 @@ class VerticalFlip(_Flip):
 
 
 class Crop(IndexOp):
-    """RandomCrop by slices, with whatever padding it is given."""
+    """RandomCrop with ``cropping_mode="slice"``, and its padding."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -67,12 +67,12 @@ class Crop(IndexOp):
 
     @property
     def edge(self) -> Edge:  # type: ignore[override]
-        """What padding holds; nothing where there is none."""
+        """Padding mode; ``""`` without padding."""
         padded = self.settings["padding"] is not None or self.settings["pad_if_needed"]
         return self.settings["padding_mode"] if padded else ""
 
     def _padding(self, size: Size) -> Sequence[Any]:
-        """Left, right, above and below: numbers, or arrays of them where images differ in size."""
+        """Padding in pixels, left, right, above and below: integers, or arrays (B,) if images differ in size."""
         # Of an image that the crop fits into, so without what is padded where it does not.
         always: list[int] = self.module.compute_padding((1, 1, self._height, self._width))  # type: ignore[operator]
         if not self.settings["pad_if_needed"]:
@@ -88,7 +88,7 @@ class Crop(IndexOp):
         return size.to(size.height + top + bottom, size.width + left + right)
 
     def unsupported_size(self, size: Size) -> str | None:
-        """A crop larger than its canvas resizes, in Kornia; and reflection reaches no further than the image."""
+        """Kornia resizes if the crop is larger than the padded image, and reflects no further than the image."""
         canvas = self._canvas(size)
         if np.any(self._height > canvas.height) or np.any(self._width > canvas.width):
             return f"crops {self._height}x{self._width} out of {canvas.height}x{canvas.width}, which Kornia resizes"
@@ -99,7 +99,7 @@ class Crop(IndexOp):
         return size.to(self._height, self._width)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Whole starts, evenly among those that fit."""
+        """First column and row, uniform among those at which the crop fits."""
         canvas = self._canvas(size)
         across, down = sampler.uniform(2)
         return {
@@ -118,13 +118,13 @@ class Crop(IndexOp):
         }
 
     def params(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """As Kornia records them: ``forward_input_shape`` is the padded image's."""
+        """In Kornia's form: ``forward_input_shape`` is the shape of the padded images."""
         if size.batch == 0:
             return super().params(drawn, size)
         return {**super().params(drawn, size), **self.kornia_parameters(drawn, size)}
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
-        """Shifted by the start of the crop, less the padding; a batch that is skipped has the crop's size already."""
+        """Shifted by the start of the crop, less the padding. Images of a skipped batch already have the size of the crop."""
         left, _, top, _ = self._padding(size)
         apply_mask = drawn["apply_mask"]
         return IndexMap(
@@ -146,7 +146,7 @@ class Crop(IndexOp):
 
 
 class CenterCrop(IndexOp):
-    """CenterCrop by slices."""
+    """CenterCrop with ``cropping_mode="slice"``."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -159,7 +159,7 @@ class CenterCrop(IndexOp):
         return None if mode == "slice" else f"cropping_mode={mode!r}"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """A crop larger than the image is Kornia's to complain about."""
+        """Kornia raises if the crop is larger than the image."""
         if np.any(self._height > size.height) or np.any(self._width > size.width):
             return f"crops {self._height}x{self._width} out of {size.height}x{size.width}"
         return changes_size_by_chance(self, size=size)
@@ -173,7 +173,7 @@ class CenterCrop(IndexOp):
         return (size.width - self._width) // 2, (size.height - self._height) // 2
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Corners, as whole numbers."""
+        """Corners of the crop in the image and in the output, as integers."""
         left, top = (np.full(size.batch, each) for each in self.start(size))
         made = corners(left, top, self._width, self._height, self._width, self._height, size)
         return {name: value.long() for name, value in made.items()}
@@ -219,7 +219,7 @@ class PadTo(IndexOp):
         return size.to(height, width)
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reflection reaches no further than the image; Kornia says so."""
+        """Kornia raises if reflection reaches further than the image."""
         out = self.out(size)
         if self.edge == "reflect" and (np.any(out.width >= 2 * size.width) or np.any(out.height >= 2 * size.height)):
             return "reflects further than the image is wide"
@@ -245,7 +245,7 @@ def _cannot_pad(mode_name: str, mode: str, value_name: str, value: Any) -> str |
 
 
 def why_not_padded(sides: Sequence[Any], edge: Edge, size: Size) -> str | None:
-    """Why images of this size cannot have this padding, left, right, above and below; ``None`` if they can."""
+    """Why images of this size cannot be padded by (left, right, above, below); ``None`` if they can."""
     left, right, top, bottom = sides
     if any(np.any(np.less(side, 0)) for side in sides):
         return "negative padding"
@@ -261,7 +261,7 @@ def whole(length: Any) -> Axis:
 
 
 def identities(size: Size) -> Array:
-    """Matrices that move nothing: one for a batch whose images are all treated alike, or one each where they differ in size."""
+    """Identity matrices: (1, 3, 3) for images of one size, (B, 3, 3) if they differ in size."""
     return np.tile(np.eye(3), (size.batch if size.ragged else 1, 1, 1))
 
 

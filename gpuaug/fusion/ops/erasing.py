@@ -7,17 +7,17 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, bounds, column, host_tensor
+from gpuaug.fusion.ops.base import Array, OpDraws, PointCode, PointOp, Size, bounds, column, host_tensor
 from gpuaug.fusion.ops.sampler import Sampler
 
 
 class Erasing(PointOp):
-    """RandomErasing: a value in a rectangle."""
+    """RandomErasing: fills a rectangle with a value."""
 
-    code, width, positional, counts_pixels = 13, 6, True, True
+    code, width, positional, counts_pixels = PointCode.ERASING.value, 6, True, True
     words = "erase"
     erases_masks: ClassVar[bool] = True
-    """Whether masks become 0 in the rectangle, as in Kornia."""
+    """True if masks become 0 in the rectangle, as in Kornia."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -31,7 +31,7 @@ class Erasing(PointOp):
         self._value = float(generator.value)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Whole sides of an area and ratio, and a start where the rectangle fits."""
+        """Sides in pixels from a drawn area and ratio, and a first pixel from which the rectangle fits."""
         area = sampler.within(*self._scale) * np.float32(size.height * size.width)
         ratio = sampler.within(*self._ratios[0])
         if self._around_one:
@@ -47,22 +47,22 @@ class Erasing(PointOp):
         }
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same rectangles, and the value."""
+        """The rectangles, and the fill value."""
         made = {name: torch.from_numpy(drawn[name]) for name in ("widths", "heights", "xs", "ys")}
         return {**made, "values": host_tensor(np.full(size.batch, self._value), np.float32)}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The rectangle, first pixel in and first pixel out, and the value."""
+        """The rectangle, as first pixel inside and first pixel outside along x and y, and the fill value."""
         out[:, 1], out[:, 2] = drawn["xs"], drawn["xs"] + drawn["widths"]
         out[:, 3], out[:, 4] = drawn["ys"], drawn["ys"] + drawn["heights"]
         out[:, 5] = self._value
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Put the value into the rectangle."""
+        """Fill the rectangle."""
         return torch.where(self.covers(images, rows), column(rows, 5), images)
 
     def covers(self, images: Tensor, rows: Tensor) -> Tensor:
-        """(B, 1, H, W): which pixels of (B, C, H, W) lie in the rectangle."""
+        """Mask of the pixels in the rectangle, (B, 1, H, W) bool, for images (B, C, H, W)."""
         x = torch.arange(images.shape[3], device=images.device)
         y = torch.arange(images.shape[2], device=images.device)[:, None]
         left, right, top, bottom = (column(rows, index) for index in range(1, 5))

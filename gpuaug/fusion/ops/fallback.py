@@ -1,4 +1,4 @@
-"""What is left to its own library: a module that runs as it is, in its place, with draws that are keyed like all others."""
+"""Modules left to their own library: each runs as it is, in its place, with draws that are keyed like those of ops."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class EagerOp(ABC):
         name: Its name in its container.
         module: The user's module, called as it is.
         reason: Why it is not lowered, in words for the user.
-        lowered: The op that it would be for other images or settings, which knows the size of what comes out.
+        lowered: The op for other images or settings, which knows the output size; ``None`` without one.
     """
 
     package: ClassVar[str]
@@ -40,15 +40,15 @@ class EagerOp(ABC):
     @property
     @abstractmethod
     def moves_nothing(self) -> bool:
-        """Whether the module is known to leave masks, boxes and keypoints alone."""
+        """True if the module is known to leave masks, boxes and keypoints unchanged."""
 
     @abstractmethod
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """What the module draws before it runs, and a seed for what it draws when it does."""
+        """The parameters that the module draws before it runs, and a seed for its draws while it runs."""
 
     @abstractmethod
     def out(self, size: Size, drawn: OpDraws) -> Size:
-        """The size of what comes out, as far as the draws tell."""
+        """The output size, as far as it is known from the draws."""
 
     @abstractmethod
     def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
@@ -79,7 +79,7 @@ class EagerKornia(EagerOp):
 
     @property
     def moves_nothing(self) -> bool:
-        """Whether it changes colours, and says no more."""
+        """True if it is an intensity augmentation that overrides no handler of masks, boxes or keypoints."""
         base = K.IntensityAugmentationBase2D
         handlers = ("apply_transform_mask", "apply_transform_box", "apply_transform_keypoint")
         return isinstance(self.module, base) and all(
@@ -87,14 +87,14 @@ class EagerKornia(EagerOp):
         )
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Kornia's own parameters, drawn under a seed from ``sampler``, and a seed for modules that draw when they run."""
+        """Kornia's own parameters, drawn under a seed from ``sampler``, and the seed for draws while the module runs."""
         key = sampler.key()
         shape = torch.Size((size.batch, size.channels, size.height, size.width))
         with self._named_in_errors(), Generators(torch.device("cpu")).keyed(key), initial_settings():
             return {"params": self._container.forward_parameters(shape), "key": key}
 
     def out(self, size: Size, drawn: OpDraws) -> Size:
-        """The size of what comes out, as far as the parameters tell."""
+        """The output size, as far as it is known from the parameters."""
         item: ParamItem = drawn["params"][0]
         if not isinstance(item.data, dict) or not bool((item.data["batch_prob"] > 0.5).all()):
             return size
@@ -119,18 +119,18 @@ COLOUR_ONLY = frozenset(
         *("RandomInvert", "RandomPhotometricDistort", "RandomPosterize", "RandomSolarize", "RGB"),
     }
 )
-"""Transforms of torchvision's that leave masks, boxes and keypoints alone."""
+"""Transforms of torchvision's that leave masks, boxes and keypoints unchanged."""
 
 
 class EagerTorchvision(EagerOp):
-    """A transform of torchvision's, or what a container of it holds, that is called on each image by itself.
+    """A transform of torchvision's, or a module in a container of torchvision's, that is called image by image.
 
     Args:
         name: Its name in its container.
         module: The user's, called as it is. It draws when it runs, for each image.
         reason: Why it is not lowered, in words for the user.
-        lowered: The op that it would be for other images or settings.
-        bytes_wanted: Whether the pipeline gives it bytes, and not floats.
+        lowered: The op for other images or settings; ``None`` without one.
+        bytes_wanted: True if it is given uint8 images, False for float32.
     """
 
     package = "torchvision"
@@ -143,23 +143,23 @@ class EagerTorchvision(EagerOp):
 
     @property
     def moves_nothing(self) -> bool:
-        """Whether it is known by its type to change colours alone."""
+        """True if its type is known to change colours only."""
         kind = type(self.module)
         return kind.__module__.startswith("torchvision.") and kind.__name__ in COLOUR_ONLY
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """A seed for what the transform draws, and which samples it is called for."""
+        """A seed for the transform's draws, and the mask of the samples that it is called for."""
         applies = always(size.batch)
         for gate in self.gates:
             applies = applies & gate.applies(sampler)
         return {"key": sampler.key(), "apply_mask": applies}
 
     def out(self, size: Size, drawn: OpDraws) -> Size:
-        """As the op says, or as large as what goes in."""
+        """The output size of the lowered op; without one, the input size."""
         return size if self.lowered is None else self.lowered.out(size)
 
     def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
-        """The transform on each image that it applies to; what follows images stays as it is."""
+        """The transform on each image that it applies to; masks, boxes and keypoints are unchanged."""
         return [
             self._images(value, drawn, device) if key == "input" else value for key, value in zip(keys, values, strict=True)
         ]

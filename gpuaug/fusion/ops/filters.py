@@ -1,4 +1,4 @@
-"""Ops that need more of the image than the pixel: blur, sharpness, equalize, CLAHE and auto contrast."""
+"""Filters, ops that read other pixels of the image: blur, sharpness, equalize, CLAHE and auto contrast."""
 
 from typing import Any, Literal
 
@@ -14,10 +14,10 @@ from gpuaug.fusion.ops.sampler import Sampler
 Border = Literal["constant", "reflect", "replicate", "circular"]
 
 ONE_LAUNCH = 9
-"""The largest kernel that is blurred along both axes at once: a larger one would be read too often."""
+"""Largest blur kernel computed along both axes in one launch."""
 
 LEVELS = 256
-"""Bins of a histogram: the levels of a byte."""
+"""Bins of a histogram, one per level of a byte."""
 
 
 class BlurOp(FrontOp):
@@ -45,7 +45,7 @@ class BlurOp(FrontOp):
         return None
 
     def unsupported_size(self, size: Size) -> str | None:
-        """A border is made of the image, and no larger, which is Kornia's to say."""
+        """Kornia raises if the border is larger than the image that it is made of."""
         down, across = (side // 2 for side in self.kernel_size)
         reflects = self.border == "reflect" and (size.height <= down or size.width <= across)
         repeats = self.border == "circular" and (size.height < down or size.width < across)
@@ -57,15 +57,15 @@ class BlurOp(FrontOp):
         return 1 if max(self.kernel_size) <= ONE_LAUNCH else 2
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """A width of the Gaussian for each sample."""
+        """Standard deviation of the Gaussian per sample, in pixels."""
         return {"sigma": sampler.within(*self._bounds)}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The width of the Gaussian, down and across."""
+        """Standard deviation of the Gaussian along y and x, in pixels."""
         out[:, 1] = out[:, 2] = drawn["sigma"]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Sums of shifted copies: no convolution, which a GPU may compute in TF32."""
+        """A sum of shifted copies, since a GPU may compute a convolution in TF32."""
         mode = self.border
         down, across = self.kernel_size
         for side, axis in ((across, 3), (down, 2)):
@@ -86,7 +86,7 @@ class BlurOp(FrontOp):
 
 
 class SharpnessOp(FrontOp):
-    """RandomSharpness: away from, or towards, a 3x3 mean; the border stays."""
+    """RandomSharpness: blends the image with its 3x3 mean; border pixels are unchanged."""
 
     kernel, width = "sharpness", 2
     words = "sharpen"
@@ -96,11 +96,11 @@ class SharpnessOp(FrontOp):
         self._bounds = bounds(module._param_generator.sampler_dict["sharpness"])  # type: ignore[union-attr, index]
 
     def unsupported_size(self, size: Size) -> str | None:
-        """A smaller image has no 3x3 mean, which is Kornia's to say."""
+        """Kornia raises for images smaller than the 3x3 kernel."""
         return "the image has no 3x3 pixels" if size.height < 3 or size.width < 3 else None
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """A factor for each sample."""
+        """A factor per sample."""
         return {"sharpness": sampler.within(*self._bounds)}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
@@ -121,7 +121,7 @@ class SharpnessOp(FrontOp):
 
 
 class LevelsOp(FrontOp):
-    """An op that takes each channel of each sample through a table of its own, or through one for each tile of it.
+    """An op that maps each channel of each sample by a lookup table, or by one table per tile.
 
     Cost: a launch that reads the images for the tables, and one that reads both.
     """
@@ -130,23 +130,23 @@ class LevelsOp(FrontOp):
     launches = 2  # type: ignore[assignment]
 
     entries: int
-    """Numbers of a channel's tables."""
+    """Length of a channel's tables."""
 
     to_levels: tuple[float, float] = (255.0, 0.0)
-    """A value in [0, 1] times the first, plus the second, rounded down, is its level, where the op has levels."""
+    """(scale, offset): the level of a value in [0, 1] is floor(value · scale + offset)."""
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """Nothing."""
 
 
 class Equalize(LevelsOp):
-    """RandomEqualize: levels of a byte are spread by how many pixels have them."""
+    """RandomEqualize: histogram equalization of the levels of a byte."""
 
     entries = LEVELS
     words = "equalize"
 
     keeps_values: bool = True
-    """Whether a channel that has no step to spread keeps its values, and not their levels."""
+    """True if a channel with step 0 keeps its values, rather than their levels."""
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Clamp; in bytes, the pixels below a level by the 255th part of all but the brightest; a NaN stays."""
@@ -164,7 +164,7 @@ class Equalize(LevelsOp):
 
 
 class Clahe(LevelsOp):
-    """RandomClahe: each tile has a table of its own, from counts up to a limit; a pixel blends those of four tiles.
+    """RandomClahe: one table per tile, from a clipped histogram; a pixel blends the tables of the four nearest tiles.
 
     Cost: the two launches of its kind. The tables take 256 bytes for each tile of each channel.
     """
@@ -188,16 +188,16 @@ class Clahe(LevelsOp):
         return None if counts else f"grid_size={grid!r} is no pair of counts"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Smaller images have no such tiles, which is Kornia's to say."""
+        """Kornia raises if images are too small for the tiles."""
         smaller = size.height <= self.grid[0] or size.width <= self.grid[1]
         return f"grid_size={self.grid} needs more pixels than tiles on both axes" if smaller else None
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """A limit for each sample: the most pixels of one level, in multiples of the mean."""
+        """Clip limit per sample: the largest count of a level, in multiples of the mean count."""
         return {"clip_limit_factor": sampler.within(*self._bounds)}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The most pixels of one level that count: all of the tile's where there is no limit."""
+        """Largest count of a level, in pixels; without a limit, all pixels of the tile."""
         pixels = tile_side(size.height, self.grid[0]) * tile_side(size.width, self.grid[1])
         limits = drawn["clip_limit_factor"].astype(np.float64)
         most = np.floor(limits * pixels / LEVELS).clip(1, pixels)
@@ -223,11 +223,11 @@ class Clahe(LevelsOp):
         return torch.where(images.isnan(), images, spread / most)
 
     def _tables(self, levels: Tensor, rows: Tensor) -> Tensor:
-        """What levels become in each tile, (B, C, tiles · 256) float32, for those of its pixels, (B, C, tiles, pixels)."""
+        """Lookup tables, (B, C, tiles · 256) float32, from the levels of each tile's pixels, (B, C, tiles, pixels)."""
         pixels = levels.shape[3]
         counts = levels.new_zeros(*levels.shape[:3], LEVELS).scatter_add_(3, levels, torch.ones_like(levels))
         counts = counts.minimum(column(rows, 1).long())
-        # What was above the limit is shared by all levels, and the rest by as many as it has pixels, evenly spaced.
+        # The excess above the limit is divided among all levels; its remainder goes to evenly spaced levels, one each.
         clipped = pixels - counts.sum(3, keepdim=True)
         rest = clipped % LEVELS
         level, spacing = torch.arange(LEVELS, device=levels.device), LEVELS // rest.clamp(min=1)
@@ -240,21 +240,21 @@ class Clahe(LevelsOp):
 
 
 class AutoContrast(LevelsOp):
-    """RandomAutoContrast: stretches what lies between the least and the most of a channel to [0, 1]."""
+    """RandomAutoContrast: stretches the range of each channel to [0, 1]."""
 
     entries = 2
     words = "auto contrast"
 
     epsilon: float = 1e-6
-    """What is added to the spread. Where it is 0, a channel of one level stays as it is."""
+    """Summand of max - min. 0: a channel with one value is unchanged."""
 
     @property
     def clips(self) -> bool:
-        """Whether the result is clamped, which only values that are no numbers would show."""
+        """True if the result is clamped, which makes a difference for NaN and infinities only."""
         return bool(self.module.clip_output)
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Subtract the least, divide by the spread; a NaN makes its channel NaN."""
+        """(value - min) / (max - min) of each channel; one NaN makes the whole channel NaN."""
         least, most = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
         if not self.epsilon:
             flat = most == least
@@ -264,19 +264,19 @@ class AutoContrast(LevelsOp):
 
 
 def gaussian(side: int, sigma: Tensor) -> Tensor:
-    """Weights that add up to one, (B, side), for widths (B,)."""
+    """Gaussian weights with sum 1, (B, side), for standard deviations (B,)."""
     distance = torch.arange(side, device=sigma.device, dtype=sigma.dtype) - side // 2
     weights = torch.exp(-(distance**2) / (2 * sigma[:, None] ** 2))
     return weights / weights.sum(1, keepdim=True)
 
 
 def tile_side(length: int, count: int) -> int:
-    """Pixels along one side of a tile, for ``count`` tiles along an axis. The last tiles may reach beyond the image."""
+    """Side of a tile in pixels, for ``count`` tiles along an axis. The last tiles may extend beyond the image."""
     return -(-length // count)
 
 
 def tiles_between(length: int, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """The two tiles whose centres each pixel of an axis lies between, or twice the outermost, and the share of the first."""
+    """Indices of the two nearest tiles of each pixel along an axis, and the weight of the first."""
     double = 2 * tile_side(length, count)
     # In half pixels, from the centre of a tile before the first.
     place = 2 * torch.arange(length, device=device) + 1 + double // 2

@@ -1,8 +1,8 @@
-"""Ops that move pixels, as two kinds of maps from an output pixel to where it comes from.
+"""Ops that move pixels, as two kinds of maps from an output pixel to an input position.
 
 An ``IndexMap`` permutes: flips, crops and padding, an axis at a time and in whole pixels, so any number of them compose
 exactly. A warp interpolates, so a pass holds at most one (two would not be what Kornia does twice). Coordinates are pixels,
-(x, y) = (column, row), and a fixed point of view: *output index → input index*.
+(x, y) = (column, row), and maps go from *output index* to *input index*.
 """
 
 from abc import abstractmethod
@@ -14,7 +14,7 @@ import numpy as np
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
 
 Edge = Literal["", "constant", "replicate", "reflect"]
-"""What lies outside an index map's range; ``""``: nothing can."""
+"""Values of output pixels outside an index map's range; ``""``: there are none."""
 
 Filter = Literal["", "triangle", "cubic"]
 
@@ -25,7 +25,7 @@ Rows = Array | float
 class Axis:
     """Output index ``i`` → input index ``sign * i + offset``, inside where ``low <= index < high``.
 
-    Each is one number a sample, (B,), or one for the batch.
+    Each is an array (B,), or one number for the batch.
     """
 
     sign: Rows
@@ -82,35 +82,33 @@ class Warp:
 
 
 class GatherOp(Op):
-    """An op that moves pixels and leaves their values alone, but for interpolation."""
+    """An op that moves pixels and changes values only by interpolation."""
 
     counts_pixels = True
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """Input pixel coordinates → output pixel coordinates: (3, 3) or (B, 3, 3) float64.
 
-        The identity where the op does not apply.
-
-        What boxes and keypoints follow, and what Kornia calls ``transform_matrix``.
+        The identity for samples that the op does not apply to. Boxes and keypoints follow it; Kornia's ``transform_matrix``.
         """
         return np.eye(3)
 
 
 class IndexOp(GatherOp):
-    """A permutation with, perhaps, padding."""
+    """An op that takes each output pixel from one input pixel, or from padding."""
 
     edge: Edge = ""
     fill: Any = 0.0
-    """What padding holds in the images: a number, or one per channel."""
+    """Fill value of the images: a number, or one per channel."""
 
     @property
     def mask_fill(self) -> float:
-        """What padding holds in masks. As in Kornia, a value per channel is for images alone, and masks are padded with 0."""
+        """Fill value of masks. As in Kornia, a value per channel is for images only, and masks are padded with 0."""
         return float(self.fill) if isinstance(self.fill, int | float) else 0.0
 
     @abstractmethod
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
-        """Where each output pixel comes from."""
+        """The map from output pixels to input positions."""
 
 
 class WarpOp(GatherOp):
@@ -118,16 +116,16 @@ class WarpOp(GatherOp):
 
     kind: ClassVar[Literal["affine", "perspective"]] = "affine"
     edge: Literal["zeros", "border", "fill"] = "zeros"
-    """What lies outside the frame: nothing, the border, or nothing that a fill is then blended with once more."""
+    """Values outside the frame: 0, the border pixel, or 0 blended with ``fill`` by the share outside."""
     fill: Any = 0.0
-    """A number, or one per channel, for what a warp takes from outside the frame where ``edge`` is ``"fill"``."""
+    """Fill value outside the frame if ``edge`` is ``"fill"``: a number, or one per channel."""
     mask_fill: float = 0.0
-    """The same for masks, which can be filled with nothing else than 0."""
+    """``edge`` for masks, whose only fill value is 0."""
     nearest: bool = False
 
     @abstractmethod
     def warp(self, drawn: OpDraws, size: Size) -> Warp:
-        """Where each output pixel comes from."""
+        """The map from output pixels to input positions."""
 
 
 class ResampleOp(GatherOp):
@@ -135,35 +133,35 @@ class ResampleOp(GatherOp):
 
     nearest: bool = False
     half_pixel_centers: bool = False
-    """Whether a pixel's centre lies half a pixel from its edge, for images."""
+    """True if images are resampled at pixel centres (``align_corners=False``)."""
     mask_half_pixel_centers: bool = True
-    """The same for masks, which take the nearest pixel: that at a pixel's centre, or where its first corner is."""
+    """``half_pixel_centers`` for masks, which take the nearest pixel."""
     filter: Filter = ""
-    """What pixels are weighed by that fall on one, where images shrink; ``""``: the nearest four count."""
+    """Antialiasing filter when downscaling; ``""``: four-tap bilinear or nearest, like Kornia."""
 
     def set_antialias(self, *, cubic: bool) -> None:
-        """Weigh all pixels that fall on one, on the grid that torchvision resizes on, which knows pixels as squares alone."""
+        """Antialias when downscaling, like torchvision, which always uses half-pixel centres."""
         if not self.nearest:
             self.filter, self.half_pixel_centers = "cubic" if cubic else "triangle", True
 
     @abstractmethod
     def shrinks(self, size: Size) -> float:
-        """How many pixels along a side may become one, at most."""
+        """Largest scale: input pixels per output pixel, along one side."""
 
     @abstractmethod
     def resampling(self, drawn: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
-        """Where each output pixel comes from."""
+        """The map from output pixels to input positions."""
 
 
 def changes_size_by_chance(op: Op, *, size: Size) -> str | None:
-    """Why an op that may be skipped cannot be lowered, or ``None``. A skipped sample keeps the size that it came with."""
+    """Why an op that may be skipped cannot be lowered, or ``None``. A skipped sample keeps its input size."""
     if op.is_random and (size.ragged or op.out(size) != size):
         return f"with p={op.p * op.p_batch} the size of the output depends on the draw"
     return None
 
 
 def scale_of(source: Rows, target: Rows, half_pixel_centers: bool) -> Rows:
-    """How many input pixels an output pixel advances by, as PyTorch's ``interpolate`` computes it."""
+    """Input pixels per output pixel, as PyTorch's ``interpolate`` computes them."""
     if half_pixel_centers:
         return source / target
     if isinstance(target, np.ndarray):
@@ -172,5 +170,5 @@ def scale_of(source: Rows, target: Rows, half_pixel_centers: bool) -> Rows:
 
 
 def length_of(side: Any) -> Rows:
-    """A side of the images as a floating number, or as one for each of them."""
+    """A side of the images as float, or as an array of floats, (B,)."""
     return side.astype(np.float64) if isinstance(side, np.ndarray) else float(side)

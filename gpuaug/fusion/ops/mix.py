@@ -1,9 +1,9 @@
-"""Ops that mix each image with another one of its batch: MixUp and CutMix, and the labels that come of them.
+"""MixUp and CutMix, ops that mix each image with another one of its batch; and the mixed labels.
 
 A sample's row names its partner, so a mix is a gather across the batch. All mixes have rows of one form, so that one kernel
 does any of them: within a rectangle a pixel is the partner's, elsewhere it is a weighted mean with it. MixUp uses an
-empty rectangle; CutMix a weight of 0. Where the op does not apply, a sample is its own partner with a lam of 0, which is also
-what Kornia's labels then say.
+empty rectangle; CutMix a weight of 0. A sample that the op does not apply to is its own partner with lam 0, as in Kornia's
+labels.
 """
 
 from abc import abstractmethod
@@ -37,21 +37,21 @@ class MixOp(FrontOp):
     kernel, width, needs_own_batch = "mix", _WIDTH, True
 
     targets: ClassVar[tuple[str, ...]] = ("input", "class")
-    """The data keys that it takes."""
+    """The data keys of the module."""
 
     num_classes: int | None = None
-    """How many classes the module says there are."""
+    """Number of classes that the module was given; ``None`` if it was given none."""
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Partners: a random order of the batch, even where samples share everything else."""
+        """Partners, a random permutation of the batch (also with ``same_on_batch``), and lam."""
         return {"partner": sampler.permutation(size.batch)[0], **self.draw_lam(sampler, size)}
 
     @abstractmethod
     def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw how much of its partner a sample takes."""
+        """Draw lam, or the numbers that it follows from."""
 
     def rows(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Fill ``out``, (B, row_width) float32: zeros but for what ``write`` fills."""
+        """Fill ``out``, (B, row_width) float32; columns that ``write`` leaves are 0."""
         apply_mask = drawn["apply_mask"]
         out[:, 0] = apply_mask
         out[:, LAM:] = 0
@@ -64,7 +64,7 @@ class MixOp(FrontOp):
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """The partner's pixels within the rectangle, weighted means outside."""
         other, weight = partners(images, rows), column(rows, WEIGHT)
-        # A weight of nothing leaves every bit, whatever the partner has: zero times infinity is no number.
+        # With weight 0 the sample stays bit for bit: a product would be NaN if the partner is infinite.
         mean = torch.where(weight != 0, images * (1 - weight) + other * weight, images)
         x = torch.arange(images.shape[3], device=images.device)
         y = torch.arange(images.shape[2], device=images.device)[:, None]
@@ -72,7 +72,7 @@ class MixOp(FrontOp):
         return torch.where((x >= left) & (x < right) & (y >= top) & (y < bottom), other, mean)
 
     def kornia_lam(self, rows: Tensor) -> Tensor:
-        """The number that labels in Kornia's form say (its lambda), (B,): the partner's share."""
+        """The last column of labels in Kornia's form (its lambda), (B,): the partner's share."""
         return rows[:, LAM]
 
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
@@ -116,16 +116,16 @@ class MixUp(MixOp):
         return {"lambda": sampler.within(*self._bounds)}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same partners and weights."""
+        """The partners, and their weights."""
         return {"mixup_pairs": torch.from_numpy(drawn["partner"]), "mixup_lambdas": torch.from_numpy(drawn["lambda"])}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The partner's weight, which is its share."""
+        """The partner's weight, which equals lam."""
         out[:, LAM] = out[:, WEIGHT] = drawn["lambda"]
 
 
 class CutMix(MixOp):
-    """RandomCutMixV2: a rectangle of the partner."""
+    """RandomCutMixV2: pastes a rectangle of the partner."""
 
     counts_pixels = True
     words = "cutmix"
@@ -149,7 +149,7 @@ class CutMix(MixOp):
         return None
 
     def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Whole sides in the image's proportion, for a share from a beta distribution, and a start where they fit."""
+        """Sides in pixels with the image's aspect ratio, from a beta-distributed share, and a first pixel at which they fit."""
         low, high = self._bounds
         kept = np.minimum(np.maximum(sampler.beta(self._concentration), low), high)
         frame = np.array([size.width, size.height], dtype=np.float32)
@@ -159,7 +159,7 @@ class CutMix(MixOp):
         return {"start": np.minimum(np.floor(sampler.uniform(2).T * (room + 1)), room), "sides": sides}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same partners, and the corners of the rectangles, clockwise and inclusive."""
+        """The partners, and the corners of the rectangles, clockwise and inclusive."""
         if size.batch == 0:
             return {
                 "mix_pairs": host_tensor(np.zeros((0, 3)), np.int64),
@@ -186,12 +186,12 @@ class CutMix(MixOp):
         return torch.where(rows[:, 0] != 0, 1 - lam, lam) if self._lam_is_own else lam
 
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
-        """As for every mix, in one more axis: Kornia's number of mixes, which is one."""
+        """Labels with one more axis in front: Kornia's number of mixes, which is 1."""
         return super().labels(labels, rows)[None]
 
 
 def partners(values: Tensor, rows: Tensor) -> Tensor:
-    """What each sample's partner has: ``values``, (B, …), in another order."""
+    """The values of each sample's partner: ``values``, (B, …), permuted."""
     return values.index_select(0, rows[:, _PARTNER].long())
 
 
@@ -211,7 +211,7 @@ LOWERED: dict[type[nn.Module], type[MixOp]] = {K.RandomMixUpV2: MixUp, K.RandomC
 
 
 def classes_of(given: int | None, mixes: Iterable[MixOp]) -> int | None:
-    """How many classes there are: as ``fuse`` was told, or a mix.
+    """Number of classes, as given to ``fuse`` or to a mix.
 
     Raises:
         ArgumentError: If two of them differ.
@@ -228,11 +228,11 @@ def classes_of(given: int | None, mixes: Iterable[MixOp]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class SoftLabels:
-    """How labels become shares of the classes.
+    """The conversion of labels to shares of the classes.
 
     Args:
-        classes: How many there are.
-        smoothing: How much of a label is spread over all classes, as by ``label_smoothing`` of torch's cross entropy: the
+        classes: Number of classes.
+        smoothing: Part s of a label that is spread over all K classes, as by ``label_smoothing`` of torch's cross entropy: the
             label's own class has 1 - s + s / K, and all others s / K.
     """
 
@@ -241,7 +241,7 @@ class SoftLabels:
 
     @property
     def kept(self) -> float:
-        """What of a share is not spread."""
+        """1 - s: the part of a share that is not spread."""
         return 1.0 - self.smoothing
 
     @property
@@ -255,7 +255,7 @@ class SoftLabels:
         return self.kept + self.off
 
     def check(self, labels: Tensor, batch: int) -> None:
-        """Refuse what is neither an index nor shares for each image.
+        """Refuse labels that are neither an index nor shares for each image.
 
         Raises:
             ArgumentError: If it is.
@@ -268,7 +268,7 @@ class SoftLabels:
         )
 
     def type_of(self, labels: Tensor) -> torch.dtype:
-        """What the shares are: float32, or what they were already."""
+        """The type of the shares: float32, or the type of labels that are shares already."""
         return labels.dtype if labels.ndim == 2 else torch.float32
 
     def of(self, labels: Tensor, rows: Tensor | None) -> Tensor:
@@ -286,7 +286,7 @@ class SoftLabels:
         if labels.ndim == 2:
             made = labels.float() * self.kept + self.off
         else:
-            # A comparison, since an index that is no class would be written to memory that is not the row's.
+            # A comparison: scatter with an index that is no class would write outside of the row.
             values = labels.float() if labels.is_floating_point() else labels.long()
             own = values[:, None] == torch.arange(self.classes, device=labels.device)
             made = torch.full(own.shape, self.off, dtype=torch.float32, device=labels.device).masked_fill_(own, self.on)

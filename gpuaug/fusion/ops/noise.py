@@ -12,14 +12,14 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column
+from gpuaug.fusion.ops.base import Array, OpDraws, PointCode, PointOp, Size, column
 from gpuaug.fusion.ops.sampler import Sampler
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 FIELDS = 2**24
-"""Number of fields of a seed: all that a float32 tells apart."""
+"""Number of noise fields per seed: the integers that float32 represents exactly."""
 _MASK = 0xFFFFFFFF
 
 
@@ -40,7 +40,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
 
 
 def normal(seed: int | Tensor, fields: Tensor, channels: int, height: int, width: int) -> Tensor:
-    """Standard normal numbers, each by its place.
+    """Standard normal numbers, one per pixel, from its coordinates.
 
     Args:
         seed: 31 bits, for the batch or for each sample.
@@ -60,13 +60,13 @@ def normal(seed: int | Tensor, fields: Tensor, channels: int, height: int, width
     channel = torch.arange(channels, device=device)[None, :, None, None]
     zero = torch.zeros_like(place)
     first, second, _, _ = philox((place, channel, field, zero), (keys, torch.zeros_like(keys)))
-    # 24 bits each; the logarithm takes no zero.
+    # 24 bits each. Not 0, of which there is no logarithm.
     radius = torch.sqrt(-2.0 * torch.log(((first >> 8).float() + 1.0) * 2.0**-24))
     return radius * torch.cos((2.0 * math.pi * 2.0**-24) * (second >> 8).float())
 
 
 def _product(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
-    # Of 64 bits, by halves: int64 has no room for the sign.
+    # The 64-bit product in halves, since int64 is signed.
     low, high = word & 0xFFFF, word >> 16
     lower = multiplier * low
     upper = multiplier * high + (lower >> 16)
@@ -74,9 +74,9 @@ def _product(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class GaussianNoise(PointOp):
-    """RandomGaussianNoise: the field is computed where the images are, from a seed and each pixel's place."""
+    """RandomGaussianNoise: the noise is computed on the images' device, from a seed and the pixel's coordinates."""
 
-    code, width, positional = 12, 6, True
+    code, width, positional = PointCode.NOISE.value, 6, True
     needs_own_batch = True
     words = "noise"
 
@@ -90,25 +90,25 @@ class GaussianNoise(PointOp):
         return {"seed": seed, "field": fields.astype(np.float32)}
 
     def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
-        """Nothing that says anything: the field has a number for each pixel."""
+        """Empty: noise is one number per pixel."""
         return {}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The field itself."""
+        """The noise itself, (B, C, H, W)."""
         generator: Any = self.module._param_generator
         fields = torch.from_numpy(drawn["field"][:1] if self.same_on_batch else drawn["field"]).float()
         field = normal(drawn["seed"], fields, size.channels, size.height, size.width)
         return {"gaussian_noise": generator.mean + field * generator.std}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Mean, deviation, the seed in two halves (a float32 holds no more than 24 bits exactly), and the field."""
+        """Mean, std, the seed in two 16-bit halves (float32 holds 24 bits exactly), and the index of the field."""
         generator: Any = self.module._param_generator
         out[:, 1], out[:, 2] = generator.mean, generator.std
         out[:, 3], out[:, 4] = drawn["seed"] >> 16, drawn["seed"] & 0xFFFF
         out[:, 5] = drawn["field"]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Add the field."""
+        """Add the noise."""
         seed = (rows[:, 3].long() << 16) + rows[:, 4].long()
         field = normal(seed, rows[:, 5], *images.shape[1:])
         return images + (column(rows, 1) + field * column(rows, 2))

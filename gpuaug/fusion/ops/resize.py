@@ -1,4 +1,4 @@
-"""Resizes, of whole images and of windows in them."""
+"""Resizes of whole images, and of windows in them."""
 
 import math
 from typing import Any, ClassVar
@@ -14,14 +14,14 @@ from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp, Resampling, changes
 from gpuaug.fusion.ops.sampler import Sampler, always, extra_uniforms
 
 CROP_CANDIDATES = 10
-"""Windows that are drawn for a resized crop, of which the first that fits the image is taken."""
+"""Number of windows drawn for a resized crop. The first that fits the image is taken."""
 
 
 class ResizedCrop(ResampleOp):
-    """RandomResizedCrop by slices."""
+    """RandomResizedCrop with ``cropping_mode="slice"``."""
 
     centred: ClassVar[bool] = False
-    """Whether the crop is in the middle where no window fits the image; else it is anywhere, as in Kornia."""
+    """True: if no window fits, the crop is centred. False: it is anywhere, as in Kornia."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -32,12 +32,12 @@ class ResizedCrop(ResampleOp):
         self._scale = tuple(float(bound) for bound in generator.scale)
         ratios = [float(bound) for bound in generator.ratio]
         self.areas = self._scale[0], self._scale[1] - self._scale[0]
-        """The least share of an image's area, and what may be added to it."""
+        """Smallest share of the image's area, and the width of the range."""
         first, last = math.log(ratios[0]), math.log(ratios[1])
         self.log_aspect = first / 2, (last - first) / 2
-        """The logarithm of the root of the first bound of the ratio, and what may be added to it."""
+        """log(sqrt(ratio)) of the first bound of the ratio, and the width of the range."""
         self.ratios = min(ratios), max(ratios)
-        """The least and the largest of width by height."""
+        """Smallest and largest width / height."""
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
@@ -46,7 +46,7 @@ class ResizedCrop(ResampleOp):
         return None if flags["cropping_mode"] == "slice" else f"cropping_mode={flags['cropping_mode']!r}"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """A skipped sample needs images of the output's size, and plain bicubic is left to Kornia."""
+        """A sample may be skipped only if images have the output size; bicubic without antialiasing is left to Kornia."""
         return _plain_cubic(self) or changes_size_by_chance(self, size=size)
 
     def shrinks(self, size: Size) -> float:
@@ -61,10 +61,10 @@ class ResizedCrop(ResampleOp):
         return size.to(self._height, self._width)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """The first of ten windows that fits the image, else as much of the image as the ratios allow."""
+        """The first of ten windows that fits the image, or the largest window within the ratios."""
         numbers = sampler.uniform(4)
         area, log_aspect, x, y = numbers
-        # Most fit at once, so the other nine are drawn for those that do not.
+        # Most first windows fit, so the other nine are drawn only for samples whose first does not.
         across, down = self._sides(*self._candidates(area, log_aspect), size)
         misses = np.flatnonzero((across > size.width) | (down > size.height) | (np.minimum(across, down) < 1))
         lost: Array = misses
@@ -81,19 +81,19 @@ class ResizedCrop(ResampleOp):
         return {"x": left, "y": top, "width": across, "height": down}
 
     def _candidates(self, area: Array, log_aspect: Array) -> tuple[Array, Array]:
-        """By how much of an image's own side a window is long, and by how much it is wider, from numbers in [0, 1)."""
+        """sqrt(area share) and sqrt(ratio) of windows, from uniform numbers in [0, 1)."""
         (least, by), (first, upto) = self.areas, self.log_aspect
         length = np.sqrt(area * np.float32(by) + np.float32(least))
-        # In float64, whose last digits are not the same everywhere, but do not reach those of float32.
+        # In float64: its last digits differ between machines, but are rounded off in float32.
         return length, np.exp((log_aspect * np.float32(upto) + np.float32(first)).astype(np.float64)).astype(np.float32)
 
     def _sides(self, length: Array, root: Array, size: Size) -> tuple[Array, Array]:
-        """Whole sides of windows."""
+        """Sides of windows in pixels, rounded."""
         side = length * np.sqrt(np.float32(size.height * size.width))
         return np.rint(side * root), np.rint(side / root)
 
     def _fitting(self, lengths: Array, roots: Array, size: Size) -> tuple[Array, Array, Array]:
-        """Sides of each sample's first window that fits, of some, (K, B), and which samples have one."""
+        """Sides of each sample's first fitting window, given K windows, (K, B), and the mask of samples that have one."""
         wide, high = self._sides(lengths, roots, size)
         fits = (wide > 0) & (wide <= size.width) & (high > 0) & (high <= size.height)
         first, found = fits.argmax(0), fits.any(0)
@@ -105,7 +105,7 @@ class ResizedCrop(ResampleOp):
         return across, down, found
 
     def _fallback(self, size: Size) -> tuple[Array, Array]:
-        """As much of the image as the ratios allow."""
+        """Sides of the largest window within the ratios."""
         height, width = np.float32(size.height), np.float32(size.width)
         narrowest, widest = np.float32(self.ratios[0]), np.float32(self.ratios[1])
         ratio = width / height
@@ -114,12 +114,12 @@ class ResizedCrop(ResampleOp):
         return np.maximum(across, 1), np.maximum(down, 1)
 
     def unmoved(self, batch: int) -> OpDraws:
-        """Draws that leave images of the output's size as they are."""
+        """Draws under which images of the output size are unchanged."""
         zeros, ones = np.zeros(batch, dtype=np.float32), np.ones(batch, dtype=np.float32)
         return {"x": zeros, "y": zeros, "width": self._width * ones, "height": self._height * ones, "apply_mask": always(batch)}
 
     def _applied(self, drawn: OpDraws) -> OpDraws:
-        """The windows that the images are taken from: a sample that the op does not apply to is taken whole."""
+        """The windows; the whole image for samples that the op does not apply to."""
         if not self.is_random:
             return drawn
         apply_mask, unmoved = drawn["apply_mask"], self.unmoved(len(drawn["apply_mask"]))
@@ -130,7 +130,7 @@ class ResizedCrop(ResampleOp):
         return corners(drawn["x"], drawn["y"], drawn["width"], drawn["height"], self._width, self._height, size)
 
     def resampling(self, drawn: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
-        """The crop, onto the whole output."""
+        """The resampling of the window to the output."""
         window = self._applied(drawn)
         return Resampling(
             scale_of(window["width"], self._width, half_pixel_centers),
@@ -171,7 +171,7 @@ class Resize(ResampleOp):
         return "antialias=True, which in Kornia is a blur" if flags["antialias"] else None
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Skipped by chance, the output would have another size; and one without pixels is Kornia's to complain about."""
+        """A skipped sample would have another size; Kornia raises for an output without pixels."""
         out = self.out(size)
         if np.any(np.equal(out.height, 0)) or np.any(np.equal(out.width, 0)):
             return "comes out without pixels"
@@ -188,7 +188,7 @@ class Resize(ResampleOp):
         if not isinstance(wanted, int):
             return size.to(int(wanted[0]), int(wanted[1]))
         ratio = size.width / size.height
-        # One side is as wanted: the height, or the width.
+        # One side is as given: the height, or the width.
         high = np.logical_xor(side == "short", ratio < 1.0) if side not in ("vert", "horz") else side == "vert"
         if size.ragged:
             inverse = (wanted / ratio).astype(np.int64)
@@ -201,7 +201,7 @@ class Resize(ResampleOp):
         return corners(zeros, zeros, np.float32(size.width), np.float32(size.height), out.width, out.height, size)
 
     def resampling(self, drawn: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
-        """The whole image, onto the whole output."""
+        """The resampling of the whole image to the output."""
         out = self.out_drawn(drawn, size)
         width, height = length_of(size.width), length_of(size.height)
         return Resampling(
@@ -227,7 +227,7 @@ class Resize(ResampleOp):
 
 
 def _plain_cubic(op: ResampleOp) -> str | None:
-    """Why a crop or resize is left to Kornia that is to be bicubic without antialiasing."""
+    """Why a bicubic crop or resize without antialiasing is left to Kornia."""
     return "resample='bicubic'" if op.settings["resample"] == Resample.BICUBIC and not op.filter else None
 
 
@@ -237,7 +237,7 @@ def set_resize(matrix: Array, k: int, start: Array, count: Array, target: Any, h
         scale = target / count
         matrix[:, k, k], matrix[:, k, 2] = scale, (0.5 - start) * scale - 0.5
     else:
-        # One pixel has no extent to scale: it is shifted.
+        # A single pixel is shifted: with corners aligned its extent is 0.
         scale = np.where((count > 1) & np.greater(target, 1), (target - 1) / np.maximum(count - 1, 1), 1.0)
         matrix[:, k, k], matrix[:, k, 2] = scale, -start * scale
 

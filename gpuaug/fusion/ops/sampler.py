@@ -13,15 +13,15 @@ _ALWAYS: dict[int, NDArray[np.bool_]] = {}
 class Sampler:
     """Uniform numbers for one batch, the same on every machine for one key; or for several batches at once.
 
-    Several batches come out as one, one after the other, and each as it would by itself. Sources of one thread share their
-    generators, since to make one takes longer than to draw a batch. So a sampler ends where the thread makes the next.
+    Several batches are drawn as one, concatenated; each has the numbers that it would have alone. A Sampler is invalid once the
+    same thread constructs another, because both use the same NumPy generators: to construct one takes longer than to draw a
+    batch. Pass ``apart=True`` for generators of its own.
 
     Args:
-        keys: One for each batch: any integers in [0, 2⁶⁴).
-        each: How many samples each has.
-        columns: How many columns are drawn at once, since a call of NumPy costs as much as some columns. The numbers depend on
-            it.
-        apart: Whether it has generators of its own, so that a source that is drawn from goes on after it.
+        keys: One integer in [0, 2⁶⁴) per batch.
+        each: Number of samples per batch.
+        columns: Number of columns drawn by one call of NumPy, which costs as much as some columns. The numbers depend on it.
+        apart: True for generators of its own, so that the thread's other samplers stay valid.
     """
 
     def __init__(self, keys: Sequence[int], each: int, columns: int = 8, *, apart: bool = False) -> None:
@@ -42,7 +42,7 @@ class Sampler:
         return made.transpose(1, 0, 2).reshape(count, self.batch)
 
     def uniform(self, columns: int | None = None) -> NDArray[np.float32]:
-        """Numbers in [0, 1) with 24 random bits, as ``torch.rand`` gives: (B,), or (columns, B)."""
+        """Uniform numbers in [0, 1) with 24 random bits, like ``torch.rand``: (B,), or (columns, B)."""
         wanted = 1 if columns is None else columns
         if self._taken + wanted > len(self._block):
             self._block, self._taken = self._columns(max(self._at_once, wanted)), 0
@@ -52,22 +52,22 @@ class Sampler:
         return taken[0] if columns is None else taken
 
     def shared(self, key: object) -> NDArray[np.float32]:
-        """Numbers in [0, 1), (B,), drawn for the first op that asks for ``key`` and the same for all that ask after it."""
+        """Uniform numbers in [0, 1), (B,), drawn once for each ``key``."""
         found = self._shared.get(key)
         if found is None:
             found = self._shared[key] = self.uniform()
         return found
 
     def within(self, low: float, high: float) -> NDArray[np.float32]:
-        """Numbers in [low, high), (B,)."""
+        """Uniform numbers in [low, high), (B,)."""
         return self.uniform() * np.float32(high - low) + np.float32(low)
 
     def between(self, low: NDArray[np.float32], high: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Numbers in [low, high), (K, B), for bounds of K columns, (K, 1)."""
+        """Uniform numbers in [low, high), (K, B), for bounds (K, 1)."""
         return self.uniform(len(low)) * (high - low) + low
 
     def number(self) -> NDArray[np.float32]:
-        """One number in [0, 1) for each batch, which all its samples share: (B,)."""
+        """One uniform number in [0, 1) per batch, repeated for its samples: (B,)."""
         return self._repeated([generator.random(dtype=np.float32) for generator in self._generators])
 
     def _repeated(self, numbers: Sequence[Any]) -> NDArray[np.float32]:
@@ -81,15 +81,15 @@ class Sampler:
         return np.concatenate(made).astype(np.float32)
 
     def permutation(self, count: int) -> NDArray[np.int64]:
-        """A random order of ``count`` things for each batch, (batches, count)."""
+        """A random permutation of ``count`` indices per batch, (batches, count)."""
         return np.stack([generator.permutation(count) for generator in self._generators])
 
     def integer(self, low: int, high: int) -> int:
-        """One whole number in [low, high), for the whole of one batch."""
+        """One integer in [low, high), shared by the batch. Only for a sampler of one batch."""
         return int(self._only.integers(low, high))
 
     def key(self) -> int:
-        """A seed for another generator, in [0, 2⁶³), for the whole of one batch."""
+        """A seed for another generator, in [0, 2⁶³), shared by the batch. Only for a sampler of one batch."""
         return int(self._only.integers(0, 2**63))
 
     @property
@@ -98,12 +98,12 @@ class Sampler:
         return self._generators[0]
 
     def same(self) -> "Sampler":
-        """The same sampler for draws that all samples of a batch share: one number, repeated."""
+        """A sampler whose numbers are shared by all samples of a batch."""
         return _SharedSampler(self)
 
 
 def always(batch: int) -> NDArray[np.bool_]:
-    """An apply mask that is true for all samples; not to be written to."""
+    """An apply mask that is True for all samples, (B,); read-only."""
     found = _ALWAYS.get(batch)
     if found is None:
         found = np.ones(batch, dtype=bool)
@@ -115,18 +115,18 @@ def always(batch: int) -> NDArray[np.bool_]:
 
 
 INCREMENT, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-"""Of SplitMix64."""
+"""Constants of SplitMix64."""
 
 
 def extra_uniforms(numbers: NDArray[np.float32], pairs: int) -> NDArray[np.float32]:
-    """More numbers in [0, 1) for samples that need more than they were given, which depend on nothing but those.
+    """Extra uniform numbers in [0, 1), from SplitMix64 seeded by the sample's own draws.
 
-    Each sample has a SplitMix64 generator, whose seed is what it was given. Source: Steele, Lea and Flood, "Fast splittable
+    Source: Steele, Lea and Flood, "Fast splittable
     pseudorandom number generators", OOPSLA 2014.
 
     Shape:
-        - numbers: (4, samples), of 24 random bits
-        - returns: (2, ``pairs``, samples), the same
+        - numbers: (4, samples), 24 random bits each
+        - returns: (2, ``pairs``, samples), 24 random bits each
     """
     words = (numbers * np.float32(2**24)).astype(np.uint64)
     seeds = splitmix64_mix(words[0] << np.uint64(24) | words[1]) ^ (words[2] << np.uint64(24) | words[3])
@@ -151,7 +151,7 @@ def _generator(key: int) -> np.random.Generator:
 
 
 def _generators(keys: Sequence[int]) -> list[np.random.Generator]:
-    """Generators of this thread, each as ``Generator(Philox(key=key))`` would be."""
+    """Generators of this thread, reset to the state of ``Generator(Philox(key=key))``."""
     made: list[np.random.Generator] = _local.__dict__.setdefault("generators", [])
     while len(made) < len(keys):
         made.append(_generator(0))
@@ -161,7 +161,7 @@ def _generators(keys: Sequence[int]) -> list[np.random.Generator]:
 
 
 def _beginning(key: int) -> dict[str, Any]:
-    """The state in which a generator with this key begins."""
+    """The initial state of a generator with this key."""
     return {
         "bit_generator": "Philox",
         "state": {"counter": _NO_WORDS, "key": np.array((key, 0), dtype=np.uint64)},
@@ -173,10 +173,10 @@ def _beginning(key: int) -> dict[str, Any]:
 
 
 class GivenUniforms(Sampler):
-    """Numbers that another source has given away, for the op that they belong to.
+    """A sampler that gives the numbers which another sampler drew for one op.
 
     Args:
-        numbers: (columns, B): all that the op draws for every sample.
+        numbers: (columns, B), the uniform numbers that the op draws.
     """
 
     def __init__(self, numbers: NDArray[np.float32]) -> None:

@@ -39,19 +39,19 @@ class MatrixWarp(WarpOp):
         return None
 
     def unsupported_size(self, size: Size) -> str | None:
-        """One pixel has no extent to be normalised by, and Kornia's result is of its own kind."""
+        """Kornia normalises coordinates by side - 1, which is 0 for one pixel."""
         return "the images are one pixel wide or high" if np.any(np.equal(size.height, 1) | np.equal(size.width, 1)) else None
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        """Input → output pixels, (B, 3, 3) float64, as if it applied to every sample."""
+        """Input → output pixels, (B, 3, 3) float64, ignoring the apply mask."""
         raise NotImplementedError
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
-        """Input → output pixels; the identity where the op does not apply."""
+        """Input → output pixels; the identity for samples that the op does not apply to."""
         return self._behind_gate(self._forward(drawn, size), drawn)
 
     def warp(self, drawn: OpDraws, size: Size) -> Warp:
-        """Output → input pixels; the identity where the op does not apply, so that its samples come out bit for bit."""
+        """Output → input pixels; the identity for skipped samples, which are then unchanged bit for bit."""
         return Warp(self._behind_gate(inverse(self._forward(drawn, size)), drawn))
 
     def _behind_gate(self, matrix: Array, drawn: OpDraws) -> Array:
@@ -70,7 +70,7 @@ class Rotation(MatrixWarp):
         self._bounds = bounds(module._param_generator.sampler_dict["degrees"])  # type: ignore[union-attr, index]
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """An angle a sample, in degrees."""
+        """An angle per sample, in degrees."""
         return {"degrees": sampler.within(*self._bounds)}
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
@@ -79,7 +79,7 @@ class Rotation(MatrixWarp):
 
 
 class Rotation90(MatrixWarp):
-    """RandomRotation90: by quarters, on the frame as it is."""
+    """RandomRotation90: rotates by quarter turns, within the input frame."""
 
     words = "rotate by quarters"
 
@@ -88,7 +88,7 @@ class Rotation90(MatrixWarp):
         self._bounds = bounds(module._param_generator.sampler_dict["times"])  # type: ignore[union-attr, index]
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """A number of quarters a sample, before it is rounded."""
+        """Number of quarter turns per sample, not yet rounded."""
         return {"times": sampler.within(*self._bounds)}
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
@@ -121,7 +121,7 @@ class Affine(MatrixWarp):
         return np.full(sampler.batch, default, np.float32) if between is None else sampler.within(*between)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Angle and shears in degrees, factors, and shifts in pixels."""
+        """Angle and shears in degrees, scale factors, and shifts in pixels."""
         across = self._drawn("scale_2", sampler, 1.0)
         return {
             "angle": self._drawn("degree", sampler, 0.0),
@@ -134,7 +134,7 @@ class Affine(MatrixWarp):
         }
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same, in pairs."""
+        """The draws, those of x and y as pairs, (B, 2)."""
         return {
             "translations": _pair(drawn["shift_x"], drawn["shift_y"]),
             "center": _centre(size),
@@ -171,11 +171,11 @@ class Shear(MatrixWarp):
         self._bounds = bounds(generator.shear_x_sampler), bounds(generator.shear_y_sampler)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Two angles a sample, in degrees."""
+        """Two shear angles per sample, in degrees."""
         return {"shear_x": sampler.within(*self._bounds[0]), "shear_y": sampler.within(*self._bounds[1])}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same, and the centre."""
+        """The shears, and the centre of the images."""
         return {
             "center": _centre(size),
             "shear_x": torch.from_numpy(drawn["shear_x"]),
@@ -199,7 +199,7 @@ class Translate(MatrixWarp):
         self._bounds = [bounds(sampler) if sampler is not None else None for sampler in samplers]
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Two shifts a sample, in pixels."""
+        """Two shifts per sample, in pixels."""
         drawn = {}
         for name, between, side in zip("xy", self._bounds, (size.width, size.height), strict=True):
             shift = np.zeros(size.batch, np.float32) if between is None else sampler.within(*between) * np.float32(side)
@@ -213,7 +213,7 @@ class Translate(MatrixWarp):
 
 
 class Perspective(MatrixWarp):
-    """RandomPerspective: the corners move."""
+    """RandomPerspective: moves the four corners."""
 
     kind = "perspective"
     words = "perspective"
@@ -229,7 +229,7 @@ class Perspective(MatrixWarp):
         return corners
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Where the four corners go."""
+        """Output positions of the four corners, (B, 4, 2)."""
         reach = self._distortion * sides_of(size)[..., None, :] / 2
         numbers = sampler.uniform(8).T.reshape(size.batch, 4, 2)
         if self._inwards:
@@ -239,7 +239,7 @@ class Perspective(MatrixWarp):
         return {"end_points": (self._corners(size) + offsets).astype(np.float32)}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Where the corners come from, and where they go."""
+        """Input and output positions of the corners, (B, 4, 2)."""
         start = torch.from_numpy(self._corners(size)).expand(size.batch, -1, -1)
         return {"start_points": start, "end_points": torch.from_numpy(drawn["end_points"])}
 

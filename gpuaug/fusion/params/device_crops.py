@@ -18,15 +18,15 @@ from gpuaug.fusion.plan import GatherPass, Plan
 
 
 class DeviceCrop(NamedTuple):
-    """A crop that a device can fit to the images of ragged batches."""
+    """A crop that a device can fit to the sizes of ragged images."""
 
     step: GatherPass
-    """The pass that begins with it."""
+    """The pass that begins with the crop."""
     op: ResizedCrop
 
 
 def device_crop(planned: Plan) -> DeviceCrop | None:
-    """The crop that a plan for ragged batches begins with, where its rows can be made ahead; else ``None``."""
+    """The crop that a plan for ragged batches begins with, if its rows can be made ahead; else ``None``."""
     step = planned.passes[0]
     if not planned.source.ragged or planned.needs_own_batch or not isinstance(step, GatherPass):
         return None
@@ -35,7 +35,7 @@ def device_crop(planned: Plan) -> DeviceCrop | None:
 
 
 class DeviceCropTables:
-    """The rows of some batches, on the device, but for where crops lie.
+    """The rows of several batches, on the device, without the positions of crops.
 
     Args:
         upcoming: Of the plan.
@@ -54,7 +54,7 @@ class DeviceCropTables:
         )
         sampler, whole = upcoming.sampler(), upcoming.size
         numbers = sampler.uniform(columns)
-        # The rest is drawn and written for crops that leave everything as it is.
+        # All other columns are written for crops that change nothing.
         drawn: dict[Op, OpDraws] = {crop.op: crop.op.unmoved(sampler.batch)}
         at = crop.op.out(whole)
         for op in upcoming.ops[1:]:
@@ -82,7 +82,7 @@ class DeviceCropTables:
 
         rows, read = self._rows[place], self._read[place]
         if not self._unused.pop(place, False):
-            # Another thread may be about to use what was made of them.
+            # Another thread may still use the rows that were made of them.
             rows = rows.clone()
             read = rows[:, : self._end]
         fit(*self._crop, rows, places, self._layout)

@@ -1,9 +1,8 @@
-"""Rows of ragged batches, of which the host makes all ahead that does not depend on the sizes of the images.
+"""Rows of ragged batches: the host makes ahead all columns that do not depend on the sizes of the images.
 
-Where images differ in size, nobody knows those of the batches to come, and crops are drawn within them. So the ops of the
-first pass that move pixels are given their numbers ahead, and turn them into draws when their batch is there: those that the
-device does not fit (``gpuaug.fusion.params.device_crops``), because something else comes first, or because it runs no
-kernels of ours.
+The sizes of ragged images are known only when their batch arrives, and crops are drawn within them. So the ops of the first
+pass that move pixels get their uniform numbers ahead, and turn them into draws when the batch is there. This is for ops that
+``gpuaug.fusion.params.device_crops`` does not fit: another op comes first, or the device does not run Triton kernels.
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from gpuaug.fusion.plan import Plan
 
 
 def size_dependent_ops(planned: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:
-    """The ops that wait for the sizes; none where that cannot be, and rows are made whole."""
+    """The ops that wait for the sizes; empty if rows have to be made whole."""
     waits = planned.passes[0].moves
     if planned.template is None or any(op.same_on_batch or op.p_batch < 1 or op.gates for op in waits):
         return ()  # nothing has been written yet, or draws come from more than the numbers of the samples
@@ -27,7 +26,7 @@ def size_dependent_ops(planned: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:
 
 
 class PartialTables:
-    """The rows of some batches, but for what depends on sizes.
+    """The rows of several batches, without the columns that depend on sizes.
 
     Args:
         upcoming: For a plan with its template.
@@ -52,7 +51,7 @@ class PartialTables:
         self._rows = upcoming.by_batch(rows)
 
     def table(self, place: int, size: Size) -> Tensor:
-        """The whole rows of a batch, (V · B, K), now that its sizes are there.
+        """The complete rows of a batch, (V · B, K), for its sizes.
 
         Cost:
             One pinned copy, which nothing waits for.

@@ -1,9 +1,9 @@
 """The rows of the batches that are expected next, made together.
 
-What drawing costs is the number of calls into NumPy, which is the same for the samples of many batches as for those of one.
-And what a call draws from can be foreseen: within a stage it is the next batch's position, and elsewhere the next number of
-torch's generator. So the rows of some batches are made at once, as far as they can be, and wait, each for the call that draws
-from its seed. A call that does not come costs nothing but time: its rows are dropped.
+The cost of drawing is the number of calls into NumPy, which is the same for one batch as for several. The seed of a call can be
+predicted: within a stage it follows from the next batch's position, elsewhere from the next number of torch's generator. So
+the rows of several batches are made at once, each for the call that will draw from its seed. Rows whose call does not come are
+dropped.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ from gpuaug.fusion.params.upcoming import UpcomingBatches
 from gpuaug.fusion.plan import Plan
 
 MOST_BATCHES = 64
-"""Made at once. With more of them, or of their samples, it is the numbers themselves that take the time."""
+"""Largest number of batches made at once. Beyond it, time is proportional to the count of numbers."""
 
 MOST_SAMPLES = 4096
-"""In these batches, in all their views."""
+"""Largest number of samples made at once, over all batches and views."""
 
 _MOST_BLOCKS = 4
-"""Kept at once, for a pipeline that is called several times for a batch, or by several loaders."""
+"""Largest number of kept sets, for a pipeline that is called several times per batch, or by several loaders."""
 
 
 class _Block(NamedTuple):
@@ -38,9 +38,9 @@ class _Block(NamedTuple):
     kind: tuple[Any, ...]
     rows: Sequence[Tensor] | DeviceCropTables | PartialTables
     order: dict[int, int]
-    """Which of the batches a seed is for."""
+    """Index of the batch of each seed."""
     next: int
-    """The seed that is expected after them."""
+    """The seed expected after those of the batches."""
 
     def table(self, seed: int, size: Size, places: Tensor | None) -> Tensor:
         """The rows of one batch."""
@@ -120,7 +120,7 @@ class TablePrefetch:
 def draw_tables(
     planned: Plan, ops: Sequence[Op], size: Size, seeds: Sequence[int], device: torch.device, *, points: bool
 ) -> Tensor:
-    """Draw for as many batches as there are seeds, and make their rows, (batches, B, K)."""
+    """Draw for one batch per seed, and make their rows, (batches, B, K)."""
     sampler = Sampler(seeds, size.batch, planned.numbers)
     at = whole = size.times(len(seeds))
     drawn: dict[Op, OpDraws] = {}

@@ -1,4 +1,4 @@
-"""From what was drawn to the numbers that the passes read, one row a sample, where the images are."""
+"""The parameter table of a batch: one float32 row per sample, made from the draws and sent to the images' device."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
 from gpuaug.fusion.plan import Plan, matrix_of
 
 MATRIX = 9
-"""Numbers of a matrix, which a row ends with where boxes or keypoints follow."""
+"""Length of a matrix. With boxes or keypoints each row ends with one."""
 
 
 def make_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], device: torch.device, *, points: bool) -> Tensor:
@@ -28,23 +28,23 @@ def make_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], device: torc
 
 
 def send(samples: int, width: int, fill: Callable[[Array], None], device: torch.device) -> Tensor:
-    """Have ``fill`` write a row for each sample, (B, ``width``) float32, and send them to ``device``."""
+    """Rows written by ``fill``, (B, ``width``) float32, sent to ``device``."""
     pinned = torch.empty((samples, width), dtype=torch.float32, device="cpu", pin_memory=device.type == "cuda")
     fill(pinned.numpy())
     return pinned.to(device, non_blocking=True)
 
 
 def fill_matrix(planned: Plan, size: Size, drawn: dict[Op, OpDraws], out: Array) -> None:
-    """Write how the ops that move pixels move them, (B, 9) float32: a matrix from the pixels that go in to those that come."""
+    """Write the matrix of all ops that move pixels, (B, 9) float32: input → output pixel coordinates."""
     out[:] = matrix_of(planned, size, drawn).reshape(-1, MATRIX)
 
 
 def fill_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], table: Array, *, fronts: int = 0) -> None:
-    """Write each sample's numbers for all passes, (B, at least ``planned.width``) float32.
+    """Write the row of each sample for all passes, (B, at least ``planned.width``) float32.
 
     The fronts of the first so many passes are left as the template has them.
     """
-    # What no draw changes is written once for a plan, and copied from then on.
+    # Columns that no draw changes are written once for a plan, into its template, and copied.
     first = planned.template is None
     if not first:
         table[:, : planned.width] = planned.template

@@ -1,4 +1,4 @@
-"""Batches that are expected next, for which as much of their rows is made at once as can be."""
+"""Batches that are expected next, whose rows are made together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Rows = TypeVar("Rows", Tensor, Array)
 
 @dataclass(frozen=True, slots=True)
 class UpcomingBatches:
-    """Ragged batches, of which nobody knows yet the sizes of their images."""
+    """The next ragged batches, whose images have sizes not known yet."""
 
     planned: Plan
     """What reads the rows."""
@@ -35,11 +35,11 @@ class UpcomingBatches:
 
     @property
     def size(self) -> Size:
-        """That of all samples of all batches, with sides that mean nothing."""
+        """The size of all samples of all batches, with placeholder sides."""
         return Size(len(self.seeds) * self.each, self.channels, *ANY_SIDES)
 
     def sampler(self) -> Sampler:
-        """Where all of them draw from."""
+        """The sampler of all batches."""
         return Sampler(self.seeds, self.each, self.planned.numbers)
 
     def by_batch(self, rows: Rows) -> Rows:

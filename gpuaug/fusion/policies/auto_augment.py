@@ -1,4 +1,4 @@
-"""RandAugment, TrivialAugment and AutoAugment: what they pick, and with which magnitudes."""
+"""RandAugment, TrivialAugment and AutoAugment: their picks and magnitudes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,20 +28,20 @@ class Policy(Choice):
 
     @property
     def count(self) -> int:
-        """How many children are picked."""
+        """Number of children that are picked."""
         return int(getattr(self.module, "n", 1))
 
     def picks(self, sampler: Sampler) -> list[int]:
-        """Different ones, all with the same chance."""
+        """Indices of distinct children, uniformly."""
         numbers = np.array([self.number(sampler) for _ in self.children])
         return [int(index) for index in numbers.argsort()[: self.count]]
 
     def picks_of_samples(self, sampler: Sampler) -> Array:
-        """The same for each sample."""
+        """Indices of distinct children, uniformly, for each sample."""
         return sampler.uniform(len(self.children)).argsort(axis=0)[: self.count]
 
     def draw_member(self, child: int, position: int, sampler: Sampler, size: Size) -> OpDraws:
-        """The augmentation's own draws, with the policy's magnitude in its place."""
+        """The draws of the augmentation, with the magnitude drawn by the policy."""
         member = self.children[child].members[position]
         assert isinstance(member.op, Op)
         drawn = member.op.draw(sampler, size)
@@ -57,7 +57,7 @@ class Policy(Choice):
         return drawn
 
     def _moved(self, operation: Any, values: Array) -> Array:
-        """What was drawn, or the operation's own magnitude, through its mapping."""
+        """The drawn or the operation's fixed magnitude, mapped by the operation's function."""
         own = operation.magnitude
         made = torch.from_numpy(values) if own is None else own.detach().expand(len(values))
         return _mapped(operation, made)
@@ -84,17 +84,17 @@ class Policy(Choice):
 
     @property
     def most(self) -> int:
-        """All operations of the longest children."""
+        """Largest number of operations in the picked children."""
         return self.count * self._longest
 
     @property
     def how_many(self) -> str:
-        """A number."""
+        """The number of picks, in words."""
         return "one" if self.most == 1 else str(self.most) if self._longest == 1 else f"up to {self.most}"
 
 
 def lower_policy(name: str, module: nn.Module, lowered: dict[type[nn.Module], type[Op]], pick: Pick) -> Policy | str:
-    """The choice that a policy is, or why it is left to Kornia."""
+    """Lower a policy, or return the reason why it is left to Kornia."""
     children = []
     for child_name, child in module.named_children():
         if type(child) is not PolicySequential:
@@ -110,7 +110,7 @@ def lower_policy(name: str, module: nn.Module, lowered: dict[type[nn.Module], ty
 
 
 def _mapped(operation: Any, values: torch.Tensor) -> Array:
-    """Magnitudes through an operation's mapping, but for the sign."""
+    """Magnitudes mapped by the operation's function, without their sign."""
     change = operation._magnitude_fn
     made: Array = (change.fn if operation.symmetric_megnitude else change)(values).float().numpy()
     return made
@@ -125,6 +125,5 @@ def _member(name: str, operation: Any, lowered: dict[type[nn.Module], type[Op]])
     kind = lowered.get(type(inner))
     if kind is None:
         return f"made of {type(inner).__name__}, which has no lowering"
-    unsupported = getattr(kind, "unsupported_module", None)
-    reason = unsupported(inner) if unsupported is not None else None
+    reason = kind.unsupported_module(inner)
     return f"left to Kornia by its {reason}" if reason else Member(name, kind(name, inner), operation)

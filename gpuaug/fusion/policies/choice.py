@@ -1,7 +1,7 @@
-"""Modules that pick what runs anew for every batch, and how few ops what they pick is put into.
+"""Choices: modules that pick other modules for every batch, and the few ops that stand for all their picks.
 
-A choice is drawn like any op, and then stands for the ops that were picked. Those are put into ops by kind (one pointwise op
-that is one of several, one affine warp), so that what has to be compiled does not grow with the number of combinations.
+A choice is drawn like an op, and is then replaced by the ops that were picked. Picks of one kind share one op (``OneOf`` for
+pointwise ops, ``AnyAffine`` for affine warps), so that the number of compiled kernels does not grow with the combinations.
 """
 
 import copy
@@ -27,7 +27,7 @@ Pick = Literal["batch", "sample"]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A module that may be picked, and Kornia's wrapper of it and its magnitude, where there is one."""
+    """A module that may be picked. ``operation``: Kornia's wrapper with its magnitude, or ``None``."""
 
     name: str
     op: Op | EagerOp
@@ -36,7 +36,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """What is picked as one: a module, or members that run one after the other."""
+    """The unit that is picked: one module, or several that run one after the other."""
 
     name: str
     members: tuple[Member, ...]
@@ -44,7 +44,7 @@ class Child:
 
 
 class Entry(NamedTuple):
-    """The draws of one member that was picked: for the samples in ``where``, or for all."""
+    """The draws of one picked member, for the samples in ``where``."""
 
     child: int
     position: int
@@ -54,7 +54,7 @@ class Entry(NamedTuple):
 
     @property
     def apply_mask(self) -> Array:
-        """For which samples it runs."""
+        """Mask of the samples that it runs for, bool, (B,); ``None``: all."""
         apply_mask: Array = self.drawn["apply_mask"]
         return apply_mask if self.where is None else apply_mask & self.where
 
@@ -62,8 +62,8 @@ class Entry(NamedTuple):
 class Step(NamedTuple):
     """An op that runs for a batch.
 
-    One that ``begins`` starts a plan, so that its kernel is the same whatever ran before. There are as many kernels as kinds
-    of ops, and not as many as their orders; what is pointwise and one of several joins any of them.
+    One that ``begins`` starts a plan, so that its kernel does not depend on the ops before it: there is one kernel for each
+    kind of op, not for each order. A ``OneOf`` joins the pass before it.
     """
 
     op: Op | EagerOp
@@ -72,12 +72,12 @@ class Step(NamedTuple):
 
 
 class Nothing(IndexOp):
-    """What runs where nothing was picked: it leaves every pixel where it is."""
+    """The op that runs if no other was picked: the identity."""
 
     words = "nothing"
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
-        """Each pixel from its own place."""
+        """The identity."""
         return IndexMap(Axis(1.0, 0.0, 0.0, float(size.width)), Axis(1.0, 0.0, 0.0, float(size.height)))
 
 
@@ -97,28 +97,28 @@ class Choice(Op):
 
     @property
     def ops(self) -> tuple[Op | EagerOp, ...]:
-        """All that it may pick from."""
+        """All ops that it may pick."""
         return tuple(member.op for member in self._members)
 
     @property
     def keepdim(self) -> bool:
-        """Whether a single image stays one, as in Kornia, whatever is picked."""
+        """True if a single image, (C, H, W), comes out as one for every pick, as in Kornia."""
         return all(getattr(member.op.module, "keepdim", False) for member in self._members)
 
     def number(self, sampler: Sampler) -> float:
-        """A number in [0, 1) that all samples of the batch share, of which there may be none."""
+        """One uniform number in [0, 1) for the batch, which may be empty."""
         return sampler.integer(0, 2**53) / 2**53
 
     @abstractmethod
     def picks(self, sampler: Sampler) -> list[int]:
-        """Which children run for the batch, in order."""
+        """Indices of the children that run for the batch, in order."""
 
     def picks_of_samples(self, sampler: Sampler) -> Array:
-        """The same for each sample: (as many as run, B)."""
+        """Indices of the children that run for each sample, in order: (picks, B)."""
         raise NotImplementedError
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Pick, and draw for what is picked: ``"layers"`` of entries that run one after the other."""
+        """Pick children and draw for them: ``"layers"``, tuples of entries, run one after the other."""
         if self.pick == "sample":
             return {"layers": tuple(self._layers(sampler, size)), "end": size}
         layers, picked = [], self.picks(sampler)
@@ -140,7 +140,7 @@ class Choice(Op):
                 )
 
     def draw_member(self, child: int, position: int, sampler: Sampler, size: Size) -> OpDraws:
-        """What one member draws for the batch."""
+        """The draws of one member for the batch."""
         op = self.children[child].members[position].op
         if isinstance(op, EagerOp) or op.unsupported_size(size) is not None:
             return self._left(child, position, size).draw(sampler, size)
@@ -152,7 +152,7 @@ class Choice(Op):
         return self._op(entry).out(entry.size)
 
     def out(self, size: Size, drawn: OpDraws | None = None) -> Size:
-        """The size of what comes out for these draws."""
+        """The output size for these draws."""
         end: Size = size if drawn is None else drawn["end"]
         return end
 
@@ -197,7 +197,7 @@ class Choice(Op):
                 # An op may run twice, and a plan tells ops apart.
                 made = copy.copy(op)
                 if kind[0] != "own":
-                    # It stands for others of its kind, whatever their p is.
+                    # It stands for all ops of its kind. With p below 1 its apply mask is read.
                     made.p = 0.5
             self._made[*kind, occurrence] = made
         drawn: OpDraws
@@ -235,14 +235,14 @@ class Choice(Op):
         if found is None:
             module = op.module
             if member.operation is not None:
-                # A certain module does not look at its apply mask, which holds the pick here.
+                # With p = 1 the apply mask would not be read, and it holds the pick here.
                 module = copy.copy(module)
                 module.p = 0.5  # type: ignore[assignment]
             found = self._eager[child, position] = EagerKornia(op.name, module, op.unsupported_size(size) or "", op)
         return found
 
     def params(self, drawn: OpDraws, size: Size) -> Any:
-        """The same draws as Kornia's module takes them in ``params=``.
+        """The draws in the form that Kornia's module takes as ``params=``.
 
         Raises:
             ArgumentError: If each sample picked its own.
@@ -263,29 +263,29 @@ class Choice(Op):
     @property
     @abstractmethod
     def most(self) -> int:
-        """How many members run for a batch at most."""
+        """Largest number of members that run for a batch."""
 
     @property
     @abstractmethod
     def how_many(self) -> str:
-        """How many children run, in words."""
+        """Number of children that run, in words."""
 
     def describe(self) -> str:
-        """What may run, in words."""
+        """A few words for ``explain()``: the number of picks, and all ops that may be picked."""
         words = dict.fromkeys(_words(member.op) for member in self._members)
         return f"for each {self.pick} {self.how_many} of {', '.join(words)}"
 
     def left(self, size: Size) -> list[str]:
-        """What of it Kornia runs, in words."""
+        """Descriptions of the members that Kornia runs for images of this size."""
         ops = [member.op for member in self._members]
         return list(dict.fromkeys(_words(op) for op in ops if isinstance(op, EagerOp) or op.unsupported_size(size) is not None))
 
     def always_left(self) -> tuple[EagerOp, ...]:
-        """Those of ``ops`` that Kornia runs whatever the images are."""
+        """The ops that Kornia runs for images of any size."""
         return tuple(op for op in self.ops if isinstance(op, EagerOp))
 
     def most_launches(self, size: Size) -> int | None:
-        """How many kernels it takes at most; ``None`` where Kornia may run something."""
+        """Largest number of kernels launched; ``None`` if Kornia may run a member."""
         if self.left(size):
             return None
         each: dict[Any, int] = {}
@@ -297,7 +297,7 @@ class Choice(Op):
 
 
 def no_form_in_kornia(name: str) -> ArgumentError:
-    """What is said where the draws of a module that picks for each sample are wanted in Kornia's form."""
+    """The error if Kornia's form is asked of draws that were picked for each sample."""
     return ArgumentError(
         f"pick must be 'batch' for draws to have Kornia's form, got 'sample': {name} of Kornia picks once for all "
         "samples. Fuse with pick='batch' to compare the two."
@@ -306,7 +306,7 @@ def no_form_in_kornia(name: str) -> ArgumentError:
 
 _POINT = ("point",)
 _TOGETHER = 4
-"""Pointwise picks that share a kernel at most: each is as much code again."""
+"""Largest number of ``OneOf`` ops in one kernel. Each adds the code of all its ops."""
 
 
 def _kind_of(op: Op) -> tuple[Any, ...]:

@@ -14,14 +14,14 @@ from gpuaug.fusion.policies.choice import Pick, no_form_in_kornia
 
 
 class OneMix(MixOp):
-    """A container that runs one of its mixes. Rows of all mixes have one form, so it is one op, whatever is picked.
+    """A container that runs one of its mixes. Rows of all mixes have one layout, so that it is one op for every pick.
 
     Args:
-        name: The container's.
+        name: Name of the container.
         module: The container.
-        mixes: What it holds, by name.
-        pick: Whether one mix is picked for the whole batch, or one for each sample.
-        weights: How often each is picked, in proportion.
+        mixes: Its mixes, by name.
+        pick: ``"batch"``: one mix for the whole batch; ``"sample"``: one for each sample.
+        weights: Relative frequency of each mix.
     """
 
     counts_pixels = True
@@ -37,30 +37,30 @@ class OneMix(MixOp):
 
     @property
     def keepdim(self) -> bool:
-        """Whether a single image stays one, as in Kornia, whatever is picked."""
+        """True if a single image, (C, H, W), comes out as one for every pick, as in Kornia."""
         return all(getattr(mix.module, "keepdim", mix.package == "torchvision") for _, mix in self.mixes)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Pick, and draw for what is picked: ``"parts"``, each a mix's number, its draws, and the samples (``None``: all)."""
+        """Pick mixes and draw for them: ``"parts"``, each (index of the mix, its draws, samples; ``None`` for all)."""
         if self._pick == "batch":
             index = int(self._picked(sampler.integer(0, 2**53) / 2**53))
             return {"parts": ((index, self.mixes[index][1].draw(sampler, size), None),)}
         picked = self._picked(sampler.uniform())
         parts = [(index, mix.draw(sampler, size), picked == index) for index, (_, mix) in enumerate(self.mixes)]
-        # One order for all, so that each image is the partner of one other, whichever mixes they picked.
+        # All mixes share one permutation, so that each image is the partner of exactly one other.
         partner = parts[0][1]["partner"]
         return {"parts": tuple((index, {**drawn, "partner": partner}, where) for index, drawn, where in parts)}
 
     def _picked(self, numbers: Any) -> Any:
-        """Which mixes numbers in [0, 1) stand for, by the weights."""
+        """Indices of the mixes that uniform numbers in [0, 1) pick, by the weights."""
         return np.searchsorted(self._ends, numbers, side="right")
 
     def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Nothing: the mixes draw theirs."""
+        """Not used: ``draw`` draws for the mixes."""
         return {}
 
     def rows(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The rows of what was picked."""
+        """The row of the mix that each sample picked."""
         for index, own, where in drawn["parts"]:
             mix = self.mixes[index][1]
             if where is None:
@@ -71,10 +71,10 @@ class OneMix(MixOp):
             out[where] = rows[where]
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Nothing: the mixes write theirs."""
+        """Not used: ``rows`` writes the rows of the mixes."""
 
     def params(self, drawn: OpDraws, size: Size) -> Any:
-        """The same draws as the container takes them in ``params=``.
+        """The draws in the form that the container takes as ``params=``.
 
         Raises:
             ArgumentError: If each sample picked its own.
@@ -86,5 +86,5 @@ class OneMix(MixOp):
         return [ParamItem(name, mix.params(own, size))]
 
     def describe(self) -> str:
-        """What may run, in words."""
+        """A few words for ``explain()``."""
         return f"for each {self._pick} {' or '.join(mix.describe() for _, mix in self.mixes)}"

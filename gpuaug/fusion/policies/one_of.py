@@ -1,4 +1,4 @@
-"""What policies are compiled to: one of several pointwise ops, or one of several affine maps, picked for each sample."""
+"""The ops that policies are compiled to: one of several pointwise ops, or one of several affine warps, per sample."""
 
 from collections.abc import Sequence
 
@@ -6,22 +6,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size
+from gpuaug.fusion.ops.base import Array, OpDraws, PointCode, PointOp, Size
 from gpuaug.fusion.ops.geometry import Warp, WarpOp
 from gpuaug.fusion.ops.warp import inverse
 
 
 class OneOf(PointOp):
-    """One of several ops, picked for each sample or for all: what policies pick from, in a form that is compiled once.
+    """One of several pointwise ops, picked for each sample or for the batch, compiled once for all picks.
 
     A row holds the apply mask, the code of the op that was picked, and that op's own row.
 
     Args:
-        name: Of the module that picks.
-        ops: All that can be picked, each of a kind that it ``takes``.
+        name: Name of the module that picks.
+        ops: The ops that can be picked. ``takes`` is True for each.
     """
 
-    code, width = 18, 0
+    code, width = PointCode.ONE_OF.value, 0
 
     def __init__(self, name: str, ops: Sequence[PointOp]) -> None:
         super().__init__(name, ops[0].module)
@@ -32,24 +32,24 @@ class OneOf(PointOp):
 
     @staticmethod
     def takes(op: PointOp) -> bool:
-        """Whether all that ``op`` needs is the pixel and its row."""
+        """True if ``op`` needs the pixel and its row only: no coordinates, flags or mean."""
         return not (op.positional or op.flags or op.needs_mean)
 
     @property
     def is_random(self) -> bool:
-        """A sample may have picked nothing."""
+        """True: a sample may have picked no op."""
         return True
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Nothing: an op that does not take images of this size is not picked for them."""
+        """``None``: an op that does not take images of this size runs elsewhere."""
         return None
 
     def row_width(self, channels: int) -> int:
-        """The apply mask, the code, and the widest row."""
+        """The apply mask, the code, and the longest row of an op."""
         return 2 + max(op.row_width(channels) for op in self._ops)
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Codes and rows of what was picked: ``"parts"``, each an op, its draws, and the samples (``None``: all)."""
+        """Code and row of each sample's op, from ``"parts"``: (op, its draws, samples; ``None`` for all)."""
         for op, own, where in drawn["parts"]:
             width = op.row_width(size.channels)
             if where is None:
@@ -66,9 +66,10 @@ class OneOf(PointOp):
         made = images
         for code, op in self._kinds.items():
             picked = rows[:, 1] == code
-            # On a GPU the host does not know, and all ops run on all samples.
+            # On a GPU the host would have to wait for the answer, so all ops run.
             if picked.is_cuda or bool(picked.any()):
-                # Another op's numbers would not do as, say, channels.
+                # Zero the rows of samples that picked another op: apply runs on the whole batch, and an unrelated value may be
+                # out of range, for example as a channel index in gather.
                 own = rows[:, 2:].masked_fill(~picked[:, None], 0)
                 made = torch.where(picked[:, None, None, None], op.apply(images, own), made)
         return made
@@ -79,11 +80,11 @@ class OneOf(PointOp):
 
 
 class AnyAffine(WarpOp):
-    """One of several affine warps, picked for each sample or for all: what policies pick from, as one warp.
+    """One of several affine warps, picked for each sample or for the batch, as one warp.
 
     Args:
-        name: Of the module that picks.
-        like: One of them: all take the same pixels, and have the same outside the frame.
+        name: Name of the module that picks.
+        like: Any of the warps. All have the same interpolation, edge and fill.
     """
 
     words = "one of several affine warps"
@@ -93,11 +94,11 @@ class AnyAffine(WarpOp):
         self.edge, self.fill, self.nearest = like.edge, like.fill, like.nearest
 
     def warp(self, drawn: OpDraws, size: Size) -> Warp:
-        """Output → input pixels; the identity where nothing was picked."""
+        """Output → input pixels; the identity for samples that picked no warp."""
         return Warp(inverse(self.matrix(drawn, size)))
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
-        """Input → output pixels; the identity where nothing was picked."""
+        """Input → output pixels; the identity for samples that picked no warp."""
         # Each part is an op, its draws, and the samples (None: all).
         if len(drawn["parts"]) == 1 and drawn["parts"][0][2] is None:
             op, own, _ = drawn["parts"][0]

@@ -1,4 +1,4 @@
-"""Containers with ``random_apply``: how many of their modules run, which, and in what order."""
+"""Containers with ``random_apply``: the number, choice and order of the modules that run."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,16 +15,16 @@ from gpuaug.fusion.policies.one_mix import OneMix
 
 
 class RandomApply(Choice):
-    """A container that picks from its modules, in a random order."""
+    """A container that runs some of its modules, in a random order."""
 
     @property
     def _counts(self) -> tuple[int, int]:
-        """The fewest and the most that are picked."""
+        """Smallest and largest number of picks."""
         low, end = self.module.random_apply  # type: ignore[misc]
         return int(low), int(end) - 1  # type: ignore[has-type]
 
     def picks(self, sampler: Sampler) -> list[int]:
-        """As many as drawn, by weight; one may come again only where Kornia cannot do without."""
+        """A drawn number of children, by weight; with repetition if it exceeds the weights' sum, or the weights above 0."""
         low, high = self._counts
         weights: Any = self.module.random_apply_weights
         count = low + min(int(self.number(sampler) * (high - low + 1)), high - low)
@@ -35,7 +35,7 @@ class RandomApply(Choice):
         if count > total or count > np.count_nonzero(shares):
             ends = shares.cumsum() / shares.sum()
             return [int(np.searchsorted(ends, self.number(sampler), side="right")) for _ in range(count)]
-        # As one is drawn after the other without its going back: the order of exponential times at these rates.
+        # Weighted drawing without replacement: the order of exponential random times with these rates.
         numbers = np.array([self.number(sampler) for _ in shares])
         with np.errstate(divide="ignore", invalid="ignore"):
             times = np.where(shares > 0, -np.log1p(-numbers) / shares, np.inf)
@@ -43,18 +43,18 @@ class RandomApply(Choice):
 
     @property
     def most(self) -> int:
-        """The most modules, each with all that it holds."""
+        """Largest number of members in the picked children."""
         return self._counts[1] * max(len(child.members) for child in self.children)
 
     @property
     def how_many(self) -> str:
-        """A number, or two."""
+        """The number of picks, or its range, in words."""
         low, high = self._counts
         return f"{high}" if low == high else f"{low} to {high}"
 
 
 def lower_random_apply(name: str, module: Any, children: Sequence[Child], pick: Pick) -> RandomApply | OneMix | str:
-    """The choice that a container is, or why it is left to Kornia.
+    """Lower a container with ``random_apply``, or return the reason why it is left to Kornia.
 
     Raises:
         ArgumentError: If each sample is to pick for itself, among what is not all mixes.
@@ -84,7 +84,7 @@ def lower_random_apply(name: str, module: Any, children: Sequence[Child], pick: 
 
 
 def _mixes(children: Sequence[Child]) -> list[tuple[str, MixOp]]:
-    """What a container holds, if it is mixes and nothing else."""
+    """The mixes of a container, by name; empty if it holds other modules."""
     mixes = []
     for child in children:
         op = child.members[0].op if child.members else None
@@ -95,7 +95,7 @@ def _mixes(children: Sequence[Child]) -> list[tuple[str, MixOp]]:
 
 
 def _one_mix(name: str, module: Any, mixes: Sequence[tuple[str, MixOp]], pick: Pick) -> OneMix | str:
-    # Kornia runs one mix of a container, however many are asked for, but none if it may draw that none are.
+    # Kornia runs one mix of a container for any number of picks, and none if the number may be 0.
     if module.random_apply[0] == 0:
         return "random_apply of none or more over mixes"
     if not module.random_apply_weights.any():

@@ -20,14 +20,14 @@ _MOST_KEPT = 256
 
 @dataclass(frozen=True, slots=True)
 class Magnitude:
-    """How strong an operation is: a bin of a table that torchvision makes for images of one size."""
+    """Magnitude of an operation: a bin of the table that torchvision makes for images of one size."""
 
     operation: str
     bins: int
     bin: int | None
     """Index of the bin; ``None``: each sample draws it."""
     p: float = 1.0
-    """The operation's chance, when it is picked."""
+    """Probability that the operation runs once picked."""
 
 
 class TorchvisionPolicy(TorchvisionOp, Choice):
@@ -35,8 +35,8 @@ class TorchvisionPolicy(TorchvisionOp, Choice):
 
     Args:
         name: The transform's name in its container.
-        transform: The user's.
-        units: Of the images that it is given.
+        transform: The user's transform.
+        units: Units of its input images.
     """
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
@@ -50,32 +50,32 @@ class TorchvisionPolicy(TorchvisionOp, Choice):
         return next((reason for reason in reasons if reason is not None), None)
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Any of the operations may be picked."""
+        """All operations may be picked."""
         reasons = (op.unsupported_size(size) for op in self.ops if isinstance(op, TorchvisionOp))
         return next((reason for reason in reasons if reason is not None), None)
 
     @property
     def most(self) -> int:
-        """As many as are picked, of the longest."""
+        """The number of picks times the largest number of operations in one."""
         return int(getattr(self.module, "num_ops", 1)) * max(len(child.members) for child in self.children)
 
     @property
     def how_many(self) -> str:
-        """A number."""
+        """The number of picks, in words."""
         return "one" if self.most == 1 else f"up to {self.most}" if type(self.module) is v2.AutoAugment else str(self.most)
 
     def picks(self, sampler: Sampler) -> list[int]:
-        """Never for a batch."""
+        """Not used: each sample picks."""
         raise NotImplementedError
 
     def picks_of_samples(self, sampler: Sampler) -> Array:
-        """Any of the children, as often as the policy picks."""
+        """Indices of children, (picks, B), uniformly with repetition."""
         shares = sampler.uniform(int(getattr(self.module, "num_ops", 1)))
         picks: Array = (shares * len(self.children)).astype(np.int64)
         return picks
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Pick, and draw magnitudes: ``"layers"`` of entries that run one after the other."""
+        """Pick operations and draw magnitudes: ``"layers"``, tuples of entries, run one after the other."""
         applies = self.draw_apply_mask(sampler, size.batch)
         layers: list[tuple[Entry, ...]] = []
         for picks in self.picks_of_samples(sampler):
@@ -83,7 +83,7 @@ class TorchvisionPolicy(TorchvisionOp, Choice):
         return {"apply_mask": applies, "layers": tuple(layers), "end": size}
 
     def _layers_of(self, picks: Array, applies: Array, sampler: Sampler, size: Size) -> Iterator[tuple[Entry, ...]]:
-        """What one pick of every sample runs, an operation after the other."""
+        """Layers of one pick of every sample, one operation after the other."""
         picked = [(index, picks == index) for index in np.unique(picks).tolist()]
         for position in range(max(len(child.members) for child in self.children)):
             numbers = sampler.uniform(3)
@@ -97,7 +97,7 @@ class TorchvisionPolicy(TorchvisionOp, Choice):
             yield tuple(layer)
 
     def _magnitudes(self, member: Member, numbers: Array, size: Size) -> OpDraws:
-        """A magnitude for every sample, as if it had picked the operation, by two uniform numbers: its bin and its sign."""
+        """A magnitude of the operation for every sample, from two uniform numbers: bin and sign."""
         magnitude: Magnitude = member.operation
         table, signed = self._table(magnitude, size)
         if table is None:
@@ -111,7 +111,7 @@ class TorchvisionPolicy(TorchvisionOp, Choice):
         return member.op.drawn(values) if isinstance(member.op, Adjust) else {"magnitude": values}
 
     def _table(self, magnitude: Magnitude, size: Size) -> tuple[Array | None, bool]:
-        """An operation's magnitudes as torchvision makes them, (bins,) float64 of float32, and whether they have a sign."""
+        """Magnitudes of an operation in torchvision's table, (bins,) float64 from float32; True if their sign is random."""
         made, signed = self.module._AUGMENTATION_SPACE[magnitude.operation]  # type: ignore[union-attr, index]
         key = magnitude.operation, magnitude.bins, size.height, size.width
         if key not in self._tables:
@@ -133,7 +133,7 @@ class TorchvisionPolicy(TorchvisionOp, Choice):
 
 
 def _picks(policy: Any) -> list[tuple[Magnitude, ...]]:
-    """What is picked as one: operations and their magnitudes, that run one after the other."""
+    """The units that are picked: operations with their magnitudes, that run one after the other."""
     if type(policy) is v2.AutoAugment:
         return [tuple(Magnitude(name, 10, index, p) for name, p, index in pair) for pair in policy._policies]
     bins, index = policy.num_magnitude_bins, getattr(policy, "magnitude", None)

@@ -1,4 +1,4 @@
-"""Data keys: what each input of a call is, in Kornia's words and two of our own."""
+"""Data keys, the kind of each input of a call: Kornia's names, and two of gpuaug's."""
 
 import functools
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _NAMES: dict[Any, str] = {DataKey.IMAGE: "input", DataKey.LABEL: "class"}
 _OWN_KEYS = ("targets", "valid")
 _PIXELS = frozenset([torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64])
 BOXES = ("bbox", "bbox_xyxy", "bbox_xywh")
-"""Those of padded boxes."""
+"""Data keys of padded boxes."""
 
 
 def keys_given(data_keys: Sequence[Any]) -> tuple[Any, ...]:
@@ -35,7 +35,7 @@ def keys_given(data_keys: Sequence[Any]) -> tuple[Any, ...]:
 
 @functools.cache
 def name_of(key: Any) -> str:
-    """A data key by the name that it has here.
+    """The name of a data key in gpuaug.
 
     Raises:
         ArgumentError: If it is none.
@@ -54,7 +54,7 @@ def name_of(key: Any) -> str:
 
 
 def check(key: str, value: Any) -> None:
-    """Refuse what is not of the kind that its key says, whatever the images are.
+    """Refuse an input that is not of the kind that its key names, without regard to the images.
 
     Raises:
         ArgumentTypeError: If it is of another type.

@@ -1,4 +1,4 @@
-"""Masks of instances: so many for each image, and taken through the passes together."""
+"""Lists of instance masks: any number for each image, taken through the passes as one tensor."""
 
 import operator
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class MaskList:
             self._values = torch.cat(planes)[:, None]
             return
         if dispatch.name(device) == "triton":
-            # A kernel reads them where they lie, so nothing has to be laid together.
+            # A kernel reads them where they are, without a copy.
             self._planes = [plane.contiguous() for plane in planes]
             self._values, firsts = _counted_from_one(self._planes)
         else:
@@ -75,7 +75,7 @@ class MaskList:
         for step in plan.passes:
             if self._places is not None:
                 self._values = dispatch.run_mask(step, self._values, table, self._places)
-                # What comes out of a pass has one size.
+                # After a pass all masks have one size.
                 self._places = None
                 continue
             rows = table.index_select(0, self._owners) if rows is None else rows
@@ -92,18 +92,18 @@ class MaskList:
 
 
 def owners_of(samples: Sequence[int], counts: Sequence[int]) -> Array:
-    """The sample of each, of so many of each sample."""
+    """Sample index of every mask, given the number of masks per sample."""
     return np.repeat(np.asarray(samples, np.int64), counts) if samples else _NO_NUMBERS
 
 
 def split(values: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
-    """So many rows each, which share the memory of ``values``."""
-    # What is unsafe is to need gradients of them, which there are none of here; it takes a third less of the host's time.
+    """Splits of ``values`` with the given numbers of rows, as views."""
+    # Unsafe only with gradients, which there are none of here; takes a third less of the host's time.
     return torch.unsafe_split_with_sizes(values, counts)
 
 
 def to_device(arrays: Sequence[Array], device: torch.device) -> tuple[Tensor, ...]:
-    """Whole numbers, each array flat, in one pinned copy that nothing waits for."""
+    """Integer arrays, each flat, sent in one pinned, asynchronous copy."""
     lengths = [len(array) for array in arrays]
     pinned = torch.empty(sum(lengths), dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
     np.concatenate(arrays, out=pinned.numpy())
@@ -121,7 +121,7 @@ def like(made: Tensor, given: Tensor, **changes: Any) -> Tensor:
 
 
 def is_tv_tensor(value: Any) -> bool:
-    """Whether it is one of torchvision's tensors, without torchvision being imported for it."""
+    """True for tensor subclasses of torchvision's; does not import torchvision."""
     return type(value) is not Tensor and type(value).__module__.startswith("torchvision.tv_tensors")
 
 

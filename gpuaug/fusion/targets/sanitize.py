@@ -1,4 +1,4 @@
-"""Dropping what is not valid: the one step of detection targets for which the host has to wait."""
+"""Dropping boxes that are not valid: the only step of detection targets that waits for the device."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from gpuaug.fusion.ops.base import Array
 from gpuaug.fusion.targets.masks import like, to_device
 
 WHOLE = frozenset({"image", "images", "input", "pixel_values", "image_id", "size", "orig_size"})
-"""What is said of an image as a whole, however many objects are in it."""
+"""Keys that hold one value per image, for any number of objects."""
 
 
 def sanitize(targets: Any) -> list[Any]:
@@ -86,11 +86,11 @@ def _sanitize_padded(targets: Mapping[str, Any]) -> list[Any]:
 
 
 _PER_BOX = (Tensor, np.ndarray, list, tuple)
-"""What may have one entry for each box."""
+"""Types that may hold one entry for each box."""
 
 
 def _length(value: Any) -> int:
-    """How many entries there are; none in a number."""
+    """Number of entries; -1 for a scalar."""
     return len(value) if getattr(value, "ndim", 1) else -1
 
 
@@ -133,10 +133,10 @@ def _valid_of(record: Any, axes: int, whose: str) -> Tensor:
 
 
 def _kept(valid: Sequence[Tensor]) -> list[tuple[Array, Tensor]]:
-    """Where each is true, on the host and on the device."""
+    """Indices of the True entries of each mask, on the host and on the device."""
     if not valid:
         return []
-    # One wait for all: each nonzero() would be one.
+    # One synchronisation for all masks: each nonzero() would be one.
     known = torch.cat(tuple(valid)).cpu().numpy()
     ends = np.cumsum([len(each) for each in valid])
     found = [np.flatnonzero(part) for part in np.split(known, ends[:-1])]

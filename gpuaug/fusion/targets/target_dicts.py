@@ -1,4 +1,4 @@
-"""Target dicts: what is known of each image, in a dict of its own, as detection models take it."""
+"""Target dicts: the annotations of each image in one dict, as detection models take them."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -29,11 +29,11 @@ _POINTS = Form("points", edges=True)
 _NO_LISTS = (str, Mapping, Tensor)
 
 _Found = tuple[int, str, Tensor]
-"""Of which sample, by which key, and what."""
+"""(sample index, key, tensor)."""
 
 
 class _Rows:
-    """Tensors of one kind, of those samples that have them, to be laid one behind the other: so many rows each."""
+    """Tensors of one kind, from the samples that have them, to be concatenated; and the number of rows of each."""
 
     def __init__(self, found: Sequence[_Found]) -> None:
         self.samples: list[int] = []
@@ -132,7 +132,7 @@ class TargetDicts:
 
     @property
     def has_points(self) -> bool:
-        """Whether boxes or keypoints follow."""
+        """True if there are boxes or keypoints."""
         return bool(self._boxes.samples or self._points.samples)
 
     def _owners_on_device(self) -> tuple[Tensor, Tensor]:
@@ -142,7 +142,7 @@ class TargetDicts:
         if masks is None:
             of_boxes, of_points = to_device(arrays, self._device)
             return of_boxes, of_points
-        # Most often every object has a box and a mask.
+        # Usually every object has a box and a mask.
         alike = masks.samples == rows.samples and masks.counts == rows.counts
         arrays += [masks.spans] if alike else [masks.spans, owners_of(masks.samples, masks.counts)]
         of_boxes, of_points, spans, *of_masks = to_device(arrays, self._device)
@@ -194,7 +194,7 @@ class TargetDicts:
         return tuple(done) if isinstance(self._given, tuple) else done
 
     def _joined_valid(self) -> Tensor | None:
-        """Which boxes were valid when they came; nothing where no sample says so."""
+        """Mask of the input boxes that were valid; ``None`` if no sample has ``valid``."""
         if not self._valid:
             return None
         parts = zip(self._boxes.samples, self._boxes.counts, strict=True)
@@ -213,7 +213,7 @@ def _named_format(given: Tensor, form: str | None) -> dict[str, Any]:
 
 
 def _is_large(boxes: Tensor, form: Form, frame: tuple[int, int], ending: Ending) -> Tensor:
-    """Which boxes are as large as valid ones have to be, (n,)."""
+    """Mask of the boxes that are large enough to be valid, (n,)."""
     across, down = (boxes[:, 2:] - boxes[:, :2] if form.layout == "corners" else boxes[:, 2:]).unbind(1)
     if form.share:
         across, down = across * frame[1], down * frame[0]

@@ -1,4 +1,4 @@
-"""What is augmented together: images, and the masks, boxes, keypoints and labels that follow them."""
+"""The inputs of one call: images, and the masks, boxes, keypoints and labels that follow them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -66,7 +66,7 @@ class Targets:
         self.size = size_of(images)
         self.shape = self.size.shape
         self.places = images.places if isinstance(images, Ragged) else None
-        """Where a ragged batch has its images, (B, 3)."""
+        """Offset, height and width of each ragged image, (B, 3)."""
         self._given = inputs
         self._dtypes = [getattr(value, "dtype", torch.float32) for value in inputs]
         self._missing = [self._missing_axis(key, value) for key, value in zip(self.keys, inputs, strict=True)]
@@ -81,12 +81,12 @@ class Targets:
             key == "mask" or (isinstance(value, TargetDicts) and value.masks is not None)
             for key, value in zip(self.keys, self.values, strict=True)
         )
-        """Whether masks follow."""
+        """True if there are masks."""
         self.has_points = any(
             key in FORMS or (isinstance(value, TargetDicts) and value.has_points)
             for key, value in zip(self.keys, self.values, strict=True)
         )
-        """Whether boxes or keypoints follow."""
+        """True if there are boxes or keypoints."""
         self._forms = [FORMS.get(key) for key in self.keys]
         self._matrix: Tensor | None = None
         if (
@@ -200,7 +200,7 @@ class Targets:
     def _mixed(self, labels: Tensor, op: MixOp, rows: Tensor) -> Tensor:
         if self._soft is None:
             return op.labels(labels, rows)
-        # What comes to a later mix is shares already, and smooth.
+        # Labels of a later mix are shares already, with smoothing applied.
         soft = self._soft if op is self._softened_by else replace(self._soft, smoothing=0.0)
         return dispatch.run_labels(soft, labels, rows)
 
@@ -211,7 +211,7 @@ class Targets:
         dtype: torch.dtype = torch.float32,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
-        """Take everything through the passes of a plan; boxes and keypoints only in the end."""
+        """Take all inputs through the passes of a plan; boxes and keypoints only at the end."""
         if self.has_points:
             self._matrix = composed(self._matrix, table[:, plan.width :].view(-1, 3, 3))
         for index, key in enumerate(self.keys):
@@ -312,7 +312,7 @@ class Targets:
         return like(made, given) if is_tv_tensor(given) and not self._ending.is_pure else made
 
     def _follow(self, values: list[Any]) -> None:
-        """Put boxes and keypoints where the images have gone."""
+        """Map boxes and keypoints by the matrix of the images."""
         matrix = self._matrix
         if matrix is None:
             matrix = torch.eye(3, dtype=torch.float32, device=self.device).expand(self.size.batch, 3, 3)

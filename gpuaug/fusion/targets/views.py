@@ -1,4 +1,4 @@
-"""Several views of a batch, put together."""
+"""Concatenation of several views of a batch."""
 
 from collections.abc import Sequence
 from typing import Any

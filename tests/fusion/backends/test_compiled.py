@@ -41,7 +41,7 @@ CHOSEN = [
     "perspective",
     "jitters around a contrast",
     "photometric",
-    "gates",
+    "apply masks",
     "one of colours",
     "one of torchvision's",
     "shears, shifts",

@@ -9,6 +9,12 @@ import pytest
 
 pytest.importorskip("triton")
 
+from support import pipelines
+
+import gpuaug
+from gpuaug.fusion.lower.kornia import LOWERED
+from gpuaug.fusion.ops.base import FrontOp, PointOp
+
 FOLDER = Path(__file__).parent / "interpreted"
 TESTS = FOLDER.parents[2]
 PARTS = ("pipelines", "crops", "filters", "labels", "readers", "skipped", "targets")
@@ -42,3 +48,18 @@ def test_interpreted_kernels_equal_torch_in_every_dtype_and_layout(part):
 
 def test_every_part_is_interpreted():
     assert {path.stem.removeprefix("interpret_") for path in FOLDER.glob("interpret_*.py")} == set(PARTS)
+
+
+GROUPS = [(group, name) for group in pipelines.GROUPS for name in getattr(pipelines, group)]
+
+
+@pytest.mark.parametrize(("group", "name"), GROUPS, ids=", ".join)
+def test_pipelines_that_need_three_channels_stand_in_rgb_groups(group, name):
+    lines = gpuaug.fuse(getattr(pipelines, group)[name]()).explain((2, 2, 48, 64)).lines
+    assert any(line.reason for line in lines) == group.startswith("RGB_"), [line.reason for line in lines]
+
+
+def test_pipelines_hold_every_lowered_op_with_a_kernel_of_its_own():
+    modules = (module for group, name in GROUPS for module in getattr(pipelines, group)[name]())
+    held = {type(inner) for module in modules for inner in module.modules()}
+    assert {kind for kind, op in LOWERED.items() if issubclass(op, PointOp | FrontOp)} <= held

@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import ndtr
-from support.kornia_draws import CONSTANT, COUNT, NOT_DRAWN, PARTNERS, SETTINGS, SHAPE, columns, kornias, made, ours
+from support.kornia_draws import CONSTANT, COUNT, DISTRIBUTION_CASES, NOT_DRAWN, PARTNERS, SHAPE, columns, kornias, made, ours
 from support.statistics import ALPHA, apart, distance, related, together_apart
 
 import gpuaug
 from gpuaug.fusion.lower.kornia import LOWERED
 
 
-def same(mine, its, batch, gates=True):
+def same(mine, its, batch, masks=True):
     """Assert that what two sets of parameters hold has one distribution."""
     assert set(mine) == set(its)
     for key in CONSTANT & set(mine):
         assert torch.equal(mine[key], its[key]), key
     one, other = columns(mine, batch), columns(its, batch)
-    if not gates:
+    if not masks:
         one.pop("batch_prob"), other.pop("batch_prob")
     for name in one:
         assert apart(one[name], other[name]) < 1, name
@@ -33,23 +33,23 @@ def same(mine, its, batch, gates=True):
 
 
 def test_distribution_settings_cover_every_lowered_op():
-    assert {kind for kind, _ in SETTINGS.values()} | NOT_DRAWN | {K.RandomGaussianNoise} == set(LOWERED)
+    assert {kind for kind, _ in DISTRIBUTION_CASES.values()} | NOT_DRAWN | {K.RandomGaussianNoise} == set(LOWERED)
 
 
 @pytest.mark.parametrize("p", [0.3, 1.0])
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", DISTRIBUTION_CASES)
 def test_draws_have_kornia_distribution(name, p):
     module, shape = made(name, p=p), SHAPE
-    if p < 1 and SETTINGS[name][1].get("size") == (12, 40):
+    if p < 1 and DISTRIBUTION_CASES[name][1].get("size") == (12, 40):
         shape = (COUNT, 3, 12, 40)  # a crop that may be skipped must not change the size
-    # A gate that is thrown once for the batch is compared over batches, below.
-    same(ours(module, shape, 0), kornias(module, shape, 1), COUNT, gates=module.p_batch == 1)
+    # An apply mask drawn once for the batch is compared over batches, below.
+    same(ours(module, shape, 0), kornias(module, shape, 1), COUNT, masks=module.p_batch == 1)
 
 
 @pytest.mark.parametrize("name", ["resized crop", "resized crop, misses", "crop", "erasing", "cutmix"])
 @pytest.mark.parametrize("size", [(37, 11), (3, 200), (5, 4), (1, 6)])
 def test_integer_draws_have_kornia_distribution_at_other_sizes(name, size):
-    kind, settings = SETTINGS[name]
+    kind, settings = DISTRIBUTION_CASES[name]
     module = kind(**{**settings, **({"size": (min(3, size[0]), 3)} if "size" in settings else {})}, p=1.0)
     shape = (COUNT, 3, *size)
     same(ours(module, shape, 2), kornias(module, shape, 3), COUNT)
@@ -92,7 +92,7 @@ def test_parameters_of_one_op_are_independent(name, names):
         assert related(drawn[pair[0]], drawn[pair[1]]) < 1, pair
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", DISTRIBUTION_CASES)
 def test_samples_and_seeds_are_independent(name):
     module = made(name, p=1.0 if "crop" in name else 0.5)
     drawn, after = (columns(ours(module, SHAPE, seed), COUNT) for seed in (5, 6))
@@ -128,7 +128,7 @@ def batches(draw, count):
     return [draw(seed) for seed in range(count)]
 
 
-@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "horizontal flip"])
+@pytest.mark.parametrize("name", [name for name in DISTRIBUTION_CASES if name != "horizontal flip"])
 def test_same_on_batch_draws_once_for_all_samples(name):
     module = made(name, p=1.0 if "crop" in name else 0.5, same_on_batch=True)
     drawn = batches(lambda seed: columns(ours(module, (7, 3, 24, 40), seed), 7), 12)
@@ -160,12 +160,12 @@ def test_same_on_batch_draws_have_kornia_distribution(name):
     ],
     ids=lambda module: type(module).__name__,
 )
-def test_p_batch_gates_have_kornia_distribution(module):
+def test_p_batch_masks_have_kornia_distribution(module):
     augment, shape, count = gpuaug.fuse(module), (3, 3, 24, 40), 1500
     mine = batches(lambda seed: augment.draw(shape, seed).as_kornia()["batch_prob"].numpy(), count)
     torch.manual_seed(0)
     its = batches(lambda _: module.forward_parameters(torch.Size(shape))["batch_prob"].numpy(), count)
-    assert all(len(np.unique(gate)) == 1 for gate in (*mine, *its))
+    assert all(len(np.unique(mask)) == 1 for mask in (*mine, *its))
     assert apart(np.array(mine)[:, 0], np.array(its)[:, 0]) < 1
 
 

@@ -264,6 +264,6 @@ def test_mix_same_on_batch_shares_all_but_the_partner(name):
 def test_mix_apply_mask_is_drawn_once_per_batch():
     op, size = made(K.RandomMixUpV2(p=0.3)), Size(8, 3, 4, 4)
     opened = [op.draw(Sampler((seed,), 8), size)["apply_mask"] for seed in range(1000)]
-    assert all(gate.all() or not gate.any() for gate in opened)
+    assert all(mask.all() or not mask.any() for mask in opened)
     # Five standard deviations of the count.
-    assert abs(sum(gate[0] for gate in opened) - 300) < 73
+    assert abs(sum(mask[0] for mask in opened) - 300) < 73

@@ -15,7 +15,7 @@ from gpuaug.fusion.ops.base import ANY_SIDES
 SIZE = (32, 48)
 BATCH = 6
 
-OPS = {
+CROPS = {
     "resized crop": lambda: K.RandomResizedCrop(SIZE),
     "resized crop, squares": lambda: K.RandomResizedCrop(SIZE, align_corners=False),
     "resized crop, nearest": lambda: K.RandomResizedCrop(SIZE, resample="nearest"),
@@ -32,7 +32,7 @@ OPS = {
     "resize, short side": lambda: K.Resize(SIZE[0]),
     "pad": lambda: K.PadTo(SIZE, pad_value=0.25),
 }
-MOVING = [name for name in OPS if name.startswith(("resized", "crop,"))]
+MOVING = [name for name in CROPS if name.startswith(("resized", "crop,"))]
 """Those that move pixels of images that have their size."""
 
 KEYS = ["input", "mask", "bbox_xyxy", "keypoints"]
@@ -54,24 +54,24 @@ def inputs(dtype=torch.uint8, seed=0):
     )
 
 
-def gate_of(draws):
+def apply_mask_of(draws):
     return torch.tensor([bool(draws.of(index)) for index in range(len(draws))])
 
 
 @pytest.mark.parametrize("same", [False, True])
 @pytest.mark.parametrize("p", [0.5, 0.0])
 @pytest.mark.parametrize("by", ["batch", "sample"])
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", CROPS)
 def test_skipped_crops_are_unchanged_and_others_equal_kornia(name, by, p, same):
-    pipeline = K.AugmentationSequential(by_chance(OPS[name](), by, p, same), data_keys=KEYS)
+    pipeline = K.AugmentationSequential(by_chance(CROPS[name](), by, p, same), data_keys=KEYS)
     augment = gpuaug.fuse(pipeline)
     assert "left to Kornia" not in str(augment.explain((BATCH, 3, *SIZE)))
-    gates = []
+    apply_masks = []
     for seed in range(8):
         given = inputs((torch.uint8, torch.float32)[seed % 2], seed)
         draws = augment.draw(given[0].shape, seed=seed)
-        open_ = gate_of(draws)
-        gates.append(open_)
+        open_ = apply_mask_of(draws)
+        apply_masks.append(open_)
         # Kornia moves boxes in place.
         expected = pipeline(as_kornia_takes_them(given[0]), *(each.clone() for each in given[1:]), params=draws.as_kornia())
         got = augment(*given, draws=draws)
@@ -80,10 +80,10 @@ def test_skipped_crops_are_unchanged_and_others_equal_kornia(name, by, p, same):
         for made, left in zip(got, (as_kornia_takes_them(given[0]), *given[1:]), strict=True):
             assert torch.equal(made[~open_], left[~open_])
             assert name not in MOVING or not open_.any() or not torch.equal(made[open_], left[open_])
-    gates = torch.stack(gates)
-    assert gates.any() == (p > 0)
-    assert not gates.all()
-    assert (gates == gates[:, :1]).all() == (by == "batch" or same or p == 0)
+    apply_masks = torch.stack(apply_masks)
+    assert apply_masks.any() == (p > 0)
+    assert not apply_masks.all()
+    assert (apply_masks == apply_masks[:, :1]).all() == (by == "batch" or same or p == 0)
 
 
 @pytest.mark.parametrize("name", ["resized crop", "crop, padded"])
@@ -142,7 +142,7 @@ def test_antialias_leaves_skipped_crops_unchanged(mode, module, dtype):
     images = photographs(BATCH, 3, *SIZE, dtype=dtype)
     augment = gpuaug.fuse(module(resample=mode), antialias=True)
     draws = augment.draw(images.shape, seed=1)
-    open_, got = gate_of(draws), augment(images, draws=draws)
+    open_, got = apply_mask_of(draws), augment(images, draws=draws)
     assert 0 < open_.sum() < BATCH
     assert torch.equal(got[~open_], as_kornia_takes_them(images)[~open_])
     certain = module(resample=mode)
@@ -156,7 +156,7 @@ def test_crops_are_skipped_view_by_view():
     given = inputs()
     augment = gpuaug.fuse(K.AugmentationSequential(K.RandomResizedCrop(SIZE, p=0.5), data_keys=KEYS), views=8)
     draws = augment.draw(given[0].shape, seed=0)
-    open_, got = gate_of(draws), augment(*given, draws=draws)
+    open_, got = apply_mask_of(draws), augment(*given, draws=draws)
     assert 0 < open_.view(8, BATCH).all(1).sum() < 8
     for made, left in zip(got, (given[0].float() / 255, *given[1:]), strict=True):
         left = left.repeat(8, *(1,) * (left.ndim - 1))
@@ -169,9 +169,9 @@ def test_targets_of_skipped_crops_are_unchanged(name):
     """But for boxes, which end at the frame: as where nothing moves at all."""
     images, records, keys = photographs(BATCH, 3, *SIZE), records_of(BATCH, *SIZE), ["input", "targets", "mask"]
     listed = [masks(count, *SIZE, seed=count) for count in range(BATCH)]
-    augment = gpuaug.fuse(by_chance(OPS[name](), "sample", 0.5))
+    augment = gpuaug.fuse(by_chance(CROPS[name](), "sample", 0.5))
     draws = augment.draw(images.shape, seed=1)
-    open_ = gate_of(draws)
+    open_ = apply_mask_of(draws)
     assert 0 < open_.sum() < BATCH
     _, targets, lists = augment(images, records, listed, data_keys=keys, draws=draws)
     _, unmoved, _ = gpuaug.fuse(K.CenterCrop(SIZE))(images, records, listed, data_keys=keys)
@@ -185,10 +185,10 @@ def test_targets_of_skipped_crops_are_unchanged(name):
 OTHER = (2, 3, 40, 50)
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", CROPS)
 @left_to_kornia
 def test_crops_with_p_that_change_the_size_are_left_to_kornia(name):
-    pipeline = K.AugmentationSequential(by_chance(OPS[name](), "batch", 0.5))
+    pipeline = K.AugmentationSequential(by_chance(CROPS[name](), "batch", 0.5))
     reason = "left to Kornia: with p=0.5 the size of the output depends on the draw"
     assert reason in str(gpuaug.fuse(pipeline).explain(OTHER))
     shapes = set()
@@ -202,10 +202,10 @@ def test_crops_with_p_that_change_the_size_are_left_to_kornia(name):
 @pytest.mark.parametrize("name", ["resized crop", "crop", "centre", "resize", "pad"])
 @left_to_kornia
 def test_crops_with_p_that_give_two_sizes_raise_kornias_error(name):
-    pipeline = K.AugmentationSequential(by_chance(OPS[name](), "sample", 0.25))
+    pipeline = K.AugmentationSequential(by_chance(CROPS[name](), "sample", 0.25))
     augment = gpuaug.fuse(pipeline)
     assert "left to Kornia: with p=0.25 the size of the output depends on the draw" in str(augment.explain(OTHER))
-    draws = next(each for seed in range(99) if gate_of(each := augment.draw(OTHER, seed=seed)).sum() == 1)
+    draws = next(each for seed in range(99) if apply_mask_of(each := augment.draw(OTHER, seed=seed)).sum() == 1)
     with pytest.raises(ValueError, match="skipped rows cannot keep their shape"):
         augment(photographs(*OTHER), draws=draws)
 

@@ -32,7 +32,7 @@ def test_parameters_a_tenth_off_are_told_apart(name):
     assert apart(right, columns(ours(module, SHAPE, 1), COUNT)[key]) > 1
 
 
-def test_reused_numbers_and_wrong_gates_are_told_apart():
+def test_reused_numbers_and_wrong_apply_masks_are_told_apart():
     generator = np.random.default_rng(0)
     x, y, its_x, its_y = generator.random((4, COUNT))
     right = {"x": x, "y": y}
@@ -42,9 +42,9 @@ def test_reused_numbers_and_wrong_gates_are_told_apart():
         assert together_apart(right, {"x": its_x, "y": wrong}) > 1
         assert related(its_x, wrong) > 1
     assert related(x, y) < 1
-    gated = {"x": x, "apply_mask": y < 0.3}
-    assert together_apart(gated, {"x": its_x, "apply_mask": its_y < 0.3}) < 1
-    assert together_apart(gated, {"x": its_x, "apply_mask": its_x < 0.3}) > 1
+    masked = {"x": x, "apply_mask": y < 0.3}
+    assert together_apart(masked, {"x": its_x, "apply_mask": its_y < 0.3}) < 1
+    assert together_apart(masked, {"x": its_x, "apply_mask": its_x < 0.3}) > 1
     assert apart(x < 0.3, its_x < 0.3) < 1
     assert apart(x < 0.3, its_x < 0.35) > 1
 

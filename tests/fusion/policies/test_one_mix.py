@@ -33,7 +33,7 @@ PIPELINES = {
     "one number": lambda: either(random_apply=(1,)),
     "two numbers": lambda: either(random_apply=(1, 1)),
     "all": lambda: either(random_apply=True),
-    "gates": lambda: either(p=0.5),
+    "apply masks": lambda: either(p=0.5),
     "in a pipeline": lambda: K.AugmentationSequential(
         K.RandomResizedCrop((24, 20)), K.RandomHorizontalFlip(), either(), K.Normalize(0.5, 0.25)
     ),

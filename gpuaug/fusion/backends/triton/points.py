@@ -20,29 +20,27 @@ from gpuaug.fusion.backends.triton.pixel_math import (
     unit,
     unit_sums,
 )
-from gpuaug.fusion.ops import channel as channels
-from gpuaug.fusion.ops import color, erasing, noise
 from gpuaug.fusion.ops import color_jitter as j
-from gpuaug.fusion.policies.one_of import OneOf
+from gpuaug.fusion.ops.base import PointCode
 
-BRIGHTNESS = tl.constexpr(color.Brightness.code)
-CONTRAST = tl.constexpr(color.Contrast.code)
-SATURATION = tl.constexpr(color.Saturation.code)
-HUE = tl.constexpr(color.Hue.code)
-GAMMA = tl.constexpr(color.Gamma.code)
-GRAYSCALE = tl.constexpr(channels.Grayscale.code)
-INVERT = tl.constexpr(color.Invert.code)
-SOLARIZE = tl.constexpr(color.Solarize.code)
-POSTERIZE = tl.constexpr(color.Posterize.code)
-SHUFFLE = tl.constexpr(channels.ChannelShuffle.code)
-DROPOUT = tl.constexpr(channels.ChannelDropout.code)
-NOISE = tl.constexpr(noise.GaussianNoise.code)
-ERASING = tl.constexpr(erasing.Erasing.code)
-NORMALIZE = tl.constexpr(channels.Normalize.code)
-DENORMALIZE = tl.constexpr(channels.Denormalize.code)
-JITTER = tl.constexpr(j.ColorJitter.code)
-JIGGLE = tl.constexpr(j.ColorJiggle.code)
-ONE_OF = tl.constexpr(OneOf.code)
+BRIGHTNESS = tl.constexpr(PointCode.BRIGHTNESS.value)
+CONTRAST = tl.constexpr(PointCode.CONTRAST.value)
+SATURATION = tl.constexpr(PointCode.SATURATION.value)
+HUE = tl.constexpr(PointCode.HUE.value)
+GAMMA = tl.constexpr(PointCode.GAMMA.value)
+GRAYSCALE = tl.constexpr(PointCode.GRAYSCALE.value)
+INVERT = tl.constexpr(PointCode.INVERT.value)
+SOLARIZE = tl.constexpr(PointCode.SOLARIZE.value)
+POSTERIZE = tl.constexpr(PointCode.POSTERIZE.value)
+SHUFFLE = tl.constexpr(PointCode.SHUFFLE.value)
+DROPOUT = tl.constexpr(PointCode.DROPOUT.value)
+NOISE = tl.constexpr(PointCode.NOISE.value)
+ERASING = tl.constexpr(PointCode.ERASING.value)
+NORMALIZE = tl.constexpr(PointCode.NORMALIZE.value)
+DENORMALIZE = tl.constexpr(PointCode.DENORMALIZE.value)
+JITTER = tl.constexpr(PointCode.JITTER.value)
+JIGGLE = tl.constexpr(PointCode.JIGGLE.value)
+ONE_OF = tl.constexpr(PointCode.ONE_OF.value)
 PERMUTES = tl.constexpr(j.PERMUTES)
 
 ALL_BUT_CONTRAST = tl.constexpr(j.TORCHVISION_GREY | j.CLEAN | 13)

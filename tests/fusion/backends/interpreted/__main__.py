@@ -1,8 +1,8 @@
 """Compares kernels under Triton's interpreter with the torch executor.
 
-Started by test_triton.py, with ``TRITON_INTERPRET=1``::
+Started by test_triton.py. By hand, from the root of the repository, where PART is the name of an ``interpret_PART.py``::
 
-    python tests/fusion/backends/interpreted [--all] FILE...
+    PYTHONPATH=tests:. TRITON_INTERPRET=1 python tests/fusion/backends/interpreted [--all] PART...
 
 Without ``--all`` every kernel, op code and branch runs at least once; with it, every type and layout with every pipeline.
 """

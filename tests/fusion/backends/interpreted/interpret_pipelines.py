@@ -19,13 +19,13 @@ SMALL = (photographs(3, 1, 9, 19), torch.float32, torch.contiguous_format)
 """For blurs: the interpreter takes its time for every line and tap."""
 
 ALSO = {
+    "apply masks": (2, 4),
     "colour": (1, 2, 3),
     "crop, padded": (1,),
     "crop, reflected": (1, 4),
     "crop, replicated": (1, 4),
     "crop, resize, pad": (1, 4),
     "cutmix": (2,),
-    "gates": (2,),
     "jiggle": (1,),
     "mixup, alone": (3,),
     "mixup, never": (2,),
@@ -38,11 +38,15 @@ ALSO = {
     "sharpness": (1, 4),
     "tone": (0,),
 }
-"""Batches that reach a branch, or two constants together, that no pipeline reaches with the batch of its turn."""
+"""Extra batches of a pipeline, as indices into ``BATCHES``.
+
+Each pipeline runs on one batch, chosen by a hash of its name. These are added so that every branch of a kernel and every
+combination of compile-time constants is covered.
+"""
 
 
 def batches_of(group, name, *, every):
-    """The batches a pipeline is compared on: all that it takes, or one that its name decides, and those in ``ALSO``."""
+    """The batches that a pipeline is compared on: all that it takes, or one chosen by its name and its ``ALSO``."""
     if "blur" in name:
         return BATCHES[:1] if every else [SMALL]
     batches = BATCHES[:4] if group.startswith("RGB") else BATCHES
@@ -52,7 +56,7 @@ def batches_of(group, name, *, every):
 
 def failures(*, every):
     """Names of the pipelines whose kernels differ from torch, and how."""
-    for group in ("EXACT", "RGB_EXACT", "CLOSE", "RGB_CLOSE", "TIES"):
+    for group in pipelines.GROUPS:
         for name, make in getattr(pipelines, group).items():
             for images, dtype, memory_format in batches_of(group, name, every=every):
                 # The interpreter does not fuse products and sums, so a byte's share of 255 may be one unit off.

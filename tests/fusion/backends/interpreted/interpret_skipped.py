@@ -5,7 +5,7 @@ from unittest import mock
 import numpy as np
 import torch
 from support.replay import photographs
-from support.skipped import ANTIALIASED, MOVING, OPS, SIZE, fault, strewn
+from support.skipped import ANTIALIASED, MOVING, SIZE, SKIPPING, fault, strewn
 
 import gpuaug
 from gpuaug.fusion.backends import dispatch
@@ -28,7 +28,7 @@ def agree(make, **options):
 def failures(*, every):
     """Names of the ops whose kernels change a sample that they skip, and how, or differ from torch."""
     few = {} if every else {"batch": 3, "calls": 1}
-    for antialias, ops in ((False, OPS if every else MOVING), (True, ANTIALIASED)):
+    for antialias, ops in ((False, SKIPPING if every else MOVING), (True, ANTIALIASED)):
         for name, make in ops.items():
             with np.errstate(all="ignore"):
                 with KERNELS:

@@ -18,7 +18,7 @@ COUNT, OURS = 3000, 12_000
 
 HEIGHT, WIDTH = 24, 40
 
-SETTINGS = {
+DISTRIBUTION_CASES = {
     "resized crop": lambda: v2.RandomResizedCrop(16),
     "resized crop, misses": lambda: v2.RandomResizedCrop(16, scale=(0.6, 1.0), ratio=(0.5, 3.0)),
     "resized crop, none fits": lambda: v2.RandomResizedCrop(16, scale=(0.8, 1.0), ratio=(3.0, 6.0)),
@@ -106,9 +106,9 @@ def columns(transform, params):
     return found
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", DISTRIBUTION_CASES)
 def test_parameters_have_torchvisions_distribution(name):
-    right, found = theirs(SETTINGS[name](), COUNT, 0), ours(SETTINGS[name](), OURS, 1)
+    right, found = theirs(DISTRIBUTION_CASES[name](), COUNT, 0), ours(DISTRIBUTION_CASES[name](), OURS, 1)
     assert right.keys() == found.keys()
     for key in right:
         assert apart(right[key], found[key]) < 1, key
@@ -136,13 +136,13 @@ OFF = {
 @pytest.mark.parametrize("name", OFF)
 def test_parameters_a_tenth_off_are_told_apart(name):
     make, key = OFF[name]
-    assert apart(theirs(SETTINGS[name](), COUNT, 0)[key], ours(make(), OURS, 1)[key]) > 1
+    assert apart(theirs(DISTRIBUTION_CASES[name](), COUNT, 0)[key], ours(make(), OURS, 1)[key]) > 1
 
 
 @pytest.mark.parametrize("name", ["resize", "shortest size", "scale", "zoom out"])
 def test_drawn_sizes_equal_torchvisions_for_the_same_numbers(name, monkeypatch):
     """To the pixel, for images of all sizes."""
-    transform, rng = SETTINGS[name](), np.random.default_rng(0)
+    transform, rng = DISTRIBUTION_CASES[name](), np.random.default_rng(0)
     op = LOWERED[type(transform)]("", transform, "bytes")
     for height, width in rng.integers(1, 400, (300, 2)).tolist():
         numbers = rng.random(3, np.float32)
@@ -165,9 +165,9 @@ def whole(number, *bounds):
 
 def test_crops_that_fall_back_are_in_the_middle_as_torchvisions():
     """Kornia's lie anywhere, which the comparison above tells apart."""
-    right = theirs(SETTINGS["resized crop, none fits"](), COUNT, 0)
+    right = theirs(DISTRIBUTION_CASES["resized crop, none fits"](), COUNT, 0)
     assert len(np.unique(right["top 0"])) < HEIGHT
-    augment = gpuaug.fuse(SETTINGS["resized crop, none fits"]())
+    augment = gpuaug.fuse(DISTRIBUTION_CASES["resized crop, none fits"]())
     augment._ops[0].centred = False
     calls = augment.draw((OURS, 3, HEIGHT, WIDTH), seed=1).as_torchvision()
     assert apart(right["top 0"], np.array([each[0][1]["top"] for each in calls])) > 1
@@ -188,10 +188,10 @@ def test_chances_are_those_of_the_transform(kind):
 
 
 def test_every_lowered_transform_is_compared():
-    assert {type(make()) for make in SETTINGS.values()} | NOT_DRAWN | ELSEWHERE == set(LOWERED)
+    assert {type(make()) for make in DISTRIBUTION_CASES.values()} | NOT_DRAWN | ELSEWHERE == set(LOWERED)
 
 
 def test_factors_and_their_order_are_independent():
-    found = ours(SETTINGS["jitter"](), OURS, 5)
+    found = ours(DISTRIBUTION_CASES["jitter"](), OURS, 5)
     for key in found:
         assert key == "order" or related(found[key], found["order"]) < 1

@@ -39,7 +39,7 @@ EXACT = {
     "resized crop, nearest": lambda: v2.RandomResizedCrop((16, 20), interpolation=InterpolationMode.NEAREST_EXACT),
     "autocontrast": lambda: v2.RandomAutocontrast(0.7),
 }
-"""Permutations, gates and thresholds: the same bits."""
+"""Permutations, apply masks and thresholds: the same bits."""
 
 CLOSE = {
     "resized crop": lambda: v2.RandomResizedCrop((16, 20)),
