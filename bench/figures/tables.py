@@ -1,11 +1,16 @@
 """Write the tables in the documentation from the results, so that no figure is typed by hand.
 
-    python -m bench tables           rewrite README.md and docs/*.md
+    python -m bench tables           rewrite README.md and docs/**/*.md
     python -m bench tables --check   fail if one of them is not what the results say
 
-A table stands between ``<!-- table: SUITE -->`` and ``<!-- end -->``; SUITE is the name of a file in bench/results,
-SUITE.CASE all figures of one of its cases, and SUITE.FIGURE one figure of all cases, by its key. Text whose file, case or
-figure is missing is left alone.
+A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. NAME is one of
+
+    SUITE               all cases by their rate; SUITE is the name of a file in bench/results
+    SUITE.CASE          all figures of one case
+    SUITE.FIGURE        one figure of all cases, by its key
+    SUITE.BATCH_SIZE    all cases by their rate, at this batch size
+
+``rows: A; B`` after the name shows these rows alone. Text whose file or part is missing is left alone.
 """
 
 import json
@@ -15,12 +20,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.harness.result_rows import RESULTS, compared_rows, hardware, panel, shown_rows
+from bench.harness.result_rows import RESULTS, hardware, panel, shown_rows
 
-_TABLE = re.compile(r"(<!-- table: (?P<suite>[\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_TABLE = re.compile(
+    r"(?P<begin><!-- table: (?P<suite>\w+)(?:\.(?P<part>[\w.-]+))?(?: rows: (?P<rows>[^\n]+?))? -->\n).*?(?P<end><!-- end -->)",
+    re.DOTALL,
+)
 
 # What a profile's table shows of the figures of the whole.
 _PROFILED = ("bound_ms", "full_ms", "serial_ms", "exposed_ms", "headspace", "copy_gb_per_s", "link_gb_per_s")
+
+# What a table of the whole shows, the first that its rows have.
+_RATES = ("gb_per_s", "steps_per_s", "images_per_s")
 
 # Keys of a row that are for machines or that its other columns say already.
 _HIDDEN = ("rounds", "ratio_low", "ratio_high", "batch_size")
@@ -30,42 +41,56 @@ def rewrite(text: str, results: dict[str, dict[str, Any]]) -> str:
     """``text`` with every table between markers made anew from ``results``, by suite."""
 
     def replace(match: re.Match[str]) -> str:
-        suite, _, case = match["suite"].partition(".")
-        result = results.get(suite)
-        if result is None or (case and not any(row.get("case") == case or case in row for row in result["rows"])):
+        result = results.get(match["suite"])
+        if result is None or (match["part"] and not _has(result, match["part"])):
             return match[0]
-        return f"{match[1]}{markdown(result, case)}{match[3]}"
+        names = [name.strip() for name in (match["rows"] or "").split(";") if name]
+        return f"{match['begin']}{markdown(result, match['part'] or '', names)}{match['end']}"
 
     return _TABLE.sub(replace, text)
 
 
-def markdown(result: dict[str, Any], case: str = "") -> str:
-    """A result, one case of it, or one figure of all cases, as a Markdown table with a line that says where it was measured.
+def _has(result: dict[str, Any], part: str) -> bool:
+    return any(part in (row.get("case"), str(row.get("batch_size"))) or part in row for row in result["rows"])
 
-    A result that names ``columns`` has many figures a row: as a whole it is shown by its rates at the batch size of most rows.
+
+def markdown(result: dict[str, Any], part: str = "", names: Sequence[str] = ()) -> str:
+    """A result, or a part of it, as a Markdown table with a line that says where it was measured.
+
+    A result that names ``columns`` has many figures a row: it is shown at the batch size of most rows, by its rates.
     A row that is the only one of its case is shown where that case is asked for, and otherwise where no case has several.
+
+    Args:
+        result: What a file in bench/results holds.
+        part: A case, the key of a figure, or a batch size. Empty: all cases by their rate.
+        names: The rows to show. Empty: all.
+
+    Returns:
+        The table, between empty lines.
+
+    Raises:
+        ValueError: One of ``names`` is no row of this part.
     """
-    rows, columns = compared_rows(result), result["settings"].get("columns")
+    columns = result["settings"].get("columns")
+    case = part if any(row.get("case") == part for row in result["rows"]) else ""
+    size = int(part) if part.isdigit() else None
+    figure = "" if case or size else part
+    # Before rows are left out: which batch size most rows have is a matter of all of them.
+    rows = [row for row in result["rows"] if row.get("case") == case] if case else shown_rows(result, size)
+    if missing := set(names) - {row["name"] for row in rows}:
+        raise ValueError(f"A row must be one that {result['suite']!r} has here, got {sorted(missing)}. Correct the page.")
+    rows = [row for row in rows if (not names or row["name"] in names) and (not figure or figure in row)]
+    trained = "top1_percent" in rows[0]
+    rate = next((key for key in _RATES if key in rows[0]), "")
     if "verdicts" in result["settings"]:
-        return "\n".join(["", *_profiles(result), "", _caption(result), ""]) + "\n"
-    if "top1_percent" in rows[0]:
-        return "\n".join(["", *_flat(rows, columns), "", _caption(result, ratios=False), ""]) + "\n"
-    if case and any(row.get("case") == case for row in result["rows"]):
-        lines = _flat([row for row in result["rows"] if row["case"] == case], [key for key in columns or () if key != "case"])
-    elif case:
-        lines = _by_case([row for row in rows if case in row], result, case, _heading(case))
-    elif columns:
-        rates = shown_rows(result)
-        lines = _by_case(rates, result, "images_per_s", f"images/s, B={rates[0]['batch_size']}")
-    elif "gb_per_s" in rows[0]:
-        lines = _by_case(rows, result, "gb_per_s", "GB/s")
-    elif "steps_per_s" in rows[0]:
-        lines = _by_case(rows, result, "steps_per_s", "steps/s")
-    elif "images_per_s" in rows[0]:
-        lines = _by_case(rows, result, "images_per_s", "images/s")
+        lines = _profiles(result)
+    elif case or trained or not (figure or rate):
+        lines = _flat(rows, [key for key in columns or () if not case or key != "case"])
     else:
-        lines = _flat(rows)
-    return "\n".join(["", *lines, "", _caption(result, ratios=not case), ""]) + "\n"
+        at = f", B={rows[0]['batch_size']}" if columns else ""
+        lines = _by_case(rows, result, figure or rate, _heading(figure or rate) + at)
+    ratios = not trained and not case and (not figure or figure in _RATES)
+    return "\n".join(["", *lines, "", _caption(result, ratios=ratios), ""]) + "\n"
 
 
 def _by_case(rows: list[dict[str, Any]], result: dict[str, Any], key: str, heading: str) -> list[str]:
@@ -101,7 +126,7 @@ def _profiles(result: dict[str, Any]) -> list[str]:
 
 def _rate(row: dict[str, Any], result: dict[str, Any], key: str) -> str:
     # A ratio is one of rates.
-    ratio = row.get("ratio") if key.endswith("_per_s") else None
+    ratio = row.get("ratio") if key in _RATES else None
     shown = _figure(row[key])
     return shown if ratio is None or row["name"] == result["settings"].get("baseline") else f"{shown} ({ratio:.2f}x)"
 
@@ -119,7 +144,7 @@ def _flat(rows: list[dict[str, Any]], columns: Sequence[str] = ()) -> list[str]:
 
 def _heading(key: str) -> str:
     if key.endswith("_per_s"):
-        return f"{key.removesuffix('_per_s').replace('_', ' ')}/s"
+        return f"{key.removesuffix('_per_s').replace('gb', 'GB').replace('_', ' ')}/s"
     if key.endswith("_percent"):
         return f"{key.removesuffix('_percent').replace('top1', 'top-1').replace('_', ' ')}, %"
     for unit in ("us", "ms", "s"):
@@ -164,7 +189,7 @@ def _caption(result: dict[str, Any], *, ratios: bool = True) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(prog="python -m bench tables", description=__doc__.splitlines()[0])
-    parser.add_argument("files", type=Path, nargs="*", help="Markdown files (default: README.md and docs/*.md)")
+    parser.add_argument("files", type=Path, nargs="*", help="Markdown files (default: README.md and docs/**/*.md)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of JSON files (default: %(default)s)")
     parser.add_argument("--check", action="store_true", help="change nothing, fail if a table is out of date")
     options = parser.parse_args(argv)

@@ -26,14 +26,16 @@ def compared_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for row in rows if counts[row.get("case")] > 1] or rows
 
 
-def shown_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows that a picture or table of the whole shows: of the batch size that has most, where a row has many figures."""
+def shown_rows(result: dict[str, Any], batch_size: int | None = None) -> list[dict[str, Any]]:
+    """The rows that a picture or table of the whole shows.
+
+    These are the rows of ``batch_size``; without one, where a row has many figures, of the batch size that most rows have.
+    """
     rows = compared_rows(result)
-    if "columns" not in result["settings"]:
-        return rows
-    counts = Counter(row["batch_size"] for row in rows)
-    shown = max(counts, key=lambda size: (counts[size], size))
-    return [row for row in rows if row["batch_size"] == shown]
+    if batch_size is None and "columns" in result["settings"]:
+        counts = Counter(row["batch_size"] for row in rows)
+        batch_size = max(counts, key=lambda size: (counts[size], size))
+    return [row for row in rows if batch_size in (None, row.get("batch_size"))]
 
 
 def panel(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:

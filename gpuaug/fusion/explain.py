@@ -8,13 +8,11 @@ import torch
 
 from gpuaug.core.notebook import html_lines, html_table
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.filters import FilterOp
 from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp
-from gpuaug.fusion.ops.mix import MixOp
-from gpuaug.fusion.params.device_crops import has_device_crops
+from gpuaug.fusion.params.device_crops import device_crop
 from gpuaug.fusion.plan import Pass
 from gpuaug.fusion.policies.choice import Choice
-from gpuaug.fusion.segments import Segment
+from gpuaug.fusion.segments import Segment, Segments
 
 _WEIGHS = {
     "Kornia": "torchvision weighs all that fall on one, and so does gpuaug.fuse(…, antialias=True)",
@@ -93,7 +91,7 @@ class Explanation:
 
 
 def explanation(
-    segments: Sequence[Segment],
+    segments: Segments,
     size: Size,
     dtype: torch.dtype,
     executor: str,
@@ -105,32 +103,19 @@ def explanation(
     ``done``: names of the transforms that take no op, and whether each has something to do to boxes.
     """
     lines: list[Line] = []
-    element = 1
-    mixes = any(isinstance(step.front, MixOp) for step in _passes(segments))
-    # Views share all passes of one plan, unless images of a view meet; else each is taken by itself.
-    runs = views if len(segments) > 1 or mixes or segments[0].plan is None else 1
-    for number, segment in enumerate(segments):
-        eager, planned = segment.eager, segment.plan
-        if isinstance(eager, Choice):
-            # For images of the first size: a choice that changes it, or what it refuses by it, is rare.
-            left = eager.left(size)
-            what = f"{eager.describe()}{'; left to Kornia: ' if left else ''}{', '.join(left)}"
-            launches = eager.launches(size)
-            launches = None if launches is None else runs * launches
-            lines.append(Line((eager.name,), what, launches, None, None, at_most=True))
-            element = 4
-            continue
-        if eager is not None:
+    found, whole = segments.all(size), segments.whole(size, masks=False, views=views)
+    runs = views if whole is None else 1
+    last = found[-1].plan.passes[-1] if found[-1].plan is not None else None
+    for segment in found:
+        if isinstance(segment.eager, Choice):
+            lines.append(_choice_line(segment.eager, size, runs))
+        elif segment.eager is not None:
+            eager = segment.eager
             lines.append(Line((eager.name,), "", None, None, None, eager.reason, package=eager.package))
-            element = 4
-            continue
-        assert planned is not None
-        for index, step in enumerate(planned.passes):
-            last = number == len(segments) - 1 and index == len(planned.passes) - 1
-            # Where one plan is all there is, the device fits the crops of ragged batches.
-            fitted = index == 0 and len(segments) == runs == 1 and not planned.needs_own_batch and has_device_crops(planned)
-            lines.append(_line(step, size, element, dtype.itemsize if last else 4, views, runs, fitted))
-            element = 4
+        for step in segment.plan.passes if segment.plan is not None else ():
+            fitted = not lines and whole is not None and device_crop(whole) is not None
+            read, written = 4 if lines else 1, dtype.itemsize if step is last else 4
+            lines.append(_line(step, size, read, written, views, runs, fitted))
     said = {
         "nothing left to do, as bytes are scaled to [0, 1] where they are read": [
             name for name, of_boxes in done if not of_boxes
@@ -138,7 +123,7 @@ def explanation(
         "of boxes, where the pipeline ends": [name for name, of_boxes in done if of_boxes],
     }
     notes = [f"{', '.join(names)}: {what}." for what, names in said.items() if names]
-    return Explanation(tuple(lines), size.shape, executor, (*_shrinking(segments, size), *notes))
+    return Explanation(tuple(lines), size.shape, executor, (*_shrinking(found, size), *notes))
 
 
 def _passes(segments: Sequence[Segment]) -> Iterator[Pass]:
@@ -159,8 +144,15 @@ def _shrinking(segments: Sequence[Segment], size: Size) -> tuple[str, ...]:
                     f"{_WEIGHS[op.package]}."
                 )
         if isinstance(op, GatherOp):
-            at = op.out(at)
+            at = op.out_bounds(at)[-1]
     return tuple(notes)
+
+
+def _choice_line(choice: Choice, size: Size, runs: int) -> Line:
+    # For images of the first size: a choice that changes it, or what it refuses by it, is rare.
+    left, launches = choice.left(size), choice.most_launches(size)
+    what = f"{choice.describe()}{'; left to Kornia: ' if left else ''}{', '.join(left)}"
+    return Line((choice.name,), what, None if launches is None else runs * launches, None, None, at_most=True)
 
 
 def _line(step: Pass, size: Size, read: int, written: int, views: int, runs: int, fitted: bool) -> Line:
@@ -171,9 +163,8 @@ def _line(step: Pass, size: Size, read: int, written: int, views: int, runs: int
     elif _known(size):
         read_bytes = int(np.sum(np.multiply(size.height, size.width))) * views * size.channels * read
     pixels_out = size.batch * views * step.out.channels * step.out.height * step.out.width
-    launches = step.front.launches if isinstance(step.front, FilterOp) else 1 + step.mean + fitted
     names = tuple(op.name for op in step.ops)
-    return Line(names, step.describe(), runs * launches, read_bytes, pixels_out * written)
+    return Line(names, step.describe(), runs * (step.launches + fitted), read_bytes, pixels_out * written)
 
 
 def _known(size: Size) -> bool:

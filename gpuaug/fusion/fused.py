@@ -25,11 +25,11 @@ from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.options import BoxForm, Options, definition
 from gpuaug.fusion.params.prefetch import TablePrefetch
 from gpuaug.fusion.params.table import make_table
-from gpuaug.fusion.plan import Plan
+from gpuaug.fusion.plan import Plan, check_sizes
 from gpuaug.fusion.policies.choice import Choice, Pick
 from gpuaug.fusion.policies.one_mix import OneMix
 from gpuaug.fusion.segments import Segments
-from gpuaug.fusion.sizing import check_sizes, check_views, sizing_ops
+from gpuaug.fusion.sizing import check_views, sizing_ops
 from gpuaug.fusion.targets.data_keys import keys_given
 from gpuaug.fusion.targets.targets import Targets
 from gpuaug.fusion.targets.views import joined
@@ -119,7 +119,7 @@ class Fused(nn.Module):
         self.definition = definition(pipeline, options)
         self._ops = tuple(leaf.op for leaf in leaves(self._tree))
         self._plain_ops = tuple(op for op in self._ops if isinstance(op, Op))
-        self._sizing = sizing_ops(self._ops) if options.ragged else ()
+        self._sizing = sizing_ops(self._ops, ragged=options.ragged)
         if options.views > 1:
             check_views(self._ops)
         keys = getattr(pipeline, "data_keys", None)
@@ -195,7 +195,7 @@ class Fused(nn.Module):
             for op in segment.ops:
                 drawn.append(op.draw(sampler, size))
                 sizes.append(size)
-                size = op.out(size)
+                size = op.out_drawn(drawn[-1], size)
         return Draws(first.shape, self._tree, tuple(drawn), tuple(sizes))
 
     def forward(self, *inputs: Any, data_keys: Sequence[Any] | None = None, draws: Draws | None = None) -> Any:
@@ -237,7 +237,7 @@ class Fused(nn.Module):
         if draws is not None:
             check_draws(draws, size, len(self._ops), views)
         # Views share every pass where one plan runs all, and nothing but images is taken.
-        if views == 1 or (len(inputs) == 1 and self._one_plan(targets) is not None):
+        if views == 1 or (len(inputs) == 1 and self._whole(targets) is not None):
             return self._run(targets, draws)
         draws = self._draw(size, next_seed()) if draws is None else draws
         # Kornia's labels of a cut have an axis before that of the samples.
@@ -250,12 +250,8 @@ class Fused(nn.Module):
             targets.check_mix(op)
         return targets
 
-    def _one_plan(self, targets: Targets) -> Plan | None:
-        """The plan that runs everything, if one does, and no image meets another of another view."""
-        if self._segments.chooses or (self._mixes and self.options.views > 1):
-            return None
-        segment = self._segments.at(0, targets.size, masks=targets.has_masks)
-        return segment.plan if segment.stop == len(self._ops) else None
+    def _whole(self, targets: Targets) -> Plan | None:
+        return self._segments.whole(targets.size, masks=targets.has_masks, views=self.options.views)
 
     def _check_sizes(self, size: Size) -> None:
         """Refuse images that an op could not give their one size."""
@@ -281,7 +277,7 @@ class Fused(nn.Module):
         known = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
         size = _size_given(shape) if shape is not None else self._seen[0][0] if self._seen else known
         done = tuple(transforms_done(self._tree))
-        return explain.explanation(self._segments.all(size), size, self.dtype, self._executor(), self.options.views, done)
+        return explain.explanation(self._segments, size, self.dtype, self._executor(), self.options.views, done)
 
     def _executor(self) -> str:
         """What ran the last call; nothing before the first."""
@@ -292,7 +288,7 @@ class Fused(nn.Module):
         """Take everything through the pipeline, all views at once or one of them."""
         if self._soft is not None:
             targets.soften(self._soft, self._mixes)
-        planned, size = self._one_plan(targets), targets.size
+        planned, size = self._whole(targets), targets.size
         if draws is None and (planned is None or planned.needs_own_batch):
             draws = self._draw(size, next_seed())
         if planned is not None:

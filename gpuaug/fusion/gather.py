@@ -76,7 +76,8 @@ class Gather:
 
     def accepts(self, op: GatherOp) -> bool:
         """Whether ``op`` can be added without a pixel changing."""
-        if isinstance(op, IndexOp):
+        # Of what draws sizes, the pass also takes the ops up to the one that gives one size, which may interpolate.
+        if isinstance(op, IndexOp) and not (op.draws_size and self.warp is not None):
             return (self.before if self.warp is None else self.after).accepts(op)
         return self.warp is None
 
@@ -171,7 +172,7 @@ class Gather:
                     after = map_ if after is None else map_.after(after)
             else:
                 self._write_warp(op, drawn_of(op), at, columns, table, fixed)
-            at = op.out(at)
+            at = op.out_drawn(drawn_of(op), at)
         for map_at, part, column, fill_column in (
             (before, self.before, columns.before, columns.before_fill),
             (after, self.after, columns.after, columns.after_fill),

@@ -4,33 +4,32 @@ A pass is one front (a gather, a filter or a mix: what an output pixel is made f
 pixel, in order. The first pass reads the user's images, the last one writes the result; between passes are float32 images.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.limits import MOST_ELEMENTS, MOST_SIDE, MOST_WARPED
 from gpuaug.fusion.gather import Columns, Gather
-from gpuaug.fusion.ops.base import Array, Op, OpDraws, PointOp, Size
+from gpuaug.fusion.ops.base import Array, FrontOp, Op, OpDraws, PointOp, Size
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
-from gpuaug.fusion.ops.filters import FilterOp
 from gpuaug.fusion.ops.geometry import GatherOp, WarpOp
-from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 
-Front = Gather | FilterOp | MixOp
+F = TypeVar("F", bound=FrontOp, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class BasePass(ABC):
     """What one reading of the images does.
 
     ``program`` holds the pointwise ops' codes, the columns in which their rows begin, and their flags.
     """
 
-    front: Front
+    front: Gather | FrontOp
     points: tuple[PointOp, ...]
     source: Size
     out: Size
@@ -42,17 +41,67 @@ class Pass:
     @property
     def mean(self) -> bool:
         """Whether a pointwise op needs the mean grey of the image before it, and so a reduction first."""
-        return any(needs_mean(op) for op in self.points)
+        return any(op.needs_mean for op in self.points)
 
     @property
-    def ops(self) -> Iterator[Op]:
+    def moves(self) -> tuple[GatherOp, ...]:
+        """The ops that move pixels, in order."""
+        return ()
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
         """Everything the pass does, in the order of its execution."""
-        yield from self.front.order if isinstance(self.front, Gather) else (self.front,)
-        yield from self.points
+        return (*self.moves, *self.points)
+
+    @property
+    def launches(self) -> int:
+        """Kernels of the Triton executor."""
+        return max((op.launches for op in self.ops), default=1)
+
+    @abstractmethod
+    def fill_front(self, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, fixed: bool) -> None:
+        """Write the front's numbers of each sample into ``table``, (B, K) float32; without ``fixed``, the drawn ones."""
 
     def describe(self) -> str:
         """In a few words."""
         return ", ".join([self.front.describe(), *(op.describe() for op in self.points)])
+
+
+@dataclass(frozen=True, slots=True)
+class GatherPass(BasePass):
+    """A pass that begins with a gather."""
+
+    front: Gather
+    columns: Columns
+
+    @property
+    def moves(self) -> tuple[GatherOp, ...]:
+        """Those of the gather."""
+        return self.front.order
+
+    def fill_front(self, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, fixed: bool) -> None:
+        """Where pixels come from."""
+        self.front.rows(drawn_of, size, self.columns, table, fixed=fixed)
+
+
+@dataclass(frozen=True, slots=True)
+class OpPass(BasePass, Generic[F]):
+    """A pass that begins with an op of its own kernel: a filter or a mix."""
+
+    front: F
+    columns: int
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """The front, and the pointwise ones."""
+        return (self.front, *self.points)
+
+    def fill_front(self, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, fixed: bool) -> None:
+        """The op's row."""
+        self.front.rows(drawn_of(self.front), size, table[:, self.columns : self.columns + self.front.row_width(size.channels)])
+
+
+Pass = GatherPass | OpPass[FrontOp]
 
 
 @dataclass(slots=True)
@@ -78,7 +127,7 @@ class Plan:
 class _Open:
     """A pass that may still take ops."""
 
-    front: Front = field(default_factory=Gather)
+    front: Gather | FrontOp = field(default_factory=Gather)
     points: list[PointOp] = field(default_factory=list)
 
     @property
@@ -87,7 +136,7 @@ class _Open:
 
     def take(self, op: Op) -> bool:
         """Add ``op`` if it fits."""
-        if isinstance(op, FilterOp | MixOp):
+        if isinstance(op, FrontOp):
             if self.empty:
                 self.front = op
                 return True
@@ -101,16 +150,11 @@ class _Open:
                 return False
             self.front = self.front.adding(op)
             return True
-        assert isinstance(op, PointOp)
-        if needs_mean(op) and (not isinstance(self.front, Gather) or any(map(needs_mean, self.points))):
+        mean_is_free = isinstance(self.front, Gather) and not any(point.needs_mean for point in self.points)
+        if not isinstance(op, PointOp) or (op.needs_mean and not mean_is_free):
             return False
         self.points.append(op)
         return True
-
-
-def needs_mean(op: PointOp) -> bool:
-    """Whether ``op`` uses the mean grey of the image that it is given."""
-    return bool(getattr(op, "needs_mean", False))
 
 
 def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
@@ -125,31 +169,41 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
         ArgumentError: If images are larger than an op can count.
     """
     opened, at = [_Open()], size
-    for op in ops:
+    for index, op in enumerate(ops):
         _check_counted(op, at)
+        if op.draws_size and not at.ragged:
+            check_sizes(ops[index:], at.of(0))
         at = op.out(at)
         if not opened[-1].take(op):
             opened.append(_Open())
             taken = opened[-1].take(op)
             assert taken, f"{op.name} fits no pass"
-    passes, at, column = [], size, 0
+    passes: list[Pass] = []
+    at, column, channels = size, 0, size.channels
     for each in opened:
-        source = at
-        columns: Columns | int
-        if isinstance(each.front, Gather):
+        front, points, source = each.front, tuple(each.points), at
+        if isinstance(front, Gather):
             if masks:
-                _check_mask_fill(each.front)
-            columns = each.front.columns(column, size.channels, masks)
-            column, at = columns.end, _after(each.front.order, at)
+                _check_mask_fill(front)
+            for op in front.order:
+                at = op.out(at)
+            columns = front.columns(column, channels, masks)
+            program, column = _program(points, columns.end, channels)
+            passes.append(GatherPass(front, points, source, at, columns, program))
         else:
-            columns = column
-            column += each.front.row_width(size.channels)
-        program = []
-        for point in each.points:
-            program.append((point.code, column, point.flags))
-            column += point.row_width(size.channels)
-        passes.append(Pass(each.front, tuple(each.points), source, at, columns, tuple(program)))
+            program, end = _program(points, column + front.row_width(channels), channels)
+            passes.append(OpPass(front, points, source, at, column, program))
+            column = end
     return Plan(tuple(passes), max(column, 1), size, at, masks, needs_own_batch=any(op.needs_own_batch for op in ops))
+
+
+def _program(points: Sequence[PointOp], column: int, channels: int) -> tuple[tuple[tuple[int, int, int], ...], int]:
+    """The pointwise ops' codes, first columns and flags, with rows from ``column`` on; and the column after the last row."""
+    program = []
+    for point in points:
+        program.append((point.code, column, point.flags))
+        column += point.row_width(channels)
+    return tuple(program), column
 
 
 def _check_mask_fill(front: Gather) -> None:
@@ -163,7 +217,7 @@ def _check_mask_fill(front: Gather) -> None:
 
 def _check_counted(op: Op, size: Size) -> None:
     """Refuse images that are larger than ``op`` can count, before it or after."""
-    for each in (size, op.out(size)):
+    for each in (size, *op.out_bounds(size)):
         if each.ragged:  # which is looked at batch by batch
             continue
         if op.counts_pixels:
@@ -173,6 +227,37 @@ def _check_counted(op: Op, size: Size) -> None:
                 f"An image must have fewer than 2**31 values, got {each.channels * each.height * each.width} at {op.name}. "
                 f"{_CUT_UP}"
             )
+
+
+def check_sizes(ops: Sequence[Op], size: Size, given: Size | None = None) -> None:
+    """Refuse images that ops could not take to their one size, whatever is drawn.
+
+    Args:
+        ops: The first take images of different sizes, or draw them; a later one gives them one.
+        size: Of the images that the first one sees.
+        given: Of the images themselves, where ``size`` has been drawn for them.
+
+    Raises:
+        ArgumentError: If there is one, named by its place in the batch where images differ in size.
+    """
+    at = size
+    given = size if given is None else given
+    for index, op in enumerate(ops):
+        if op.unsupported_size(at):
+            place, reason = next((place, why) for place in range(at.batch) if (why := op.unsupported_size(at.of(place))))
+            where = f" at {place} of the batch" if given.ragged else ""
+            raise ArgumentError(
+                f"images must fit {op.name}, got {given.of(place).height}x{given.of(place).width}{where}, "
+                f"which {reason}. Pad or resize before it."
+            )
+        if isinstance(op, WarpOp) and at.ragged and max(np.max(at.height), np.max(at.width)) > MOST_WARPED:
+            longest = int(np.argmax(np.maximum(at.height, at.width)))
+            check_sides(op, at.of(longest), f" at {longest} of the batch")
+        if op.draws_size:
+            for end in op.out_bounds(at):
+                check_sizes(ops[index + 1 :], end, given)
+            return
+        at = op.out(at)
 
 
 def check_sides(op: Op, size: Size, where: str = "") -> None:
@@ -203,24 +288,17 @@ def columns_of(ops: Sequence[Op], size: Size) -> tuple[int, ...]:
     columns = []
     for op in ops:
         before = sampler.used
-        op.draw(sampler, at)
+        drawn = op.draw(sampler, at)
         columns.append(sampler.used - before)
-        at = op.out(at)
+        at = op.out_drawn(drawn, at)
     return tuple(columns)
-
-
-def _after(ops: Iterable[Op], size: Size) -> Size:
-    for op in ops:
-        size = op.out(size)
-    return size
 
 
 def matrix_of(plan: Plan, size: Size, drawn: dict[Op, OpDraws]) -> Array:
     """Input pixel coordinates → output pixel coordinates over all passes, (B, 3, 3) or (1, 3, 3) float64."""
     total = np.eye(3)[None]
     for step in plan.passes:
-        for op in step.front.order if isinstance(step.front, Gather) else ():
-            assert isinstance(op, GatherOp)
+        for op in step.moves:
             total = op.matrix(drawn[op], size) @ total
-            size = op.out(size)
+            size = op.out_drawn(drawn[op], size)
     return total

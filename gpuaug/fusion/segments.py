@@ -11,6 +11,7 @@ from torch import nn
 
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp, left
+from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.plan import Plan, columns_of, plan
 from gpuaug.fusion.policies.choice import Choice, Nothing, Step
@@ -41,6 +42,7 @@ class Segments:
         self._ops = ops
         self.chooses = any(isinstance(op, Choice) for op in ops)
         """Whether batches pick what runs."""
+        self._mixes = any(isinstance(op, MixOp) for op in ops)
         self._kept: dict[Any, Segment] = {}
 
     def at(self, start: int, size: Size, *, masks: bool, ops: tuple[Op | EagerOp, ...] | None = None) -> Segment:
@@ -62,6 +64,19 @@ class Segments:
                 self._kept.clear()
             self._kept[key] = found
         return found
+
+    def whole(self, size: Size, *, masks: bool, views: int) -> Plan | None:
+        """The plan that runs everything, all views at once; ``None`` where there is none, and each view is taken by itself.
+
+        Args:
+            size: Of the images.
+            masks: Whether masks follow.
+            views: How many there are. Where the pipeline mixes, an image must not meet one of another view.
+        """
+        if self.chooses or (self._mixes and views > 1):
+            return None
+        segment = self.at(0, size, masks=masks)
+        return segment.plan if segment.stop == len(self._ops) else None
 
     def all(self, size: Size) -> list[Segment]:
         """The whole pipeline's segments, for images of one size without masks."""
@@ -117,7 +132,7 @@ def _split(ops: Sequence[Op | EagerOp], size: Size) -> tuple[EagerOp | Choice | 
         reason = op.reason if isinstance(op, EagerOp) else op.unsupported_size(size)
         if isinstance(op, EagerOp) or (isinstance(op, Choice) and reason is None):
             alone: EagerOp | Choice = op
-        elif reason is None:
+        elif reason is None or op.draws_size:  # which no library runs on a batch: the plan says what is wrong
             taken.append(op)
             size = op.out(size)
             continue

@@ -1,58 +1,72 @@
-"""Whether a pipeline gives images of different sizes one, whether they fit it, and whether its views have one size."""
+"""Whether a pipeline gives images of different sizes one, those that it draws too, and whether its views have one size."""
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from gpuaug.core.errors import ArgumentError
-from gpuaug.core.limits import MOST_WARPED
 from gpuaug.fusion.gather import Gather
 from gpuaug.fusion.lower.kornia import REQUIREMENT, untested_version
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp
-from gpuaug.fusion.ops.geometry import GatherOp, WarpOp
-from gpuaug.fusion.plan import check_sides
+from gpuaug.fusion.ops.geometry import GatherOp
 from gpuaug.fusion.policies.choice import Choice
 
 
-def sizing_ops(ops: Sequence[Op | EagerOp]) -> tuple[GatherOp, ...]:
-    """The ops that give images of different sizes one, which the first pass has to do.
+def sizing_ops(ops: Sequence[Op | EagerOp], *, ragged: bool) -> tuple[GatherOp, ...]:
+    """The ops that give a ragged batch one size, which the first pass has to do; none where batches are not ``ragged``.
 
     Raises:
-        ArgumentError: If they do not.
+        ArgumentError: If they do not, or if an op draws a size for each image, and none in its pass gives them one again.
     """
     untested = untested_version()
-    if untested is not None and any(op.package == "Kornia" for op in ops):
+    if ragged and untested is not None and any(op.package == "Kornia" for op in ops):
         raise ArgumentError(
             f"kornia must be of a version that gpuaug.fuse was compared with where ragged=True, got another: {untested}. "
             f'Run pip install "{REQUIREMENT}".'
         )
+    first = _to_one_size(ops) if ragged else ()
+    start = len(first)
+    while start < len(ops):
+        op = ops[start]
+        start += len(_to_one_size(ops[start:])) if isinstance(op, Op) and op.draws_size else 1
+    return first
+
+
+def _to_one_size(ops: Sequence[Op | EagerOp]) -> tuple[GatherOp, ...]:
+    """The first ops, up to the one that gives images of different sizes one."""
     front, size = Gather(), Size(1, 3, *ANY_SIDES)
     taken: list[GatherOp] = []
-    way_out = "Begin with what gives them one size, such as K.RandomResizedCrop((224, 224)) or K.Resize((224, 224))"
     for op in ops:
         if isinstance(op, EagerOp):
             reason: str | None = op.reason
         elif not isinstance(op, GatherOp):
             reason = "it does more than move pixels"
-        else:
-            reason = op.unsupported_size(size) or (
-                None if front.accepts(op) else f"it needs a pass of its own after {taken[-1].name}"
-            )
+        elif not front.accepts(op):
+            reason = f"it needs a pass of its own after {taken[-1].name}"
+        else:  # what is drawn by the images' sizes is known with these alone
+            reason = None if op.draws_size else op.unsupported_size(size)
         if reason is not None:
+            where, way_out = _advice(taken)
             raise ArgumentError(
-                f"pipeline must give images one size before anything else where ragged=True, got {op.name}: {reason}. "
-                f"{way_out}."
+                f"pipeline must give images one size before anything else {where}, got {op.name}: {reason}. {way_out}."
             )
         assert isinstance(op, GatherOp)
         front, size = front.adding(op), op.out(size)
         taken.append(op)
         if not size.ragged:
             return tuple(taken)
-    raise ArgumentError(
-        f"pipeline must give images one size where ragged=True, got {taken[-1].name} as its end. "
-        "Add what does, such as K.RandomResizedCrop((224, 224)), K.Resize((224, 224)) or K.CenterCrop(224)."
-    )
+    where, way_out = _advice(taken)
+    raise ArgumentError(f"pipeline must give images one size {where}, got {taken[-1].name} as its end. {way_out}.")
+
+
+def _advice(taken: Sequence[GatherOp]) -> tuple[str, str]:
+    """From where on images differ in size, by the ops before the one that is refused, and what to do about it."""
+    drawn = next((op.name for op in taken if op.draws_size), None)
+    if drawn is not None:
+        crop = "v2.RandomCrop((224, 224), pad_if_needed=True)"
+        way_out = f"Put what gives them one size directly behind it, such as {crop}, or keep {drawn} in the dataset"
+        return f"behind {drawn}", way_out
+    such_as = "K.RandomResizedCrop((224, 224)), K.Resize((224, 224)) or K.CenterCrop(224)"
+    return "where ragged=True", f"Begin with what gives them one size, such as {such_as}"
 
 
 def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
@@ -75,30 +89,10 @@ def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
         if not chance:
             continue
         out = sizing.out(at or Size(1, 3, *ANY_SIDES))
-        if at is not None and chance < 1 and out != at:
+        if at is not None and chance < 1 and out != at and not sizing.draws_size:
             raise ArgumentError(
                 f"pipeline must give all views one size, got {op.name} with p={chance}, which makes images of "
                 f"{at.height}x{at.width} {out.height}x{out.width} or leaves them. Give it p=1.0, or resize before it: "
                 f"K.Resize(({out.height}, {out.width}))."
             )
         at = out if at is not None or (chance == 1 and not out.ragged) else None
-
-
-def check_sizes(ops: Sequence[GatherOp], size: Size) -> None:
-    """Refuse images that one of ``sizing_ops`` could not give their one size.
-
-    Raises:
-        ArgumentError: If there is one, named by its place in the batch.
-    """
-    at = size
-    for op in ops:
-        if op.unsupported_size(at):
-            index, reason = next((index, why) for index in range(at.batch) if (why := op.unsupported_size(at.of(index))))
-            raise ArgumentError(
-                f"images must fit {op.name}, got {size.of(index).height}x{size.of(index).width} at {index} of the batch, "
-                f"which {reason}. Pad or resize before it."
-            )
-        if isinstance(op, WarpOp) and at.ragged and max(np.max(at.height), np.max(at.width)) > MOST_WARPED:
-            longest = int(np.argmax(np.maximum(at.height, at.width)))
-            check_sides(op, at.of(longest), f" at {longest} of the batch")
-        at = op.out(at)

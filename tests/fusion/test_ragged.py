@@ -10,6 +10,7 @@ from support.pipelines import by_the_batch
 from support.ragged import SIZES, images_of, one_by_one, pack, targets_of
 from support.replay import as_kornia_takes_them
 from torch.utils.data import DataLoader
+from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.core.ragged import Ragged, Shapes
@@ -129,6 +130,14 @@ AHEAD = {
         K.RandomGaussianBlur((3, 3), (0.5, 2.0)),
         K.RandomRotation(20.0),
     ],
+    "drawn sizes": lambda: [
+        v2.RandomZoomOut(),
+        v2.RandomResize(20, 60, antialias=False),
+        v2.RandomCrop((30, 30), pad_if_needed=True),
+        K.RandomGrayscale(),
+        v2.ScaleJitter((20, 20), (0.5, 1.5), antialias=False),
+        v2.RandomCrop((16, 16), pad_if_needed=True),
+    ],
     "noise": lambda: [K.RandomCrop((20, 20)), K.RandomGaussianNoise()],
     "whole batches": lambda: [by_the_batch(K.RandomAffine(9.0, p=0.7)), K.RandomCrop((24, 24))],
 }
@@ -139,7 +148,7 @@ AHEAD = {
 @pytest.mark.parametrize("name", AHEAD)
 def test_ragged_calls_equal_draw_for_any_sizes(name, views, follow):
     """Numbers are drawn ahead, before the sizes are known that they turn into draws with."""
-    augment = gpuaug.fuse(container(AHEAD[name]()), ragged=True, views=views)
+    augment = gpuaug.fuse(AHEAD[name](), ragged=True, views=views)
     turns = [pack(images_of(SIZES[first:] + SIZES[:first])) for first in range(4)]
     batches = [turns[index % 4] for index in range(20)]
     others = (torch.rand(len(SIZES), 2, 2) * 30,) if follow else ()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.ragged import SIZES, images_of, pack, targets_of
 from support.replay import left_to_kornia
+from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.core.ragged import Ragged
@@ -47,6 +48,66 @@ def test_pipelines_with_ragged_output_are_refused(name):
     with pytest.raises(gpuaug.ArgumentError, match=re.escape(text)) as caught:
         gpuaug.fuse(K.AugmentationSequential(*modules), ragged=True)
     assert "K.RandomResizedCrop((224, 224))" in str(caught.value)
+
+
+CROP = "v2.RandomCrop((224, 224), pad_if_needed=True)"
+NOT_SIZED_AGAIN = {
+    "as its end": (
+        [v2.RandomShortestSize([8, 12]), v2.RandomHorizontalFlip()],
+        "pipeline must give images one size behind RandomShortestSize_0, got RandomHorizontalFlip_1 as its end. Put what gives "
+        f"them one size directly behind it, such as {CROP}, or keep RandomShortestSize_0 in the dataset.",
+    ),
+    "colour first": (
+        [v2.RandomInvert(), v2.CenterCrop(20), v2.ScaleJitter((8, 8)), v2.RandomInvert(), v2.RandomCrop(8, pad_if_needed=True)],
+        "before anything else behind ScaleJitter_2, got RandomInvert_3: it does more than move pixels. Put what",
+    ),
+    "two interpolations": (
+        [v2.RandomResize(8, 16), v2.Resize((8, 8))],
+        "behind RandomResize_0, got Resize_1: it needs a pass of its own after RandomResize_0. Put what gives them one size",
+    ),
+    "two that draw": (
+        [v2.RandomResize(8, 16), v2.RandomZoomOut(), v2.CenterCrop(8)],
+        "got RandomZoomOut_1: it needs a pass of its own after RandomResize_0. Put what gives them one size",
+    ),
+    "left to torchvision": (
+        [v2.RandomZoomOut(), v2.GaussianNoise(), v2.CenterCrop(8)],
+        "behind RandomZoomOut_0, got GaussianNoise_1: no lowering for this type. Put what gives them one size",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_SIZED_AGAIN)
+@pytest.mark.filterwarnings("ignore::gpuaug.GpuAugWarning")
+def test_pipelines_that_draw_sizes_and_keep_them_are_refused(name):
+    modules, text = NOT_SIZED_AGAIN[name]
+    for options in ({}, {"ragged": True})[: 1 if name == "colour first" else 2]:
+        with raises(text):
+            gpuaug.fuse(modules, **options)
+
+
+TOO_SMALL = {
+    "crop": (
+        [v2.ScaleJitter((40, 40), (0.7, 2.0)), v2.RandomCrop(24)],
+        "images must fit RandomCrop_1, got 36x48{}, which crops 24x24 out of 21x28. Pad or resize before it.",
+    ),
+    "reflection": (
+        [v2.RandomShortestSize([20], 20), v2.RandomCrop(30, pad_if_needed=True, padding_mode="reflect")],
+        "images must fit RandomCrop_1, got 36x48{}, which reflects further than the image is wide. Pad or resize before it.",
+    ),
+    "no pixels": (
+        [v2.ScaleJitter((40, 40), (0.03, 2.0)), v2.RandomCrop(24, pad_if_needed=True)],
+        "images must fit ScaleJitter_0, got 36x48{}, which comes out without pixels. Pad or resize before it.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOO_SMALL)
+def test_images_that_may_be_drawn_too_small_are_refused_whatever_is_drawn(name):
+    modules, text = TOO_SMALL[name]
+    with raises(text.format("")):
+        gpuaug.fuse(modules)(torch.zeros(0, 3, 36, 48))
+    with raises(text.format(" at 1 of the batch")):
+        gpuaug.fuse(modules, ragged=True).draw(pack(images_of([(48, 48), (36, 48)])))
 
 
 def test_ragged_batch_without_ragged_true_is_refused():

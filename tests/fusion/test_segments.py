@@ -34,6 +34,24 @@ def test_a_module_left_to_kornia_stands_alone_between_two_plans():
 
 
 @left_to_kornia
+@pytest.mark.parametrize(
+    ("modules", "views", "whole"),
+    [
+        ([K.RandomInvert(), K.RandomGaussianBlur((3, 3), (0.5, 1.0))], 2, True),
+        ([K.RandomInvert(), K.RandomMedianBlur()], 1, False),
+        ([K.RandomMedianBlur()], 1, False),
+        ([K.RandomInvert(), K.RandomMixUpV2()], 1, True),
+        ([K.RandomInvert(), K.RandomMixUpV2()], 2, False),
+        ([K.auto.RandAugment(1, 10)], 1, False),
+    ],
+)
+def test_one_plan_runs_everything_unless_something_stands_alone_or_views_would_mix(modules, views, whole):
+    segments = segments_of(*modules)
+    found = segments.whole(SIZE, masks=False, views=views)
+    assert found is (segments.all(SIZE)[0].plan if whole else None)
+
+
+@left_to_kornia
 def test_an_op_stands_alone_for_images_of_an_unsupported_size_only():
     segments = segments_of(K.RandomInvert(), K.RandomGaussianBlur((9, 9), (0.5, 1.0)))
     assert [names(segment) for segment in segments.all(SIZE)] == [["RandomInvert_0", "RandomGaussianBlur_1"]]

@@ -8,6 +8,7 @@ import torch
 from support.ragged import images_of, pack
 from support.replay import as_kornia_takes_them, left_to_kornia, photographs
 from torch.nn import functional
+from torchvision.transforms import v2
 
 import gpuaug
 
@@ -76,6 +77,18 @@ def test_first_view_equals_a_single_view():
     images = photographs(3, 3, 20, 24)
     one, two = (gpuaug.fuse(container("crops"), views=views).draw(images.shape, seed=3) for views in (1, 2))
     assert torch.equal(*(gpuaug.fuse(container("crops"))(images, draws=draws.views[0]) for draws in (one, two)))
+
+
+def test_views_draw_sizes_of_their_own():
+    modules = [v2.RandomZoomOut(), v2.ScaleJitter((16, 16), (0.5, 2.0)), v2.RandomCrop(12, pad_if_needed=True)]
+    images, augment, single = photographs(3, 3, 20, 24), gpuaug.fuse(modules, views=2), gpuaug.fuse(modules)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        got = augment(images)
+        torch.manual_seed(seed)
+        draws = augment.draw(images.shape)
+        assert torch.equal(got, torch.cat([single(images, draws=view) for view in draws.views]))
+        assert len({draws.of(index)["ScaleJitter_1"]["scale"] for index in range(6)}) == 6
 
 
 def test_views_of_different_seeds_differ():

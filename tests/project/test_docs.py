@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.replay import left_to_kornia
 
+from bench.figures import tables
 from gpuaug import Stats
 
 ROOT = Path(__file__).parents[2]
@@ -14,6 +15,13 @@ WITH_FRAMEWORKS = {"frameworks.md": ["accelerate", "lightning", "timm", "torchda
 """Pages whose examples need packages that the other tests do not, and run with ``-m frameworks``."""
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+BENCHMARKS = [ROOT / "docs" / "benchmarks.md", *sorted((ROOT / "docs" / "benchmarks").glob("*.md"))]
+TABLE = re.compile(r"^<!-- table: .*? -->\n(.*?)^<!-- end -->", re.MULTILINE | re.DOTALL)
+MEASURED = re.compile(
+    r"\b\d[\d.,]*\s*(?:%|\u00d7(?!\d)|x\b|[mµ]?s\b|[GM]B/s|images a second|images/s|steps/s|times\b)|\b0\.\d+"
+)
+"""A figure with the unit of one that was measured."""
+
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -21,7 +29,9 @@ def marks(page):
     return [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")] if page.name in WITH_FRAMEWORKS else []
 
 
-WITH_EXAMPLES = [pytest.param(page, marks=marks(page), id=page.name) for page in PAGES if "```python" in page.read_text()]
+WITH_EXAMPLES = [
+    pytest.param(page, marks=marks(page), id=str(page.relative_to(ROOT))) for page in PAGES if "```python" in page.read_text()
+]
 
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES)
@@ -37,7 +47,7 @@ def test_examples_run(page):
         exec(compile("\n" * line + match[1], str(page), "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_example_is_one_that_runs(page):
     text = page.read_text()
     assert len(BLOCK.findall(text)) == len(re.findall(r"^\s*(?:```|~~~)\s*(?:py|>>>)", text, re.MULTILINE))
@@ -48,7 +58,7 @@ def test_every_page_is_in_the_navigation():
     assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_pictures_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if "://" not in target:
@@ -59,6 +69,23 @@ def test_every_counter_of_stats_is_explained_once():
     section = (ROOT / "docs" / "profile.md").read_text().split("\n## While training\n")[1].split("\n## ")[0]
     named = [name for cell in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)]
     assert sorted(named) == sorted(field.name for field in fields(Stats))
+
+
+def test_tables_are_those_of_the_results(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert tables.main(["--check"]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *BENCHMARKS], ids=lambda page: page.name)
+def test_figures_are_in_tables_only(page):
+    text = page.read_text()
+    assert all(table.strip() for table in TABLE.findall(text)), "a table whose result is missing"
+    prose = re.sub(r"^```.*?^```|`[^`]*`", "", TABLE.sub("", text), flags=re.MULTILINE | re.DOTALL)
+    assert MEASURED.findall(prose) == []
+
+
+def test_the_front_page_of_the_benchmarks_is_short():
+    assert len(TABLE.sub("", BENCHMARKS[0].read_text()).split()) < 1200
 
 
 def test_docstrings_have_no_markup_that_the_api_page_would_show_as_it_is():

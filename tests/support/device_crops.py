@@ -9,7 +9,7 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.params.device_crops import DeviceCropTables
+from gpuaug.fusion.params.device_crops import DeviceCropTables, device_crop
 from gpuaug.fusion.params.table import make_table
 from gpuaug.fusion.params.upcoming import UpcomingBatches
 
@@ -31,8 +31,9 @@ SIZE = (12, 14)
 BEHIND = {
     "a skipped crop in a pass of its own": lambda: K.RandomResizedCrop(SIZE, p=0.5),
     "a skipped crop in the same pass": lambda: K.RandomCrop(SIZE, padding=3, fill=0.5, p=0.5),
+    "drawn sizes in a pass of their own": lambda: v2.Compose([v2.RandomResize(9, 30), v2.RandomCrop(SIZE, pad_if_needed=True)]),
 }
-"""What may stand behind a crop that the device fits, run for half of the batches."""
+"""What may stand behind a crop that the device fits."""
 
 SKIPPED = {
     "as they come": {},
@@ -66,10 +67,15 @@ def planned_crop(crop, sizes, *, masks, behind=()):
     return augment, size, augment._segments.at(0, size, masks=masks).plan
 
 
+def rows_made_ahead(plan, ops, samples, device, *, points=True):
+    """The rows of two batches of two views, but for where their crops lie."""
+    return DeviceCropTables(UpcomingBatches(plan, ops, samples, 3, SEEDS, 2, device, points), device_crop(plan))
+
+
 def device_tables(crop, sizes, device, *, points=False, masks=False, behind=()):
     """Parameter tables of both batches, made on the device. The second is asked for first, and twice."""
     augment, _, plan = planned_crop(crop, sizes, masks=masks, behind=behind)
-    tables = DeviceCropTables(UpcomingBatches(plan, augment._ops, len(sizes), 3, SEEDS, 2, device, points))
+    tables = rows_made_ahead(plan, augment._ops, len(sizes), device, points=points)
     places = torch.from_numpy(np.column_stack([np.zeros(len(sizes)), sizes]).astype(np.int64)).to(device)
     return torch.cat([tables.table(index, places) for index in (1, 0, 1)])[2 * len(sizes) :]
 
@@ -78,7 +84,7 @@ def fault_of_shared_tables(device):
     """What is wrong with a table asked for twice, as by two threads, for images of other sizes, or with that of no images."""
     sizes = some_sizes(8)
     augment, _, plan = planned_crop(CROPS["as they come"], sizes, masks=False)
-    tables = DeviceCropTables(UpcomingBatches(plan, augment._ops, 8, 3, SEEDS, 2, device, True))
+    tables = rows_made_ahead(plan, augment._ops, 8, device)
     columns = np.column_stack([np.zeros(8), sizes]).astype(np.int64)
     places, others = torch.from_numpy(columns).to(device), torch.from_numpy(columns[::-1].copy()).to(device)
     first = tables.table(0, places)
@@ -86,7 +92,7 @@ def fault_of_shared_tables(device):
     second = tables.table(0, others)
     if not torch.equal(first, kept):
         return "a table changed after it was handed out"
-    none = DeviceCropTables(UpcomingBatches(plan, augment._ops, 0, 3, SEEDS, 2, device, True)).table(1, places[:0])
+    none = rows_made_ahead(plan, augment._ops, 0, device).table(1, places[:0])
     if none.shape != (0, plan.width + 9):
         return f"no rows of shape {tuple(none.shape)}"
     return "" if torch.equal(tables.table(0, places), kept) and not torch.equal(second, kept) else "other rows the second time"

@@ -31,8 +31,8 @@ def through_both(modules, images, dtype, memory_format):
         last = (dtype, memory_format) if number == len(parts) - 1 else (torch.float32, torch.contiguous_format)
         got = backend.run(plan, got, table, *last)
         for step in plan.passes:
-            if getattr(step.front, "order", ()):
-                expected_masks = gather_mask(step.front, step.columns, expected_masks, table, step.out)
+            if step.moves:
+                expected_masks = gather_mask(step, expected_masks, table)
                 got_masks = backend.run_mask(step, got_masks, table)
     return expected.to(dtype), got, expected_masks, got_masks
 

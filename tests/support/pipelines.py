@@ -59,6 +59,16 @@ CLOSE = {
         K.Resize((12, 30)),
         K.PadTo((20, 36), pad_value=0.25),
     ],
+    "drawn size, padded crop": lambda: [
+        v2.ScaleJitter((24, 28), (0.3, 1.5)),
+        v2.RandomHorizontalFlip(),
+        v2.RandomCrop((16, 20), pad_if_needed=True, fill=0.25),
+    ],
+    "zoomed out, drawn size, middle": lambda: [
+        v2.RandomZoomOut(0.5, side_range=(1.0, 2.0)),
+        v2.RandomResize(12, 24, antialias=False),
+        v2.CenterCrop((9, 11)),
+    ],
     "rotation": lambda: [K.RandomRotation(40.0)],
     "padded, rotation, flip": lambda: [
         K.RandomCrop((20, 24), padding=3, fill=0.5),

@@ -10,11 +10,10 @@ from gpuaug.core.errors import GpuAugWarning
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends import torch_backend
 from gpuaug.fusion.backends.readers import MaskPlaces
-from gpuaug.fusion.gather import Columns, Gather
 from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.boxes import Way
 from gpuaug.fusion.ops.mix import SoftLabels
-from gpuaug.fusion.plan import Pass, Plan
+from gpuaug.fusion.plan import GatherPass, Pass, Plan
 
 
 def run(
@@ -53,14 +52,13 @@ def run_mask(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None
     if not masks.numel():
         shape = masks.shape[:2] if places is None else (len(places.owners), 1)
         return masks.new_zeros((*shape, step.out.height, step.out.width))
-    if isinstance(step.front, Gather) and step.front.order:
-        assert isinstance(step.columns, Columns)
+    if isinstance(step, GatherPass) and step.moves:
         if masks.is_cuda and _usable(masks.device):
             from gpuaug.fusion.backends.triton import backend as triton_backend
 
             masks = triton_backend.run_mask(step, masks, table, places)
         else:
-            masks = torch_backend.gather_mask(step.front, step.columns, masks, table, step.out, places)
+            masks = torch_backend.gather_mask(step, masks, table, places)
     return torch_backend.erased(step, masks, table, places)
 
 

@@ -8,9 +8,9 @@ from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends.antialias import antialiased
 from gpuaug.fusion.backends.readers import MaskPlaces, Places, Planes, Reader, dtype_of, reader, viewed
 from gpuaug.fusion.gather import Columns, Gather, Part
-from gpuaug.fusion.ops.base import Op, Size
+from gpuaug.fusion.ops.base import RowOp
 from gpuaug.fusion.ops.erasing import Erasing
-from gpuaug.fusion.plan import Pass, Plan
+from gpuaug.fusion.plan import GatherPass, Pass, Plan
 
 
 def run(plan: Plan, images: Tensor | Ragged, table: Tensor) -> Tensor:
@@ -31,21 +31,19 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor) -> Tensor:
     Cost:
         Some tens of launches a pass on a GPU, and several copies of the images.
     """
-    made = images
-    for step in plan.passes:
+    first, *others = plan.passes
+    made = run_pass(first, images, table)
+    for step in others:
         made = run_pass(step, made, table)
-    assert isinstance(made, Tensor)
     return made
 
 
 def run_pass(step: Pass, images: Tensor | Ragged, table: Tensor) -> Tensor:
     """One pass: its front, then its pointwise ops."""
-    if isinstance(step.front, Gather):
-        assert isinstance(step.columns, Columns)
-        values = gather(step.front, step.columns, images, table, step.out)
+    if isinstance(step, GatherPass):
+        values = gather(step, images, table)
     else:
-        assert isinstance(step.columns, int)
-        assert isinstance(images, Tensor)
+        assert isinstance(images, Tensor), "ragged batches begin with a gather"
         values = masked(step.front, viewed(unit_range(images), len(table)), table[:, step.columns :])
     for op, (_, column, _) in zip(step.points, step.program, strict=True):
         values = masked(op, values, table[:, column:])
@@ -62,14 +60,15 @@ def _byte_share(values: Tensor) -> Tensor:
     return values / torch.full((), 255.0, dtype=torch.float32, device=values.device)
 
 
-def masked(op: Op, images: Tensor, rows: Tensor) -> Tensor:
+def masked(op: RowOp, images: Tensor, rows: Tensor) -> Tensor:
     """``op`` on the samples that it applies to."""
-    applied: Tensor = op.apply(images, rows)  # type: ignore[attr-defined]
+    applied = op.apply(images, rows)
     return torch.where(rows[:, 0, None, None, None] != 0, applied, images) if op.is_random else applied
 
 
-def gather(front: Gather, columns: Columns, images: Tensor | Ragged, table: Tensor, out: Size) -> Tensor:
+def gather(step: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
     """Move pixels and interpolate, in float32."""
+    front, columns, out = step.front, step.columns, step.out
     place = _Place(table)
     x = torch.arange(out.width, device=images.device)[None, None, :]
     y = torch.arange(out.height, device=images.device)[None, :, None]
@@ -96,15 +95,14 @@ def gather(front: Gather, columns: Columns, images: Tensor | Ragged, table: Tens
     return values
 
 
-def gather_mask(
-    front: Gather, columns: Columns, masks: Tensor, table: Tensor, out: Size, places: MaskPlaces | None = None
-) -> Tensor:
+def gather_mask(step: GatherPass, masks: Tensor, table: Tensor, places: MaskPlaces | None = None) -> Tensor:
     """Move the pixels of masks of any dtype, to the nearest.
 
     Shape:
         - masks: (B, C, H, W), or flat where there are ``places`` of N of them
         - returns: (B, C, H', W'); with places (N, 1, H', W')
     """
+    front, columns, out = step.front, step.columns, step.out
     dtype, masks = masks.dtype, as_bits(masks)
     table = _rows(table, places)
     place = _Place(table)

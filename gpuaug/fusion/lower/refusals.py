@@ -10,7 +10,6 @@ from gpuaug.core.errors import ArgumentTypeError
 from gpuaug.core.torchvision_transforms import torchvision_class
 
 _IN_DATASET = "Keep it in the dataset"
-_OWN_SIZES = f"It gives each image a size of its own. {_IN_DATASET}, and fuse with ragged=True"
 _MIX = "It mixes the images of a batch, and a subclass may do anything with them. Give it a stage of its own"
 _TARGETS = "It is for targets, which follow images as data_keys=['input', 'targets']. Leave it out: boxes end at the frame"
 
@@ -23,13 +22,9 @@ NOT_TAKEN = {
     "MixUp": _MIX,
     "ObjectDetection": "Write v2.ToDtype(torch.float32, scale=True) instead, which is what it does",
     "OpticalFlow": f"It is for pairs of images. {_IN_DATASET}",
-    "RandomIoUCrop": f"It looks at boxes. {_OWN_SIZES}",
-    "RandomResize": _OWN_SIZES,
-    "RandomShortestSize": _OWN_SIZES,
-    "RandomZoomOut": _OWN_SIZES,
+    "RandomIoUCrop": f"It looks at boxes. It gives each image a size of its own. {_IN_DATASET}, and fuse with ragged=True",
     "SanitizeBoundingBoxes": _TARGETS,
     "SanitizeKeyPoints": _TARGETS,
-    "ScaleJitter": _OWN_SIZES,
     "SemanticSegmentation": "Write out what it does: v2.Resize(…), v2.ToDtype(torch.float32, scale=True) and v2.Normalize(…)",
     "SetClampingMode": _TARGETS,
     "TenCrop": f"It makes several images of one. {_IN_DATASET}",

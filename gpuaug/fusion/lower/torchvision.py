@@ -123,6 +123,11 @@ class TorchvisionLowering:
             reason = f"a subclass of {base.__name__}, which may do anything"
         else:
             reason = op.unsupported()
+        if reason is not None and op is not None and op.draws_size:
+            raise ArgumentTypeError(
+                f"{name} must be one that gpuaug.fuse lowers, since it gives each image a size of its own, got {reason}. "
+                "Keep it in the dataset, and fuse with ragged=True."
+            )
         if reason is not None:
             return Leaf(name, EagerTorchvision(name, transform, reason, _sizing(op), bytes_wanted=units == "bytes"))
         assert op is not None
@@ -167,6 +172,11 @@ class TorchvisionLowering:
         if foreign is not None:
             raise ArgumentTypeError(
                 f"{name} must hold torchvision's transforms, got {foreign}. Take it out, and give it a chance of its own: p=…."
+            )
+        drawn = next((leaf.name for leaf in each_leaf if isinstance(leaf.op, Op) and leaf.op.draws_size), None)
+        if drawn is not None:
+            raise ArgumentTypeError(
+                f"{name} must hold transforms that give all images one size, got {drawn}. Put it in front of {name}."
             )
         sizing = [op for leaf in each_leaf if (op := _sizing(leaf.op)) is not None]
         if not reason and not sizing:

@@ -68,7 +68,7 @@ class Size:
 
 
 ANY_SIDES = (np.array([4096]), np.array([4097]))
-"""Stands for the sizes of a ragged batch where they make no difference."""
+"""Stands for sizes that differ from image to image, where they are not known or make no difference."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,6 +109,12 @@ class Op(ABC):
     counts_pixels: ClassVar[bool] = False
     """Whether it reads from a sample's row, in float32, where pixels lie."""
 
+    words: ClassVar[str]
+    """What ``describe`` says, where that is the same for all modules of the kind."""
+
+    draws_size: ClassVar[bool] = False
+    """Whether each sample draws the size that it comes out with."""
+
     package: ClassVar[str] = "Kornia"
     """Whose the module is."""
 
@@ -127,13 +133,26 @@ class Op(ABC):
         """Whether some samples may be left as they are. As in Kornia, a certain op does not look at its apply mask."""
         return not (self.p == 1.0 and self.p_batch == 1.0) or bool(self.gates)
 
+    @property
+    def launches(self) -> int:
+        """Kernels of a pass that the op is in."""
+        return 1
+
     def unsupported_size(self, size: Size) -> str | None:
         """Why the op cannot be lowered for images of this size, or ``None``."""
         return None
 
     def out(self, size: Size) -> Size:
-        """The size of what comes out."""
+        """The size of what comes out; ``ANY_SIDES`` where each sample draws its own."""
         return size
+
+    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
+        """The size of what comes out for these draws."""
+        return self.out(size)
+
+    def out_bounds(self, size: Size) -> tuple[Size, ...]:
+        """The size of what comes out, or the least and the largest that may be drawn."""
+        return (self.out(size),)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw for a whole batch, the apply mask (``"apply_mask"``, bool, (B,)) included."""
@@ -182,44 +201,19 @@ class Op(ABC):
         }
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Everything in ``params=`` but the apply mask and the shape."""
-        return {}
+        """Everything in ``params=`` but the apply mask and the shape: what was drawn, where it has Kornia's names."""
+        return {name: torch.from_numpy(values) for name, values in drawn.items() if name != "apply_mask"}
 
-    @abstractmethod
     def describe(self) -> str:
         """What the op is, in a few words for ``explain()``."""
+        return self.words
 
 
-class PointOp(Op):
-    """An op on each pixel by itself: it needs the pixel, its place, and the sample's row of numbers.
-
-    Subclasses fill a row in ``write``, and are computed from rows in two places that must agree: ``apply`` for torch,
-    and the branch for ``code`` in the Triton kernels.
-    """
-
-    code: ClassVar[int]
-    """Which branch of the kernel it is."""
+class RowOp(Op):
+    """An op that is computed from a sample's row of numbers, by ``apply`` and by a Triton kernel, which must agree."""
 
     width: ClassVar[int]
     """How many numbers a row holds. The first is the apply mask: 1 to apply, 0 to leave the sample as it is, bit for bit."""
-
-    flags: int = 0
-    """What the branch needs to know to leave out code that an instance cannot reach."""
-
-    positional: ClassVar[bool] = False
-    """Whether the result depends on where the pixel is. If not, the op commutes with a flip."""
-
-    fixed: ClassVar[bool] = False
-    """Whether a row depends on nothing that is drawn but the apply mask."""
-
-    rgb_only: ClassVar[bool] = False
-    """Whether it mixes channels, and so needs images of three."""
-
-    def unsupported_size(self, size: Size) -> str | None:
-        """Ops that mix channels take RGB alone."""
-        if self.rgb_only and size.channels != 3:
-            return f"needs 3 channels, the images have {size.channels}"
-        return None
 
     def row_width(self, channels: int) -> int:
         """How many numbers a row holds for images of so many channels."""
@@ -242,6 +236,48 @@ class PointOp(Op):
             images: (B, C, H, W), float32.
             rows: (B, row_width), float32, on the same device. A column is used as ``rows[:, k, None, None, None]``.
         """
+
+
+class FrontOp(RowOp):
+    """An op that makes a pixel from others, of its own image or of another one, and so begins a pass."""
+
+    kernel: ClassVar[str]
+    """Which Triton kernel computes it."""
+
+
+class PointOp(RowOp):
+    """An op on each pixel by itself: it needs the pixel, its place, and the sample's row of numbers."""
+
+    code: ClassVar[int]
+    """Which branch of the kernel it is."""
+
+    flags: int = 0
+    """What the branch needs to know to leave out code that an instance cannot reach."""
+
+    positional: ClassVar[bool] = False
+    """Whether the result depends on where the pixel is. If not, the op commutes with a flip."""
+
+    fixed: ClassVar[bool] = False
+    """Whether a row depends on nothing that is drawn but the apply mask."""
+
+    rgb_only: ClassVar[bool] = False
+    """Whether it mixes channels, and so needs images of three."""
+
+    @property
+    def needs_mean(self) -> bool:
+        """Whether it uses the mean grey of the image that it is given."""
+        return False
+
+    @property
+    def launches(self) -> int:
+        """A mean takes a kernel of its own."""
+        return 1 + self.needs_mean
+
+    def unsupported_size(self, size: Size) -> str | None:
+        """Ops that mix channels take RGB alone."""
+        if self.rgb_only and size.channels != 3:
+            return f"needs 3 channels, the images have {size.channels}"
+        return None
 
 
 def column(rows: Tensor, index: int) -> Tensor:

@@ -28,6 +28,7 @@ class Grayscale(PointOp):
     """RandomGrayscale of three channels."""
 
     code, width, rgb_only = 6, 4, True
+    words = "grey"
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The channels' weights."""
@@ -41,15 +42,12 @@ class Grayscale(PointOp):
         grey = red * weights[0] + green * weights[1] + blue * weights[2]
         return grey[:, None].expand_as(images)
 
-    def describe(self) -> str:
-        """In a word."""
-        return "grey"
-
 
 class ChannelShuffle(PointOp):
     """RandomChannelShuffle of three channels."""
 
     code, width, rgb_only = 10, 4, True
+    words = "shuffle channels"
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """An order of the channels a sample."""
@@ -67,15 +65,12 @@ class ChannelShuffle(PointOp):
         """Take the channels in the sample's order."""
         return reordered(images, rows[:, 1:4])
 
-    def describe(self) -> str:
-        """In a few words."""
-        return "shuffle channels"
-
 
 class ChannelDropout(PointOp):
     """RandomChannelDropout."""
 
     code, width = 11, 0
+    words = "drop channels"
 
     def unsupported_size(self, size: Size) -> str | None:
         """More channels than there are cannot be dropped, which is Kornia's to say."""
@@ -109,15 +104,12 @@ class ChannelDropout(PointOp):
         dropped = rows[:, 2 : 2 + images.shape[1], None, None] != 0
         return torch.where(dropped, column(rows, 1), images)
 
-    def describe(self) -> str:
-        """In a few words."""
-        return "drop channels"
-
 
 class Normalize(PointOp):
     """Normalize: less the mean, over the deviation."""
 
     code, width, fixed = 14, 0, True
+    words = "normalise"
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
@@ -157,24 +149,17 @@ class Normalize(PointOp):
         channels = images.shape[1]
         return rows[:, 1 : 1 + channels, None, None], rows[:, 1 + channels : 1 + 2 * channels, None, None]
 
-    def describe(self) -> str:
-        """In a word."""
-        return "normalise"
-
 
 class Denormalize(Normalize):
     """Denormalize: times the deviation, and the mean."""
 
     code = 15
+    words = "denormalise"
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Multiply and add."""
         mean, deviation = self._of(images, rows)
         return torch.addcmul(mean.expand_as(images), images, deviation)
-
-    def describe(self) -> str:
-        """In a word."""
-        return "denormalise"
 
 
 def reordered(images: Tensor, channels: Tensor) -> Tensor:

@@ -30,24 +30,17 @@ class UniformOp(PointOp):
         """A number a sample for each parameter."""
         return {name: sampler.within(*between) for name, between in zip(self.names, self.bounds, strict=True)}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same numbers."""
-        return {name: torch.from_numpy(drawn[name]) for name in self.names}
-
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The numbers as they are."""
         for index, name in enumerate(self.names):
             out[:, 1 + index] = drawn[name]
-
-    def describe(self) -> str:
-        """The parameters' names."""
-        return self.names[0].removesuffix("_factor")
 
 
 class Brightness(UniformOp):
     """RandomBrightness: adds."""
 
     code, width, names = 1, 3, ("brightness_factor",)
+    words = "brightness"
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """What is added, and whether the sum is clamped."""
@@ -63,6 +56,7 @@ class Contrast(UniformOp):
     """RandomContrast: multiplies."""
 
     code, width, names = 2, 3, ("contrast_factor",)
+    words = "contrast"
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The factor, and whether the product is clamped."""
@@ -78,6 +72,7 @@ class Saturation(UniformOp):
     """RandomSaturation: in HSV."""
 
     code, width, names, rgb_only = 3, 2, ("saturation_factor",), True
+    words = "saturation"
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Clamp, saturate, clamp."""
@@ -88,6 +83,7 @@ class Hue(UniformOp):
     """RandomHue: turns the hue."""
 
     code, width, names, rgb_only = 4, 2, ("hue_factor",), True
+    words = "hue"
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Clamp, turn, clamp."""
@@ -98,6 +94,7 @@ class Gamma(UniformOp):
     """RandomGamma."""
 
     code, width, names = 5, 3, ("gamma_factor", "gain_factor")
+    words = "gamma"
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Clamp, raise to a power, multiply, clamp."""
@@ -108,6 +105,7 @@ class Invert(PointOp):
     """RandomInvert."""
 
     code, width = 7, 2
+    words = "invert"
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
@@ -130,30 +128,24 @@ class Invert(PointOp):
         """Subtract."""
         return column(rows, 1) - images
 
-    def describe(self) -> str:
-        """In a word."""
-        return "invert"
-
 
 class Solarize(UniformOp):
     """RandomSolarize."""
 
     code, width, names = 8, 3, ("thresholds", "additions")
+    words = "solarize"
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Clamp, add, clamp, invert what reaches the threshold."""
         values = (images.clamp(0, 1) + column(rows, 2)).clamp(0, 1)
         return torch.where(values < column(rows, 1), values, 1.0 - values)
 
-    def describe(self) -> str:
-        """In a word."""
-        return "solarize"
-
 
 class Posterize(PointOp):
     """RandomPosterize: keeps the upper bits."""
 
     code, width = 9, 3
+    words = "posterize"
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -180,10 +172,6 @@ class Posterize(PointOp):
         levels = torch.floor(torch.floor(values * 255 + column(rows, 2)) / step / most * 255)
         kept = torch.where(step == 256, 0.0, levels * step / most)
         return torch.where(step == 1, values, kept)
-
-    def describe(self) -> str:
-        """In a word."""
-        return "posterize"
 
 
 def saturated(images: Tensor, factor: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ PERMUTES = 64
 class _Jitter(PointOp):
     width = 9
     rgb_only = True
+    words = "jitter"
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -99,10 +100,6 @@ class _Jitter(PointOp):
     def adjusted(self, index: int, values: Tensor, factor: Tensor) -> Tensor:
         """One adjustment: 0 brightness, 1 contrast, 2 saturation, 3 hue."""
         raise NotImplementedError
-
-    def describe(self) -> str:
-        """In a word."""
-        return "jitter"
 
 
 class ColorJitter(_Jitter):

@@ -38,20 +38,14 @@ class HorizontalFlip(_Flip):
     """RandomHorizontalFlip."""
 
     axis = "x"
-
-    def describe(self) -> str:
-        """In a few words."""
-        return "flip left and right"
+    words = "flip left and right"
 
 
 class VerticalFlip(_Flip):
     """RandomVerticalFlip."""
 
     axis = "y"
-
-    def describe(self) -> str:
-        """In a few words."""
-        return "flip up and down"
+    words = "flip up and down"
 
 
 class Crop(IndexOp):

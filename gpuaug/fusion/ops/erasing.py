@@ -15,6 +15,7 @@ class Erasing(PointOp):
     """RandomErasing: a value in a rectangle."""
 
     code, width, positional, counts_pixels = 13, 6, True, True
+    words = "erase"
     erases_masks: ClassVar[bool] = True
     """Whether masks become 0 in the rectangle, as in Kornia."""
 
@@ -66,10 +67,6 @@ class Erasing(PointOp):
         y = torch.arange(images.shape[2], device=images.device)[:, None]
         left, right, top, bottom = (column(rows, index) for index in range(1, 5))
         return (x >= left) & (x < right) & (y >= top) & (y < bottom)
-
-    def describe(self) -> str:
-        """In a word."""
-        return "erase"
 
 
 LOWERED: dict[type[nn.Module], type[PointOp]] = {K.RandomErasing: Erasing}

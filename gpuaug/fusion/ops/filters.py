@@ -1,6 +1,5 @@
 """Ops that need more of the image than the pixel: blur, sharpness, equalize, CLAHE and auto contrast."""
 
-from abc import abstractmethod
 from typing import Any, Literal
 
 import numpy as np
@@ -9,7 +8,7 @@ from kornia import augmentation as K
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, bounds, column
+from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size, bounds, column
 from gpuaug.fusion.ops.sampler import Sampler
 
 Border = Literal["constant", "reflect", "replicate", "circular"]
@@ -21,39 +20,10 @@ LEVELS = 256
 """Bins of a histogram: the levels of a byte."""
 
 
-class FilterOp(Op):
-    """An op that needs other pixels of the image too, and so begins a pass."""
-
-    width: int
-    """How many numbers a row holds. The first is the apply mask, as in a pointwise op."""
-
-    @property
-    def launches(self) -> int:
-        """Kernels that a pass takes."""
-        return 1
-
-    def row_width(self, channels: int) -> int:
-        """How many numbers a row holds."""
-        return self.width
-
-    def rows(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Fill ``out``, (B, row_width) float32."""
-        out[:, 0] = drawn["apply_mask"]
-        self.write(drawn, out)
-
-    @abstractmethod
-    def write(self, drawn: OpDraws, out: Array) -> None:
-        """Fill everything in ``out`` but column 0."""
-
-    @abstractmethod
-    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """The op on every sample, (B, C, H, W) float32, as if it applied to every sample."""
-
-
-class BlurOp(FilterOp):
+class BlurOp(FrontOp):
     """RandomGaussianBlur: a Gaussian along each axis."""
 
-    width = 3
+    kernel, width = "blur", 3
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -83,18 +53,14 @@ class BlurOp(FilterOp):
 
     @property
     def launches(self) -> int:
-        """Kernels that a pass takes."""
+        """A large kernel is blurred along one axis after the other."""
         return 1 if max(self.kernel_size) <= ONE_LAUNCH else 2
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """A width of the Gaussian for each sample."""
         return {"sigma": sampler.within(*self._bounds)}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same."""
-        return {"sigma": torch.from_numpy(drawn["sigma"])}
-
-    def write(self, drawn: OpDraws, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The width of the Gaussian, down and across."""
         out[:, 1] = out[:, 2] = drawn["sigma"]
 
@@ -119,10 +85,11 @@ class BlurOp(FilterOp):
         return "blur {}x{}".format(*self.kernel_size)
 
 
-class SharpnessOp(FilterOp):
+class SharpnessOp(FrontOp):
     """RandomSharpness: away from, or towards, a 3x3 mean; the border stays."""
 
-    width = 2
+    kernel, width = "sharpness", 2
+    words = "sharpen"
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -136,11 +103,7 @@ class SharpnessOp(FilterOp):
         """A factor for each sample."""
         return {"sharpness": sampler.within(*self._bounds)}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same."""
-        return {"sharpness": torch.from_numpy(drawn["sharpness"])}
-
-    def write(self, drawn: OpDraws, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The factor."""
         out[:, 1] = drawn["sharpness"]
 
@@ -156,18 +119,14 @@ class SharpnessOp(FilterOp):
         smooth[:, :, 1:-1, 1:-1] = (total / 13).clamp(0, 1)
         return (smooth + (images - smooth) * column(rows, 1)).clamp(0, 1)
 
-    def describe(self) -> str:
-        """In a word."""
-        return "sharpen"
 
-
-class LevelsOp(FilterOp):
+class LevelsOp(FrontOp):
     """An op that takes each channel of each sample through a table of its own, or through one for each tile of it.
 
     Cost: a launch that reads the images for the tables, and one that reads both.
     """
 
-    width = 1
+    kernel, width = "levels", 1
     launches = 2  # type: ignore[assignment]
 
     entries: int
@@ -176,7 +135,7 @@ class LevelsOp(FilterOp):
     to_levels: tuple[float, float] = (255.0, 0.0)
     """A value in [0, 1] times the first, plus the second, rounded down, is its level, where the op has levels."""
 
-    def write(self, drawn: OpDraws, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """Nothing."""
 
 
@@ -184,6 +143,7 @@ class Equalize(LevelsOp):
     """RandomEqualize: levels of a byte are spread by how many pixels have them."""
 
     entries = LEVELS
+    words = "equalize"
 
     keeps_values: bool = True
     """Whether a channel that has no step to spread keeps its values, and not their levels."""
@@ -201,10 +161,6 @@ class Equalize(LevelsOp):
         spread = torch.where(step == 0, unspread, table.gather(2, levels).float())
         most = torch.full((), 255.0, dtype=torch.float32, device=images.device)  # a tensor, so that a GPU divides
         return torch.where(images.isnan(), images, (spread / most).view_as(images))
-
-    def describe(self) -> str:
-        """In a word."""
-        return "equalize"
 
 
 class Clahe(LevelsOp):
@@ -240,13 +196,8 @@ class Clahe(LevelsOp):
         """A limit for each sample: the most pixels of one level, in multiples of the mean."""
         return {"clip_limit_factor": sampler.within(*self._bounds)}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same."""
-        return {"clip_limit_factor": torch.from_numpy(drawn["clip_limit_factor"])}
-
-    def rows(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The apply mask, and the most pixels of one level that count: all of the tile's where there is no limit."""
-        super().rows(drawn, size, out)
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+        """The most pixels of one level that count: all of the tile's where there is no limit."""
         pixels = tile_side(size.height, self.grid[0]) * tile_side(size.width, self.grid[1])
         limits = drawn["clip_limit_factor"].astype(np.float64)
         most = np.floor(limits * pixels / LEVELS).clip(1, pixels)
@@ -292,6 +243,7 @@ class AutoContrast(LevelsOp):
     """RandomAutoContrast: stretches what lies between the least and the most of a channel to [0, 1]."""
 
     entries = 2
+    words = "auto contrast"
 
     epsilon: float = 1e-6
     """What is added to the spread. Where it is 0, a channel of one level stays as it is."""
@@ -309,10 +261,6 @@ class AutoContrast(LevelsOp):
             least, most = least.masked_fill(flat, 0), most.masked_fill(flat, 1)
         made = (images - least) / (most - least + self.epsilon)
         return made.clamp(0, 1) if self.clips else made
-
-    def describe(self) -> str:
-        """In a few words."""
-        return "auto contrast"
 
 
 def gaussian(side: int, sigma: Tensor) -> Tensor:
@@ -337,7 +285,7 @@ def tiles_between(length: int, count: int, device: torch.device) -> tuple[Tensor
     return (second - 1).clamp(min=0), second.clamp(max=count - 1), share
 
 
-LOWERED: dict[type[nn.Module], type[FilterOp]] = {
+LOWERED: dict[type[nn.Module], type[FrontOp]] = {
     K.RandomGaussianBlur: BlurOp,
     K.RandomSharpness: SharpnessOp,
     K.RandomEqualize: Equalize,

@@ -17,7 +17,7 @@ from kornia import augmentation as K
 from torch import Tensor, nn
 
 from gpuaug.core.errors import ArgumentError
-from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, column, host_tensor
+from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size, column, host_tensor
 from gpuaug.fusion.ops.sampler import Sampler
 
 _PARTNER, LAM, WEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM, _WIDTH = range(1, 9)
@@ -25,7 +25,7 @@ RECTANGLE = slice(_LEFT, _WIDTH)
 """Left, top, right and bottom."""
 
 
-class MixOp(Op):
+class MixOp(FrontOp):
     """An op on an image and another one of the batch, its partner.
 
     A row holds the apply mask; the partner's index, among the images of the same call; lam, the partner's share of the
@@ -34,17 +34,13 @@ class MixOp(Op):
     Kornia mixes images and labels, and raises for masks, boxes and keypoints.
     """
 
-    needs_own_batch = True
+    kernel, width, needs_own_batch = "mix", _WIDTH, True
 
     targets: ClassVar[tuple[str, ...]] = ("input", "class")
     """The data keys that it takes."""
 
     num_classes: int | None = None
     """How many classes the module says there are."""
-
-    def row_width(self, channels: int) -> int:
-        """How many numbers a row holds, whatever the channels."""
-        return _WIDTH
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Partners: a random order of the batch, even where samples share everything else."""
@@ -55,7 +51,7 @@ class MixOp(Op):
         """Draw how much of its partner a sample takes."""
 
     def rows(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Fill ``out``, (B, row_width) float32."""
+        """Fill ``out``, (B, row_width) float32: zeros but for what ``write`` fills."""
         apply_mask = drawn["apply_mask"]
         out[:, 0] = apply_mask
         out[:, LAM:] = 0
@@ -65,17 +61,8 @@ class MixOp(Op):
         else:
             out[:, _PARTNER] = np.arange(size.batch)
 
-    @abstractmethod
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Fill the share, and what of ``out`` is not nothing."""
-
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """The op on every sample, whatever its apply mask.
-
-        Args:
-            images: (B, C, H, W), float32.
-            rows: (B, row_width), float32, on the same device.
-        """
+        """The partner's pixels within the rectangle, weighted means outside."""
         other, weight = partners(images, rows), column(rows, WEIGHT)
         # A weight of nothing leaves every bit, whatever the partner has: zero times infinity is no number.
         mean = torch.where(weight != 0, images * (1 - weight) + other * weight, images)
@@ -118,6 +105,8 @@ class MixOp(Op):
 class MixUp(MixOp):
     """RandomMixUpV2: a weighted mean with the partner."""
 
+    words = "mixup"
+
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
         self._bounds = _bounds(module._param_generator.lambda_val)  # type: ignore[union-attr]
@@ -134,15 +123,12 @@ class MixUp(MixOp):
         """The partner's weight, which is its share."""
         out[:, LAM] = out[:, WEIGHT] = drawn["lambda"]
 
-    def describe(self) -> str:
-        """In a word."""
-        return "mixup"
-
 
 class CutMix(MixOp):
     """RandomCutMixV2: a rectangle of the partner."""
 
     counts_pixels = True
+    words = "cutmix"
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -202,10 +188,6 @@ class CutMix(MixOp):
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
         """As for every mix, in one more axis: Kornia's number of mixes, which is one."""
         return super().labels(labels, rows)[None]
-
-    def describe(self) -> str:
-        """In a word."""
-        return "cutmix"
 
 
 def partners(values: Tensor, rows: Tensor) -> Tensor:

@@ -78,6 +78,7 @@ class GaussianNoise(PointOp):
 
     code, width, positional = 12, 6, True
     needs_own_batch = True
+    words = "noise"
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """A seed for the batch, and which field each sample takes: one after the other, from a random one on.
@@ -111,10 +112,6 @@ class GaussianNoise(PointOp):
         seed = (rows[:, 3].long() << 16) + rows[:, 4].long()
         field = normal(seed, rows[:, 5], *images.shape[1:])
         return images + (column(rows, 1) + field * column(rows, 2))
-
-    def describe(self) -> str:
-        """In a word."""
-        return "noise"
 
 
 LOWERED: dict[type[nn.Module], type[PointOp]] = {K.RandomGaussianNoise: GaussianNoise}

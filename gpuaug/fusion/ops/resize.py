@@ -179,8 +179,8 @@ class Resize(ResampleOp):
 
     def shrinks(self, size: Size) -> float:
         """The image, by the output."""
-        out = self.out(size)
-        return float(np.max(np.maximum(size.width / out.width, size.height / out.height)))
+        outs = self.out_bounds(size)
+        return max(float(np.max(np.maximum(size.width / out.width, size.height / out.height))) for out in outs)
 
     def out(self, size: Size) -> Size:
         """The size given, or one side of it with the other in proportion."""
@@ -202,7 +202,7 @@ class Resize(ResampleOp):
 
     def resampling(self, drawn: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
         """The whole image, onto the whole output."""
-        out = self.out(size)
+        out = self.out_drawn(drawn, size)
         width, height = length_of(size.width), length_of(size.height)
         return Resampling(
             scale_of(width, out.width, half_pixel_centers),
@@ -215,7 +215,8 @@ class Resize(ResampleOp):
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """Onto the output's corners, or its edges, as the module is set."""
-        out, half_pixel_centers, matrix = self.out(size), self.half_pixel_centers or self.nearest, identities(size)
+        out, half_pixel_centers = self.out_drawn(drawn, size), self.half_pixel_centers or self.nearest
+        matrix = identities(size if size.ragged else out)
         set_resize(matrix, 0, np.zeros(1), np.atleast_1d(size.width), out.width, half_pixel_centers)
         set_resize(matrix, 1, np.zeros(1), np.atleast_1d(size.height), out.height, half_pixel_centers)
         return matrix

@@ -63,6 +63,8 @@ class MatrixWarp(WarpOp):
 class Rotation(MatrixWarp):
     """RandomRotation."""
 
+    words = "rotate"
+
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
         self._bounds = bounds(module._param_generator.sampler_dict["degrees"])  # type: ignore[union-attr, index]
@@ -71,21 +73,15 @@ class Rotation(MatrixWarp):
         """An angle a sample, in degrees."""
         return {"degrees": sampler.within(*self._bounds)}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same."""
-        return {"degrees": torch.from_numpy(drawn["degrees"])}
-
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
         turned = np.deg2rad(drawn["degrees"].astype(np.float64))
         return about_centre(np.cos(turned), np.sin(turned), -np.sin(turned), np.cos(turned), size)
 
-    def describe(self) -> str:
-        """In a word."""
-        return "rotate"
-
 
 class Rotation90(MatrixWarp):
     """RandomRotation90: by quarters, on the frame as it is."""
+
+    words = "rotate by quarters"
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -95,22 +91,16 @@ class Rotation90(MatrixWarp):
         """A number of quarters a sample, before it is rounded."""
         return {"times": sampler.within(*self._bounds)}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same."""
-        return {"times": torch.from_numpy(drawn["times"])}
-
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
         quarters = np.rint(drawn["times"]).astype(np.int64) % 4
         cosine, sine = np.array([1.0, 0.0, -1.0, 0.0])[quarters], np.array([0.0, 1.0, 0.0, -1.0])[quarters]
         return about_centre(cosine, sine, -sine, cosine, size)
 
-    def describe(self) -> str:
-        """In a few words."""
-        return "rotate by quarters"
-
 
 class Affine(MatrixWarp):
     """RandomAffine."""
+
+    words = "affine"
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -169,13 +159,11 @@ class Affine(MatrixWarp):
         matrix[:, 1, 2] += drawn["shift_y"]
         return matrix
 
-    def describe(self) -> str:
-        """In a word."""
-        return "affine"
-
 
 class Shear(MatrixWarp):
     """RandomShear."""
+
+    words = "shear"
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -198,13 +186,11 @@ class Shear(MatrixWarp):
         sx, sy = _tangents(drawn)
         return about_centre(np.ones_like(sx), -sx, -sy, 1 + sx * sy, size)
 
-    def describe(self) -> str:
-        """In a word."""
-        return "shear"
-
 
 class Translate(MatrixWarp):
     """RandomTranslate."""
+
+    words = "shift"
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -220,24 +206,17 @@ class Translate(MatrixWarp):
             drawn[f"translate_{name}"] = shift
         return drawn
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same."""
-        return {name: torch.from_numpy(drawn[name]) for name in ("translate_x", "translate_y")}
-
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
         matrix[:, 0, 2], matrix[:, 1, 2] = drawn["translate_x"], drawn["translate_y"]
         return matrix
-
-    def describe(self) -> str:
-        """In a word."""
-        return "shift"
 
 
 class Perspective(MatrixWarp):
     """RandomPerspective: the corners move."""
 
     kind = "perspective"
+    words = "perspective"
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -268,10 +247,6 @@ class Perspective(MatrixWarp):
         matrix = from_unit_square(drawn["end_points"].astype(np.float64))
         matrix[:, :, :2] /= (sides_of(size) - 1)[..., None, :]
         return matrix
-
-    def describe(self) -> str:
-        """In a word."""
-        return "perspective"
 
 
 def sides_of(size: Size) -> Array:

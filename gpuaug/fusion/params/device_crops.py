@@ -5,35 +5,46 @@ with everything else, for several batches at once, and the device goes on from t
 launch, where drawing for it alone would cost it more than all launches together.
 """
 
+from typing import NamedTuple
+
 from torch import Tensor
 
-from gpuaug.fusion.gather import DeviceCropColumns, Gather
+from gpuaug.fusion.gather import DeviceCropColumns
 from gpuaug.fusion.ops.base import Array, Op, OpDraws
 from gpuaug.fusion.ops.resize import ResizedCrop
 from gpuaug.fusion.params.table import MATRIX, fill_matrix, fill_table, send
 from gpuaug.fusion.params.upcoming import UpcomingBatches
-from gpuaug.fusion.plan import Plan
+from gpuaug.fusion.plan import GatherPass, Plan
 
 
-def has_device_crops(planned: Plan) -> bool:
-    """Whether a device can fit the crops of ragged batches: where a plan begins with one, each sample drawn for by itself."""
-    front = planned.passes[0].front
-    if not planned.source.ragged or not isinstance(front, Gather):
-        return False
-    first = front.order[0]
-    return isinstance(first, ResizedCrop) and not first.same_on_batch
+class DeviceCrop(NamedTuple):
+    """A crop that a device can fit to the images of ragged batches."""
+
+    step: GatherPass
+    """The pass that begins with it."""
+    op: ResizedCrop
+
+
+def device_crop(planned: Plan) -> DeviceCrop | None:
+    """The crop that a plan for ragged batches begins with, where its rows can be made ahead; else ``None``."""
+    step = planned.passes[0]
+    if not planned.source.ragged or planned.needs_own_batch or not isinstance(step, GatherPass):
+        return None
+    first = step.moves[0]
+    return DeviceCrop(step, first) if isinstance(first, ResizedCrop) and not first.same_on_batch else None
 
 
 class DeviceCropTables:
     """The rows of some batches, on the device, but for where crops lie.
 
     Args:
-        upcoming: For a plan that ``has_device_crops``.
+        upcoming: Of the plan.
+        crop: The plan's ``device_crop``.
     """
 
-    def __init__(self, upcoming: UpcomingBatches) -> None:
+    def __init__(self, upcoming: UpcomingBatches, crop: DeviceCrop) -> None:
         planned, points = upcoming.planned, upcoming.points
-        self._step = planned.passes[0]
+        self._crop = crop
         columns, self._end = planned.columns[0], planned.width + MATRIX * points
         self._layout = DeviceCropColumns(
             matrix=planned.width if points else -1,
@@ -42,15 +53,13 @@ class DeviceCropTables:
             width=self._end + columns + MATRIX * points,
         )
         sampler, whole = upcoming.sampler(), upcoming.size
-        first, *others = upcoming.ops
-        assert isinstance(first, ResizedCrop)
         numbers = sampler.uniform(columns)
         # The rest is drawn and written for crops that leave everything as it is.
-        drawn: dict[Op, OpDraws] = {first: first.unmoved(sampler.batch)}
-        at = first.out(whole)
-        for op in others:
+        drawn: dict[Op, OpDraws] = {crop.op: crop.op.unmoved(sampler.batch)}
+        at = crop.op.out(whole)
+        for op in upcoming.ops[1:]:
             drawn[op] = op.draw(sampler, at)
-            at = op.out(at)
+            at = op.out_drawn(drawn[op], at)
 
         def fill(table: Array) -> None:
             fill_table(planned, whole, drawn, table)
@@ -76,5 +85,5 @@ class DeviceCropTables:
             # Another thread may be about to use what was made of them.
             rows = rows.clone()
             read = rows[:, : self._end]
-        fit(self._step, rows, places, self._layout)
+        fit(*self._crop, rows, places, self._layout)
         return read

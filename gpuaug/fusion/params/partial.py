@@ -11,18 +11,16 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from gpuaug.fusion.gather import Gather
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
 from gpuaug.fusion.ops.sampler import GivenUniforms
-from gpuaug.fusion.params.table import MATRIX, fill_front, fill_matrix, fill_table, send
+from gpuaug.fusion.params.table import MATRIX, fill_matrix, fill_table, send
 from gpuaug.fusion.params.upcoming import UpcomingBatches
 from gpuaug.fusion.plan import Plan
 
 
 def size_dependent_ops(planned: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:
     """The ops that wait for the sizes; none where that cannot be, and rows are made whole."""
-    front = planned.passes[0].front
-    waits = front.order if isinstance(front, Gather) else ()
+    waits = planned.passes[0].moves
     if planned.template is None or any(op.same_on_batch or op.p_batch < 1 or op.gates for op in waits):
         return ()  # nothing has been written yet, or draws come from more than the numbers of the samples
     return tuple(op for op in ops if op in waits)
@@ -45,9 +43,10 @@ class PartialTables:
         for op, columns in zip(upcoming.ops, planned.columns, strict=True):
             if op in size_dependent:
                 self._numbers[op] = sampler.uniform(columns) if columns else np.empty((0, sampler.batch))
+                at = op.out(at)
             else:
                 self._drawn[op] = op.draw(sampler, at)
-            at = op.out(at)
+                at = op.out_drawn(self._drawn[op], at)
         rows = np.empty((sampler.batch, planned.width), dtype=np.float32)
         fill_table(planned, whole, self._drawn, rows, fronts=1)
         self._rows = upcoming.by_batch(rows)
@@ -64,13 +63,13 @@ class PartialTables:
         for op in self._coming.ops:
             if op in self._numbers:
                 drawn[op] = op.draw(GivenUniforms(self._numbers[op][:, part]), at)
-                at = op.out(at)
+                at = op.out_drawn(drawn[op], at)
         for op, each in self._drawn.items() if points else ():
             drawn[op] = {name: value[part] if isinstance(value, np.ndarray) else value for name, value in each.items()}
 
         def fill(table: Array) -> None:
             table[:, : planned.width] = self._rows[place]
-            fill_front(planned.passes[0], drawn.__getitem__, whole, table, fixed=False)
+            planned.passes[0].fill_front(drawn.__getitem__, whole, table, fixed=False)
             if points:
                 fill_matrix(planned, whole, drawn, table[:, planned.width :])
 

@@ -17,7 +17,7 @@ from gpuaug.core.streams import current_stream
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.params.device_crops import DeviceCropTables, has_device_crops
+from gpuaug.fusion.params.device_crops import DeviceCropTables, device_crop
 from gpuaug.fusion.params.partial import PartialTables, size_dependent_ops
 from gpuaug.fusion.params.table import make_table
 from gpuaug.fusion.params.upcoming import UpcomingBatches
@@ -106,8 +106,8 @@ class TablePrefetch:
             rows = table.view(count, views * size.batch, table.shape[2]).unbind()
         else:
             upcoming = UpcomingBatches(planned, ops, size.batch, size.channels, each, views, device, points)
-            if has_device_crops(planned) and dispatch.name(device) == "triton":
-                rows = DeviceCropTables(upcoming)
+            if (crop := device_crop(planned)) is not None and dispatch.name(device) == "triton":
+                rows = DeviceCropTables(upcoming, crop)
             elif size_dependent := size_dependent_ops(planned, ops):
                 rows = PartialTables(upcoming, size_dependent)
             else:
@@ -126,6 +126,6 @@ def draw_tables(
     drawn: dict[Op, OpDraws] = {}
     for op in ops:
         drawn[op] = op.draw(sampler, at)
-        at = op.out(at)
+        at = op.out_drawn(drawn[op], at)
     table = make_table(planned, whole, drawn, device, points=points)
     return table.view(len(seeds), size.batch, table.shape[1])

@@ -1,14 +1,12 @@
 """From what was drawn to the numbers that the passes read, one row a sample, where the images are."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpuaug.fusion.gather import Columns, Gather
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
-from gpuaug.fusion.plan import Pass, Plan, matrix_of
+from gpuaug.fusion.plan import Plan, matrix_of
 
 MATRIX = 9
 """Numbers of a matrix, which a row ends with where boxes or keypoints follow."""
@@ -57,17 +55,7 @@ def fill_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], table: Array
             if first or op.is_random or not op.fixed:
                 op.rows(drawn[op], after, table[:, column : column + op.row_width(size.channels)])
         if number >= fronts:
-            fill_front(step, drawn.__getitem__, at, table, fixed=first)
+            step.fill_front(drawn.__getitem__, at, table, fixed=first)
         at = after
     if first and size.batch:
         planned.template = table[0, : planned.width].copy()
-
-
-def fill_front(step: Pass, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, fixed: bool) -> None:
-    """Write each sample's numbers for the front of a pass into ``table``, (B, K) float32; without ``fixed``, the drawn ones."""
-    if isinstance(step.front, Gather):
-        assert isinstance(step.columns, Columns)
-        step.front.rows(drawn_of, size, step.columns, table, fixed=fixed)
-    else:
-        assert isinstance(step.columns, int)
-        step.front.rows(drawn_of(step.front), size, table[:, step.columns : step.columns + step.front.row_width(size.channels)])

@@ -18,7 +18,6 @@ from torch import nn
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, PointOp, Size
 from gpuaug.fusion.ops.fallback import EagerKornia, EagerOp
-from gpuaug.fusion.ops.filters import FilterOp
 from gpuaug.fusion.ops.geometry import Axis, IndexMap, IndexOp, WarpOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.policies.one_of import AnyAffine, OneOf
@@ -75,13 +74,11 @@ class Step(NamedTuple):
 class Nothing(IndexOp):
     """What runs where nothing was picked: it leaves every pixel where it is."""
 
+    words = "nothing"
+
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """Each pixel from its own place."""
         return IndexMap(Axis(1.0, 0.0, 0.0, float(size.width)), Axis(1.0, 0.0, 0.0, float(size.height)))
-
-    def describe(self) -> str:
-        """In a word."""
-        return "nothing"
 
 
 class Choice(Op):
@@ -287,7 +284,7 @@ class Choice(Op):
         """Those of ``ops`` that Kornia runs whatever the images are."""
         return tuple(op for op in self.ops if isinstance(op, EagerOp))
 
-    def launches(self, size: Size) -> int | None:
+    def most_launches(self, size: Size) -> int | None:
         """How many kernels it takes at most; ``None`` where Kornia may run something."""
         if self.left(size):
             return None
@@ -295,7 +292,7 @@ class Choice(Op):
         for member in self._members:
             assert isinstance(member.op, Op)
             kind = _kind_of(member.op)
-            each[kind] = max(each.get(kind, 0), _launches(member.op))
+            each[kind] = max(each.get(kind, 0), member.op.launches)
         return self.most * (max(each.values(), default=0) if self.pick == "batch" else sum(each.values()))
 
 
@@ -316,10 +313,6 @@ def _kind_of(op: Op) -> tuple[Any, ...]:
     if isinstance(op, PointOp) and OneOf.takes(op):
         return _POINT
     return ("affine", op.edge, op.nearest) if isinstance(op, WarpOp) and op.kind == "affine" else (type(op),)
-
-
-def _launches(op: Op) -> int:
-    return op.launches if isinstance(op, FilterOp) else 1 + bool(getattr(op, "needs_mean", False))
 
 
 def _words(op: Op | EagerOp) -> str:

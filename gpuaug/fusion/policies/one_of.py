@@ -33,7 +33,7 @@ class OneOf(PointOp):
     @staticmethod
     def takes(op: PointOp) -> bool:
         """Whether all that ``op`` needs is the pixel and its row."""
-        return not (op.positional or op.flags or getattr(op, "needs_mean", False))
+        return not (op.positional or op.flags or op.needs_mean)
 
     @property
     def is_random(self) -> bool:
@@ -86,6 +86,8 @@ class AnyAffine(WarpOp):
         like: One of them: all take the same pixels, and have the same outside the frame.
     """
 
+    words = "one of several affine warps"
+
     def __init__(self, name: str, like: WarpOp) -> None:
         super().__init__(name, nn.Identity())
         self.edge, self.fill, self.nearest = like.edge, like.fill, like.nearest
@@ -105,7 +107,3 @@ class AnyAffine(WarpOp):
         for op, own, where in drawn["parts"]:
             made[where] = op.matrix(own, size)[where]
         return made
-
-    def describe(self) -> str:
-        """In a few words."""
-        return "one of several affine warps"

@@ -19,7 +19,7 @@ from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.mix import MixOp, SoftLabels
 from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
 from gpuaug.fusion.options import BoxForm
-from gpuaug.fusion.plan import Plan
+from gpuaug.fusion.plan import OpPass, Plan
 from gpuaug.fusion.targets.data_keys import BOXES, check, name_of
 from gpuaug.fusion.targets.masks import MaskList, is_tv_tensor, like, owners_of, to_device
 from gpuaug.fusion.targets.target_dicts import TargetDicts
@@ -128,17 +128,16 @@ class Targets:
             raise ArgumentError(
                 f"{key} must hold one entry for each of the {self.size.batch} images, got {given}. Pass a batch of them."
             )
-        wanted: tuple[int | None, ...] = ()
-        if key == "mask":
-            wanted = (self.shape[0], value.shape[1], *self.shape[2:])
-        if wanted and self.size.ragged:
+        if key != "mask":
+            return
+        if self.size.ragged:
             raise ArgumentError(
                 f"mask must be a list of one tensor for each image where these differ in size, got {tuple(value.shape)}. "
                 "Leave them as they come: list(masks)."
             )
-        if wanted and tuple(value.shape) != wanted:
+        if tuple(value.shape) != (self.shape[0], value.shape[1], *self.shape[2:]):
             raise ArgumentError(
-                f"{key} must be of the images' size {self.shape}, got {tuple(value.shape)}. Resize it to theirs first."
+                f"mask must be of the images' size {self.shape}, got {tuple(value.shape)}. Resize it to theirs first."
             )
 
     def _check_valid(self) -> None:
@@ -230,8 +229,7 @@ class Targets:
                     value.masks.run(plan, table)
             elif key == "class":
                 for step in plan.passes:
-                    if isinstance(step.front, MixOp):
-                        assert isinstance(step.columns, int)
+                    if isinstance(step, OpPass) and isinstance(step.front, MixOp):
                         value = self._mixed(value, step.front, table[:, step.columns :])
                 self.values[index] = value
 

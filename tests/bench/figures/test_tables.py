@@ -1,5 +1,6 @@
 """Tables of the documentation, from results."""
 
+import pytest
 import torch
 
 from bench.figures import tables
@@ -57,3 +58,55 @@ def test_a_case_of_one_row_is_left_out_beside_cases_of_several():
     alone = made | {"rows": rows[2:]}
     assert "| images/s | train |" in tables.markdown(alone)
     assert shown_rows(alone) == rows[2:]
+
+
+def many_figures():
+    """Two cases at two batch sizes; one row is measured at one size only, and one has no GPU time."""
+    rows = [
+        {
+            "case": case,
+            "name": name,
+            "batch_size": size,
+            "images_per_s": rate * size,
+            "ratio": rate / 10.0,
+            "gpu_ms": 10.0 / rate,
+        }
+        for case in ("crop", "blur")
+        for name, rate in (("peer", 10.0), ("gpuaug", 70.0), ("compiled", 20.0))
+        for size in (32, 64)
+        if name != "compiled" or size == 32
+    ]
+    del rows[0]["gpu_ms"]
+    settings = {"baseline": "peer", "columns": ["name", "images_per_s", "gpu_ms"]}
+    return results.result("augment", rows=rows, settings=settings, device=torch.device("cpu"))
+
+
+def test_many_figures_are_shown_at_the_batch_size_of_most_rows_or_at_one_that_is_named():
+    made = many_figures()
+    assert "| images/s, B=32 | crop | blur |" in tables.markdown(made)
+    assert "| gpuaug | 4,480 (7.00x) | 4,480 (7.00x) |" in tables.markdown(made, "64")
+    assert "compiled" not in tables.markdown(made, "64")
+    figure = tables.markdown(made, "gpu_ms")
+    assert "| gpu, ms, B=32 |" in figure
+    assert sorted(figure.split("| peer |")[1].split("\n")[0].replace(" ", "").split("|")) == ["", "", "1"]
+    assert "In brackets" not in figure
+    assert "In brackets" in tables.markdown(made, "64")
+    assert "In brackets" in tables.markdown(made, "images_per_s")
+
+
+def test_rows_that_are_named_are_shown_alone_at_the_batch_size_that_all_have():
+    made = many_figures()
+    page = "<!-- table: augment rows: gpuaug; peer -->\n<!-- end -->\n<!-- table: augment.16 -->\nkept\n<!-- end -->\n"
+    page += "<!-- table: augment.64 -->\n<!-- end -->\n"
+    written = tables.rewrite(page, {"augment": made})
+    assert "| images/s, B=32 | crop | blur |" in written, "without the row that only one size has, as with it"
+    assert "| peer | 320 | 320 |\n| gpuaug | 2,240 (7.00x) | 2,240 (7.00x) |" in written
+    assert "| images/s, B=64 | crop | blur |" in written
+    assert "compiled" not in written
+    assert "kept" in written, "no row has that batch size"
+    assert tables.rewrite(written, {"augment": made}) == written
+
+
+def test_a_row_that_a_page_misspells_is_an_error():
+    with pytest.raises(ValueError, match=r"A row must be one that 'augment' has here, got \['gpuag'\]\. Correct the page\."):
+        tables.markdown(many_figures(), names=["gpuag"])

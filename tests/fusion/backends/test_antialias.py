@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.ragged import images_of, pack
 from support.replay import difference, left_to_kornia, photographs
-from torchvision.transforms import InterpolationMode
+from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 import gpuaug
@@ -183,6 +183,19 @@ def test_explain_notes_which_op_shrinks_without_antialias(modules, shape, said):
         assert note.startswith(said)
         assert note in str(gpuaug.fuse(modules).explain(shape))
     assert gpuaug.fuse(modules, antialias=True).explain(shape).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("modules", "said"),
+    [
+        ([v2.RandomResize(40, 100, antialias=False), v2.CenterCrop(40)], "RandomResize_0 may shrink by 2.5"),
+        ([v2.RandomZoomOut(side_range=(1, 3)), v2.Resize((100, 100), antialias=False)], "Resize_1 may shrink by 3.0"),
+        ([v2.RandomZoomOut(side_range=(1, 3)), v2.Resize((100, 100))], None),
+    ],
+)
+def test_explain_notes_by_how_much_drawn_sizes_may_shrink(modules, said):
+    notes = gpuaug.fuse(modules).explain((8, 3, 100, 100)).notes
+    assert [note[: len(said or "")] for note in notes] == ([said] if said else [])
 
 
 def test_antialias_turns_fine_stripes_grey():

@@ -34,6 +34,10 @@ class OwnMixUp(v2.MixUp):
     pass
 
 
+class OwnJitter(v2.ScaleJitter):
+    pass
+
+
 def of_timm(name):
     """A transform with a name and a module of timm's, which is not needed for it."""
     return type(name, (), {"__module__": "timm.data.transforms", "__call__": lambda self, image: image})()
@@ -43,6 +47,10 @@ V2 = "pipeline must be made of torchvision's transforms, v2, or Kornia's modules
 ONE = "pipeline must be made of transforms that take one image and give one, "
 HELD = (
     "{} must hold Kornia's modules, got torchvision's RandomResizedCrop, which it would call once for the whole batch. Put it "
+)
+OWN_SIZES = (
+    "{} must be one that gpuaug.fuse lowers, since it gives each image a size of its own, got {}. Keep it in the dataset, and "
+    "fuse with ragged=True."
 )
 
 REFUSED = {
@@ -80,8 +88,21 @@ REFUSED = {
     ),
     "by chance": (
         v2.RandomApply([v2.ScaleJitter((8, 8))]),
-        f"{ONE}got torchvision's ScaleJitter. It gives each image a size of its own. {IN_DATASET}, and fuse with ragged=True.",
+        "RandomApply must hold transforms that give all images one size, got ScaleJitter_0. Put it in front of RandomApply.",
     ),
+    "subclass of what draws sizes": (
+        OwnJitter((8, 8)),
+        OWN_SIZES.format("OwnJitter", "a subclass of ScaleJitter, which may do anything"),
+    ),
+    "drawn sizes by nearest pixels": (
+        v2.RandomShortestSize(8, interpolation=0),
+        OWN_SIZES.format("RandomShortestSize", "interpolation='nearest'"),
+    ),
+    "no size to draw": (
+        v2.RandomResize(8, 8),
+        OWN_SIZES.format("RandomResize", "max_size is not larger than min_size, and is never drawn itself"),
+    ),
+    "no size to choose": (v2.RandomShortestSize([]), OWN_SIZES.format("RandomShortestSize", "min_size is empty")),
     "no tensor": (
         v1.ToPILImage(),
         f"{ONE}got torchvision's ToPILImage. gpuaug.fuse takes tensors and gives tensors. Leave it out.",

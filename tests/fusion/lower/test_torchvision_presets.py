@@ -70,31 +70,78 @@ def check(images, targets, size):
     assert sum(len(each["labels"]) for each in kept) > 2
 
 
-def test_flip_preset_runs_as_it_is_on_images_of_one_size():
-    images = photographs(4, 3, 40, 70)
-    targets = [sample(0)[1] for _ in range(4)]
-    made, got = gpuaug.fuse(v2.Compose([v2.ToImage(), FLIP, *ENDING]))(images, targets, data_keys=KEYS)
-    check(made, got, (40, 70))
+SIZED = {"hflip": (40, 70), "lsj": (64, 64)}
+"""Presets that give all images one size, and the size that comes out of images of 40x70."""
 
 
-IN_DATASET = "Keep it in the dataset, and fuse with ragged=True."
+@pytest.mark.parametrize("name", SIZED)
+def test_preset_for_detection_runs_as_it_is(name):
+    pipeline = v2.Compose([v2.ToImage(), *DETECTION[name], FLIP, *ENDING])
+    images, targets = photographs(4, 3, 40, 70), [sample(0)[1] for _ in range(4)]
+    check(*gpuaug.fuse(pipeline)(images, targets, data_keys=KEYS), SIZED[name])
+    if name != "hflip":
+        check(*gpuaug.fuse(pipeline, ragged=True)(*from_dataset([v2.ToImage()]), data_keys=KEYS), SIZED[name])
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_preset_for_segmentation_runs_as_it_is(ragged):
+    pipeline = v2.Compose([v2.RandomResize(30, 60), *SEGMENTATION])
+    samples = [sample(index if ragged else 0) for index in range(4)]
+    images = [image.as_subclass(torch.Tensor) for image, _ in samples]
+    batch = gpuaug.collate_ragged(images) if ragged else torch.stack(images)
+    torch.manual_seed(1)
+    masks = [tv_tensors.Mask(target["masks"][0]) for _, target in samples]
+    made, got = gpuaug.fuse(pipeline, ragged=ragged)(batch, masks, data_keys=["input", "mask"])
+    assert made.shape == (4, 3, 40, 40)
+    for mask, image in zip(got, made, strict=True):
+        assert mask.dtype is torch.int64
+        padded = (image * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]).abs().amax(0) < 1e-6
+        assert set(mask.unique().tolist()) <= {1, 255}
+        assert (mask == 255)[padded].all()
+    assert any(bool((mask == 255).any()) for mask in got)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_preset_with_drawn_sizes_is_the_same_at_every_depth(ragged):
+    augment = gpuaug.fuse(v2.Compose([v2.ToImage(), *DETECTION["lsj"], FLIP, *ENDING]), ragged=ragged)
+    batches = [from_dataset([v2.ToImage() if ragged else v2.Resize((40, 48))]) for _ in range(3)]
+    if not ragged:
+        batches = [(torch.stack(list(images)), targets) for images, targets in batches]
+
+    def run(depth):
+        stage = gpuaug.TransformStage(augment, on={0: "input", 1: "targets"})
+        return list(gpuaug.StreamedLoader(batches, [stage], device="cpu", seed=3, depth=depth))
+
+    for (images, targets), (others, its) in zip(run(0), run(2), strict=True):
+        assert torch.equal(images, others)
+        assert all(torch.equal(one[key], other[key]) for one, other in zip(targets, its, strict=True) for key in one)
+
+
+IOU_CROP = (
+    "got torchvision's RandomIoUCrop. It looks at boxes. It gives each image a size of its own. Keep it in the dataset, and "
+    "fuse with ragged=True."
+)
 SAID = {
-    "lsj": f"got torchvision's ScaleJitter. It gives each image a size of its own. {IN_DATASET}",
-    "multiscale": f"got torchvision's RandomShortestSize. It gives each image a size of its own. {IN_DATASET}",
-    "ssd": f"got torchvision's RandomZoomOut. It gives each image a size of its own. {IN_DATASET}",
-    "ssdlite": f"got torchvision's RandomIoUCrop. It looks at boxes. It gives each image a size of its own. {IN_DATASET}",
+    "multiscale": (
+        gpuaug.ArgumentError,
+        "pipeline must give images one size behind RandomShortestSize_1, got RandomHorizontalFlip_2 as its end. Put what gives "
+        "them one size directly behind it, such as v2.RandomCrop((224, 224), pad_if_needed=True), or keep RandomShortestSize_1 "
+        "in the dataset.",
+    ),
+    "ssd": (gpuaug.ArgumentTypeError, IOU_CROP),
+    "ssdlite": (gpuaug.ArgumentTypeError, IOU_CROP),
 }
 
 
-@pytest.mark.filterwarnings("ignore::gpuaug.GpuAugWarning")
+@pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("name", SAID)
-def test_preset_with_sizes_of_its_own_says_what_belongs_into_the_dataset(name):
-    with pytest.raises(gpuaug.ArgumentTypeError, match=re.escape(SAID[name])):
-        gpuaug.fuse(v2.Compose([v2.ToImage(), *DETECTION[name], FLIP, *ENDING]))
+def test_preset_that_keeps_sizes_of_its_own_is_refused(name, ragged):
+    kind, text = SAID[name]
+    with pytest.raises(kind, match=re.escape(text)):
+        gpuaug.fuse(v2.Compose([v2.ToImage(), *DETECTION[name], FLIP, *ENDING]), ragged=ragged)
 
 
 SPLIT = {
-    "lsj": (DETECTION["lsj"][:1], DETECTION["lsj"][1:], (64, 64)),
     "ssd": (DETECTION["ssd"], [v2.Resize((30, 30))], (30, 30)),
     "ssdlite": (DETECTION["ssdlite"], [v2.Resize((32, 32))], (32, 32)),
 }
@@ -110,27 +157,6 @@ def test_rest_of_a_preset_runs_fused_behind_the_dataset(name):
 
 
 def test_multiscale_preset_has_no_rest_that_gives_one_size():
-    text = "pipeline must give images one size where ragged=True, got RandomHorizontalFlip_0 as its end. Add what does, such as"
+    text = "pipeline must give images one size where ragged=True, got RandomHorizontalFlip_0 as its end. Begin with what gives"
     with pytest.raises(gpuaug.ArgumentError, match=text):
         gpuaug.fuse([FLIP, *ENDING], ragged=True)
-
-
-def test_segmentation_preset_runs_but_for_its_resize():
-    text = f"got torchvision's RandomResize. It gives each image a size of its own. {IN_DATASET}"
-    with pytest.raises(gpuaug.ArgumentTypeError, match=re.escape(text)):
-        gpuaug.fuse(v2.Compose([v2.RandomResize(30, 60), *SEGMENTATION]))
-    resize = v2.RandomResize(30, 60)
-    torch.manual_seed(1)
-    images, masks = zip(
-        *(resize(image, tv_tensors.Mask(target["masks"][0])) for image, target in map(sample, range(4))), strict=True
-    )
-    ragged = gpuaug.collate_ragged([image.as_subclass(torch.Tensor) for image in images])
-    augment = gpuaug.fuse(SEGMENTATION, ragged=True)
-    made, got = augment(ragged, list(masks), data_keys=["input", "mask"])
-    assert made.shape == (4, 3, 40, 40)
-    for mask, image in zip(got, made, strict=True):
-        assert mask.dtype is torch.int64
-        padded = (image * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]).abs().amax(0) < 1e-6
-        assert set(mask.unique().tolist()) <= {1, 255}
-        assert (mask == 255)[padded].all()
-    assert any(bool((mask == 255).any()) for mask in got)

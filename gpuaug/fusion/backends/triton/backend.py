@@ -1,5 +1,6 @@
 """The plan in Triton kernels: one launch a pass, one more where a contrast needs a mean."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,14 +20,12 @@ from gpuaug.fusion.backends.triton.levels import level
 from gpuaug.fusion.backends.triton.mix import mix
 from gpuaug.fusion.backends.triton.second_pass import rest_kernel
 from gpuaug.fusion.backends.triton.sharpness import sharpen
-from gpuaug.fusion.gather import Columns, Gather, Part
+from gpuaug.fusion.gather import Gather, Part
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.channel import ChannelShuffle, Grayscale
 from gpuaug.fusion.ops.color_jitter import CLEAN, ColorJiggle, ColorJitter
-from gpuaug.fusion.ops.filters import BlurOp, LevelsOp
 from gpuaug.fusion.ops.geometry import WarpOp
-from gpuaug.fusion.ops.mix import MixOp
-from gpuaug.fusion.plan import Pass, Plan, needs_mean
+from gpuaug.fusion.plan import GatherPass, OpPass, Plan
 
 _KINDS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
 _FILTERS = {"": 0, "triangle": 1, "cubic": 2}
@@ -41,6 +40,14 @@ COLOUR_TILE = (32, 32)
 
 MOST_SAMPLES = 65535
 """Samples, or masks, of one launch: the second axis of a grid, which CUDA limits."""
+
+OP_KERNELS: dict[str, Callable[[OpPass[Any], Tensor, Tensor, Tensor], object]] = {
+    "blur": blur,
+    "levels": level,
+    "mix": mix,
+    "sharpness": sharpen,
+}
+"""What launches a pass that begins with an op, by the op's ``kernel``."""
 
 REST_BLOCK = 1024
 """Pixels of a block where the second pass over an image reads what the first has kept."""
@@ -77,26 +84,16 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, dtype: torch.dtype, 
                 device=images.device,
                 memory_format=memory_format if index == last else torch.contiguous_format,
             )
-            if isinstance(step.front, Gather):
+            if isinstance(step, GatherPass):
                 gather(step, source, table, out)
-                source = out
-                continue
-            assert isinstance(source, Tensor)  # ragged batches begin with a gather
-            source = viewed(source, len(table))
-            if isinstance(step.front, MixOp):
-                mix(step, source, table, out)
-            elif isinstance(step.front, BlurOp):
-                blur(step, source, table, out)
-            elif isinstance(step.front, LevelsOp):
-                level(step, source, table, out)
             else:
-                sharpen(step, source, table, out)
+                assert isinstance(source, Tensor), "ragged batches begin with a gather"
+                OP_KERNELS[step.front.kernel](step, viewed(source, len(table)), table, out)
             source = out
-    assert isinstance(source, Tensor)
-    return source
+    return out
 
 
-def gather(step: Pass, images: Tensor | Ragged, table: Tensor, out: Tensor) -> None:
+def gather(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Tensor) -> None:
     """Launch a gather pass into ``out``, and before it the sums that a contrast needs."""
     found = prepared(step, images, table, out, _gathering)
     source, places = (images.data, images.places) if isinstance(images, Ragged) else (images, table)
@@ -123,10 +120,8 @@ class _Gathering:
     pixels: Launch
 
 
-def _gathering(step: Pass, images: Tensor | Ragged, table: Tensor, out: Tensor) -> _Gathering:
-    front, columns = step.front, step.columns
-    assert isinstance(front, Gather)
-    assert isinstance(columns, Columns)
+def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Tensor) -> _Gathering:
+    front = step.front
     batch, channels = out.shape[:2]
     layout, strides, narrowest = _laid_out(images)
     rgb = channels == 3
@@ -151,7 +146,7 @@ def _gathering(step: Pass, images: Tensor | Ragged, table: Tensor, out: Tensor) 
         "KEEP": False,
         "MEAN": step.mean,
         "PARTIALS": 1,
-        **_constants(front, columns),
+        **_constants(step),
         **_tile(tile),
     }
     constants |= _compiled_in(constants, strides, out, whole=step.out.width % tile[1] == 0 and step.out.height % tile[0] == 0)
@@ -163,7 +158,7 @@ def _gathering(step: Pass, images: Tensor | Ragged, table: Tensor, out: Tensor) 
         return _Gathering(None, (0, 0), False, Launch(gather_kernel, grid, numbers, constants))
     blocks = across * down
     constants["PARTIALS"] = next_power_of_2(blocks)
-    apply_mask = next(column for op, (_, column, _) in zip(step.points, step.program, strict=True) if needs_mean(op))
+    apply_mask = next(column for op, (_, column, _) in zip(step.points, step.program, strict=True) if op.needs_mean)
     # Float32 of what was interpolated has more digits than are kept.
     keep = clean and out.dtype.itemsize == 2
     summing = {**constants, "OUT_W": 1, "REDUCE": True, "APPLY_AT": apply_mask, "KEEP": keep, "MEAN": False, "PARTIALS": 1}
@@ -213,7 +208,7 @@ def _compiled_in(constants: dict[str, Any], strides: tuple[int, ...], out: Tenso
     return sizes if first == sizes else dict.fromkeys(sizes, 0)
 
 
-def run_mask(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None = None) -> Tensor:
+def run_mask(step: GatherPass, masks: Tensor, table: Tensor, places: MaskPlaces | None = None) -> Tensor:
     """Take masks of any type to the nearest pixel of a gather pass.
 
     Shape:
@@ -250,17 +245,15 @@ class _Masking:
     launch: Launch
 
 
-def _masking(step: Pass, masks: Tensor, *, flat: bool) -> _Masking:
-    front, columns = step.front, step.columns
-    assert isinstance(front, Gather)
-    assert isinstance(columns, Columns)
+def _masking(step: GatherPass, masks: Tensor, *, flat: bool) -> _Masking:
+    front = step.front
     before, after = (mask_fill(part, masks.dtype) for part in (front.before, front.after))
     tile = TILES[front.kind]
     across, down = _tiles(step.out, tile)
     constants = {
-        **_constants(front, columns),
+        **_constants(step),
         "HALF_PIXEL": front.mask_half_pixel_centers,
-        "WARP_AT": max(columns.mask_warp, 0),
+        "WARP_AT": max(step.columns.mask_warp, 0),
         "FLAT": flat,
         "SOURCE_W": masks.stride(-1),
         **_tile(tile),
@@ -278,21 +271,20 @@ def probe(device: torch.device) -> None:
     """
     front = Gather()
     size = Size(1, 1, 1, 1)
-    step = Pass(front, (), size, size, front.columns(0, 1, masks=False), ())
+    step = GatherPass(front, (), size, size, front.columns(0, 1, masks=False), ())
     images = torch.zeros((1, 1, 1, 1), dtype=torch.float32, device=device)
     with on_device(device):
         gather(step, images, images.view(1, 1), torch.empty_like(images))
 
 
-def _clean(step: Pass, images: Tensor | Ragged) -> bool:
+def _clean(step: GatherPass, images: Tensor | Ragged) -> bool:
     """Whether what a pass gathers is certain to lie in [0, 1]: bytes do, and a fill may be anything."""
-    assert isinstance(step.front, Gather)
     fills = (*np.atleast_1d(step.front.warp.fill), 0.0) if isinstance(step.front.warp, WarpOp) else (0.0,)
     bounded = min(fills) >= 0 and max(fills) <= 1
     return dtype_of(images) == torch.uint8 and bounded and "constant" not in (step.front.before.edge, step.front.after.edge)
 
 
-def _program(step: Pass, *, clean: bool) -> tuple[tuple[int, int, int], ...]:
+def _program(step: GatherPass, *, clean: bool) -> tuple[tuple[int, int, int], ...]:
     """The program, with the jitters marked that see nothing but numbers, which cost less to clamp."""
     # What a normalisation or an unclamped op makes may be anything.
     marked = []
@@ -303,8 +295,9 @@ def _program(step: Pass, *, clean: bool) -> tuple[tuple[int, int, int], ...]:
     return tuple(marked)
 
 
-def _constants(front: Gather, columns: Columns) -> dict[str, Any]:
+def _constants(step: GatherPass) -> dict[str, Any]:
     """What of a gather is compiled into its kernels."""
+    front, columns = step.front, step.columns
     return {
         "KIND": _KINDS[front.kind],
         "HALF_PIXEL": front.half_pixel_centers,

@@ -13,7 +13,7 @@ from gpuaug.fusion.backends.triton.filter_tiles import (
     bordered,
     placed,
     read,
-    reading,
+    reading_tiles,
     stored,
     storing_launch,
     tile_of,
@@ -22,7 +22,7 @@ from gpuaug.fusion.backends.triton.filter_tiles import (
 )
 from gpuaug.fusion.backends.triton.launch import Launch, prepared
 from gpuaug.fusion.ops.filters import BlurOp
-from gpuaug.fusion.plan import Pass
+from gpuaug.fusion.plan import OpPass
 
 
 @triton.jit
@@ -189,7 +189,7 @@ def blur_kernel(
     stored(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
 
 
-def blur(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> int:
+def blur(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> int:
     """Launch a pass with a blur in front on the current stream.
 
     Args:
@@ -208,9 +208,7 @@ def blur(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> int:
     Cost:
         With two launches, a float32 copy of the images between them.
     """
-    op = step.front
-    assert isinstance(op, BlurOp)
-    if op.launches == 1:
+    if step.front.launches == 1:
         prepared(step, source, rows, out, _blurring)((source, out, rows))
         return 1
     batch, channels, height, width = source.shape
@@ -221,17 +219,15 @@ def blur(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> int:
     return 2
 
 
-def _blurring(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> Launch:
+def _blurring(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
     op = step.front
-    assert isinstance(op, BlurOp)
     down, across = op.kernel_size
     constants = {"TAPS_Y": down, "TAPS_X": across, "BORDER": BORDERS[op.border]}
     return storing_launch(blur_kernel, step, source, rows, out, constants)
 
 
-def _blurring_twice(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> tuple[Launch, Launch]:
+def _blurring_twice(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> tuple[Launch, Launch]:
     op = step.front
-    assert isinstance(op, BlurOp)
     batch, channels, height, width = source.shape
     down, across = op.kernel_size
     border = BORDERS[op.border]
@@ -240,7 +236,7 @@ def _blurring_twice(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> tu
         blur_columns_kernel,
         (tiles, batch, channels),
         (height, width, wide, rows.stride(0), *source.stride()[:3]),
-        {**reading(step, source), "BORDER": border, "TAPS": down, "CHANNELS": channels},
+        {**reading_tiles(step, source), "BORDER": border, "TAPS": down},
         warps=1,
     )
     constants = {"TAPS": across, "BORDER": border}

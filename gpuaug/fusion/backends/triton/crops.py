@@ -8,10 +8,10 @@ from torch import Tensor
 
 from gpuaug.fusion.backends.triton.launch import Launch, on_device
 from gpuaug.fusion.backends.triton.taps import half_to_even
-from gpuaug.fusion.gather import Columns, DeviceCropColumns, Gather
+from gpuaug.fusion.gather import DeviceCropColumns
 from gpuaug.fusion.ops.resize import CROP_CANDIDATES, ResizedCrop
 from gpuaug.fusion.ops.sampler import FIRST, INCREMENT, SECOND
-from gpuaug.fusion.plan import Pass
+from gpuaug.fusion.plan import GatherPass
 
 BLOCK = 32
 """Samples of a block: its one warp's."""
@@ -139,7 +139,7 @@ def crops_kernel(
             tl.store(matrix + 2, (by_x * shift_x + by_y * shift_y + shift).to(tl.float32), mask=live)
 
 
-def fit(step: Pass, rows: Tensor, places: Tensor, layout: DeviceCropColumns) -> None:
+def fit(step: GatherPass, crop: ResizedCrop, rows: Tensor, places: Tensor, layout: DeviceCropColumns) -> None:
     """Write into each row where its crop lies in its image, in one launch on the current stream.
 
     Shape:
@@ -152,16 +152,12 @@ def fit(step: Pass, rows: Tensor, places: Tensor, layout: DeviceCropColumns) -> 
     key = crops_kernel, layout, samples, images
     launch = step.prepared.get(key)
     if launch is None:
-        launch = step.prepared[key] = _launch(step, layout, samples, images)
+        launch = step.prepared[key] = _launch(step, crop, layout, samples, images)
     with on_device(rows.device):
         launch((rows, places))
 
 
-def _launch(step: Pass, layout: DeviceCropColumns, samples: int, images: int) -> Launch:
-    assert isinstance(step.front, Gather)
-    assert isinstance(step.columns, Columns)
-    crop = step.front.warp
-    assert isinstance(crop, ResizedCrop)
+def _launch(step: GatherPass, crop: ResizedCrop, layout: DeviceCropColumns, samples: int, images: int) -> Launch:
     out = crop.out(step.source)
     constants: dict[str, Any] = {
         "CROP_CANDIDATES": CROP_CANDIDATES,

@@ -7,15 +7,15 @@ neighbourhood takes one multiplication a tap and no shuffle. Loops over lines ar
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fusion.backends.triton.launch import Launch
+from gpuaug.fusion.backends.triton.launch import Launch, reading, storing
 from gpuaug.fusion.backends.triton.pixel_math import as_float, byte_share
 from gpuaug.fusion.backends.triton.points import points
-from gpuaug.fusion.plan import Pass
+from gpuaug.fusion.ops.base import FrontOp
+from gpuaug.fusion.plan import OpPass
 
 ALONG = 16
 """Outputs of a tile along the axis that is filtered along."""
@@ -109,21 +109,22 @@ def tiles_of(along: int, across: int) -> tuple[int, int]:
     return wide, wide * triton.cdiv(along, ALONG)
 
 
-def reading(step: Pass, source: Tensor) -> dict[str, Any]:
+def reading_tiles(step: OpPass[FrontOp], source: Tensor) -> dict[str, Any]:
     """The constants of every kernel that reads tiles of the source."""
-    return {
-        "COLUMN": step.columns,
-        "SOURCE_W": source.stride(3),
-        "SCALE": source.dtype == torch.uint8,
-        "ALONG": ALONG,
-        "ACROSS": ACROSS,
-    }
+    return {**reading(step, source), "ALONG": ALONG, "ACROSS": ACROSS}
 
 
 def storing_launch(
-    kernel: Any, step: Pass, source: Tensor, rows: Tensor, out: Tensor, constants: dict[str, Any], *, along_x: bool = False
+    kernel: Any,
+    step: OpPass[FrontOp],
+    source: Tensor,
+    rows: Tensor,
+    out: Tensor,
+    constants: dict[str, Any],
+    *,
+    along_x: bool = False,
 ) -> Launch:
-    """A launch of a kernel that stores finished pixels.
+    """A launch of a filter's kernel that stores finished pixels.
 
     Args:
         kernel: Takes the sizes, the tiles side by side, and the strides of the rows, the source and the output.
@@ -134,18 +135,9 @@ def storing_launch(
         constants: The kernel's own.
         along_x: Whether tiles lie along x, not along y.
     """
-    batch, channels, height, width = source.shape
+    batch, _, height, width = source.shape
     wide, tiles = tiles_of(width, height) if along_x else tiles_of(height, width)
-    # A block of three planes stores whole pixels where those lie together.
-    rgb = channels == 3 and (out.stride(1) == 1 or any(op.rgb_only for op in step.points))
-    constants = {
-        **reading(step, source),
-        "OUT_W": out.stride(3),
-        "PROGRAM": step.program,
-        "COUNT": len(step.program),
-        "CHANNELS": channels,
-        "RGB": rgb,
-        **constants,
-    }
+    shared, planes = storing(step, source, out)
     numbers = (height, width, wide, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
-    return Launch(kernel, (tiles, batch, 1 if rgb else channels), numbers, constants, warps=1)
+    constants = {**shared, "ALONG": ALONG, "ACROSS": ACROSS, **constants}
+    return Launch(kernel, (tiles, batch, planes), numbers, constants, warps=1)

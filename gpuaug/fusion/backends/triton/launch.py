@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.ragged import Ragged
-from gpuaug.fusion.plan import Pass
+from gpuaug.fusion.ops.base import FrontOp
+from gpuaug.fusion.plan import BasePass, OpPass
 
+P = TypeVar("P", bound=BasePass)
 T = TypeVar("T")
 
 
@@ -84,7 +86,7 @@ class Launch:
             self._compiled[device] = _Compiled(made, constants, made[self._grid], (*self._tail, *constants))
 
 
-def prepared(step: Pass, source: Any, rows: Tensor, out: Tensor, make: Callable[[Pass, Any, Tensor, Tensor], T]) -> T:
+def prepared(step: P, source: Any, rows: Tensor, out: Tensor, make: Callable[[P, Any, Tensor, Tensor], T]) -> T:
     """What ``make`` has worked out for a pass and a source of this kind, from the second time on without calling it.
 
     A pass belongs to images of one size, or of any, so the kind is the types, the strides and the number of samples.
@@ -96,6 +98,25 @@ def prepared(step: Pass, source: Any, rows: Tensor, out: Tensor, make: Callable[
             step.prepared.clear()
         found = step.prepared[key] = make(step, source, rows, out)
     return found
+
+
+def reading(step: OpPass[FrontOp], source: Tensor) -> dict[str, Any]:
+    """The constants of every kernel that reads images of one size for an op."""
+    return {
+        "COLUMN": step.columns,
+        "SOURCE_W": source.stride(3),
+        "SCALE": source.dtype == torch.uint8,
+        "CHANNELS": source.shape[1],
+    }
+
+
+def storing(step: OpPass[FrontOp], source: Tensor, out: Tensor) -> tuple[dict[str, Any], int]:
+    """The constants of every kernel that reads them and stores finished pixels, and the planes of its grid."""
+    # A block of three planes stores whole pixels where those lie together.
+    channels = source.shape[1]
+    rgb = channels == 3 and (out.stride(1) == 1 or any(op.rgb_only for op in step.points))
+    constants = {"OUT_W": out.stride(3), "PROGRAM": step.program, "COUNT": len(step.program), "RGB": rgb}
+    return reading(step, source) | constants, 1 if rgb else channels
 
 
 def kind_of(source: Tensor | Ragged) -> tuple[Any, ...]:

@@ -13,18 +13,17 @@ from gpuaug.fusion.backends.triton.filter_tiles import (
     STRIDES,
     bordered,
     placed,
-    reading,
     stored,
     storing_launch,
     tile_of,
     untouched,
     untouched_pixels,
 )
-from gpuaug.fusion.backends.triton.launch import Launch, prepared
+from gpuaug.fusion.backends.triton.launch import Launch, prepared, reading
 from gpuaug.fusion.backends.triton.pixel_math import as_float, byte_share, unit
 from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.filters import AutoContrast, Clahe, Equalize, LevelsOp
-from gpuaug.fusion.plan import Pass
+from gpuaug.fusion.plan import OpPass
 
 LEVELS = tl.constexpr(filters.LEVELS)
 
@@ -280,12 +279,11 @@ class _Levelling(NamedTuple):
     """Of the tables."""
 
 
-def level(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> int:
+def level(step: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tensor) -> int:
     """Launch a pass with equalize, CLAHE or auto contrast in front on the current stream, in two launches.
 
     Arguments, shapes and the number returned are those of ``gpuaug.fusion.backends.triton.blur.blur``.
     """
-    assert isinstance(step.front, LevelsOp)
     found = prepared(step, source, rows, out, _levelling)
     tables = torch.empty((*source.shape[:2], step.front.entries), dtype=found.dtype, device=source.device)
     found.tables((source, tables, rows))
@@ -293,11 +291,10 @@ def level(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> int:
     return 2
 
 
-def _levelling(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> _Levelling:
+def _levelling(step: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tensor) -> _Levelling:
     op = step.front
-    assert isinstance(op, LevelsOp)
     batch, channels, height, width = source.shape
-    own = {name: reading(step, source)[name] for name in ("COLUMN", "SOURCE_W", "SCALE")} | {"CHANNELS": channels}
+    own = reading(step, source)
     numbers = (height, width, rows.stride(0), *source.stride()[:3])
     # A byte is its own level, whatever the op makes of its share of 255.
     factor, offset = (255.0, 0.5) if own["SCALE"] else op.to_levels

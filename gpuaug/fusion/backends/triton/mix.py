@@ -1,16 +1,14 @@
 """The kernel of a pass with a mix in front: each pixel and its partner's, then the pointwise ops of the pass."""
 
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fusion.backends.triton.launch import Launch, prepared
+from gpuaug.fusion.backends.triton.launch import Launch, prepared, storing
 from gpuaug.fusion.backends.triton.pixel_math import as_float, byte_share
 from gpuaug.fusion.backends.triton.points import points
-from gpuaug.fusion.plan import Pass
+from gpuaug.fusion.ops.mix import MixOp
+from gpuaug.fusion.plan import OpPass
 
 TILE = 1024
 """Pixels of a block, which lie one after another."""
@@ -73,35 +71,16 @@ def mix_kernel(
         tl.store(target + 2 * out_c, b.to(out.dtype.element_ty), mask=live)
 
 
-def mix(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> None:
-    """Launch a pass with a mix in front on the current stream.
+def mix(step: OpPass[MixOp], source: Tensor, rows: Tensor, out: Tensor) -> None:
+    """Launch a pass with a mix in front on the current stream, in one launch.
 
-    Args:
-        step: The pass.
-        source: uint8 or floating, any strides.
-        rows: The samples' numbers.
-        out: Floating, any strides.
-
-    Shape:
-        - source, out: (B, C, H, W)
-        - rows: (B, K), float32
+    Arguments and shapes are those of ``gpuaug.fusion.backends.triton.blur.blur``.
     """
     prepared(step, source, rows, out, _mixing)((source, out, rows))
 
 
-def _mixing(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> Launch:
-    batch, channels, height, width = source.shape
-    rgb = channels == 3 and (out.stride(1) == 1 or any(point.rgb_only for point in step.points))
-    constants: dict[str, Any] = {
-        "COLUMN": step.columns,
-        "SOURCE_W": source.stride(3),
-        "SCALE": source.dtype == torch.uint8,
-        "OUT_W": out.stride(3),
-        "PROGRAM": step.program,
-        "COUNT": len(step.program),
-        "CHANNELS": channels,
-        "RGB": rgb,
-        "TILE": TILE,
-    }
+def _mixing(step: OpPass[MixOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
+    batch, _, height, width = source.shape
+    constants, planes = storing(step, source, out)
     numbers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
-    return Launch(mix_kernel, (triton.cdiv(height * width, TILE), batch, 1 if rgb else channels), numbers, constants)
+    return Launch(mix_kernel, (triton.cdiv(height * width, TILE), batch, planes), numbers, {**constants, "TILE": TILE})

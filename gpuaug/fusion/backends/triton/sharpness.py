@@ -18,7 +18,8 @@ from gpuaug.fusion.backends.triton.filter_tiles import (
 )
 from gpuaug.fusion.backends.triton.launch import Launch, prepared
 from gpuaug.fusion.backends.triton.pixel_math import byte_share, unit
-from gpuaug.fusion.plan import Pass
+from gpuaug.fusion.ops.filters import SharpnessOp
+from gpuaug.fusion.plan import OpPass
 
 
 @triton.jit
@@ -79,7 +80,7 @@ def sharpness_kernel(
     stored(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
 
 
-def sharpen(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> int:
+def sharpen(step: OpPass[SharpnessOp], source: Tensor, rows: Tensor, out: Tensor) -> int:
     """Launch a pass with a sharpness in front on the current stream, in one launch.
 
     Arguments, shapes and the number returned are those of ``gpuaug.fusion.backends.triton.blur.blur``.
@@ -88,5 +89,5 @@ def sharpen(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> int:
     return 1
 
 
-def _sharpening(step: Pass, source: Tensor, rows: Tensor, out: Tensor) -> Launch:
+def _sharpening(step: OpPass[SharpnessOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
     return storing_launch(sharpness_kernel, step, source, rows, out, {})

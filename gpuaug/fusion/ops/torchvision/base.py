@@ -6,6 +6,7 @@ settings and draws. It is made from a transform's public attributes.
 
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 from torchvision import tv_tensors
@@ -22,6 +23,9 @@ Units = Literal["bytes", "floats", "unknown"]
 
 _PIL_MODES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """By the numbers that stand for them in Pillow."""
+
+LEAST_AND_LARGEST = np.float32(0), np.float32(1 - 2**-24)
+"""Of the numbers that samples draw from."""
 
 
 class TorchvisionOp(Op):
@@ -70,6 +74,12 @@ class TorchvisionOp(Op):
             shares = [self.share("fill", each) for each in value]
             return shares[0] if len(shares) == 1 else shares
         return self.share("fill", value)
+
+
+def whole_sides(size: Size, height: Any, width: Any) -> Size:
+    """Images of these sides, rounded down to whole pixels: of one size, or each of its own where they are arrays."""
+    sides = (np.asarray(side).astype(np.int64) for side in (height, width))
+    return size.to(*(side if side.ndim else int(side) for side in sides))
 
 
 def image_fill(fill: Any) -> float | list[float]:

@@ -8,9 +8,10 @@ from torch import nn
 from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import crop
-from gpuaug.fusion.ops.base import Array, OpDraws, Size
+from gpuaug.fusion.ops.base import ANY_SIDES, Array, OpDraws, Size
 from gpuaug.fusion.ops.geometry import Axis, Edge, IndexMap, IndexOp, changes_size_by_chance, length_of
-from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, image_fill, mask_fill
+from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.ops.torchvision.base import LEAST_AND_LARGEST, Call, TorchvisionOp, Units, image_fill, mask_fill, whole_sides
 
 _EDGES: dict[str, Edge] = {"constant": "constant", "edge": "replicate", "reflect": "reflect"}
 
@@ -167,10 +168,84 @@ class RandomCrop(_Padded, crop.Crop):
         return [*padded, ("crop", {**window, "height": self._height, "width": self._width})]
 
 
+class ZoomOut(TorchvisionOp, IndexOp):
+    """RandomZoomOut: onto a canvas of a drawn size, in float32, as torchvision computes it."""
+
+    draws_size = True
+    edge = "constant"
+
+    def __init__(self, name: str, transform: Any, units: Units) -> None:
+        TorchvisionOp.__init__(self, name, transform, units)
+        self.fill = self.fill_share(transform.fill)
+        self._least, self._most = transform.side_range
+
+    @property
+    def mask_fill(self) -> float:
+        """What padding holds in masks, in their own values."""
+        return mask_fill(self.module.fill)
+
+    def _scale(self, uniform: Any) -> Any:
+        return uniform * np.float32(self._most - self._least) + np.float32(self._least)
+
+    def out(self, size: Size) -> Size:
+        """One of each sample's own."""
+        return size.to(*ANY_SIDES)
+
+    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
+        """The canvas that each sample drew, or its own size where it is skipped."""
+        return _scaled(size, np.where(drawn["apply_mask"], drawn["scale"], np.float32(1)))
+
+    def out_bounds(self, size: Size) -> tuple[Size, ...]:
+        """The image, and the largest canvas."""
+        return size, _scaled(size, np.asarray(self._scale(LEAST_AND_LARGEST[1])))
+
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
+        """How much larger the canvas is, and where the image lies on it."""
+        uniform, across, down = sampler.uniform(3)
+        scale = self._scale(uniform)
+        canvas = _scaled(size, scale)
+        return {
+            "scale": scale,
+            "x": np.floor((canvas.width - size.width).astype(np.float32) * across),
+            "y": np.floor((canvas.height - size.height).astype(np.float32) * down),
+        }
+
+    def _start(self, drawn: OpDraws) -> tuple[Array, Array]:
+        return np.where(drawn["apply_mask"], drawn["x"], 0.0), np.where(drawn["apply_mask"], drawn["y"], 0.0)
+
+    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
+        """Shifted to where the image lies."""
+        x, y = self._start(drawn)
+        return IndexMap(Axis(1.0, -x, 0.0, length_of(size.width)), Axis(1.0, -y, 0.0, length_of(size.height)))
+
+    def matrix(self, drawn: OpDraws, size: Size) -> Array:
+        """The shift."""
+        matrix = np.tile(np.eye(3), (size.batch, 1, 1))
+        matrix[:, 0, 2], matrix[:, 1, 2] = self._start(drawn)
+        return matrix
+
+    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+        """The padding."""
+        own = size.of(sample)
+        canvas = self.out_drawn(self.of_sample(drawn, sample), own).of(0)
+        left, top = int(drawn["x"][sample]), int(drawn["y"][sample])
+        padding = [left, top, canvas.width - own.width - left, canvas.height - own.height - top]
+        return [("pad", {"padding": padding, "fill": image_fill(self.module.fill)})]
+
+    def describe(self) -> str:
+        """In a few words."""
+        return f"zoom out by {self._least} to {self._most}"
+
+
+def _scaled(size: Size, scale: Array) -> Size:
+    return whole_sides(size, np.float32(size.height) * scale, np.float32(size.width) * scale)
+
+
 LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
     v2.RandomHorizontalFlip: HorizontalFlip,
     v2.RandomVerticalFlip: VerticalFlip,
     v2.CenterCrop: CenterCrop,
     v2.Pad: Pad,
     v2.RandomCrop: RandomCrop,
+    v2.RandomZoomOut: ZoomOut,
 }

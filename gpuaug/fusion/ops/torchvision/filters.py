@@ -39,7 +39,7 @@ class Sharpness(TorchvisionOp, filters.SharpnessOp):
         """Nothing: the factor is given."""
         return {}
 
-    def write(self, drawn: OpDraws, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The factor."""
         out[:, 1] = self.module.sharpness_factor  # type: ignore[assignment]
 

@@ -95,7 +95,7 @@ class Adjust(color.ColorJitter):
 class Sharpness(filters.Sharpness):
     """Sharpness: by 1 + the magnitude."""
 
-    def write(self, drawn: OpDraws, out: Array) -> None:
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The factor."""
         out[:, 1] = 1 + drawn["magnitude"]
 

@@ -1,16 +1,17 @@
 """torchvision's resizes, of whole images and of windows in them."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import nn
 from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import resize
-from gpuaug.fusion.ops.base import OpDraws, Size
+from gpuaug.fusion.ops.base import ANY_SIDES, OpDraws, Size
 from gpuaug.fusion.ops.geometry import ResampleOp, changes_size_by_chance
-from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, interpolation_of
+from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.ops.torchvision.base import LEAST_AND_LARGEST, Call, TorchvisionOp, Units, interpolation_of, whole_sides
 
 
 class _Resampling(TorchvisionOp, ResampleOp):
@@ -67,20 +68,26 @@ class ResizedCrop(_Resampling, resize.ResizedCrop):
         return [("resized_crop", {**window, "size": [self._height, self._width], **self._how()})]
 
 
-class Resize(_Resampling, resize.Resize):
-    """Resize: to two sides, or the shorter side to one with a bound for the longer."""
+class _WholeResize(_Resampling, resize.Resize):
+    """A resize of the whole image, which masks follow by the pixel at the centre where images take it."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _Resampling.__init__(self, name, transform, units)
         self.mask_half_pixel_centers = self.nearest
-        self.settings = {"size": transform.size if transform.size is not None else f"at most {transform.max_size}"}
 
     def unsupported_size(self, size: Size) -> str | None:
         """A skipped sample keeps the size that it came with, and an image has pixels."""
-        out = self.out(size)
-        if np.any(np.equal(out.height, 0)) or np.any(np.equal(out.width, 0)):
+        if any(np.any(np.less(side, 1)) for out in self.out_bounds(size) for side in (out.height, out.width)):
             return "comes out without pixels"
         return changes_size_by_chance(self, size=size)
+
+
+class Resize(_WholeResize):
+    """Resize: to two sides, or the shorter side to one with a bound for the longer."""
+
+    def __init__(self, name: str, transform: Any, units: Units) -> None:
+        _WholeResize.__init__(self, name, transform, units)
+        self.settings = {"size": transform.size if transform.size is not None else f"at most {transform.max_size}"}
 
     def out(self, size: Size) -> Size:
         """The size given, or one side of it with the other in proportion, rounded down."""
@@ -88,18 +95,10 @@ class Resize(_Resampling, resize.Resize):
         wanted, most = transform.size, transform.max_size
         if wanted is not None and len(wanted) == 2:
             return size.to(int(wanted[0]), int(wanted[1]))
+        if wanted is not None:
+            return shorter_side_to(size, wanted[0], most)
         short, long = np.minimum(size.height, size.width), np.maximum(size.height, size.width)
-        if wanted is None:
-            new_short, new_long = (most * short / long).astype(np.int64), np.full_like(long, most)
-        else:
-            new_short, new_long = np.full_like(short, wanted[0]), (wanted[0] * long / short).astype(np.int64)
-            if most is not None:
-                over = new_long > most
-                new_short = np.where(over, (most * new_short / np.maximum(new_long, 1)).astype(np.int64), new_short)
-                new_long = np.minimum(new_long, most)
-        upright = np.less_equal(size.width, size.height)
-        height, width = np.where(upright, new_long, new_short), np.where(upright, new_short, new_long)
-        return size.to(height, width) if size.ragged else size.to(int(height), int(width))
+        return _sides(size, most * short / long, np.full_like(long, most))
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """The resize."""
@@ -107,4 +106,127 @@ class Resize(_Resampling, resize.Resize):
         return [("resize", {"size": transform.size, "max_size": transform.max_size, **self._how()})]
 
 
-LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {v2.RandomResizedCrop: ResizedCrop, v2.Resize: Resize}
+class _DrawnResize(_WholeResize):
+    """A resize of each image to a size that it draws: those of a batch differ, until an op gives them one."""
+
+    draws_size = True
+    drawn_as: ClassVar[str] = "size"
+    """The name of the number that is drawn."""
+
+    def _number(self, uniform: Any) -> Any:
+        """What is drawn, from numbers in [0, 1), and larger for larger ones."""
+        raise NotImplementedError
+
+    def _out(self, number: Any, size: Size) -> Size:
+        """The size for what was drawn."""
+        raise NotImplementedError
+
+    def out(self, size: Size) -> Size:
+        """One of each sample's own."""
+        return size.to(*ANY_SIDES)
+
+    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
+        """The size that each sample drew."""
+        return self._out(drawn[self.drawn_as], size)
+
+    def out_bounds(self, size: Size) -> tuple[Size, ...]:
+        """Those of the least and of the largest number."""
+        return tuple(self._out(self._number(uniform), size) for uniform in LEAST_AND_LARGEST)
+
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
+        """One number a sample."""
+        return {self.drawn_as: self._number(sampler.uniform())}
+
+    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+        """The resize."""
+        out = self.out_drawn(self.of_sample(drawn, sample), size.of(sample)).of(0)
+        return [("resize", {"size": [out.height, out.width], **self._how()})]
+
+
+class RandomResize(_DrawnResize):
+    """RandomResize: the shorter side to a whole number below ``max_size``."""
+
+    def __init__(self, name: str, transform: Any, units: Units) -> None:
+        _DrawnResize.__init__(self, name, transform, units)
+        self._least, self._count = int(transform.min_size), int(transform.max_size) - int(transform.min_size)
+        self.settings = {"size": f"between {self._least} and {transform.max_size - 1} at the shorter side"}
+
+    def unsupported(self) -> str | None:
+        """Why the transform is left to torchvision, or ``None``."""
+        return super().unsupported() if self._count > 0 else "max_size is not larger than min_size, and is never drawn itself"
+
+    def _number(self, uniform: Any) -> Any:
+        return np.floor(uniform * np.float32(self._count)).astype(np.int64) + self._least
+
+    def _out(self, number: Any, size: Size) -> Size:
+        return shorter_side_to(size, number)
+
+
+class RandomShortestSize(_DrawnResize):
+    """RandomShortestSize: the shorter side to one of some, or the longer to ``max_size`` where that is smaller."""
+
+    def __init__(self, name: str, transform: Any, units: Units) -> None:
+        _DrawnResize.__init__(self, name, transform, units)
+        self._choices, self._most = np.sort(transform.min_size), transform.max_size
+        self.settings = {"size": f"one of {transform.min_size} at the shorter side"}
+
+    def unsupported(self) -> str | None:
+        """Why the transform is left to torchvision, or ``None``."""
+        return super().unsupported() if len(self._choices) else "min_size is empty"
+
+    def _number(self, uniform: Any) -> Any:
+        return self._choices[np.floor(uniform * np.float32(len(self._choices))).astype(np.int64)]
+
+    def _out(self, number: Any, size: Size) -> Size:
+        scale = number / np.minimum(size.height, size.width)
+        if self._most is not None:
+            scale = np.minimum(scale, self._most / np.maximum(size.height, size.width))
+        return whole_sides(size, size.height * scale, size.width * scale)
+
+
+class ScaleJitter(_DrawnResize):
+    """ScaleJitter: into ``target_size``, times a number; in float32, as torchvision computes it."""
+
+    drawn_as = "scale"
+
+    def __init__(self, name: str, transform: Any, units: Units) -> None:
+        _DrawnResize.__init__(self, name, transform, units)
+        self._target, (self._least, most) = transform.target_size, transform.scale_range
+        self._range = np.float32(most - self._least)
+        self.settings = {"size": f"between {self._least} and {most} of {tuple(self._target)}"}
+
+    def _number(self, uniform: Any) -> Any:
+        return uniform * self._range + np.float32(self._least)
+
+    def _out(self, number: Any, size: Size) -> Size:
+        # As torchvision has it: the first of the two goes with the width.
+        fitting = np.minimum(self._target[1] / size.height, self._target[0] / size.width)
+        scale = np.float32(fitting) * number
+        return whole_sides(size, np.float32(size.height) * scale, np.float32(size.width) * scale)
+
+
+def shorter_side_to(size: Size, shorter: Any, most: int | None = None) -> Size:
+    """Images whose shorter side is ``shorter``, one number or one each, and whose longer side is at most ``most``."""
+    short, long = np.minimum(size.height, size.width), np.maximum(size.height, size.width)
+    longer = (shorter * long / short).astype(np.int64)
+    shorter = np.broadcast_to(shorter, longer.shape)
+    if most is not None:
+        over = longer > most
+        shorter = np.where(over, (most * shorter / np.maximum(longer, 1)).astype(np.int64), shorter)
+        longer = np.minimum(longer, most)
+    return _sides(size, shorter, longer)
+
+
+def _sides(size: Size, shorter: Any, longer: Any) -> Size:
+    """Images whose sides are these, upright where they were."""
+    upright = np.less_equal(size.width, size.height)
+    return whole_sides(size, np.where(upright, longer, shorter), np.where(upright, shorter, longer))
+
+
+LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
+    v2.RandomResizedCrop: ResizedCrop,
+    v2.Resize: Resize,
+    v2.RandomResize: RandomResize,
+    v2.RandomShortestSize: RandomShortestSize,
+    v2.ScaleJitter: ScaleJitter,
+}

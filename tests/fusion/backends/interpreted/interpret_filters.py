@@ -5,15 +5,13 @@ import numpy as np
 import torch
 from torchvision.transforms import v2
 
-from gpuaug.fusion.backends.triton.blur import blur
-from gpuaug.fusion.backends.triton.levels import level
-from gpuaug.fusion.backends.triton.sharpness import sharpen
+from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision import filters as torchvision_filters
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp
-from gpuaug.fusion.plan import Pass
+from gpuaug.fusion.plan import OpPass
 
 FILTERS = {
     "wide": K.RandomGaussianBlur((13, 11), (0.5, 5.0), p=1.0),
@@ -30,7 +28,6 @@ FILTERS = {
     "autocontrast, torchvision's": v2.RandomAutocontrast(0.5),
 }
 LOWERED = {**filters.LOWERED, **torchvision_filters.LOWERED}
-LAUNCHED = {filters.BlurOp: blur, filters.SharpnessOp: sharpen, filters.LevelsOp: level}
 
 
 def batches():
@@ -60,8 +57,8 @@ def agree(module, images, dtype, memory_format):
     floats = images.float() / 255 if images.dtype == torch.uint8 else images
     expected = torch.where(rows[:, 2, None, None, None] != 0, op.apply(floats, rows[:, 2:]), floats).to(dtype)
     got = torch.empty(images.shape, dtype=dtype).to(memory_format=memory_format)
-    step = Pass(op, (), size, size, 2, ())
-    launched = next(launch for base, launch in LAUNCHED.items() if isinstance(op, base))(step, images, rows, got)
+    step = OpPass(op, (), size, size, 2, ())
+    launched = backend.OP_KERNELS[op.kernel](step, images, rows, got)
     skipped = not op.is_random or dtype == torch.float16 or torch.equal(got[0].nan_to_num(9), expected[0].nan_to_num(9))
     tolerance = 1e-3 if dtype == torch.float16 else 2e-6
     return launched == op.launches and skipped and torch.allclose(got, expected, atol=tolerance, rtol=0, equal_nan=True)

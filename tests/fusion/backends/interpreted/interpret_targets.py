@@ -99,7 +99,7 @@ def masks_agree(name, dtype):
         return made
 
     together, apart = listed("torch"), listed("triton")
-    expected = dispatch.torch_backend.gather_mask(step.front, step.columns, together._values, table, step.out, together._places)
+    expected = dispatch.torch_backend.gather_mask(step, together._values, table, together._places)
     # As if a launch had room for two of the five.
     with mock.patch.object(backend, "MOST_SAMPLES", 2):
         got = backend.run_mask(step, apart._values, table, apart._places)

@@ -9,6 +9,8 @@ from torchvision.transforms.functional import _get_perspective_coeffs
 
 import gpuaug
 from gpuaug.fusion.lower.torchvision import LOWERED
+from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.ops.sampler import GivenUniforms
 from gpuaug.fusion.policies.torchvision import LOWERED as POLICIES
 
 COUNT, OURS = 3000, 12_000
@@ -24,6 +26,10 @@ SETTINGS = {
     "crop": lambda: v2.RandomCrop((12, 40)),
     "crop, padded": lambda: v2.RandomCrop((24, 40), padding=[3, 5, 2, 7]),
     "crop, padded if needed": lambda: v2.RandomCrop((30, 50), padding=1, pad_if_needed=True),
+    "resize": lambda: v2.RandomResize(20, 36),
+    "shortest size": lambda: v2.RandomShortestSize((20, 25, 30, 31), max_size=50),
+    "scale": lambda: v2.ScaleJitter((90, 80)),
+    "zoom out": lambda: v2.RandomZoomOut(p=1.0),
     "rotation": lambda: v2.RandomRotation(45),
     "rotation, one way": lambda: v2.RandomRotation((10, 80)),
     "affine": lambda: v2.RandomAffine(30, (0.2, 0.1), (0.7, 1.3), (5, 20, -8, 3)),
@@ -59,7 +65,8 @@ def theirs(transform, count, seed):
 
 def ours(transform, count, seed):
     """Columns of what fuse draws, told by its calls."""
-    augment = gpuaug.fuse([transform])
+    behind = [v2.RandomCrop(8, pad_if_needed=True)] if isinstance(transform, DRAWING_SIZES) else []
+    augment = gpuaug.fuse([transform, *behind])
     calls = augment.draw((count, 3, HEIGHT, WIDTH), seed=seed).as_torchvision()
     return columns(transform, [as_params(transform, each) for each in calls])
 
@@ -70,19 +77,24 @@ def as_params(transform, calls):
         names = [name.removeprefix("adjust_") for name, _ in calls]
         factors = {key: value for _, arguments in calls for key, value in arguments.items()}
         return {**factors, "fn_idx": [("brightness", "contrast", "saturation", "hue").index(name) for name in names]}
+    if isinstance(transform, DRAWING_SIZES):
+        arguments = calls[0][1]
+        return {"size": min(arguments["size"])} if isinstance(transform, v2.RandomResize) else arguments
     arguments = calls[-1][1] if calls else {"i": 0, "j": 0, "h": 0, "w": 0}
     if isinstance(transform, v2.RandomPerspective):
         return {"coefficients": _get_perspective_coeffs(arguments["startpoints"], arguments["endpoints"])}
     return arguments
 
 
+DRAWING_SIZES = (v2.RandomResize, v2.RandomShortestSize, v2.ScaleJitter, v2.RandomZoomOut)
 DRAWN = ("top", "left", "height", "width", "angle", "translate", "scale", "shear", "sigma", "permutation", "i", "j", "h", "w")
 
 
 def columns(transform, params):
     found = {}
     for key in params[0]:
-        if key == "coefficients" or key in DRAWN or key.endswith("_factor"):
+        drawn = ("size", "padding") if isinstance(transform, DRAWING_SIZES) else ("coefficients", *DRAWN)
+        if key in drawn or key.endswith("_factor"):
             values = np.array([np.ravel(np.asarray(each[key], dtype=np.float64)) for each in params])
             found.update({f"{key} {index}": values[:, index] for index in range(values.shape[1])})
     if isinstance(transform, v2.ColorJitter):
@@ -111,6 +123,10 @@ OFF = {
     "affine": (lambda: v2.RandomAffine(30, (0.25, 0.1), (0.7, 1.3), (5, 20, -8, 3)), "translate 0"),
     "jitter": (lambda: v2.ColorJitter(0.46, (0.2, 3.0), 0.7, 0.1), "brightness_factor 0"),
     "perspective": (lambda: v2.RandomPerspective(0.6, p=1.0, fill=None), "coefficients 2"),
+    "resize": (lambda: v2.RandomResize(20, 38), "size 0"),
+    "shortest size": (lambda: v2.RandomShortestSize((20, 20, 25, 31, 30), max_size=50), "size 0"),
+    "scale": (lambda: v2.ScaleJitter((90, 80), (0.1, 2.2)), "size 1"),
+    "zoom out": (lambda: v2.RandomZoomOut(side_range=(1.0, 4.7), p=1.0), "padding 0"),
     "erasing": (lambda: v2.RandomErasing(1.0, scale=(0.02, 0.4)), "w 0"),
     "blur": (lambda: v2.GaussianBlur(3, (0.1, 2.3)), "sigma 0"),
 }
@@ -121,6 +137,30 @@ OFF = {
 def test_parameters_a_tenth_off_are_told_apart(name):
     make, key = OFF[name]
     assert apart(theirs(SETTINGS[name](), COUNT, 0)[key], ours(make(), OURS, 1)[key]) > 1
+
+
+@pytest.mark.parametrize("name", ["resize", "shortest size", "scale", "zoom out"])
+def test_drawn_sizes_equal_torchvisions_for_the_same_numbers(name, monkeypatch):
+    """To the pixel, for images of all sizes."""
+    transform, rng = SETTINGS[name](), np.random.default_rng(0)
+    op = LOWERED[type(transform)]("", transform, "bytes")
+    for height, width in rng.integers(1, 400, (300, 2)).tolist():
+        numbers = rng.random(3, np.float32)
+        turns = iter([numbers[:1], numbers[1:]])
+        monkeypatch.setattr(torch, "rand", lambda count, turns=turns: torch.from_numpy(next(turns)))
+        monkeypatch.setattr(torch, "randint", lambda *bounds, number=numbers[0]: torch.tensor(whole(number, *bounds[:-1])))
+        size = Size(1, 3, height, width)
+        ((_, mine),) = op.calls(op.draw(GivenUniforms(numbers[:, None]), size), 0, size)
+        theirs = transform.make_params([torch.empty(3, height, width)])
+        if name == "resize":
+            theirs["size"] = v2.functional.resize(torch.empty(1, height, width), theirs["size"]).shape[1:]
+        assert [list(mine[key]) for key in theirs] == [list(value) for value in theirs.values()]
+
+
+def whole(number, *bounds):
+    """As ``torch.randint`` with this number in [0, 1)."""
+    low, high = (0, *bounds)[-2:]
+    return low + int(number * (high - low))
 
 
 def test_crops_that_fall_back_are_in_the_middle_as_torchvisions():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.ragged import images_of, pack
 from support.replay import photographs
 from support.torchvision_replay import both, replayed, scaled
 from torchvision.transforms import InterpolationMode, v2
@@ -83,6 +84,44 @@ CLOSE = {
 }
 """What interpolates or weighs: within 5e-5 at these sizes, where all ops on single pixels are within 5e-6."""
 
+EXACT_SIZES = {
+    "zoom out, middle": lambda: [v2.RandomZoomOut((0.5, 0.25, 1.0), (1.0, 2.5)), v2.CenterCrop((30, 33))],
+    "zoom out, crop": lambda: [
+        v2.RandomHorizontalFlip(),
+        v2.RandomZoomOut(0.5, p=0.7),
+        v2.RandomCrop((60, 50), pad_if_needed=True, fill=0.5),
+    ],
+    "nearest": lambda: [v2.RandomResize(20, 60, InterpolationMode.NEAREST_EXACT), v2.RandomCrop(20)],
+}
+CLOSE_SIZES = {
+    "segmentation": lambda: [
+        v2.RandomResize(20, 61),
+        v2.RandomHorizontalFlip(),
+        v2.RandomCrop(40, pad_if_needed=True),
+        v2.Normalize(MEAN, STD),
+    ],
+    "lsj": lambda: [
+        v2.ScaleJitter((40, 64)),
+        v2.RandomCrop((40, 64), pad_if_needed=True, fill=(0.5, 0.25, 1.0)),
+        v2.RandomHorizontalFlip(),
+    ],
+    "shortest size": lambda: [v2.RandomShortestSize((40, 33, 56), max_size=70), v2.RandomCrop((24, 20), padding=3)],
+    "four taps": lambda: [v2.RandomCrop(28), v2.RandomResize(14, 40, antialias=None), v2.CenterCrop(14)],
+    "cubic": lambda: [v2.ScaleJitter((40, 40), (0.5, 2.0), InterpolationMode.BICUBIC), v2.RandomCrop(30, pad_if_needed=True)],
+    "zoom out, resize": lambda: [v2.RandomZoomOut(0.25), v2.RandomVerticalFlip(), v2.Resize((30, 25))],
+    "zoom out, crop and resize": lambda: [v2.RandomZoomOut(), v2.RandomResizedCrop((30, 25))],
+    "zoom out, turn": lambda: [v2.RandomZoomOut(), v2.RandomRotation(30, BILINEAR, fill=None), v2.CenterCrop(30)],
+    "two passes": lambda: [v2.Resize(20), v2.RandomZoomOut(), v2.RandomVerticalFlip(), v2.Resize((30, 25))],
+    "behind another pass": lambda: [
+        v2.RandomSolarize(0.4),
+        v2.RandomZoomOut(0.25, (1.0, 1.5)),
+        v2.RandomResize(30, 50),
+        v2.CenterCrop(30),
+        v2.RandomInvert(),
+    ],
+}
+"""Pipelines that draw a size for each sample, and give all one behind it."""
+
 NEAREST = {
     "rotation": lambda: v2.RandomRotation(45),
     "rotation, about a point": lambda: v2.RandomRotation(45, center=(3, 20), fill=None),
@@ -137,6 +176,27 @@ def test_channels_that_cannot_be_spread_equal_torchvision(name, shape):
         torch.testing.assert_close(got, expected, atol=most + 1.2e-7, rtol=0)
 
 
+@pytest.mark.parametrize("name", [*EXACT_SIZES, *CLOSE_SIZES])
+def test_drawn_sizes_equal_torchvision(name):
+    make = {**EXACT_SIZES, **CLOSE_SIZES}[name]
+    tolerance = 0 if name in EXACT_SIZES else 5e-5 / (min(STD) if name == "segmentation" else 1)
+    for seed, images in enumerate(batches()):
+        expected, got = both(make(), images, seed)
+        assert got.shape == expected.shape
+        assert (got - expected).abs().max() <= tolerance
+    augment = gpuaug.fuse(make())
+    draws = augment.draw(images.shape, seed=5)
+    together = augment(images, draws=draws)
+    for index, image in enumerate(images):
+        assert torch.equal(augment(image[None], draws=draws.alone(index))[0], together[index])
+    if "pass" not in name:  # as one has to give images of all sizes one
+        ragged, sizes = gpuaug.fuse(make(), ragged=True), images_of([(37, 52), (64, 40), (48, 48), (90, 33)])
+        batch = pack(sizes)
+        draws = ragged.draw(batch, seed=6)
+        expected = replayed(draws, [image.float() / 255 for image in sizes])
+        assert (ragged(batch, draws=draws) - expected).abs().max() <= max(tolerance, 1e-6)
+
+
 @pytest.mark.parametrize("name", NEAREST)
 def test_nearest_pixels_equal_torchvision(name):
     for seed, images in enumerate(batches()):
@@ -153,6 +213,7 @@ def test_no_window_fits_for_the_crops_that_fall_back():
 
 def test_every_lowered_transform_is_compared():
     compared = {type(make()) for make in (*EXACT.values(), *CLOSE.values(), *NEAREST.values())}
+    compared |= {type(each) for make in (*EXACT_SIZES.values(), *CLOSE_SIZES.values()) for each in make()}
     assert compared | {v2.RandomPosterize, *POLICIES} == set(LOWERED)
 
 
