@@ -68,6 +68,7 @@ DISTRIBUTION_CASES = {
     "gamma": (K.RandomGamma, {"gamma": (0.3, 2.5), "gain": (0.5, 1.5)}),
     "solarize": (K.RandomSolarize, {"thresholds": 0.3, "additions": 0.2}),
     "solarize, bounds": (K.RandomSolarize, {"thresholds": (0.2, 0.9), "additions": (-0.4, 0.1)}),
+    "snow": (K.RandomSnow, {"snow_coefficient": (0.2, 0.8), "brightness": (1.0, 3.0)}),
     "posterize": (K.RandomPosterize, {"bits": 3}),
     "posterize, all": (K.RandomPosterize, {"bits": (0.0, 8.0)}),
     "invert": (K.RandomInvert, {}),

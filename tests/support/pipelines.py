@@ -163,6 +163,7 @@ RGB_CLOSE = {
     ],
     "jiggle": lambda: [K.ColorJiggle(0.4, 0.4, 0.4, 0.1, p=0.8)],
     "hue, saturation": lambda: [K.RandomHue((-0.5, 0.5), p=0.7), K.RandomSaturation((0.2, 1.8), p=0.7)],
+    "snow": lambda: [K.RandomSnow((0.2, 0.8), (1.0, 3.0), p=0.8)],
     "self-supervised": lambda: [
         K.RandomResizedCrop((24, 24)),
         K.RandomHorizontalFlip(),

@@ -198,6 +198,12 @@ RANDOM_STEPS = {
     K.RandomSolarize: step(
         K.RandomSolarize, {"own": ROUNDING, "jumps": True}, thresholds=ranges(0.0, 1.0), additions=ranges(-0.5, 0.5)
     ),
+    K.RandomSnow: step(
+        K.RandomSnow,
+        {"own": ROUNDING, "gain": 8.0, "jumps": True, "rgb": True},
+        snow_coefficient=ranges(0.0, 1.0),
+        brightness=ranges(1.0, 3.0),
+    ),
     K.RandomPosterize: step(K.RandomPosterize, {"jumps": True}, bits=ranges(0.0, 8.0)),
     K.RandomChannelShuffle: step(K.RandomChannelShuffle, {"reach": None, "rgb": True}),
     K.RandomChannelDropout: step(

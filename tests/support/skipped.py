@@ -53,6 +53,7 @@ SKIPPING = {
     "grey": lambda: [K.RandomGrayscale(p=0.5)],
     "invert": lambda: [K.RandomInvert(p=0.5)],
     "solarize": lambda: [K.RandomSolarize(p=0.5)],
+    "snow": lambda: [K.RandomSnow(p=0.5)],
     "posterize": lambda: [K.RandomPosterize((0.0, 8.0), p=0.5)],
     "CLAHE": lambda: [K.RandomClahe(p=0.5)],
     "equalize": lambda: [K.RandomEqualize(p=0.5)],

@@ -292,7 +292,8 @@ class PointCode(IntEnum):
     DENORMALIZE = 15
     JITTER = 16
     JIGGLE = 17
-    ONE_OF = 18
+    SNOW = 18
+    ONE_OF = 19
 
 
 class PointOp(RowOp):

@@ -1,4 +1,4 @@
-"""Ops on a pixel's colour: brightness, contrast, saturation, hue, gamma, inversion, solarising, levels.
+"""Ops on a pixel's colour: brightness, contrast, saturation, hue, gamma, inversion, solarising, levels, snow.
 
 Each follows Kornia's own arithmetic, clamps included: they come between the steps, so the steps cannot be merged into one.
 """
@@ -141,6 +141,17 @@ class Solarize(UniformOp):
         return torch.where(values < column(rows, 1), values, 1.0 - values)
 
 
+class Snow(UniformOp):
+    """RandomSnow: multiplies the lightness of HLS where it is below a threshold."""
+
+    code, width, names, rgb_only = PointCode.SNOW.value, 3, ("snow_coefficient", "brightness"), True
+    words = "snow"
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Clamp, brighten, clamp."""
+        return snowed(images.clamp(0, 1), column(rows, 1), column(rows, 2)).clamp(0, 1)
+
+
 class Posterize(PointOp):
     """RandomPosterize: keeps the upper bits of a byte."""
 
@@ -181,6 +192,18 @@ def saturated(images: Tensor, factor: Tensor) -> Tensor:
     share = spread / torch.where(most == 0, 1.0, most + 1e-8)
     wanted = most * (share * factor).clamp(0, 1)
     return (images - least) * (wanted / torch.where(spread == 0, 1.0, spread)) + (most - wanted)
+
+
+def snowed(images: Tensor, threshold: Tensor, factor: Tensor) -> Tensor:
+    """RGB in [0, 1] with lightness of HLS below ``threshold`` multiplied by ``factor``; hue and saturation are unchanged."""
+    most, least = images.amax(1, keepdim=True), images.amin(1, keepdim=True)
+    doubled = most + least
+    light = doubled / 2
+    # A channel's distance from the lightness scales with the room that the lightness leaves on either side of it.
+    room = torch.where(doubled < 1, doubled, 2 - doubled)
+    lit = torch.where(light < threshold, (light * factor).clamp(0, 1), light)
+    scale = 2 * torch.minimum(lit, 1 - lit) / torch.where(room == 0, 1.0, room + 1e-8)
+    return lit + (images - light) * scale
 
 
 def hue_turned(images: Tensor, turns: Tensor) -> Tensor:
@@ -230,4 +253,5 @@ LOWERED: dict[type[nn.Module], type[PointOp]] = {
     K.RandomInvert: Invert,
     K.RandomSolarize: Solarize,
     K.RandomPosterize: Posterize,
+    K.RandomSnow: Snow,
 }

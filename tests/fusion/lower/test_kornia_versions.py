@@ -95,6 +95,7 @@ KNOWN_PARAMETERS = {
     "RandomInvert": "max_val same_on_batch p keepdim",
     "RandomSolarize": "thresholds additions same_on_batch p keepdim",
     "RandomPosterize": "bits same_on_batch p keepdim",
+    "RandomSnow": "snow_coefficient brightness same_on_batch p keepdim",
     "RandomGrayscale": "rgb_weights same_on_batch p keepdim",
     "RandomChannelShuffle": "same_on_batch p keepdim",
     "RandomChannelDropout": "num_drop_channels fill_value same_on_batch p keepdim",

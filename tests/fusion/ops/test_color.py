@@ -40,6 +40,7 @@ CLOSE = {
     "hue": lambda p: K.RandomHue((-0.5, 0.5), p=p),
     "gamma": lambda p: K.RandomGamma((0.3, 2.5), (0.5, 1.5), p=p),
     "solarize": lambda p: K.RandomSolarize(0.3, 0.2, p=p),
+    "snow": lambda p: K.RandomSnow((0.2, 0.8), (1.0, 3.0), p=p),
     "grey": lambda p: K.RandomGrayscale(p=p),
     "grey, weighted": lambda p: K.RandomGrayscale(rgb_weights=torch.tensor([0.5, 0.25, 0.25]), p=p),
     "noise": lambda p: K.RandomGaussianNoise(0.1, 0.3, p=p),

@@ -81,6 +81,20 @@ def saturated(r, g, b, factor):
 
 
 @triton.jit
+def snowed(r, g, b, threshold, factor):
+    """Colours whose lightness in HLS is multiplied by ``factor`` where it is below ``threshold``."""
+    # A NaN in one channel makes all three NaN, as in torch.
+    most = tl.maximum(tl.maximum(r, g, propagate_nan=tl.PropagateNan.ALL), b, propagate_nan=tl.PropagateNan.ALL)
+    least = tl.minimum(tl.minimum(r, g), b)
+    doubled = most + least
+    light = doubled * 0.5
+    room = tl.where(doubled < 1, doubled, 2 - doubled)
+    lit = tl.where(light < threshold, unit(light * factor), light)
+    scale = 2 * tl.minimum(lit, 1 - lit) / tl.where(room == 0, 1.0, room + 1e-8)
+    return lit + (r - light) * scale, lit + (g - light) * scale, lit + (b - light) * scale
+
+
+@triton.jit
 def hue_channel(at, most, low, falling, rising):
     """A channel in sixth ``at`` of the circle of hues: it rises, stays for two sixths, falls, and stays low for two."""
     at = tl.where(at >= 6, at - 6, at)

@@ -17,6 +17,7 @@ from gpuaug.fusion.backends.triton.pixel_math import (
     posterized,
     raised,
     saturated,
+    snowed,
     unit,
     unit_sums,
 )
@@ -40,6 +41,7 @@ NORMALIZE = tl.constexpr(PointCode.NORMALIZE.value)
 DENORMALIZE = tl.constexpr(PointCode.DENORMALIZE.value)
 JITTER = tl.constexpr(PointCode.JITTER.value)
 JIGGLE = tl.constexpr(PointCode.JIGGLE.value)
+SNOW = tl.constexpr(PointCode.SNOW.value)
 ONE_OF = tl.constexpr(PointCode.ONE_OF.value)
 PERMUTES = tl.constexpr(j.PERMUTES)
 
@@ -143,6 +145,9 @@ def point(
         step = tl.load(row + 1)
         offset = tl.load(row + 2)
         r, g, b = posterized(r, step, offset), posterized(g, step, offset), posterized(b, step, offset)
+    elif CODE == SNOW:
+        r, g, b = snowed(unit(r), unit(g), unit(b), tl.load(row + 1), tl.load(row + 2))
+        r, g, b = unit(r), unit(g), unit(b)
     elif CODE == SHUFFLE:
         r, g, b = reordered(r, g, b, row + 1)
     elif CODE == DROPOUT:
