@@ -9,10 +9,7 @@ from support.replay import left_to_kornia
 
 from bench.figures import tables
 from gpuaug import Stats
-<<<<<<< HEAD
 from gpuaug.fusion.lower.kornia import LOWERED, POLICIES
-=======
->>>>>>> d5a8b48176f263bb9206c4c458281d642e89861f
 
 ROOT = Path(__file__).parents[2]
 WITH_FRAMEWORKS = {"frameworks.md": ["accelerate", "lightning", "timm", "torchdata", "tqdm", "transformers"]}
@@ -69,15 +66,6 @@ def test_links_and_pictures_lead_somewhere(page):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-<<<<<<< HEAD
-=======
-def test_every_counter_of_stats_is_explained_once():
-    section = (ROOT / "docs" / "profile.md").read_text().split("\n## While training\n")[1].split("\n## ")[0]
-    named = [name for cell in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)]
-    assert sorted(named) == sorted(field.name for field in fields(Stats))
-
-
->>>>>>> d5a8b48176f263bb9206c4c458281d642e89861f
 def test_tables_are_those_of_the_results(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     assert tables.main(["--check"]) == 0, capsys.readouterr().out
@@ -93,7 +81,6 @@ def test_figures_are_in_tables_only(page):
 
 def test_the_front_page_of_the_benchmarks_is_short():
     assert len(TABLE.sub("", BENCHMARKS[0].read_text()).split()) < 1200
-<<<<<<< HEAD
 
 
 def test_every_counter_of_stats_is_explained_once():
@@ -106,8 +93,6 @@ def test_table_of_modules_names_every_lowered_kornia_module_once():
     rows = re.findall(r"^\| (`\w+`.*?) \|", (ROOT / "docs" / "fuse.md").read_text(), re.MULTILINE)
     named = [name for row in rows for name in re.findall(r"`([A-Z]\w+)`", row)]
     assert sorted(named) == sorted(kind.__name__ for kind in (*LOWERED, *POLICIES))
-=======
->>>>>>> d5a8b48176f263bb9206c4c458281d642e89861f
 
 
 def test_docstrings_have_no_markup_that_the_api_page_would_show_as_it_is():
