@@ -29,7 +29,7 @@ from gpuaug.stages.base import Stage, TransformStage
 from gpuaug.stages.feature import FeatureStage
 from gpuaug.viewer.figure import show
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ArgumentError",
