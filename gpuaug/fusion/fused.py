@@ -29,7 +29,7 @@ from gpuaug.fusion.plan import Plan, check_sizes
 from gpuaug.fusion.policies.choice import Choice, Pick
 from gpuaug.fusion.policies.one_mix import OneMix
 from gpuaug.fusion.segments import Segments
-from gpuaug.fusion.sizing import check_drawn_sizes, check_views, sizing_ops
+from gpuaug.fusion.sizing import check_views, sizing_ops
 from gpuaug.fusion.targets.data_keys import keys_given
 from gpuaug.fusion.targets.targets import Targets
 from gpuaug.fusion.targets.views import joined
@@ -119,8 +119,7 @@ class Fused(nn.Module):
         self.definition = definition(pipeline, options)
         self._ops = tuple(leaf.op for leaf in leaves(self._tree))
         self._plain_ops = tuple(op for op in self._ops if isinstance(op, Op))
-        self._sizing = sizing_ops(self._ops) if options.ragged else ()
-        check_drawn_sizes(self._ops[len(self._sizing) :])
+        self._sizing = sizing_ops(self._ops, ragged=options.ragged)
         if options.views > 1:
             check_views(self._ops)
         keys = getattr(pipeline, "data_keys", None)

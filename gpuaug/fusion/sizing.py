@@ -11,31 +11,24 @@ from gpuaug.fusion.ops.geometry import GatherOp
 from gpuaug.fusion.policies.choice import Choice
 
 
-def sizing_ops(ops: Sequence[Op | EagerOp]) -> tuple[GatherOp, ...]:
-    """The ops that give images of different sizes one, which the first pass has to do.
+def sizing_ops(ops: Sequence[Op | EagerOp], *, ragged: bool) -> tuple[GatherOp, ...]:
+    """The ops that give a ragged batch one size, which the first pass has to do; none where batches are not ``ragged``.
 
     Raises:
-        ArgumentError: If they do not.
+        ArgumentError: If they do not, or if an op draws a size for each image, and none in its pass gives them one again.
     """
     untested = untested_version()
-    if untested is not None and any(op.package == "Kornia" for op in ops):
+    if ragged and untested is not None and any(op.package == "Kornia" for op in ops):
         raise ArgumentError(
             f"kornia must be of a version that gpuaug.fuse was compared with where ragged=True, got another: {untested}. "
             f'Run pip install "{REQUIREMENT}".'
         )
-    return _to_one_size(ops)
-
-
-def check_drawn_sizes(ops: Sequence[Op | EagerOp]) -> None:
-    """Refuse pipelines that draw a size for each image, and then do not give them one in the same pass.
-
-    Raises:
-        ArgumentError: If it is one.
-    """
-    start = 0
+    first = _to_one_size(ops) if ragged else ()
+    start = len(first)
     while start < len(ops):
         op = ops[start]
         start += len(_to_one_size(ops[start:])) if isinstance(op, Op) and op.draws_size else 1
+    return first
 
 
 def _to_one_size(ops: Sequence[Op | EagerOp]) -> tuple[GatherOp, ...]:

@@ -3,6 +3,7 @@
 import kornia.augmentation as K
 import torch
 from support.replay import photographs
+from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.fusion.backends.readers import size_of
@@ -28,6 +29,7 @@ RAGGED = {
     "padded grey": ([K.RandomCrop((40, 45), padding=5, pad_if_needed=True, fill=0.3)], SIZES, {}),
     "rotated": ([K.RandomRotation(30.0), K.CenterCrop(14)], SIZES, {}),
     "short side": ([K.Resize(18), K.CenterCrop(14)], SIZES, {}),
+    "drawn size": ([v2.RandomResize(12, 40), v2.RandomCrop(20, pad_if_needed=True, fill=0.25)], SIZES, {"views": 2}),
     "jittered": ([crop(), K.ColorJitter(0.4, 0.4, 0.4, 0.1), K.RandomGrayscale(p=0.5)], SIZES, {"views": 2}),
     "smooth": ([crop(align_corners=False)], SIZES, {"antialias": True}),
     "smooth, cubic": ([crop(resample="bicubic")], SIZES, {"antialias": True, "views": 2}),
