@@ -114,9 +114,9 @@ class Plan:
     out: Size
     masks: bool = False
     template: Array | None = None
-    """A row of which the numbers that are the same for all samples and batches hold."""
+    """float32 (width,): the columns that depend neither on draws nor on the batch, filled in once."""
     numbers: int = 8
-    """How many columns of uniform numbers are drawn at first."""
+    """Number of uniform numbers per sample that the first call of the sampler draws."""
     columns: tuple[int, ...] = ()
     """How many of them each op takes."""
     needs_own_batch: bool = False
@@ -282,7 +282,7 @@ _CUT_UP = "Cut them up, or shrink them, in the dataset."
 
 
 def columns_of(ops: Sequence[Op], size: Size) -> tuple[int, ...]:
-    """How many columns of uniform numbers each op of a run draws for a batch of images of this size."""
+    """Number of uniform numbers per sample that each op of a run draws for images of this size."""
     # Apart: a plan may be made in the middle of a draw.
     sampler, at = Sampler((0,), 1, apart=True), size if size.ragged else Size(1, size.channels, size.height, size.width)
     columns = []

@@ -196,7 +196,7 @@ JUMPS = {
     "one of torchvision's",
     "one of, then jitter",
 }
-"""A pixel at a threshold may fall on either side of it."""
+"""A pixel at a threshold may fall on either side of it. Leave a name out unless the test fails without it."""
 
 GROUPS = ("EXACT", "RGB_EXACT", "CLOSE", "RGB_CLOSE", "TIES")
 """Names of the dicts above. ``RGB_``: takes images of three channels only."""
