@@ -47,7 +47,7 @@ def disagreement(name, modules, images, dtype=torch.float32, memory_format=torch
     if (name in EXACT or name in RGB_EXACT) and dtype == torch.float32:
         return "" if torch.equal(got, expected) else f"not the same bits: {(got - expected).abs().max():.1e}"
     step = {torch.float32: tolerance, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
-    wrong = (got.float() - expected.float()).abs() > step * (1 + expected.float().abs())
+    wrong = ~torch.isclose(got.float(), expected.float(), rtol=step, atol=step, equal_nan=True)
     share = 0.01 if name in TIES else 2e-3 if name in JUMPS else 0.0
     if wrong.float().mean() > share:
         worst = (got.float() - expected.float()).abs().max()

@@ -68,9 +68,15 @@ def grey_of(r, g, b, FLAGS: tl.constexpr):
 
 
 @triton.jit
+def most_of(r, g, b):
+    """The largest channel, or NaN where one is NaN, as in torch: all three that are made of it are NaN then."""
+    return tl.maximum(tl.maximum(r, g, propagate_nan=tl.PropagateNan.ALL), b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def saturated(r, g, b, factor):
     """Colours whose saturation in HSV is multiplied by ``factor`` and clamped to [0, 1]."""
-    most = tl.maximum(tl.maximum(r, g), b)
+    most = most_of(r, g, b)
     least = tl.minimum(tl.minimum(r, g), b)
     spread = most - least
     share = spread / tl.where(most == 0, 1.0, most + 1e-8)
@@ -83,8 +89,7 @@ def saturated(r, g, b, factor):
 @triton.jit
 def snowed(r, g, b, threshold, factor):
     """Colours whose lightness in HLS is multiplied by ``factor`` where it is below ``threshold``."""
-    # A NaN in one channel makes all three NaN, as in torch.
-    most = tl.maximum(tl.maximum(r, g, propagate_nan=tl.PropagateNan.ALL), b, propagate_nan=tl.PropagateNan.ALL)
+    most = most_of(r, g, b)
     least = tl.minimum(tl.minimum(r, g), b)
     doubled = most + least
     light = doubled * 0.5
@@ -104,7 +109,7 @@ def hue_channel(at, most, low, falling, rising):
 @triton.jit
 def hue_turned(r, g, b, turns):
     """Colours whose hue in HSV is turned by ``turns`` of the circle."""
-    most = tl.maximum(tl.maximum(r, g), b)
+    most = most_of(r, g, b)
     least = tl.minimum(tl.minimum(r, g), b)
     spread = most - least
     share = spread / tl.where(most == 0, 1.0, most + 1e-8)
