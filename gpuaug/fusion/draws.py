@@ -12,7 +12,7 @@ from gpuaug.fusion.lower.tree import Done, Leaf, Tree, leaves
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.mix import MixOp
-from gpuaug.fusion.policies.choice import Choice
+from gpuaug.fusion.policies.choice import Picking
 from gpuaug.fusion.policies.one_mix import OneMix
 
 
@@ -67,7 +67,7 @@ class Draws:
             raise ArgumentError(f"index must be one of the images drawn for, got {index} of {len(self)}. Count them from 0.")
         drawn = []
         for leaf, each in zip(leaves(self._tree), self._drawn, strict=True):
-            if isinstance(leaf.op, EagerOp | Choice | MixOp) or "key" in each:
+            if isinstance(leaf.op, EagerOp | Picking | MixOp) or "key" in each:
                 raise ArgumentError(
                     f"draws must be of modules that take every image by itself, got {leaf.op.name}. Replay the whole batch."
                 )
@@ -255,7 +255,7 @@ def check_draws(draws: Draws, size: Size, modules: int, views: int) -> None:
 
 def _numbers(name: str, op: Op | EagerOp, drawn: OpDraws, sample: int) -> Iterator[tuple[str, dict[str, float]]]:
     """The modules that run for a sample, and their numbers: one, or those that were picked."""
-    if isinstance(op, Choice) and "layers" in drawn:
+    if isinstance(op, Picking) and "layers" in drawn:
         for entry in (entry for layer in drawn["layers"] for entry in layer):
             if entry.where is None or entry.where[sample]:
                 member = op.children[entry.child].members[entry.position]

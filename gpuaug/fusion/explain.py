@@ -163,7 +163,7 @@ def _line(step: Pass, size: Size, read: int, written: int, views: int, runs: int
     elif _known(size):
         read_bytes = int(np.sum(np.multiply(size.height, size.width))) * views * size.channels * read
     pixels_out = size.batch * views * step.out.channels * step.out.height * step.out.width
-    names = tuple(op.name for op in step.ops)
+    names = tuple(dict.fromkeys(op.name for op in step.ops))
     return Line(names, step.describe(), runs * (step.launches + fitted), read_bytes, pixels_out * written)
 
 

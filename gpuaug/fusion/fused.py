@@ -24,7 +24,7 @@ from gpuaug.fusion.ops.mix import CutMix, MixOp, SoftLabels, classes_of
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.options import BoxForm, Options, definition
 from gpuaug.fusion.params.prefetch import TablePrefetch
-from gpuaug.fusion.params.table import make_table
+from gpuaug.fusion.params.table import make_table, of_all_parts
 from gpuaug.fusion.plan import Plan, check_sizes
 from gpuaug.fusion.policies.choice import Choice, Pick
 from gpuaug.fusion.policies.one_mix import OneMix
@@ -302,7 +302,7 @@ class Fused(nn.Module):
         ops, size, device, points = self._plain_ops, targets.size, targets.device, targets.has_points
         if draws is None:
             return self._prefetch.table(planned, ops, size, device, targets.places, points=points, views=self.options.views)
-        drawn_of = [dict(zip(ops, view._drawn, strict=True)) for view in draws.views]
+        drawn_of = [of_all_parts(ops, view._drawn) for view in draws.views]
         tables = [make_table(planned, size, drawn, device, points=points) for drawn in drawn_of]
         return torch.cat(tables) if len(tables) > 1 else tables[0]
 
@@ -324,8 +324,7 @@ class Fused(nn.Module):
                     if not last:
                         targets.check_size(segment.eager, size)
                 elif segment.plan is not None:
-                    each = dict(zip(segment.ops, drawn, strict=True))
-                    table = make_table(segment.plan, size, each, targets.device, points=points)
+                    table = make_table(segment.plan, size, of_all_parts(segment.ops, drawn), targets.device, points=points)
                     targets.run_plan(segment.plan, table, *((self.dtype, self.memory_format) if last else ()))
                     size = size.to(segment.plan.out.height, segment.plan.out.width)
                 start = segment.stop

@@ -174,10 +174,11 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
         if op.draws_size and not at.ragged:
             check_sizes(ops[index:], at.of(0))
         at = op.out(at)
-        if not opened[-1].take(op):
-            opened.append(_Open())
-            taken = opened[-1].take(op)
-            assert taken, f"{op.name} fits no pass"
+        for part in op.parts:
+            if not opened[-1].take(part):
+                opened.append(_Open())
+                taken = opened[-1].take(part)
+                assert taken, f"{part.name} fits no pass"
     passes: list[Pass] = []
     at, column, channels = size, 0, size.channels
     for each in opened:

@@ -138,6 +138,7 @@ AHEAD = {
         v2.ScaleJitter((20, 20), (0.5, 1.5), antialias=False),
         v2.RandomCrop((16, 16), pad_if_needed=True),
     ],
+    "policies": lambda: [v2.RandomResizedCrop((16, 20)), v2.RandAugment(), v2.AutoAugment(), v2.ToDtype(torch.float32, True)],
     "noise": lambda: [K.RandomCrop((20, 20)), K.RandomGaussianNoise()],
     "whole batches": lambda: [by_the_batch(K.RandomAffine(9.0, p=0.7)), K.RandomCrop((24, 24))],
 }

@@ -10,7 +10,7 @@ import gpuaug
 from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.params.device_crops import DeviceCropTables, device_crop
-from gpuaug.fusion.params.table import make_table
+from gpuaug.fusion.params.table import make_table, of_all_parts
 from gpuaug.fusion.params.upcoming import UpcomingBatches
 
 CROPS = {
@@ -31,6 +31,7 @@ SIZE = (12, 14)
 BEHIND = {
     "a skipped crop in a pass of its own": lambda: K.RandomResizedCrop(SIZE, p=0.5),
     "a skipped crop in the same pass": lambda: K.RandomCrop(SIZE, padding=3, fill=0.5, p=0.5),
+    "policies": lambda: v2.Compose([v2.RandAugment(), v2.AutoAugment()]),
     "drawn sizes in a pass of their own": lambda: v2.Compose([v2.RandomResize(9, 30), v2.RandomCrop(SIZE, pad_if_needed=True)]),
 }
 """What may stand behind a crop that the device fits."""
@@ -101,7 +102,7 @@ def fault_of_shared_tables(device):
 def disagreement(crop, sizes, device, *, points=False, masks=False, behind=()):
     """How the device's tables differ from the host's, or an empty string. Numbers must be equal; matrices may be rounded."""
     augment, size, plan = planned_crop(crop, sizes, masks=masks, behind=behind)
-    drawn = [dict(zip(augment._ops, augment._draw_view(size, seed)._drawn, strict=True)) for seed in SEEDS]
+    drawn = [of_all_parts(augment._ops, augment._draw_view(size, seed)._drawn) for seed in SEEDS]
     expected = torch.cat([make_table(plan, size, each, device, points=points) for each in drawn])
     got = device_tables(crop, sizes, device, points=points, masks=masks, behind=behind)
     if got.shape != expected.shape:

@@ -21,9 +21,10 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.torchvision_transforms import torchvision_class
 from gpuaug.fusion.lower.refusals import is_timms_to_tensor, refuse_transform, v2_of
 from gpuaug.fusion.lower.tree import Done, Group, Leaf, Tree, leaves
-from gpuaug.fusion.ops.base import Draw, Gate, Op, Size
+from gpuaug.fusion.ops.base import Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp, EagerTorchvision
 from gpuaug.fusion.ops.mix import MixOp
+from gpuaug.fusion.ops.sampler import Draw, Gate
 from gpuaug.fusion.ops.torchvision import color, crop, erasing, filters, resize, warp
 from gpuaug.fusion.ops.torchvision import mix as mixes
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp, Units

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.sampler import Sampler, always
+from gpuaug.fusion.ops.sampler import Gate, Sampler, always
 
 Array = NDArray[Any]
 OpDraws = dict[str, Any]
@@ -81,30 +81,6 @@ class Size:
 
 ANY_SIDES = (np.array([4096]), np.array([4097]))
 """Placeholder for sides that differ between images and are not known yet."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Draw:
-    """One uniform number in [0, 1) per sample, shared by all ops of a container with a random choice.
-
-    ``ends`` are ascending bin edges. The outcome is the index of the bin that the number falls into.
-    """
-
-    ends: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Gate:
-    """The condition under which an op of a container runs: the outcomes of the container's draw."""
-
-    draw: Draw
-    outcomes: tuple[bool, ...]
-    """``outcomes[i]``: True if the op runs when the draw falls into bin ``i``. Length ``len(draw.ends) + 1``."""
-
-    def applies(self, sampler: Sampler) -> Array:
-        """Mask of the samples that the op runs for: bool, (B,)."""
-        found: Array = np.array(self.outcomes)[np.searchsorted(self.draw.ends, sampler.shared(self.draw), side="right")]
-        return found
 
 
 class Op(ABC):
@@ -197,6 +173,15 @@ class Op(ABC):
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw everything but the apply mask."""
         return {}
+
+    @property
+    def parts(self) -> tuple["Op", ...]:
+        """The ops that run in its place: of a policy those that it picks from, of any other itself."""
+        return (self,)
+
+    def of_parts(self, drawn: OpDraws) -> dict["Op", OpDraws]:
+        """The draws of each of its parts."""
+        return {self: drawn}
 
     def of_sample(self, drawn: OpDraws, index: int) -> OpDraws:
         """The draws of sample ``index``, as a batch of one."""

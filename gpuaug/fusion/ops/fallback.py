@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note
 from gpuaug.core.rng import Generators
 from gpuaug.core.settings import initial_settings
-from gpuaug.fusion.ops.base import Gate, Op, OpDraws, Size
-from gpuaug.fusion.ops.sampler import Sampler, always
+from gpuaug.fusion.ops.base import Op, OpDraws, Size
+from gpuaug.fusion.ops.sampler import Gate, Sampler, always
 
 
 class EagerOp(ABC):

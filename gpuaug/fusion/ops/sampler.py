@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -170,6 +171,32 @@ def _beginning(key: int) -> dict[str, Any]:
         "has_uint32": 0,
         "uinteger": 0,
     }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draw:
+    """One uniform number in [0, 1) per sample, shared by all ops of a container with a random choice.
+
+    ``ends`` are ascending bin edges. The outcome is the index of the bin that the number falls into.
+    """
+
+    ends: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gate:
+    """The condition under which an op of a container runs: the outcomes of the container's draw."""
+
+    draw: Draw
+    outcomes: tuple[bool, ...]
+    """``outcomes[i]``: True if the op runs when the draw falls into bin ``i``. Length ``len(draw.ends) + 1``."""
+
+    def applies(self, sampler: Sampler) -> NDArray[np.bool_]:
+        """Mask of the samples that the op runs for: bool, (B,)."""
+        found: NDArray[np.bool_] = np.array(self.outcomes)[
+            np.searchsorted(self.draw.ends, sampler.shared(self.draw), side="right")
+        ]
+        return found
 
 
 class GivenUniforms(Sampler):

@@ -58,8 +58,9 @@ class DeviceCropTables:
         drawn: dict[Op, OpDraws] = {crop.op: crop.op.unmoved(sampler.batch)}
         at = crop.op.out(whole)
         for op in upcoming.ops[1:]:
-            drawn[op] = op.draw(sampler, at)
-            at = op.out_drawn(drawn[op], at)
+            own = op.draw(sampler, at)
+            drawn |= op.of_parts(own)
+            at = op.out_drawn(own, at)
 
         def fill(table: Array) -> None:
             fill_table(planned, whole, drawn, table)

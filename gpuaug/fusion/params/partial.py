@@ -44,8 +44,9 @@ class PartialTables:
                 self._numbers[op] = sampler.uniform(columns) if columns else np.empty((0, sampler.batch))
                 at = op.out(at)
             else:
-                self._drawn[op] = op.draw(sampler, at)
-                at = op.out_drawn(self._drawn[op], at)
+                own = op.draw(sampler, at)
+                self._drawn |= op.of_parts(own)
+                at = op.out_drawn(own, at)
         rows = np.empty((sampler.batch, planned.width), dtype=np.float32)
         fill_table(planned, whole, self._drawn, rows, fronts=1)
         self._rows = upcoming.by_batch(rows)
@@ -64,7 +65,7 @@ class PartialTables:
                 drawn[op] = op.draw(GivenUniforms(self._numbers[op][:, part]), at)
                 at = op.out_drawn(drawn[op], at)
         for op, each in self._drawn.items() if points else ():
-            drawn[op] = {name: value[part] if isinstance(value, np.ndarray) else value for name, value in each.items()}
+            drawn[op] = _cut(each, part)
 
         def fill(table: Array) -> None:
             table[:, : planned.width] = self._rows[place]
@@ -73,3 +74,11 @@ class PartialTables:
                 fill_matrix(planned, whole, drawn, table[:, planned.width :])
 
         return send(whole.batch, planned.width + MATRIX * points, fill, self._coming.device)
+
+
+def _cut(drawn: OpDraws, part: slice) -> OpDraws:
+    """The draws of a part of the samples."""
+    cut = {name: value[part] if isinstance(value, np.ndarray) else value for name, value in drawn.items()}
+    if "parts" in cut:
+        cut["parts"] = [(op, _cut(own, part), where[part]) for op, own, where in cut["parts"]]
+    return cut

@@ -125,7 +125,8 @@ def draw_tables(
     at = whole = size.times(len(seeds))
     drawn: dict[Op, OpDraws] = {}
     for op in ops:
-        drawn[op] = op.draw(sampler, at)
-        at = op.out_drawn(drawn[op], at)
+        own = op.draw(sampler, at)
+        drawn |= op.of_parts(own)
+        at = op.out_drawn(own, at)
     table = make_table(planned, whole, drawn, device, points=points)
     return table.view(len(seeds), size.batch, table.shape[1])

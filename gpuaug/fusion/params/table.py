@@ -1,6 +1,6 @@
 """The parameter table of a batch: one float32 row per sample, made from the draws and sent to the images' device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +10,11 @@ from gpuaug.fusion.plan import Plan, matrix_of
 
 MATRIX = 9
 """Length of a matrix. With boxes or keypoints each row ends with one."""
+
+
+def of_all_parts(ops: Sequence[Op], drawn: Sequence[OpDraws]) -> dict[Op, OpDraws]:
+    """The draws of the parts of several ops."""
+    return {part: own for op, each in zip(ops, drawn, strict=True) for part, own in op.of_parts(each).items()}
 
 
 def make_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], device: torch.device, *, points: bool) -> Tensor:

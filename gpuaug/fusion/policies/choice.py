@@ -81,8 +81,14 @@ class Nothing(IndexOp):
         return IndexMap(Axis(1.0, 0.0, 0.0, float(size.width)), Axis(1.0, 0.0, 0.0, float(size.height)))
 
 
-class Choice(Op):
-    """A module that picks among its children, for the batch or for each sample."""
+class Picking(Op):
+    """A module that picks among its children. What it draws has ``"layers"``, tuples of entries, run one after the other."""
+
+    children: tuple[Child, ...]
+
+
+class Choice(Picking):
+    """A module whose picks decide anew for every batch what runs."""
 
     needs_own_batch = True
 
@@ -165,7 +171,7 @@ class Choice(Op):
             for entry in layer:
                 kinds.setdefault(self._kind(entry), []).append(entry)
             # A sample runs one op of a layer, so their order is free: pointwise ones join the pass of what ran before.
-            for kind, entries in sorted(kinds.items(), key=lambda item: item[0] != _POINT):
+            for kind, entries in sorted(kinds.items(), key=lambda item: item[0] != POINT):
                 step = self._left_step(entries[0]) if kind[0] == "kornia" else self._step(kind, entries, seen[kind])
                 if step is not None:
                     made.append(step)
@@ -178,7 +184,7 @@ class Choice(Op):
         if isinstance(op, EagerOp) or op.unsupported_size(entry.size) is not None:
             return "kornia", entry.child, entry.position
         if member.operation is not None or (isinstance(op, PointOp) and OneOf.takes(op)):
-            return _kind_of(op)
+            return kind_of(op)
         return "own", entry.child, entry.position
 
     def _step(self, kind: tuple[Any, ...], entries: Sequence[Entry], occurrence: int) -> Step | None:
@@ -188,7 +194,7 @@ class Choice(Op):
             return None
         made = self._made.get((*kind, occurrence))
         if made is None:
-            if kind == _POINT:
+            if kind == POINT:
                 made = OneOf(self.name, self._points)
             elif kind[0] == "affine":
                 assert isinstance(op, WarpOp)
@@ -209,7 +215,7 @@ class Choice(Op):
                 assert entry.where is not None, "several entries only where samples pick for themselves"
                 drawn = {name: np.where(entry.where, entry.drawn[name], values) for name, values in drawn.items()}
             drawn["apply_mask"] = apply_mask
-        return Step(made, drawn, kind != _POINT or occurrence % _TOGETHER == 0 < occurrence)
+        return Step(made, drawn, kind != POINT or occurrence % _TOGETHER == 0 < occurrence)
 
     def _left_step(self, entry: Entry) -> Step | None:
         eager, drawn = self._left(entry.child, entry.position, entry.size), entry.drawn
@@ -291,7 +297,7 @@ class Choice(Op):
         each: dict[Any, int] = {}
         for member in self._members:
             assert isinstance(member.op, Op)
-            kind = _kind_of(member.op)
+            kind = kind_of(member.op)
             each[kind] = max(each.get(kind, 0), member.op.launches)
         return self.most * (max(each.values(), default=0) if self.pick == "batch" else sum(each.values()))
 
@@ -304,14 +310,15 @@ def no_form_in_kornia(name: str) -> ArgumentError:
     )
 
 
-_POINT = ("point",)
+POINT = ("point",)
 _TOGETHER = 4
 """Largest number of ``OneOf`` ops in one kernel. Each adds the code of all its ops."""
 
 
-def _kind_of(op: Op) -> tuple[Any, ...]:
+def kind_of(op: Op) -> tuple[Any, ...]:
+    """What is the same for ops that one op can stand for."""
     if isinstance(op, PointOp) and OneOf.takes(op):
-        return _POINT
+        return POINT
     return ("affine", op.edge, op.nearest) if isinstance(op, WarpOp) and op.kind == "affine" else (type(op),)
 
 

@@ -49,7 +49,8 @@ class OneOf(PointOp):
         return 2 + max(op.row_width(channels) for op in self._ops)
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Code and row of each sample's op, from ``"parts"``: (op, its draws, samples; ``None`` for all)."""
+        """Code and row of each sample's op, zeros without one, from ``"parts"``: (op, its draws, samples; ``None`` for all)."""
+        out[:, 1:] = 0
         for op, own, where in drawn["parts"]:
             width = op.row_width(size.channels)
             if where is None:

@@ -1,5 +1,6 @@
 """torchvision's RandAugment, TrivialAugmentWide and AutoAugment: each sample picks for itself, as in a dataset."""
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +10,13 @@ from torch import nn
 from torchvision.transforms import v2
 
 from gpuaug.core.settings import initial_settings
-from gpuaug.fusion.ops.base import Array, OpDraws, Size
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, PointOp, Size
+from gpuaug.fusion.ops.geometry import WarpOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
 from gpuaug.fusion.ops.torchvision.operations import OPERATIONS, Adjust
-from gpuaug.fusion.policies.choice import Child, Choice, Entry, Member
+from gpuaug.fusion.policies.choice import POINT, Child, Entry, Member, Picking, kind_of
+from gpuaug.fusion.policies.one_of import AnyAffine, OneOf
 
 _MOST_KEPT = 256
 
@@ -30,8 +33,8 @@ class Magnitude:
     """Probability that the operation runs once picked."""
 
 
-class TorchvisionPolicy(TorchvisionOp, Choice):
-    """A policy of torchvision's.
+class TorchvisionPolicy(TorchvisionOp, Picking):
+    """A policy of torchvision's, as a sequence of ops: for each pick one of every kind, for the samples that picked it.
 
     Args:
         name: The transform's name in its container.
@@ -40,61 +43,89 @@ class TorchvisionPolicy(TorchvisionOp, Choice):
     """
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
-        Choice.__init__(self, name, transform, [_child(each, transform, units) for each in _picks(transform)], "sample")
-        self.units = units
+        super().__init__(name, transform, units)
+        self.children = tuple(_child(each, transform, units) for each in _picks(transform))
+        self._count = int(getattr(transform, "num_ops", 1))
+        self._positions = range(max(len(child.members) for child in self.children))
+        self._layers = [self._layer(position) for _ in range(self._count) for position in self._positions]
         self._tables: dict[Any, Array | None] = {}
+
+    def _layer(self, position: int) -> list[tuple[Op, list[int]]]:
+        """An op for each kind of operation at one position of the children, and the children that have one of that kind."""
+        kinds: dict[Any, list[int]] = {}
+        first: dict[Any, TorchvisionOp] = {}
+        for index, child in enumerate(self.children):
+            if position < len(child.members):
+                op = _op(child.members[position])
+                kinds.setdefault(kind_of(op), []).append(index)
+                first.setdefault(kind_of(op), op)
+        # A sample runs one op of a layer, so their order is free: one that joins the pass before it goes first.
+        ordered = sorted(kinds, key=lambda kind: _place(first[kind]))
+        return [(self._standing_for(first[kind]), kinds[kind]) for kind in ordered]
+
+    def _standing_for(self, op: TorchvisionOp) -> Op:
+        """One op for all of a kind."""
+        if kind_of(op) == POINT:
+            return OneOf(self.name, [each for each in self._ops if isinstance(each, PointOp) and OneOf.takes(each)])
+        if isinstance(op, WarpOp):
+            return AnyAffine(self.name, op)
+        made = copy.copy(op)
+        made.name, made.p = self.name, 0.5  # with p below 1 its apply mask is read
+        return made
+
+    @property
+    def parts(self) -> tuple[Op, ...]:
+        """The ops of all layers, in order."""
+        return tuple(op for layer in self._layers for op, _ in layer)
+
+    def of_parts(self, drawn: OpDraws) -> dict[Op, OpDraws]:
+        """The draws of each of its parts."""
+        made: dict[Op, OpDraws] = {}
+        for ops, entries in zip(self._layers, drawn["layers"], strict=True):
+            of_child = {entry.child: entry for entry in entries}
+            for op, which in ops:
+                each = [of_child[index] for index in which]
+                own: OpDraws = {"parts": [(self._op(entry), entry.drawn, entry.where) for entry in each]}
+                if not isinstance(op, OneOf | AnyAffine):
+                    own = dict(each[0].drawn)
+                    for entry in each[1:]:
+                        own = {name: np.where(entry.where, entry.drawn[name], values) for name, values in own.items()}
+                made[op] = {**own, "apply_mask": np.any([entry.where for entry in each], axis=0)}
+        return made
+
+    def _op(self, entry: Entry) -> TorchvisionOp:
+        return _op(self.children[entry.child].members[entry.position])
+
+    @property
+    def _ops(self) -> Iterator[TorchvisionOp]:
+        return (_op(member) for child in self.children for member in child.members)
 
     def unsupported(self) -> str | None:
         """Why the transform is left to torchvision, or ``None``."""
-        reasons = (op.unsupported() for op in self.ops if isinstance(op, TorchvisionOp))
-        return next((reason for reason in reasons if reason is not None), None)
+        return next((reason for op in self._ops if (reason := op.unsupported()) is not None), None)
 
     def unsupported_size(self, size: Size) -> str | None:
         """All operations may be picked."""
-        reasons = (op.unsupported_size(size) for op in self.ops if isinstance(op, TorchvisionOp))
-        return next((reason for reason in reasons if reason is not None), None)
-
-    @property
-    def most(self) -> int:
-        """The number of picks times the largest number of operations in one."""
-        return int(getattr(self.module, "num_ops", 1)) * max(len(child.members) for child in self.children)
-
-    @property
-    def how_many(self) -> str:
-        """The number of picks, in words."""
-        return "one" if self.most == 1 else f"up to {self.most}" if type(self.module) is v2.AutoAugment else str(self.most)
-
-    def picks(self, sampler: Sampler) -> list[int]:
-        """Not used: each sample picks."""
-        raise NotImplementedError
-
-    def picks_of_samples(self, sampler: Sampler) -> Array:
-        """Indices of children, (picks, B), uniformly with repetition."""
-        shares = sampler.uniform(int(getattr(self.module, "num_ops", 1)))
-        picks: Array = (shares * len(self.children)).astype(np.int64)
-        return picks
+        return next((reason for op in self._ops if (reason := op.unsupported_size(size)) is not None), None)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Pick operations and draw magnitudes: ``"layers"``, tuples of entries, run one after the other."""
         applies = self.draw_apply_mask(sampler, size.batch)
-        layers: list[tuple[Entry, ...]] = []
-        for picks in self.picks_of_samples(sampler):
-            layers += self._layers_of(picks, applies, sampler, size)
-        return {"apply_mask": applies, "layers": tuple(layers), "end": size}
+        # One of the children for each pick, uniformly with repetition.
+        picks = (sampler.uniform(self._count) * len(self.children)).astype(np.int64)
+        layers = (self._entries(row, position, applies, sampler, size) for row in picks for position in self._positions)
+        return {"apply_mask": applies, "layers": tuple(layers)}
 
-    def _layers_of(self, picks: Array, applies: Array, sampler: Sampler, size: Size) -> Iterator[tuple[Entry, ...]]:
-        """Layers of one pick of every sample, one operation after the other."""
-        picked = [(index, picks == index) for index in np.unique(picks).tolist()]
-        for position in range(max(len(child.members) for child in self.children)):
-            numbers = sampler.uniform(3)
-            layer = []
-            for index, where in picked:
-                if position < len(self.children[index].members):
-                    member = self.children[index].members[position]
-                    mask = applies & where & (numbers[0] < member.operation.p)
-                    drawn = {**self._magnitudes(member, numbers[1:], size), "apply_mask": mask}
-                    layer.append(Entry(index, position, drawn, size, mask))
-            yield tuple(layer)
+    def _entries(self, picks: Array, position: int, applies: Array, sampler: Sampler, size: Size) -> tuple[Entry, ...]:
+        """One operation of every child, for the samples that picked it and that it runs for."""
+        numbers, layer = sampler.uniform(3), []
+        for index, child in enumerate(self.children):
+            if position < len(child.members):
+                member = child.members[position]
+                mask = applies & (picks == index) & (numbers[0] < member.operation.p)
+                drawn = {**self._magnitudes(member, numbers[1:], size), "apply_mask": mask}
+                layer.append(Entry(index, position, drawn, size, mask))
+        return tuple(layer)
 
     def _magnitudes(self, member: Member, numbers: Array, size: Size) -> OpDraws:
         """A magnitude of the operation for every sample, from two uniform numbers: bin and sign."""
@@ -124,12 +155,18 @@ class TorchvisionPolicy(TorchvisionOp, Choice):
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """The operations that a sample picked, in order."""
-        made: list[Call] = []
-        for entry in (entry for layer in drawn["layers"] for entry in layer if entry.apply_mask[sample]):
-            op = self._op(entry)
-            assert isinstance(op, TorchvisionOp)
-            made += op.calls(entry.drawn, sample, entry.size)
-        return made
+        picked = (entry for layer in drawn["layers"] for entry in layer if entry.where[sample])
+        return [call for entry in picked for call in self._op(entry).calls(entry.drawn, sample, entry.size)]
+
+
+def _op(member: Member) -> TorchvisionOp:
+    assert isinstance(member.op, TorchvisionOp)
+    return member.op
+
+
+def _place(op: TorchvisionOp) -> int:
+    """Place of an op in its layer: pointwise ones, then warps, then one that needs a mean and joins a warp's pass."""
+    return 0 if kind_of(op) == POINT else 1 if isinstance(op, WarpOp) else 2 if isinstance(op, PointOp) else 3
 
 
 def _picks(policy: Any) -> list[tuple[Magnitude, ...]]:

@@ -9,6 +9,7 @@ import torch
 from support.pipelines import CLOSE, EXACT, MEAN, RGB_CLOSE, RGB_EXACT, STD, TIES, by_the_batch
 from support.replay import photographs
 from torch.utils.data import DataLoader, TensorDataset
+from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.fusion.ops.base import Size
@@ -23,6 +24,12 @@ SHARED = {
         K.RandomPerspective(0.4, same_on_batch=True),
     ],
     "misses": lambda: [K.RandomResizedCrop((16, 20), scale=(0.6, 1.6)), K.RandomErasing(ratio=(0.2, 1.5), p=0.9)],
+    "torchvision's policies": lambda: [
+        v2.RandomResizedCrop((16, 20)),
+        v2.RandAugment(),
+        v2.RandomApply([v2.AutoAugment()]),
+        v2.ToDtype(torch.float32, True),
+    ],
     "whole batches": lambda: [
         K.RandomRotation(30.0, p=1.0),
         K.RandomPosterize(p=0.5),
@@ -64,13 +71,13 @@ def test_tables_drawn_together_equal_tables_drawn_one_by_one(name, points):
         assert torch.equal(rows, draw_tables(planned, segment.ops, size, (seed,), host, points=points)[0])
 
 
-def test_needs_own_batch_is_set_for_mixes_noise_and_policies():
+def test_needs_own_batch_is_set_for_mixes_noise_and_kornias_policies():
     for name, make in PIPELINES.items():
         augment = gpuaug.fuse(make())
         planned = augment._segments.at(0, Size(9, 3, 30, 41), masks=False).plan
         # What picks is in no plan.
         picks = augment._ops[0].needs_own_batch and planned is None
-        assert picks == (("one of" in name and "mixes" not in name) or "shears" in name), name
+        assert picks == (("one of" in name and "mixes" not in name and "torchvision" not in name) or "shears" in name), name
         assert picks or planned.needs_own_batch == ("noise" in name or "mix" in name), name
 
 

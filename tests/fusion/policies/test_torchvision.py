@@ -12,6 +12,7 @@ from torchvision.transforms import AutoAugment, AutoAugmentPolicy, Interpolation
 from torchvision.transforms.autoaugment import _apply_op
 
 import gpuaug
+from gpuaug.fusion.ops.base import Size
 
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
 MADE = {
@@ -238,5 +239,17 @@ def test_policies_compile_few_programs():
 
 def test_passes_are_counted_by_kinds_and_not_by_operations():
     lines = gpuaug.fuse([v2.RandAugment(), TO_FLOAT, v2.Normalize([0.5], [0.25])]).explain((8, 3, 32, 32)).lines
-    assert [(line.launches, line.at_most) for line in lines] == [(18, True), (1, False)]
-    assert lines[0].what.startswith("for each sample 2 of shear, translate, rotate, brightness, color, contrast, sharpen")
+    # For each of two picks a warp and a jitter with its mean, sharpness, auto contrast and equalize with their tables.
+    assert [line.launches for line in lines] == [1, 2, 1, 2, 2, 2, 1, 2, 2]
+    assert lines[0].what == "read, one of posterize, solarize"
+    assert lines[1].what == "one of several affine warps, brightness, contrast, color"
+    assert lines[-1].modules == ("RandAugment_0", "Normalize_2")
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_rows_of_policies_are_made_with_all_others_of_the_pipeline(name):
+    augment = gpuaug.fuse([v2.RandomResizedCrop(16), MADE[name](), TO_FLOAT])
+    planned = augment._segments.whole(Size(4, 3, 24, 28), masks=False, views=1)
+    assert planned is not None
+    assert not planned.needs_own_batch
+    assert sum(planned.columns) == planned.numbers

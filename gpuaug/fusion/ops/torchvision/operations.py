@@ -40,10 +40,6 @@ class AffineOperation(warp.Affine):
         """Shift or shear."""
         return super().calls(self._as_drawn(drawn), sample, size)
 
-    def describe(self) -> str:
-        """In a word."""
-        return "shear" if self.name.startswith("Shear") else "translate"
-
 
 class Rotate(warp.Rotation):
     """Rotate: by the magnitude, in degrees."""
@@ -88,8 +84,8 @@ class Adjust(color.ColorJitter):
         return [(f"adjust_{name}", {f"{name}_factor": 1 + float(drawn["magnitude"][sample])})]
 
     def describe(self) -> str:
-        """In a word."""
-        return self.name.lower()
+        """All three."""
+        return ", ".join(ADJUSTED).lower()
 
 
 class Sharpness(filters.Sharpness):
