@@ -6,7 +6,7 @@ pixel, in order. The first pass reads the user's images, the last one writes the
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -35,6 +35,8 @@ class BasePass(ABC):
     out: Size
     columns: Columns | int
     program: tuple[tuple[int, int, int], ...]
+    way: int = -1
+    """Column of the samples' ways (``fill_table``), or -1 where the pass takes every sample from its source to its output."""
     prepared: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """What an executor has worked out for batches of one kind, by that kind."""
 
@@ -47,6 +49,11 @@ class BasePass(ABC):
     def moves(self) -> tuple[GatherOp, ...]:
         """The ops that move pixels, in order."""
         return ()
+
+    @property
+    def works_in_place(self) -> bool:
+        """Whether an output pixel depends on no other pixel of the source, but by a table or a mean made before."""
+        return not self.moves
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -95,6 +102,11 @@ class OpPass(BasePass, Generic[F]):
     def ops(self) -> tuple[Op, ...]:
         """The front, and the pointwise ones."""
         return (self.front, *self.points)
+
+    @property
+    def works_in_place(self) -> bool:
+        """True of the ops that take levels to others."""
+        return self.front.kernel == "levels"
 
     def fill_front(self, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, fixed: bool) -> None:
         """The op's row."""
@@ -195,7 +207,18 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
             program, end = _program(points, column + front.row_width(channels), channels)
             passes.append(OpPass(front, points, source, at, column, program))
             column = end
+    if _leaves_samples(passes):
+        passes[1:] = [replace(step, way=column + index) for index, step in enumerate(passes[1:])]
+        column += len(passes) - 1
     return Plan(tuple(passes), max(column, 1), size, at, masks, needs_own_batch=any(op.needs_own_batch for op in ops))
+
+
+def _leaves_samples(passes: Sequence[Pass]) -> bool:
+    """Whether passes between the first and the last can leave samples where they are, to which none of their ops applies."""
+    between = passes[1:-1]
+    can = all(isinstance(step, GatherPass) or step.front.kernel != "mix" for step in passes[1:])
+    same = all(not step.source.ragged and step.source == step.out for step in between)
+    return can and same and any(all(op.is_random for op in step.ops) for step in between)
 
 
 def _program(points: Sequence[PointOp], column: int, channels: int) -> tuple[tuple[tuple[int, int, int], ...], int]:

@@ -8,7 +8,7 @@ import gpuaug
 from gpuaug.fusion.backends.torch_backend import gather_mask, run
 from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.params.table import fill_table
+from gpuaug.fusion.params.table import fill_table, of_all_parts
 
 
 def through_both(modules, images, dtype, memory_format):
@@ -25,7 +25,7 @@ def through_both(modules, images, dtype, memory_format):
         assert segment.stop == len(ops), f"left to Kornia: {segment.eager}"
         plan = segment.plan
         table = torch.zeros(images.shape[0], plan.width)
-        fill_table(plan, size, dict(zip(segment.ops, drawn, strict=True)), table.numpy())
+        fill_table(plan, size, of_all_parts(segment.ops, drawn), table.numpy())
         table = table.to(images.device)
         expected = run(plan, expected, table)
         last = (dtype, memory_format) if number == len(parts) - 1 else (torch.float32, torch.contiguous_format)

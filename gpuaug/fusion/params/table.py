@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
-from gpuaug.fusion.plan import Plan, matrix_of
+from gpuaug.fusion.plan import Pass, Plan, matrix_of
 
 MATRIX = 9
 """Length of a matrix. With boxes or keypoints each row ends with one."""
@@ -62,5 +63,22 @@ def fill_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], table: Array
         if number >= fronts:
             step.fill_front(drawn.__getitem__, at, table, fixed=first)
         at = after
+    if planned.passes[-1].way >= 0:
+        _fill_ways(planned.passes, drawn, table)
     if first and size.batch:
         planned.template = table[0, : planned.width].copy()
+
+
+def _fill_ways(passes: Sequence[Pass], drawn: dict[Op, OpDraws], table: Array) -> None:
+    """Write where each pass but the first, which writes all samples to the first of two buffers, finds and leaves a sample.
+
+    A way is 0 if no op of the pass applies to the sample, which stays where it is. Else it is 1, and 1 more if the sample is in
+    the second buffer, and 2 more if it goes to the second buffer: to that which it is not in, unless the pass works in place.
+    """
+    second = np.zeros(len(table), dtype=np.int64)
+    for step in passes[1:-1]:
+        applies = np.any([drawn[op]["apply_mask"] for op in step.ops], axis=0)
+        after = second if step.works_in_place else second ^ applies
+        table[:, step.way] = applies * (1 + second + 2 * after)
+        second = after
+    table[:, passes[-1].way] = 1 + second

@@ -93,6 +93,7 @@ class AnyAffine(WarpOp):
     def __init__(self, name: str, like: WarpOp) -> None:
         super().__init__(name, nn.Identity())
         self.edge, self.fill, self.nearest = like.edge, like.fill, like.nearest
+        self.p = 0.5  # a sample may have picked none
 
     def warp(self, drawn: OpDraws, size: Size) -> Warp:
         """Output → input pixels; the identity for samples that picked no warp."""

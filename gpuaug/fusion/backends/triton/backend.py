@@ -77,13 +77,17 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, dtype: torch.dtype, 
     source = images
     with on_device(images.device):
         last = len(plan.passes) - 1
+        buffers: Tensor | None = None
         for index, step in enumerate(plan.passes):
-            out = torch.empty(
-                (table.shape[0], step.out.channels, step.out.height, step.out.width),
-                dtype=dtype if index == last else torch.float32,
-                device=images.device,
-                memory_format=memory_format if index == last else torch.contiguous_format,
-            )
+            shape = table.shape[0], step.out.channels, step.out.height, step.out.width
+            if index == last:
+                out = torch.empty(shape, dtype=dtype, device=images.device, memory_format=memory_format)
+            elif plan.passes[-1].way < 0:
+                out = torch.empty(shape, dtype=torch.float32, device=images.device)
+            else:  # a sample is moved between these two
+                if buffers is None:
+                    buffers = torch.empty((2, *shape), dtype=torch.float32, device=images.device)
+                out = buffers[0]
             if isinstance(step, GatherPass):
                 gather(step, source, table, out)
             else:
@@ -141,6 +145,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
         "RGB": rgb,
         "SCALE": dtype_of(images) == torch.uint8,
         "EXACT": front.exact,
+        "WAY": step.way,
         "REDUCE": False,
         "APPLY_AT": 0,
         "KEEP": False,

@@ -21,6 +21,7 @@ from gpuaug.fusion.backends.triton.filter_tiles import (
     untouched_pixels,
 )
 from gpuaug.fusion.backends.triton.launch import Launch, prepared
+from gpuaug.fusion.backends.triton.taps import buffers
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.plan import OpPass
 
@@ -98,7 +99,7 @@ def blurred_both(
 def blur_columns_kernel(
     source, made, rows, height, width, tiles, row_stride, source_b, source_c, source_h,
     COLUMN: tl.constexpr, TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr,
-    CHANNELS: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
+    CHANNELS: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Blur along y, into planes of W x H: what is blurred next is then again the axis that is not contiguous.
 
@@ -106,6 +107,10 @@ def blur_columns_kernel(
     """
     sample = tl.program_id(1)
     row = rows + sample * row_stride + COLUMN
+    if WAY >= 0:
+        skipped, source, _ = buffers(row - COLUMN + WAY, source, source_b, made, 0, tl.num_programs(1))
+        if skipped:
+            return
     if tl.load(row) != 0:
         plane = tl.program_id(2)
         first, y, x = tile_of(tiles, ALONG, ACROSS)
@@ -123,7 +128,7 @@ def blur_rows_kernel(
     source, made, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     COLUMN: tl.constexpr, TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr,
     OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
-    ALONG: tl.constexpr, ACROSS: tl.constexpr,
+    ALONG: tl.constexpr, ACROSS: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Blur what ``blur_columns_kernel`` made along x; of a sample that is skipped, read the source.
 
@@ -132,6 +137,10 @@ def blur_rows_kernel(
     sample = tl.program_id(1)
     plane = tl.program_id(2)
     row = rows + sample * row_stride
+    if WAY >= 0:
+        skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
+        if skipped:
+            return
     first, x, y = tile_of(tiles, ALONG, ACROSS)
     across = tl.minimum(y, height - 1)
     if tl.load(row + COLUMN) != 0:
@@ -158,7 +167,7 @@ def blur_kernel(
     source, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     COLUMN: tl.constexpr, TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr,
     SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr,
-    RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
+    RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Blur along both axes at once.
 
@@ -167,6 +176,10 @@ def blur_kernel(
     sample = tl.program_id(1)
     plane = tl.program_id(2)
     row = rows + sample * row_stride
+    if WAY >= 0:
+        skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
+        if skipped:
+            return
     first, y, x = tile_of(tiles, ALONG, ACROSS)
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     if tl.load(row + COLUMN) != 0:

@@ -111,7 +111,7 @@ def tiles_of(along: int, across: int) -> tuple[int, int]:
 
 def reading_tiles(step: OpPass[FrontOp], source: Tensor) -> dict[str, Any]:
     """The constants of every kernel that reads tiles of the source."""
-    return {**reading(step, source), "ALONG": ALONG, "ACROSS": ACROSS}
+    return {**reading(step, source), "WAY": step.way, "ALONG": ALONG, "ACROSS": ACROSS}
 
 
 def storing_launch(
@@ -139,5 +139,5 @@ def storing_launch(
     wide, tiles = tiles_of(width, height) if along_x else tiles_of(height, width)
     shared, planes = storing(step, source, out)
     numbers = (height, width, wide, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
-    constants = {**shared, "ALONG": ALONG, "ACROSS": ACROSS, **constants}
+    constants = {**shared, "WAY": step.way, "ALONG": ALONG, "ACROSS": ACROSS, **constants}
     return Launch(kernel, (tiles, batch, planes), numbers, constants, warps=1)

@@ -14,6 +14,7 @@ from gpuaug.fusion.backends.triton.taps import (
     antialiased,
     between,
     blended,
+    buffers,
     filled,
     half_to_even,
     located,
@@ -181,7 +182,7 @@ def gather_kernel(
     AFTER: tl.constexpr, AFTER_AT: tl.constexpr, AFTER_FILL: tl.constexpr, WARP_AT: tl.constexpr,
     BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr, BEFORE_FILL: tl.constexpr, FILLS: tl.constexpr, WARP_FILL: tl.constexpr,
     REDUCE: tl.constexpr, APPLY_AT: tl.constexpr, KEEP: tl.constexpr, MEAN: tl.constexpr, PARTIALS: tl.constexpr,
-    TILE_H: tl.constexpr, TILE_W: tl.constexpr,
+    TILE_H: tl.constexpr, TILE_W: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Make the tiles of a gather pass; with ``REDUCE`` only the sums of grey that its contrast needs.
 
@@ -198,6 +199,10 @@ def gather_kernel(
     sample = tl.program_id(1)
     plane = tl.program_id(2)
     row = rows + sample * row_stride
+    if WAY >= 0:
+        skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
+        if skipped:
+            return
     image = sample
     if VIEWS:
         image = sample % images

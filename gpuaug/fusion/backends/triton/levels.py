@@ -21,6 +21,7 @@ from gpuaug.fusion.backends.triton.filter_tiles import (
 )
 from gpuaug.fusion.backends.triton.launch import Launch, prepared, reading
 from gpuaug.fusion.backends.triton.pixel_math import as_float, byte_share, unit
+from gpuaug.fusion.backends.triton.taps import buffers
 from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.filters import AutoContrast, Clahe, Equalize, LevelsOp
 from gpuaug.fusion.plan import OpPass
@@ -73,6 +74,7 @@ def table_kernel(
     source, tables, rows, height, width, row_stride, source_b, source_c, source_h,
     COLUMN: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr, CHANNELS: tl.constexpr, ENTRIES: tl.constexpr,
     FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr, EPSILON: tl.constexpr, BLOCK: tl.constexpr,
+    WAY: tl.constexpr,
 ):  # fmt: skip
     """Make the table of a channel: what its levels become, -1 where values stay; or its least and its most.
 
@@ -80,6 +82,10 @@ def table_kernel(
     """
     sample = tl.program_id(0)
     plane = tl.program_id(1)
+    if WAY >= 0:
+        skipped, source, _ = buffers(rows + sample * row_stride + WAY, source, source_b, tables, 0, tl.num_programs(0))
+        if skipped:
+            return
     table = tables + (sample * CHANNELS + plane) * ENTRIES
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     pixels = height * width
@@ -127,7 +133,7 @@ def tile_side(length, COUNT: tl.constexpr):
 def tile_table_kernel(
     source, tables, rows, height, width, row_stride, source_b, source_c, source_h,
     COLUMN: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr, CHANNELS: tl.constexpr, FACTOR: tl.constexpr,
-    OFFSET: tl.constexpr, GRID_H: tl.constexpr, GRID_W: tl.constexpr, BLOCK: tl.constexpr,
+    OFFSET: tl.constexpr, GRID_H: tl.constexpr, GRID_W: tl.constexpr, BLOCK: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Make the table of a tile of a channel, (LEVELS,) uint8.
 
@@ -137,6 +143,10 @@ def tile_table_kernel(
     sample = tl.program_id(1)
     plane = tl.program_id(2)
     row = rows + sample * row_stride + COLUMN
+    if WAY >= 0:
+        skipped, source, _ = buffers(row - COLUMN + WAY, source, source_b, tables, 0, tl.num_programs(1))
+        if skipped:
+            return
     if tl.load(row) != 0:
         down = tile_side(height, GRID_H)
         across = tile_side(width, GRID_W)
@@ -185,7 +195,7 @@ def levels_kernel(
     COLUMN: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
     ENTRIES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr, EPSILON: tl.constexpr,
-    CLIP: tl.constexpr,
+    CLIP: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Take pixels through the tables that ``table_kernel`` made.
 
@@ -194,6 +204,10 @@ def levels_kernel(
     sample = tl.program_id(1)
     plane = tl.program_id(2)
     row = rows + sample * row_stride
+    if WAY >= 0:
+        skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
+        if skipped:
+            return
     _, y, x = tile_of(tiles, ALONG, ACROSS)
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     pixel = pointer + tl.minimum(y, height - 1) * source_h + tl.minimum(x, width - 1) * SOURCE_W
@@ -242,7 +256,7 @@ def clahe_kernel(
     source, made, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     COLUMN: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
-    FACTOR: tl.constexpr, OFFSET: tl.constexpr, GRID_H: tl.constexpr, GRID_W: tl.constexpr,
+    FACTOR: tl.constexpr, OFFSET: tl.constexpr, GRID_H: tl.constexpr, GRID_W: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Take pixels through the tables that ``tile_table_kernel`` made.
 
@@ -251,6 +265,10 @@ def clahe_kernel(
     sample = tl.program_id(1)
     plane = tl.program_id(2)
     row = rows + sample * row_stride
+    if WAY >= 0:
+        skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
+        if skipped:
+            return
     _, y, x = tile_of(tiles, ALONG, ACROSS)
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     pixel = pointer + tl.minimum(y, height - 1) * source_h + tl.minimum(x, width - 1) * SOURCE_W
@@ -302,13 +320,15 @@ def _levelling(step: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tensor
     if isinstance(op, Clahe):
         settings |= {"GRID_H": op.grid[0], "GRID_W": op.grid[1]}
         grid = op.grid[0] * op.grid[1], batch, channels
-        tables = Launch(tile_table_kernel, grid, numbers, {**own, **settings, "BLOCK": TILE_BLOCK}, fused=False)
+        tables = Launch(
+            tile_table_kernel, grid, numbers, {**own, **settings, "WAY": step.way, "BLOCK": TILE_BLOCK}, fused=False
+        )
         return _Levelling(tables, storing_launch(clahe_kernel, step, source, rows, out, settings), torch.uint8)
     settings |= {
         "ENTRIES": op.entries,
         "KEEPS": op.keeps_values if isinstance(op, Equalize) else True,
         "EPSILON": op.epsilon if isinstance(op, AutoContrast) else 0.0,
     }
-    tables = Launch(table_kernel, (batch, channels, 1), numbers, {**own, **settings, "BLOCK": BLOCK}, warps=8)
+    tables = Launch(table_kernel, (batch, channels, 1), numbers, {**own, **settings, "WAY": step.way, "BLOCK": BLOCK}, warps=8)
     clips = {"CLIP": isinstance(op, AutoContrast) and op.clips}
     return _Levelling(tables, storing_launch(levels_kernel, step, source, rows, out, {**settings, **clips}), torch.float32)

@@ -18,6 +18,7 @@ from gpuaug.fusion.backends.triton.filter_tiles import (
 )
 from gpuaug.fusion.backends.triton.launch import Launch, prepared
 from gpuaug.fusion.backends.triton.pixel_math import byte_share, unit
+from gpuaug.fusion.backends.triton.taps import buffers
 from gpuaug.fusion.ops.filters import SharpnessOp
 from gpuaug.fusion.plan import OpPass
 
@@ -55,6 +56,7 @@ def sharpness_kernel(
     source, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     COLUMN: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
+    WAY: tl.constexpr,
 ):  # fmt: skip
     """Sharpen.
 
@@ -63,6 +65,10 @@ def sharpness_kernel(
     sample = tl.program_id(1)
     plane = tl.program_id(2)
     row = rows + sample * row_stride
+    if WAY >= 0:
+        skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
+        if skipped:
+            return
     first, y, x = tile_of(tiles, ALONG, ACROSS)
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     if tl.load(row + COLUMN) != 0:

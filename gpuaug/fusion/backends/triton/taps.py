@@ -7,6 +7,18 @@ from gpuaug.fusion.backends.triton.pixel_math import CLEAN, as_float, unit_sum
 
 
 @triton.jit
+def buffers(way, source, source_b, out, out_b, samples):
+    """Which of two buffers a sample is read from and written to, by its way (``fill_table``); and whether it is left as it is.
+
+    The second buffer lies behind the first.
+    """
+    way = tl.load(way).to(tl.int32) - 1
+    source += (way & 1).to(tl.int64) * samples * source_b
+    out += (way >> 1).to(tl.int64) * samples * out_b
+    return way < 0, source, out
+
+
+@triton.jit
 def edged(index, low, high, EDGE: tl.constexpr):
     """An index brought back into [low, high): by reflection (3), or to the border."""
     if EDGE == 3:
