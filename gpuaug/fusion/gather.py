@@ -136,9 +136,9 @@ class Gather:
         """Whether a fill is blended in by the share that a pixel takes from outside the frame, as torchvision does."""
         return isinstance(self.warp, WarpOp) and self.warp.edge == "fill"
 
-    def columns(self, start: int, channels: int, masks: bool) -> Columns:
-        """Lay out the numbers from column ``start`` on."""
-        at = start
+    def columns(self, channels: int, masks: bool) -> Columns:
+        """Lay out the numbers."""
+        at = 0
         places = {}
         own_mask_warp = masks and isinstance(self.warp, ResampleOp) and not self.half_pixel_centers
         for name, width in (

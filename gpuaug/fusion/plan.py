@@ -7,9 +7,11 @@ pixel, in order. The first pass reads the user's images, the last one writes the
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.limits import MOST_ELEMENTS, MOST_SIDE, MOST_WARPED
@@ -20,25 +22,32 @@ from gpuaug.fusion.ops.geometry import GatherOp, WarpOp
 from gpuaug.fusion.ops.sampler import Sampler
 
 F = TypeVar("F", bound=FrontOp, covariant=True)
+Rows = TypeVar("Rows", Array, Tensor)
 
 
 @dataclass(frozen=True, slots=True)
 class BasePass(ABC):
     """What one reading of the images does.
 
-    ``program`` holds the pointwise ops' codes, the columns in which their rows begin, and their flags.
+    ``program`` holds the pointwise ops' codes, the columns in which their rows begin, and their flags. Columns are counted from
+    the ``first`` of the pass, so that passes which do the same are compiled once.
     """
 
     front: Gather | FrontOp
     points: tuple[PointOp, ...]
     source: Size
     out: Size
-    columns: Columns | int
     program: tuple[tuple[int, int, int], ...]
+    first: int = 0
+    """The first of its columns in the parameter table."""
     way: int = -1
     """Column of the samples' ways (``fill_table``), or -1 where the pass takes every sample from its source to its output."""
     prepared: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """What an executor has worked out for batches of one kind, by that kind."""
+
+    def rows_of(self, table: Rows) -> Rows:
+        """The rows of the table, (B, K), from its own columns on."""
+        return table[:, self.first :] if self.first else table
 
     @property
     def mean(self) -> bool:
@@ -67,7 +76,7 @@ class BasePass(ABC):
 
     @abstractmethod
     def fill_front(self, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, fixed: bool) -> None:
-        """Write the front's numbers of each sample into ``table``, (B, K) float32; without ``fixed``, the drawn ones."""
+        """Write the front's numbers of each sample into its rows, (B, K) float32; without ``fixed``, the drawn ones."""
 
     def describe(self) -> str:
         """In a few words."""
@@ -79,7 +88,7 @@ class GatherPass(BasePass):
     """A pass that begins with a gather."""
 
     front: Gather
-    columns: Columns
+    columns: Columns = field(kw_only=True)
 
     @property
     def moves(self) -> tuple[GatherOp, ...]:
@@ -96,7 +105,6 @@ class OpPass(BasePass, Generic[F]):
     """A pass that begins with an op of its own kernel: a filter or a mix."""
 
     front: F
-    columns: int
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -110,7 +118,7 @@ class OpPass(BasePass, Generic[F]):
 
     def fill_front(self, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, fixed: bool) -> None:
         """The op's row."""
-        self.front.rows(drawn_of(self.front), size, table[:, self.columns : self.columns + self.front.row_width(size.channels)])
+        self.front.rows(drawn_of(self.front), size, table[:, : self.front.row_width(size.channels)])
 
 
 Pass = GatherPass | OpPass[FrontOp]
@@ -192,7 +200,8 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
                 taken = opened[-1].take(part)
                 assert taken, f"{part.name} fits no pass"
     passes: list[Pass] = []
-    at, column, channels = size, 0, size.channels
+    widths: list[int] = []
+    at, channels = size, size.channels
     for each in opened:
         front, points, source = each.front, tuple(each.points), at
         if isinstance(front, Gather):
@@ -200,17 +209,19 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
                 _check_mask_fill(front)
             for op in front.order:
                 at = op.out(at)
-            columns = front.columns(column, channels, masks)
-            program, column = _program(points, columns.end, channels)
-            passes.append(GatherPass(front, points, source, at, columns, program))
+            columns = front.columns(channels, masks)
+            program, width = _program(points, columns.end, channels)
+            passes.append(GatherPass(front, points, source, at, program, columns=columns))
         else:
-            program, end = _program(points, column + front.row_width(channels), channels)
-            passes.append(OpPass(front, points, source, at, column, program))
-            column = end
+            program, width = _program(points, front.row_width(channels), channels)
+            passes.append(OpPass(front, points, source, at, program))
+        widths.append(width)
     if _leaves_samples(passes):
-        passes[1:] = [replace(step, way=column + index) for index, step in enumerate(passes[1:])]
-        column += len(passes) - 1
-    return Plan(tuple(passes), max(column, 1), size, at, masks, needs_own_batch=any(op.needs_own_batch for op in ops))
+        passes[1:] = [replace(step, way=width) for step, width in zip(passes[1:], widths[1:], strict=True)]
+        widths[1:] = [width + 1 for width in widths[1:]]
+    firsts = accumulate(widths, initial=0)
+    passes = [replace(step, first=first) for step, first in zip(passes, firsts, strict=False)]
+    return Plan(tuple(passes), max(sum(widths), 1), size, at, masks, needs_own_batch=any(op.needs_own_batch for op in ops))
 
 
 def _leaves_samples(passes: Sequence[Pass]) -> bool:

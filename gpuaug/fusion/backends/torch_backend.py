@@ -40,13 +40,14 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor) -> Tensor:
 
 def run_pass(step: Pass, images: Tensor | Ragged, table: Tensor) -> Tensor:
     """One pass: its front, then its pointwise ops."""
+    rows = step.rows_of(table)
     if isinstance(step, GatherPass):
-        values = gather(step, images, table)
+        values = gather(step, images, rows)
     else:
         assert isinstance(images, Tensor), "ragged batches begin with a gather"
-        values = masked(step.front, viewed(unit_range(images), len(table)), table[:, step.columns :])
+        values = masked(step.front, viewed(unit_range(images), len(table)), rows)
     for op, (_, column, _) in zip(step.points, step.program, strict=True):
-        values = masked(op, values, table[:, column:])
+        values = masked(op, values, rows[:, column:])
     return values
 
 
@@ -104,7 +105,7 @@ def gather_mask(step: GatherPass, masks: Tensor, table: Tensor, places: MaskPlac
     """
     front, columns, out = step.front, step.columns, step.out
     dtype, masks = masks.dtype, as_bits(masks)
-    table = _rows(table, places)
+    table = _rows(step.rows_of(table), places)
     place = _Place(table)
     x = torch.arange(out.width, device=masks.device)[None, None, :]
     y = torch.arange(out.height, device=masks.device)[None, :, None]
@@ -128,7 +129,7 @@ def erased(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None =
     """Masks, (B, C, H, W), with zeros where the pass erases their images, as in Kornia."""
     for op, (_, column, _) in zip(step.points, step.program, strict=True):
         if isinstance(op, Erasing) and op.erases_masks:
-            rows = _rows(table, places)[:, column:]
+            rows = _rows(step.rows_of(table), places)[:, column:]
             covered = op.covers(masks, rows) & (rows[:, 0, None, None, None] != 0)
             masks = as_bits(masks).masked_fill(covered, 0).view(masks.dtype)
     return masks

@@ -56,12 +56,12 @@ def fill_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], table: Array
         table[:, : planned.width] = planned.template
     at = size
     for number, step in enumerate(planned.passes):
-        after = at.to(step.out.height, step.out.width)
+        after, rows = at.to(step.out.height, step.out.width), step.rows_of(table)
         for op, (_, column, _) in zip(step.points, step.program, strict=True):
             if first or op.is_random or not op.fixed:
-                op.rows(drawn[op], after, table[:, column : column + op.row_width(size.channels)])
+                op.rows(drawn[op], after, rows[:, column : column + op.row_width(size.channels)])
         if number >= fronts:
-            step.fill_front(drawn.__getitem__, at, table, fixed=first)
+            step.fill_front(drawn.__getitem__, at, rows, fixed=first)
         at = after
     if planned.passes[-1].way >= 0:
         _fill_ways(planned.passes, drawn, table)
@@ -79,6 +79,6 @@ def _fill_ways(passes: Sequence[Pass], drawn: dict[Op, OpDraws], table: Array) -
     for step in passes[1:-1]:
         applies = np.any([drawn[op]["apply_mask"] for op in step.ops], axis=0)
         after = second if step.works_in_place else second ^ applies
-        table[:, step.way] = applies * (1 + second + 2 * after)
+        step.rows_of(table)[:, step.way] = applies * (1 + second + 2 * after)
         second = after
-    table[:, passes[-1].way] = 1 + second
+    passes[-1].rows_of(table)[:, passes[-1].way] = 1 + second

@@ -230,7 +230,7 @@ class Targets:
             elif key == "class":
                 for step in plan.passes:
                     if isinstance(step, OpPass) and isinstance(step.front, MixOp):
-                        value = self._mixed(value, step.front, table[:, step.columns :])
+                        value = self._mixed(value, step.front, step.rows_of(table))
                 self.values[index] = value
 
     def run_eager(self, op: EagerOp, drawn: OpDraws) -> None:

@@ -88,11 +88,12 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, dtype: torch.dtype, 
                 if buffers is None:
                     buffers = torch.empty((2, *shape), dtype=torch.float32, device=images.device)
                 out = buffers[0]
+            rows = step.rows_of(table)
             if isinstance(step, GatherPass):
-                gather(step, source, table, out)
+                gather(step, source, rows, out)
             else:
                 assert isinstance(source, Tensor), "ragged batches begin with a gather"
-                OP_KERNELS[step.front.kernel](step, viewed(source, len(table)), table, out)
+                OP_KERNELS[step.front.kernel](step, viewed(source, len(table)), rows, out)
             source = out
     return out
 
@@ -221,7 +222,7 @@ def run_mask(step: GatherPass, masks: Tensor, table: Tensor, places: MaskPlaces 
         - table: (B, K) float32
         - returns: (B, C, H', W'); with places (N, 1, H', W')
     """
-    flat = places is not None
+    flat, table = places is not None, step.rows_of(table)
     batch, channels = masks.shape[:2] if places is None else (len(places.owners), 1)
     made = torch.empty((batch, channels, step.out.height, step.out.width), dtype=masks.dtype, device=masks.device)
     # How many masks there are differs from batch to batch, and so is no part of what is prepared.
@@ -276,7 +277,7 @@ def probe(device: torch.device) -> None:
     """
     front = Gather()
     size = Size(1, 1, 1, 1)
-    step = GatherPass(front, (), size, size, front.columns(0, 1, masks=False), ())
+    step = GatherPass(front, (), size, size, (), columns=front.columns(1, masks=False))
     images = torch.zeros((1, 1, 1, 1), dtype=torch.float32, device=device)
     with on_device(device):
         gather(step, images, images.view(1, 1), torch.empty_like(images))

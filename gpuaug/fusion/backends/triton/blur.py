@@ -98,7 +98,7 @@ def blurred_both(
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
 def blur_columns_kernel(
     source, made, rows, height, width, tiles, row_stride, source_b, source_c, source_h,
-    COLUMN: tl.constexpr, TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr,
+    TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr,
     CHANNELS: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Blur along y, into planes of W x H: what is blurred next is then again the axis that is not contiguous.
@@ -106,9 +106,9 @@ def blur_columns_kernel(
     Grid: (tiles of an image, samples, channels).
     """
     sample = tl.program_id(1)
-    row = rows + sample * row_stride + COLUMN
+    row = rows + sample * row_stride
     if WAY >= 0:
-        skipped, source, _ = buffers(row - COLUMN + WAY, source, source_b, made, 0, tl.num_programs(1))
+        skipped, source, _ = buffers(row + WAY, source, source_b, made, 0, tl.num_programs(1))
         if skipped:
             return
     if tl.load(row) != 0:
@@ -126,7 +126,7 @@ def blur_columns_kernel(
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
 def blur_rows_kernel(
     source, made, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    COLUMN: tl.constexpr, TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr,
+    TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr,
     OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
     ALONG: tl.constexpr, ACROSS: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
@@ -143,8 +143,8 @@ def blur_rows_kernel(
             return
     first, x, y = tile_of(tiles, ALONG, ACROSS)
     across = tl.minimum(y, height - 1)
-    if tl.load(row + COLUMN) != 0:
-        sigma = tl.load(row + COLUMN + 2)
+    if tl.load(row) != 0:
+        sigma = tl.load(row + 2)
         start = made + (sample.to(tl.int64) * CHANNELS + plane) * height * width
         r = tl.zeros((ALONG, ACROSS), tl.float32)
         g = r
@@ -165,7 +165,7 @@ def blur_rows_kernel(
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
 def blur_kernel(
     source, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    COLUMN: tl.constexpr, TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr,
+    TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr,
     SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr,
     RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
@@ -182,9 +182,9 @@ def blur_kernel(
             return
     first, y, x = tile_of(tiles, ALONG, ACROSS)
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
-    if tl.load(row + COLUMN) != 0:
-        sigma_y = tl.load(row + COLUMN + 1)
-        sigma_x = tl.load(row + COLUMN + 2)
+    if tl.load(row) != 0:
+        sigma_y = tl.load(row + 1)
+        sigma_x = tl.load(row + 2)
         r = tl.zeros((ALONG, ACROSS), tl.float32)
         g = r
         b = r

@@ -103,7 +103,6 @@ def prepared(step: P, source: Any, rows: Tensor, out: Tensor, make: Callable[[P,
 def reading(step: OpPass[FrontOp], source: Tensor) -> dict[str, Any]:
     """The constants of every kernel that reads images of one size for an op."""
     return {
-        "COLUMN": step.columns,
         "SOURCE_W": source.stride(3),
         "SCALE": source.dtype == torch.uint8,
         "CHANNELS": source.shape[1],

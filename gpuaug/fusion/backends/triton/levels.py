@@ -72,7 +72,7 @@ def counted(
 @triton.jit(do_not_specialize=[*NUMBERS], do_not_specialize_on_alignment=[*TABLES])
 def table_kernel(
     source, tables, rows, height, width, row_stride, source_b, source_c, source_h,
-    COLUMN: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr, CHANNELS: tl.constexpr, ENTRIES: tl.constexpr,
+    SOURCE_W: tl.constexpr, SCALE: tl.constexpr, CHANNELS: tl.constexpr, ENTRIES: tl.constexpr,
     FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr, EPSILON: tl.constexpr, BLOCK: tl.constexpr,
     WAY: tl.constexpr,
 ):  # fmt: skip
@@ -89,7 +89,7 @@ def table_kernel(
     table = tables + (sample * CHANNELS + plane) * ENTRIES
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     pixels = height * width
-    if tl.load(rows + sample * row_stride + COLUMN) != 0:
+    if tl.load(rows + sample * row_stride) != 0:
         if ENTRIES == LEVELS:
             at = tl.arange(0, ENTRIES)
             counts = counted(
@@ -132,7 +132,7 @@ def tile_side(length, COUNT: tl.constexpr):
 @triton.jit(do_not_specialize=[*NUMBERS], do_not_specialize_on_alignment=[*TABLES])
 def tile_table_kernel(
     source, tables, rows, height, width, row_stride, source_b, source_c, source_h,
-    COLUMN: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr, CHANNELS: tl.constexpr, FACTOR: tl.constexpr,
+    SOURCE_W: tl.constexpr, SCALE: tl.constexpr, CHANNELS: tl.constexpr, FACTOR: tl.constexpr,
     OFFSET: tl.constexpr, GRID_H: tl.constexpr, GRID_W: tl.constexpr, BLOCK: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Make the table of a tile of a channel, (LEVELS,) uint8.
@@ -142,9 +142,9 @@ def tile_table_kernel(
     tile = tl.program_id(0)
     sample = tl.program_id(1)
     plane = tl.program_id(2)
-    row = rows + sample * row_stride + COLUMN
+    row = rows + sample * row_stride
     if WAY >= 0:
-        skipped, source, _ = buffers(row - COLUMN + WAY, source, source_b, tables, 0, tl.num_programs(1))
+        skipped, source, _ = buffers(row + WAY, source, source_b, tables, 0, tl.num_programs(1))
         if skipped:
             return
     if tl.load(row) != 0:
@@ -192,7 +192,7 @@ def levelled(
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
 def levels_kernel(
     source, made, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    COLUMN: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
+    SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
     ENTRIES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr, EPSILON: tl.constexpr,
     CLIP: tl.constexpr, WAY: tl.constexpr,
@@ -212,7 +212,7 @@ def levels_kernel(
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     pixel = pointer + tl.minimum(y, height - 1) * source_h + tl.minimum(x, width - 1) * SOURCE_W
     r, g, b = untouched_pixels(pixel, source_c, SCALE, RGB)
-    if tl.load(row + COLUMN) != 0:
+    if tl.load(row) != 0:
         table = made + (sample * CHANNELS + plane) * ENTRIES
         r = levelled(r, table, ENTRIES, FACTOR, OFFSET, KEEPS, EPSILON, CLIP)
         if RGB:
@@ -254,7 +254,7 @@ def tiled(
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
 def clahe_kernel(
     source, made, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    COLUMN: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
+    SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
     FACTOR: tl.constexpr, OFFSET: tl.constexpr, GRID_H: tl.constexpr, GRID_W: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
@@ -272,7 +272,7 @@ def clahe_kernel(
     _, y, x = tile_of(tiles, ALONG, ACROSS)
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     pixel = pointer + tl.minimum(y, height - 1) * source_h + tl.minimum(x, width - 1) * SOURCE_W
-    if tl.load(row + COLUMN) != 0:
+    if tl.load(row) != 0:
         entries: tl.constexpr = GRID_H * GRID_W * LEVELS
         table = made + (sample.to(tl.int64) * CHANNELS + plane) * entries
         top, bottom, upper_share = tiles_between(y, height, GRID_H)

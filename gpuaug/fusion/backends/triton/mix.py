@@ -35,7 +35,7 @@ def mixed(own, pointer, live, inside, weight, SCALE: tl.constexpr):
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "out", "rows"])
 def mix_kernel(
     source, out, rows, height, width, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    COLUMN: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr,
+    SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr,
     PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Mix each image with its partner.
@@ -45,7 +45,6 @@ def mix_kernel(
     sample = tl.program_id(1)
     plane = tl.program_id(2)
     row = rows + sample * row_stride
-    own = row + COLUMN
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)
     live = place < height * width
     x = place % width
@@ -55,10 +54,10 @@ def mix_kernel(
     r = unit_pixel(pixel, live, SCALE)
     g = unit_pixel(pixel + source_c, live, SCALE) if RGB else r
     b = unit_pixel(pixel + 2 * source_c, live, SCALE) if RGB else r
-    if tl.load(own) != 0:
-        other = first + tl.load(own + 1).to(tl.int64) * source_b
-        weight = tl.load(own + 3)
-        inside = live & (x >= tl.load(own + 4)) & (x < tl.load(own + 6)) & (y >= tl.load(own + 5)) & (y < tl.load(own + 7))
+    if tl.load(row) != 0:
+        other = first + tl.load(row + 1).to(tl.int64) * source_b
+        weight = tl.load(row + 3)
+        inside = live & (x >= tl.load(row + 4)) & (x < tl.load(row + 6)) & (y >= tl.load(row + 5)) & (y < tl.load(row + 7))
         r = mixed(r, other, live, inside, weight, SCALE)
         if RGB:
             g = mixed(g, other + source_c, live, inside, weight, SCALE)

@@ -54,7 +54,7 @@ def sharpened(
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
 def sharpness_kernel(
     source, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    COLUMN: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
+    SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
     WAY: tl.constexpr,
 ):  # fmt: skip
@@ -71,8 +71,8 @@ def sharpness_kernel(
             return
     first, y, x = tile_of(tiles, ALONG, ACROSS)
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
-    if tl.load(row + COLUMN) != 0:
-        factor = tl.load(row + COLUMN + 1)
+    if tl.load(row) != 0:
+        factor = tl.load(row + 1)
         r = tl.zeros((ALONG, ACROSS), tl.float32)
         g = r
         b = r
