@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from gpuaug.feed import prefetch
 
@@ -31,6 +32,8 @@ if os.environ.get("TORCH_CUDA_SANITIZER"):
 settings.register_profile("gpuaug", deadline=None)
 settings.register_profile("night", deadline=None, print_blob=True)  # see support/fuzzing.py
 settings.load_profile("gpuaug")
+# Hypothesis also tries constants of the modules that a process happens to have imported: other cases in every run.
+providers.is_local_module_file = lambda path: False
 
 
 @pytest.hookimpl(tryfirst=True)

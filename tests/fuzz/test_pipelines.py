@@ -58,9 +58,9 @@ def test_hostile_pixels_stay_in_their_sample_and_skipped_samples_as_they_are(bat
         return
     made, again = outcome(augment, images, draws=draws), outcome(augment, others, draws=draws)
     event(type(made).__name__)
-    assert type(made) is type(again)
+    assert isinstance(made, Exception) == isinstance(again, Exception)
     if isinstance(made, Exception):
-        return
+        return  # pixels may keep Kornia from getting as far as that error
     for sample in set(range(len(images))) - mixed_with(draws, hostile):
         assert same_bits(made[sample], again[sample])
     for sample in (sample for sample in range(len(images)) if not draws.of(sample)):

@@ -31,7 +31,7 @@ SIZE = (12, 14)
 BEHIND = {
     "a skipped crop in a pass of its own": lambda: K.RandomResizedCrop(SIZE, p=0.5),
     "a skipped crop in the same pass": lambda: K.RandomCrop(SIZE, padding=3, fill=0.5, p=0.5),
-    "policies": lambda: v2.Compose([v2.RandAugment(), v2.AutoAugment()]),
+    "policies": lambda: v2.Compose([v2.RandAugment(), v2.AutoAugment(), v2.ToDtype(torch.float32, scale=True)]),
     "drawn sizes in a pass of their own": lambda: v2.Compose([v2.RandomResize(9, 30), v2.RandomCrop(SIZE, pad_if_needed=True)]),
 }
 """What may stand behind a crop that the device fits."""

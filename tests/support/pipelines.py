@@ -122,6 +122,16 @@ CLOSE = {
     "mixup, alone": lambda: [K.RandomMixUpV2(p=1.0)],
     "sharpness": lambda: [K.RandomSharpness((0.0, 3.0), p=0.8), K.Normalize(0.5, 0.25)],
     "CLAHE": lambda: [K.RandomClahe((1.0, 40.0), (3, 4), p=0.8), K.RandomInvert()],
+    "filters, each for some": lambda: [
+        K.RandomEqualize(p=0.5),
+        K.RandomGaussianBlur((3, 3), (0.3, 2.0), p=0.5),
+        K.RandomSharpness((0.0, 3.0), p=0.5),
+        K.RandomClahe((1.0, 40.0), (3, 4), p=0.5),
+        K.RandomRotation(20.0, p=0.5),
+        K.RandomGaussianBlur((3, 11), (0.3, 2.0), p=0.5),
+        K.RandomAutoContrast(p=0.5),
+        K.Normalize(0.5, 0.25),
+    ],
 }
 
 RGB_CLOSE = {
@@ -183,6 +193,7 @@ TIES = {
 
 JUMPS = {
     "choice and order",
+    "filters, each for some",
     "colour",
     "jitter, then jitter",
     "jitters around a contrast",

@@ -48,6 +48,7 @@ CHOSEN = [
     "noise",
     "blur",
     "sharpness",
+    "filters, each for some",
     "equalize",
     "auto contrast",
     "CLAHE",
