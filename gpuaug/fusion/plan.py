@@ -285,9 +285,9 @@ def check_sizes(ops: Sequence[Op], size: Size, given: Size | None = None) -> Non
                 f"images must fit {op.name}, got {given.of(place).height}x{given.of(place).width}{where}, "
                 f"which {reason}. Pad or resize before it."
             )
-        if isinstance(op, WarpOp) and at.ragged and max(np.max(at.height), np.max(at.width)) > MOST_WARPED:
+        if isinstance(op, WarpOp) and max(np.max(at.height), np.max(at.width)) > MOST_WARPED:
             longest = int(np.argmax(np.maximum(at.height, at.width)))
-            check_sides(op, at.of(longest), f" at {longest} of the batch")
+            check_sides(op, at.of(longest), f" at {longest} of the batch" if given.ragged else "")
         if op.draws_size:
             for end in op.out_bounds(at):
                 check_sizes(ops[index + 1 :], end, given)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.ragged import pack
 from support.replay import left_to_kornia
+from torchvision.transforms import v2
 
 import gpuaug
 
@@ -93,6 +94,13 @@ def test_ragged_warp_of_more_than_2_20_columns_is_refused():
     with raises(text):
         augment.draw(images)
     augment.draw(pack([torch.zeros(1, 2, 2**20).byte()]))
+
+
+def test_warp_of_a_drawn_size_of_more_than_2_20_columns_is_refused():
+    augment = gpuaug.fuse([v2.RandomZoomOut(side_range=(3.0, 4.0)), v2.RandomRotation(9.0), v2.CenterCrop(1)])
+    with raises("images must have sides of at most 2**20 pixels for RandomRotation_1, got 8x1048580. Cut them up"):
+        augment.draw((1, 1, 2, 2**18 + 1))
+    augment.draw((1, 1, 2, 2**18))
 
 
 @left_to_kornia

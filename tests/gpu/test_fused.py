@@ -44,6 +44,13 @@ def test_kernels_equal_torch(group, name, batch):
     assert not said, said
 
 
+@pytest.mark.parametrize("name", pipelines.OF_ALL_CHANNELS)
+def test_channels_made_of_all_three_are_nan_where_one_is(name):
+    images = pipelines.with_holes(photographs(2, 3, 40, 41, dtype=torch.float32)).cuda()
+    said = disagreement(name, pipelines.RGB_CLOSE[name](), images)
+    assert not said, said
+
+
 @pytest.mark.parametrize("name", skipped.MOVING)
 def test_skipped_samples_keep_every_bit(name):
     assert not skipped.fault(skipped.MOVING[name], "cuda")

@@ -209,5 +209,15 @@ JUMPS = {
 }
 """A pixel at a threshold may fall on either side of it. Leave a name out unless the test fails without it."""
 
+OF_ALL_CHANNELS = ("hue, saturation", "jiggle", "snow", "jitter, then jitter")
+"""Each channel is made of all three, and so is NaN where one is: compared on images ``with_holes`` too."""
+
 GROUPS = ("EXACT", "RGB_EXACT", "CLOSE", "RGB_CLOSE", "TIES")
 """Names of the dicts above. ``RGB_``: takes images of three channels only."""
+
+
+def with_holes(images):
+    """Floating images, of which one channel is NaN in a rectangle."""
+    holes = images.clone()
+    holes[:, 1, 5:9, 7:12] = float("nan")
+    return holes

@@ -167,7 +167,7 @@ class TorchvisionLowering:
             )
         units = self.units
         reason = f"more than {MOST_ORDERED} transforms" if _is_long_order(container) else None
-        trees = [self._member(*each) for each in members[:1]] if reason else self._gated(container, members)
+        trees = [self._member(*each) for each in members] if reason else self._gated(container, members)
         each_leaf = [leaf for tree in trees for leaf in leaves(tree)]
         foreign = next((leaf.name for leaf in each_leaf if leaf.op.package != "torchvision"), None)
         if foreign is not None:

@@ -3,6 +3,7 @@
 import kornia.augmentation as K
 import pytest
 import torch
+from kornia.augmentation import auto
 
 pytest.importorskip("triton")
 
@@ -16,7 +17,7 @@ from support.replay import photographs
 import gpuaug
 from gpuaug.fusion.backends.readers import MaskPlaces
 from gpuaug.fusion.backends.triton import backend, blur, boxes, crops, labels, levels, mix, sharpness
-from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.ops.base import PointCode, Size
 from gpuaug.fusion.ops.boxes import FORMS, Way
 from gpuaug.fusion.ops.mix import SoftLabels
 from gpuaug.fusion.targets.target_dicts import TARGET_DICT_FORMS
@@ -39,6 +40,7 @@ CHOSEN = [
     "colour",
     "padded, rotation, flip",
     "perspective",
+    "drawn size, padded crop",
     "jitters around a contrast",
     "photometric",
     "apply masks",
@@ -59,7 +61,29 @@ CHOSEN = [
     "either mix",
     pytest.param("self-supervised", marks=pytest.mark.slow),
 ]
-RAGGED = ["crop, views", "padded grey", "jittered", "smooth", "smooth, cubic", "smooth, jittered"]
+POINTWISE = [
+    K.RandomBrightness((0.6, 1.5)),
+    K.RandomContrast((0.6, 1.5)),
+    K.RandomSaturation((0.2, 1.8)),
+    K.RandomHue((-0.5, 0.5)),
+    K.RandomGamma((0.4, 2.2)),
+    K.RandomGrayscale(),
+    K.RandomInvert(),
+    K.RandomSolarize(0.3),
+    K.RandomPosterize((0.0, 8.0)),
+    K.RandomChannelShuffle(),
+    K.RandomChannelDropout(),
+    K.RandomGaussianNoise(),
+    K.RandomErasing(),
+    K.Normalize(0.5, 0.25),
+    K.Denormalize(0.5, 0.25),
+    K.ColorJitter(0.4),
+    K.ColorJiggle(0.4),
+    K.RandomSnow(),
+    auto.TrivialAugment([[("posterize", 0.0, 8.0)], [("invert", 0, 1)]]),
+]
+"""Every op code once."""
+RAGGED = ["crop, views", "padded grey", "drawn size", "jittered", "smooth", "smooth, cubic", "smooth, jittered"]
 BOX_FORMS = {**FORMS, **TARGET_DICT_FORMS}
 
 
@@ -87,6 +111,13 @@ def made(monkeypatch):
 def test_kernels_compile_for_a_gpu(name, made):
     modules = next(group[name] for group in (pipelines.EXACT, pipelines.CLOSE, pipelines.RGB_CLOSE) if name in group)
     through_both(modules(), photographs(2), torch.bfloat16, torch.channels_last)
+
+
+def test_every_pointwise_op_compiles_for_a_gpu(made):
+    through_both(POINTWISE, photographs(2), torch.bfloat16, torch.channels_last)
+    ((name, _, constants, _),) = made
+    program = dict(constants)[(backend.gather_kernel.arg_names.index("PROGRAM"),)]
+    assert (name, {code for code, *_ in program}) == ("gather_kernel", set(PointCode))
 
 
 def test_tables_of_clahe_round_the_product_before_the_sum(made):

@@ -102,7 +102,9 @@ def test_what_is_left_is_given_the_bytes_that_torchvision_would_have():
 def test_what_is_left_gives_its_size_to_what_follows():
     images = photographs(5)
     choice = v2.RandomChoice([v2.RandomResizedCrop(24), v2.Compose([v2.Resize(30), v2.CenterCrop(24)])])
-    for made in (choice, v2.Resize((24, 24), interpolation=InterpolationMode.NEAREST), type("Own", (v2.RandomCrop,), {})(24)):
+    order = v2.RandomOrder([*[v2.RandomInvert()] * 4, v2.RandomCrop(24)])
+    own = type("Own", (v2.RandomCrop,), {})(24)
+    for made in (choice, order, own, v2.Resize((24, 24), interpolation=InterpolationMode.NEAREST)):
         augment = gpuaug.fuse([made, v2.RandomCrop(20), TO_FLOAT])
         assert augment(images).shape == (5, 3, 20, 20)
     grey = gpuaug.fuse([v2.Grayscale(), v2.RandomHorizontalFlip(), TO_FLOAT, v2.Normalize([0.5], [0.25])])

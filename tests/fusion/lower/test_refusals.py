@@ -90,6 +90,10 @@ REFUSED = {
         v2.RandomApply([v2.ScaleJitter((8, 8))]),
         "RandomApply must hold transforms that give all images one size, got ScaleJitter_0. Put it in front of RandomApply.",
     ),
+    "in a long order": (
+        v2.RandomOrder([*[v2.RandomInvert()] * 4, v2.ScaleJitter((8, 8))]),
+        "RandomOrder must hold transforms that give all images one size, got ScaleJitter_4. Put it in front of RandomOrder.",
+    ),
     "subclass of what draws sizes": (
         OwnJitter((8, 8)),
         OWN_SIZES.format("OwnJitter", "a subclass of ScaleJitter, which may do anything"),

@@ -18,10 +18,7 @@ BATCHES = [
 SMALL = (photographs(3, 1, 9, 19), torch.float32, torch.contiguous_format)
 """For blurs: the interpreter takes its time for every line and tap."""
 
-HOLES = FLOAT.clone()
-HOLES[:, 1, 5:9, 7:12] = float("nan")
-OF_ALL_CHANNELS = {"hue, saturation", "jiggle", "snow", "jitter, then jitter"}
-"""Pipelines whose channels are made of all three, and so are all NaN where one is: compared on ``HOLES`` too."""
+HOLES = pipelines.with_holes(FLOAT)
 
 ALSO = {
     "apply masks": (2, 4),
@@ -57,7 +54,7 @@ def batches_of(group, name, *, every):
     batches = BATCHES[:4] if group.startswith("RGB") else BATCHES
     turn = (zlib.crc32(name.encode()) + 6) % len(batches)
     chosen = batches if every else [batches[index] for index in sorted({turn, *ALSO.get(name, ())})]
-    return [*chosen, (HOLES, torch.float32, torch.contiguous_format)] if name in OF_ALL_CHANNELS else chosen
+    return [*chosen, (HOLES, torch.float32, torch.contiguous_format)] if name in pipelines.OF_ALL_CHANNELS else chosen
 
 
 def failures(*, every):
