@@ -19,6 +19,7 @@ from gpuaug import (
     GpuAugWarning,
     IteratorEndedError,
     StreamedLoader,
+    TransformStage,
     collate_encoded,
 )
 from gpuaug.decode import cpu
@@ -201,6 +202,28 @@ def test_stateful_dataloader_uses_ring_again_after_break():
             if number == 3:
                 break
         assert loader.stats().slot_batches == before + 4
+
+
+def test_stream_of_hugging_faces_in_a_worker_goes_on_after_the_batch_of_the_loop():
+    from datasets import Dataset
+
+    rows = Dataset.from_dict({"number": list(range(10))}).to_iterable_dataset(num_shards=2)
+
+    def make():
+        stage = TransformStage(lambda numbers: numbers + torch.rand(numbers.shape), on="number", name="noise")
+        return StreamedLoader(StatefulDataLoader(rows, 2, num_workers=1), [stage], device="cpu", seed=1)
+
+    def epochs(loader):
+        return [[batch["number"].tolist() for batch in loader] for _ in range(2)]
+
+    whole, following = epochs(make())
+    assert sorted(int(number) for batch in whole for number in batch) == list(range(10))
+    stopped, resumed = make(), make()
+    for number, _ in enumerate(stopped, start=1):
+        if number == 2:
+            resumed.load_state_dict(stopped.state_dict())
+            break
+    assert epochs(resumed) == [whole[2:], following]
 
 
 def test_stateful_dataloader_that_fails_to_start_is_not_changed():
