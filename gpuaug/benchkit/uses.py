@@ -179,7 +179,9 @@ def _compared(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         said = f"{best['name']!r} is {'faster' if low > 1 else 'slower'} than {rival['name']!r}: {ratio:.2f}x ({rounds})."
     ceiling = next((row for row in rows if row["name"] == _CEILING), None)
     if ceiling is not None:
-        said += f" It reaches {median(_within_rounds(best, ceiling)):.0%} of what the step does without a loader."
+        reached = _within_rounds(best, ceiling)
+        share = f"reaches {median(reached):.0%} of" if max(reached) < 1 else "differs by less than rounds do from"
+        said += f" It {share} what the step does without a loader."
     yield f"{best['case']}: {said}"
 
 

@@ -60,7 +60,7 @@ class Explanation:
 
     @property
     def launches(self) -> int | None:
-        """Kernels a batch, or the most where batches pick what runs; ``None`` where Kornia runs some of it."""
+        """Kernels a batch, or the most where batches pick what runs; ``None`` where a library runs some of it."""
         counts = [line.launches for line in self.lines]
         return None if None in counts else sum(count for count in counts if count is not None)
 

@@ -50,7 +50,9 @@ class FallbackWarnings:
 
 
 def _warn(op: EagerOp) -> None:
+    page = "docs/fuse.md"
     if op.package == "torchvision":
+        page = "docs/torchvision.md"
         left, launches = "which is left to torchvision, image by image", "It adds its own launches for every image of a batch"
     elif type(op.module).__module__.startswith("kornia."):
         left, launches = "which is left to Kornia", "Kornia takes tens of launches a batch for it"
@@ -58,7 +60,7 @@ def _warn(op: EagerOp) -> None:
         left, launches = "which runs as it is, in its place", "It adds its own launches"
     warnings.warn(
         f"pipeline must hold modules that gpuaug.fuse lowers to run in few launches, got {op.name}, {left}: {op.reason}. "
-        f"{launches}, {_COST}. Replace it, or that setting of it, by what docs/fuse.md lists, {_SILENCE}.",
+        f"{launches}, {_COST}. Replace it, or that setting of it, by what {page} lists, {_SILENCE}.",
         GpuAugWarning,
         stacklevel=4,
     )

@@ -65,13 +65,15 @@ def test_webdataset(tmp_path):
     assert [key for batch in whole for key in batch["__key__"]] == [f"{index:03}" for index in range(6)]
 
 
+@pytest.mark.parametrize("streaming", [False, True], ids=["", "streaming"])
 @pytest.mark.parametrize("held", [True, False], ids=["bytes", "paths"])
-def test_hugging_face(held, folder):
+def test_hugging_face(held, streaming, folder):
     from datasets import Dataset, Image
 
     _, names = folder
     images = [{"bytes": data if held else None, "path": name} for data, name in zip(FILES, names, strict=True)]
     dataset = Dataset.from_dict({"image": images, "label": LABELS}).cast_column("image", Image(decode=False))
     assert dataset[0]["image"] == images[0]
+    dataset = dataset.to_iterable_dataset() if streaming else dataset
     batches = list(DataLoader(dataset, batch_size=4, collate_fn=gpuaug.collate_encoded))
     assert_holds([(batch["image"], batch["label"]) for batch in batches], names)

@@ -118,6 +118,12 @@ PUBLIC = {
     "show": "(loader, n=8)",
 }
 
+INTEGRATIONS = {
+    "accelerate.skip_first_batches": "(dataloader, num_batches=0)",
+    "lightning.StreamLoaders": "(self, train=None, validate=None, test=None, **settings)",
+}
+"""Of ``gpuaug.integrations``, whose frameworks may be missing."""
+
 
 def signature(function):
     found = inspect.signature(function)
@@ -145,6 +151,19 @@ def inventory():
 
 def test_the_public_interface_is_what_it_was():
     assert inventory() == PUBLIC
+
+
+def test_the_integrations_are_what_they_were():
+    found = {}
+    for path in (PACKAGE / "integrations").glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                made = next((each for each in ast.walk(node) if getattr(each, "name", "") == "__init__"), node)
+                for argument in (*made.args.args, made.args.kwarg):
+                    if argument is not None:
+                        argument.annotation = None
+                found[f"{path.stem}.{node.name}"] = f"({ast.unparse(made.args)})"
+    assert found == INTEGRATIONS
 
 
 def test_public_names_are_listed_in_order_and_once():

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 from support.replay import left_to_kornia
+from torchvision.transforms import v2
 
 from bench.figures import tables
 from gpuaug import Stats
+from gpuaug.fusion.lower import refusals, torchvision
 from gpuaug.fusion.lower.kornia import LOWERED, POLICIES
+from gpuaug.fusion.ops.torchvision import mix
 
 ROOT = Path(__file__).parents[2]
 WITH_FRAMEWORKS = {"frameworks.md": ["accelerate", "lightning", "timm", "torchdata", "tqdm", "transformers"]}
@@ -93,6 +96,19 @@ def test_table_of_modules_names_every_lowered_kornia_module_once():
     rows = re.findall(r"^\| (`\w+`.*?) \|", (ROOT / "docs" / "fuse.md").read_text(), re.MULTILINE)
     named = [name for row in rows for name in re.findall(r"`([A-Z]\w+)`", row)]
     assert sorted(named) == sorted(kind.__name__ for kind in (*LOWERED, *POLICIES))
+
+
+def test_table_of_torchvisions_transforms_says_of_every_one_what_becomes_of_it():
+    section = (ROOT / "docs" / "torchvision.md").read_text().split("\n## What becomes of each transform\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \| (\w+)", section, re.MULTILINE)
+    said = {name: word for names, word in rows for name in re.findall(r"`([A-Z]\w+)", names)}
+    kinds = {name: kind for name, kind in vars(v2).items() if hasattr(kind, "forward") and kind is not v2.Transform}
+    wanted = {name: "refused" if name in refusals.NOT_TAKEN else "left" for name in kinds}
+    wanted |= {kind.__name__: "made" for kind in torchvision.ENDINGS}
+    wanted |= {kind.__name__: "nothing" for kind in (*torchvision.PASSED, *torchvision.CONVERSIONS, v2.ToPureTensor)}
+    fused = (*torchvision.LOWERED, *mix.LOWERED, *torchvision.BY_CHANCE, v2.Compose)
+    wanted |= {kind.__name__: "fused" for kind in fused}
+    assert {name: said.get(name) for name in wanted} == wanted
 
 
 def test_docstrings_have_no_markup_that_the_api_page_would_show_as_it_is():

@@ -23,7 +23,7 @@ def test_style(command):
 @pytest.mark.frameworks
 def test_typed_program_is_right_for_pyright():
     pytest.importorskip("basedpyright")
-    command = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable]
+    command = [sys.executable, "-m", "basedpyright", "--project", "pyproject.toml", "--pythonpath", sys.executable]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
 

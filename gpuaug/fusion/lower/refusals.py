@@ -12,10 +12,11 @@ from gpuaug.core.torchvision_transforms import torchvision_class
 _IN_DATASET = "Keep it in the dataset"
 _MIX = "It mixes the images of a batch, and a subclass may do anything with them. Give it a stage of its own"
 _TARGETS = "It is for targets, which follow images as data_keys=['input', 'targets']. Leave it out: boxes end at the frame"
+_KEYPOINTS = "It is for keypoints, which may leave the frame. Call it on the targets that gpuaug.fuse returns"
 
 NOT_TAKEN = {
     "ClampBoundingBoxes": _TARGETS,
-    "ClampKeyPoints": _TARGETS,
+    "ClampKeyPoints": _KEYPOINTS,
     "ConvertBoundingBoxFormat": _TARGETS,
     "CutMix": _MIX,
     "FiveCrop": f"It makes several images of one. {_IN_DATASET}",
@@ -24,7 +25,7 @@ NOT_TAKEN = {
     "OpticalFlow": f"It is for pairs of images. {_IN_DATASET}",
     "RandomIoUCrop": f"It looks at boxes. It gives each image a size of its own. {_IN_DATASET}, and fuse with ragged=True",
     "SanitizeBoundingBoxes": _TARGETS,
-    "SanitizeKeyPoints": _TARGETS,
+    "SanitizeKeyPoints": _KEYPOINTS,
     "SemanticSegmentation": "Write out what it does: v2.Resize(…), v2.ToDtype(torch.float32, scale=True) and v2.Normalize(…)",
     "SetClampingMode": _TARGETS,
     "TenCrop": f"It makes several images of one. {_IN_DATASET}",

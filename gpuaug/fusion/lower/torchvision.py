@@ -221,10 +221,11 @@ def _ending(name: str, transform: Any) -> Done:
         form = str(getattr(transform.format, "value", transform.format))
         if form.lower() not in ("xyxy", "xywh", "cxcywh"):
             raise ArgumentError(f"format of {name} must be XYXY, XYWH or CXCYWH, got {form}. Boxes are upright here.")
-        return Done(name, ending=Ending(boxes=form.lower()))
+        return Done(name, ending=Ending(boxes=form.lower()), of_boxes=True)
     if kind is v2.ClampBoundingBoxes:  # as all boxes are
-        return Done(name)
-    return Done(name, ending=Ending(min_size=float(transform.min_size), min_area=float(transform.min_area)), is_last=True)
+        return Done(name, of_boxes=True)
+    judged = Ending(min_size=float(transform.min_size), min_area=float(transform.min_area))
+    return Done(name, ending=judged, is_last=True, of_boxes=True)
 
 
 class _PickedMix(mixes.TorchvisionMix, OneMix):

@@ -30,11 +30,8 @@ class Done:
     """Its effect on targets."""
     is_last: bool = False
     """True if all ops that move pixels have to stand before it."""
-
-    @property
-    def of_boxes(self) -> bool:
-        """True if boxes are processed at the end of the pipeline."""
-        return self.is_last or (self.ending is not None and self.ending.boxes is not None)
+    of_boxes: bool = False
+    """True if boxes are processed at the end of the pipeline."""
 
 
 @dataclass(frozen=True, slots=True)

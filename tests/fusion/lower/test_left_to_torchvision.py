@@ -31,7 +31,7 @@ class Flip(v2.Transform):
 LEFT = (
     "pipeline must hold modules that gpuaug.fuse lowers to run in few launches, got {}, which is left to torchvision, image by "
     "image: {}. It adds its own launches for every image of a batch, on the training thread, and the passes are split there: "
-    "print(augment.explain()) shows it. Replace it, or that setting of it, by what docs/fuse.md lists, or ignore "
+    "print(augment.explain()) shows it. Replace it, or that setting of it, by what docs/torchvision.md lists, or ignore "
     "gpuaug.GpuAugWarning where it is meant."
 )
 

@@ -81,6 +81,11 @@ REFUSED = {
         v2.Compose([v2.TenCrop(4)]),
         f"{ONE}got torchvision's TenCrop. It makes several images of one. {IN_DATASET}.",
     ),
+    "of keypoints": (
+        v2.ClampKeyPoints(),
+        f"{ONE}got torchvision's ClampKeyPoints. It is for keypoints, which may leave the frame. Call it on the targets that "
+        "gpuaug.fuse returns.",
+    ),
     "what comes with weights": (
         FCN_ResNet50_Weights.DEFAULT.transforms(),
         f"{ONE}got torchvision's SemanticSegmentation. Write out what it does: v2.Resize(…), "

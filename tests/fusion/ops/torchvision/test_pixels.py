@@ -284,6 +284,14 @@ def test_bytes_are_off_by_torchvisions_rounding_alone(name):
     assert apart.max() > 0.1  # there is a rounding to be off by
 
 
+def test_cubic_swings_of_bytes_are_clamped_once():
+    """torchvision clamps them after each axis, and differs by more than a rounding next to black and white."""
+    images, resize = (photographs(4) > 127).to(torch.uint8) * 255, v2.Resize(28, InterpolationMode.BICUBIC)
+    got, swings = gpuaug.fuse([resize, TO_FLOAT])(images), resize(scaled(images))
+    assert swings.min() < -0.05
+    torch.testing.assert_close(got, swings.clamp(0, 1), atol=5e-5, rtol=0)
+
+
 def test_values_are_of_bytes_up_to_the_conversion_and_of_floats_behind_it():
     images = photographs(5)
     before, behind = v2.Pad(1, fill=51), v2.Pad(1, fill=0.2)
