@@ -1,19 +1,62 @@
-"""Access to the wrapped loader: its state, epoch and worker processes."""
+"""Access to the wrapped loader: its state, epoch, worker processes and errors."""
 
 import copy
 import operator
 import pickle
 import queue
 import select
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
+
+from gpuaug.core.errors import ArgumentTypeError, add_note
 
 _SENT_BY_NO_WORKER = (None, None)
 """(index, data) of no batch. A ``DataLoader`` that awaits a batch fails on it, and ignores it otherwise."""
+
+
+_ENCODED = "files that are read but not decoded take collate_fn=gpuaug.collate_encoded"
+_NOT_COLLATED = {
+    "found <class 'PIL.": "images of PIL's take v2.PILToTensor() in the dataset, or collate_fn=gpuaug.collate_ragged",
+    "found <class 'gpuaug.": _ENCODED,
+    "found <class 'pathlib": _ENCODED,
+    "stack expects each tensor to be equal size": "images of several sizes, and target dicts, take "
+    "collate_fn=gpuaug.collate_ragged",
+}
+"""What ``default_collate`` says of images, and the way out."""
+
+
+def checked(loader: Any) -> Any:
+    """``loader``, if batches can be read from it.
+
+    Raises:
+        ArgumentTypeError: If not, or if it is a dataset, which gives samples.
+    """
+    iterates = callable(getattr(type(loader), "__iter__", None))
+    refused = isinstance(loader, str | bytes | Mapping) or getattr(loader, "ndim", 1) == 0
+    if refused or not (iterates or hasattr(type(loader), "__getitem__")):
+        raise ArgumentTypeError(
+            f"loader must be an iterable of batches, got {type(loader).__name__}. Pass a DataLoader, a list or a generator."
+        )
+    if isinstance(loader, Dataset) and not iterates:
+        raise ArgumentTypeError(
+            f"loader must be an iterable of batches, got the dataset {type(loader).__name__}. Pass DataLoader(dataset, "
+            "batch_size=…), with batch_size=None if what it gives are batches."
+        )
+    return loader
+
+
+def explain(error: BaseException) -> None:
+    """Add a note to an error of ``default_collate`` for which gpuaug has a way out."""
+    if type(error) not in (TypeError, RuntimeError):
+        return
+    for found, way_out in _NOT_COLLATED.items():
+        if found in str(error):
+            add_note(error, f"gpuaug: the DataLoader could not stack these samples: {way_out}.")
+            return
 
 
 def has_persistent_workers(loader: Any) -> bool:

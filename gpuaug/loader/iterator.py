@@ -15,6 +15,7 @@ from gpuaug.core.errors import IteratorEndedError, add_note
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Event, Lane
 from gpuaug.feed.prefetch import STOP_S, FeedIterator, Pulled
+from gpuaug.feed.wrapped_loader import explain
 from gpuaug.loader.checkpoint import Snapshot
 from gpuaug.loader.depth import Depth
 from gpuaug.loader.queued import Launched, Submitted
@@ -223,6 +224,7 @@ class PipelinedIterator:
         batch_index = self._launch_position.batch + len(self._submitted)
         self._submitted.append(submitted := Submitted(pulled, error=pulled.error))
         if pulled.error is not None:
+            explain(pulled.error)
             self._note(pulled.error, "by the wrapped loader", batch_index)
         else:
             self._shared.hooks.pulled(batch_index, *pulled.took_s)

@@ -2,7 +2,7 @@
 
 import warnings
 import weakref
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any, Self
@@ -11,12 +11,12 @@ import torch
 
 from gpuaug.core import rng, streams
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, whole_number
+from gpuaug.core.errors import ArgumentError, GpuAugWarning, whole_number
 from gpuaug.core.rng import Position
 from gpuaug.feed.feed import Feed, Kind
 from gpuaug.feed.prefetch import FeedIterator
 from gpuaug.feed.prepared_loader import as_prepared, warn_if_never_stepped
-from gpuaug.feed.wrapped_loader import without_workers
+from gpuaug.feed.wrapped_loader import checked, without_workers
 from gpuaug.loader import depth as depths
 from gpuaug.loader.checkpoint import MOST_COUNT, MOST_SEED, Progress
 from gpuaug.loader.iterator import PipelinedIterator
@@ -84,12 +84,7 @@ class StreamedLoader:
         feed: Kind = "auto",
         feed_bytes: int | None = None,
     ) -> None:
-        iterable = callable(getattr(type(loader), "__iter__", None)) or hasattr(type(loader), "__getitem__")
-        if not iterable or isinstance(loader, str | bytes | Mapping) or getattr(loader, "ndim", 1) == 0:
-            raise ArgumentTypeError(
-                f"loader must be an iterable of batches, got {type(loader).__name__}. Pass a DataLoader, a list or a generator."
-            )
-        self._loader = loader
+        self._loader = checked(loader)
         self._settings = {"device": device, "rank": rank, "feed": feed, "feed_bytes": feed_bytes}
         self.depth = depth
         seed = None if seed is None else _seed(seed)

@@ -125,9 +125,9 @@ def _by_thread(report: Report) -> str:
 
 
 def _epochs(report: Report) -> str:
-    way_out = "pass persistent_workers=True to the DataLoader" if report.settings["workers"] else "make them longer"
+    persist = "pass persistent_workers=True to the DataLoader; if it has that, " if report.settings["workers"] else ""
     share = f"{figure(report.epoch_ms)} of the {figure(report.streamed.median)} ms a batch"
-    return f"which takes {share} in epochs as short as these: {way_out}."
+    return f"which takes {share} in epochs as short as these: {persist}make them longer."
 
 
 def _obstacles(report: Report) -> Iterator[str]:

@@ -25,6 +25,15 @@ _GEOMETRY = (
 )
 """Modules whose classes move pixels."""
 
+_MIXES = (
+    "kornia.augmentation._2d.mix.mixup",
+    "kornia.augmentation._2d.mix.cutmix",
+    "torchvision.transforms.v2._augment._BaseMixUpCutMix",
+)
+"""Modules and classes that mix images, and their labels with them."""
+
+_MEANT = "If that is meant, pass lambda images: transform(images)."
+
 
 def check_first(transform: Any, batch: Batch, values: tuple[Any, ...], selection: Selection) -> None:
     """Look at the first batch of a stage.
@@ -39,35 +48,113 @@ def check_first(transform: Any, batch: Batch, values: tuple[Any, ...], selection
         ArgumentTypeError: If ``transform`` cannot take images of different sizes, and these have.
 
     Warns:
-        GpuAugWarning: If ``transform`` moves images and leaves boxes, masks or keypoints beside them.
+        GpuAugWarning: If ``transform`` moves images and leaves boxes, masks or keypoints beside them, or mixes them and leaves
+            their labels; if it is fused, and images seem to have their channels last, or their ``Normalize`` is of bytes.
     """
     if any(isinstance(value, Ragged) for value in values):
         _refuse_ragged(transform)
-    moving = sorted({type(part).__name__ for part in _parts(getattr(transform, "pipeline", transform)) if _moves(part)})
-    if not moving or selection.on is None or selection.into is not ...:
+    parts = [*_parts(getattr(transform, "pipeline", transform))]
+    if hasattr(transform, "pipeline"):
+        keys = selection.data_keys or ["input"]
+        images = values[keys.index("input") if "input" in keys else 0]
+        _warn_of_layout(images)
+        _warn_of_bytes(parts, images)
+    if selection.on is None or selection.into is not ... or not batches.is_container(batch):
         return  # targets that stay beside the result still fit their images
+    moving, mixing = _names(parts, _GEOMETRY), _names(parts, _MIXES)
+    members = {name: batches.member(batch, name) for name in batches.member_names(batch)} if moving or mixing else {}
+    if moving:
+        _warn_of_targets(transform, moving, members, values, selection)
+    if mixing:
+        _warn_of_labels(transform, mixing, members, values, selection)
+
+
+def _warn_of_layout(images: Any) -> None:
+    """Warn of images that would be taken for some of more channels than they seem to have."""
+    if not isinstance(images, torch.Tensor) or images.ndim not in (3, 4) or images.shape[-3] <= 4:
+        return
+    last = images.shape[-1] in (3, 4)
+    if images.ndim == 3:
+        way_out = "images.permute(2, 0, 1)" if last else "images[:, None]"
+    elif last:
+        way_out = "images.permute(0, 3, 1, 2)"
+    else:
+        return
+    warnings.warn(
+        f"images must be (B, C, H, W) or one (C, H, W), got {tuple(images.shape)}, which is taken for {images.shape[-3]} "
+        f"channels. If it has others, put lambda images: {way_out} before this stage. {_MEANT}",
+        GpuAugWarning,
+        stacklevel=3,
+    )
+
+
+def _warn_of_bytes(parts: list[Any], images: Any) -> None:
+    """Warn of a ``Normalize`` of images in [0, 255] where they are bytes, which ``fuse`` scales to [0, 1]."""
+    if not isinstance(images, Ragged) and getattr(images, "dtype", None) is not torch.uint8:
+        return
+    for part in filter(_is_normalize, parts):
+        mean = getattr(part, "flags", {}).get("mean", getattr(part, "mean", 0.0))
+        if (most := float(torch.as_tensor(mean).max())) > 1:
+            warnings.warn(
+                f"mean of Normalize must be of images in [0, 1], to which gpuaug.fuse scales uint8, got {most:g}. Divide mean "
+                f"and std by 255. {_MEANT}",
+                GpuAugWarning,
+                stacklevel=3,
+            )
+
+
+def _is_normalize(part: Any) -> bool:
+    return type(part).__name__ == "Normalize" and type(part).__module__.startswith(("kornia.", "torchvision."))
+
+
+def _warn_of_targets(
+    transform: Any, moving: str, members: Mapping[Any, Any], values: tuple[Any, ...], selection: Selection
+) -> None:
     given = [id(leaf) for leaf in batches.leaves(values)]
     frames = [tuple(value.shape[-2:]) for value in values if isinstance(value, torch.Tensor)]
     left: dict[str, None] = {}
     on: dict[Any, str] = {}
-    for name in batches.member_names(batch) if batches.is_container(batch) else ():
-        member = batches.member(batch, name)
+    for name, member in members.items():
         found = [key for key, leaf in _targets(member, name, frames) if id(leaf) not in given]
         if found:
             left.update(dict.fromkeys(found))
             on[name] = _DATA_KEYS[found[0]] if isinstance(member, torch.Tensor) else "targets"
-    if not left:
-        return
+    if left:
+        warnings.warn(
+            f"{', '.join(left)} beside images must be handed to the transform that moves these, got {moving} with images "
+            f"alone: the others stay where they were. {_line(transform, on, selection)} {_MEANT}",
+            GpuAugWarning,
+            stacklevel=3,
+        )
+
+
+def _warn_of_labels(
+    transform: Any, mixing: str, members: Mapping[Any, Any], values: tuple[Any, ...], selection: Selection
+) -> None:
+    batch = next((len(value) for value in values if isinstance(value, torch.Tensor | Ragged)), None)
+    given = [id(leaf) for leaf in batches.leaves(values)]
+    labels = {name: member for name, member in members.items() if _are_labels(member, batch)}
+    if labels and not any(id(member) in given for member in labels.values()):
+        warnings.warn(
+            f"labels beside images must be handed to the transform that mixes these, got {mixing} with images alone: they "
+            f"stay as they were. {_line(transform, {next(iter(labels)): 'class'}, selection)} {_MEANT}",
+            GpuAugWarning,
+            stacklevel=3,
+        )
+
+
+def _are_labels(value: Any, batch: int | None) -> bool:
+    """Whether these may be a batch's labels: one number for each image, or shares of classes."""
+    is_tensor = isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == batch
+    return is_tensor and (value.ndim == 1 or (value.ndim == 2 and value.is_floating_point()))
+
+
+def _line(transform: Any, on: Mapping[Any, str], selection: Selection) -> str:
+    """What to type to hand over ``on`` too."""
     chosen = 0 if selection.on is ... else selection.on
     on = {**(chosen if isinstance(chosen, Mapping) else {chosen: "input"}), **on}
     fused = "transform" if hasattr(transform, "pipeline") else "gpuaug.fuse(transform)"
-    warnings.warn(
-        f"{', '.join(left)} beside images must be handed to the transform that moves these, got {', '.join(moving)} with "
-        f"images alone: the others stay where they were. Pass gpuaug.TransformStage({fused}, on={on}). If that is meant, pass "
-        "lambda images: transform(images).",
-        GpuAugWarning,
-        stacklevel=2,
-    )
+    return f"Pass gpuaug.TransformStage({fused}, on={on})."
 
 
 def explain(error: Exception, values: tuple[Any, ...]) -> None:
@@ -102,8 +189,14 @@ def _parts(pipeline: Any) -> Iterator[Any]:
         yield from _parts(part)
 
 
-def _moves(part: Any) -> bool:
-    return any(kind.__module__.startswith(_GEOMETRY) for kind in type(part).__mro__)
+def _names(parts: list[Any], classes: tuple[str, ...]) -> str:
+    """The names of the parts whose classes, or those they come from, are among these."""
+    found = {
+        type(part).__name__
+        for part in parts
+        if any(f"{kind.__module__}.{kind.__qualname__}".startswith(classes) for kind in type(part).__mro__)
+    }
+    return ", ".join(sorted(found))
 
 
 def _targets(value: Any, name: Any, frames: list[tuple[int, ...]]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -128,10 +221,11 @@ def _explain_integers(error: Exception, values: tuple[Any, ...]) -> None:
     for tensor in batches.tensors(values):
         if not (tensor.is_floating_point() or tensor.is_complex()) and tensor.ndim >= 3 and _is_about(error, tensor.dtype):
             dtype = str(tensor.dtype).removeprefix("torch.")
+            fused = "pass gpuaug.fuse(transform), which scales them, or " if tensor.dtype is torch.uint8 else ""
             add_note(
                 error,
                 f"The transform was given {dtype} images, as they were loaded. If it wants floating images in [0, 1], as "
-                "Kornia does, scale them first: TransformStage(lambda images: transform(images.float() / 255)).",
+                f"Kornia does, {fused}scale them first: TransformStage(lambda images: transform(images.float() / 255)).",
             )
             return
 

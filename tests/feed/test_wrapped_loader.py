@@ -1,12 +1,18 @@
-"""Settings of the user's: the wrapped loader's own, and those around a loop."""
+"""Settings of the user's: the wrapped loader's own, and those around a loop. Errors that its collate function raises."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from contract.sources import failure
+from PIL import Image
 from support.ring_cleanup import leave_by_break
 from support.ring_equality import assert_ring_is_plain, assert_same
 from support.ring_inputs import COUNT, Samples, Source, padded, sized, values, with_workers
 from torch.utils.data import DataLoader
 
+import gpuaug
 from gpuaug import StreamedLoader
 
 # What a finaliser raises nobody else hears of.
@@ -115,3 +121,37 @@ def test_default_device_does_not_apply_to_slots():
         assert {each.device.type for each in found} == {"cpu"}
         assert torch.stack(found).tolist() == list(range(COUNT))
     assert loader.stats().slot_batches > 0
+
+
+# Errors of default_collate
+
+SIZES = "images of several sizes, and target dicts, take collate_fn=gpuaug.collate_ragged"
+ENCODED = "files that are read but not decoded take collate_fn=gpuaug.collate_encoded"
+NOT_COLLATED = {
+    "images of PIL's": (
+        [Image.new("RGB", (4, 4))] * 2,
+        "images of PIL's take v2.PILToTensor() in the dataset, or collate_fn=gpuaug.collate_ragged",
+    ),
+    "tensors of several sizes": ([torch.zeros(3, 4, 4), torch.zeros(3, 5, 4)], SIZES),
+    "arrays of several sizes": ([np.zeros((4, 4, 3)), np.zeros((5, 4, 3))], SIZES),
+    "several numbers of boxes": ([{"boxes": torch.zeros(1, 4)}, {"boxes": torch.zeros(2, 4)}], SIZES),
+    "files": ([gpuaug.read_encoded(__file__)] * 2, ENCODED),
+    "paths": ([Path(__file__)] * 2, ENCODED),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(("samples", "way_out"), NOT_COLLATED.values(), ids=NOT_COLLATED)
+def test_errors_of_default_collate_get_a_note(samples, way_out, num_workers):
+    arrived, error = failure(StreamedLoader(DataLoader(samples, batch_size=2, num_workers=num_workers), device="cpu"))
+    assert not arrived
+    assert error.__notes__ == [
+        f"gpuaug: the DataLoader could not stack these samples: {way_out}.",
+        "gpuaug: raised by the wrapped loader, at batch 0 of epoch 0.",
+    ]
+
+
+@pytest.mark.parametrize("samples", [[object()], [torch.zeros(2), "a"]])
+def test_other_errors_of_default_collate_get_none(samples):
+    _, error = failure(StreamedLoader(DataLoader(samples, batch_size=2), device="cpu"))
+    assert error.__notes__ == ["gpuaug: raised by the wrapped loader, at batch 0 of epoch 0."]

@@ -1,8 +1,10 @@
 """Arguments, inputs and draws that ``fuse`` refuses, and the texts that say so."""
 
 import kornia.augmentation as K
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from support.replay import left_to_kornia
 
 import gpuaug
@@ -78,14 +80,39 @@ def test_bad_arguments_are_refused(arguments, options, error, text):
             "images must be uint8 or floating of 16 bits or more, got torch.float8_e4m3fn. Convert them",
         ),
         (([1, 2],), {}, gpuaug.ArgumentTypeError, "input must be a tensor or a gpuaug.Ragged, got list. Stack images"),
-        ((torch.zeros(4, 4),), {}, gpuaug.ArgumentError, r"input must be \(B, C, H, W\) or one \(C, H, W\), got \(4, 4\)"),
+        *(
+            (
+                (given,),
+                {},
+                gpuaug.ArgumentTypeError,
+                f"input must be a tensor, got {kind}. Make tensors of images in the dataset, as v2.ToImage",
+            )
+            for given, kind in ((Image.new("RGB", (4, 4)), "Image"), (np.zeros((4, 4, 3)), "ndarray"))
+        ),
+        (
+            (torch.arange(4),),
+            {},
+            gpuaug.ArgumentError,
+            r"input must be \(B, C, H, W\) or one \(C, H, W\), got \(4,\). Name the images by on= of the stage, or add axes",
+        ),
+        (
+            (torch.zeros(1, 2, 3, 4, 4),),
+            {},
+            gpuaug.ArgumentError,
+            r"input must be \(B, C, H, W\) or one \(C, H, W\), got \(1, 2, 3, 4, 4\). Flatten what comes before the channels",
+        ),
         (
             (torch.zeros(2, 3, 4, 4, requires_grad=True),),
             {},
             gpuaug.ArgumentError,
             "images must not require gradients, .* Pass images.detach",
         ),
-        ((torch.zeros(2, 3, 4, 4),) * 2, {}, gpuaug.ArgumentError, "data_keys must name each input, got 1 for 2 inputs"),
+        (
+            (torch.zeros(2, 3, 4, 4),) * 2,
+            {},
+            gpuaug.ArgumentError,
+            r"data_keys must name each input, got 1 for 2 inputs. Name all: data_keys=\['input', 'mask'\], or in a stage on=",
+        ),
         (
             (torch.zeros(2, 3, 4, 4),),
             {"data_keys": ["mask"]},

@@ -6,6 +6,7 @@ import torch
 from contract.sources import noise, streamed
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.data import Dataset, IterableDataset
 
 from gpuaug import ArgumentError, ArgumentTypeError, DeviceError, StreamedLoader
 
@@ -19,6 +20,27 @@ def test_loader_must_be_iterable(given, kind):
     assert str(caught.value) == (
         f"loader must be an iterable of batches, got {kind}. Pass a DataLoader, a list or a generator."
     )
+
+
+def test_loader_must_not_be_a_dataset_of_samples():
+    class Samples(Dataset):
+        def __getitem__(self, index):
+            return torch.zeros(3, 4, 4), index
+
+    with pytest.raises(ArgumentTypeError) as caught:
+        streamed(Samples())
+    assert str(caught.value) == (
+        "loader must be an iterable of batches, got the dataset Samples. Pass DataLoader(dataset, batch_size=…), with "
+        "batch_size=None if what it gives are batches."
+    )
+
+
+def test_loader_may_be_a_dataset_that_is_iterated():
+    class Batches(IterableDataset):
+        def __iter__(self):
+            return iter([torch.ones(2)])
+
+    assert len(list(streamed(Batches()))) == 1
 
 
 def test_loader_may_be_indexable():

@@ -180,7 +180,7 @@ def test_epoch_start_is_told_apart_from_loading(clock):
     assert report.streamed.median == approx(3 * (300 + 3 * 10 + STEP_MS) / 9)
     assert report.verdict[0] == (
         "Bounded by the beginning of epochs, which takes 103 of the 110 ms a batch in epochs as short as these: "
-        "pass persistent_workers=True to the DataLoader."
+        "pass persistent_workers=True to the DataLoader; if it has that, make them longer."
     )
 
 

@@ -274,7 +274,7 @@ def test_unexplained_time():
 def test_short_epochs():
     assert said(load(2), copy(), step(), streamed=12, in_line=12, epoch_ms=7)[0] == (
         "Bounded by the beginning of epochs, which takes 7 of the 12 ms a batch in epochs as short as these: "
-        "pass persistent_workers=True to the DataLoader."
+        "pass persistent_workers=True to the DataLoader; if it has that, make them longer."
     )
     first, second, *_ = said(load(2), copy(), step(), streamed=6, in_line=6, epoch_ms=2, workers=0)
     assert first.startswith("Bounded by the training step")

@@ -126,3 +126,91 @@ def test_errors_about_images_of_different_sizes_say_what_to_do(transform):
 
 def test_transforms_that_take_images_of_different_sizes_are_called():
     assert [len(batch) for batch in streamed([SIZES], lambda images: list(images))] == [2]
+
+
+# Labels that a mix leaves behind
+
+LABELS = torch.arange(2)
+MIXING = {
+    "fused": (fuse(v2.MixUp(num_classes=3)), "MixUp", "transform"),
+    "fused, one of two": (fuse([FLIP, v2.RandomChoice([v2.MixUp(), v2.CutMix()])]), "CutMix, MixUp", "transform"),
+    "fused Kornia": (fuse(K.RandomMixUpV2()), "RandomMixUpV2", "transform"),
+    "Kornia": (K.RandomCutMixV2(use_correct_lambda=True), "RandomCutMixV2", "gpuaug.fuse(transform)"),
+}
+
+
+@pytest.mark.parametrize(("transform", "names", "line"), MIXING.values(), ids=MIXING)
+@pytest.mark.parametrize("labels", [LABELS, torch.ones(2, 3) / 3])
+def test_labels_that_a_mix_leaves_behind_are_told_once(transform, names, line, labels):
+    assert told((IMAGES, labels), transform) == [
+        f"labels beside images must be handed to the transform that mixes these, got {names} with images alone: they stay "
+        f"as they were. Pass gpuaug.TransformStage({line}, on={{0: 'input', 1: 'class'}}). If that is meant, pass lambda "
+        "images: transform(images)."
+    ]
+
+
+MIX = fuse(K.RandomMixUpV2())
+UNMIXED = {
+    "handed over": (
+        {"image": IMAGES, "id": LABELS, "label": LABELS + 1},
+        TransformStage(MIX, on={"image": "input", "label": "class"}),
+    ),
+    "no labels": ((IMAGES, torch.ones(3), ["a", "b"]), MIX),
+    "no mix": ((IMAGES, LABELS), fuse(K.RandomGrayscale())),
+    "patches of one image": ((IMAGES, LABELS), K.RandomJigsaw(grid=(2, 2))),
+    "a function, as the text says": ((IMAGES, LABELS), lambda images: MIX(images)),
+    "the source is kept": ((IMAGES, LABELS), TransformStage(MIX, into=2)),
+}
+
+
+@pytest.mark.parametrize(("batch", "stage"), UNMIXED.values(), ids=UNMIXED)
+def test_batches_whose_labels_follow_are_not_told_of(batch, stage):
+    assert told(batch, stage) == []
+
+
+# Images of another form than fuse takes
+
+FORMS = {
+    "channels last": ((2, 8, 9, 3), 8, "images.permute(0, 3, 1, 2)"),
+    "channels last, with alpha": ((2, 8, 9, 4), 8, "images.permute(0, 3, 1, 2)"),
+    "one image, channels last": ((8, 9, 3), 8, "images.permute(2, 0, 1)"),
+    "no channels": ((6, 8, 9), 6, "images[:, None]"),
+}
+
+
+@pytest.mark.parametrize(("shape", "channels", "way_out"), FORMS.values(), ids=FORMS)
+def test_images_that_seem_to_have_other_channels_are_told_of(shape, channels, way_out):
+    images = torch.zeros(shape, dtype=torch.uint8)
+    assert told(images, fuse(FLIP)) == [
+        f"images must be (B, C, H, W) or one (C, H, W), got {shape}, which is taken for {channels} channels. If it has others, "
+        f"put lambda images: {way_out} before this stage. If that is meant, pass lambda images: transform(images)."
+    ]
+    assert not told(images, eval(f"lambda images: {way_out}"), fuse(FLIP)), "the line is wrong"
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 8, 9), (2, 4, 8, 3), (3, 8, 9), (2, 8, 9), (2, 13, 8, 8)])
+def test_images_of_few_channels_are_not_told_of(shape):
+    assert told(torch.zeros(shape), fuse(FLIP)) == []
+
+
+def test_masks_and_boxes_are_not_taken_for_images_without_channels():
+    batch = {"boxes": torch.zeros(6, 2, 4), "mask": torch.zeros(6, 8, 8), "image": torch.zeros(6, 3, 8, 8)}
+    on = {"boxes": "bbox_xyxy", "mask": "mask", "image": "input"}
+    assert told(batch, TransformStage(fuse(FLIP), on=on)) == []
+
+
+BYTES = [123.0, 117.0, 104.0]
+
+
+@pytest.mark.parametrize("normalize", [v2.Normalize(BYTES, BYTES), K.Normalize(torch.tensor(BYTES), torch.tensor(BYTES))])
+def test_mean_of_bytes_is_told_of_where_bytes_are_scaled(normalize):
+    images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+    text = (
+        "mean of Normalize must be of images in [0, 1], to which gpuaug.fuse scales uint8, got 123. Divide mean and std "
+        "by 255. If that is meant, pass lambda images: transform(images)."
+    )
+    assert told(images, fuse([FLIP, normalize])) == [text]
+    assert told(SIZES, fuse([K.Resize((4, 4)), normalize], ragged=True)) == [text]
+    assert told(images.float(), fuse([FLIP, normalize])) == []
+    assert told(images, lambda images: images.float(), normalize) == []
+    assert told(images, fuse(v2.Normalize([0.5, 0.5, 1.0], [0.5, 0.5, 0.5]))) == []

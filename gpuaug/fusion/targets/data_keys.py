@@ -73,9 +73,13 @@ def check(key: str, value: Any) -> None:
             f"{key} must be decoded, got {value}. Put a gpuaug.DecodeStage() before this stage, which gives a gpuaug.Ragged."
         )
     if not isinstance(value, Tensor):
-        raise ArgumentTypeError(
-            f"{key} must be a tensor, got {type(value).__name__}. Stack the samples of a batch: torch.stack(…)."
-        )
+        way_out = "Make tensors of images in the dataset, as v2.ToImage() does, and pass a batch of them."
+        way_out = way_out if key == "input" else "Stack the samples of a batch: torch.stack(…)."
+        raise ArgumentTypeError(f"{key} must be a tensor, got {type(value).__name__}. {way_out}")
+    if key in ("input", "mask") and value.ndim not in (3, 4):
+        way_out = "Flatten what comes before the channels: x.flatten(0, -4)."
+        way_out = way_out if value.ndim > 4 else "Name the images by on= of the stage, or add axes: x[None]."
+        raise ArgumentError(f"{key} must be (B, C, H, W) or one (C, H, W), got {tuple(value.shape)}. {way_out}")
     if key == "input" and value.dtype not in _PIXELS:
         raise ArgumentTypeError(
             f"images must be uint8 or floating of 16 bits or more, got {value.dtype}. "
@@ -85,9 +89,4 @@ def check(key: str, value: Any) -> None:
         raise ArgumentError(
             "images must not require gradients, got images that do: fused augmentations are not differentiable. "
             "Pass images.detach(), or use Kornia itself."
-        )
-    if key in ("input", "mask") and value.ndim not in (3, 4):
-        raise ArgumentError(
-            f"{key} must be (B, C, H, W) or one (C, H, W), got {tuple(value.shape)}. "
-            "Flatten what comes before the channels: x.flatten(0, -4)."
         )

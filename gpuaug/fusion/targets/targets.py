@@ -53,7 +53,7 @@ class Targets:
         if len(inputs) != len(self.keys):
             raise ArgumentError(
                 f"data_keys must name each input, got {len(self.keys)} for {len(inputs)} inputs. "
-                f"Pass as many as there are: data_keys={self.keys}."
+                "Name all: data_keys=['input', 'mask'], or in a stage on={0: 'input', 1: 'mask'}."
             )
         if "input" not in self.keys:
             raise ArgumentError(f"data_keys must contain 'input', got {self.keys}. Pass the images along.")
