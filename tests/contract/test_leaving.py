@@ -396,9 +396,10 @@ STALLS = [
 @pytest.mark.parametrize(("stall", "stop_s", "said"), STALLS, ids=["for a while", "for ever"])
 def test_a_process_ends_although_an_iterator_is_open(stall, stop_s, said):
     script = f"""
-import os, sys, time, torch, gpuaug
+import os, time, torch, gpuaug
+from gpuaug.feed import prefetch  # a name of the program's, with which some modules go before the iterator
 
-sys.modules["gpuaug.feed.prefetch"].STOP_S = {stop_s}
+prefetch.STOP_S = {stop_s}
 
 def slow():
     yield torch.tensor(0)
