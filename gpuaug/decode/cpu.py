@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuaug.core.encoded import Format
+from gpuaug.decode.headers import opened
 from gpuaug.decode.layout import Layout
 from gpuaug.feed.image_input import prepared, unpacked
 
@@ -62,7 +63,7 @@ def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np
             buffer = room if orientation == 1 else np.empty(shape, np.uint8)
             made = _by_simplejpeg(file, buffer, smaller=scale > 1)
         if made is None:
-            made = _by_pil(file, layout.channels, scale)
+            made = _by_pil(file, layout.channels, scale, jpeg=header["format"] != Format.OTHER)
     except Exception as error:  # a decoder may raise any error for a damaged file
         return f"{type(error).__name__}: {error}"
     if made.shape != shape:
@@ -90,12 +91,13 @@ def _by_simplejpeg(file: NDArray[np.uint8], buffer: NDArray[np.uint8], *, smalle
     return buffer if made.shape == buffer.shape else made  # simplejpeg returns a new view of the buffer
 
 
-def _by_pil(file: NDArray[np.uint8], channels: Any, scale: int) -> NDArray[np.uint8]:
-    """The decoded image, (h, w, C), in the orientation of the file."""
-    from PIL import Image  # here, so that importing gpuaug does not import PIL
+def _by_pil(file: NDArray[np.uint8], channels: Any, scale: int, *, jpeg: bool) -> NDArray[np.uint8]:
+    """The decoded image, (h, w, C), in the orientation of the file. Of several in a file, the first."""
+    from PIL import JpegImagePlugin  # here, so that importing gpuaug does not import PIL
 
-    with Image.open(io.BytesIO(file.data)) as image:
-        if image.format == "JPEG":
+    # A JPEG as such, also where PIL.Image.open would find several pictures in it, as those of many phones have.
+    with JpegImagePlugin.JpegImageFile(io.BytesIO(file.data)) if jpeg else opened(file.data) as image:
+        if jpeg:
             grey = channels == 1 and image.mode in ("L", "RGB", "YCbCr")
             # "L" reads the luma stored in the file, as the engines do.
             # PIL picks the smallest scaled size that is at least the one asked for and rounds it up, so sides are rounded down.

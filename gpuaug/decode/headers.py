@@ -159,14 +159,14 @@ def _orientation(tiff: memoryview) -> int:
 
 def _other(data: memoryview) -> Header:
     try:
-        kind, image = _opened(data)
-        if not kind:
+        image = opened(data)
+        if image is None:
             return Header(problem="it is no image that PIL knows")
-        bits = 16 if kind == "PNG" and data[24] == 16 else _bits(image)
+        bits = 16 if image.format == "PNG" and data[24] == 16 else _bits(image)
         if bits > 8:
             return Header(problem=f"it has {bits} bits a channel")
         (width, height), orientation = image.size, 1
-        if kind == "TIFF":  # PIL turns it upright as it decodes; in some versions ``size`` is the stored one
+        if image.format == "TIFF":  # PIL turns it upright as it decodes; in some versions ``size`` is the stored one
             width, height = image.tag_v2[_TIFF_WIDTH], image.tag_v2[_TIFF_HEIGHT]
             if image.tag_v2.get(_ORIENTATION) in range(5, 9):
                 width, height = height, width
@@ -180,11 +180,11 @@ def _other(data: memoryview) -> Header:
         return Header(problem=f"PIL cannot read its header: {error}".splitlines()[0])
 
 
-def _opened(data: memoryview) -> tuple[str, Any]:
-    """(format, image as PIL opens it), or an empty string and ``None``.
+def opened(data: memoryview) -> Any:
+    """An image of another format than JPEG as PIL opens it, undecoded, or ``None``.
 
-    ``PIL.Image.open`` is not used: it warns of large images and refuses larger ones. A stage has a limit of its own, and PIL's
-    limit is a global variable.
+    ``PIL.Image.open`` is not used: it tries formats that PIL decodes at once, warns of large images and refuses larger ones. A
+    stage has a limit of its own, and PIL's limit is a global variable, which holds for TIFF and WebP all the same.
     """
     from PIL import Image  # here, so that importing gpuaug does not import PIL
 
@@ -195,12 +195,12 @@ def _opened(data: memoryview) -> tuple[str, Any]:
         if factory is None or accept is None or accept(prefix) is not True:
             continue
         try:
-            return kind, factory(io.BytesIO(data), "")
+            return factory(io.BytesIO(data), "")
         except Exception as error:  # AVIF and HEIF share signatures
             failed = error
     if failed is not None:
         raise failed
-    return "", None
+    return None
 
 
 def _bits(image: Any) -> int:

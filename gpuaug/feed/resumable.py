@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from gpuaug.core.errors import GpuAugError
 from gpuaug.core.rng import default_rank
-from gpuaug.feed.wrapped_loader import StateReader, end_workers, is_stateful, iterated_as, parts
+from gpuaug.feed.wrapped_loader import StateReader, as_int, end_workers, is_stateful, iterated_as, parts
 
 _GLOBAL = "torch"
 """Key of torch's global generator among the generators that a sampler may draw from."""
@@ -47,10 +47,26 @@ def is_resumable(loader: Any) -> bool:
     return by_index and not isinstance(_index_sampler(loader), Iterator)
 
 
+_ENTRIES: dict[str, Any] = {"settings": int | str | None, "epochs": int, "generators": torch.Tensor}
+"""Types of the values in a state's mappings, whose keys are names."""
+
+
 def is_state(state: Any) -> bool:
     """Whether ``state`` is of a loader that ``is_resumable``."""
-    kinds = {"settings": Mapping, "rank": int, "epochs": Mapping, "generators": Mapping}
-    return isinstance(state, Mapping) and all(isinstance(state.get(name), kind) for name, kind in kinds.items())
+    return (
+        isinstance(state, Mapping)
+        and isinstance(state.get("rank"), int)
+        and isinstance(state.get("first", 0), int)
+        and all(_maps_names(state.get(name), kind) for name, kind in _ENTRIES.items())
+    )
+
+
+def _maps_names(entries: Any, kind: Any) -> bool:
+    """Whether ``entries`` maps names to values of one kind, whole numbers of 64 bits at most."""
+    return isinstance(entries, Mapping) and all(
+        isinstance(name, str) and isinstance(value, kind) and not (isinstance(value, int) and value.bit_length() > 63)
+        for name, value in entries.items()
+    )
 
 
 class ResumableLoader:
@@ -71,7 +87,7 @@ class ResumableLoader:
         self._with_epoch = {
             path: part
             for path, part in paths.items()
-            if callable(getattr(part, "set_epoch", None)) and isinstance(getattr(part, "epoch", None), int)
+            if callable(getattr(part, "set_epoch", None)) and as_int(getattr(part, "epoch", None)) is not None
         }
         self.generators: dict[str, torch.Generator] = {}
         """The generators that the sampler and the workers' seeds are drawn from, torch's global one aside."""
@@ -93,16 +109,27 @@ class ResumableLoader:
             return {"batches": samples}
         return {
             "samples": samples,
-            "batch_size": getattr(self._sampler, "batch_size", None),
-            "drop_last": getattr(self._sampler, "drop_last", None),
+            "batch_size": _plain(getattr(self._sampler, "batch_size", None)),
+            "drop_last": _plain(getattr(self._sampler, "drop_last", None)),
             "sampler": self._names,
             "generators": ", ".join(self.generators) or "none",
         }
 
-    def state(self, generators: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """The state of the loader, of plain values and these states of generators."""
-        epochs = {path: part.epoch for path, part in self._with_epoch.items()}
+    @property
+    def epochs(self) -> dict[str, int | None]:
+        """Epochs of samplers, by path. Assign to set them; samplers that are not named keep theirs."""
+        return {path: as_int(part.epoch) for path, part in self._with_epoch.items()}
+
+    @epochs.setter
+    def epochs(self, value: Mapping[str, int | None]) -> None:
+        for path, part in self._with_epoch.items():
+            if path in value:
+                part.set_epoch(value[path])
+
+    def state(self, generators: Mapping[str, torch.Tensor], epochs: Mapping[str, int | None] | None = None) -> dict[str, Any]:
+        """The state of the loader, of plain values, these states of generators and ``epochs``, by default the present ones."""
         rank = default_rank() if self._rank is None else self._rank
+        epochs = dict(self.epochs if epochs is None else epochs)
         return {"settings": self.settings(), "rank": rank, "epochs": epochs, "generators": dict(generators)}
 
     def accepts(self, state: Any) -> bool:
@@ -117,9 +144,7 @@ class ResumableLoader:
 
     def put_back(self, state: Mapping[str, Any], *, ended: bool) -> None:
         """Tell samplers their epoch. At an epoch's end, which the next one follows, also set the generators."""
-        for path, part in self._with_epoch.items():
-            if path in state["epochs"]:
-                part.set_epoch(state["epochs"][path])
+        self.epochs = state["epochs"]
         if ended:
             set_states(self.generators, state["generators"])
 
@@ -144,7 +169,10 @@ class ResumableLoader:
         try:
             if resume is not None and resume.seed is not None:  # else workers would repeat the draws of an earlier epoch
                 (loader.generator or torch.default_generator).manual_seed(resume.seed)
-                indices.states = found if resume.start is None else resume.start["generators"]
+                if resume.start is not None:
+                    indices.states, indices.epochs = resume.start["generators"], resume.start["epochs"]
+                else:
+                    indices.states = found
             with _asked(loader, indices):
                 iterator = iter(loader)
                 indices.newest.begin()
@@ -171,6 +199,8 @@ class _Indices:
         self.generators = {**resumable.generators, _GLOBAL: torch.default_generator}
         self.states: Mapping[str, torch.Tensor] = {}
         """The states that generators are given before the sampler is asked."""
+        self.epochs: Mapping[str, int | None] = resumable.epochs
+        """The epochs that samplers are given then."""
         self.refusal: GpuAugError | None = None
         """Raised once the ``DataLoader`` has its iterator: workers would outlive an earlier error."""
         self._sampler = sampler
@@ -193,8 +223,8 @@ class _EpochIndices(Iterator[Any]):
 
     def __init__(self, asked: _Indices) -> None:
         self._asked = asked
-        self._before = states_of(asked.generators)
-        self._indices = asked.ask()
+        self._before, self._epochs = states_of(asked.generators), asked.resumable.epochs
+        self._indices = asked.ask()  # a sampler that counts epochs may do so now
         self._drawn = _differ(self._before, states_of(asked.generators))
         self._first: list[Any] = []
         self._error: Exception | None = None
@@ -210,6 +240,8 @@ class _EpochIndices(Iterator[Any]):
         try:
             if resume is not None and resume.seed is not None:
                 set_states(asked.generators, asked.states)
+                asked.resumable.epochs = asked.epochs
+                self._epochs = asked.resumable.epochs
                 before, self._indices = states_of(asked.generators), asked.ask()
             self._first = list(islice(self._indices, 1))
         except Exception as error:
@@ -217,7 +249,7 @@ class _EpochIndices(Iterator[Any]):
         if torch.equal(before[_GLOBAL], torch.default_generator.get_state()):
             del before[_GLOBAL]
         checksum = zlib.crc32(_ADDRESS.sub("", repr(self._first)).encode())
-        start = self._start = {**asked.resumable.state(before), "first": checksum}
+        start = self._start = {**asked.resumable.state(before, self._epochs), "first": checksum}
         if resume is None or self._error is not None:
             return
         then = resume.start
@@ -243,6 +275,7 @@ class _EpochIndices(Iterator[Any]):
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_MOST_TEXT = 200  # characters of a setting that a state keeps
 
 
 def states_of(generators: Mapping[str, torch.Generator]) -> dict[str, torch.Tensor]:
@@ -266,8 +299,16 @@ def _index_sampler(loader: Any) -> Any:
 
 
 def _attribute(name: str, parts: Iterable[Any]) -> int | None:
-    found = (getattr(part, name, None) for part in parts)
-    return next((value for value in found if isinstance(value, int)), None)
+    found = (as_int(getattr(part, name, None)) for part in parts)
+    return next((value for value in found if value is not None), None)
+
+
+def _plain(value: Any) -> bool | int | str | None:
+    """A sampler's setting as a value that a state may hold: text, for what is neither a flag nor a whole number."""
+    if value is None or isinstance(value, bool):
+        return value
+    number = as_int(value)
+    return _ADDRESS.sub("", repr(value))[:_MOST_TEXT] if number is None else number
 
 
 @contextmanager

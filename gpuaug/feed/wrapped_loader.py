@@ -182,8 +182,16 @@ def tell_epoch(loader: Any, epoch: int) -> None:
 
 def told_epoch(loader: Any) -> int:
     """The largest epoch that samplers of ``loader`` were set to, or 0. Frameworks set it there, not in a ``StreamedLoader``."""
-    epochs = (getattr(part, "epoch", 0) for part in parts(loader).values() if hasattr(part, "set_epoch"))
-    return max((epoch for epoch in epochs if isinstance(epoch, int)), default=0)
+    epochs = (as_int(getattr(part, "epoch", 0)) for part in parts(loader).values() if hasattr(part, "set_epoch"))
+    return max((epoch for epoch in epochs if epoch is not None), default=0)
+
+
+def as_int(value: Any) -> int | None:
+    """A whole number, NumPy's too, as an int; ``None`` for anything else."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def parts(loader: Any) -> dict[str, Any]:

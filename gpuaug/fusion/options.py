@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from gpuaug.core.errors import ArgumentError, flag, one_of, shown, whole_number
+from gpuaug.core.limits import MOST_ELEMENTS
 from gpuaug.fusion.policies.choice import Pick
 
 BoxForm = Literal["xyxy", "xywh", "cxcywh", "cxcywh_share"]
@@ -36,16 +37,18 @@ class Options:
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        classes = self.num_classes
+        classes, most = self.num_classes, MOST_ELEMENTS - 1
         checked = {
             "dtype": one_of("dtype", self.dtype, _OUTPUT_TYPES, "Leave it out for float32 and convert the result."),
             "memory_format": one_of("memory_format", self.memory_format, _FORMATS, "Leave it out."),
             "pick": one_of("pick", self.pick, ("batch", "sample"), "Leave it out to pick as Kornia does."),
             "ragged": flag("ragged", self.ragged, "Leave it out for images of one size."),
             "antialias": flag("antialias", self.antialias, "Leave it out for Kornia's pixels."),
-            "views": whole_number("views", self.views, "Leave it out for one.", least=1),
+            "views": whole_number("views", self.views, "Leave it out for one.", least=1, most=most),
             "boxes": one_of("boxes", self.boxes, _BOXES, "Leave it out for torchvision's."),
-            "num_classes": None if classes is None else whole_number("num_classes", classes, "Leave it out.", least=1),
+            "num_classes": None
+            if classes is None
+            else whole_number("num_classes", classes, "Leave it out.", least=1, most=most),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)

@@ -186,7 +186,7 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
         masks: Whether masks follow, which takes numbers of their own for some ops.
 
     Raises:
-        ArgumentError: If images are larger than an op can count.
+        ArgumentError: If images are larger than an op can count, or have no pixels.
     """
     opened, at = [_Open()], size
     for index, op in enumerate(ops):
@@ -251,10 +251,14 @@ def _check_mask_fill(front: Gather) -> None:
 
 
 def _check_counted(op: Op, size: Size) -> None:
-    """Refuse images that are larger than ``op`` can count, before it or after."""
+    """Refuse images that are larger than ``op`` can count, before it or after, and those without a pixel for it to read."""
     for each in (size, *op.out_bounds(size)):
         if each.ragged:  # which is looked at batch by batch
             continue
+        if each.height * each.width > size.height * size.width == 0:
+            raise ArgumentError(
+                f"images must have pixels for {op.name}, got {size.height}x{size.width}. Leave them out of the dataset."
+            )
         if op.counts_pixels:
             check_sides(op, each)
         if each.channels * each.height * each.width >= MOST_ELEMENTS:

@@ -144,7 +144,7 @@ def batches_had(state: Mapping[str, Any], now: Mapping[str, Any], settings: Mapp
     """
     batch: int = state["batch"]
     then, here = state["source"]["settings"].get("batch_size"), settings.get("batch_size")
-    if not (isinstance(then, int) and isinstance(here, int) and here > 0):
+    if not (isinstance(then, int) and isinstance(here, int) and then > 0 and here > 0):
         return batch
     ranks_then, ranks_here = (state["ranks"], now["ranks"]) if sharded else (1, 1)
     samples: int = batch * then * ranks_then

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader
 
 from gpuaug.core import rng
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, flag, whole_number
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, flag, shown, whole_number
 from gpuaug.feed.prepared_loader import Place, PreparedLoader
 from gpuaug.feed.resumable import ResumableLoader, Resume
 from gpuaug.feed.wrapped_loader import is_stateful, tell_epoch, told_epoch
@@ -240,7 +240,8 @@ class Progress:
             )
         ended = reached.ended or _is_finished(source)
         if settings and not ended:
-            batch = batches_had(state, now, settings, sharded=resumable is not None and resumable.ranks is not None)
+            sharded = resumable is not None and resumable.ranks is not None
+            batch = min(batches_had(state, now, settings, sharded=sharded), MOST_COUNT)
         at = 0 if ended else batch
         for name, then, here, way_out in found:
             warnings.warn(
@@ -291,8 +292,9 @@ def _checked(state: Mapping[str, Any]) -> dict[str, Any]:
     numbers = {name: whole_number(f"state[{name!r}]", state[name], WAY_OUT, most=at_most) for name, at_most in most.items()}
     flags = {name: flag(f"state[{name!r}]", state[name], WAY_OUT) for name in ("ended", "chosen")}
     for name in ("stages", "decoders"):
-        if not isinstance(state.get(name, {}), Mapping):
-            raise ArgumentTypeError(f"state[{name!r}] must be a mapping, got {type(state[name]).__name__}. {WAY_OUT}")
+        entries = state.get(name, {})
+        if not isinstance(entries, Mapping) or not all(isinstance(each, str) for pair in entries.items() for each in pair):
+            raise ArgumentTypeError(f"state[{name!r}] must be a mapping of names to text, got {shown(entries)}. {WAY_OUT}")
     return {**state, **numbers, **flags}
 
 

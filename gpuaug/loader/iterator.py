@@ -138,6 +138,8 @@ class PipelinedIterator:
 
     def close(self) -> None:
         """End the iteration over the wrapped loader, and drop batches that were not handed over."""
+        if not self._end_threads.alive:
+            return  # closed before, or the interpreter ends: threads have ended, and modules may be gone
         if os.getpid() != self._process:
             _kept_in_children.append(self)
             return

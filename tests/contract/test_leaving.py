@@ -387,20 +387,30 @@ def test_an_iterator_that_two_loops_share_has_one_reader():
     assert source.clashes == 0
 
 
-def test_a_process_ends_although_an_iterator_is_open():
-    script = """
-import time, torch, gpuaug
+STALLS = [
+    ("time.sleep(0.3)", 7, ""),
+    ("os.read(os.pipe()[0], 1)", 0.1, "The loader is still inside next() after 0 s. Its thread ends when that returns.\n"),
+]
+
+
+@pytest.mark.parametrize(("stall", "stop_s", "said"), STALLS, ids=["for a while", "for ever"])
+def test_a_process_ends_although_an_iterator_is_open(stall, stop_s, said):
+    script = f"""
+import os, time, torch, gpuaug
+from gpuaug.feed import prefetch  # a name of the program's, with which some modules go before the iterator
+
+prefetch.STOP_S = {stop_s}
 
 def slow():
     yield torch.tensor(0)
-    time.sleep(0.3)
+    {stall}
     yield torch.tensor(1)
 
 batches = iter(gpuaug.StreamedLoader(slow(), device="cpu"))
 print(next(batches).item())
 """
     done = processes.run_script(script)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", said)
 
 
 def test_an_iterator_does_not_pass_for_complete_when_its_loader_was_closed():

@@ -1,13 +1,14 @@
 """Images decoded on the CPU, by simplejpeg and by PIL."""
 
 import io
+import warnings
 from importlib.metadata import version
 
 import numpy as np
 import PIL
 import pytest
 from PIL import Image
-from support.encoded import by_pil, encoded, mixed_files
+from support.encoded import by_pil, encoded, mixed_files, smooth
 
 from gpuaug import DecodeStage, collate_encoded
 from gpuaug.decode import cpu
@@ -87,6 +88,49 @@ def test_a_damaged_file_is_a_problem():
     table = file.find(b"\xff\xc4")
     file[table + 5 : table + 21] = b"\xff" * 16  # more Huffman codes than there can be
     assert decoded(bytes(file))[1].startswith(("OSError: ", "ValueError: "))
+
+
+@pytest.mark.usefixtures("decoder")
+@pytest.mark.parametrize(("channels", "mode"), [(3, "RGB"), (1, "L")])
+@pytest.mark.parametrize("min_side", [None, 16])
+def test_a_jpeg_of_several_pictures_is_its_first(channels, mode, min_side):
+    """As phones write them. PIL has another format for these, which it would decode otherwise."""
+    packed = io.BytesIO()
+    smooth(131, 65).save(packed, "MPO", save_all=True, append_images=[smooth(131, 65, seed=1)])
+    with Image.open(packed) as several:
+        assert (several.format, several.n_frames) == ("MPO", 2)
+    file = packed.getvalue()
+    index = file.index(b"MPF\0") - 4  # the segment that says where the pictures are
+    alone = file[:index] + file[index + 2 + int.from_bytes(file[index + 2 : index + 4], "big") : file.index(b"\xff\xd8", 2)]
+    room, problem = decoded(file, channels=channels, min_side=min_side)
+    assert not problem
+    assert np.array_equal(room, decoded(alone, channels=channels, min_side=min_side)[0])
+    if min_side is None:
+        assert np.array_equal(room, by_pil(alone, mode=mode))
+
+
+def test_a_file_is_decoded_as_the_format_of_its_header():
+    """PIL tries formats that have no signature before some that have one."""
+    file = bytearray(encoded(40, 30, "WEBP", lossless=True, exact=True))
+    chunk = b"JUNK" + (4096).to_bytes(4, "little") + bytes(4096)
+    file += chunk
+    file[4:8] = (len(file) - 8).to_bytes(4, "little")
+    file[2048:2052] = b"PCD_"
+    with Image.open(io.BytesIO(file)) as image:
+        assert image.format == "PCD"
+    room, problem = decoded(bytes(file))
+    assert not problem
+    assert np.array_equal(room, by_pil(encoded(40, 30, "WEBP", lossless=True, exact=True)))
+
+
+@pytest.mark.usefixtures("decoder")
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "GIF", "BMP"])
+def test_the_stage_alone_limits_how_many_pixels_an_image_has(form, monkeypatch):
+    file = encoded(40, 30, form)
+    for most in (30 * 30, 30 * 10):  # PIL warns of more, and refuses twice as many
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
+        with warnings.catch_warnings(action="error"):
+            assert not decoded(file)[1]
 
 
 def scans_of(file):

@@ -81,7 +81,7 @@ def opened(data):
 @pytest.mark.parametrize(("data", "kind", "sampling"), JPEGS.values(), ids=JPEGS.keys())
 def test_jpeg_header(data, kind, sampling, monkeypatch):
     image = opened(data)
-    monkeypatch.setattr(headers, "_opened", None)  # PIL is not asked
+    monkeypatch.setattr(headers, "opened", None)  # PIL is not asked
     orientation = image.getexif().get(0x0112, 1)
     want = Header(image.height, image.width, len(image.getbands()), kind, sampling, orientation)
     for held in (data, bytearray(data), memoryview(data), np.frombuffer(data, np.uint8)):
@@ -197,7 +197,7 @@ def test_problem_is_one_line(monkeypatch):
     def fail(data):
         raise RuntimeError("one\ntwo")
 
-    monkeypatch.setattr(headers, "_opened", fail)
+    monkeypatch.setattr(headers, "opened", fail)
     assert parse(b"II*\0").problem == "PIL cannot read its header: one"
 
 

@@ -1,4 +1,4 @@
-"""How large the images of a plan may be: as far as float32 counts their pixels, and 32 bits their values."""
+"""How large the images of a plan may be: as far as float32 counts their pixels, and 32 bits their values. And how small."""
 
 import re
 
@@ -72,6 +72,26 @@ def test_output_that_float32_does_not_count_is_refused():
 
 def test_pixels_that_nothing_counts_may_be_as_many_as_there_are():
     gpuaug.fuse([K.Normalize(0.5, 0.25), K.RandomInvert()]).draw((1, 1, 1, 2**30))
+
+
+RESIZES = {
+    "resized crop": K.RandomResizedCrop((9, 9)),
+    "resize": K.Resize((9, 9)),
+    "padding": K.PadTo((9, 9)),
+    "replicated padding": K.PadTo((9, 9), pad_mode="replicate"),
+    "resized crop of torchvision": v2.RandomResizedCrop((9, 9)),
+    "resize of torchvision": v2.Resize((9, 9)),
+}
+
+
+@pytest.mark.parametrize("name", RESIZES)
+@pytest.mark.parametrize(("height", "width"), [(0, 8), (8, 0), (0, 0)])
+def test_images_without_pixels_are_not_made_larger(name, height, width):
+    augment = gpuaug.fuse([RESIZES[name]])
+    text = f"images must have pixels for {type(RESIZES[name]).__name__}_0, got {height}x{width}. Leave them out of the dataset."
+    with raises(text):
+        augment(torch.zeros(2, 3, height, width, dtype=torch.uint8))
+    assert augment(torch.zeros(0, 3, 8, 8, dtype=torch.uint8)).shape == (0, 3, 9, 9)
 
 
 def test_images_of_2_31_values_are_refused():

@@ -7,12 +7,13 @@ import kornia.augmentation as K
 import pytest
 import torch
 from support.checkpoints import saved, stopped_at
-from support.resumed_loaders import DATA, OPTIONS, Epochs, generator, loader, values
+from support.resumed_loaders import DATA, OPTIONS, SAMPLES, Epochs, generator, loader, values
 from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from gpuaug import ArgumentError, DecodeStage, FeatureStage, GpuAugWarning, StreamedLoader, TransformStage, fuse
+from gpuaug.core.errors import shown
 from gpuaug.loader.agreement import definition
 
 STRICT = "To go on with other batches, pass strict=False to load_state_dict."
@@ -197,21 +198,43 @@ def test_seed_that_was_given_stays_where_the_state_is_taken_as_it_is():
         other.load_state_dict(stopped_at(2, loader(OPTIONS["in order"])))
 
 
+SOURCE = {"settings": {"samples": SAMPLES}, "rank": 0, "epochs": {}, "generators": {}, "first": 1}
+
+
 @pytest.mark.parametrize(
-    ("source", "got"),
+    "source",
     [
-        (None, "None"),
-        ({"next": 3}, "{'next': 3}"),
-        (
-            {"settings": {}, "rank": 0, "epochs": {}, "generators": {"loader": 3}},
-            "{'epochs': {}, 'generators': {'loader': 3}, 'rank': 0, 'settings': {}}",
-        ),
+        None,
+        {"next": 3},
+        {**SOURCE, "rank": None},
+        {**SOURCE, "first": torch.zeros(3)},
+        {**SOURCE, "settings": {"samples": torch.zeros(3)}},
+        {**SOURCE, "epochs": {"sampler": 1.5}},
+        {**SOURCE, "epochs": {"sampler": 2**63}},
+        {**SOURCE, "generators": {"loader": 3}},
+        {**SOURCE, "generators": {"loader": torch.zeros(3)}},
+        {key: SOURCE[key] for key in SOURCE if key != "epochs"},
     ],
 )
-def test_state_of_another_kind_of_loader_is_refused(source, got):
-    state = {**stopped_at(2, loader(OPTIONS["in order"])), "source": source}
-    with pytest.raises(ArgumentError) as raised:
-        loader(OPTIONS["in order"]).load_state_dict(state)
-    assert str(raised.value) == (
-        f"state['source'] must be that of a DataLoader, got {got}. Pass what state_dict() of a StreamedLoader returned."
-    )
+def test_state_of_another_kind_of_loader_is_refused(source):
+    made = loader(OPTIONS["one of two ranks"])
+    before = repr(made.state_dict())
+    state = {**stopped_at(2, loader(OPTIONS["one of two ranks"])), "source": source}
+    for strict in (True, False):
+        with pytest.raises(ArgumentError) as raised:
+            made.load_state_dict(state, strict=strict)
+        assert str(raised.value) == (
+            f"state['source'] must be that of a DataLoader, got {shown(source)}. "
+            "Pass what state_dict() of a StreamedLoader returned."
+        )
+    assert repr(made.state_dict()) == before
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 2**62])
+def test_batch_size_of_a_state_may_be_any_number(batch_size):
+    state = stopped_at(2, loader(OPTIONS["in order"]))
+    state["source"]["settings"]["batch_size"] = batch_size
+    resumed = loader(OPTIONS["in order"])
+    with pytest.warns(GpuAugWarning, match="batch_size must be"):
+        resumed.load_state_dict(state, strict=False)
+    assert len(list(resumed)) == (0 if batch_size > 0 else len(resumed) - 2)

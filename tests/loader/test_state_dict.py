@@ -130,11 +130,12 @@ def test_invalid_state_dict_is_refused_and_changes_nothing(state, kind, text):
 
 
 @pytest.mark.parametrize("name", ["stages", "decoders"])
-def test_entries_by_stage_are_mappings(name):
+@pytest.mark.parametrize(("entries", "got"), [(1, "1"), ({"first": None}, "{'first': None}"), ({1: "first"}, "{1: 'first'}")])
+def test_entries_by_stage_are_text(name, entries, got):
     with pytest.raises(ArgumentTypeError) as raised:
-        streamed(shuffled).load_state_dict({**STATE, name: 1})
+        streamed(shuffled).load_state_dict({**STATE, name: entries})
     assert str(raised.value) == (
-        f"state[{name!r}] must be a mapping, got int. Pass what state_dict() of a StreamedLoader returned."
+        f"state[{name!r}] must be a mapping of names to text, got {got}. Pass what state_dict() of a StreamedLoader returned."
     )
 
 

@@ -233,9 +233,9 @@ PARAMETERS = {
     "fuse(pick)": Parameter(lambda v: fused(pick=v), "sample"),
     "fuse(ragged)": Parameter(lambda v: gpuaug.fuse(K.RandomResizedCrop((8, 8)), ragged=v), False, FLAG),
     "fuse(antialias)": Parameter(lambda v: fused(antialias=v), False, FLAG),
-    "fuse(views)": Parameter(lambda v: fused(views=v), 2, FROM_1 | LARGE),
+    "fuse(views)": Parameter(lambda v: fused(views=v), 2, FROM_1, wrong=(2**31,)),
     "fuse(boxes)": Parameter(lambda v: fused(boxes=v), "xywh"),
-    "fuse(num_classes)": Parameter(lambda v: fused(num_classes=v), 1000, LEFT_OUT | FROM_1 | LARGE),
+    "fuse(num_classes)": Parameter(lambda v: fused(num_classes=v), 2**31 - 1, LEFT_OUT | FROM_1, wrong=(2**31,)),
     "fuse(label_smoothing)": Parameter(lambda v: fused(label_smoothing=v), 0.1, {"0"}),
     "profile(loader)": Parameter(lambda v: gpuaug.profile(v, reached), loader()),
     "profile(step)": Parameter(

@@ -1,5 +1,6 @@
 """Loaders of every order that a ``DataLoader`` can have, to be stopped and gone on with."""
 
+import numpy as np
 import torch
 from support.checkpoints import stopped_at
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, WeightedRandomSampler
@@ -38,15 +39,26 @@ class Epochs(Sampler):
         return SAMPLES
 
     def __iter__(self):
-        yield from [(index * 5 + 3 * self.epoch) % SAMPLES for index in range(SAMPLES)]
+        yield from [(index * 5 + 3 * int(self.epoch)) % SAMPLES for index in range(SAMPLES)]
         self.set_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch):
         self.epoch = epoch
 
 
+class EpochsAtOnce(Epochs):
+    """The same, which counts before it is read, and by NumPy's numbers."""
+
+    def __iter__(self):
+        order = list(super().__iter__())
+        self.set_epoch(np.int64(self.epoch))
+        return iter(order)
+
+
 class Pairs(Sampler):
     """Batches of various sizes, in an order that is drawn when the iterator is made, not when it is read."""
+
+    batch_size = np.int64(3)  # at most: a state holds it as a plain number
 
     def __init__(self):
         self.generator = generator()
@@ -73,6 +85,7 @@ OPTIONS = {
     },
     "batches that are drawn at once": lambda: {"batch_sampler": Pairs()},
     "an order for each epoch": lambda: {"batch_size": 2, "sampler": Epochs()},
+    "an order for each epoch, counted at once": lambda: {"batch_size": 2, "sampler": EpochsAtOnce()},
     "one of two ranks": lambda: {"batch_size": 2, "sampler": DistributedSampler(DATA, num_replicas=2, rank=1, seed=3)},
 }  # fmt: skip
 GLOBAL = {

@@ -115,10 +115,11 @@ def run(trial: Trial) -> None:
                 first.check(want)
             case "break":
                 first.read(streamed, trial.at + 1)
-                first.check(want, whole=False)
+                first.check(want[: trial.at + 1])
             case "close":
                 batches = iter(streamed)
                 first.read(batches, trial.at + 1)
+                first.check(want[: trial.at + 1])
                 streamed.close()
                 with suppress(gpuaug.IteratorEndedError, StopIteration):
                     first.read(batches, trial.depth)  # batches that had been launched
