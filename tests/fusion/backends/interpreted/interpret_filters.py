@@ -58,7 +58,7 @@ def agree(module, images, dtype, memory_format):
     expected = torch.where(rows[:, 2, None, None, None] != 0, op.apply(floats, rows[:, 2:]), floats).to(dtype)
     got = torch.empty(images.shape, dtype=dtype).to(memory_format=memory_format)
     step = OpPass(op, (), size, size, (), first=2)
-    launched = backend.OP_KERNELS[op.kernel](step, images, rows, got)
+    launched = backend.OP_KERNELS[op.kernel](step, images, step.rows_of(rows), got)
     skipped = not op.is_random or dtype == torch.float16 or torch.equal(got[0].nan_to_num(9), expected[0].nan_to_num(9))
     tolerance = 1e-3 if dtype == torch.float16 else 2e-6
     return launched == op.launches and skipped and torch.allclose(got, expected, atol=tolerance, rtol=0, equal_nan=True)
