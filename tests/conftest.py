@@ -49,7 +49,16 @@ def pytest_runtest_setup(item):
 
 
 def pytest_collection_finish(session):
-    # What is there now stays to the end. The garbage collector need not walk over it again, here or in hundreds of workers.
+    _freeze()
+
+
+def pytest_runtest_teardown(item, nextitem):
+    if nextitem is None or nextitem.path != item.path:
+        _freeze()  # modules that the tests of a file have imported
+
+
+def _freeze():
+    """Keep the garbage collector from walking over what stays to the end, here or in hundreds of workers."""
     gc.collect()
     gc.freeze()
 
