@@ -30,7 +30,7 @@ class BasePass(ABC):
     """What one reading of the images does.
 
     ``program`` holds the pointwise ops' codes, the columns in which their rows begin, and their flags. Columns are counted from
-    the ``first`` of the pass, so that passes which do the same are compiled once.
+    the ``first`` of the pass, so that passes that do the same are compiled once.
     """
 
     front: Gather | FrontOp
