@@ -124,12 +124,12 @@ CLOSE = {
     "CLAHE": lambda: [K.RandomClahe((1.0, 40.0), (3, 4), p=0.8), K.RandomInvert()],
     "filters, each for some": lambda: [
         K.RandomEqualize(p=0.5),
+        K.RandomClahe((1.0, 40.0), (3, 4), p=0.5),  # before what rounds: a level may become the next one
+        K.RandomAutoContrast(p=0.5),
         K.RandomGaussianBlur((3, 3), (0.3, 2.0), p=0.5),
         K.RandomSharpness((0.0, 3.0), p=0.5),
-        K.RandomClahe((1.0, 40.0), (3, 4), p=0.5),
         K.RandomRotation(20.0, p=0.5),
         K.RandomGaussianBlur((3, 11), (0.3, 2.0), p=0.5),
-        K.RandomAutoContrast(p=0.5),
         K.Normalize(0.5, 0.25),
     ],
 }
@@ -193,7 +193,6 @@ TIES = {
 
 JUMPS = {
     "choice and order",
-    "filters, each for some",
     "colour",
     "jitter, then jitter",
     "jitters around a contrast",
