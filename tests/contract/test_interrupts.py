@@ -51,7 +51,10 @@ LOADERS = {
     "workers with ring": (of_numbers("ring", num_workers=1), 101),
     "persistent workers with ring": (of_numbers("ring", **PERSISTENT), 101),
 }
-CASES = [pytest.param(make, step, id=name) for name, (make, step) in LOADERS.items()]
+CASES = [
+    pytest.param(make, step, id=name, marks=pytest.mark.slow if name in ("staged", "workers") else ())
+    for name, (make, step) in LOADERS.items()
+]
 CASES += [pytest.param(make, 1, id=f"{name}, everywhere", marks=pytest.mark.slow) for name, (make, _) in LOADERS.items()]
 
 

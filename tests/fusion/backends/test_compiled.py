@@ -44,17 +44,16 @@ CHOSEN = [
     "jitters around a contrast",
     "photometric",
     "apply masks",
-    "one of colours",
     "one of torchvision's",
-    "shears, shifts",
     "noise",
     "filters, each for some",
     "equalize, torchvision's",
     "autocontrast, torchvision's",
-    "mixup",
-    "cutmix",
     "either mix",
-    pytest.param("self-supervised", marks=pytest.mark.slow),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("one of colours", "shears, shifts", "mixup", "cutmix", "self-supervised")
+    ),
 ]
 POINTWISE = [
     K.RandomBrightness((0.6, 1.5)),
@@ -129,7 +128,11 @@ def test_kernels_for_ragged_batches_compile_for_a_gpu(name, layout, made):
     readers.through_both(modules, batch, torch.bfloat16, torch.channels_last, **options)
 
 
-@pytest.mark.parametrize(("name", "follow"), by_turns(device_crops.CROPS, [False, True]))
+CROPS = list(device_crops.CROPS)
+CROPS = [*by_turns(CROPS[::2], [False, True]), *(pytest.param(name, True, marks=pytest.mark.slow) for name in CROPS[1::2])]
+
+
+@pytest.mark.parametrize(("name", "follow"), CROPS)
 def test_crops_kernel_compiles_for_a_gpu(name, follow, monkeypatch):
     made = {}
     monkeypatch.setattr(crops, "crops_kernel", CompileOnly(crops.crops_kernel, made))
