@@ -41,7 +41,10 @@ class BasePass(ABC):
     first: int = 0
     """The first of its columns in the parameter table."""
     way: int = -1
-    """Column of the samples' ways (``fill_table``), or -1 where the pass takes every sample from its source to its output."""
+    """Column that says, for each sample, from which of two buffers to which it goes (``_fill_ways`` in ``params/table.py``).
+
+    -1 where the pass takes every sample from its source to its output.
+    """
     prepared: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """What an executor has worked out for batches of one kind, by that kind."""
 

@@ -8,9 +8,9 @@ from gpuaug.fusion.backends.triton.pixel_math import CLEAN, as_float, unit_sum
 
 @triton.jit
 def buffers(way, source, source_b, out, out_b, samples):
-    """Which of two buffers a sample is read from and written to, by its way (``fill_table``); and whether it is left as it is.
+    """Whether a sample is left as it is, and the buffers that it is read from and written to, of two behind one another.
 
-    The second buffer lies behind the first.
+    ``way``: where its way stands in its row (``_fill_ways`` in ``params/table.py``).
     """
     way = tl.load(way).to(tl.int32) - 1
     source += (way & 1).to(tl.int64) * samples * source_b
