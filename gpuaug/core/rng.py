@@ -79,6 +79,7 @@ class GeneratorLock:
 
         For a thread that has left all its blocks.
         """
+        _local.calls = None
         if not self._lock._is_owned():  # type: ignore[attr-defined]
             return
         while self.blocks:
@@ -149,10 +150,21 @@ class Position:
 
 
 class Calls:
-    """The seeds of the calls within one stage at one position: each call has its own."""
+    """The seeds of the calls within one stage at one position: each call has its own.
+
+    ``with calls: …`` is a block in which ``next_seed`` gives them. A stage that draws from nothing else needs no ``Generators``.
+    """
 
     def __init__(self, position: Position, stage: str) -> None:
         self._position, self._stage, self._made = position, stage, 0
+        self._outer: Calls | None = None
+
+    def __enter__(self) -> None:
+        self._outer = getattr(_local, "calls", None)
+        _local.calls = self
+
+    def __exit__(self, *exc: object) -> None:
+        _local.calls = self._outer
 
     def next(self) -> int:
         """The seed of a call that is being made."""
@@ -260,14 +272,13 @@ class Generators:
         if libraries:
             self._others += [PythonGenerator(), NumpyGenerator()]
         self._key = 0
-        self._calls: Calls | None = None
         self._outer: Calls | None = None
         self._found: torch.Tensor | None = None
         """The host generator's state before the block, and ``None`` outside of one."""
 
-    def keyed(self, key: int, calls: Calls | None = None) -> Self:
-        """A block whose draws depend on ``key`` alone. ``calls`` gives the seeds of ``next_seed`` in it."""
-        self._key, self._calls = key, calls
+    def keyed(self, key: int) -> Self:
+        """A block whose draws depend on ``key`` alone."""
+        self._key = key
         return self
 
     def __enter__(self) -> None:
@@ -276,7 +287,7 @@ class Generators:
         try:
             self._outer = getattr(_local, "calls", None)
             self._found = torch.default_generator.get_state()
-            _local.calls = self._calls
+            _local.calls = None
             torch.default_generator.set_state(_host_state.of(self._key))
             for other in self._others:
                 other.lend(self._key)

@@ -211,9 +211,8 @@ class Lanes:
         """The stream that is current on the calling thread, as a lane."""
         if self.in_line:
             return self.copy
-        stream = cuda.current_stream(self.device)
-        known = self._consumers.get(stream.cuda_stream)
-        return known or Lane("consumer", stream)
+        known = self._consumers.get(current_stream(self.device))
+        return known or Lane("consumer", cuda.current_stream(self.device))
 
     def launching(self, consumer: Lane) -> AbstractContextManager[Any]:
         """A block that makes lanes current. At its end ``consumer`` is current again.
@@ -226,13 +225,13 @@ class Lanes:
             return _Restored(consumer.stream)
         return _Restored(consumer.stream, cuda.current_stream())
 
-    def current_stream(self) -> Any:
-        """The stream that is current on the calling thread. A look at thread-local state, not a CUDA call."""
-        return None if self.in_line else cuda.current_stream(self.device)
+    def current_stream(self) -> int:
+        """The number of the stream that is current on the calling thread. A look at thread-local state, not a CUDA call."""
+        return current_stream(self.device)
 
-    def follow(self, stream: Any) -> Lane:
-        """Make the copy lane wait for the work queued on ``stream``, which wrote tensors that arrived on the device."""
-        source = self.copy if self.in_line else Lane("source", stream)
+    def follow(self, number: int) -> Lane:
+        """Make the copy lane wait for the work queued on a stream, which wrote tensors that arrived on the device."""
+        source = self.copy if self.in_line else Lane("source", cuda.ExternalStream(number, self.device))
         self.copy.wait(source.record_event())
         return source
 

@@ -14,6 +14,8 @@ from gpuaug.core.torchvision_transforms import drawn_once
 from gpuaug.stages import hints
 from gpuaug.stages.selection import Into, On, Selection
 
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
 
 class Stage(ABC):
     """One step of the work on a batch, independent of the loader that runs it.
@@ -192,7 +194,8 @@ class _BoundTransform(BoundStage):
     def __init__(self, name: str, stage: TransformStage, lanes: Lanes) -> None:
         super().__init__(name, stage.selection, lanes)
         self._transform = stage.transform
-        self._generators = Generators(lanes.device, libraries=not getattr(stage.transform, "draws_by_itself", False))
+        draws_by_itself = getattr(stage.transform, "draws_by_itself", False)
+        self._generators = None if draws_by_itself else Generators(lanes.device, libraries=True)
         keys = stage.selection.data_keys
         self._named = {"data_keys": keys} if keys is not None else {}
         self._unseen = True
@@ -206,7 +209,8 @@ class _BoundTransform(BoundStage):
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, memory: dict[str, Any]) -> Any:
         self.lane.make_current()
-        with self._generators.keyed(position.key(self.name), Calls(position, self.name)):
+        generators = _NOTHING if self._generators is None else self._generators.keyed(position.key(self.name))
+        with generators, Calls(position, self.name):
             try:
                 return self._transform(*values, **self._named)
             except Exception as error:

@@ -177,7 +177,7 @@ def test_next_seed_equals_torch_randint():
 def test_stage_seeds_belong_to_its_thread(monkeypatch):
     monkeypatch.setattr(rng, "DRAW_WAIT_S", 0)
     calls = Calls(Position(0, 0, 0, 0), "a")
-    with ThreadPoolExecutor(1) as other, Generators(CPU).keyed(1, calls):
+    with ThreadPoolExecutor(1) as other, Generators(CPU).keyed(1), calls:
         with pytest.warns(GpuAugWarning, match="must be made while no other thread is in a stage, got one beside a stage"):
             elsewhere = other.submit(next_seed).result()
         here = next_seed()
@@ -341,7 +341,7 @@ def test_block_that_could_not_begin_leaves_the_generators_as_they_were():
     generators._others = [device]
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    with pytest.raises(ZeroDivisionError), generators.keyed(1, Calls(Position(0, 0, 0, 0), "stage")):
+    with pytest.raises(ZeroDivisionError), generators.keyed(1):
         pass
     assert torch.equal(torch.get_rng_state(), before)
     assert device.given_back == 1

@@ -64,4 +64,4 @@ def test_lanes_of_devices_other_than_cuda_are_in_line(device):
     assert lanes.copy.in_line
     assert lanes.lane("stage/transform").in_line
     assert lanes.consumer() is lanes.copy
-    assert lanes.current_stream() is None
+    assert lanes.current_stream() == 0

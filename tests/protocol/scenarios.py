@@ -103,6 +103,7 @@ def install(patch, **options):
     """Put a double in the place of the stream layer."""
     cuda = FakeCuda(**options)
     patch.setattr(streams, "cuda", cuda)
+    patch.setattr(streams, "current_stream", lambda device: cuda.current_stream().cuda_stream)
     patch.setattr(streams, "_idle", defaultdict(list))
     patch.setattr(rng, "device_generator", lambda device: None)
     patch.setattr(feed, "why_not_here", lambda: "the double has no page-locked memory")

@@ -213,6 +213,8 @@ class FakeCuda:
         # Filled by finalisers, which may run anywhere, also within an operation; emptied when the next one begins.
         self.dropped = deque()
         self._thread = threading.local()
+        self.streams = {}
+        """All streams by their handles."""
         self.default = FakeStream(self, "default")
 
     def is_available(self):
@@ -229,6 +231,9 @@ class FakeCuda:
         if number < STREAMS:
             made.append(FakeStream(self, f"stream {self.number('stream')}"))
         return made[number % STREAMS]
+
+    def ExternalStream(self, number, device=None):
+        return self.streams[number]
 
     def Event(self, enable_timing=False, **_):
         return FakeEvent(self, f"event {self.number('event')}", enable_timing)
@@ -358,6 +363,7 @@ class FakeStream:
         self._cuda = cuda
         self.name = name
         self.cuda_stream = cuda.number("handle")
+        cuda.streams[self.cuda_stream] = self
         self.device = "cuda:0"
 
     def __str__(self):
