@@ -295,7 +295,7 @@ class Fused(nn.Module):
             targets.run_plan(planned, self._table(planned, targets, draws), self.dtype, self.memory_format)
         elif draws is not None:
             self._run_segments(targets, draws)
-        return targets.results(self.dtype, self.memory_format, keepdim=self._keepdim, views=self.options.views)
+        return targets.results(keepdim=self._keepdim, views=self.options.views)
 
     def _table(self, planned: Plan, targets: Targets, draws: Draws | None) -> Tensor:
         """The rows of all views for the plan that is the whole pipeline."""
@@ -321,7 +321,9 @@ class Fused(nn.Module):
                     self._left.when_run(segment.eager)
                     targets.run_eager(segment.eager, drawn[0])
                     size = segment.eager.out(size, drawn[0])
-                    if not last:
+                    if last:
+                        targets.convert(self.dtype, self.memory_format)
+                    else:
                         targets.check_size(segment.eager, size)
                 elif segment.plan is not None:
                     table = make_table(segment.plan, size, of_all_parts(segment.ops, drawn), targets.device, points=points)

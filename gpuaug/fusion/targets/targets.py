@@ -64,29 +64,28 @@ class Targets:
         images = images[None] if self._unbatched else images
         self.device: torch.device = images.device
         self.size = size_of(images)
-        self.shape = self.size.shape
         self.places = images.places if isinstance(images, Ragged) else None
         """Offset, height and width of each ragged image, (B, 3)."""
         self._given = inputs
-        self._dtypes = [getattr(value, "dtype", torch.float32) for value in inputs]
-        self._missing = [self._missing_axis(key, value) for key, value in zip(self.keys, inputs, strict=True)]
+        self._missing: list[int | None] = []
         self._soft: SoftLabels | None = None
         self._softened_by: MixOp | None = None
         self.values: list[Any] = []
-        for key, value, axis in zip(self.keys, inputs, self._missing, strict=True):
-            self.values.append(self._taken(key, value, boxes) if axis is None else value.unsqueeze(axis))
-            self._check_fit(key, self.values[-1], tuple(getattr(value, "shape", ())))
-        self._check_valid()
-        self.has_masks = any(
-            key == "mask" or (isinstance(value, TargetDicts) and value.masks is not None)
-            for key, value in zip(self.keys, self.values, strict=True)
-        )
+        self.has_masks = False
         """True if there are masks."""
-        self.has_points = any(
-            key in FORMS or (isinstance(value, TargetDicts) and value.has_points)
-            for key, value in zip(self.keys, self.values, strict=True)
-        )
+        self.has_points = False
         """True if there are boxes or keypoints."""
+        for key, value in zip(self.keys, inputs, strict=True):
+            axis = self._missing_axis(key, value)
+            taken = self._taken(key, value, boxes) if axis is None else value.unsqueeze(axis)
+            if value is not images:
+                self._check_fit(key, taken, value)
+            self._missing.append(axis)
+            self.values.append(taken)
+            in_dicts = isinstance(taken, TargetDicts)
+            self.has_masks |= key == "mask" or (in_dicts and taken.masks is not None)
+            self.has_points |= key in FORMS or (in_dicts and taken.has_points)
+        self._check_valid()
         self._forms = [FORMS.get(key) for key in self.keys]
         self._matrix: Tensor | None = None
         if (
@@ -117,7 +116,7 @@ class Targets:
             return 0
         return 0 if key == "valid" and value.ndim == 1 and self.size.batch == 1 else None
 
-    def _check_fit(self, key: str, value: Any, given: tuple[int, ...]) -> None:
+    def _check_fit(self, key: str, value: Any, given: Any) -> None:
         if key in ("class", "targets") or isinstance(value, MaskList):
             return
         if key in FORMS:
@@ -126,7 +125,7 @@ class Targets:
             raise DeviceError(f"{key} must be on {self.device}, where the images are, got {value.device}. Move it there first.")
         if len(value) != self.size.batch:
             raise ArgumentError(
-                f"{key} must hold one entry for each of the {self.size.batch} images, got {given}. Pass a batch of them."
+                f"{key} must hold one entry for each of the {self.size.batch} images, got {tuple(given.shape)}. Pass a batch of them."
             )
         if key != "mask":
             return
@@ -135,9 +134,10 @@ class Targets:
                 f"mask must be a list of one tensor for each image where these differ in size, got {tuple(value.shape)}. "
                 "Leave them as they come: list(masks)."
             )
-        if tuple(value.shape) != (self.shape[0], value.shape[1], *self.shape[2:]):
+        size = self.size.shape
+        if tuple(value.shape) != (size[0], value.shape[1], *size[2:]):
             raise ArgumentError(
-                f"mask must be of the images' size {self.shape}, got {tuple(value.shape)}. Resize it to theirs first."
+                f"mask must be of the images' size {size}, got {tuple(value.shape)}. Resize it to theirs first."
             )
 
     def _check_valid(self) -> None:
@@ -274,6 +274,12 @@ class Targets:
             self.values[index] = points if self._matrix is None else move(points, self._matrix)
         self._matrix = None
 
+    def convert(self, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
+        """Give images that a library made the type and the format that are wanted."""
+        index = self.keys.index("input")
+        # Not in one call: that keeps the strides of what has the type already.
+        self.values[index] = self.values[index].to(dtype).contiguous(memory_format=memory_format)
+
     def check_size(self, op: EagerOp, size: Size) -> None:
         """Refuse images of another size than the draws of the modules that follow are for.
 
@@ -287,27 +293,25 @@ class Targets:
                 f"got {shape}. Put it into a stage of its own, and what follows it into another."
             )
 
-    def results(self, dtype: torch.dtype, memory_format: torch.memory_format, *, keepdim: bool, views: int = 1) -> Any:
+    def results(self, *, keepdim: bool, views: int = 1) -> Any:
         """What the call returns, or what a view of it adds: the images, or a list of all that went in."""
         values = list(self.values)
-        for index, key in enumerate(self.keys):
-            if key == "input":
-                # Not in one call: that keeps the strides of what has the type already.
-                values[index] = values[index].to(dtype).contiguous(memory_format=memory_format)
-            elif isinstance(values[index], MaskList):
-                values[index] = type(self._given[index])(values[index].results(self._ending))
         if self.has_points or "targets" in self.keys:
             self._follow(values)
-        for index, (key, axis) in enumerate(zip(self.keys, self._missing, strict=True)):
+        for index, (key, axis, given) in enumerate(zip(self.keys, self._missing, self._given, strict=True)):
+            made = values[index]
+            if isinstance(made, MaskList):
+                made = type(given)(made.results(self._ending))
             # As in Kornia, boxes and keypoints leave as they came. Views lie along the axis of the batch, so they keep it.
-            if axis is not None and (views == 1 or axis) and (keepdim or key in FORMS or key == "valid"):
-                values[index] = values[index].squeeze(axis)
-            if key in ("input", "mask") and isinstance(values[index], Tensor):
-                values[index] = self._ended(key, values[index], self._given[index])
+            elif axis is not None and (views == 1 or axis) and (keepdim or key in FORMS or key == "valid"):
+                made = made.squeeze(axis)
+            values[index] = self._ended(key, made, given)
         return values[0] if len(values) == 1 else values
 
-    def _ended(self, key: str, made: Tensor, given: Any) -> Tensor:
+    def _ended(self, key: str, made: Any, given: Any) -> Any:
         """Images or masks as the tensors of torchvision's that they came as, and masks of the type that is wanted."""
+        if key not in ("input", "mask") or not isinstance(made, Tensor):
+            return made
         made = made if key == "input" or self._ending.masks is None else made.to(self._ending.masks)
         return like(made, given) if is_tv_tensor(given) and not self._ending.is_pure else made
 
@@ -325,7 +329,7 @@ class Targets:
                 at = self.keys.index("valid") if "valid" in self.keys and key in BOXES else None
                 way = Way(form, FORMS[key], matrix, (1, 1), out, clip=at is not None)
                 valid = None if at is None else values[at]
-                made, kept = dispatch.follow(values[index], valid, way, floating(self._dtypes[index]))
+                made, kept = dispatch.follow(values[index], valid, way, floating(self._given[index].dtype))
                 values[index] = made
                 if at is not None:
                     values[at] = kept
