@@ -33,6 +33,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     ),
     "classifier_depths": ("bench.suites.training.classifier", ["--suite", "classifier_depths", *_DEPTHS]),
     "resnet_step": ("bench.suites.training.resnet_step", []),
+    "launch_bound": ("bench.suites.training.launch_bound", []),
     "chain": ("bench.suites.training.chain", []),
     "branches": ("bench.suites.training.branches", []),
     "handover": ("bench.suites.transport.handover", []),

@@ -152,7 +152,7 @@ class Position:
 class Calls:
     """The seeds of the calls within one stage at one position: each call has its own.
 
-    ``with calls: …`` is a block in which ``next_seed`` gives them. A stage that draws from nothing else needs no ``Generators``.
+    ``with calls: …`` is a block in which ``next_seed`` gives them. A stage that draws from nothing else has no ``Generators``.
     """
 
     def __init__(self, position: Position, stage: str) -> None:

@@ -125,7 +125,8 @@ class Targets:
             raise DeviceError(f"{key} must be on {self.device}, where the images are, got {value.device}. Move it there first.")
         if len(value) != self.size.batch:
             raise ArgumentError(
-                f"{key} must hold one entry for each of the {self.size.batch} images, got {tuple(given.shape)}. Pass a batch of them."
+                f"{key} must hold one entry for each of the {self.size.batch} images, got {tuple(given.shape)}. "
+                "Pass a batch of them."
             )
         if key != "mask":
             return

@@ -22,6 +22,7 @@ WINDOWED = [
     ("classifier_sizes", "--width 1", {"serial", "workers", "streamed", "streamed, fused"}),
     ("classifier_depths", "--width 1", {"serial", "streamed", "streamed, auto"}),
     ("resnet_step", "--model squeezenet1_1", {"serial", "streamed", "streamed, auto", "resident", "loader"}),
+    ("launch_bound", "--model squeezenet1_1", {"resident", "DataLoader, pinned", "StreamedLoader", "StreamedLoader, fused"}),
     ("chain", "--width 4", {"serial", "one lane, eager", "two lanes", "two lanes, four ahead"}),
     ("branches", "", {"serial", "one module", "branches", "branches, eager"}),
 ]
