@@ -25,7 +25,8 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, one_of
 from gpuaug.core.streams import Event
-from gpuaug.feed.prefetch import QUEUED, FeedIterator, Pulled, Receive, close_passes, open_feed_iterator
+from gpuaug.feed.mailbox import QUEUED, Pulled
+from gpuaug.feed.prefetch import FeedIterator, Receive, close_passes, open_feed_iterator
 from gpuaug.feed.resumable import ResumableLoader, Resume, is_resumable
 from gpuaug.feed.ring import Ring, default_budget_bytes, why_not_here
 from gpuaug.feed.ring_collate import SlotCollate, described_or_not

@@ -15,19 +15,14 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
 
 from gpuaug.core.errors import IteratorEndedError
 from gpuaug.core.settings import default_device
+from gpuaug.feed.mailbox import Mailbox, Pulled
 from gpuaug.feed.wrapped_loader import Begin, StateReader, begin_epoch, end_workers, has_persistent_workers, state_reader, wake
-
-QUEUED = 2
-"""Most host batches that wait for the training thread. Workers of the loader have a queue of their own."""
 
 STOP_S, WAKE_S = 7.0, 0.05
 """Seconds that leaving a loop waits for a loader inside ``next``, and seconds between attempts to wake it."""
@@ -41,23 +36,6 @@ _CLOSED = "An iterator must be read before its loader is closed or given a state
 Receive = Callable[[Any], tuple[Any, Any]]
 
 _log = logging.getLogger("gpuaug")
-
-
-@dataclass(slots=True)
-class Pulled:
-    """Result of one ``next`` of the wrapped loader: a batch, an error, or the end."""
-
-    batch: Any = None
-    error: BaseException | None = None
-    ended: bool = False
-    stream: Any = None
-    """The CUDA stream that was current when the batch was pulled, where its resident tensors were written."""
-    slot: Any = None
-    """The ring's slot that holds the batch's tensors. Keep it until they have been read."""
-    state: Any = None
-    """The loader's state after this batch, or at the end, if it has one."""
-    took_s: tuple[float, float] = (0.0, 0.0)
-    """Start and end of pulling, by ``time.perf_counter``."""
 
 
 class FeedIterator(ABC):
@@ -141,7 +119,7 @@ class ThreadFeedIterator(FeedIterator):
     ) -> None:
         super().__init__(loader, iterator, current_stream, state)
         self._process = os.getpid()
-        self._box = _Mailbox()
+        self._box = Mailbox()
         pull = _pulling(iterator, self._state, current_stream, receive or _as_it_is)
         target = _puller(_ThreadState(), pull, self._box)
         self._thread = threading.Thread(target=contextvars.copy_context().run, args=(target,), name="gpuaug-feed", daemon=True)
@@ -223,55 +201,6 @@ def _take_over(feeds: Iterable[FeedIterator]) -> None:
         feed.take_over()
 
 
-class _Mailbox:
-    """A bounded queue between the two threads, which either side can close.
-
-    Two queues that wait in C: one of items, one of free places. A ``Condition`` would wait in Python and hold the interpreter.
-    """
-
-    def __init__(self) -> None:
-        self._items: SimpleQueue[Pulled] = SimpleQueue()
-        self._places: SimpleQueue[None] = SimpleQueue()
-        self._taken = QUEUED
-        self._closed = False
-        self.refill()
-
-    def wait_for_place(self) -> bool:
-        """Wait until an item may be put. False when the mailbox was closed meanwhile."""
-        self._places.get()
-        return not self._closed
-
-    def put(self, item: Pulled) -> None:
-        self._items.put(item)
-        if self._closed:
-            self._drain()
-
-    def take(self, *, block: bool) -> Pulled | None:
-        try:
-            item = self._items.get(block)
-        except Empty:
-            return None
-        self._taken += 1
-        return item
-
-    def refill(self) -> None:
-        for _ in range(self._taken):
-            self._places.put(None)
-        self._taken = 0
-
-    def close(self) -> None:
-        self._closed = True
-        self._places.put(None)
-        self._drain()
-
-    def _drain(self) -> None:
-        """Drop batches that will not be taken, and an error whose traceback would keep the thread's frame alive."""
-        with suppress(Empty):
-            while True:
-                self._items.get(block=False)
-        self._items.put(Pulled(ended=True))
-
-
 class _ThreadState:
     """PyTorch's per-thread settings, copied from the thread that makes this object."""
 
@@ -321,24 +250,24 @@ def _pulling(
     return pull
 
 
-def _puller(settings: _ThreadState, pull: Callable[[], Pulled], box: _Mailbox) -> Callable[[], None]:
+def _puller(settings: _ThreadState, pull: Callable[[], Pulled], box: Mailbox) -> Callable[[], None]:
     def run() -> None:
         with settings.inference_mode():
             settings.adopt()  # within, because entering a block of inference mode sets the grad mode too
-            ended = False
-            while not ended and box.wait_for_place():
+            ended, pull_s = False, 0.0
+            while not ended and box.wait_for_place(pull_s):
                 try:
                     item = pull()
                 except BaseException as error:  # raised on the training thread, by next()
                     item = Pulled(error=error, ended=True)
-                ended = item.ended
+                ended, pull_s = item.ended, item.took_s[1] - item.took_s[0]
                 box.put(item)
                 del item  # or the thread would hold a batch while it waits for the next place
 
     return run
 
 
-def _stop(box: _Mailbox, thread: threading.Thread, iterator: Iterator[Any]) -> None:
+def _stop(box: Mailbox, thread: threading.Thread, iterator: Iterator[Any]) -> None:
     box.close()
     tries = 0 if thread is threading.current_thread() else int(STOP_S / WAKE_S) + 1  # it may collect itself
     for _ in range(tries):

@@ -14,7 +14,8 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import IteratorEndedError, add_note
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Event, Lane
-from gpuaug.feed.prefetch import STOP_S, FeedIterator, Pulled
+from gpuaug.feed.mailbox import Pulled
+from gpuaug.feed.prefetch import STOP_S, FeedIterator
 from gpuaug.feed.wrapped_loader import explain
 from gpuaug.loader.checkpoint import Snapshot
 from gpuaug.loader.depth import Depth

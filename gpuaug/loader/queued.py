@@ -8,7 +8,7 @@ import torch
 
 from gpuaug.core.batch import Batch
 from gpuaug.core.streams import Event, Lane
-from gpuaug.feed.prefetch import Pulled
+from gpuaug.feed.mailbox import Pulled
 from gpuaug.stages.base import Pending
 
 

@@ -17,7 +17,7 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentTypeError, add_note, flag, whole_number
 from gpuaug.core.streams import ms_between
-from gpuaug.feed.prefetch import QUEUED
+from gpuaug.feed.mailbox import QUEUED
 from gpuaug.feed.ring_memory import can_be_placed
 from gpuaug.loader.depth import AHEAD, ranks
 from gpuaug.loader.inspection import Inspection, check, left_as_it_was

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, add_note
-from gpuaug.feed.prefetch import Pulled
+from gpuaug.feed.mailbox import Pulled
 from gpuaug.loader.depth import FixedDepth
 from gpuaug.loader.inspection import Inspection, read_once
 from gpuaug.loader.iterator import PipelinedIterator

@@ -15,7 +15,7 @@ from support.waiting import WAIT_S, Meeting, returned, until
 from torch.utils.data import DataLoader, Sampler
 
 from gpuaug import GpuAugError, IteratorEndedError, TransformStage
-from gpuaug.feed.prefetch import Pulled
+from gpuaug.feed.mailbox import Pulled
 
 ZEROS = [torch.zeros(4)] * 3
 

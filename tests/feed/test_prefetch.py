@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from gpuaug import IteratorEndedError
 from gpuaug.feed import prefetch
-from gpuaug.feed.prefetch import QUEUED, open_feed_iterator
+from gpuaug.feed.mailbox import QUEUED
+from gpuaug.feed.prefetch import open_feed_iterator
 
 
 def threads():

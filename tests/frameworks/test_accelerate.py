@@ -9,7 +9,7 @@ from support.waiting import until
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
 import gpuaug
-from gpuaug.feed.prefetch import QUEUED
+from gpuaug.feed.mailbox import QUEUED
 
 pytestmark = pytest.mark.frameworks
 

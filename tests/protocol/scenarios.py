@@ -13,7 +13,8 @@ from torch import nn
 from gpuaug import FeatureStage, StreamedLoader, TransformStage
 from gpuaug.core import batch, rng, streams
 from gpuaug.feed import feed
-from gpuaug.feed.prefetch import ListFeedIterator, Pulled
+from gpuaug.feed.mailbox import Pulled
+from gpuaug.feed.prefetch import ListFeedIterator
 from gpuaug.stages import cuda_graph
 
 

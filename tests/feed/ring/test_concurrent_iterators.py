@@ -12,7 +12,7 @@ from support.waiting import WAIT_S, until, waits_for_worker
 from torch.utils.data import DataLoader
 
 from gpuaug import IteratorEndedError, StreamedLoader
-from gpuaug.feed.prefetch import QUEUED
+from gpuaug.feed.mailbox import QUEUED
 
 # What a finaliser raises nobody else hears of.
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
