@@ -35,6 +35,7 @@ OTHERS = {
     "lanes",
     "feeds",
     "augment",
+    "augment_presets",
     "ragged",
     "views",
     "detection",
