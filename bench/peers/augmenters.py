@@ -16,13 +16,11 @@ from importlib import metadata
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
-from torch.utils._pytree import tree_map_only
-from torchvision import tv_tensors
+from torch import nn
 
 import gpuaug
 from bench.data import loaders, pipelines, random_images
+from bench.data.target_batches import Batch, collated, moved, random_batch, separated
 from bench.harness.call_rows import AugmentCall
 from bench.harness.optional_rows import MissingError
 from bench.peers import dali
@@ -69,54 +67,6 @@ class Case:
     def memory_format(self) -> torch.memory_format:
         """Memory format of the augmented images: channels last for half precision, as convolutions prefer."""
         return torch.contiguous_format if self.dtype == torch.float32 else torch.channels_last
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Images (B, 3, H, W) uint8, with masks (B, 1, H, W) uint8 or a target dict for each image, on the device."""
-
-    images: Tensor
-    masks: Tensor | None = None
-    targets: Sequence[dict[str, Tensor]] | None = None
-
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        """The images, and the masks or targets if there are any."""
-        return tuple(part for part in (self.images, self.masks, self.targets) if part is not None)
-
-    def for_torchvision(self) -> tuple[Any, ...]:
-        """The inputs of one call of torchvision's on the whole batch.
-
-        All boxes are in one tensor, and each label has the index of its image beside it.
-        """
-        wrapped: list[Any] = [tv_tensors.Image(self.images)]
-        if self.masks is not None:
-            wrapped.append(tv_tensors.Mask(self.masks))
-        if self.targets is not None:
-            boxes = torch.cat([target["boxes"] for target in self.targets])
-            owners = [torch.full_like(target["labels"], index) for index, target in enumerate(self.targets)]
-            labels = torch.stack((torch.cat([target["labels"] for target in self.targets]), torch.cat(owners)), 1)
-            wrapped.append({"boxes": tv_tensors.wrap(boxes, like=self.targets[0]["boxes"]), "labels": labels})
-        return tuple(wrapped)
-
-    def samples(self) -> list[tuple[Any, ...]]:
-        """The inputs of a call of torchvision's for each image, on the host."""
-        images, *rest = _moved(self.parts, torch.device("cpu"))
-        if self.masks is not None:
-            rest = [map(tv_tensors.Mask, rest[0])]
-        return list(zip(map(tv_tensors.Image, images), *rest, strict=True))
-
-    def by_key(self) -> dict[str, Tensor]:
-        """Tensors for the whole batch by data key, boxes padded to (B, n, 4). The last, ``valid``, is gpuaug's own."""
-        found = {"input": self.images}
-        if self.masks is not None:
-            found["mask"] = self.masks
-        if self.targets is not None:
-            boxes = [target["boxes"].as_subclass(Tensor) for target in self.targets]
-            counts = torch.tensor([len(part) for part in boxes], device=self.images.device)
-            found["bbox_xyxy"] = pad_sequence(boxes, batch_first=True)
-            found["valid"] = torch.arange(found["bbox_xyxy"].shape[1], device=self.images.device) < counts[:, None]
-        return found
 
 
 def cases(size: int) -> list[Case]:
@@ -171,23 +121,7 @@ def cases(size: int) -> list[Case]:
 
 def sample(case: Case, batch_size: int, size: int, device: torch.device) -> Batch:
     """Random images on ``device``, and masks or boxes where the pipeline takes them."""
-    images = torch.randint(256, (batch_size, 3, size, size), dtype=torch.uint8, device=device)
-    masks = torch.randint(21, (batch_size, 1, size, size), dtype=torch.uint8, device=device) if case.masks else None
-    return Batch(images, masks, _targets(batch_size, size, device) if case.boxes else None)
-
-
-def _targets(batch_size: int, size: int, device: torch.device) -> list[dict[str, Tensor]]:
-    draw = torch.Generator().manual_seed(0)
-    found = [random_images.random_objects(size, size, draw) for _ in range(batch_size)]
-    for target in found:
-        target["boxes"] = tv_tensors.BoundingBoxes(target["boxes"], format="XYXY", canvas_size=(size, size))
-    return _moved(found, device)
-
-
-def _moved(parts: Any, device: torch.device) -> Any:
-    """Lists and dicts of tensors on ``device``."""
-    # To the host a copy that does not block is not complete when it returns.
-    return tree_map_only(Tensor, lambda part: part.to(device, non_blocking=device.type == "cuda"), parts)
+    return random_batch(batch_size, size, device, masks=case.masks is not None, boxes=case.boxes)
 
 
 def fused(case: Case, name: str, **options: Any) -> nn.Module:
@@ -241,30 +175,9 @@ def _torchvision(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
 def _torchvision_workers(case: Case, batch: Batch, stack: ExitStack) -> AugmentCall:
     samples = random_images.Transformed(batch.samples(), case.torchvision())
     options = Namespace(device=batch.images.device, workers=workers())
-    batches = iter(loaders.endless(samples, len(batch.images), options, collate=_collated))
+    batches = iter(loaders.endless(samples, len(batch.images), options, collate=collated))
     stack.callback(batches._shutdown_workers)  # type: ignore[attr-defined]
-
-    def loaded() -> list[Any]:
-        parts = _moved(next(batches), batch.images.device)
-        if case.boxes:
-            counts = parts[1].pop("counts")
-            each = zip(*(part.split(counts) for part in parts[1].values()), strict=True)
-            parts[1] = [dict(zip(parts[1], values, strict=True)) for values in each]
-        return parts
-
-    return _float(case, (), loaded)
-
-
-def _collated(items: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Images and masks stacked. Target dicts as one, since a tensor for each would take a file descriptor each."""
-    parts: list[Any] = []
-    for part in zip(*items, strict=True):
-        if isinstance(part[0], Tensor):
-            parts.append(torch.stack(part))
-        else:
-            joined = {key: torch.cat([target[key] for target in part]) for key in part[0]}
-            parts.append(joined | {"counts": [len(target["boxes"]) for target in part]})
-    return parts
+    return _float(case, (), lambda: [separated(moved(part, batch.images.device)) for part in next(batches)])
 
 
 def _torchvision_loop(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:

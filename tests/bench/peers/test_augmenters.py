@@ -5,6 +5,7 @@ import torch
 from support.replay import left_to_kornia
 from torchvision import tv_tensors
 
+from bench.data.target_batches import Batch
 from bench.peers import augmenters
 
 pytestmark = left_to_kornia  # RandAugment as its users have it, equalize and auto_contrast included
@@ -46,7 +47,7 @@ def squares(size, count):
         boxes = torch.tensor([[left, top, right, bottom], [3, 3, 3, 3]][: 1 + index % 2], dtype=torch.float32)
         boxes = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(size, size))
         targets.append({"boxes": boxes, "labels": torch.full((len(boxes),), index)})
-    return augmenters.Batch(images, None, targets)
+    return Batch(images, None, targets)
 
 
 def boxes_of(found):
