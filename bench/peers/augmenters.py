@@ -21,7 +21,7 @@ from torch import nn
 import gpuaug
 from bench.data import loaders, pipelines, random_images
 from bench.data.target_batches import Batch, collated, moved, random_batch, separated
-from bench.harness.call_rows import AugmentCall
+from bench.harness.call_rows import AugmentCall, QueuedCall
 from bench.harness.optional_rows import MissingError
 from bench.peers import dali
 from gpuaug.benchkit.environment import cores_allowed
@@ -154,7 +154,7 @@ def _streamed(case: Case, batch: Batch, stack: ExitStack) -> AugmentCall:
     loader = gpuaug.StreamedLoader(batches, [fused(case, STREAMED)], device=batch.images.device, depth=loaders.DEPTH)
     stack.callback(loader.close)
     streamed = iter(loader)
-    return lambda: next(streamed)[0]
+    return QueuedCall(lambda: next(streamed)[0], loaders.DEPTH + 2)
 
 
 def _kornia(case: Case, batch: Batch, _stack: ExitStack, **container: Any) -> AugmentCall:
@@ -175,9 +175,11 @@ def _torchvision(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
 def _torchvision_workers(case: Case, batch: Batch, stack: ExitStack) -> AugmentCall:
     samples = random_images.Transformed(batch.samples(), case.torchvision())
     options = Namespace(device=batch.images.device, workers=workers())
-    batches = iter(loaders.endless(samples, len(batch.images), options, collate=collated))
+    loader = loaders.endless(samples, len(batch.images), options, collate=collated)
+    batches = iter(loader)
     stack.callback(batches._shutdown_workers)  # type: ignore[attr-defined]
-    return _float(case, (), lambda: [separated(moved(part, batch.images.device)) for part in next(batches)])
+    call = _float(case, (), lambda: [separated(moved(part, batch.images.device)) for part in next(batches)])
+    return QueuedCall(call, loaders.queued(loader))
 
 
 def _torchvision_loop(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:

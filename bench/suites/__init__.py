@@ -43,7 +43,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "augment": ("bench.suites.augmentation.augment", []),
     "augment_presets": (
         "bench.suites.augmentation.augment",
-        ["--cases", "hflip,lsj,ssd,segmentation", "--batch", "256"],
+        ["--cases", "hflip,lsj,ssd,segmentation", "--batch", "256", "--repeats", "2"],
     ),
     "ragged": ("bench.suites.augmentation.ragged", []),
     "views": ("bench.suites.augmentation.views", []),

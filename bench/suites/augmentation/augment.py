@@ -60,9 +60,8 @@ from typing import Any
 
 import torch
 
-from bench.data import loaders
 from bench.harness import call_rows, flags, measurement, timing
-from bench.harness.call_rows import AugmentCall
+from bench.harness.call_rows import AugmentCall, QueuedCall
 from bench.harness.console import console, print_rows
 from bench.harness.optional_rows import reason
 from bench.peers import augmenters
@@ -219,7 +218,10 @@ def _windows(
                     raise
                 yield images
 
-        variants = [Variant(name, partial(steps, name, call), discard=_ahead(name)) for name, call in ways.items()]
+        variants = [
+            Variant(name, partial(steps, name, call), discard=call.queued if isinstance(call, QueuedCall) else 0)
+            for name, call in ways.items()
+        ]
         try:
             return interleave(variants, device=options.device, seconds=options.seconds, repeats=options.repeats, warmup=1)
         except Exception:
@@ -228,11 +230,6 @@ def _windows(
             skip(*failed[0])
             ways = {name: call for name, call in ways.items() if name != failed[0][0]}
     return {}
-
-
-def _ahead(name: str) -> int:
-    """Number of batches that a row may have ready when a window begins."""
-    return {augmenters.STREAMED: loaders.DEPTH + 2, augmenters.WORKERS: 2 * augmenters.workers() + 2}.get(name, 0)
 
 
 def _gpu_figures(row: dict[str, Any], case: augmenters.Case, batch: augmenters.Batch, bandwidth: float) -> dict[str, Any]:

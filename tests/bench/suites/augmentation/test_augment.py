@@ -110,6 +110,14 @@ def test_a_row_that_fails_leaves_the_others(monkeypatch, calls_before):
     assert skipped == {"case": "cls", "batch_size": 2, "name": "DALI", "reason": "ZeroDivisionError: broken on purpose"}
 
 
+def test_batches_that_are_ready_before_a_window_are_not_counted(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(augment, "interleave", lambda rows, **_: seen.update({row.name: row.discard for row in rows}))
+    options = flags.read(flags.parser("augment", "", batch="2"), TINY)
+    augment._windows({"loaded": call_rows.QueuedCall(list, 7), "at once": list}, options, None)
+    assert seen == {"loaded": 7, "at once": 0}
+
+
 def test_an_interruption_keeps_the_cases_before_it(monkeypatch, tmp_path):
     path = tmp_path / "augment.json"
     measured = augment.rows_of
