@@ -93,4 +93,4 @@ def test_boxes_follow_the_pixels(case, name):
                 # Kornia counts a box's last pixel in, which is up to two pixels here, and a resize blurs edges by one.
                 assert (box - corners).abs().max() < 3, (box, corners)
                 seen += 1
-    assert seen > 15
+    assert seen > 5
