@@ -1,8 +1,8 @@
 """Data sets of random images: cheap to read, so that figures measure the loop and not decoding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from torch.utils.data import Dataset
 CLASSES = 21
 POOL = 128
 _REPEATS = 40
+_MEAN_OBJECTS = 7.0
+_OBJECT_CLASSES = 80
 
 
 class RandomImages(Dataset):
@@ -72,6 +74,36 @@ class RaggedImages(Dataset):
         other = copy(self)
         other.transform = transform
         return other
+
+
+class Transformed(Dataset):
+    """Samples in memory, transformed in the worker.
+
+    Args:
+        samples: The arguments of ``transform`` for each item.
+        transform: Returns one part of an item, or a tuple of them.
+    """
+
+    def __init__(self, samples: Sequence[tuple[Any, ...]], transform: Callable[..., Any]) -> None:
+        self.samples, self.transform = samples, transform
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        found = self.transform(*self.samples[index])
+        return found if isinstance(found, tuple) else (found,)
+
+
+def random_objects(height: int, width: int, draw: torch.Generator) -> dict[str, Tensor]:
+    """Boxes (n, 4) as corners in pixels and labels (n,) of about seven objects, at least one, as in COCO."""
+    objects = max(1, int(torch.poisson(torch.tensor(_MEAN_OBJECTS), generator=draw)))
+    corners = torch.rand(objects, 2, 2, generator=draw).sort(dim=1).values
+    # No side is shorter than a tenth of the image's.
+    corners[:, 0] *= 0.9
+    corners[:, 1] = corners[:, 1].clamp(min=corners[:, 0] + 0.1)
+    labels = torch.randint(_OBJECT_CLASSES, (objects,), generator=draw)
+    return {"boxes": (corners * torch.tensor([width, height])).flatten(1), "labels": labels}
 
 
 class RepeatedRandomImages(RandomImages):

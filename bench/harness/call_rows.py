@@ -20,6 +20,17 @@ FEW_LAUNCHES, MANY_LAUNCHES = 8, 400
 _CALLS, _SECONDS = 30, 0.15
 
 
+@dataclass(frozen=True)
+class QueuedCall:
+    """A call that takes the next batch of a loader, which may have ``queued`` of them ready when a window begins."""
+
+    take: AugmentCall
+    queued: int
+
+    def __call__(self) -> Any:
+        return self.take()
+
+
 @dataclass(frozen=True, kw_only=True)
 class CallRow(Variant):
     """A row that does the same call over and over.

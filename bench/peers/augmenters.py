@@ -3,10 +3,12 @@
 All get the same uint8 images and return images of the same shape and the same number of bytes. Kornia's rows crop by a warp,
 which needs no loop over the images; gpuaug gets the pipeline as Kornia's users write it. Modules stay on the CPU, where Kornia
 0.9 draws without waiting for the device.
+
+Boxes come as each library takes them for a batch: a target dict for each image, one tensor of all boxes, or padded tensors.
 """
 
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -14,12 +16,12 @@ from importlib import metadata
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torchvision import tv_tensors
+from torch import nn
 
 import gpuaug
 from bench.data import loaders, pipelines, random_images
-from bench.harness.call_rows import AugmentCall
+from bench.data.target_batches import Batch, collated, moved, random_batch, separated
+from bench.harness.call_rows import AugmentCall, QueuedCall
 from bench.harness.optional_rows import MissingError
 from bench.peers import dali
 from gpuaug.benchkit.environment import cores_allowed
@@ -31,21 +33,35 @@ class Case:
 
     Args:
         name: The case of its rows.
-        kornia: Makes Kornia's pipeline, from ``cropping`` and arguments of the container.
+        kornia: Makes Kornia's pipeline, from ``cropping`` and arguments of the container; ``None`` if Kornia lacks a transform.
         torchvision: Makes torchvision's pipeline.
         out: Side of the augmented images in pixels.
         dtype: Data type of the augmented images.
         loop: Makes torchvision's pipeline with a call per image, where such a loop was published.
-        masks: Whether uint8 masks are augmented too.
+        masks: Data type of the augmented masks; ``None`` without masks.
+        boxes: Whether boxes are augmented too.
+        preset: Whether it is one of torchvision's reference presets, whose rows are compared with torchvision's.
     """
 
     name: str
-    kornia: Callable[..., nn.Module]
+    kornia: Callable[..., nn.Module] | None
     torchvision: Callable[[], nn.Module]
     out: int
     dtype: torch.dtype = torch.bfloat16
     loop: Callable[[], nn.Module] | None = None
-    masks: bool = False
+    masks: torch.dtype | None = None
+    boxes: bool = False
+    preset: bool = False
+
+    @property
+    def baseline(self) -> str:
+        """The row that ratios are relative to."""
+        return TORCHVISION if self.preset else EAGER
+
+    @property
+    def ours(self) -> str:
+        """The row of gpuaug's that the others are compared with."""
+        return OURS_TORCHVISION if self.preset else OURS
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -53,22 +69,12 @@ class Case:
         return torch.contiguous_format if self.dtype == torch.float32 else torch.channels_last
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Images (B, 3, H, W) uint8 and masks (B, 1, H, W) uint8, on the device."""
-
-    images: Tensor
-    masks: Tensor | None
-
-    @property
-    def parts(self) -> tuple[Tensor, ...]:
-        """The images, and the masks if there are any."""
-        return (self.images,) if self.masks is None else (self.images, self.masks)
-
-
 def cases(size: int) -> list[Case]:
     """The pipelines, for images of ``size`` pixels a side."""
     out = size * 7 // 8
+    # As the preset for segmentation crops images that are resized around 520 pixels to 480.
+    cropped = size * 12 // 13
+    preset = partial(Case, dtype=torch.float32, preset=True)
     classification = partial(pipelines.classification_kornia, out)
     return [
         Case(
@@ -86,7 +92,7 @@ def cases(size: int) -> list[Case]:
             partial(classification, data_keys=["input", "mask"]),
             partial(pipelines.classification_torchvision, out),
             out,
-            masks=True,
+            masks=torch.uint8,
         ),
         Case(
             "randaugment",
@@ -94,67 +100,91 @@ def cases(size: int) -> list[Case]:
             pipelines.randaugment_torchvision,
             size,
         ),
+        preset(
+            "hflip",
+            partial(pipelines.hflip_kornia, data_keys=["input", "bbox_xyxy"]),
+            pipelines.hflip_torchvision,
+            size,
+            boxes=True,
+        ),
+        preset("lsj", None, partial(pipelines.lsj_torchvision, size), size, boxes=True),
+        preset("ssd", None, partial(pipelines.ssd_torchvision, size), size, boxes=True),
+        preset(
+            "segmentation",
+            None,
+            partial(pipelines.segmentation_torchvision, size, cropped),
+            cropped,
+            masks=torch.int64,
+        ),
     ]
 
 
 def sample(case: Case, batch_size: int, size: int, device: torch.device) -> Batch:
-    """Random images on ``device``, and masks where the pipeline takes them."""
-    images = torch.randint(256, (batch_size, 3, size, size), dtype=torch.uint8, device=device)
-    masks = torch.randint(21, (batch_size, 1, size, size), dtype=torch.uint8, device=device) if case.masks else None
-    return Batch(images, masks)
+    """Random images on ``device``, and masks or boxes where the pipeline takes them."""
+    return random_batch(batch_size, size, device, masks=case.masks is not None, boxes=case.boxes)
 
 
-def fused(case: Case, pipeline: nn.Module | None = None, **options: Any) -> nn.Module:
-    """A pipeline as gpuaug runs it, Kornia's unless another is given."""
-    pipeline = case.kornia(cropping="slice") if pipeline is None else pipeline
+def fused(case: Case, name: str, **options: Any) -> nn.Module:
+    """The pipeline of one of gpuaug's rows, as gpuaug runs it."""
+    pipeline = case.torchvision() if name in (OURS_TORCHVISION, OURS_PADDED) else case.kornia(cropping="slice")
     return gpuaug.fuse(pipeline, dtype=case.dtype, memory_format=case.memory_format, **options)
 
 
-def _gpuaug(case: Case, batch: Batch, _stack: ExitStack, **options: Any) -> AugmentCall:
-    augment = fused(case, **options)
-    return lambda: augment(*batch.parts)
+def _gpuaug(case: Case, batch: Batch, _stack: ExitStack, *, name: str, **options: Any) -> AugmentCall:
+    augment, given = fused(case, name, **options), batch.by_key()
+    return lambda: augment(*given.values(), data_keys=list(given))
 
 
-def _gpuaug_torchvision(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
-    augment = fused(case, case.torchvision())
-    return lambda: augment(*batch.parts)
+def _gpuaug_targets(case: Case, batch: Batch, stack: ExitStack, *, name: str) -> AugmentCall:
+    """The target dicts of torchvision's models, in which boxes that are not valid are dropped."""
+    if batch.targets is None:
+        return _gpuaug(case, batch, stack, name=name)
+    augment = fused(case, name)
+
+    def call() -> Any:
+        images, targets = augment(*batch.parts, data_keys=["input", "targets"])
+        return images, gpuaug.sanitize(targets)
+
+    return call
 
 
 def _streamed(case: Case, batch: Batch, stack: ExitStack) -> AugmentCall:
     images = random_images.RandomImages(batch.images.shape[-1])
     batches = loaders.cycle(loaders.sample(images, len(batch.images), 4, batch.images.device, pin=True))
-    loader = gpuaug.StreamedLoader(batches, [fused(case)], device=batch.images.device, depth=loaders.DEPTH)
+    loader = gpuaug.StreamedLoader(batches, [fused(case, STREAMED)], device=batch.images.device, depth=loaders.DEPTH)
     stack.callback(loader.close)
     streamed = iter(loader)
-    return lambda: next(streamed)[0]
+    return QueuedCall(lambda: next(streamed)[0], loaders.DEPTH + 2)
 
 
 def _kornia(case: Case, batch: Batch, _stack: ExitStack, **container: Any) -> AugmentCall:
-    return _float(case, batch, pipelines.Scaled(case.kornia(cropping="resample", **container)))
+    inputs = list(batch.by_key().values())[:2]
+    return _float(case, inputs, pipelines.Scaled(case.kornia(cropping="resample", **container)))
 
 
 def _compiled(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
     torch.compiler.reset()
     # Static shapes give faster code; a new batch size compiles anew.
-    return _float(case, batch, torch.compile(pipelines.Scaled(case.kornia(cropping="resample")), dynamic=False))
+    return _float(case, batch.parts, torch.compile(pipelines.Scaled(case.kornia(cropping="resample")), dynamic=False))
 
 
 def _torchvision(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
-    wrapped = [tv_tensors.Image(batch.images), *(tv_tensors.Mask(part) for part in batch.parts[1:])]
-    return _float(case, Batch(*wrapped, *[None] * (2 - len(wrapped))), case.torchvision())
+    return _float(case, batch.for_torchvision(), case.torchvision())
 
 
 def _torchvision_workers(case: Case, batch: Batch, stack: ExitStack) -> AugmentCall:
-    images = random_images.RandomImages(batch.images.shape[-1], transform=case.torchvision())
+    samples = random_images.Transformed(batch.samples(), case.torchvision())
     options = Namespace(device=batch.images.device, workers=workers())
-    batches = iter(loaders.endless(images, len(batch.images), options))
+    loader = loaders.endless(samples, len(batch.images), options, collate=collated)
+    batches = iter(loader)
     stack.callback(batches._shutdown_workers)  # type: ignore[attr-defined]
-    return _float(case, Batch(batch.images, None), lambda _: next(batches)[0].to(batch.images.device, non_blocking=True))
+    call = _float(case, (), lambda: [separated(moved(part, batch.images.device)) for part in next(batches)])
+    return QueuedCall(call, loaders.queued(loader))
 
 
 def _torchvision_loop(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
     assert case.loop is not None, "its row was left out"
-    return _float(case, batch, pipelines.Scaled(case.loop()))
+    return _float(case, batch.parts, pipelines.Scaled(case.loop()))
 
 
 def _fuse_augmentations(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
@@ -165,21 +195,21 @@ def _fuse_augmentations(case: Case, batch: Batch, _stack: ExitStack) -> AugmentC
     keys = {"data_keys": ["input", "mask"]} if case.masks else {}
     # Unlike Kornia's, its modules must be on the images' device.
     composed = Compose(list(case.kornia(cropping="resample").children()), **keys).to(batch.images.device)
-    return _float(case, batch, pipelines.Scaled(composed))
+    return _float(case, batch.parts, pipelines.Scaled(composed))
 
 
 def _dali(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
     try:
-        return dali.build(case.name, batch.images, batch.masks, case.dtype)
+        return dali.build(case.name, batch.images, batch.masks, case.dtype, batch.targets)
     except ImportError as error:
         raise MissingError(f"not installed: {error}") from None
 
 
-def _float(case: Case, batch: Batch, module: Callable[..., Any]) -> AugmentCall:
-    """A call of ``module`` on the batch, whose result has gpuaug's data type and memory format."""
+def _float(case: Case, inputs: Sequence[Any], module: Callable[..., Any]) -> AugmentCall:
+    """A call of ``module`` on ``inputs``, whose images have gpuaug's data type and memory format."""
 
     def call() -> Any:
-        found = module(*batch.parts)
+        found = module(*inputs)
         images, *rest = found if isinstance(found, (list, tuple)) else (found,)
         images = images.to(case.dtype, memory_format=case.memory_format)
         return [images, *rest] if rest else images
@@ -188,27 +218,32 @@ def _float(case: Case, batch: Batch, module: Callable[..., Any]) -> AugmentCall:
 
 
 LOOP = "torchvision loop"
+TORCHVISION = "torchvision v2"
 EAGER = "Kornia"
+MATRICES_SKIPPED = "Kornia, matrices skipped"
 COMPILED = "Kornia compiled"
+FUSE_AUGMENTATIONS = "fuse-augmentations"
 DALI = "DALI"
 OURS = "gpuaug"
 ANTIALIASED = "gpuaug, antialiased"
 OURS_TORCHVISION = "gpuaug, from torchvision"
+OURS_PADDED = "gpuaug, padded boxes"
 STREAMED = "gpuaug, streamed"
 WORKERS = "torchvision v2, workers"
 
 AUGMENTERS: dict[str, Callable[[Case, Batch, ExitStack], AugmentCall]] = {
     LOOP: _torchvision_loop,
-    "torchvision v2": _torchvision,
+    TORCHVISION: _torchvision,
     WORKERS: _torchvision_workers,
     EAGER: _kornia,
-    "Kornia, matrices skipped": partial(_kornia, transformation_matrix_mode="skip"),
+    MATRICES_SKIPPED: partial(_kornia, transformation_matrix_mode="skip"),
     COMPILED: _compiled,
-    "fuse-augmentations": _fuse_augmentations,
+    FUSE_AUGMENTATIONS: _fuse_augmentations,
     DALI: _dali,
-    OURS: _gpuaug,
-    ANTIALIASED: partial(_gpuaug, antialias=True),
-    OURS_TORCHVISION: _gpuaug_torchvision,
+    OURS: partial(_gpuaug, name=OURS),
+    ANTIALIASED: partial(_gpuaug, name=ANTIALIASED, antialias=True),
+    OURS_TORCHVISION: partial(_gpuaug_targets, name=OURS_TORCHVISION),
+    OURS_PADDED: partial(_gpuaug, name=OURS_PADDED),
     STREAMED: _streamed,
 }
 """Name of a row: function that makes its call. Clean-up after the case is registered on the stack."""
@@ -223,9 +258,12 @@ def row_names(case: Case) -> list[str]:
         STREAMED: case.name == "cls",
         COMPILED: case.name in ("seed", "cls", "ssl"),
         ANTIALIASED: case.name in ("seed", "cls", "ssl"),
-        OURS_TORCHVISION: not case.masks,
-        WORKERS: not case.masks,
+        OURS_PADDED: case.boxes,
+        FUSE_AUGMENTATIONS: not case.preset,
+        DALI: case.name in dali.PIPELINES,
     }
+    if case.kornia is None:
+        only |= dict.fromkeys((EAGER, MATRICES_SKIPPED, OURS), False)
     return [name for name in AUGMENTERS if only.get(name, True)]
 
 

@@ -19,7 +19,9 @@ from bench.harness.optional_rows import MissingError
 AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
 
 
-def build(name: str, images: Tensor, masks: Tensor | None, dtype: torch.dtype) -> Callable[[], Any]:
+def build(
+    name: str, images: Tensor, masks: Tensor | None, dtype: torch.dtype, targets: Sequence[dict[str, Tensor]] | None = None
+) -> Callable[[], Any]:
     """A function that augments ``images`` at each call.
 
     Args:
@@ -27,6 +29,7 @@ def build(name: str, images: Tensor, masks: Tensor | None, dtype: torch.dtype) -
         images: (B, C, H, W) uint8. On a CPU, DALI's CPU operators run.
         masks: (B, 1, H, W) uint8, or ``None``.
         dtype: Data type of the augmented images; bfloat16 becomes float16.
+        targets: A dict of each image with ``boxes`` (n, 4) as corners in pixels, which come out padded, (B, n, 4).
 
     Raises:
         ImportError: If DALI is not installed.
@@ -42,6 +45,7 @@ def build(name: str, images: Tensor, masks: Tensor | None, dtype: torch.dtype) -
     if on == "cpu":
         sources = [part.numpy() for part in sources]
     body = PIPELINES[name]
+    boxes = [target["boxes"].cpu().numpy() for target in targets or ()]
 
     @pipeline_def(**_settings(len(images), device))
     def pipeline() -> Any:
@@ -54,7 +58,12 @@ def build(name: str, images: Tensor, masks: Tensor | None, dtype: torch.dtype) -
             ndim=3,
             no_copy=True,
         )
-        return body(fn, types, side, dtype, *read)
+        if not boxes:
+            return body(fn, types, side, dtype, *read)
+        # As in DALI's own examples, boxes are changed on the host and padded.
+        found, moved = body(fn, types, side, dtype, *read, fn.external_source(source=lambda: boxes, dtype=types.FLOAT, ndim=2))
+        moved = fn.pad(moved)
+        return found, moved.gpu() if on == "gpu" else moved
 
     made = pipeline()
     made.build()
@@ -181,7 +190,7 @@ def _run(made: Any, device: torch.device) -> list[Tensor]:
     # Given a stream, it returns before the batch is ready, and the stream waits.
     parts = made.run(torch.cuda.current_stream(device)) if device.type == "cuda" else made.run()
     found = [torch.from_dlpack(part.as_tensor()) for part in parts]
-    # float32 pipelines leave DALI as (B, C, H, W) already.
+    # float32 pipelines leave DALI as (B, C, H, W) already; masks never do, and boxes (B, n, 4) stay.
     return [part if part.dtype == torch.float32 else part.permute(0, 3, 1, 2) for part in found]
 
 
@@ -254,12 +263,55 @@ def randaugment(fn: Any, types: Any, _side: int, dtype: torch.dtype, images: Any
     return _normalize(fn, types, dtype, rand_augment.rand_augment(images, n=2, m=10))
 
 
+def hflip(fn: Any, types: Any, side: int, _dtype: torch.dtype, images: Any, boxes: Any) -> Any:
+    """The preset ``hflip`` of torchvision's: flip, to float32."""
+    mirror = fn.random.coin_flip()
+    images = fn.crop_mirror_normalize(images, mirror=mirror, std=255.0, dtype=types.FLOAT, output_layout="CHW")
+    return images, fn.bb_flip(boxes / side, ltrb=True, horizontal=mirror) * side
+
+
+def lsj(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any, boxes: Any) -> Any:
+    """The preset ``lsj`` of torchvision's: resize by a random scale, crop or pad, ``hflip``."""
+    from nvidia.dali import math
+
+    resized = math.floor(fn.random.uniform(range=(0.1, 2.0)) * side)
+    images = fn.resize(images, resize_shorter=resized, antialias=True)
+    # Negative where the image is smaller than the crop, which is then padded.
+    top, left = (math.floor(fn.random.uniform(range=(0, 1)) * (resized - side + 1)) for _ in range(2))
+    start = fn.cast(fn.stack(top, left), dtype=types.INT32)
+    images = fn.slice(
+        images, start=start, shape=[side, side], axis_names="HW", out_of_bounds_policy="pad", fill_values=[123, 117, 104]
+    )
+    boxes = boxes * (resized / side) - fn.stack(left, top, left, top)
+    return hflip(fn, types, side, dtype, images, math.clamp(boxes, 0.0, float(side)))
+
+
+def segmentation_preset(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any, masks: Any) -> Any:
+    """The preset of torchvision's segmentation: resize by a random scale, crop or pad, flip and normalise."""
+    out = side * 12 // 13
+    resized = fn.random.uniform(range=(side // 2, side * 2))
+    crop = {
+        "crop": (out, out),
+        "crop_pos_x": fn.random.uniform(range=(0, 1)),
+        "crop_pos_y": fn.random.uniform(range=(0, 1)),
+        "out_of_bounds_policy": "pad",
+    }
+    images = fn.crop(fn.resize(images, resize_shorter=resized, antialias=True), **crop)
+    masks = fn.crop(fn.resize(masks, resize_shorter=resized, interp_type=types.INTERP_NN), fill_values=255, **crop)
+    mirror = fn.random.coin_flip()
+    masks = fn.cast(fn.flip(masks, horizontal=mirror), dtype=types.INT64)
+    return _normalize(fn, types, dtype, images, mirror=mirror), masks
+
+
 PIPELINES = {
     "seed": heavy,
     "cls": classification,
     "ssl": contrastive,
     "masks": segmentation,
     "randaugment": randaugment,
+    "hflip": hflip,
+    "lsj": lsj,
+    "segmentation": segmentation_preset,
 }
 """Name of a pipeline: function that builds DALI's graph from its namespaces, the images' side and the output's dtype."""
 

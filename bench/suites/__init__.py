@@ -42,6 +42,10 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "feeds": ("bench.suites.transport.feeds", []),
     "files": ("bench.suites.transport.files", []),
     "augment": ("bench.suites.augmentation.augment", []),
+    "augment_presets": (
+        "bench.suites.augmentation.augment",
+        ["--cases", "hflip,lsj,ssd,segmentation", "--batch", "256", "--repeats", "2"],
+    ),
     "ragged": ("bench.suites.augmentation.ragged", []),
     "views": ("bench.suites.augmentation.views", []),
     "detection": ("bench.suites.augmentation.detection", []),

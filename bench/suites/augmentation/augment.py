@@ -2,6 +2,7 @@
 
     python -m bench augment --json bench/results/augment.json
     python -m bench augment --cases cls,ssl --batch 64,256 --rows "DALI;gpuaug"
+    python -m bench run augment_presets
 
 Cases:
 
@@ -11,21 +12,36 @@ ssl            cls with hue, the jitter for 80 % of the images, Grayscale for 20
 masks          cls with uint8 masks, cropped and flipped alike
 randaugment    RandAugment of two ops, Normalize; bfloat16 out
 
+torchvision's reference presets for detection and segmentation, not measured unless named in --cases; float32 out, boxes with
+labels of about seven objects an image:
+
+hflip          HorizontalFlip; boxes
+lsj            ScaleJitter, RandomCrop or pad to the size of the image, HorizontalFlip; boxes
+ssd            RandomPhotometricDistort, RandomZoomOut, Resize to the size of the image, HorizontalFlip; boxes. Without its
+               RandomIoUCrop, which gives images sizes of their own, and with a resize, which is the model's otherwise
+segmentation   RandomResize to half to twice the size, HorizontalFlip, RandomCrop or pad, Normalize; masks, int64 out
+
 Rows:
 
 torchvision loop            as published: one call of the rotation per image (seed)
-torchvision v2              the whole batch in one call, with one draw for all images
-torchvision v2, workers     one call per image, in DataLoader workers, then a copy; measured after the other rows (batch of 256;
-                            not with --quick or on a CPU unless named in --rows)
+torchvision v2              the whole batch in one call, with one draw for all images; boxes of all images in one tensor, from
+                            which those that are gone are dropped
+torchvision v2, workers     one call per image, in DataLoader workers, then a copy; boxes in a target dict for each image, from
+                            which those that are gone are dropped; measured after the other rows (batch of 256; not with
+                            --quick or on a CPU unless named in --rows)
 Kornia                      with its defaults
 Kornia, matrices skipped    with transformation_matrix_mode="skip"
 Kornia compiled             torch.compile of the pipeline (seed, cls, ssl; a batch of 256; not with --quick or on a CPU
                             unless named in --rows)
-fuse-augmentations, DALI    where they are installed
-gpuaug                      gpuaug.fuse of Kornia's pipeline
+fuse-augmentations, DALI    where they are installed; DALI's boxes are padded, and none is dropped
+gpuaug                      gpuaug.fuse of Kornia's pipeline; boxes as in "gpuaug, padded boxes"
 gpuaug, antialiased         the same with antialias=True (seed, cls, ssl), like torchvision's resizes
-gpuaug, from torchvision    gpuaug.fuse of torchvision's pipeline
+gpuaug, from torchvision    gpuaug.fuse of torchvision's pipeline; boxes in target dicts, and gpuaug.sanitize drops those that
+                            are gone, for which the host waits
+gpuaug, padded boxes        the same with boxes (B, n, 4), which "valid" says of whether they are gone (cases with boxes)
 gpuaug, streamed            cls as a stage of a StreamedLoader, with the copy from page-locked memory
+
+Kornia, and with it the rows from Kornia, has all transforms of hflip only; DALI those of all presets but ssd.
 
 Figures of a row: images per second of a loop of calls, in interleaved windows; host time of one call, and of drawing for one
 batch; GPU time of one call without the host's, or the loop's time if a call waits for the GPU or works on streams of its own
@@ -44,9 +60,8 @@ from typing import Any
 
 import torch
 
-from bench.data import loaders
 from bench.harness import call_rows, flags, measurement, timing
-from bench.harness.call_rows import AugmentCall
+from bench.harness.call_rows import AugmentCall, QueuedCall
 from bench.harness.console import console, print_rows
 from bench.harness.optional_rows import reason
 from bench.peers import augmenters
@@ -73,6 +88,8 @@ COLUMNS = (
 
 _SLOW = {augmenters.COMPILED, augmenters.WORKERS}
 """Rows that take seconds to start, and are measured with one batch size."""
+
+_OURS = (augmenters.OURS, augmenters.OURS_TORCHVISION)
 
 _LAUNCH_CALLS = 4
 _DRAWS = 100
@@ -106,19 +123,19 @@ def rows_of(
                     call()
                     synchronize(options.device)
                     figures[name] = {"first_batch_s": perf_counter() - start}
-                    if name == augmenters.OURS and options.device.type == "cuda":
+                    if name in _OURS and options.device.type == "cuda":
                         # A policy's ops are compiled when they are first picked.
                         for _ in range(_FIRST_CALLS):
                             call()
                     figures[name] |= call_rows.call_figures(call, options.device, launches=queued_launches(name))
                     ways[name] = call
-                    if name == augmenters.OURS:
-                        figures[name]["draw_ms"] = draw_ms(case, batch_size, options.size)
+                    if name in _OURS:
+                        figures[name]["draw_ms"] = draw_ms(case, name, batch_size, options.size)
                 # Any error of a peer skips its row only.
                 except Exception as error:
                     skip(name, error)
             windows |= _windows(ways, options, skip)
-    rows = summarise(windows, baseline=augmenters.EAGER if augmenters.EAGER in windows else None)
+    rows = summarise(windows, baseline=case.baseline if case.baseline in windows else None)
     made = []
     for row in rows:
         own = figures[row.name]
@@ -126,7 +143,7 @@ def rows_of(
         # In images per second, the plotted figure.
         record["rounds"] = [rate * batch_size for rate in row.rounds]
         del record["steps_per_s"]
-        ours = next((other for other in rows if other.name == augmenters.OURS), None)
+        ours = next((other for other in rows if other.name == case.ours), None)
         if ours is not None:
             record["gpuaug_over_row"] = median(a / b for a, b in zip(ours.rounds, row.rounds, strict=True))
         if bandwidth is not None and row.name not in (augmenters.STREAMED, augmenters.WORKERS):
@@ -137,7 +154,7 @@ def rows_of(
 
 def chosen(case: augmenters.Case, batch_size: int, options: Namespace) -> list[str]:
     """Names of the rows to measure for a case: all, or those in ``--rows`` and the baseline."""
-    wanted = set(options.rows.split(";")) | {augmenters.EAGER} if options.rows else set(augmenters.AUGMENTERS)
+    wanted = set(options.rows.split(";")) | {case.baseline} if options.rows else set(augmenters.AUGMENTERS)
     if not options.rows and (options.quick or options.device.type != "cuda"):
         wanted -= _SLOW
     if batch_size != reference(options):
@@ -154,13 +171,13 @@ def queued_launches(name: str) -> int | None:
     """Approximate number of kernels that a call launches on the current stream; ``None`` on other streams."""
     if name in (augmenters.DALI, augmenters.STREAMED, augmenters.WORKERS):
         return None
-    ours = (augmenters.OURS, augmenters.ANTIALIASED, augmenters.OURS_TORCHVISION)
+    ours = (*_OURS, augmenters.ANTIALIASED, augmenters.OURS_PADDED)
     return call_rows.FEW_LAUNCHES if name in ours else call_rows.MANY_LAUNCHES
 
 
-def draw_ms(case: augmenters.Case, batch_size: int, size: int) -> float:
-    """Milliseconds of gpuaug's draws for a batch."""
-    augment = augmenters.fused(case)
+def draw_ms(case: augmenters.Case, name: str, batch_size: int, size: int) -> float:
+    """Milliseconds of the draws of gpuaug's row ``name`` for a batch."""
+    augment = augmenters.fused(case, name)
     taken = []
     for _ in range(_DRAWS):
         start = perf_counter()
@@ -201,7 +218,10 @@ def _windows(
                     raise
                 yield images
 
-        variants = [Variant(name, partial(steps, name, call), discard=_ahead(name)) for name, call in ways.items()]
+        variants = [
+            Variant(name, partial(steps, name, call), discard=call.queued if isinstance(call, QueuedCall) else 0)
+            for name, call in ways.items()
+        ]
         try:
             return interleave(variants, device=options.device, seconds=options.seconds, repeats=options.repeats, warmup=1)
         except Exception:
@@ -212,38 +232,35 @@ def _windows(
     return {}
 
 
-def _ahead(name: str) -> int:
-    """Number of batches that a row may have ready when a window begins."""
-    return {augmenters.STREAMED: loaders.DEPTH + 2, augmenters.WORKERS: 2 * augmenters.workers() + 2}.get(name, 0)
-
-
 def _gpu_figures(row: dict[str, Any], case: augmenters.Case, batch: augmenters.Batch, bandwidth: float) -> dict[str, Any]:
     """GPU time, or the loop's if a call cannot be timed alone, and its ratio to a copy of the input's and output's bytes."""
     size = row["batch_size"]
     found = {key: row[key] for key in ("gpu_ms", "timed_by") if key in row}
     if not found:
         found = {"gpu_ms": 1e3 * size / row["images_per_s"], "timed_by": "wall"}
-    elif row["name"] == augmenters.OURS:
+    elif row["name"] in _OURS:
         found["gpu_images_per_s"] = 1e3 * size / found["gpu_ms"]
     out_pixels = size * case.out**2
-    written = 3 * out_pixels * case.dtype.itemsize + (out_pixels if case.masks else 0)
-    found["floor_bytes"] = sum(part.nbytes for part in batch.parts) + written
+    written = out_pixels * (3 * case.dtype.itemsize + (case.masks.itemsize if case.masks else 0))
+    # Boxes are few bytes beside pixels.
+    found["floor_bytes"] = sum(part.nbytes for part in (batch.images, batch.masks) if part is not None) + written
     found["times_a_copy"] = found["gpu_ms"] / 1e3 / (found["floor_bytes"] / bandwidth)
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("augment", __doc__, batch="32,64,128,256,512", seconds=0.15, repeats=3)
-    parser.add_argument("--cases", help="comma-separated (default: all)")
+    parser.add_argument("--cases", help="comma-separated (default: all but torchvision's presets)")
     options = flags.read(parser, argv)
     del options.workers  # nothing is loaded
     cases = _cases(options)
     found_environment, start = environment(options.device), perf_counter()
     found_environment["versions"] |= augmenters.installed_versions()
     bandwidth = timing.copy_bandwidth(options.device) if options.device.type == "cuda" else None
+    baselines = {case.baseline for case in cases}
     settings: dict[str, Any] = {
-        "baseline": augmenters.EAGER,
-        "ours": [augmenters.OURS, augmenters.ANTIALIASED, augmenters.OURS_TORCHVISION, augmenters.STREAMED],
+        "baseline": baselines.pop() if len(baselines) == 1 else None,
+        "ours": [*_OURS, augmenters.ANTIALIASED, augmenters.OURS_PADDED, augmenters.STREAMED],
         "ceilings": [],
         "columns": COLUMNS,
         "skipped": [],
@@ -276,9 +293,11 @@ def _cases(options: Namespace) -> list[augmenters.Case]:
     """The cases of ``--cases``. Unknown names of cases and rows end the program before the measurement."""
     cases = augmenters.cases(options.size)
     known = [case.name for case in cases]
-    wanted = options.cases.split(",") if options.cases else known
+    wanted = options.cases.split(",") if options.cases else [case.name for case in cases if not case.preset]
     if not set(wanted) <= set(known):
-        raise SystemExit(f"--cases must be among {', '.join(known)}, got {options.cases}. Leave it out to measure all of them.")
+        raise SystemExit(
+            f"--cases must be among {', '.join(known)}, got {options.cases}. Leave it out to measure all but the presets."
+        )
     if options.rows and not set(options.rows.split(";")) <= set(augmenters.AUGMENTERS):
         raise SystemExit(
             f"--rows must be among {'; '.join(augmenters.AUGMENTERS)}, got {options.rows}. Leave it out to measure all of them."

@@ -31,7 +31,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
-from bench.data import loaders, pipelines
+from bench.data import loaders, pipelines, random_images
 from bench.harness import call_rows, flags, measurement
 from bench.harness.loops import settled
 from bench.harness.optional_rows import OptionalRow, peer_row
@@ -44,7 +44,6 @@ CASES = {"images": (), "boxes": ("boxes", "labels"), "boxes and masks": ("boxes"
 
 KORNIA = "Kornia, image by image"
 POOL = 64
-_MEAN_OBJECTS = 7.0
 _KORNIA_IMAGES = 4
 _AREA = (0.3, 1.0)
 
@@ -84,21 +83,14 @@ def _scene(side: int, wide: bool, keys: Sequence[str], draw: torch.Generator) ->
     # COCO's photographs have one side in common and differ a little in the other.
     sides = (whole(side * 2 // 3, side * 3 // 4), side)
     height, width = sides if wide else sides[::-1]
-    objects = max(1, int(torch.poisson(torch.tensor(_MEAN_OBJECTS), generator=draw)))
-    target: Target = {}
-    if "boxes" in keys:
-        corners = torch.rand(objects, 2, 2, generator=draw).sort(dim=1).values
-        # No side is shorter than a tenth of the image's.
-        corners[:, 0] *= 0.9
-        corners[:, 1] = corners[:, 1].clamp(min=corners[:, 0] + 0.1)
-        target["boxes"] = (corners * torch.tensor([width, height])).flatten(1)
-        target["labels"] = torch.randint(80, (objects,), generator=draw)
+    target = random_images.random_objects(height, width, draw)
     if "masks" in keys:
-        masks = torch.zeros(objects, height, width, dtype=torch.uint8)
+        masks = torch.zeros(len(target["boxes"]), height, width, dtype=torch.uint8)
         for mask, (left, top, right, bottom) in zip(masks, target["boxes"].int().tolist(), strict=True):
             mask[top:bottom, left:right] = 1
         target["masks"] = masks
-    return torch.randint(256, (3, height, width), dtype=torch.uint8, generator=draw), target
+    image = torch.randint(256, (3, height, width), dtype=torch.uint8, generator=draw)
+    return image, {key: target[key] for key in keys}
 
 
 class OnWorker:

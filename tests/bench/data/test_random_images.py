@@ -13,3 +13,20 @@ def test_ragged_images_differ_in_size_and_are_the_same_every_time():
     inverted = first.transformed(lambda image: 255 - image)
     assert torch.equal(inverted[3][0], 255 - first[3][0])
     assert inverted[3][1] == first[3][1]
+
+
+def test_transformed_samples_are_tuples_whatever_the_transform_returns():
+    pairs = random_images.Transformed([(1, 2), (3, 4)], lambda image, mask: (image + 10, mask))
+    assert [pairs[index] for index in range(len(pairs))] == [(11, 2), (13, 4)]
+    assert random_images.Transformed([(5,)], lambda image: image + 10)[0] == (15,)
+
+
+def test_random_objects_lie_in_their_image_and_have_labels():
+    draw = torch.Generator().manual_seed(0)
+    found = [random_images.random_objects(40, 60, draw) for _ in range(30)]
+    boxes = torch.cat([each["boxes"] for each in found])
+    assert 5 < len(boxes) / 30 < 9
+    assert (boxes[:, 2:] - boxes[:, :2] >= torch.tensor([6, 4]) * 0.999).all()
+    assert (boxes >= 0).all()
+    assert (boxes <= torch.tensor([60, 40, 60, 40])).all()
+    assert all(len(each["labels"]) == len(each["boxes"]) >= 1 for each in found)

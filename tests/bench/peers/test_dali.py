@@ -75,3 +75,15 @@ def test_dali_takes_images_of_different_sizes_and_antialiases_when_told():
         spread[antialias] = found.float().std()
     # Noise that is averaged over several pixels varies less.
     assert spread[True] < 0.8 * spread[False]
+
+
+def test_dali_pads_masks_where_it_pads_images():
+    pytest.importorskip("nvidia.dali")
+    images, masks = torch.full((8, 3, 52, 52), 200, dtype=torch.uint8), torch.full((8, 1, 52, 52), 7, dtype=torch.uint8)
+    found, labels = dali.build("segmentation", images, masks, torch.float32)()
+    assert found.shape == (8, 3, 48, 48)
+    assert (labels.shape, labels.dtype) == ((8, 1, 48, 48), torch.int64)
+    mean, std = (torch.tensor(part).view(3, 1, 1) for part in (pipelines.MEAN, pipelines.STD))
+    bright = (found * std + mean).amin(1, keepdim=True) > 0.3
+    assert torch.equal(labels, torch.where(bright, 7, 255))
+    assert 0 < bright.float().mean() < 1

@@ -36,6 +36,7 @@ OTHERS = {
     "lanes",
     "feeds",
     "augment",
+    "augment_presets",
     "ragged",
     "views",
     "detection",

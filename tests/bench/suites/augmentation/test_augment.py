@@ -6,8 +6,9 @@ import torch
 from support.replay import left_to_kornia
 
 from bench.figures import plot, tables
-from bench.harness import call_rows, flags, optional_rows
+from bench.harness import call_rows, flags, optional_rows, run
 from bench.peers import augmenters
+from bench.suites import SUITES
 from bench.suites.augmentation import augment
 from gpuaug.benchkit import results
 
@@ -38,7 +39,7 @@ def test_has_every_row_of_every_case_and_says_what_was_skipped(without_peers, tm
     for case in CASES:
         own = {"seed": {"torchvision loop"}, "cls": {"gpuaug, streamed"}}.get(case, set())
         own |= {"gpuaug, antialiased"} if case in ("seed", "cls", "ssl") else set()
-        own |= {"gpuaug, from torchvision"} if case != "masks" else set()
+        own |= {"gpuaug, from torchvision"}
         for size in (2, 4):
             rows = [row for row in made["rows"] if (row["case"], row["batch_size"]) == (case, size)]
             assert {row["name"] for row in rows} == EVERYWHERE | own
@@ -53,6 +54,39 @@ def test_has_every_row_of_every_case_and_says_what_was_skipped(without_peers, tm
     assert reasons == {(name, "not installed: here for the test") for name in ("DALI", "fuse-augmentations")}
     assert len(made["settings"]["skipped"]) == 2 * len(CASES) * 2
     assert "cls, B=4: DALI skipped: not installed" in capsys.readouterr().out
+
+
+PRESETS = {
+    "hflip": {"Kornia", "Kornia, matrices skipped", "DALI", "gpuaug", "gpuaug, padded boxes"},
+    "lsj": {"DALI", "gpuaug, padded boxes"},
+    "ssd": {"gpuaug, padded boxes"},
+    "segmentation": {"DALI"},
+}
+"""Rows of torchvision's presets beside those that all have."""
+
+
+def test_presets_have_torchvisions_rows_and_their_ratios(without_peers, monkeypatch):
+    monkeypatch.setattr(call_rows, "_CALLS", 3)
+    module, words = SUITES["augment_presets"]
+    made = run.importlib.import_module(module).main([*words, *TINY, "--batch", "2"])
+    results.check(made)
+    assert made["settings"]["baseline"] == "torchvision v2"
+    assert {row["case"] for row in made["rows"]} == set(PRESETS)
+    skipped = made["settings"]["skipped"]
+    for case, own in PRESETS.items():
+        rows = {row["name"]: row for row in made["rows"] if row["case"] == case}
+        assert {*rows} == {"torchvision v2", "gpuaug, from torchvision", *own} - {"DALI"}
+        assert [row["name"] for row in skipped if row["case"] == case] == ["DALI"] * ("DALI" in own)
+        assert rows["torchvision v2"]["ratio"] == rows["gpuaug, from torchvision"]["gpuaug_over_row"] == 1
+        assert rows["gpuaug, from torchvision"]["draw_ms"] > 0
+
+
+def test_cases_of_different_baselines_have_none_in_common(monkeypatch):
+    monkeypatch.setattr(call_rows, "_CALLS", 3)
+    made = augment.main([*TINY, "--batch", "2", "--cases", "cls,lsj", "--rows", "gpuaug, from torchvision"])
+    assert made["settings"]["baseline"] is None
+    assert {row["case"]: row["name"] for row in made["rows"] if row["ratio"] == 1} == {"cls": "Kornia", "lsj": "torchvision v2"}
+    assert "In brackets: the ratio to the row at 1.00" in tables.markdown(made)
 
 
 @pytest.mark.parametrize("calls_before", [0, 5], ids=["at once", "in a window"])
@@ -76,6 +110,14 @@ def test_a_row_that_fails_leaves_the_others(monkeypatch, calls_before):
     assert skipped == {"case": "cls", "batch_size": 2, "name": "DALI", "reason": "ZeroDivisionError: broken on purpose"}
 
 
+def test_batches_that_are_ready_before_a_window_are_not_counted(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(augment, "interleave", lambda rows, **_: seen.update({row.name: row.discard for row in rows}))
+    options = flags.read(flags.parser("augment", "", batch="2"), TINY)
+    augment._windows({"loaded": call_rows.QueuedCall(list, 7), "at once": list}, options, None)
+    assert seen == {"loaded": 7, "at once": 0}
+
+
 def test_an_interruption_keeps_the_cases_before_it(monkeypatch, tmp_path):
     path = tmp_path / "augment.json"
     measured = augment.rows_of
@@ -94,7 +136,8 @@ def test_an_interruption_keeps_the_cases_before_it(monkeypatch, tmp_path):
 
 
 def test_wrong_names_end_it_before_anything_is_measured():
-    with pytest.raises(SystemExit, match=r"--cases must be among seed, cls, ssl, masks, randaugment, got sed\."):
+    names = "seed, cls, ssl, masks, randaugment, hflip, lsj, ssd, segmentation"
+    with pytest.raises(SystemExit, match=f"--cases must be among {names}, got sed. Leave it out to measure all but"):
         augment.main([*TINY, "--cases", "sed"])
     with pytest.raises(SystemExit, match=r"--rows must be among torchvision loop; .*, got Dali\."):
         augment.main([*TINY, "--rows", "Dali"])
@@ -174,6 +217,26 @@ def test_a_row_has_the_loops_time_where_the_gpus_own_could_not_be_had():
     assert found == {"gpu_ms": 2.0, "timed_by": "wall", "floor_bytes": floor, "times_a_copy": pytest.approx(2e-3 * 1e9 / floor)}
     ours = augment._gpu_figures(row | {"name": "gpuaug", "gpu_ms": 0.5, "timed_by": "events"}, case, batch, bandwidth=1e9)
     assert (ours["timed_by"], ours["gpu_images_per_s"]) == ("events", 8000.0)
+
+
+def test_floor_counts_the_bytes_of_masks_as_they_come_out():
+    case = next(case for case in augmenters.cases(32) if case.name == "segmentation")
+    batch = augmenters.sample(case, 2, 32, torch.device("cpu"))
+    found = augment._gpu_figures({"name": "DALI", "batch_size": 2, "images_per_s": 1.0}, case, batch, bandwidth=1e9)
+    assert found["floor_bytes"] == 2 * (4 * 32 * 32 + case.out**2 * (3 * 4 + 8))
+
+
+@pytest.mark.gpu
+def test_measures_presets_on_the_gpu():
+    words = ["--device", "cuda", "--size", "64", "--seconds", "0.02", "--repeats", "1", "--batch", "4"]
+    made = augment.main(
+        [*words, "--cases", "hflip,lsj,ssd,segmentation", "--rows", "DALI;gpuaug, from torchvision;gpuaug, padded boxes"]
+    )
+    results.check(made)
+    assert all("times_a_copy" in row for row in made["rows"])
+    padded = [row for row in made["rows"] if row["name"] == "gpuaug, padded boxes"]
+    assert [row["case"] for row in padded] == ["hflip", "lsj", "ssd"]
+    assert all(row["launches"] >= 1 for row in padded)
 
 
 @pytest.mark.gpu

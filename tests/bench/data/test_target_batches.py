@@ -1,0 +1,40 @@
+import torch
+from torchvision import tv_tensors
+
+from bench.data import target_batches
+
+CPU = torch.device("cpu")
+
+
+def test_every_form_of_a_batch_has_the_same_boxes():
+    batch = target_batches.random_batch(3, 32, CPU, boxes=True)
+    counts = [len(target["boxes"]) for target in batch.targets]
+    assert len(set(counts)) > 1
+    image, joined = batch.for_torchvision()
+    assert isinstance(image, tv_tensors.Image)
+    assert joined["boxes"].canvas_size == (32, 32)
+    given = batch.by_key()
+    assert given["valid"].sum(1).tolist() == counts
+    for index, (sample, target) in enumerate(batch.samples()):
+        assert torch.equal(sample, batch.images[index])
+        assert isinstance(target["boxes"], tv_tensors.BoundingBoxes)
+        labels, owners = joined["labels"].T
+        assert torch.equal(joined["boxes"][owners == index], target["boxes"])
+        assert torch.equal(labels[owners == index], target["labels"])
+        assert torch.equal(given["bbox_xyxy"][index][given["valid"][index]], target["boxes"])
+
+
+def test_masks_are_torchvisions_where_torchvision_gets_them():
+    batch = target_batches.random_batch(2, 8, CPU, masks=True)
+    assert list(batch.by_key()) == ["input", "mask"]
+    assert [type(part) for part in batch.for_torchvision()] == [tv_tensors.Image, tv_tensors.Mask]
+    assert [tuple(map(type, sample)) for sample in batch.samples()] == [(tv_tensors.Image, tv_tensors.Mask)] * 2
+
+
+def test_joined_targets_come_apart_as_they_were():
+    batch = target_batches.random_batch(3, 16, CPU, boxes=True)
+    images, targets = map(target_batches.separated, target_batches.collated(batch.samples()))
+    assert torch.equal(images, batch.images)
+    for target, expected in zip(targets, batch.targets, strict=True):
+        assert list(target) == ["boxes", "labels"]
+        assert all(torch.equal(target[key], expected[key]) for key in target)
