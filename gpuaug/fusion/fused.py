@@ -20,9 +20,9 @@ from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import ending_of, leaves, transforms_done
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp
+from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.ops.mix import CutMix, MixOp, SoftLabels, classes_of
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.iou_crop import IoUCrop
 from gpuaug.fusion.options import BoxForm, Options, definition
 from gpuaug.fusion.params.prefetch import TablePrefetch
 from gpuaug.fusion.params.table import make_table, of_all_parts
@@ -129,7 +129,7 @@ class Fused(nn.Module):
         self._extra_args = getattr(pipeline, "extra_args", None)
         self._keepdim = all(_keepdim(leaf.op) for leaf in leaves(self._tree))
         self._mixes = tuple(op for op in self._ops if isinstance(op, MixOp))
-        self._box_crop = next((op for op in self._ops if isinstance(op, IoUCrop)), None)
+        self._box_crop = next((op for op in self._ops if isinstance(op, BoxCropOp)), None)
         classes = classes_of(options.num_classes, self._mixes)
         self.options, self._ending = replace(options, num_classes=classes), ending_of(self._tree)
         self._soft = None if classes is None else SoftLabels(classes, options.label_smoothing)

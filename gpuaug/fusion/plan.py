@@ -18,9 +18,8 @@ from gpuaug.core.limits import MOST_ELEMENTS, MOST_SIDE, MOST_WARPED
 from gpuaug.fusion.gather import Columns, Gather
 from gpuaug.fusion.ops.base import Array, FrontOp, Op, OpDraws, PointOp, Size
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
-from gpuaug.fusion.ops.geometry import GatherOp, WarpOp
+from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, WarpOp
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.iou_crop import IoUCrop
 
 F = TypeVar("F", bound=FrontOp, covariant=True)
 Rows = TypeVar("Rows", Array, Tensor)
@@ -132,7 +131,7 @@ class BoxCrop(NamedTuple):
     """A crop that the device chooses by the boxes of each image, and the pass that holds it."""
 
     step: GatherPass
-    op: IoUCrop
+    op: BoxCropOp
 
 
 @dataclass(slots=True)
@@ -234,7 +233,7 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
     firsts = accumulate(widths, initial=0)
     passes = [replace(step, first=first) for step, first in zip(passes, firsts, strict=False)]
     gathers = [step for step in passes if isinstance(step, GatherPass)]
-    box_crop = next((BoxCrop(step, op) for step in gathers for op in step.moves if isinstance(op, IoUCrop)), None)
+    box_crop = next((BoxCrop(step, op) for step in gathers for op in step.moves if isinstance(op, BoxCropOp)), None)
     needs_own_batch = any(op.needs_own_batch for op in ops)
     return Plan(tuple(passes), max(sum(widths), 1), size, at, masks, needs_own_batch=needs_own_batch, box_crop=box_crop)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
-from gpuaug.fusion.ops.torchvision.iou_crop import COLUMNS, IoUCrop
+from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.plan import Pass, Plan
 
 MATRIX = 9
@@ -43,7 +43,7 @@ def send(samples: int, width: int, fill: Callable[[Array], None], device: torch.
 
 def points_width(planned: Plan) -> int:
     """Columns that a row ends with where boxes or keypoints follow: a matrix, or what a crop by boxes is chosen from."""
-    return MATRIX if planned.box_crop is None else 2 * MATRIX + COLUMNS
+    return MATRIX if planned.box_crop is None else 2 * MATRIX + planned.box_crop.op.columns
 
 
 def fill_matrix(planned: Plan, size: Size, drawn: dict[Op, OpDraws], out: Array) -> None:
@@ -54,7 +54,7 @@ def fill_matrix(planned: Plan, size: Size, drawn: dict[Op, OpDraws], out: Array)
     total = np.eye(3)[None]
     for step in planned.passes:
         for op in step.moves:
-            if isinstance(op, IoUCrop):
+            if isinstance(op, BoxCropOp):
                 out[:, :MATRIX] = total.reshape(-1, MATRIX)
                 out[:, 2 * MATRIX :] = drawn[op]["numbers"]
                 out, total = out[:, MATRIX : 2 * MATRIX], np.eye(3)[None]

@@ -7,13 +7,12 @@ from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.boxes import composed
-from gpuaug.fusion.ops.torchvision.iou_crop import IoUCrop
-from gpuaug.fusion.params.table import MATRIX
+from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.plan import BoxCrop, Plan
 from gpuaug.fusion.targets.target_dicts import TargetDicts
 
 
-def check_boxes(op: IoUCrop, keys: Sequence[str]) -> None:
+def check_boxes(op: BoxCropOp, keys: Sequence[str]) -> None:
     """Refuse a call without the boxes that a crop is chosen by.
 
     Raises:
@@ -45,12 +44,12 @@ def crop_by_boxes(
         Some twenty launches besides those that choose the windows.
     """
     # Six columns of the resize behind the crop, scale, start and count of each axis, are those of the whole image.
-    at, end = crop.step.first + crop.step.columns.warp, plan.width + 2 * MATRIX
+    at = crop.step.first + crop.step.columns.warp
     scale, sides = table[:, at : at + 4 : 3], table[:, at + 2 : at + 6 : 3]
-    up_to, behind = table[:, plan.width : end].view(-1, 2, 3, 3).unbind(1)
-    up_to = composed(before, up_to)
+    up_to, behind, numbers = table[:, plan.width :].split((3 * 3, 3 * 3, crop.op.columns), 1)
+    up_to = composed(before, up_to.view(-1, 3, 3))
     boxes, owners = records.boxes_at(up_to)
-    windows, records.kept = crop.op.windows(table[:, end:], sides, boxes, owners)
+    windows, records.kept = crop.op.windows(numbers, sides, boxes, owners)
     start, count = windows[:, :2], windows[:, 2:]
     # A nearest pixel depends on the last digit of the scale, so it is divided once, by what the whole image is resized to.
     target = (sides / scale).round()
@@ -59,4 +58,4 @@ def crop_by_boxes(
     matrix = torch.nn.functional.pad(zoom, (0, 1), value=1.0).diag_embed()
     matrix[:, :2, 2] = (0.5 - start) * zoom - 0.5
     rows = torch.cat((table[:, :at], columns, table[:, at + 6 :]), 1)
-    return rows, composed(composed(up_to, matrix), behind)
+    return rows, composed(composed(up_to, matrix), behind.view(-1, 3, 3))

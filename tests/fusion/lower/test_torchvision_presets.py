@@ -135,8 +135,8 @@ def test_preset_with_drawn_sizes_is_the_same_at_every_depth(name, ragged):
 
 
 IOU_CROP = (
-    "pipeline must give images one size before anything else behind {name}, got {behind}: only a Resize to two sides, at pixel "
-    "centres, may follow a crop by boxes. Put v2.Resize((300, 300)) directly behind it, or keep {name} in the dataset."
+    "pipeline must give images one size before anything else behind {name}, got {behind}: only a v2.Resize to two sides may "
+    "follow a crop by boxes. Put v2.Resize((300, 300)) directly behind it, or keep {name} in the dataset."
 )
 SAID = {
     "multiscale": (

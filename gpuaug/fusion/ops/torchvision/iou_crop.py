@@ -1,8 +1,4 @@
-"""torchvision's RandomIoUCrop: a crop that the device chooses, since it depends on the boxes of the image.
-
-On the host the op leaves images whole. It draws four numbers for each, from which all rounds and trials follow. The window that
-is chosen replaces that of the resize behind it, in the parameter table: see ``gpuaug.fusion.targets.box_crop``.
-"""
+"""torchvision's RandomIoUCrop, chosen on the device among trials that follow from few numbers of the host's."""
 
 from typing import Any
 
@@ -12,9 +8,8 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from gpuaug.core.errors import ArgumentError
-from gpuaug.fusion.ops.base import ANY_SIDES, OpDraws, Size
-from gpuaug.fusion.ops.crop import whole
-from gpuaug.fusion.ops.geometry import IndexMap, IndexOp
+from gpuaug.fusion.ops.base import OpDraws, Size
+from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.ops.sampler import FIRST, INCREMENT, SECOND, Sampler
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
 
@@ -25,14 +20,13 @@ With torchvision's options an image reaches the last once in 30,000 times, where
 """
 
 _SEED = 2
-COLUMNS = _SEED + ROUNDS
-"""Numbers of each sample: a seed for its trials, in two uniform numbers, and the option of each round."""
+"""Uniform numbers that are the seed of a sample's trials."""
 
 
-class IoUCrop(TorchvisionOp, IndexOp):
-    """RandomIoUCrop, with a Resize to two sides directly behind it."""
+class IoUCrop(TorchvisionOp, BoxCropOp):
+    """RandomIoUCrop."""
 
-    draws_size = True
+    columns = _SEED + ROUNDS
     words = "crop by boxes"
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
@@ -49,32 +43,12 @@ class IoUCrop(TorchvisionOp, IndexOp):
             return f"max_scale={self._least + self._range:g}, with which crops are larger than the image"
         return None if self._trial_count > 0 and self._options else "no trials, or no options"
 
-    def out(self, size: Size) -> Size:
-        """One of each sample's own."""
-        return size.to(*ANY_SIDES)
-
-    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """The whole image, as far as the host knows."""
-        return size
-
-    def out_bounds(self, size: Size) -> tuple[Size, ...]:
-        """A pixel, and the image."""
-        return size.to(np.ones_like(size.height), np.ones_like(size.width)) if size.ragged else size.to(1, 1), size
-
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """The seeds of trials, and the options of rounds, (B, COLUMNS)."""
-        uniform = sampler.uniform(COLUMNS)
+        """The seed of the trials, and the option of each round."""
+        uniform = sampler.uniform(self.columns)
         options = np.array(self._options, np.float32)[(uniform[_SEED:] * np.float32(len(self._options))).astype(np.int64)]
         options[-1] = 1
         return {"numbers": np.concatenate((uniform[:_SEED], options)).T}
-
-    def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
-        """Empty: which crop they lead to depends on boxes."""
-        return {}
-
-    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
-        """Every pixel stays where it is."""
-        return IndexMap(whole(size.width), whole(size.height))
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """None.
@@ -89,13 +63,6 @@ class IoUCrop(TorchvisionOp, IndexOp):
 
     def windows(self, numbers: Tensor, sides: Tensor, boxes: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
         """The crop of each image that torchvision would take first, and the boxes that it would leave.
-
-        Shape:
-            - numbers: (B, COLUMNS) float32, as drawn
-            - sides: (B, 2) float32: width and height of the images that are cropped
-            - boxes: (n, 4) float32, corners of pixel edges; what is not a number is no box
-            - owners: (n,) int64: the sample of each
-            - returns: (B, 4) float32: left, top, width and height; (n,) bool
 
         Cost:
             Some eighty launches; 50 bytes for each box, round and trial.

@@ -2,6 +2,7 @@
 
 import re
 
+import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torchvision.transforms.v2 import functional
 import gpuaug
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.iou_crop import COLUMNS, IoUCrop
+from gpuaug.fusion.ops.torchvision.iou_crop import IoUCrop
 
 KEYS = ["input", "targets"]
 RESIZE = v2.Resize((30, 26))
@@ -55,7 +56,7 @@ class GivenNumbers:
 
 def numbers_of(op, samples, seed):
     """What the samples of a batch draw."""
-    return torch.tensor(op.draw(Sampler((seed,), samples, COLUMNS), Size(samples, 3, 48, 64))["numbers"])
+    return torch.tensor(op.draw(Sampler((seed,), samples, op.columns), Size(samples, 3, 48, 64))["numbers"])
 
 
 def boxes_in(width, height, count, seed, least=3):
@@ -294,14 +295,15 @@ def test_matrix_of_passes_before_the_crop_counts():
 
 
 BEHIND = (
-    "pipeline must give images one size before anything else behind RandomIoUCrop_0, got {}: only a Resize to two sides, at "
-    "pixel centres, may follow a crop by boxes. Put v2.Resize((300, 300)) directly behind it, or keep RandomIoUCrop_0 in the "
+    "pipeline must give images one size before anything else behind RandomIoUCrop_0, got {}: only a v2.Resize to two sides "
+    "may follow a crop by boxes. Put v2.Resize((300, 300)) directly behind it, or keep RandomIoUCrop_0 in the "
     "dataset."
 )
 OWN_SIZES = "RandomIoUCrop_0 must be one that gpuaug.fuse lowers, since it gives each image a size of its own, got {}. Keep it"
 REFUSED = {
     "flip": ([v2.RandomHorizontalFlip(), RESIZE], gpuaug.ArgumentError, BEHIND.format("RandomHorizontalFlip_1")),
     "one side": ([v2.Resize(30)], gpuaug.ArgumentError, BEHIND.format("Resize_1")),
+    "Kornia's": ([K.Resize((30, 26))], gpuaug.ArgumentError, BEHIND.format("Resize_1")),
     "crop": ([v2.RandomResizedCrop(30)], gpuaug.ArgumentError, BEHIND.format("RandomResizedCrop_1")),
     "end": ([], gpuaug.ArgumentError, "got RandomIoUCrop_0 as its end. Put v2.Resize((300, 300)) directly behind it"),
     "two": (
@@ -330,6 +332,12 @@ def test_crop_is_refused_without_its_resize(name, ragged):
 def test_setting_that_cannot_be_lowered_is_refused(transform, reason):
     with pytest.raises(gpuaug.ArgumentTypeError, match=re.escape(OWN_SIZES.format(reason))):
         gpuaug.fuse([transform, RESIZE])
+
+
+def test_explain_tells_of_the_launches_that_choose():
+    explanation = gpuaug.fuse(MODULES).explain((2, 3, 40, 56))
+    assert explanation.launches == 1
+    assert explanation.notes == ("RandomIoUCrop_2: a hundred launches of torch's more, which choose crops by boxes.",)
 
 
 def test_call_without_target_dicts_is_refused():
