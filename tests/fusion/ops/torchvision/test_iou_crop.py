@@ -13,9 +13,11 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 import gpuaug
+from gpuaug.fusion.backends.readers import size_of
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.iou_crop import IoUCrop
+from gpuaug.fusion.params.device_crops import device_crop
 
 KEYS = ["input", "targets"]
 RESIZE = v2.Resize((30, 26))
@@ -109,6 +111,14 @@ def test_crop_of_an_image_without_boxes_leaves_it_whole():
     windows, kept = op.windows(numbers, sides, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
     assert windows.tolist() == [[0, 0, 40, 30]] * 50
     assert kept.shape == (0,)
+
+
+def test_crop_that_cannot_fit_leaves_the_image_whole():
+    op, sides = IoUCrop("RandomIoUCrop", v2.RandomIoUCrop(sampler_options=[0.9]), "floats"), torch.tensor([[40.0, 30.0]] * 4)
+    boxes = torch.tensor([[4.0, 4.0, 6.0, 6.0]] * 4)
+    windows, kept = op.windows(numbers_of(op, 4, seed=0), sides, boxes, torch.arange(4))
+    assert windows.tolist() == [[0, 0, 40, 30]] * 4
+    assert kept.all()
 
 
 @pytest.mark.parametrize(("count", "ours"), [(40, 500), pytest.param(1500, 20_000, marks=pytest.mark.slow)])
@@ -214,9 +224,12 @@ def test_images_and_targets_are_those_of_torchvision_for_the_same_numbers(ragged
     assert cropped > 0 < dropped
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-def test_call_is_repeated_by_its_draws(ragged):
-    augment = gpuaug.fuse(MODULES, ragged=ragged)
+AFTER_A_CROP = [v2.RandomResizedCrop((40, 36)), v2.RandomIoUCrop(), RESIZE]
+
+
+@pytest.mark.parametrize(("modules", "ragged"), [(MODULES, False), (MODULES, True), (AFTER_A_CROP, True)])
+def test_call_is_repeated_by_its_draws(modules, ragged):
+    augment = gpuaug.fuse(modules, ragged=ragged)
     batch, _, targets = batch_of(ragged)
     for seed in (1, 1):
         torch.manual_seed(seed)
@@ -228,6 +241,12 @@ def test_call_is_repeated_by_its_draws(ragged):
         for one, other in zip(followed, repeated, strict=True):
             torch.testing.assert_close(one["boxes"], other["boxes"], atol=1e-4, rtol=0)
             assert torch.equal(one["valid"], other["valid"])
+
+
+def test_crop_in_front_is_not_fitted_by_the_device():
+    batch, _, _ = batch_of(True)
+    planned = gpuaug.fuse(AFTER_A_CROP, ragged=True)._segments.at(0, size_of(batch), masks=False).plan
+    assert device_crop(planned) is None
 
 
 def test_one_image_is_repeated_by_its_part_of_the_draws():
@@ -292,6 +311,20 @@ def test_matrix_of_passes_before_the_crop_counts():
     torch.testing.assert_close(images, expected, atol=1e-4, rtol=0)
     for one, other in zip(followed, others, strict=True):
         torch.testing.assert_close(one["boxes"], other["boxes"], atol=1e-3, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:pipeline must hold modules that gpuaug.fuse lowers")
+def test_boxes_are_where_an_earlier_plan_has_taken_them():
+    modules = [v2.RandomHorizontalFlip(p=1.0), v2.GaussianNoise(), v2.RandomIoUCrop(sampler_options=[0.5, 1.0]), RESIZE]
+    batch = photographs(16, 3, 40, 56)
+    targets = [{"boxes": torch.tensor([[0.0, 8.0, 20.0, 32.0]])} for _ in batch]
+    _, followed = gpuaug.fuse(modules)(batch, targets, data_keys=KEYS)
+    boxes = torch.cat([each["boxes"] for each in followed])
+    shares = (boxes[:, 2:] - boxes[:, :2]).prod(1) / (30 * 26)
+    whole = (shares - 20 * 24 / (40 * 56)).abs() < 1e-4
+    assert 0 < whole.sum() < len(batch)
+    torch.testing.assert_close(boxes[whole, 2], torch.full_like(boxes[whole, 2], 26))
+    assert (shares[~whole] > 0.499).all()  # of the window, which overlaps with the box by half at least
 
 
 BEHIND = (
