@@ -49,6 +49,7 @@ def crop_by_boxes(
     up_to, behind, numbers = table[:, plan.width :].split((3 * 3, 3 * 3, crop.op.columns), 1)
     up_to = composed(before, up_to.view(-1, 3, 3))
     boxes, owners = records.boxes_at(up_to)
+    boxes = torch.minimum(boxes.clamp(min=0), sides.repeat(1, 2)[owners])
     windows, records.kept = crop.op.windows(numbers, sides, boxes, owners)
     start, count = windows[:, :2], windows[:, 2:]
     # A nearest pixel depends on the last digit of the scale, so it is divided once, by what the whole image is resized to.

@@ -65,7 +65,7 @@ class IoUCrop(TorchvisionOp, BoxCropOp):
         """The crop of each image that torchvision would take first, and the boxes that it would leave.
 
         Cost:
-            Some eighty launches; 50 bytes for each box, round and trial.
+            Some eighty launches; 50 bytes for each trial of each round and each box.
         """
         shares, places = self._trials(numbers)
         side = torch.floor(sides[..., None] * shares.mul_(self._range).add_(self._least))

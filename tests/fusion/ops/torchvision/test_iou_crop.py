@@ -224,6 +224,20 @@ def test_images_and_targets_are_those_of_torchvision_for_the_same_numbers(ragged
     assert cropped > 0 < dropped
 
 
+def test_boxes_end_at_the_frame_of_the_image_that_is_cropped(monkeypatch):
+    middle, transform = v2.CenterCrop((24, 20)), v2.RandomIoUCrop()
+    augment, (batch, _, targets) = gpuaug.fuse([middle, transform, RESIZE]), batch_of(False)
+    draws = augment.draw(batch.shape, seed=1)
+    images, _ = augment(batch, targets, data_keys=KEYS, draws=draws)
+    whole, numbers = gpuaug.fuse([middle])(batch), draws._drawn[1]["numbers"]
+    for index, target in enumerate(targets):
+        with monkeypatch.context() as patched:
+            GivenNumbers(augment._box_crop, numbers[index], 20, 24).into(patched)
+            (left, top, width, height), _ = theirs(transform, middle(target["boxes"]), 20, 24)
+        expected = functional.resized_crop(whole[index], top, left, height, width, [30, 26], antialias=True)
+        torch.testing.assert_close(images[index], expected, atol=5e-5, rtol=0)
+
+
 AFTER_A_CROP = [v2.RandomResizedCrop((40, 36)), v2.RandomIoUCrop(), RESIZE]
 
 
