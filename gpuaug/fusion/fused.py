@@ -20,6 +20,7 @@ from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import ending_of, leaves, transforms_done
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp
+from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.ops.mix import CutMix, MixOp, SoftLabels, classes_of
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.options import BoxForm, Options, definition
@@ -30,6 +31,7 @@ from gpuaug.fusion.policies.choice import Choice, Pick
 from gpuaug.fusion.policies.one_mix import OneMix
 from gpuaug.fusion.segments import Segments
 from gpuaug.fusion.sizing import check_views, sizing_ops
+from gpuaug.fusion.targets.box_crop import check_boxes
 from gpuaug.fusion.targets.data_keys import keys_given
 from gpuaug.fusion.targets.targets import Targets
 from gpuaug.fusion.targets.views import joined
@@ -127,6 +129,7 @@ class Fused(nn.Module):
         self._extra_args = getattr(pipeline, "extra_args", None)
         self._keepdim = all(_keepdim(leaf.op) for leaf in leaves(self._tree))
         self._mixes = tuple(op for op in self._ops if isinstance(op, MixOp))
+        self._box_crop = next((op for op in self._ops if isinstance(op, BoxCropOp)), None)
         classes = classes_of(options.num_classes, self._mixes)
         self.options, self._ending = replace(options, num_classes=classes), ending_of(self._tree)
         self._soft = None if classes is None else SoftLabels(classes, options.label_smoothing)
@@ -248,6 +251,8 @@ class Fused(nn.Module):
         targets = Targets(inputs, keys, self._extra_args, self.options.boxes, self._ending)
         for op in self._mixes:
             targets.check_mix(op)
+        if self._box_crop is not None:
+            check_boxes(self._box_crop, targets.keys)
         return targets
 
     def _whole(self, targets: Targets) -> Plan | None:

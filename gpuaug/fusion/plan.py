@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -18,7 +18,7 @@ from gpuaug.core.limits import MOST_ELEMENTS, MOST_SIDE, MOST_WARPED
 from gpuaug.fusion.gather import Columns, Gather
 from gpuaug.fusion.ops.base import Array, FrontOp, Op, OpDraws, PointOp, Size
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
-from gpuaug.fusion.ops.geometry import GatherOp, WarpOp
+from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, WarpOp
 from gpuaug.fusion.ops.sampler import Sampler
 
 F = TypeVar("F", bound=FrontOp, covariant=True)
@@ -127,6 +127,13 @@ class OpPass(BasePass, Generic[F]):
 Pass = GatherPass | OpPass[FrontOp]
 
 
+class BoxCrop(NamedTuple):
+    """A crop that the device chooses by the boxes of each image, and the pass that holds it."""
+
+    step: GatherPass
+    op: BoxCropOp
+
+
 @dataclass(slots=True)
 class Plan:
     """The passes of a run of ops for images of one size, and the width of a sample's row of numbers."""
@@ -144,6 +151,7 @@ class Plan:
     """How many of them each op takes."""
     needs_own_batch: bool = False
     """Whether the rows of a batch are made for it alone."""
+    box_crop: BoxCrop | None = None
 
 
 @dataclass(slots=True)
@@ -224,7 +232,10 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
         widths[1:] = [width + 1 for width in widths[1:]]
     firsts = accumulate(widths, initial=0)
     passes = [replace(step, first=first) for step, first in zip(passes, firsts, strict=False)]
-    return Plan(tuple(passes), max(sum(widths), 1), size, at, masks, needs_own_batch=any(op.needs_own_batch for op in ops))
+    gathers = [step for step in passes if isinstance(step, GatherPass)]
+    box_crop = next((BoxCrop(step, op) for step in gathers for op in step.moves if isinstance(op, BoxCropOp)), None)
+    needs_own_batch = any(op.needs_own_batch for op in ops)
+    return Plan(tuple(passes), max(sum(widths), 1), size, at, masks, needs_own_batch=needs_own_batch, box_crop=box_crop)
 
 
 def _leaves_samples(passes: Sequence[Pass]) -> bool:
@@ -334,13 +345,3 @@ def columns_of(ops: Sequence[Op], size: Size) -> tuple[int, ...]:
         columns.append(sampler.used - before)
         at = op.out_drawn(drawn, at)
     return tuple(columns)
-
-
-def matrix_of(plan: Plan, size: Size, drawn: dict[Op, OpDraws]) -> Array:
-    """Input pixel coordinates → output pixel coordinates over all passes, (B, 3, 3) or (1, 3, 3) float64."""
-    total = np.eye(3)[None]
-    for step in plan.passes:
-        for op in step.moves:
-            total = op.matrix(drawn[op], size) @ total
-            size = op.out_drawn(drawn[op], size)
-    return total

@@ -7,7 +7,8 @@ from gpuaug.fusion.gather import Gather
 from gpuaug.fusion.lower.kornia import REQUIREMENT, untested_version
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp
-from gpuaug.fusion.ops.geometry import GatherOp
+from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp
+from gpuaug.fusion.ops.resize import Resize
 from gpuaug.fusion.policies.choice import Choice
 
 
@@ -24,6 +25,9 @@ def sizing_ops(ops: Sequence[Op | EagerOp], *, ragged: bool) -> tuple[GatherOp, 
             f'Run pip install "{REQUIREMENT}".'
         )
     first = _to_one_size(ops) if ragged else ()
+    crops = [op.name for op in ops if isinstance(op, BoxCropOp)]
+    if len(crops) > 1:
+        raise ArgumentError(f"pipeline must hold one crop by boxes at most, got {' and '.join(crops)}. Leave the others out.")
     start = len(first)
     while start < len(ops):
         op = ops[start]
@@ -40,6 +44,8 @@ def _to_one_size(ops: Sequence[Op | EagerOp]) -> tuple[GatherOp, ...]:
             reason: str | None = op.reason
         elif not isinstance(op, GatherOp):
             reason = "it does more than move pixels"
+        elif taken and isinstance(taken[-1], BoxCropOp) and not _stretches(op):
+            reason = "only a v2.Resize to two sides may follow a crop by boxes"
         elif not front.accepts(op):
             reason = f"it needs a pass of its own after {taken[-1].name}"
         else:  # what is drawn by the images' sizes is known with these alone
@@ -58,8 +64,16 @@ def _to_one_size(ops: Sequence[Op | EagerOp]) -> tuple[GatherOp, ...]:
     raise ArgumentError(f"pipeline must give images one size {where}, got {taken[-1].name} as its end. {way_out}.")
 
 
+def _stretches(op: GatherOp) -> bool:
+    """True for a Resize of torchvision's to two sides."""
+    return isinstance(op, Resize) and op.package == "torchvision" and not op.out(Size(1, 3, *ANY_SIDES)).ragged
+
+
 def _advice(taken: Sequence[GatherOp]) -> tuple[str, str]:
     """From where on images differ in size, by the ops before the one that is refused, and what to do about it."""
+    if taken and isinstance(taken[-1], BoxCropOp):
+        name = taken[-1].name
+        return f"behind {name}", f"Put v2.Resize((300, 300)) directly behind it, or keep {name} in the dataset"
     drawn = next((op.name for op in taken if op.draws_size), None)
     if drawn is not None:
         crop = "v2.RandomCrop((224, 224), pad_if_needed=True)"

@@ -6,6 +6,7 @@ import torch
 from support.detection import PIPELINES, annotations, masks, records_of
 from support.ragged import images_of, pack
 from support.replay import left_to_kornia, photographs
+from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.fusion.backends.triton import boxes as kernels_boxes
@@ -99,8 +100,28 @@ def test_padded_boxes_equal_the_cpu(key, valid):
         assert torch.equal(got[2].cpu(), expected[2])
 
 
-def test_call_with_targets_does_not_synchronise_and_compiles_once():
-    augment = gpuaug.fuse([*PIPELINES["DETR"](0.5), K.RandomErasing(p=0.5)])
+CROP_BY_BOXES = [v2.RandomZoomOut(0.25, (1.0, 2.0)), v2.RandomIoUCrop(), v2.Resize((40, 50)), v2.RandomHorizontalFlip()]
+
+
+def test_crops_by_boxes_equal_the_cpu():
+    augment, images, records = gpuaug.fuse(CROP_BY_BOXES), photographs(12), records_of(12)
+    for record in records:
+        record["boxes"] = record["boxes"].round()
+    draws = augment.draw(images.shape, seed=2)
+    expected, targets = augment(images, records, data_keys=KEYS, draws=draws)
+    got, others = augment(images.cuda(), on_gpu(records), data_keys=KEYS, draws=draws)
+    torch.testing.assert_close(got.cpu(), expected, atol=1e-4, rtol=0)
+    for record, other in zip(others, targets, strict=True):
+        torch.testing.assert_close(record["boxes"].cpu(), other["boxes"], atol=1e-3, rtol=1e-5)
+        assert torch.equal(record["valid"].cpu(), other["valid"])
+        assert (record["masks"].cpu() != other["masks"]).float().sum() <= 0.01 * other["masks"].numel()
+
+
+@pytest.mark.parametrize(
+    "modules", [[*PIPELINES["DETR"](0.5), K.RandomErasing(p=0.5)], CROP_BY_BOXES], ids=["DETR", "crop by boxes"]
+)
+def test_call_with_targets_does_not_synchronise_and_compiles_once(modules):
+    augment = gpuaug.fuse(modules)
     batches = [(photographs(5, seed=seed).cuda(), on_gpu(records_of(seed=seed))) for seed in range(4)]
     augment(*batches[0], data_keys=KEYS)
     compiled = compilations()

@@ -23,7 +23,6 @@ NOT_TAKEN = {
     "MixUp": _MIX,
     "ObjectDetection": "Write v2.ToDtype(torch.float32, scale=True) instead, which is what it does",
     "OpticalFlow": f"It is for pairs of images. {_IN_DATASET}",
-    "RandomIoUCrop": f"It looks at boxes. It gives each image a size of its own. {_IN_DATASET}, and fuse with ragged=True",
     "SanitizeBoundingBoxes": _TARGETS,
     "SanitizeKeyPoints": _KEYPOINTS,
     "SemanticSegmentation": "Write out what it does: v2.Resize(…), v2.ToDtype(torch.float32, scale=True) and v2.Normalize(…)",

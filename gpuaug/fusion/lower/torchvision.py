@@ -25,7 +25,7 @@ from gpuaug.fusion.ops.base import Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp, EagerTorchvision
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Draw, Gate
-from gpuaug.fusion.ops.torchvision import color, crop, erasing, filters, resize, warp
+from gpuaug.fusion.ops.torchvision import color, crop, erasing, filters, iou_crop, resize, warp
 from gpuaug.fusion.ops.torchvision import mix as mixes
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp, Units
 from gpuaug.fusion.ops.torchvision.ending import Ending
@@ -34,6 +34,7 @@ from gpuaug.fusion.policies.one_mix import OneMix
 
 LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
     **crop.LOWERED,
+    **iou_crop.LOWERED,
     **resize.LOWERED,
     **warp.LOWERED,
     **color.LOWERED,

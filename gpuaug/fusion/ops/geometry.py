@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from torch import Tensor
 
-from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
+from gpuaug.fusion.ops.base import ANY_SIDES, Array, Op, OpDraws, Size
 
 Edge = Literal["", "constant", "replicate", "reflect"]
 """Values of output pixels outside an index map's range; ``""``: there are none."""
@@ -109,6 +110,50 @@ class IndexOp(GatherOp):
     @abstractmethod
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """The map from output pixels to input positions."""
+
+
+class BoxCropOp(IndexOp):
+    """A crop that the device chooses by the boxes of each image; a resize to two sides stands directly behind it.
+
+    On the host it leaves images whole. The window that is chosen becomes that of the resize, in the parameter table. Draws hold
+    ``"numbers"``, (B, columns) float32, from which it is chosen.
+    """
+
+    draws_size = True
+    columns: ClassVar[int]
+    """How many numbers each sample draws."""
+
+    def out(self, size: Size) -> Size:
+        """One of each sample's own."""
+        return size.to(*ANY_SIDES)
+
+    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
+        """The whole image, as far as the host knows."""
+        return size
+
+    def out_bounds(self, size: Size) -> tuple[Size, ...]:
+        """A pixel, and the image."""
+        return size.to(np.ones_like(size.height), np.ones_like(size.width)) if size.ragged else size.to(1, 1), size
+
+    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
+        """Every pixel stays where it is."""
+        return IndexMap(Axis(1.0, 0.0, 0.0, length_of(size.width)), Axis(1.0, 0.0, 0.0, length_of(size.height)))
+
+    def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
+        """Empty: which window they lead to depends on boxes."""
+        return {}
+
+    @abstractmethod
+    def windows(self, numbers: Tensor, sides: Tensor, boxes: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose the window of each image, and the boxes that stay.
+
+        Shape:
+            - numbers: (B, columns) float32, as drawn
+            - sides: (B, 2) float32: width and height of the images
+            - boxes: (n, 4) float32, corners of pixel edges; what is not a number is no box
+            - owners: (n,) int64: the sample of each
+            - returns: (B, 4) float32: left, top, width and height; (n,) bool
+        """
 
 
 class WarpOp(GatherOp):

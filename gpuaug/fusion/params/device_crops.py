@@ -28,7 +28,7 @@ class DeviceCrop(NamedTuple):
 def device_crop(planned: Plan) -> DeviceCrop | None:
     """The crop that a plan for ragged batches begins with, if its rows can be made ahead; else ``None``."""
     step = planned.passes[0]
-    if not planned.source.ragged or planned.needs_own_batch or not isinstance(step, GatherPass):
+    if not planned.source.ragged or planned.needs_own_batch or planned.box_crop or not isinstance(step, GatherPass):
         return None
     first = step.moves[0]
     return DeviceCrop(step, first) if isinstance(first, ResizedCrop) and not first.same_on_batch else None

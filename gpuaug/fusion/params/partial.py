@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
 from gpuaug.fusion.ops.sampler import GivenUniforms
-from gpuaug.fusion.params.table import MATRIX, fill_matrix, fill_table, send
+from gpuaug.fusion.params.table import fill_matrix, fill_table, points_width, send
 from gpuaug.fusion.params.upcoming import UpcomingBatches
 from gpuaug.fusion.plan import Plan
 
@@ -73,7 +73,7 @@ class PartialTables:
             if points:
                 fill_matrix(planned, whole, drawn, table[:, planned.width :])
 
-        return send(whole.batch, planned.width + MATRIX * points, fill, self._coming.device)
+        return send(whole.batch, planned.width + points_width(planned) * points, fill, self._coming.device)
 
 
 def _cut(drawn: OpDraws, part: slice) -> OpDraws:

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
-from gpuaug.fusion.plan import Pass, Plan, matrix_of
+from gpuaug.fusion.ops.geometry import BoxCropOp
+from gpuaug.fusion.plan import Pass, Plan
 
 MATRIX = 9
-"""Length of a matrix. With boxes or keypoints each row ends with one."""
+"""Length of a matrix. With boxes or keypoints each row ends with one, or as ``points_width`` says."""
 
 
 def of_all_parts(ops: Sequence[Op], drawn: Sequence[OpDraws]) -> dict[Op, OpDraws]:
@@ -30,7 +31,7 @@ def make_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], device: torc
         if points:
             fill_matrix(planned, size, drawn, table[:, planned.width :])
 
-    return send(size.batch, planned.width + MATRIX * points, fill, device)
+    return send(size.batch, planned.width + points_width(planned) * points, fill, device)
 
 
 def send(samples: int, width: int, fill: Callable[[Array], None], device: torch.device) -> Tensor:
@@ -40,9 +41,26 @@ def send(samples: int, width: int, fill: Callable[[Array], None], device: torch.
     return pinned.to(device, non_blocking=True)
 
 
+def points_width(planned: Plan) -> int:
+    """Columns that a row ends with where boxes or keypoints follow: a matrix, or what a crop by boxes is chosen from."""
+    return MATRIX if planned.box_crop is None else 2 * MATRIX + planned.box_crop.op.columns
+
+
 def fill_matrix(planned: Plan, size: Size, drawn: dict[Op, OpDraws], out: Array) -> None:
-    """Write the matrix of all ops that move pixels, (B, 9) float32: input → output pixel coordinates."""
-    out[:] = matrix_of(planned, size, drawn).reshape(-1, MATRIX)
+    """Write the matrix of all ops that move pixels, (B, 9) float32: input → output pixel coordinates.
+
+    With a crop by boxes: the matrix of the ops before it, that of the ops behind it, and the numbers that it is drawn from.
+    """
+    total = np.eye(3)[None]
+    for step in planned.passes:
+        for op in step.moves:
+            if isinstance(op, BoxCropOp):
+                out[:, :MATRIX] = total.reshape(-1, MATRIX)
+                out[:, 2 * MATRIX :] = drawn[op]["numbers"]
+                out, total = out[:, MATRIX : 2 * MATRIX], np.eye(3)[None]
+            total = op.matrix(drawn[op], size) @ total
+            size = op.out_drawn(drawn[op], size)
+    out[:] = total.reshape(-1, MATRIX)
 
 
 def fill_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], table: Array, *, fronts: int = 0) -> None:

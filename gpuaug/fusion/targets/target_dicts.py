@@ -105,7 +105,8 @@ class TargetDicts:
         self._ending = ending
         _check_sequence(given, size.batch)
         self._given: Sequence[Mapping[str, Any]] = given
-        self._size, self._places, self._device = size, places, device
+        self._size, self._device = size, device
+        self._source = (size.height, size.width) if places is None else places
         boxes_found, points_found, masks_found, masks_of = [], [], [], []
         for sample, record in enumerate(given):
             if "boxes" in record:
@@ -128,6 +129,8 @@ class TargetDicts:
         }
         self.masks = MaskList(masks_found, masks_of, size, device) if masks_found else None
         """The masks of all samples, to be taken through the passes."""
+        self.kept: Tensor | None = None
+        """Mask of the boxes that a crop by boxes keeps, (n,)."""
         self._box_owners, self._point_owners = self._owners_on_device()
 
     @property
@@ -149,6 +152,18 @@ class TargetDicts:
         masks.take(of_boxes if alike else of_masks[0], spans)
         return of_boxes, of_points
 
+    def boxes_at(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """All boxes where a matrix takes them: corners, (n, 4) float32, NaN where not valid; and the sample of each, (n,).
+
+        ``matrix`` is as for ``results``.
+        """
+        if not self._boxes.samples:
+            return matrix.new_empty(0, 4), self._box_owners
+        way = Way(self._form, TARGET_DICT_FORMS["xyxy"], matrix, self._source, (1, 1), self._box_owners)
+        made, _ = dispatch.follow(self._boxes.joined(), None, way, torch.float32)
+        valid = self._joined_valid()
+        return made if valid is None else made.masked_fill(~valid[:, None], torch.nan), self._box_owners
+
     def results(self, matrix: Tensor, out: tuple[int, int]) -> Any:
         """The dicts as they came, with what followed the images in them.
 
@@ -160,13 +175,14 @@ class TargetDicts:
             With boxes and keypoints two launches for each kind, whatever the number of images.
         """
         changes: list[dict[str, Any]] = [{} for _ in self._given]
-        source = (self._size.height, self._size.width) if self._places is None else self._places
         if self._boxes.samples:
             values = self._boxes.joined()
             form = self._form if self._ending.boxes is None else TARGET_DICT_FORMS[self._ending.boxes]
-            way = Way(self._form, form, matrix, source, out, self._box_owners, clip=True)
+            way = Way(self._form, form, matrix, self._source, out, self._box_owners, clip=True)
             made, valid = dispatch.follow(values, self._joined_valid(), way, floating(values.dtype))
             assert valid is not None
+            if self.kept is not None:
+                made, valid = made * self.kept[:, None], valid & self.kept
             if self._ending.min_size > 1 or self._ending.min_area > 1:
                 valid = valid & _is_large(made, form, out, self._ending)
             rows = self._boxes
@@ -176,7 +192,7 @@ class TargetDicts:
                 changes[sample]["valid"] = kept
         if self._points.samples:
             values = self._points.joined()
-            way = Way(_POINTS, _POINTS, matrix, source, out, self._point_owners)
+            way = Way(_POINTS, _POINTS, matrix, self._source, out, self._point_owners)
             made, _ = dispatch.follow(values, None, way, floating(values.dtype))
             for sample, part in zip(self._points.samples, self._points.split(made, out), strict=True):
                 changes[sample]["keypoints"] = part

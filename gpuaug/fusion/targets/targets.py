@@ -20,6 +20,7 @@ from gpuaug.fusion.ops.mix import MixOp, SoftLabels
 from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
 from gpuaug.fusion.options import BoxForm
 from gpuaug.fusion.plan import OpPass, Plan
+from gpuaug.fusion.targets.box_crop import crop_by_boxes
 from gpuaug.fusion.targets.data_keys import BOXES, check, name_of
 from gpuaug.fusion.targets.masks import MaskList, is_tv_tensor, like, owners_of, to_device
 from gpuaug.fusion.targets.target_dicts import TargetDicts
@@ -213,7 +214,10 @@ class Targets:
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
         """Take all inputs through the passes of a plan; boxes and keypoints only at the end."""
-        if self.has_points:
+        if self.has_points and plan.box_crop is not None:
+            records = self.values[self.keys.index("targets")]
+            table, self._matrix = crop_by_boxes(plan, plan.box_crop, table, records, self._matrix)
+        elif self.has_points:
             self._matrix = composed(self._matrix, table[:, plan.width :].view(-1, 3, 3))
         for index, key in enumerate(self.keys):
             value = self.values[index]

@@ -5,10 +5,13 @@ from unittest import mock
 
 import numpy as np
 import torch
-from support.detection import masks
+from support.detection import boxes_of, masks
 from support.mask_lists import COUNTS, PIPELINES, SIDES, rows_of, take_numbers
 from support.pairwise import pairwise
+from support.replay import photographs
+from torchvision.transforms import v2
 
+import gpuaug
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.backends.triton import boxes as box_kernels
@@ -112,6 +115,21 @@ def masks_agree(name, dtype):
     )
 
 
+def box_crops_agree():
+    """Whether images and boxes come out of the kernels as torch makes them, where crops are chosen by boxes."""
+    augment = gpuaug.fuse([v2.RandomZoomOut(0.25, (1.0, 2.0)), v2.RandomIoUCrop(), v2.Resize((14, 12))])
+    images, records = photographs(3, 3, 21, 37), [{"boxes": boxes} for boxes in boxes_of(3, 21, 37)]
+    draws = augment.draw(images.shape, seed=1)
+    expected, torchs = augment(images, records, data_keys=["input", "targets"], draws=draws)
+    kernels = {"run": backend.run, "follow": box_kernels.follow}
+    with mock.patch.multiple(dispatch, **kernels):
+        got, others = augment(images, records, data_keys=["input", "targets"], draws=draws)
+    for one, other in zip(torchs, others, strict=True):
+        if not torch.allclose(one["boxes"], other["boxes"], atol=2e-4) or not torch.equal(one["valid"], other["valid"]):
+            return False
+    return torch.allclose(got, expected, atol=2e-5) and any(not each["valid"].all() for each in torchs)
+
+
 def failures(*, every):
     """Boxes and masks for which the kernels differ from torch."""
     generator = torch.Generator().manual_seed(0)
@@ -123,3 +141,5 @@ def failures(*, every):
             for dtype in MASK_DTYPES if every else MASK_DTYPES[number % 4 :][:1]:
                 if not masks_agree(name, dtype):
                     yield f"masks, {name}, {dtype}"
+        if not box_crops_agree():
+            yield "crops by boxes"

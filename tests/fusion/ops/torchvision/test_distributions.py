@@ -52,8 +52,8 @@ NOT_DRAWN = {
 }
 """Nothing but a chance, where there is one."""
 
-ELSEWHERE = {v2.RandomPhotometricDistort, *POLICIES}
-"""Those with tests of their own, in test_photometric.py and in policies/test_torchvision.py."""
+ELSEWHERE = {v2.RandomPhotometricDistort, v2.RandomIoUCrop, *POLICIES}
+"""Those with tests of their own, in test_photometric.py, test_iou_crop.py and policies/test_torchvision.py."""
 
 
 def theirs(transform, count, seed):

@@ -1,0 +1,401 @@
+"""RandomIoUCrop: the crop that torchvision takes for the same numbers, and what becomes of images and targets."""
+
+import re
+
+import kornia.augmentation as K
+import numpy as np
+import pytest
+import torch
+from support.replay import photographs
+from support.statistics import apart
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional
+
+import gpuaug
+from gpuaug.fusion.backends.readers import size_of
+from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.ops.torchvision.iou_crop import IoUCrop
+from gpuaug.fusion.params.device_crops import device_crop
+
+KEYS = ["input", "targets"]
+RESIZE = v2.Resize((30, 26))
+
+
+class GivenNumbers:
+    """torch's random functions, with the numbers that a sample's trials have; ``option`` is the last one drawn."""
+
+    def __init__(self, op, numbers, width, height):
+        numbers = torch.as_tensor(numbers)
+        self.shares, self.places = (each[0] for each in op._trials(numbers[None]))
+        self.op, self.sides, self.options = op, (width, height), numbers[2:].tolist()
+        self.round, self.trial, self.has_sides, self.option = 0, 0, False, None
+
+    def randint(self, low, high, size):
+        self.trial, self.has_sides = self.round * self.op.module.trials, False
+        self.option = int(np.abs(np.array(self.op.module.options) - self.options[self.round]).argmin())
+        self.round += 1
+        return torch.tensor([self.option])
+
+    def rand(self, count):
+        numbers = (self.places if self.has_sides else self.shares)[:, self.trial]
+        if self.has_sides:
+            self.has_sides = False
+        else:
+            its = self.op.module
+            shares = its.min_scale + (its.max_scale - its.min_scale) * numbers
+            width, height = (int(side * share) for side, share in zip(self.sides, shares, strict=True))
+            self.has_sides = its.min_aspect_ratio <= width / height <= its.max_aspect_ratio
+        self.trial += not self.has_sides
+        return numbers
+
+    def into(self, monkeypatch):
+        monkeypatch.setattr(torch, "randint", self.randint)
+        monkeypatch.setattr(torch, "rand", self.rand)
+        return self
+
+
+def numbers_of(op, samples, seed):
+    """What the samples of a batch draw."""
+    return torch.tensor(op.draw(Sampler((seed,), samples, op.columns), Size(samples, 3, 48, 64))["numbers"])
+
+
+def boxes_in(width, height, count, seed, least=3):
+    rng = np.random.default_rng(seed)
+    first = rng.random((count, 2)) * (np.array([width, height]) - least)
+    last = first + least + rng.random((count, 2)) * (np.array([width, height]) - first - least)
+    return torch.tensor(np.concatenate((first, last), 1).reshape(-1, 4), dtype=torch.float32)
+
+
+def theirs(transform, boxes, width, height):
+    """What torchvision's own ``make_params`` finds: left, top, width, height; and which boxes have their centre within."""
+    boxes = tv_tensors.BoundingBoxes(boxes.reshape(-1, 4), format="XYXY", canvas_size=(height, width))
+    params = transform.make_params([boxes])
+    if not params:
+        return [0, 0, width, height], [True] * len(boxes)
+    return [params[name] for name in ("left", "top", "width", "height")], params["is_within_crop_area"].tolist()
+
+
+TRANSFORMS = {
+    "as it comes": v2.RandomIoUCrop,
+    "narrow": lambda: v2.RandomIoUCrop(0.1, 0.8, 0.3, 0.9, [0.2, 1.0], trials=7),
+    "one option": lambda: v2.RandomIoUCrop(sampler_options=[2.0, 0.5]),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_crop_is_the_one_that_torchvision_takes_for_the_same_numbers(name, monkeypatch):
+    transform = TRANSFORMS[name]()
+    op = IoUCrop("RandomIoUCrop", transform, "floats")
+    rng = np.random.default_rng(1)
+    sides = torch.tensor(rng.integers(12, 300, (24, 2)), dtype=torch.float32)
+    numbers = numbers_of(op, len(sides), seed=3)
+    boxes = [boxes_in(*side.tolist(), count=k % 5, seed=k) for k, side in enumerate(sides)]
+    owners = torch.arange(len(sides)).repeat_interleave(torch.tensor([len(each) for each in boxes]))
+    windows, kept = op.windows(numbers, sides, torch.cat(boxes), owners)
+    cropped = 0
+    for index, side in enumerate(sides.int().tolist()):
+        with monkeypatch.context() as patched:
+            GivenNumbers(op, numbers[index], *side).into(patched)
+            window, within = theirs(transform, boxes[index], *side)
+        assert windows[index].tolist() == window
+        assert kept[owners == index].tolist() == within
+        cropped += window[2:] != side
+    assert 0 < cropped < 24
+
+
+def test_crop_of_an_image_without_boxes_leaves_it_whole():
+    op, sides = IoUCrop("RandomIoUCrop", v2.RandomIoUCrop(), "floats"), torch.tensor([[40.0, 30.0]]).repeat(50, 1)
+    numbers = numbers_of(op, 50, seed=0)
+    windows, kept = op.windows(numbers, sides, torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+    assert windows.tolist() == [[0, 0, 40, 30]] * 50
+    assert kept.shape == (0,)
+
+
+def test_crop_that_cannot_fit_leaves_the_image_whole():
+    op, sides = IoUCrop("RandomIoUCrop", v2.RandomIoUCrop(sampler_options=[0.9]), "floats"), torch.tensor([[40.0, 30.0]] * 4)
+    boxes = torch.tensor([[4.0, 4.0, 6.0, 6.0]] * 4)
+    windows, kept = op.windows(numbers_of(op, 4, seed=0), sides, boxes, torch.arange(4))
+    assert windows.tolist() == [[0, 0, 40, 30]] * 4
+    assert kept.all()
+
+
+@pytest.mark.parametrize(("count", "ours"), [(40, 500), pytest.param(1500, 20_000, marks=pytest.mark.slow)])
+def test_crops_have_torchvisions_distribution(count, ours, monkeypatch):
+    transform, (width, height) = v2.RandomIoUCrop(), (64, 48)
+    op = IoUCrop("RandomIoUCrop", transform, "floats")
+    boxes = torch.tensor([[4.0, 6.0, 50.0, 44.0], [30.0, 2.0, 62.0, 30.0]])
+    numbers = numbers_of(op, ours, seed=5)
+    owners, sides = torch.arange(ours).repeat_interleave(2), torch.tensor([[float(width), float(height)]])
+    windows, _ = op.windows(numbers, sides.repeat(ours, 1), boxes.repeat(ours, 1), owners)
+    options, others, drawn = [], [], torch.randint
+
+    def recorded(*args, **options_of_call):
+        options.append(int(drawn(*args, **options_of_call)))
+        return torch.tensor(options[-1:])
+
+    torch.manual_seed(0)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "randint", recorded)
+        for _ in range(count):
+            del options[:-1]
+            others.append([*theirs(transform, boxes, width, height)[0], options[-1]])
+    accepted = []
+    for each in numbers[:count]:
+        with monkeypatch.context() as patched:
+            given = GivenNumbers(op, each, width, height).into(patched)
+            theirs(transform, boxes, width, height)
+            accepted.append(given.option)
+    others = np.array(others)
+    for place, name in enumerate(("left", "top", "width", "height")):
+        assert apart(windows[:, place].numpy(), others[:, place]) < 1, name
+    assert apart(np.array(accepted), others[:, 4]) < 1
+
+
+MODULES = [v2.RandomHorizontalFlip(), v2.RandomZoomOut(0.25, (1.0, 2.0)), v2.RandomIoUCrop(), RESIZE, v2.RandomVerticalFlip()]
+SIDES = [(40, 56), (60, 33), (37, 37), (28, 90), (45, 50), (64, 40), (33, 48), (52, 52)]
+
+
+def batch_of(ragged):
+    """Images and targets: (a batch, images, target dicts)."""
+    sides = SIDES if ragged else [SIDES[0]] * len(SIDES)
+    images = [photographs(1, 3, *side, seed=seed)[0] for seed, side in enumerate(sides)]
+    targets = []
+    for seed, (height, width) in enumerate(sides):
+        boxes = boxes_in(width, height, seed % 4, seed, least=8).round()
+        masks = torch.randint(1, 9, (len(boxes), height, width), generator=torch.Generator().manual_seed(seed))
+        targets.append(
+            {
+                "boxes": tv_tensors.BoundingBoxes(boxes.reshape(-1, 4), format="XYXY", canvas_size=(height, width)),
+                "masks": tv_tensors.Mask(masks.to(torch.uint8)),
+                "labels": torch.arange(len(boxes)),
+            }
+        )
+    return gpuaug.collate_ragged(images) if ragged else torch.stack(images), images, targets
+
+
+def through_torchvision(image, target, draws, sample, op, monkeypatch):
+    """What torchvision's transforms make of a sample for its draws."""
+    drawn, numbers = draws.of(sample), draws._drawn[2]["numbers"][sample]
+    sample = tv_tensors.Image(image.float() / 255), {**target}
+    kinds = (tv_tensors.Image, tv_tensors.BoundingBoxes, tv_tensors.Mask)
+
+    def on_all(function, *args, **options):
+        image, target = sample
+        made = {key: function(value, *args, **options) if isinstance(value, kinds) else value for key, value in target.items()}
+        return function(image, *args, fill=0.25, **options) if "padding" in options else function(image, *args), made
+
+    if "RandomHorizontalFlip_0" in drawn:
+        sample = on_all(functional.horizontal_flip)
+    if "RandomZoomOut_1" in drawn:
+        scale, left, top = (drawn["RandomZoomOut_1"][name] for name in ("scale", "x", "y"))
+        height, width = sample[0].shape[1:]
+        right, below = int(np.float32(width) * np.float32(scale)) - width, int(np.float32(height) * np.float32(scale)) - height
+        sample = on_all(functional.pad, padding=[int(left), int(top), right - int(left), below - int(top)])
+    height, width = sample[0].shape[1:]
+    with monkeypatch.context() as patched:
+        GivenNumbers(op, numbers, width, height).into(patched)
+        sample = v2.RandomIoUCrop()(*sample)
+    sample = RESIZE(*sample)
+    return on_all(functional.vertical_flip) if "RandomVerticalFlip_4" in drawn else sample
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_images_and_targets_are_those_of_torchvision_for_the_same_numbers(ragged, monkeypatch):
+    augment = gpuaug.fuse([*MODULES, v2.SanitizeBoundingBoxes()], ragged=ragged)
+    batch, images, targets = batch_of(ragged)
+    draws = augment.draw(batch if ragged else batch.shape, seed=6)
+    made, followed = augment(batch, targets, data_keys=KEYS, draws=draws)
+    cropped = dropped = 0
+    for index, (image, target) in enumerate(zip(images, targets, strict=True)):
+        expected = through_torchvision(image, target, draws, index, augment._box_crop, monkeypatch)
+        torch.testing.assert_close(made[index], expected[0].as_subclass(torch.Tensor), atol=5e-5, rtol=0)
+        # A flip of torchvision's takes boxes out of the frame by a rounding error.
+        kept = v2.SanitizeBoundingBoxes()(v2.ClampBoundingBoxes()(*expected))[1]
+        (got,) = gpuaug.sanitize([followed[index]])
+        torch.testing.assert_close(got["boxes"], kept["boxes"], atol=1e-3, rtol=0)
+        assert torch.equal(got["labels"], kept["labels"])
+        assert torch.equal(got["masks"], kept["masks"])
+        gone = followed[index]["boxes"][~followed[index]["valid"]]
+        assert (gone[:, 2:] - gone[:, :2] < 1).any(1).all()
+        dropped += len(gone)
+        cropped += bool(len(kept["labels"])) and not torch.equal(kept["labels"], target["labels"])
+    assert cropped > 0 < dropped
+
+
+def test_boxes_end_at_the_frame_of_the_image_that_is_cropped(monkeypatch):
+    middle, transform = v2.CenterCrop((24, 20)), v2.RandomIoUCrop()
+    augment, (batch, _, targets) = gpuaug.fuse([middle, transform, RESIZE]), batch_of(False)
+    draws = augment.draw(batch.shape, seed=1)
+    images, _ = augment(batch, targets, data_keys=KEYS, draws=draws)
+    whole, numbers = gpuaug.fuse([middle])(batch), draws._drawn[1]["numbers"]
+    for index, target in enumerate(targets):
+        with monkeypatch.context() as patched:
+            GivenNumbers(augment._box_crop, numbers[index], 20, 24).into(patched)
+            (left, top, width, height), _ = theirs(transform, middle(target["boxes"]), 20, 24)
+        expected = functional.resized_crop(whole[index], top, left, height, width, [30, 26], antialias=True)
+        torch.testing.assert_close(images[index], expected, atol=5e-5, rtol=0)
+
+
+AFTER_A_CROP = [v2.RandomResizedCrop((40, 36)), v2.RandomIoUCrop(), RESIZE]
+
+
+@pytest.mark.parametrize(("modules", "ragged"), [(MODULES, False), (MODULES, True), (AFTER_A_CROP, True)])
+def test_call_is_repeated_by_its_draws(modules, ragged):
+    augment = gpuaug.fuse(modules, ragged=ragged)
+    batch, _, targets = batch_of(ragged)
+    for seed in (1, 1):
+        torch.manual_seed(seed)
+        images, followed = augment(batch, targets, data_keys=KEYS)
+        torch.manual_seed(seed)
+        draws = augment.draw(batch if ragged else batch.shape)
+        again, repeated = augment(batch, targets, data_keys=KEYS, draws=draws)
+        assert torch.equal(images, again)
+        for one, other in zip(followed, repeated, strict=True):
+            torch.testing.assert_close(one["boxes"], other["boxes"], atol=1e-4, rtol=0)
+            assert torch.equal(one["valid"], other["valid"])
+
+
+def test_crop_in_front_is_not_fitted_by_the_device():
+    batch, _, _ = batch_of(True)
+    planned = gpuaug.fuse(AFTER_A_CROP, ragged=True)._segments.at(0, size_of(batch), masks=False).plan
+    assert device_crop(planned) is None
+
+
+def test_one_image_is_repeated_by_its_part_of_the_draws():
+    augment, (batch, _, targets) = gpuaug.fuse(MODULES), batch_of(False)
+    draws = augment.draw(batch.shape, seed=6)
+    images, followed = augment(batch, targets, data_keys=KEYS, draws=draws)
+    image, (target,) = augment(batch[3:4], targets[3:4], data_keys=KEYS, draws=draws.alone(3))
+    assert torch.equal(image[0], images[3])
+    assert torch.equal(target["boxes"], followed[3]["boxes"])
+
+
+def test_views_have_crops_of_their_own():
+    augment, (batch, _, targets) = gpuaug.fuse(MODULES, views=2), batch_of(False)
+    images, followed = augment(batch, targets, data_keys=KEYS)
+    assert images.shape == (2 * len(batch), 3, 30, 26)
+    assert not all(torch.equal(one["boxes"], two["boxes"]) for one, two in zip(followed, followed[len(batch) :], strict=False))
+
+
+CROP_ONLY = [v2.RandomIoUCrop(sampler_options=[0.3] * 9 + [1.0]), RESIZE]
+"""Crops nearly all images that have a box to crop."""
+
+
+@pytest.mark.parametrize("boxes", [[[0, 0, 56, 40]], [[torch.nan, 0, 56, 40]], [[9, 5, 9, 5]], []])
+def test_boxes_that_are_none_leave_images_whole(boxes):
+    augment, (batch, _, _) = gpuaug.fuse(CROP_ONLY), batch_of(False)
+    boxes = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)
+    targets = [{"boxes": boxes, "valid": torch.zeros(len(boxes), dtype=torch.bool)} for _ in batch]
+    images, followed = augment(batch, targets, data_keys=KEYS)
+    assert torch.equal(images, gpuaug.fuse([RESIZE])(batch))
+    assert not any(each["valid"].any() for each in followed)
+
+
+@pytest.mark.parametrize("target", [{"labels": 3}, {"masks": torch.ones(2, 40, 56)}, {"keypoints": torch.ones(1, 2, 2)}])
+def test_targets_without_boxes_leave_images_whole(target):
+    augment, (batch, _, _) = gpuaug.fuse(CROP_ONLY), batch_of(False)
+    images, _ = augment(batch, [target] * len(batch), data_keys=KEYS)
+    assert torch.equal(images, gpuaug.fuse([RESIZE])(batch))
+
+
+def test_keypoints_go_with_the_crop():
+    augment, (batch, _, _) = gpuaug.fuse(CROP_ONLY), batch_of(False)
+    box = torch.tensor([[10.0, 8.0, 44.0, 36.0]])
+    targets = [{"boxes": box, "keypoints": box.view(1, 2, 2)} for _ in batch]
+    _, followed = augment(batch, targets, data_keys=KEYS)
+    frame, moved = torch.tensor([26.0, 30.0]), 0
+    for each in followed:
+        corners = each["keypoints"][0].clamp(min=0).minimum(frame).flatten()
+        torch.testing.assert_close(corners, each["boxes"][0], atol=1e-4, rtol=0)
+        moved += not torch.allclose(corners, box[0] * torch.tensor([26 / 56, 30 / 40] * 2))
+    assert moved > len(batch) // 2
+
+
+def test_matrix_of_passes_before_the_crop_counts():
+    turned, augment = v2.RandomRotation((90, 90)), [*CROP_ONLY, v2.SanitizeBoundingBoxes()]
+    batch, targets = photographs(6, 3, 40, 40), [{"boxes": torch.tensor([[2.0, 3.0, 20.0, 15.0]])}] * 6
+    whole = gpuaug.fuse([turned, *augment])
+    draws = whole.draw(batch.shape, seed=2)
+    images, followed = whole(batch, targets, data_keys=KEYS, draws=draws)
+    before = torch.rot90(batch, 1, (2, 3)), [{"boxes": torch.tensor([[3.0, 20.0, 15.0, 38.0]])}] * 6
+    apart_from_it = gpuaug.fuse([v2.RandomRotation((0, 0)), *augment])
+    expected, others = apart_from_it(*before, data_keys=KEYS, draws=apart_from_it.draw(batch.shape, seed=2))
+    torch.testing.assert_close(images, expected, atol=1e-4, rtol=0)
+    for one, other in zip(followed, others, strict=True):
+        torch.testing.assert_close(one["boxes"], other["boxes"], atol=1e-3, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:pipeline must hold modules that gpuaug.fuse lowers")
+def test_boxes_are_where_an_earlier_plan_has_taken_them():
+    modules = [v2.RandomHorizontalFlip(p=1.0), v2.GaussianNoise(), v2.RandomIoUCrop(sampler_options=[0.5, 1.0]), RESIZE]
+    batch = photographs(16, 3, 40, 56)
+    targets = [{"boxes": torch.tensor([[0.0, 8.0, 20.0, 32.0]])} for _ in batch]
+    _, followed = gpuaug.fuse(modules)(batch, targets, data_keys=KEYS)
+    boxes = torch.cat([each["boxes"] for each in followed])
+    shares = (boxes[:, 2:] - boxes[:, :2]).prod(1) / (30 * 26)
+    whole = (shares - 20 * 24 / (40 * 56)).abs() < 1e-4
+    assert 0 < whole.sum() < len(batch)
+    torch.testing.assert_close(boxes[whole, 2], torch.full_like(boxes[whole, 2], 26))
+    assert (shares[~whole] > 0.499).all()  # of the window, which overlaps with the box by half at least
+
+
+BEHIND = (
+    "pipeline must give images one size before anything else behind RandomIoUCrop_0, got {}: only a v2.Resize to two sides "
+    "may follow a crop by boxes. Put v2.Resize((300, 300)) directly behind it, or keep RandomIoUCrop_0 in the "
+    "dataset."
+)
+OWN_SIZES = "RandomIoUCrop_0 must be one that gpuaug.fuse lowers, since it gives each image a size of its own, got {}. Keep it"
+REFUSED = {
+    "flip": ([v2.RandomHorizontalFlip(), RESIZE], gpuaug.ArgumentError, BEHIND.format("RandomHorizontalFlip_1")),
+    "one side": ([v2.Resize(30)], gpuaug.ArgumentError, BEHIND.format("Resize_1")),
+    "Kornia's": ([K.Resize((30, 26))], gpuaug.ArgumentError, BEHIND.format("Resize_1")),
+    "crop": ([v2.RandomResizedCrop(30)], gpuaug.ArgumentError, BEHIND.format("RandomResizedCrop_1")),
+    "end": ([], gpuaug.ArgumentError, "got RandomIoUCrop_0 as its end. Put v2.Resize((300, 300)) directly behind it"),
+    "two": (
+        [RESIZE, v2.RandomIoUCrop(), RESIZE],
+        gpuaug.ArgumentError,
+        "pipeline must hold one crop by boxes at most, got RandomIoUCrop_0 and RandomIoUCrop_2. Leave the others out.",
+    ),
+}
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("name", REFUSED)
+def test_crop_is_refused_without_its_resize(name, ragged):
+    behind, kind, text = REFUSED[name]
+    with pytest.raises(kind, match=re.escape(text)):
+        gpuaug.fuse([v2.RandomIoUCrop(), *behind], ragged=ragged)
+
+
+@pytest.mark.parametrize(
+    ("transform", "reason"),
+    [
+        (v2.RandomIoUCrop(max_scale=1.5), "max_scale=1.5, with which crops are larger than the image"),
+        (v2.RandomIoUCrop(trials=0), "no trials, or no options"),
+    ],
+)
+def test_setting_that_cannot_be_lowered_is_refused(transform, reason):
+    with pytest.raises(gpuaug.ArgumentTypeError, match=re.escape(OWN_SIZES.format(reason))):
+        gpuaug.fuse([transform, RESIZE])
+
+
+def test_explain_tells_of_the_launches_that_choose():
+    explanation = gpuaug.fuse(MODULES).explain((2, 3, 40, 56))
+    assert explanation.launches == 1
+    assert explanation.notes == ("RandomIoUCrop_2: a hundred launches of torch's more, which choose crops by boxes.",)
+
+
+def test_call_without_target_dicts_is_refused():
+    augment, (batch, _, _) = gpuaug.fuse(MODULES), batch_of(False)
+    text = "data_keys must hold 'targets' once for RandomIoUCrop_2, which looks at boxes, got ['input']. Pass target dicts with"
+    with pytest.raises(gpuaug.ArgumentError, match=re.escape(text)):
+        augment(batch)
+
+
+def test_draws_are_not_told_as_calls():
+    draws = gpuaug.fuse(MODULES).draw((2, 3, 40, 56), seed=0)
+    text = "draws must not depend on boxes to be told as calls, got those of RandomIoUCrop_2. Replay them with the same boxes"
+    with pytest.raises(gpuaug.ArgumentError, match=re.escape(text)):
+        draws.as_torchvision()
