@@ -307,8 +307,7 @@ class Fused(nn.Module):
         ops, size, device, points = self._plain_ops, targets.size, targets.device, targets.has_points
         if draws is None:
             return self._prefetch.table(planned, ops, size, device, targets.places, points=points, views=self.options.views)
-        drawn_of = [of_all_parts(ops, view._drawn) for view in draws.views]
-        tables = [make_table(planned, size, drawn, device, points=points) for drawn in drawn_of]
+        tables = [make_table(planned, size, of_all_parts(ops, view._drawn), device, points=points) for view in draws.views]
         return torch.cat(tables) if len(tables) > 1 else tables[0]
 
     def _run_segments(self, targets: Targets, draws: Draws) -> None:
@@ -321,18 +320,17 @@ class Fused(nn.Module):
                 segment = segments.at(start, size, masks=targets.has_masks, ops=ops if segments.chooses else None)
                 drawn = all_drawn[start : segment.stop]
                 last = number == len(parts) - 1 and segment.stop == len(ops)
+                form = (self.dtype, self.memory_format) if last else ()
                 if segment.eager is not None:
                     assert isinstance(segment.eager, EagerOp)
                     self._left.when_run(segment.eager)
-                    targets.run_eager(segment.eager, drawn[0])
+                    targets.run_eager(segment.eager, drawn[0], *form)
                     size = segment.eager.out(size, drawn[0])
-                    if last:
-                        targets.convert(self.dtype, self.memory_format)
-                    else:
+                    if not last:
                         targets.check_size(segment.eager, size)
                 elif segment.plan is not None:
                     table = make_table(segment.plan, size, of_all_parts(segment.ops, drawn), targets.device, points=points)
-                    targets.run_plan(segment.plan, table, *((self.dtype, self.memory_format) if last else ()))
+                    targets.run_plan(segment.plan, table, *form)
                     size = size.to(segment.plan.out.height, segment.plan.out.width)
                 start = segment.stop
 

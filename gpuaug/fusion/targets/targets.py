@@ -238,7 +238,13 @@ class Targets:
                         value = self._mixed(value, step.front, step.rows_of(table))
                 self.values[index] = value
 
-    def run_eager(self, op: EagerOp, drawn: OpDraws) -> None:
+    def run_eager(
+        self,
+        op: EagerOp,
+        drawn: OpDraws,
+        dtype: torch.dtype = torch.float32,
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> None:
         """Take everything through a module that its own library runs.
 
         Raises:
@@ -263,6 +269,8 @@ class Targets:
         done = op.run(values, [self.keys[index] for index in taken], drawn, self.device)
         for index, value in zip(taken, done, strict=True):
             self.values[index] = value.data if isinstance(value, Boxes) else value
+            if self.keys[index] == "input":  # not in one call: that keeps the strides of what has the type already
+                self.values[index] = self.values[index].to(dtype).contiguous(memory_format=memory_format)
 
     def _meet_images(self) -> None:
         """Bring boxes and keypoints to where the images are, to go on from there with Kornia."""
@@ -278,12 +286,6 @@ class Targets:
             points = vertices(values, form)
             self.values[index] = points if self._matrix is None else move(points, self._matrix)
         self._matrix = None
-
-    def convert(self, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
-        """Give images that a library made the type and the format that are wanted."""
-        index = self.keys.index("input")
-        # Not in one call: that keeps the strides of what has the type already.
-        self.values[index] = self.values[index].to(dtype).contiguous(memory_format=memory_format)
 
     def check_size(self, op: EagerOp, size: Size) -> None:
         """Refuse images of another size than the draws of the modules that follow are for.
