@@ -45,7 +45,7 @@ def share(fall, TAPS: tl.constexpr):
 @triton.jit
 def added(total, line, position, fall, part, TAPS: tl.constexpr, ALONG: tl.constexpr):
     """Outputs with one line added to those that it reaches, and to no others: 0 · NaN would be NaN."""
-    tap = position - tl.arange(0, ALONG)[:, None]
+    tap = position - tl.arange(0, ALONG)[None, :]
     distance = (tap - TAPS // 2).to(tl.float32)
     weight = tl.exp(distance * distance * fall) * part
     return tl.where((tap >= 0) & (tap < TAPS), total + weight * line, total)
@@ -56,14 +56,14 @@ def blurred_along(
     pointer, first, size, step, across, sigma,
     TAPS: tl.constexpr, BORDER: tl.constexpr, SCALE: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of one plane, blurred along its first axis.
+    """A tile of one plane, blurred along its last axis.
 
     ``first`` is the index of its first output on that axis, which has ``size`` pixels ``step`` apart; ``across`` holds the
-    offsets of its pixels on the other axis, (1, ACROSS).
+    offsets of its pixels on the other axis, (ACROSS, 1).
     """
     fall = falling(sigma)
     part = share(fall, TAPS)
-    total = tl.zeros((ALONG, ACROSS), tl.float32)
+    total = tl.zeros((ACROSS, ALONG), tl.float32)
     for position in tl.static_range(ALONG + TAPS - 1):
         index = first + (position - TAPS // 2)
         inside = (index >= 0) & (index < size) & (across >= 0)
@@ -80,12 +80,12 @@ def blurred_both(
     """A tile of one plane, blurred: each line along x by shifted reads, which the first-level cache serves, then along y."""
     fall_y, fall_x = falling(sigma_y), falling(sigma_x)
     part_y, part_x = share(fall_y, TAPS_Y), share(fall_x, TAPS_X)
-    total = tl.zeros((ALONG, ACROSS), tl.float32)
+    total = tl.zeros((ACROSS, ALONG), tl.float32)
     for position in tl.static_range(ALONG + TAPS_Y - 1):
         index = first + (position - TAPS_Y // 2)
         inside = (index >= 0) & (index < height)
         start = pointer + bordered(index, height, BORDER) * step
-        line = tl.zeros((1, ACROSS), tl.float32)
+        line = tl.zeros((ACROSS, 1), tl.float32)
         for tap in tl.static_range(TAPS_X):
             at = x + (tap - TAPS_X // 2)
             pixel = start + bordered(at, width, BORDER) * SOURCE_W
@@ -146,7 +146,7 @@ def blur_rows_kernel(
     if tl.load(row) != 0:
         sigma = tl.load(row + 2)
         start = made + (sample.to(tl.int64) * CHANNELS + plane) * height * width
-        r = tl.zeros((ALONG, ACROSS), tl.float32)
+        r = tl.zeros((ACROSS, ALONG), tl.float32)
         g = r
         b = r
         for channel in range(3 if RGB else 1):
@@ -157,8 +157,8 @@ def blur_rows_kernel(
             r, g, b = r * (1 / 255), g * (1 / 255), b * (1 / 255)
     else:
         pixel = source + sample.to(tl.int64) * source_b + plane * source_c
-        pixel += across * source_h + tl.minimum(x, width - 1) * SOURCE_W
-        r, g, b = untouched_pixels(pixel, source_c, SCALE, RGB)
+        pixel += across * source_h + x * SOURCE_W
+        r, g, b = untouched_pixels(pixel, x < width, source_c, SCALE, RGB)
     stored(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
 
 
@@ -185,7 +185,7 @@ def blur_kernel(
     if tl.load(row) != 0:
         sigma_y = tl.load(row + 1)
         sigma_x = tl.load(row + 2)
-        r = tl.zeros((ALONG, ACROSS), tl.float32)
+        r = tl.zeros((ACROSS, ALONG), tl.float32)
         g = r
         b = r
         for channel in range(3 if RGB else 1):
@@ -197,8 +197,8 @@ def blur_kernel(
         if SCALE:
             r, g, b = r * (1 / 255), g * (1 / 255), b * (1 / 255)
     else:
-        pixel = pointer + tl.minimum(y, height - 1) * source_h + tl.minimum(x, width - 1) * SOURCE_W
-        r, g, b = untouched_pixels(pixel, source_c, SCALE, RGB)
+        pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
+        r, g, b = untouched_pixels(pixel, x < width, source_c, SCALE, RGB)
     stored(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
 
 

@@ -1,8 +1,9 @@
 """What the kernels of filters share: the tile of a block, reading beyond the border, storing, and a launch's arguments.
 
-A block is one warp, with a tile whose first axis is the one filtered along and lies in one thread's registers. So every line of
+A block is one warp, with a tile whose last axis is the one filtered along and lies in one thread's registers. So every line of
 the source is read once a tile, and added to the outputs that it reaches with weights that are the same in all threads: a
-neighbourhood takes one multiplication a tap and no shuffle. Loops over lines are unrolled for the compiler to see this.
+neighbourhood takes one multiplication a tap and no shuffle. Loops over lines are unrolled for the compiler to see this. Where
+it cannot see in which order places follow one another, as in a table, Triton 3.6 spreads a warp along the first axis.
 """
 
 from typing import Any
@@ -32,12 +33,12 @@ POINTERS = ("source", "made", "out", "rows")
 
 @triton.jit
 def tile_of(tiles, ALONG: tl.constexpr, ACROSS: tl.constexpr):
-    """The outputs of this block's tile: the first one along, all along (ALONG, 1), and all across (1, ACROSS).
+    """The outputs of this block's tile: the first one along, all along (1, ALONG), and all across (ACROSS, 1).
 
     ``tiles``: how many tiles lie side by side.
     """
     first = tl.program_id(0) // tiles * ALONG
-    return first, first + tl.arange(0, ALONG)[:, None], tl.program_id(0) % tiles * ACROSS + tl.arange(0, ACROSS)[None, :]
+    return first, first + tl.arange(0, ALONG)[None, :], tl.program_id(0) % tiles * ACROSS + tl.arange(0, ACROSS)[:, None]
 
 
 @triton.jit
@@ -62,18 +63,21 @@ def read(pointer, inside, BORDER: tl.constexpr, SCALE: tl.constexpr):
 
 
 @triton.jit
-def untouched(pointer, SCALE: tl.constexpr):
-    """One channel of a sample that is skipped: in [0, 1] as torch divides bytes, bit for bit."""
-    value = as_float(tl.load(pointer), SCALE)
+def untouched(pointer, SCALE: tl.constexpr, live=None):
+    """One channel of a sample that is skipped: in [0, 1] as torch divides bytes, bit for bit; anything where not ``live``."""
+    value = as_float(tl.load(pointer, mask=live), SCALE)
     return byte_share(value) if SCALE else value
 
 
 @triton.jit
-def untouched_pixels(pointer, source_c, SCALE: tl.constexpr, RGB: tl.constexpr):
-    """``untouched`` of three channels; or one channel and two copies."""
-    r = untouched(pointer, SCALE)
+def untouched_pixels(pointer, live, source_c, SCALE: tl.constexpr, RGB: tl.constexpr):
+    """``untouched`` of three channels; or one channel and two copies.
+
+    ``live``: which pixels lie inside along x. Were they clamped, the compiler would not see that they follow one another.
+    """
+    r = untouched(pointer, SCALE, live)
     if RGB:
-        return r, untouched(pointer + source_c, SCALE), untouched(pointer + 2 * source_c, SCALE)
+        return r, untouched(pointer + source_c, SCALE, live), untouched(pointer + 2 * source_c, SCALE, live)
     return r, r, r
 
 

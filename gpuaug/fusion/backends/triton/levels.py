@@ -210,8 +210,8 @@ def levels_kernel(
             return
     _, y, x = tile_of(tiles, ALONG, ACROSS)
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
-    pixel = pointer + tl.minimum(y, height - 1) * source_h + tl.minimum(x, width - 1) * SOURCE_W
-    r, g, b = untouched_pixels(pixel, source_c, SCALE, RGB)
+    pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
+    r, g, b = untouched_pixels(pixel, x < width, source_c, SCALE, RGB)
     if tl.load(row) != 0:
         table = made + (sample * CHANNELS + plane) * ENTRIES
         r = levelled(r, table, ENTRIES, FACTOR, OFFSET, KEEPS, EPSILON, CLIP)
@@ -271,22 +271,22 @@ def clahe_kernel(
             return
     _, y, x = tile_of(tiles, ALONG, ACROSS)
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
-    pixel = pointer + tl.minimum(y, height - 1) * source_h + tl.minimum(x, width - 1) * SOURCE_W
+    pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
     if tl.load(row) != 0:
         entries: tl.constexpr = GRID_H * GRID_W * LEVELS
         table = made + (sample.to(tl.int64) * CHANNELS + plane) * entries
         top, bottom, upper_share = tiles_between(y, height, GRID_H)
         left, right, left_share = tiles_between(x, width, GRID_W)
-        r = tl.zeros((ALONG, ACROSS), tl.float32)
+        r = tl.zeros((ACROSS, ALONG), tl.float32)
         g = r
         b = r
         for channel in range(3 if RGB else 1):
-            value = untouched(pixel + channel * source_c, SCALE)
+            value = untouched(pixel + channel * source_c, SCALE, x < width)
             own = table + channel * entries
             value = tiled(value, own, top, bottom, upper_share, left, right, left_share, GRID_W, FACTOR, OFFSET)
             r, g, b = placed(value, channel, r, g, b, RGB)
     else:
-        r, g, b = untouched_pixels(pixel, source_c, SCALE, RGB)
+        r, g, b = untouched_pixels(pixel, x < width, source_c, SCALE, RGB)
     stored(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
 
 
