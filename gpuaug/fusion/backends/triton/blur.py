@@ -13,14 +13,13 @@ from gpuaug.fusion.backends.triton.filter_tiles import (
     bordered,
     placed,
     read,
-    reading_tiles,
     stored,
     storing_launch,
     tile_of,
     tiles_of,
     untouched_pixels,
 )
-from gpuaug.fusion.backends.triton.launch import Launch, prepared
+from gpuaug.fusion.backends.triton.launch import Launch, prepared, reading
 from gpuaug.fusion.backends.triton.taps import buffers
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.plan import OpPass
@@ -99,7 +98,7 @@ def blurred_both(
 def blur_columns_kernel(
     source, made, rows, height, width, tiles, row_stride, source_b, source_c, source_h,
     TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr,
-    CHANNELS: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, WAY: tl.constexpr,
+    CHANNELS: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Blur along y, into planes of W x H: what is blurred next is then again the axis that is not contiguous.
 
@@ -113,7 +112,7 @@ def blur_columns_kernel(
             return
     if tl.load(row) != 0:
         plane = tl.program_id(2)
-        first, y, x = tile_of(tiles, ALONG, ACROSS)
+        first, y, x = tile_of(tiles, ALONG, ACROSS, TILES)
         pointer = source + sample.to(tl.int64) * source_b + plane * source_c
         across = tl.minimum(x, width - 1) * SOURCE_W
         value = blurred_along(
@@ -128,7 +127,7 @@ def blur_rows_kernel(
     source, made, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr,
     OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
-    ALONG: tl.constexpr, ACROSS: tl.constexpr, WAY: tl.constexpr,
+    ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Blur what ``blur_columns_kernel`` made along x; of a sample that is skipped, read the source.
 
@@ -141,7 +140,7 @@ def blur_rows_kernel(
         skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
             return
-    first, x, y = tile_of(tiles, ALONG, ACROSS)
+    first, x, y = tile_of(tiles, ALONG, ACROSS, TILES)
     across = tl.minimum(y, height - 1)
     if tl.load(row) != 0:
         sigma = tl.load(row + 2)
@@ -167,7 +166,7 @@ def blur_kernel(
     source, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr,
     SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr,
-    RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, WAY: tl.constexpr,
+    RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Blur along both axes at once.
 
@@ -180,7 +179,7 @@ def blur_kernel(
         skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
             return
-    first, y, x = tile_of(tiles, ALONG, ACROSS)
+    first, y, x = tile_of(tiles, ALONG, ACROSS, TILES)
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     if tl.load(row) != 0:
         sigma_y = tl.load(row + 1)
@@ -244,13 +243,13 @@ def _blurring_twice(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Ten
     batch, channels, height, width = source.shape
     down, across = op.kernel_size
     border = BORDERS[op.border]
-    wide, tiles = tiles_of(height, width)
+    wide, blocks, tile = tiles_of(step, height, width)
     columns = Launch(
         blur_columns_kernel,
-        (tiles, batch, channels),
+        (blocks, batch, channels),
         (height, width, wide, rows.stride(0), *source.stride()[:3]),
-        {**reading_tiles(step, source), "BORDER": border, "TAPS": down},
-        warps=1,
+        {**reading(step, source), "WAY": step.way, **tile, "BORDER": border, "TAPS": down},
+        warps=tile["TILES"],
     )
     constants = {"TAPS": across, "BORDER": border}
     return columns, storing_launch(blur_rows_kernel, step, source, rows, out, constants, along_x=True)

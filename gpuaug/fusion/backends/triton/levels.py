@@ -194,8 +194,8 @@ def levels_kernel(
     source, made, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
-    ENTRIES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr, EPSILON: tl.constexpr,
-    CLIP: tl.constexpr, WAY: tl.constexpr,
+    TILES: tl.constexpr, ENTRIES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr,
+    EPSILON: tl.constexpr, CLIP: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Take pixels through the tables that ``table_kernel`` made.
 
@@ -208,7 +208,7 @@ def levels_kernel(
         skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
             return
-    _, y, x = tile_of(tiles, ALONG, ACROSS)
+    _, y, x = tile_of(tiles, ALONG, ACROSS, TILES)
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
     r, g, b = untouched_pixels(pixel, x < width, source_c, SCALE, RGB)
@@ -256,7 +256,8 @@ def clahe_kernel(
     source, made, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
-    FACTOR: tl.constexpr, OFFSET: tl.constexpr, GRID_H: tl.constexpr, GRID_W: tl.constexpr, WAY: tl.constexpr,
+    TILES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, GRID_H: tl.constexpr, GRID_W: tl.constexpr,
+    WAY: tl.constexpr,
 ):  # fmt: skip
     """Take pixels through the tables that ``tile_table_kernel`` made.
 
@@ -269,7 +270,7 @@ def clahe_kernel(
         skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
             return
-    _, y, x = tile_of(tiles, ALONG, ACROSS)
+    _, y, x = tile_of(tiles, ALONG, ACROSS, TILES)
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
     if tl.load(row) != 0:

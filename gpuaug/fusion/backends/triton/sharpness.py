@@ -56,7 +56,7 @@ def sharpness_kernel(
     source, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
-    WAY: tl.constexpr,
+    TILES: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Sharpen.
 
@@ -69,7 +69,7 @@ def sharpness_kernel(
         skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
             return
-    first, y, x = tile_of(tiles, ALONG, ACROSS)
+    first, y, x = tile_of(tiles, ALONG, ACROSS, TILES)
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     if tl.load(row) != 0:
         factor = tl.load(row + 1)
