@@ -27,6 +27,7 @@ def shrink_blocks():
     boxes.BLOCK = 32
     levels.BLOCK = 256
     levels.TILE_BLOCK = 64
+    levels.PART = 110
 
 
 def leave_out_overflow_checks():
