@@ -20,10 +20,22 @@ from gpuaug.fusion.backends.triton.filter_tiles import (
     untouched_pixels,
 )
 from gpuaug.fusion.backends.triton.launch import Launch, prepared, reading
-from gpuaug.fusion.backends.triton.pixel_math import LEVELS, as_float, byte_share, level_of, spread, unit
+from gpuaug.fusion.backends.triton.pixel_math import (
+    LEVELS,
+    as_float,
+    byte_share,
+    level_of,
+    spread,
+    tile_side,
+    tiles_between,
+    unit,
+)
 from gpuaug.fusion.backends.triton.taps import buffers
-from gpuaug.fusion.ops.filters import AutoContrast, Clahe, Equalize, LevelsOp
+from gpuaug.fusion.ops import filters
+from gpuaug.fusion.ops.filters import AutoContrast, Clahe, Equalize, EqualizeOrContrast, LevelsOp
 from gpuaug.fusion.plan import OpPass
+
+EQUALIZE = tl.constexpr(filters.EQUALIZE)
 
 BLOCK = 2048
 """Pixels that a block reads at once."""
@@ -67,10 +79,10 @@ def counted(
 def table_kernel(
     source, tables, rows, height, width, row_stride, source_b, source_c, source_h,
     SOURCE_W: tl.constexpr, SCALE: tl.constexpr, CHANNELS: tl.constexpr, ENTRIES: tl.constexpr,
-    FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-    WAY: tl.constexpr,
+    FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr, EITHER: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
-    """Make the table of a channel: what its levels become; or its least and its most.
+    """Make the table of a channel: what its levels become; or its least and its most. ``EITHER``: as the sample picked.
 
     With several ``PARTS`` the table of each: how many pixels have which level, int32; or the least and the most.
 
@@ -83,15 +95,16 @@ def table_kernel(
         if skipped:
             return
     part = tl.program_id(2)
-    table = tables + ((sample * CHANNELS + plane) * PARTS + part) * ENTRIES
+    table = tables + ((sample.to(tl.int64) * CHANNELS + plane) * PARTS + part) * ENTRIES
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     if PARTS > 1:
         lines = (height + PARTS - 1) // PARTS
         pointer += part * lines * source_h
         height = tl.maximum(tl.minimum(height - part * lines, lines), 0)
     pixels = height * width
-    if tl.load(rows + sample * row_stride) != 0:
-        if ENTRIES == LEVELS:
+    picked = tl.load(rows + sample * row_stride)
+    if picked != 0:
+        if picked == EQUALIZE if EITHER else ENTRIES == LEVELS:
             made = counted(pointer, 0, 0, height, width, height, width, source_h, SOURCE_W, SCALE, FACTOR, OFFSET, False, BLOCK)
             if PARTS == 1:
                 made = spread(made, pixels, KEEPS)
@@ -106,14 +119,9 @@ def table_kernel(
                 least = tl.minimum(least, value)
                 most = tl.maximum(most, value)
                 holes = tl.where(value == value, holes, 1)
-            tl.store(table, tl.where(tl.max(holes, 0) == 0, tl.min(least, 0), float("nan")))
-            tl.store(table + 1, tl.max(most, 0))
-
-
-@triton.jit
-def tile_side(length, COUNT: tl.constexpr):
-    """Pixels along one side of a tile, for ``COUNT`` tiles along an axis."""
-    return (length + COUNT - 1) // COUNT
+            range_of = table.to(tl.pointer_type(tl.float32))
+            tl.store(range_of, tl.where(tl.max(holes, 0) == 0, tl.min(least, 0), float("nan")))
+            tl.store(range_of + 1, tl.max(most, 0))
 
 
 @triton.jit(do_not_specialize=[*NUMBERS], do_not_specialize_on_alignment=[*TABLES])
@@ -158,30 +166,32 @@ def tile_table_kernel(
 
 
 @triton.jit
-def levelled(
-    value, table, pixels, ENTRIES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr,
-    EPSILON: tl.constexpr, CLIP: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
+def equalized(value, table, pixels, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr, PARTS: tl.constexpr):
     """A channel's pixels through its table, or through that of its parts."""
-    if ENTRIES == LEVELS:
-        clamped = unit(value)
-        level = level_of(clamped, FACTOR, OFFSET)
-        if PARTS == 1:
-            made = tl.load(table + level)
-        else:
-            at = tl.arange(0, LEVELS)
-            counts = tl.load(table + at)
-            for part in tl.static_range(1, PARTS):
-                counts += tl.load(table + part * LEVELS + at)
-            made = tl.reshape(tl.gather(spread(counts, pixels, KEEPS), tl.ravel(level), 0), level.shape)
-        if KEEPS:
-            made = tl.where(made < 0, tl.div_rn(clamped * 255.0, 255.0 + 0.0 * clamped), made)
-        return tl.where(value == value, made, value)
+    clamped = unit(value)
+    level = level_of(clamped, FACTOR, OFFSET)
+    if PARTS == 1:
+        made = tl.load(table + level)
+    else:
+        at = tl.arange(0, LEVELS)
+        counts = tl.load(table + at)
+        for part in tl.static_range(1, PARTS):
+            counts += tl.load(table + part * LEVELS + at)
+        made = tl.reshape(tl.gather(spread(counts, pixels, KEEPS), tl.ravel(level), 0), level.shape)
+    if KEEPS:
+        made = tl.where(made < 0, tl.div_rn(clamped * 255.0, 255.0 + 0.0 * clamped), made)
+    return tl.where(value == value, made, value)
+
+
+@triton.jit
+def stretched(value, table, ENTRIES: tl.constexpr, EPSILON: tl.constexpr, CLIP: tl.constexpr, PARTS: tl.constexpr):
+    """A channel's pixels from between its least and its most to between 0 and 1."""
+    table = table.to(tl.pointer_type(tl.float32))
     least = tl.load(table)
     most = tl.load(table + 1)
     for part in tl.static_range(1, PARTS):
-        least = tl.minimum(least, tl.load(table + 2 * part), propagate_nan=tl.PropagateNan.ALL)
-        most = tl.maximum(most, tl.load(table + 2 * part + 1))
+        least = tl.minimum(least, tl.load(table + part * ENTRIES), propagate_nan=tl.PropagateNan.ALL)
+        most = tl.maximum(most, tl.load(table + part * ENTRIES + 1))
     if EPSILON == 0:
         flat = least == most
         least = tl.where(flat, 0.0, least)
@@ -198,7 +208,7 @@ def levels_kernel(
     SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
     TILES: tl.constexpr, ENTRIES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr,
-    EPSILON: tl.constexpr, CLIP: tl.constexpr, PARTS: tl.constexpr, WAY: tl.constexpr,
+    EPSILON: tl.constexpr, CLIP: tl.constexpr, EITHER: tl.constexpr, PARTS: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Take pixels through the tables that ``table_kernel`` made, or through those of the counts of ``PARTS``.
 
@@ -215,29 +225,17 @@ def levels_kernel(
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
     r, g, b = untouched_pixels(pixel, x < width, source_c, SCALE, RGB)
-    if tl.load(row) != 0:
-        own: tl.constexpr = PARTS * ENTRIES
-        table = made + (sample * CHANNELS + plane) * own
-        pixels = height * width
+    picked = tl.load(row)
+    if picked != 0:
         for channel in range(3 if RGB else 1):
+            table = made + (sample.to(tl.int64) * CHANNELS + plane + channel) * (PARTS * ENTRIES)
             value = tl.where(channel == 0, r, tl.where(channel == 1, g, b)) if RGB else r
-            value = levelled(value, table + channel * own, pixels, ENTRIES, FACTOR, OFFSET, KEEPS, EPSILON, CLIP, PARTS)
+            if picked == EQUALIZE if EITHER else ENTRIES == LEVELS:
+                value = equalized(value, table, height * width, FACTOR, OFFSET, KEEPS, PARTS)
+            else:
+                value = stretched(value, table, ENTRIES, EPSILON, CLIP, PARTS)
             r, g, b = placed(value, channel, r, g, b, RGB)
     stored(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
-
-
-@triton.jit
-def tiles_between(at, length, COUNT: tl.constexpr):
-    """The two tiles whose centres pixels of an axis lie between, or twice the outermost, and the share of the first.
-
-    Pixels of a block that lie behind the image have the tiles of its last one.
-    """
-    at = tl.minimum(at, length - 1)
-    double = 2 * tile_side(length, COUNT)
-    place = 2 * at + 1 + double // 2
-    second = place // double
-    share = tl.div_rn((double - place % double).to(tl.float32), double + 0.0 * at)
-    return tl.maximum(second - 1, 0), tl.minimum(second, COUNT - 1), share
 
 
 @triton.jit
@@ -333,11 +331,12 @@ def _levelling(step: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tensor
         )
         return _Levelling(tables, storing_launch(clahe_kernel, step, source, rows, out, settings), op.entries, torch.uint8)
     parts = min(triton.cdiv(height * width, PART), MOST_PARTS) if step.way >= 0 else 1
-    keeps = op.keeps_values if isinstance(op, Equalize) else True
-    settings |= {"ENTRIES": op.entries, "KEEPS": keeps, "PARTS": parts}
+    equalize, contrast = op.picks if isinstance(op, EqualizeOrContrast) else (op, op)
+    keeps = isinstance(equalize, Equalize) and equalize.keeps_values
+    settings |= {"ENTRIES": op.entries, "KEEPS": keeps, "PARTS": parts, "EITHER": equalize is not contrast}
     constants = {**own, **settings, "WAY": step.way, "BLOCK": BLOCK}
     tables = Launch(table_kernel, (batch, channels, parts), numbers, constants, warps=8)
-    contrast = isinstance(op, AutoContrast)
-    settings |= {"EPSILON": op.epsilon if contrast else 0.0, "CLIP": contrast and op.clips}
-    dtype = torch.int32 if parts > 1 and not contrast else torch.float32
+    epsilon, clip = (contrast.epsilon, contrast.clips) if isinstance(contrast, AutoContrast) else (0.0, False)
+    settings |= {"EPSILON": epsilon, "CLIP": clip}
+    dtype = torch.int32 if parts > 1 and isinstance(equalize, Equalize) else torch.float32
     return _Levelling(tables, storing_launch(levels_kernel, step, source, rows, out, settings), parts * op.entries, dtype)

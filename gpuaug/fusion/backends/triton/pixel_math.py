@@ -1,4 +1,4 @@
-"""Arithmetic on pixels that kernels share: bytes to floats, clamps, levels, colours and noise. Nothing here loads or stores."""
+"""Arithmetic that kernels share: bytes to floats, clamps, levels and their tiles, colours, noise. Nothing loads or stores."""
 
 import os
 
@@ -63,6 +63,26 @@ def spread(counts, pixels, KEEPS: tl.constexpr):
     levels = tl.where(step == 0, at, tl.minimum(levels, 255)).to(tl.float32)
     share = tl.div_rn(levels, 255.0 + 0.0 * levels)
     return tl.where(step == 0, -1.0, share) if KEEPS else share
+
+
+@triton.jit
+def tile_side(length, COUNT: tl.constexpr):
+    """Pixels along one side of a tile, for ``COUNT`` tiles along an axis."""
+    return (length + COUNT - 1) // COUNT
+
+
+@triton.jit
+def tiles_between(at, length, COUNT: tl.constexpr):
+    """The two tiles whose centres pixels of an axis lie between, or twice the outermost, and the share of the first.
+
+    Pixels of a block that lie behind the image have the tiles of its last one.
+    """
+    at = tl.minimum(at, length - 1)
+    double = 2 * tile_side(length, COUNT)
+    place = 2 * at + 1 + double // 2
+    second = place // double
+    share = tl.div_rn((double - place % double).to(tl.float32), double + 0.0 * at)
+    return tl.maximum(second - 1, 0), tl.minimum(second, COUNT - 1), share
 
 
 @triton.jit
