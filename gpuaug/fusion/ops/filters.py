@@ -19,6 +19,9 @@ ONE_LAUNCH = 9
 LEVELS = 256
 """Bins of a histogram, one per level of a byte."""
 
+EQUALIZE, CONTRAST = 1, 2
+"""Column 0 of the row of a sample that picked equalize or auto contrast."""
+
 
 class BlurOp(FrontOp):
     """RandomGaussianBlur: a Gaussian along each axis."""
@@ -261,6 +264,34 @@ class AutoContrast(LevelsOp):
             least, most = least.masked_fill(flat, 0), most.masked_fill(flat, 1)
         made = (images - least) / (most - least + self.epsilon)
         return made.clamp(0, 1) if self.clips else made
+
+
+class EqualizeOrContrast(LevelsOp):
+    """Equalize or auto contrast, picked for each sample, in the launches of one.
+
+    Args:
+        name: Name of the module that picks.
+        picks: Both.
+    """
+
+    words = "equalize or auto contrast"
+    entries = LEVELS
+
+    def __init__(self, name: str, picks: tuple[Equalize, AutoContrast]) -> None:
+        super().__init__(name, nn.Identity())
+        self.picks = picks
+        self.to_levels = picks[0].to_levels
+        self.p = 0.5  # a sample may have picked neither
+
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+        """Which was picked, from ``"parts"``: (op, its draws, samples)."""
+        for op, _, where in drawn["parts"]:
+            out[where, 0] = EQUALIZE if isinstance(op, Equalize) else CONTRAST
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Each on the samples that picked it."""
+        equalize, contrast = (op.apply(images, rows) for op in self.picks)
+        return torch.where(column(rows, 0) == EQUALIZE, equalize, contrast)
 
 
 def gaussian(side: int, sigma: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torchvision.transforms import v2
 
 from gpuaug.core.settings import initial_settings
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, PointOp, Size
+from gpuaug.fusion.ops.filters import AutoContrast, Equalize, EqualizeOrContrast
 from gpuaug.fusion.ops.geometry import WarpOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
@@ -53,18 +54,23 @@ class TorchvisionPolicy(TorchvisionOp, Picking):
     def _layer(self, position: int) -> list[tuple[Op, list[int]]]:
         """An op for each kind of operation at one position of the children, and the children that have one of that kind."""
         kinds: dict[Any, list[int]] = {}
-        first: dict[Any, TorchvisionOp] = {}
+        alike: dict[Any, list[TorchvisionOp]] = {}
         for index, child in enumerate(self.children):
             if position < len(child.members):
                 op = _op(child.members[position])
-                kinds.setdefault(kind_of(op), []).append(index)
-                first.setdefault(kind_of(op), op)
+                kinds.setdefault(_kind(op), []).append(index)
+                alike.setdefault(_kind(op), []).append(op)
         # A sample runs one op of a layer, so their order is free: one that joins the pass before it goes first.
-        ordered = sorted(kinds, key=lambda kind: _place(first[kind]))
-        return [(self._standing_for(first[kind]), kinds[kind]) for kind in ordered]
+        ordered = sorted(kinds, key=lambda kind: _place(alike[kind][0]))
+        return [(self._standing_for(alike[kind]), kinds[kind]) for kind in ordered]
 
-    def _standing_for(self, op: TorchvisionOp) -> Op:
+    def _standing_for(self, alike: list[TorchvisionOp]) -> Op:
         """One op for all of a kind."""
+        op = alike[0]
+        equalize = next((each for each in alike if isinstance(each, Equalize)), None)
+        contrast = next((each for each in alike if isinstance(each, AutoContrast)), None)
+        if equalize is not None and contrast is not None:
+            return EqualizeOrContrast(self.name, (equalize, contrast))
         if kind_of(op) == POINT:
             return OneOf(self.name, [each for each in self._ops if isinstance(each, PointOp) and OneOf.takes(each)])
         if isinstance(op, WarpOp):
@@ -86,7 +92,7 @@ class TorchvisionPolicy(TorchvisionOp, Picking):
             for op, which in ops:
                 each = [of_child[index] for index in which]
                 own: OpDraws = {"parts": [(self._op(entry), entry.drawn, entry.where) for entry in each]}
-                if not isinstance(op, OneOf | AnyAffine):
+                if not isinstance(op, OneOf | AnyAffine | EqualizeOrContrast):
                     own = dict(each[0].drawn)
                     for entry in each[1:]:
                         own = {name: np.where(entry.where, entry.drawn[name], values) for name, values in own.items()}
@@ -162,6 +168,11 @@ class TorchvisionPolicy(TorchvisionOp, Picking):
 def _op(member: Member) -> TorchvisionOp:
     assert isinstance(member.op, TorchvisionOp)
     return member.op
+
+
+def _kind(op: TorchvisionOp) -> Any:
+    """What is the same for ops of a layer that one op can stand for."""
+    return EqualizeOrContrast if isinstance(op, Equalize | AutoContrast) else kind_of(op)
 
 
 def _place(op: TorchvisionOp) -> int:

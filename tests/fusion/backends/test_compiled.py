@@ -121,6 +121,15 @@ def test_tables_of_clahe_round_the_product_before_the_sum(made):
     assert "fma" not in compiled.asm["ptx"]
 
 
+def test_filters_read_untouched_pixels_as_they_store_them(made):
+    """Where the compiler does not see that they follow one another, a warp reads sixteen lines of memory at once."""
+    modules = [K.RandomSharpness(p=0.5), K.RandomAutoContrast(p=0.5)]
+    through_both(modules, photographs(2), torch.float32, torch.contiguous_format)
+    layouts = {name: compiled.asm["ttgir"] for (name, *_), compiled in made.items()}
+    assert {"sharpness_kernel", "levels_kernel"} < layouts.keys()
+    assert not any("convert_layout" in layout for layout in layouts.values())
+
+
 @pytest.mark.parametrize(("name", "layout"), by_turns(RAGGED, ["chw", "hwc"]))
 def test_kernels_for_ragged_batches_compile_for_a_gpu(name, layout, made):
     modules, sizes, options = readers.RAGGED[name]

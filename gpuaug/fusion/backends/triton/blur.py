@@ -13,14 +13,13 @@ from gpuaug.fusion.backends.triton.filter_tiles import (
     bordered,
     placed,
     read,
-    reading_tiles,
     stored,
     storing_launch,
     tile_of,
     tiles_of,
     untouched_pixels,
 )
-from gpuaug.fusion.backends.triton.launch import Launch, prepared
+from gpuaug.fusion.backends.triton.launch import Launch, prepared, reading
 from gpuaug.fusion.backends.triton.taps import buffers
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.plan import OpPass
@@ -45,7 +44,7 @@ def share(fall, TAPS: tl.constexpr):
 @triton.jit
 def added(total, line, position, fall, part, TAPS: tl.constexpr, ALONG: tl.constexpr):
     """Outputs with one line added to those that it reaches, and to no others: 0 · NaN would be NaN."""
-    tap = position - tl.arange(0, ALONG)[:, None]
+    tap = position - tl.arange(0, ALONG)[None, :]
     distance = (tap - TAPS // 2).to(tl.float32)
     weight = tl.exp(distance * distance * fall) * part
     return tl.where((tap >= 0) & (tap < TAPS), total + weight * line, total)
@@ -56,14 +55,14 @@ def blurred_along(
     pointer, first, size, step, across, sigma,
     TAPS: tl.constexpr, BORDER: tl.constexpr, SCALE: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of one plane, blurred along its first axis.
+    """A tile of one plane, blurred along its last axis.
 
     ``first`` is the index of its first output on that axis, which has ``size`` pixels ``step`` apart; ``across`` holds the
-    offsets of its pixels on the other axis, (1, ACROSS).
+    offsets of its pixels on the other axis, (ACROSS, 1).
     """
     fall = falling(sigma)
     part = share(fall, TAPS)
-    total = tl.zeros((ALONG, ACROSS), tl.float32)
+    total = tl.zeros((ACROSS, ALONG), tl.float32)
     for position in tl.static_range(ALONG + TAPS - 1):
         index = first + (position - TAPS // 2)
         inside = (index >= 0) & (index < size) & (across >= 0)
@@ -80,12 +79,12 @@ def blurred_both(
     """A tile of one plane, blurred: each line along x by shifted reads, which the first-level cache serves, then along y."""
     fall_y, fall_x = falling(sigma_y), falling(sigma_x)
     part_y, part_x = share(fall_y, TAPS_Y), share(fall_x, TAPS_X)
-    total = tl.zeros((ALONG, ACROSS), tl.float32)
+    total = tl.zeros((ACROSS, ALONG), tl.float32)
     for position in tl.static_range(ALONG + TAPS_Y - 1):
         index = first + (position - TAPS_Y // 2)
         inside = (index >= 0) & (index < height)
         start = pointer + bordered(index, height, BORDER) * step
-        line = tl.zeros((1, ACROSS), tl.float32)
+        line = tl.zeros((ACROSS, 1), tl.float32)
         for tap in tl.static_range(TAPS_X):
             at = x + (tap - TAPS_X // 2)
             pixel = start + bordered(at, width, BORDER) * SOURCE_W
@@ -99,7 +98,7 @@ def blurred_both(
 def blur_columns_kernel(
     source, made, rows, height, width, tiles, row_stride, source_b, source_c, source_h,
     TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr,
-    CHANNELS: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, WAY: tl.constexpr,
+    CHANNELS: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Blur along y, into planes of W x H: what is blurred next is then again the axis that is not contiguous.
 
@@ -113,7 +112,7 @@ def blur_columns_kernel(
             return
     if tl.load(row) != 0:
         plane = tl.program_id(2)
-        first, y, x = tile_of(tiles, ALONG, ACROSS)
+        first, y, x = tile_of(tiles, ALONG, ACROSS, TILES)
         pointer = source + sample.to(tl.int64) * source_b + plane * source_c
         across = tl.minimum(x, width - 1) * SOURCE_W
         value = blurred_along(
@@ -128,7 +127,7 @@ def blur_rows_kernel(
     source, made, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr,
     OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
-    ALONG: tl.constexpr, ACROSS: tl.constexpr, WAY: tl.constexpr,
+    ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Blur what ``blur_columns_kernel`` made along x; of a sample that is skipped, read the source.
 
@@ -141,12 +140,12 @@ def blur_rows_kernel(
         skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
             return
-    first, x, y = tile_of(tiles, ALONG, ACROSS)
+    first, x, y = tile_of(tiles, ALONG, ACROSS, TILES)
     across = tl.minimum(y, height - 1)
     if tl.load(row) != 0:
         sigma = tl.load(row + 2)
         start = made + (sample.to(tl.int64) * CHANNELS + plane) * height * width
-        r = tl.zeros((ALONG, ACROSS), tl.float32)
+        r = tl.zeros((ACROSS, ALONG), tl.float32)
         g = r
         b = r
         for channel in range(3 if RGB else 1):
@@ -157,8 +156,8 @@ def blur_rows_kernel(
             r, g, b = r * (1 / 255), g * (1 / 255), b * (1 / 255)
     else:
         pixel = source + sample.to(tl.int64) * source_b + plane * source_c
-        pixel += across * source_h + tl.minimum(x, width - 1) * SOURCE_W
-        r, g, b = untouched_pixels(pixel, source_c, SCALE, RGB)
+        pixel += across * source_h + x * SOURCE_W
+        r, g, b = untouched_pixels(pixel, x < width, source_c, SCALE, RGB)
     stored(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
 
 
@@ -167,7 +166,7 @@ def blur_kernel(
     source, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr,
     SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr,
-    RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, WAY: tl.constexpr,
+    RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Blur along both axes at once.
 
@@ -180,12 +179,12 @@ def blur_kernel(
         skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
             return
-    first, y, x = tile_of(tiles, ALONG, ACROSS)
+    first, y, x = tile_of(tiles, ALONG, ACROSS, TILES)
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     if tl.load(row) != 0:
         sigma_y = tl.load(row + 1)
         sigma_x = tl.load(row + 2)
-        r = tl.zeros((ALONG, ACROSS), tl.float32)
+        r = tl.zeros((ACROSS, ALONG), tl.float32)
         g = r
         b = r
         for channel in range(3 if RGB else 1):
@@ -197,8 +196,8 @@ def blur_kernel(
         if SCALE:
             r, g, b = r * (1 / 255), g * (1 / 255), b * (1 / 255)
     else:
-        pixel = pointer + tl.minimum(y, height - 1) * source_h + tl.minimum(x, width - 1) * SOURCE_W
-        r, g, b = untouched_pixels(pixel, source_c, SCALE, RGB)
+        pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
+        r, g, b = untouched_pixels(pixel, x < width, source_c, SCALE, RGB)
     stored(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
 
 
@@ -244,13 +243,13 @@ def _blurring_twice(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Ten
     batch, channels, height, width = source.shape
     down, across = op.kernel_size
     border = BORDERS[op.border]
-    wide, tiles = tiles_of(height, width)
+    wide, blocks, tile = tiles_of(step, height, width)
     columns = Launch(
         blur_columns_kernel,
-        (tiles, batch, channels),
+        (blocks, batch, channels),
         (height, width, wide, rows.stride(0), *source.stride()[:3]),
-        {**reading_tiles(step, source), "BORDER": border, "TAPS": down},
-        warps=1,
+        {**reading(step, source), "WAY": step.way, **tile, "BORDER": border, "TAPS": down},
+        warps=tile["TILES"],
     )
     constants = {"TAPS": across, "BORDER": border}
     return columns, storing_launch(blur_rows_kernel, step, source, rows, out, constants, along_x=True)

@@ -1,8 +1,11 @@
 """What the kernels of filters share: the tile of a block, reading beyond the border, storing, and a launch's arguments.
 
-A block is one warp, with a tile whose first axis is the one filtered along and lies in one thread's registers. So every line of
+A block is one warp, with a tile whose last axis is the one filtered along and lies in one thread's registers. So every line of
 the source is read once a tile, and added to the outputs that it reaches with weights that are the same in all threads: a
-neighbourhood takes one multiplication a tap and no shuffle. Loops over lines are unrolled for the compiler to see this.
+neighbourhood takes one multiplication a tap and no shuffle. Loops over lines are unrolled for the compiler to see this. Where
+it cannot see in which order places follow one another, as in a table, Triton 3.6 spreads a warp along the first axis.
+
+Where samples are skipped, a block is several warps with a tile each, one behind the other along the first axis.
 """
 
 from typing import Any
@@ -11,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fusion.backends.triton.launch import Launch, reading, storing
+from gpuaug.fusion.backends.triton.launch import Launch, storing
 from gpuaug.fusion.backends.triton.pixel_math import as_float, byte_share
 from gpuaug.fusion.backends.triton.points import points
 from gpuaug.fusion.ops.base import FrontOp
@@ -23,6 +26,9 @@ ALONG = 16
 ACROSS = 32
 """Outputs of a tile side by side: a multiple of the threads in a warp."""
 
+TILES = 8
+"""Most tiles of a block of a pass that skips samples, a power of two: blocks that find nothing to do are fewer by that."""
+
 BORDERS = {"constant": 0, "reflect": 1, "replicate": 2, "circular": 3}
 
 SIZES = ("height", "width", "tiles", "row_stride")
@@ -31,13 +37,18 @@ POINTERS = ("source", "made", "out", "rows")
 
 
 @triton.jit
-def tile_of(tiles, ALONG: tl.constexpr, ACROSS: tl.constexpr):
-    """The outputs of this block's tile: the first one along, all along (ALONG, 1), and all across (1, ACROSS).
+def tile_of(tiles, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr):
+    """The outputs of this block's tiles: the first ones along, all along (ACROSS or 1, ALONG), and all across (ACROSS, 1).
 
-    ``tiles``: how many tiles lie side by side.
+    ``tiles``: how many tiles lie side by side. ``ACROSS`` is that of all ``TILES`` of the block.
     """
-    first = tl.program_id(0) // tiles * ALONG
-    return first, first + tl.arange(0, ALONG)[:, None], tl.program_id(0) % tiles * ACROSS + tl.arange(0, ACROSS)[None, :]
+    at = tl.arange(0, ACROSS)[:, None]
+    each: tl.constexpr = ACROSS // TILES
+    tile = tl.program_id(0)
+    if TILES > 1:
+        tile = tile * TILES + at // each
+    first = tile // tiles * ALONG
+    return first, first + tl.arange(0, ALONG)[None, :], tile % tiles * each + at % each
 
 
 @triton.jit
@@ -62,18 +73,21 @@ def read(pointer, inside, BORDER: tl.constexpr, SCALE: tl.constexpr):
 
 
 @triton.jit
-def untouched(pointer, SCALE: tl.constexpr):
-    """One channel of a sample that is skipped: in [0, 1] as torch divides bytes, bit for bit."""
-    value = as_float(tl.load(pointer), SCALE)
+def untouched(pointer, SCALE: tl.constexpr, live=None):
+    """One channel of a sample that is skipped: in [0, 1] as torch divides bytes, bit for bit; anything where not ``live``."""
+    value = as_float(tl.load(pointer, mask=live), SCALE)
     return byte_share(value) if SCALE else value
 
 
 @triton.jit
-def untouched_pixels(pointer, source_c, SCALE: tl.constexpr, RGB: tl.constexpr):
-    """``untouched`` of three channels; or one channel and two copies."""
-    r = untouched(pointer, SCALE)
+def untouched_pixels(pointer, live, source_c, SCALE: tl.constexpr, RGB: tl.constexpr):
+    """``untouched`` of three channels; or one channel and two copies.
+
+    ``live``: which pixels lie inside along x. Were they clamped, the compiler would not see that they follow one another.
+    """
+    r = untouched(pointer, SCALE, live)
     if RGB:
-        return r, untouched(pointer + source_c, SCALE), untouched(pointer + 2 * source_c, SCALE)
+        return r, untouched(pointer + source_c, SCALE, live), untouched(pointer + 2 * source_c, SCALE, live)
     return r, r, r
 
 
@@ -103,15 +117,12 @@ def stored(
         tl.store(pixel + 2 * out_c, b.to(out.dtype.element_ty), mask=live)
 
 
-def tiles_of(along: int, across: int) -> tuple[int, int]:
-    """Tiles side by side, and tiles in all, of a plane with this many outputs along and across."""
+def tiles_of(step: OpPass[FrontOp], along: int, across: int) -> tuple[int, int, dict[str, int]]:
+    """Tiles side by side, blocks, and a block's constants, for planes with this many outputs along and across."""
     wide = triton.cdiv(across, ACROSS)
-    return wide, wide * triton.cdiv(along, ALONG)
-
-
-def reading_tiles(step: OpPass[FrontOp], source: Tensor) -> dict[str, Any]:
-    """The constants of every kernel that reads tiles of the source."""
-    return {**reading(step, source), "WAY": step.way, "ALONG": ALONG, "ACROSS": ACROSS}
+    tiles = wide * triton.cdiv(along, ALONG)
+    each = min(TILES, triton.next_power_of_2(tiles)) if step.way >= 0 else 1
+    return wide, triton.cdiv(tiles, each), {"ALONG": ALONG, "ACROSS": ACROSS * each, "TILES": each}
 
 
 def storing_launch(
@@ -136,8 +147,8 @@ def storing_launch(
         along_x: Whether tiles lie along x, not along y.
     """
     batch, _, height, width = source.shape
-    wide, tiles = tiles_of(width, height) if along_x else tiles_of(height, width)
+    wide, blocks, tile = tiles_of(step, width, height) if along_x else tiles_of(step, height, width)
     shared, planes = storing(step, source, out)
     numbers = (height, width, wide, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
-    constants = {**shared, "WAY": step.way, "ALONG": ALONG, "ACROSS": ACROSS, **constants}
-    return Launch(kernel, (tiles, batch, planes), numbers, constants, warps=1)
+    constants = {**shared, "WAY": step.way, **tile, **constants}
+    return Launch(kernel, (blocks, batch, planes), numbers, constants, warps=tile["TILES"])

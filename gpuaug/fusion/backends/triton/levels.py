@@ -20,13 +20,22 @@ from gpuaug.fusion.backends.triton.filter_tiles import (
     untouched_pixels,
 )
 from gpuaug.fusion.backends.triton.launch import Launch, prepared, reading
-from gpuaug.fusion.backends.triton.pixel_math import as_float, byte_share, unit
+from gpuaug.fusion.backends.triton.pixel_math import (
+    LEVELS,
+    as_float,
+    byte_share,
+    level_of,
+    spread,
+    tile_side,
+    tiles_between,
+    unit,
+)
 from gpuaug.fusion.backends.triton.taps import buffers
 from gpuaug.fusion.ops import filters
-from gpuaug.fusion.ops.filters import AutoContrast, Clahe, Equalize, LevelsOp
+from gpuaug.fusion.ops.filters import AutoContrast, Clahe, Equalize, EqualizeOrContrast, LevelsOp
 from gpuaug.fusion.plan import OpPass
 
-LEVELS = tl.constexpr(filters.LEVELS)
+EQUALIZE = tl.constexpr(filters.EQUALIZE)
 
 BLOCK = 2048
 """Pixels that a block reads at once."""
@@ -34,14 +43,11 @@ BLOCK = 2048
 TILE_BLOCK = 512
 """The same of one tile, which has some hundreds."""
 
+PART, MOST_PARTS = 8192, 8
+"""Pixels that a block counts, and most blocks of a channel, in a pass that skips samples: it has few channels to count."""
+
 NUMBERS = ("height", "width", "row_stride", "source_b", "source_c", "source_h")
 TABLES = ("source", "tables", "rows")
-
-
-@triton.jit
-def level_of(value, FACTOR: tl.constexpr, OFFSET: tl.constexpr):
-    """The level of a byte for a number in [0, 1]; 0 of one that is no number."""
-    return (tl.where(value == value, value, 0.0) * FACTOR + OFFSET).to(tl.int32)
 
 
 @triton.jit
@@ -73,12 +79,14 @@ def counted(
 def table_kernel(
     source, tables, rows, height, width, row_stride, source_b, source_c, source_h,
     SOURCE_W: tl.constexpr, SCALE: tl.constexpr, CHANNELS: tl.constexpr, ENTRIES: tl.constexpr,
-    FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr, EPSILON: tl.constexpr, BLOCK: tl.constexpr,
-    WAY: tl.constexpr,
+    FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr, EITHER: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
-    """Make the table of a channel: what its levels become, -1 where values stay; or its least and its most.
+    """Make the table of a channel: what its levels become; or its least and its most. ``EITHER``: as the sample picked.
 
-    Grid: (samples, planes).
+    With several ``PARTS`` the table of each: how many pixels have which level, int32; or the least and the most.
+
+    Grid: (samples, planes, parts).
     """
     sample = tl.program_id(0)
     plane = tl.program_id(1)
@@ -86,23 +94,21 @@ def table_kernel(
         skipped, source, _ = buffers(rows + sample * row_stride + WAY, source, source_b, tables, 0, tl.num_programs(0))
         if skipped:
             return
-    table = tables + (sample * CHANNELS + plane) * ENTRIES
+    part = tl.program_id(2)
+    table = tables + ((sample.to(tl.int64) * CHANNELS + plane) * PARTS + part) * ENTRIES
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
+    if PARTS > 1:
+        lines = (height + PARTS - 1) // PARTS
+        pointer += part * lines * source_h
+        height = tl.maximum(tl.minimum(height - part * lines, lines), 0)
     pixels = height * width
-    if tl.load(rows + sample * row_stride) != 0:
-        if ENTRIES == LEVELS:
-            at = tl.arange(0, ENTRIES)
-            counts = counted(
-                pointer, 0, 0, height, width, height, width, source_h, SOURCE_W, SCALE, FACTOR, OFFSET, False, BLOCK
-            )
-            last = tl.max(tl.where(counts > 0, at, 0), 0)
-            step = (pixels - tl.sum(tl.where(at == last, counts, 0), 0)) // 255
-            spread = (tl.cumsum(counts, 0) - counts + step // 2) // tl.maximum(step, 1)
-            spread = tl.where(step == 0, at, tl.minimum(spread, 255)).to(tl.float32)
-            share = tl.div_rn(spread, 255.0 + 0.0 * spread)
-            if KEEPS:
-                share = tl.where(step == 0, -1.0, share)
-            tl.store(table + at, share)
+    picked = tl.load(rows + sample * row_stride)
+    if picked != 0:
+        if picked == EQUALIZE if EITHER else ENTRIES == LEVELS:
+            made = counted(pointer, 0, 0, height, width, height, width, source_h, SOURCE_W, SCALE, FACTOR, OFFSET, False, BLOCK)
+            if PARTS == 1:
+                made = spread(made, pixels, KEEPS)
+            tl.store(table + tl.arange(0, ENTRIES), made)
         else:
             least = tl.full((BLOCK,), float("inf"), tl.float32)
             most = tl.full((BLOCK,), float("-inf"), tl.float32)
@@ -113,20 +119,9 @@ def table_kernel(
                 least = tl.minimum(least, value)
                 most = tl.maximum(most, value)
                 holes = tl.where(value == value, holes, 1)
-            low = tl.min(least, 0)
-            high = tl.max(most, 0)
-            if EPSILON == 0:
-                flat = low == high
-                low = tl.where(flat, 0.0, low)
-                high = tl.where(flat, 1.0, high)
-            tl.store(table, tl.where(tl.max(holes, 0) == 0, low, float("nan")))
-            tl.store(table + 1, high)
-
-
-@triton.jit
-def tile_side(length, COUNT: tl.constexpr):
-    """Pixels along one side of a tile, for ``COUNT`` tiles along an axis."""
-    return (length + COUNT - 1) // COUNT
+            range_of = table.to(tl.pointer_type(tl.float32))
+            tl.store(range_of, tl.where(tl.max(holes, 0) == 0, tl.min(least, 0), float("nan")))
+            tl.store(range_of + 1, tl.max(most, 0))
 
 
 @triton.jit(do_not_specialize=[*NUMBERS], do_not_specialize_on_alignment=[*TABLES])
@@ -171,19 +166,37 @@ def tile_table_kernel(
 
 
 @triton.jit
-def levelled(
-    value, table, ENTRIES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr,
-    EPSILON: tl.constexpr, CLIP: tl.constexpr,
-):  # fmt: skip
-    """A channel's pixels through its table."""
-    if ENTRIES == LEVELS:
-        clamped = unit(value)
-        made = tl.load(table + level_of(clamped, FACTOR, OFFSET))
-        if KEEPS:
-            made = tl.where(made < 0, tl.div_rn(clamped * 255.0, 255.0 + 0.0 * clamped), made)
-        return tl.where(value == value, made, value)
+def equalized(value, table, pixels, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr, PARTS: tl.constexpr):
+    """A channel's pixels through its table, or through that of its parts."""
+    clamped = unit(value)
+    level = level_of(clamped, FACTOR, OFFSET)
+    if PARTS == 1:
+        made = tl.load(table + level)
+    else:
+        at = tl.arange(0, LEVELS)
+        counts = tl.load(table + at)
+        for part in tl.static_range(1, PARTS):
+            counts += tl.load(table + part * LEVELS + at)
+        made = tl.reshape(tl.gather(spread(counts, pixels, KEEPS), tl.ravel(level), 0), level.shape)
+    if KEEPS:
+        made = tl.where(made < 0, tl.div_rn(clamped * 255.0, 255.0 + 0.0 * clamped), made)
+    return tl.where(value == value, made, value)
+
+
+@triton.jit
+def stretched(value, table, ENTRIES: tl.constexpr, EPSILON: tl.constexpr, CLIP: tl.constexpr, PARTS: tl.constexpr):
+    """A channel's pixels from between its least and its most to between 0 and 1."""
+    table = table.to(tl.pointer_type(tl.float32))
     least = tl.load(table)
-    made = tl.div_rn(value - least, (tl.load(table + 1) - least + EPSILON) + 0.0 * value)
+    most = tl.load(table + 1)
+    for part in tl.static_range(1, PARTS):
+        least = tl.minimum(least, tl.load(table + part * ENTRIES), propagate_nan=tl.PropagateNan.ALL)
+        most = tl.maximum(most, tl.load(table + part * ENTRIES + 1))
+    if EPSILON == 0:
+        flat = least == most
+        least = tl.where(flat, 0.0, least)
+        most = tl.where(flat, 1.0, most)
+    made = tl.div_rn(value - least, (most - least + EPSILON) + 0.0 * value)
     if CLIP:
         made = unit(made)
     return made
@@ -194,10 +207,10 @@ def levels_kernel(
     source, made, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
-    ENTRIES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr, EPSILON: tl.constexpr,
-    CLIP: tl.constexpr, WAY: tl.constexpr,
+    TILES: tl.constexpr, ENTRIES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr,
+    EPSILON: tl.constexpr, CLIP: tl.constexpr, EITHER: tl.constexpr, PARTS: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
-    """Take pixels through the tables that ``table_kernel`` made.
+    """Take pixels through the tables that ``table_kernel`` made, or through those of the counts of ``PARTS``.
 
     Grid: (tiles of an image, samples, planes; one plane where a block makes all three).
     """
@@ -208,31 +221,21 @@ def levels_kernel(
         skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
             return
-    _, y, x = tile_of(tiles, ALONG, ACROSS)
+    _, y, x = tile_of(tiles, ALONG, ACROSS, TILES)
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
-    pixel = pointer + tl.minimum(y, height - 1) * source_h + tl.minimum(x, width - 1) * SOURCE_W
-    r, g, b = untouched_pixels(pixel, source_c, SCALE, RGB)
-    if tl.load(row) != 0:
-        table = made + (sample * CHANNELS + plane) * ENTRIES
-        r = levelled(r, table, ENTRIES, FACTOR, OFFSET, KEEPS, EPSILON, CLIP)
-        if RGB:
-            g = levelled(g, table + ENTRIES, ENTRIES, FACTOR, OFFSET, KEEPS, EPSILON, CLIP)
-            b = levelled(b, table + 2 * ENTRIES, ENTRIES, FACTOR, OFFSET, KEEPS, EPSILON, CLIP)
+    pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
+    r, g, b = untouched_pixels(pixel, x < width, source_c, SCALE, RGB)
+    picked = tl.load(row)
+    if picked != 0:
+        for channel in range(3 if RGB else 1):
+            table = made + (sample.to(tl.int64) * CHANNELS + plane + channel) * (PARTS * ENTRIES)
+            value = tl.where(channel == 0, r, tl.where(channel == 1, g, b)) if RGB else r
+            if picked == EQUALIZE if EITHER else ENTRIES == LEVELS:
+                value = equalized(value, table, height * width, FACTOR, OFFSET, KEEPS, PARTS)
+            else:
+                value = stretched(value, table, ENTRIES, EPSILON, CLIP, PARTS)
+            r, g, b = placed(value, channel, r, g, b, RGB)
     stored(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
-
-
-@triton.jit
-def tiles_between(at, length, COUNT: tl.constexpr):
-    """The two tiles whose centres pixels of an axis lie between, or twice the outermost, and the share of the first.
-
-    Pixels of a block that lie behind the image have the tiles of its last one.
-    """
-    at = tl.minimum(at, length - 1)
-    double = 2 * tile_side(length, COUNT)
-    place = 2 * at + 1 + double // 2
-    second = place // double
-    share = tl.div_rn((double - place % double).to(tl.float32), double + 0.0 * at)
-    return tl.maximum(second - 1, 0), tl.minimum(second, COUNT - 1), share
 
 
 @triton.jit
@@ -256,7 +259,8 @@ def clahe_kernel(
     source, made, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
-    FACTOR: tl.constexpr, OFFSET: tl.constexpr, GRID_H: tl.constexpr, GRID_W: tl.constexpr, WAY: tl.constexpr,
+    TILES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, GRID_H: tl.constexpr, GRID_W: tl.constexpr,
+    WAY: tl.constexpr,
 ):  # fmt: skip
     """Take pixels through the tables that ``tile_table_kernel`` made.
 
@@ -269,30 +273,32 @@ def clahe_kernel(
         skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
             return
-    _, y, x = tile_of(tiles, ALONG, ACROSS)
+    _, y, x = tile_of(tiles, ALONG, ACROSS, TILES)
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
-    pixel = pointer + tl.minimum(y, height - 1) * source_h + tl.minimum(x, width - 1) * SOURCE_W
+    pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
     if tl.load(row) != 0:
         entries: tl.constexpr = GRID_H * GRID_W * LEVELS
         table = made + (sample.to(tl.int64) * CHANNELS + plane) * entries
         top, bottom, upper_share = tiles_between(y, height, GRID_H)
         left, right, left_share = tiles_between(x, width, GRID_W)
-        r = tl.zeros((ALONG, ACROSS), tl.float32)
+        r = tl.zeros((ACROSS, ALONG), tl.float32)
         g = r
         b = r
         for channel in range(3 if RGB else 1):
-            value = untouched(pixel + channel * source_c, SCALE)
+            value = untouched(pixel + channel * source_c, SCALE, x < width)
             own = table + channel * entries
             value = tiled(value, own, top, bottom, upper_share, left, right, left_share, GRID_W, FACTOR, OFFSET)
             r, g, b = placed(value, channel, r, g, b, RGB)
     else:
-        r, g, b = untouched_pixels(pixel, source_c, SCALE, RGB)
+        r, g, b = untouched_pixels(pixel, x < width, source_c, SCALE, RGB)
     stored(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
 
 
 class _Levelling(NamedTuple):
     tables: Launch
     pixels: Launch
+    entries: int
+    """Length of a channel's tables, with those of its parts."""
     dtype: torch.dtype
     """Of the tables."""
 
@@ -303,7 +309,7 @@ def level(step: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tensor) -> 
     Arguments, shapes and the number returned are those of ``gpuaug.fusion.backends.triton.blur.blur``.
     """
     found = prepared(step, source, rows, out, _levelling)
-    tables = torch.empty((*source.shape[:2], step.front.entries), dtype=found.dtype, device=source.device)
+    tables = torch.empty((*source.shape[:2], found.entries), dtype=found.dtype, device=source.device)
     found.tables((source, tables, rows))
     found.pixels((source, tables, out, rows))
     return 2
@@ -323,12 +329,14 @@ def _levelling(step: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tensor
         tables = Launch(
             tile_table_kernel, grid, numbers, {**own, **settings, "WAY": step.way, "BLOCK": TILE_BLOCK}, fused=False
         )
-        return _Levelling(tables, storing_launch(clahe_kernel, step, source, rows, out, settings), torch.uint8)
-    settings |= {
-        "ENTRIES": op.entries,
-        "KEEPS": op.keeps_values if isinstance(op, Equalize) else True,
-        "EPSILON": op.epsilon if isinstance(op, AutoContrast) else 0.0,
-    }
-    tables = Launch(table_kernel, (batch, channels, 1), numbers, {**own, **settings, "WAY": step.way, "BLOCK": BLOCK}, warps=8)
-    clips = {"CLIP": isinstance(op, AutoContrast) and op.clips}
-    return _Levelling(tables, storing_launch(levels_kernel, step, source, rows, out, {**settings, **clips}), torch.float32)
+        return _Levelling(tables, storing_launch(clahe_kernel, step, source, rows, out, settings), op.entries, torch.uint8)
+    parts = min(triton.cdiv(height * width, PART), MOST_PARTS) if step.way >= 0 else 1
+    equalize, contrast = op.picks if isinstance(op, EqualizeOrContrast) else (op, op)
+    keeps = isinstance(equalize, Equalize) and equalize.keeps_values
+    settings |= {"ENTRIES": op.entries, "KEEPS": keeps, "PARTS": parts, "EITHER": equalize is not contrast}
+    constants = {**own, **settings, "WAY": step.way, "BLOCK": BLOCK}
+    tables = Launch(table_kernel, (batch, channels, parts), numbers, constants, warps=8)
+    epsilon, clip = (contrast.epsilon, contrast.clips) if isinstance(contrast, AutoContrast) else (0.0, False)
+    settings |= {"EPSILON": epsilon, "CLIP": clip}
+    dtype = torch.int32 if parts > 1 and isinstance(equalize, Equalize) else torch.float32
+    return _Levelling(tables, storing_launch(levels_kernel, step, source, rows, out, settings), parts * op.entries, dtype)

@@ -1,4 +1,4 @@
-"""Arithmetic on pixel values that kernels share: bytes to floats, clamps, colours and noise. Nothing here loads or stores."""
+"""Arithmetic that kernels share: bytes to floats, clamps, levels and their tiles, colours, noise. Nothing loads or stores."""
 
 import os
 
@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from gpuaug.fusion.ops import channel as channels
-from gpuaug.fusion.ops import color_jitter, noise
+from gpuaug.fusion.ops import color_jitter, filters, noise
 
 CLEAN = tl.constexpr(color_jitter.CLEAN)
 COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
@@ -21,6 +21,7 @@ TORCHVISION_RED = tl.constexpr(channels.TORCHVISION_RED)
 TORCHVISION_GREY = tl.constexpr(color_jitter.TORCHVISION_GREY)
 GREEN = tl.constexpr(channels.GREY[1])
 BLUE = tl.constexpr(channels.GREY[2])
+LEVELS = tl.constexpr(filters.LEVELS)
 
 
 @triton.jit
@@ -44,6 +45,44 @@ def unit(v):
     """Clamp to [0, 1]; NaN stays NaN, as in torch."""
     v = tl.maximum(v, 0.0, propagate_nan=tl.PropagateNan.ALL)
     return tl.minimum(v, 1.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def level_of(value, FACTOR: tl.constexpr, OFFSET: tl.constexpr):
+    """The level of a byte for a number in [0, 1]; 0 of one that is no number."""
+    return (tl.where(value == value, value, 0.0) * FACTOR + OFFSET).to(tl.int32)
+
+
+@triton.jit
+def spread(counts, pixels, KEEPS: tl.constexpr):
+    """What the levels of a channel become, (LEVELS,) float32, from the pixels that have each; -1 where values stay."""
+    at = tl.arange(0, LEVELS)
+    last = tl.max(tl.where(counts > 0, at, 0), 0)
+    step = (pixels - tl.sum(tl.where(at == last, counts, 0), 0)) // 255
+    levels = (tl.cumsum(counts, 0) - counts + step // 2) // tl.maximum(step, 1)
+    levels = tl.where(step == 0, at, tl.minimum(levels, 255)).to(tl.float32)
+    share = tl.div_rn(levels, 255.0 + 0.0 * levels)
+    return tl.where(step == 0, -1.0, share) if KEEPS else share
+
+
+@triton.jit
+def tile_side(length, COUNT: tl.constexpr):
+    """Pixels along one side of a tile, for ``COUNT`` tiles along an axis."""
+    return (length + COUNT - 1) // COUNT
+
+
+@triton.jit
+def tiles_between(at, length, COUNT: tl.constexpr):
+    """The two tiles whose centres pixels of an axis lie between, or twice the outermost, and the share of the first.
+
+    Pixels of a block that lie behind the image have the tiles of its last one.
+    """
+    at = tl.minimum(at, length - 1)
+    double = 2 * tile_side(length, COUNT)
+    place = 2 * at + 1 + double // 2
+    second = place // double
+    share = tl.div_rn((double - place % double).to(tl.float32), double + 0.0 * at)
+    return tl.maximum(second - 1, 0), tl.minimum(second, COUNT - 1), share
 
 
 @triton.jit

@@ -29,9 +29,9 @@ def sharpened(
     SOURCE_W: tl.constexpr, SCALE: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """A tile of one plane: clamped, smoothed inside the border, mixed."""
-    place = tl.arange(0, ALONG)[:, None]
-    total = tl.zeros((ALONG, ACROSS), tl.float32)
-    centre = tl.zeros((ALONG, ACROSS), tl.float32)
+    place = tl.arange(0, ALONG)[None, :]
+    total = tl.zeros((ACROSS, ALONG), tl.float32)
+    centre = tl.zeros((ACROSS, ALONG), tl.float32)
     for position in tl.static_range(ALONG + 2):
         start = pointer + bordered(first + (position - 1), height, 2) * step
         left = read(start + bordered(x - 1, width, 2) * SOURCE_W, True, 2, SCALE)
@@ -56,7 +56,7 @@ def sharpness_kernel(
     source, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
-    WAY: tl.constexpr,
+    TILES: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Sharpen.
 
@@ -69,11 +69,11 @@ def sharpness_kernel(
         skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
             return
-    first, y, x = tile_of(tiles, ALONG, ACROSS)
+    first, y, x = tile_of(tiles, ALONG, ACROSS, TILES)
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     if tl.load(row) != 0:
         factor = tl.load(row + 1)
-        r = tl.zeros((ALONG, ACROSS), tl.float32)
+        r = tl.zeros((ACROSS, ALONG), tl.float32)
         g = r
         b = r
         for channel in range(3 if RGB else 1):
@@ -81,8 +81,8 @@ def sharpness_kernel(
             value = sharpened(at, first, x, height, width, source_h, factor, SOURCE_W, SCALE, ALONG, ACROSS)
             r, g, b = placed(value, channel, r, g, b, RGB)
     else:
-        pixel = pointer + tl.minimum(y, height - 1) * source_h + tl.minimum(x, width - 1) * SOURCE_W
-        r, g, b = untouched_pixels(pixel, source_c, SCALE, RGB)
+        pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
+        r, g, b = untouched_pixels(pixel, x < width, source_c, SCALE, RGB)
     stored(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
 
 

@@ -22,10 +22,12 @@ def shrink_blocks():
     backend.TILES = dict.fromkeys(backend.TILES, (16, 32))
     backend.COLOUR_TILE = (16, 32)
     backend.REST_BLOCK = 256
-    filter_tiles.ACROSS = 64
+    filter_tiles.ALONG = 8
+    filter_tiles.TILES = 2
     boxes.BLOCK = 32
     levels.BLOCK = 256
     levels.TILE_BLOCK = 64
+    levels.PART = 110
 
 
 def leave_out_overflow_checks():
