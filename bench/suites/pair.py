@@ -2,10 +2,10 @@
 
     python -m bench pair ../before --json bench/results/pairs/rooms.json
 
-Rows of the suites ``augment``, ``ragged``, ``feeds`` and ``classifier`` that run through gpuaug, each in two processes that
-live at the same time: one imports gpuaug from the other checkout, one from this. They take turns, a window each, so that drift
-affects both equally. Both are started anew several times, to average over differences between processes (streams of the pool,
-memory).
+Rows of the suites ``augment``, ``ragged``, ``feeds``, ``classifier`` and ``launch_bound`` that run through gpuaug, each in two
+processes that live at the same time: one imports gpuaug from the other checkout, one from this. They take turns, a window each,
+so that drift affects both equally. Both are started anew several times, to average over differences between processes (streams
+of the pool, memory).
 
 Figures of a row: images a second of both, this checkout's rate over the other's with its 95 % interval over the pairs of
 processes, and for both the kernels and the allocations of one batch. ``ratio_low`` is the interval's lower end.

@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torchvision import models as torchvision_models
 
 import gpuaug
 from bench.data import loaders, models, pipelines, random_images
@@ -78,6 +79,25 @@ def classifier(_case: str, options: Namespace, stack: ExitStack) -> Iterator[int
         yield len(labels)
 
 
+def launch_bound(case: str, options: Namespace, stack: ExitStack) -> Iterator[int]:
+    """A ResNet-18 trained on the same images in steps that wait for the host, behind a loader with or without a stage."""
+    side, device = min(224, options.size), options.device
+    fused = gpuaug.fuse(pipelines.classification_kornia(side, cropping="slice"), dtype=torch.bfloat16)
+    loader = loaders.endless(random_images.RepeatedRandomImages(options.size), CLASSIFIER_BATCH, options, pin=False)
+    stages = [fused] if case == "fused" else []
+    streamed = stack.enter_context(gpuaug.StreamedLoader(loader, stages, device=device))
+    model = torchvision_models.resnet18().to(device, memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    images = torch.randn(CLASSIFIER_BATCH, 3, side, side, device=device).contiguous(memory_format=torch.channels_last)
+    for _, labels in streamed:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            loss = torch.nn.functional.cross_entropy(model(images), labels.long())
+        loss.backward()
+        optimizer.step()
+        yield len(labels)
+
+
 ROWS: dict[str, tuple[Callable[[str, Namespace, ExitStack], Iterator[int]], str, bool]] = {
     "augment, seed": (augment, "seed", False),
     "augment, cls": (augment, "cls", False),
@@ -86,6 +106,8 @@ ROWS: dict[str, tuple[Callable[[str, Namespace, ExitStack], Iterator[int]], str,
     "ragged, antialiased": (ragged, "antialiased", False),
     "feeds": (feeds, "", True),
     "classifier": (classifier, "", True),
+    "launch-bound": (launch_bound, "", True),
+    "launch-bound, fused": (launch_bound, "fused", True),
 }
 """Name of a row: (its steps, its case, whether batches that queue up between windows must be discarded)."""
 

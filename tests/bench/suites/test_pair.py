@@ -23,7 +23,10 @@ def test_ratio_is_that_of_the_pairs_of_processes_with_its_interval():
     assert one["ratio"] == one["ratio_low"] == one["ratio_high"] == pytest.approx(1.1)
 
 
-@pytest.mark.parametrize("name", ["augment, cls", "ragged", pytest.param("classifier", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    ["augment, cls", "ragged", *(pytest.param(name, marks=pytest.mark.slow) for name in ("classifier", "launch-bound, fused"))],
+)
 def test_a_process_answers_windows_of_its_rows(name, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["pair_child", *FLAGS, "--rows", name])
     requests = [{"row": name, "seconds": 0.01}, {"row": name, "count": True}]
