@@ -1,9 +1,9 @@
 """The queue between the thread that pulls batches and the training thread."""
 
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from time import perf_counter, sleep
 from typing import Any
 
 QUEUED = 2
@@ -41,7 +41,7 @@ class Mailbox:
     """
 
     def __init__(self) -> None:
-        self._pause_s, self._refilled_s = 0.0, perf_counter()
+        self._pause_s, self._refilled_s = 0.0, time.perf_counter()
         self._items: SimpleQueue[Pulled] = SimpleQueue()
         self._places: SimpleQueue[None] = SimpleQueue()
         self._taken = QUEUED
@@ -57,7 +57,7 @@ class Mailbox:
         self._places.get()
         pause_s = self._pause_s - pull_s
         if pause_s > 0 and not self._items.empty():
-            sleep(pause_s)
+            time.sleep(pause_s)
         return not self._closed
 
     def put(self, item: Pulled) -> None:
@@ -77,7 +77,7 @@ class Mailbox:
 
     def refill(self) -> None:
         """Free the places of items that were taken, as a step begins."""
-        now_s = perf_counter()
+        now_s = time.perf_counter()
         self._pause_s, self._refilled_s = min(PAUSE * (now_s - self._refilled_s), MOST_PAUSE_S), now_s
         for _ in range(self._taken):
             self._places.put(None)

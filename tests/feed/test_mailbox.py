@@ -1,5 +1,7 @@
 """The queue between the feed's thread and the training thread: when the thread waits before it pulls."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from gpuaug.feed import mailbox
@@ -14,8 +16,7 @@ def pauses(monkeypatch):
         now_s = 100.0
 
     made = Pauses()
-    monkeypatch.setattr(mailbox, "perf_counter", lambda: made.now_s)
-    monkeypatch.setattr(mailbox, "sleep", made.append)
+    monkeypatch.setattr(mailbox, "time", SimpleNamespace(perf_counter=lambda: made.now_s, sleep=made.append))
     return made
 
 

@@ -11,11 +11,11 @@ from functools import partial
 import torch
 
 from gpuaug.core import streams
-from gpuaug.feed import prefetch
+from gpuaug.feed import mailbox, prefetch
 from gpuaug.loader import iterator
 from gpuaug.profiler import measure, profile, recorder, steady_state
 
-MODULES = (streams, prefetch, iterator, measure, profile, recorder, steady_state)
+MODULES = (streams, mailbox, prefetch, iterator, measure, profile, recorder, steady_state)
 """Modules that read the host's time."""
 
 
@@ -52,12 +52,15 @@ def install(patch):
     clock = VirtualClock()
     for module in MODULES:
         patch.setattr(module, "time", clock)
-    patch.setattr(prefetch, "_Mailbox", partial(_Mailbox, clock))
+    patch.setattr(prefetch, "Mailbox", partial(Mailbox, clock))
     return clock
 
 
-class _Mailbox(prefetch._Mailbox):
-    """A queue between two threads with a time each. What is there is a matter of these, not of who runs first."""
+class Mailbox(mailbox.Mailbox):
+    """A queue between two threads with a time each. What is there is a matter of these, not of who runs first.
+
+    The thread that pulls does not pause.
+    """
 
     def __init__(self, clock):
         self._clock = clock
@@ -65,7 +68,7 @@ class _Mailbox(prefetch._Mailbox):
         self._next = None
         super().__init__()
 
-    def wait_for_place(self):
+    def wait_for_place(self, pull_s):
         given_s = self._places.get()
         if given_s is not None:  # as it is when the mailbox is closed
             self._clock.wait_until(given_s)
