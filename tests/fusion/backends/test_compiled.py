@@ -1,5 +1,8 @@
 """Every kernel compiles for a GPU, on a machine that has none: what the interpreter forgives, the compiler does not."""
 
+from functools import partial
+from threading import Barrier
+
 import kornia.augmentation as K
 import pytest
 import torch
@@ -128,6 +131,43 @@ def test_filters_read_untouched_pixels_as_they_store_them(made):
     layouts = {name: compiled.asm["ttgir"] for (name, *_), compiled in made.items()}
     assert {"sharpness_kernel", "levels_kernel"} < layouts.keys()
     assert not any("convert_layout" in layout for layout in layouts.values())
+
+
+class WaitingKernel:
+    """Stands in for a kernel: compiles only together with as many others as its barrier waits for."""
+
+    def __init__(self, kernel, barrier, ran):
+        self.name, self.arg_names, self.barrier, self.ran = kernel.__name__, kernel.arg_names, barrier, ran
+
+    def warmup(self, *args, grid, **constants):
+        self.barrier.wait(timeout=60)
+        self.ran.append("compiled")
+
+    def __getitem__(self, grid):
+        return lambda *args, **constants: self.ran.append(self.name)
+
+
+def test_kernels_of_a_plan_are_compiled_side_by_side_before_the_first_one_runs(monkeypatch):
+    names, ran = ["gather_kernel", "blur_columns_kernel", "blur_rows_kernel"], []
+    barrier = Barrier(len(names))
+    for name in names:
+        monkeypatch.setattr(KERNELS[name], name, WaitingKernel(getattr(KERNELS[name], name), barrier, ran))
+    augment, images = gpuaug.fuse([K.CenterCrop(32), K.RandomGaussianBlur((23, 23), (0.1, 2.0))]), photographs(2)
+    plan = augment._segments.at(0, Size(*images.shape), masks=False).plan
+    run = partial(backend.run, plan, images, torch.zeros(2, plan.width), torch.float32, torch.contiguous_format)
+    run()
+    assert ran == ["compiled"] * 3 + names
+    run()
+    assert ran == ["compiled"] * 3 + names + names
+
+
+def test_kernel_that_a_thread_could_not_compile_is_compiled_where_it_is_launched(monkeypatch):
+    barrier, ran = Barrier(1), []
+    barrier.abort()
+    monkeypatch.setattr(backend, "gather_kernel", WaitingKernel(backend.gather_kernel, barrier, ran))
+    monkeypatch.setattr(backend, "mask_kernel", WaitingKernel(backend.mask_kernel, barrier, ran))
+    through_both([K.CenterCrop(32)], photographs(2), torch.float32, torch.contiguous_format)
+    assert ran == ["gather_kernel", "mask_kernel"]
 
 
 @pytest.mark.parametrize(("name", "layout"), by_turns(RAGGED, ["chw", "hwc"]))

@@ -15,7 +15,7 @@ from gpuaug.fusion.backends.readers import MaskPlaces, dtype_of, viewed
 from gpuaug.fusion.backends.torch_backend import as_bits, mask_fill
 from gpuaug.fusion.backends.triton.blur import blur
 from gpuaug.fusion.backends.triton.gather import gather_kernel, mask_kernel
-from gpuaug.fusion.backends.triton.launch import Launch, on_device, prepared
+from gpuaug.fusion.backends.triton.launch import Launch, compiled_together, on_device, prepared
 from gpuaug.fusion.backends.triton.levels import level
 from gpuaug.fusion.backends.triton.mix import mix
 from gpuaug.fusion.backends.triton.second_pass import rest_kernel
@@ -74,27 +74,39 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, dtype: torch.dtype, 
         )
     if isinstance(images, Tensor) and images.dtype == torch.float64:
         images = images.float()
-    source = images
     with on_device(images.device):
-        last = len(plan.passes) - 1
-        buffers: Tensor | None = None
-        for index, step in enumerate(plan.passes):
-            shape = table.shape[0], step.out.channels, step.out.height, step.out.width
-            if index == last:
-                out = torch.empty(shape, dtype=dtype, device=images.device, memory_format=memory_format)
-            elif plan.passes[-1].way < 0:
-                out = torch.empty(shape, dtype=torch.float32, device=images.device)
-            else:  # a sample is moved between these two
-                if buffers is None:
-                    buffers = torch.empty((2, *shape), dtype=torch.float32, device=images.device)
-                out = buffers[0]
-            rows = step.rows_of(table)
-            if isinstance(step, GatherPass):
-                gather(step, source, rows, out)
-            else:
-                assert isinstance(source, Tensor), "ragged batches begin with a gather"
-                OP_KERNELS[step.front.kernel](step, viewed(source, len(table)), rows, out)
-            source = out
+        if _RAN not in plan.passes[-1].prepared:
+            with compiled_together():
+                _run(plan, images, table, dtype, memory_format)
+            plan.passes[-1].prepared[_RAN] = True
+        return _run(plan, images, table, dtype, memory_format)
+
+
+_RAN = "ran"
+"""Key of ``BasePass.prepared`` in the last pass of a plan whose kernels have been compiled."""
+
+
+def _run(plan: Plan, images: Tensor | Ragged, table: Tensor, dtype: torch.dtype, memory_format: torch.memory_format) -> Tensor:
+    source = images
+    last = len(plan.passes) - 1
+    buffers: Tensor | None = None
+    for index, step in enumerate(plan.passes):
+        shape = table.shape[0], step.out.channels, step.out.height, step.out.width
+        if index == last:
+            out = torch.empty(shape, dtype=dtype, device=images.device, memory_format=memory_format)
+        elif plan.passes[-1].way < 0:
+            out = torch.empty(shape, dtype=torch.float32, device=images.device)
+        else:  # a sample is moved between these two
+            if buffers is None:
+                buffers = torch.empty((2, *shape), dtype=torch.float32, device=images.device)
+            out = buffers[0]
+        rows = step.rows_of(table)
+        if isinstance(step, GatherPass):
+            gather(step, source, rows, out)
+        else:
+            assert isinstance(source, Tensor), "ragged batches begin with a gather"
+            OP_KERNELS[step.front.kernel](step, viewed(source, len(table)), rows, out)
+        source = out
     return out
 
 

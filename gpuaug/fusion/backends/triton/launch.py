@@ -1,7 +1,10 @@
 """Launching Triton kernels with less of the training thread's time."""
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -13,6 +16,9 @@ from gpuaug.fusion.plan import BasePass, OpPass
 
 P = TypeVar("P", bound=BasePass)
 T = TypeVar("T")
+
+_compiling: ContextVar[list[Callable[[], None]] | None] = ContextVar("_compiling", default=None)
+"""What is left to compile at the end of a block of ``compiled_together``."""
 
 
 class _Compiled(NamedTuple):
@@ -79,11 +85,41 @@ class Launch:
             return
         grid, tail = grid or self._grid, self._tail if numbers is None else tuple(numbers)
         # Said in any case, since the compiler's default differs between versions.
-        made = self._kernel[grid](*tensors, *tail, **self._constants, num_warps=self._warps, enable_fp_fusion=self._fused)
-        if made is not None:  # the interpreter compiles nothing
-            names = self._kernel.arg_names[len(tensors) + len(tail) :]
-            constants = tuple(self._constants[name] for name in names)
-            self._compiled[device] = _Compiled(made, constants, made[self._grid], (*self._tail, *constants))
+        options = {"num_warps": self._warps, "enable_fp_fusion": self._fused}
+        jobs = _compiling.get()
+        if jobs is not None:
+            compiled = partial(self._kernel.warmup, *tensors, *tail, **self._constants, **options, grid=grid)
+            jobs.append(partial(self._keep, compiled, tensors, len(tail)))
+            return
+        self._keep(partial(self._kernel[grid], *tensors, *tail, **self._constants, **options), tensors, len(tail))
+
+    def _keep(self, compiled: Callable[[], Any], tensors: Sequence[Tensor], numbers: int) -> None:
+        """Keep what a call has compiled, for every later launch."""
+        with on_device(tensors[0].device):
+            made = compiled()
+            if made is not None:  # the interpreter compiles nothing
+                names = self._kernel.arg_names[len(tensors) + numbers :]
+                constants = tuple(self._constants[name] for name in names)
+                found = _Compiled(made, constants, made[self._grid], (*self._tail, *constants))
+                self._compiled[tensors[0].get_device()] = found
+
+
+@contextmanager
+def compiled_together() -> Iterator[None]:
+    """A block in which launches that are new run nothing: at its end they are compiled, side by side.
+
+    Of Triton's compiler, only the fifth that is written in Python holds the interpreter's lock.
+    """
+    jobs: list[Callable[[], None]] = []
+    token = _compiling.set(jobs)
+    try:
+        yield
+    finally:
+        _compiling.reset(token)
+    # Whatever is raised there comes up where the kernel is launched, unless it compiles then: CPython until 3.11.8 and 3.12.2
+    # may fail to parse in several threads (https://github.com/python/cpython/issues/106905).
+    with ThreadPoolExecutor() as threads:
+        wait([threads.submit(job) for job in jobs])
 
 
 def prepared(step: P, source: Any, rows: Tensor, out: Tensor, make: Callable[[P, Any, Tensor, Tensor], T]) -> T:
