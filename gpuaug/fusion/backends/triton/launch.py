@@ -20,6 +20,9 @@ T = TypeVar("T")
 _compiling: ContextVar[list[Callable[[], None]] | None] = ContextVar("_compiling", default=None)
 """What is left to compile at the end of a block of ``compiled_together``."""
 
+_forms: set[Any] = set()
+"""What Triton has compiled: launches of the same form, which it knows by itself, need no thread."""
+
 
 class _Compiled(NamedTuple):
     """A kernel on one device, and what follows its tensors; ``runner`` and ``tail`` are for the numbers of every launch."""
@@ -84,24 +87,24 @@ class Launch:
                 found.kernel[grid or self._grid](*tensors, *tail, *found.constants)
             return
         grid, tail = grid or self._grid, self._tail if numbers is None else tuple(numbers)
+        form = (self._kernel, device, *self._constants.values(), *(tensor.dtype for tensor in tensors))
+        jobs = _compiling.get()
+        if jobs is None:
+            self._compile(form, self._kernel[grid], tensors, tail)
+        elif form not in _forms:
+            jobs.append(partial(self._compile, form, partial(self._kernel.warmup, grid=grid), tensors, tail))
+
+    def _compile(self, form: Any, compiler: Callable[..., Any], tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
         # Said in any case, since the compiler's default differs between versions.
         options = {"num_warps": self._warps, "enable_fp_fusion": self._fused}
-        jobs = _compiling.get()
-        if jobs is not None:
-            compiled = partial(self._kernel.warmup, *tensors, *tail, **self._constants, **options, grid=grid)
-            jobs.append(partial(self._keep, compiled, tensors, len(tail)))
-            return
-        self._keep(partial(self._kernel[grid], *tensors, *tail, **self._constants, **options), tensors, len(tail))
-
-    def _keep(self, compiled: Callable[[], Any], tensors: Sequence[Tensor], numbers: int) -> None:
-        """Keep what a call has compiled, for every later launch."""
         with on_device(tensors[0].device):
-            made = compiled()
+            made = compiler(*tensors, *numbers, **self._constants, **options)
             if made is not None:  # the interpreter compiles nothing
-                names = self._kernel.arg_names[len(tensors) + numbers :]
+                names = self._kernel.arg_names[len(tensors) + len(numbers) :]
                 constants = tuple(self._constants[name] for name in names)
                 found = _Compiled(made, constants, made[self._grid], (*self._tail, *constants))
                 self._compiled[tensors[0].get_device()] = found
+                _forms.add(form)
 
 
 @contextmanager
