@@ -163,11 +163,9 @@ def lsj_torchvision(size: int) -> nn.Module:
 
 
 def ssd_torchvision(size: int) -> nn.Module:
-    """The reference preset ``ssd`` of torchvision's detection without ``RandomIoUCrop``, to ``size`` pixels.
-
-    The resize at its end is otherwise the model's.
-    """
-    return _detection(v2.RandomPhotometricDistort(), v2.RandomZoomOut(fill=_FILL), v2.Resize((size, size), antialias=True))
+    """The reference preset ``ssd`` of torchvision's detection, to ``size`` pixels by the resize that is otherwise the model's."""
+    resize = v2.Resize((size, size), antialias=True)
+    return _detection(v2.RandomPhotometricDistort(), v2.RandomZoomOut(fill=_FILL), v2.RandomIoUCrop(), resize)
 
 
 _FILL = {tv_tensors.Image: (123.0, 117.0, 104.0), "others": 0}

@@ -44,7 +44,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "augment": ("bench.suites.augmentation.augment", []),
     "augment_presets": (
         "bench.suites.augmentation.augment",
-        ["--cases", "hflip,lsj,ssd,segmentation", "--batch", "256", "--repeats", "2"],
+        ["--cases", "hflip,lsj,ssd,segmentation", "--batch", "64", "--repeats", "2"],
     ),
     "ragged": ("bench.suites.augmentation.ragged", []),
     "views": ("bench.suites.augmentation.views", []),

@@ -17,8 +17,8 @@ labels of about seven objects an image:
 
 hflip          HorizontalFlip; boxes
 lsj            ScaleJitter, RandomCrop or pad to the size of the image, HorizontalFlip; boxes
-ssd            RandomPhotometricDistort, RandomZoomOut, Resize to the size of the image, HorizontalFlip; boxes. Without its
-               RandomIoUCrop, which gives images sizes of their own, and with a resize, which is the model's otherwise
+ssd            RandomPhotometricDistort, RandomZoomOut, RandomIoUCrop, Resize to the size of the image, HorizontalFlip; boxes.
+               The resize is the model's otherwise
 segmentation   RandomResize to half to twice the size, HorizontalFlip, RandomCrop or pad, Normalize; masks, int64 out
 
 Rows:
