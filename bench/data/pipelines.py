@@ -163,7 +163,7 @@ def lsj_torchvision(size: int) -> nn.Module:
 
 
 def ssd_torchvision(size: int) -> nn.Module:
-    """The reference preset ``ssd`` of torchvision's detection, to ``size`` pixels by the resize that is otherwise the model's."""
+    """The reference preset ``ssd`` of torchvision's detection, and the resize to ``size`` pixels that its model does."""
     resize = v2.Resize((size, size), antialias=True)
     return _detection(v2.RandomPhotometricDistort(), v2.RandomZoomOut(fill=_FILL), v2.RandomIoUCrop(), resize)
 

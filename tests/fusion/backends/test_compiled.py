@@ -136,38 +136,56 @@ def test_filters_read_untouched_pixels_as_they_store_them(made):
 class WaitingKernel:
     """Stands in for a kernel: compiles only together with as many others as its barrier waits for."""
 
-    def __init__(self, kernel, barrier, ran):
-        self.name, self.arg_names, self.barrier, self.ran = kernel.__name__, kernel.arg_names, barrier, ran
+    def __init__(self, name, barrier, ran, monkeypatch):
+        self.name, self.barrier, self.ran = name, barrier, ran
+        self.arg_names = getattr(KERNELS[name], name).arg_names
+        monkeypatch.setattr(KERNELS[name], name, self)
 
     def warmup(self, *args, grid, **constants):
         self.barrier.wait(timeout=60)
         self.ran.append("compiled")
+        return self
 
     def __getitem__(self, grid):
         return lambda *args, **constants: self.ran.append(self.name)
+
+
+def center_crop_run(blur, side=48):
+    """A run of a new plan: a crop, and a blur where there is one."""
+    augment, images = gpuaug.fuse([K.CenterCrop(32), *blur]), photographs(2, 3, side, side)
+    plan = augment._segments.at(0, Size(*images.shape), masks=False).plan
+    return partial(backend.run, plan, images, torch.zeros(2, plan.width), torch.float32, torch.contiguous_format)
 
 
 def test_kernels_of_a_plan_are_compiled_side_by_side_before_the_first_one_runs(monkeypatch):
     names, ran = ["gather_kernel", "blur_columns_kernel", "blur_rows_kernel"], []
     barrier = Barrier(len(names))
     for name in names:
-        monkeypatch.setattr(KERNELS[name], name, WaitingKernel(getattr(KERNELS[name], name), barrier, ran))
-    augment, images = gpuaug.fuse([K.CenterCrop(32), K.RandomGaussianBlur((23, 23), (0.1, 2.0))]), photographs(2)
-    plan = augment._segments.at(0, Size(*images.shape), masks=False).plan
-    run = partial(backend.run, plan, images, torch.zeros(2, plan.width), torch.float32, torch.contiguous_format)
+        WaitingKernel(name, barrier, ran, monkeypatch)
+    run = center_crop_run([K.RandomGaussianBlur((23, 23), (0.1, 2.0))])
     run()
     assert ran == ["compiled"] * 3 + names
     run()
     assert ran == ["compiled"] * 3 + names + names
 
 
+def test_kernels_that_have_been_compiled_for_another_size_need_no_thread(monkeypatch):
+    ran = []
+    WaitingKernel("gather_kernel", Barrier(1), ran, monkeypatch)
+    # The first size is compiled in, and all others share a kernel.
+    for side in (48, 50):
+        center_crop_run([], side)()
+    ran.clear()
+    center_crop_run([], 52)()
+    assert ran == ["gather_kernel"]
+
+
 def test_kernel_that_a_thread_could_not_compile_is_compiled_where_it_is_launched(monkeypatch):
     barrier, ran = Barrier(1), []
     barrier.abort()
-    monkeypatch.setattr(backend, "gather_kernel", WaitingKernel(backend.gather_kernel, barrier, ran))
-    monkeypatch.setattr(backend, "mask_kernel", WaitingKernel(backend.mask_kernel, barrier, ran))
-    through_both([K.CenterCrop(32)], photographs(2), torch.float32, torch.contiguous_format)
-    assert ran == ["gather_kernel", "mask_kernel"]
+    WaitingKernel("gather_kernel", barrier, ran, monkeypatch)
+    center_crop_run([])()
+    assert ran == ["gather_kernel"]
 
 
 @pytest.mark.parametrize(("name", "layout"), by_turns(RAGGED, ["chw", "hwc"]))
