@@ -158,6 +158,8 @@ def blur_rows_kernel(
         pixel = source + sample.to(tl.int64) * source_b + plane * source_c
         pixel += across * source_h + x * SOURCE_W
         r, g, b = untouched_pixels(pixel, x < width, source_c, SCALE, RGB)
+    # A warp stores along x, also where the three channels of a pixel lie between.
+    x, y, r, g, b = tl.trans(x), tl.trans(y), tl.trans(r), tl.trans(g), tl.trans(b)
     stored(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
 
 
