@@ -1,5 +1,7 @@
 """Dropping boxes that are not valid: the only step of detection targets that waits for the device."""
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,10 +12,13 @@ from torch import Tensor
 from gpuaug.core import batch as batches
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.fusion.ops.base import Array
-from gpuaug.fusion.targets.masks import like, to_device
+from gpuaug.fusion.targets.masks import like, split, to_device
 
 WHOLE = frozenset({"image", "images", "input", "pixel_values", "image_id", "size", "orig_size"})
 """Keys that hold one value per image, for any number of objects."""
+
+MOST_JOINED = 256
+"""Most numbers of a box in a tensor, such as its corners, of which those of all images are joined, to be indexed at once."""
 
 
 def sanitize(targets: Any) -> list[Any]:
@@ -36,7 +41,7 @@ def sanitize(targets: Any) -> list[Any]:
         ArgumentError: If there is no ``valid``, or it does not say of each box whether it is.
 
     Cost:
-        The host waits for the device, once for the whole batch. One launch for each tensor.
+        The host waits for the device, once for the whole batch. A few launches for each key, and one for each tensor of masks.
 
     Examples:
         >>> boxes, labels = torch.tensor([[0.0, 0.0, 4.0, 4.0], [9.0, 9.0, 9.0, 9.0]]), torch.tensor([7, 8])
@@ -61,8 +66,9 @@ def sanitize(targets: Any) -> list[Any]:
         if isinstance(value, _PER_BOX) and (batches.is_namedtuple(value) or _length(value) != len(each))
     }
     made = [batches.replace(record, {}) for record in targets]
-    for sample, places in zip(judged, _kept(valid), strict=True):
-        made[sample] = batches.replace(targets[sample], _taken(targets[sample], {*WHOLE, *whole}, places))
+    taken = _taken([targets[sample] for sample in judged], {*WHOLE, *whole}, _kept(valid))
+    for sample, values in zip(judged, taken, strict=True):
+        made[sample] = batches.replace(targets[sample], values)
     return made
 
 
@@ -72,17 +78,18 @@ def _sanitize_padded(targets: Mapping[str, Any]) -> list[Any]:
     shared = {
         name for name, value in targets.items() if not isinstance(value, Tensor) or tuple(value.shape[:2]) != tuple(valid.shape)
     }
-    made = []
-    for sample, places in enumerate(_kept(list(valid))):
-        own = {
+    own = [
+        {
             name: like(value[sample], value) if isinstance(value, Tensor) else value[sample]
             for name, value in targets.items()
             if isinstance(value, Tensor | list | tuple)
             and (not isinstance(value, Tensor) or value.ndim)
             and len(value) == batch
         }
-        made.append(batches.replace(targets, {**own, **_taken(own, {*WHOLE, *shared}, places)}))
-    return made
+        for sample in range(batch)
+    ]
+    taken = _taken(own, {*WHOLE, *shared}, _kept(list(valid)))
+    return [batches.replace(targets, {**each, **values}) for each, values in zip(own, taken, strict=True)]
 
 
 _PER_BOX = (Tensor, np.ndarray, list, tuple)
@@ -91,6 +98,8 @@ _PER_BOX = (Tensor, np.ndarray, list, tuple)
 
 def _length(value: Any) -> int:
     """Number of entries; -1 for a scalar."""
+    if isinstance(value, Tensor):  # whose len() takes five times as long
+        return value.shape[0] if value.ndim else -1
     return len(value) if getattr(value, "ndim", 1) else -1
 
 
@@ -98,19 +107,38 @@ def _has_no_boxes(record: Any) -> bool:
     return isinstance(record, Mapping) and not {"valid", "boxes", "bbox"} & set(record)
 
 
-def _taken(record: Mapping[str, Any], whole: set[str], places: tuple[Array, Tensor]) -> dict[str, Any]:
-    on_host, on_device = places
-    taken: dict[str, Any] = {}
-    for name, value in record.items():
-        if name in whole or not isinstance(value, _PER_BOX):
-            continue
-        if isinstance(value, Tensor):
-            taken[name] = like(value.as_subclass(Tensor).index_select(0, on_device.to(value.device)), value)
-        elif isinstance(value, np.ndarray):
-            taken[name] = value[on_host]
+def _taken(records: Sequence[Mapping[str, Any]], whole: set[str], kept: Sequence[tuple[Array, Tensor]]) -> list[dict[str, Any]]:
+    """The values of each record that lose entries, without those."""
+    taken: list[dict[str, Any]] = [{} for _ in records]
+    alike = defaultdict(list)
+    for record, made, places in zip(records, taken, kept, strict=True):
+        for name, value in record.items():
+            if name in whole or not isinstance(value, _PER_BOX):
+                continue
+            if isinstance(value, Tensor):
+                alike[name, value.dtype, value.device, value.shape[1:]].append((made, places, value))
+            elif isinstance(value, np.ndarray):
+                made[name] = value[places[0]]
+            else:
+                made[name] = type(value)(value[at] for at in places[0])
+    for (name, *_, shape), found in alike.items():
+        values = [value.as_subclass(Tensor) for _, _, value in found]
+        if len(found) > 1 and math.prod(shape) <= MOST_JOINED:
+            parts = _joined(values, [on_host for _, (on_host, _), _ in found])
         else:
-            taken[name] = type(value)(value[at] for at in on_host)
+            on_device = (places.to(values[0].device) for _, (_, places), _ in found)
+            parts = [value.index_select(0, places) for value, places in zip(values, on_device, strict=True)]
+        for (made, _, value), part in zip(found, parts, strict=True):
+            made[name] = like(part, value)
     return taken
+
+
+def _joined(values: Sequence[Tensor], indices: Sequence[Array]) -> Sequence[Tensor]:
+    """Entries of each tensor, by their indices, with one launch for all."""
+    starts = np.cumsum([0, *(value.shape[0] for value in values[:-1])])
+    whole = np.concatenate([each + start for each, start in zip(indices, starts, strict=True)])
+    (index,) = to_device([whole], values[0].device)
+    return split(torch.cat(tuple(values)).index_select(0, index), [len(each) for each in indices])
 
 
 def _valid_of(record: Any, axes: int, whose: str) -> Tensor:

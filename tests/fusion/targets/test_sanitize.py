@@ -101,6 +101,25 @@ def test_sanitize_makes_dicts_of_a_padded_batch():
         assert record["valid"].all()
 
 
+def test_sanitize_takes_the_same_entries_of_values_that_are_joined_and_of_others():
+    draw = torch.Generator().manual_seed(0)
+    records = []
+    for sample, n in enumerate((3, 0, 5, 4, 1)):
+        record = {"boxes": torch.rand(n, 4, generator=draw), "valid": torch.rand(n, generator=draw) < 0.5}
+        record["labels"] = torch.arange(n).to(torch.int32 if sample == 2 else torch.int64)
+        record["masks"] = torch.rand(n, 20, 30, generator=draw)
+        records.append(record | ({"scores": torch.rand(n, generator=draw)} if sample % 2 else {}))
+    made = gpuaug.sanitize(records)
+    assert 0 < sum(len(record["boxes"]) for record in made) < 13
+    for got, record in zip(made, records, strict=True):
+        assert got.keys() == record.keys()
+        for name, value in record.items():
+            assert got[name].dtype == value.dtype
+            assert torch.equal(got[name], value[record["valid"]])
+    made[0]["labels"].add_(7)  # which the others do not see
+    assert torch.equal(made[3]["labels"], records[3]["labels"][records[3]["valid"]])
+
+
 def test_sanitize_of_an_empty_batch():
     assert gpuaug.sanitize([]) == []
     empty = {"boxes": torch.zeros(0, 4, 4), "valid": torch.zeros(0, 4, dtype=torch.bool)}
