@@ -124,6 +124,17 @@ def test_tables_of_clahe_round_the_product_before_the_sum(made):
     assert "fma" not in compiled.asm["ptx"]
 
 
+@pytest.mark.parametrize("side", [7, pytest.param(23, marks=pytest.mark.slow)])
+def test_blurs_read_several_lines_with_one_load(side, made):
+    """The compiler's time for a load grows with the square of the kernel, and of 22 lines 7 x 7 taps are 154 pixels."""
+    blurs = [K.RandomGaussianBlur((side, side), (0.1, 2.0))]
+    through_both(blurs, photographs(2), torch.float32, torch.contiguous_format)
+    for compiled in made.values():
+        assert compiled.asm["ttir"].count("tt.load") < 30
+        # A line is taken out of them within a thread.
+        assert "shfl" not in compiled.asm["ptx"]
+
+
 def test_filters_read_untouched_pixels_as_they_store_them(made):
     """Where the compiler does not see that they follow one another, a warp reads sixteen lines of memory at once."""
     modules = [K.RandomSharpness(p=0.5), K.RandomAutoContrast(p=0.5)]

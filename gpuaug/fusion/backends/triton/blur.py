@@ -24,6 +24,9 @@ from gpuaug.fusion.backends.triton.taps import buffers
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.plan import OpPass
 
+LINES = tl.constexpr(8)
+"""Lines that one load reads: what Triton takes to compile grows with loads times the square of what depends on them."""
+
 
 @triton.jit
 def falling(sigma):
@@ -42,12 +45,29 @@ def share(fall, TAPS: tl.constexpr):
 
 
 @triton.jit
-def added(total, line, position, fall, part, TAPS: tl.constexpr, ALONG: tl.constexpr):
-    """Outputs with one line added to those that it reaches, and to no others: 0 · NaN would be NaN."""
-    tap = position - tl.arange(0, ALONG)[None, :]
-    distance = (tap - TAPS // 2).to(tl.float32)
-    weight = tl.exp(distance * distance * fall) * part
-    return tl.where((tap >= 0) & (tap < TAPS), total + weight * line, total)
+def read_lines(pointer, inside, BORDER: tl.constexpr, SCALE: tl.constexpr):
+    """``read`` of (ACROSS, LINES), each thread the pixels of all lines."""
+    # Flat: of two axes that it sees no order of, Triton 3.6 spreads a warp along the first one, and 3.7 along the last.
+    pixels = read(tl.ravel(tl.trans(pointer)), tl.ravel(tl.trans(inside)), BORDER, SCALE)
+    return tl.trans(tl.reshape(pixels, pointer.shape[1], pointer.shape[0]))
+
+
+@triton.jit
+def added(total, lines, start, fall, part, TAPS: tl.constexpr, ALONG: tl.constexpr):
+    """Outputs with each line added to those that it reaches, and to no others: 0 · NaN would be NaN.
+
+    ``lines``: ``LINES`` of them from the one at ``start`` on, (ACROSS, LINES).
+    """
+    bits = lines.to(tl.int32, bitcast=True)
+    for number in tl.static_range(LINES):
+        # One of the lines in a thread's registers: a sum of its bits and zeros, for no instruction.
+        line = tl.sum(tl.where(tl.arange(0, LINES)[None, :] == number, bits, 0), axis=1, keep_dims=True)
+        tap = start + number - tl.arange(0, ALONG)[None, :]
+        distance = (tap - TAPS // 2).to(tl.float32)
+        weight = tl.exp(distance * distance * fall) * part
+        reached = total + weight * line.to(tl.float32, bitcast=True)
+        total = tl.where((tap >= 0) & (tap < TAPS), reached, total)
+    return total
 
 
 @triton.jit
@@ -63,11 +83,11 @@ def blurred_along(
     fall = falling(sigma)
     part = share(fall, TAPS)
     total = tl.zeros((ACROSS, ALONG), tl.float32)
-    for position in tl.static_range(ALONG + TAPS - 1):
-        index = first + (position - TAPS // 2)
+    for start in tl.static_range(0, ALONG + TAPS - 1, LINES):
+        index = first + (start - TAPS // 2) + tl.arange(0, LINES)[None, :]
         inside = (index >= 0) & (index < size) & (across >= 0)
-        line = read(pointer + bordered(index, size, BORDER) * step + across, inside, BORDER, SCALE)
-        total = added(total, line, position, fall, part, TAPS, ALONG)
+        lines = read_lines(pointer + bordered(index, size, BORDER) * step + across, inside, BORDER, SCALE)
+        total = added(total, lines, start, fall, part, TAPS, ALONG)
     return total
 
 
@@ -76,21 +96,21 @@ def blurred_both(
     pointer, first, x, height, width, step, sigma_y, sigma_x, TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr,
     BORDER: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of one plane, blurred: each line along x by shifted reads, which the first-level cache serves, then along y."""
+    """A tile of one plane, blurred: lines along x by shifted reads, which the first-level cache serves, then along y."""
     fall_y, fall_x = falling(sigma_y), falling(sigma_x)
     part_y, part_x = share(fall_y, TAPS_Y), share(fall_x, TAPS_X)
     total = tl.zeros((ACROSS, ALONG), tl.float32)
-    for position in tl.static_range(ALONG + TAPS_Y - 1):
-        index = first + (position - TAPS_Y // 2)
+    for start in tl.static_range(0, ALONG + TAPS_Y - 1, LINES):
+        index = first + (start - TAPS_Y // 2) + tl.arange(0, LINES)[None, :]
         inside = (index >= 0) & (index < height)
-        start = pointer + bordered(index, height, BORDER) * step
-        line = tl.zeros((ACROSS, 1), tl.float32)
+        before = pointer + bordered(index, height, BORDER) * step
+        lines = tl.zeros((ACROSS, LINES), tl.float32)
         for tap in tl.static_range(TAPS_X):
             at = x + (tap - TAPS_X // 2)
-            pixel = start + bordered(at, width, BORDER) * SOURCE_W
+            pixel = before + bordered(at, width, BORDER) * SOURCE_W
             weight = tl.exp((tap - TAPS_X // 2) * (tap - TAPS_X // 2) * fall_x) * part_x
-            line += weight * read(pixel, inside & (at >= 0) & (at < width), BORDER, SCALE)
-        total = added(total, line, position, fall_y, part_y, TAPS_Y, ALONG)
+            lines += weight * read_lines(pixel, inside & (at >= 0) & (at < width), BORDER, SCALE)
+        total = added(total, lines, start, fall_y, part_y, TAPS_Y, ALONG)
     return total
 
 
