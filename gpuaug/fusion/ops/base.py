@@ -32,6 +32,14 @@ OpDraws = dict[str, Any]
 """
 
 
+def cut(drawn: OpDraws, samples: slice | Array) -> OpDraws:
+    """The draws of a part of the samples: a slice, or a mask, (B,) bool."""
+    own = {name: value[samples] if isinstance(value, np.ndarray) else value for name, value in drawn.items()}
+    if "parts" in own:
+        own["parts"] = [(op, cut(part, samples), where[samples]) for op, part, where in own["parts"]]
+    return own
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Size:
     """The shape of a batch of images, (B, C, H, W).
@@ -70,6 +78,11 @@ class Size:
         """The size of image ``index``, as a batch of one."""
         height, width = (int(side[index]) if isinstance(side, np.ndarray) else side for side in (self.height, self.width))
         return Size(1, self.channels, height, width)
+
+    def taking(self, samples: Array) -> "Size":
+        """The size of the samples of a mask, (B,) bool."""
+        height, width = (side[samples] if isinstance(side, np.ndarray) else side for side in (self.height, self.width))
+        return Size(int(samples.sum()), self.channels, height, width)
 
     def times(self, count: int) -> "Size":
         """A batch of ``count`` copies of this one."""

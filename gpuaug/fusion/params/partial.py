@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, cut
 from gpuaug.fusion.ops.sampler import GivenUniforms
 from gpuaug.fusion.params.table import fill_matrix, fill_table, points_width, send
 from gpuaug.fusion.params.upcoming import UpcomingBatches
@@ -65,7 +65,7 @@ class PartialTables:
                 drawn[op] = op.draw(GivenUniforms(self._numbers[op][:, part]), at)
                 at = op.out_drawn(drawn[op], at)
         for op, each in self._drawn.items() if points else ():
-            drawn[op] = _cut(each, part)
+            drawn[op] = cut(each, part)
 
         def fill(table: Array) -> None:
             table[:, : planned.width] = self._rows[place]
@@ -74,11 +74,3 @@ class PartialTables:
                 fill_matrix(planned, whole, drawn, table[:, planned.width :])
 
         return send(whole.batch, planned.width + points_width(planned) * points, fill, self._coming.device)
-
-
-def _cut(drawn: OpDraws, part: slice) -> OpDraws:
-    """The draws of a part of the samples."""
-    cut = {name: value[part] if isinstance(value, np.ndarray) else value for name, value in drawn.items()}
-    if "parts" in cut:
-        cut["parts"] = [(op, _cut(own, part), where[part]) for op, own, where in cut["parts"]]
-    return cut

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointCode, PointOp, Size
+from gpuaug.fusion.ops.base import Array, OpDraws, PointCode, PointOp, Size, cut
 from gpuaug.fusion.ops.geometry import Warp, WarpOp
 from gpuaug.fusion.ops.warp import inverse
 
@@ -108,5 +108,5 @@ class AnyAffine(WarpOp):
             return whole
         made = np.tile(np.eye(3), (size.batch, 1, 1))
         for op, own, where in drawn["parts"]:
-            made[where] = op.matrix(own, size)[where]
+            made[where] = op.matrix(cut(own, where), size.taking(where))
         return made
