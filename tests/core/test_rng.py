@@ -349,3 +349,12 @@ def test_block_that_could_not_begin_leaves_the_generators_as_they_were():
     seed = next_seed()
     torch.set_rng_state(before)
     assert next_seed() == seed
+
+
+def test_calls_that_an_interrupt_kept_open_give_no_seeds_once_recovered():
+    Calls(Position(0, 0, 0, 0), "stage").__enter__()
+    rng.generator_lock.recover()
+    torch.manual_seed(3)
+    seed = next_seed()
+    torch.manual_seed(3)
+    assert seed == int(torch.randint(0, 2**63 - 1, ()))
