@@ -41,7 +41,7 @@ class Mailbox:
     """
 
     def __init__(self) -> None:
-        self._pause_s, self._refilled_s = 0.0, time.perf_counter()
+        self._pause_s, self._step_s, self._refilled_s = 0.0, 0.0, time.perf_counter()
         self._items: SimpleQueue[Pulled] = SimpleQueue()
         self._places: SimpleQueue[None] = SimpleQueue()
         self._taken = QUEUED
@@ -78,7 +78,9 @@ class Mailbox:
     def refill(self) -> None:
         """Free the places of items that were taken, as a step begins."""
         now_s = time.perf_counter()
-        self._pause_s, self._refilled_s = min(PAUSE * (now_s - self._refilled_s), MOST_PAUSE_S), now_s
+        step_s, self._refilled_s = now_s - self._refilled_s, now_s
+        # Of the shorter of two steps: behind a validation, short steps would take what is ready while the thread still waits.
+        self._pause_s, self._step_s = min(PAUSE * min(step_s, self._step_s), MOST_PAUSE_S), step_s
         for _ in range(self._taken):
             self._places.put(None)
         self._taken = 0

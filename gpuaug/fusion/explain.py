@@ -124,7 +124,7 @@ def explanation(
     }
     notes = [f"{', '.join(names)}: {what}." for what, names in said.items() if names]
     crops = [segment.plan.box_crop for segment in found if segment.plan is not None]
-    notes += [f"{crop.op.name}: a hundred launches of torch's more, which choose crops by boxes." for crop in crops if crop]
+    notes += [f"{crop.op.name}: about a hundred small launches more, which choose crops by boxes." for crop in crops if crop]
     if any(step.way >= 0 for step in _passes(found)):
         notes.append("Bytes are the most: a pass between the first and the last skips samples that nothing in it applies to.")
     return Explanation(tuple(lines), size.shape, executor, (*_shrinking(found, size), *notes))

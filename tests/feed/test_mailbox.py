@@ -27,38 +27,55 @@ def step(box, pauses, seconds):
     box.refill()
 
 
-def filled(box):
+def running(pauses, seconds):
+    """A full mailbox after one step of so many seconds."""
+    box = Mailbox()
     for _ in range(mailbox.QUEUED):
         assert box.wait_for_place(0.0)
         box.put(Pulled())
+    step(box, pauses, seconds)
+    assert box.wait_for_place(0.0)
+    box.put(Pulled())
     return box
 
 
 def test_thread_pauses_for_a_share_of_the_step_while_a_batch_is_ready(pauses):
-    box = filled(Mailbox())
-    assert not pauses, "no step has been seen"
+    box = running(pauses, 0.02)
+    assert not pauses, "no two steps have been seen"
     step(box, pauses, 0.02)
     assert box.wait_for_place(0.001)
     assert pauses == [pytest.approx(PAUSE * 0.02 - 0.001)]
 
 
-def test_pause_of_a_long_step_is_bounded(pauses):
-    box = filled(Mailbox())
+def test_pause_of_long_steps_is_bounded(pauses):
+    box = running(pauses, 3.0)
     step(box, pauses, 3.0)
     box.wait_for_place(0.0)
     assert pauses == [MOST_PAUSE_S]
 
 
+@pytest.mark.parametrize("seconds", [(3.0,), (3.0, 0.02)])
+def test_one_long_step_does_not_lengthen_the_pause(pauses, seconds):
+    """The thread would still wait when short steps have taken the batches that were ready."""
+    box = running(pauses, 0.02)
+    for each in seconds:
+        step(box, pauses, each)
+        pauses.clear()
+        box.wait_for_place(0.0)
+        box.put(Pulled())
+    assert pauses == [pytest.approx(PAUSE * 0.02)]
+
+
 @pytest.mark.parametrize("pull_s", [0.01, 0.5])
 def test_thread_does_not_pause_when_pulling_takes_long(pauses, pull_s):
-    box = filled(Mailbox())
+    box = running(pauses, 0.02)
     step(box, pauses, 0.02)
     box.wait_for_place(pull_s)
     assert not pauses
 
 
 def test_thread_does_not_pause_when_no_batch_is_ready(pauses):
-    box = filled(Mailbox())
+    box = running(pauses, 0.02)
     for _ in range(mailbox.QUEUED):
         step(box, pauses, 0.02)
     box.wait_for_place(0.0)

@@ -384,7 +384,7 @@ def test_setting_that_cannot_be_lowered_is_refused(transform, reason):
 def test_explain_tells_of_the_launches_that_choose():
     explanation = gpuaug.fuse(MODULES).explain((2, 3, 40, 56))
     assert explanation.launches == 1
-    assert explanation.notes == ("RandomIoUCrop_2: a hundred launches of torch's more, which choose crops by boxes.",)
+    assert explanation.notes == ("RandomIoUCrop_2: about a hundred small launches more, which choose crops by boxes.",)
 
 
 def test_call_without_target_dicts_is_refused():
