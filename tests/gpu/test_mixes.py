@@ -7,7 +7,7 @@ from support.replay import photographs
 from torch.autograd import DeviceType
 
 import gpuaug
-from gpuaug.fusion.backends.triton.labels import soft_labels
+from gpuaug.fusion.backends.triton.mix import soft_labels
 from gpuaug.fusion.ops.mix import SoftLabels
 
 pytestmark = pytest.mark.gpu

@@ -33,6 +33,7 @@ RAGGED = {
     "jittered": ([crop(), K.ColorJitter(0.4, 0.4, 0.4, 0.1), K.RandomGrayscale(p=0.5)], SIZES, {"views": 2}),
     "smooth": ([crop(align_corners=False)], SIZES, {"antialias": True}),
     "smooth, cubic": ([crop(resample="bicubic")], SIZES, {"antialias": True, "views": 2}),
+    "smooth, turned": ([crop(), K.RandomVerticalFlip(p=0.5)], SIZES, {"antialias": True}),
     "smooth, narrow": ([crop()], NARROW, {"antialias": True}),
     "smooth, jittered": ([crop(), K.ColorJitter(0.4, 0.4, 0.4)], SIZES, {"antialias": True}),
 }
@@ -42,6 +43,8 @@ SAME = {
     "blur first, views": ([K.RandomGaussianBlur((3, 3), (0.5, 1.5)), crop()], {"views": 2}),
     "jitter, views": ([crop(), K.ColorJitter(0.4, 0.4, 0.4)], {"views": 2}),
     "smooth": ([crop()], {"antialias": True}),
+    "smooth, larger": ([K.CenterCrop(9), K.Resize((14, 13))], {"antialias": True}),
+    "smooth, much smaller": ([K.CenterCrop((30, 20)), K.Resize((3, 4))], {"antialias": True}),
     "smooth, cubic": ([crop(resample="bicubic")], {"antialias": True}),
     "smooth, padded": ([K.PadTo((60, 70), pad_value=0.25), K.Resize((30, 28)), K.CenterCrop((9, 9))], {"antialias": True}),
     "smooth, reflected": ([K.RandomCrop((40, 50), padding=6, padding_mode="reflect"), K.Resize((15, 12))], {"antialias": True}),

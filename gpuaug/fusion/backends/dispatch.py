@@ -65,7 +65,7 @@ def run_mask(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None
 def run_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
     """Make labels shares of the classes, and mix them where there are rows of a mix."""
     if labels.is_cuda and labels.numel() and _usable(labels.device):
-        from gpuaug.fusion.backends.triton.labels import soft_labels
+        from gpuaug.fusion.backends.triton.mix import soft_labels
 
         return soft_labels(soft, labels, rows)
     return soft.of(labels, rows)

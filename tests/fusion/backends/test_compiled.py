@@ -19,7 +19,7 @@ from support.replay import photographs
 
 import gpuaug
 from gpuaug.fusion.backends.readers import MaskPlaces
-from gpuaug.fusion.backends.triton import backend, blur, boxes, crops, labels, levels, mix, sharpness
+from gpuaug.fusion.backends.triton import backend, blur, boxes, crops, levels, mix, sharpness
 from gpuaug.fusion.ops.base import PointCode, Size
 from gpuaug.fusion.ops.boxes import FORMS, Way
 from gpuaug.fusion.ops.mix import SoftLabels
@@ -225,12 +225,12 @@ def test_crops_kernel_compiles_for_a_gpu(name, follow, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float16, torch.float64], ids=str)
 def test_labels_kernel_compiles_for_a_gpu(dtype, mixed, monkeypatch):
     made = {}
-    monkeypatch.setattr(labels, "labels_kernel", CompileOnly(labels.labels_kernel, made))
-    monkeypatch.setattr(labels, "_launch", labels._launch.__wrapped__)
+    monkeypatch.setattr(mix, "labels_kernel", CompileOnly(mix.labels_kernel, made))
+    monkeypatch.setattr(mix, "_launch", mix._launch.__wrapped__)
     rows = torch.zeros(4, 9) if mixed else None
-    labels.soft_labels(SoftLabels(1000, 0.1), torch.zeros(4).to(dtype), rows)
+    mix.soft_labels(SoftLabels(1000, 0.1), torch.zeros(4).to(dtype), rows)
     if dtype.is_floating_point:
-        labels.soft_labels(SoftLabels(1000, 0.1), torch.zeros(4, 1000).to(dtype), rows)
+        mix.soft_labels(SoftLabels(1000, 0.1), torch.zeros(4, 1000).to(dtype), rows)
     assert len(made) == 1 + dtype.is_floating_point
     assert all(compiled.asm["cubin"] for compiled in made.values())
 

@@ -14,9 +14,10 @@ from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends.readers import MaskPlaces, dtype_of, viewed
 from gpuaug.fusion.backends.torch_backend import as_bits, mask_fill
 from gpuaug.fusion.backends.triton.blur import blur
-from gpuaug.fusion.backends.triton.gather import gather_kernel, mask_kernel
+from gpuaug.fusion.backends.triton.gather import gather_kernel
 from gpuaug.fusion.backends.triton.launch import Launch, compiled_together, on_device, prepared
 from gpuaug.fusion.backends.triton.levels import level
+from gpuaug.fusion.backends.triton.mask import mask_kernel
 from gpuaug.fusion.backends.triton.mix import mix
 from gpuaug.fusion.backends.triton.second_pass import rest_kernel
 from gpuaug.fusion.backends.triton.sharpness import sharpen
@@ -37,6 +38,9 @@ TILES = {"": (4, 256), "resample": (4, 256), "affine": (4, 64), "perspective": (
 
 COLOUR_TILE = (32, 32)
 """The same where a mean is needed: fewer blocks, and so fewer sums to add up."""
+
+ANTIALIASED_TILE = (8, 64)
+"""The same for an antialiased resize, whose block is one warp and goes from row to row."""
 
 MOST_SAMPLES = 65535
 """Samples, or masks, of one launch: the second axis of a grid, which CUDA limits."""
@@ -143,7 +147,8 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
     layout, strides, narrowest = _laid_out(images)
     rgb = channels == 3
     clean = _clean(step, images)
-    tile = COLOUR_TILE if step.mean else TILES[front.kind]
+    tile = ANTIALIASED_TILE if front.filter else COLOUR_TILE if step.mean else TILES[front.kind]
+    warps = 1 if front.filter else 4
     across, down = _tiles(step.out, tile)
     constants = {
         "RAGGED": _LAYOUTS[layout],
@@ -173,7 +178,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
     if not step.mean:
         numbers = (*source, across, row_stride, across * down, 0, *strides[:3], *out_strides)
         grid = (across * down, batch, 1 if rgb else channels)
-        return _Gathering(None, (0, 0), False, Launch(gather_kernel, grid, numbers, constants))
+        return _Gathering(None, (0, 0), False, Launch(gather_kernel, grid, numbers, constants, warps=warps))
     blocks = across * down
     constants["PARTIALS"] = next_power_of_2(blocks)
     apply_mask = next(column for op, (_, column, _) in zip(step.points, step.program, strict=True) if op.needs_mean)
@@ -181,9 +186,9 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
     keep = clean and out.dtype.itemsize == 2
     summing = {**constants, "OUT_W": 1, "REDUCE": True, "APPLY_AT": apply_mask, "KEEP": keep, "MEAN": False, "PARTIALS": 1}
     numbers = (*source, across, row_stride, blocks, blocks, *strides[:3])
-    sums = Launch(gather_kernel, (blocks, batch, 1), (*numbers, 0, 0, 0), summing)
+    sums = Launch(gather_kernel, (blocks, batch, 1), (*numbers, 0, 0, 0), summing, warps=warps)
     if not keep:
-        pixels = Launch(gather_kernel, (blocks, batch, 1), (*numbers, *out_strides), constants)
+        pixels = Launch(gather_kernel, (blocks, batch, 1), (*numbers, *out_strides), constants, warps=warps)
         return _Gathering(sums, (batch, blocks), keep, pixels)
     area = step.out.height * step.out.width
     resting = {name: constants[name] for name in ("PIXELS", "OUT_W", "PROGRAM", "COUNT", "PARTIALS")}

@@ -1,4 +1,4 @@
-"""Triton kernels for gathers of images and of masks: one thread block makes a tile of one sample, from reading to storing.
+"""The Triton kernel for gathers of images: one thread block makes a tile of one sample, from reading to storing.
 
 Everything that differs between pipelines is a compile-time constant, everything that differs between batches is not: sizes are
 not specialised on, so that the last batch of an epoch, or images of another size, compile nothing.
@@ -11,7 +11,6 @@ from gpuaug.fusion.backends.triton.pixel_math import byte_share
 from gpuaug.fusion.backends.triton.points import grey_before_contrast, points
 from gpuaug.fusion.backends.triton.second_pass import at_rest, mean_of
 from gpuaug.fusion.backends.triton.taps import (
-    antialiased,
     between,
     blended,
     buffers,
@@ -21,8 +20,12 @@ from gpuaug.fusion.backends.triton.taps import (
     mapped,
     paired,
     read,
+    resampled,
     share_inside,
     tap_axis,
+    weighed_row,
+    weight_sum,
+    window,
 )
 
 SIZES = ("images", "out_height", "out_width", "tiles_x", "row_stride", "tiles", "blocks")
@@ -30,57 +33,56 @@ STRIDES = ("source_b", "source_c", "source_h", "out_b", "out_c", "out_h")
 
 
 @triton.jit
+def constant(fill, plane, RGB: tl.constexpr):
+    """What padding holds: in three channels from ``fill`` on, or in one and two copies of it."""
+    r = tl.load(fill + plane)
+    if RGB:
+        return r, tl.load(fill + 1), tl.load(fill + 2)
+    return r, r, r
+
+
+@triton.jit
+def scaled(r, g, b, EXACT: tl.constexpr):
+    """Bytes as shares of 255."""
+    if EXACT:
+        # A sample that is skipped has to come out as it went in.
+        return byte_share(r), byte_share(g), byte_share(b)
+    return r * (1 / 255), g * (1 / 255), b * (1 / 255)
+
+
+@triton.jit
+def padded(r, g, b, inside, fill, plane, RGB: tl.constexpr):
+    """Pixels, or what padding holds where they are not ``inside``."""
+    fill_r, fill_g, fill_b = constant(fill, plane, RGB)
+    return tl.where(inside, r, fill_r), tl.where(inside, g, fill_g), tl.where(inside, b, fill_b)
+
+
+@triton.jit
 def gathered(
-    pointer, x, y, row, source_c, source_h, SOURCE_C: tl.constexpr, SOURCE_H: tl.constexpr, SOURCE_W: tl.constexpr,
-    PAIRS: tl.constexpr, ANTIALIAS: tl.constexpr, first_channel,
-    SCALE: tl.constexpr, EXACT: tl.constexpr, RGB: tl.constexpr, CHANNELS: tl.constexpr, KIND: tl.constexpr,
-    HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr, ZEROS: tl.constexpr, AFTER: tl.constexpr, AFTER_AT: tl.constexpr,
-    AFTER_FILL: tl.constexpr, WARP_AT: tl.constexpr, BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr, BEFORE_FILL: tl.constexpr,
-    FILLS: tl.constexpr, WARP_FILL: tl.constexpr,
+    pointer, x, y, row, to_plane, to_row, plane, fill_r, fill_g, fill_b, SOURCE_W: tl.constexpr, PAIRS: tl.constexpr,
+    SCALE: tl.constexpr, EXACT: tl.constexpr, RGB: tl.constexpr, KIND: tl.constexpr,
+    HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr, ZEROS: tl.constexpr, WARP_AT: tl.constexpr,
+    BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr, FILLS: tl.constexpr, WARP_FILL: tl.constexpr,
 ):  # fmt: skip
     """The pixels of a tile: three channels, or one and two copies of it."""
-    inside_x = x == x
-    inside_y = y == y
-    if AFTER > 0:
-        x, inside_x = mapped(x, row + AFTER_AT, 0, AFTER)
-        y, inside_y = mapped(y, row + AFTER_AT, 1, AFTER)
     before = row + BEFORE_AT
     within = x == x
-    second: tl.constexpr = 1 if RGB else 0
-    third: tl.constexpr = 2 if RGB else 0
-    fill_r = 0.0
-    fill_g = 0.0
-    fill_b = 0.0
-    if BEFORE == 2:
-        fill_r = tl.load(row + BEFORE_FILL + first_channel)
-        fill_g = tl.load(row + BEFORE_FILL + first_channel + second)
-        fill_b = tl.load(row + BEFORE_FILL + first_channel + third)
-        if SCALE and KIND > 0:
-            fill_r, fill_g, fill_b = fill_r * 255, fill_g * 255, fill_b * 255
-    # What is compiled in is part of the instruction that reads, which saves additions of 64 bits.
-    to_plane = SOURCE_C if SOURCE_C > 0 else source_c
-    to_row = SOURCE_H if SOURCE_H > 0 else source_h
-    green = pointer + second * to_plane
-    blue = pointer + third * to_plane
+    green = pointer + to_plane
+    blue = green + to_plane
     if KIND == 0:
-        within_x = inside_x
-        within_y = inside_y
+        within_x = x == x
+        within_y = y == y
         if BEFORE > 0:
             x, within_x = mapped(x, before, 0, BEFORE)
             y, within_y = mapped(y, before, 1, BEFORE)
-        offset = (y * source_h + x * SOURCE_W).to(tl.uint32)
+        offset = (y * to_row + x * SOURCE_W).to(tl.uint32)
         within = within_x & within_y
         r = read(pointer, offset, within, within, fill_r, SCALE, False, BEFORE)
         g = read(green, offset, within, within, fill_g, SCALE, False, BEFORE) if RGB else r
         b = read(blue, offset, within, within, fill_b, SCALE, False, BEFORE) if RGB else r
     else:
         at_x, at_y, start_x, count_x, start_y, count_y = located(x, y, row + WARP_AT, KIND, HALF_PIXEL, NEAREST)
-        if ANTIALIAS > 0:
-            r, g, b = antialiased(
-                pointer, at_x, at_y, tl.load(row + WARP_AT), tl.load(row + WARP_AT + 3), start_x, count_x, start_y, count_y,
-                before, to_row, to_plane, fill_r, fill_g, fill_b, SOURCE_W, RGB, SCALE, BEFORE, ANTIALIAS,
-            )  # fmt: skip
-        elif NEAREST:
+        if NEAREST:
             if KIND == 1:
                 left = tl.floor(at_x).to(tl.int32)
                 top = tl.floor(at_y).to(tl.int32)
@@ -89,7 +91,7 @@ def gathered(
                 top = half_to_even(at_y)
             px, framed_x, within_x = tap_axis(left, start_x, count_x, before, 0, ZEROS, BEFORE)
             py, framed_y, within_y = tap_axis(top, start_y, count_y, before, 1, ZEROS, BEFORE)
-            offset = (py * source_h + px * SOURCE_W).to(tl.uint32)
+            offset = (py * to_row + px * SOURCE_W).to(tl.uint32)
             framed = framed_x & framed_y
             within = within_x & within_y
             r = read(pointer, offset, framed, within, fill_r, SCALE, ZEROS, BEFORE)
@@ -116,8 +118,8 @@ def gathered(
             y1, framed_y1, within_y1 = tap_axis(top + 1, start_y, count_y, before, 1, ZEROS, BEFORE)
             x0 *= SOURCE_W
             x1 *= SOURCE_W
-            y0 *= source_h
-            y1 *= source_h
+            y0 *= to_row
+            y1 *= to_row
             o00 = (y0 + x0).to(tl.uint32)
             o10 = (y0 + x1).to(tl.uint32)
             o01 = (y1 + x0).to(tl.uint32)
@@ -146,24 +148,46 @@ def gathered(
                     SCALE, ZEROS, BEFORE,
                 )  # fmt: skip
     if SCALE:
-        if EXACT:
-            # A sample that is skipped has to come out as it went in.
-            r, g, b = byte_share(r), byte_share(g), byte_share(b)
-        else:
-            r, g, b = r * (1 / 255), g * (1 / 255), b * (1 / 255)
+        r, g, b = scaled(r, g, b, EXACT)
     if FILLS:
         share = share_inside(at_x, count_x, NEAREST) * share_inside(at_y, count_y, NEAREST)
-        r = filled(r, share, tl.load(row + WARP_FILL + first_channel))
-        g = filled(g, share, tl.load(row + WARP_FILL + first_channel + second))
-        b = filled(b, share, tl.load(row + WARP_FILL + first_channel + third))
+        warp_r, warp_g, warp_b = constant(row + WARP_FILL, plane, RGB)
+        r, g, b = filled(r, share, warp_r), filled(g, share, warp_g), filled(b, share, warp_b)
     if KIND == 0 and BEFORE == 2:
         r, g, b = tl.where(within, r, fill_r), tl.where(within, g, fill_g), tl.where(within, b, fill_b)
-    if AFTER == 2:
-        inside = inside_x & inside_y
-        r = tl.where(inside, r, tl.load(row + AFTER_FILL + first_channel))
-        g = tl.where(inside, g, tl.load(row + AFTER_FILL + first_channel + second))
-        b = tl.where(inside, b, tl.load(row + AFTER_FILL + first_channel + third))
     return r, g, b
+
+
+@triton.jit
+def finished(
+    r, g, b, x, y, sample, plane, height, width, row, mean, applies, kept, out, out_c, out_h,
+    PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
+    REDUCE: tl.constexpr, KEEP: tl.constexpr, WIDTH: tl.constexpr, PIXELS: tl.constexpr, WHOLE: tl.constexpr,
+    OUT_W: tl.constexpr,
+):  # fmt: skip
+    """Store the pixels of a tile after the pointwise ops; with ``REDUCE``, return their grey before the contrast instead."""
+    live = (x < width) & (y < height)
+    if WHOLE:
+        live = (x == x) & (y == y)
+    grey = tl.zeros(live.shape, tl.float32)
+    if REDUCE:
+        if KEEP:
+            pixels = PIXELS if PIXELS > 0 else height * width
+            at = kept + (y * (WIDTH if WIDTH > 0 else width) + x).to(tl.uint32)
+            tl.store(at, at_rest(r), mask=live)
+            tl.store(at + pixels, at_rest(g), mask=live)
+            tl.store(at + 2 * pixels, at_rest(b), mask=live)
+        if applies != 0:
+            grey = grey_before_contrast(r, g, b, x, y, sample, plane, height, width, row, PROGRAM, COUNT, CHANNELS, RGB)
+            grey = tl.where(live, grey, 0.0)
+    else:
+        r, g, b = points(r, g, b, x, y, sample, plane, height, width, row, mean, PROGRAM, COUNT, CHANNELS, RGB)
+        pixel = out + y * out_h + x * OUT_W
+        tl.store(pixel, r.to(out.dtype.element_ty), mask=live)
+        if RGB:
+            tl.store(pixel + out_c, g.to(out.dtype.element_ty), mask=live)
+            tl.store(pixel + 2 * out_c, b.to(out.dtype.element_ty), mask=live)
+    return grey
 
 
 # Were it known how the places to keep pixels at are aligned, a thread would get several of a row, and taps would be far apart.
@@ -189,6 +213,8 @@ def gather_kernel(
     With ``KEEP`` the reduction leaves what it gathered, in 16 bits a channel, to ``rest_kernel``. ``SOURCE_C``,
     ``SOURCE_H``, ``WIDTH`` and ``PIXELS`` are strides and sizes that are compiled in, or 0; ``WHOLE``, that tiles cover the
     output with nothing left over.
+
+    With ``ANTIALIAS`` a block is one warp and makes its rows one after another, so that each line is weighed once for all rows.
 
     With ``VIEWS`` there are more samples than ``images``, and each image is the source of one in every view. ``RAGGED``: 0, all
     images have one size; else each lies where ``places`` says, in planes (1) or with the channels of a pixel together (2).
@@ -216,116 +242,80 @@ def gather_kernel(
         pointer = source + tl.load(place) + plane * source_c
     else:
         pointer = source + image.to(tl.int64) * source_b + plane * source_c
-    if REDUCE and not KEEP:
-        if tl.load(row + APPLY_AT) == 0:
-            tl.store(partial + sample * tiles + tile, 0.0)  # nothing uses it, but all of it is read
-            return
+    # What is compiled in is part of the instruction that reads, which saves additions of 64 bits.
+    to_plane = SOURCE_C if SOURCE_C > 0 else source_c
+    to_row = SOURCE_H if SOURCE_H > 0 else source_h
+    fill_r = 0.0
+    fill_g = 0.0
+    fill_b = 0.0
+    if BEFORE == 2:
+        fill_r, fill_g, fill_b = constant(row + BEFORE_FILL, plane, RGB)
+        if SCALE and KIND > 0:
+            fill_r, fill_g, fill_b = fill_r * 255, fill_g * 255, fill_b * 255
+    applies = 1.0
+    if REDUCE:
+        applies = tl.load(row + APPLY_AT)
+        if not KEEP:
+            if applies == 0:
+                tl.store(partial + sample * tiles + tile, 0.0)  # nothing uses it, but all of it is read
+                return
+    mean = 0.0
+    if MEAN:
+        mean = mean_of(partial, sample, blocks, out_height * out_width, PARTIALS)
+    if KEEP:
+        kept += sample.to(tl.int64) * (3 * (PIXELS if PIXELS > 0 else out_height * out_width))
+    out += sample.to(tl.int64) * out_b + plane * out_c
     # A tile has x first. Where the compiler cannot see in which order places follow one another, as with taps, it spreads a
     # warp along the first axis; that has to be a row of the image.
+    first = (tile // tiles_x) * TILE_H
     x = (tile % tiles_x) * TILE_W + tl.arange(0, TILE_W)[:, None]
-    y = (tile // tiles_x) * TILE_H + tl.arange(0, TILE_H)[None, :]
-    live = (x < out_width) & (y < out_height)
-    if WHOLE:
-        live = (x == x) & (y == y)
-        read_x = x
-        read_y = y
-    else:
-        read_x = tl.minimum(x, out_width - 1)
-        read_y = tl.minimum(y, out_height - 1)
-    r, g, b = gathered(
-        pointer, read_x, read_y, row, source_c, source_h, SOURCE_C, SOURCE_H, SOURCE_W, PAIRS, ANTIALIAS,
-        plane, SCALE, EXACT, RGB, CHANNELS, KIND, HALF_PIXEL, NEAREST, ZEROS, AFTER, AFTER_AT, AFTER_FILL, WARP_AT,
-        BEFORE, BEFORE_AT, BEFORE_FILL, FILLS, WARP_FILL,
-    )  # fmt: skip
-    if REDUCE:
-        if KEEP:
-            across = WIDTH if WIDTH > 0 else out_width
-            pixels = PIXELS if PIXELS > 0 else out_height * out_width
-            at = kept + sample.to(tl.int64) * (3 * pixels) + (y * across + x).to(tl.uint32)
-            tl.store(at, at_rest(r), mask=live)
-            tl.store(at + pixels, at_rest(g), mask=live)
-            tl.store(at + 2 * pixels, at_rest(b), mask=live)
-            if tl.load(row + APPLY_AT) == 0:
-                tl.store(partial + sample * tiles + tile, 0.0)
-                return
-        grey = grey_before_contrast(r, g, b, x, y, sample, plane, out_height, out_width, row, PROGRAM, COUNT, CHANNELS, RGB)
-        tl.store(partial + sample * tiles + tile, tl.sum(tl.where(live, grey, 0.0)))
-    else:
-        mean = 0.0
-        if MEAN:
-            mean = mean_of(partial, sample, blocks, out_height * out_width, PARTIALS)
-        r, g, b = points(r, g, b, x, y, sample, plane, out_height, out_width, row, mean, PROGRAM, COUNT, CHANNELS, RGB)
-        pixel = out + sample.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
-        tl.store(pixel, r.to(out.dtype.element_ty), mask=live)
-        if RGB:
-            tl.store(pixel + out_c, g.to(out.dtype.element_ty), mask=live)
-            tl.store(pixel + 2 * out_c, b.to(out.dtype.element_ty), mask=live)
-
-
-MASK_TENSORS = ("source", "out", "rows", "owners", "samples")
-MASK_SIZES = ("first", "before_fill", "after_fill", "out_height", "out_width", "tiles_x", "row_stride")
-
-
-@triton.jit(do_not_specialize=[*MASK_SIZES, *STRIDES], do_not_specialize_on_alignment=MASK_TENSORS)
-def mask_kernel(
-    source, out, rows, owners, samples, first, before_fill, after_fill, out_height, out_width, tiles_x, row_stride,
-    source_b, source_c, source_h, out_b, out_c, out_h,
-    FLAT: tl.constexpr, SOURCE_W: tl.constexpr, KIND: tl.constexpr, HALF_PIXEL: tl.constexpr, ZEROS: tl.constexpr,
-    AFTER: tl.constexpr, AFTER_AT: tl.constexpr, WARP_AT: tl.constexpr, BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr,
-    TILE_H: tl.constexpr, TILE_W: tl.constexpr,
-):  # fmt: skip
-    """The nearest pixel of a mask, its bits unread.
-
-    With ``FLAT`` masks have sizes of their own, and lie where their ``owners`` and the ``samples`` of these say, counted from
-    ``source``: see ``MaskPlaces``.
-
-    Grid: (tiles of an image, masks from the ``first`` of this launch on, planes).
-    """
-    tile = tl.program_id(0)
-    mask = first + tl.program_id(1)
-    plane = tl.program_id(2)
-    sample = tl.load(owners + mask) if FLAT else mask
-    place = samples + sample * 3
-    row = rows + sample * row_stride
-    before = row + BEFORE_AT
-    target_x = (tile % tiles_x) * TILE_W + tl.arange(0, TILE_W)[:, None]
-    target_y = (tile // tiles_x) * TILE_H + tl.arange(0, TILE_H)[None, :]
-    live = (target_x < out_width) & (target_y < out_height)
-    x = tl.minimum(target_x, out_width - 1)
-    y = tl.minimum(target_y, out_height - 1)
+    read_x = x if WHOLE else tl.minimum(x, out_width - 1)
     inside_x = x == x
-    inside_y = y == y
     if AFTER > 0:
-        x, inside_x = mapped(x, row + AFTER_AT, 0, AFTER)
-        y, inside_y = mapped(y, row + AFTER_AT, 1, AFTER)
-    if KIND == 0:
-        framed = (x == x) & (y == y)
-        within = framed
-        if BEFORE > 0:
-            x, within_x = mapped(x, before, 0, BEFORE)
-            y, within_y = mapped(y, before, 1, BEFORE)
-            within = within_x & within_y
+        read_x, inside_x = mapped(read_x, row + AFTER_AT, 0, AFTER)
+    if ANTIALIAS == 0:
+        y = first + tl.arange(0, TILE_H)[None, :]
+        read_y = y if WHOLE else tl.minimum(y, out_height - 1)
+        inside_y = y == y
+        if AFTER > 0:
+            read_y, inside_y = mapped(read_y, row + AFTER_AT, 1, AFTER)
+        r, g, b = gathered(
+            pointer, read_x, read_y, row, to_plane, to_row, plane, fill_r, fill_g, fill_b, SOURCE_W, PAIRS,
+            SCALE, EXACT, RGB, KIND, HALF_PIXEL, NEAREST, ZEROS, WARP_AT, BEFORE, BEFORE_AT, FILLS, WARP_FILL,
+        )  # fmt: skip
+        if AFTER == 2:
+            r, g, b = padded(r, g, b, inside_x & inside_y, row + AFTER_FILL, plane, RGB)
+        total = finished(
+            r, g, b, x, y, sample, plane, out_height, out_width, row, mean, applies, kept, out, out_c, out_h,
+            PROGRAM, COUNT, CHANNELS, RGB, REDUCE, KEEP, WIDTH, PIXELS, WHOLE, OUT_W,
+        )  # fmt: skip
     else:
-        at_x, at_y, start_x, count_x, start_y, count_y = located(x, y, row + WARP_AT, KIND, HALF_PIXEL, True)
-        if KIND == 1:
-            left = tl.floor(at_x).to(tl.int32)
-            top = tl.floor(at_y).to(tl.int32)
-        else:
-            left = half_to_even(at_x)
-            top = half_to_even(at_y)
-        x, framed_x, within_x = tap_axis(left, start_x, count_x, before, 0, ZEROS, BEFORE)
-        y, framed_y, within_y = tap_axis(top, start_y, count_y, before, 1, ZEROS, BEFORE)
-        framed = framed_x & framed_y
-        within = within_x & within_y
-    if FLAT:
-        width = tl.load(place + 2)
-        pointer = source + tl.load(place) + mask * tl.load(place + 1) * width + y * width + x
-    else:
-        pointer = source + mask.to(tl.int64) * source_b + plane * source_c + y * source_h + x * SOURCE_W
-    value = tl.load(pointer, mask=live & framed, other=0)
-    if BEFORE == 2:
-        value = tl.where(framed & (within == 0), before_fill.to(value.dtype), value)
-    if AFTER == 2:
-        value = tl.where(inside_x & inside_y, value, after_fill.to(value.dtype))
-    target = out + mask.to(tl.int64) * out_b + plane * out_c + target_y * out_h + target_x
-    tl.store(target, value, mask=live)
+        end = tl.minimum(first + TILE_H, out_height)
+        scale_x, start_x, count_x = window(row + WARP_AT)
+        at_x = resampled(read_x, scale_x, HALF_PIXEL, False)
+        columns = at_x, scale_x, start_x, count_x, tl.div_rn(1.0, weight_sum(at_x, scale_x, count_x, ANTIALIAS))
+        lines = window(row + WARP_AT + 3)
+        none = at_x * 0.0
+        total = none
+        state = (-1, 0, 0.0, none, none, none)
+        while first < end:
+            y = first
+            inside_y = y == y
+            if AFTER > 0:
+                y, inside_y = mapped(y, row + AFTER_AT, 1, AFTER)
+            r, g, b, state = weighed_row(
+                pointer, y, state, columns, lines, row + BEFORE_AT, to_row, to_plane, fill_r, fill_g, fill_b,
+                HALF_PIXEL, SOURCE_W, RGB, SCALE, BEFORE, ANTIALIAS,
+            )  # fmt: skip
+            if SCALE:
+                r, g, b = scaled(r, g, b, EXACT)
+            if AFTER == 2:
+                r, g, b = padded(r, g, b, (inside_x & inside_y) != 0, row + AFTER_FILL, plane, RGB)
+            y = first + tl.arange(0, 1)[None, :]
+            total += finished(
+                r, g, b, x, y, sample, plane, out_height, out_width, row, mean, applies, kept, out, out_c, out_h,
+                PROGRAM, COUNT, CHANNELS, RGB, REDUCE, KEEP, WIDTH, PIXELS, WHOLE, OUT_W,
+            )  # fmt: skip
+            first += 1
+    if REDUCE:
+        tl.store(partial + sample * tiles + tile, tl.sum(total))

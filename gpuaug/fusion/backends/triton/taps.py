@@ -73,26 +73,29 @@ def read(pointer, offset, framed, within, fill, SCALE: tl.constexpr, ZEROS: tl.c
 
 
 @triton.jit
+def window(axis):
+    """The scale of a resize along one axis, and the first pixel and the number of pixels that taps are taken from."""
+    return tl.load(axis), tl.load(axis + 1).to(tl.int32), tl.load(axis + 2).to(tl.int32)
+
+
+@triton.jit
+def resampled(index, scale, HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr):
+    """Where output pixels lie along one axis of a resize's input."""
+    at = index.to(tl.float32)
+    if HALF_PIXEL:
+        at = (at + 0.5) * scale
+        return at if NEAREST else at - 0.5
+    return at * scale
+
+
+@triton.jit
 def located(x, y, row, KIND: tl.constexpr, HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr):
     """Where output pixels lie in the interpolation's input, and the window that its taps are taken from."""
     if KIND == 1:
-        at_x = x.to(tl.float32)
-        at_y = y.to(tl.float32)
-        scale_x = tl.load(row)
-        scale_y = tl.load(row + 3)
-        if HALF_PIXEL:
-            at_x = (at_x + 0.5) * scale_x
-            at_y = (at_y + 0.5) * scale_y
-            if not NEAREST:
-                at_x -= 0.5
-                at_y -= 0.5
-        else:
-            at_x = at_x * scale_x
-            at_y = at_y * scale_y
-        start_x = tl.load(row + 1).to(tl.int32)
-        count_x = tl.load(row + 2).to(tl.int32)
-        start_y = tl.load(row + 4).to(tl.int32)
-        count_y = tl.load(row + 5).to(tl.int32)
+        scale_x, start_x, count_x = window(row)
+        scale_y, start_y, count_y = window(row + 3)
+        at_x = resampled(x, scale_x, HALF_PIXEL, NEAREST)
+        at_y = resampled(y, scale_y, HALF_PIXEL, NEAREST)
     else:
         fx = x.to(tl.float32)
         fy = y.to(tl.float32)
@@ -124,8 +127,7 @@ def paired(at, start, count, HALF_PIXEL: tl.constexpr):
     """
     if HALF_PIXEL:
         at = tl.minimum(tl.maximum(at, 0.0), (count - 1).to(tl.float32))
-    last = tl.maximum(count - 2, -start)
-    first = tl.maximum(tl.minimum(tl.floor(at).to(tl.int32), last), tl.minimum(last, 0))
+    first = tl.minimum(tl.floor(at).to(tl.int32), tl.maximum(count - 2, -start))
     # Clamped, since the last place may be rounded to one beyond the window.
     return first, unit_sum(at, 1.0, -first.to(tl.float32), CLEAN)
 
@@ -181,9 +183,9 @@ def mean_of_two(first, second, share, SCALE: tl.constexpr):
 
 
 @triton.jit
-def weight(tap, centre, shrink, ANTIALIAS: tl.constexpr):
-    """What a pixel weighs in an output pixel around ``centre``, by their distance: a triangle (1) or a cubic (2)."""
-    distance = tl.abs((tap.to(tl.float32) + 0.5 - centre) * shrink)
+def weight(distance, ANTIALIAS: tl.constexpr):
+    """What a pixel weighs in an output pixel, by their distance: a triangle (1) or a cubic (2)."""
+    distance = tl.abs(distance)
     if ANTIALIAS == 1:
         return tl.maximum(1.0 - distance, 0.0)
     near = (1.5 * distance - 2.5) * distance * distance + 1.0
@@ -192,12 +194,37 @@ def weight(tap, centre, shrink, ANTIALIAS: tl.constexpr):
 
 
 @triton.jit
-def reach(centre, count, scale, ANTIALIAS: tl.constexpr):
-    """The first pixel that weighs something and the one after the last, for each output pixel, and the most that can be."""
+def reach(at, scale, count, ANTIALIAS: tl.constexpr):
+    """The first pixel that weighs something in each output pixel, the one after the last, and how distances are scaled."""
     support = tl.maximum(scale, 1.0) * ANTIALIAS
-    first = tl.maximum((centre - support + 0.5).to(tl.int32), 0)
-    end = tl.minimum((centre + support + 0.5).to(tl.int32), count)
-    return first, end, 2 * tl.ceil(support).to(tl.int32) + 1
+    first = tl.maximum((at - support + 1.0).to(tl.int32), 0)
+    end = tl.minimum((at + support + 1.0).to(tl.int32), count)
+    return first, end, tl.minimum(tl.div_rn(1.0, scale), 1.0)
+
+
+@triton.jit
+def reached(at, scale, count, ANTIALIAS: tl.constexpr):
+    """As many pixels for all output pixels: the first, its scaled distance, the distance of two, and their number.
+
+    They hold all that weigh something, and none outside of the window.
+    """
+    first, _, shrink = reach(at, scale, count, ANTIALIAS)
+    most = tl.minimum(tl.ceil(2 * ANTIALIAS * tl.maximum(scale, 1.0)).to(tl.int32), count)
+    first = tl.minimum(first, count - most)
+    return first, (first.to(tl.float32) - at) * shrink, shrink, most
+
+
+@triton.jit
+def weight_sum(at, scale, count, ANTIALIAS: tl.constexpr):
+    """The sum of the weights of all pixels in each output pixel, along one axis."""
+    _, distance, shrink, most = reached(at, scale, count, ANTIALIAS)
+    total = at * 0.0
+    # Not ranges: the interpreter cannot count up to a number that it has loaded.
+    tap = 0
+    while tap < most:
+        total += weight(tap * shrink + distance, ANTIALIAS)
+        tap += 1
+    return total
 
 
 @triton.jit
@@ -209,58 +236,91 @@ def plus(total, share, value, SCALE: tl.constexpr):
 
 
 @triton.jit
-def antialiased(
-    pointer, at_x, at_y, scale_x, scale_y, start_x, count_x, start_y, count_y, before, source_h, to_plane,
-    fill_r, fill_g, fill_b,
+def line_sums(
+    line, at, scale, start, count, before, within_y, to_plane, fill_r, fill_g, fill_b,
     SOURCE_W: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, BEFORE: tl.constexpr, ANTIALIAS: tl.constexpr,
 ):  # fmt: skip
-    """The weighted mean of all pixels that fall on an output pixel: three channels, or one and two copies of it."""
-    centre_x = at_x + 0.5
-    centre_y = at_y + 0.5
-    shrink_x = tl.minimum(tl.div_rn(1.0, scale_x), 1.0)
-    shrink_y = tl.minimum(tl.div_rn(1.0, scale_y), 1.0)
-    first_x, end_x, most_x = reach(centre_x, count_x, scale_x, ANTIALIAS)
-    first_y, end_y, most_y = reach(centre_y, count_y, scale_y, ANTIALIAS)
-    total = centre_x * 0.0 + centre_y * 0.0
+    """The sums of a line's pixels by their weights along x, (W,): three channels, or one and two copies of it."""
+    first, distance, shrink, most = reached(at, scale, count, ANTIALIAS)
     # Sums begin at -0, to which adding changes no bit.
-    r = total * -1.0
+    r = at * -0.0
     g = r
     b = r
-    # Not ranges: the interpreter cannot count up to a number that it has loaded.
-    j = 0
-    while j < most_y:
-        tap_y = first_y + j
-        share_y = tl.where(tap_y < end_y, weight(tap_y, centre_y, shrink_y, ANTIALIAS), 0.0)
-        y, framed_y, within_y = tap_axis(tap_y, start_y, count_y, before, 1, False, BEFORE)
-        i = 0
-        while i < most_x:
-            tap_x = first_x + i
-            share = share_y * tl.where(tap_x < end_x, weight(tap_x, centre_x, shrink_x, ANTIALIAS), 0.0)
-            x, framed_x, within_x = tap_axis(tap_x, start_x, count_x, before, 0, False, BEFORE)
-            offset = (y * source_h + x * SOURCE_W).to(tl.uint32)
-            framed = framed_x & framed_y
-            within = within_x & within_y
-            total += share
-            r = plus(r, share, read(pointer, offset, framed, within, fill_r, SCALE, False, BEFORE), SCALE)
-            if RGB:
-                value_g = read(pointer + to_plane, offset, framed, within, fill_g, SCALE, False, BEFORE)
-                value_b = read(pointer + 2 * to_plane, offset, framed, within, fill_b, SCALE, False, BEFORE)
-                g, b = plus(g, share, value_g, SCALE), plus(b, share, value_b, SCALE)
-            i += 1
-        j += 1
-    r = tl.div_rn(r, total)
-    if RGB:
-        g = tl.div_rn(g, total)
-        b = tl.div_rn(b, total)
-    else:
-        g = r
-        b = r
+    tap = 0
+    while tap < most:
+        share = weight(tap * shrink + distance, ANTIALIAS)
+        x = start + first + tap
+        framed = share == share
+        within = framed
+        if BEFORE > 0:
+            x, within = mapped(x, before, 0, BEFORE)
+            # In the interpreter of Triton 3.9 a truth is a whole number where a scalar was joined with a block.
+            within = (within & within_y) != 0
+        offset = (x * SOURCE_W).to(tl.uint32)
+        r = plus(r, share, read(line, offset, framed, within, fill_r, SCALE, False, BEFORE), SCALE)
+        if RGB:
+            value_g = read(line + to_plane, offset, framed, within, fill_g, SCALE, False, BEFORE)
+            value_b = read(line + 2 * to_plane, offset, framed, within, fill_b, SCALE, False, BEFORE)
+            g, b = plus(g, share, value_g, SCALE), plus(b, share, value_b, SCALE)
+        tap += 1
+    return r, g, b
+
+
+@triton.jit
+def weighed_row(
+    pointer, y, state, columns, lines, before, to_row, to_plane, fill_r, fill_g, fill_b, HALF_PIXEL: tl.constexpr,
+    SOURCE_W: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, BEFORE: tl.constexpr, ANTIALIAS: tl.constexpr,
+):  # fmt: skip
+    """The weighted means of the pixels that fall on each of output row ``y``, (W,), and the ``state`` that the next takes.
+
+    Where a triangle shrinks an image it reaches each line from two rows. So a line's sums are made once and added to both: a
+    state is a row, and its sums of all lines before one.
+    """
+    held, line, total, r, g, b = state
+    at_x, scale_x, start_x, count_x, inverse_x = columns
+    scale_y, start_y, count_y = lines
+    at = resampled(y, scale_y, HALF_PIXEL, False)
+    first, end, shrink = reach(at, scale_y, count_y, ANTIALIAS)
+    following = resampled(y + 1, scale_y, HALF_PIXEL, False)
+    none = at_x * -0.0
+    if y != held:
+        line = first
+        total = 0.0
+        r, g, b = none, none, none
+    next_total = 0.0
+    next_r = none
+    next_g = none
+    next_b = none
+    while line < end:
+        at_line = start_y + line
+        within = at_line == at_line
+        if BEFORE > 0:
+            at_line, within = mapped(at_line, before, 1, BEFORE)
+        line_r, line_g, line_b = line_sums(
+            pointer + at_line * to_row, at_x, scale_x, start_x, count_x, before, within, to_plane, fill_r, fill_g, fill_b,
+            SOURCE_W, RGB, SCALE, BEFORE, ANTIALIAS,
+        )  # fmt: skip
+        share = weight((line.to(tl.float32) - at) * shrink, ANTIALIAS)
+        total += share
+        r, g, b = plus(r, share, line_r, SCALE), plus(g, share, line_g, SCALE), plus(b, share, line_b, SCALE)
+        if ANTIALIAS == 1:
+            share = weight((line.to(tl.float32) - following) * shrink, ANTIALIAS)
+            next_total += share
+            next_r, next_g = plus(next_r, share, line_r, SCALE), plus(next_g, share, line_g, SCALE)
+            next_b = plus(next_b, share, line_b, SCALE)
+        line += 1
+    inverse = inverse_x * tl.div_rn(1.0, total)
+    r, g, b = r * inverse, g * inverse, b * inverse
     if SCALE:
         # A cubic swings beyond what it weighs; bytes do not.
         r = tl.minimum(tl.maximum(r, 0.0), 255.0)
         g = tl.minimum(tl.maximum(g, 0.0), 255.0)
         b = tl.minimum(tl.maximum(b, 0.0), 255.0)
-    return r, g, b
+    held = -1
+    if ANTIALIAS == 1:
+        if scale_y >= 1:
+            held = y + 1
+    return r, g, b, (held, line, next_total, next_r, next_g, next_b)
 
 
 @triton.jit

@@ -1,0 +1,75 @@
+"""The Triton kernel for gathers of masks."""
+
+import triton
+import triton.language as tl
+
+from gpuaug.fusion.backends.triton.gather import STRIDES
+from gpuaug.fusion.backends.triton.taps import half_to_even, located, mapped, tap_axis
+
+TENSORS = ("source", "out", "rows", "owners", "samples")
+SIZES = ("first", "before_fill", "after_fill", "out_height", "out_width", "tiles_x", "row_stride")
+
+
+@triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=TENSORS)
+def mask_kernel(
+    source, out, rows, owners, samples, first, before_fill, after_fill, out_height, out_width, tiles_x, row_stride,
+    source_b, source_c, source_h, out_b, out_c, out_h,
+    FLAT: tl.constexpr, SOURCE_W: tl.constexpr, KIND: tl.constexpr, HALF_PIXEL: tl.constexpr, ZEROS: tl.constexpr,
+    AFTER: tl.constexpr, AFTER_AT: tl.constexpr, WARP_AT: tl.constexpr, BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr,
+    TILE_H: tl.constexpr, TILE_W: tl.constexpr,
+):  # fmt: skip
+    """The nearest pixel of a mask, its bits unread.
+
+    With ``FLAT`` masks have sizes of their own, and lie where their ``owners`` and the ``samples`` of these say, counted from
+    ``source``: see ``MaskPlaces``.
+
+    Grid: (tiles of an image, masks from the ``first`` of this launch on, planes).
+    """
+    tile = tl.program_id(0)
+    mask = first + tl.program_id(1)
+    plane = tl.program_id(2)
+    sample = tl.load(owners + mask) if FLAT else mask
+    place = samples + sample * 3
+    row = rows + sample * row_stride
+    before = row + BEFORE_AT
+    target_x = (tile % tiles_x) * TILE_W + tl.arange(0, TILE_W)[:, None]
+    target_y = (tile // tiles_x) * TILE_H + tl.arange(0, TILE_H)[None, :]
+    live = (target_x < out_width) & (target_y < out_height)
+    x = tl.minimum(target_x, out_width - 1)
+    y = tl.minimum(target_y, out_height - 1)
+    inside_x = x == x
+    inside_y = y == y
+    if AFTER > 0:
+        x, inside_x = mapped(x, row + AFTER_AT, 0, AFTER)
+        y, inside_y = mapped(y, row + AFTER_AT, 1, AFTER)
+    if KIND == 0:
+        framed = (x == x) & (y == y)
+        within = framed
+        if BEFORE > 0:
+            x, within_x = mapped(x, before, 0, BEFORE)
+            y, within_y = mapped(y, before, 1, BEFORE)
+            within = within_x & within_y
+    else:
+        at_x, at_y, start_x, count_x, start_y, count_y = located(x, y, row + WARP_AT, KIND, HALF_PIXEL, True)
+        if KIND == 1:
+            left = tl.floor(at_x).to(tl.int32)
+            top = tl.floor(at_y).to(tl.int32)
+        else:
+            left = half_to_even(at_x)
+            top = half_to_even(at_y)
+        x, framed_x, within_x = tap_axis(left, start_x, count_x, before, 0, ZEROS, BEFORE)
+        y, framed_y, within_y = tap_axis(top, start_y, count_y, before, 1, ZEROS, BEFORE)
+        framed = framed_x & framed_y
+        within = within_x & within_y
+    if FLAT:
+        width = tl.load(place + 2)
+        pointer = source + tl.load(place) + mask * tl.load(place + 1) * width + y * width + x
+    else:
+        pointer = source + mask.to(tl.int64) * source_b + plane * source_c + y * source_h + x * SOURCE_W
+    value = tl.load(pointer, mask=live & framed, other=0)
+    if BEFORE == 2:
+        value = tl.where(framed & (within == 0), before_fill.to(value.dtype), value)
+    if AFTER == 2:
+        value = tl.where(inside_x & inside_y, value, after_fill.to(value.dtype))
+    target = out + mask.to(tl.int64) * out_b + plane * out_c + target_y * out_h + target_x
+    tl.store(target, value, mask=live)
