@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from gpuaug.core.notebook import html_lines, html_table
+from gpuaug.fusion.intermediates import types_written
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp
 from gpuaug.fusion.params.device_crops import device_crop
@@ -105,17 +106,19 @@ def explanation(
     lines: list[Line] = []
     found, whole = segments.all(size), segments.whole(size, masks=False, views=views)
     runs = views if whole is None else 1
-    last = found[-1].plan.passes[-1] if found[-1].plan is not None else None
     for segment in found:
         if isinstance(segment.eager, Choice):
             lines.append(_choice_line(segment.eager, size, runs))
         elif segment.eager is not None:
             eager = segment.eager
             lines.append(Line((eager.name,), "", None, None, None, eager.reason, package=eager.package))
-        for step in segment.plan.passes if segment.plan is not None else ():
+        passes = segment.plan.passes if segment.plan is not None else ()
+        read = torch.float32 if lines else torch.uint8
+        types = types_written(passes, read, dtype if segment is found[-1] else torch.float32) if passes else ()
+        for step, written in zip(passes, types, strict=True):
             fitted = not lines and whole is not None and device_crop(whole) is not None
-            read, written = 4 if lines else 1, dtype.itemsize if step is last else 4
-            lines.append(_line(step, size, read, written, views, runs, fitted))
+            lines.append(_line(step, size, read.itemsize, written.itemsize, views, runs, fitted))
+            read = written
     said = {
         "nothing left to do, as bytes are scaled to [0, 1] where they are read": [
             name for name, of_boxes in done if not of_boxes

@@ -161,6 +161,18 @@ def test_explain_lists_launches_and_bytes_of_each_module():
     assert "RandomResizedCrop_0, ColorJitter_1" in str(made)
 
 
+@pytest.mark.parametrize(("dtype", "between"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_explain_counts_the_bytes_between_passes(dtype, between):
+    modules = [K.CenterCrop(24), K.RandomGaussianBlur((3, 3), (0.1, 2.0)), K.Normalize(0.5, 0.25)]
+    first, last = gpuaug.fuse(modules, dtype=dtype).explain((2, 3, 32, 32)).lines
+    values = 2 * 3 * 24 * 24
+    assert (first.written_bytes, last.read_bytes, last.written_bytes) == (
+        between * values,
+        between * values,
+        dtype.itemsize * values,
+    )
+
+
 @left_to_kornia
 def test_notebook_shows_what_explain_says_as_a_table():
     explained = gpuaug.fuse([K.RandomHorizontalFlip(), K.RandomMedianBlur(), K.RandomResizedCrop((8, 8))]).explain(

@@ -36,6 +36,7 @@ EXACT = {
     "equalize, torchvision's": lambda: [v2.RandomEqualize(0.8), v2.RandomInvert()],
     "one of": lambda: [auto.TrivialAugment([[("posterize", 0.0, 8.0)], [("invert", 0, 1)]])],
     "posterize": lambda: [K.RandomPosterize((0.0, 8.0), p=0.8)],
+    "two passes, exact": lambda: [K.RandomHorizontalFlip(), K.RandomSharpness(p=0.0), K.RandomPosterize((0.0, 8.0), p=0.8)],
 }
 """Permutations, apply masks and whole numbers: both executors give the same bits."""
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from triton import next_power_of_2
@@ -22,10 +21,9 @@ from gpuaug.fusion.backends.triton.mix import mix
 from gpuaug.fusion.backends.triton.second_pass import rest_kernel
 from gpuaug.fusion.backends.triton.sharpness import sharpen
 from gpuaug.fusion.gather import Gather, Part
+from gpuaug.fusion.intermediates import KEPT, is_clean, stays_clean, types_written
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.channel import ChannelShuffle, Grayscale
 from gpuaug.fusion.ops.color_jitter import CLEAN, ColorJiggle, ColorJitter
-from gpuaug.fusion.ops.geometry import WarpOp
 from gpuaug.fusion.plan import GatherPass, OpPass, Plan
 
 _KINDS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
@@ -69,7 +67,7 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, dtype: torch.dtype, 
         ArgumentError: If there are more samples than a launch can have.
 
     Cost:
-        The launches of the passes, some 10 µs of host time each, and float32 images between passes.
+        The launches of the passes, some 10 µs of host time each, and images between passes of ``types_written``.
     """
     if table.shape[0] > MOST_SAMPLES:
         raise ArgumentError(
@@ -79,30 +77,31 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, dtype: torch.dtype, 
     if isinstance(images, Tensor) and images.dtype == torch.float64:
         images = images.float()
     with on_device(images.device):
-        if _RAN not in plan.passes[-1].prepared:
+        key = types_written, dtype_of(images), dtype
+        types = plan.passes[-1].prepared.get(key)
+        if types is None:
+            types = types_written(plan.passes, dtype_of(images), dtype)
             with compiled_together():
-                _run(plan, images, table, dtype, memory_format)
-            plan.passes[-1].prepared[_RAN] = True
-        return _run(plan, images, table, dtype, memory_format)
+                _run(plan, images, table, types, memory_format)
+            plan.passes[-1].prepared[key] = types
+        return _run(plan, images, table, types, memory_format)
 
 
-_RAN = "ran"
-"""Key of ``BasePass.prepared`` in the last pass of a plan whose kernels have been compiled."""
-
-
-def _run(plan: Plan, images: Tensor | Ragged, table: Tensor, dtype: torch.dtype, memory_format: torch.memory_format) -> Tensor:
+def _run(
+    plan: Plan, images: Tensor | Ragged, table: Tensor, types: tuple[torch.dtype, ...], memory_format: torch.memory_format
+) -> Tensor:
     source = images
     last = len(plan.passes) - 1
     buffers: Tensor | None = None
     for index, step in enumerate(plan.passes):
         shape = table.shape[0], step.out.channels, step.out.height, step.out.width
         if index == last:
-            out = torch.empty(shape, dtype=dtype, device=images.device, memory_format=memory_format)
+            out = torch.empty(shape, dtype=types[index], device=images.device, memory_format=memory_format)
         elif plan.passes[-1].way < 0:
-            out = torch.empty(shape, dtype=torch.float32, device=images.device)
+            out = torch.empty(shape, dtype=types[index], device=images.device)
         else:  # a sample is moved between these two
             if buffers is None:
-                buffers = torch.empty((2, *shape), dtype=torch.float32, device=images.device)
+                buffers = torch.empty((2, *shape), dtype=types[index], device=images.device)
             out = buffers[0]
         rows = step.rows_of(table)
         if isinstance(step, GatherPass):
@@ -123,7 +122,7 @@ def gather(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Tensor
         return
     partial = torch.empty(found.partials, dtype=torch.float32, device=images.device)
     if found.keeps:
-        kept = torch.empty(out.shape, dtype=torch.uint16, device=images.device)
+        kept = torch.empty(out.shape, dtype=KEPT, device=images.device)
         found.sums((source, places, out, table, partial, kept))
         found.pixels((kept, out, table, partial))
     else:
@@ -146,7 +145,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
     batch, channels = out.shape[:2]
     layout, strides, narrowest = _laid_out(images)
     rgb = channels == 3
-    clean = _clean(step, images)
+    clean = is_clean(front, dtype_of(images))
     tile = ANTIALIASED_TILE if front.filter else COLOUR_TILE if step.mean else TILES[front.kind]
     warps = 1 if front.filter else 4
     across, down = _tiles(step.out, tile)
@@ -300,21 +299,13 @@ def probe(device: torch.device) -> None:
         gather(step, images, images.view(1, 1), torch.empty_like(images))
 
 
-def _clean(step: GatherPass, images: Tensor | Ragged) -> bool:
-    """Whether what a pass gathers is certain to lie in [0, 1]: bytes do, and a fill may be anything."""
-    fills = (*np.atleast_1d(step.front.warp.fill), 0.0) if isinstance(step.front.warp, WarpOp) else (0.0,)
-    bounded = min(fills) >= 0 and max(fills) <= 1
-    return dtype_of(images) == torch.uint8 and bounded and "constant" not in (step.front.before.edge, step.front.after.edge)
-
-
 def _program(step: GatherPass, *, clean: bool) -> tuple[tuple[int, int, int], ...]:
     """The program, with the jitters marked that see nothing but numbers, which cost less to clamp."""
-    # What a normalisation or an unclamped op makes may be anything.
     marked = []
     for op, (code, column, flags) in zip(step.points, step.program, strict=True):
         jitter = isinstance(op, ColorJitter | ColorJiggle)
         marked.append((code, column, flags | CLEAN if jitter and clean else flags))
-        clean = clean and (jitter or isinstance(op, Grayscale | ChannelShuffle))
+        clean = clean and stays_clean(op)
     return tuple(marked)
 
 

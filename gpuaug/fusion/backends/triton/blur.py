@@ -20,7 +20,9 @@ from gpuaug.fusion.backends.triton.filter_tiles import (
     untouched_pixels,
 )
 from gpuaug.fusion.backends.triton.launch import Launch, prepared, reading
+from gpuaug.fusion.backends.triton.pixel_math import stored_as
 from gpuaug.fusion.backends.triton.taps import buffers
+from gpuaug.fusion.intermediates import KEPT, is_clean
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.plan import OpPass
 
@@ -138,8 +140,10 @@ def blur_columns_kernel(
         value = blurred_along(
             pointer, first, height, source_h, across, tl.load(row + 1), TAPS, BORDER, SCALE, ALONG, ACROSS
         )  # fmt: skip
+        if SCALE and made.dtype.element_ty == tl.uint16:
+            value *= 1 / 255
         start = made + (sample.to(tl.int64) * CHANNELS + plane) * height * width
-        tl.store(start + x * height + y, value, mask=(x < width) & (y < height))
+        tl.store(start + x * height + y, stored_as(value, made.dtype.element_ty), mask=(x < width) & (y < height))
 
 
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
@@ -172,7 +176,7 @@ def blur_rows_kernel(
             at = start + channel * height * width
             value = blurred_along(at, first, width, height, across, sigma, TAPS, BORDER, False, ALONG, ACROSS)
             r, g, b = placed(value, channel, r, g, b, RGB)
-        if SCALE:
+        if SCALE and made.dtype.element_ty == tl.float32:
             r, g, b = r * (1 / 255), g * (1 / 255), b * (1 / 255)
     else:
         pixel = source + sample.to(tl.int64) * source_b + plane * source_c
@@ -240,14 +244,15 @@ def blur(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> int
         The number of launches.
 
     Cost:
-        With two launches, a float32 copy of the images between them.
+        With two launches, a copy of the images between them: float32, or 16 bits a value as between passes.
     """
     if step.front.launches == 1:
         prepared(step, source, rows, out, _blurring)((source, out, rows))
         return 1
     batch, channels, height, width = source.shape
     columns, last = prepared(step, source, rows, out, _blurring_twice)
-    made = torch.empty((batch, channels, width, height), dtype=torch.float32, device=source.device)
+    kept = is_clean(step.front, source.dtype) and out.dtype.itemsize == 2
+    made = torch.empty((batch, channels, width, height), dtype=KEPT if kept else torch.float32, device=source.device)
     columns((source, made, rows))
     last((source, made, out, rows))
     return 2

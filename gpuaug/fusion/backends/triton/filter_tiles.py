@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.launch import Launch, storing
-from gpuaug.fusion.backends.triton.pixel_math import as_float, byte_share
+from gpuaug.fusion.backends.triton.pixel_math import as_float, byte_share, stored_as
 from gpuaug.fusion.backends.triton.points import points
 from gpuaug.fusion.ops.base import FrontOp
 from gpuaug.fusion.plan import OpPass
@@ -111,10 +111,10 @@ def stored(
     r, g, b = points(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, COUNT, CHANNELS, RGB)
     live = (x < width) & (y < height)
     pixel = out + sample.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
-    tl.store(pixel, r.to(out.dtype.element_ty), mask=live)
+    tl.store(pixel, stored_as(r, out.dtype.element_ty), mask=live)
     if RGB:
-        tl.store(pixel + out_c, g.to(out.dtype.element_ty), mask=live)
-        tl.store(pixel + 2 * out_c, b.to(out.dtype.element_ty), mask=live)
+        tl.store(pixel + out_c, stored_as(g, out.dtype.element_ty), mask=live)
+        tl.store(pixel + 2 * out_c, stored_as(b, out.dtype.element_ty), mask=live)
 
 
 def tiles_of(step: OpPass[FrontOp], along: int, across: int) -> tuple[int, int, dict[str, int]]:

@@ -7,9 +7,9 @@ not specialised on, so that the last batch of an epoch, or images of another siz
 import triton
 import triton.language as tl
 
-from gpuaug.fusion.backends.triton.pixel_math import byte_share
+from gpuaug.fusion.backends.triton.pixel_math import at_rest, byte_share, stored_as
 from gpuaug.fusion.backends.triton.points import grey_before_contrast, points
-from gpuaug.fusion.backends.triton.second_pass import at_rest, mean_of
+from gpuaug.fusion.backends.triton.second_pass import mean_of
 from gpuaug.fusion.backends.triton.taps import (
     between,
     blended,
@@ -269,7 +269,9 @@ def gather_kernel(
     # warp along the first axis; that has to be a row of the image.
     first = (tile // tiles_x) * TILE_H
     x = (tile % tiles_x) * TILE_W + tl.arange(0, TILE_W)[:, None]
-    read_x = x if WHOLE else tl.minimum(x, out_width - 1)
+    clean = is_clean(front, dtype_of(images))
+    tile = ANTIALIASED_TILE if front.filter else COLOUR_TILE if step.mean else TILES[front.kind]
+    warps = 1 if front.filter else 4
     inside_x = x == x
     if AFTER > 0:
         read_x, inside_x = mapped(read_x, row + AFTER_AT, 0, AFTER)

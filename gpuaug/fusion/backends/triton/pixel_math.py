@@ -25,8 +25,33 @@ LEVELS = tl.constexpr(filters.LEVELS)
 
 
 @triton.jit
+def at_rest(value):
+    """A number in [0, 1] in 16 bits, the nearest: a byte's share of 255 exactly."""
+    # Above 2²³ a float's last bits are a whole number.
+    return (value * 65535.0 + 8388608.0).to(tl.int32, bitcast=True).to(tl.uint16)
+
+
+@triton.jit
+def rested(bits):
+    """What ``at_rest`` made of a number, as a number: of a byte its share of 255, bit for bit."""
+    value = (bits.to(tl.int32) * 128 + 0x3F800000).to(tl.float32, bitcast=True) - 1.0
+    # 1 / 65535 is 1 / 65536 and as much of that again, as often as float32 can tell.
+    return value * (65537 / 2**32) + value
+
+
+@triton.jit
+def stored_as(value, TYPE: tl.constexpr):
+    """A pixel in the type of its image: floating, or 16 bits ``at_rest``."""
+    if tl.uint16 == TYPE:
+        return at_rest(value)
+    return value.to(TYPE)
+
+
+@triton.jit
 def as_float(value, SCALE: tl.constexpr):
-    """A pixel as float32; ``SCALE``: of a byte."""
+    """A pixel as float32, in [0, 255] with ``SCALE``: of a byte."""
+    if value.dtype == tl.uint16:
+        return rested(value)
     if SCALE and COMPILED:
         # From 32 bits, at four times the speed that a GPU converts bytes at, which the compiler would choose.
         return tl.inline_asm_elementwise("cvt.rn.f32.s32 $0, $1;", "=f,r", [value.to(tl.int32)], tl.float32, True, 1)

@@ -1,27 +1,10 @@
-"""The second pass over images that wait for a mean: their pixels kept in 16 bits, and the Triton kernel that finishes them."""
+"""The second pass over images that wait for a mean: the Triton kernel that finishes pixels kept in 16 bits."""
 
 import triton
 import triton.language as tl
 
-from gpuaug.fusion.backends.triton.pixel_math import COMPILED
+from gpuaug.fusion.backends.triton.pixel_math import COMPILED, rested, stored_as
 from gpuaug.fusion.backends.triton.points import points
-
-
-@triton.jit
-def at_rest(value):
-    """A number in [0, 1] in 16 bits, the nearest: a byte's share of 255 exactly."""
-    # Above 2²³ a float's last bits are a whole number.
-    return (value * 65535.0 + 8388608.0).to(tl.int32, bitcast=True).to(tl.uint16)
-
-
-@triton.jit
-def rested(bits):
-    """What ``at_rest`` made of a number, as a number."""
-    value = (bits.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
-    if COMPILED:
-        # The same to the last bit, since 2²³ / 65535 is as exact as 1 / 65535: a product of both, and one rounding.
-        return tl.fma(value, 1 / 65535, -8388608 / 65535)
-    return (value - 8388608.0) * (1 / 65535)
 
 
 @triton.jit
@@ -97,6 +80,6 @@ def rest_kernel(
     else:
         pixel = out + sample.to(tl.int64) * out_b + index * OUT_W
         to_plane = out_c
-    tl.store(pixel, r.to(out.dtype.element_ty), mask=live)
-    tl.store(pixel + to_plane, g.to(out.dtype.element_ty), mask=live)
-    tl.store(pixel + 2 * to_plane, b.to(out.dtype.element_ty), mask=live)
+    tl.store(pixel, stored_as(r, out.dtype.element_ty), mask=live)
+    tl.store(pixel + to_plane, stored_as(g, out.dtype.element_ty), mask=live)
+    tl.store(pixel + 2 * to_plane, stored_as(b, out.dtype.element_ty), mask=live)

@@ -39,6 +39,8 @@ ALSO = {
     "self-supervised": (3,),
     "sharpness": (1, 4),
     "tone": (0,),
+    "two passes": (3,),
+    "two passes, exact": (3,),
 }
 """Extra batches of a pipeline, as indices into ``BATCHES``.
 

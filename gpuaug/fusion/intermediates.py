@@ -1,0 +1,56 @@
+"""The images between passes: 16 bits a value where the result has no more and all values are certain to lie in [0, 1]."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from gpuaug.fusion.gather import Gather
+from gpuaug.fusion.ops.base import FrontOp, PointOp
+from gpuaug.fusion.ops.channel import ChannelShuffle, Grayscale
+from gpuaug.fusion.ops.color_jitter import ColorJiggle, ColorJitter
+from gpuaug.fusion.ops.geometry import WarpOp
+from gpuaug.fusion.plan import Pass
+
+KEPT = torch.uint16
+"""The type of images that are kept in 16 bits: a share of 65535."""
+
+
+def types_written(passes: Sequence[Pass], given: torch.dtype, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """The type of the images that each pass writes.
+
+    Args:
+        passes: Of a plan.
+        given: Type of the images that the first one reads.
+        dtype: Type of those that the last one writes.
+    """
+    found: list[torch.dtype] = []
+    for step, reader in pairwise(passes):
+        clean = is_clean(step.front, given) and all(stays_clean(op) for op in step.points)
+        # Rounding would take some values to another level, of which there may be anything made.
+        counts = isinstance(reader.front, FrontOp) and reader.front.kernel == "levels"
+        given = KEPT if clean and not counts and dtype.itemsize == 2 else torch.float32
+        found.append(given)
+    if passes[-1].way >= 0 and torch.float32 in found:  # two buffers of one type take turns
+        found = [torch.float32] * len(found)
+    return (*found, dtype)
+
+
+def is_clean(front: Gather | FrontOp, given: torch.dtype) -> bool:
+    """Whether what a front makes of images of this type is certain to lie in [0, 1]: a fill may be anything."""
+    if given.is_floating_point:
+        return False
+    if not isinstance(front, Gather):
+        return front.kernel != "mix"  # by shares that a module may be given
+    fills = (*np.atleast_1d(front.warp.fill), 0.0) if isinstance(front.warp, WarpOp) else (0.0,)
+    bounded = min(fills) >= 0 and max(fills) <= 1
+    swings = front.filter == "cubic" and given != torch.uint8  # which is clamped
+    return bounded and not swings and "constant" not in (front.before.edge, front.after.edge)
+
+
+def stays_clean(op: PointOp) -> bool:
+    """Whether an op leaves in [0, 1] what lies there: a normalisation or an unclamped op may make anything."""
+    if isinstance(op, Grayscale):
+        return getattr(op.module, "rgb_weights", None) is None
+    return isinstance(op, ColorJitter | ColorJiggle | ChannelShuffle)

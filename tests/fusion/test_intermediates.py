@@ -1,0 +1,48 @@
+"""Images between passes have 16 bits a value only where nothing is lost that the result could hold."""
+
+import kornia.augmentation as K
+import pytest
+import torch
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+import gpuaug
+from gpuaug.fusion.intermediates import KEPT, types_written
+from gpuaug.fusion.ops.base import Size
+
+HALF, FLOAT, BYTES = torch.bfloat16, torch.float32, torch.uint8
+CROP, BLUR, TURN = K.RandomResizedCrop((16, 16)), K.RandomGaussianBlur((3, 3), (0.1, 2.0)), K.RandomRotation(30.0)
+PADDED = K.RandomCrop((16, 16), padding=2, fill=2.0)
+FILLED = v2.RandomRotation(30, fill={torch.Tensor: 512, tv_tensors.Mask: 0})
+CUBIC = v2.RandomResizedCrop(16, interpolation=v2.InterpolationMode.BICUBIC)
+PIPELINES = {
+    "self-supervised": ([CROP, K.ColorJitter(0.4, 0.4, 0.4, 0.1), K.RandomGrayscale(), BLUR, K.Normalize(0.5, 0.25)], "16"),
+    "three passes": ([CROP, BLUR, TURN], "16 16"),
+    "cubic of bytes": ([CUBIC, BLUR], "16"),
+    "cubic of 16 bits, which swings": ([BLUR, CUBIC, TURN], "16 32"),
+    "normalised": ([CROP, K.Normalize(0.5, 0.25), BLUR, TURN], "32 32"),
+    "padded with more than white": ([PADDED, BLUR], "32"),
+    "turned before more than white": ([FILLED, BLUR, v2.ToDtype(FLOAT, scale=True)], "32"),
+    "heavy grey": ([CROP, K.RandomGrayscale(rgb_weights=torch.ones(3)), BLUR], "32"),
+    "levels": ([CROP, K.RandomEqualize(), BLUR], "32 32"),
+    "mixed": ([K.RandomMixUpV2(), BLUR], "32"),
+    "skipped, all clean": ([CROP, K.RandomSharpness(), BLUR], "16 16"),
+    "skipped, with levels": ([CROP, K.RandomSharpness(), K.RandomEqualize(), BLUR], "32 32 32"),
+}
+
+
+def types(modules, given, dtype):
+    plan = gpuaug.fuse(modules)._segments.at(0, Size(2, 3, 24, 24), masks=False).plan
+    return types_written(plan.passes, given, dtype)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_half_precision_keeps_16_bits_between_passes_that_stay_in_range(name):
+    modules, bits = PIPELINES[name]
+    expected = tuple(KEPT if each == "16" else FLOAT for each in bits.split())
+    assert types(modules, BYTES, HALF) == (*expected, HALF)
+    assert types(modules, BYTES, FLOAT) == (*(FLOAT,) * len(expected), FLOAT)
+
+
+def test_images_that_may_be_anything_stay_float32():
+    assert types([CROP, BLUR], HALF, HALF) == (FLOAT, HALF)
