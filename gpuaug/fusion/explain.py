@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from gpuaug.core.notebook import html_lines, html_table
-from gpuaug.fusion.intermediates import types_written
+from gpuaug.fusion.intermediates import in_strips, types_written
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp
 from gpuaug.fusion.params.device_crops import device_crop
@@ -117,7 +117,8 @@ def explanation(
         types = types_written(passes, read, dtype if segment is found[-1] else torch.float32) if passes else ()
         for step, written in zip(passes, types, strict=True):
             fitted = not lines and whole is not None and device_crop(whole) is not None
-            lines.append(_line(step, size, read.itemsize, written.itemsize, views, runs, fitted))
+            launches = 1 if in_strips(step.front, read, written) else step.launches
+            lines.append(_line(step, size, read.itemsize, written.itemsize, views, runs * (launches + fitted)))
             read = written
     said = {
         "nothing left to do, as bytes are scaled to [0, 1] where they are read": [
@@ -162,7 +163,7 @@ def _choice_line(choice: Choice, size: Size, runs: int) -> Line:
     return Line((choice.name,), what, None if launches is None else runs * launches, None, None, at_most=True)
 
 
-def _line(step: Pass, size: Size, read: int, written: int, views: int, runs: int, fitted: bool) -> Line:
+def _line(step: Pass, size: Size, read: int, written: int, views: int, launches: int) -> Line:
     source = step.source
     read_bytes: int | None = None  # of images whose sizes are not known yet
     if not source.ragged:
@@ -171,7 +172,7 @@ def _line(step: Pass, size: Size, read: int, written: int, views: int, runs: int
         read_bytes = int(np.sum(np.multiply(size.height, size.width))) * views * size.channels * read
     pixels_out = size.batch * views * step.out.channels * step.out.height * step.out.width
     names = tuple(dict.fromkeys(op.name for op in step.ops))
-    return Line(names, step.describe(), runs * (step.launches + fitted), read_bytes, pixels_out * written)
+    return Line(names, step.describe(), launches, read_bytes, pixels_out * written)
 
 
 def _known(size: Size) -> bool:

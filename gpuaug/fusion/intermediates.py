@@ -10,8 +10,12 @@ from gpuaug.fusion.gather import Gather
 from gpuaug.fusion.ops.base import FrontOp, PointOp
 from gpuaug.fusion.ops.channel import ChannelShuffle, Grayscale
 from gpuaug.fusion.ops.color_jitter import ColorJiggle, ColorJitter
+from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.ops.geometry import WarpOp
 from gpuaug.fusion.plan import Pass
+
+MOST_IN_STRIPS = 33
+"""Largest kernel of a blur in strips, which reads 16 lines above and below each."""
 
 KEPT = torch.uint16
 """The type of images that are kept in 16 bits: a share of 65535."""
@@ -47,6 +51,12 @@ def is_clean(front: Gather | FrontOp, given: torch.dtype) -> bool:
     bounded = min(fills) >= 0 and max(fills) <= 1
     swings = front.filter == "cubic" and given != torch.uint8  # which is clamped
     return bounded and not swings and "constant" not in (front.before.edge, front.after.edge)
+
+
+def in_strips(front: Gather | FrontOp, given: torch.dtype, dtype: torch.dtype) -> bool:
+    """Whether a pass blurs by products of matrices with 11 bits a value, eight times as exact as bfloat16, in one launch."""
+    blurs = isinstance(front, BlurOp) and max(front.kernel_size) <= MOST_IN_STRIPS
+    return blurs and dtype == torch.bfloat16 and is_clean(front, given)
 
 
 def stays_clean(op: PointOp) -> bool:

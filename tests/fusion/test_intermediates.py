@@ -7,7 +7,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug.fusion.intermediates import KEPT, types_written
+from gpuaug.fusion.intermediates import KEPT, in_strips, types_written
 from gpuaug.fusion.ops.base import Size
 
 HALF, FLOAT, BYTES = torch.bfloat16, torch.float32, torch.uint8
@@ -42,6 +42,19 @@ def test_half_precision_keeps_16_bits_between_passes_that_stay_in_range(name):
     expected = tuple(KEPT if each == "16" else FLOAT for each in bits.split())
     assert types(modules, BYTES, HALF) == (*expected, HALF)
     assert types(modules, BYTES, FLOAT) == (*(FLOAT,) * len(expected), FLOAT)
+
+
+@pytest.mark.parametrize(
+    ("side", "given", "dtype", "launches"),
+    [(23, BYTES, HALF, 1), (35, BYTES, HALF, 2), (23, FLOAT, HALF, 2), (23, BYTES, torch.float16, 2), (23, BYTES, FLOAT, 2)],
+)
+def test_blurs_are_one_launch_where_the_result_is_bfloat16(side, given, dtype, launches):
+    augment = gpuaug.fuse(K.RandomGaussianBlur((side, side), (0.1, 2.0)), dtype=dtype)
+    assert in_strips(augment._segments.at(0, Size(2, 3, 48, 48), masks=False).plan.passes[0].front, given, dtype) == (
+        launches == 1
+    )
+    if given == BYTES:
+        assert augment.explain((2, 3, 48, 48)).launches == launches
 
 
 def test_images_that_may_be_anything_stay_float32():

@@ -44,6 +44,18 @@ def test_kernels_equal_torch(group, name, batch):
     assert not said, said
 
 
+@pytest.mark.parametrize("border", ["constant", "reflect", "replicate", "circular"])
+@pytest.mark.parametrize("size", [(48, 64), (37, 51)], ids=str)
+def test_blur_in_bfloat16_is_that_in_float32_rounded(size, border):
+    blur = K.RandomGaussianBlur((23, 23), (0.1, 2.0), border_type=border, p=0.7)
+    modules, images = [K.CenterCrop(size), blur, K.Normalize(pipelines.MEAN, pipelines.STD)], photographs(6, 3, 80, 90).cuda()
+    augment = gpuaug.fuse(modules, dtype=torch.bfloat16, memory_format=torch.channels_last)
+    draws = augment.draw(images.shape, seed=0)
+    expected = gpuaug.fuse(modules)(images, draws=draws)
+    # A unit of bfloat16; and over the deviation what pixels, sums along y and weights of 11 bits may be off by.
+    assert ((augment(images, draws=draws).float() - expected).abs() <= 2**-8 * expected.abs() + 2**-11 / 0.224).all()
+
+
 @pytest.mark.parametrize("name", pipelines.OF_ALL_CHANNELS)
 def test_channels_made_of_all_three_are_nan_where_one_is(name):
     images = pipelines.with_holes(photographs(2, 3, 40, 41, dtype=torch.float32)).cuda()

@@ -31,7 +31,7 @@ class CompileOnly:
     def warmup(self, *args, grid, **constants):
         self.launch(*args, **constants)
 
-    def launch(self, *args, num_warps=4, enable_fp_fusion, **constants):
+    def launch(self, *args, num_warps=4, enable_fp_fusion, maxnreg=None, **constants):
         names = self.kernel.arg_names
         signature, values = {}, {}
         for name, value in zip(names, [*args, *(None,) * (len(names) - len(args))], strict=True):
@@ -43,5 +43,7 @@ class CompileOnly:
         if key not in self.made:
             source = ASTSource(self.kernel, signature, values, {})
             self.made[key] = triton.compile(
-                source, target=HOPPER, options={"num_warps": num_warps, "enable_fp_fusion": enable_fp_fusion}
+                source,
+                target=HOPPER,
+                options={"num_warps": num_warps, "enable_fp_fusion": enable_fp_fusion, "maxnreg": maxnreg},
             )

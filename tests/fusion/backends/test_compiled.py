@@ -33,6 +33,7 @@ KERNELS = {
     "blur_kernel": blur,
     "blur_columns_kernel": blur,
     "blur_rows_kernel": blur,
+    "blur_strips_kernel": blur,
     "sharpness_kernel": sharpness,
     "table_kernel": levels,
     "levels_kernel": levels,
@@ -133,6 +134,17 @@ def test_blurs_read_several_lines_with_one_load(side, made):
         assert compiled.asm["ttir"].count("tt.load") < 30
         # A line is taken out of them within a thread.
         assert "shfl" not in compiled.asm["ptx"]
+
+
+def test_blurs_in_strips_read_several_pixels_at_once_and_keep_columns(made):
+    blurs = [K.CenterCrop((32, 48)), K.RandomGaussianBlur((23, 23), (0.1, 2.0), p=0.5)]
+    through_both(blurs, photographs(2), torch.bfloat16, torch.channels_last)
+    (compiled,) = [compiled for (name, *_), compiled in made.items() if name == "blur_strips_kernel"]
+    assert "ld.global.v4" in compiled.asm["ptx"]
+    assert "mma.sync" in compiled.asm["ptx"]
+    # Columns that the compiler took for those of the first step would be black.
+    assert compiled.asm["ttgir"].count("tt.dot") >= 12
+    assert "tt.dot %cst" not in compiled.asm["ttgir"]
 
 
 def test_filters_read_untouched_pixels_as_they_store_them(made):

@@ -1,5 +1,7 @@
 """The Triton kernels of blurs, along one axis or both at once, and their launches. Tiles: ``filter_tiles.py``."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -7,69 +9,30 @@ from torch import Tensor
 
 from gpuaug.fusion.backends.triton.filter_tiles import (
     BORDERS,
+    LINES,
     POINTERS,
     SIZES,
     STRIDES,
+    added,
     bordered,
     placed,
-    read,
+    read_aligned,
+    read_lines,
     stored,
     storing_launch,
     tile_of,
     tiles_of,
     untouched_pixels,
 )
-from gpuaug.fusion.backends.triton.launch import Launch, prepared, reading
-from gpuaug.fusion.backends.triton.pixel_math import stored_as
+from gpuaug.fusion.backends.triton.launch import Launch, prepared, reading, storing
+from gpuaug.fusion.backends.triton.pixel_math import centred, falling, gaussian, share, stored_as
 from gpuaug.fusion.backends.triton.taps import buffers
-from gpuaug.fusion.intermediates import KEPT, is_clean
+from gpuaug.fusion.intermediates import KEPT, in_strips, is_clean
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.plan import OpPass
 
-LINES = tl.constexpr(8)
-"""Lines that one load reads: what Triton takes to compile grows with loads times the square of what depends on them."""
-
-
-@triton.jit
-def falling(sigma):
-    """The factor of a squared distance in the exponent of a Gaussian: -1 / (2 sigma²)."""
-    # A square too small for a float has all its weight in the middle.
-    return -tl.div_rn(tl.full((), 1.0, tl.float32), tl.maximum(2 * sigma * sigma, 1.2e-38))
-
-
-@triton.jit
-def share(fall, TAPS: tl.constexpr):
-    """The factor that makes the weights of all taps sum to 1."""
-    total = fall * 0
-    for tap in tl.static_range(TAPS):
-        total += tl.exp((tap - TAPS // 2) * (tap - TAPS // 2) * fall)
-    return tl.div_rn(tl.full((), 1.0, tl.float32), total)
-
-
-@triton.jit
-def read_lines(pointer, inside, BORDER: tl.constexpr, SCALE: tl.constexpr):
-    """``read`` of (ACROSS, LINES), each thread the pixels of all lines."""
-    # Flat: of two axes that it sees no order of, Triton 3.6 spreads a warp along the first one, and 3.7 along the last.
-    pixels = read(tl.ravel(tl.trans(pointer)), tl.ravel(tl.trans(inside)), BORDER, SCALE)
-    return tl.trans(tl.reshape(pixels, pointer.shape[1], pointer.shape[0]))
-
-
-@triton.jit
-def added(total, lines, start, fall, part, TAPS: tl.constexpr, ALONG: tl.constexpr):
-    """Outputs with each line added to those that it reaches, and to no others: 0 · NaN would be NaN.
-
-    ``lines``: ``LINES`` of them from the one at ``start`` on, (ACROSS, LINES).
-    """
-    bits = lines.to(tl.int32, bitcast=True)
-    for number in tl.static_range(LINES):
-        # One of the lines in a thread's registers: a sum of its bits and zeros, for no instruction.
-        line = tl.sum(tl.where(tl.arange(0, LINES)[None, :] == number, bits, 0), axis=1, keep_dims=True)
-        tap = start + number - tl.arange(0, ALONG)[None, :]
-        distance = (tap - TAPS // 2).to(tl.float32)
-        weight = tl.exp(distance * distance * fall) * part
-        reached = total + weight * line.to(tl.float32, bitcast=True)
-        total = tl.where((tap >= 0) & (tap < TAPS), reached, total)
-    return total
+STRIP, REACH = 32, 16
+"""Height of a strip, and the lines above it and below that are read with it."""
 
 
 @triton.jit
@@ -227,14 +190,110 @@ def blur_kernel(
     stored(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
 
 
+@triton.jit
+def blurred_down(bits, down):
+    """Columns of a strip, (columns, lines), blurred along y: float16, where black is -1 and white almost 1."""
+    return tl.dot(down, tl.trans(centred(bits))).to(tl.float16)
+
+
+@triton.jit(
+    do_not_specialize=["height", "width", "row_stride", *STRIDES], do_not_specialize_on_alignment=["source", "out", "rows"]
+)
+def blur_strips_kernel(
+    source, out, rows, height, width, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
+    TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr,
+    SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr,
+    RGB: tl.constexpr, WORDS: tl.constexpr, STRIP: tl.constexpr, REACH: tl.constexpr, ALIGNED: tl.constexpr,
+    WAY: tl.constexpr,
+):  # fmt: skip
+    """Blur clean images along both axes, by products of float16 matrices with the weights of all distances.
+
+    A block goes along a strip, ``REACH`` columns at a time: they are blurred along y, with the lines above the strip and below,
+    and kept until those on both sides have been, too. ``ALIGNED``: lines begin and end where several pixels are read at once.
+
+    Grid: (strips of an image, samples, planes; one plane where a block makes all three).
+    """
+    sample = tl.program_id(1)
+    plane = tl.program_id(2)
+    row = rows + sample * row_stride
+    if WAY >= 0:
+        skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
+        if skipped:
+            return
+    pointer = source + sample.to(tl.int64) * source_b + plane * source_c
+    top = tl.program_id(0) * STRIP
+    y = top + tl.arange(0, STRIP)[:, None]
+    at = tl.arange(0, REACH)
+    if tl.load(row) != 0:
+        fall_y, fall_x = falling(tl.load(row + 1)), falling(tl.load(row + 2))
+        part_y, part_x = share(fall_y, TAPS_Y), share(fall_x, TAPS_X)
+        lines = top - REACH + tl.arange(0, STRIP + 2 * REACH)[None, :]
+        down = gaussian(lines - y, fall_y, part_y, TAPS_Y)
+        left = gaussian(at[:, None] - at[None, :] - REACH, fall_x, part_x, TAPS_X)
+        centre = gaussian(at[:, None] - at[None, :], fall_x, part_x, TAPS_X)
+        right = gaussian(at[:, None] - at[None, :] + REACH, fall_x, part_x, TAPS_X)
+        inside = (lines >= 0) & (lines < height) | (BORDER > 0)
+        lines = bordered(lines, height, BORDER) * source_h
+        second = pointer + (source_c if RGB else 0)
+        third = second + (source_c if RGB else 0)
+        scale: tl.constexpr = 0.5 + 0.5 / (2**source.dtype.element_ty.primitive_bitwidth - 1)
+        # Tensors of their own, or the compiler does not see that one takes the place of another.
+        last_r = tl.zeros((STRIP, REACH), tl.float16)
+        this_r = tl.zeros((STRIP, REACH), tl.float16)
+        next_r = tl.zeros((STRIP, REACH), tl.float16)
+        last_g, this_g, next_g = last_r, this_r, next_r
+        last_b, this_b, next_b = last_r, this_r, next_r
+        for first in range(-3 * REACH, width, REACH):
+            # What comes next is read before what has come is stored.
+            x = first + 2 * REACH + at[:, None]
+            within = (first >= -2 * REACH) & (first + 3 * REACH <= width)
+            if ALIGNED:
+                here = inside & (x == x) & within
+                r = read_aligned(pointer, lines + x, here, REACH)
+                g = read_aligned(second, lines + x, here, REACH)
+                b = read_aligned(third, lines + x, here, REACH)
+            if first >= 0:
+                red = tl.dot(next_r, right, tl.dot(this_r, centre, tl.dot(last_r, left))) * scale + scale
+                green = tl.dot(next_g, right, tl.dot(this_g, centre, tl.dot(last_g, left))) * scale + scale if RGB else red
+                blue = tl.dot(next_b, right, tl.dot(this_b, centre, tl.dot(last_b, left))) * scale + scale if RGB else red
+                stored(
+                    red, green, blue, first + at[None, :], y, sample, plane, height, width, row, out, out_b, out_c, out_h,
+                    OUT_W, PROGRAM, COUNT, CHANNELS, RGB, first, WORDS,
+                )  # fmt: skip
+            last_r, last_g, last_b = this_r, this_g, this_b
+            this_r, this_g, this_b = next_r, next_g, next_b
+            if ALIGNED and within:
+                next_r = blurred_down(r, down)
+                next_g = blurred_down(g, down) if RGB else next_r
+                next_b = blurred_down(b, down) if RGB else next_r
+            else:
+                offsets = lines + bordered(x, width, BORDER) * SOURCE_W
+                here = inside & (((x >= 0) & (x < width)) | (BORDER > 0))
+                next_r = blurred_down(tl.load(pointer + offsets, mask=here, other=0), down)
+                next_g = blurred_down(tl.load(second + offsets, mask=here, other=0), down) if RGB else next_r
+                next_b = blurred_down(tl.load(third + offsets, mask=here, other=0), down) if RGB else next_r
+    else:
+        for first in range(0, width, REACH):
+            x = first + at[None, :]
+            pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
+            if ALIGNED:
+                pixel = tl.max_contiguous(tl.multiple_of(pixel, (1, REACH)), (1, REACH))
+                source_c = source_c // REACH * REACH
+            r, g, b = untouched_pixels(pixel, (x < width) | ALIGNED, source_c, SCALE, RGB)
+            stored(
+                r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h,
+                OUT_W, PROGRAM, COUNT, CHANNELS, RGB, first, WORDS,
+            )  # fmt: skip
+
+
 def blur(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> int:
     """Launch a pass with a blur in front on the current stream.
 
     Args:
         step: The pass.
-        source: uint8 or floating, any strides.
+        source: uint8, floating or of 16 bits, any strides.
         rows: The parameter table.
-        out: Floating, any strides.
+        out: Floating or of 16 bits, any strides.
 
     Shape:
         - source, out: (B, C, H, W)
@@ -246,30 +305,27 @@ def blur(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> int
     Cost:
         With two launches, a copy of the images between them: float32, or 16 bits a value as between passes.
     """
-    if step.front.launches == 1:
-        prepared(step, source, rows, out, _blurring)((source, out, rows))
+    found = prepared(step, source, rows, out, _blurring)
+    if isinstance(found, Launch):
+        found((source, out, rows))
         return 1
+    columns, last, dtype = found
     batch, channels, height, width = source.shape
-    columns, last = prepared(step, source, rows, out, _blurring_twice)
-    kept = is_clean(step.front, source.dtype) and out.dtype.itemsize == 2
-    made = torch.empty((batch, channels, width, height), dtype=KEPT if kept else torch.float32, device=source.device)
+    made = torch.empty((batch, channels, width, height), dtype=dtype, device=source.device)
     columns((source, made, rows))
     last((source, made, out, rows))
     return 2
 
 
-def _blurring(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
-    op = step.front
-    down, across = op.kernel_size
-    constants = {"TAPS_Y": down, "TAPS_X": across, "BORDER": BORDERS[op.border]}
-    return storing_launch(blur_kernel, step, source, rows, out, constants)
-
-
-def _blurring_twice(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> tuple[Launch, Launch]:
-    op = step.front
+def _blurring(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch | tuple[Launch, Launch, torch.dtype]:
+    """The launch of a blur; or two, and the type of what lies between them."""
+    (down, across), border = step.front.kernel_size, BORDERS[step.front.border]
+    constants = {"TAPS_Y": down, "TAPS_X": across, "BORDER": border}
+    if in_strips(step.front, source.dtype, out.dtype):
+        return _in_strips(step, source, rows, out, constants)
+    if step.front.launches == 1:
+        return storing_launch(blur_kernel, step, source, rows, out, constants)
     batch, channels, height, width = source.shape
-    down, across = op.kernel_size
-    border = BORDERS[op.border]
     wide, blocks, tile = tiles_of(step, height, width)
     columns = Launch(
         blur_columns_kernel,
@@ -278,5 +334,17 @@ def _blurring_twice(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Ten
         {**reading(step, source), "WAY": step.way, **tile, "BORDER": border, "TAPS": down},
         warps=tile["TILES"],
     )
-    constants = {"TAPS": across, "BORDER": border}
-    return columns, storing_launch(blur_rows_kernel, step, source, rows, out, constants, along_x=True)
+    last = storing_launch(blur_rows_kernel, step, source, rows, out, {"TAPS": across, "BORDER": border}, along_x=True)
+    clean = is_clean(step.front, source.dtype) and out.dtype.itemsize == 2
+    return columns, last, KEPT if clean else torch.float32
+
+
+def _in_strips(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor, own: dict[str, Any]) -> Launch:
+    batch, _, height, width = source.shape
+    constants, planes = storing(step, source, out)
+    constants |= {**own, "STRIP": STRIP, "REACH": REACH, "WAY": step.way}
+    # Images between passes begin where memory is aligned, and users' may not.
+    constants["ALIGNED"] = source.dtype == KEPT and not any(each % REACH for each in (*source.stride()[:3], width))
+    constants["WORDS"] = constants["RGB"] and out.stride(1) == 1 and width % 2 == 0
+    numbers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
+    return Launch(blur_strips_kernel, (triton.cdiv(height, STRIP), batch, planes), numbers, constants, warps=2, registers=128)

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.launch import Launch, storing
-from gpuaug.fusion.backends.triton.pixel_math import as_float, byte_share, stored_as
+from gpuaug.fusion.backends.triton.pixel_math import as_float, byte_share, stored_as, words
 from gpuaug.fusion.backends.triton.points import points
 from gpuaug.fusion.ops.base import FrontOp
 from gpuaug.fusion.plan import OpPass
@@ -28,6 +28,9 @@ ACROSS = 32
 
 TILES = 8
 """Most tiles of a block of a pass that skips samples, a power of two: blocks that find nothing to do are fewer by that."""
+
+LINES = tl.constexpr(8)
+"""Lines that one load reads: what Triton takes to compile grows with loads times the square of what depends on them."""
 
 BORDERS = {"constant": 0, "reflect": 1, "replicate": 2, "circular": 3}
 
@@ -73,6 +76,39 @@ def read(pointer, inside, BORDER: tl.constexpr, SCALE: tl.constexpr):
 
 
 @triton.jit
+def read_lines(pointer, inside, BORDER: tl.constexpr, SCALE: tl.constexpr):
+    """``read`` of (ACROSS, LINES), each thread the pixels of all lines."""
+    # Flat: of two axes that it sees no order of, Triton 3.6 spreads a warp along the first one, and 3.7 along the last.
+    pixels = read(tl.ravel(tl.trans(pointer)), tl.ravel(tl.trans(inside)), BORDER, SCALE)
+    return tl.trans(tl.reshape(pixels, pointer.shape[1], pointer.shape[0]))
+
+
+@triton.jit
+def read_aligned(pointer, offsets, live, REACH: tl.constexpr):
+    """``REACH`` pixels of each line, from an aligned one on; 0 where not live. Offsets are (columns, lines)."""
+    at = pointer + offsets
+    return tl.load(tl.max_contiguous(tl.multiple_of(at, (REACH, 1)), (REACH, 1)), mask=live, other=0)
+
+
+@triton.jit
+def added(total, lines, start, fall, part, TAPS: tl.constexpr, ALONG: tl.constexpr):
+    """Outputs with each line added to those that it reaches, and to no others: 0 · NaN would be NaN.
+
+    ``lines``: ``LINES`` of them from the one at ``start`` on, (ACROSS, LINES).
+    """
+    bits = lines.to(tl.int32, bitcast=True)
+    for number in tl.static_range(LINES):
+        # One of the lines in a thread's registers: a sum of its bits and zeros, for no instruction.
+        line = tl.sum(tl.where(tl.arange(0, LINES)[None, :] == number, bits, 0), axis=1, keep_dims=True)
+        tap = start + number - tl.arange(0, ALONG)[None, :]
+        distance = (tap - TAPS // 2).to(tl.float32)
+        weight = tl.exp(distance * distance * fall) * part
+        reached = total + weight * line.to(tl.float32, bitcast=True)
+        total = tl.where((tap >= 0) & (tap < TAPS), reached, total)
+    return total
+
+
+@triton.jit
 def untouched(pointer, SCALE: tl.constexpr, live=None):
     """One channel of a sample that is skipped: in [0, 1] as torch divides bytes, bit for bit; anything where not ``live``."""
     value = as_float(tl.load(pointer, mask=live), SCALE)
@@ -106,15 +142,29 @@ def placed(value, channel, r, g, b, RGB: tl.constexpr):
 def stored(
     r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h,
     OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
+    first=0, WORDS: tl.constexpr = False,
 ):  # fmt: skip
-    """Take a tile through the pointwise ops and store it."""
+    """Take a tile through the pointwise ops and store it.
+
+    ``WORDS``: two pixels side by side are three words, which are stored as such; the tile's last axis is x, from ``first`` on.
+    """
     r, g, b = points(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, COUNT, CHANNELS, RGB)
-    live = (x < width) & (y < height)
-    pixel = out + sample.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
-    tl.store(pixel, stored_as(r, out.dtype.element_ty), mask=live)
-    if RGB:
-        tl.store(pixel + out_c, stored_as(g, out.dtype.element_ty), mask=live)
-        tl.store(pixel + 2 * out_c, stored_as(b, out.dtype.element_ty), mask=live)
+    if WORDS:
+        r = tl.reshape(r, r.shape[0], r.shape[1] // 2, 2)
+        g = tl.reshape(g, r.shape)
+        b = tl.reshape(b, r.shape)
+        filled = tl.reshape(words(r, g, b, out.dtype.element_ty), r.shape[0], 4 * r.shape[1])
+        place = tl.arange(0, 4 * r.shape[1])[None, :]
+        to = first // 2 * 3 + place // 4 * 3 + place % 4
+        target = out.to(tl.pointer_type(tl.int32)) + sample.to(tl.int64) * (out_b // 2) + y * (out_h // 2) + to
+        tl.store(target, filled, mask=(y < height) & (to < width // 2 * 3) & (place % 4 < 3))
+    else:
+        live = (x < width) & (y < height)
+        pixel = out + sample.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
+        tl.store(pixel, stored_as(r, out.dtype.element_ty), mask=live)
+        if RGB:
+            tl.store(pixel + out_c, stored_as(g, out.dtype.element_ty), mask=live)
+            tl.store(pixel + 2 * out_c, stored_as(b, out.dtype.element_ty), mask=live)
 
 
 def tiles_of(step: OpPass[FrontOp], along: int, across: int) -> tuple[int, int, dict[str, int]]:

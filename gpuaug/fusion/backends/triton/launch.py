@@ -46,9 +46,10 @@ class Launch:
         constants: The constants by name.
         warps: Warps in a block.
         fused: Whether a product and a sum may be one instruction that rounds once. A byte's share of 255 is exact by that.
+        registers: The most that a thread may have, so that enough of them fit on a GPU. Left out: as the compiler likes.
     """
 
-    __slots__ = ("_compiled", "_constants", "_fused", "_grid", "_kernel", "_tail", "_warps")
+    __slots__ = ("_compiled", "_constants", "_grid", "_kernel", "_options", "_tail")
 
     def __init__(
         self,
@@ -59,9 +60,13 @@ class Launch:
         *,
         warps: int = 4,
         fused: bool = True,
+        registers: int | None = None,
     ) -> None:
         self._kernel, self._grid, self._tail, self._constants = kernel, grid, tuple(numbers), constants
-        self._warps, self._fused = warps, fused
+        # Said in any case, since the compiler's default differs between versions.
+        self._options: dict[str, Any] = {"num_warps": warps, "enable_fp_fusion": fused}
+        if registers is not None:
+            self._options["maxnreg"] = registers
         self._compiled: dict[int, _Compiled] = {}
 
     def __call__(
@@ -95,10 +100,8 @@ class Launch:
             jobs.append(partial(self._compile, form, partial(self._kernel.warmup, grid=grid), tensors, tail))
 
     def _compile(self, form: Any, compiler: Callable[..., Any], tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-        # Said in any case, since the compiler's default differs between versions.
-        options = {"num_warps": self._warps, "enable_fp_fusion": self._fused}
         with on_device(tensors[0].device):
-            made = compiler(*tensors, *numbers, **self._constants, **options)
+            made = compiler(*tensors, *numbers, **self._constants, **self._options)
             if made is not None:  # the interpreter compiles nothing
                 names = self._kernel.arg_names[len(tensors) + len(numbers) :]
                 constants = tuple(self._constants[name] for name in names)

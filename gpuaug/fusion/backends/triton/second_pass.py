@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from gpuaug.fusion.backends.triton.pixel_math import COMPILED, rested, stored_as
+from gpuaug.fusion.backends.triton.pixel_math import rested, stored_as, words
 from gpuaug.fusion.backends.triton.points import points
 
 
@@ -12,17 +12,6 @@ def mean_of(partial, sample, blocks, pixels, PARTIALS: tl.constexpr):
     """The mean grey of a sample, from the sums of its blocks."""
     at = tl.arange(0, PARTIALS)
     return tl.sum(tl.load(partial + sample * blocks + at, mask=at < blocks, other=0.0)) / pixels
-
-
-@triton.jit
-def word(low, high, KIND: tl.constexpr):
-    """Two numbers of 16 bits in one of 32, rounded to their type."""
-    if COMPILED:
-        # One instruction for both; each by itself is converted at an eighth of its speed.
-        asm: tl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if tl.bfloat16 == KIND else "cvt.rn.f16x2.f32 $0, $2, $1;"
-        return tl.inline_asm_elementwise(asm, "=r,f,f", [low, high], tl.int32, True, 1)
-    low = low.to(KIND).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-    return low | (high.to(KIND).to(tl.int16, bitcast=True).to(tl.int32) << 16)
 
 
 @triton.jit(
@@ -62,17 +51,10 @@ def rest_kernel(
     r, g, b = points(r, g, b, x, y, sample, 0, height, width, row, mean, PROGRAM, COUNT, 3, True)
     if WORDS:
         target = out.to(tl.pointer_type(tl.int32)) + sample.to(tl.int64) * (3 * PIXELS // 2)
-        first_r, second_r = tl.split(r)
-        first_g, second_g = tl.split(g)
-        first_b, second_b = tl.split(b)
-        first = word(first_r, first_g, out.dtype.element_ty)
-        second = word(first_b, second_r, out.dtype.element_ty)
-        third = word(second_g, second_b, out.dtype.element_ty)
-        # Four places for three words, so that neighbours are stored by neighbours, and whole lines of memory are written.
-        words = tl.reshape(tl.join(tl.join(first, third), tl.join(second, third)), (2 * BLOCK,))
+        filled = tl.reshape(words(r, g, b, out.dtype.element_ty), (2 * BLOCK,))
         place = tl.arange(0, 2 * BLOCK)
         to = tl.program_id(0) * (3 * BLOCK // 2) + place // 4 * 3 + place % 4
-        tl.store(target + to, words, mask=(place % 4 < 3) & (to < 3 * PIXELS // 2))
+        tl.store(target + to, filled, mask=(place % 4 < 3) & (to < 3 * PIXELS // 2))
         return
     if PIXELS > 0 and OUT_W == 1:
         pixel = out + sample.to(tl.int64) * (3 * PIXELS) + index

@@ -1,11 +1,13 @@
 """Filter kernels on values that photographs do not have, against torch."""
 
+from unittest import mock
+
 import kornia.augmentation as K
 import numpy as np
 import torch
 from torchvision.transforms import v2
 
-from gpuaug.fusion.backends.triton import backend
+from gpuaug.fusion.backends.triton import backend, blur
 from gpuaug.fusion.intermediates import KEPT
 from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.base import Size
@@ -33,6 +35,17 @@ FILTERS = {
 LOWERED = {**filters.LOWERED, **torchvision_filters.LOWERED}
 
 
+STRIPS = {
+    "reflected": (K.RandomGaussianBlur((23, 21), (0.5, 2.0), p=0.5), (40, 64), KEPT),
+    "reflected, odd": (K.RandomGaussianBlur((5, 33), (0.1, 9.0), p=0.5), (18, 37), KEPT),
+    "black border": (K.RandomGaussianBlur((33, 7), (0.5, 2.0), border_type="constant", p=1.0), (40, 48), KEPT),
+    "black border, bytes": (K.RandomGaussianBlur((7, 23), (0.5, 2.0), border_type="constant", p=1.0), (33, 50), torch.uint8),
+    "replicated, narrow": (K.RandomGaussianBlur((9, 23), (0.5, 2.0), border_type="replicate", p=0.5), (20, 9), torch.uint8),
+    "circular": (K.RandomGaussianBlur((31, 3), (3.0, 9.0), border_type="circular", p=1.0), (35, 34), torch.uint8),
+}
+"""Blurs by products of matrices, which are made for bfloat16: here for float16, since the interpreter only cuts that off."""
+
+
 def batches():
     """Images outside [0, 1] with nan in the middle and in a corner; bytes; 16 bits a value; one channel with nan."""
     generator = torch.Generator().manual_seed(0)
@@ -56,7 +69,7 @@ def lowered(module, images):
     return kind("filter", module, *units)
 
 
-def agree(module, images, dtype, memory_format, *, way=False):
+def agree(module, images, dtype, memory_format, *, way=False, launches=None):
     """Whether the kernels make of the first sample, skipped if the module may skip, and the others what torch does.
 
     ``way``: in a pass that takes each from the first of two buffers to the first, and could have left it.
@@ -78,7 +91,20 @@ def agree(module, images, dtype, memory_format, *, way=False):
     launched = backend.OP_KERNELS[op.kernel](step, images, step.rows_of(rows), got)
     skipped = drawn["apply_mask"][0] or dtype == torch.float16 or torch.equal(got[0].nan_to_num(9), expected[0].nan_to_num(9))
     tolerance = 1e-3 if dtype == torch.float16 else 2e-6
-    return launched == op.launches and skipped and torch.allclose(got, expected, atol=tolerance, rtol=0, equal_nan=True)
+    return (
+        launched == (launches or op.launches)
+        and skipped
+        and torch.allclose(got, expected, atol=tolerance, rtol=0, equal_nan=True)
+    )
+
+
+def strips_agree(name, channels, memory_format):
+    """``agree`` of a blur in strips."""
+    module, shape, dtype = STRIPS[name]
+    images = torch.rand(2, channels, *shape, generator=torch.Generator().manual_seed(1))
+    images = (images * (255 if dtype == torch.uint8 else 65535)).to(torch.int32).to(dtype)
+    with mock.patch.object(blur, "in_strips", return_value=True):
+        return agree(module, images, torch.float16, memory_format, way="odd" in name, launches=1)
 
 
 def failures(*, every):
@@ -88,6 +114,10 @@ def failures(*, every):
     few |= dict.fromkeys(
         (name for name in FILTERS if name.startswith(("equalize", "CLAHE", "auto"))), ("holes", "bytes", "grey")
     )
+    for name in STRIPS:
+        for channels, memory_format in ((3, torch.channels_last), (2, torch.contiguous_format)):
+            if not strips_agree(name, channels, memory_format):
+                yield f"blur in strips, {name}, {channels} channels"
     for name, module in FILTERS.items():
         for batch, (images, dtype, memory_format) in batches().items():
             if every or batch in few.get(name, ("grey",)):
