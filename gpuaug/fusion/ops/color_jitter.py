@@ -69,7 +69,9 @@ class _Jitter(PointOp):
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The factors, then the order, with ``NONE`` for adjustments that are left out."""
         factors: Array = drawn["factors"]
-        out[:, 1:5] = factors.T
+        # A column at a time: NumPy's inner loop is along a row otherwise.
+        for index, values in enumerate(factors):
+            out[:, 1 + index] = values
         orders: Array = drawn["order"]
         each = len(out) // max(len(orders), 1)
         steps = orders if self._fixed is None else np.tile(self._fixed, (len(orders), 1))
@@ -81,7 +83,9 @@ class _Jitter(PointOp):
         order = np.full((len(orders), 4), NONE, dtype=np.float32)
         order[:, : steps.shape[1]] = np.where(left_out, NONE, steps)
         # A view of all rows: samples of a batch are contiguous.
-        out.reshape(len(orders), each, out.shape[1])[:, :, 5:9] = order[:, None]
+        rows = out.reshape(len(orders), each, out.shape[1])
+        for position in range(4):
+            rows[:, :, 5 + position] = order[:, position, None]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Clamp, the adjustments in order, clamp."""

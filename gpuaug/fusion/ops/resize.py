@@ -70,7 +70,7 @@ class ResizedCrop(ResampleOp):
         lost: Array = misses
         if misses.size:
             missed = size.to(size.height[misses], size.width[misses]) if size.ragged else size
-            others = self._candidates(*extra_uniforms(numbers[:, misses], CROP_CANDIDATES - 1))
+            others = self._candidates(*extra_uniforms(numbers.take(misses, 1), CROP_CANDIDATES - 1))
             across[misses], down[misses], fits = self._fitting(*others, missed)
             lost = misses[~fits]
         left = np.floor(x * (np.float32(size.width + 1) - across))
@@ -96,8 +96,8 @@ class ResizedCrop(ResampleOp):
         """Sides of each sample's first fitting window, given K windows, (K, B), and the mask of samples that have one."""
         wide, high = self._sides(lengths, roots, size)
         fits = (wide > 0) & (wide <= size.width) & (high > 0) & (high <= size.height)
-        first, found = fits.argmax(0), fits.any(0)
-        across, down = (np.take_along_axis(sides, first[None], 0)[0] for sides in (wide, high))
+        first = fits.argmax(0) * fits.shape[1] + np.arange(fits.shape[1])
+        across, down, found = wide.take(first), high.take(first), fits.take(first)
         lost = np.flatnonzero(~found)
         if lost.size:
             rest = size.to(size.height[lost], size.width[lost]) if size.ragged else size

@@ -77,7 +77,9 @@ def fill_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], table: Array
         after, rows = at.to(step.out.height, step.out.width), step.rows_of(table)
         for op, (_, column, _) in zip(step.points, step.program, strict=True):
             if first or op.is_random or not op.fixed:
-                op.rows(drawn[op], after, rows[:, column : column + op.row_width(size.channels)])
+                # The template has the apply mask of an op that applies to all samples.
+                write = op.rows if first or op.is_random else op.write
+                write(drawn[op], after, rows[:, column : column + op.row_width(size.channels)])
         if number >= fronts:
             step.fill_front(drawn.__getitem__, at, rows, fixed=first)
         at = after
