@@ -33,7 +33,7 @@ OpDraws = dict[str, Any]
 
 
 def cut(drawn: OpDraws, samples: slice | Array) -> OpDraws:
-    """The draws of a part of the samples: a slice, or a mask, (B,) bool."""
+    """The draws of a part of the samples: a slice, or their indices."""
     own = {name: value[samples] if isinstance(value, np.ndarray) else value for name, value in drawn.items()}
     if "parts" in own:
         own["parts"] = [(op, cut(part, samples), where[samples]) for op, part, where in own["parts"]]
@@ -80,9 +80,9 @@ class Size:
         return Size(1, self.channels, height, width)
 
     def taking(self, samples: Array) -> "Size":
-        """The size of the samples of a mask, (B,) bool."""
+        """The size of the samples with these indices."""
         height, width = (side[samples] if isinstance(side, np.ndarray) else side for side in (self.height, self.width))
-        return Size(int(samples.sum()), self.channels, height, width)
+        return Size(len(samples), self.channels, height, width)
 
     def times(self, count: int) -> "Size":
         """A batch of ``count`` copies of this one."""

@@ -255,9 +255,13 @@ def sides_of(size: Size) -> Array:
 
 
 def about_centre(a: Array, b: Array, c: Array, d: Array, size: Size, centre: tuple[float, float] | None = None) -> Array:
-    """(B, 3, 3) that maps by [[a, b], [c, d]] and leaves a pixel (x, y) where it is: the centre of the image unless given."""
+    """(B, 3, 3) that maps by [[a, b], [c, d]] and leaves a pixel (x, y) where it is: the centre of the image unless given.
+
+    Shape:
+        - a, b, c, d: (B,), or one number for all samples
+    """
     x, y = ((size.width - 1) / 2, (size.height - 1) / 2) if centre is None else centre
-    matrix = np.zeros((len(a), 3, 3))
+    matrix = np.zeros((size.batch, 3, 3))
     matrix[:, 0, 0], matrix[:, 0, 1], matrix[:, 0, 2] = a, b, x - a * x - b * y
     matrix[:, 1, 0], matrix[:, 1, 1], matrix[:, 1, 2] = c, d, y - c * x - d * y
     matrix[:, 2, 2] = 1

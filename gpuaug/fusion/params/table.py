@@ -1,6 +1,7 @@
 """The parameter table of a batch: one float32 row per sample, made from the draws and sent to the images' device."""
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 import numpy as np
 import torch
@@ -95,9 +96,9 @@ def _fill_ways(passes: Sequence[Pass], drawn: dict[Op, OpDraws], table: Array) -
     A way is 0 if no op of the pass applies to the sample, which stays where it is. Else it is 1, and 1 more if the sample is in
     the second buffer, and 2 more if it goes to the second buffer: to that which it is not in, unless the pass works in place.
     """
-    second = np.zeros(len(table), dtype=np.int64)
+    second = np.zeros(len(table), dtype=np.uint8)
     for step in passes[1:-1]:
-        applies = np.any([drawn[op]["apply_mask"] for op in step.ops], axis=0)
+        applies = reduce(np.logical_or, [drawn[op]["apply_mask"] for op in step.ops])
         after = second if step.works_in_place else second ^ applies
         step.rows_of(table)[:, step.way] = applies * (1 + second + 2 * after)
         second = after

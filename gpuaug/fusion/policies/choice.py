@@ -189,7 +189,7 @@ class Choice(Picking):
 
     def _step(self, kind: tuple[Any, ...], entries: Sequence[Entry], occurrence: int) -> Step | None:
         op, size = self._op(entries[0]), entries[0].size
-        apply_mask = _any(entries)
+        apply_mask = any_applies(entries)
         if not apply_mask.any() and op.out(size) == size:
             return None
         made = self._made.get((*kind, occurrence))
@@ -326,7 +326,8 @@ def _words(op: Op | EagerOp) -> str:
     return op.name if isinstance(op, EagerOp) else op.describe()
 
 
-def _any(entries: Sequence[Entry]) -> Array:
+def any_applies(entries: Sequence[Entry]) -> Array:
+    """Mask of the samples that any of them runs for, bool, (B,)."""
     apply_mask = entries[0].apply_mask
     for entry in entries[1:]:
         apply_mask = apply_mask | entry.apply_mask

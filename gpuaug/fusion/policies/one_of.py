@@ -57,10 +57,11 @@ class OneOf(PointOp):
                 out[:, 0], out[:, 1] = own["apply_mask"], op.code
                 op.rows(own, size, out[:, 2 : 2 + width])
                 continue
-            rows = np.zeros((size.batch, width), dtype=np.float32)
-            op.rows(own, size, rows)
-            out[where, 0], out[where, 1] = own["apply_mask"][where], op.code
-            out[where, 2 : 2 + width] = rows[where]
+            samples = np.flatnonzero(where)
+            rows = np.zeros((len(samples), width), dtype=np.float32)
+            op.rows(cut(own, samples), size.taking(samples), rows)
+            out[samples, 0], out[samples, 1] = rows[:, 0], op.code
+            out[samples, 2 : 2 + width] = rows
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Each op on the samples that picked it."""
@@ -97,16 +98,28 @@ class AnyAffine(WarpOp):
 
     def warp(self, drawn: OpDraws, size: Size) -> Warp:
         """Output → input pixels; the identity for samples that picked no warp."""
-        return Warp(inverse(self.matrix(drawn, size)))
+        samples, matrices = self._matrices(drawn, size)
+        return Warp(_among_identities(samples, inverse(matrices), size))
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """Input → output pixels; the identity for samples that picked no warp."""
+        return _among_identities(*self._matrices(drawn, size), size)
+
+    def _matrices(self, drawn: OpDraws, size: Size) -> tuple[Array | None, Array]:
+        """Indices of the samples that picked a warp, ``None`` for all, and their matrices."""
         # Each part is an op, its draws, and the samples (None: all).
         if len(drawn["parts"]) == 1 and drawn["parts"][0][2] is None:
             op, own, _ = drawn["parts"][0]
-            whole: Array = op.matrix(own, size)
-            return whole
-        made = np.tile(np.eye(3), (size.batch, 1, 1))
-        for op, own, where in drawn["parts"]:
-            made[where] = op.matrix(cut(own, where), size.taking(where))
-        return made
+            return None, op.matrix(own, size)
+        picked = [(op, own, np.flatnonzero(where)) for op, own, where in drawn["parts"]]
+        matrices = [op.matrix(cut(own, samples), size.taking(samples)) for op, own, samples in picked]
+        return np.concatenate([samples for _, _, samples in picked]), np.concatenate(matrices)
+
+
+def _among_identities(samples: Array | None, matrices: Array, size: Size) -> Array:
+    """The matrices of these samples and the identity for the others, (B, 3, 3)."""
+    if samples is None:
+        return matrices
+    made = np.tile(np.eye(3), (size.batch, 1, 1))
+    made[samples] = matrices
+    return made

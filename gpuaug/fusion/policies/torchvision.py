@@ -1,7 +1,7 @@
 """torchvision's RandAugment, TrivialAugmentWide and AutoAugment: each sample picks for itself, as in a dataset."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,12 @@ from gpuaug.fusion.ops.geometry import WarpOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
 from gpuaug.fusion.ops.torchvision.operations import OPERATIONS, Adjust
-from gpuaug.fusion.policies.choice import POINT, Child, Entry, Member, Picking, kind_of
+from gpuaug.fusion.policies.choice import POINT, Child, Entry, Member, Picking, any_applies, kind_of
 from gpuaug.fusion.policies.one_of import AnyAffine, OneOf
 
 _MOST_KEPT = 256
+_SHARED = {"magnitude", "apply_mask"}
+"""Draws of an operation that are not merged with those of others of its kind: each sample's own, or made anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class TorchvisionPolicy(TorchvisionOp, Picking):
         self._count = int(getattr(transform, "num_ops", 1))
         self._positions = range(max(len(child.members) for child in self.children))
         self._layers = [self._layer(position) for _ in range(self._count) for position in self._positions]
-        self._tables: dict[Any, Array | None] = {}
+        self._magnitudes: dict[Any, _Magnitudes] = {}
 
     def _layer(self, position: int) -> list[tuple[Op, list[int]]]:
         """An op for each kind of operation at one position of the children, and the children that have one of that kind."""
@@ -95,8 +97,8 @@ class TorchvisionPolicy(TorchvisionOp, Picking):
                 if not isinstance(op, OneOf | AnyAffine | EqualizeOrContrast):
                     own = dict(each[0].drawn)
                     for entry in each[1:]:
-                        own = {name: np.where(entry.where, entry.drawn[name], values) for name, values in own.items()}
-                made[op] = {**own, "apply_mask": np.any([entry.where for entry in each], axis=0)}
+                        own |= {name: np.where(entry.where, entry.drawn[name], own[name]) for name in own.keys() - _SHARED}
+                made[op] = {**own, "apply_mask": any_applies(each)}
         return made
 
     def _op(self, entry: Entry) -> TorchvisionOp:
@@ -124,45 +126,70 @@ class TorchvisionPolicy(TorchvisionOp, Picking):
 
     def _entries(self, picks: Array, position: int, applies: Array, sampler: Sampler, size: Size) -> tuple[Entry, ...]:
         """One operation of every child, for the samples that picked it and that it runs for."""
-        numbers, layer = sampler.uniform(3), []
+        (chance, *numbers), layer = sampler.uniform(3), []
+        magnitudes = self._magnitudes_at(position, size)
+        values = magnitudes.of(picks, *numbers)
         for index, child in enumerate(self.children):
             if position < len(child.members):
                 member = child.members[position]
-                mask = applies & (picks == index) & (numbers[0] < member.operation.p)
-                drawn = {**self._magnitudes(member, numbers[1:], size), "apply_mask": mask}
-                layer.append(Entry(index, position, drawn, size, mask))
+                mask = applies & (picks == index)
+                if member.operation.p < 1:
+                    mask &= chance < member.operation.p
+                drawn: OpDraws = {"magnitude": values} if magnitudes.given[index] else {}
+                if isinstance(member.op, Adjust):
+                    drawn["adjustment"] = member.op.adjustment
+                layer.append(Entry(index, position, {**drawn, "apply_mask": mask}, size, mask))
         return tuple(layer)
 
-    def _magnitudes(self, member: Member, numbers: Array, size: Size) -> OpDraws:
-        """A magnitude of the operation for every sample, from two uniform numbers: bin and sign."""
-        magnitude: Magnitude = member.operation
-        table, signed = self._table(magnitude, size)
-        if table is None:
-            return {}
-        if magnitude.bin is None:
-            values = table[(numbers[0] * len(table)).astype(np.int64)]
-        else:
-            values = np.full(size.batch, table[magnitude.bin])
-        if signed:
-            values = np.where(numbers[1] < 0.5, -values, values)
-        return member.op.drawn(values) if isinstance(member.op, Adjust) else {"magnitude": values}
+    def _magnitudes_at(self, position: int, size: Size) -> "_Magnitudes":
+        """The magnitudes of the operations at one position of the children, for images of one size."""
+        key = position, size.height, size.width
+        if key not in self._magnitudes:
+            if len(self._magnitudes) >= _MOST_KEPT:
+                self._magnitudes.clear()
+            members = [child.members[position] if position < len(child.members) else None for child in self.children]
+            self._magnitudes[key] = _Magnitudes([self._table(member, size) for member in members])
+        return self._magnitudes[key]
 
-    def _table(self, magnitude: Magnitude, size: Size) -> tuple[Array | None, bool]:
+    def _table(self, member: Member | None, size: Size) -> tuple[Array | None, bool]:
         """Magnitudes of an operation in torchvision's table, (bins,) float64 from float32; True if their sign is random."""
+        if member is None:
+            return None, False
+        magnitude: Magnitude = member.operation
         made, signed = self.module._AUGMENTATION_SPACE[magnitude.operation]  # type: ignore[union-attr, index]
-        key = magnitude.operation, magnitude.bins, size.height, size.width
-        if key not in self._tables:
-            if len(self._tables) >= _MOST_KEPT:
-                self._tables.clear()
-            with initial_settings():
-                found = made(magnitude.bins, size.height, size.width)
-            self._tables[key] = None if found is None else found.double().numpy()
-        return self._tables[key], signed
+        with initial_settings():
+            found = made(magnitude.bins, size.height, size.width)
+        if found is None:
+            return None, signed
+        table: Array = found.double().numpy()
+        return table if magnitude.bin is None else table[magnitude.bin : magnitude.bin + 1], signed
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """The operations that a sample picked, in order."""
         picked = (entry for layer in drawn["layers"] for entry in layer if entry.where[sample])
         return [call for entry in picked for call in self._op(entry).calls(entry.drawn, sample, entry.size)]
+
+
+class _Magnitudes:
+    """Magnitudes of the operations that a sample can pick.
+
+    Args:
+        tables: For each operation its magnitudes, (bins,) float64, or ``None`` without any; True if their sign is random.
+    """
+
+    def __init__(self, tables: Sequence[tuple[Array | None, bool]]) -> None:
+        self.given = [table is not None for table, _ in tables]
+        self._signed = np.array([signed for _, signed in tables])
+        bins = max((len(table) for table, _ in tables if table is not None), default=1)
+        self._values = np.zeros((len(tables), bins))
+        for values, (table, _) in zip(self._values, tables, strict=True):
+            values[:] = 0 if table is None else table
+
+    def of(self, picks: Array, bins: Array, signs: Array) -> Array:
+        """The magnitude of the operation that each sample picked, (B,) float64, from uniform numbers for its bin and sign."""
+        count = self._values.shape[1]
+        values = self._values.take(picks * count + (bins * count).astype(np.int64))
+        return np.where(self._signed.take(picks) & (signs < 0.5), -values, values)
 
 
 def _op(member: Member) -> TorchvisionOp:

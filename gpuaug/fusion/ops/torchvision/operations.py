@@ -22,10 +22,13 @@ class AffineOperation(warp.Affine):
         super().__init__(name, made, units)
 
     def _as_drawn(self, drawn: OpDraws) -> OpDraws:
-        """The same as what a RandomAffine draws: shears in degrees, and shifts towards zero to whole pixels."""
+        """The same as what a RandomAffine draws: shears in degrees, and shifts towards zero to whole pixels.
+
+        One number for all samples where the operation leaves it as it is, as functions of angles take most of the time.
+        """
         magnitude = drawn["magnitude"]
-        made = dict.fromkeys(("angle", "shift_x", "shift_y", "shear_x", "shear_y"), np.zeros(len(magnitude)))
-        made["scale"] = np.ones(len(magnitude))
+        made: OpDraws = dict.fromkeys(("angle", "shift_x", "shift_y", "shear_x", "shear_y"), np.float64(0))
+        made["scale"] = np.float64(1)
         axis = self.name[-1].lower()
         if self.name.startswith("Shear"):
             made[f"shear_{axis}"] = np.degrees(np.arctan(magnitude))
@@ -38,7 +41,8 @@ class AffineOperation(warp.Affine):
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """Shift or shear."""
-        return super().calls(self._as_drawn(drawn), sample, size)
+        made = self._as_drawn(drawn)
+        return super().calls({name: np.broadcast_to(made[name], size.batch) for name in made}, sample, size)
 
 
 class Rotate(warp.Rotation):
@@ -65,9 +69,10 @@ class Adjust(color.ColorJitter):
     def __init__(self, name: str, policy: nn.Module, units: Units) -> None:
         super().__init__(name, v2.ColorJitter((0, 2), (0, 2), (0, 2)), units)
 
-    def drawn(self, magnitude: Array) -> OpDraws:
-        """What is to be merged with the draws of the other adjustments."""
-        return {"magnitude": magnitude, "adjustment": np.full(len(magnitude), ADJUSTED[self.name])}
+    @property
+    def adjustment(self) -> int:
+        """Its index among the adjustments of a jitter."""
+        return ADJUSTED[self.name]
 
     def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
         """The magnitude."""
@@ -75,8 +80,9 @@ class Adjust(color.ColorJitter):
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The factor in the place of each, and an order with the one adjustment."""
-        out[:, 1:4], out[:, 4] = (1 + drawn["magnitude"])[:, None], 0
-        out[:, 5], out[:, 6:9] = drawn["adjustment"], NONE
+        factor = 1 + drawn["magnitude"]
+        for column, values in enumerate((factor, factor, factor, 0, drawn["adjustment"], NONE, NONE, NONE), 1):
+            out[:, column] = values
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """The adjustment and its factor."""
