@@ -192,7 +192,8 @@ class Gather:
         assert isinstance(op, WarpOp)
         inverse = op.warp(drawn, size).inverse
         numbers = 6 if op.kind == "affine" else 9
-        table[:, start : start + numbers] = inverse.reshape(-1, 9)[:, :numbers]
+        for k in range(numbers):
+            table[:, start + k] = inverse[:, k // 3, k % 3]
         _write((size.width, size.height), table, start + numbers, fixed)
         if self.fills and fixed:
             table[:, columns.warp_fill : columns.warp_fill + size.channels] = op.fill

@@ -41,7 +41,7 @@ class Sampler:
         words = np.empty((self.batches, count * self.each // 2), dtype="<u8")
         for generator, place in zip(self._generators, words, strict=True):
             place[:] = generator.bit_generator.random_raw(len(place))
-        # ``Generator.random`` makes a number of the upper 24 bits of each half, the lower half first, and takes a quarter longer.
+        # ``Generator.random`` makes a number of the upper 24 bits of each half, the lower half first, and takes longer.
         bits = words.view("<u4")
         bits >>= 8
         made = np.empty((count, self.batches, self.each), dtype=np.float32)

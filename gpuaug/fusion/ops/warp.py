@@ -3,7 +3,6 @@
 Matrices are computed on the host, in float64: the numbers that reach the device are within half a unit in the last place.
 """
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +11,7 @@ from kornia import augmentation as K
 from kornia.constants import Resample, SamplePadding
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, Size, bounds, host_tensor
+from gpuaug.fusion.ops.base import Array, OpDraws, Size, bounds, cut, host_tensor
 from gpuaug.fusion.ops.geometry import Warp, WarpOp
 from gpuaug.fusion.ops.sampler import Sampler
 
@@ -46,18 +45,21 @@ class MatrixWarp(WarpOp):
         """Input → output pixels, (B, 3, 3) float64, ignoring the apply mask."""
         raise NotImplementedError
 
+    def _moved(self, drawn: OpDraws, size: Size) -> tuple[Array | None, Array]:
+        """Indices of the samples that the op applies to, ``None`` for all, and their matrices: input → output pixels."""
+        if not self.is_random:
+            return None, self._forward(drawn, size)
+        samples = np.flatnonzero(drawn["apply_mask"])
+        return samples, self._forward(cut(drawn, samples), size.taking(samples))
+
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """Input → output pixels; the identity for samples that the op does not apply to."""
-        return self._behind_gate(self._forward(drawn, size), drawn)
+        return _among_identities(*self._moved(drawn, size), size.batch)
 
     def warp(self, drawn: OpDraws, size: Size) -> Warp:
         """Output → input pixels; the identity for skipped samples, which are then unchanged bit for bit."""
-        return Warp(self._behind_gate(inverse(self._forward(drawn, size)), drawn))
-
-    def _behind_gate(self, matrix: Array, drawn: OpDraws) -> Array:
-        if self.is_random:
-            matrix[~drawn["apply_mask"]] = np.eye(3)
-        return matrix
+        samples, matrices = self._moved(drawn, size)
+        return Warp(_among_identities(samples, inverse(matrices), size.batch))
 
 
 class Rotation(MatrixWarp):
@@ -75,7 +77,8 @@ class Rotation(MatrixWarp):
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
         turned = np.deg2rad(drawn["degrees"].astype(np.float64))
-        return about_centre(np.cos(turned), np.sin(turned), -np.sin(turned), np.cos(turned), size)
+        cosine, sine = np.cos(turned), np.sin(turned)
+        return about_centre(cosine, sine, -sine, cosine, size)
 
 
 class Rotation90(MatrixWarp):
@@ -261,11 +264,26 @@ def about_centre(a: Array, b: Array, c: Array, d: Array, size: Size, centre: tup
         - a, b, c, d: (B,), or one number for all samples
     """
     x, y = ((size.width - 1) / 2, (size.height - 1) / 2) if centre is None else centre
-    matrix = np.zeros((size.batch, 3, 3))
+    matrix = _identities(size.batch)
     matrix[:, 0, 0], matrix[:, 0, 1], matrix[:, 0, 2] = a, b, x - a * x - b * y
     matrix[:, 1, 0], matrix[:, 1, 1], matrix[:, 1, 2] = c, d, y - c * x - d * y
-    matrix[:, 2, 2] = 1
     return matrix
+
+
+def _identities(count: int) -> Array:
+    """Identity matrices, (count, 3, 3). An element's values for all samples are contiguous, as arithmetic takes them."""
+    matrix = np.zeros((3, 3, count))
+    matrix[0, 0] = matrix[1, 1] = matrix[2, 2] = 1
+    return matrix.transpose(2, 0, 1)
+
+
+def _among_identities(samples: Array | None, matrices: Array, count: int) -> Array:
+    """(count, 3, 3): the matrices of these samples, ``None`` for all, and the identity for the others."""
+    if samples is None:
+        return matrices
+    made = _identities(count)
+    made[samples] = matrices
+    return made
 
 
 def from_unit_square(quad: Array) -> Array:
@@ -293,14 +311,15 @@ def from_unit_square(quad: Array) -> Array:
 def inverse(matrix: Array) -> Array:
     """Inverses of (B, 3, 3) by cofactors: exact where the entries are 0, 1 and -1."""
     (a, b, c), (d, e, f), (g, h, i) = matrix.transpose(1, 2, 0)
-    rows: Sequence[Sequence[Array]] = (
-        (e * i - f * h, c * h - b * i, b * f - c * e),
-        (f * g - d * i, a * i - c * g, c * d - a * f),
-        (d * h - e * g, b * g - a * h, a * e - b * d),
+    rows: Array = np.array(
+        (
+            (e * i - f * h, c * h - b * i, b * f - c * e),
+            (f * g - d * i, a * i - c * g, c * d - a * f),
+            (d * h - e * g, b * g - a * h, a * e - b * d),
+        )
     )
-    whole = a * rows[0][0] + b * rows[1][0] + c * rows[2][0]
-    inverse: Array = np.array(rows) / whole
-    return np.ascontiguousarray(inverse.transpose(2, 0, 1))
+    rows /= a * rows[0, 0] + b * rows[1, 0] + c * rows[2, 0]
+    return rows.transpose(2, 0, 1)
 
 
 def _tangents(drawn: OpDraws) -> tuple[Array, Array]:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from gpuaug.fusion.ops.base import Array, OpDraws, PointCode, PointOp, Size, cut
-from gpuaug.fusion.ops.geometry import Warp, WarpOp
-from gpuaug.fusion.ops.warp import inverse
+from gpuaug.fusion.ops.geometry import WarpOp
+from gpuaug.fusion.ops.warp import MatrixWarp
 
 
 class OneOf(PointOp):
@@ -81,7 +81,7 @@ class OneOf(PointOp):
         return "one of " + ", ".join(op.describe() for op in self._kinds.values())
 
 
-class AnyAffine(WarpOp):
+class AnyAffine(MatrixWarp):
     """One of several affine warps, picked for each sample or for the batch, as one warp.
 
     Args:
@@ -92,21 +92,16 @@ class AnyAffine(WarpOp):
     words = "one of several affine warps"
 
     def __init__(self, name: str, like: WarpOp) -> None:
-        super().__init__(name, nn.Identity())
+        # Not a matrix warp's, which reads a module of Kornia's.
+        WarpOp.__init__(self, name, nn.Identity())
         self.edge, self.fill, self.nearest = like.edge, like.fill, like.nearest
         self.p = 0.5  # a sample may have picked none
 
-    def warp(self, drawn: OpDraws, size: Size) -> Warp:
-        """Output → input pixels; the identity for samples that picked no warp."""
-        samples, matrices = self._matrices(drawn, size)
-        return Warp(_among_identities(samples, inverse(matrices), size))
+    def unsupported_size(self, size: Size) -> str | None:
+        """``None``: an op that does not take images of this size runs elsewhere."""
+        return None
 
-    def matrix(self, drawn: OpDraws, size: Size) -> Array:
-        """Input → output pixels; the identity for samples that picked no warp."""
-        return _among_identities(*self._matrices(drawn, size), size)
-
-    def _matrices(self, drawn: OpDraws, size: Size) -> tuple[Array | None, Array]:
-        """Indices of the samples that picked a warp, ``None`` for all, and their matrices."""
+    def _moved(self, drawn: OpDraws, size: Size) -> tuple[Array | None, Array]:
         # Each part is an op, its draws, and the samples (None: all).
         if len(drawn["parts"]) == 1 and drawn["parts"][0][2] is None:
             op, own, _ = drawn["parts"][0]
@@ -114,12 +109,3 @@ class AnyAffine(WarpOp):
         picked = [(op, own, np.flatnonzero(where)) for op, own, where in drawn["parts"]]
         matrices = [op.matrix(cut(own, samples), size.taking(samples)) for op, own, samples in picked]
         return np.concatenate([samples for _, _, samples in picked]), np.concatenate(matrices)
-
-
-def _among_identities(samples: Array | None, matrices: Array, size: Size) -> Array:
-    """The matrices of these samples and the identity for the others, (B, 3, 3)."""
-    if samples is None:
-        return matrices
-    made = np.tile(np.eye(3), (size.batch, 1, 1))
-    made[samples] = matrices
-    return made
