@@ -64,20 +64,21 @@ class ResizedCrop(ResampleOp):
         """The first of ten windows that fits the image, or the largest window within the ratios."""
         numbers = sampler.uniform(4)
         area, log_aspect, x, y = numbers
-        # Most first windows fit, so the other nine are drawn only for samples whose first does not.
         across, down = self._sides(*self._candidates(area, log_aspect), size)
-        misses = np.flatnonzero((across > size.width) | (down > size.height) | (np.minimum(across, down) < 1))
-        lost: Array = misses
-        if misses.size:
-            missed = size.to(size.height[misses], size.width[misses]) if size.ragged else size
-            others = self._candidates(*extra_uniforms(numbers.take(misses, 1), CROP_CANDIDATES - 1))
-            across[misses], down[misses], fits = self._fitting(*others, missed)
-            lost = misses[~fits]
+        lost = np.flatnonzero((across > size.width) | (down > size.height) | (np.minimum(across, down) < 1))
+        # Most first windows fit, and for most of the other samples one of the next four.
+        for used, until in ((0, 4), (4, CROP_CANDIDATES - 1)):
+            if lost.size:
+                others = self._candidates(*extra_uniforms(numbers.take(lost, 1), until - used, used))
+                across[lost], down[lost], fits = self._fitting(*others, size.taking(lost))
+                lost = lost[~fits]
+        if lost.size:
+            across[lost], down[lost] = self._fallback(size.taking(lost))
         left = np.floor(x * (np.float32(size.width + 1) - across))
         top = np.floor(y * (np.float32(size.height + 1) - down))
         if self.centred and lost.size:
-            width, height = (side[lost] if size.ragged else side for side in (size.width, size.height))
-            left[lost], top[lost] = (width - across[lost]) // 2, (height - down[lost]) // 2
+            of_lost = size.taking(lost)
+            left[lost], top[lost] = (of_lost.width - across[lost]) // 2, (of_lost.height - down[lost]) // 2
         return {"x": left, "y": top, "width": across, "height": down}
 
     def _candidates(self, area: Array, log_aspect: Array) -> tuple[Array, Array]:
@@ -97,12 +98,7 @@ class ResizedCrop(ResampleOp):
         wide, high = self._sides(lengths, roots, size)
         fits = (wide > 0) & (wide <= size.width) & (high > 0) & (high <= size.height)
         first = fits.argmax(0) * fits.shape[1] + np.arange(fits.shape[1])
-        across, down, found = wide.take(first), high.take(first), fits.take(first)
-        lost = np.flatnonzero(~found)
-        if lost.size:
-            rest = size.to(size.height[lost], size.width[lost]) if size.ragged else size
-            across[lost], down[lost] = self._fallback(rest)
-        return across, down, found
+        return wide.take(first), high.take(first), fits.take(first)
 
     def _fallback(self, size: Size) -> tuple[Array, Array]:
         """Sides of the largest window within the ratios."""

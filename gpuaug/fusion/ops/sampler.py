@@ -142,8 +142,13 @@ INCREMENT, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133
 """Constants of SplitMix64."""
 
 
-def extra_uniforms(numbers: NDArray[np.float32], pairs: int) -> NDArray[np.float32]:
+def extra_uniforms(numbers: NDArray[np.float32], pairs: int, used: int = 0) -> NDArray[np.float32]:
     """Extra uniform numbers in [0, 1), from SplitMix64 seeded by the sample's own draws.
+
+    Args:
+        numbers: The sample's own draws.
+        pairs: How many pairs to give.
+        used: How many pairs to skip, which were given before.
 
     Source: Steele, Lea and Flood, "Fast splittable
     pseudorandom number generators", OOPSLA 2014.
@@ -155,7 +160,8 @@ def extra_uniforms(numbers: NDArray[np.float32], pairs: int) -> NDArray[np.float
     words = (numbers * np.float32(2**24)).astype(np.uint64)
     words = words[::2] << np.uint64(24) | words[1::2]
     seeds = _splitmix64_mix(words[0]) ^ words[1]
-    made = _splitmix64_mix(seeds + np.arange(1, pairs + 1, dtype=np.uint64)[:, None] * np.uint64(INCREMENT))
+    steps = np.arange(used + 1, used + pairs + 1, dtype=np.uint64)[:, None]
+    made = _splitmix64_mix(seeds + steps * np.uint64(INCREMENT))
     halves = np.empty((2, *made.shape), dtype=np.float32)
     halves[0], halves[1] = made >> np.uint64(40), made & np.uint64(2**24 - 1)
     halves *= np.float32(2**-24)

@@ -1,11 +1,33 @@
-"""Extra uniforms, from SplitMix64 seeded by a sample's own, where it needs more than it was given."""
+"""The numbers of a sampler; and extra uniforms, from SplitMix64 seeded by a sample's own, where it needs more."""
 
 import numpy as np
 import pytest
 
-from gpuaug.fusion.ops.sampler import extra_uniforms
+from gpuaug.fusion.ops.sampler import Sampler, extra_uniforms
 
 COUNT, PAIRS = 60_000, 3
+KEYS = (0, 7, 2**63, 2**64 - 1)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("each", [1, 3, 8])
+@pytest.mark.parametrize("columns", [1, 3, 4])
+@pytest.mark.parametrize("keys", [KEYS, KEYS[1:2]])
+def test_numbers_are_those_of_numpys_philox_for_each_key(keys, columns, each, apart):
+    generators = [np.random.Generator(np.random.Philox(key=key)) for key in keys]
+
+    def uniform():
+        return np.concatenate([made.random((columns, each), dtype=np.float32) for made in generators], 1)
+
+    for _ in range(2):  # the thread's generators are used again
+        sampler = Sampler(keys, each, columns, apart=apart)
+        generators = [np.random.Generator(np.random.Philox(key=key)) for key in keys]
+        np.testing.assert_array_equal(sampler.uniform(columns), uniform())
+        # Half a word of Philox may be left between these.
+        for count in (4, 3, 40):
+            np.testing.assert_array_equal(sampler.permutation(count), [made.permutation(count) for made in generators])
+            np.testing.assert_array_equal(sampler.uniform(columns), uniform())
+        assert sampler.number().tolist() == np.repeat([made.random(dtype=np.float32) for made in generators], each).tolist()
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +44,11 @@ def test_extra_uniforms_are_splitmix64():
         high, low = extra_uniforms(np.array([[0.0], [0.0], [0.0], [seed * 2.0**-24]], dtype=np.float32), 2)
         assert high[:, 0].tolist() == [(word >> 40) / 2**24 for word in expected]
         assert low[:, 0].tolist() == [(word & 0xFFFFFF) / 2**24 for word in expected]
+
+
+def test_extra_uniforms_can_be_had_in_parts(drawn):
+    given, got = drawn
+    np.testing.assert_array_equal(extra_uniforms(given, PAIRS - 1, 1).reshape(-1, COUNT), np.delete(got, [0, PAIRS], 0))
 
 
 def test_extra_uniforms_are_uniform(drawn):

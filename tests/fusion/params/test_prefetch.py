@@ -147,7 +147,7 @@ def test_prefetched_tables_stay_with_their_stream(blocks, monkeypatch):
 
 
 def test_prefetch_of_large_batches_is_limited_by_samples(blocks):
-    augment, images = gpuaug.fuse([K.RandomHorizontalFlip()]), torch.zeros(2048, 1, 2, 2)
+    augment, images = gpuaug.fuse([K.RandomHorizontalFlip()]), torch.zeros(prefetch.MOST_SAMPLES // 2, 1, 2, 2)
     for _ in range(7):
         augment(images)
     assert blocks == [1, 2, 2, 2]
