@@ -208,7 +208,7 @@ def test_fused_stage_in_a_loader_is_the_same_at_every_depth():
 
 
 def test_triton_that_does_not_run_is_warned_of_and_torch_takes_its_place(monkeypatch):
-    def broken(device):
+    def broken(device, first):
         raise RuntimeError("no compiler")
 
     pytest.importorskip("triton")
@@ -219,12 +219,12 @@ def test_triton_that_does_not_run_is_warned_of_and_torch_takes_its_place(monkeyp
         r"Triton must run a kernel on cuda for gpuaug.fuse to be fast, got RuntimeError: no compiler\. "
         r"Install triton and a C compiler\. Plain torch runs instead\.$"
     )
-    dispatch._usable.cache_clear()
+    dispatch._KNOWN.clear()
     try:
         with pytest.warns(gpuaug.GpuAugWarning, match=text):
             assert dispatch.name(torch.device("cuda")) == "torch"
     finally:
-        dispatch._usable.cache_clear()
+        dispatch._KNOWN.clear()
 
 
 @pytest.mark.parametrize("made", [K.RandomGrayscale(p=1.0), K.RandomHorizontalFlip(p=0.0), K.RandomMixUpV2(p=1.0)])

@@ -163,10 +163,10 @@ def test_fused_stage_in_a_loader_is_the_same_at_every_depth_and_delay():
 def test_triton_is_used_and_its_absence_warned_of_once(monkeypatch):
     assert dispatch.name(torch.device("cuda")) == "triton"
 
-    def broken(device):
+    def broken(device, first):
         raise RuntimeError("no compiler")
 
-    dispatch._usable.cache_clear()
+    dispatch._KNOWN.clear()
     monkeypatch.setattr(backend, "probe", broken)
     images = photographs(2).cuda()
     augment = gpuaug.fuse(K.RandomHorizontalFlip())
@@ -178,7 +178,7 @@ def test_triton_is_used_and_its_absence_warned_of_once(monkeypatch):
             augment(images)
         assert result.is_cuda
     finally:
-        dispatch._usable.cache_clear()
+        dispatch._KNOWN.clear()
 
 
 @pytest.mark.multigpu

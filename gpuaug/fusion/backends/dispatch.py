@@ -1,7 +1,7 @@
 """Which executor runs a plan: Triton on a GPU where a probe kernel ran, torch everywhere else."""
 
-import functools
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ def run(
     if not data.numel() or not plan.out.height or not plan.out.width:
         shape = table.shape[0], plan.out.channels, plan.out.height, plan.out.width
         return data.new_zeros(shape, dtype=dtype).to(memory_format=memory_format)
-    if data.is_cuda and _usable(images.device):
+    if data.is_cuda and _usable(images.device, (plan, images, table, dtype, memory_format)):
         from gpuaug.fusion.backends.triton import backend as triton_backend
 
         return triton_backend.run(plan, images, table, dtype, memory_format)
@@ -85,19 +85,30 @@ def name(device: torch.device) -> str:
     return "triton" if device.type == "cuda" and _usable(device) else "torch"
 
 
-@functools.cache
-def _usable(device: torch.device) -> bool:
+_KNOWN: dict[torch.device, bool] = {}
+"""Whether Triton runs kernels on a device, for each that has been asked for."""
+
+
+def _usable(device: torch.device, first: tuple[Any, ...] | None = None) -> bool:
+    """Whether Triton runs kernels on a device; ``first``: what ``run`` was given, to be compiled in the time of the probe."""
+    known = _KNOWN.get(device)
+    if known is None:
+        known = _KNOWN[device] = _probed(device, first)
+    return known
+
+
+def _probed(device: torch.device, first: tuple[Any, ...] | None) -> bool:
     # That Triton can be imported does not mean that it can compile: it needs a C compiler, and a driver that it knows.
     try:
         from gpuaug.fusion.backends.triton import backend as triton_backend
 
-        triton_backend.probe(device)
+        triton_backend.probe(device, first)
     except Exception as error:
         warnings.warn(
             f"Triton must run a kernel on {device} for gpuaug.fuse to be fast, got {type(error).__name__}: {error}. "
             "Install triton and a C compiler. Plain torch runs instead.",
             GpuAugWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
         return False
     return True

@@ -2,6 +2,7 @@
 
 from functools import partial
 from threading import Barrier
+from types import SimpleNamespace
 
 import kornia.augmentation as K
 import pytest
@@ -19,7 +20,7 @@ from support.replay import photographs
 
 import gpuaug
 from gpuaug.fusion.backends.readers import MaskPlaces
-from gpuaug.fusion.backends.triton import backend, blur, boxes, crops, levels, mix, sharpness
+from gpuaug.fusion.backends.triton import backend, blur, boxes, crops, launch, levels, mix, sharpness
 from gpuaug.fusion.ops.base import PointCode, Size
 from gpuaug.fusion.ops.boxes import FORMS, Way
 from gpuaug.fusion.ops.mix import SoftLabels
@@ -173,6 +174,12 @@ class WaitingKernel:
         return lambda *args, **constants: self.ran.append(self.name)
 
 
+@pytest.fixture
+def no_driver(monkeypatch):
+    """A driver that knows no GPU."""
+    monkeypatch.setattr(launch, "driver", SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: None)))
+
+
 def center_crop_run(blur, side=48):
     """A run of a new plan: a crop, and a blur where there is one."""
     augment, images = gpuaug.fuse([K.CenterCrop(32), *blur]), photographs(2, 3, side, side)
@@ -190,6 +197,38 @@ def test_kernels_of_a_plan_are_compiled_side_by_side_before_the_first_one_runs(m
     assert ran == ["compiled"] * 3 + names
     run()
     assert ran == ["compiled"] * 3 + names + names
+
+
+def test_kernels_of_the_first_run_are_compiled_beside_the_probe(no_driver, monkeypatch):
+    names, ran = ["gather_kernel", "blur_columns_kernel", "blur_rows_kernel"], []
+    barrier = Barrier(1 + len(names))
+    for name in names:
+        WaitingKernel(name, barrier, ran, monkeypatch)
+    run = center_crop_run([K.RandomGaussianBlur((23, 23), (0.1, 2.0))])
+    backend.probe(torch.device("cpu"), run.args)
+    assert ran == ["compiled"] * 4 + ["gather_kernel"]
+    run()
+    assert ran[5:] == names
+
+
+def test_probe_runs_whatever_the_first_run_raises(no_driver, monkeypatch):
+    ran = []
+    WaitingKernel("gather_kernel", Barrier(1), ran, monkeypatch)
+    run = center_crop_run([])
+    monkeypatch.setattr(backend, "MOST_SAMPLES", 1)
+    backend.probe(torch.device("cpu"), run.args)
+    assert ran == ["compiled", "gather_kernel"]
+    with pytest.raises(gpuaug.ArgumentError, match="at most 1 samples"):
+        run()
+
+
+def test_launches_of_one_form_are_compiled_once(monkeypatch):
+    ran = []
+    WaitingKernel("gather_kernel", Barrier(1), ran, monkeypatch)
+    with launch.compiled_together():
+        center_crop_run([])()
+        center_crop_run([])()
+    assert ran == ["compiled"]
 
 
 def test_kernels_that_have_been_compiled_for_another_size_need_no_thread(monkeypatch):

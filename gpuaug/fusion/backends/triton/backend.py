@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from gpuaug.fusion.backends.readers import MaskPlaces, dtype_of, viewed
 from gpuaug.fusion.backends.torch_backend import as_bits, mask_fill
 from gpuaug.fusion.backends.triton.blur import blur
 from gpuaug.fusion.backends.triton.gather import gather_kernel
-from gpuaug.fusion.backends.triton.launch import Launch, compiled_together, on_device, prepared
+from gpuaug.fusion.backends.triton.launch import Launch, compiled_together, on_device, prepared, run_beside
 from gpuaug.fusion.backends.triton.levels import level
 from gpuaug.fusion.backends.triton.mask import mask_kernel
 from gpuaug.fusion.backends.triton.mix import mix
@@ -120,14 +121,14 @@ def gather(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Tensor
     if found.sums is None:
         found.pixels((source, places, out, table, table, table))
         return
-    partial = torch.empty(found.partials, dtype=torch.float32, device=images.device)
+    sums = torch.empty(found.partials, dtype=torch.float32, device=images.device)
     if found.keeps:
         kept = torch.empty(out.shape, dtype=KEPT, device=images.device)
-        found.sums((source, places, out, table, partial, kept))
-        found.pixels((kept, out, table, partial))
+        found.sums((source, places, out, table, sums, kept))
+        found.pixels((kept, out, table, sums))
     else:
-        found.sums((source, places, out, table, partial, table))
-        found.pixels((source, places, out, table, partial, table))
+        found.sums((source, places, out, table, sums, table))
+        found.pixels((source, places, out, table, sums, table))
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,8 +286,8 @@ def _masking(step: GatherPass, masks: Tensor, *, flat: bool) -> _Masking:
     return _Masking((before, after), across, across * down, Launch(mask_kernel, (1, 1, 1), (), constants))
 
 
-def probe(device: torch.device) -> None:
-    """Compile and run a kernel.
+def probe(device: torch.device, first: tuple[Any, ...] | None = None) -> None:
+    """Compile and run a kernel. Those of a ``run`` to come are compiled beside it, given its arguments, ``first``.
 
     Raises:
         Exception: Whatever keeps Triton from working here.
@@ -296,7 +297,8 @@ def probe(device: torch.device) -> None:
     step = GatherPass(front, (), size, size, (), columns=front.columns(1, masks=False))
     images = torch.zeros((1, 1, 1, 1), dtype=torch.float32, device=device)
     with on_device(device):
-        gather(step, images, images.view(1, 1), torch.empty_like(images))
+        launch = partial(gather, step, images, images.view(1, 1), torch.empty_like(images))
+        run_beside(launch, None if first is None else partial(run, *first))
 
 
 def _program(step: GatherPass, *, clean: bool) -> tuple[tuple[int, int, int], ...]:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from triton.runtime import driver
 
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.ops.base import FrontOp
@@ -17,8 +18,8 @@ from gpuaug.fusion.plan import BasePass, OpPass
 P = TypeVar("P", bound=BasePass)
 T = TypeVar("T")
 
-_compiling: ContextVar[list[Callable[[], None]] | None] = ContextVar("_compiling", default=None)
-"""What is left to compile at the end of a block of ``compiled_together``."""
+_compiling: ContextVar[dict[Any, Callable[[], None]] | None] = ContextVar("_compiling", default=None)
+"""What is left to compile at the end of a block of ``compiled_together``, by its form."""
 
 _forms: set[Any] = set()
 """What Triton has compiled: launches of the same form, which it knows by itself, need no thread."""
@@ -97,7 +98,7 @@ class Launch:
         if jobs is None:
             self._compile(form, self._kernel[grid], tensors, tail)
         elif form not in _forms:
-            jobs.append(partial(self._compile, form, partial(self._kernel.warmup, grid=grid), tensors, tail))
+            jobs.setdefault(form, partial(self._compile, form, partial(self._kernel.warmup, grid=grid), tensors, tail))
 
     def _compile(self, form: Any, compiler: Callable[..., Any], tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
         with on_device(tensors[0].device):
@@ -114,9 +115,13 @@ class Launch:
 def compiled_together() -> Iterator[None]:
     """A block in which launches that are new run nothing: at its end they are compiled, side by side.
 
-    Of Triton's compiler, only the fifth that is written in Python holds the interpreter's lock.
+    A block within another leaves them to it. Of Triton's compiler, only the fifth that is written in Python holds the
+    interpreter's lock.
     """
-    jobs: list[Callable[[], None]] = []
+    if _compiling.get() is not None:
+        yield
+        return
+    jobs: dict[Any, Callable[[], None]] = {}
     token = _compiling.set(jobs)
     try:
         yield
@@ -125,7 +130,19 @@ def compiled_together() -> Iterator[None]:
     # Whatever is raised there comes up where the kernel is launched, unless it compiles then: CPython until 3.11.8 and 3.12.2
     # may fail to parse in several threads (https://github.com/python/cpython/issues/106905).
     with ThreadPoolExecutor() as threads:
-        wait([threads.submit(job) for job in jobs])
+        wait([threads.submit(job) for job in jobs.values()])
+
+
+def run_beside(launch: Callable[[], Any], other: Callable[[], Any] | None) -> None:
+    """Compile and run ``launch``; what ``other`` launches is compiled beside it, and its errors are left to a later run."""
+    # Threads would each compile the module by which Triton speaks to the driver.
+    driver.active.get_current_target()
+    with compiled_together():
+        launch()
+        if other is not None:
+            with suppress(Exception):
+                other()
+    launch()
 
 
 def prepared(step: P, source: Any, rows: Tensor, out: Tensor, make: Callable[[P, Any, Tensor, Tensor], T]) -> T:
