@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+import triton
 from torch import Tensor
-from triton.runtime import driver
 
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.ops.base import FrontOp
@@ -133,10 +133,16 @@ def compiled_together() -> Iterator[None]:
         wait([threads.submit(job) for job in jobs.values()])
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _empty_kernel() -> None:
+    pass
+
+
 def run_beside(launch: Callable[[], Any], other: Callable[[], Any] | None) -> None:
     """Compile and run ``launch``; what ``other`` launches is compiled beside it, and its errors are left to a later run."""
-    # Threads would each compile the module by which Triton speaks to the driver.
-    driver.active.get_current_target()
+    # In its first compilation Triton also builds its driver's helper and reads all of itself for the key of its cache, 0.3 s
+    # each. Threads that begin together would each do so.
+    _empty_kernel.warmup(grid=(1,), enable_fp_fusion=True)
     with compiled_together():
         launch()
         if other is not None:
