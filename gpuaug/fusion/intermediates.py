@@ -55,7 +55,8 @@ def is_clean(front: Gather | FrontOp, given: torch.dtype) -> bool:
 
 def in_strips(front: Gather | FrontOp, given: torch.dtype, dtype: torch.dtype) -> bool:
     """Whether a pass blurs by products of matrices with 11 bits a value, eight times as exact as bfloat16, in one launch."""
-    blurs = isinstance(front, BlurOp) and max(front.kernel_size) <= MOST_IN_STRIPS
+    # A small kernel takes one launch in float32, too, and no longer.
+    blurs = isinstance(front, BlurOp) and front.launches == 2 and max(front.kernel_size) <= MOST_IN_STRIPS
     return blurs and dtype == torch.bfloat16 and is_clean(front, given)
 
 

@@ -347,4 +347,4 @@ def _in_strips(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor, 
     constants["ALIGNED"] = source.dtype == KEPT and not any(each % REACH for each in (*source.stride()[:3], width))
     constants["WORDS"] = constants["RGB"] and out.stride(1) == 1 and width % 2 == 0
     numbers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
-    return Launch(blur_strips_kernel, (triton.cdiv(height, STRIP), batch, planes), numbers, constants, warps=2, registers=128)
+    return Launch(blur_strips_kernel, (triton.cdiv(height, STRIP), batch, planes), numbers, constants, warps=2, registers=160)

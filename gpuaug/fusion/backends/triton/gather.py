@@ -183,10 +183,10 @@ def finished(
     else:
         r, g, b = points(r, g, b, x, y, sample, plane, height, width, row, mean, PROGRAM, COUNT, CHANNELS, RGB)
         pixel = out + y * out_h + x * OUT_W
-        tl.store(pixel, r.to(out.dtype.element_ty), mask=live)
+        tl.store(pixel, stored_as(r, out.dtype.element_ty), mask=live)
         if RGB:
-            tl.store(pixel + out_c, g.to(out.dtype.element_ty), mask=live)
-            tl.store(pixel + 2 * out_c, b.to(out.dtype.element_ty), mask=live)
+            tl.store(pixel + out_c, stored_as(g, out.dtype.element_ty), mask=live)
+            tl.store(pixel + 2 * out_c, stored_as(b, out.dtype.element_ty), mask=live)
     return grey
 
 
@@ -269,9 +269,7 @@ def gather_kernel(
     # warp along the first axis; that has to be a row of the image.
     first = (tile // tiles_x) * TILE_H
     x = (tile % tiles_x) * TILE_W + tl.arange(0, TILE_W)[:, None]
-    clean = is_clean(front, dtype_of(images))
-    tile = ANTIALIASED_TILE if front.filter else COLOUR_TILE if step.mean else TILES[front.kind]
-    warps = 1 if front.filter else 4
+    read_x = x if WHOLE else tl.minimum(x, out_width - 1)
     inside_x = x == x
     if AFTER > 0:
         read_x, inside_x = mapped(read_x, row + AFTER_AT, 0, AFTER)

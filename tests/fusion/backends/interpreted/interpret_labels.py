@@ -6,7 +6,7 @@ from unittest import mock
 import torch
 from support.pairwise import pairwise
 
-from gpuaug.fusion.backends.triton import labels as label_kernels
+from gpuaug.fusion.backends.triton import mix as label_kernels
 from gpuaug.fusion.ops.mix import SoftLabels
 
 BATCH = 5
