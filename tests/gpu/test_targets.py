@@ -10,7 +10,7 @@ from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.fusion.backends.triton import boxes as kernels_boxes
-from gpuaug.fusion.backends.triton import gather
+from gpuaug.fusion.backends.triton import mask
 
 pytestmark = pytest.mark.gpu
 
@@ -153,5 +153,5 @@ def test_nan_boxes_equal_the_cpu():
 
 
 def compilations():
-    kernels = (kernels_boxes.box_kernel, gather.mask_kernel)
+    kernels = (kernels_boxes.box_kernel, mask.mask_kernel)
     return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())

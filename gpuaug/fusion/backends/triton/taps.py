@@ -236,14 +236,19 @@ def plus(total, share, value, SCALE: tl.constexpr):
 
 
 @triton.jit
+def minus_zeros(like):
+    """What sums begin with: zeros with a sign, to which adding changes no bit. Triton takes a constant of -0 for 0."""
+    return tl.zeros(like.shape, tl.float32) * -1.0
+
+
+@triton.jit
 def line_sums(
     line, at, scale, start, count, before, within_y, to_plane, fill_r, fill_g, fill_b,
     SOURCE_W: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, BEFORE: tl.constexpr, ANTIALIAS: tl.constexpr,
 ):  # fmt: skip
     """The sums of a line's pixels by their weights along x, (W,): three channels, or one and two copies of it."""
     first, distance, shrink, most = reached(at, scale, count, ANTIALIAS)
-    # Sums begin at -0, to which adding changes no bit.
-    r = at * -0.0
+    r = minus_zeros(at)
     g = r
     b = r
     tap = 0
@@ -282,7 +287,7 @@ def weighed_row(
     at = resampled(y, scale_y, HALF_PIXEL, False)
     first, end, shrink = reach(at, scale_y, count_y, ANTIALIAS)
     following = resampled(y + 1, scale_y, HALF_PIXEL, False)
-    none = at_x * -0.0
+    none = minus_zeros(at_x)
     if y != held:
         line = first
         total = 0.0
