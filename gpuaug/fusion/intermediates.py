@@ -1,4 +1,7 @@
-"""The images between passes: 16 bits a value where the result has no more and all values are certain to lie in [0, 1]."""
+"""The types of the images between passes: float32, or 16 bits a value.
+
+16 bits are enough where the result is in half precision and all values are certain to lie in [0, 1].
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,47 +18,47 @@ from gpuaug.fusion.ops.geometry import WarpOp
 from gpuaug.fusion.plan import Pass
 
 MOST_IN_STRIPS = 33
-"""Largest kernel of a blur in strips, which reads 16 lines above and below each."""
+"""Largest side of the kernel of a blur in strips, in pixels: 16 lines above a strip and 16 below are read with it."""
 
 KEPT = torch.uint16
-"""The type of images that are kept in 16 bits: a share of 65535."""
+"""Type of images with 16 bits a value: shares of 65535."""
 
 
 def types_written(passes: Sequence[Pass], given: torch.dtype, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
     """The type of the images that each pass writes.
 
     Args:
-        passes: Of a plan.
-        given: Type of the images that the first one reads.
-        dtype: Type of those that the last one writes.
+        passes: All passes of a plan, at least one.
+        given: Type of the images that the first pass reads.
+        dtype: Type of the images that the last pass writes.
     """
     found: list[torch.dtype] = []
     for step, reader in pairwise(passes):
         clean = is_clean(step.front, given) and all(stays_clean(op) for op in step.points)
-        # Rounding would take some values to another level, of which there may be anything made.
+        # Rounding takes some values to another level, and an equalisation may put levels far apart.
         counts = isinstance(reader.front, FrontOp) and reader.front.kernel == "levels"
         given = KEPT if clean and not counts and dtype.itemsize == 2 else torch.float32
         found.append(given)
-    if passes[-1].way >= 0 and torch.float32 in found:  # two buffers of one type take turns
+    if passes[-1].way >= 0 and torch.float32 in found:  # two buffers of one type are used in turn
         found = [torch.float32] * len(found)
     return (*found, dtype)
 
 
 def is_clean(front: Gather | FrontOp, given: torch.dtype) -> bool:
-    """Whether what a front makes of images of this type is certain to lie in [0, 1]: a fill may be anything."""
+    """Whether the front of a pass, given images of this type, makes values that are certain to lie in [0, 1]."""
     if given.is_floating_point:
         return False
     if not isinstance(front, Gather):
-        return front.kernel != "mix"  # by shares that a module may be given
+        return front.kernel != "mix"  # whose weights the user may choose
     fills = (*np.atleast_1d(front.warp.fill), 0.0) if isinstance(front.warp, WarpOp) else (0.0,)
-    bounded = min(fills) >= 0 and max(fills) <= 1
-    swings = front.filter == "cubic" and given != torch.uint8  # which is clamped
+    bounded = min(fills) >= 0 and max(fills) <= 1  # the user may fill with any value
+    swings = front.filter == "cubic" and given != torch.uint8  # a cubic of bytes is clamped
     return bounded and not swings and "constant" not in (front.before.edge, front.after.edge)
 
 
 def in_strips(front: Gather | FrontOp, given: torch.dtype, dtype: torch.dtype) -> bool:
-    """Whether a pass blurs by products of matrices with 11 bits a value, eight times as exact as bfloat16, in one launch."""
-    # A small kernel takes one launch in float32, too, and no longer.
+    """Whether a pass blurs by products of float16 matrices, in one launch."""
+    # Their 11 bits are eight times as exact as bfloat16. A small kernel takes one launch in float32 already, and is as fast.
     blurs = isinstance(front, BlurOp) and front.launches == 2 and max(front.kernel_size) <= MOST_IN_STRIPS
     return blurs and dtype == torch.bfloat16 and is_clean(front, given)
 

@@ -1,8 +1,8 @@
 """Ops → passes: what can share one reading and one writing of the images.
 
 A pass is one front (a gather, a filter or a mix: what an output pixel is made from) and any number of pointwise ops on that
-pixel, in order. The first pass reads the user's images, the last one writes the result; what lies between is said in
-``intermediates.py``.
+pixel, in order. The first pass reads the user's images, the last one writes the result; the types of the images
+between passes are in ``intermediates.py``.
 """
 
 from abc import ABC, abstractmethod

@@ -86,11 +86,11 @@ def name(device: torch.device) -> str:
 
 
 _KNOWN: dict[torch.device, bool] = {}
-"""Whether Triton runs kernels on a device, for each that has been asked for."""
+"""Whether Triton runs kernels on a device, for every device probed so far."""
 
 
 def _usable(device: torch.device, first: tuple[Any, ...] | None = None) -> bool:
-    """Whether Triton runs kernels on a device; ``first``: what ``run`` was given, to be compiled in the time of the probe."""
+    """Whether Triton runs kernels on a device. ``first``: arguments of the Triton ``run`` that follows, for ``probe``."""
     known = _KNOWN.get(device)
     if known is None:
         known = _KNOWN[device] = _probed(device, first)

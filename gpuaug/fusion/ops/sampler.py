@@ -35,13 +35,13 @@ class Sampler:
         self._shared: dict[object, NDArray[np.float32]] = {}
 
     def _first_columns(self, count: int) -> NDArray[np.float32]:
-        """``_columns`` of generators that have drawn nothing yet, from whole words of Philox."""
+        """``_columns`` of generators that have drawn no number yet, from Philox's words of 64 bits."""
         if self.batches == 1 or count * self.each % 2:
             return self._columns(count)
         words = np.empty((self.batches, count * self.each // 2), dtype="<u8")
         for generator, place in zip(self._generators, words, strict=True):
             place[:] = generator.bit_generator.random_raw(len(place))
-        # ``Generator.random`` makes a number of the upper 24 bits of each half, the lower half first, and takes longer.
+        # Like ``Generator.random``, which takes longer: a number from the upper 24 bits of each half, the lower half first.
         bits = words.view("<u4")
         bits >>= 8
         made = np.empty((count, self.batches, self.each), dtype=np.float32)

@@ -271,7 +271,7 @@ def about_centre(a: Array, b: Array, c: Array, d: Array, size: Size, centre: tup
 
 
 def _identities(count: int) -> Array:
-    """Identity matrices, (count, 3, 3). An element's values for all samples are contiguous, as arithmetic takes them."""
+    """Identity matrices, (count, 3, 3). An element's values for all samples are contiguous, for NumPy's inner loop."""
     matrix = np.zeros((3, 3, count))
     matrix[0, 0] = matrix[1, 1] = matrix[2, 2] = 1
     return matrix.transpose(2, 0, 1)

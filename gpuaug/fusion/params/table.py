@@ -67,7 +67,7 @@ def fill_matrix(planned: Plan, size: Size, drawn: dict[Op, OpDraws], out: Array)
 def fill_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], table: Array, *, fronts: int = 0) -> None:
     """Write the row of each sample for all passes, (B, at least ``planned.width``) float32.
 
-    The fronts of the first so many passes are left as the template has them.
+    ``fronts``: Number of leading passes whose fronts keep the numbers of the template.
     """
     # Columns that no draw changes are written once for a plan, into its template, and copied.
     first = planned.template is None

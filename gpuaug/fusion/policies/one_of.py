@@ -92,7 +92,7 @@ class AnyAffine(MatrixWarp):
     words = "one of several affine warps"
 
     def __init__(self, name: str, like: WarpOp) -> None:
-        # Not a matrix warp's, which reads a module of Kornia's.
+        # Not that of MatrixWarp, which reads the settings of a Kornia module.
         WarpOp.__init__(self, name, nn.Identity())
         self.edge, self.fill, self.nearest = like.edge, like.fill, like.nearest
         self.p = 0.5  # a sample may have picked none

@@ -21,7 +21,7 @@ from gpuaug.fusion.policies.one_of import AnyAffine, OneOf
 
 _MOST_KEPT = 256
 _SHARED = {"magnitude", "apply_mask"}
-"""Draws of an operation that are not merged with those of others of its kind: each sample's own, or made anew."""
+"""Draws that operations of one kind have in common or make anew, and so do not merge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class _Magnitudes:
     """Magnitudes of the operations that a sample can pick.
 
     Args:
-        tables: For each operation its magnitudes, (bins,) float64, or ``None`` without any; True if their sign is random.
+        tables: For each operation (magnitudes, whether their sign is random). Magnitudes are (bins,) float64, or ``None``.
     """
 
     def __init__(self, tables: Sequence[tuple[Array | None, bool]]) -> None:

@@ -36,10 +36,10 @@ TILES = {"": (4, 256), "resample": (4, 256), "affine": (4, 64), "perspective": (
 """Height and width of a block's tile by what a gather interpolates: a warp makes a row of it."""
 
 COLOUR_TILE = (32, 32)
-"""The same where a mean is needed: fewer blocks, and so fewer sums to add up."""
+"""The tile where a mean is needed: fewer blocks, and so fewer sums to add up."""
 
 ANTIALIASED_TILE = (8, 64)
-"""The same for an antialiased resize, whose block is one warp and goes from row to row."""
+"""The tile of an antialiased resize. Its block is one warp, which makes one row after the other."""
 
 MOST_SAMPLES = 65535
 """Samples, or masks, of one launch: the second axis of a grid, which CUDA limits."""
@@ -68,7 +68,7 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, dtype: torch.dtype, 
         ArgumentError: If there are more samples than a launch can have.
 
     Cost:
-        The launches of the passes, some 10 µs of host time each, and images between passes of ``types_written``.
+        The launches of the passes, some 10 µs of host time each, and memory for the images between passes (``types_written``).
     """
     if table.shape[0] > MOST_SAMPLES:
         raise ArgumentError(
@@ -182,7 +182,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
     blocks = across * down
     constants["PARTIALS"] = next_power_of_2(blocks)
     apply_mask = next(column for op, (_, column, _) in zip(step.points, step.program, strict=True) if op.needs_mean)
-    # Float32 of what was interpolated has more digits than are kept.
+    # With 16 bits a value, interpolated pixels are rounded: only for results that have no more.
     keep = clean and out.dtype.itemsize == 2
     summing = {**constants, "OUT_W": 1, "REDUCE": True, "APPLY_AT": apply_mask, "KEEP": keep, "MEAN": False, "PARTIALS": 1}
     numbers = (*source, across, row_stride, blocks, blocks, *strides[:3])
@@ -287,7 +287,11 @@ def _masking(step: GatherPass, masks: Tensor, *, flat: bool) -> _Masking:
 
 
 def probe(device: torch.device, first: tuple[Any, ...] | None = None) -> None:
-    """Compile and run a kernel. Those of a ``run`` to come are compiled beside it, given its arguments, ``first``.
+    """Compile and run a kernel.
+
+    Args:
+        device: Where to run it.
+        first: Arguments of the ``run`` that follows. Its kernels are compiled at the same time.
 
     Raises:
         Exception: Whatever keeps Triton from working here.

@@ -32,7 +32,7 @@ from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.plan import OpPass
 
 STRIP, REACH = 32, 16
-"""Height of a strip, and the lines above it and below that are read with it."""
+"""Height of a strip, and the number of lines read above it and below it, all in pixels."""
 
 
 @triton.jit
@@ -192,7 +192,7 @@ def blur_kernel(
 
 @triton.jit
 def blurred_down(bits, down):
-    """Columns of a strip, (columns, lines), blurred along y: float16, where black is -1 and white almost 1."""
+    """Columns of a strip, (columns, lines), blurred along y: (lines, columns), float16 in [-1, 1)."""
     return tl.dot(down, tl.trans(centred(bits))).to(tl.float16)
 
 
@@ -208,8 +208,8 @@ def blur_strips_kernel(
 ):  # fmt: skip
     """Blur clean images along both axes, by products of float16 matrices with the weights of all distances.
 
-    A block goes along a strip, ``REACH`` columns at a time: they are blurred along y, with the lines above the strip and below,
-    and kept until those on both sides have been, too. ``ALIGNED``: lines begin and end where several pixels are read at once.
+    A block goes along a strip by ``REACH`` columns: it blurs these along y, with the lines above and below the strip, and then
+    the columns before them along x, which takes both neighbours. ``ALIGNED``: lines begin and end at aligned addresses.
 
     Grid: (strips of an image, samples, planes; one plane where a block makes all three).
     """
@@ -237,14 +237,14 @@ def blur_strips_kernel(
         second = pointer + (source_c if RGB else 0)
         third = second + (source_c if RGB else 0)
         scale: tl.constexpr = 0.5 + 0.5 / (2**source.dtype.element_ty.primitive_bitwidth - 1)
-        # Tensors of their own, or the compiler does not see that one takes the place of another.
+        # Three separate tensors: with one for all, the compiler does not see that they change places.
         last_r = tl.zeros((STRIP, REACH), tl.float16)
         this_r = tl.zeros((STRIP, REACH), tl.float16)
         next_r = tl.zeros((STRIP, REACH), tl.float16)
         last_g, this_g, next_g = last_r, this_r, next_r
         last_b, this_b, next_b = last_r, this_r, next_r
         for first in range(-3 * REACH, width, REACH):
-            # What comes next is read before what has come is stored.
+            # The next columns are read before finished ones are stored, so that the reads overlap the arithmetic.
             x = first + 2 * REACH + at[:, None]
             within = (first >= -2 * REACH) & (first + 3 * REACH <= width)
             if ALIGNED:
@@ -318,7 +318,7 @@ def blur(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> int
 
 
 def _blurring(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch | tuple[Launch, Launch, torch.dtype]:
-    """The launch of a blur; or two, and the type of what lies between them."""
+    """The launch of a blur; or two, and the type of the images between them."""
     (down, across), border = step.front.kernel_size, BORDERS[step.front.border]
     constants = {"TAPS_Y": down, "TAPS_X": across, "BORDER": border}
     if in_strips(step.front, source.dtype, out.dtype):

@@ -30,7 +30,7 @@ TILES = 8
 """Most tiles of a block of a pass that skips samples, a power of two: blocks that find nothing to do are fewer by that."""
 
 LINES = tl.constexpr(8)
-"""Lines that one load reads: what Triton takes to compile grows with loads times the square of what depends on them."""
+"""Lines that one load reads. Triton's time to compile grows with the number of loads, and faster with what depends on each."""
 
 BORDERS = {"constant": 0, "reflect": 1, "replicate": 2, "circular": 3}
 
@@ -85,7 +85,7 @@ def read_lines(pointer, inside, BORDER: tl.constexpr, SCALE: tl.constexpr):
 
 @triton.jit
 def read_aligned(pointer, offsets, live, REACH: tl.constexpr):
-    """``REACH`` pixels of each line, from an aligned one on; 0 where not live. Offsets are (columns, lines)."""
+    """``REACH`` pixels of each line, the first at an aligned address; 0 where not live. Offsets are (columns, lines)."""
     at = pointer + offsets
     return tl.load(tl.max_contiguous(tl.multiple_of(at, (REACH, 1)), (REACH, 1)), mask=live, other=0)
 
@@ -146,7 +146,7 @@ def stored(
 ):  # fmt: skip
     """Take a tile through the pointwise ops and store it.
 
-    ``WORDS``: two pixels side by side are three words, which are stored as such; the tile's last axis is x, from ``first`` on.
+    ``WORDS``: store two neighbouring pixels as three words of 32 bits. The tile's last axis is then x, beginning at ``first``.
     """
     r, g, b = points(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, COUNT, CHANNELS, RGB)
     if WORDS:

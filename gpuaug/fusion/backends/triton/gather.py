@@ -7,7 +7,7 @@ not specialised on, so that the last batch of an epoch, or images of another siz
 import triton
 import triton.language as tl
 
-from gpuaug.fusion.backends.triton.pixel_math import at_rest, byte_share, stored_as
+from gpuaug.fusion.backends.triton.pixel_math import as_16_bits, byte_share, stored_as
 from gpuaug.fusion.backends.triton.points import grey_before_contrast, points
 from gpuaug.fusion.backends.triton.second_pass import mean_of
 from gpuaug.fusion.backends.triton.taps import (
@@ -174,9 +174,9 @@ def finished(
         if KEEP:
             pixels = PIXELS if PIXELS > 0 else height * width
             at = kept + (y * (WIDTH if WIDTH > 0 else width) + x).to(tl.uint32)
-            tl.store(at, at_rest(r), mask=live)
-            tl.store(at + pixels, at_rest(g), mask=live)
-            tl.store(at + 2 * pixels, at_rest(b), mask=live)
+            tl.store(at, as_16_bits(r), mask=live)
+            tl.store(at + pixels, as_16_bits(g), mask=live)
+            tl.store(at + 2 * pixels, as_16_bits(b), mask=live)
         if applies != 0:
             grey = grey_before_contrast(r, g, b, x, y, sample, plane, height, width, row, PROGRAM, COUNT, CHANNELS, RGB)
             grey = tl.where(live, grey, 0.0)

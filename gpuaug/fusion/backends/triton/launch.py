@@ -19,7 +19,7 @@ P = TypeVar("P", bound=BasePass)
 T = TypeVar("T")
 
 _compiling: ContextVar[dict[Any, Callable[[], None]] | None] = ContextVar("_compiling", default=None)
-"""What is left to compile at the end of a block of ``compiled_together``, by its form."""
+"""The compilations to make at the end of a block of ``compiled_together``, by the form of the launch."""
 
 _forms: set[Any] = set()
 """What Triton has compiled: launches of the same form, which it knows by itself, need no thread."""
@@ -64,7 +64,7 @@ class Launch:
         registers: int | None = None,
     ) -> None:
         self._kernel, self._grid, self._tail, self._constants = kernel, grid, tuple(numbers), constants
-        # Said in any case, since the compiler's default differs between versions.
+        # Always passed, since the compiler's default differs between versions.
         self._options: dict[str, Any] = {"num_warps": warps, "enable_fp_fusion": fused}
         if registers is not None:
             self._options["maxnreg"] = registers
@@ -115,8 +115,8 @@ class Launch:
 def compiled_together() -> Iterator[None]:
     """A block in which launches that are new run nothing: at its end they are compiled, side by side.
 
-    A block within another leaves them to it. Of Triton's compiler, only the fifth that is written in Python holds the
-    interpreter's lock.
+    A block within another leaves its compilations to the outer one. Of Triton's compiler, only the fifth that is written in
+    Python holds the interpreter's lock.
     """
     if _compiling.get() is not None:
         yield
@@ -139,9 +139,9 @@ def _empty_kernel() -> None:
 
 
 def run_beside(launch: Callable[[], Any], other: Callable[[], Any] | None) -> None:
-    """Compile and run ``launch``; what ``other`` launches is compiled beside it, and its errors are left to a later run."""
-    # In its first compilation Triton also builds its driver's helper and reads all of itself for the key of its cache, 0.3 s
-    # each. Threads that begin together would each do so.
+    """Compile and run ``launch``, and compile the kernels of ``other`` at the same time. Errors of ``other`` are suppressed."""
+    # Its first compilation costs Triton 0.3 s to build a helper of its driver, and 0.3 s to hash its own source for the key of
+    # its cache. Threads that start together would each pay both.
     _empty_kernel.warmup(grid=(1,), enable_fp_fusion=True)
     with compiled_together():
         launch()

@@ -1,4 +1,7 @@
-"""Arithmetic that kernels share: bytes to floats, clamps, levels and their tiles, colours, noise. Nothing loads or stores."""
+"""Arithmetic that kernels share, without loads and stores.
+
+Conversions of bytes and of 16 bits a value, clamps, levels and their tiles, weights of a Gaussian, colours, noise.
+"""
 
 import os
 
@@ -25,34 +28,34 @@ LEVELS = tl.constexpr(filters.LEVELS)
 
 
 @triton.jit
-def at_rest(value):
-    """A number in [0, 1] in 16 bits, the nearest: a byte's share of 255 exactly."""
+def as_16_bits(value):
+    """A number in [0, 1] as a share of 65535, rounded to the nearest. A byte's share of 255 is exact."""
     # Above 2²³ a float's last bits are a whole number.
     return (value * 65535.0 + 8388608.0).to(tl.int32, bitcast=True).to(tl.uint16)
 
 
 @triton.jit
-def rested(bits):
-    """What ``at_rest`` made of a number, as a number: of a byte its share of 255, bit for bit."""
+def from_16_bits(bits):
+    """The number in [0, 1] that ``as_16_bits`` rounded. A byte's share of 255 comes back bit for bit."""
     value = (bits.to(tl.int32) * 128 + 0x3F800000).to(tl.float32, bitcast=True) - 1.0
-    # 1 / 65535 is 1 / 65536 and as much of that again, as often as float32 can tell.
+    # 1 / 65535 = 1 / 65536 · (1 + 1 / 65536 + …); further terms are below the precision of float32.
     return value * (65537 / 2**32) + value
 
 
 @triton.jit
 def stored_as(value, TYPE: tl.constexpr):
-    """A pixel in the type of its image: floating, or 16 bits ``at_rest``."""
+    """A pixel in the type of its image: floating, or a share of 65535."""
     if tl.uint16 == TYPE:
-        return at_rest(value)
+        return as_16_bits(value)
     return value.to(TYPE)
 
 
 @triton.jit
 def centred(bits):
-    """8 or 16 bits as float16, where 0 is -1 and white almost 1: the nearest, and so the more exact the nearer to grey."""
+    """8 or 16 bits as the nearest float16 in [-1, 1): black is -1. Float16 is most exact around 0, which is middle grey."""
     half: tl.constexpr = 2 ** (bits.dtype.primitive_bitwidth - 1)
     if COMPILED and half > 128:
-        # Two at once. Said to have effects, or the compiler does it again in each warp that multiplies with them.
+        # Two values at once. Declared impure, or the compiler repeats the conversion in each warp that multiplies with them.
         asm: tl.constexpr = """{ .reg .b32 a, b; .reg .f32 c, d; prmt.b32 a, $1, 0x4B00, 0x5410; prmt.b32 b, $1, 0x4B00, 0x5432;
         mov.b32 c, a; mov.b32 d, b; fma.rn.f32 c, c, 0f38000000, 0fC3808000; fma.rn.f32 d, d, 0f38000000, 0fC3808000;
         cvt.rn.f16x2.f32 $0, d, c; }"""
@@ -75,9 +78,9 @@ def word(low, high, KIND: tl.constexpr):
 
 @triton.jit
 def words(r, g, b, TYPE: tl.constexpr):
-    """Two pixels of three channels, (…, 2), as three words of 32 bits, and one that nobody is to store: (…, 2, 2).
+    """Two pixels of three channels, (…, 2), as three words of 32 bits and a fourth that is not to be stored: (…, 2, 2).
 
-    With four places for three words, neighbours are stored by neighbours, and whole lines of memory are written.
+    With four places for three words, neighbouring threads store neighbouring words, and whole cache lines are written.
     """
     first_r, second_r = tl.split(r)
     first_g, second_g = tl.split(g)
@@ -90,7 +93,7 @@ def words(r, g, b, TYPE: tl.constexpr):
 def as_float(value, SCALE: tl.constexpr):
     """A pixel as float32, in [0, 255] with ``SCALE``: of a byte."""
     if value.dtype == tl.uint16:
-        return rested(value)
+        return from_16_bits(value)
     if SCALE and COMPILED:
         # From 32 bits, at four times the speed that a GPU converts bytes at, which the compiler would choose.
         return tl.inline_asm_elementwise("cvt.rn.f32.s32 $0, $1;", "=f,r", [value.to(tl.int32)], tl.float32, True, 1)
@@ -188,7 +191,7 @@ def share(fall, TAPS: tl.constexpr):
 
 @triton.jit
 def gaussian(distance, fall, part, TAPS: tl.constexpr):
-    """What pixels at a distance weigh, in float16."""
+    """The weights of pixels at these distances, float16; 0 beyond the kernel."""
     distance = distance.to(tl.float32)
     return tl.where(tl.abs(distance) <= TAPS // 2, tl.exp(distance * distance * fall) * part, 0.0).to(tl.float16)
 

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from gpuaug.fusion.backends.triton.pixel_math import rested, stored_as, words
+from gpuaug.fusion.backends.triton.pixel_math import from_16_bits, stored_as, words
 from gpuaug.fusion.backends.triton.points import points
 
 
@@ -42,9 +42,9 @@ def rest_kernel(
     live = index < pixels
     if WHOLE:
         live = index == index
-    r = rested(tl.load(at, mask=live, other=0))
-    g = rested(tl.load(at + pixels, mask=live, other=0))
-    b = rested(tl.load(at + 2 * pixels, mask=live, other=0))
+    r = from_16_bits(tl.load(at, mask=live, other=0))
+    g = from_16_bits(tl.load(at + pixels, mask=live, other=0))
+    b = from_16_bits(tl.load(at + 2 * pixels, mask=live, other=0))
     mean = mean_of(partial, sample, blocks, pixels, PARTIALS)
     x = index % width
     y = index // width

@@ -74,7 +74,7 @@ def read(pointer, offset, framed, within, fill, SCALE: tl.constexpr, ZEROS: tl.c
 
 @triton.jit
 def window(axis):
-    """The scale of a resize along one axis, and the first pixel and the number of pixels that taps are taken from."""
+    """A resize along one axis, from the parameter table: its scale, the first pixel that it reads, and their number."""
     return tl.load(axis), tl.load(axis + 1).to(tl.int32), tl.load(axis + 2).to(tl.int32)
 
 
@@ -195,7 +195,7 @@ def weight(distance, ANTIALIAS: tl.constexpr):
 
 @triton.jit
 def reach(at, scale, count, ANTIALIAS: tl.constexpr):
-    """The first pixel that weighs something in each output pixel, the one after the last, and how distances are scaled."""
+    """For each output pixel the first pixel that has a weight and the one after the last; and the factor of distances."""
     support = tl.maximum(scale, 1.0) * ANTIALIAS
     first = tl.maximum((at - support + 1.0).to(tl.int32), 0)
     end = tl.minimum((at + support + 1.0).to(tl.int32), count)
@@ -204,9 +204,9 @@ def reach(at, scale, count, ANTIALIAS: tl.constexpr):
 
 @triton.jit
 def reached(at, scale, count, ANTIALIAS: tl.constexpr):
-    """As many pixels for all output pixels: the first, its scaled distance, the distance of two, and their number.
+    """The pixels to weigh, the same number for every output pixel: the first, its scaled distance, their spacing, their number.
 
-    They hold all that weigh something, and none outside of the window.
+    They include every pixel with a weight above 0, and none outside the window.
     """
     first, _, shrink = reach(at, scale, count, ANTIALIAS)
     most = tl.minimum(tl.ceil(2 * ANTIALIAS * tl.maximum(scale, 1.0)).to(tl.int32), count)
@@ -237,7 +237,7 @@ def plus(total, share, value, SCALE: tl.constexpr):
 
 @triton.jit
 def minus_zeros(like):
-    """What sums begin with: zeros with a sign, to which adding changes no bit. Triton takes a constant of -0 for 0."""
+    """Zeros of negative sign, with which sums begin: -0 + x is x, bit for bit. Triton turns a constant of -0 into 0."""
     return tl.zeros(like.shape, tl.float32) * -1.0
 
 
@@ -278,8 +278,8 @@ def weighed_row(
 ):  # fmt: skip
     """The weighted means of the pixels that fall on each of output row ``y``, (W,), and the ``state`` that the next takes.
 
-    Where a triangle shrinks an image it reaches each line from two rows. So a line's sums are made once and added to both: a
-    state is a row, and its sums of all lines before one.
+    A triangle that shrinks the image gives each source line a weight in two output rows. So a line's sums along x are made once
+    and added to both rows. A state is (output row, next source line, sum of weights, sums of r, g and b so far).
     """
     held, line, total, r, g, b = state
     at_x, scale_x, start_x, count_x, inverse_x = columns

@@ -22,9 +22,9 @@ class AffineOperation(warp.Affine):
         super().__init__(name, made, units)
 
     def _as_drawn(self, drawn: OpDraws) -> OpDraws:
-        """The same as what a RandomAffine draws: shears in degrees, and shifts towards zero to whole pixels.
+        """The draws in the form of a RandomAffine: shears in degrees, shifts in whole pixels, rounded towards zero.
 
-        One number for all samples where the operation leaves it as it is, as functions of angles take most of the time.
+        Numbers that the operation does not change are scalars, since sines and cosines of them take most of the time.
         """
         magnitude = drawn["magnitude"]
         made: OpDraws = dict.fromkeys(("angle", "shift_x", "shift_y", "shear_x", "shear_y"), np.float64(0))
