@@ -25,6 +25,7 @@ PIPELINES = {
     "turned before more than white": ([FILLED, BLUR, v2.ToDtype(FLOAT, scale=True)], "32"),
     "heavy grey": ([CROP, K.RandomGrayscale(rgb_weights=torch.ones(3)), BLUR], "32"),
     "levels": ([CROP, K.RandomEqualize(), BLUR], "32 32"),
+    "levels of bytes": ([K.RandomEqualize(), BLUR], "16"),
     "mixed": ([K.RandomMixUpV2(), BLUR], "32"),
     "skipped, all clean": ([CROP, K.RandomSharpness(), BLUR], "16 16"),
     "skipped, with levels": ([CROP, K.RandomSharpness(), K.RandomEqualize(), BLUR], "32 32 32"),
