@@ -55,7 +55,7 @@ def fuse(
     Args:
         pipeline: A ``kornia.augmentation.AugmentationSequential`` or ``ImageSequential``, a ``torchvision.transforms.v2``
             transform or ``Compose``, or a sequence of any. It is read, and never changed or moved. Each sample draws by itself.
-        dtype: Of the images that come out: float32, bfloat16 or float16. The arithmetic is float32 whatever it is.
+        dtype: Of the images that come out: float32, bfloat16 or float16. Computed in float32, except large blurs into bfloat16.
         memory_format: Of the images that come out.
         pick: Whether policies (``RandAugment`` and the like) and containers of mixes pick for the whole ``"batch"``, as in
             Kornia, or for each ``"sample"`` on its own, as in the policies' papers.

@@ -44,7 +44,7 @@ class Child:
 
 
 class Entry(NamedTuple):
-    """The draws of one picked member, for the samples in ``where``."""
+    """The draws of one picked member, for the samples in ``where``, (B,) bool; ``None``: all."""
 
     child: int
     position: int
@@ -54,7 +54,7 @@ class Entry(NamedTuple):
 
     @property
     def apply_mask(self) -> Array:
-        """Mask of the samples that it runs for, bool, (B,); ``None``: all."""
+        """Mask of the samples that it runs for, bool, (B,)."""
         apply_mask: Array = self.drawn["apply_mask"]
         return apply_mask if self.where is None else apply_mask & self.where
 
@@ -327,7 +327,7 @@ def _words(op: Op | EagerOp) -> str:
 
 
 def any_applies(entries: Sequence[Entry]) -> Array:
-    """Mask of the samples that any of them runs for, bool, (B,)."""
+    """Mask of the samples that any of the entries runs for, bool, (B,)."""
     apply_mask = entries[0].apply_mask
     for entry in entries[1:]:
         apply_mask = apply_mask | entry.apply_mask
