@@ -44,7 +44,7 @@ SAME = {
     "jitter, views": ([crop(), K.ColorJitter(0.4, 0.4, 0.4)], {"views": 2}),
     "smooth": ([crop()], {"antialias": True}),
     "smooth, larger": ([K.CenterCrop(9), K.Resize((14, 13))], {"antialias": True}),
-    "smooth, much smaller": ([K.CenterCrop((30, 20)), K.Resize((3, 4))], {"antialias": True}),
+    "smooth, much smaller": ([K.CenterCrop((20, 12)), K.Resize((3, 4))], {"antialias": True}),
     "smooth, cubic": ([crop(resample="bicubic")], {"antialias": True}),
     "smooth, padded": ([K.PadTo((60, 70), pad_value=0.25), K.Resize((30, 28)), K.CenterCrop((9, 9))], {"antialias": True}),
     "smooth, reflected": ([K.RandomCrop((40, 50), padding=6, padding_mode="reflect"), K.Resize((15, 12))], {"antialias": True}),
