@@ -62,7 +62,7 @@ def check(images, targets, size):
     assert type(images) is torch.Tensor
     assert images.dtype is torch.float32
     assert images.shape == (4, 3, *size)
-    assert images.max() <= 1
+    assert images.max() < 1 + 1e-6  # weights of a resize sum to 1 but for rounding
     for target in targets:
         assert {type(value) for value in target.values()} == {torch.Tensor}
         assert (target["boxes"][:, 2:] >= target["boxes"][:, :2]).all()  # corners
@@ -92,6 +92,7 @@ def whole(name):
 
 @pytest.mark.parametrize("name", SIZED)
 def test_preset_for_detection_runs_as_it_is(name):
+    torch.manual_seed(0)
     images, targets = photographs(4, 3, 40, 70), [sample(0)[1] for _ in range(4)]
     augment = gpuaug.fuse(whole(name))
     check(*augment(images, targets, data_keys=KEYS), SIZED[name])
