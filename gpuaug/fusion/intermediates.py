@@ -12,7 +12,7 @@ import torch
 from gpuaug.fusion.gather import Gather
 from gpuaug.fusion.ops.base import FrontOp, PointOp
 from gpuaug.fusion.ops.channel import ChannelShuffle, Grayscale
-from gpuaug.fusion.ops.color_jitter import ColorJiggle, ColorJitter
+from gpuaug.fusion.ops.color_jitter import CLEAN, ColorJiggle, ColorJitter
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.ops.geometry import WarpOp
 from gpuaug.fusion.plan import Pass
@@ -68,3 +68,13 @@ def stays_clean(op: PointOp) -> bool:
     if isinstance(op, Grayscale):
         return getattr(op.module, "rgb_weights", None) is None
     return isinstance(op, ColorJitter | ColorJiggle | ChannelShuffle)
+
+
+def marked_program(step: Pass, *, clean: bool) -> tuple[tuple[int, int, int], ...]:
+    """A pass's program, with the jitters marked that see nothing but numbers, which cost less to clamp."""
+    marked = []
+    for op, (code, column, flags) in zip(step.points, step.program, strict=True):
+        jitter = isinstance(op, ColorJitter | ColorJiggle)
+        marked.append((code, column, flags | CLEAN if jitter and clean else flags))
+        clean = clean and stays_clean(op)
+    return tuple(marked)

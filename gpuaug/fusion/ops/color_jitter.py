@@ -17,6 +17,9 @@ _NEUTRAL = np.array([[1.0], [1.0], [1.0], [0.0]], dtype=np.float32)
 NONE = 4
 """Placeholder in the order, for an adjustment that is left out."""
 
+CONTRAST = 2
+"""Flag: the contrast is not always neutral."""
+
 CLEAN = 16
 """Flag: no pixel is NaN."""
 
@@ -25,6 +28,13 @@ TORCHVISION_GREY = 32
 
 PERMUTES = 64
 """Flag: three more columns of the row hold a permutation of the channels, applied after all adjustments."""
+
+
+BEFORE_CONTRAST = 128
+"""Flag: the adjustments before the contrast, or all where there is none."""
+
+FROM_CONTRAST = 256
+"""Flag: the contrast and what comes after it."""
 
 
 class _Jitter(PointOp):

@@ -22,9 +22,9 @@ from gpuaug.fusion.backends.triton.mix import mix
 from gpuaug.fusion.backends.triton.second_pass import rest_kernel
 from gpuaug.fusion.backends.triton.sharpness import sharpen
 from gpuaug.fusion.gather import Gather, Part
-from gpuaug.fusion.intermediates import KEPT, is_clean, stays_clean, types_written
+from gpuaug.fusion.intermediates import KEPT, is_clean, marked_program, stays_clean, types_written
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.color_jitter import CLEAN, ColorJiggle, ColorJitter
+from gpuaug.fusion.ops.color_jitter import BEFORE_CONTRAST, CONTRAST, FROM_CONTRAST
 from gpuaug.fusion.plan import GatherPass, OpPass, Plan
 
 _KINDS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
@@ -157,7 +157,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
         "PAIRS": clean and front.kind == "resample" and not front.nearest and not front.before.ops and narrowest > 1,
         "ANTIALIAS": _FILTERS[front.filter],
         "OUT_W": out.stride(3),
-        "PROGRAM": _program(step, clean=clean),
+        "PROGRAM": marked_program(step, clean=clean),
         "COUNT": len(step.program),
         "CHANNELS": channels,
         "RGB": rgb,
@@ -181,19 +181,25 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
         return _Gathering(None, (0, 0), False, Launch(gather_kernel, grid, numbers, constants, warps=warps))
     blocks = across * down
     constants["PARTIALS"] = next_power_of_2(blocks)
-    apply_mask = next(column for op, (_, column, _) in zip(step.points, step.program, strict=True) if op.needs_mean)
-    # With 16 bits a value, interpolated pixels are rounded: only for results that have no more.
-    keep = clean and out.dtype.itemsize == 2
-    summing = {**constants, "OUT_W": 1, "REDUCE": True, "APPLY_AT": apply_mask, "KEEP": keep, "MEAN": False, "PARTIALS": 1}
+    at = next(index for index, op in enumerate(step.points) if op.needs_mean)
+    code, apply_mask, flags = constants["PROGRAM"][at]
+    summed = (*constants["PROGRAM"][:at], (code, apply_mask, flags & ~CONTRAST | BEFORE_CONTRAST))
+    rest = ((code, apply_mask, flags | FROM_CONTRAST), *constants["PROGRAM"][at + 1 :])
+    # With 16 bits a value, pixels are rounded: only for results that have no more.
+    keep = clean and out.dtype.itemsize == 2 and all(stays_clean(op) for op in step.points[:at])
+    summing = {**constants, "OUT_W": 1, "PROGRAM": summed, "COUNT": len(summed), "MEAN": False, "PARTIALS": 1}
+    summing |= {"REDUCE": True, "APPLY_AT": apply_mask, "KEEP": keep}
     numbers = (*source, across, row_stride, blocks, blocks, *strides[:3])
     sums = Launch(gather_kernel, (blocks, batch, 1), (*numbers, 0, 0, 0), summing, warps=warps)
     if not keep:
         pixels = Launch(gather_kernel, (blocks, batch, 1), (*numbers, *out_strides), constants, warps=warps)
         return _Gathering(sums, (batch, blocks), keep, pixels)
     area = step.out.height * step.out.width
-    resting = {name: constants[name] for name in ("PIXELS", "OUT_W", "PROGRAM", "COUNT", "PARTIALS")}
+    resting = {name: constants[name] for name in ("PIXELS", "OUT_W", "PARTIALS")}
     known = constants["PIXELS"]
     resting |= {
+        "PROGRAM": rest,
+        "COUNT": len(rest),
         "WHOLE": known > 0 and known % REST_BLOCK == 0,
         "WORDS": known > 0 and known % 2 == 0 and out.stride(1) == 1,
         "BLOCK": REST_BLOCK,
@@ -303,16 +309,6 @@ def probe(device: torch.device, first: tuple[Any, ...] | None = None) -> None:
     with on_device(device):
         launch = partial(gather, step, images, images.view(1, 1), torch.empty_like(images))
         run_beside(launch, None if first is None else partial(run, *first))
-
-
-def _program(step: GatherPass, *, clean: bool) -> tuple[tuple[int, int, int], ...]:
-    """The program, with the jitters marked that see nothing but numbers, which cost less to clamp."""
-    marked = []
-    for op, (code, column, flags) in zip(step.points, step.program, strict=True):
-        jitter = isinstance(op, ColorJitter | ColorJiggle)
-        marked.append((code, column, flags | CLEAN if jitter and clean else flags))
-        clean = clean and stays_clean(op)
-    return tuple(marked)
 
 
 def _constants(step: GatherPass) -> dict[str, Any]:

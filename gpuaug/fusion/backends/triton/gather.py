@@ -7,8 +7,8 @@ not specialised on, so that the last batch of an epoch, or images of another siz
 import triton
 import triton.language as tl
 
-from gpuaug.fusion.backends.triton.pixel_math import as_16_bits, byte_share, stored_as
-from gpuaug.fusion.backends.triton.points import grey_before_contrast, points
+from gpuaug.fusion.backends.triton.pixel_math import as_16_bits, byte_share, grey_of, stored_as
+from gpuaug.fusion.backends.triton.points import points
 from gpuaug.fusion.backends.triton.second_pass import mean_of
 from gpuaug.fusion.backends.triton.taps import (
     between,
@@ -160,15 +160,19 @@ def gathered(
 
 @triton.jit
 def finished(
-    r, g, b, x, y, sample, plane, height, width, row, mean, applies, kept, out, out_c, out_h,
+    r, g, b, x, y, sample, plane, height, width, row, mean, kept, out, out_c, out_h,
     PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
     REDUCE: tl.constexpr, KEEP: tl.constexpr, WIDTH: tl.constexpr, PIXELS: tl.constexpr, WHOLE: tl.constexpr,
     OUT_W: tl.constexpr,
 ):  # fmt: skip
-    """Store the pixels of a tile after the pointwise ops; with ``REDUCE``, return their grey before the contrast instead."""
+    """Run the pointwise ops on the pixels of a tile and store them.
+
+    With ``REDUCE`` the ops are those before the contrast: return its grey, and with ``KEEP`` store what it works on.
+    """
     live = (x < width) & (y < height)
     if WHOLE:
         live = (x == x) & (y == y)
+    r, g, b = points(r, g, b, x, y, sample, plane, height, width, row, mean, PROGRAM, COUNT, CHANNELS, RGB)
     grey = tl.zeros(live.shape, tl.float32)
     if REDUCE:
         if KEEP:
@@ -177,11 +181,8 @@ def finished(
             tl.store(at, as_16_bits(r), mask=live)
             tl.store(at + pixels, as_16_bits(g), mask=live)
             tl.store(at + 2 * pixels, as_16_bits(b), mask=live)
-        if applies != 0:
-            grey = grey_before_contrast(r, g, b, x, y, sample, plane, height, width, row, PROGRAM, COUNT, CHANNELS, RGB)
-            grey = tl.where(live, grey, 0.0)
+        grey = tl.where(live, grey_of(r, g, b, PROGRAM[COUNT - 1][2]), 0.0)
     else:
-        r, g, b = points(r, g, b, x, y, sample, plane, height, width, row, mean, PROGRAM, COUNT, CHANNELS, RGB)
         pixel = out + y * out_h + x * OUT_W
         tl.store(pixel, stored_as(r, out.dtype.element_ty), mask=live)
         if RGB:
@@ -210,9 +211,9 @@ def gather_kernel(
 ):  # fmt: skip
     """Make the tiles of a gather pass; with ``REDUCE`` only the sums of grey that its contrast needs.
 
-    With ``KEEP`` the reduction leaves what it gathered, in 16 bits a channel, to ``rest_kernel``. ``SOURCE_C``,
-    ``SOURCE_H``, ``WIDTH`` and ``PIXELS`` are strides and sizes that are compiled in, or 0; ``WHOLE``, that tiles cover the
-    output with nothing left over.
+    With ``KEEP`` the reduction leaves the pixels that the contrast works on to ``rest_kernel``, in 16 bits a channel.
+    ``SOURCE_C``, ``SOURCE_H``, ``WIDTH`` and ``PIXELS`` are strides and sizes that are compiled in, or 0; ``WHOLE``, that tiles
+    cover the output with nothing left over.
 
     With ``ANTIALIAS`` a block is one warp and makes its rows one after another, so that each line is weighed once for all rows.
 
@@ -252,13 +253,10 @@ def gather_kernel(
         fill_r, fill_g, fill_b = constant(row + BEFORE_FILL, plane, RGB)
         if SCALE and KIND > 0:
             fill_r, fill_g, fill_b = fill_r * 255, fill_g * 255, fill_b * 255
-    applies = 1.0
-    if REDUCE:
-        applies = tl.load(row + APPLY_AT)
-        if not KEEP:
-            if applies == 0:
-                tl.store(partial + sample * tiles + tile, 0.0)  # nothing uses it, but all of it is read
-                return
+    if REDUCE and not KEEP:
+        if tl.load(row + APPLY_AT) == 0:
+            tl.store(partial + sample * tiles + tile, 0.0)  # nothing uses it, but all of it is read
+            return
     mean = 0.0
     if MEAN:
         mean = mean_of(partial, sample, blocks, out_height * out_width, PARTIALS)
@@ -286,7 +284,7 @@ def gather_kernel(
         if AFTER == 2:
             r, g, b = padded(r, g, b, inside_x & inside_y, row + AFTER_FILL, plane, RGB)
         total = finished(
-            r, g, b, x, y, sample, plane, out_height, out_width, row, mean, applies, kept, out, out_c, out_h,
+            r, g, b, x, y, sample, plane, out_height, out_width, row, mean, kept, out, out_c, out_h,
             PROGRAM, COUNT, CHANNELS, RGB, REDUCE, KEEP, WIDTH, PIXELS, WHOLE, OUT_W,
         )  # fmt: skip
     else:
@@ -313,7 +311,7 @@ def gather_kernel(
                 r, g, b = padded(r, g, b, (inside_x & inside_y) != 0, row + AFTER_FILL, plane, RGB)
             y = first + tl.arange(0, 1)[None, :]
             total += finished(
-                r, g, b, x, y, sample, plane, out_height, out_width, row, mean, applies, kept, out, out_c, out_h,
+                r, g, b, x, y, sample, plane, out_height, out_width, row, mean, kept, out, out_c, out_h,
                 PROGRAM, COUNT, CHANNELS, RGB, REDUCE, KEEP, WIDTH, PIXELS, WHOLE, OUT_W,
             )  # fmt: skip
             first += 1

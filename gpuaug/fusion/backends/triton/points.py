@@ -45,7 +45,8 @@ SNOW = tl.constexpr(PointCode.SNOW.value)
 ONE_OF = tl.constexpr(PointCode.ONE_OF.value)
 PERMUTES = tl.constexpr(j.PERMUTES)
 
-ALL_BUT_CONTRAST = tl.constexpr(j.TORCHVISION_GREY | j.CLEAN | 13)
+BEFORE_CONTRAST = tl.constexpr(j.BEFORE_CONTRAST)
+FROM_CONTRAST = tl.constexpr(j.FROM_CONTRAST)
 
 
 @triton.jit
@@ -182,14 +183,20 @@ def point(
     elif CODE == JITTER or CODE == JIGGLE:
         if not CLEAN & FLAGS:
             r, g, b = unit(r), unit(g), unit(b)
+        reached = 0
         # A loop, not four copies: those would not fit into the instruction cache.
         for position in range(4):
-            r, g, b = jittered(r, g, b, row, mean, tl.load(row + 5 + position).to(tl.int32), CODE == JITTER, FLAGS)
-        if FLAGS & 8 or (FLAGS & 4 and CODE == JIGGLE):
-            # All others end with a clamp of their own.
-            r, g, b = unit(r), unit(g), unit(b)
-        if PERMUTES & FLAGS:
-            r, g, b = reordered(r, g, b, row + 9)
+            step = tl.load(row + 5 + position).to(tl.int32)
+            if (BEFORE_CONTRAST | FROM_CONTRAST) & FLAGS:
+                reached = tl.where(step == 1, 1, reached)
+                step = tl.where(reached == (1 if BEFORE_CONTRAST & FLAGS else 0), 4, step)
+            r, g, b = jittered(r, g, b, row, mean, step, CODE == JITTER, FLAGS)
+        if not BEFORE_CONTRAST & FLAGS:
+            if FLAGS & 8 or (FLAGS & 4 and CODE == JIGGLE):
+                # All others end with a clamp of their own.
+                r, g, b = unit(r), unit(g), unit(b)
+            if PERMUTES & FLAGS:
+                r, g, b = reordered(r, g, b, row + 9)
     return r, g, b
 
 
@@ -224,28 +231,3 @@ def points(
         if tl.load(own) != 0:
             r, g, b = picked(r, g, b, x, y, plane, width, own, mean, PROGRAM[index][0], PROGRAM[index][2], CHANNELS, RGB)
     return r, g, b
-
-
-@triton.jit
-def grey_before_contrast(
-    r, g, b, x, y, sample, plane, height, width, row,
-    PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
-):  # fmt: skip
-    """The grey that the contrast of the program's jitter takes the mean of."""
-    grey = grey_of(r, g, b, 0)
-    for index in tl.static_range(COUNT):
-        own = row + PROGRAM[index][1]
-        if PROGRAM[index][0] == JITTER and PROGRAM[index][2] & 2:
-            flags: tl.constexpr = PROGRAM[index][2]
-            if not CLEAN & flags:
-                r, g, b = unit(r), unit(g), unit(b)
-            waiting = 1
-            for position in range(4):
-                step = tl.load(own + 5 + position).to(tl.int32)
-                waiting = tl.where(step == 1, 0, waiting)
-                # What comes after the contrast is of no interest.
-                r, g, b = jittered(r, g, b, own, 0.0, tl.where(waiting == 1, step, 4), True, ALL_BUT_CONTRAST & flags)
-            grey = grey_of(r, g, b, flags)
-        elif tl.load(own) != 0:
-            r, g, b = picked(r, g, b, x, y, plane, width, own, 0.0, PROGRAM[index][0], PROGRAM[index][2], CHANNELS, RGB)
-    return grey

@@ -23,7 +23,7 @@ def rest_kernel(
     PIXELS: tl.constexpr, WHOLE: tl.constexpr, WORDS: tl.constexpr, OUT_W: tl.constexpr,
     PROGRAM: tl.constexpr, COUNT: tl.constexpr, PARTIALS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The pointwise ops on what ``gather_kernel`` kept, with the mean of its sums.
+    """The contrast and the pointwise ops after it, on what ``gather_kernel`` kept, with the mean of its sums.
 
     The result lies as it was kept, pixel after pixel, with planes apart (``OUT_W`` is 1) or together. ``PIXELS``: how many an
     image has where that is compiled in, else 0; ``WHOLE``, that blocks cover them with none left over; ``WORDS``, that two
