@@ -7,7 +7,7 @@ not specialised on, so that the last batch of an epoch, or images of another siz
 import triton
 import triton.language as tl
 
-from gpuaug.fusion.backends.triton.pixel_math import as_16_bits, byte_share, grey_of, stored_as
+from gpuaug.fusion.backends.triton.pixel_math import as_16_bits, byte_share, grey_of, share_of_65535, stored_as
 from gpuaug.fusion.backends.triton.points import points
 from gpuaug.fusion.backends.triton.second_pass import mean_of
 from gpuaug.fusion.backends.triton.taps import (
@@ -42,8 +42,10 @@ def constant(fill, plane, RGB: tl.constexpr):
 
 
 @triton.jit
-def scaled(r, g, b, EXACT: tl.constexpr):
-    """Bytes as shares of 255."""
+def scaled(r, g, b, SCALE: tl.constexpr, EXACT: tl.constexpr):
+    """Numbers up to ``SCALE``, 255 or 65535, as shares of it."""
+    if SCALE == 65535:
+        return share_of_65535(r * (1 / 65536)), share_of_65535(g * (1 / 65536)), share_of_65535(b * (1 / 65536))
     if EXACT:
         # A sample that is skipped has to come out as it went in.
         return byte_share(r), byte_share(g), byte_share(b)
@@ -148,7 +150,7 @@ def gathered(
                     SCALE, ZEROS, BEFORE,
                 )  # fmt: skip
     if SCALE:
-        r, g, b = scaled(r, g, b, EXACT)
+        r, g, b = scaled(r, g, b, SCALE, EXACT)
     if FILLS:
         share = share_inside(at_x, count_x, NEAREST) * share_inside(at_y, count_y, NEAREST)
         warp_r, warp_g, warp_b = constant(row + WARP_FILL, plane, RGB)
@@ -213,7 +215,7 @@ def gather_kernel(
 
     With ``KEEP`` the reduction leaves the pixels that the contrast works on to ``rest_kernel``, in 16 bits a channel.
     ``SOURCE_C``, ``SOURCE_H``, ``WIDTH`` and ``PIXELS`` are strides and sizes that are compiled in, or 0; ``WHOLE``, that tiles
-    cover the output with nothing left over.
+    cover the output with nothing left over. ``SCALE``: the greatest value of a byte or of 16 bits, 0 of floats.
 
     With ``ANTIALIAS`` a block is one warp and makes its rows one after another, so that each line is weighed once for all rows.
 
@@ -252,7 +254,7 @@ def gather_kernel(
     if BEFORE == 2:
         fill_r, fill_g, fill_b = constant(row + BEFORE_FILL, plane, RGB)
         if SCALE and KIND > 0:
-            fill_r, fill_g, fill_b = fill_r * 255, fill_g * 255, fill_b * 255
+            fill_r, fill_g, fill_b = fill_r * SCALE, fill_g * SCALE, fill_b * SCALE
     if REDUCE and not KEEP:
         if tl.load(row + APPLY_AT) == 0:
             tl.store(partial + sample * tiles + tile, 0.0)  # nothing uses it, but all of it is read
@@ -306,7 +308,7 @@ def gather_kernel(
                 HALF_PIXEL, SOURCE_W, RGB, SCALE, BEFORE, ANTIALIAS,
             )  # fmt: skip
             if SCALE:
-                r, g, b = scaled(r, g, b, EXACT)
+                r, g, b = scaled(r, g, b, SCALE, EXACT)
             if AFTER == 2:
                 r, g, b = padded(r, g, b, (inside_x & inside_y) != 0, row + AFTER_FILL, plane, RGB)
             y = first + tl.arange(0, 1)[None, :]

@@ -37,7 +37,12 @@ def as_16_bits(value):
 @triton.jit
 def from_16_bits(bits):
     """The number in [0, 1] that ``as_16_bits`` rounded. A byte's share of 255 comes back bit for bit."""
-    value = (bits.to(tl.int32) * 128 + 0x3F800000).to(tl.float32, bitcast=True) - 1.0
+    return share_of_65535((bits.to(tl.int32) * 128 + 0x3F800000).to(tl.float32, bitcast=True) - 1.0)
+
+
+@triton.jit
+def share_of_65535(value):
+    """65536 / 65535 of a value."""
     # 1 / 65535 = 1 / 65536 · (1 + 1 / 65536 + …); further terms are below the precision of float32.
     return value * (65537 / 2**32) + value
 
@@ -91,11 +96,11 @@ def words(r, g, b, TYPE: tl.constexpr):
 
 @triton.jit
 def as_float(value, SCALE: tl.constexpr):
-    """A pixel as float32, in [0, 255] with ``SCALE``: of a byte."""
-    if value.dtype == tl.uint16:
+    """A pixel as float32; with ``SCALE`` a byte, or 16 bits, as the whole number that it is."""
+    if value.dtype == tl.uint16 and not SCALE:
         return from_16_bits(value)
     if SCALE and COMPILED:
-        # From 32 bits, at four times the speed that a GPU converts bytes at, which the compiler would choose.
+        # From 32 bits, at four times the speed that a GPU converts fewer at, which the compiler would choose.
         return tl.inline_asm_elementwise("cvt.rn.f32.s32 $0, $1;", "=f,r", [value.to(tl.int32)], tl.float32, True, 1)
     return value.to(tl.float32)
 

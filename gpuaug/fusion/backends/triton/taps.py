@@ -316,7 +316,7 @@ def weighed_row(
         line += 1
     inverse = inverse_x * tl.div_rn(1.0, total)
     r, g, b = r * inverse, g * inverse, b * inverse
-    if SCALE:
+    if SCALE == 255:
         # A cubic swings beyond what it weighs; bytes do not.
         r = tl.minimum(tl.maximum(r, 0.0), 255.0)
         g = tl.minimum(tl.maximum(g, 0.0), 255.0)
