@@ -20,7 +20,8 @@ from support.replay import photographs
 
 import gpuaug
 from gpuaug.fusion.backends.readers import MaskPlaces
-from gpuaug.fusion.backends.triton import backend, blur, boxes, crops, launch, levels, mix, sharpness
+from gpuaug.fusion.backends.triton import backend, boxes, crops, launch, mix
+from gpuaug.fusion.backends.triton.filters import blur, levels, sharpness, small_blur
 from gpuaug.fusion.ops.base import PointCode, Size
 from gpuaug.fusion.ops.boxes import FORMS, Way
 from gpuaug.fusion.ops.mix import SoftLabels
@@ -31,7 +32,7 @@ KERNELS = {
     "mask_kernel": backend,
     "rest_kernel": backend,
     "mix_kernel": mix,
-    "blur_kernel": blur,
+    "blur_kernel": small_blur,
     "blur_columns_kernel": blur,
     "blur_rows_kernel": blur,
     "blur_strips_kernel": blur,
@@ -124,6 +125,19 @@ def test_tables_of_clahe_round_the_product_before_the_sum(made):
     through_both([K.RandomClahe(p=1.0)], photographs(2, 1, dtype=torch.float32), torch.float32, torch.contiguous_format)
     (compiled,) = [compiled for (name, *_), compiled in made.items() if name == "tile_table_kernel"]
     assert "fma" not in compiled.asm["ptx"]
+
+
+def test_small_blurs_between_passes_read_and_store_four_pixels_at_once(made):
+    through_both(
+        [K.RandomRotation(30.0), K.RandomGaussianBlur((7, 7), (0.1, 2.0))],
+        photographs(2),
+        torch.float32,
+        torch.contiguous_format,
+    )
+    (compiled,) = [compiled for (name, *_), compiled in made.items() if name == "blur_kernel"]
+    assert "ld.global.v4" in compiled.asm["ptx"]
+    assert "st.global.v4" in compiled.asm["ptx"]
+    assert "shfl" not in compiled.asm["ptx"]
 
 
 @pytest.mark.parametrize("side", [7, pytest.param(23, marks=pytest.mark.slow)])

@@ -13,14 +13,14 @@ from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends.readers import MaskPlaces, dtype_of, viewed
 from gpuaug.fusion.backends.torch_backend import as_bits, mask_fill
-from gpuaug.fusion.backends.triton.blur import blur
+from gpuaug.fusion.backends.triton.filters.blur import blur
+from gpuaug.fusion.backends.triton.filters.levels import level
+from gpuaug.fusion.backends.triton.filters.sharpness import sharpen
 from gpuaug.fusion.backends.triton.gather import gather_kernel
 from gpuaug.fusion.backends.triton.launch import Launch, compiled_together, on_device, prepared, run_beside
-from gpuaug.fusion.backends.triton.levels import level
 from gpuaug.fusion.backends.triton.mask import mask_kernel
 from gpuaug.fusion.backends.triton.mix import mix
 from gpuaug.fusion.backends.triton.second_pass import rest_kernel
-from gpuaug.fusion.backends.triton.sharpness import sharpen
 from gpuaug.fusion.gather import Gather, Part
 from gpuaug.fusion.intermediates import KEPT, is_clean, marked_program, stays_clean, types_written
 from gpuaug.fusion.ops.base import Size

@@ -80,7 +80,7 @@ def mix_kernel(
 def mix(step: OpPass[MixOp], source: Tensor, rows: Tensor, out: Tensor) -> None:
     """Launch a pass with a mix in front on the current stream, in one launch.
 
-    Arguments and shapes are those of ``gpuaug.fusion.backends.triton.blur.blur``.
+    Arguments and shapes are those of ``gpuaug.fusion.backends.triton.filters.blur.blur``.
     """
     prepared(step, source, rows, out, _mixing)((source, out, rows))
 

@@ -13,7 +13,8 @@ import sys
 import numpy as np
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, InterpreterOptions, interpreter_builder
 
-from gpuaug.fusion.backends.triton import backend, boxes, filter_tiles, levels
+from gpuaug.fusion.backends.triton import backend, boxes
+from gpuaug.fusion.backends.triton.filters import levels, small_blur, tiles
 from gpuaug.fusion.backends.triton.launch import Launch
 
 
@@ -22,8 +23,8 @@ def shrink_blocks():
     backend.TILES = dict.fromkeys(backend.TILES, (16, 32))
     backend.COLOUR_TILE = (16, 32)
     backend.REST_BLOCK = 256
-    filter_tiles.ALONG = 8
-    filter_tiles.TILES = 2
+    tiles.ALONG = small_blur.ALONG = 8
+    tiles.TILES = small_blur.TILES = 2
     boxes.BLOCK = 32
     levels.BLOCK = 256
     levels.TILE_BLOCK = 64

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torchvision.transforms import v2
 
-from gpuaug.fusion.backends.triton import backend, blur
+from gpuaug.fusion.backends.triton import backend
+from gpuaug.fusion.backends.triton.filters import blur
 from gpuaug.fusion.intermediates import KEPT
 from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.base import Size
@@ -44,6 +45,13 @@ STRIPS = {
     "circular": (K.RandomGaussianBlur((31, 3), (3.0, 9.0), border_type="circular", p=1.0), (35, 34), torch.uint8),
 }
 """Blurs by products of matrices, which are made for bfloat16: here for float16, since the interpreter only cuts that off."""
+
+GROUPED = {
+    "reflected": K.RandomGaussianBlur((3, 7), (0.5, 2.0), p=0.5),
+    "black border, far": K.RandomGaussianBlur((1, 11), (0.5, 5.0), border_type="constant", p=1.0),
+    "circular": K.RandomGaussianBlur((5, 9), (0.5, 2.0), border_type="circular", p=1.0),
+}
+"""Small blurs, for images so wide that a tile of groups has all its neighbours inside."""
 
 
 def batches():
@@ -118,6 +126,11 @@ def failures(*, every):
         for channels, memory_format in ((3, torch.channels_last), (2, torch.contiguous_format)):
             if not strips_agree(name, channels, memory_format):
                 yield f"blur in strips, {name}, {channels} channels"
+    for name, module in GROUPED.items():
+        images = torch.rand(2, 1, 9, 100, generator=torch.Generator().manual_seed(2))
+        images[0, 0, 4, 40] = images[1, 0, 8, 99] = torch.nan
+        if not agree(module, images, torch.float32, torch.contiguous_format, way="circular" in name):
+            yield f"small blur in groups, {name}"
     for name, module in FILTERS.items():
         for batch, (images, dtype, memory_format) in batches().items():
             if every or batch in few.get(name, ("grey",)):

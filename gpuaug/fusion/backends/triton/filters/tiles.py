@@ -94,12 +94,13 @@ def read_aligned(pointer, offsets, live, REACH: tl.constexpr):
 def added(total, lines, start, fall, part, TAPS: tl.constexpr, ALONG: tl.constexpr):
     """Outputs with each line added to those that it reaches, and to no others: 0 · NaN would be NaN.
 
-    ``lines``: ``LINES`` of them from the one at ``start`` on, (ACROSS, LINES).
+    ``lines``: some of them from the one at ``start`` on, (ACROSS, their number).
     """
+    count: tl.constexpr = lines.shape[1]
     bits = lines.to(tl.int32, bitcast=True)
-    for number in tl.static_range(LINES):
+    for number in tl.static_range(count):
         # One of the lines in a thread's registers: a sum of its bits and zeros, for no instruction.
-        line = tl.sum(tl.where(tl.arange(0, LINES)[None, :] == number, bits, 0), axis=1, keep_dims=True)
+        line = tl.sum(tl.where(tl.arange(0, count)[None, :] == number, bits, 0), axis=1, keep_dims=True)
         tap = start + number - tl.arange(0, ALONG)[None, :]
         distance = (tap - TAPS // 2).to(tl.float32)
         weight = tl.exp(distance * distance * fall) * part
@@ -142,11 +143,12 @@ def placed(value, channel, r, g, b, RGB: tl.constexpr):
 def stored(
     r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h,
     OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
-    first=0, WORDS: tl.constexpr = False,
+    first=0, WORDS: tl.constexpr = False, GROUP: tl.constexpr = 1,
 ):  # fmt: skip
     """Take a tile through the pointwise ops and store it.
 
     ``WORDS``: store two neighbouring pixels as three words of 32 bits. The tile's last axis is then x, beginning at ``first``.
+    ``GROUP``: so many neighbours along x, which is then the first axis, lie at an aligned address, and inside the image or not.
     """
     r, g, b = points(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, COUNT, CHANNELS, RGB)
     if WORDS:
@@ -161,6 +163,10 @@ def stored(
     else:
         live = (x < width) & (y < height)
         pixel = out + sample.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
+        if GROUP > 1:
+            pixel_bytes: tl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
+            pixel = tl.max_contiguous(tl.multiple_of(pixel, (GROUP * pixel_bytes, pixel_bytes)), (GROUP, 1))
+            live = tl.max_constancy(live, (GROUP, 1))
         tl.store(pixel, stored_as(r, out.dtype.element_ty), mask=live)
         if RGB:
             tl.store(pixel + out_c, stored_as(g, out.dtype.element_ty), mask=live)

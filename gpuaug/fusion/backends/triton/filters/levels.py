@@ -1,4 +1,4 @@
-"""The Triton kernels of equalize, CLAHE and auto contrast, and their launches. Tiles of blocks: ``filter_tiles.py``."""
+"""The Triton kernels of equalize, CLAHE and auto contrast, and their launches. Tiles of blocks: ``tiles.py``."""
 
 from typing import Any, NamedTuple
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fusion.backends.triton.filter_tiles import (
+from gpuaug.fusion.backends.triton.filters.tiles import (
     POINTERS,
     SIZES,
     STRIDES,
@@ -306,7 +306,7 @@ class _Levelling(NamedTuple):
 def level(step: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tensor) -> int:
     """Launch a pass with equalize, CLAHE or auto contrast in front on the current stream, in two launches.
 
-    Arguments, shapes and the number returned are those of ``gpuaug.fusion.backends.triton.blur.blur``.
+    Arguments, shapes and the number returned are those of ``gpuaug.fusion.backends.triton.filters.blur.blur``.
     """
     found = prepared(step, source, rows, out, _levelling)
     tables = torch.empty((*source.shape[:2], found.entries), dtype=found.dtype, device=source.device)

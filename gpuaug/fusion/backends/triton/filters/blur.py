@@ -1,4 +1,4 @@
-"""The Triton kernels of blurs, along one axis or both at once, and their launches. Tiles: ``filter_tiles.py``."""
+"""The Triton kernels of large blurs, and the launches of all. Tiles: ``tiles.py``."""
 
 from typing import Any
 
@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fusion.backends.triton.filter_tiles import (
+from gpuaug.fusion.backends.triton.filters.small_blur import small_blur
+from gpuaug.fusion.backends.triton.filters.tiles import (
     BORDERS,
     LINES,
     POINTERS,
@@ -53,29 +54,6 @@ def blurred_along(
         inside = (index >= 0) & (index < size) & (across >= 0)
         lines = read_lines(pointer + bordered(index, size, BORDER) * step + across, inside, BORDER, SCALE)
         total = added(total, lines, start, fall, part, TAPS, ALONG)
-    return total
-
-
-@triton.jit
-def blurred_both(
-    pointer, first, x, height, width, step, sigma_y, sigma_x, TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr,
-    BORDER: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
-):  # fmt: skip
-    """A tile of one plane, blurred: lines along x by shifted reads, which the first-level cache serves, then along y."""
-    fall_y, fall_x = falling(sigma_y), falling(sigma_x)
-    part_y, part_x = share(fall_y, TAPS_Y), share(fall_x, TAPS_X)
-    total = tl.zeros((ACROSS, ALONG), tl.float32)
-    for start in tl.static_range(0, ALONG + TAPS_Y - 1, LINES):
-        index = first + (start - TAPS_Y // 2) + tl.arange(0, LINES)[None, :]
-        inside = (index >= 0) & (index < height)
-        before = pointer + bordered(index, height, BORDER) * step
-        lines = tl.zeros((ACROSS, LINES), tl.float32)
-        for tap in tl.static_range(TAPS_X):
-            at = x + (tap - TAPS_X // 2)
-            pixel = before + bordered(at, width, BORDER) * SOURCE_W
-            weight = tl.exp((tap - TAPS_X // 2) * (tap - TAPS_X // 2) * fall_x) * part_x
-            lines += weight * read_lines(pixel, inside & (at >= 0) & (at < width), BORDER, SCALE)
-        total = added(total, lines, start, fall_y, part_y, TAPS_Y, ALONG)
     return total
 
 
@@ -147,46 +125,6 @@ def blur_rows_kernel(
         r, g, b = untouched_pixels(pixel, x < width, source_c, SCALE, RGB)
     # A warp stores along x, also where the three channels of a pixel lie between.
     x, y, r, g, b = tl.trans(x), tl.trans(y), tl.trans(r), tl.trans(g), tl.trans(b)
-    stored(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
-
-
-@triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
-def blur_kernel(
-    source, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr,
-    SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr,
-    RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr, WAY: tl.constexpr,
-):  # fmt: skip
-    """Blur along both axes at once.
-
-    Grid: (tiles of an image, samples, planes; one plane where a block makes all three).
-    """
-    sample = tl.program_id(1)
-    plane = tl.program_id(2)
-    row = rows + sample * row_stride
-    if WAY >= 0:
-        skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
-        if skipped:
-            return
-    first, y, x = tile_of(tiles, ALONG, ACROSS, TILES)
-    pointer = source + sample.to(tl.int64) * source_b + plane * source_c
-    if tl.load(row) != 0:
-        sigma_y = tl.load(row + 1)
-        sigma_x = tl.load(row + 2)
-        r = tl.zeros((ACROSS, ALONG), tl.float32)
-        g = r
-        b = r
-        for channel in range(3 if RGB else 1):
-            value = blurred_both(
-                pointer + channel * source_c, first, x, height, width, source_h, sigma_y, sigma_x,
-                TAPS_Y, TAPS_X, BORDER, SOURCE_W, SCALE, ALONG, ACROSS,
-            )  # fmt: skip
-            r, g, b = placed(value, channel, r, g, b, RGB)
-        if SCALE:
-            r, g, b = r * (1 / 255), g * (1 / 255), b * (1 / 255)
-    else:
-        pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
-        r, g, b = untouched_pixels(pixel, x < width, source_c, SCALE, RGB)
     stored(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
 
 
@@ -324,7 +262,7 @@ def _blurring(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -
     if in_strips(step.front, source.dtype, out.dtype):
         return _in_strips(step, source, rows, out, constants)
     if step.front.launches == 1:
-        return storing_launch(blur_kernel, step, source, rows, out, constants)
+        return small_blur(step, source, rows, out, constants)
     batch, channels, height, width = source.shape
     wide, blocks, tile = tiles_of(step, height, width)
     columns = Launch(

@@ -1,10 +1,10 @@
-"""The Triton kernel of sharpness, and its launch. Tiles: ``filter_tiles.py``."""
+"""The Triton kernel of sharpness, and its launch. Tiles: ``tiles.py``."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fusion.backends.triton.filter_tiles import (
+from gpuaug.fusion.backends.triton.filters.tiles import (
     POINTERS,
     SIZES,
     STRIDES,
@@ -89,7 +89,7 @@ def sharpness_kernel(
 def sharpen(step: OpPass[SharpnessOp], source: Tensor, rows: Tensor, out: Tensor) -> int:
     """Launch a pass with a sharpness in front on the current stream, in one launch.
 
-    Arguments, shapes and the number returned are those of ``gpuaug.fusion.backends.triton.blur.blur``.
+    Arguments, shapes and the number returned are those of ``gpuaug.fusion.backends.triton.filters.blur.blur``.
     """
     prepared(step, source, rows, out, _sharpening)((source, out, rows))
     return 1

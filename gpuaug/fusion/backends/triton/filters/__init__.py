@@ -1,0 +1,1 @@
+"""Triton kernels that make a pixel from its neighbours, or from the levels of an image."""
