@@ -26,6 +26,7 @@ def cases(*, every):
         if not every and ("blur" in name or "cubic" in name):
             images = images[:, :1, :15, :20]
         yield f"{name}, dense", modules, images, torch.float32, options
+    yield "smooth, of 16 bits", SAME["blur first, views"][0], DENSE[:, :1, :15, :20], torch.float16, {"antialias": True}
     yield "two channels", SAME["smooth, padded"][0], DENSE[:, :2].float() / 255, torch.float16, {"antialias": True}
 
 
