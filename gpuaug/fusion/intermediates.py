@@ -1,4 +1,4 @@
-"""The types of the images between passes: float32, or 16 bits a value.
+"""The types of the images between passes, float32 or 16 bits a value, and where values are certain to lie in [0, 1].
 
 16 bits are enough where the result is in half precision and all values are certain to lie in [0, 1].
 """
@@ -71,7 +71,7 @@ def stays_clean(op: PointOp) -> bool:
 
 
 def marked_program(step: Pass, *, clean: bool) -> tuple[tuple[int, int, int], ...]:
-    """A pass's program, with the jitters marked that see nothing but numbers, which cost less to clamp."""
+    """A pass's program, with ``CLEAN`` set for jitters that see numbers in [0, 1] and no NaN, which cost less to clamp."""
     marked = []
     for op, (code, column, flags) in zip(step.points, step.program, strict=True):
         jitter = isinstance(op, ColorJitter | ColorJiggle)

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.gpu
 BATCHES = {
     "uint8": (lambda: photographs(7, 3, 37, 53), torch.float32, torch.contiguous_format),
     "one": (lambda: photographs(1, 3, 64, 48), torch.float32, torch.contiguous_format),
+    "wide": (lambda: photographs(3, 3, 64, 256), torch.float32, torch.contiguous_format),
     "large, bfloat16, channels last": (lambda: photographs(3, 3, 230, 260), torch.bfloat16, torch.channels_last),
     "float, half": (lambda: photographs(4, 3, 40, 41, dtype=torch.float32), torch.float16, torch.contiguous_format),
     "channels last": (

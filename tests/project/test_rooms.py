@@ -169,7 +169,7 @@ def test_kornia_is_imported_where_pipelines_are_lowered_and_measured_only():
     assert found <= {"fusion", "benchkit"}
 
 
-def test_triton_is_imported_in_one_folder():
+def test_triton_is_imported_in_its_folders_alone():
     found = {path.parent for path, tree in TREES if any(name.split(".")[0] == "triton" for name in imported(tree))}
     folder = PACKAGE / "fusion" / "backends" / "triton"
     assert found == {folder, folder / "filters"}

@@ -150,6 +150,11 @@ RGB_CLOSE = {
         K.ColorJitter(saturation=0.9, p=0.5),
     ],
     "jitter of normalised images": lambda: [K.Normalize(0.5, 0.25), K.ColorJitter(0.4, 0.9, p=0.5)],
+    "jitter between filters": lambda: [
+        K.RandomSharpness((0.0, 3.0), p=0.5),
+        K.ColorJitter(0.4, 0.9, p=0.5),
+        K.RandomSharpness((0.0, 3.0), p=0.5),
+    ],
     "one of colours": lambda: [
         auto.RandAugment(3, 10, [[("color", 0.1, 1.9)], [("contrast", 0.1, 1.9)], [("solarize_add", 0.0, 0.43)]]),
         K.Normalize(MEAN, STD),

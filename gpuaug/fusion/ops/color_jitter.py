@@ -29,12 +29,11 @@ TORCHVISION_GREY = 32
 PERMUTES = 64
 """Flag: three more columns of the row hold a permutation of the channels, applied after all adjustments."""
 
-
 BEFORE_CONTRAST = 128
-"""Flag: the adjustments before the contrast, or all where there is none."""
+"""Flag: only the adjustments before the contrast are made, or all where the order has none; channels keep their order."""
 
 FROM_CONTRAST = 256
-"""Flag: the contrast and what comes after it."""
+"""Flag: only the contrast and what comes after it are made."""
 
 
 class _Jitter(PointOp):

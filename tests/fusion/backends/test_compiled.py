@@ -127,7 +127,7 @@ def test_tables_of_clahe_round_the_product_before_the_sum(made):
     assert "fma" not in compiled.asm["ptx"]
 
 
-def test_small_blurs_between_passes_read_and_store_four_pixels_at_once(made):
+def test_small_blurs_behind_a_pass_read_and_store_four_pixels_at_once(made):
     through_both(
         [K.RandomRotation(30.0), K.RandomGaussianBlur((7, 7), (0.1, 2.0))],
         photographs(2),

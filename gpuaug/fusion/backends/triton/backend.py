@@ -186,8 +186,10 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
     code, apply_mask, flags = constants["PROGRAM"][at]
     summed = (*constants["PROGRAM"][:at], (code, apply_mask, flags & ~CONTRAST | BEFORE_CONTRAST))
     rest = ((code, apply_mask, flags | FROM_CONTRAST), *constants["PROGRAM"][at + 1 :])
-    # With 16 bits a value, pixels are rounded: only for results that have no more.
-    keep = clean and out.dtype.itemsize == 2 and all(stays_clean(op) for op in step.points[:at])
+    # With 16 bits a value, pixels are rounded: only for results that have no more. Of a pass between two buffers, the second
+    # kernel would not know which samples are left where they are.
+    between = step.way >= 0 and out.dtype == KEPT
+    keep = clean and out.dtype.itemsize == 2 and not between and all(stays_clean(op) for op in step.points[:at])
     summing = {**constants, "OUT_W": 1, "PROGRAM": summed, "COUNT": len(summed), "MEAN": False, "PARTIALS": 1}
     summing |= {"REDUCE": True, "APPLY_AT": apply_mask, "KEEP": keep}
     numbers = (*source, across, row_stride, blocks, blocks, *strides[:3])

@@ -169,7 +169,7 @@ def finished(
 ):  # fmt: skip
     """Run the pointwise ops on the pixels of a tile and store them.
 
-    With ``REDUCE`` the ops are those before the contrast: return its grey, and with ``KEEP`` store what it works on.
+    With ``REDUCE`` the program ends before the contrast: return the grey of each pixel, and with ``KEEP`` store the pixels.
     """
     live = (x < width) & (y < height)
     if WHOLE:
@@ -183,6 +183,7 @@ def finished(
             tl.store(at, as_16_bits(r), mask=live)
             tl.store(at + pixels, as_16_bits(g), mask=live)
             tl.store(at + 2 * pixels, as_16_bits(b), mask=live)
+        # The last op is the jitter, whose flags say how greys are weighed.
         grey = tl.where(live, grey_of(r, g, b, PROGRAM[COUNT - 1][2]), 0.0)
     else:
         pixel = out + y * out_h + x * OUT_W
@@ -215,7 +216,8 @@ def gather_kernel(
 
     With ``KEEP`` the reduction leaves the pixels that the contrast works on to ``rest_kernel``, in 16 bits a channel.
     ``SOURCE_C``, ``SOURCE_H``, ``WIDTH`` and ``PIXELS`` are strides and sizes that are compiled in, or 0; ``WHOLE``, that tiles
-    cover the output with nothing left over. ``SCALE``: the greatest value of a byte or of 16 bits, 0 of floats.
+    cover the output with nothing left over. ``SCALE``: 255 for a source of bytes, 65535 for one of 16 bits a
+    value, 0 for floats.
 
     With ``ANTIALIAS`` a block is one warp and makes its rows one after another, so that each line is weighed once for all rows.
 

@@ -42,7 +42,7 @@ def from_16_bits(bits):
 
 @triton.jit
 def share_of_65535(value):
-    """65536 / 65535 of a value."""
+    """A share of 65536 as the same number of 65535ths: 65536 / 65535 times the value."""
     # 1 / 65535 = 1 / 65536 · (1 + 1 / 65536 + …); further terms are below the precision of float32.
     return value * (65537 / 2**32) + value
 
@@ -96,11 +96,11 @@ def words(r, g, b, TYPE: tl.constexpr):
 
 @triton.jit
 def as_float(value, SCALE: tl.constexpr):
-    """A pixel as float32; with ``SCALE`` a byte, or 16 bits, as the whole number that it is."""
+    """A pixel as float32: with ``SCALE`` the whole number that is stored, else in image units."""
     if value.dtype == tl.uint16 and not SCALE:
         return from_16_bits(value)
     if SCALE and COMPILED:
-        # From 32 bits, at four times the speed that a GPU converts fewer at, which the compiler would choose.
+        # From 32 bits: 8 or 16, which the compiler would choose, are converted at a quarter of the speed.
         return tl.inline_asm_elementwise("cvt.rn.f32.s32 $0, $1;", "=f,r", [value.to(tl.int32)], tl.float32, True, 1)
     return value.to(tl.float32)
 

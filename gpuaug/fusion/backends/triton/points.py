@@ -183,13 +183,15 @@ def point(
     elif CODE == JITTER or CODE == JIGGLE:
         if not CLEAN & FLAGS:
             r, g, b = unit(r), unit(g), unit(b)
-        reached = 0
+        reached = 0  # 1 from the contrast on
         # A loop, not four copies: those would not fit into the instruction cache.
         for position in range(4):
             step = tl.load(row + 5 + position).to(tl.int32)
             if (BEFORE_CONTRAST | FROM_CONTRAST) & FLAGS:
                 reached = tl.where(step == 1, 1, reached)
-                step = tl.where(reached == (1 if BEFORE_CONTRAST & FLAGS else 0), 4, step)
+                # What the other kernel makes is left out.
+                left_out = 1 if BEFORE_CONTRAST & FLAGS else 0
+                step = tl.where(reached == left_out, 4, step)
             r, g, b = jittered(r, g, b, row, mean, step, CODE == JITTER, FLAGS)
         if not BEFORE_CONTRAST & FLAGS:
             if FLAGS & 8 or (FLAGS & 4 and CODE == JIGGLE):

@@ -29,6 +29,7 @@ ALSO = {
     "crop, resize, pad": (1, 4),
     "cutmix": (2,),
     "jiggle": (1,),
+    "jitter between filters": (2, 3),
     "jitter of normalised images": (3,),
     "mixup, alone": (3,),
     "mixup, never": (2,),

@@ -1,4 +1,4 @@
-"""The Triton kernels of large blurs, and the launches of all. Tiles: ``tiles.py``."""
+"""The Triton kernels of large blurs, and ``blur``, which launches those of every size. Tiles: ``tiles.py``."""
 
 from typing import Any
 

@@ -39,7 +39,10 @@ GROUP_ALONG, GROUP_LINES = 4, 2
 
 @triton.jit
 def read_groups(line, offsets, inside, BORDER: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr, ALIGNED: tl.constexpr):
-    """``read`` of (ACROSS, lines), a thread's ``GROUP`` neighbours side by side: (lines · ACROSS / GROUP, GROUP)."""
+    """``read`` of (ACROSS, lines), a thread's ``GROUP`` neighbours side by side: (lines · ACROSS / GROUP, GROUP).
+
+    ``ALIGNED``: each group begins at a multiple of its size in bytes.
+    """
     line, offsets = tl.broadcast(line, offsets)
     # Flat, so that the compiler sees which pixels follow one another.
     pointer = tl.ravel(tl.trans(line)) + tl.ravel(tl.trans(offsets))
@@ -70,7 +73,7 @@ def blurred_both(
         lines = tl.zeros((LINES * ACROSS // GROUP, GROUP), tl.float32)
         for group in tl.static_range(-beside, beside + 1):
             at = x + group * GROUP
-            inside = (y >= 0) & (y < height) & (at == at)
+            inside = (y >= 0) & (y < height)
             if not INSIDE:
                 inside = inside & (at >= 0) & (at < width)
                 at = bordered(at, width, BORDER)
@@ -88,7 +91,7 @@ def blur_kernel(
     RGB: tl.constexpr, GROUP: tl.constexpr, LINES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
     TILES: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
-    """Blur along both axes at once. The tiles of a block lie one below the other, ``tiles`` in a column.
+    """Blur along both axes at once. The tiles of a block follow one another down the image, in columns of ``tiles``.
 
     Grid: (blocks of an image, samples, planes; one plane where a block makes all three).
     """
@@ -110,6 +113,7 @@ def blur_kernel(
         sigma_y = tl.load(row + 1)
         sigma_x = tl.load(row + 2)
         reach: tl.constexpr = (TAPS_X // 2 + GROUP - 1) // GROUP * GROUP
+        # The pixels along x that the tiles of the block cover.
         left = tl.program_id(0) * TILES // tiles * side
         right = (tl.program_id(0) * TILES + TILES - 1) // tiles * side + side
         inside = (left >= reach) & (right + reach <= width)
@@ -145,13 +149,13 @@ def small_blur(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor, 
     batch, _, height, width = source.shape
     shared, planes = storing(step, source, out)
     strides = (*source.stride()[:3], *out.stride()[:3])
-    # Images between passes begin where memory is aligned, and users' may not. Of three planes, groups take too many registers.
+    # Images between passes begin at aligned addresses, users' may not. Groups of three planes would take too many registers.
     planar = source.stride(3) == out.stride(3) == 1 and not shared["RGB"]
     grouped = planar and step.first > 0 and not any(each % GROUP for each in (width, *strides))
     group, along, lines = (GROUP, GROUP_ALONG, GROUP_LINES) if grouped else (1, ALONG, LINES.value)
-    warps = TILES if step.way >= 0 else 1
-    tall = triton.cdiv(height, along)
-    blocks = triton.cdiv(tall * triton.cdiv(width, ACROSS), group * warps)
+    tall, wide = triton.cdiv(height, along), triton.cdiv(width, ACROSS)
+    warps = min(TILES, triton.next_power_of_2(triton.cdiv(tall * wide, group))) if step.way >= 0 else 1
+    blocks = triton.cdiv(tall * wide, group * warps)
     constants = {"GROUP": group, "LINES": lines, "ALONG": along, "ACROSS": ACROSS * group * warps, "TILES": group * warps}
     numbers = (height, width, tall, rows.stride(0), *strides)
     return Launch(blur_kernel, (blocks, batch, planes), numbers, {**shared, **own, **constants, "WAY": step.way}, warps=warps)

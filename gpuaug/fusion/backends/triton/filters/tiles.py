@@ -5,7 +5,8 @@ the source is read once a tile, and added to the outputs that it reaches with we
 neighbourhood takes one multiplication a tap and no shuffle. Loops over lines are unrolled for the compiler to see this. Where
 it cannot see in which order places follow one another, as in a table, Triton 3.6 spreads a warp along the first axis.
 
-Where samples are skipped, a block is several warps with a tile each, one behind the other along the first axis.
+Where samples are skipped, a block is several warps with a tile each, one behind the other along the first axis. A warp of a
+small blur may have four tiles (``small_blur.py``).
 """
 
 from typing import Any
@@ -27,7 +28,7 @@ ACROSS = 32
 """Outputs of a tile side by side: a multiple of the threads in a warp."""
 
 TILES = 8
-"""Most tiles of a block of a pass that skips samples, a power of two: blocks that find nothing to do are fewer by that."""
+"""Most warps of a block of a pass that skips samples, a power of two: blocks that find nothing to do are fewer by that."""
 
 LINES = tl.constexpr(8)
 """Lines that one load reads. Triton's time to compile grows with the number of loads, and faster with what depends on each."""
@@ -148,7 +149,7 @@ def stored(
     """Take a tile through the pointwise ops and store it.
 
     ``WORDS``: store two neighbouring pixels as three words of 32 bits. The tile's last axis is then x, beginning at ``first``.
-    ``GROUP``: so many neighbours along x, which is then the first axis, lie at an aligned address, and inside the image or not.
+    ``GROUP``: x is the first axis; so many neighbours along it begin at an aligned address, and lie inside or all outside.
     """
     r, g, b = points(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, COUNT, CHANNELS, RGB)
     if WORDS:
