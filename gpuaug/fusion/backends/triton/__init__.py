@@ -1,1 +1,1 @@
-"""The Triton executor. The only folder that imports Triton."""
+"""The Triton executor. No other folder imports Triton."""

@@ -30,7 +30,7 @@ from gpuaug.fusion.plan import GatherPass, OpPass, Plan
 _KINDS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
 _FILTERS = {"": 0, "triangle": 1, "cubic": 2}
 _LAYOUTS = {"": 0, "chw": 1, "hwc": 2}
-_GREATEST = {torch.uint8: 255, KEPT: 65535}
+_GREATEST_VALUES = {torch.uint8: 255, KEPT: 65535}
 _MAPS = {"": 1, "constant": 2, "reflect": 3, "replicate": 4}
 
 TILES = {"": (4, 256), "resample": (4, 256), "affine": (4, 64), "perspective": (4, 64)}
@@ -162,7 +162,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
         "COUNT": len(step.program),
         "CHANNELS": channels,
         "RGB": rgb,
-        "SCALE": _GREATEST.get(dtype_of(images), 0),
+        "SCALE": _GREATEST_VALUES.get(dtype_of(images), 0),
         "EXACT": front.exact,
         "WAY": step.way,
         "REDUCE": False,

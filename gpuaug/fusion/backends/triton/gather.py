@@ -216,8 +216,7 @@ def gather_kernel(
 
     With ``KEEP`` the reduction leaves the pixels that the contrast works on to ``rest_kernel``, in 16 bits a channel.
     ``SOURCE_C``, ``SOURCE_H``, ``WIDTH`` and ``PIXELS`` are strides and sizes that are compiled in, or 0; ``WHOLE``, that tiles
-    cover the output with nothing left over. ``SCALE``: 255 for a source of bytes, 65535 for one of 16 bits a
-    value, 0 for floats.
+    cover the output with nothing left over. ``SCALE``: 255 for a source of bytes, 65535 for 16 bits a value, 0 for floats.
 
     With ``ANTIALIAS`` a block is one warp and makes its rows one after another, so that each line is weighed once for all rows.
 
