@@ -11,6 +11,7 @@ The global generators are the process's, not a thread's. So stages of loaders th
 and whoever draws from these generators here waits for its turn. A thread of the user's that draws meanwhile cannot be seen.
 """
 
+import functools
 import hashlib
 import os
 import struct
@@ -144,9 +145,15 @@ class Position:
             >>> Position(seed=0, epoch=0, rank=0, batch=7).key("augment") == Position(0, 0, 0, 7).key("augment")
             True
         """
-        where = struct.pack("<QQqQ", self.seed % 2**64, self.epoch % 2**64, self.rank, self.batch)
-        digest = hashlib.blake2b(where + stage.encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") >> 1
+        return _key(self.seed, self.epoch, self.rank, self.batch, stage)
+
+
+# A stage that draws ahead asks for the keys of the next batches, and each again at its batch.
+@functools.lru_cache(maxsize=1024)
+def _key(seed: int, epoch: int, rank: int, batch: int, stage: str) -> int:
+    where = struct.pack("<QQqQ", seed % 2**64, epoch % 2**64, rank, batch)
+    digest = hashlib.blake2b(where + stage.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 class Calls:

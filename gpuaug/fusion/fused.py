@@ -288,19 +288,19 @@ class Fused(nn.Module):
         """What ran the last call; nothing before the first."""
         return dispatch.name(self._seen[0][1]) if self._seen else ""
 
-    @torch.no_grad()
     def _run(self, targets: Targets, draws: Draws | None) -> Any:
         """Take everything through the pipeline, all views at once or one of them."""
-        if self._soft is not None:
-            targets.soften(self._soft, self._mixes)
-        planned, size = self._whole(targets), targets.size
-        if draws is None and (planned is None or planned.needs_own_batch):
-            draws = self._draw(size, next_seed())
-        if planned is not None:
-            targets.run_plan(planned, self._table(planned, targets, draws), self.dtype, self.memory_format)
-        elif draws is not None:
-            self._run_segments(targets, draws)
-        return targets.results(keepdim=self._keepdim, views=self.options.views)
+        with torch.no_grad():
+            if self._soft is not None:
+                targets.soften(self._soft, self._mixes)
+            planned, size = self._whole(targets), targets.size
+            if draws is None and (planned is None or planned.needs_own_batch):
+                draws = self._draw(size, next_seed())
+            if planned is not None:
+                targets.run_plan(planned, self._table(planned, targets, draws), self.dtype, self.memory_format)
+            elif draws is not None:
+                self._run_segments(targets, draws)
+            return targets.results(keepdim=self._keepdim, views=self.options.views)
 
     def _table(self, planned: Plan, targets: Targets, draws: Draws | None) -> Tensor:
         """The rows of all views for the plan that is the whole pipeline."""

@@ -35,9 +35,9 @@ def run(
         shape = table.shape[0], plan.out.channels, plan.out.height, plan.out.width
         return data.new_zeros(shape, dtype=dtype).to(memory_format=memory_format)
     if data.is_cuda and _usable(images.device, (plan, images, table, dtype, memory_format)):
-        from gpuaug.fusion.backends.triton import backend as triton_backend
+        from gpuaug.fusion.backends.triton.backend import run as run_triton
 
-        return triton_backend.run(plan, images, table, dtype, memory_format)
+        return run_triton(plan, images, table, dtype, memory_format)
     return torch_backend.run(plan, images, table).to(dtype).contiguous(memory_format=memory_format)
 
 
@@ -54,9 +54,9 @@ def run_mask(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None
         return masks.new_zeros((*shape, step.out.height, step.out.width))
     if isinstance(step, GatherPass) and step.moves:
         if masks.is_cuda and _usable(masks.device):
-            from gpuaug.fusion.backends.triton import backend as triton_backend
+            from gpuaug.fusion.backends.triton.backend import run_mask as run_triton
 
-            masks = triton_backend.run_mask(step, masks, table, places)
+            masks = run_triton(step, masks, table, places)
         else:
             masks = torch_backend.gather_mask(step, masks, table, places)
     return torch_backend.erased(step, masks, table, places)
@@ -100,9 +100,9 @@ def _usable(device: torch.device, first: tuple[Any, ...] | None = None) -> bool:
 def _probed(device: torch.device, first: tuple[Any, ...] | None) -> bool:
     # That Triton can be imported does not mean that it can compile: it needs a C compiler, and a driver that it knows.
     try:
-        from gpuaug.fusion.backends.triton import backend as triton_backend
+        from gpuaug.fusion.backends.triton.backend import probe
 
-        triton_backend.probe(device, first)
+        probe(device, first)
     except Exception as error:
         warnings.warn(
             f"Triton must run a kernel on {device} for gpuaug.fuse to be fast, got {type(error).__name__}: {error}. "

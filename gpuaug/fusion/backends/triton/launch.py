@@ -12,6 +12,7 @@ import triton
 from torch import Tensor
 
 from gpuaug.core.ragged import Ragged
+from gpuaug.core.streams import current_stream
 from gpuaug.fusion.ops.base import FrontOp
 from gpuaug.fusion.plan import BasePass, OpPass
 
@@ -26,11 +27,12 @@ _forms: set[Any] = set()
 
 
 class _Compiled(NamedTuple):
-    """A kernel on one device, and what follows its tensors; ``runner`` and ``tail`` are for the numbers of every launch."""
+    """A kernel on one device, as Triton's launcher takes it, and what follows its tensors: constants, or all of ``tail``."""
 
-    kernel: Any
+    launcher: Callable[..., None]
+    function: int
+    metadata: Any
     constants: tuple[Any, ...]
-    runner: Any
     tail: tuple[Any, ...]
 
 
@@ -38,7 +40,9 @@ class Launch:
     """A launch of one kernel for tensors of one kind, to be made again for others of that kind.
 
     Triton works out anew at each launch which compiled form of a kernel its arguments need, from every argument's value. Our
-    kernels are specialised on no value but their constants, so that what the first launch compiled serves all that follow.
+    kernels are specialised on no value but their constants, so that what the first launch compiled serves all that follow. They
+    go to Triton's launcher directly, with addresses in place of tensors: it would ask the driver about each tensor, and
+    ``kernel[grid]`` would prepare what profilers of Triton's own are told.
 
     Args:
         kernel: A ``triton.jit`` function that takes tensors, then numbers, then constants.
@@ -86,11 +90,10 @@ class Launch:
         device = tensors[0].get_device()
         found = self._compiled.get(device)
         if found is not None:
-            if grid is None and numbers is None:
-                found.runner(*tensors, *found.tail)
-            else:
-                tail = self._tail if numbers is None else numbers
-                found.kernel[grid or self._grid](*tensors, *tail, *found.constants)
+            tail = found.tail if numbers is None else (*numbers, *found.constants)
+            stream, addresses = current_stream(tensors[0].device), [tensor.data_ptr() for tensor in tensors]
+            # No data for hooks, and no hooks.
+            found.launcher(*(grid or self._grid), stream, found.function, found.metadata, None, None, None, *addresses, *tail)
             return
         grid, tail = grid or self._grid, self._tail if numbers is None else tuple(numbers)
         form = (self._kernel, device, *self._constants.values(), *(tensor.dtype for tensor in tensors))
@@ -106,7 +109,8 @@ class Launch:
             if made is not None:  # the interpreter compiles nothing
                 names = self._kernel.arg_names[len(tensors) + len(numbers) :]
                 constants = tuple(self._constants[name] for name in names)
-                found = _Compiled(made, constants, made[self._grid], (*self._tail, *constants))
+                # Asked first, ``run`` loads the kernel.
+                found = _Compiled(made.run, made.function, made.packed_metadata, constants, (*self._tail, *constants))
                 self._compiled[tensors[0].get_device()] = found
                 _forms.add(form)
 
