@@ -174,6 +174,8 @@ def test_filters_read_untouched_pixels_as_they_store_them(made):
 class WaitingKernel:
     """Stands in for a kernel: compiles only together with as many others as its barrier waits for."""
 
+    function, packed_metadata = 0, None
+
     def __init__(self, name, barrier, ran, monkeypatch):
         self.name, self.barrier, self.ran = name, barrier, ran
         self.arg_names = getattr(KERNELS[name], name).arg_names
@@ -186,6 +188,14 @@ class WaitingKernel:
 
     def __getitem__(self, grid):
         return lambda *args, **constants: self.ran.append(self.name)
+
+    def run(self, *args):
+        grid, stream, function, metadata, hooks, rest = args[:3], *args[3:6], args[6:9], args[9:]
+        assert (stream, function, metadata, hooks) == (0, self.function, self.packed_metadata, (None, None, None))
+        assert all(type(number) is int for number in grid)
+        assert len(rest) == len(self.arg_names)
+        assert type(rest[0]) is int  # an address
+        self.ran.append(self.name)
 
 
 @pytest.fixture
