@@ -54,32 +54,54 @@ def read_groups(line, offsets, inside, BORDER: tl.constexpr, SCALE: tl.constexpr
 
 
 @triton.jit
+def lines_along_x(
+    pointer, first, x, height, width, step, fall, part, TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr,
+    SCALE: tl.constexpr, GROUP: tl.constexpr, INSIDE: tl.constexpr, LINES: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
+    """Lines of one plane from ``first`` on, blurred along x from the groups around each group: (ACROSS, LINES).
+
+    ``INSIDE``: these groups lie in the image.
+    """
+    beside: tl.constexpr = (TAPS // 2 + GROUP - 1) // GROUP
+    y = first + tl.arange(0, LINES)[None, :]
+    line = pointer + bordered(y, height, BORDER) * step
+    lines = tl.zeros((LINES * ACROSS // GROUP, GROUP), tl.float32)
+    for group in tl.static_range(-beside, beside + 1):
+        at = x + group * GROUP
+        inside = (y >= 0) & (y < height)
+        if not INSIDE:
+            inside = inside & (at >= 0) & (at < width)
+            at = bordered(at, width, BORDER)
+        pixels = read_groups(line, at * SOURCE_W, inside, BORDER, SCALE, GROUP, INSIDE)
+        lines = added(lines, pixels, group * GROUP + TAPS // 2, fall, part, TAPS, GROUP)
+    return tl.trans(tl.reshape(lines, LINES, ACROSS))
+
+
+@triton.jit
 def blurred_both(
     pointer, first, x, height, width, step, sigma_y, sigma_x, TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr,
     BORDER: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr, INSIDE: tl.constexpr,
     LINES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of one plane, blurred: each line along x, from the groups around a group, and then along y.
-
-    ``INSIDE``: these groups lie in the image.
-    """
+    """A tile of one plane, blurred: each line along x, and then along y. ``INSIDE``: as in ``lines_along_x``."""
     fall_y, fall_x = falling(sigma_y), falling(sigma_x)
     part_y, part_x = share(fall_y, TAPS_Y), share(fall_x, TAPS_X)
-    beside: tl.constexpr = (TAPS_X // 2 + GROUP - 1) // GROUP
     total = tl.zeros((ACROSS, ALONG), tl.float32)
-    for start in tl.static_range(0, ALONG + TAPS_Y - 1, LINES):
-        y = first + (start - TAPS_Y // 2) + tl.arange(0, LINES)[None, :]
-        line = pointer + bordered(y, height, BORDER) * step
-        lines = tl.zeros((LINES * ACROSS // GROUP, GROUP), tl.float32)
-        for group in tl.static_range(-beside, beside + 1):
-            at = x + group * GROUP
-            inside = (y >= 0) & (y < height)
-            if not INSIDE:
-                inside = inside & (at >= 0) & (at < width)
-                at = bordered(at, width, BORDER)
-            pixels = read_groups(line, at * SOURCE_W, inside, BORDER, SCALE, GROUP, INSIDE)
-            lines = added(lines, pixels, group * GROUP + TAPS_X // 2, fall_x, part_x, TAPS_X, GROUP)
-        total = added(total, tl.trans(tl.reshape(lines, LINES, ACROSS)), start, fall_y, part_y, TAPS_Y, ALONG)
+    if INSIDE or GROUP == 1:
+        for start in tl.static_range(0, ALONG + TAPS_Y - 1, LINES):
+            lines = lines_along_x(
+                pointer, first + (start - TAPS_Y // 2), x, height, width, step, fall_x, part_x,
+                TAPS_X, BORDER, SOURCE_W, SCALE, GROUP, INSIDE, LINES, ACROSS,
+            )  # fmt: skip
+            total = added(total, lines, start, fall_y, part_y, TAPS_Y, ALONG)
+    else:
+        # Few tiles are at the border, and Triton takes twice as long to compile both loops if this one is unrolled, too.
+        for start in range(0, ALONG + TAPS_Y - 1, LINES):
+            lines = lines_along_x(
+                pointer, first + (start - TAPS_Y // 2), x, height, width, step, fall_x, part_x,
+                TAPS_X, BORDER, SOURCE_W, SCALE, GROUP, INSIDE, LINES, ACROSS,
+            )  # fmt: skip
+            total = added(total, lines, start, fall_y, part_y, TAPS_Y, ALONG)
     return total
 
 
