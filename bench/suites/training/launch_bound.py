@@ -8,6 +8,7 @@ channels_last, SGD, trained on the same images in every row. Rows:
 
 resident                 no loader: the batch is on the device
 CUDA calls alone         the calls of a ``next()`` of a StreamedLoader without stages, by hand, on batches that are page-locked
+CUDA calls alone, fused  the same, and those of the fused stage: another lane, its event, three allocations and two small kernels
 DataLoader, pinned       pin_memory=True and ``.to(device, non_blocking=True)``
 StreamedLoader           with defaults, over a DataLoader without pin_memory (feed="ring" on a CPU)
 StreamedLoader, fused    the same with RandomResizedCrop, HorizontalFlip, ColorJitter without hue and Normalize, fused
@@ -39,9 +40,10 @@ _KEPT = 2000
 """Times of ``next()`` that a median is taken of: of the last windows, when all slots of a ring are page-locked."""
 
 
-def calls_alone(batches: Iterable[tuple[Tensor, ...]], device: torch.device) -> Iterator[list[Tensor]]:
-    """Batches copied by the calls that StreamedLoader makes for each, one batch ahead."""
-    side = torch.cuda.Stream(device)
+def calls_alone(batches: Iterable[tuple[Tensor, ...]], device: torch.device, *, fused: bool) -> Iterator[list[Tensor]]:
+    """Batches copied by the calls that StreamedLoader makes for each, one batch ahead. ``fused``: with those of a fused stage."""
+    side, second = torch.cuda.Stream(device), torch.cuda.Stream(device)
+    small = torch.zeros(1, device=device)
     earlier: deque[torch.cuda.Event] = deque()
     ready: tuple[list[Tensor], torch.cuda.Event] | None = None
     for batch in batches:
@@ -55,6 +57,15 @@ def calls_alone(batches: Iterable[tuple[Tensor, ...]], device: torch.device) -> 
         copied = [part.to(device, non_blocking=True) for part in batch]
         event = torch.cuda.Event(blocking=True)
         event.record(side)
+        if fused:
+            second.wait_event(event)
+            torch.cuda.set_stream(second)
+            made = [torch.empty(copied[0].shape, dtype=torch.bfloat16, device=device) for _ in range(3)]
+            for _ in range(2):
+                small.add_(1)
+            copied[0] = made[0]
+            event = torch.cuda.Event(blocking=True)
+            event.record(second)
         torch.cuda.set_stream(here)
         if ready is not None:
             here.wait_event(ready[1])
@@ -100,7 +111,8 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Vari
     )
     rows = [timed("resident", loaders.cycle([[part.to(device) for part in locked[0]]]), step)]
     if device.type == "cuda":
-        rows.append(timed("CUDA calls alone", calls_alone(loaders.cycle(locked), device), step))
+        rows.append(timed("CUDA calls alone", calls_alone(loaders.cycle(locked), device, fused=False), step))
+        rows.append(timed("CUDA calls alone, fused", calls_alone(loaders.cycle(locked), device, fused=True), step))
     return [
         *rows,
         timed("DataLoader, pinned", Serial(pinned, device, lambda images: images), step, loaders.queued(pinned)),
@@ -119,5 +131,5 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         [({"batch_size": size}, partial(variants, options, size)) for size in options.batch],
         baseline="resident",
         ours=("StreamedLoader", "StreamedLoader, fused"),
-        ceilings=("resident", "CUDA calls alone"),
+        ceilings=("resident", "CUDA calls alone", "CUDA calls alone, fused"),
     )
