@@ -8,7 +8,7 @@ channels_last, SGD, trained on the same images in every row. Rows:
 
 resident                 no loader: the batch is on the device
 CUDA calls alone         the calls of a ``next()`` of a StreamedLoader without stages, by hand, on batches that are page-locked
-CUDA calls alone, fused  the same, and those of the fused stage: another lane, its event, three allocations and two small kernels
+CUDA calls alone, fused  the same, and those of the fused stage: a lane and its event, three allocations, two small kernels
 DataLoader, pinned       pin_memory=True and ``.to(device, non_blocking=True)``
 StreamedLoader           with defaults, over a DataLoader without pin_memory (feed="ring" on a CPU)
 StreamedLoader, fused    the same with RandomResizedCrop, HorizontalFlip, ColorJitter without hue and Normalize, fused
@@ -41,7 +41,7 @@ _KEPT = 2000
 
 
 def calls_alone(batches: Iterable[tuple[Tensor, ...]], device: torch.device, *, fused: bool) -> Iterator[list[Tensor]]:
-    """Batches copied by the calls that StreamedLoader makes for each, one batch ahead. ``fused``: with those of a fused stage."""
+    """Batches copied by the calls that StreamedLoader makes for each, one ahead; with those of a fused stage if ``fused``."""
     side, second = torch.cuda.Stream(device), torch.cuda.Stream(device)
     small = torch.zeros(1, device=device)
     earlier: deque[torch.cuda.Event] = deque()
