@@ -17,8 +17,8 @@ from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.ops.geometry import WarpOp
 from gpuaug.fusion.plan import Pass
 
-MOST_IN_STRIPS = 33
-"""Largest side of the kernel of a blur in strips, in pixels: 16 lines above a strip and 16 below are read with it."""
+IN_STRIPS = range(5, 34)
+"""Sides of the kernel of a blur in strips, in pixels: 16 lines above a strip and 16 below it are read for any of them."""
 
 KEPT = torch.uint16
 """Type of images with 16 bits a value: shares of 65535."""
@@ -58,8 +58,8 @@ def is_clean(front: Gather | FrontOp, given: torch.dtype) -> bool:
 
 def in_strips(front: Gather | FrontOp, given: torch.dtype, dtype: torch.dtype) -> bool:
     """Whether a pass blurs by products of float16 matrices, in one launch."""
-    # Their 11 bits are eight times as exact as bfloat16. A small kernel takes one launch in float32 already, and is as fast.
-    blurs = isinstance(front, BlurOp) and front.launches == 2 and max(front.kernel_size) <= MOST_IN_STRIPS
+    # Their 11 bits are eight times as exact as bfloat16.
+    blurs = isinstance(front, BlurOp) and max(front.kernel_size) in IN_STRIPS
     return blurs and dtype == torch.bfloat16 and is_clean(front, given)
 
 

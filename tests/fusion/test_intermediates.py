@@ -46,14 +46,20 @@ def test_half_precision_keeps_16_bits_between_passes_that_stay_in_range(name):
 
 
 @pytest.mark.parametrize(
-    ("side", "given", "dtype", "launches"),
-    [(23, BYTES, HALF, 1), (35, BYTES, HALF, 2), (23, FLOAT, HALF, 2), (23, BYTES, torch.float16, 2), (23, BYTES, FLOAT, 2)],
+    ("side", "given", "dtype", "strips", "launches"),
+    [
+        (3, BYTES, HALF, False, 1),
+        (5, BYTES, HALF, True, 1),
+        (33, BYTES, HALF, True, 1),
+        (35, BYTES, HALF, False, 2),
+        (23, FLOAT, HALF, False, 2),
+        (23, BYTES, torch.float16, False, 2),
+        (23, BYTES, FLOAT, False, 2),
+    ],
 )
-def test_blurs_are_one_launch_where_the_result_is_bfloat16(side, given, dtype, launches):
-    augment = gpuaug.fuse(K.RandomGaussianBlur((side, side), (0.1, 2.0)), dtype=dtype)
-    assert in_strips(augment._segments.at(0, Size(2, 3, 48, 48), masks=False).plan.passes[0].front, given, dtype) == (
-        launches == 1
-    )
+def test_blurs_are_in_strips_where_the_result_is_bfloat16(side, given, dtype, strips, launches):
+    augment = gpuaug.fuse(K.RandomGaussianBlur((3, side), (0.1, 2.0)), dtype=dtype)
+    assert in_strips(augment._segments.at(0, Size(2, 3, 48, 48), masks=False).plan.passes[0].front, given, dtype) == strips
     if given == BYTES:
         assert augment.explain((2, 3, 48, 48)).launches == launches
 

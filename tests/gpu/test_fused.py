@@ -47,8 +47,9 @@ def test_kernels_equal_torch(group, name, batch):
 
 @pytest.mark.parametrize("border", ["constant", "reflect", "replicate", "circular"])
 @pytest.mark.parametrize("size", [(48, 64), (37, 51)], ids=str)
-def test_blur_in_bfloat16_is_that_in_float32_rounded(size, border):
-    blur = K.RandomGaussianBlur((23, 23), (0.1, 2.0), border_type=border, p=0.7)
+@pytest.mark.parametrize("kernel", [(5, 5), (9, 3), (23, 23)], ids=str)
+def test_blur_in_bfloat16_is_that_in_float32_rounded(kernel, size, border):
+    blur = K.RandomGaussianBlur(kernel, (0.1, 2.0), border_type=border, p=0.7)
     modules, images = [K.CenterCrop(size), blur, K.Normalize(pipelines.MEAN, pipelines.STD)], photographs(6, 3, 80, 90).cuda()
     augment = gpuaug.fuse(modules, dtype=torch.bfloat16, memory_format=torch.channels_last)
     draws = augment.draw(images.shape, seed=0)
