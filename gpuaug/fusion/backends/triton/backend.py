@@ -157,6 +157,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
         "SOURCE_W": strides[3],
         "PAIRS": clean and front.kind == "resample" and not front.nearest and not front.before.ops and narrowest > 1,
         "ANTIALIAS": _FILTERS[front.filter],
+        "WORDS": out.stride(1) == 1 and rgb and out.dtype.itemsize == 2 and out.shape[3] % 2 == 0 and tile == TILES["resample"],
         "OUT_W": out.stride(3),
         "PROGRAM": marked_program(step, clean=clean),
         "COUNT": len(step.program),

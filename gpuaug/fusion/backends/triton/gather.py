@@ -7,7 +7,7 @@ not specialised on, so that the last batch of an epoch, or images of another siz
 import triton
 import triton.language as tl
 
-from gpuaug.fusion.backends.triton.pixel_math import as_16_bits, byte_share, grey_of, share_of_65535, stored_as
+from gpuaug.fusion.backends.triton.pixel_math import as_16_bits, byte_share, grey_of, share_of_65535, stored_as, words
 from gpuaug.fusion.backends.triton.points import points
 from gpuaug.fusion.backends.triton.second_pass import mean_of
 from gpuaug.fusion.backends.triton.taps import (
@@ -161,13 +161,19 @@ def gathered(
 
 
 @triton.jit
+def as_pairs(pixels):
+    """A tile of pixels, of which neighbours lie half a tile apart, (W, H): as pairs of neighbours, (W / 2, H, 2)."""
+    return tl.trans(tl.reshape(pixels, 2, pixels.shape[0] // 2, pixels.shape[1]), 1, 2, 0)
+
+
+@triton.jit
 def finished(
-    r, g, b, x, y, sample, plane, height, width, row, mean, kept, out, out_c, out_h,
+    r, g, b, left, top, x, y, sample, plane, height, width, row, mean, kept, out, out_c, out_h,
     PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
     REDUCE: tl.constexpr, KEEP: tl.constexpr, WIDTH: tl.constexpr, PIXELS: tl.constexpr, WHOLE: tl.constexpr,
-    OUT_W: tl.constexpr,
+    WORDS: tl.constexpr, OUT_W: tl.constexpr,
 ):  # fmt: skip
-    """Run the pointwise ops on the pixels of a tile and store them.
+    """Run the pointwise ops on the pixels of a tile, which begins at ``left`` and ``top``, and store them.
 
     With ``REDUCE`` the program ends before the contrast: return the grey of each pixel, and with ``KEEP`` store the pixels.
     """
@@ -185,6 +191,18 @@ def finished(
             tl.store(at + 2 * pixels, as_16_bits(b), mask=live)
         # The last op is the jitter, whose flags say how greys are weighed.
         grey = tl.where(live, grey_of(r, g, b, PROGRAM[COUNT - 1][2]), 0.0)
+    elif WORDS:
+        across: tl.constexpr = r.shape[0] // 2
+        down: tl.constexpr = r.shape[1]
+        filled = words(as_pairs(r), as_pairs(g), as_pairs(b), out.dtype.element_ty)
+        place = tl.arange(0, 4 * across * down)
+        line = top + place // (4 * across)
+        to = left // 2 * 3 + place % (4 * across) // 4 * 3 + place % 4
+        inside = place % 4 < 3
+        if not WHOLE:
+            inside = inside & (to < width // 2 * 3) & (line < height)
+        target = out.to(tl.pointer_type(tl.int32)) + line * (out_h // 2) + to
+        tl.store(target, tl.ravel(tl.trans(tl.reshape(filled, across, down, 4), 1, 0, 2)), mask=inside)
     else:
         pixel = out + y * out_h + x * OUT_W
         tl.store(pixel, stored_as(r, out.dtype.element_ty), mask=live)
@@ -203,7 +221,7 @@ def gather_kernel(
     source_b, source_c, source_h, out_b, out_c, out_h,
     RAGGED: tl.constexpr, VIEWS: tl.constexpr,
     SOURCE_C: tl.constexpr, SOURCE_H: tl.constexpr, SOURCE_W: tl.constexpr, PAIRS: tl.constexpr, ANTIALIAS: tl.constexpr,
-    WIDTH: tl.constexpr, PIXELS: tl.constexpr, WHOLE: tl.constexpr, OUT_W: tl.constexpr,
+    WIDTH: tl.constexpr, PIXELS: tl.constexpr, WHOLE: tl.constexpr, WORDS: tl.constexpr, OUT_W: tl.constexpr,
     PROGRAM: tl.constexpr, COUNT: tl.constexpr,
     CHANNELS: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, KIND: tl.constexpr,
     HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr, ZEROS: tl.constexpr,
@@ -269,7 +287,12 @@ def gather_kernel(
     # A tile has x first. Where the compiler cannot see in which order places follow one another, as with taps, it spreads a
     # warp along the first axis; that has to be a row of the image.
     first = (tile // tiles_x) * TILE_H
-    x = (tile % tiles_x) * TILE_W + tl.arange(0, TILE_W)[:, None]
+    left = (tile % tiles_x) * TILE_W
+    across = tl.arange(0, TILE_W)[:, None]
+    if WORDS:
+        # A thread makes two neighbours, which lie half a tile apart.
+        across = across % (TILE_W // 2) * 2 + across // (TILE_W // 2)
+    x = left + across
     read_x = x if WHOLE else tl.minimum(x, out_width - 1)
     inside_x = x == x
     if AFTER > 0:
@@ -287,8 +310,8 @@ def gather_kernel(
         if AFTER == 2:
             r, g, b = padded(r, g, b, inside_x & inside_y, row + AFTER_FILL, plane, RGB)
         total = finished(
-            r, g, b, x, y, sample, plane, out_height, out_width, row, mean, kept, out, out_c, out_h,
-            PROGRAM, COUNT, CHANNELS, RGB, REDUCE, KEEP, WIDTH, PIXELS, WHOLE, OUT_W,
+            r, g, b, left, first, x, y, sample, plane, out_height, out_width, row, mean, kept, out, out_c, out_h,
+            PROGRAM, COUNT, CHANNELS, RGB, REDUCE, KEEP, WIDTH, PIXELS, WHOLE, WORDS, OUT_W,
         )  # fmt: skip
     else:
         end = tl.minimum(first + TILE_H, out_height)
@@ -314,8 +337,8 @@ def gather_kernel(
                 r, g, b = padded(r, g, b, (inside_x & inside_y) != 0, row + AFTER_FILL, plane, RGB)
             y = first + tl.arange(0, 1)[None, :]
             total += finished(
-                r, g, b, x, y, sample, plane, out_height, out_width, row, mean, kept, out, out_c, out_h,
-                PROGRAM, COUNT, CHANNELS, RGB, REDUCE, KEEP, WIDTH, PIXELS, WHOLE, OUT_W,
+                r, g, b, left, first, x, y, sample, plane, out_height, out_width, row, mean, kept, out, out_c, out_h,
+                PROGRAM, COUNT, CHANNELS, RGB, REDUCE, KEEP, WIDTH, PIXELS, WHOLE, WORDS, OUT_W,
             )  # fmt: skip
             first += 1
     if REDUCE:
