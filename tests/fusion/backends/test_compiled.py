@@ -1,5 +1,6 @@
 """Every kernel compiles for a GPU, on a machine that has none: what the interpreter forgives, the compiler does not."""
 
+import re
 from functools import partial
 from threading import Barrier
 from types import SimpleNamespace
@@ -166,9 +167,41 @@ def test_filters_read_untouched_pixels_as_they_store_them(made):
     """Where the compiler does not see that they follow one another, a warp reads sixteen lines of memory at once."""
     modules = [K.RandomSharpness(p=0.5), K.RandomAutoContrast(p=0.5)]
     through_both(modules, photographs(2), torch.float32, torch.contiguous_format)
-    layouts = {name: compiled.asm["ttgir"] for (name, *_), compiled in made.items()}
-    assert {"sharpness_kernel", "levels_kernel"} < layouts.keys()
-    assert not any("convert_layout" in layout for layout in layouts.values())
+    assembly = {name: compiled.asm["ptx"] for (name, *_), compiled in made.items() if name != "table_kernel"}
+    assert {"sharpness_kernel", "levels_kernel"} <= assembly.keys()
+    assert not any("shared" in ptx or "shfl" in ptx for ptx in assembly.values())
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["planes", "pixels"])
+@pytest.mark.parametrize(
+    "modules",
+    [
+        [K.RandomResizedCrop((32, 32)), K.RandomHorizontalFlip(), K.Normalize(0.5, 0.25)],
+        [K.RandomCrop((32, 32), padding=4), K.ColorJitter(0.4, 0.4, 0.4, 0.1)],
+        [K.RandomRotation(30.0), K.RandomSharpness(p=0.5)],
+        [K.RandomPerspective(p=1.0), K.RandomEqualize(p=0.5)],
+    ],
+    ids=["crop", "jitter", "rotation", "perspective"],
+)
+def test_warps_lie_along_rows_of_images(modules, memory_format, made):
+    """Of two axes that a compiler sees no order of, it may take that of columns, 32 lines of memory for each load."""
+    through_both(modules, photographs(2), torch.bfloat16, memory_format)
+    assert "gather_kernel" in {name for name, *_ in made}
+    for (name, *_), compiled in made.items():
+        layouts = dict(re.findall(r"(#\w+) = #ttg.blocked<{.*threadsPerWarp = \[([\d, ]+)\]", compiled.asm["ttgir"]))
+        used = re.findall(r"tt\.(?:load|store) .*tensor<[\dx]+x!tt\.ptr<\w+>, (#\w+)>", compiled.asm["ttgir"])
+        assert used, name
+        assert all(layouts[layout].split(", ")[0] == "32" for layout in used), (name, layouts)
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+@pytest.mark.parametrize("jitter", [[], [K.ColorJitter(0.4, 0.4)]], ids=["crop", "crop, jitter"])
+def test_gathers_into_half_precision_store_two_values_at_once(jitter, antialias, made):
+    modules = [K.RandomResizedCrop((32, 32)), *jitter, K.Normalize(0.5, 0.25)]
+    readers.through_both(modules, photographs(2), torch.bfloat16, torch.channels_last, antialias=antialias)
+    (ptx,) = [compiled.asm["ptx"] for (name, *_), compiled in made.items() if name == "gather_kernel"]
+    assert re.findall(r"st\.global\.\w*?(\d+)", ptx)
+    assert set(re.findall(r"st\.global\.\w*?(\d+)", ptx)) == {"32"}
 
 
 class WaitingKernel:

@@ -157,7 +157,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
         "SOURCE_W": strides[3],
         "PAIRS": clean and front.kind == "resample" and not front.nearest and not front.before.ops and narrowest > 1,
         "ANTIALIAS": _FILTERS[front.filter],
-        "WORDS": out.stride(1) == 1 and rgb and out.dtype.itemsize == 2 and out.shape[3] % 2 == 0 and tile == TILES["resample"],
+        "WORDS": out.stride(1) == 1 and rgb and out.dtype.itemsize == 2 and out.shape[3] % 2 == 0,
         "OUT_W": out.stride(3),
         "PROGRAM": marked_program(step, clean=clean),
         "COUNT": len(step.program),
@@ -192,7 +192,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
     between = step.way >= 0 and out.dtype == KEPT
     keep = clean and out.dtype.itemsize == 2 and not between and all(stays_clean(op) for op in step.points[:at])
     summing = {**constants, "OUT_W": 1, "PROGRAM": summed, "COUNT": len(summed), "MEAN": False, "PARTIALS": 1}
-    summing |= {"REDUCE": True, "APPLY_AT": apply_mask, "KEEP": keep}
+    summing |= {"REDUCE": True, "APPLY_AT": apply_mask, "KEEP": keep, "WORDS": keep and out.shape[3] % 2 == 0}
     numbers = (*source, across, row_stride, blocks, blocks, *strides[:3])
     sums = Launch(gather_kernel, (blocks, batch, 1), (*numbers, 0, 0, 0), summing, warps=warps)
     if not keep:

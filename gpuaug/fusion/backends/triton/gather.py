@@ -7,7 +7,17 @@ not specialised on, so that the last batch of an epoch, or images of another siz
 import triton
 import triton.language as tl
 
-from gpuaug.fusion.backends.triton.pixel_math import as_16_bits, byte_share, grey_of, share_of_65535, stored_as, words
+from gpuaug.fusion.backends.triton.pixel_math import (
+    as_16_bits,
+    as_pairs,
+    byte_share,
+    grey_of,
+    share_of_65535,
+    stored_as,
+    tile_pixels,
+    words,
+    words_of_16_bits,
+)
 from gpuaug.fusion.backends.triton.points import points
 from gpuaug.fusion.backends.triton.second_pass import mean_of
 from gpuaug.fusion.backends.triton.taps import (
@@ -161,17 +171,11 @@ def gathered(
 
 
 @triton.jit
-def as_pairs(pixels):
-    """A tile of pixels, of which neighbours lie half a tile apart, (W, H): as pairs of neighbours, (W / 2, H, 2)."""
-    return tl.trans(tl.reshape(pixels, 2, pixels.shape[0] // 2, pixels.shape[1]), 1, 2, 0)
-
-
-@triton.jit
 def finished(
     r, g, b, left, top, x, y, sample, plane, height, width, row, mean, kept, out, out_c, out_h,
     PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
     REDUCE: tl.constexpr, KEEP: tl.constexpr, WIDTH: tl.constexpr, PIXELS: tl.constexpr, WHOLE: tl.constexpr,
-    WORDS: tl.constexpr, OUT_W: tl.constexpr,
+    WORDS: tl.constexpr, OUT_W: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr,
 ):  # fmt: skip
     """Run the pointwise ops on the pixels of a tile, which begins at ``left`` and ``top``, and store them.
 
@@ -179,30 +183,39 @@ def finished(
     """
     live = (x < width) & (y < height)
     if WHOLE:
-        live = (x == x) & (y == y)
+        live = x == x
     r, g, b = points(r, g, b, x, y, sample, plane, height, width, row, mean, PROGRAM, COUNT, CHANNELS, RGB)
     grey = tl.zeros(live.shape, tl.float32)
     if REDUCE:
-        if KEEP:
-            pixels = PIXELS if PIXELS > 0 else height * width
-            at = kept + (y * (WIDTH if WIDTH > 0 else width) + x).to(tl.uint32)
-            tl.store(at, as_16_bits(r), mask=live)
-            tl.store(at + pixels, as_16_bits(g), mask=live)
-            tl.store(at + 2 * pixels, as_16_bits(b), mask=live)
         # The last op is the jitter, whose flags say how greys are weighed.
         grey = tl.where(live, grey_of(r, g, b, PROGRAM[COUNT - 1][2]), 0.0)
+        if KEEP:
+            line = WIDTH if WIDTH > 0 else width
+            pixels = PIXELS if PIXELS > 0 else height * width
+            if WORDS:
+                x, y = tile_pixels(left // 2, top, TILE_H, TILE_W // 2, False)
+                live = (2 * x < width) & (y < height)
+                if WHOLE:
+                    live = x == x
+                at = kept.to(tl.pointer_type(tl.int32)) + (y * (line // 2) + x).to(tl.uint32)
+                tl.store(at, words_of_16_bits(r), mask=live)
+                tl.store(at + pixels // 2, words_of_16_bits(g), mask=live)
+                tl.store(at + pixels // 2 * 2, words_of_16_bits(b), mask=live)
+            else:
+                at = kept + (y * line + x).to(tl.uint32)
+                tl.store(at, as_16_bits(r), mask=live)
+                tl.store(at + pixels, as_16_bits(g), mask=live)
+                tl.store(at + 2 * pixels, as_16_bits(b), mask=live)
     elif WORDS:
-        across: tl.constexpr = r.shape[0] // 2
-        down: tl.constexpr = r.shape[1]
         filled = words(as_pairs(r), as_pairs(g), as_pairs(b), out.dtype.element_ty)
-        place = tl.arange(0, 4 * across * down)
-        line = top + place // (4 * across)
-        to = left // 2 * 3 + place % (4 * across) // 4 * 3 + place % 4
+        # Three words a pair, and a fourth place.
+        place, line = tile_pixels(left // 2 * 4, top, TILE_H, TILE_W * 2, False)
+        to = place // 4 * 3 + place % 4
         inside = place % 4 < 3
         if not WHOLE:
-            inside = inside & (to < width // 2 * 3) & (line < height)
+            inside = inside & (place < width * 2) & (line < height)
         target = out.to(tl.pointer_type(tl.int32)) + line * (out_h // 2) + to
-        tl.store(target, tl.ravel(tl.trans(tl.reshape(filled, across, down, 4), 1, 0, 2)), mask=inside)
+        tl.store(target, tl.ravel(filled), mask=inside)
     else:
         pixel = out + y * out_h + x * OUT_W
         tl.store(pixel, stored_as(r, out.dtype.element_ty), mask=live)
@@ -284,21 +297,14 @@ def gather_kernel(
     if KEEP:
         kept += sample.to(tl.int64) * (3 * (PIXELS if PIXELS > 0 else out_height * out_width))
     out += sample.to(tl.int64) * out_b + plane * out_c
-    # A tile has x first. Where the compiler cannot see in which order places follow one another, as with taps, it spreads a
-    # warp along the first axis; that has to be a row of the image.
     first = (tile // tiles_x) * TILE_H
     left = (tile % tiles_x) * TILE_W
-    across = tl.arange(0, TILE_W)[:, None]
-    if WORDS:
-        # A thread makes two neighbours, which lie half a tile apart.
-        across = across % (TILE_W // 2) * 2 + across // (TILE_W // 2)
-    x = left + across
+    x, y = tile_pixels(left, first, TILE_H if ANTIALIAS == 0 else 1, TILE_W, WORDS)
     read_x = x if WHOLE else tl.minimum(x, out_width - 1)
     inside_x = x == x
     if AFTER > 0:
         read_x, inside_x = mapped(read_x, row + AFTER_AT, 0, AFTER)
     if ANTIALIAS == 0:
-        y = first + tl.arange(0, TILE_H)[None, :]
         read_y = y if WHOLE else tl.minimum(y, out_height - 1)
         inside_y = y == y
         if AFTER > 0:
@@ -311,7 +317,7 @@ def gather_kernel(
             r, g, b = padded(r, g, b, inside_x & inside_y, row + AFTER_FILL, plane, RGB)
         total = finished(
             r, g, b, left, first, x, y, sample, plane, out_height, out_width, row, mean, kept, out, out_c, out_h,
-            PROGRAM, COUNT, CHANNELS, RGB, REDUCE, KEEP, WIDTH, PIXELS, WHOLE, WORDS, OUT_W,
+            PROGRAM, COUNT, CHANNELS, RGB, REDUCE, KEEP, WIDTH, PIXELS, WHOLE, WORDS, OUT_W, TILE_H, TILE_W,
         )  # fmt: skip
     else:
         end = tl.minimum(first + TILE_H, out_height)
@@ -335,10 +341,10 @@ def gather_kernel(
                 r, g, b = scaled(r, g, b, SCALE, EXACT)
             if AFTER == 2:
                 r, g, b = padded(r, g, b, (inside_x & inside_y) != 0, row + AFTER_FILL, plane, RGB)
-            y = first + tl.arange(0, 1)[None, :]
+            y = first + tl.zeros(x.shape, tl.int32)
             total += finished(
                 r, g, b, left, first, x, y, sample, plane, out_height, out_width, row, mean, kept, out, out_c, out_h,
-                PROGRAM, COUNT, CHANNELS, RGB, REDUCE, KEEP, WIDTH, PIXELS, WHOLE, WORDS, OUT_W,
+                PROGRAM, COUNT, CHANNELS, RGB, REDUCE, KEEP, WIDTH, PIXELS, WHOLE, WORDS, OUT_W, 1, TILE_W,
             )  # fmt: skip
             first += 1
     if REDUCE:

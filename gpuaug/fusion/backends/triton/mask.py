@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from gpuaug.fusion.backends.triton.gather import STRIDES
+from gpuaug.fusion.backends.triton.pixel_math import tile_pixels
 from gpuaug.fusion.backends.triton.taps import half_to_even, located, mapped, tap_axis
 
 TENSORS = ("source", "out", "rows", "owners", "samples")
@@ -32,8 +33,7 @@ def mask_kernel(
     place = samples + sample * 3
     row = rows + sample * row_stride
     before = row + BEFORE_AT
-    target_x = (tile % tiles_x) * TILE_W + tl.arange(0, TILE_W)[:, None]
-    target_y = (tile // tiles_x) * TILE_H + tl.arange(0, TILE_H)[None, :]
+    target_x, target_y = tile_pixels((tile % tiles_x) * TILE_W, (tile // tiles_x) * TILE_H, TILE_H, TILE_W, False)
     live = (target_x < out_width) & (target_y < out_height)
     x = tl.minimum(target_x, out_width - 1)
     y = tl.minimum(target_y, out_height - 1)

@@ -28,16 +28,50 @@ LEVELS = tl.constexpr(filters.LEVELS)
 
 
 @triton.jit
+def tile_pixels(left, top, TILE_H: tl.constexpr, TILE_W: tl.constexpr, PAIRED: tl.constexpr):
+    """The coordinates of a tile's pixels, (TILE_H · TILE_W,), row after row.
+
+    One axis, not two: Triton's versions differ in the axis that a warp lies along, and it has to be a row of the image.
+    ``PAIRED``: the first half holds the even columns and the second the odd ones, so that a thread makes both of a pair.
+    """
+    index = tl.arange(0, TILE_H * TILE_W)
+    if PAIRED:
+        pair = index % (TILE_H * TILE_W // 2)
+        return left + pair % (TILE_W // 2) * 2 + index // (TILE_H * TILE_W // 2), top + pair // (TILE_W // 2)
+    return left + index % TILE_W, top + index // TILE_W
+
+
+@triton.jit
+def as_pairs(pixels):
+    """Values of ``PAIRED`` pixels as pairs of neighbours, (N / 2, 2)."""
+    return tl.trans(tl.reshape(pixels, 2, pixels.shape[0] // 2))
+
+
+@triton.jit
+def rounded_to_16_bits(value):
+    """A number in [0, 1] as a share of 65535, rounded to the nearest: the last 16 of 32 bits, of which others are set, too."""
+    # Above 2²³ a float's last bits are a whole number.
+    return (value * 65535.0 + 8388608.0).to(tl.int32, bitcast=True)
+
+
+@triton.jit
 def as_16_bits(value):
     """A number in [0, 1] as a share of 65535, rounded to the nearest. A byte's share of 255 is exact."""
-    # Above 2²³ a float's last bits are a whole number.
-    return (value * 65535.0 + 8388608.0).to(tl.int32, bitcast=True).to(tl.uint16)
+    return rounded_to_16_bits(value).to(tl.uint16)
+
+
+@triton.jit
+def words_of_16_bits(values):
+    """Numbers in [0, 1] of ``PAIRED`` pixels, (N,), as 16 bits each: pairs in words of 32, (N / 2,)."""
+    low, high = tl.split(as_pairs(rounded_to_16_bits(values)))
+    return (low & 0xFFFF) | (high << 16)
 
 
 @triton.jit
 def from_16_bits(bits):
     """The number in [0, 1] that ``as_16_bits`` rounded. A byte's share of 255 comes back bit for bit."""
-    return share_of_65535((bits.to(tl.int32) * 128 + 0x3F800000).to(tl.float32, bitcast=True) - 1.0)
+    above = (bits.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)  # 2²³ and the bits
+    return share_of_65535(above * (1 / 65536) - 128.0)
 
 
 @triton.jit

@@ -196,7 +196,7 @@ def blur_strips_kernel(
                 blue = tl.dot(next_b, right, tl.dot(this_b, centre, tl.dot(last_b, left))) * scale + scale if RGB else red
                 stored(
                     red, green, blue, first + at[None, :], y, sample, plane, height, width, row, out, out_b, out_c, out_h,
-                    OUT_W, PROGRAM, COUNT, CHANNELS, RGB, first, WORDS,
+                    OUT_W, PROGRAM, COUNT, CHANNELS, RGB, first, WORDS, X_LAST=True,
                 )  # fmt: skip
             last_r, last_g, last_b = this_r, this_g, this_b
             this_r, this_g, this_b = next_r, next_g, next_b
@@ -220,7 +220,7 @@ def blur_strips_kernel(
             r, g, b = untouched_pixels(pixel, (x < width) | ALIGNED, source_c, SCALE, RGB)
             stored(
                 r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h,
-                OUT_W, PROGRAM, COUNT, CHANNELS, RGB, first, WORDS,
+                OUT_W, PROGRAM, COUNT, CHANNELS, RGB, first, WORDS, X_LAST=True,
             )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from gpuaug.fusion.backends.triton.filters.tiles import (
     STRIDES,
     bordered,
     placed,
+    read_flat,
     stored,
     storing_launch,
     tile_of,
@@ -171,7 +172,7 @@ def equalized(value, table, pixels, FACTOR: tl.constexpr, OFFSET: tl.constexpr, 
     clamped = unit(value)
     level = level_of(clamped, FACTOR, OFFSET)
     if PARTS == 1:
-        made = tl.load(table + level)
+        made = read_flat(table + level)
     else:
         at = tl.arange(0, LEVELS)
         counts = tl.load(table + at)
@@ -245,10 +246,10 @@ def tiled(
 ):  # fmt: skip
     """A channel's pixels through the tables of the four nearest tiles, blended."""
     entry = table + level_of(unit(value), FACTOR, OFFSET)
-    a = as_float(tl.load(entry + (top * GRID_W + left) * LEVELS), True)
-    b = as_float(tl.load(entry + (top * GRID_W + right) * LEVELS), True)
-    c = as_float(tl.load(entry + (bottom * GRID_W + left) * LEVELS), True)
-    d = as_float(tl.load(entry + (bottom * GRID_W + right) * LEVELS), True)
+    a = as_float(read_flat(entry + (top * GRID_W + left) * LEVELS), True)
+    b = as_float(read_flat(entry + (top * GRID_W + right) * LEVELS), True)
+    c = as_float(read_flat(entry + (bottom * GRID_W + left) * LEVELS), True)
+    d = as_float(read_flat(entry + (bottom * GRID_W + right) * LEVELS), True)
     upper = b + (a - b) * left_share
     lower = d + (c - d) * left_share
     return tl.where(value == value, byte_share(lower + (upper - lower) * upper_share), value)

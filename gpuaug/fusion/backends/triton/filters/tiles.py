@@ -77,10 +77,24 @@ def read(pointer, inside, BORDER: tl.constexpr, SCALE: tl.constexpr):
 
 
 @triton.jit
+def flat(values):
+    """(ACROSS, ALONG) on one axis, neighbours along the first one side by side.
+
+    Of two axes that it sees no order of, Triton 3.6 spreads a warp along the first one, and 3.7 along the last.
+    """
+    return tl.ravel(tl.trans(values))
+
+
+@triton.jit
+def read_flat(pointer):
+    """The values at (ACROSS, ALONG) addresses, read by warps that lie along the first axis."""
+    return tl.trans(tl.reshape(tl.load(flat(pointer)), pointer.shape[1], pointer.shape[0]))
+
+
+@triton.jit
 def read_lines(pointer, inside, BORDER: tl.constexpr, SCALE: tl.constexpr):
     """``read`` of (ACROSS, LINES), each thread the pixels of all lines."""
-    # Flat: of two axes that it sees no order of, Triton 3.6 spreads a warp along the first one, and 3.7 along the last.
-    pixels = read(tl.ravel(tl.trans(pointer)), tl.ravel(tl.trans(inside)), BORDER, SCALE)
+    pixels = read(flat(pointer), flat(inside), BORDER, SCALE)
     return tl.trans(tl.reshape(pixels, pointer.shape[1], pointer.shape[0]))
 
 
@@ -144,12 +158,12 @@ def placed(value, channel, r, g, b, RGB: tl.constexpr):
 def stored(
     r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h,
     OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
-    first=0, WORDS: tl.constexpr = False, GROUP: tl.constexpr = 1,
+    first=0, WORDS: tl.constexpr = False, GROUP: tl.constexpr = 1, X_LAST: tl.constexpr = False,
 ):  # fmt: skip
-    """Take a tile through the pointwise ops and store it.
+    """Take a tile through the pointwise ops and store it. Its first axis is x, or with ``X_LAST`` the last.
 
-    ``WORDS``: store two neighbouring pixels as three words of 32 bits. The tile's last axis is then x, beginning at ``first``.
-    ``GROUP``: x is the first axis; so many neighbours along it begin at an aligned address, and lie inside or all outside.
+    ``WORDS``: store two neighbouring pixels as three words of 32 bits, where the last axis is x and begins at ``first``.
+    ``GROUP``: so many neighbours along x begin at an aligned address, and lie inside or all outside.
     """
     r, g, b = points(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, COUNT, CHANNELS, RGB)
     if WORDS:
@@ -168,6 +182,8 @@ def stored(
             pixel_bytes: tl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
             pixel = tl.max_contiguous(tl.multiple_of(pixel, (GROUP * pixel_bytes, pixel_bytes)), (GROUP, 1))
             live = tl.max_constancy(live, (GROUP, 1))
+        elif not X_LAST:
+            pixel, live, r, g, b = flat(pixel), flat(live), flat(r), flat(g), flat(b)
         tl.store(pixel, stored_as(r, out.dtype.element_ty), mask=live)
         if RGB:
             tl.store(pixel + out_c, stored_as(g, out.dtype.element_ty), mask=live)
