@@ -43,8 +43,10 @@ class Child:
         command += ["--rows", options.rows or ""]
         inherited = os.environ.get("PYTHONPATH")
         paths = os.pathsep.join([str(package), str(ROOT), *([inherited] if inherited else [])])
+        # Without it the folder that this runs in comes first, and has a gpuaug of its own.
+        own = {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1"}
         self._process = subprocess.Popen(
-            command, env={**os.environ, "PYTHONPATH": paths}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, env={**os.environ, **own}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def ask(self, **request: Any) -> Any:

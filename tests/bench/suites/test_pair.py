@@ -1,6 +1,7 @@
 import io
 import json
 import math
+from argparse import Namespace
 
 import pytest
 
@@ -37,6 +38,15 @@ def test_a_process_answers_windows_of_its_rows(name, monkeypatch, capsys):
     assert sorted(groups) == [[], [name]]
     assert rate > 0
     assert counts == {}
+
+
+def test_a_process_imports_the_gpuaug_of_its_checkout(tmp_path, monkeypatch):
+    (tmp_path / "gpuaug").mkdir()
+    (tmp_path / "gpuaug" / "__init__.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(pair.ROOT)
+    child = pair.Child(tmp_path, Namespace(device="cpu", workers=0, size=32, batch=4, rows="augment, cls"))
+    with pytest.raises(SystemExit, match="got one that ended with status 3"):
+        child.answer()
 
 
 def test_wrong_checkouts_and_rows_are_named(tmp_path, monkeypatch, capsys):
