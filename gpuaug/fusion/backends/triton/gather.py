@@ -197,15 +197,14 @@ def finished(
                 live = (2 * x < width) & (y < height)
                 if WHOLE:
                     live = x == x
-                at = kept.to(tl.pointer_type(tl.int32)) + (y * (line // 2) + x).to(tl.uint32)
-                tl.store(at, words_of_16_bits(r), mask=live)
-                tl.store(at + pixels // 2, words_of_16_bits(g), mask=live)
-                tl.store(at + pixels // 2 * 2, words_of_16_bits(b), mask=live)
+                line, pixels, kept = line // 2, pixels // 2, kept.to(tl.pointer_type(tl.int32))
+                r, g, b = words_of_16_bits(r), words_of_16_bits(g), words_of_16_bits(b)
             else:
-                at = kept + (y * line + x).to(tl.uint32)
-                tl.store(at, as_16_bits(r), mask=live)
-                tl.store(at + pixels, as_16_bits(g), mask=live)
-                tl.store(at + 2 * pixels, as_16_bits(b), mask=live)
+                r, g, b = as_16_bits(r), as_16_bits(g), as_16_bits(b)
+            at = kept + (y * line + x).to(tl.uint32)
+            tl.store(at, r, mask=live)
+            tl.store(at + pixels, g, mask=live)
+            tl.store(at + 2 * pixels, b, mask=live)
     elif WORDS:
         filled = words(as_pairs(r), as_pairs(g), as_pairs(b), out.dtype.element_ty)
         # Three words a pair, and a fourth place.

@@ -48,23 +48,17 @@ def as_pairs(pixels):
 
 
 @triton.jit
-def rounded_to_16_bits(value):
-    """A number in [0, 1] as a share of 65535, rounded to the nearest: the last 16 of 32 bits, of which others are set, too."""
-    # Above 2²³ a float's last bits are a whole number.
-    return (value * 65535.0 + 8388608.0).to(tl.int32, bitcast=True)
-
-
-@triton.jit
 def as_16_bits(value):
     """A number in [0, 1] as a share of 65535, rounded to the nearest. A byte's share of 255 is exact."""
-    return rounded_to_16_bits(value).to(tl.uint16)
+    # Above 2²³ a float's last bits are a whole number.
+    return (value * 65535.0 + 8388608.0).to(tl.int32, bitcast=True).to(tl.uint16)
 
 
 @triton.jit
 def words_of_16_bits(values):
     """Numbers in [0, 1] of ``PAIRED`` pixels, (N,), as 16 bits each: pairs in words of 32, (N / 2,)."""
-    low, high = tl.split(as_pairs(rounded_to_16_bits(values)))
-    return (low & 0xFFFF) | (high << 16)
+    low, high = tl.split(as_pairs(as_16_bits(values).to(tl.int32)))
+    return low | (high << 16)
 
 
 @triton.jit
