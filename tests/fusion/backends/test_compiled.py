@@ -288,6 +288,14 @@ def test_launches_of_one_form_are_compiled_once(monkeypatch):
     assert ran == ["compiled"]
 
 
+def test_kernels_of_an_interpreter_that_compiles_nothing_are_launched(monkeypatch):
+    ran = []
+    WaitingKernel("gather_kernel", Barrier(1), ran, monkeypatch)
+    monkeypatch.delattr(WaitingKernel, "warmup")
+    center_crop_run([])()
+    assert ran == ["gather_kernel"]
+
+
 def test_kernels_that_have_been_compiled_for_another_size_need_no_thread(monkeypatch):
     ran = []
     WaitingKernel("gather_kernel", Barrier(1), ran, monkeypatch)

@@ -100,7 +100,7 @@ class Launch:
         jobs = _compiling.get()
         if jobs is None:
             self._compile(form, self._kernel[grid], tensors, tail)
-        elif form not in _forms:
+        elif form not in _forms and hasattr(self._kernel, "warmup"):  # which Triton 3.4's interpreter has not
             jobs.setdefault(form, partial(self._compile, form, partial(self._kernel.warmup, grid=grid), tensors, tail))
 
     def _compile(self, form: Any, compiler: Callable[..., Any], tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
