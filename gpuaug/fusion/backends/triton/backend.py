@@ -34,7 +34,7 @@ _GREATEST_VALUES = {torch.uint8: 255, KEPT: 65535}
 _MAPS = {"": 1, "constant": 2, "reflect": 3, "replicate": 4}
 
 TILES = {"": (4, 256), "resample": (4, 256), "affine": (4, 64), "perspective": (4, 64)}
-"""Height and width of a block's tile by what a gather interpolates: a warp makes a row of it."""
+"""Height and width of a block's tile by what a gather interpolates. Warps lie along its rows (``tile_pixels``)."""
 
 COLOUR_TILE = (32, 32)
 """The tile where a mean is needed: fewer blocks, and so fewer sums to add up."""
