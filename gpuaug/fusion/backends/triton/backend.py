@@ -151,13 +151,14 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
     tile = ANTIALIASED_TILE if front.filter else COLOUR_TILE if step.mean else TILES[front.kind]
     warps = 1 if front.filter else 4
     across, down = _tiles(step.out, tile)
+    even = out.shape[3] % 2 == 0  # rows and samples then begin at addresses of 32 bits
     constants = {
         "RAGGED": _LAYOUTS[layout],
         "VIEWS": batch != len(images),
         "SOURCE_W": strides[3],
         "PAIRS": clean and front.kind == "resample" and not front.nearest and not front.before.ops and narrowest > 1,
         "ANTIALIAS": _FILTERS[front.filter],
-        "WORDS": out.stride(1) == 1 and rgb and out.dtype.itemsize == 2 and out.shape[3] % 2 == 0,
+        "WORDS": out.stride(1) == 1 and rgb and out.dtype.itemsize == 2 and even,
         "OUT_W": out.stride(3),
         "PROGRAM": marked_program(step, clean=clean),
         "COUNT": len(step.program),
@@ -192,7 +193,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
     between = step.way >= 0 and out.dtype == KEPT
     keep = clean and out.dtype.itemsize == 2 and not between and all(stays_clean(op) for op in step.points[:at])
     summing = {**constants, "OUT_W": 1, "PROGRAM": summed, "COUNT": len(summed), "MEAN": False, "PARTIALS": 1}
-    summing |= {"REDUCE": True, "APPLY_AT": apply_mask, "KEEP": keep, "WORDS": keep and out.shape[3] % 2 == 0}
+    summing |= {"REDUCE": True, "APPLY_AT": apply_mask, "KEEP": keep, "WORDS": keep and even}
     numbers = (*source, across, row_stride, blocks, blocks, *strides[:3])
     sums = Launch(gather_kernel, (blocks, batch, 1), (*numbers, 0, 0, 0), summing, warps=warps)
     if not keep:

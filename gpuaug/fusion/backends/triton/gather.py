@@ -180,6 +180,7 @@ def finished(
     """Run the pointwise ops on the pixels of a tile, which begins at ``left`` and ``top``, and store them.
 
     With ``REDUCE`` the program ends before the contrast: return the grey of each pixel, and with ``KEEP`` store the pixels.
+    ``WORDS``: pixels are ``PAIRED``, and stored in words of 32 bits, of kept ones two of a channel, of others three a pair.
     """
     live = (x < width) & (y < height)
     if WHOLE:
@@ -192,11 +193,9 @@ def finished(
         if KEEP:
             line = WIDTH if WIDTH > 0 else width
             pixels = PIXELS if PIXELS > 0 else height * width
-            if WORDS:
+            if WORDS:  # from here on in pairs
                 x, y = tile_pixels(left // 2, top, TILE_H, TILE_W // 2, False)
-                live = (2 * x < width) & (y < height)
-                if WHOLE:
-                    live = x == x
+                live = (x == x) if WHOLE else (2 * x < width) & (y < height)
                 line, pixels, kept = line // 2, pixels // 2, kept.to(tl.pointer_type(tl.int32))
                 r, g, b = words_of_16_bits(r), words_of_16_bits(g), words_of_16_bits(b)
             else:
@@ -207,7 +206,7 @@ def finished(
             tl.store(at + 2 * pixels, b, mask=live)
     elif WORDS:
         filled = words(as_pairs(r), as_pairs(g), as_pairs(b), out.dtype.element_ty)
-        # Three words a pair, and a fourth place.
+        # Three words a pair, and a fourth that is not stored, so that neighbouring threads store neighbouring words.
         place, line = tile_pixels(left // 2 * 4, top, TILE_H, TILE_W * 2, False)
         to = place // 4 * 3 + place % 4
         inside = place % 4 < 3

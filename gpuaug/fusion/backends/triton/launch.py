@@ -100,7 +100,7 @@ class Launch:
         jobs = _compiling.get()
         if jobs is None:
             self._compile(form, self._kernel[grid], tensors, tail)
-        elif form not in _forms and hasattr(self._kernel, "warmup"):  # which Triton 3.4's interpreter has not
+        elif form not in _forms and hasattr(self._kernel, "warmup"):  # not in Triton 3.4's interpreter
             jobs.setdefault(form, partial(self._compile, form, partial(self._kernel.warmup, grid=grid), tensors, tail))
 
     def _compile(self, form: Any, compiler: Callable[..., Any], tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
@@ -146,7 +146,8 @@ def run_beside(launch: Callable[[], Any], other: Callable[[], Any] | None) -> No
     """Compile and run ``launch``, and compile the kernels of ``other`` at the same time. Errors of ``other`` are suppressed."""
     # Its first compilation costs Triton 0.3 s to build a helper of its driver, and 0.3 s to hash its own source for the key of
     # its cache. Threads that start together would each pay both.
-    _empty_kernel.warmup(grid=(1,), enable_fp_fusion=True)
+    if hasattr(_empty_kernel, "warmup"):  # see Launch
+        _empty_kernel.warmup(grid=(1,), enable_fp_fusion=True)
     with compiled_together():
         launch()
         if other is not None:

@@ -1,6 +1,7 @@
 """Arithmetic that kernels share, without loads and stores.
 
-Conversions of bytes and of 16 bits a value, clamps, levels and their tiles, weights of a Gaussian, colours, noise.
+Coordinates of a tile's pixels, conversions of bytes and of 16 bits a value, clamps, levels and their tiles, weights of a
+Gaussian, colours, noise.
 """
 
 import os
@@ -32,7 +33,7 @@ def tile_pixels(left, top, TILE_H: tl.constexpr, TILE_W: tl.constexpr, PAIRED: t
     """The coordinates of a tile's pixels, (TILE_H · TILE_W,), row after row.
 
     One axis, not two: Triton's versions differ in the axis that a warp lies along, and it has to be a row of the image.
-    ``PAIRED``: the first half holds the even columns and the second the odd ones, so that a thread makes both of a pair.
+    ``PAIRED``: pixels i and i + N / 2 of the N are neighbours in x. A thread makes both, if its block has up to N / 2 threads.
     """
     index = tl.arange(0, TILE_H * TILE_W)
     if PAIRED:

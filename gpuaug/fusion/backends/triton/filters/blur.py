@@ -122,7 +122,7 @@ def blur_rows_kernel(
     else:
         pixel = source + sample.to(tl.int64) * source_b + plane * source_c
         pixel += across * source_h + x * SOURCE_W
-        r, g, b = untouched_pixels(pixel, x < width, source_c, SCALE, RGB)
+        r, g, b = untouched_pixels(pixel, x < width, source_c, SCALE, RGB, X_LAST=True)
     # A warp stores along x, also where the three channels of a pixel lie between.
     x, y, r, g, b = tl.trans(x), tl.trans(y), tl.trans(r), tl.trans(g), tl.trans(b)
     stored(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
@@ -217,7 +217,7 @@ def blur_strips_kernel(
             if ALIGNED:
                 pixel = tl.max_contiguous(tl.multiple_of(pixel, (1, REACH)), (1, REACH))
                 source_c = source_c // REACH * REACH
-            r, g, b = untouched_pixels(pixel, (x < width) | ALIGNED, source_c, SCALE, RGB)
+            r, g, b = untouched_pixels(pixel, (x < width) | ALIGNED, source_c, SCALE, RGB, X_LAST=True)
             stored(
                 r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h,
                 OUT_W, PROGRAM, COUNT, CHANNELS, RGB, first, WORDS, X_LAST=True,

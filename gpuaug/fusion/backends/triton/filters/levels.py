@@ -19,6 +19,7 @@ from gpuaug.fusion.backends.triton.filters.tiles import (
     tile_of,
     untouched,
     untouched_pixels,
+    untouched_tile,
 )
 from gpuaug.fusion.backends.triton.launch import Launch, prepared, reading
 from gpuaug.fusion.backends.triton.pixel_math import (
@@ -286,7 +287,7 @@ def clahe_kernel(
         g = r
         b = r
         for channel in range(3 if RGB else 1):
-            value = untouched(pixel + channel * source_c, SCALE, x < width)
+            value = untouched_tile(pixel + channel * source_c, x < width, SCALE)
             own = table + channel * entries
             value = tiled(value, own, top, bottom, upper_share, left, right, left_share, GRID_W, FACTOR, OFFSET)
             r, g, b = placed(value, channel, r, g, b, RGB)

@@ -2,8 +2,8 @@
 
 A block is one warp, with a tile whose last axis is the one filtered along and lies in one thread's registers. So every line of
 the source is read once a tile, and added to the outputs that it reaches with weights that are the same in all threads: a
-neighbourhood takes one multiplication a tap and no shuffle. Loops over lines are unrolled for the compiler to see this. Where
-it cannot see in which order places follow one another, as in a table, Triton 3.6 spreads a warp along the first axis.
+neighbourhood takes one multiplication a tap and no shuffle. Loops over lines are unrolled for the compiler to see this. What
+does not tell it that addresses follow one another along the first axis is read and stored through one axis (``flat``).
 
 Where samples are skipped, a block is several warps with a tile each, one behind the other along the first axis. A warp of a
 small blur may have four tiles (``small_blur.py``).
@@ -80,22 +80,28 @@ def read(pointer, inside, BORDER: tl.constexpr, SCALE: tl.constexpr):
 def flat(values):
     """(ACROSS, ALONG) on one axis, neighbours along the first one side by side.
 
-    Of two axes that it sees no order of, Triton 3.6 spreads a warp along the first one, and 3.7 along the last.
+    Where Triton sees consecutive addresses along neither of two axes, it puts the threads of a warp along the first one, from
+    version 3.7 on along the last. One axis leaves no choice.
     """
     return tl.ravel(tl.trans(values))
 
 
 @triton.jit
+def unflat(values, like):
+    """What ``flat`` made of values of the shape of ``like``."""
+    return tl.trans(tl.reshape(values, like.shape[1], like.shape[0]))
+
+
+@triton.jit
 def read_flat(pointer):
     """The values at (ACROSS, ALONG) addresses, read by warps that lie along the first axis."""
-    return tl.trans(tl.reshape(tl.load(flat(pointer)), pointer.shape[1], pointer.shape[0]))
+    return unflat(tl.load(flat(pointer)), pointer)
 
 
 @triton.jit
 def read_lines(pointer, inside, BORDER: tl.constexpr, SCALE: tl.constexpr):
     """``read`` of (ACROSS, LINES), each thread the pixels of all lines."""
-    pixels = read(flat(pointer), flat(inside), BORDER, SCALE)
-    return tl.trans(tl.reshape(pixels, pointer.shape[1], pointer.shape[0]))
+    return unflat(read(flat(pointer), flat(inside), BORDER, SCALE), pointer)
 
 
 @triton.jit
@@ -132,15 +138,26 @@ def untouched(pointer, SCALE: tl.constexpr, live=None):
 
 
 @triton.jit
-def untouched_pixels(pointer, live, source_c, SCALE: tl.constexpr, RGB: tl.constexpr):
-    """``untouched`` of three channels; or one channel and two copies.
+def untouched_tile(pointer, live, SCALE: tl.constexpr):
+    """``untouched`` of (ACROSS, ALONG) pixels, read by warps that lie along the first axis."""
+    return unflat(untouched(flat(pointer), SCALE, flat(tl.broadcast_to(live, pointer.shape))), pointer)
+
+
+@triton.jit
+def untouched_pixels(pointer, live, source_c, SCALE: tl.constexpr, RGB: tl.constexpr, X_LAST: tl.constexpr = False):
+    """``untouched`` of three channels; or one channel and two copies. The tile's first axis is x, or with ``X_LAST`` the last.
 
     ``live``: which pixels lie inside along x. Were they clamped, the compiler would not see that they follow one another.
     """
-    r = untouched(pointer, SCALE, live)
+    r = untouched(pointer, SCALE, live) if X_LAST else untouched_tile(pointer, live, SCALE)
+    g = r
+    b = r
     if RGB:
-        return r, untouched(pointer + source_c, SCALE, live), untouched(pointer + 2 * source_c, SCALE, live)
-    return r, r, r
+        green = pointer + source_c
+        blue = green + source_c
+        g = untouched(green, SCALE, live) if X_LAST else untouched_tile(green, live, SCALE)
+        b = untouched(blue, SCALE, live) if X_LAST else untouched_tile(blue, live, SCALE)
+    return r, g, b
 
 
 @triton.jit
