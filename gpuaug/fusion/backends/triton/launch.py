@@ -146,7 +146,7 @@ def run_beside(launch: Callable[[], Any], other: Callable[[], Any] | None) -> No
     """Compile and run ``launch``, and compile the kernels of ``other`` at the same time. Errors of ``other`` are suppressed."""
     # Its first compilation costs Triton 0.3 s to build a helper of its driver, and 0.3 s to hash its own source for the key of
     # its cache. Threads that start together would each pay both.
-    if hasattr(_empty_kernel, "warmup"):  # see Launch
+    if hasattr(_empty_kernel, "warmup"):  # not in Triton 3.4's interpreter
         _empty_kernel.warmup(grid=(1,), enable_fp_fusion=True)
     with compiled_together():
         launch()
