@@ -1,9 +1,6 @@
 """Every kernel compiles for a GPU, on a machine that has none: what the interpreter forgives, the compiler does not."""
 
 import re
-from functools import partial
-from threading import Barrier
-from types import SimpleNamespace
 
 import kornia.augmentation as K
 import pytest
@@ -21,7 +18,7 @@ from support.replay import photographs
 
 import gpuaug
 from gpuaug.fusion.backends.readers import MaskPlaces
-from gpuaug.fusion.backends.triton import backend, boxes, crops, launch, mix
+from gpuaug.fusion.backends.triton import backend, boxes, crops, mix
 from gpuaug.fusion.backends.triton.filters import blur, levels, sharpness, small_blur
 from gpuaug.fusion.ops.base import PointCode, Size
 from gpuaug.fusion.ops.boxes import FORMS, Way
@@ -201,120 +198,6 @@ def test_gathers_into_half_precision_store_two_values_at_once(jitter, antialias,
     readers.through_both(modules, photographs(2), torch.bfloat16, torch.channels_last, antialias=antialias)
     (ptx,) = [compiled.asm["ptx"] for (name, *_), compiled in made.items() if name == "gather_kernel"]
     assert set(re.findall(r"st\.global\.(?:v\d\.)?b(\d+)", ptx)) == {"32"}
-
-
-class WaitingKernel:
-    """Stands in for a kernel: compiles only together with as many others as its barrier waits for."""
-
-    function, packed_metadata = 0, None
-
-    def __init__(self, name, barrier, ran, monkeypatch):
-        self.name, self.barrier, self.ran = name, barrier, ran
-        self.arg_names = getattr(KERNELS[name], name).arg_names
-        monkeypatch.setattr(KERNELS[name], name, self)
-
-    def warmup(self, *args, grid, **constants):
-        self.barrier.wait(timeout=60)
-        self.ran.append("compiled")
-        return self
-
-    def __getitem__(self, grid):
-        return lambda *args, **constants: self.ran.append(self.name)
-
-    def run(self, *args):
-        grid, stream, function, metadata, hooks, rest = args[:3], *args[3:6], args[6:9], args[9:]
-        assert (stream, function, metadata, hooks) == (0, self.function, self.packed_metadata, (None, None, None))
-        assert all(type(number) is int for number in grid)
-        assert len(rest) == len(self.arg_names)
-        assert type(rest[0]) is int  # an address
-        self.ran.append(self.name)
-
-
-@pytest.fixture
-def no_driver(monkeypatch):
-    """Leaves out Triton's first compilation, which needs a driver."""
-    monkeypatch.setattr(launch, "_empty_kernel", SimpleNamespace(warmup=lambda **options: None))
-
-
-def center_crop_run(blur, side=48):
-    """A run of a new plan: a crop, and a blur where there is one."""
-    augment, images = gpuaug.fuse([K.CenterCrop(32), *blur]), photographs(2, 3, side, side)
-    plan = augment._segments.at(0, Size(*images.shape), masks=False).plan
-    return partial(backend.run, plan, images, torch.zeros(2, plan.width), torch.float32, torch.contiguous_format)
-
-
-def test_kernels_of_a_plan_are_compiled_side_by_side_before_the_first_one_runs(monkeypatch):
-    names, ran = ["gather_kernel", "blur_columns_kernel", "blur_rows_kernel"], []
-    barrier = Barrier(len(names))
-    for name in names:
-        WaitingKernel(name, barrier, ran, monkeypatch)
-    run = center_crop_run([K.RandomGaussianBlur((23, 23), (0.1, 2.0))])
-    run()
-    assert ran == ["compiled"] * 3 + names
-    run()
-    assert ran == ["compiled"] * 3 + names + names
-
-
-def test_kernels_of_the_first_run_are_compiled_beside_the_probe(no_driver, monkeypatch):
-    names, ran = ["gather_kernel", "blur_columns_kernel", "blur_rows_kernel"], []
-    barrier = Barrier(1 + len(names))
-    for name in names:
-        WaitingKernel(name, barrier, ran, monkeypatch)
-    run = center_crop_run([K.RandomGaussianBlur((23, 23), (0.1, 2.0))])
-    backend.probe(torch.device("cpu"), run.args)
-    assert ran == ["compiled"] * 4 + ["gather_kernel"]
-    run()
-    assert ran[5:] == names
-
-
-def test_probe_runs_whatever_the_first_run_raises(no_driver, monkeypatch):
-    ran = []
-    WaitingKernel("gather_kernel", Barrier(1), ran, monkeypatch)
-    run = center_crop_run([])
-    monkeypatch.setattr(backend, "MOST_SAMPLES", 1)
-    backend.probe(torch.device("cpu"), run.args)
-    assert ran == ["compiled", "gather_kernel"]
-    with pytest.raises(gpuaug.ArgumentError, match="at most 1 samples"):
-        run()
-
-
-def test_launches_of_one_form_are_compiled_once(monkeypatch):
-    ran = []
-    WaitingKernel("gather_kernel", Barrier(1), ran, monkeypatch)
-    with launch.compiled_together():
-        center_crop_run([])()
-        center_crop_run([])()
-    assert ran == ["compiled"]
-
-
-def test_kernels_of_an_interpreter_that_compiles_nothing_are_launched(monkeypatch):
-    ran = []
-    WaitingKernel("gather_kernel", Barrier(1), ran, monkeypatch)
-    monkeypatch.delattr(WaitingKernel, "warmup")
-    center_crop_run([])()
-    assert ran == ["gather_kernel"]
-    monkeypatch.setattr(launch, "_empty_kernel", SimpleNamespace())
-    backend.probe(torch.device("cpu"))
-    assert ran == ["gather_kernel"] * 2
-
-
-def test_kernels_that_have_been_compiled_for_another_size_need_no_thread(monkeypatch):
-    ran = []
-    WaitingKernel("gather_kernel", Barrier(1), ran, monkeypatch)
-    # The first size is compiled in, and all others share a kernel.
-    for side in (48, 50):
-        center_crop_run([], side)()
-    ran.clear()
-    center_crop_run([], 52)()
-    assert ran == ["gather_kernel"]
-
-
-def test_kernel_that_a_thread_could_not_compile_is_compiled_where_it_is_launched(monkeypatch):
-    barrier, ran = Barrier(1), []
-    barrier.abort()
-    WaitingKernel("gather_kernel", barrier, ran, monkeypatch)
-    center_crop_run([])()
-    assert ran == ["gather_kernel"]
 
 
 @pytest.mark.parametrize(("name", "layout"), by_turns(RAGGED, ["chw", "hwc"]))
