@@ -18,7 +18,7 @@ from protocol.scenarios import install, kernel, name_lanes
 from support import nvjpeg_double
 from support.encoded import encoded
 from support.stream_double import FREED, OVERWRITTEN, REUSED, UNREADY, Buffer, FakeEvent, FakeStream, HostBuffer
-from support.waiting import WAIT_S
+from support.waiting import WAIT_S, until
 
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core import batch
@@ -123,7 +123,8 @@ class Machine:
                         pulled.slot = cuda.new("slot", 0)
                         written = cuda.Event()
                         written.record()
-                    cuda.history.learn(written)  # it has been sent, so it has been written
+                    with cuda.operation() as history:
+                        history.learn(written)  # it has been sent, so it has been written
                     pulled.slot.ring = machine._ring
                     start, length = pulled.batch[0].data.data_ptr(), pulled.batch[0].data.nbytes
                     machine._slot_keys[start, start + length] = pulled.slot.key
@@ -164,10 +165,10 @@ class Machine:
         # The latest: malloc gives an address again.
         return next(key for start, length, key in reversed(self._owners) if start <= address < start + length)
 
-    def finish(self):
-        """Wait until all that is submitted has been decoded."""
-        for pipelined in self.loader._iterators:
-            wait([pending._future for submitted in pipelined._submitted for _, pending in submitted.pending])
+    def _futures(self):
+        """The decoding of all that is submitted."""
+        iterators = self.loader._iterators
+        return [work._future for each in iterators for submitted in each._submitted for _, work in submitted.pending]
 
     def train(self, *, kept=False, leave=None, in_flight=False):
         """Read some epochs. ``leave`` them after this batch, when what is submitted has been decoded, or while it is."""
@@ -181,10 +182,12 @@ class Machine:
                 if number == leave:
                     break
                 if in_flight and number + 1 == leave:
-                    self.finish()  # what comes next is launched, and the batch after it is not decoded
+                    wait(self._futures())  # what comes next is launched, and the batch after it is not decoded
                     self.going.clear()
-            if not in_flight:
-                self.finish()
+            if in_flight:
+                until(lambda: all(future.running() or future.done() for future in self._futures()))  # none is cancelled
+            else:
+                wait(self._futures())
             batches.close()
             del received
             gc.collect()
@@ -303,7 +306,7 @@ def slots_released_when_submitted(patch, machine):
         (no_wait_between_calls, FOR_ENGINES, {}, OVERWRITTEN, "engines writes nvJPEG's memory"),
         (wait_for_an_earlier_event, FOR_ENGINES, {}, REUSED, "engines writes pixels"),
         (no_wait_for_the_decoder, MIXED, {}, UNREADY, "reads pixels"),
-        (no_order_after_what_is_abandoned, MIXED, {"leave": 2}, REUSED, "last use: decode/decode lane writes pixels"),
+        (no_order_after_what_is_abandoned, MIXED, LEFT_IN_FLIGHT, REUSED, "last use: decode/decode lane writes pixels"),
         (slots_released_when_submitted, FOR_ENGINES, {}, FREED, "engines reads slot"),
     ],
 )
