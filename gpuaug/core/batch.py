@@ -6,6 +6,7 @@ it is, so types that merely look like containers (``torch.Size``, a list of file
 
 import copy
 import dataclasses
+import operator
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence
 from typing import Any
@@ -95,7 +96,7 @@ def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
     if kind is torch.Tensor:
         return function(batch)
     if kind is tuple or kind is list:
-        values = [map_leaves(function, value) for value in batch]
+        values = [function(value) if type(value) is torch.Tensor else map_leaves(function, value) for value in batch]
         return batch if _same(values, batch) else kind(values)
     if kind is dict:
         changed = {key: map_leaves(function, value) for key, value in batch.items()}
@@ -125,7 +126,7 @@ def leaves(batch: Batch) -> list[Any]:
         >>> leaves({"a": 1, "b": [2, (3,)]})
         [1, 2, 3]
     """
-    if type(batch) in {tuple, list} and all(type(value) is torch.Tensor for value in batch):
+    if type(batch) in {tuple, list} and set(map(type, batch)) <= _TENSORS:
         return list(batch)  # most batches
     found: list[Any] = []
 
@@ -208,12 +209,14 @@ def _map_uncommon(function: Callable[[Any], Any], batch: Any) -> Any:
     return function(batch)
 
 
+_TENSORS = {torch.Tensor}
+
 # A ``Ragged`` can be moved by its ``to``, but is looked into, or its tensors could neither lie in a slot nor be packed.
 _NEVER_MOVES_ITSELF = (torch.Tensor, type, Ragged)
 
 
 def _same(new: Any, old: Any) -> bool:
-    return all(a is b for a, b in zip(new, old, strict=True))
+    return all(map(operator.is_, new, old))
 
 
 def _rebuild_sequence(container: Any, items: list[Any]) -> Any:

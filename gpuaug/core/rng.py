@@ -18,9 +18,8 @@ import struct
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -125,8 +124,7 @@ class GeneratorLock:
 generator_lock = GeneratorLock()
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """Random-number key of a batch: its place in a run."""
 
     seed: int
@@ -145,7 +143,7 @@ class Position:
             >>> Position(seed=0, epoch=0, rank=0, batch=7).key("augment") == Position(0, 0, 0, 7).key("augment")
             True
         """
-        return _key(self.seed, self.epoch, self.rank, self.batch, stage)
+        return _key(*self, stage)
 
 
 # A stage that draws ahead asks for the keys of the next batches, and each again at its batch.

@@ -7,15 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpuaug.core.errors import ArgumentError, shown, whole_number
+from gpuaug.core.errors import ArgumentError, whole_number
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.rng import next_seed, seeds_of_views
 from gpuaug.core.settings import autocasts, without_autocast
 from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.backends.readers import size_of
+from gpuaug.fusion.backends.readers import size_given
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.fallback_warnings import FallbackWarnings
+from gpuaug.fusion.known import KnownKinds, kind_of
 from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import ending_of, leaves, transforms_done
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
@@ -133,7 +134,7 @@ class Fused(nn.Module):
         classes = classes_of(options.num_classes, self._mixes)
         self.options, self._ending = replace(options, num_classes=classes), ending_of(self._tree)
         self._soft = None if classes is None else SoftLabels(classes, options.label_smoothing)
-        self._segments, self._prefetch = Segments(self._ops), TablePrefetch()
+        self._segments, self._prefetch, self._known = Segments(self._ops), TablePrefetch(), KnownKinds()
         self._seen: list[tuple[Size, torch.device]] = []  # of the last call; a module takes its time to set an attribute
         # Another library's module may draw from any generator.
         self._left, self.draws_by_itself = FallbackWarnings(self._ops), not any(isinstance(op, EagerOp) for op in self._ops)
@@ -170,7 +171,7 @@ class Fused(nn.Module):
         Cost:
             Host time alone; no launch.
         """
-        size = _size_given(shape)
+        size = size_given(shape)
         if seed is not None:
             seed = whole_number("seed", seed, "Leave it out for one from torch's generator.", most=2**64 - 1)
         return self._draw(size, next_seed() if seed is None else seed)
@@ -229,18 +230,27 @@ class Fused(nn.Module):
         return self._augmented(inputs, data_keys, draws)
 
     def _augmented(self, inputs: tuple[Any, ...], data_keys: Sequence[Any] | None, draws: Draws | None) -> Any:
-        keys = self._data_keys if data_keys is None else keys_given(data_keys)
-        if data_keys is None and len(inputs) == 1:
-            keys = ("input",)
+        alone = data_keys is None and len(inputs) == 1
+        kind = kind_of(inputs[0]) if alone and draws is None else None
+        known = self._known.get(kind)
+        if known is not None:
+            plan, seen = known
+            self._seen[:] = (seen,)
+            table = self._prefetch.table(plan, self._plain_ops, *seen, points=False, views=self.options.views)
+            return dispatch.run(plan, inputs[0], table, self.dtype, self.memory_format)
+        keys = ("input",) if alone else self._data_keys if data_keys is None else keys_given(data_keys)
         targets = self._targets(inputs, keys)
         size = targets.size
         self._check_sizes(size)
         self._seen[:] = ((size, targets.device),)
+        planned = self._whole(targets)
+        if kind is not None and planned is not None and not planned.needs_own_batch:
+            self._known.add(kind, planned, size, targets.device)
         views = self.options.views
         if draws is not None:
             check_draws(draws, size, len(self._ops), views)
         # Views share every pass where one plan runs all, and nothing but images is taken.
-        if views == 1 or (len(inputs) == 1 and self._whole(targets) is not None):
+        if views == 1 or (len(inputs) == 1 and planned is not None):
             return self._run(targets, draws)
         draws = self._draw(size, next_seed()) if draws is None else draws
         # Kornia's labels of a cut have an axis before that of the samples.
@@ -280,7 +290,7 @@ class Fused(nn.Module):
             ArgumentError, ArgumentTypeError: If ``shape`` is not that of a batch of images.
         """
         known = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
-        size = _size_given(shape) if shape is not None else self._seen[0][0] if self._seen else known
+        size = size_given(shape) if shape is not None else self._seen[0][0] if self._seen else known
         done = tuple(transforms_done(self._tree))
         return explain.explanation(self._segments, size, self.dtype, self._executor(), self.options.views, done)
 
@@ -333,17 +343,6 @@ class Fused(nn.Module):
                     targets.run_plan(segment.plan, table, *form)
                     size = size.to(segment.plan.out.height, segment.plan.out.width)
                 start = segment.stop
-
-
-def _size_given(shape: Sequence[int] | Ragged) -> Size:
-    if isinstance(shape, Ragged):
-        return size_of(shape)
-    way_out = "Pass images.shape of a batch."
-    if not isinstance(shape, tuple | list) or len(shape) != 4:
-        raise ArgumentError(f"shape must be (B, C, H, W), got {shown(shape)}. {way_out}")
-    return Size(
-        *(whole_number(f"shape[{axis}]", side, way_out, least=min(axis, 1), most=2**31) for axis, side in enumerate(shape))
-    )
 
 
 def _keepdim(op: Op | EagerOp) -> bool:

@@ -128,14 +128,14 @@ class PipelinedIterator:
             launched.source.wait(launched.ready)
         stats.batches += 1
         stats.ready = len(self.waiting)
-        self._reach(batch=batch_index + 1, source=launched.state)
+        self._reach(Snapshot(self._handed_over.epoch, batch_index + 1, False, self._handed_over.chosen, launched.state))
         self.feed_iterator.refill()
         hooks.handed_over(batch_index, consumer)
         return launched.batch
 
     def end(self) -> None:
         """Note that all batches have been handed over and the epoch has ended."""
-        self._reach(ended=True, source=self._state_at_end)
+        self._reach(self._handed_over._replace(ended=True, source=self._state_at_end))
 
     def close(self) -> None:
         """End the iteration over the wrapped loader, and drop batches that were not handed over."""
@@ -182,9 +182,9 @@ class PipelinedIterator:
             self._lanes.settle()
             raise
 
-    def _reach(self, **changes: Any) -> None:
-        self._handed_over = self._handed_over._replace(**changes)
-        self._shared.progress.reach(self._handed_over)
+    def _reach(self, reached: Snapshot) -> None:
+        self._handed_over = reached
+        self._shared.progress.reach(reached)
 
     def _note(self, error: BaseException, where: str, batch: int) -> None:
         raised = f"gpuaug: raised {where}, at batch "

@@ -14,8 +14,6 @@ from gpuaug.core.torchvision_transforms import drawn_once
 from gpuaug.stages import hints
 from gpuaug.stages.selection import Into, On, Selection
 
-_NOTHING: AbstractContextManager[None] = nullcontext()
-
 
 class Stage(ABC):
     """One step of the work on a batch, independent of the loader that runs it.
@@ -209,8 +207,13 @@ class _BoundTransform(BoundStage):
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, memory: dict[str, Any]) -> Any:
         self.lane.make_current()
-        generators = _NOTHING if self._generators is None else self._generators.keyed(position.key(self.name))
-        with generators, Calls(position, self.name):
+        if self._generators is None:
+            return self._transformed(values, position)
+        with self._generators.keyed(position.key(self.name)):
+            return self._transformed(values, position)
+
+    def _transformed(self, values: tuple[Any, ...], position: Position) -> Any:
+        with Calls(position, self.name):
             try:
                 return self._transform(*values, **self._named)
             except Exception as error:

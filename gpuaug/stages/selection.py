@@ -58,6 +58,7 @@ class Selection:
             )
         self.on = on
         self.into = into
+        self._several = tuple(on) if isinstance(on, tuple | Mapping) else None
         self._kind = kind
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
@@ -68,8 +69,8 @@ class Selection:
         """
         if self.on is None:
             return (batch,)
-        if isinstance(self.on, tuple | Mapping):
-            return tuple(self._get(batch, selector) for selector in self.on)
+        if self._several is not None:
+            return tuple(self._get(batch, selector) for selector in self._several)
         return (self._get(batch, self.on),)
 
     @property

@@ -8,8 +8,11 @@ import pytest
 import torch
 from support import tables
 from support.replay import as_kornia_takes_them, both, left_to_kornia, photographs
+from torchvision import tv_tensors
 
 import gpuaug
+from gpuaug.core.rng import next_seed
+from gpuaug.fusion import known
 from gpuaug.fusion.backends import dispatch
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
@@ -295,3 +298,39 @@ def test_copies_keep_training_mode():
     for again in (copy.deepcopy(augment), pickle.loads(pickle.dumps(augment))):
         assert not again.training
     assert copy.deepcopy(augment.train()).training
+
+
+def test_images_of_a_known_kind_are_augmented_as_unknown_ones_are():
+    augment, images = gpuaug.fuse(pipeline(), memory_format=torch.channels_last), photographs(6)
+    torch.manual_seed(3)
+    first, second = augment(images), augment(images)
+    torch.manual_seed(3)
+    seeds = [next_seed() for _ in range(2)]
+    replayed = [augment(images, draws=augment.draw(images.shape, seed)) for seed in seeds]
+    assert torch.equal(torch.stack([first, second]), torch.stack(replayed))
+    assert second.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_calls_that_differ_from_a_known_one_are_looked_at_again():
+    augment, images = gpuaug.fuse(pipeline()), photographs(4)
+    augment(images)
+    augment(photographs(3, 3, 30, 50))
+    assert augment.explain().shape == (3, 3, 30, 50)
+    assert augment(images).shape == (4, 3, 16, 20)
+    assert augment.explain().shape == images.shape
+    assert augment(images[0]).shape == (1, 3, 16, 20)
+    assert type(augment(tv_tensors.Image(images))) is tv_tensors.Image
+    assert len(augment(images, torch.arange(4), data_keys=["input", "class"])) == 2
+    floats = images / 255
+    augment(floats)
+    with pytest.raises(gpuaug.ArgumentError, match="must not require gradients"):
+        augment(floats.requires_grad_())
+    with pytest.raises(gpuaug.ArgumentTypeError, match=r"images must be uint8 or floating .* got torch\.int64"):
+        augment(images.long())
+
+
+def test_kinds_of_images_are_forgotten_where_there_are_many():
+    augment = gpuaug.fuse(K.RandomHorizontalFlip())
+    for width in range(1, 2 * known.MOST_KINDS):
+        augment(torch.zeros(1, 3, 2, width))
+    assert len(augment._known) <= known.MOST_KINDS

@@ -40,10 +40,11 @@ FUSION = {
     "targets": {"ops", "gather", "plan", "backends", "options"},
     "sizing": {"ops", "gather", "plan", "lower", "policies"},
     "fallback_warnings": {"ops", "policies", "lower"},
+    "known": {"ops", "plan"},
     "explain": {"ops", "policies", "gather", "plan", "intermediates", "segments", "params"},
     "fused": {
         *("ops", "policies", "gather", "plan", "options", "lower", "backends"),
-        *("segments", "draws", "params", "targets", "sizing", "fallback_warnings", "explain"),
+        *("segments", "draws", "params", "targets", "sizing", "fallback_warnings", "explain", "known"),
     },
     "normalization": {"fused"},
 }

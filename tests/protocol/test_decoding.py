@@ -79,7 +79,7 @@ class Machine:
         self._double(patch)
         self.loader = StreamedLoader(self._batches, [DecodeStage(), self._augment], device="cuda", **options)
         self._ring = Slots()
-        self.loader._shared.feed._rings.add(self._ring)
+        self.loader._shared.feed._rings.append(weakref.ref(self._ring))
         name_lanes(cuda, self.loader)
 
     def _augment(self, images):

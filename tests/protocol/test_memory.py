@@ -1,6 +1,7 @@
 """Memory of every origin is ordered: what lay on the device before, weights, what moves itself, and what is left behind."""
 
 import gc
+import weakref
 from collections import UserDict, deque
 from contextlib import nullcontext, suppress
 
@@ -398,7 +399,7 @@ def test_slots_are_written_again_after_their_copy(monkeypatch, depth):
         feed, "open_feed_iterator", lambda source, current_stream, *_: Slotted(source, iter(source), current_stream)
     )
     streamed = StreamedLoader(range(12), [lambda images: kernel(cuda, images)], device="cuda", depth=depth)
-    streamed._shared.feed._rings.add(ring)
+    streamed._shared.feed._rings.append(weakref.ref(ring))
     for received in streamed:
         cuda.read(received)
     assert not cuda.history.violations, cuda.history.report()

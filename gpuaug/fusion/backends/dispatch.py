@@ -34,10 +34,8 @@ def run(
     if not data.numel() or not plan.out.height or not plan.out.width:
         shape = table.shape[0], plan.out.channels, plan.out.height, plan.out.width
         return data.new_zeros(shape, dtype=dtype).to(memory_format=memory_format)
-    if data.is_cuda and _usable(images.device, (plan, images, table, dtype, memory_format)):
-        from gpuaug.fusion.backends.triton.backend import run as run_triton
-
-        return run_triton(plan, images, table, dtype, memory_format)
+    if data.is_cuda and (triton := _triton(images.device, (plan, images, table, dtype, memory_format))) is not None:
+        return triton.run(plan, images, table, dtype, memory_format)  # type: ignore[no-any-return]
     return torch_backend.run(plan, images, table).to(dtype).contiguous(memory_format=memory_format)
 
 
@@ -53,10 +51,8 @@ def run_mask(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None
         shape = masks.shape[:2] if places is None else (len(places.owners), 1)
         return masks.new_zeros((*shape, step.out.height, step.out.width))
     if isinstance(step, GatherPass) and step.moves:
-        if masks.is_cuda and _usable(masks.device):
-            from gpuaug.fusion.backends.triton.backend import run_mask as run_triton
-
-            masks = run_triton(step, masks, table, places)
+        if masks.is_cuda and (triton := _triton(masks.device)) is not None:
+            masks = triton.run_mask(step, masks, table, places)
         else:
             masks = torch_backend.gather_mask(step, masks, table, places)
     return torch_backend.erased(step, masks, table, places)
@@ -64,7 +60,7 @@ def run_mask(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None
 
 def run_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
     """Make labels shares of the classes, and mix them where there are rows of a mix."""
-    if labels.is_cuda and labels.numel() and _usable(labels.device):
+    if labels.is_cuda and labels.numel() and _triton(labels.device) is not None:
         from gpuaug.fusion.backends.triton.mix import soft_labels
 
         return soft_labels(soft, labels, rows)
@@ -73,7 +69,7 @@ def run_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
 
 def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Take boxes or points their way: see ``gpuaug.fusion.ops.boxes.follow``."""
-    if values.is_cuda and _usable(values.device):
+    if values.is_cuda and _triton(values.device) is not None:
         from gpuaug.fusion.backends.triton import boxes as box_kernel
 
         return box_kernel.follow(values, valid, way, dtype)
@@ -82,27 +78,26 @@ def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -
 
 def name(device: torch.device) -> str:
     """The executor for a device: ``"torch"`` or ``"triton"``."""
-    return "triton" if device.type == "cuda" and _usable(device) else "torch"
+    return "triton" if device.type == "cuda" and _triton(device) is not None else "torch"
 
 
-_KNOWN: dict[torch.device, bool] = {}
-"""Whether Triton runs kernels on a device, for every device probed so far."""
+_KNOWN: dict[torch.device, Any] = {}
+"""The module that runs plans by Triton, for every device probed so far; ``None`` where it cannot."""
 
 
-def _usable(device: torch.device, first: tuple[Any, ...] | None = None) -> bool:
-    """Whether Triton runs kernels on a device. ``first``: arguments of the Triton ``run`` that follows, for ``probe``."""
-    known = _KNOWN.get(device)
-    if known is None:
-        known = _KNOWN[device] = _probed(device, first)
-    return known
+def _triton(device: torch.device, first: tuple[Any, ...] | None = None) -> Any:
+    """The module that runs plans by Triton on a device, or ``None``. ``first``: arguments of its ``run`` that follows."""
+    if device not in _KNOWN:
+        _KNOWN[device] = _probed(device, first)
+    return _KNOWN[device]
 
 
-def _probed(device: torch.device, first: tuple[Any, ...] | None) -> bool:
+def _probed(device: torch.device, first: tuple[Any, ...] | None) -> Any:
     # That Triton can be imported does not mean that it can compile: it needs a C compiler, and a driver that it knows.
     try:
-        from gpuaug.fusion.backends.triton.backend import probe
+        from gpuaug.fusion.backends.triton import backend
 
-        probe(device, first)
+        backend.probe(device, first)
     except Exception as error:
         warnings.warn(
             f"Triton must run a kernel on {device} for gpuaug.fuse to be fast, got {type(error).__name__}: {error}. "
@@ -110,5 +105,5 @@ def _probed(device: torch.device, first: tuple[Any, ...] | None) -> bool:
             GpuAugWarning,
             stacklevel=3,
         )
-        return False
-    return True
+        return None
+    return backend

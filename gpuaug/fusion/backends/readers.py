@@ -1,12 +1,13 @@
 """What a plan reads: images of one size or ragged ones, each once or once a view, and masks of several sizes."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown, whole_number
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.ops.base import Size
 
@@ -43,6 +44,22 @@ def size_of(images: Tensor | Ragged) -> Size:
             f"places {tuple(places.shape)} of {places.dtype}. Have gpuaug.collate_ragged make it."
         )
     return Size(len(sizes), channels, sizes[:, 0], sizes[:, 1])
+
+
+def size_given(shape: Sequence[int] | Ragged) -> Size:
+    """The size that a user's ``shape`` means: (B, C, H, W), or a ragged batch.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: If it is neither, or has no room for pixels.
+    """
+    if isinstance(shape, Ragged):
+        return size_of(shape)
+    way_out = "Pass images.shape of a batch."
+    if not isinstance(shape, tuple | list) or len(shape) != 4:
+        raise ArgumentError(f"shape must be (B, C, H, W), got {shown(shape)}. {way_out}")
+    return Size(
+        *(whole_number(f"shape[{axis}]", side, way_out, least=min(axis, 1), most=2**31) for axis, side in enumerate(shape))
+    )
 
 
 def viewed(images: Tensor, samples: int) -> Tensor:

@@ -91,11 +91,12 @@ class TablePrefetch:
         seed = next_seed()
         # Rows are on their way on the stream that was current, so a call on another one has to make its own.
         kind = (size.batch, points, device, current_stream(device))
-        blocks = [block for block in self._blocks if block.planned is planned and block.kind == kind]
-        for block in blocks:
-            if seed in block.order:
-                return block.table(seed, size, places)
-        past = next((block for block in blocks if block.next == seed), None)
+        past = None
+        for block in self._blocks:
+            if block.planned is planned and block.kind == kind:
+                if seed in block.order:
+                    return block.table(seed, size, places)
+                past = block if past is None and block.next == seed else past
         most = max(MOST_SAMPLES // max(views * size.batch, 1), 1)
         count = min(2 * len(past.order), MOST_BATCHES, most) if past is not None else 1
         *seeds, following = seed, *following_seeds(count)

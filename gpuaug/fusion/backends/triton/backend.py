@@ -17,7 +17,7 @@ from gpuaug.fusion.backends.triton.filters.blur import blur
 from gpuaug.fusion.backends.triton.filters.levels import level
 from gpuaug.fusion.backends.triton.filters.sharpness import sharpen
 from gpuaug.fusion.backends.triton.gather import gather_kernel
-from gpuaug.fusion.backends.triton.launch import Launch, compiled_together, on_device, prepared, run_beside
+from gpuaug.fusion.backends.triton.launch import Launch, compiled_together, is_current, on_device, prepared, run_beside
 from gpuaug.fusion.backends.triton.mask import mask_kernel
 from gpuaug.fusion.backends.triton.mix import mix
 from gpuaug.fusion.backends.triton.second_pass import rest_kernel
@@ -78,15 +78,17 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, dtype: torch.dtype, 
         )
     if isinstance(images, Tensor) and images.dtype == torch.float64:
         images = images.float()
-    with on_device(images.device):
-        key = types_written, dtype_of(images), dtype
-        types = plan.passes[-1].prepared.get(key)
-        if types is None:
-            types = types_written(plan.passes, dtype_of(images), dtype)
-            with compiled_together():
-                _run(plan, images, table, types, memory_format)
-            plan.passes[-1].prepared[key] = types
-        return _run(plan, images, table, types, memory_format)
+    if not is_current(images.device):
+        with on_device(images.device):
+            return run(plan, images, table, dtype, memory_format)
+    key = types_written, dtype_of(images), dtype
+    types = plan.passes[-1].prepared.get(key)
+    if types is None:
+        types = types_written(plan.passes, dtype_of(images), dtype)
+        with compiled_together():
+            _run(plan, images, table, types, memory_format)
+        plan.passes[-1].prepared[key] = types
+    return _run(plan, images, table, types, memory_format)
 
 
 def _run(

@@ -91,7 +91,7 @@ class Launch:
         found = self._compiled.get(device)
         if found is not None:
             tail = found.tail if numbers is None else (*numbers, *found.constants)
-            stream, addresses = current_stream(tensors[0].device), [tensor.data_ptr() for tensor in tensors]
+            stream, addresses = current_stream(tensors[0].device), map(Tensor.data_ptr, tensors)
             # No data for hooks, and no hooks.
             found.launcher(*(grid or self._grid), stream, found.function, found.metadata, None, None, None, *addresses, *tail)
             return
@@ -195,7 +195,11 @@ def kind_of(source: Tensor | Ragged) -> tuple[Any, ...]:
     return source.data.dtype, len(source), source.shapes.channels, source.shapes.layout, source.shapes.least > 1
 
 
+def is_current(device: torch.device) -> bool:
+    """Whether launches go to ``device``: Triton uses the current one, whatever the tensors are on."""
+    return device.type != "cuda" or bool(device.index == torch.cuda.current_device())
+
+
 def on_device(device: torch.device) -> Any:
-    """A block in which launches go to ``device``: Triton uses the current one, whatever the tensors are on."""
-    here = device.type != "cuda" or device.index == torch.cuda.current_device()
-    return nullcontext() if here else torch.cuda.device(device)
+    """A block in which launches go to ``device``."""
+    return nullcontext() if is_current(device) else torch.cuda.device(device)
