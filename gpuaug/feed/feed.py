@@ -73,7 +73,7 @@ class Feed:
         self._process = os.getpid()
         self._parents: Any = None
         self._ring: Ring | None = None
-        # Not a WeakSet: to iterate over one takes ten times as long, in every next().
+        # Not a WeakSet, which is iterated over in Python: every next() goes over these.
         self._rings: list[weakref.ref[Ring]] = []
         self._twin: Any = None
         # Of the last iteration that had the ring.
