@@ -189,8 +189,8 @@ class Feed:
 
     def free_read_slots(self) -> None:
         """Free the slots whose copies have ended. Does not wait."""
-        for known in self._rings:
-            ring = known()
+        for reference in self._rings:
+            ring = reference()
             if ring is not None:
                 ring.free_read_slots()
 
@@ -203,8 +203,8 @@ class Feed:
                 iterator, loader._iterator = loader._iterator, None  # as DataLoader itself holds them
                 end_workers(iterator)
         self._twin = None
-        for known in self._rings:
-            ring = known()
+        for reference in self._rings:
+            ring = reference()
             if ring is not None:
                 ring.close()
         self._ring = None
@@ -221,7 +221,7 @@ class Feed:
         except (OSError, OverflowError, ValueError) as error:
             self.reason = f"its memory cannot be had here: {error}"
             return None
-        self._rings = [*(known for known in self._rings if known() is not None), weakref.ref(ring)]
+        self._rings = [*(each for each in self._rings if each() is not None), weakref.ref(ring)]
         return ring
 
     def _copy_of_loader(self, ring: Ring) -> Any:

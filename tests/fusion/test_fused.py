@@ -300,8 +300,9 @@ def test_copies_keep_training_mode():
     assert copy.deepcopy(augment.train()).training
 
 
-def test_images_of_a_known_kind_are_augmented_as_unknown_ones_are():
-    augment, images = gpuaug.fuse(pipeline(), memory_format=torch.channels_last), photographs(6)
+@pytest.mark.parametrize("views", [1, 2])
+def test_images_of_a_known_kind_are_augmented_as_unknown_ones_are(views):
+    augment, images = gpuaug.fuse(pipeline(), memory_format=torch.channels_last, views=views), photographs(6)
     torch.manual_seed(3)
     first, second = augment(images), augment(images)
     torch.manual_seed(3)

@@ -315,7 +315,7 @@ def test_slots_of_batches_that_are_abandoned_are_free():
     batches = iter(loader)
     for _ in range(4):
         next(batches)
-    (ring,) = (known() for known in loader._shared.feed._rings)
+    (ring,) = (reference() for reference in loader._shared.feed._rings)
     assert loader.stats().slot_batches > 0
     assert ring.held
     batches.close()
