@@ -37,9 +37,13 @@ def make_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], device: torc
 
 def send(samples: int, width: int, fill: Callable[[Array], None], device: torch.device) -> Tensor:
     """Rows written by ``fill``, (B, ``width``) float32, sent to ``device``."""
-    pinned = torch.empty((samples, width), dtype=torch.float32, device="cpu", pin_memory=device.type == "cuda")
-    fill(pinned.numpy())
-    return pinned.to(device, non_blocking=True)
+    # Ops write a column at a time, in half the time where its numbers lie side by side. Only a GPU turns them to rows for less.
+    turned = device.type == "cuda"
+    shape = (width, samples) if turned else (samples, width)
+    numbers = torch.empty(shape, dtype=torch.float32, device="cpu", pin_memory=turned)
+    fill(numbers.numpy().T if turned else numbers.numpy())
+    sent = numbers.to(device, non_blocking=True)
+    return sent.T.contiguous() if turned else sent
 
 
 def points_width(planned: Plan) -> int:
