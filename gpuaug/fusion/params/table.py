@@ -15,6 +15,10 @@ MATRIX = 9
 """Length of a matrix. With boxes or keypoints each row ends with one, or as ``points_width`` says."""
 
 
+BY_COLUMN_FROM = 1024
+"""Samples from which a table is written column by column, and turned to rows by a launch on the GPU, which costs less there."""
+
+
 def of_all_parts(ops: Sequence[Op], drawn: Sequence[OpDraws]) -> dict[Op, OpDraws]:
     """The draws of the parts of several ops."""
     return {part: own for op, each in zip(ops, drawn, strict=True) for part, own in op.of_parts(each).items()}
@@ -24,7 +28,7 @@ def make_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], device: torc
     """The rows of a batch, (B, at least ``planned.width``) float32; with ``points`` each ends with its matrix.
 
     Cost:
-        One pinned copy, which nothing waits for.
+        One pinned copy, which nothing waits for, and one launch from ``BY_COLUMN_FROM`` samples on.
     """
 
     def fill(table: Array) -> None:
@@ -37,13 +41,13 @@ def make_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], device: torc
 
 def send(samples: int, width: int, fill: Callable[[Array], None], device: torch.device) -> Tensor:
     """Rows written by ``fill``, (B, ``width``) float32, sent to ``device``."""
-    # Ops write a column at a time, in half the time where its numbers lie side by side. Only a GPU turns them to rows for less.
-    turned = device.type == "cuda"
-    shape = (width, samples) if turned else (samples, width)
-    numbers = torch.empty(shape, dtype=torch.float32, device="cpu", pin_memory=turned)
-    fill(numbers.numpy().T if turned else numbers.numpy())
+    # Ops write a column at a time, in half the time where its numbers lie side by side.
+    by_column = device.type == "cuda" and samples >= BY_COLUMN_FROM
+    shape = (width, samples) if by_column else (samples, width)
+    numbers = torch.empty(shape, dtype=torch.float32, device="cpu", pin_memory=device.type == "cuda")
+    fill(numbers.numpy().T if by_column else numbers.numpy())
     sent = numbers.to(device, non_blocking=True)
-    return sent.T.contiguous() if turned else sent
+    return sent.T.contiguous() if by_column else sent
 
 
 def points_width(planned: Plan) -> int:

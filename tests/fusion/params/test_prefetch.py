@@ -71,6 +71,30 @@ def test_tables_drawn_together_equal_tables_drawn_one_by_one(name, points):
         assert torch.equal(rows, draw_tables(planned, segment.ops, size, (seed,), host, points=points)[0])
 
 
+def sent(monkeypatch, name, device, *, points, by_column_from):
+    """The rows of five batches of ``PIPELINES[name]``, sent to a device; ``None`` where each draws alone."""
+    augment, size = gpuaug.fuse(PIPELINES[name]()), Size(9, 3, 30, 41)
+    segment = augment._segments.at(0, size, masks=False)
+    if segment.plan is None or segment.plan.needs_own_batch:
+        return None
+    monkeypatch.setattr(table, "BY_COLUMN_FROM", by_column_from)
+    draw_tables(segment.plan, segment.ops, size, SEEDS, torch.device(device), points=points)  # makes the plan's template
+    return draw_tables(segment.plan, segment.ops, size, SEEDS, torch.device(device), points=points)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("points", [False, True])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_rows_written_by_column_are_the_same(monkeypatch, name, points):
+    expected = sent(monkeypatch, name, "cpu", points=points, by_column_from=1)
+    if expected is None:
+        pytest.skip("draws alone")
+    got = sent(monkeypatch, name, "cuda", points=points, by_column_from=1)
+    assert got.stride() == expected.stride()
+    assert torch.equal(got.cpu(), expected)
+    assert torch.equal(sent(monkeypatch, name, "cuda", points=points, by_column_from=46).cpu(), expected)
+
+
 def test_needs_own_batch_is_set_for_mixes_noise_and_kornias_policies():
     for name, make in PIPELINES.items():
         augment = gpuaug.fuse(make())
