@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from bench.harness import timing
+from bench.harness.processes import settle
 from gpuaug.benchkit.windows import Variant, synchronize
 
 AugmentCall = Callable[[], Any]
@@ -78,6 +79,7 @@ def call_figures(call: AugmentCall, device: torch.device, *, launches: int | Non
         device: The device that it works on.
         launches: Approximate number of kernels that it launches; ``None`` if it works on streams of its own, ahead of the call.
     """
+    settle()
     taken: list[float] = []
     end = perf_counter() + _SECONDS
     while len(taken) < 3 or (perf_counter() < end and len(taken) < _CALLS):

@@ -13,6 +13,7 @@ import torch
 
 from bench.harness.console import console
 from bench.harness.optional_rows import OptionalRow, PeerError, Skipped, select_rows
+from bench.harness.processes import settle
 from gpuaug.benchkit import results
 from gpuaug.benchkit.environment import environment
 from gpuaug.benchkit.windows import Row, Variant, interleave, summarise
@@ -95,7 +96,9 @@ def _case(
             left_out = [row for row in made if isinstance(row, Skipped)]
             del made
             try:
-                windows = interleave(variants, device=options.device, seconds=options.seconds, repeats=options.repeats)
+                windows = interleave(
+                    variants, device=options.device, seconds=options.seconds, repeats=options.repeats, settle=settle
+                )
             except PeerError as error:
                 reasons[error.name] = error.reason
                 windows = None

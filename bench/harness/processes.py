@@ -1,4 +1,4 @@
-"""Processes: the cores that they may use, their CPU time, and the resources of this one."""
+"""Processes: the cores that they may use, their CPU time, when they are idle, and the resources of this one."""
 
 import os
 import time
@@ -20,6 +20,8 @@ UNITS = {
 }
 """Unit of each resource that ``held`` reads."""
 
+_QUIET_S = 0.1  # ten of the kernel's ticks
+
 
 def cpu_seconds() -> float:
     """CPU seconds, user and system, of this process, its threads and all its descendants.
@@ -37,6 +39,20 @@ def cpu_seconds() -> float:
             continue
         below[int(fields[1])].append((int(stat.parent.name), sum(map(int, fields[11:15])) / ticks))
     return total + sum(seconds for _, seconds in _descendants(os.getpid(), below))
+
+
+def settle(limit_s: float = 5.0) -> bool:
+    """Wait until this process and those below it use less than a fifth of a core. Returns whether they do within ``limit_s``.
+
+    Workers go on until their queues are full, after the loop that read them has paused, and take the cores from the next one.
+    """
+    end, used = time.monotonic() + limit_s, cpu_seconds()
+    while time.monotonic() < end:
+        time.sleep(_QUIET_S)
+        before, used = used, cpu_seconds()
+        if used - before < _QUIET_S / 5:
+            return True
+    return False
 
 
 def _descendants(parent: int, below: dict[int, list[tuple[int, float]]]) -> Iterator[tuple[int, float]]:

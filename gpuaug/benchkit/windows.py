@@ -70,6 +70,7 @@ def interleave(
     repeats: int = 5,
     warmup: int = 3,
     progress: Callable[[str], None] | None = None,
+    settle: Callable[[], object] = lambda: None,
 ) -> dict[str, list[Window]]:
     """Measure ``variants`` in rounds of one window each, every other round in reverse order.
 
@@ -83,6 +84,7 @@ def interleave(
         repeats: Number of rounds.
         warmup: Steps each variant takes before the first round, beyond its ``discard``.
         progress: Called with the variant's name after its warm-up and after each of its windows.
+        settle: Called before each window: waits until the workers of the variant before have filled their queues.
 
     Returns:
         For each name, its windows in the order of the rounds.
@@ -112,6 +114,7 @@ def interleave(
             report(run.variant.name)
         for round_index in range(repeats):
             for run in opened if round_index % 2 == 0 else reversed(opened):
+                settle()
                 windows[run.variant.name].append(_window(run, device, seconds))
                 report(run.variant.name)
     return windows

@@ -65,6 +65,13 @@ def test_every_other_round_goes_backwards(clock):
     assert "".join(finished) == "abc" + "abc" + "cba" + "abc"
 
 
+def test_all_settle_before_each_window(clock):
+    variants = [clock.variant("a", discard=1), clock.variant("b")]
+    interleave(variants, device=CPU, seconds=1, repeats=2, warmup=0, settle=lambda: clock.log.append("settle"))
+    windows = ["settle", "a", "sync", "a", "sync"], ["settle", "sync", "b", "sync"]
+    assert clock.log == ["a", "sync", "sync", *windows[0], *windows[1], *windows[1], *windows[0]]
+
+
 def test_each_variant_is_opened_once(clock):
     opened = []
 

@@ -64,6 +64,7 @@ from bench.harness import call_rows, flags, measurement, timing
 from bench.harness.call_rows import AugmentCall, QueuedCall
 from bench.harness.console import console, print_rows
 from bench.harness.optional_rows import reason
+from bench.harness.processes import settle
 from bench.peers import augmenters
 from gpuaug.benchkit import results
 from gpuaug.benchkit.environment import environment
@@ -223,7 +224,9 @@ def _windows(
             for name, call in ways.items()
         ]
         try:
-            return interleave(variants, device=options.device, seconds=options.seconds, repeats=options.repeats, warmup=1)
+            return interleave(
+                variants, device=options.device, seconds=options.seconds, repeats=options.repeats, warmup=1, settle=settle
+            )
         except Exception:
             if not failed:
                 raise

@@ -1,6 +1,8 @@
 """Time and cores of processes."""
 
+import itertools
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -39,3 +41,41 @@ def test_processes_that_start_meanwhile_have_so_many_cores():
         found = subprocess.check_output([sys.executable, "-c", "import os; print(len(os.sched_getaffinity(0)))"])
     assert int(found) == 1
     assert os.sched_getaffinity(0) == before
+
+
+def used(monkeypatch, seconds):
+    """Have ``settle`` find that so much CPU time is used in each of its looks; its clock moves by what it sleeps."""
+    clock = iter(range(1000))
+    looks = itertools.chain([0.0], seconds)
+    total = 0.0
+
+    def cpu_seconds():
+        nonlocal total
+        total += next(looks)
+        return total
+
+    monkeypatch.setattr(processes, "cpu_seconds", cpu_seconds)
+    monkeypatch.setattr(processes.time, "sleep", lambda _: None)
+    monkeypatch.setattr(processes.time, "monotonic", lambda: next(clock) * processes._QUIET_S)
+
+
+def test_settle_waits_until_little_is_used(monkeypatch):
+    left = []
+    used(monkeypatch, (left.append(seconds) or seconds for seconds in (1.4, 0.03, 0.021, 0.019, 1.0)))
+    assert processes.settle()
+    assert left == [1.4, 0.03, 0.021, 0.019]
+
+
+def test_settle_gives_up_at_its_limit(monkeypatch):
+    used(monkeypatch, (0.1 for _ in range(1000)))
+    assert not processes.settle(limit_s=2.0)
+
+
+def test_settle_returns_where_a_worker_below_waits():
+    with subprocess.Popen([sys.executable, "-c", BUSY]) as child:
+        before, own = processes.cpu_seconds(), time.process_time()
+        while processes.cpu_seconds() - before < 0.3 + time.process_time() - own:
+            time.sleep(0.02)
+        os.kill(child.pid, signal.SIGSTOP)
+        assert processes.settle(limit_s=60.0), "a worker that waits"
+        child.kill()
