@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import active_children
 from pathlib import Path
 
 import torch
@@ -42,10 +43,13 @@ def cpu_seconds() -> float:
 
 
 def settle(limit_s: float = 5.0) -> bool:
-    """Wait until this process and those below it use less than a fifth of a core. Returns whether they do within ``limit_s``.
+    """Wait until this process and its workers use less than a fifth of a core. Returns whether they do within ``limit_s``.
 
     Workers go on until their queues are full, after the loop that read them has paused, and take the cores from the next one.
+    Returns at once where there are none.
     """
+    if not active_children():
+        return True
     end, used = time.monotonic() + limit_s, cpu_seconds()
     while time.monotonic() < end:
         time.sleep(_QUIET_S)

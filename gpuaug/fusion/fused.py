@@ -221,7 +221,8 @@ class Fused(nn.Module):
                 views may differ in size.
 
         Cost:
-            The launches that ``explain`` lists and one pinned copy of some bytes a sample; no synchronisation.
+            The launches that ``explain`` lists and one pinned copy of some bytes a sample, with a launch where it is large; no
+            synchronisation.
         """
         if autocasts():
             # It would multiply matrices in 16 bits, and refuses to join tensors of another 16-bit type.

@@ -1,8 +1,8 @@
 """Time and cores of processes."""
 
 import itertools
+import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -54,6 +54,7 @@ def used(monkeypatch, seconds):
         total += next(looks)
         return total
 
+    monkeypatch.setattr(processes, "active_children", lambda: ["a worker"])
     monkeypatch.setattr(processes, "cpu_seconds", cpu_seconds)
     monkeypatch.setattr(processes.time, "sleep", lambda _: None)
     monkeypatch.setattr(processes.time, "monotonic", lambda: next(clock) * processes._QUIET_S)
@@ -71,11 +72,18 @@ def test_settle_gives_up_at_its_limit(monkeypatch):
     assert not processes.settle(limit_s=2.0)
 
 
-def test_settle_returns_where_a_worker_below_waits():
-    with subprocess.Popen([sys.executable, "-c", BUSY]) as child:
-        before, own = processes.cpu_seconds(), time.process_time()
-        while processes.cpu_seconds() - before < 0.3 + time.process_time() - own:
-            time.sleep(0.02)
-        os.kill(child.pid, signal.SIGSTOP)
-        assert processes.settle(limit_s=60.0), "a worker that waits"
-        child.kill()
+def test_settle_waits_for_no_worker_that_is_idle():
+    worker = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600.0,), daemon=True)
+    worker.start()
+    try:
+        assert processes.settle(limit_s=60.0)
+        assert worker.is_alive()
+    finally:
+        worker.kill()
+        worker.join()
+
+
+def test_settle_looks_at_nothing_where_there_are_no_workers(monkeypatch):
+    monkeypatch.setattr(processes, "active_children", list)
+    monkeypatch.setattr(processes, "cpu_seconds", None)
+    assert processes.settle()
