@@ -43,7 +43,7 @@ def cpu_seconds() -> float:
 
 
 def settle(limit_s: float = 5.0) -> bool:
-    """Wait until this process and its workers use less than a fifth of a core. Returns whether they do within ``limit_s``.
+    """Wait until this process and its workers use less than half a core. Returns whether they do within ``limit_s``.
 
     Workers go on until their queues are full, after the loop that read them has paused, and take the cores from the next one.
     Returns at once where there are none.
@@ -54,7 +54,7 @@ def settle(limit_s: float = 5.0) -> bool:
     while time.monotonic() < end:
         time.sleep(_QUIET_S)
         before, used = used, cpu_seconds()
-        if used - before < _QUIET_S / 5:
+        if used - before < _QUIET_S / 2:  # to look at all processes takes some of it
             return True
     return False
 

@@ -14,9 +14,8 @@ from gpuaug.fusion.plan import Pass, Plan
 MATRIX = 9
 """Length of a matrix. With boxes or keypoints each row ends with one, or as ``points_width`` says."""
 
-
 BY_COLUMN_FROM = 1024
-"""Samples from which a table is written column by column, and turned to rows by a launch on the GPU, which costs less there."""
+"""Samples from which a table for a GPU is written by column, and turned to rows there. Fewer are not worth the launch."""
 
 
 def of_all_parts(ops: Sequence[Op], drawn: Sequence[OpDraws]) -> dict[Op, OpDraws]:
@@ -28,7 +27,7 @@ def make_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], device: torc
     """The rows of a batch, (B, at least ``planned.width``) float32; with ``points`` each ends with its matrix.
 
     Cost:
-        One pinned copy, which nothing waits for, and one launch from ``BY_COLUMN_FROM`` samples on.
+        One pinned copy, which nothing waits for, and on a GPU one launch from ``BY_COLUMN_FROM`` samples on.
     """
 
     def fill(table: Array) -> None:

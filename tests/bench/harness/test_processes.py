@@ -62,9 +62,9 @@ def used(monkeypatch, seconds):
 
 def test_settle_waits_until_little_is_used(monkeypatch):
     left = []
-    used(monkeypatch, (left.append(seconds) or seconds for seconds in (1.4, 0.03, 0.021, 0.019, 1.0)))
+    used(monkeypatch, (left.append(seconds) or seconds for seconds in (1.4, 0.1, 0.051, 0.049, 1.0)))
     assert processes.settle()
-    assert left == [1.4, 0.03, 0.021, 0.019]
+    assert left == [1.4, 0.1, 0.051, 0.049]
 
 
 def test_settle_gives_up_at_its_limit(monkeypatch):

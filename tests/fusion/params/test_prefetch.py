@@ -2,8 +2,10 @@
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import kornia.augmentation as K
+import numpy as np
 import pytest
 import torch
 from support.pipelines import CLOSE, EXACT, MEAN, RGB_CLOSE, RGB_EXACT, STD, TIES, by_the_batch
@@ -69,6 +71,28 @@ def test_tables_drawn_together_equal_tables_drawn_one_by_one(name, points):
     together = draw_tables(planned, segment.ops, size, SEEDS, host, points=points)
     for seed, rows in zip(SEEDS, together, strict=True):
         assert torch.equal(rows, draw_tables(planned, segment.ops, size, (seed,), host, points=points)[0])
+
+
+@pytest.mark.parametrize("points", [False, True])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_ops_write_the_same_where_columns_lie_together(monkeypatch, name, points):
+    augment, size = gpuaug.fuse(PIPELINES[name]()), Size(9, 3, 30, 41)
+    segment = augment._segments.at(0, size, masks=False)
+    planned = segment.plan
+    if planned is None or planned.needs_own_batch:
+        pytest.skip("draws alone")
+
+    def by_column(samples, width, fill, device):
+        numbers = np.empty((width, samples), np.float32)
+        fill(numbers.T)
+        return torch.from_numpy(numbers.T.copy())
+
+    draw = partial(draw_tables, planned, segment.ops, size, SEEDS, torch.device("cpu"), points=points)
+    expected = draw()
+    monkeypatch.setattr(table, "send", by_column)
+    assert torch.equal(draw(), expected), "with the plan's template"
+    planned.template = None
+    assert torch.equal(draw(), expected), "without it"
 
 
 def sent(monkeypatch, name, device, *, points, by_column_from):

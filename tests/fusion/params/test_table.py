@@ -9,7 +9,7 @@ from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.params.table import fill_table, make_table, of_all_parts
+from gpuaug.fusion.params.table import make_table, of_all_parts
 
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
 LEAVING = {
@@ -43,18 +43,6 @@ def test_each_pass_finds_a_sample_where_the_last_one_that_applied_to_it_left_it(
     assert (passes[-1].rows_of(table)[:, passes[-1].way] == 1 + place).all()
     assert skipped > 20
     assert passes[0].way == -1
-
-
-@pytest.mark.parametrize("name", LEAVING)
-def test_rows_are_the_same_where_columns_lie_together(name):
-    augment = gpuaug.fuse(LEAVING[name]())
-    plan = augment._segments.whole(SIZE, masks=False, views=1)
-    drawn = of_all_parts(augment._plain_ops, augment.draw(SIZE.shape, seed=0)._drawn)
-    rows, columns = np.zeros((SIZE.batch, plan.width), np.float32), np.zeros((plan.width, SIZE.batch), np.float32).T
-    for _ in range(2):  # with the plan's template, and without
-        fill_table(plan, SIZE, drawn, rows)
-        fill_table(plan, SIZE, drawn, columns)
-        assert np.array_equal(rows, columns)
 
 
 NONE_LEFT = {
