@@ -131,8 +131,10 @@ def fused(case: Case, name: str, **options: Any) -> nn.Module:
 
 
 def _gpuaug(case: Case, batch: Batch, _stack: ExitStack, *, name: str, **options: Any) -> AugmentCall:
-    augment, given = fused(case, name, **options), batch.by_key()
-    return lambda: augment(*given.values(), data_keys=list(given))
+    given = batch.by_key()
+    # By images alone where there is nothing else, as in a training loop.
+    keys = {"data_keys": list(given)} if len(given) > 1 else {}
+    return partial(fused(case, name, **options), *given.values(), **keys)
 
 
 def _gpuaug_targets(case: Case, batch: Batch, stack: ExitStack, *, name: str) -> AugmentCall:

@@ -43,18 +43,19 @@ gpuaug, streamed            cls as a stage of a StreamedLoader, with the copy fr
 
 Kornia, and with it the rows from Kornia, has all transforms of hflip only; DALI those of all presets but ssd.
 
-Figures of a row: images per second of a loop of calls, in interleaved windows; host time of one call, and of drawing for one
-batch; GPU time of one call without the host's, or the loop's time if a call waits for the GPU or works on streams of its own
-(``timed_by`` wall); number of kernels, counted for a batch of 256 at the end, since the profiler slows all later launches; GPU
-time over that of a copy of the input's and output's bytes; seconds to the first batch, compilation included. A row that cannot
-run on this machine is listed with its reason under ``skipped``.
+Figures of a row: images per second of a loop of calls, in interleaved windows; host time of most calls, and by how much the
+mean is longer, since some calls of gpuaug's draw for many to come (``ahead_ms``, on a GPU); GPU time of one call without the
+host's, or the loop's time if a call waits for the GPU or works on streams of its own (``timed_by`` wall); number of kernels,
+counted for a batch of 256 at the end, since the profiler slows all later launches; GPU time over that of a copy of the input's
+and output's bytes; seconds to the first batch, compilation included. A row that cannot run on this machine is listed with its
+reason under ``skipped``.
 """
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
@@ -77,7 +78,7 @@ COLUMNS = (
     "images_per_s",
     "gpuaug_over_row",
     "host_ms",
-    "draw_ms",
+    "ahead_ms",
     "gpu_ms",
     "timed_by",
     "gpu_images_per_s",
@@ -92,8 +93,13 @@ _SLOW = {augmenters.COMPILED, augmenters.WORKERS}
 
 _OURS = (augmenters.OURS, augmenters.OURS_TORCHVISION)
 
+_MOST_BATCHES = 64
+"""Most batches that a call draws for."""
+
+_BLOCKS, _GROWING_BLOCKS = 7, 2
+"""Blocks of as many calls, and those of them in which the number of batches that a call draws for still grows."""
+
 _LAUNCH_CALLS = 4
-_DRAWS = 100
 _FIRST_CALLS = 50
 
 
@@ -128,10 +134,9 @@ def rows_of(
                         # A policy's ops are compiled when they are first picked.
                         for _ in range(_FIRST_CALLS):
                             call()
+                        figures[name]["ahead_ms"] = ahead_ms(call, options.device)
                     figures[name] |= call_rows.call_figures(call, options.device, launches=queued_launches(name))
                     ways[name] = call
-                    if name in _OURS:
-                        figures[name]["draw_ms"] = draw_ms(case, name, batch_size, options.size)
                 # Any error of a peer skips its row only.
                 except Exception as error:
                     skip(name, error)
@@ -176,15 +181,18 @@ def queued_launches(name: str) -> int | None:
     return call_rows.FEW_LAUNCHES if name in ours else call_rows.MANY_LAUNCHES
 
 
-def draw_ms(case: augmenters.Case, name: str, batch_size: int, size: int) -> float:
-    """Milliseconds of the draws of gpuaug's row ``name`` for a batch."""
-    augment = augmenters.fused(case, name)
-    taken = []
-    for _ in range(_DRAWS):
-        start = perf_counter()
-        augment.draw((batch_size, 3, size, size))
-        taken.append(1e3 * (perf_counter() - start))
-    return median(taken)
+def ahead_ms(call: AugmentCall, device: torch.device) -> float:
+    """Milliseconds by which a call of gpuaug's is longer on average than most are: one call draws for many to come."""
+    more = []
+    for _ in range(_BLOCKS):
+        taken = []
+        for _ in range(_MOST_BATCHES):
+            synchronize(device)
+            start = perf_counter()
+            call()
+            taken.append(1e3 * (perf_counter() - start))
+        more.append(fmean(taken) - median(taken))
+    return median(more[_GROWING_BLOCKS:])
 
 
 def count_launches(rows: list[dict[str, Any]], cases: Sequence[augmenters.Case], options: Namespace) -> None:

@@ -1,3 +1,4 @@
+import itertools
 import json
 from functools import partial
 
@@ -78,7 +79,17 @@ def test_presets_have_torchvisions_rows_and_their_ratios(without_peers, monkeypa
         assert {*rows} == {"torchvision v2", "gpuaug, from torchvision", *own} - {"DALI"}
         assert [row["name"] for row in skipped if row["case"] == case] == ["DALI"] * ("DALI" in own)
         assert rows["torchvision v2"]["ratio"] == rows["gpuaug, from torchvision"]["gpuaug_over_row"] == 1
-        assert rows["gpuaug, from torchvision"]["draw_ms"] > 0
+
+
+def test_what_some_calls_draw_ahead_is_shared_by_all(monkeypatch):
+    monkeypatch.setattr(augment, "_MOST_BATCHES", 8)
+    calls, now = itertools.count(), [0.0]
+    monkeypatch.setattr(augment, "perf_counter", lambda: now[0])
+
+    def call():
+        now[0] += 0.001 if next(calls) % 4 else 0.009
+
+    assert augment.ahead_ms(call, torch.device("cpu")) == pytest.approx(2.0)
 
 
 def test_cases_of_different_baselines_have_none_in_common(monkeypatch):
