@@ -26,6 +26,7 @@ FFCV = "FFCV"
 PLAIN = "StreamedLoader, plain"
 STREAMED = "StreamedLoader"
 FUSED = "StreamedLoader, fused"
+STACKING = "stacking alone"
 
 _ENDLESS = 10**8
 
@@ -57,7 +58,7 @@ class OpenFeeder:
     stats: Callable[[], Any] | None = None
 
 
-def loader(case: FeedCase, *, pin: bool) -> DataLoader:
+def loader(case: FeedCase, *, pin: bool, collate: Callable[[list[Any]], Any] | None = None) -> DataLoader:
     """A ``DataLoader`` whose epoch is longer than every measurement, so that no window contains an epoch's end."""
     draw = torch.Generator().manual_seed(0)
     return DataLoader(
@@ -69,6 +70,7 @@ def loader(case: FeedCase, *, pin: bool) -> DataLoader:
         persistent_workers=True,
         prefetch_factor=case.prefetch,
         drop_last=True,
+        collate_fn=collate,
     )
 
 
@@ -98,6 +100,26 @@ def _copy_stream(case: FeedCase, device: torch.device, stack: ExitStack) -> Open
                 part.record_stream(here)  # or the side stream, which allocated it, could reuse its memory too early
             ready, upcoming = upcoming, preload()
             yield ready
+
+    return _closing(batches(), stack)
+
+
+class _Stack:
+    """Stacks images into the same memory again and again, and returns how many."""
+
+    def __init__(self) -> None:
+        self._out: Tensor | None = None
+
+    def __call__(self, samples: list[tuple[Tensor, Tensor]]) -> int:
+        images = [image for image, _ in samples]
+        if self._out is None:
+            self._out = torch.stack(images)
+        return len(torch.stack(images, out=self._out))
+
+
+def _stacking(case: FeedCase, _device: torch.device, stack: ExitStack) -> OpenFeeder:
+    def batches() -> Iterator[int]:
+        yield from loader(case, pin=False, collate=_Stack())
 
     return _closing(batches(), stack)
 
@@ -193,5 +215,6 @@ FEEDERS: dict[str, Callable[[FeedCase, torch.device, ExitStack], OpenFeeder]] = 
     PLAIN: partial(_streamed, plain=True),
     STREAMED: _streamed,
     FUSED: partial(_streamed, fused=True),
+    STACKING: _stacking,
 }
 """Name of a row: function that opens its loader. Clean-up after the row is registered on the stack."""

@@ -15,6 +15,7 @@ StreamedLoader, plain    feed="plain" over a DataLoader with pin_memory=True
 StreamedLoader           with defaults, over a DataLoader without pin_memory (feed="ring" on a CPU)
 StreamedLoader, fused    the same with RandomResizedCrop 224, HorizontalFlip, ColorJitter without hue and Normalize, fused, to
                          bfloat16 and channels last; with the largest batches only
+stacking alone           a ceiling: workers stack their batches, each in memory of its own, and hand over nothing
 
 Figures of a row: bytes per second of a loop that only reads batches, and its ratio to the row ``DataLoader, pinned`` (to
 ``DataLoader, unpinned`` on a CPU); the median time of a ``next()`` in that loop, mostly waiting (``next_ms``); the CPU time of
@@ -41,7 +42,7 @@ from bench.data.random_images import RepeatedRandomImages
 from bench.harness import flags, measurement, timing
 from bench.harness.console import console, print_rows
 from bench.harness.optional_rows import MissingError, reason
-from bench.peers.feeders import COPY_STREAM, FEEDERS, FUSED, PINNED, PLAIN, STREAMED, UNPINNED, FeedCase, OpenFeeder
+from bench.peers.feeders import COPY_STREAM, FEEDERS, FUSED, PINNED, PLAIN, STACKING, STREAMED, UNPINNED, FeedCase, OpenFeeder
 from gpuaug.benchkit import results
 from gpuaug.benchkit.environment import cores_allowed, environment
 from gpuaug.benchkit.windows import synchronize
@@ -232,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     most = [workers for workers in (4, 8, 14) if workers < cores] or [max(1, cores - 1)]
     options.workers = tuple(workers for workers in options.workers if workers) or tuple(most)
     start, found_environment, run = perf_counter(), environment(options.device), _Run(options)
-    settings: dict[str, Any] = {"baseline": run.baseline, "ours": [PLAIN, STREAMED, FUSED], "ceilings": []}
+    settings: dict[str, Any] = {"baseline": run.baseline, "ours": [PLAIN, STREAMED, FUSED], "ceilings": [STACKING]}
     if options.device.type == "cuda":
         settings["link_gb_per_s"] = timing.link_gb_per_s(options.device)
     rows, last_s = [], 0.0

@@ -12,7 +12,7 @@ from gpuaug.benchkit import results
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the ring is for Linux")
 TINY = ["--device", "cpu", "--size", "32", "--batch", "2", "--workers", "1", "--seconds", "0.05", "--repeats", "2"]
 OURS = ["StreamedLoader, plain", "StreamedLoader", "StreamedLoader, fused"]
-ON_CPU = ["DataLoader, unpinned", *OURS]
+ON_CPU = ["DataLoader, unpinned", *OURS, "stacking alone"]
 
 
 @pytest.fixture
