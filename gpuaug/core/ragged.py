@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gpuaug.core.devices import resolve
 from gpuaug.core.errors import flag, whole_number
-from gpuaug.core.streams import resolve
 
 Layout = Literal["hwc", "chw"]
 

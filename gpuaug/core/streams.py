@@ -29,7 +29,7 @@ import os
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -37,7 +37,7 @@ from typing import Any, Protocol
 import torch
 from torch import cuda
 
-from gpuaug.core.errors import ArgumentError, DeviceError, shown
+from gpuaug.core.devices import current_device
 
 INTERMEDIATES_KEPT = 2
 """Batches whose private intermediates are alive at once. With one, copying a batch would wait for the stages of the last."""
@@ -55,6 +55,16 @@ class Event(Protocol):
         ...
 
 
+# Behind a training step, which has filled the caches, a function of Python's costs about as much as the CUDA call in it.
+# torch.cuda has one or two of them around each of these.
+_CudaEvent: Any = torch._C._CudaEventBase
+
+
+def _switch_to(stream: cuda.Stream) -> Callable[[], None]:
+    """A call that makes ``stream`` current."""
+    return functools.partial(torch._C._cuda_setStream, stream.stream_id, stream.device_index, stream.device_type)
+
+
 class Lane:
     """A CUDA stream with a name."""
 
@@ -63,13 +73,14 @@ class Lane:
     def __init__(self, name: str, stream: cuda.Stream) -> None:
         self.name = name
         self.stream = stream
+        self.switch = _switch_to(stream)
 
     def __repr__(self) -> str:
         return f"Lane({self.name!r})"
 
     def make_current(self) -> None:
         """Queue later launches of this thread on this lane, until ``Lanes.launching`` ends."""
-        cuda.set_stream(self.stream)
+        self.switch()
 
     def record_event(self, *, timed: bool = False, spin: bool = False) -> Event:
         """Record an event after the work that is queued so far.
@@ -77,13 +88,13 @@ class Lane:
         ``timed`` adds a timestamp, for ``ms_between``. ``spin`` makes ``synchronize`` busy-wait: less latency, one core busy.
         """
         # Blocking: a host that waits leaves its core to the loader's workers. Most waits are batches ahead of need.
-        event = cuda.Event(blocking=not spin, enable_timing=timed)
+        event = _CudaEvent(blocking=not spin, enable_timing=timed)
         event.record(self.stream)
-        return event
+        return event  # type: ignore[no-any-return]
 
     def wait(self, event: Event) -> None:
         """Make work that is queued from now on start after ``event``. The host does not wait."""
-        self.stream.wait_event(event)  # type: ignore[arg-type]
+        event.wait(self.stream)  # type: ignore[attr-defined]
 
     def reads(self, tensor: Any) -> None:
         """Keep memory that this package did not allocate from being used again before this lane has read ``tensor``."""
@@ -221,9 +232,9 @@ class Lanes:
         """
         if self.in_line:
             return _NOTHING
-        if cuda.current_device() == self.device.index:
-            return _Restored(consumer.stream)
-        return _Restored(consumer.stream, cuda.current_stream())
+        if current_device() == self.device.index:
+            return _Restored(consumer.switch)
+        return _Restored(consumer.switch, _switch_to(cuda.current_stream()))
 
     def current_stream(self) -> int:
         """The number of the stream that is current on the calling thread. A look at thread-local state, not a CUDA call."""
@@ -284,61 +295,17 @@ def spare_forked_children() -> None:
 class _Restored:
     """Makes streams current again at the end of a block, the last one's device with it."""
 
-    __slots__ = ("_streams",)
+    __slots__ = ("_switches",)
 
-    def __init__(self, *streams: Any) -> None:
-        self._streams = streams
+    def __init__(self, *switches: Callable[[], None]) -> None:
+        self._switches = switches
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *exc: object) -> None:
-        for stream in self._streams:
-            cuda.set_stream(stream)
-
-
-def resolve(device: torch.device | str | int | None) -> torch.device:
-    """The device that ``device`` means now, with its index: this machine's accelerator for ``None``, or the CPU without one.
-
-    Raises:
-        ArgumentError: If it is not a device.
-        DeviceError: If this machine does not have it.
-    """
-    return with_index(requested(device))
-
-
-def with_index(device: torch.device) -> torch.device:
-    """``device`` with the index of the GPU that is current on the calling thread, where it is one and has no index."""
-    return torch.device("cuda", cuda.current_device()) if device.type == "cuda" and device.index is None else device
-
-
-def requested(device: torch.device | str | int | None) -> torch.device:
-    """The device that ``device`` means, with an index only if it has one. Makes no CUDA context.
-
-    Raises:
-        ArgumentError: If it is not a device.
-        DeviceError: If this machine does not have it.
-    """
-    if device is None:
-        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        device = found or "cpu"
-    try:
-        wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-        if isinstance(device, bool) or (wanted.index or 0) < 0:
-            raise TypeError  # torch takes True for 1, and has 8 bits for an index
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise ArgumentError(f"device must be a torch device, got {shown(device)}. Write 'cuda', 'cuda:1' or 'cpu'.") from error
-    if wanted.type == "cuda":
-        count = cuda.device_count() if cuda.is_available() else 0
-        if (wanted.index or 0) >= count:
-            wanted = torch.device("cuda", wanted.index or 0)
-            have = ", ".join(f"cuda:{i}" for i in range(count)) or "no CUDA device"
-            raise DeviceError(f"device must be one that this machine has, got {wanted}. It has {have}; 'cpu' always works.")
-        return wanted
-    module: Any = getattr(torch, wanted.type, None)
-    if wanted.type != "cpu" and not (hasattr(module, "is_available") and module.is_available()):
-        raise DeviceError(f"device must be one that this machine has, got {wanted}. 'cpu' always works.")
-    return torch.device("cpu") if wanted.type == "cpu" else wanted  # there is only one, however it is numbered
+        for switch in self._switches:
+            switch()
 
 
 def current_stream(device: torch.device) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from gpuaug.core import batch as batches
-from gpuaug.core import streams
+from gpuaug.core import devices
 from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import (
@@ -133,7 +133,7 @@ class DecodeStage(Stage):
         if not isinstance(encoded, Encoded):
             way_out = "Pass the member of a batch that gpuaug.collate_encoded has made."
             raise ArgumentTypeError(f"encoded must be a gpuaug.Encoded, got {shown(encoded)}. {way_out}")
-        lanes = Lanes(streams.resolve(device))
+        lanes = Lanes(devices.resolve(device))
         bound, memory = self.bind(self.kind, lanes), dict[str, Any]()
         consumer = lanes.consumer()
         try:

@@ -15,24 +15,19 @@ _NVTX_LISTENS = torch.backends.cuda.is_built() and any(
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
-def span(name: str) -> AbstractContextManager[Any]:
-    """A named range in traces of ``torch.profiler`` and for tools that read NVTX.
-
-    Costs a fraction of a microsecond when nobody listens.
-    """
-    if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-        return torch.profiler.record_function(name)  # which also is an NVTX range within emit_nvtx()
-    if _NVTX_LISTENS:
-        return torch.cuda.nvtx.range(name)
-    return _NOTHING
-
-
 class Hooks:
     """Names ranges for profilers. Subclasses record: ``Inspection(loader).watched_by(hooks)``."""
 
     def span(self, name: str, batch: int, lane: Lane | None = None, *, waits: bool = False) -> AbstractContextManager[Any]:
-        """A block of work on ``batch``: on the training thread, and on ``lane`` if it queues work there. ``waits``: a wait."""
-        return span(name)
+        """A block of work on ``batch``: on the training thread, and on ``lane`` if it queues work there. ``waits``: a wait.
+
+        A named range in traces of ``torch.profiler`` and for tools that read NVTX.
+        """
+        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+            return torch.profiler.record_function(name)  # which also is an NVTX range within emit_nvtx()
+        if _NVTX_LISTENS:
+            return torch.cuda.nvtx.range(name)
+        return _NOTHING
 
     def pulled(self, batch: int, began_s: float, ended_s: float) -> None:
         """The wrapped loader made ``batch`` between two times of ``time.perf_counter``."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gpuaug.core import streams
+from gpuaug.core import devices
 from gpuaug.core.streams import Lanes
 from gpuaug.stages.base import BoundStage, Stage, as_stages, bind_all, names_of
 from gpuaug.stages.copy import Copier
@@ -25,14 +25,14 @@ class Placement:
     """
 
     def __init__(self, device: torch.device | str | int | None, *, warns: bool) -> None:
-        self._wanted = streams.requested(device)
+        self._wanted = devices.requested(device)
         self._warns = warns
         self._stages: tuple[Stage, ...] = ()
 
     @property
     def device(self) -> torch.device:
         """Where batches go: before the first iterator, where they would go if it began now."""
-        return streams.with_index(self._wanted)
+        return devices.with_index(self._wanted)
 
     def settle(self) -> None:
         """Fix the device: that which is current as the first iterator begins."""

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import torch
 
-from gpuaug.core import rng, streams
+from gpuaug.core import devices, rng
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, GpuAugWarning, whole_number
 from gpuaug.core.rng import Position
@@ -93,7 +93,7 @@ class StreamedLoader:
         self._warned_of_ranks = False
         prepared = as_prepared(loader)
         device = prepared.device if prepared is not None and device is None else device
-        requested = streams.requested(device)
+        requested = devices.requested(device)
         way_out = "Leave it out for an eighth of the memory."
         budget = None if feed_bytes is None else whole_number("feed_bytes", feed_bytes, way_out)
         source, begin_with = (loader, None) if prepared is None else (prepared.dataloader, prepared.open)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from gpuaug.core.streams import Event, Lane, Lanes, ms_between
-from gpuaug.loader.hooks import Hooks, span
+from gpuaug.loader.hooks import Hooks
 from gpuaug.profiler.timeline import Span
 
 LOADER, THREAD, CONSUMER = "loader", "thread", "consumer"
@@ -36,8 +36,8 @@ class Recorder(Hooks):
         self._began_s = time.perf_counter()
 
     def span(self, name: str, batch: int, lane: Lane | None = None, *, waits: bool = False) -> AbstractContextManager[Any]:
-        """As ``Hooks.span``, noted."""
-        return _Noted(self, name, self._through(batch), lane, waits)
+        """As in ``Hooks``, noted."""
+        return _Noted(self, super().span(name, batch), name, self._through(batch), lane, waits)
 
     def pulled(self, batch: int, began_s: float, ended_s: float) -> None:
         """Note how long the wrapped loader took."""
@@ -87,10 +87,9 @@ class Recorder(Hooks):
 class _Noted:
     """A block that is recorded as a span."""
 
-    def __init__(self, recorder: Recorder, name: str, batch: int, lane: Lane | None, waits: bool) -> None:
-        self._recorder, self._batch, self._lane, self._waits = recorder, batch, lane, waits
+    def __init__(self, recorder: Recorder, block: Any, name: str, batch: int, lane: Lane | None, waits: bool) -> None:
+        self._recorder, self._range, self._batch, self._lane, self._waits = recorder, block, batch, lane, waits
         self._name = name.removeprefix("gpuaug/")
-        self._range = span(name)
 
     def __enter__(self) -> None:
         self._range.__enter__()

@@ -65,7 +65,7 @@ def read_elsewhere(cuda, record_on=None):
     buffer = cuda.new("x", batch=0)
     ready = cuda.Event()
     ready.record()
-    consumer.wait_event(ready)
+    ready.wait(consumer)
     if record_on is not None:
         buffer.record_stream({"consumer": consumer, "producer": cuda.default}[record_on])
     with cuda.stream(consumer):
@@ -97,7 +97,7 @@ def test_record_stream_takes_effect_on_free(cuda):
     buffer = cuda.new("x", batch=0)
     ready = cuda.Event()
     ready.record()
-    consumer.wait_event(ready)
+    ready.wait(consumer)
     buffer.record_stream(consumer)
     done.record(consumer)
     with cuda.stream(consumer):

@@ -21,7 +21,7 @@ class Handle:
         print(name, "freed by the", "child" if os.getpid() != parent else "parent", flush=True)
 
 def make_lanes():
-    streams.cuda = FakeCuda()
+    streams.cuda, streams._switch_to = FakeCuda(), lambda stream: None
     streams.Lanes(torch.device("cuda", 0))
 
 cases = {"neither": lambda: None, "spare_forked_children": streams.spare_forked_children, "lanes": make_lanes}

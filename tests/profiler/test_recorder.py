@@ -11,9 +11,9 @@ from support.stream_double import HostBuffer
 from support.submitting import Submitting, numbers
 from torch import nn
 
-import gpuaug.profiler.recorder
 from gpuaug import FeatureStage, StreamedLoader, TransformStage
 from gpuaug.core.streams import Lanes
+from gpuaug.loader.hooks import Hooks
 from gpuaug.loader.inspection import Inspection
 from gpuaug.profiler.recorder import CONSUMER, LOADER, THREAD, Recorder
 from gpuaug.profiler.timeline import Span
@@ -181,7 +181,7 @@ def test_range_of_a_failing_stage_is_closed(monkeypatch):
         log.append("fail")
         raise ZeroDivisionError
 
-    monkeypatch.setattr(gpuaug.profiler.recorder, "span", Logged)
+    monkeypatch.setattr(Hooks, "span", lambda self, name, batch: Logged(name))
     loader = StreamedLoader([torch.zeros(1)], [fail], device="cpu")
     with recording(loader) as recorder, pytest.raises(ZeroDivisionError):
         list(loader)

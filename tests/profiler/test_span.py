@@ -38,7 +38,7 @@ def test_torch_profiler_sees_a_range_for_each_part(recorded):
 
 def test_span_is_shared_while_no_tool_listens(monkeypatch):
     monkeypatch.setattr(hooks, "_NVTX_LISTENS", False)
-    assert hooks.span("gpuaug/copy") is hooks.span("gpuaug/wait")
+    assert hooks.Hooks().span("gpuaug/copy", 0) is hooks.Hooks().span("gpuaug/wait", 1)
 
 
 # A tool that reads NVTX, as small as can be. Its interface is that of nvtxTypes.h: table 1 has the callbacks, and in the slots

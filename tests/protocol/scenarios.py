@@ -3,6 +3,7 @@
 import itertools
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from support.stream_double import Buffer, FakeCuda, FakeStream
 from torch import nn
 
 from gpuaug import FeatureStage, StreamedLoader, TransformStage
-from gpuaug.core import batch, rng, streams
+from gpuaug.core import batch, devices, rng, streams
 from gpuaug.feed import feed
 from gpuaug.feed.mailbox import Pulled
 from gpuaug.feed.prefetch import ListFeedIterator
@@ -103,7 +104,11 @@ class FakeTorch:
 def install(patch, **options):
     """Put a double in the place of the stream layer."""
     cuda = FakeCuda(**options)
-    patch.setattr(streams, "cuda", cuda)
+    for module in (devices, streams):
+        patch.setattr(module, "cuda", cuda)
+    patch.setattr(streams, "_CudaEvent", cuda.Event)
+    patch.setattr(streams, "_switch_to", lambda stream: partial(cuda.set_stream, stream))
+    patch.setattr(streams, "current_device", cuda.current_device)
     patch.setattr(streams, "current_stream", lambda device: cuda.current_stream().cuda_stream)
     patch.setattr(streams, "_idle", defaultdict(list))
     patch.setattr(rng, "device_generator", lambda device: None)
@@ -272,7 +277,7 @@ class TrainingLoop:
         if step.keep:
             self._kept.append((received, event))
         for kept, handed_over in self._kept:
-            stream.wait_event(handed_over)  # who reads on another stream than the batch was handed over on orders that
+            handed_over.wait(stream)  # who reads on another stream than the batch was handed over on orders that
             self._cuda.read(*batch.leaves(kept))
         if step.forget:
             self._kept.clear()

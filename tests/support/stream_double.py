@@ -369,10 +369,6 @@ class FakeStream:
     def __str__(self):
         return self.name
 
-    def wait_event(self, event):
-        with self._cuda.operation() as history:
-            history.wait(self, event)
-
 
 class FakeEvent:
     def __init__(self, cuda, name, timed=False):
@@ -387,6 +383,10 @@ class FakeEvent:
         with self._cuda.operation() as history:
             history.record(self, stream or self._cuda.current_stream())
             self._at_ms = self._cuda.now_ms
+
+    def wait(self, stream):
+        with self._cuda.operation() as history:
+            history.wait(stream, self)
 
     def elapsed_time(self, end):
         """As on the device, an error unless both tell the time and have been passed, as far as the host can know."""

@@ -8,6 +8,7 @@ from protocol.scenarios import Source, install, script_arrivals
 from support.depth_tuning import ALL, MEASURING, TURNS, Training, augment, auto, decided, measured
 
 from gpuaug import StreamedLoader
+from gpuaug.core import streams
 from gpuaug.loader.depth import AHEAD, COUNT, ROUNDS, SETTLE, WARM
 from gpuaug.loader.state import RunAheadLimit
 
@@ -85,7 +86,7 @@ def test_only_tuning_events_are_timed(cuda, monkeypatch):
         timed.append(options["enable_timing"])
         return real(**options)
 
-    monkeypatch.setattr(cuda, "Event", event)
+    monkeypatch.setattr(streams, "_CudaEvent", event)
     training = measured(cuda, 8, 10)
     assert sum(timed) == ALL + 1, "one for each batch, and that by which it decided"
     timed.clear()

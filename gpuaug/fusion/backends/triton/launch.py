@@ -11,6 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
+from gpuaug.core.devices import current_device
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.streams import current_stream
 from gpuaug.fusion.ops.base import FrontOp
@@ -197,7 +198,7 @@ def kind_of(source: Tensor | Ragged) -> tuple[Any, ...]:
 
 def is_current(device: torch.device) -> bool:
     """Whether launches go to ``device``: Triton uses the current one, whatever the tensors are on."""
-    return device.type != "cuda" or bool(device.index == torch.cuda.current_device())
+    return device.type != "cuda" or device.index == current_device()
 
 
 def on_device(device: torch.device) -> Any:
