@@ -20,6 +20,7 @@ def test_trials_equal_depth_0_whatever_goes_wrong():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # most of it workers that start: a quarter of an hour on two cores
 def test_many_trials_equal_depth_0():
     assert_passes("cpu", 1000, seed=1, processes=2)
 
