@@ -10,6 +10,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from gpuaug.core.errors import ArgumentTypeError, add_note
@@ -81,6 +82,10 @@ def end_workers(iterator: Any) -> None:
     """
     end = getattr(iterator, "_shutdown_workers", None)
     if end is not None:
+        if getattr(iterator, "_worker_pids_set", False):
+            # A worker that ends may be aborted by its libraries. Torch's error about that would hide the dataset's.
+            torch._C._remove_worker_pids(id(iterator))
+            iterator._worker_pids_set = False
         end()
 
 

@@ -275,3 +275,49 @@ def test_a_worker_that_is_killed_is_an_error_and_no_hang():
     done = processes.run_script(KILLED_WORKER)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "done\n"
+
+
+ABORTED_WORKERS = """
+import os
+from multiprocessing import util
+
+import torch
+from torch.utils.data import DataLoader
+
+from gpuaug import StreamedLoader
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index == 20:
+            raise LookupError("its own")
+        return torch.tensor(index)
+
+
+def aborted_at_its_end(worker):
+    util.Finalize(None, os.abort, exitpriority=0)
+
+
+for feed in ("plain", "ring"):
+    workers = DataLoader(Numbers(), batch_size=2, num_workers=2, worker_init_fn=aborted_at_its_end)
+    for leave in (True, False):
+        loader = StreamedLoader(workers, device="cpu", feed=feed)
+        try:
+            for _ in loader:
+                if leave:
+                    break
+        except LookupError:
+            print(feed, "raised")
+        else:
+            print(feed, "left")
+"""
+
+
+def test_a_worker_that_is_aborted_while_it_ends_is_no_error():
+    done = processes.run_script(ABORTED_WORKERS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["plain left", "plain raised", "ring left", "ring raised"]
+    assert "Aborted" not in done.stderr
