@@ -55,8 +55,7 @@ class Event(Protocol):
         ...
 
 
-# torch.cuda has one or two Python functions around each of these. Behind a training step, which has filled the caches, they
-# take a tenth of a ``next()``.
+# torch.cuda has one or two Python functions around each of these, which behind a training step lengthen a ``next()``.
 _CudaEvent: Any = torch._C._CudaEventBase
 
 

@@ -4,8 +4,10 @@ import sys
 
 import pytest
 import torch
+from protocol.scenarios import install
 from support import processes
 
+from gpuaug.core import streams
 from gpuaug.core.streams import Lanes
 
 FORK = """
@@ -65,3 +67,28 @@ def test_lanes_of_devices_other_than_cuda_are_in_line(device):
     assert lanes.lane("stage/transform").in_line
     assert lanes.consumer() is lanes.copy
     assert lanes.current_stream() == 0
+
+
+def test_host_sleeps_in_a_wait_for_an_event_unless_it_shall_spin(monkeypatch):
+    cuda, made = install(monkeypatch), []
+    monkeypatch.setattr(streams, "_CudaEvent", lambda **options: made.append(options) or cuda.Event(**options))
+    lane = Lanes(torch.device("cuda", 0)).copy
+    lane.record_event()
+    lane.record_event(timed=True)
+    lane.record_event(spin=True)
+    assert [(each["blocking"], each["enable_timing"]) for each in made] == [(True, False), (True, True), (False, False)]
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_after_a_launch_the_stream_is_current_that_was_before_it(monkeypatch, current):
+    cuda = install(monkeypatch)
+    lanes = Lanes(torch.device("cuda", 0))
+    consumer, elsewhere = lanes.lane("consumer"), cuda.Stream()
+    monkeypatch.setattr(streams, "current_device", lambda: current)
+    # On another device than the lanes' the loop's own stream is current besides.
+    before = elsewhere if current else consumer.stream
+    cuda.set_stream(before)
+    with lanes.launching(consumer):
+        lanes.copy.make_current()
+        assert cuda.current_stream() is lanes.copy.stream
+    assert cuda.current_stream() is before
