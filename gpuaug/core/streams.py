@@ -73,6 +73,8 @@ class Lane:
         self.name = name
         self.stream = stream
         self.switch = _switch_to(stream)
+        self.number = int(stream.cuda_stream)
+        """The stream's handle, as C libraries take it."""
 
     def __repr__(self) -> str:
         return f"Lane({self.name!r})"
@@ -99,11 +101,6 @@ class Lane:
         """Keep memory that this package did not allocate from being used again before this lane has read ``tensor``."""
         tensor.record_stream(self.stream)
 
-    @property
-    def number(self) -> int:
-        """The stream's handle, as C libraries take it."""
-        return int(self.stream.cuda_stream)
-
     def copy_parts(self, target: torch.Tensor, source: torch.Tensor, parts: Iterable[tuple[int, int]]) -> None:
         """Copy parts of one flat tensor to the same places in another. A part is (start, end), end exclusive."""
         with cuda.stream(self.stream):
@@ -118,6 +115,7 @@ class InLineLane(Lane):
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.number = 0
 
     def make_current(self) -> None:
         """Nothing to switch."""
@@ -131,8 +129,6 @@ class InLineLane(Lane):
 
     def reads(self, tensor: Any) -> None:
         """Nothing to keep."""
-
-    number = 0
 
     def copy_parts(self, target: torch.Tensor, source: torch.Tensor, parts: Iterable[tuple[int, int]]) -> None:
         """Copy parts of one flat tensor to the same place in another."""
@@ -190,6 +186,7 @@ class Lanes:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.in_line = device.type != "cuda"
+        self._gpu = -1 if self.in_line else int(device.index)
         streams, idle = _Streams(), _idle[device]
         if not self.in_line:
             spare_forked_children()
@@ -221,7 +218,7 @@ class Lanes:
         """The stream that is current on the calling thread, as a lane."""
         if self.in_line:
             return self.copy
-        known = self._consumers.get(current_stream(self.device))
+        known = self._consumers.get(current_stream(self._gpu))
         return known or Lane("consumer", cuda.current_stream(self.device))
 
     def launching(self, consumer: Lane) -> AbstractContextManager[Any]:
@@ -231,13 +228,13 @@ class Lanes:
         """
         if self.in_line:
             return _NOTHING
-        if current_device() == self.device.index:
+        if current_device() == self._gpu:
             return _Restored(consumer.switch)
         return _Restored(consumer.switch, _switch_to(cuda.current_stream()))
 
     def current_stream(self) -> int:
         """The number of the stream that is current on the calling thread. A look at thread-local state, not a CUDA call."""
-        return current_stream(self.device)
+        return current_stream(self._gpu)
 
     def follow(self, number: int) -> Lane:
         """Make the copy lane wait for the work queued on a stream, which wrote tensors that arrived on the device."""
@@ -249,7 +246,7 @@ class Lanes:
         """Make ``consumer`` wait for a batch's ``ready`` event. Call immediately before the batch is handed over."""
         consumer.wait(ready)
         if not self.in_line:
-            self._consumers[consumer.stream.cuda_stream] = consumer
+            self._consumers[consumer.number] = consumer
 
     def wait_for_consumers(self, consumer: Lane, event: Event) -> None:
         """Rule 2: make the copy lane wait for the work queued so far on all streams that received batches.
@@ -307,7 +304,7 @@ class _Restored:
             switch()
 
 
-def current_stream(device: torch.device) -> int:
-    """Which stream is current on a device, as a number."""
+def current_stream(gpu: int) -> int:
+    """Which stream is current on the GPU of that index, as a number; 0 for -1, the index of a CPU."""
     # Triton makes this call at each launch. torch.cuda.current_stream takes the host ten times as long.
-    return int(torch._C._cuda_getCurrentRawStream(device.index)) if device.type == "cuda" else 0
+    return int(torch._C._cuda_getCurrentRawStream(gpu)) if gpu >= 0 else 0

@@ -90,7 +90,7 @@ class TablePrefetch:
         """
         seed = next_seed()
         # Rows are on their way on the stream that was current, so a call on another one has to make its own.
-        kind = (size.batch, points, device, current_stream(device))
+        kind = (size.batch, points, device, current_stream(device.index if device.type == "cuda" else -1))
         past = None
         for block in self._blocks:
             if block.planned is planned and block.kind == kind:

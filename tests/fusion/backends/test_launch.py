@@ -1,6 +1,8 @@
 """When kernels are compiled and launched: side by side before the first run, once for each form, and then directly."""
 
+import pkgutil
 from functools import partial
+from importlib import import_module
 from threading import Barrier
 from types import SimpleNamespace
 
@@ -13,6 +15,7 @@ pytest.importorskip("triton")
 from support.replay import photographs
 
 import gpuaug
+from gpuaug.fusion.backends import triton as kernels
 from gpuaug.fusion.backends.triton import backend, launch
 from gpuaug.fusion.backends.triton.filters import blur
 from gpuaug.fusion.ops.base import Size
@@ -93,6 +96,15 @@ def test_probe_runs_whatever_the_first_run_raises(no_driver, monkeypatch):
     assert ran == ["compiled", "gather_kernel"]
     with pytest.raises(gpuaug.ArgumentError, match="at most 1 samples"):
         run()
+
+
+def test_no_kernel_has_more_arguments_than_its_launcher_parses_fast():
+    found = {}
+    for module in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
+        members = vars(import_module(module.name))
+        found |= {name: len(kernel.arg_names) for name, kernel in members.items() if name.endswith("_kernel")}
+    assert {"gather_kernel", "levels_kernel"} <= set(found)
+    assert {name for name, count in found.items() if count > launch.MOST_ARGUMENTS} == set()
 
 
 def test_launches_of_one_form_are_compiled_once(monkeypatch):

@@ -165,17 +165,15 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
         "PROGRAM": marked_program(step, clean=clean),
         "COUNT": len(step.program),
         "CHANNELS": channels,
-        "RGB": rgb,
         "SCALE": _GREATEST_VALUES.get(dtype_of(images), 0),
         "EXACT": front.exact,
         "WAY": step.way,
         "REDUCE": False,
         "APPLY_AT": 0,
         "KEEP": False,
-        "MEAN": step.mean,
-        "PARTIALS": 1,
+        "PARTIALS": 0,
+        "TILE": tile,
         **_constants(step),
-        **_tile(tile),
     }
     constants |= _compiled_in(constants, strides, out, whole=step.out.width % tile[1] == 0 and step.out.height % tile[0] == 0)
     source = (len(images), step.out.height, step.out.width)
@@ -194,7 +192,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
     # kernel would not know which samples are left where they are.
     between = step.way >= 0 and out.dtype == KEPT
     keep = clean and out.dtype.itemsize == 2 and not between and all(stays_clean(op) for op in step.points[:at])
-    summing = {**constants, "OUT_W": 1, "PROGRAM": summed, "COUNT": len(summed), "MEAN": False, "PARTIALS": 1}
+    summing = {**constants, "OUT_W": 1, "PROGRAM": summed, "COUNT": len(summed), "PARTIALS": 0}
     summing |= {"REDUCE": True, "APPLY_AT": apply_mask, "KEEP": keep, "WORDS": keep and even}
     numbers = (*source, across, row_stride, blocks, blocks, *strides[:3])
     sums = Launch(gather_kernel, (blocks, batch, 1), (*numbers, 0, 0, 0), summing, warps=warps)
@@ -215,7 +213,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
     return _Gathering(sums, (batch, blocks), keep, Launch(rest_kernel, (-(-area // REST_BLOCK), batch, 1), numbers, resting))
 
 
-_first_sizes: dict[tuple[Any, ...], dict[str, int]] = {}
+_first_sizes: dict[tuple[Any, ...], dict[str, Any]] = {}
 
 
 def _laid_out(images: Tensor | Ragged) -> tuple[str, tuple[int, ...], int]:
@@ -227,21 +225,20 @@ def _laid_out(images: Tensor | Ragged) -> tuple[str, tuple[int, ...], int]:
     return shapes.layout, strides, shapes.least
 
 
-def _compiled_in(constants: dict[str, Any], strides: tuple[int, ...], out: Tensor, *, whole: bool) -> dict[str, int]:
+def _compiled_in(constants: dict[str, Any], strides: tuple[int, ...], out: Tensor, *, whole: bool) -> dict[str, Any]:
     """The strides and sizes that are compiled in: those of the first images that such a pass has seen, else zeros.
 
     They save a third of the instructions. Images of all other sizes share one more compilation.
     """
     height, width = out.shape[2:]
     sizes = {
-        "SOURCE_C": strides[1],
-        "SOURCE_H": strides[2],
+        "SOURCE": strides[1:3],
         "WIDTH": width,
         "PIXELS": height * width,
         "WHOLE": whole,
     }
     first = _first_sizes.setdefault((*constants.values(), out.dtype), sizes)
-    return sizes if first == sizes else dict.fromkeys(sizes, 0)
+    return sizes if first == sizes else {**dict.fromkeys(sizes, 0), "SOURCE": (0, 0)}
 
 
 def run_mask(step: GatherPass, masks: Tensor, table: Tensor, places: MaskPlaces | None = None) -> Tensor:
@@ -292,9 +289,9 @@ def _masking(step: GatherPass, masks: Tensor, *, flat: bool) -> _Masking:
         "WARP_AT": max(step.columns.mask_warp, 0),
         "FLAT": flat,
         "SOURCE_W": masks.stride(-1),
-        **_tile(tile),
+        "TILE": tile,
     }
-    for name in ("NEAREST", "AFTER_FILL", "BEFORE_FILL", "FILLS", "WARP_FILL"):
+    for name in ("NEAREST", "WARP_FILL"):
         del constants[name]
     return _Masking((before, after), across, across * down, Launch(mask_kernel, (1, 1, 1), (), constants))
 
@@ -326,24 +323,15 @@ def _constants(step: GatherPass) -> dict[str, Any]:
         "HALF_PIXEL": front.half_pixel_centers,
         "NEAREST": front.nearest,
         "ZEROS": front.zeros,
-        "AFTER": _map(front.after),
-        "AFTER_AT": max(columns.after, 0),
-        "AFTER_FILL": max(columns.after_fill, 0),
+        "AFTER": (_map(front.after), max(columns.after, 0), max(columns.after_fill, 0)),
         "WARP_AT": max(columns.warp, 0),
-        "BEFORE": _map(front.before),
-        "BEFORE_AT": max(columns.before, 0),
-        "BEFORE_FILL": max(columns.before_fill, 0),
-        "FILLS": front.fills,
-        "WARP_FILL": max(columns.warp_fill, 0),
+        "WARP_FILL": columns.warp_fill,
+        "BEFORE": (_map(front.before), max(columns.before, 0), max(columns.before_fill, 0)),
     }
 
 
 def _map(part: Part) -> int:
     return _MAPS[part.edge] if part.ops else 0
-
-
-def _tile(tile: tuple[int, int]) -> dict[str, int]:
-    return {"TILE_H": tile[0], "TILE_W": tile[1]}
 
 
 def _tiles(size: Size, tile: tuple[int, int]) -> tuple[int, int]:

@@ -73,25 +73,25 @@ def padded(r, g, b, inside, fill, plane, RGB: tl.constexpr):
 def gathered(
     pointer, x, y, row, to_plane, to_row, plane, fill_r, fill_g, fill_b, SOURCE_W: tl.constexpr, PAIRS: tl.constexpr,
     SCALE: tl.constexpr, EXACT: tl.constexpr, RGB: tl.constexpr, KIND: tl.constexpr,
-    HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr, ZEROS: tl.constexpr, WARP_AT: tl.constexpr,
-    BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr, FILLS: tl.constexpr, WARP_FILL: tl.constexpr,
+    HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr, ZEROS: tl.constexpr, WARP_AT: tl.constexpr, WARP_FILL: tl.constexpr,
+    BEFORE: tl.constexpr,
 ):  # fmt: skip
     """The pixels of a tile: three channels, or one and two copies of it."""
-    before = row + BEFORE_AT
+    before = row + BEFORE[1]
     within = x == x
     green = pointer + to_plane
     blue = green + to_plane
     if KIND == 0:
         within_x = x == x
         within_y = y == y
-        if BEFORE > 0:
-            x, within_x = mapped(x, before, 0, BEFORE)
-            y, within_y = mapped(y, before, 1, BEFORE)
+        if BEFORE[0] > 0:
+            x, within_x = mapped(x, before, 0, BEFORE[0])
+            y, within_y = mapped(y, before, 1, BEFORE[0])
         offset = (y * to_row + x * SOURCE_W).to(tl.uint32)
         within = within_x & within_y
-        r = read(pointer, offset, within, within, fill_r, SCALE, False, BEFORE)
-        g = read(green, offset, within, within, fill_g, SCALE, False, BEFORE) if RGB else r
-        b = read(blue, offset, within, within, fill_b, SCALE, False, BEFORE) if RGB else r
+        r = read(pointer, offset, within, within, fill_r, SCALE, False, BEFORE[0])
+        g = read(green, offset, within, within, fill_g, SCALE, False, BEFORE[0]) if RGB else r
+        b = read(blue, offset, within, within, fill_b, SCALE, False, BEFORE[0]) if RGB else r
     else:
         at_x, at_y, start_x, count_x, start_y, count_y = located(x, y, row + WARP_AT, KIND, HALF_PIXEL, NEAREST)
         if NEAREST:
@@ -101,14 +101,14 @@ def gathered(
             else:
                 left = half_to_even(at_x)
                 top = half_to_even(at_y)
-            px, framed_x, within_x = tap_axis(left, start_x, count_x, before, 0, ZEROS, BEFORE)
-            py, framed_y, within_y = tap_axis(top, start_y, count_y, before, 1, ZEROS, BEFORE)
+            px, framed_x, within_x = tap_axis(left, start_x, count_x, before, 0, ZEROS, BEFORE[0])
+            py, framed_y, within_y = tap_axis(top, start_y, count_y, before, 1, ZEROS, BEFORE[0])
             offset = (py * to_row + px * SOURCE_W).to(tl.uint32)
             framed = framed_x & framed_y
             within = within_x & within_y
-            r = read(pointer, offset, framed, within, fill_r, SCALE, ZEROS, BEFORE)
-            g = read(green, offset, framed, within, fill_g, SCALE, ZEROS, BEFORE) if RGB else r
-            b = read(blue, offset, framed, within, fill_b, SCALE, ZEROS, BEFORE) if RGB else r
+            r = read(pointer, offset, framed, within, fill_r, SCALE, ZEROS, BEFORE[0])
+            g = read(green, offset, framed, within, fill_g, SCALE, ZEROS, BEFORE[0]) if RGB else r
+            b = read(blue, offset, framed, within, fill_b, SCALE, ZEROS, BEFORE[0]) if RGB else r
         elif PAIRS:
             left, right = paired(at_x, start_x, count_x, HALF_PIXEL)
             top, lower = paired(at_y, start_y, count_y, HALF_PIXEL)
@@ -124,10 +124,10 @@ def gathered(
             lower = at_y - floor_y
             left = floor_x.to(tl.int32)
             top = floor_y.to(tl.int32)
-            x0, framed_x0, within_x0 = tap_axis(left, start_x, count_x, before, 0, ZEROS, BEFORE)
-            x1, framed_x1, within_x1 = tap_axis(left + 1, start_x, count_x, before, 0, ZEROS, BEFORE)
-            y0, framed_y0, within_y0 = tap_axis(top, start_y, count_y, before, 1, ZEROS, BEFORE)
-            y1, framed_y1, within_y1 = tap_axis(top + 1, start_y, count_y, before, 1, ZEROS, BEFORE)
+            x0, framed_x0, within_x0 = tap_axis(left, start_x, count_x, before, 0, ZEROS, BEFORE[0])
+            x1, framed_x1, within_x1 = tap_axis(left + 1, start_x, count_x, before, 0, ZEROS, BEFORE[0])
+            y0, framed_y0, within_y0 = tap_axis(top, start_y, count_y, before, 1, ZEROS, BEFORE[0])
+            y1, framed_y1, within_y1 = tap_axis(top + 1, start_y, count_y, before, 1, ZEROS, BEFORE[0])
             x0 *= SOURCE_W
             x1 *= SOURCE_W
             y0 *= to_row
@@ -146,26 +146,26 @@ def gathered(
             w11 = within_x1 & within_y1
             r = blended(
                 pointer, o00, o10, o01, o11, f00, f10, f01, f11, w00, w10, w01, w11, right, lower, fill_r,
-                SCALE, ZEROS, BEFORE,
+                SCALE, ZEROS, BEFORE[0],
             )  # fmt: skip
             g = r
             b = r
             if RGB:
                 g = blended(
                     green, o00, o10, o01, o11, f00, f10, f01, f11, w00, w10, w01, w11, right, lower, fill_g,
-                    SCALE, ZEROS, BEFORE,
+                    SCALE, ZEROS, BEFORE[0],
                 )  # fmt: skip
                 b = blended(
                     blue, o00, o10, o01, o11, f00, f10, f01, f11, w00, w10, w01, w11, right, lower, fill_b,
-                    SCALE, ZEROS, BEFORE,
+                    SCALE, ZEROS, BEFORE[0],
                 )  # fmt: skip
     if SCALE:
         r, g, b = scaled(r, g, b, SCALE, EXACT)
-    if FILLS:
+    if WARP_FILL >= 0:
         share = share_inside(at_x, count_x, NEAREST) * share_inside(at_y, count_y, NEAREST)
         warp_r, warp_g, warp_b = constant(row + WARP_FILL, plane, RGB)
         r, g, b = filled(r, share, warp_r), filled(g, share, warp_g), filled(b, share, warp_b)
-    if KIND == 0 and BEFORE == 2:
+    if KIND == 0 and BEFORE[0] == 2:
         r, g, b = tl.where(within, r, fill_r), tl.where(within, g, fill_g), tl.where(within, b, fill_b)
     return r, g, b
 
@@ -231,21 +231,21 @@ def gather_kernel(
     source, places, out, rows, partial, kept, images, out_height, out_width, tiles_x, row_stride, tiles, blocks,
     source_b, source_c, source_h, out_b, out_c, out_h,
     RAGGED: tl.constexpr, VIEWS: tl.constexpr,
-    SOURCE_C: tl.constexpr, SOURCE_H: tl.constexpr, SOURCE_W: tl.constexpr, PAIRS: tl.constexpr, ANTIALIAS: tl.constexpr,
+    SOURCE: tl.constexpr, SOURCE_W: tl.constexpr, PAIRS: tl.constexpr, ANTIALIAS: tl.constexpr,
     WIDTH: tl.constexpr, PIXELS: tl.constexpr, WHOLE: tl.constexpr, WORDS: tl.constexpr, OUT_W: tl.constexpr,
     PROGRAM: tl.constexpr, COUNT: tl.constexpr,
-    CHANNELS: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, KIND: tl.constexpr,
+    CHANNELS: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, KIND: tl.constexpr,
     HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr, ZEROS: tl.constexpr,
-    AFTER: tl.constexpr, AFTER_AT: tl.constexpr, AFTER_FILL: tl.constexpr, WARP_AT: tl.constexpr,
-    BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr, BEFORE_FILL: tl.constexpr, FILLS: tl.constexpr, WARP_FILL: tl.constexpr,
-    REDUCE: tl.constexpr, APPLY_AT: tl.constexpr, KEEP: tl.constexpr, MEAN: tl.constexpr, PARTIALS: tl.constexpr,
-    TILE_H: tl.constexpr, TILE_W: tl.constexpr, WAY: tl.constexpr,
+    AFTER: tl.constexpr, WARP_AT: tl.constexpr, WARP_FILL: tl.constexpr, BEFORE: tl.constexpr, TILE: tl.constexpr,
+    REDUCE: tl.constexpr, APPLY_AT: tl.constexpr, KEEP: tl.constexpr, PARTIALS: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Make the tiles of a gather pass; with ``REDUCE`` only the sums of grey that its contrast needs.
 
     With ``KEEP`` the reduction leaves the pixels that the contrast works on to ``rest_kernel``, in 16 bits a channel.
-    ``SOURCE_C``, ``SOURCE_H``, ``WIDTH`` and ``PIXELS`` are strides and sizes that are compiled in, or 0; ``WHOLE``, that tiles
-    cover the output with nothing left over. ``SCALE``: 255 for a source of bytes, 65535 for 16 bits a value, 0 for floats.
+    ``SOURCE`` (of channels, of rows), ``WIDTH`` and ``PIXELS`` are strides and sizes that are compiled in, or 0; ``WHOLE``,
+    that tiles of ``TILE`` (height, width) cover the output with nothing left over. ``SCALE``: 255 for a source of bytes, 65535
+    for 16 bits a value, 0 for floats. ``BEFORE`` and ``AFTER`` it is resampled, an image is mapped: (how, first column, first
+    column of its fill). ``WARP_FILL``: that column of a warp, or -1. ``PARTIALS``: sums of grey to add for the mean, or 0.
 
     With ``ANTIALIAS`` a block is one warp and makes its rows one after another, so that each line is weighed once for all rows.
 
@@ -254,6 +254,7 @@ def gather_kernel(
 
     Grid: (tiles of an image, samples, planes; one plane where a block makes all three).
     """
+    RGB: tl.constexpr = CHANNELS == 3
     tile = tl.program_id(0)
     sample = tl.program_id(1)
     plane = tl.program_id(2)
@@ -276,13 +277,13 @@ def gather_kernel(
     else:
         pointer = source + image.to(tl.int64) * source_b + plane * source_c
     # What is compiled in is part of the instruction that reads, which saves additions of 64 bits.
-    to_plane = SOURCE_C if SOURCE_C > 0 else source_c
-    to_row = SOURCE_H if SOURCE_H > 0 else source_h
+    to_plane = SOURCE[0] if SOURCE[0] > 0 else source_c
+    to_row = SOURCE[1] if SOURCE[1] > 0 else source_h
     fill_r = 0.0
     fill_g = 0.0
     fill_b = 0.0
-    if BEFORE == 2:
-        fill_r, fill_g, fill_b = constant(row + BEFORE_FILL, plane, RGB)
+    if BEFORE[0] == 2:
+        fill_r, fill_g, fill_b = constant(row + BEFORE[2], plane, RGB)
         if SCALE and KIND > 0:
             fill_r, fill_g, fill_b = fill_r * SCALE, fill_g * SCALE, fill_b * SCALE
     if REDUCE and not KEEP:
@@ -290,35 +291,35 @@ def gather_kernel(
             tl.store(partial + sample * tiles + tile, 0.0)  # nothing uses it, but all of it is read
             return
     mean = 0.0
-    if MEAN:
+    if PARTIALS > 0:
         mean = mean_of(partial, sample, blocks, out_height * out_width, PARTIALS)
     if KEEP:
         kept += sample.to(tl.int64) * (3 * (PIXELS if PIXELS > 0 else out_height * out_width))
     out += sample.to(tl.int64) * out_b + plane * out_c
-    first = (tile // tiles_x) * TILE_H
-    left = (tile % tiles_x) * TILE_W
-    x, y = tile_pixels(left, first, TILE_H if ANTIALIAS == 0 else 1, TILE_W, WORDS)
+    first = (tile // tiles_x) * TILE[0]
+    left = (tile % tiles_x) * TILE[1]
+    x, y = tile_pixels(left, first, TILE[0] if ANTIALIAS == 0 else 1, TILE[1], WORDS)
     read_x = x if WHOLE else tl.minimum(x, out_width - 1)
     inside_x = x == x
-    if AFTER > 0:
-        read_x, inside_x = mapped(read_x, row + AFTER_AT, 0, AFTER)
+    if AFTER[0] > 0:
+        read_x, inside_x = mapped(read_x, row + AFTER[1], 0, AFTER[0])
     if ANTIALIAS == 0:
         read_y = y if WHOLE else tl.minimum(y, out_height - 1)
         inside_y = y == y
-        if AFTER > 0:
-            read_y, inside_y = mapped(read_y, row + AFTER_AT, 1, AFTER)
+        if AFTER[0] > 0:
+            read_y, inside_y = mapped(read_y, row + AFTER[1], 1, AFTER[0])
         r, g, b = gathered(
             pointer, read_x, read_y, row, to_plane, to_row, plane, fill_r, fill_g, fill_b, SOURCE_W, PAIRS,
-            SCALE, EXACT, RGB, KIND, HALF_PIXEL, NEAREST, ZEROS, WARP_AT, BEFORE, BEFORE_AT, FILLS, WARP_FILL,
+            SCALE, EXACT, RGB, KIND, HALF_PIXEL, NEAREST, ZEROS, WARP_AT, WARP_FILL, BEFORE,
         )  # fmt: skip
-        if AFTER == 2:
-            r, g, b = padded(r, g, b, inside_x & inside_y, row + AFTER_FILL, plane, RGB)
+        if AFTER[0] == 2:
+            r, g, b = padded(r, g, b, inside_x & inside_y, row + AFTER[2], plane, RGB)
         total = finished(
             r, g, b, left, first, x, y, sample, plane, out_height, out_width, row, mean, kept, out, out_c, out_h,
-            PROGRAM, COUNT, CHANNELS, RGB, REDUCE, KEEP, WIDTH, PIXELS, WHOLE, WORDS, OUT_W, TILE_H, TILE_W,
+            PROGRAM, COUNT, CHANNELS, RGB, REDUCE, KEEP, WIDTH, PIXELS, WHOLE, WORDS, OUT_W, TILE[0], TILE[1],
         )  # fmt: skip
     else:
-        end = tl.minimum(first + TILE_H, out_height)
+        end = tl.minimum(first + TILE[0], out_height)
         scale_x, start_x, count_x = window(row + WARP_AT)
         at_x = resampled(read_x, scale_x, HALF_PIXEL, False)
         columns = at_x, scale_x, start_x, count_x, tl.div_rn(1.0, weight_sum(at_x, scale_x, count_x, ANTIALIAS))
@@ -329,20 +330,20 @@ def gather_kernel(
         while first < end:
             y = first
             inside_y = y == y
-            if AFTER > 0:
-                y, inside_y = mapped(y, row + AFTER_AT, 1, AFTER)
+            if AFTER[0] > 0:
+                y, inside_y = mapped(y, row + AFTER[1], 1, AFTER[0])
             r, g, b, state = weighed_row(
-                pointer, y, state, columns, lines, row + BEFORE_AT, to_row, to_plane, fill_r, fill_g, fill_b,
-                HALF_PIXEL, SOURCE_W, RGB, SCALE, BEFORE, ANTIALIAS,
+                pointer, y, state, columns, lines, row + BEFORE[1], to_row, to_plane, fill_r, fill_g, fill_b,
+                HALF_PIXEL, SOURCE_W, RGB, SCALE, BEFORE[0], ANTIALIAS,
             )  # fmt: skip
             if SCALE:
                 r, g, b = scaled(r, g, b, SCALE, EXACT)
-            if AFTER == 2:
-                r, g, b = padded(r, g, b, (inside_x & inside_y) != 0, row + AFTER_FILL, plane, RGB)
+            if AFTER[0] == 2:
+                r, g, b = padded(r, g, b, (inside_x & inside_y) != 0, row + AFTER[2], plane, RGB)
             y = first + tl.zeros(x.shape, tl.int32)
             total += finished(
                 r, g, b, left, first, x, y, sample, plane, out_height, out_width, row, mean, kept, out, out_c, out_h,
-                PROGRAM, COUNT, CHANNELS, RGB, REDUCE, KEEP, WIDTH, PIXELS, WHOLE, WORDS, OUT_W, 1, TILE_W,
+                PROGRAM, COUNT, CHANNELS, RGB, REDUCE, KEEP, WIDTH, PIXELS, WHOLE, WORDS, OUT_W, 1, TILE[1],
             )  # fmt: skip
             first += 1
     if REDUCE:

@@ -20,6 +20,13 @@ from gpuaug.fusion.plan import BasePass, OpPass
 P = TypeVar("P", bound=BasePass)
 T = TypeVar("T")
 
+MOST_ARGUMENTS = 49
+"""Largest number of arguments of a kernel, constants included.
+
+Triton's launcher parses them, and 13 of its own, with a table of 16 bytes each from malloc. From 1 KiB on, glibc first merges
+all small blocks that were freed: behind a training step that takes 0.1 ms.
+"""
+
 _compiling: ContextVar[dict[Any, Callable[[], None]] | None] = ContextVar("_compiling", default=None)
 """The compilations to make at the end of a block of ``compiled_together``, by the form of the launch."""
 
@@ -46,7 +53,7 @@ class Launch:
     ``kernel[grid]`` would prepare what profilers of Triton's own are told.
 
     Args:
-        kernel: A ``triton.jit`` function that takes tensors, then numbers, then constants.
+        kernel: A ``triton.jit`` function that takes tensors, then numbers, then constants: at most ``MOST_ARGUMENTS``.
         grid: Three numbers of blocks.
         numbers: What follows the tensors, in order.
         constants: The constants by name.
@@ -92,7 +99,7 @@ class Launch:
         found = self._compiled.get(device)
         if found is not None:
             tail = found.tail if numbers is None else (*numbers, *found.constants)
-            stream, addresses = current_stream(tensors[0].device), map(Tensor.data_ptr, tensors)
+            stream, addresses = current_stream(device), map(Tensor.data_ptr, tensors)
             # No data for hooks, and no hooks.
             found.launcher(*(grid or self._grid), stream, found.function, found.metadata, None, None, None, *addresses, *tail)
             return
@@ -162,7 +169,7 @@ def prepared(step: P, source: Any, rows: Tensor, out: Tensor, make: Callable[[P,
 
     A pass belongs to images of one size, or of any, so the kind is the types, the strides and the number of samples.
     """
-    key = (make, kind_of(source), out.dtype, *out.shape[:2], rows.stride(0), out.stride())
+    key = make, kind_of(source), out.dtype, out.shape, rows.stride(0), out.stride()
     found: T | None = step.prepared.get(key)
     if found is None:
         if len(step.prepared) >= 64:
@@ -198,7 +205,7 @@ def kind_of(source: Tensor | Ragged) -> tuple[Any, ...]:
 
 def is_current(device: torch.device) -> bool:
     """Whether launches go to ``device``: Triton uses the current one, whatever the tensors are on."""
-    return device.type != "cuda" or device.index == current_device()
+    return device.index is None or device.index == current_device()  # the interpreter's device, a CPU, has no index
 
 
 def on_device(device: torch.device) -> Any:

@@ -16,8 +16,7 @@ def mask_kernel(
     source, out, rows, owners, samples, first, before_fill, after_fill, out_height, out_width, tiles_x, row_stride,
     source_b, source_c, source_h, out_b, out_c, out_h,
     FLAT: tl.constexpr, SOURCE_W: tl.constexpr, KIND: tl.constexpr, HALF_PIXEL: tl.constexpr, ZEROS: tl.constexpr,
-    AFTER: tl.constexpr, AFTER_AT: tl.constexpr, WARP_AT: tl.constexpr, BEFORE: tl.constexpr, BEFORE_AT: tl.constexpr,
-    TILE_H: tl.constexpr, TILE_W: tl.constexpr,
+    AFTER: tl.constexpr, WARP_AT: tl.constexpr, BEFORE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The nearest pixel of a mask, its bits unread.
 
@@ -32,22 +31,22 @@ def mask_kernel(
     sample = tl.load(owners + mask) if FLAT else mask
     place = samples + sample * 3
     row = rows + sample * row_stride
-    before = row + BEFORE_AT
-    target_x, target_y = tile_pixels((tile % tiles_x) * TILE_W, (tile // tiles_x) * TILE_H, TILE_H, TILE_W, False)
+    before = row + BEFORE[1]
+    target_x, target_y = tile_pixels((tile % tiles_x) * TILE[1], (tile // tiles_x) * TILE[0], TILE[0], TILE[1], False)
     live = (target_x < out_width) & (target_y < out_height)
     x = tl.minimum(target_x, out_width - 1)
     y = tl.minimum(target_y, out_height - 1)
     inside_x = x == x
     inside_y = y == y
-    if AFTER > 0:
-        x, inside_x = mapped(x, row + AFTER_AT, 0, AFTER)
-        y, inside_y = mapped(y, row + AFTER_AT, 1, AFTER)
+    if AFTER[0] > 0:
+        x, inside_x = mapped(x, row + AFTER[1], 0, AFTER[0])
+        y, inside_y = mapped(y, row + AFTER[1], 1, AFTER[0])
     if KIND == 0:
         framed = (x == x) & (y == y)
         within = framed
-        if BEFORE > 0:
-            x, within_x = mapped(x, before, 0, BEFORE)
-            y, within_y = mapped(y, before, 1, BEFORE)
+        if BEFORE[0] > 0:
+            x, within_x = mapped(x, before, 0, BEFORE[0])
+            y, within_y = mapped(y, before, 1, BEFORE[0])
             within = within_x & within_y
     else:
         at_x, at_y, start_x, count_x, start_y, count_y = located(x, y, row + WARP_AT, KIND, HALF_PIXEL, True)
@@ -57,8 +56,8 @@ def mask_kernel(
         else:
             left = half_to_even(at_x)
             top = half_to_even(at_y)
-        x, framed_x, within_x = tap_axis(left, start_x, count_x, before, 0, ZEROS, BEFORE)
-        y, framed_y, within_y = tap_axis(top, start_y, count_y, before, 1, ZEROS, BEFORE)
+        x, framed_x, within_x = tap_axis(left, start_x, count_x, before, 0, ZEROS, BEFORE[0])
+        y, framed_y, within_y = tap_axis(top, start_y, count_y, before, 1, ZEROS, BEFORE[0])
         framed = framed_x & framed_y
         within = within_x & within_y
     if FLAT:
@@ -67,9 +66,9 @@ def mask_kernel(
     else:
         pointer = source + mask.to(tl.int64) * source_b + plane * source_c + y * source_h + x * SOURCE_W
     value = tl.load(pointer, mask=live & framed, other=0)
-    if BEFORE == 2:
+    if BEFORE[0] == 2:
         value = tl.where(framed & (within == 0), before_fill.to(value.dtype), value)
-    if AFTER == 2:
+    if AFTER[0] == 2:
         value = tl.where(inside_x & inside_y, value, after_fill.to(value.dtype))
     target = out + mask.to(tl.int64) * out_b + plane * out_c + target_y * out_h + target_x
     tl.store(target, value, mask=live)
