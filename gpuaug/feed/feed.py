@@ -61,6 +61,7 @@ class Feed:
     ) -> None:
         feed = one_of("feed", feed, ("auto", "ring", "plain"), "Leave it out to have what fits.")
         self._loader, self._device = loader, device
+        self._page_locks = device.type == "cuda"
         self._budget = default_budget_bytes() if feed_bytes is None else feed_bytes
         self._begin_with = begin_with
         self.workers = _workers_of(loader)
@@ -80,7 +81,7 @@ class Feed:
         self._feed: weakref.ref[FeedIterator] | None = None
         self._gone: threading.Event | None = None
         # Without workers, whether the source's memory is page-locked already can only be seen in a batch, by a CUDA call.
-        self._staging = _Staging(on=device.type != "cuda")
+        self._staging = _Staging(on=not self._page_locks)
         self._looked = False
 
     def __repr__(self) -> str:
@@ -173,7 +174,7 @@ class Feed:
 
     def prepare(self, pulled: Pulled) -> None:
         """Page-lock the slot of a batch if it is used for the first time. Called before the copy, on the training thread."""
-        if self._device.type != "cuda":
+        if not self._page_locks:
             return
         if pulled.slot is not None:
             pulled.slot.ring.register(pulled.slot)

@@ -24,6 +24,7 @@ import sys
 import threading
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -42,7 +43,10 @@ GROWTH = 1.25
 POISON = False
 """Whether freed slots are overwritten, for tests: a read that comes too late is then wrong for certain."""
 
-_locked: dict[int, tuple[int, Memory, dict[int, int], deque[Event]]] = {}
+Registered = dict[tuple[int, int], int]
+"""The offset of each slot that may be page-locked, by (generation, slot)."""
+
+_locked: dict[int, tuple[int, Memory, Registered, deque[Event]]] = {}
 """Arguments of ``_unregister`` for each memory that may be page-locked, by its key.
 
 CUDA copies from the pages that it has locked, even if the process has mapped others at their addresses since. So memory stays
@@ -74,7 +78,7 @@ class Ring:
         self.held: set[tuple[int, int]] = set()
         rings[self.memory.key] = self
         self._process = os.getpid()
-        self._registered: dict[int, int] = {}
+        self._registered: Registered = {}
         # Events of slots that are being read, in order. Apart from the slots, which hold the ring: the finaliser may not.
         self._events: deque[Event] = deque()
         self._slots: deque[Slot] = deque()
@@ -171,8 +175,8 @@ class Ring:
             # A copy: the feed's thread may be adding to it.
             if each and not any(number == generation for number, _ in self.held.copy()):
                 end = first + slot_bytes * each * self.workers
-                offsets = [offset for offset in self._registered if first <= offset < end]
-                if _unregister_all(self.memory, self._registered, offsets):
+                old = [number for number in self._registered if number[0] == generation]
+                if _unregister_all(self.memory, self._registered, old):
                     self.memory.map.madvise(mmap.MADV_REMOVE, first, end - first)
                     self.memory.header[3 + 3 * generation] = 0
 
@@ -182,18 +186,18 @@ class Ring:
         Cost:
             Once a slot, a millisecond for some megabytes.
         """
+        if slot.number in self._registered or self._cannot_lock:
+            return
         generation, index = slot.number
         first, slot_bytes, _ = self.memory.carved(generation)
         offset = first + index * slot_bytes
-        if offset in self._registered or self._cannot_lock:
-            return
         # Noted first: as the call returns, a signal may raise an interrupt, or that a worker of the DataLoader has died.
         _locked[self.memory.key] = self._to_unregister
-        self._registered[offset] = slot_bytes
+        self._registered[slot.number] = offset
         error = int(torch.cuda.cudart().cudaHostRegister(self.memory.bytes.data_ptr() + offset, slot_bytes, _PORTABLE))
         if error:
             self._cannot_lock = True
-            del self._registered[offset]
+            del self._registered[slot.number]
             _clear_error()
             _log.warning(
                 "A slot of %.1f MB could not be page-locked (CUDA error %d), so copies will hold up the training thread. "
@@ -232,7 +236,7 @@ class Ring:
         self._slots.clear()
 
 
-def _unregister(process: int, memory: Memory, registered: dict[int, int], events: deque[Event]) -> None:
+def _unregister(process: int, memory: Memory, registered: Registered, events: deque[Event]) -> None:
     """Unregister slots once they have been read. The next call goes on after an error or an interrupt."""
     if os.getpid() != process:
         return
@@ -245,15 +249,15 @@ def _unregister(process: int, memory: Memory, registered: dict[int, int], events
             _locked.pop(memory.key, None)
 
 
-def _unregister_all(memory: Memory, registered: dict[int, int], offsets: list[int]) -> bool:
-    """Unregister slots by their offsets. Returns whether none is registered any more."""
-    for offset in offsets:
-        error = int(torch.cuda.cudart().cudaHostUnregister(memory.bytes.data_ptr() + offset))
+def _unregister_all(memory: Memory, registered: Registered, slots: Sequence[tuple[int, int]]) -> bool:
+    """Unregister some of the slots. Returns whether none of these is registered any more."""
+    for slot in slots:
+        error = int(torch.cuda.cudart().cudaHostUnregister(memory.bytes.data_ptr() + registered[slot]))
         if error:
             _clear_error()
         if error in (0, _NOT_REGISTERED):  # an earlier call, or that which was to register it, was interrupted
-            del registered[offset]
-    return not any(offset in registered for offset in offsets)
+            del registered[slot]
+    return not any(slot in registered for slot in slots)
 
 
 def _clear_error() -> None:

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch.autograd import profiler
 
 from gpuaug.core.streams import Lane
 
@@ -23,7 +24,7 @@ class Hooks:
 
         A named range in traces of ``torch.profiler`` and for tools that read NVTX.
         """
-        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+        if profiler._is_profiler_enabled:
             return torch.profiler.record_function(name)  # which also is an NVTX range within emit_nvtx()
         if _NVTX_LISTENS:
             return torch.cuda.nvtx.range(name)

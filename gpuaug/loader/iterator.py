@@ -92,7 +92,6 @@ class PipelinedIterator:
         """
         stats, hooks = self._shared.stats, self._shared.hooks
         hooks.asked(consumer)
-        self._shared.free_read_slots()
         done = self._depth.record_event(consumer, self)
         depth = self._depth.now
         stats.depth = 0 if self._lanes.in_line else depth
@@ -170,8 +169,9 @@ class PipelinedIterator:
             self._shared.launching.try_run(abandon, STOP_S)
 
     def _run(self, step: Callable[[], None], consumer: Lane, done: Event | None) -> None:
-        """Run one step with the lanes current. With ``done``, the copy lane first waits for that event of the consumer."""
+        """Run one step with the lanes current. With ``done``, free read slots, and have the copy lane wait for that event."""
         if done is not None:
+            self._shared.feed.free_read_slots()
             self._lanes.wait_for_consumers(consumer, done)
         block = self._lanes.launching(consumer)
         try:

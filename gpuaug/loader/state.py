@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 
 from gpuaug.core import rng
 from gpuaug.core.batch import Batch
@@ -101,19 +100,16 @@ class LoaderState:
         """The lanes on the loader's device."""
         return self.placement.lanes
 
-    def free_read_slots(self) -> None:
-        """Free the slots whose copies have ended."""
-        self._unless_launching(self.feed.free_read_slots)
-
     def reclaim(self) -> None:
-        """Drop the intermediate tensors that batches have left."""
+        """Drop what batches have left, unless a launch is under way: intermediate tensors, and slots that have been read."""
+
+        def reclaim() -> None:
+            self.lanes.reclaim(keep=0)
+            self.feed.free_read_slots()
+
         # An abandoned iterator is closed wherever the garbage collector runs, in the middle of a launch too. The lane of that
         # launch has not waited for the readers of the tensors that would be dropped here.
-        self._unless_launching(partial(self.lanes.reclaim, keep=0))
-
-    def _unless_launching(self, work: Callable[[], None]) -> None:
-        """Do ``work`` now, or leave it to the next launch if one is under way."""
-        self.launching.try_run(work, 0)
+        self.launching.try_run(reclaim, 0)
 
 
 class OneThreadIterator(Iterator[Batch]):

@@ -81,27 +81,29 @@ class Copier:
         copied = Copied(None)
         # One tensor that stands in two places of a batch stays one tensor. The leaf is kept beside its copy: some
         # mappings make their values when asked, and another object may get the id of one that has gone.
-        moved: dict[int, tuple[Any, Any]] = self._pack(batch, copied) if self._device.type == "cuda" else {}
+        moved: dict[int, tuple[Any, Any]] = self._pack(batch, copied) if self._non_blocking else {}
 
         def move(leaf: Any) -> Any:
-            if id(leaf) not in moved:
-                moved[id(leaf)] = (leaf, self._move(leaf, copied))
-            return moved[id(leaf)][1]
+            found = moved.get(id(leaf))
+            if found is None:
+                found = moved[id(leaf)] = leaf, self._move(leaf, copied)
+            return found[1]
 
         copied.batch = batches.map_leaves(move, batch)
         return copied
 
     def _move(self, leaf: Any, copied: Copied) -> Any:
         if isinstance(leaf, torch.Tensor):
-            if leaf.device == self._device:
-                if self._device.type == "cuda":
-                    copied.resident.append(leaf)
-                return leaf
-            if leaf.device.type not in {"cpu", "meta"}:
-                raise DeviceError(
-                    f"A batch must be on the CPU or on {self._device}, got a tensor on {leaf.device}. "
-                    f"Give the loader device={str(leaf.device)!r}, or leave the batch on the CPU."
-                )
+            if not (leaf.is_cpu and self._non_blocking):
+                if leaf.device == self._device:
+                    if self._non_blocking:
+                        copied.resident.append(leaf)
+                    return leaf
+                if leaf.device.type not in {"cpu", "meta"}:
+                    raise DeviceError(
+                        f"A batch must be on the CPU or on {self._device}, got a tensor on {leaf.device}. "
+                        f"Give the loader device={str(leaf.device)!r}, or leave the batch on the CPU."
+                    )
             copied.num_bytes += _num_bytes(leaf)
             return leaf.to(self._device, non_blocking=self._non_blocking)
         if batches.moves_itself(leaf):

@@ -93,7 +93,7 @@ def test_slots_are_page_locked_until_close(monkeypatch):
     loader = gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=2))
     list(loader)
     made, released = loader._shared.feed._ring, []
-    registered = set(made._registered)
+    registered = set(made._registered.values())
     assert registered
     unregister, first = torch.cuda.cudart().cudaHostUnregister, made.memory.bytes.data_ptr()
 

@@ -109,7 +109,7 @@ def install(patch, **options):
     patch.setattr(streams, "_CudaEvent", cuda.Event)
     patch.setattr(streams, "_switch_to", lambda stream: partial(cuda.set_stream, stream))
     patch.setattr(streams, "current_device", cuda.current_device)
-    patch.setattr(streams, "current_stream", lambda device: cuda.current_stream().cuda_stream)
+    patch.setattr(streams, "current_stream", lambda gpu: cuda.current_stream().cuda_stream)
     patch.setattr(streams, "_idle", defaultdict(list))
     patch.setattr(rng, "device_generator", lambda device: None)
     patch.setattr(feed, "why_not_here", lambda: "the double has no page-locked memory")

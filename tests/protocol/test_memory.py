@@ -23,6 +23,7 @@ class Resident(torch.Tensor):
     """A tensor that was on the device before the loader saw it."""
 
     device = torch.device("cuda", 0)
+    is_cpu = False
 
     @classmethod
     def holding(cls, buffer):
