@@ -244,8 +244,8 @@ def gather_kernel(
     With ``KEEP`` the reduction leaves the pixels that the contrast works on to ``rest_kernel``, in 16 bits a channel.
     ``SOURCE`` (of channels, of rows), ``WIDTH`` and ``PIXELS`` are strides and sizes that are compiled in, or 0; ``WHOLE``,
     that tiles of ``TILE`` (height, width) cover the output with nothing left over. ``SCALE``: 255 for a source of bytes, 65535
-    for 16 bits a value, 0 for floats. ``BEFORE`` and ``AFTER`` it is resampled, an image is mapped: (how, first column, first
-    column of its fill). ``WARP_FILL``: that column of a warp, or -1. ``PARTIALS``: sums of grey to add for the mean, or 0.
+    for 16 bits a value, 0 for floats. ``BEFORE`` and ``AFTER``: how pixels are mapped before and after a resampling, (edge mode
+    or 0, first column, column of the fill). ``WARP_FILL``: column of a warp's fill, or -1. ``PARTIALS``: sums to add, or 0.
 
     With ``ANTIALIAS`` a block is one warp and makes its rows one after another, so that each line is weighed once for all rows.
 
