@@ -98,14 +98,26 @@ def _leaving_a_loop_waits_for_its_loader():
         yield
 
 
+@pytest.fixture(scope="session")
+def _first_states():
+    """States of the generators before the first test. A thread that outlives its test may draw from them at any time."""
+    random.seed(0)
+    np.random.seed(0)
+    return torch.get_rng_state(), random.getstate(), np.random.get_state()
+
+
 @pytest.fixture(autouse=True)
-def _generators_are_put_back():
-    host, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
+def _every_test_draws_as_the_first(_first_states):
+    def put_back():
+        host, python, numpy = _first_states
+        torch.set_rng_state(host)
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+    put_back()
     cards = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     yield
-    torch.set_rng_state(host)
-    random.setstate(python)
-    np.random.set_state(numpy)
+    put_back()
     if cards is not None:
         torch.cuda.set_rng_state_all(cards)
 
