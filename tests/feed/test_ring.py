@@ -260,6 +260,16 @@ def error(request):
     return request.param()
 
 
+def test_slot_is_locked_once_however_many_batches_it_holds(page_locks, caplog):
+    made, event = Ring(workers=1, each=1, budget_bytes=1 << 20), Event()
+    event.passed = True
+    for _ in range(3):
+        registered(made, event).free_read_slots()
+    assert len(page_locks.locked) == 1
+    assert not caplog.records  # CUDA refuses memory that is locked already, which is warned about
+    made.close()
+
+
 def test_slots_are_unlocked_if_an_error_arrives_while_one_is_locked(page_locks, error):
     made = Ring(workers=1, each=2, budget_bytes=1 << 20)
     page_locks.interrupt = error

@@ -107,6 +107,11 @@ def test_no_kernel_has_more_arguments_than_its_launcher_parses_fast():
     assert {name for name, count in found.items() if count > launch.MOST_ARGUMENTS} == set()
 
 
+def test_launches_go_to_the_current_gpu_alone(monkeypatch):
+    monkeypatch.setattr(launch, "current_device", lambda: 1)
+    assert [launch.is_current(torch.device(name)) for name in ("cuda:0", "cuda:1", "cpu")] == [False, True, True]
+
+
 def test_launches_of_one_form_are_compiled_once(monkeypatch):
     ran = []
     WaitingKernel("gather_kernel", Barrier(1), ran, monkeypatch)

@@ -167,7 +167,7 @@ def run_beside(launch: Callable[[], Any], other: Callable[[], Any] | None) -> No
 def prepared(step: P, source: Any, rows: Tensor, out: Tensor, make: Callable[[P, Any, Tensor, Tensor], T]) -> T:
     """What ``make`` has worked out for a pass and a source of this kind, from the second time on without calling it.
 
-    A pass belongs to images of one size, or of any, so the kind is the types, the strides and the number of samples.
+    A pass belongs to images of one size, or of any, so the kind is the types, the sizes and the strides.
     """
     key = make, kind_of(source), out.dtype, out.shape, rows.stride(0), out.stride()
     found: T | None = step.prepared.get(key)
