@@ -1,6 +1,6 @@
 """The draws of one batch: kept, sent elsewhere, replayed, read, and told to Kornia."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -218,13 +218,13 @@ def _calls(tree: Tree, each: Iterator[tuple[OpDraws, Size]], sample: int) -> Ite
             yield from _calls(item, each, sample)
 
 
-def check_draws(draws: Draws, size: Size, modules: int, views: int) -> None:
+def check_draws(draws: Draws, size: Size, ops: Sequence[Op | EagerOp], views: int) -> None:
     """Refuse draws that a call cannot replay.
 
     Args:
         draws: What is to be replayed.
         size: Of the call's images.
-        modules: Number of modules in the pipeline.
+        ops: Ops of the pipeline, for images of the call's type.
         views: Number of views that the pipeline is fused for.
 
     Raises:
@@ -241,11 +241,17 @@ def check_draws(draws: Draws, size: Size, modules: int, views: int) -> None:
             f"draws must be for images of the same shape, got draws for {draws.shape} and images of "
             f"{size.shape}. Draw with the images' own shape."
         )
-    if len(draws._drawn) != modules:
+    if len(draws._drawn) != len(ops):
         raise ArgumentError(
-            f"draws must come from the same pipeline, got draws of {len(draws._drawn)} modules for {modules}. "
+            f"draws must come from the same pipeline, got draws of {len(draws._drawn)} modules for {len(ops)}. "
             "Draw with this module."
         )
+    for leaf, op in zip(leaves(draws._tree), ops, strict=True):
+        if type(leaf.op) is not type(op):
+            raise ArgumentError(
+                f"draws must come from the same pipeline, for images of the same type, got others for {op.name}. "
+                "Draw with this module, for this type: draw(images.shape, dtype=images.dtype)."
+            )
     if len(draws.views) != views:
         raise ArgumentError(
             f"draws must be for {views} views, got draws for {len(draws.views)}. Draw with this module, or replay one view "

@@ -58,6 +58,8 @@ class Explanation:
     """What ran the last call: ``"triton"``, ``"torch"``, or nothing before the first."""
     notes: tuple[str, ...] = ()
     """What a user should know besides."""
+    dtype: torch.dtype = torch.uint8
+    """Type of the images."""
 
     @property
     def launches(self) -> int | None:
@@ -76,7 +78,7 @@ class Explanation:
 
     def _head(self) -> str:
         shape = f"({', '.join('any' if side is None else str(side) for side in self.shape)})"
-        return f"images {shape}, uint8{f'; run by {self.executor}' if self.executor else ''}"
+        return f"images {shape}, {str(self.dtype).removeprefix('torch.')}{f'; run by {self.executor}' if self.executor else ''}"
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         yield ("pass", "modules", "what", "launches", "reads", "writes")
@@ -98,8 +100,10 @@ def explanation(
     executor: str,
     views: int = 1,
     done: Sequence[tuple[str, bool]] = (),
+    *,
+    source_dtype: torch.dtype,
 ) -> Explanation:
-    """Describe the segments of a pipeline for uint8 images of one size.
+    """Describe the segments of a pipeline for images of one size and type, ``source_dtype``.
 
     ``done``: names of the transforms that take no op, and whether each has something to do to boxes.
     """
@@ -113,7 +117,7 @@ def explanation(
             eager = segment.eager
             lines.append(Line((eager.name,), "", None, None, None, eager.reason, package=eager.package))
         passes = segment.plan.passes if segment.plan is not None else ()
-        read = torch.float32 if lines else torch.uint8
+        read = torch.float32 if lines else source_dtype
         types = types_written(passes, read, dtype if segment is found[-1] else torch.float32) if passes else ()
         for step, written in zip(passes, types, strict=True):
             fitted = not lines and whole is not None and device_crop(whole) is not None
@@ -131,7 +135,7 @@ def explanation(
     notes += [f"{crop.op.name}: about a hundred small launches more, which choose crops by boxes." for crop in crops if crop]
     if any(step.way >= 0 for step in _passes(found)):
         notes.append("Bytes are the most: a pass between the first and the last skips samples that nothing in it applies to.")
-    return Explanation(tuple(lines), size.shape, executor, (*_shrinking(found, size), *notes))
+    return Explanation(tuple(lines), size.shape, executor, (*_shrinking(found, size), *notes), source_dtype)
 
 
 def _passes(segments: Sequence[Segment]) -> Iterator[Pass]:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpuaug.core.errors import ArgumentError, whole_number
+from gpuaug.core.errors import ArgumentTypeError, GpuAugError, one_of, whole_number
 from gpuaug.core.ragged import Ragged
-from gpuaug.core.rng import next_seed, seeds_of_views
+from gpuaug.core.rng import next_seed
 from gpuaug.core.settings import autocasts, without_autocast
 from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
@@ -17,21 +17,18 @@ from gpuaug.fusion.backends.readers import size_given
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.fallback_warnings import FallbackWarnings
 from gpuaug.fusion.known import KnownKinds, kind_of
-from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import ending_of, leaves, transforms_done
-from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
-from gpuaug.fusion.ops.fallback import EagerOp
-from gpuaug.fusion.ops.geometry import BoxCropOp
-from gpuaug.fusion.ops.mix import CutMix, MixOp, SoftLabels, classes_of
-from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
+from gpuaug.fusion.ops.fallback import EagerOp, Retyped
+from gpuaug.fusion.ops.mix import CutMix, SoftLabels, classes_of
 from gpuaug.fusion.options import BoxForm, Options, definition
 from gpuaug.fusion.params.prefetch import TablePrefetch
 from gpuaug.fusion.params.table import make_table, of_all_parts
-from gpuaug.fusion.plan import Plan, check_sizes
+from gpuaug.fusion.pixels import PIXELS
+from gpuaug.fusion.plan import Plan
 from gpuaug.fusion.policies.choice import Choice, Pick
 from gpuaug.fusion.policies.one_mix import OneMix
-from gpuaug.fusion.segments import Segments
-from gpuaug.fusion.sizing import check_views, sizing_ops
+from gpuaug.fusion.program import Program
 from gpuaug.fusion.targets.box_crop import check_boxes
 from gpuaug.fusion.targets.data_keys import keys_given
 from gpuaug.fusion.targets.targets import Targets
@@ -41,7 +38,7 @@ from gpuaug.fusion.targets.views import joined
 def fuse(
     pipeline: Any,
     *,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     memory_format: torch.memory_format = torch.contiguous_format,
     pick: Pick = "batch",
     ragged: bool = False,
@@ -56,7 +53,9 @@ def fuse(
     Args:
         pipeline: A ``kornia.augmentation.AugmentationSequential`` or ``ImageSequential``, a ``torchvision.transforms.v2``
             transform or ``Compose``, or a sequence of any. It is read, and never changed or moved. Each sample draws by itself.
-        dtype: Of the images that come out: float32, bfloat16 or float16. Computed in float32, except large blurs into bfloat16.
+        dtype: Type of the images that come out: float32, bfloat16 or float16 for values in [0, 1], or uint8 for values in
+            [0, 255]. Left out: the type that the pipeline itself returns, which for Kornia's is float32, and for torchvision's
+            that of its input unless it converts. Computed in float32, except large blurs into bfloat16.
         memory_format: Of the images that come out.
         pick: Whether policies (``RandAugment`` and the like) and containers of mixes pick for the whole ``"batch"``, as in
             Kornia, or for each ``"sample"`` on its own, as in the policies' papers.
@@ -115,35 +114,57 @@ class Fused(nn.Module):
 
     def __init__(self, pipeline: Any, options: Options) -> None:
         super().__init__()
-        self.dtype, self.memory_format = options.dtype, options.memory_format
+        self.memory_format = options.memory_format
         # In a tuple, so that it is no child: a child would be moved, and would have its buffers in the state_dict.
         self.pipeline = (pipeline,)
-        self._tree = lower(pipeline, options.pick, antialias=options.antialias)
-        self.definition = definition(pipeline, options)
-        self._ops = tuple(leaf.op for leaf in leaves(self._tree))
-        self._plain_ops = tuple(op for op in self._ops if isinstance(op, Op))
-        self._sizing = sizing_ops(self._ops, ragged=options.ragged)
-        if options.views > 1:
-            check_views(self._ops)
+        self._programs: dict[torch.dtype, Program] = {}
+        """The pipeline lowered for images of a type, by that type."""
+        of_bytes = Program(pipeline, options)
         keys = getattr(pipeline, "data_keys", None)
         self._data_keys = tuple(key.name.lower() for key in keys) if keys else ("input",)
         self._extra_args = getattr(pipeline, "extra_args", None)
-        self._keepdim = all(_keepdim(leaf.op) for leaf in leaves(self._tree))
-        self._mixes = tuple(op for op in self._ops if isinstance(op, MixOp))
-        self._box_crop = next((op for op in self._ops if isinstance(op, BoxCropOp)), None)
-        classes = classes_of(options.num_classes, self._mixes)
-        self.options, self._ending = replace(options, num_classes=classes), ending_of(self._tree)
+        self._keepdim = all(_keepdim(leaf.op) for leaf in leaves(of_bytes.tree))
+        classes = classes_of(options.num_classes, of_bytes.mixes)
+        self.options, self._ending = replace(options, num_classes=classes), ending_of(of_bytes.tree)
+        self.definition = definition(pipeline, replace(options, dtype=of_bytes.dtype))
         self._soft = None if classes is None else SoftLabels(classes, options.label_smoothing)
-        self._segments, self._prefetch, self._known = Segments(self._ops), TablePrefetch(), KnownKinds()
-        self._seen: list[tuple[Size, torch.device]] = []  # of the last call; a module takes its time to set an attribute
+        self._programs[torch.uint8] = of_bytes
+        self._prefetch, self._known = TablePrefetch(), KnownKinds()
+        # Of the last call. A list, because nn.Module.__setattr__ is slow.
+        self._seen: list[tuple[Size, torch.device, torch.dtype]] = []
+        self._left = FallbackWarnings(of_bytes.ops)
         # Another library's module may draw from any generator.
-        self._left, self.draws_by_itself = FallbackWarnings(self._ops), not any(isinstance(op, EagerOp) for op in self._ops)
+        self.draws_by_itself = not any(isinstance(op, EagerOp) for program in self._both_programs() for op in program.ops)
+
+    def _both_programs(self) -> list[Program]:
+        """The programs for bytes and for floats, without one that cannot be."""
+        found = [self._program()]
+        try:
+            found.append(self._program(torch.float32))
+        except GpuAugError:  # which a batch of floats raises
+            return found
+        return found
+
+    def _program(self, dtype: torch.dtype = torch.uint8) -> Program:
+        found = self._programs.get(dtype)
+        if found is None:
+            found = self._programs[dtype] = Program(self.pipeline[0], self.options, dtype)
+        return found
+
+    def _program_given(self, dtype: torch.dtype | None) -> Program:
+        """The program for a type that the user passed, or else for bytes, unless these are refused."""
+        if dtype is not None:
+            dtype = one_of("dtype", dtype, tuple(PIXELS), "Pass images.dtype of a batch.")
+        elif self._program().refuses:
+            dtype = torch.float32
+        return self._program(torch.uint8 if dtype is None else dtype)
 
     def extra_repr(self) -> str:
         """The modules, and those left to their own library."""
-        words = [", ".join(op.name for op in self._ops)]
+        ops = self._program().ops
+        words = [", ".join(op.name for op in ops)]
         for package in ("Kornia", "torchvision"):
-            left = [op.name for op in self._ops if isinstance(op, EagerOp) and op.package == package]
+            left = [op.name for op in ops if isinstance(op, EagerOp) and op.package == package]
             words += [f"left to {package}: {', '.join(left)}"] if left else []
         ran = self._executor()
         return "; ".join([*words, f"run by {ran}"] if ran else words)
@@ -154,12 +175,13 @@ class Fused(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.training, self._left.warned = state["training"], set(state["warned"])
 
-    def draw(self, shape: Sequence[int] | Ragged, seed: int | None = None) -> Draws:
+    def draw(self, shape: Sequence[int] | Ragged, seed: int | None = None, *, dtype: torch.dtype | None = None) -> Draws:
         """Draw for one batch, without images.
 
         Args:
             shape: (B, C, H, W) of the images, or a ragged batch.
-            seed: What the draws depend on. Left out: one number from torch's global generator.
+            seed: Seed of the draws. Left out: one number from torch's global generator.
+            dtype: Type of the images. Left out: uint8, or float32 where the pipeline refuses bytes.
 
         Returns:
             The draws, for ``draws=`` of a call with images of this shape.
@@ -174,33 +196,7 @@ class Fused(nn.Module):
         size = size_given(shape)
         if seed is not None:
             seed = whole_number("seed", seed, "Leave it out for one from torch's generator.", most=2**64 - 1)
-        return self._draw(size, next_seed() if seed is None else seed)
-
-    def _draw(self, size: Size, seed: int) -> Draws:
-        self._check_sizes(size)
-        if self.options.views > 1:
-            check_views(self._ops, size)
-        first, *more = (self._draw_view(size, each) for each in seeds_of_views(seed, self.options.views))
-        return replace(first, _more=tuple(more))
-
-    def _draw_view(self, size: Size, seed: int) -> Draws:
-        first = size
-        planned = self._segments.at(0, size, masks=False).plan
-        columns = planned.numbers if planned is not None else 8
-        sampler = Sampler((seed,), size.batch, columns)
-        drawn: list[OpDraws] = []
-        sizes: list[Size] = []
-        while len(drawn) < len(self._ops):
-            segment = self._segments.at(len(drawn), size, masks=False)
-            if segment.eager is not None:
-                drawn.append(segment.eager.draw(sampler, size))
-                sizes.append(size)
-                size = segment.eager.out(size, drawn[-1])
-            for op in segment.ops:
-                drawn.append(op.draw(sampler, size))
-                sizes.append(size)
-                size = op.out_drawn(drawn[-1], size)
-        return Draws(first.shape, self._tree, tuple(drawn), tuple(sizes))
+        return self._program_given(dtype).draw(size, next_seed() if seed is None else seed)
 
     def forward(self, *inputs: Any, data_keys: Sequence[Any] | None = None, draws: Draws | None = None) -> Any:
         """Augment a batch.
@@ -212,7 +208,7 @@ class Fused(nn.Module):
             draws: Draws to replay instead of drawing.
 
         Shape:
-            - images: (B, C, H, W) uint8, scaled to [0, 1], or floating; or a ragged batch of B
+            - images: (B, C, H, W) uint8 or floating; or a ragged batch of B
             - returns: (V · B, C, H', W') for V views; it and the rest as a list where there is more than one input
 
         Raises:
@@ -235,95 +231,110 @@ class Fused(nn.Module):
         kind = kind_of(inputs[0]) if alone and draws is None else None
         known = self._known.get(kind)
         if known is not None:
-            plan, seen = known
+            plan, seen, ops, dtype = known
             self._seen[:] = (seen,)
-            table = self._prefetch.table(plan, self._plain_ops, *seen, points=False, views=self.options.views)
-            return dispatch.run(plan, inputs[0], table, self.dtype, self.memory_format)
+            table = self._prefetch.table(plan, ops, *seen[:2], points=False, views=self.options.views)
+            return dispatch.run(plan, inputs[0], table, dtype, self.memory_format)
         keys = ("input",) if alone else self._data_keys if data_keys is None else keys_given(data_keys)
         targets = self._targets(inputs, keys)
-        size = targets.size
-        self._check_sizes(size)
-        self._seen[:] = ((size, targets.device),)
-        planned = self._whole(targets)
+        size, views = targets.size, self.options.views
+        program = self._program(targets.dtype)
+        program.check_type(ran=False)
+        program.check_sizes(size)
+        _check_targets(program, targets)
+        self._seen[:] = ((size, targets.device, targets.dtype),)
+        planned = program.segments.whole(size, masks=targets.has_masks, views=views)
         if kind is not None and planned is not None and not planned.needs_own_batch:
-            self._known.add(kind, planned, size, targets.device)
-        views = self.options.views
+            self._known.add(kind, planned, self._seen[0], program.plain_ops, program.dtype)
         if draws is not None:
-            check_draws(draws, size, len(self._ops), views)
+            check_draws(draws, size, program.ops, views)
         # Views share every pass where one plan runs all, and nothing but images is taken.
-        if views == 1 or (len(inputs) == 1 and planned is not None):
-            return self._run(targets, draws)
-        draws = self._draw(size, next_seed()) if draws is None else draws
-        # Kornia's labels of a cut have an axis before that of the samples.
-        cut = self._soft is None and any(isinstance(op, CutMix) for op in self._mixes)
-        return joined([self._run(self._targets(inputs, keys), view) for view in draws.views], targets.keys, cut=cut)
+        together = views == 1 or (len(inputs) == 1 and planned is not None)
+        draws_ahead = together and planned is not None and not planned.needs_own_batch
+        seed = next_seed() if draws is None and not draws_ahead else None
+        for _ in range(len(program.ops) + 1):
+            each = program.draw(size, seed) if seed is not None else draws
+            try:
+                if together:
+                    made = self._run(program, targets, each)
+                else:
+                    assert each is not None
+                    # Kornia's labels of a cut have an axis before that of the samples.
+                    cut = self._soft is None and any(isinstance(op, CutMix) for op in program.mixes)
+                    views_made = [self._run(program, self._targets(inputs, keys), view) for view in each.views]
+                    made = joined(views_made, targets.keys, cut=cut)
+                program.check_type(ran=True)
+                return made
+            except Retyped as found:
+                returned = {**program.returned, found.number: found.dtype}
+                program = Program(self.pipeline[0], self.options, targets.dtype, returned)
+                self._programs[targets.dtype] = program
+                targets = self._targets(inputs, keys)
+        raise ArgumentTypeError(
+            "pipeline must hold functions that give images of one type for images of one type, got one that changes it from "
+            "call to call. Convert in it: image.float()."
+        )
 
     def _targets(self, inputs: Sequence[Any], keys: Sequence[Any]) -> Targets:
-        targets = Targets(inputs, keys, self._extra_args, self.options.boxes, self._ending)
-        for op in self._mixes:
-            targets.check_mix(op)
-        if self._box_crop is not None:
-            check_boxes(self._box_crop, targets.keys)
-        return targets
+        return Targets(inputs, keys, self._extra_args, self.options.boxes, self._ending)
 
-    def _whole(self, targets: Targets) -> Plan | None:
-        return self._segments.whole(targets.size, masks=targets.has_masks, views=self.options.views)
-
-    def _check_sizes(self, size: Size) -> None:
-        """Refuse images that an op could not give their one size."""
-        if size.ragged and not self.options.ragged:
-            raise ArgumentError(
-                "images must have one size, got a ragged batch. Say so when fusing the pipeline: gpuaug.fuse(…, ragged=True)."
-            )
-        if size.ragged:
-            check_sizes(self._sizing, size)
-
-    def explain(self, shape: Sequence[int] | Ragged | None = None) -> "explain.Explanation":
+    def explain(
+        self, shape: Sequence[int] | Ragged | None = None, *, dtype: torch.dtype | None = None
+    ) -> "explain.Explanation":
         """What became of each module: its pass, launches and bytes a batch, and why its library runs what it runs.
 
         Args:
             shape: (B, C, H, W) of the images, or a ragged batch. Left out: that of the last call, else (256, 3, 256, 256).
+            dtype: Type of the images. Left out: that of the last call, else uint8, or float32 where bytes are refused.
 
         Returns:
             A table to be printed.
 
         Raises:
-            ArgumentError, ArgumentTypeError: If ``shape`` is not that of a batch of images.
+            ArgumentError, ArgumentTypeError: If ``shape`` is not that of a batch of images, or ``dtype`` not a type of images.
         """
         known = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
         size = size_given(shape) if shape is not None else self._seen[0][0] if self._seen else known
-        done = tuple(transforms_done(self._tree))
-        return explain.explanation(self._segments, size, self.dtype, self._executor(), self.options.views, done)
+        dtype = self._seen[0][2] if dtype is None and self._seen else dtype
+        program = self._program_given(dtype)
+        return explain.explanation(
+            program.segments,
+            size,
+            program.dtype,
+            self._executor(),
+            self.options.views,
+            tuple(transforms_done(program.tree)),
+            source_dtype=dtype or (torch.float32 if self._program().refuses else torch.uint8),
+        )
 
     def _executor(self) -> str:
         """What ran the last call; nothing before the first."""
         return dispatch.name(self._seen[0][1]) if self._seen else ""
 
-    def _run(self, targets: Targets, draws: Draws | None) -> Any:
+    def _run(self, program: Program, targets: Targets, draws: Draws | None) -> Any:
         """Take everything through the pipeline, all views at once or one of them."""
         with torch.no_grad():
             if self._soft is not None:
-                targets.soften(self._soft, self._mixes)
-            planned, size = self._whole(targets), targets.size
-            if draws is None and (planned is None or planned.needs_own_batch):
-                draws = self._draw(size, next_seed())
+                targets.soften(self._soft, program.mixes)
+            planned = program.segments.whole(targets.size, masks=targets.has_masks, views=self.options.views)
             if planned is not None:
-                targets.run_plan(planned, self._table(planned, targets, draws), self.dtype, self.memory_format)
+                table = self._table(program, planned, targets, draws)
+                targets.run_plan(planned, table, program.dtype, self.memory_format)
             elif draws is not None:
-                self._run_segments(targets, draws)
+                self._run_segments(program, targets, draws)
             return targets.results(keepdim=self._keepdim, views=self.options.views)
 
-    def _table(self, planned: Plan, targets: Targets, draws: Draws | None) -> Tensor:
+    def _table(self, program: Program, planned: Plan, targets: Targets, draws: Draws | None) -> Tensor:
         """The rows of all views for the plan that is the whole pipeline."""
-        ops, size, device, points = self._plain_ops, targets.size, targets.device, targets.has_points
+        ops, size, device, points = program.plain_ops, targets.size, targets.device, targets.has_points
         if draws is None:
             return self._prefetch.table(planned, ops, size, device, targets.places, points=points, views=self.options.views)
         tables = [make_table(planned, size, of_all_parts(ops, view._drawn), device, points=points) for view in draws.views]
         return torch.cat(tables) if len(tables) > 1 else tables[0]
 
-    def _run_segments(self, targets: Targets, draws: Draws) -> None:
+    def _run_segments(self, program: Program, targets: Targets, draws: Draws) -> None:
         """Run one plan or module after the other."""
-        size, points, segments = targets.size, targets.has_points, self._segments
+        size, points, segments = targets.size, targets.has_points, program.segments
         parts = segments.picked(draws._drawn)
         for number, (ops, all_drawn) in enumerate(parts):
             start = 0
@@ -331,7 +342,7 @@ class Fused(nn.Module):
                 segment = segments.at(start, size, masks=targets.has_masks, ops=ops if segments.chooses else None)
                 drawn = all_drawn[start : segment.stop]
                 last = number == len(parts) - 1 and segment.stop == len(ops)
-                form = (self.dtype, self.memory_format) if last else ()
+                form = (program.dtype, self.memory_format) if last else ()
                 if segment.eager is not None:
                     assert isinstance(segment.eager, EagerOp)
                     self._left.when_run(segment.eager)
@@ -344,6 +355,18 @@ class Fused(nn.Module):
                     targets.run_plan(segment.plan, table, *form)
                     size = size.to(segment.plan.out.height, segment.plan.out.width)
                 start = segment.stop
+
+
+def _check_targets(program: Program, targets: Targets) -> None:
+    """Refuse targets that a mix or a crop by boxes cannot take along.
+
+    Raises:
+        ArgumentError, ArgumentTypeError, DeviceError: If there are any.
+    """
+    for op in program.mixes:
+        targets.check_mix(op)
+    if program.box_crop is not None:
+        check_boxes(program.box_crop, targets.keys)
 
 
 def _keepdim(op: Op | EagerOp) -> bool:

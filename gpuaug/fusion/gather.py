@@ -119,6 +119,11 @@ class Gather:
         return self.warp.filter if isinstance(self.warp, ResampleOp) else ""
 
     @property
+    def clamps(self) -> bool:
+        """Whether values that an antialiasing filter takes out of the range of bytes are clamped to it."""
+        return isinstance(self.warp, ResampleOp) and bool(self.warp.filter) and self.warp.clamps
+
+    @property
     def exact(self) -> bool:
         """Whether bytes have to become floats without a rounding error, since samples come out as they went in.
 

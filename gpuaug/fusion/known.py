@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.ops.base import Op, Size
 from gpuaug.fusion.plan import Plan
 
 Kind = tuple[torch.Size, torch.dtype, torch.device]
@@ -22,18 +22,24 @@ class Known(NamedTuple):
     """The plan that is the whole pipeline for images of one kind, which have been checked."""
 
     plan: Plan
-    seen: tuple[Size, torch.device]
-    """The size of the images, and where they are."""
+    seen: tuple[Size, torch.device, torch.dtype]
+    """Size, device and type of the images."""
+    ops: tuple[Op, ...]
+    """All ops of the plan."""
+    dtype: torch.dtype
+    """Type of the images that come out."""
 
 
 class KnownKinds(dict[Kind | None, Known]):
     """What is known, by the images' kind."""
 
-    def add(self, kind: Kind, plan: Plan, size: Size, device: torch.device) -> None:
+    def add(
+        self, kind: Kind, plan: Plan, seen: tuple[Size, torch.device, torch.dtype], ops: tuple[Op, ...], dtype: torch.dtype
+    ) -> None:
         """Keep what a first call has found out. Forgets all others where there are too many."""
         if len(self) >= MOST_KINDS:
             self.clear()
-        self[kind] = Known(plan, (size, device))
+        self[kind] = Known(plan, seen, ops, dtype)
 
 
 def kind_of(images: Any) -> Kind | None:

@@ -13,7 +13,7 @@ from gpuaug.fusion.policies.choice import Pick
 BoxForm = Literal["xyxy", "xywh", "cxcywh", "cxcywh_share"]
 """What the boxes of target dicts are: corners, a corner and sides, a centre and sides, or these as shares of the image."""
 
-_OUTPUT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+_OUTPUT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
 _BOXES = get_args(BoxForm)
 _FORMATS = (torch.contiguous_format, torch.channels_last)
 
@@ -26,7 +26,7 @@ class Options:
         ArgumentError, ArgumentTypeError: If one of them is none of its values.
     """
 
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype | None = None
     memory_format: torch.memory_format = torch.contiguous_format
     pick: Pick = "batch"
     ragged: bool = False
@@ -39,7 +39,9 @@ class Options:
     def __post_init__(self) -> None:
         classes, most = self.num_classes, MOST_ELEMENTS - 1
         checked = {
-            "dtype": one_of("dtype", self.dtype, _OUTPUT_TYPES, "Leave it out for float32 and convert the result."),
+            "dtype": None
+            if self.dtype is None
+            else one_of("dtype", self.dtype, _OUTPUT_TYPES, "Leave it out, and convert the result."),
             "memory_format": one_of("memory_format", self.memory_format, _FORMATS, "Leave it out."),
             "pick": one_of("pick", self.pick, ("batch", "sample"), "Leave it out to pick as Kornia does."),
             "ragged": flag("ragged", self.ragged, "Leave it out for images of one size."),

@@ -49,7 +49,7 @@ def check_first(transform: Any, batch: Batch, values: tuple[Any, ...], selection
 
     Warns:
         GpuAugWarning: If ``transform`` moves images and leaves boxes, masks or keypoints beside them, or mixes them and leaves
-            their labels; if it is fused, and images seem to have their channels last, or their ``Normalize`` is of bytes.
+            their labels; if it is fused, and images seem to have their channels last.
     """
     if any(isinstance(value, Ragged) for value in values):
         _refuse_ragged(transform)
@@ -58,7 +58,6 @@ def check_first(transform: Any, batch: Batch, values: tuple[Any, ...], selection
         keys = selection.data_keys or ["input"]
         images = values[keys.index("input") if "input" in keys else 0]
         _warn_of_layout(images)
-        _warn_of_bytes(parts, images)
     if selection.on is None or selection.into is not ... or not batches.is_container(batch):
         return  # targets that stay beside the result still fit their images
     moving, mixing = _names(parts, _GEOMETRY), _names(parts, _MIXES)
@@ -86,25 +85,6 @@ def _warn_of_layout(images: Any) -> None:
         GpuAugWarning,
         stacklevel=3,
     )
-
-
-def _warn_of_bytes(parts: list[Any], images: Any) -> None:
-    """Warn of a ``Normalize`` of images in [0, 255] where they are bytes, which ``fuse`` scales to [0, 1]."""
-    if not isinstance(images, Ragged) and getattr(images, "dtype", None) is not torch.uint8:
-        return
-    for part in filter(_is_normalize, parts):
-        mean = getattr(part, "flags", {}).get("mean", getattr(part, "mean", 0.0))
-        if (most := float(torch.as_tensor(mean).max())) > 1:
-            warnings.warn(
-                f"mean of Normalize must be of images in [0, 1], to which gpuaug.fuse scales uint8, got {most:g}. Divide mean "
-                f"and std by 255. {_MEANT}",
-                GpuAugWarning,
-                stacklevel=3,
-            )
-
-
-def _is_normalize(part: Any) -> bool:
-    return type(part).__name__ == "Normalize" and type(part).__module__.startswith(("kornia.", "torchvision."))
 
 
 def _warn_of_targets(

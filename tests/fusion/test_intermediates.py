@@ -33,7 +33,7 @@ PIPELINES = {
 
 
 def types(modules, given, dtype):
-    plan = gpuaug.fuse(modules)._segments.at(0, Size(2, 3, 24, 24), masks=False).plan
+    plan = gpuaug.fuse(modules)._program().segments.at(0, Size(2, 3, 24, 24), masks=False).plan
     return types_written(plan.passes, given, dtype)
 
 
@@ -59,7 +59,10 @@ def test_half_precision_keeps_16_bits_between_passes_that_stay_in_range(name):
 )
 def test_blurs_are_in_strips_where_the_result_is_bfloat16(side, given, dtype, strips, launches):
     augment = gpuaug.fuse(K.RandomGaussianBlur((3, side), (0.1, 2.0)), dtype=dtype)
-    assert in_strips(augment._segments.at(0, Size(2, 3, 48, 48), masks=False).plan.passes[0].front, given, dtype) == strips
+    assert (
+        in_strips(augment._program().segments.at(0, Size(2, 3, 48, 48), masks=False).plan.passes[0].front, given, dtype)
+        == strips
+    )
     if given == BYTES:
         assert augment.explain((2, 3, 48, 48)).launches == launches
 

@@ -13,7 +13,7 @@ SIZE = Size(4, 3, 32, 32)
 
 
 def segments_of(*modules, **options):
-    return gpuaug.fuse(list(modules), **options)._segments
+    return gpuaug.fuse(list(modules), **options)._program().segments
 
 
 def names(segment):
@@ -100,7 +100,7 @@ def test_plans_of_many_image_sizes_are_dropped_in_the_end(monkeypatch):
 
 def test_where_no_op_is_picked_one_runs_that_changes_no_pixel():
     augment = gpuaug.fuse(K.AugmentationSequential(K.RandomInvert(p=1.0), random_apply=(0, 1)))
-    picked = [augment._segments.picked(augment.draw(SIZE.shape, seed=seed)._drawn) for seed in range(20)]
+    picked = [augment._program().segments.picked(augment.draw(SIZE.shape, seed=seed)._drawn) for seed in range(20)]
     assert {len(parts) for parts in picked} == {1}
     kinds = {type(op).__name__ for ((ops, _),) in picked for op in ops}
     assert kinds == {"Nothing", "OneOf"}

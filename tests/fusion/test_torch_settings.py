@@ -74,9 +74,9 @@ def outcomes(pipeline, given, keys=None, **options):
     augment = gpuaug.fuse(pipeline, **options)
     draws = augment.draw(given[0] if options.get("ragged") else given[0].shape, seed=1)
     replayed = draws.views[0].alone(0) if options.get("ragged") else draws.views[0]
-    torchvisions = augment._ops[0].package == "torchvision"
+    torchvisions = augment._program().ops[0].package == "torchvision"
     told = replayed.as_torchvision if torchvisions else replayed.as_kornia
-    mixes = any(isinstance(op, MixOp) for op in augment._ops)
+    mixes = any(isinstance(op, MixOp) for op in augment._program().ops)
     form = told() if options.get("pick") != "sample" and not (torchvisions and mixes) else None
     return [augment(*given, data_keys=keys), augment(*given, data_keys=keys, draws=draws), plain(form), str(augment.explain())]
 
@@ -186,7 +186,7 @@ def test_padding_of_masks_in_triton_is_the_same(dtype):
     pipeline, padded = [K.RandomCrop((20, 24), padding=3, fill=7)], masks(1, 1, 32, 48, dtype=dtype)
 
     def fills():
-        plan = gpuaug.fuse(pipeline)._segments.at(0, Size(1, 3, 32, 48), masks=True).plan
+        plan = gpuaug.fuse(pipeline)._program().segments.at(0, Size(1, 3, 32, 48), masks=True).plan
         return _masking(plan.passes[0], padded, flat=False).fills
 
     check_unchanged(fills)

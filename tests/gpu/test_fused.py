@@ -20,6 +20,8 @@ BATCHES = {
     "one": (lambda: photographs(1, 3, 64, 48), torch.float32, torch.contiguous_format),
     "wide": (lambda: photographs(3, 3, 64, 256), torch.float32, torch.contiguous_format),
     "large, bfloat16, channels last": (lambda: photographs(3, 3, 230, 260), torch.bfloat16, torch.channels_last),
+    "bytes": (lambda: photographs(4, 3, 40, 42), torch.uint8, torch.contiguous_format),
+    "bytes, channels last": (lambda: photographs(3, 3, 37, 53), torch.uint8, torch.channels_last),
     "float, half": (lambda: photographs(4, 3, 40, 41, dtype=torch.float32), torch.float16, torch.contiguous_format),
     "channels last": (
         lambda: photographs(4, 3, 40, 41).to(memory_format=torch.channels_last),

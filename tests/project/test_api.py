@@ -34,15 +34,15 @@ PUBLIC = {
     "Encoded": "(data, headers)",
     "Encoded.file": "(self, index)",
     "Encoded.pin_memory": "(self)",
-    "Explanation": "(lines, shape, executor='', notes=())",
+    "Explanation": "(lines, shape, executor='', notes=(), dtype=torch.uint8)",
     "Explanation.launches": "property",
     "FeatureStage": "(encoder, *, on=…, into=…, autocast=None, memory_format=None, capture='auto', name=None)",
     "FeatureStage.bind": "(self, name, lanes)",
     "FeatureStage.branches": "property",
     "FeatureStage.update": "(self)",
     "Fused": "(pipeline, options)",
-    "Fused.draw": "(self, shape, seed=None)",
-    "Fused.explain": "(self, shape=None)",
+    "Fused.draw": "(self, shape, seed=None, *, dtype=None)",
+    "Fused.explain": "(self, shape=None, *, dtype=None)",
     "Fused.extra_repr": "(self)",
     "Fused.forward": "(self, *inputs, data_keys=None, draws=None)",
     "GpuAugError": "Exception",
@@ -109,7 +109,7 @@ PUBLIC = {
     "collate_encoded": "(samples)",
     "collate_ragged": "(samples, *, convert=False, channels=3)",
     "fuse": (
-        "(pipeline, *, dtype=torch.float32, memory_format=torch.contiguous_format, pick='batch', ragged=False, "
+        "(pipeline, *, dtype=None, memory_format=torch.contiguous_format, pick='batch', ragged=False, "
         "antialias=False, views=1, boxes='xyxy', num_classes=None, label_smoothing=0.0)"
     ),
     "profile": "(loader, step, *, batches=40, rounds=3, show=True)",

@@ -200,17 +200,3 @@ def test_masks_and_boxes_are_not_taken_for_images_without_channels():
 
 
 BYTES = [123.0, 117.0, 104.0]
-
-
-@pytest.mark.parametrize("normalize", [v2.Normalize(BYTES, BYTES), K.Normalize(torch.tensor(BYTES), torch.tensor(BYTES))])
-def test_mean_of_bytes_is_told_of_where_bytes_are_scaled(normalize):
-    images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
-    text = (
-        "mean of Normalize must be of images in [0, 1], to which gpuaug.fuse scales uint8, got 123. Divide mean and std "
-        "by 255. If that is meant, pass lambda images: transform(images)."
-    )
-    assert told(images, fuse([FLIP, normalize])) == [text]
-    assert told(SIZES, fuse([K.Resize((4, 4)), normalize], ragged=True)) == [text]
-    assert told(images.float(), fuse([FLIP, normalize])) == []
-    assert told(images, lambda images: images.float(), normalize) == []
-    assert told(images, fuse(v2.Normalize([0.5, 0.5, 1.0], [0.5, 0.5, 0.5]))) == []

@@ -65,7 +65,7 @@ def planned_crop(crop, sizes, *, masks, behind=()):
     height, _ = crop.size if isinstance(crop, v2.Transform) else crop.flags["size"]
     augment = gpuaug.fuse([crop, *others[: None if height > 1 else -1]], ragged=True)
     size = Size(len(sizes), 3, sizes[:, 0], sizes[:, 1])
-    return augment, size, augment._segments.at(0, size, masks=masks).plan
+    return augment, size, augment._program().segments.at(0, size, masks=masks).plan
 
 
 def rows_made_ahead(plan, ops, samples, device, *, points=True):
@@ -76,7 +76,7 @@ def rows_made_ahead(plan, ops, samples, device, *, points=True):
 def device_tables(crop, sizes, device, *, points=False, masks=False, behind=()):
     """Parameter tables of both batches, made on the device. The second is asked for first, and twice."""
     augment, _, plan = planned_crop(crop, sizes, masks=masks, behind=behind)
-    tables = rows_made_ahead(plan, augment._ops, len(sizes), device, points=points)
+    tables = rows_made_ahead(plan, augment._program().ops, len(sizes), device, points=points)
     places = torch.from_numpy(np.column_stack([np.zeros(len(sizes)), sizes]).astype(np.int64)).to(device)
     return torch.cat([tables.table(index, places) for index in (1, 0, 1)])[2 * len(sizes) :]
 
@@ -85,7 +85,7 @@ def fault_of_shared_tables(device):
     """What is wrong with a table asked for twice, as by two threads, for images of other sizes, or with that of no images."""
     sizes = some_sizes(8)
     augment, _, plan = planned_crop(CROPS["as they come"], sizes, masks=False)
-    tables = rows_made_ahead(plan, augment._ops, 8, device)
+    tables = rows_made_ahead(plan, augment._program().ops, 8, device)
     columns = np.column_stack([np.zeros(8), sizes]).astype(np.int64)
     places, others = torch.from_numpy(columns).to(device), torch.from_numpy(columns[::-1].copy()).to(device)
     first = tables.table(0, places)
@@ -93,7 +93,7 @@ def fault_of_shared_tables(device):
     second = tables.table(0, others)
     if not torch.equal(first, kept):
         return "a table changed after it was handed out"
-    none = rows_made_ahead(plan, augment._ops, 0, device).table(1, places[:0])
+    none = rows_made_ahead(plan, augment._program().ops, 0, device).table(1, places[:0])
     if none.shape != (0, plan.width + 9):
         return f"no rows of shape {tuple(none.shape)}"
     return "" if torch.equal(tables.table(0, places), kept) and not torch.equal(second, kept) else "other rows the second time"
@@ -102,7 +102,7 @@ def fault_of_shared_tables(device):
 def disagreement(crop, sizes, device, *, points=False, masks=False, behind=()):
     """How the device's tables differ from the host's, or an empty string. Numbers must be equal; matrices may be rounded."""
     augment, size, plan = planned_crop(crop, sizes, masks=masks, behind=behind)
-    drawn = [of_all_parts(augment._ops, augment._draw_view(size, seed)._drawn) for seed in SEEDS]
+    drawn = [of_all_parts(augment._program().ops, augment._program()._draw_view(size, seed)._drawn) for seed in SEEDS]
     expected = torch.cat([make_table(plan, size, each, device, points=points) for each in drawn])
     got = device_tables(crop, sizes, device, points=points, masks=masks, behind=behind)
     if got.shape != expected.shape:
@@ -117,9 +117,9 @@ def disagreement(crop, sizes, device, *, points=False, masks=False, behind=()):
 def through_kernels(module, images, masks, antialias):
     """(images, masks, apply mask) of a module that runs for some of the samples."""
     augment, size = gpuaug.fuse(module, antialias=antialias), Size(*images.shape)
-    plan = augment._segments.at(0, size, masks=True).plan
-    (drawn,) = augment._draw_view(size, 1)._drawn
-    table = make_table(plan, size, {augment._ops[0]: drawn}, images.device, points=False)
+    plan = augment._program().segments.at(0, size, masks=True).plan
+    (drawn,) = augment._program()._draw_view(size, 1)._drawn
+    table = make_table(plan, size, {augment._program().ops[0]: drawn}, images.device, points=False)
     made = backend.run(plan, images, table, torch.float32, torch.contiguous_format)
     return made, backend.run_mask(plan.passes[0], masks, table), torch.tensor(drawn["apply_mask"], device=images.device)
 

@@ -9,6 +9,7 @@ from gpuaug.fusion.backends.torch_backend import gather_mask, run
 from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.params.table import fill_table, of_all_parts
+from gpuaug.fusion.pixels import converted
 
 
 def through_both(modules, images, dtype, memory_format):
@@ -18,10 +19,10 @@ def through_both(modules, images, dtype, memory_format):
     draws = augment.draw(images.shape, seed=1)
     masks = (photographs(images.shape[0], 2, *images.shape[2:], seed=5).long() // 16).to(torch.int16).to(images.device)
     expected, got, expected_masks, got_masks = images, images, masks, masks
-    parts = augment._segments.picked(draws._drawn)
+    parts = augment._program().segments.picked(draws._drawn)
     for number, (ops, drawn) in enumerate(parts):
         size = Size(*got.shape)
-        segment = augment._segments.at(0, size, masks=True, ops=ops)
+        segment = augment._program().segments.at(0, size, masks=True, ops=ops)
         assert segment.stop == len(ops), f"left to Kornia: {segment.eager}"
         plan = segment.plan
         table = torch.zeros(images.shape[0], plan.width)
@@ -34,7 +35,7 @@ def through_both(modules, images, dtype, memory_format):
             if step.moves:
                 expected_masks = gather_mask(step, expected_masks, table)
                 got_masks = backend.run_mask(step, got_masks, table)
-    return expected.to(dtype), got, expected_masks, got_masks
+    return converted(expected, dtype), got, expected_masks, got_masks
 
 
 def disagreement(name, modules, images, dtype=torch.float32, memory_format=torch.contiguous_format, tolerance=2e-5):
@@ -46,8 +47,9 @@ def disagreement(name, modules, images, dtype=torch.float32, memory_format=torch
         return "masks differ"
     if (name in EXACT or name in RGB_EXACT) and dtype == torch.float32:
         return "" if torch.equal(got, expected) else f"not the same bits: {(got - expected).abs().max():.1e}"
-    step = {torch.float32: tolerance, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
-    wrong = ~torch.isclose(got.float(), expected.float(), rtol=step, atol=step, equal_nan=True)
+    step = {torch.float32: tolerance, torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.uint8: 1}[dtype]
+    relative = step if dtype.is_floating_point else 0
+    wrong = ~torch.isclose(got.float(), expected.float(), rtol=relative, atol=step, equal_nan=True)
     share = 0.01 if name in TIES else 2e-3 if name in JUMPS else 0.0
     if wrong.float().mean() > share:
         worst = (got.float() - expected.float()).abs().max()

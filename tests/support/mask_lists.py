@@ -33,7 +33,7 @@ def rows_of(modules):
     for seed, (height, width) in enumerate(SIDES):
         size = Size(1, 3, height, width)
         draws = augment.draw((1, 3, height, width), seed=seed)
-        segment = augment._segments.at(0, size, masks=True)
+        segment = augment._program().segments.at(0, size, masks=True)
         plan = segment.plan
         table = np.zeros((1, plan.width), np.float32)
         fill_table(plan, size, dict(zip(segment.ops, draws._drawn, strict=True)), table)

@@ -48,7 +48,7 @@ CLOSE = {
         v2.RandomErasing(0.7, value=0.5),
     ],
     "choice and order": lambda: [
-        v2.RandomChoice([v2.RandomSolarize(0.5), v2.RandomHorizontalFlip(), v2.RandomRotation(30, "bilinear", fill=None)]),
+        v2.RandomChoice([v2.RandomSolarize(128), v2.RandomHorizontalFlip(), v2.RandomRotation(30, "bilinear", fill=None)]),
         v2.RandomOrder([v2.RandomInvert(), v2.RandomErasing(1.0, value=0.5)]),
     ],
     "resized crop, flip": lambda: [K.RandomResizedCrop((16, 20)), K.RandomHorizontalFlip()],
@@ -63,7 +63,7 @@ CLOSE = {
     "drawn size, padded crop": lambda: [
         v2.ScaleJitter((24, 28), (0.3, 1.5)),
         v2.RandomHorizontalFlip(),
-        v2.RandomCrop((16, 20), pad_if_needed=True, fill=0.25),
+        v2.RandomCrop((16, 20), pad_if_needed=True, fill=64),
     ],
     "zoomed out, drawn size, middle": lambda: [
         v2.RandomZoomOut(0.5, side_range=(1.0, 2.0)),
@@ -83,11 +83,11 @@ CLOSE = {
     ],
     "perspective, filled": lambda: [
         v2.RandomVerticalFlip(),
-        v2.RandomPerspective(0.5, 0.8, fill={torch.Tensor: 0.5, tv_tensors.Mask: 0}),
+        v2.RandomPerspective(0.5, 0.8, fill={torch.Tensor: 128, tv_tensors.Mask: 0}),
         v2.CenterCrop((20, 24)),
     ],
     "affine, filled": lambda: [
-        v2.RandomCrop(24, padding=4, fill=0.25),
+        v2.RandomCrop(24, padding=4, fill=64),
         v2.RandomAffine(40, None, None, None, InterpolationMode.BILINEAR),
     ],
     "perspective": lambda: [K.RandomPerspective(0.5, p=0.8)],
@@ -115,6 +115,7 @@ CLOSE = {
     ],
     "torchvision's mixes": lambda: [
         v2.RandomHorizontalFlip(),
+        v2.ToDtype(torch.float32, scale=True),
         v2.RandomChoice([v2.MixUp(alpha=0.4), v2.CutMix()]),
         v2.RandomApply([v2.CutMix()], p=0.5),
         v2.RandomInvert(),
@@ -170,12 +171,18 @@ RGB_CLOSE = {
     ],
     "orders of samples": lambda: [
         v2.RandomApply([v2.ColorJitter(0.4, 0.9, 0.9, 0.1), v2.RandomGrayscale(0.5)], p=0.8),
+        v2.ToDtype(torch.float32, scale=True),
         v2.Normalize(MEAN.tolist(), STD.tolist()),
     ],
-    "autocontrast, torchvision's": lambda: [v2.RandomAutocontrast(0.8), v2.Normalize([0.5], [0.25])],
+    "autocontrast, torchvision's": lambda: [
+        v2.RandomAutocontrast(0.8),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize([0.5], [0.25]),
+    ],
     "photometric": lambda: [
         v2.RandomApply([v2.ColorJitter(0.4)], p=0.5),
         v2.RandomPhotometricDistort(p=0.7),
+        v2.ToDtype(torch.float32, scale=True),
         v2.Normalize(MEAN.tolist(), STD.tolist()),
     ],
     "jiggle": lambda: [K.ColorJiggle(0.4, 0.4, 0.4, 0.1, p=0.8)],
@@ -192,7 +199,7 @@ RGB_CLOSE = {
 }
 
 TIES = {
-    "rotation, nearest, filled": lambda: [v2.RandomRotation(40, fill={torch.Tensor: 0.75, tv_tensors.Mask: 0})],
+    "rotation, nearest, filled": lambda: [v2.RandomRotation(40, fill={torch.Tensor: 191, tv_tensors.Mask: 0})],
     "resized crop, nearest": lambda: [K.RandomResizedCrop((16, 20), resample="nearest")],
     "affine, nearest": lambda: [K.RandomAffine(20.0, resample="nearest", p=1.0)],
 }

@@ -179,6 +179,12 @@ PARAMETERS = {
     "FeatureStage(name)": Parameter(lambda v: FeatureStage(ENCODER, name=v), "encoder", LEFT_OUT | STR),
     "Fused.draw(shape)": Parameter(AUGMENT.draw, IMAGES.shape, **SHAPE),
     "Fused.draw(seed)": Parameter(lambda v: AUGMENT.draw(IMAGES.shape, v), 5, LEFT_OUT | FROM_0),
+    "Fused.draw(dtype)": Parameter(
+        lambda v: AUGMENT.draw(IMAGES.shape, dtype=v), torch.float64, LEFT_OUT, wrong=(torch.int64, "float32")
+    ),
+    "Fused.explain(dtype)": Parameter(
+        lambda v: AUGMENT.explain(dtype=v), torch.float64, LEFT_OUT, wrong=(torch.int64, "float32")
+    ),
     "Fused.explain(shape)": Parameter(AUGMENT.explain, (2, 3, 8, 8), LEFT_OUT, **SHAPE),
     "Fused.forward(inputs)": Parameter(AUGMENT, IMAGES, {"images"}, "inputs?|images", wrong=(ENCODED, RAGGED, IMAGES.long())),
     "Fused.forward(data_keys)": Parameter(
@@ -228,7 +234,7 @@ PARAMETERS = {
         lambda v: gpuaug.collate_ragged(list(IMAGES), convert=True, channels=v), 3, **CHANNELS
     ),
     "fuse(pipeline)": Parameter(gpuaug.fuse, [FLIP], {"a module"}, wrong=(K.RandomInvert, [FLIP, 5], [K.RandomInvert])),
-    "fuse(dtype)": Parameter(lambda v: fused(dtype=v), torch.float16, wrong=(torch.float64, "float32")),
+    "fuse(dtype)": Parameter(lambda v: fused(dtype=v), torch.float16, LEFT_OUT, wrong=(torch.float64, "float32")),
     "fuse(memory_format)": Parameter(lambda v: fused(memory_format=v), torch.channels_last),
     "fuse(pick)": Parameter(lambda v: fused(pick=v), "sample"),
     "fuse(ragged)": Parameter(lambda v: gpuaug.fuse(K.RandomResizedCrop((8, 8)), ragged=v), False, FLAG),

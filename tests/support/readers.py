@@ -55,13 +55,13 @@ def through_both(modules, images, dtype, memory_format, **options):
     """(torch executor's output, kernels' output) for the same draws."""
     augment = gpuaug.fuse(modules, ragged=not isinstance(images, torch.Tensor), **options)
     size = size_of(images)
-    segment = augment._segments.at(0, size, masks=False)
+    segment = augment._program().segments.at(0, size, masks=False)
     plan = segment.plan
-    assert segment.stop == len(augment._ops), f"left to Kornia: {segment.eager}"
+    assert segment.stop == len(augment._program().ops), f"left to Kornia: {segment.eager}"
     table = torch.cat(
         [
             make_table(plan, size, dict(zip(segment.ops, view._drawn, strict=True)), images.device, points=False)
-            for view in augment._draw(size, 3).views
+            for view in augment._program().draw(size, 3).views
         ]
     )
     return run(plan, images, table), backend.run(plan, images, table, dtype, memory_format)

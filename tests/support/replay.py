@@ -47,10 +47,10 @@ def programs(augment, shape, seeds):
     found = set()
     for seed in range(seeds):
         draws = augment.draw(shape, seed=seed)
-        for ops, _ in augment._segments.picked(draws._drawn):
+        for ops, _ in augment._program().segments.picked(draws._drawn):
             start = 0
             while start < len(ops):
-                segment = augment._segments.at(start, Size(*shape), masks=False, ops=ops)
+                segment = augment._program().segments.at(start, Size(*shape), masks=False, ops=ops)
                 start = segment.stop
                 for step in segment.plan.passes if segment.plan else ():
                     kind = getattr(step.front, "kind", type(step.front).__name__)

@@ -19,7 +19,7 @@ def replayed(draws, images):
 def both(pipeline, images, seed=0, **options):
     """(what torchvision makes of the draws, what fuse makes of them)."""
     augment = gpuaug.fuse(pipeline, **options)
-    draws = augment.draw(images.shape, seed=seed)
+    draws = augment.draw(images.shape, seed=seed, dtype=images.dtype)
     return replayed(draws, images), augment(images, draws=draws)
 
 

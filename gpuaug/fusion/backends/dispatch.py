@@ -13,6 +13,7 @@ from gpuaug.fusion.backends.readers import MaskPlaces
 from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.boxes import Way
 from gpuaug.fusion.ops.mix import SoftLabels
+from gpuaug.fusion.pixels import converted
 from gpuaug.fusion.plan import GatherPass, Pass, Plan
 
 
@@ -28,7 +29,7 @@ def run(
     Shape:
         - images: (B, C, H, W), uint8 or floating, or a ragged batch of B
         - table: (V · B, at least ``plan.width``) float32, for V views
-        - returns: (V · B, C, H', W') of ``dtype`` and ``memory_format``
+        - returns: (V · B, C, H', W') of ``dtype`` and ``memory_format``; in [0, 255] if ``dtype`` is uint8
     """
     data = images.data if isinstance(images, Ragged) else images
     if not data.numel() or not plan.out.height or not plan.out.width:
@@ -36,7 +37,7 @@ def run(
         return data.new_zeros(shape, dtype=dtype).to(memory_format=memory_format)
     if data.is_cuda and (triton := _triton(images.device, (plan, images, table, dtype, memory_format))) is not None:
         return triton.run(plan, images, table, dtype, memory_format)  # type: ignore[no-any-return]
-    return torch_backend.run(plan, images, table).to(dtype).contiguous(memory_format=memory_format)
+    return converted(torch_backend.run(plan, images, table), dtype).contiguous(memory_format=memory_format)
 
 
 def run_mask(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None = None) -> Tensor:

@@ -10,6 +10,7 @@ from gpuaug.fusion.backends.readers import MaskPlaces, Places, Planes, Reader, d
 from gpuaug.fusion.gather import Columns, Gather, Part
 from gpuaug.fusion.ops.base import RowOp
 from gpuaug.fusion.ops.erasing import Erasing
+from gpuaug.fusion.pixels import byte_share, unit_range
 from gpuaug.fusion.plan import GatherPass, Pass, Plan
 
 
@@ -51,16 +52,6 @@ def run_pass(step: Pass, images: Tensor | Ragged, table: Tensor) -> Tensor:
     return values
 
 
-def unit_range(images: Tensor) -> Tensor:
-    """Float32 images; uint8 is scaled to [0, 1]."""
-    return _byte_share(images.float()) if images.dtype == torch.uint8 else images.float()
-
-
-def _byte_share(values: Tensor) -> Tensor:
-    # By a tensor: by a number, torch multiplies with its inverse on a GPU, which is not the same for half of all bytes.
-    return values / torch.full((), 255.0, dtype=torch.float32, device=values.device)
-
-
 def masked(op: RowOp, images: Tensor, rows: Tensor) -> Tensor:
     """``op`` on the samples that it applies to."""
     applied = op.apply(images, rows)
@@ -86,7 +77,7 @@ def gather(step: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
             values = _interpolated(
                 front, place, columns.warp, taps, x, y, nearest=front.nearest, half_pixel_centers=front.half_pixel_centers
             )
-    values = _byte_share(values.float()) if dtype_of(images) == torch.uint8 else values.float()
+    values = byte_share(values.float()) if dtype_of(images) == torch.uint8 else values.float()
     if front.fills:
         share, fill = _share_inside(front, place, columns.warp, x, y), place.channels(columns.warp_fill, out.channels)
         # A sample that is skipped lies inside, and keeps every bit.
@@ -276,7 +267,7 @@ def _antialiased(front: Gather, columns: Columns, images: Tensor | Ragged, table
 
         made.append(antialiased(window, tuple(row), own_x, own_y, front.filter))
     values = torch.stack(made)
-    return values.clamp(0, 255) if dtype_of(images) == torch.uint8 else values
+    return values.clamp(0, 255 if dtype_of(images) == torch.uint8 else 1) if front.clamps else values
 
 
 def _projected(front: Gather, place: _Place, column: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,60 +1,95 @@
 """Lowers the user's pipeline to a tree of ops, each module by its library."""
 
-from collections.abc import Sequence
-from typing import Any
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import torch
 from kornia import augmentation as K
 from kornia.constants import Resample
 from torch import nn
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.torchvision_transforms import torchvision_class
+from gpuaug.fusion.lower.image_types import ImageTypes, Refusal
 from gpuaug.fusion.lower.kornia import lower_container, lower_module
 from gpuaug.fusion.lower.refusals import refuse_held
-from gpuaug.fusion.lower.tree import Group, Tree, leaves
+from gpuaug.fusion.lower.tree import Group, Leaf, Tree, leaves
+from gpuaug.fusion.ops.channel import Denormalize, Normalize
+from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.geometry import ResampleOp
 from gpuaug.fusion.policies.choice import Choice, Pick
 
 
-def lower(pipeline: Any, pick: Pick = "batch", *, antialias: bool = False) -> Tree:
-    """What a pipeline consists of.
+class Lowered(NamedTuple):
+    """A pipeline lowered for images of one type."""
+
+    tree: Tree
+    dtype: torch.dtype
+    """Type of the images that the user's pipeline returns."""
+    refusal: Refusal | None
+    """Why images of the type that the pipeline was lowered for are refused; ``None`` if they are accepted."""
+
+
+def lower(
+    pipeline: Any,
+    pick: Pick = "batch",
+    *,
+    antialias: bool = False,
+    dtype: torch.dtype = torch.uint8,
+    returned: Mapping[int, torch.dtype] | None = None,
+) -> Lowered:
+    """Lower a pipeline to a tree of ops.
 
     Args:
-        pipeline: The user's.
+        pipeline: The user's pipeline.
         pick: Whether Kornia's policies pick for the batch, as in Kornia, or for each sample.
         antialias: Whether Kornia's modules that shrink weigh all pixels that fall on one. torchvision's say so themselves.
+        dtype: Type of the images that the pipeline is called with.
+        returned: Type that a fallback module returns, by its number in the pipeline, where another type than it is passed.
 
     Raises:
-        ArgumentTypeError: If it is nothing that has augmentations in it, or has a transform in it that cannot run here.
-        ArgumentError: If it is empty, or the images are not what a transform of torchvision takes.
+        ArgumentTypeError: If the pipeline has no augmentations in it, or a transform that cannot run here.
+        ArgumentError: If the pipeline is empty, or the images are not what a transform of torchvision takes.
     """
     if isinstance(pipeline, type):
         raise ArgumentTypeError(
             f"pipeline must be an instance, got the class {pipeline.__name__}. Call it first: {pipeline.__name__}(…)."
         )
-    tree = _Lowering(pipeline, pick).tree("", pipeline)
+    scalings = 0
+    if "torchvision.transforms" in sys.modules:  # else the pipeline holds no transform of torchvision's
+        from gpuaug.fusion.lower.torchvision import count_scalings
+
+        scalings = count_scalings(pipeline)
+    types = ImageTypes(dtype, scalings, returned or {})
+    tree = _Lowering(pick, types).tree("", pipeline)
     if not list(leaves(tree)):
         raise ArgumentError(
             f"pipeline must hold at least one augmentation, got an empty {type(pipeline).__name__}. "
             "Add one, such as K.RandomHorizontalFlip()."
         )
-    for leaf in leaves(tree) if antialias else ():
-        for op in leaf.op.ops if isinstance(leaf.op, Choice) else (leaf.op,):
-            if isinstance(op, ResampleOp) and op.package == "Kornia":
-                op.set_antialias(cubic=op.settings["resample"] == Resample.BICUBIC)
-    return tree
+    for op in _resamplings(tree) if antialias else ():
+        if op.package == "Kornia":
+            op.set_antialias(cubic=op.settings["resample"] == Resample.BICUBIC)
+    return Lowered(tree, types.dtype, types.refusal)
+
+
+def _resamplings(tree: Tree) -> list[ResampleOp]:
+    """All ops that resize, those that a choice may pick included."""
+    ops = [op for leaf in leaves(tree) for op in (leaf.op.ops if isinstance(leaf.op, Choice) else (leaf.op,))]
+    return [op for op in ops if isinstance(op, ResampleOp)]
 
 
 class _Lowering:
     """One pipeline being lowered.
 
     Args:
-        pipeline: The user's.
         pick: As for ``lower``.
+        types: Type of the images, followed from transform to transform.
     """
 
-    def __init__(self, pipeline: Any, pick: Pick) -> None:
-        self._pipeline, self._pick = pipeline, pick
+    def __init__(self, pick: Pick, types: ImageTypes) -> None:
+        self._pick, self._types = pick, types
         self._torchvision: Any = None
 
     def tree(self, name: str, module: Any) -> Tree:
@@ -69,7 +104,7 @@ class _Lowering:
                 # Imported where a pipeline has a transform of torchvision's, and not with gpuaug.
                 from gpuaug.fusion.lower.torchvision import TorchvisionLowering
 
-                self._torchvision = TorchvisionLowering(self._pipeline, self.tree)
+                self._torchvision = TorchvisionLowering(self.tree, self._types)
             made: Tree = self._torchvision.tree(name, module)
             return made
         if not isinstance(module, nn.Module):
@@ -78,6 +113,19 @@ class _Lowering:
                 f"got {type(module).__name__}. Wrap a function in an nn.Module to have it run in its place."
             )
         refuse_held(module)
+        self._types.enter_kornia()
         if type(module) in (K.AugmentationSequential, K.ImageSequential):
             return lower_container(name, module, self._pick, self.tree)
-        return lower_module(name, module, self._pick)
+        leaf = lower_module(name, module, self._pick)
+        self._follow(leaf)
+        return leaf
+
+    def _follow(self, leaf: Leaf) -> None:
+        """Follow the range of values through one of Kornia's modules, or through a module of the user's."""
+        types, op = self._types, leaf.op
+        for resampling in _resamplings(leaf):
+            resampling.clamps = types.in_unit_range
+        if isinstance(op, Normalize) and not isinstance(op, Denormalize):
+            types.normalize(op)
+        elif isinstance(op, Denormalize) or (isinstance(op, EagerOp) and not type(op.module).__module__.startswith("kornia.")):
+            types.in_unit_range = False

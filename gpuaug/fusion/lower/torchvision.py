@@ -1,7 +1,8 @@
 """torchvision's transforms, v2 → ops, by exact type; everything else is called on each image by itself, in its place.
 
-The transforms of a pipeline see bytes up to its ``ToDtype(torch.float32, scale=True)`` and floats in [0, 1] behind it, and
-their fills and thresholds are of the one or the other. A fused pipeline computes in [0, 1] throughout.
+Given bytes, the transforms of a pipeline see bytes up to its ``ToDtype(torch.float32, scale=True)`` and floats in [0, 1] behind
+it; given floats, they see floats. Their fills and thresholds are values of such images. A fused pipeline computes in [0, 1]
+throughout.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +20,12 @@ from torchvision.transforms._presets import ImageClassification
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.torchvision_transforms import torchvision_class
+from gpuaug.fusion.lower.image_types import ImageTypes
 from gpuaug.fusion.lower.refusals import is_timms_to_tensor, refuse_transform, v2_of
 from gpuaug.fusion.lower.tree import Done, Group, Leaf, Tree, leaves
 from gpuaug.fusion.ops.base import Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp, EagerTorchvision
+from gpuaug.fusion.ops.geometry import ResampleOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Draw, Gate
 from gpuaug.fusion.ops.torchvision import color, crop, erasing, filters, iou_crop, resize, warp
@@ -51,6 +54,9 @@ ENDINGS = (v2.ToPureTensor, v2.ClampBoundingBoxes, v2.ConvertBoundingBoxFormat, 
 
 CONVERSIONS = (v2.ToDtype, v2.ConvertImageDtype, v2.ToTensor, v1.ToTensor)
 
+CHANGES_RANGE = (v2.Lambda, v2.LinearTransformation, v2.Normalize)
+"""Transforms of torchvision's that may take values out of [0, 1]."""
+
 BY_CHANCE = (v2.RandomApply, v2.RandomChoice, v2.RandomOrder)
 """Containers whose transforms run for some samples, or in an order that each draws."""
 
@@ -67,19 +73,17 @@ class TorchvisionLowering:
     """The transforms of one pipeline being lowered, in their order.
 
     Args:
-        pipeline: The user's, whole.
-        lower: Lowers what is not torchvision's, under its name.
+        lower: Lowers a module that is not torchvision's, under its name.
+        types: Type of the images, followed from transform to transform.
     """
 
-    def __init__(self, pipeline: Any, lower: Callable[[str, Any], Tree]) -> None:
-        self._lower = lower
-        self._scalings = sum(map(_scales, _in_sequence(pipeline)))
-        self._floats = False
+    def __init__(self, lower: Callable[[str, Any], Tree], types: ImageTypes) -> None:
+        self._lower, self._types = lower, types
 
     @property
     def units(self) -> Units:
-        """What the next transform's settings are counted in."""
-        return "floats" if self._floats else "bytes" if self._scalings else "unknown"
+        """Unit of the next transform's settings."""
+        return "bytes" if self._types.are_bytes else "floats"
 
     def tree(self, name: str, transform: Any) -> Tree:
         """What one transform or container consists of.
@@ -92,6 +96,8 @@ class TorchvisionLowering:
             return _ending(name or type(transform).__name__, transform)
         mix = _mix(name or type(transform).__name__, transform)
         if mix is not None:
+            if any(isinstance(each, mixes.MixUp) for each in (mix, *(held for _, held in getattr(mix, "mixes", ())))):
+                self._types.require_floats(mix.name)
             return Leaf(mix.name, mix)
         transform = v2_of(_written_out(transform), (*LOWERED, *PASSED, *CONVERSIONS, *BY_CHANCE, v2.Compose))
         kind = type(transform)
@@ -112,7 +118,15 @@ class TorchvisionLowering:
         if taken_apart or torchvision_class(transform) is not None:
             return self._lower(name, transform)
         refuse_transform(transform)
-        return Leaf(name, EagerTorchvision(name, transform, "it may do anything", bytes_wanted=self.units == "bytes"))
+        return self._fallback(name, transform, "it may do anything", keeps_range=False)
+
+    def _fallback(self, name: str, transform: Any, reason: str, lowered: Op | None = None, *, keeps_range: bool) -> Leaf:
+        """A transform that torchvision runs, on images of the type that it has in the user's pipeline."""
+        dtype = self._types.dtype
+        number = self._types.fall_back(keeps_range=keeps_range)
+        out_dtype = self._types.dtype
+        op = EagerTorchvision(name, transform, reason, lowered, dtype=dtype, out_dtype=out_dtype, number=number)
+        return Leaf(name, op)
 
     def _leaf(self, name: str, transform: Any) -> Leaf:
         refuse_transform(transform)
@@ -131,32 +145,39 @@ class TorchvisionLowering:
                 "Keep it in the dataset, and fuse with ragged=True."
             )
         if reason is not None:
-            return Leaf(name, EagerTorchvision(name, transform, reason, _sizing(op), bytes_wanted=units == "bytes"))
+            keeps_range = torchvision_class(transform) is type(transform) and type(transform) not in CHANGES_RANGE
+            return self._fallback(name, transform, reason, _sizing(op), keeps_range=keeps_range)
         assert op is not None
-        self._floats = self._floats or isinstance(op, color.Normalize)
+        op.image_dtype = self._types.dtype
+        if isinstance(op, ResampleOp):
+            op.clamps = self._types.are_bytes
+        if isinstance(op, color.Normalize):
+            self._types.normalize(op)
         return Leaf(name, op)
 
-    def _converted(self, name: str, transform: Any) -> Done:
-        """A conversion that a fused pipeline makes as it reads, or has made."""
+    def _converted(self, name: str, transform: Any) -> Tree:
+        """A conversion: part of how images are read and written, or one from floats to bytes, which torchvision runs."""
         dtype, scale = _conversion(transform)
         given = getattr(transform, "dtype", None)
         ending = Ending(masks=given.get(tv_tensors.Mask)) if isinstance(given, dict) else None
         done = Done(name, (("to_dtype", {"dtype": dtype, "scale": scale}),), ending)
         if dtype is None:
             return Done(name, ending=ending)
-        self._scalings -= _scales(transform)
-        if dtype is torch.float32 and (scale or self._floats):
-            self._floats = True
+        self._types.scalings -= _scales(transform)
+        if dtype is torch.float32 and (scale or not self._types.are_bytes):
+            self._types.dtype = torch.float32
             return done
-        if dtype is torch.uint8 and self.units == "bytes":
+        if dtype is torch.uint8 and self._types.are_bytes:
             return done
-        way_out = {
-            torch.float32: "Pass scale=True, and give later transforms what they take of images in [0, 1]",
-            torch.uint8: "Leave it out: images are floats in [0, 1] by then",
-        }
+        if dtype is torch.uint8:
+            leaf = self._fallback(name, v2.ToDtype(dtype, scale=scale), "it rounds floats to bytes", keeps_range=True)
+            return Group("", (leaf, Done(name, ending=ending)), is_container=False)
+        way_out = "Convert to torch.float32, and pass the type of the result to gpuaug.fuse(…, dtype=…)"
+        if dtype is torch.float32:
+            way_out = "Pass scale=True, and give later transforms what they take of images in [0, 1]"
         raise ArgumentError(
             f"{name} must leave images as gpuaug.fuse computes in them, float32 in [0, 1], got dtype={dtype}, scale={scale}. "
-            f"{way_out.get(dtype, 'Convert to torch.float32, and pass the type of the result to gpuaug.fuse(…, dtype=…)')}."
+            f"{way_out}."
         )
 
     def _by_chance(self, name: str, container: Any) -> Tree:
@@ -166,7 +187,7 @@ class TorchvisionLowering:
             raise ArgumentError(
                 f"{name} must hold transforms that leave the type of images as it is, got a conversion. Put it behind."
             )
-        units = self.units
+        dtype = self._types.dtype
         reason = f"more than {MOST_ORDERED} transforms" if _is_long_order(container) else None
         trees = [self._member(*each) for each in members] if reason else self._gated(container, members)
         each_leaf = [leaf for tree in trees for leaf in leaves(tree)]
@@ -184,7 +205,8 @@ class TorchvisionLowering:
         if not reason and not sizing:
             return Group(name, tuple(trees), is_container=False)
         reason = reason or f"{sizing[0].name} in it may change the size of some images"
-        return Leaf(name, EagerTorchvision(name, container, reason, *sizing[-1:], bytes_wanted=units == "bytes"))
+        self._types.dtype = dtype
+        return self._fallback(name, container, reason, *sizing[-1:], keeps_range=False)
 
     def _gated(self, container: Any, members: Sequence[tuple[str, Any]]) -> list[Tree]:
         count = len(members)
@@ -312,6 +334,15 @@ def _scales(transform: Any) -> bool:
         return False
     dtype, scale = _conversion(transform)
     return dtype is not None and dtype.is_floating_point and scale
+
+
+def count_scalings(pipeline: Any) -> int:
+    """Number of conversions from bytes to floats in [0, 1] among the transforms that run for every sample.
+
+    Raises:
+        ArgumentError: If a conversion converts more than images and masks.
+    """
+    return sum(map(_scales, _in_sequence(pipeline)))
 
 
 def _written_out(transform: Any) -> Any:

@@ -121,12 +121,12 @@ class Normalize(PointOp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        self._mean = values_of(self.settings["mean"])
-        self._std = values_of(self.settings["std"])
+        self.mean = values_of(self.settings["mean"])
+        self.std = values_of(self.settings["std"])
 
     def unsupported_size(self, size: Size) -> str | None:
         """Kornia raises if mean or std have another number of channels than the images."""
-        for values in (self._mean, self._std):
+        for values in (self.mean, self.std):
             if len(values) not in (1, size.channels):
                 return f"holds {len(values)} values for {size.channels} channels"
         return None
@@ -137,8 +137,8 @@ class Normalize(PointOp):
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The means of all channels, then the stds."""
-        out[:, 1 : 1 + size.channels] = self._mean
-        out[:, 1 + size.channels :] = self._std
+        out[:, 1 : 1 + size.channels] = self.mean
+        out[:, 1 + size.channels :] = self.std
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Subtract the mean, divide by the std."""

@@ -1,4 +1,7 @@
-"""Modules left to their own library: each runs as it is, in its place, with draws that are keyed like those of ops."""
+"""Modules left to their own library: each runs as it is, in its place, with draws that are keyed like those of ops.
+
+A module is given copies, in the type that its library would give it there: it may write into what it is given.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -8,6 +11,7 @@ from typing import Any, ClassVar, cast
 import torch
 from kornia import augmentation as K
 from kornia.augmentation.container.params import ParamItem
+from kornia.geometry.boxes import Boxes
 from torch import Tensor, nn
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note
@@ -15,6 +19,20 @@ from gpuaug.core.rng import Generators
 from gpuaug.core.settings import initial_settings
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Gate, Sampler, always
+from gpuaug.fusion.pixels import PIXELS, converted
+
+
+class Retyped(Exception):
+    """Signal, never seen by users: a fallback module returned images of another type than the pipeline was lowered for.
+
+    Args:
+        number: The module's number, as ``ImageTypes`` counts.
+        dtype: Type that it returned.
+    """
+
+    def __init__(self, number: int, dtype: torch.dtype) -> None:
+        super().__init__(number, dtype)
+        self.number, self.dtype = number, dtype
 
 
 class EagerOp(ABC):
@@ -52,7 +70,11 @@ class EagerOp(ABC):
 
     @abstractmethod
     def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
-        """The module on images (float32) and what follows them."""
+        """The module on copies of images, (B, C, H, W) uint8 or floating, and of the targets that follow them.
+
+        Raises:
+            Retyped: If the images that the module returns are of another type than the pipeline was lowered for.
+        """
 
     @contextmanager
     def _named_in_errors(self) -> Iterator[None]:
@@ -106,17 +128,27 @@ class EagerKornia(EagerOp):
         return size
 
     def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
-        """The module on images (float32) and what follows them."""
+        """The module on float32 copies of the images, and on copies of the targets that follow them."""
+        taken = [_for_kornia(key, value) for key, value in zip(keys, values, strict=True)]
         with self._named_in_errors(), Generators(device).keyed(drawn["key"]), initial_settings(), torch.no_grad():
-            done = self._container(*values, params=drawn["params"], data_keys=keys)
-        return list(done) if isinstance(done, list | tuple) else [done]
+            done = self._container(*taken, params=drawn["params"], data_keys=keys)
+        made = done if isinstance(done, list | tuple) else [done]
+        return [each.data if isinstance(each, Boxes) else each for each in made]
+
+
+def _for_kornia(key: str, value: Any) -> Any:
+    if key == "input":
+        return converted(value, torch.float32, copy=True)
+    value = value.clone() if isinstance(value, Tensor) else value
+    # Given as a tensor, boxes would come out upright, and the next rotation would turn those.
+    return Boxes(value, False, mode="vertices_plus") if key.startswith("bbox") else value
 
 
 COLOUR_ONLY = frozenset(
     {
         *("ColorJitter", "GaussianBlur", "GaussianNoise", "Grayscale", "JPEG", "Normalize", "RandomAdjustSharpness"),
         *("RandomAutocontrast", "RandomChannelPermutation", "RandomEqualize", "RandomErasing", "RandomGrayscale"),
-        *("RandomInvert", "RandomPhotometricDistort", "RandomPosterize", "RandomSolarize", "RGB"),
+        *("RandomInvert", "RandomPhotometricDistort", "RandomPosterize", "RandomSolarize", "RGB", "ToDtype"),
     }
 )
 """Transforms of torchvision's that leave masks, boxes and keypoints unchanged."""
@@ -130,16 +162,26 @@ class EagerTorchvision(EagerOp):
         module: The user's, called as it is. It draws when it runs, for each image.
         reason: Why it is not lowered, in words for the user.
         lowered: The op for other images or settings; ``None`` without one.
-        bytes_wanted: True if it is given uint8 images, False for float32.
+        dtype: Type of the images that it is given.
+        out_dtype: Type of the images that it returned before; the type that it is given, unless that is known.
+        number: Its number among the fallback modules of the pipeline.
     """
 
     package = "torchvision"
 
     def __init__(
-        self, name: str, module: nn.Module, reason: str, lowered: Op | None = None, *, bytes_wanted: bool = False
+        self,
+        name: str,
+        module: nn.Module,
+        reason: str,
+        lowered: Op | None = None,
+        *,
+        dtype: torch.dtype,
+        out_dtype: torch.dtype,
+        number: int,
     ) -> None:
         super().__init__(name, module, reason, lowered)
-        self._bytes_wanted = bytes_wanted
+        self._dtype, self._out_dtype, self._number = dtype, out_dtype, number
 
     @property
     def moves_nothing(self) -> bool:
@@ -159,12 +201,16 @@ class EagerTorchvision(EagerOp):
         return size if self.lowered is None else self.lowered.out(size)
 
     def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
-        """The transform on each image that it applies to; masks, boxes and keypoints are unchanged."""
+        """The transform on a copy of each image that it applies to; masks, boxes and keypoints are unchanged."""
         return [
             self._images(value, drawn, device) if key == "input" else value for key, value in zip(keys, values, strict=True)
         ]
 
     def _images(self, images: Tensor, drawn: OpDraws, device: torch.device) -> Tensor:
+        images = converted(images, self._dtype, copy=True)
+        if not len(images):
+            out = self.out(Size(*images.shape), drawn)
+            return images.new_empty((0, out.channels, out.height, out.width), dtype=self._out_dtype)
         with self._named_in_errors(), Generators(device).keyed(drawn["key"]), initial_settings(), torch.no_grad():
             made = [
                 self._image(image) if applies else image
@@ -176,21 +222,34 @@ class EagerTorchvision(EagerOp):
                 f"{self.name} must give all images of a batch one size, got {' and '.join(sizes)}. Keep it in the dataset, or "
                 "resize in it."
             )
-        return torch.stack(made) if made else images
+        self._check_types({each.dtype for each in made})
+        return torch.stack(made)
 
     def _image(self, image: Tensor) -> Tensor:
-        given = (image * 255).round().clamp(0, 255).to(torch.uint8) if self._bytes_wanted else image
-        made = self.module(given)
+        made = self.module(image)
         if not isinstance(made, Tensor):
             raise ArgumentTypeError(f"{self.name} must give a tensor, got {type(made).__name__}. Keep it in the dataset.")
-        made = made.as_subclass(Tensor)
-        return made.float() / 255 if made.dtype == torch.uint8 else made.float()
+        return made.as_subclass(Tensor)
+
+    def _check_types(self, made: set[torch.dtype]) -> None:
+        other = next((dtype for dtype in made if dtype not in PIXELS), None)
+        if other is None and (len(made) > 1 or (self.gates and self._dtype not in made)):
+            other = next(dtype for dtype in made if dtype != self._dtype)
+        if other is not None:
+            raise ArgumentTypeError(
+                f"{self.name} must give all images of a batch one type, uint8 or floating, got {other} of images of "
+                f"{self._dtype}. Convert behind it, by v2.ToDtype(torch.float32, scale=True)."
+            )
+        (dtype,) = made
+        if dtype != self._out_dtype:
+            raise Retyped(self._number, dtype)
 
 
 def left(op: Op, reason: str) -> EagerOp:
     """A lowered op for images of a size that it is not lowered for."""
     if op.package == "Kornia":
         return EagerKornia(op.name, op.module, reason, op)
-    made = EagerTorchvision(op.name, op.module, reason, op, bytes_wanted=getattr(op, "units", "") == "bytes")
+    dtype: torch.dtype = getattr(op, "image_dtype", torch.float32)
+    made = EagerTorchvision(op.name, op.module, reason, op, dtype=dtype, out_dtype=dtype, number=-1)
     made.gates = op.gates
     return made

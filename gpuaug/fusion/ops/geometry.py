@@ -181,6 +181,8 @@ class ResampleOp(GatherOp):
     """True if images are resampled at pixel centres (``align_corners=False``)."""
     mask_half_pixel_centers: bool = True
     """``half_pixel_centers`` for masks, which take the nearest pixel."""
+    clamps: bool = False
+    """True if images are bytes to the user's library here, which no cubic filter takes out of their range."""
     filter: Filter = ""
     """Antialiasing filter when downscaling; ``""``: four-tap bilinear or nearest, like Kornia."""
 

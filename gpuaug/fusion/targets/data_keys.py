@@ -12,10 +12,10 @@ from torch import Tensor
 from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.ragged import Ragged
+from gpuaug.fusion.pixels import PIXELS
 
 _NAMES: dict[Any, str] = {DataKey.IMAGE: "input", DataKey.LABEL: "class"}
 _OWN_KEYS = ("targets", "valid")
-_PIXELS = frozenset([torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64])
 BOXES = ("bbox", "bbox_xyxy", "bbox_xywh")
 """Data keys of padded boxes."""
 
@@ -80,7 +80,7 @@ def check(key: str, value: Any) -> None:
         way_out = "Flatten what comes before the channels: x.flatten(0, -4)."
         way_out = way_out if value.ndim > 4 else "Name the images by on= of the stage, or add axes: x[None]."
         raise ArgumentError(f"{key} must be (B, C, H, W) or one (C, H, W), got {tuple(value.shape)}. {way_out}")
-    if key == "input" and value.dtype not in _PIXELS:
+    if key == "input" and value.dtype not in PIXELS:
         raise ArgumentTypeError(
             f"images must be uint8 or floating of 16 bits or more, got {value.dtype}. "
             "Convert them: images.to(torch.uint8) or images.float()."

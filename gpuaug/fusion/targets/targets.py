@@ -6,19 +6,19 @@ from typing import Any
 
 import torch
 from kornia.constants import DataKey, Resample
-from kornia.geometry.boxes import Boxes
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.backends.readers import size_of
+from gpuaug.fusion.backends.readers import dtype_of, size_of
 from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.boxes import FORMS, Way, check_form, composed, floating, has_extent, move, rank, vertices
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.mix import MixOp, SoftLabels
 from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
 from gpuaug.fusion.options import BoxForm
+from gpuaug.fusion.pixels import converted
 from gpuaug.fusion.plan import OpPass, Plan
 from gpuaug.fusion.targets.box_crop import crop_by_boxes
 from gpuaug.fusion.targets.data_keys import BOXES, check, name_of
@@ -64,7 +64,7 @@ class Targets:
         self._unbatched = isinstance(images, Tensor) and images.ndim == 3
         images = images[None] if self._unbatched else images
         self.device: torch.device = images.device
-        self.size = size_of(images)
+        self.size, self.dtype = size_of(images), dtype_of(images)
         self.places = images.places if isinstance(images, Ragged) else None
         """Offset, height and width of each ragged image, (B, 3)."""
         self._given = inputs
@@ -242,13 +242,14 @@ class Targets:
         self,
         op: EagerOp,
         drawn: OpDraws,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
-        """Take everything through a module that its own library runs.
+        """Take everything through a module that its own library runs. Images keep the type that it returns without ``dtype``.
 
         Raises:
             ArgumentError: If it may move pixels, and something goes along that the library knows nothing of.
+            Retyped: If it returns images of another type than the pipeline was lowered for.
         """
         alone = op.moves_nothing or op.package == "torchvision"  # which is given images alone
         known = ("input", "class") if op.package == "torchvision" else self.keys
@@ -265,12 +266,11 @@ class Targets:
         taken = [index for index, key in enumerate(self.keys) if key == "input" or not (alone or key == "valid")]
         if not alone:
             self._meet_images()
-        values = [_to_kornia(self.keys[index], self.values[index]) for index in taken]
-        done = op.run(values, [self.keys[index] for index in taken], drawn, self.device)
+        done = op.run([self.values[index] for index in taken], [self.keys[index] for index in taken], drawn, self.device)
         for index, value in zip(taken, done, strict=True):
-            self.values[index] = value.data if isinstance(value, Boxes) else value
             if self.keys[index] == "input":  # not in one call: that keeps the strides of what has the type already
-                self.values[index] = self.values[index].to(dtype).contiguous(memory_format=memory_format)
+                value = converted(value, dtype or value.dtype).contiguous(memory_format=memory_format)
+            self.values[index] = value
 
     def _meet_images(self) -> None:
         """Bring boxes and keypoints to where the images are, to go on from there with Kornia."""
@@ -340,10 +340,3 @@ class Targets:
                 values[index] = made
                 if at is not None:
                     values[at] = kept
-
-
-def _to_kornia(key: str, value: Any) -> Any:
-    if key == "input":
-        return value.float() / 255 if value.dtype == torch.uint8 else value.float()
-    # Given as a tensor, boxes would come out upright, and the next rotation would turn those.
-    return Boxes(value, False, mode="vertices_plus") if key.startswith("bbox") else value

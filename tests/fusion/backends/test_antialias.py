@@ -119,7 +119,7 @@ def test_antialiased_resize_with_flips_pads_and_crops_around_it(modules):
     for number, module in enumerate(modules()):
         alone = gpuaug.fuse(module, antialias=True)
         own = alone.draw(step.shape)
-        step = alone(step, draws=type(own)(own.shape, alone._tree, (draws._drawn[number],), own._sizes))
+        step = alone(step, draws=type(own)(own.shape, alone._program().tree, (draws._drawn[number],), own._sizes))
     assert len(augment.explain().lines) == 1
     torch.testing.assert_close(augment(images, draws=draws), step, atol=2e-5, rtol=0)
 

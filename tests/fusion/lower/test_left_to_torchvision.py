@@ -85,9 +85,11 @@ def test_a_conversion_in_a_module_of_the_users_is_its_own_affair():
     class Own(nn.Sequential):
         """Runs as it is."""
 
-    with pytest.raises(gpuaug.ArgumentError, match="Pad_1"):
-        gpuaug.fuse([Own(TO_FLOAT), v2.Pad(1, fill=127)])
-    assert len(gpuaug.fuse(v2.Compose([v2.Pad(1, fill=127), nn.Sequential(v2.RandomInvert(), TO_FLOAT)]))._ops) == 2
+    images = photographs(2)
+    got = gpuaug.fuse(v2.Compose([Own(TO_FLOAT), v2.Pad(1, fill=0.5)]))(images)
+    assert got.dtype == torch.float32
+    assert (got[:, :, 0] == 0.5).all()
+    assert len(gpuaug.fuse(v2.Compose([v2.Pad(1, fill=127), nn.Sequential(v2.RandomInvert(), TO_FLOAT)]))._program().ops) == 2
 
 
 @left_to_torchvision

@@ -151,7 +151,7 @@ def test_pipeline_is_refused_with_what_to_do(pipeline, text):
 def test_user_modules_may_hold_torchvision_transforms():
     with pytest.warns(gpuaug.GpuAugWarning, match="EachByItself"):
         augment = gpuaug.fuse(EachByItself())
-    assert augment._ops[0].reason == "not one of Kornia's modules"
+    assert augment._program().ops[0].reason == "not one of Kornia's modules"
 
 
 @pytest.mark.parametrize("name", [*NOT_TAKEN, *TIMM.values()])

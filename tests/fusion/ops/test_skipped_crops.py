@@ -148,7 +148,7 @@ def test_antialias_leaves_skipped_crops_unchanged(mode, module, dtype):
     certain = module(resample=mode)
     certain.p = 1.0
     applied = gpuaug.fuse(certain, antialias=True)
-    expected = applied(images, draws=type(draws)(draws.shape, applied._tree, draws._drawn, draws._sizes))
+    expected = applied(images, draws=type(draws)(draws.shape, applied._program().tree, draws._drawn, draws._sizes))
     assert torch.equal(got[open_], expected[open_])
 
 

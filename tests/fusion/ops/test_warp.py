@@ -72,7 +72,7 @@ def test_samples_skipped_by_a_warp_are_unchanged_bit_for_bit(name):
 @pytest.mark.parametrize("name", WARPS)
 def test_warp_matrices_equal_kornia(name):
     module = WARPS[name](p=0.7)
-    (leaf,) = leaves(lower(module))
+    (leaf,) = leaves(lower(module).tree)
     size = Size(6, 3, 40, 56)
     drawn = gpuaug.fuse(module).draw((6, 3, 40, 56), seed=3)._drawn[0]
     images = torch.zeros(6, 3, 40, 56, dtype=torch.float64)

@@ -63,7 +63,7 @@ def blocks(monkeypatch):
 @pytest.mark.parametrize("name", PIPELINES)
 def test_tables_drawn_together_equal_tables_drawn_one_by_one(name, points):
     augment, size = gpuaug.fuse(PIPELINES[name]()), Size(9, 3, 30, 41)
-    segment = augment._segments.at(0, size, masks=False)
+    segment = augment._program().segments.at(0, size, masks=False)
     planned = segment.plan
     if planned is None or planned.needs_own_batch:
         pytest.skip("draws alone")
@@ -77,7 +77,7 @@ def test_tables_drawn_together_equal_tables_drawn_one_by_one(name, points):
 @pytest.mark.parametrize("name", PIPELINES)
 def test_ops_write_the_same_where_columns_lie_together(monkeypatch, name, points):
     augment, size = gpuaug.fuse(PIPELINES[name]()), Size(9, 3, 30, 41)
-    segment = augment._segments.at(0, size, masks=False)
+    segment = augment._program().segments.at(0, size, masks=False)
     planned = segment.plan
     if planned is None or planned.needs_own_batch:
         pytest.skip("draws alone")
@@ -98,7 +98,7 @@ def test_ops_write_the_same_where_columns_lie_together(monkeypatch, name, points
 def sent(monkeypatch, name, device, *, points, by_column_from):
     """The rows of five batches of ``PIPELINES[name]``, sent to a device; ``None`` where each draws alone."""
     augment, size = gpuaug.fuse(PIPELINES[name]()), Size(9, 3, 30, 41)
-    segment = augment._segments.at(0, size, masks=False)
+    segment = augment._program().segments.at(0, size, masks=False)
     if segment.plan is None or segment.plan.needs_own_batch:
         return None
     monkeypatch.setattr(table, "BY_COLUMN_FROM", by_column_from)
@@ -122,9 +122,9 @@ def test_rows_written_by_column_are_the_same(monkeypatch, name, points):
 def test_needs_own_batch_is_set_for_mixes_noise_and_kornias_policies():
     for name, make in PIPELINES.items():
         augment = gpuaug.fuse(make())
-        planned = augment._segments.at(0, Size(9, 3, 30, 41), masks=False).plan
+        planned = augment._program().segments.at(0, Size(9, 3, 30, 41), masks=False).plan
         # What picks is in no plan.
-        picks = augment._ops[0].needs_own_batch and planned is None
+        picks = augment._program().ops[0].needs_own_batch and planned is None
         assert picks == (("one of" in name and "mixes" not in name and "torchvision" not in name) or "shears" in name), name
         assert picks or planned.needs_own_batch == ("noise" in name or "mix" in name), name
 
@@ -282,7 +282,7 @@ def test_tables_for_a_gpu_equal_those_for_a_cpu(monkeypatch, points):
     monkeypatch.setattr(table, "send", lambda samples, width, fill, device: send(samples, width, fill, torch.device("cpu")))
     monkeypatch.setattr(prefetch, "current_stream", lambda device: 0)
     augment, size = gpuaug.fuse(simple()), Size(4, 3, 30, 41)
-    segment = augment._segments.at(0, size, masks=False)
+    segment = augment._program().segments.at(0, size, masks=False)
 
     def calls(device):
         torch.manual_seed(3)

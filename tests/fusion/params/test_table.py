@@ -23,8 +23,8 @@ SIZE = Size(40, 3, 30, 41)
 
 def passes_and_rows(modules, seed=0):
     augment = gpuaug.fuse(modules)
-    plan = augment._segments.whole(SIZE, masks=False, views=1)
-    drawn = of_all_parts(augment._plain_ops, augment.draw(SIZE.shape, seed=seed)._drawn)
+    plan = augment._program().segments.whole(SIZE, masks=False, views=1)
+    drawn = of_all_parts(augment._program().plain_ops, augment.draw(SIZE.shape, seed=seed)._drawn)
     return plan.passes, drawn, make_table(plan, SIZE, drawn, torch.device("cpu"), points=False).numpy()
 
 

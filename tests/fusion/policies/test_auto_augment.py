@@ -249,7 +249,7 @@ def test_policy_magnitudes_and_signs_have_kornia_distribution(name, kind):
 
 def sample_by_sample(augment, images, draws):
     """Every sample alone through Kornia's own operations, with what it drew."""
-    choice = augment._ops[0]
+    choice = augment._program().ops[0]
     done = []
     for index in range(len(images)):
         image = as_kornia_takes_them(images[index : index + 1])
@@ -299,7 +299,12 @@ def test_pick_sample_moves_masks():
     draws = augment.draw(images.shape, seed=4)
     _, masks = augment(images, positions, draws=draws, data_keys=["input", "mask"])
     for index in range(8):
-        names = [augment._ops[0].children[e.child].name for layer in draws._drawn[0]["layers"] for e in layer if e.where[index]]
+        names = [
+            augment._program().ops[0].children[e.child].name
+            for layer in draws._drawn[0]["layers"]
+            for e in layer
+            if e.where[index]
+        ]
         moved = bool({"PolicySequential_0", "PolicySequential_2"} & set(names))
         assert torch.equal(masks[index], positions[index]) == (not moved)
 

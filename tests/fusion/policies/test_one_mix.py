@@ -48,14 +48,14 @@ PIPELINES = {
 def test_mix_containers_replay_in_kornia(name, dtype):
     made, images = PIPELINES[name](), photographs(5, dtype=dtype)
     augment = gpuaug.fuse(made)
-    assert any(isinstance(op, OneMix) for op in augment._ops)
+    assert any(isinstance(op, OneMix) for op in augment._program().ops)
     assert "left to Kornia" not in repr(augment)
     for seed in range(12):
         draws = augment.draw(images.shape, seed=seed)
         keys = {"data_keys": ["input"]} if isinstance(made, K.AugmentationSequential) else {}
         expected = made(as_kornia_takes_them(images), params=draws.as_kornia(), **keys)
         got = augment(images, draws=pickle.loads(pickle.dumps(draws)), data_keys=["input"])
-        if len(augment._ops) == 1 and dtype is torch.float32 and "CutMix" in draws.as_kornia()[0].name:
+        if len(augment._program().ops) == 1 and dtype is torch.float32 and "CutMix" in draws.as_kornia()[0].name:
             assert torch.equal(got, expected)
         torch.testing.assert_close(got, expected, atol=2e-4 if name == "in a pipeline" else 1e-6, rtol=0)
 
@@ -96,7 +96,7 @@ def test_one_mix_picks_follow_random_apply_weights():
 
 def test_one_mix_never_picks_a_weight_of_zero():
     made = K.ImageSequential(*(K.RandomMixUpV2() for _ in range(4)), random_apply=1, random_apply_weights=[0.0, 0.1, 0.6, 0.0])
-    (op,) = gpuaug.fuse(made)._ops
+    (op,) = gpuaug.fuse(made)._program().ops
     assert op._picked([0.0, 1 - 2.0**-53]).tolist() == [1, 2]
 
 

@@ -40,7 +40,7 @@ FORMS = {
 def test_random_apply_forms_replay_in_kornia(form, kind):
     made = kind(*modules(), **FORMS[form])
     augment, images = gpuaug.fuse(made), photographs()
-    assert isinstance(augment._ops[0], Choice)
+    assert isinstance(augment._program().ops[0], Choice)
     assert "left to Kornia" not in repr(augment)
     for seed in range(12):
         draws = augment.draw(images.shape, seed=seed)

@@ -63,7 +63,7 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, dtype: torch.dtype, 
     Shape:
         - images: (B, C, H, W), uint8 or floating, any strides; or a ragged batch of B
         - table: (V · B, K) float32, for V views
-        - returns: (V · B, C, H', W') of ``dtype`` and ``memory_format``
+        - returns: (V · B, C, H', W') of ``dtype`` and ``memory_format``; in [0, 255] if ``dtype`` is uint8
 
     Raises:
         ArgumentError: If there are more samples than a launch can have.
@@ -159,7 +159,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
         "VIEWS": batch != len(images),
         "SOURCE_W": strides[3],
         "PAIRS": clean and front.kind == "resample" and not front.nearest and not front.before.ops and narrowest > 1,
-        "ANTIALIAS": _FILTERS[front.filter],
+        "ANTIALIAS": (_FILTERS[front.filter], _GREATEST_VALUES.get(dtype_of(images), 1) if front.clamps else 0),
         "WORDS": out.stride(1) == 1 and rgb and out.dtype.itemsize == 2 and even,
         "OUT_W": out.stride(3),
         "PROGRAM": marked_program(step, clean=clean),

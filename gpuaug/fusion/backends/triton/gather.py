@@ -248,6 +248,7 @@ def gather_kernel(
     or 0, first column, column of the fill). ``WARP_FILL``: column of a warp's fill, or -1. ``PARTIALS``: sums to add, or 0.
 
     With ``ANTIALIAS`` a block is one warp and makes its rows one after another, so that each line is weighed once for all rows.
+    It is (filter or 0, largest value of the source, to which weighed values are clamped, or 0 for no clamp).
 
     With ``VIEWS`` there are more samples than ``images``, and each image is the source of one in every view. ``RAGGED``: 0, all
     images have one size; else each lies where ``places`` says, in planes (1) or with the channels of a pixel together (2).
@@ -298,12 +299,12 @@ def gather_kernel(
     out += sample.to(tl.int64) * out_b + plane * out_c
     first = (tile // tiles_x) * TILE[0]
     left = (tile % tiles_x) * TILE[1]
-    x, y = tile_pixels(left, first, TILE[0] if ANTIALIAS == 0 else 1, TILE[1], WORDS)
+    x, y = tile_pixels(left, first, TILE[0] if ANTIALIAS[0] == 0 else 1, TILE[1], WORDS)
     read_x = x if WHOLE else tl.minimum(x, out_width - 1)
     inside_x = x == x
     if AFTER[0] > 0:
         read_x, inside_x = mapped(read_x, row + AFTER[1], 0, AFTER[0])
-    if ANTIALIAS == 0:
+    if ANTIALIAS[0] == 0:
         read_y = y if WHOLE else tl.minimum(y, out_height - 1)
         inside_y = y == y
         if AFTER[0] > 0:
@@ -322,7 +323,7 @@ def gather_kernel(
         end = tl.minimum(first + TILE[0], out_height)
         scale_x, start_x, count_x = window(row + WARP_AT)
         at_x = resampled(read_x, scale_x, HALF_PIXEL, False)
-        columns = at_x, scale_x, start_x, count_x, tl.div_rn(1.0, weight_sum(at_x, scale_x, count_x, ANTIALIAS))
+        columns = at_x, scale_x, start_x, count_x, tl.div_rn(1.0, weight_sum(at_x, scale_x, count_x, ANTIALIAS[0]))
         lines = window(row + WARP_AT + 3)
         none = at_x * 0.0
         total = none
@@ -334,7 +335,7 @@ def gather_kernel(
                 y, inside_y = mapped(y, row + AFTER[1], 1, AFTER[0])
             r, g, b, state = weighed_row(
                 pointer, y, state, columns, lines, row + BEFORE[1], to_row, to_plane, fill_r, fill_g, fill_b,
-                HALF_PIXEL, SOURCE_W, RGB, SCALE, BEFORE[0], ANTIALIAS,
+                HALF_PIXEL, SOURCE_W, RGB, SCALE, BEFORE[0], ANTIALIAS[0], ANTIALIAS[1],
             )  # fmt: skip
             if SCALE:
                 r, g, b = scaled(r, g, b, SCALE, EXACT)

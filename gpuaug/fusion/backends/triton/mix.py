@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.launch import Launch, on_device, prepared, storing
-from gpuaug.fusion.backends.triton.pixel_math import as_float, byte_share
+from gpuaug.fusion.backends.triton.pixel_math import as_float, byte_share, stored_as
 from gpuaug.fusion.backends.triton.points import points
 from gpuaug.fusion.ops.mix import MixOp, SoftLabels
 from gpuaug.fusion.plan import OpPass
@@ -71,10 +71,10 @@ def mix_kernel(
             b = mixed(b, other + 2 * source_c, live, inside, weight, SCALE)
     r, g, b = points(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, COUNT, CHANNELS, RGB)
     target = out + sample.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
-    tl.store(target, r.to(out.dtype.element_ty), mask=live)
+    tl.store(target, stored_as(r, out.dtype.element_ty), mask=live)
     if RGB:
-        tl.store(target + out_c, g.to(out.dtype.element_ty), mask=live)
-        tl.store(target + 2 * out_c, b.to(out.dtype.element_ty), mask=live)
+        tl.store(target + out_c, stored_as(g, out.dtype.element_ty), mask=live)
+        tl.store(target + 2 * out_c, stored_as(b, out.dtype.element_ty), mask=live)
 
 
 def mix(step: OpPass[MixOp], source: Tensor, rows: Tensor, out: Tensor) -> None:

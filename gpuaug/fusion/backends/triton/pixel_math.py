@@ -78,9 +78,12 @@ def share_of_65535(value):
 
 @triton.jit
 def stored_as(value, TYPE: tl.constexpr):
-    """A pixel in the type of its image: floating, or a share of 65535."""
+    """A pixel in the type of its image: floating, a byte, or a share of 65535."""
     if tl.uint16 == TYPE:
         return as_16_bits(value)
+    if tl.uint8 == TYPE:
+        # Above 2²³ a float's last bits are a whole number.
+        return (tl.minimum(tl.maximum(value * 255.0, 0.0), 255.0) + 8388608.0).to(tl.int32, bitcast=True).to(tl.uint8)
     return value.to(TYPE)
 
 

@@ -275,6 +275,7 @@ def line_sums(
 def weighed_row(
     pointer, y, state, columns, lines, before, to_row, to_plane, fill_r, fill_g, fill_b, HALF_PIXEL: tl.constexpr,
     SOURCE_W: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, BEFORE: tl.constexpr, ANTIALIAS: tl.constexpr,
+    CLAMP: tl.constexpr,
 ):  # fmt: skip
     """The weighted means of the pixels that fall on each of output row ``y``, (W,), and the ``state`` that the next takes.
 
@@ -316,11 +317,12 @@ def weighed_row(
         line += 1
     inverse = inverse_x * tl.div_rn(1.0, total)
     r, g, b = r * inverse, g * inverse, b * inverse
-    if SCALE == 255:
+    if CLAMP > 0:
         # A cubic swings beyond what it weighs; bytes do not.
-        r = tl.minimum(tl.maximum(r, 0.0), 255.0)
-        g = tl.minimum(tl.maximum(g, 0.0), 255.0)
-        b = tl.minimum(tl.maximum(b, 0.0), 255.0)
+        most: tl.constexpr = CLAMP * 1.0
+        r = tl.minimum(tl.maximum(r, 0.0), most)
+        g = tl.minimum(tl.maximum(g, 0.0), most)
+        b = tl.minimum(tl.maximum(b, 0.0), most)
     held = -1
     if ANTIALIAS == 1:
         if scale_y >= 1:

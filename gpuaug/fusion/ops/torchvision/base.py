@@ -12,14 +12,13 @@ from torch import nn
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import InterpolationMode
 
-from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 
 Call = tuple[str, dict[str, Any]]
 """A function of ``torchvision.transforms.v2.functional``, and its arguments but for the image."""
 
-Units = Literal["bytes", "floats", "unknown"]
-"""What a transform's fills and thresholds are counted in: of [0, 255], of [0, 1], or of the one or the other."""
+Units = Literal["bytes", "floats"]
+"""Unit of a transform's fills and thresholds: values in [0, 255] or in [0, 1]."""
 
 _PIL_MODES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """By the numbers that stand for them in Pillow."""
@@ -38,6 +37,8 @@ class TorchvisionOp(Op):
     """
 
     package = "torchvision"
+    image_dtype: torch.dtype = torch.float32
+    """Type of the images that torchvision would give the transform at its place in the pipeline."""
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
         # Not the op's that a subclass inherits from besides, which reads a module of Kornia's.
@@ -52,28 +53,17 @@ class TorchvisionOp(Op):
         """What repeats the op on one sample that it applies to; ``size`` is of the batch that the op is given."""
         raise NotImplementedError
 
-    def share(self, setting: str, value: float) -> float:
-        """A value of the images in [0, 1], by the units that the pipeline gives them.
-
-        Raises:
-            ArgumentError: If it is of bytes, and the pipeline does not say that images are.
-        """
-        if self.units == "bytes":
-            return float(value) / 255
-        if self.units == "unknown" and abs(value) > 1:
-            raise ArgumentError(
-                f"{setting} of {self.name} must be a value of floats where no conversion says that images are bytes, got "
-                f"{value}. Put v2.ToDtype(torch.float32, scale=True) behind it, or give a value in [0, 1]."
-            )
-        return float(value)
+    def share(self, value: float) -> float:
+        """A value of the images that the transform is given, as a value of images in [0, 1]."""
+        return float(value) / 255 if self.units == "bytes" else float(value)
 
     def fill_share(self, fill: Any) -> float | list[float]:
         """A fill for images in [0, 1]: one number, or one for each channel."""
         value = image_fill(fill)
         if isinstance(value, list):
-            shares = [self.share("fill", each) for each in value]
+            shares = [self.share(each) for each in value]
             return shares[0] if len(shares) == 1 else shares
-        return self.share("fill", value)
+        return self.share(value)
 
 
 def whole_sides(size: Size, height: Any, width: Any) -> Size:

@@ -166,7 +166,7 @@ class Solarize(TorchvisionOp, color.Solarize):
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         at = float(below_byte(transform.threshold)) if units == "bytes" else transform.threshold
-        self._threshold = self.share("threshold", at)
+        self._threshold = self.share(at)
         if self._threshold > 1:
             raise ArgumentError(
                 f"threshold of {name} must be at most the largest value of the images, got {transform.threshold}. Give it in "
@@ -222,17 +222,11 @@ class ChannelPermutation(TorchvisionOp, channel.ChannelShuffle):
 
 
 class Normalize(TorchvisionOp, channel.Normalize):
-    """Normalize: less the mean, over the deviation.
-
-    Raises:
-        ArgumentError: If the pipeline gives it bytes.
-    """
+    """Normalize: less the mean, over the deviation. ``ImageTypes.normalize`` refuses bytes."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
-        if units == "bytes":
-            raise ArgumentError(f"{name} must be given floats, got bytes. Put it behind v2.ToDtype(torch.float32, scale=True).")
-        self._mean, self._std = channel.values_of(transform.mean), channel.values_of(transform.std)
+        self.mean, self.std = channel.values_of(transform.mean), channel.values_of(transform.std)
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """Mean and deviation."""

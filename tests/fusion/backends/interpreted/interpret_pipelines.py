@@ -15,6 +15,13 @@ BATCHES = [
     (UINT8[:2], torch.float16, torch.channels_last),
     (photographs(2, 2, 21, 37), torch.float32, torch.contiguous_format),
 ]
+BYTES = (UINT8[:2], torch.uint8, torch.channels_last)
+AS_BYTES = (
+    *("auto contrast", "crop, reflected", "crop, resize, pad", "cutmix", "equalize", "jitter between filters", "mixup, alone"),
+    *("orders of samples", "resized crop, flip", "rotation", "sharpness", "torchvision's mixes", "two passes"),
+)
+"""Pipelines whose results are also compared as bytes: at least one for each kernel that stores pixels."""
+
 SMALL = (photographs(3, 1, 9, 19), torch.float32, torch.contiguous_format)
 """For blurs: the interpreter takes its time for every line and tap."""
 
@@ -54,10 +61,11 @@ combination of compile-time constants is covered.
 def batches_of(group, name, *, every):
     """The batches that a pipeline is compared on: all that it takes, or one chosen by its name and its ``ALSO``."""
     if "blur" in name:
-        return BATCHES[:1] if every else [SMALL]
+        return BATCHES[:1] if every else [SMALL, (*SMALL[:1], torch.uint8, *SMALL[2:])]
     batches = BATCHES[:4] if group.startswith("RGB") else BATCHES
     turn = (zlib.crc32(name.encode()) + 6) % len(batches)
     chosen = batches if every else [batches[index] for index in sorted({turn, *ALSO.get(name, ())})]
+    chosen = [*chosen, BYTES] if every or name in AS_BYTES else chosen
     return [*chosen, (HOLES, torch.float32, torch.contiguous_format)] if name in pipelines.OF_ALL_CHANNELS else chosen
 
 

@@ -117,7 +117,7 @@ def masks_agree(name, dtype):
 
 def box_crops_agree():
     """Whether images and boxes come out of the kernels as torch makes them, where crops are chosen by boxes."""
-    augment = gpuaug.fuse([v2.RandomZoomOut(0.25, (1.0, 2.0)), v2.RandomIoUCrop(), v2.Resize((14, 12))])
+    augment = gpuaug.fuse([v2.RandomZoomOut(64, (1.0, 2.0)), v2.RandomIoUCrop(), v2.Resize((14, 12))], dtype=torch.float32)
     images, records = photographs(3, 3, 21, 37), [{"boxes": boxes} for boxes in boxes_of(3, 21, 37)]
     draws = augment.draw(images.shape, seed=1)
     expected, torchs = augment(images, records, data_keys=["input", "targets"], draws=draws)

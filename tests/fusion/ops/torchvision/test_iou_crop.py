@@ -153,7 +153,14 @@ def test_crops_have_torchvisions_distribution(count, ours, monkeypatch):
     assert apart(np.array(accepted), others[:, 4]) < 1
 
 
-MODULES = [v2.RandomHorizontalFlip(), v2.RandomZoomOut(0.25, (1.0, 2.0)), v2.RandomIoUCrop(), RESIZE, v2.RandomVerticalFlip()]
+ZOOM_OUT = v2.RandomZoomOut({tv_tensors.Image: 51, "others": 0}, (1.0, 2.0))
+MODULES = [
+    v2.RandomHorizontalFlip(),
+    ZOOM_OUT,
+    v2.RandomIoUCrop(),
+    RESIZE,
+    v2.RandomVerticalFlip(),
+]
 SIDES = [(40, 56), (60, 33), (37, 37), (28, 90), (45, 50), (64, 40), (33, 48), (52, 52)]
 
 
@@ -184,7 +191,7 @@ def through_torchvision(image, target, draws, sample, op, monkeypatch):
     def on_all(function, *args, **options):
         image, target = sample
         made = {key: function(value, *args, **options) if isinstance(value, kinds) else value for key, value in target.items()}
-        return function(image, *args, fill=0.25, **options) if "padding" in options else function(image, *args), made
+        return function(image, *args, fill=51 / 255, **options) if "padding" in options else function(image, *args), made
 
     if "RandomHorizontalFlip_0" in drawn:
         sample = on_all(functional.horizontal_flip)
@@ -203,13 +210,13 @@ def through_torchvision(image, target, draws, sample, op, monkeypatch):
 
 @pytest.mark.parametrize("ragged", [False, True])
 def test_images_and_targets_are_those_of_torchvision_for_the_same_numbers(ragged, monkeypatch):
-    augment = gpuaug.fuse([*MODULES, v2.SanitizeBoundingBoxes()], ragged=ragged)
+    augment = gpuaug.fuse([*MODULES, v2.SanitizeBoundingBoxes()], dtype=torch.float32, ragged=ragged)
     batch, images, targets = batch_of(ragged)
     draws = augment.draw(batch if ragged else batch.shape, seed=6)
     made, followed = augment(batch, targets, data_keys=KEYS, draws=draws)
     cropped = dropped = 0
     for index, (image, target) in enumerate(zip(images, targets, strict=True)):
-        expected = through_torchvision(image, target, draws, index, augment._box_crop, monkeypatch)
+        expected = through_torchvision(image, target, draws, index, augment._program().box_crop, monkeypatch)
         torch.testing.assert_close(made[index], expected[0].as_subclass(torch.Tensor), atol=5e-5, rtol=0)
         # A flip of torchvision's takes boxes out of the frame by a rounding error.
         kept = v2.SanitizeBoundingBoxes()(v2.ClampBoundingBoxes()(*expected))[1]
@@ -226,13 +233,13 @@ def test_images_and_targets_are_those_of_torchvision_for_the_same_numbers(ragged
 
 def test_boxes_end_at_the_frame_of_the_image_that_is_cropped(monkeypatch):
     middle, transform = v2.CenterCrop((24, 20)), v2.RandomIoUCrop()
-    augment, (batch, _, targets) = gpuaug.fuse([middle, transform, RESIZE]), batch_of(False)
+    augment, (batch, _, targets) = gpuaug.fuse([middle, transform, RESIZE], dtype=torch.float32), batch_of(False)
     draws = augment.draw(batch.shape, seed=1)
     images, _ = augment(batch, targets, data_keys=KEYS, draws=draws)
-    whole, numbers = gpuaug.fuse([middle])(batch), draws._drawn[1]["numbers"]
+    whole, numbers = gpuaug.fuse([middle], dtype=torch.float32)(batch), draws._drawn[1]["numbers"]
     for index, target in enumerate(targets):
         with monkeypatch.context() as patched:
-            GivenNumbers(augment._box_crop, numbers[index], 20, 24).into(patched)
+            GivenNumbers(augment._program().box_crop, numbers[index], 20, 24).into(patched)
             (left, top, width, height), _ = theirs(transform, middle(target["boxes"]), 20, 24)
         expected = functional.resized_crop(whole[index], top, left, height, width, [30, 26], antialias=True)
         torch.testing.assert_close(images[index], expected, atol=5e-5, rtol=0)
@@ -259,7 +266,7 @@ def test_call_is_repeated_by_its_draws(modules, ragged):
 
 def test_crop_in_front_is_not_fitted_by_the_device():
     batch, _, _ = batch_of(True)
-    planned = gpuaug.fuse(AFTER_A_CROP, ragged=True)._segments.at(0, size_of(batch), masks=False).plan
+    planned = gpuaug.fuse(AFTER_A_CROP, ragged=True)._program().segments.at(0, size_of(batch), masks=False).plan
     assert device_crop(planned) is None
 
 

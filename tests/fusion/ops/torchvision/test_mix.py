@@ -143,7 +143,7 @@ def test_random_apply_mixes_a_share_of_the_batches(held):
 
 
 def test_num_classes_is_that_of_the_transform_or_of_fuse():
-    images, labels = photographs(4), labels_of(4)
+    images, labels = photographs(4, dtype=torch.float32), labels_of(4)
     for augment in (
         gpuaug.fuse(v2.MixUp(num_classes=CLASSES)),
         gpuaug.fuse(v2.MixUp(), num_classes=CLASSES),

@@ -190,7 +190,7 @@ def test_drawn_sizes_equal_torchvision(name):
     for index, image in enumerate(images):
         assert torch.equal(augment(image[None], draws=draws.alone(index))[0], together[index])
     if "pass" not in name:  # as one has to give images of all sizes one
-        ragged, sizes = gpuaug.fuse(make(), ragged=True), images_of([(37, 52), (64, 40), (48, 48), (90, 33)])
+        ragged, sizes = gpuaug.fuse([TO_FLOAT, *make()], ragged=True), images_of([(37, 52), (64, 40), (48, 48), (90, 33)])
         batch = pack(sizes)
         draws = ragged.draw(batch, seed=6)
         expected = replayed(draws, [image.float() / 255 for image in sizes])

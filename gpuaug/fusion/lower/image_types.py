@@ -1,0 +1,94 @@
+"""Type of the images at each place of a pipeline, followed in order while the pipeline is lowered."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.fusion.ops.channel import Normalize
+
+_MOST_DEVIATION = 10.0
+"""Largest standard deviation taken for one of images in [0, 1]. Those of bytes are about 60, and 255 where they only scale."""
+
+
+class Refusal(NamedTuple):
+    """The error for images of one type."""
+
+    error: ArgumentError | ArgumentTypeError
+    is_certain: bool
+    """False if a fallback module stands before the transform that refuses them, and may return another type."""
+
+
+@dataclass(slots=True)
+class ImageTypes:
+    """The type that images have where the next transform stands.
+
+    Args:
+        dtype: Type of the images that the pipeline is called with.
+        scalings: Number of conversions from bytes to floats in [0, 1] that the pipeline declares.
+        returned: Type that a fallback module returns, by its number in the pipeline, where another type than it is passed.
+    """
+
+    dtype: torch.dtype
+    scalings: int = 0
+    returned: Mapping[int, torch.dtype] = field(default_factory=dict)
+    fallbacks: int = 0
+    """Number of torchvision's fallback modules so far."""
+    in_unit_range: bool = field(init=False)
+    """True while values are certain to lie in [0, 1]: those of bytes, until something may take them elsewhere."""
+    refusal: Refusal | None = field(default=None, init=False)
+    """Why images of the type that the pipeline is called with are refused. Images of another type may be accepted."""
+    _declared: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.in_unit_range = self.dtype == torch.uint8
+        self._declared = self.scalings > 0
+
+    @property
+    def are_bytes(self) -> bool:
+        """Whether the next transform of torchvision is given bytes."""
+        return self.dtype == torch.uint8
+
+    def enter_kornia(self) -> None:
+        """Kornia's modules take floats. Where no conversion follows that says when, bytes become floats in front of them."""
+        if not self.scalings:
+            self.dtype = torch.float32
+
+    def fall_back(self, *, keeps_range: bool) -> int:
+        """Pass a module that torchvision runs, and return its number."""
+        number, self.fallbacks = self.fallbacks, self.fallbacks + 1
+        self.dtype = self.returned.get(number, self.dtype)
+        self.in_unit_range = self.in_unit_range and keeps_range
+        return number
+
+    def require_floats(self, name: str) -> None:
+        """Refuse bytes for a transform that torchvision runs on floats alone."""
+        if self.are_bytes:
+            self._refuse(
+                ArgumentTypeError(
+                    f"images must be floating for {name}, got torch.uint8. Put v2.ToDtype(torch.float32, scale=True) before it."
+                )
+            )
+
+    def _refuse(self, error: ArgumentError | ArgumentTypeError) -> None:
+        self.refusal = self.refusal or Refusal(error, is_certain=not self.fallbacks)
+
+    def normalize(self, op: Normalize) -> None:
+        """Check a normalisation against the images that it is given, and pass it.
+
+        Raises:
+            ArgumentError: If the conversions of the pipeline say that images have another type or range.
+        """
+        if op.package == "torchvision":
+            self.require_floats(op.name)
+        if self.in_unit_range and (op.mean.max() > 1 or op.std.max() > _MOST_DEVIATION):
+            error = ArgumentError(
+                f"mean and std of {op.name} must be those of images in [0, 1], got a mean of {op.mean.max():g} and a std of "
+                f"{op.std.max():g}. Divide both by 255."
+            )
+            if self._declared:
+                raise error
+            self._refuse(error)
+        self.in_unit_range = False

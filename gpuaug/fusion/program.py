@@ -1,0 +1,127 @@
+"""A pipeline lowered for images of one type: its ops, their plans, and the type of the images that it returns."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gpuaug.core.errors import ArgumentError
+from gpuaug.core.rng import seeds_of_views
+from gpuaug.fusion.draws import Draws
+from gpuaug.fusion.lower.pipeline import lower
+from gpuaug.fusion.lower.tree import leaves
+from gpuaug.fusion.ops.base import Op, OpDraws, Size
+from gpuaug.fusion.ops.channel import Denormalize, Normalize
+from gpuaug.fusion.ops.geometry import BoxCropOp
+from gpuaug.fusion.ops.mix import MixOp
+from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.options import Options
+from gpuaug.fusion.plan import check_sizes
+from gpuaug.fusion.segments import Segments
+from gpuaug.fusion.sizing import check_views, sizing_ops
+
+
+class Program:
+    """The ops of a pipeline for images of one type.
+
+    torchvision's transforms treat bytes and floats differently, so ops and what is left to torchvision depend on the type.
+
+    Args:
+        pipeline: The user's pipeline.
+        options: Arguments of ``fuse``.
+        source_dtype: Type of the images that the pipeline is called with.
+        returned: Type that a fallback module returns, by its number in the pipeline, where another type than it is passed.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: If the pipeline cannot run.
+    """
+
+    def __init__(
+        self,
+        pipeline: Any,
+        options: Options,
+        source_dtype: torch.dtype = torch.uint8,
+        returned: Mapping[int, torch.dtype] | None = None,
+    ) -> None:
+        self.returned = dict(returned or {})
+        lowered = lower(pipeline, options.pick, antialias=options.antialias, dtype=source_dtype, returned=self.returned)
+        self.tree = lowered.tree
+        self.dtype = lowered.dtype if options.dtype is None else options.dtype
+        """Type of the images that come out."""
+        self.ops = tuple(leaf.op for leaf in leaves(self.tree))
+        self.plain_ops = tuple(op for op in self.ops if isinstance(op, Op))
+        self.mixes = tuple(op for op in self.ops if isinstance(op, MixOp))
+        self.box_crop = next((op for op in self.ops if isinstance(op, BoxCropOp)), None)
+        self.segments = Segments(self.ops)
+        self._sizing = sizing_ops(self.ops, ragged=options.ragged)
+        self._refusal, self._views, self._ragged = lowered.refusal, options.views, options.ragged
+        if self._views > 1:
+            check_views(self.ops)
+        normalizations = [op for op in self.ops if isinstance(op, Normalize)]
+        if options.dtype == torch.uint8 and normalizations and not isinstance(normalizations[-1], Denormalize):
+            raise ArgumentError(
+                f"dtype must be floating where images are normalised, by {normalizations[-1].name}, got torch.uint8. "
+                "Leave it out for torch.float32."
+            )
+
+    @property
+    def refuses(self) -> bool:
+        """Whether images of this type are certain to be refused."""
+        return self._refusal is not None and self._refusal.is_certain
+
+    def check_type(self, *, ran: bool) -> None:
+        """Refuse images of a type that the user's library would refuse.
+
+        Args:
+            ran: Whether the fallback modules have run, and returned the types that the pipeline was lowered for.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: If it would.
+        """
+        if self._refusal is not None and (ran or self._refusal.is_certain):
+            raise type(self._refusal.error)(*self._refusal.error.args)
+
+    def check_sizes(self, size: Size) -> None:
+        """Refuse images that an op could not give their one size.
+
+        Raises:
+            ArgumentError: If there is one.
+        """
+        if size.ragged and not self._ragged:
+            raise ArgumentError(
+                "images must have one size, got a ragged batch. Say so when fusing the pipeline: gpuaug.fuse(…, ragged=True)."
+            )
+        if size.ragged:
+            check_sizes(self._sizing, size)
+
+    def draw(self, size: Size, seed: int) -> Draws:
+        """Draw for one batch, all views.
+
+        Raises:
+            ArgumentError: If images of this size are refused.
+        """
+        self.check_sizes(size)
+        if self._views > 1:
+            check_views(self.ops, size)
+        first, *more = (self._draw_view(size, each) for each in seeds_of_views(seed, self._views))
+        return replace(first, _more=tuple(more))
+
+    def _draw_view(self, size: Size, seed: int) -> Draws:
+        first = size
+        planned = self.segments.at(0, size, masks=False).plan
+        columns = planned.numbers if planned is not None else 8
+        sampler = Sampler((seed,), size.batch, columns)
+        drawn: list[OpDraws] = []
+        sizes: list[Size] = []
+        while len(drawn) < len(self.ops):
+            segment = self.segments.at(len(drawn), size, masks=False)
+            if segment.eager is not None:
+                drawn.append(segment.eager.draw(sampler, size))
+                sizes.append(size)
+                size = segment.eager.out(size, drawn[-1])
+            for op in segment.ops:
+                drawn.append(op.draw(sampler, size))
+                sizes.append(size)
+                size = op.out_drawn(drawn[-1], size)
+        return Draws(first.shape, self.tree, tuple(drawn), tuple(sizes))

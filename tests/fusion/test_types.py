@@ -1,0 +1,399 @@
+"""The type of the images that come out, and the type that modules are given that their own library runs."""
+
+import itertools
+import random
+import re
+
+import kornia.augmentation as K
+import pytest
+import torch
+from support.replay import photographs
+from torch import nn
+from torchvision.transforms import InterpolationMode, v2
+
+import gpuaug
+from gpuaug.fusion.pixels import PIXELS, converted
+
+pytestmark = pytest.mark.filterwarnings("ignore:pipeline must hold modules that gpuaug.fuse lowers")
+
+TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
+TOLERANCES = {torch.uint8: 0, torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-6, torch.float64: 2e-6}
+
+
+def batch_of(dtype, *shape):
+    return converted(photographs(*shape), dtype)
+
+
+class Seen:
+    """Records the type of each image that it is called with."""
+
+    def __init__(self):
+        self.types = []
+
+    def __call__(self, image):
+        self.types.append(image.dtype)
+        return image
+
+
+STEPS = {
+    "flip": lambda seen: v2.RandomHorizontalFlip(1.0),
+    "crop": lambda seen: v2.CenterCrop((30, 40)),
+    "pad": lambda seen: v2.Pad(1),
+    "invert": lambda seen: v2.RandomInvert(1.0),
+    "posterize": lambda seen: v2.RandomPosterize(4, 1.0),
+    "jpeg": lambda seen: v2.JPEG((80, 80)),
+    "seen": lambda seen: seen,
+    "in a container": lambda seen: v2.Compose([v2.RandomApply([seen], 1.0), v2.Lambda(seen)]),
+    "to [0, 1]": lambda seen: TO_FLOAT,
+    "to bytes": lambda seen: v2.ToDtype(torch.uint8, scale=True),
+    "to [0, 1] by a function": lambda seen: v2.Lambda(
+        lambda image: image / 255 if image.dtype == torch.uint8 else image.float()
+    ),
+    "to bytes by a function": lambda seen: lambda image: (image * 255).round().byte() if image.is_floating_point() else image,
+    "a shift by a function": lambda seen: lambda image: image // 2 if image.dtype == torch.uint8 else image / 2,
+    "mean, deviation": lambda seen: v2.Normalize([0.25], [0.5]),
+}
+"""Transforms without a random choice, whose results are exact for bytes, and for floats that are bytes' shares."""
+
+
+def outcome(run):
+    try:
+        return run()
+    except Exception as error:
+        return error
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_types_and_values_are_those_of_torchvision(seed):
+    """What torchvision refuses is refused; else types, of results and of what functions see, and values are the same."""
+    choices = random.Random(seed)
+    names = [choices.choice(list(STEPS)) for _ in range(choices.randint(1, 6))]
+    dtype = choices.choice([torch.uint8, torch.uint8, *sorted(PIXELS, key=str)])
+    images, theirs, ours = batch_of(dtype, 2, 3), Seen(), Seen()
+    plain = v2.Compose([v2.Identity(), *(STEPS[name](theirs) for name in names)])
+    expected = outcome(lambda: torch.stack([plain(image) for image in images]))
+    before = images.clone()
+    got = outcome(lambda: gpuaug.fuse(v2.Compose([v2.RandomVerticalFlip(0.0), *(STEPS[name](ours) for name in names)]))(images))
+    assert torch.equal(images, before)
+    if isinstance(expected, Exception):
+        assert isinstance(got, Exception), f"{names} of {dtype}: torchvision says {expected}"
+        return
+    assert not isinstance(got, Exception), f"{names} of {dtype}: {got!r}"
+    assert got.dtype == expected.dtype, names
+    assert set(ours.types) == set(theirs.types), names
+    tolerance = max(TOLERANCES[dtype], TOLERANCES[got.dtype]) if got.is_floating_point() else 0
+    torch.testing.assert_close(got, expected, atol=max(tolerance, 2e-6), rtol=0, msg=lambda text: f"{names} of {dtype}: {text}")
+
+
+PERMUTATIONS = {
+    "flips, crops, pads": lambda: [v2.RandomHorizontalFlip(), v2.RandomCrop(24, padding=5, fill=77), v2.RandomVerticalFlip()],
+    "reflected": lambda: [v2.Pad(4, padding_mode="reflect"), v2.RandomCrop((20, 30))],
+    "channels": lambda: [v2.RandomChannelPermutation(), v2.RandomInvert(), v2.RandomPosterize(3), v2.RandomSolarize(90)],
+    "erased": lambda: [v2.RandomErasing(0.9, value=200), v2.RandomHorizontalFlip()],
+}
+
+
+@pytest.mark.parametrize("name", PERMUTATIONS)
+def test_bytes_that_are_moved_are_torchvisions_bit_for_bit(name):
+    images, augment = photographs(8), gpuaug.fuse(v2.Compose(PERMUTATIONS[name]()))
+    draws = augment.draw(images.shape, seed=1)
+    got = augment(images, draws=draws)
+    assert got.dtype == torch.uint8
+    for image, made, calls in zip(images, got, draws.as_torchvision(), strict=True):
+        for function, arguments in calls:
+            image = getattr(v2.functional, function)(image, **arguments)
+        assert torch.equal(made, image)
+
+
+ROUNDED = {
+    "torchvision's": lambda: [
+        v2.RandomResizedCrop(24),
+        v2.ColorJitter(0.4, 0.4, 0.4, 0.1),
+        v2.RandomRotation(20),
+        v2.GaussianBlur(5),
+    ],
+    "cubic": lambda: [v2.RandomInvert(), v2.RandomResizedCrop(40, interpolation=InterpolationMode.BICUBIC)],
+    "levels": lambda: [v2.RandomEqualize(), v2.RandomAutocontrast(), v2.RandomAdjustSharpness(2.0)],
+    "a policy": lambda: [v2.TrivialAugmentWide()],
+    "a mix": lambda: [v2.RandomResizedCrop(24), v2.CutMix()],
+    "Kornia's": lambda: [
+        K.RandomResizedCrop((24, 24)),
+        K.ColorJitter(0.4, 0.4, 0.4, 0.1),
+        K.RandomGaussianBlur((5, 5), (0.1, 2.0)),
+    ],
+}
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", ROUNDED)
+def test_bytes_are_the_float32_result_rounded_once(name, memory_format):
+    images = photographs(6)
+    options = {"memory_format": memory_format}
+    augment, floats = (
+        gpuaug.fuse(ROUNDED[name](), dtype=torch.uint8, **options),
+        gpuaug.fuse(ROUNDED[name](), dtype=torch.float32),
+    )
+    draws = augment.draw(images.shape, seed=2)
+    got, expected = augment(images, draws=draws), floats(images, draws=draws)
+    assert got.dtype == torch.uint8
+    assert got.is_contiguous(memory_format=memory_format)
+    assert torch.equal(got, (expected * 255).round().clamp(0, 255).byte())
+
+
+@pytest.mark.parametrize("dtype", sorted(PIXELS, key=str), ids=str)
+def test_type_that_comes_out_by_default(dtype):
+    images = batch_of(dtype)
+    assert gpuaug.fuse(K.RandomHorizontalFlip())(images).dtype == torch.float32
+    assert gpuaug.fuse(v2.RandomHorizontalFlip())(images).dtype == dtype
+    assert gpuaug.fuse([v2.RandomHorizontalFlip(), TO_FLOAT])(images).dtype == torch.float32
+    assert gpuaug.fuse([v2.RandomHorizontalFlip(), K.RandomHorizontalFlip()])(images).dtype == torch.float32
+    assert gpuaug.fuse(K.AugmentationSequential(v2.RandomHorizontalFlip()))(images).dtype == torch.float32
+    assert gpuaug.fuse(v2.RandomHorizontalFlip(), views=2)(images).dtype == dtype
+    assert gpuaug.fuse(v2.RandomHorizontalFlip())(images[:0]).dtype == dtype
+    for asked in (torch.uint8, torch.float16, torch.bfloat16, torch.float32):
+        for pipeline in (K.RandomHorizontalFlip(0.0), v2.RandomHorizontalFlip(0.0), v2.Lambda(lambda image: image)):
+            got = gpuaug.fuse(pipeline, dtype=asked)(images)
+            torch.testing.assert_close(got, converted(images, asked), atol=0 if asked == dtype else 1e-2, rtol=0)
+
+
+def test_fills_and_thresholds_are_values_of_the_images_that_are_given():
+    pipeline = v2.Compose([v2.Pad(2, fill=100), v2.RandomHorizontalFlip()])
+    augment = gpuaug.fuse(pipeline)
+    assert (augment(photographs())[..., 0] == 100).all()
+    assert (augment(photographs(dtype=torch.float32))[..., 0] == 100.0).all()
+    bytes_only = gpuaug.fuse(v2.RandomSolarize(128, 1.0))
+    assert torch.equal(bytes_only(photographs()), v2.RandomSolarize(128, 1.0)(photographs()))
+    with pytest.raises(gpuaug.ArgumentError, match="threshold"):
+        bytes_only(photographs(dtype=torch.float32))
+
+
+BYTES_REFUSED = {
+    "a later conversion": v2.Compose([v2.Normalize([0.5], [0.5]), TO_FLOAT]),
+    "nothing converts": v2.Normalize([0.5], [0.5]),
+    "behind others": v2.Compose([v2.RandomHorizontalFlip(), v2.RandomApply([v2.Normalize([0.5], [0.5])])]),
+    "a mix": v2.MixUp(num_classes=3),
+    "a mix that may be picked": v2.RandomChoice([v2.CutMix(num_classes=3), v2.MixUp(num_classes=3)]),
+}
+
+
+@pytest.mark.parametrize("name", BYTES_REFUSED)
+def test_bytes_are_refused_where_torchvision_refuses_them(name):
+    pipeline, keys, labels = BYTES_REFUSED[name], ["input", "class"], torch.arange(3)
+    augment = gpuaug.fuse(pipeline)
+    with pytest.raises(gpuaug.ArgumentTypeError, match=r"images must be floating for .*, got torch\.uint8\. Put v2\.ToDtype"):
+        augment(photographs(), labels, data_keys=keys)
+    augment(photographs(dtype=torch.float32), labels, data_keys=keys)
+    assert augment.explain().dtype == torch.float32
+    gpuaug.fuse(v2.Compose([TO_FLOAT, pipeline]))(photographs(), labels, data_keys=keys)  # the way out
+
+
+BEHIND_BYTES = {
+    "Kornia's": lambda mean, std: K.Normalize(torch.tensor(mean), torch.tensor(std)),
+    "Kornia's behind a flip": lambda mean, std: [K.RandomHorizontalFlip(), K.Normalize(torch.tensor(mean), torch.tensor(std))],
+    "torchvision's": lambda mean, std: [TO_FLOAT, v2.Normalize(mean, std)],
+    "torchvision's behind a function of torchvision's": lambda mean, std: [
+        TO_FLOAT,
+        v2.GaussianNoise(),
+        v2.Normalize(mean, std),
+    ],
+    "torchvision's behind Kornia's": lambda mean, std: [K.RandomHorizontalFlip(), v2.Normalize(mean, std)],
+}
+
+
+@pytest.mark.parametrize(("mean", "std"), [([123.675, 116.28, 103.53], [58.395, 57.12, 57.375]), ([0.0] * 3, [255.0] * 3)])
+@pytest.mark.parametrize("name", BEHIND_BYTES)
+def test_means_of_bytes_are_refused_for_images_in_unit_range(name, mean, std):
+    make = BEHIND_BYTES[name]
+    with pytest.raises(gpuaug.ArgumentError, match="Divide both by 255"):
+        gpuaug.fuse(make(mean, std))(photographs())
+    gpuaug.fuse(make([each / 255 for each in mean], [each / 255 for each in std]))(photographs())  # the way out
+
+
+def test_means_of_bytes_are_taken_for_values_of_bytes():
+    images, times, normalize = (
+        photographs(dtype=torch.float32),
+        v2.Lambda(lambda image: image * 255),
+        v2.Normalize([120.0], [60.0]),
+    )
+    expected = (images * 255 - 120) / 60
+    torch.testing.assert_close(gpuaug.fuse(normalize)(images * 255), expected)
+    torch.testing.assert_close(gpuaug.fuse([TO_FLOAT, times, normalize])(images), expected)
+
+
+def test_bytes_cannot_hold_what_is_normalised():
+    for normalize in (v2.Compose([TO_FLOAT, v2.Normalize([0.5], [0.5])]), K.Normalize(0.5, 0.5)):
+        with pytest.raises(gpuaug.ArgumentError, match="dtype must be floating where images are normalised"):
+            gpuaug.fuse(normalize, dtype=torch.uint8)
+    gpuaug.fuse([K.Normalize(0.5, 0.5), K.Denormalize(torch.tensor(0.5), torch.tensor(0.5))], dtype=torch.uint8)
+
+
+def test_draws_are_of_one_type_where_it_matters():
+    images, augment = photographs(dtype=torch.float32), gpuaug.fuse(v2.RandomPosterize(3))
+    with pytest.raises(gpuaug.ArgumentError, match=r"draw\(images\.shape, dtype=images\.dtype\)"):
+        augment(images, draws=augment.draw(images.shape, seed=0))
+    draws = augment.draw(images.shape, seed=0, dtype=images.dtype)
+    assert torch.equal(augment(images, draws=draws), augment(images, draws=draws))
+
+
+def test_a_function_that_changes_the_type_draws_the_same_in_its_first_batch():
+    """The pipeline is lowered again for the type that the function returns, and the first batch run again from its seed."""
+    pipeline = [v2.RandomHorizontalFlip(), v2.Lambda(lambda image: image / 255 + torch.rand(1) / 100), v2.RandomInvert()]
+    images, results = photographs(8), []
+    augment = gpuaug.fuse(v2.Compose(pipeline))
+    for each in (augment, augment, gpuaug.fuse(v2.Compose(pipeline))):
+        torch.manual_seed(5)
+        results.append((each(images), torch.rand(1)))
+    assert all(torch.equal(made, results[0][0]) and torch.equal(drawn, results[0][1]) for made, drawn in results)
+
+
+def test_types_of_one_batch_must_be_one():
+    floats = v2.Lambda(lambda image: image / 255)
+    text = (
+        "Lambda_0 must give all images of a batch one type, uint8 or floating, got torch.float32 of images of torch.uint8. Convert "
+        "behind it, by v2.ToDtype(torch.float32, scale=True)."
+    )
+    with pytest.raises(gpuaug.ArgumentTypeError, match=re.escape(text)):
+        gpuaug.fuse(v2.RandomApply([floats], 0.5))(photographs(16))
+    for other in (torch.int64, torch.bool, torch.complex64):
+        with pytest.raises(gpuaug.ArgumentTypeError, match="uint8 or floating"):
+            gpuaug.fuse(v2.Compose([lambda image, other=other: image.to(other)]))(photographs())
+
+
+def test_functions_must_give_one_type_for_one_type():
+    calls = itertools.count()
+
+    def either(image):
+        return image if next(calls) // 3 % 2 else image / 255  # one type per batch of three
+
+    text = "pipeline must hold functions that give images of one type for images of one type, got one that changes it"
+    with pytest.raises(gpuaug.ArgumentTypeError, match=text):
+        gpuaug.fuse(v2.Compose([either]))(photographs(3))
+
+
+class Zeroes(nn.Module):
+    """Writes into the images that it is given."""
+
+    def forward(self, image):
+        image.mul_(0)
+        return image + 1
+
+
+class ZeroesAll(K.IntensityAugmentationBase2D):
+    """Writes into the images, masks and keypoints that it is given, as a module of Kornia's could."""
+
+    def apply_transform(self, images, params, flags, transform=None):
+        return images.mul_(0)
+
+    def apply_transform_mask(self, masks, params, flags, transform=None):
+        return masks.mul_(0)
+
+    def apply_transform_keypoint(self, points, params, flags, transform=None):
+        points.data.mul_(0)
+        return points
+
+
+WRITING = {
+    "a module": lambda: v2.Compose([Zeroes()]),
+    "a function": lambda: v2.Compose([lambda image: image.zero_() + 1]),
+    "erasing": lambda: v2.RandomErasing(1.0, value="random", inplace=True),
+    "a subclass": lambda: v2.Compose([type("Own", (v2.RandomErasing,), {})(1.0, value=0, inplace=True)]),
+    "in Kornia's": lambda: K.AugmentationSequential(Zeroes()),
+    "in a list": lambda: [Zeroes()],
+    "by chance": lambda: v2.RandomApply([Zeroes()], 0.5),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("name", WRITING)
+def test_modules_that_write_into_their_images_leave_the_users_alone(name, views, dtype):
+    images = batch_of(dtype, 4)
+    before = images.clone()
+    gpuaug.fuse(WRITING[name](), views=views)(images)
+    assert torch.equal(images, before)
+    source = [[images]]
+    loader = gpuaug.StreamedLoader(source, [gpuaug.TransformStage(gpuaug.fuse(WRITING[name]()), into=1)], device="cpu")
+    for _ in range(2):
+        for kept, _made in loader:
+            assert torch.equal(kept, before)
+    assert torch.equal(source[0][0], before)
+
+
+def test_modules_of_kornia_that_write_into_targets_leave_the_users_alone():
+    images, masks, points = photographs(2, dtype=torch.float32), torch.ones(2, 1, 32, 48), torch.ones(2, 5, 2)
+    augment = gpuaug.fuse(K.AugmentationSequential(ZeroesAll(p=1.0), data_keys=["input", "mask", "keypoints"]))
+    before = images.clone()
+    made, _, _ = augment(images, masks, points)
+    assert not made.any()
+    assert torch.equal(images, before)
+    assert masks.all()
+    assert points.all()
+
+
+RESIZING = {
+    "nearest": v2.Resize((8, 12), interpolation=InterpolationMode.NEAREST),
+    "cubic": v2.RandomResizedCrop((8, 12), interpolation=InterpolationMode.BICUBIC, antialias=False),
+    "a subclass": type("Own", (v2.Resize,), {})((8, 12)),
+    "in a container": v2.RandomApply([v2.Resize((8, 12))], p=1.0),
+    "one channel": v2.Grayscale(),
+    "symmetric": v2.Pad(2, padding_mode="symmetric"),
+    "Kornia's": K.Resize((8, 12), antialias=True),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
+@pytest.mark.parametrize("name", RESIZING)
+def test_empty_batches_have_the_size_of_full_ones(name, dtype):
+    for pipeline in ([RESIZING[name]], [v2.RandomHorizontalFlip(), RESIZING[name], v2.RandomVerticalFlip()]):
+        augment, images = gpuaug.fuse(pipeline), batch_of(dtype, 3)
+        full, empty = augment(images), augment(images[:0])
+        assert empty.shape == (0, *full.shape[1:])
+        assert empty.dtype == full.dtype
+
+
+def test_a_state_of_another_output_type_is_refused_by_name():
+    def loader(**options):
+        augment = gpuaug.fuse(v2.RandomHorizontalFlip(), **options)
+        return gpuaug.StreamedLoader([photographs()], [augment], device="cpu", seed=0)
+
+    for one, other in (({}, {"dtype": torch.float32}), ({"dtype": torch.float16}, {})):
+        with pytest.raises(gpuaug.ArgumentError, match=r"dtype=torch\."):
+            loader(**one).load_state_dict(loader(**other).state_dict())
+    loader().load_state_dict(loader(dtype=torch.uint8).state_dict())
+
+
+CUBIC_LATER = {
+    "first": [],
+    "behind a flip": [v2.RandomHorizontalFlip()],
+    "behind an inversion": [v2.RandomInvert()],
+    "behind a grey": [v2.RandomGrayscale()],
+    "behind a jitter": [v2.ColorJitter(0.1)],
+    "behind a blur": [v2.GaussianBlur(3)],
+    "behind a resize": [v2.Resize(36)],
+    "behind a module": [Zeroes(), v2.RandomErasing(1.0, value="random")],
+}
+
+
+@pytest.mark.parametrize("floats_first", [False, True])
+@pytest.mark.parametrize("name", CUBIC_LATER)
+def test_cubic_swings_are_clamped_where_images_are_bytes_alone(name, floats_first):
+    """In whichever pass the resize stands; floats swing beyond [0, 1], as torchvision's do."""
+    edges = (torch.rand(4, 3, 40, 40, generator=torch.Generator().manual_seed(0)) > 0.5).to(torch.uint8) * 255
+    resize = v2.RandomResizedCrop(64, interpolation=InterpolationMode.BICUBIC)
+    before = CUBIC_LATER[name]
+    pipeline = [TO_FLOAT, *before, resize] if floats_first else [*before, resize, TO_FLOAT]
+    got = gpuaug.fuse(v2.Compose(pipeline), dtype=torch.float32)(edges)
+    assert (got.amin() < -1e-3) == floats_first
+    assert (got.amax() > 1 + 1e-3) == floats_first
+
+
+@pytest.mark.parametrize(
+    "first", [K.RandomHorizontalFlip(), K.ColorJitter(0.1), K.RandomGaussianBlur((3, 3), (0.1, 0.2))], ids=repr
+)
+def test_kornias_cubic_swings_of_bytes_are_clamped_in_every_pass(first):
+    edges = (torch.rand(4, 3, 40, 40, generator=torch.Generator().manual_seed(0)) > 0.5).to(torch.uint8) * 255
+    crop = K.RandomResizedCrop((64, 64), resample="bicubic")
+    got = gpuaug.fuse([first, crop], antialias=True)(edges)
+    assert got.amin() >= 0
+    assert got.amax() <= 1
+    assert gpuaug.fuse([first, crop], antialias=True)(edges.float() / 255).amax() > 1
