@@ -238,7 +238,7 @@ class EagerTorchvision(EagerOp):
         if other is not None:
             raise ArgumentTypeError(
                 f"{self.name} must give all images of a batch one type, uint8 or floating, got {other} of images of "
-                f"{self._dtype}. Convert behind it, by v2.ToDtype(torch.float32, scale=True)."
+                f"{self._dtype}. Have it return the type that it is passed, and convert by v2.ToDtype(torch.float32, scale=True)."
             )
         (dtype,) = made
         if dtype != self._out_dtype:
