@@ -91,6 +91,10 @@ CLOSE = {
         v2.RandomAffine(40, None, None, None, InterpolationMode.BILINEAR),
     ],
     "perspective": lambda: [K.RandomPerspective(0.5, p=0.8)],
+    "cubic behind levels": lambda: [
+        v2.RandomEqualize(1.0),
+        v2.RandomResizedCrop((24, 28), interpolation=InterpolationMode.BICUBIC),
+    ],
     "two passes": lambda: [K.RandomResizedCrop((16, 20)), K.RandomRotation(30.0), K.Normalize(0.5, 0.25)],
     "tone": lambda: [
         K.RandomBrightness((0.6, 1.5), p=0.7),

@@ -238,7 +238,8 @@ class EagerTorchvision(EagerOp):
         if other is not None:
             raise ArgumentTypeError(
                 f"{self.name} must give all images of a batch one type, uint8 or floating, got {other} of images of "
-                f"{self._dtype}. Have it return the type that it is passed, and convert by v2.ToDtype(torch.float32, scale=True)."
+                f"{self._dtype}. Have it return the type that it is passed. To convert, put "
+                "v2.ToDtype(torch.float32, scale=True) before it."
             )
         (dtype,) = made
         if dtype != self._out_dtype:
