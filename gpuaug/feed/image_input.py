@@ -45,7 +45,7 @@ def refuse(value: Any, where: str) -> NoReturn:
     if isinstance(value, Tensor | np.ndarray):
         if value.dtype not in (torch.uint8, np.uint8):
             floating = value.is_floating_point() if isinstance(value, Tensor) else value.dtype.kind == "f"
-            way_out = "Leave out what makes them floating, such as ToTensor: fuse scales them itself."
+            way_out = "Leave out what makes them floating, such as ToTensor, and convert in gpuaug.fuse."
             raise ArgumentTypeError(
                 f"Images must be uint8, got {value.dtype} in {where}. "
                 f"{way_out if floating else 'Scale them to 8 bits in the dataset.'}"

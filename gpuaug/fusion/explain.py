@@ -125,7 +125,7 @@ def explanation(
             lines.append(_line(step, size, read.itemsize, written.itemsize, views, runs * (launches + fitted)))
             read = written
     said = {
-        "nothing left to do, as bytes are scaled to [0, 1] where they are read": [
+        "nothing left to do, as passes convert images where they read and write them": [
             name for name, of_boxes in done if not of_boxes
         ],
         "of boxes, where the pipeline ends": [name for name, of_boxes in done if of_boxes],

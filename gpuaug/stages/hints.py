@@ -201,7 +201,7 @@ def _explain_integers(error: Exception, values: tuple[Any, ...]) -> None:
     for tensor in batches.tensors(values):
         if not (tensor.is_floating_point() or tensor.is_complex()) and tensor.ndim >= 3 and _is_about(error, tensor.dtype):
             dtype = str(tensor.dtype).removeprefix("torch.")
-            fused = "pass gpuaug.fuse(transform), which scales them, or " if tensor.dtype is torch.uint8 else ""
+            fused = "pass gpuaug.fuse(transform), which scales them for Kornia, or " if tensor.dtype is torch.uint8 else ""
             add_note(
                 error,
                 f"The transform was given {dtype} images, as they were loaded. If it wants floating images in [0, 1], as "

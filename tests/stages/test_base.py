@@ -15,7 +15,7 @@ INTEGERS = (
     "The transform was given uint8 images, as they were loaded. If it wants floating images in [0, 1], as Kornia does, "
     "{}scale them first: TransformStage(lambda images: transform(images.float() / 255))."
 )
-FUSE = "pass gpuaug.fuse(transform), which scales them, or "
+FUSE = "pass gpuaug.fuse(transform), which scales them for Kornia, or "
 """Of uint8 alone: fuse takes no other integers."""
 
 

@@ -318,7 +318,7 @@ def test_each_sample_has_its_own_order_of_a_jitter():
 
 def test_notes_say_which_transforms_have_nothing_left_to_do():
     augment = gpuaug.fuse(v2.Compose([v2.ToImage(), v2.CenterCrop(8), v2.Compose([TO_FLOAT])]))
-    note = "ToImage_0, ToDtype_0: nothing left to do, as bytes are scaled to [0, 1] where they are read."
+    note = "ToImage_0, ToDtype_0: nothing left to do, as passes convert images where they read and write them."
     assert augment.explain().notes == (note,)
     boxes = gpuaug.fuse(
         [v2.CenterCrop(8), v2.ConvertBoundingBoxFormat("XYWH"), v2.ClampBoundingBoxes(), v2.SanitizeBoundingBoxes()]
