@@ -246,13 +246,13 @@ class Fused(nn.Module):
         planned = program.segments.whole(size, masks=targets.has_masks, views=views)
         if kind is not None and planned is not None and not planned.needs_own_batch:
             self._known.add(kind, planned, self._seen[0], program.plain_ops, program.dtype)
-        if draws is not None:
-            check_draws(draws, size, program.ops, views)
         # Views share every pass where one plan runs all, and nothing but images is taken.
         together = views == 1 or (len(inputs) == 1 and planned is not None)
         draws_ahead = together and planned is not None and not planned.needs_own_batch
         seed = next_seed() if draws is None and not draws_ahead else None
         for _ in range(len(program.ops) + 1):
+            if draws is not None:
+                check_draws(draws, size, program.ops, views)
             each = program.draw(size, seed) if seed is not None else draws
             try:
                 if together:
