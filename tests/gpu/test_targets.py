@@ -104,7 +104,7 @@ CROP_BY_BOXES = [v2.RandomZoomOut(0.25, (1.0, 2.0)), v2.RandomIoUCrop(), v2.Resi
 
 
 def test_crops_by_boxes_equal_the_cpu():
-    augment, images, records = gpuaug.fuse(CROP_BY_BOXES), photographs(12), records_of(12)
+    augment, images, records = gpuaug.fuse(CROP_BY_BOXES, dtype=torch.float32), photographs(12), records_of(12)
     for record in records:
         record["boxes"] = record["boxes"].round()
     draws = augment.draw(images.shape, seed=2)
