@@ -171,6 +171,8 @@ class Gather:
         for op in self.order:
             if isinstance(op, IndexOp):
                 map_ = op.map(drawn_of(op), at)
+                # Padding is counted from the image that is padded, whatever flips or crops the result behind it.
+                map_ = map_.padding(at) if op.edge else map_
                 if op in self.before.ops:
                     before = map_ if before is None else map_.after(before)
                 else:

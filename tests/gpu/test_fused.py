@@ -5,8 +5,8 @@ import warnings
 import kornia.augmentation as K
 import pytest
 import torch
-from support import pipelines, skipped
-from support.executors import disagreement
+from support import compositions, pipelines, skipped
+from support.executors import composition_difference, disagreement
 from support.replay import both, photographs
 
 import gpuaug
@@ -45,6 +45,12 @@ def test_kernels_equal_torch(group, name, batch):
     tolerance = 1e-4 if max(images.shape[2:]) > 64 else 2e-5
     said = disagreement(name, getattr(pipelines, group)[name](), images, dtype, memory_format, tolerance)
     assert not said, said
+
+
+@pytest.mark.parametrize("name", compositions.SOME)
+def test_kernels_pad_among_other_ops_as_torch_does(name):
+    text = composition_difference(name, compositions.bytes_of().cuda())
+    assert not text, text
 
 
 @pytest.mark.parametrize("border", ["constant", "reflect", "replicate", "circular"])

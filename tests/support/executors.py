@@ -1,6 +1,7 @@
 """The same rows through the torch executor and through the kernels."""
 
 import torch
+from support.compositions import COMPOSITIONS, SMOOTH
 from support.pipelines import EXACT, JUMPS, RGB_EXACT, TIES
 from support.replay import photographs
 
@@ -55,3 +56,16 @@ def disagreement(name, modules, images, dtype=torch.float32, memory_format=torch
         worst = (got.float() - expected.float()).abs().max()
         return f"{wrong.float().mean():.1e} of the pixels are off, by up to {worst:.1e}"
     return ""
+
+
+def composition_difference(name, images):
+    """How the kernels' images or masks differ from those of torch for a composition, or an empty string."""
+    expected, got, expected_masks, got_masks = through_both(
+        COMPOSITIONS[name](), images, torch.float32, torch.contiguous_format
+    )
+    # The interpreter does not fuse products and sums, so a byte's share of 255 may be one unit off.
+    tolerance = 2e-5 if any(word in name for word in SMOOTH) else 1e-7
+    off = (got - expected).abs().max().item()
+    # A turn takes either of two pixels half way between them.
+    wrong = (got_masks != expected_masks).float().mean().item()
+    return f"{name}: off by {off:.1e}, {wrong:.1%} of the masks" if off > tolerance or wrong > 0.2 * ("turn" in name) else ""

@@ -20,10 +20,8 @@ class _Flip(IndexOp):
         """Reverses one axis of samples that the op applies to."""
         apply_mask = drawn["apply_mask"]
         length = size.width if self.axis == "x" else size.height
-        flipped = Axis(np.where(apply_mask, -1.0, 1.0), np.where(apply_mask, length - 1.0, 0.0), 0.0, length_of(length))
-        if self.axis == "x":
-            return IndexMap(flipped, whole(size.height))
-        return IndexMap(whole(size.width), flipped)
+        flipped = Axis(np.where(apply_mask, -1.0, 1.0), np.where(apply_mask, length - 1.0, 0.0))
+        return IndexMap(x=flipped) if self.axis == "x" else IndexMap(y=flipped)
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """X → W - 1 - x, or y → H - 1 - y, for samples that the op applies to."""
@@ -128,8 +126,7 @@ class Crop(IndexOp):
         left, _, top, _ = self._padding(size)
         apply_mask = drawn["apply_mask"]
         return IndexMap(
-            Axis(1.0, np.where(apply_mask, drawn["x"] - left, 0.0), 0.0, length_of(size.width)),
-            Axis(1.0, np.where(apply_mask, drawn["y"] - top, 0.0), 0.0, length_of(size.height)),
+            Axis(offset=np.where(apply_mask, drawn["x"] - left, 0.0)), Axis(offset=np.where(apply_mask, drawn["y"] - top, 0.0))
         )
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
@@ -181,9 +178,7 @@ class CenterCrop(IndexOp):
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """Shifted to the centre."""
         left, top = self.start(size)
-        return IndexMap(
-            Axis(1.0, length_of(left), 0.0, length_of(size.width)), Axis(1.0, length_of(top), 0.0, length_of(size.height))
-        )
+        return IndexMap(Axis(offset=length_of(left)), Axis(offset=length_of(top)))
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """The shift."""
@@ -229,7 +224,7 @@ class PadTo(IndexOp):
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """Every pixel stays where it is."""
-        return IndexMap(whole(size.width), whole(size.height))
+        return IndexMap()
 
     def describe(self) -> str:
         """In a few words."""
@@ -253,11 +248,6 @@ def why_not_padded(sides: Sequence[Any], edge: Edge, size: Size) -> str | None:
     if edge == "reflect" and (np.any(across >= size.width) or np.any(down >= size.height)):
         return "reflects further than the image is wide"
     return None
-
-
-def whole(length: Any) -> Axis:
-    """An axis left as it is."""
-    return Axis(1.0, 0.0, 0.0, length_of(length))
 
 
 def identities(size: Size) -> Array:

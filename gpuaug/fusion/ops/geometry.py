@@ -6,7 +6,7 @@ exactly. A warp interpolates, so a pass holds at most one (two would not be what
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -24,26 +24,35 @@ Rows = Array | float
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Output index ``i`` → input index ``sign * i + offset``, inside where ``low <= index < high``.
+    """Output index ``i`` → input index ``sign * i + offset``. What is not in ``low <= index < high`` is padding.
 
-    Each is an array (B,), or one number for the batch.
+    Each is an array (B,), or one number for the batch. The bounds are those of the image that is padded, in input indices;
+    an axis without padding has none.
     """
 
-    sign: Rows
-    offset: Rows
-    low: Rows
-    high: Rows
+    sign: Rows = 1.0
+    offset: Rows = 0.0
+    low: Rows = -np.inf
+    high: Rows = np.inf
+
+    def padding(self, length: Any) -> "Axis":
+        """This axis of an op that pads, given images of ``length`` pixels: an integer, or an array (B,)."""
+        return Axis(self.sign, self.offset, 0.0, length_of(length))
 
     def after(self, first: "Axis") -> "Axis":
         """The axis that applies ``first`` to the image, then this one."""
         sign = np.asarray(first.sign)
         low = np.where(sign > 0, self.low + first.offset, first.offset - self.high + 1)
         high = np.where(sign > 0, self.high + first.offset, first.offset - self.low + 1)
+        # Two that pad with a constant: inside is what neither has padded.
+        low, high = np.maximum(first.low, low), np.minimum(first.high, high)
+        # Executors clamp an index to the bounds. Where nothing is inside they would clamp it to a pixel that the image lacks.
+        empty = low >= high
         return Axis(
             first.sign * self.sign,
             first.sign * self.offset + first.offset,
-            np.maximum(first.low, low),
-            np.minimum(first.high, high),
+            np.where(empty, 1.0, low)[()],
+            np.where(empty, 1.0, high)[()],
         )
 
 
@@ -51,8 +60,12 @@ class Axis:
 class IndexMap:
     """A permutation of pixels, an axis at a time."""
 
-    x: Axis
-    y: Axis
+    x: Axis = field(default_factory=Axis)
+    y: Axis = field(default_factory=Axis)
+
+    def padding(self, size: Size) -> "IndexMap":
+        """This map of an op that pads images of this size."""
+        return IndexMap(self.x.padding(size.width), self.y.padding(size.height))
 
     def after(self, first: "IndexMap") -> "IndexMap":
         """The map that applies ``first`` to the image, then this one."""
@@ -109,7 +122,7 @@ class IndexOp(GatherOp):
 
     @abstractmethod
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
-        """The map from output pixels to input positions."""
+        """The map from output pixels to input positions, without bounds: an op with an ``edge`` pads the images it is given."""
 
 
 class BoxCropOp(IndexOp):
@@ -137,7 +150,7 @@ class BoxCropOp(IndexOp):
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """Every pixel stays where it is."""
-        return IndexMap(Axis(1.0, 0.0, 0.0, length_of(size.width)), Axis(1.0, 0.0, 0.0, length_of(size.height)))
+        return IndexMap()
 
     def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
         """Empty: which window they lead to depends on boxes."""

@@ -18,7 +18,7 @@ from torch import nn
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, PointOp, Size
 from gpuaug.fusion.ops.fallback import EagerKornia, EagerOp
-from gpuaug.fusion.ops.geometry import Axis, IndexMap, IndexOp, WarpOp
+from gpuaug.fusion.ops.geometry import IndexMap, IndexOp, WarpOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.policies.one_of import AnyAffine, OneOf
 
@@ -78,7 +78,7 @@ class Nothing(IndexOp):
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """The identity."""
-        return IndexMap(Axis(1.0, 0.0, 0.0, float(size.width)), Axis(1.0, 0.0, 0.0, float(size.height)))
+        return IndexMap()
 
 
 class Picking(Op):

@@ -17,7 +17,7 @@ from gpuaug.fusion.ops.base import FrontOp, PointOp
 
 FOLDER = Path(__file__).parent / "interpreted"
 TESTS = FOLDER.parents[2]
-PARTS = ("pipelines", "crops", "filters", "labels", "readers", "skipped", "targets")
+PARTS = ("pipelines", "compositions", "crops", "filters", "labels", "readers", "skipped", "targets")
 
 # Each process spends four seconds on its imports. Two of equal length keep two workers busy.
 HALVES = [PARTS[:1], PARTS[1:]]

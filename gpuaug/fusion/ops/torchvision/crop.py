@@ -9,7 +9,7 @@ from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import crop
 from gpuaug.fusion.ops.base import ANY_SIDES, Array, OpDraws, Size
-from gpuaug.fusion.ops.geometry import Axis, Edge, IndexMap, IndexOp, changes_size_by_chance, length_of
+from gpuaug.fusion.ops.geometry import Axis, Edge, IndexMap, IndexOp, changes_size_by_chance
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import LEAST_AND_LARGEST, Call, TorchvisionOp, Units, image_fill, mask_fill, whole_sides
 
@@ -114,9 +114,7 @@ class Pad(_Padded):
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """Shifted by what is padded before the image."""
         left, _, top, _ = self._padding(size)
-        return IndexMap(
-            Axis(1.0, -float(left), 0.0, length_of(size.width)), Axis(1.0, -float(top), 0.0, length_of(size.height))
-        )
+        return IndexMap(Axis(offset=-float(left)), Axis(offset=-float(top)))
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """The shift."""
@@ -216,7 +214,7 @@ class ZoomOut(TorchvisionOp, IndexOp):
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """Shifted to where the image lies."""
         x, y = self._start(drawn)
-        return IndexMap(Axis(1.0, -x, 0.0, length_of(size.width)), Axis(1.0, -y, 0.0, length_of(size.height)))
+        return IndexMap(Axis(offset=-x), Axis(offset=-y))
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """The shift."""
