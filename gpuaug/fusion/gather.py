@@ -125,11 +125,13 @@ class Gather:
 
     @property
     def exact(self) -> bool:
-        """Whether bytes have to become floats without a rounding error, since samples come out as they went in.
+        """Whether bytes have to become floats without a rounding error.
 
-        Where nothing is interpolated, and where an interpolating op skips samples.
+        Where nothing is interpolated and where an interpolating op skips samples, since these come out as they went in; and
+        where padding is interpolated, since a fill may lie half way between two numbers of the output's type.
         """
-        return self.kind != "resample" or self.nearest or (self.warp is not None and self.warp.is_random)
+        skips = self.warp is not None and self.warp.is_random
+        return self.kind != "resample" or self.nearest or skips or self.before.edge == "constant"
 
     @property
     def zeros(self) -> bool:

@@ -167,6 +167,67 @@ def test_fills_and_thresholds_are_values_of_the_images_that_are_given():
         bytes_only(photographs(dtype=torch.float32))
 
 
+FILLED = {
+    "pad": lambda fill: v2.Pad(3, fill=fill),
+    "crop": lambda fill: v2.RandomCrop((40, 60), padding=9, fill=fill),
+    "zoom out": lambda fill: v2.Compose([v2.RandomZoomOut(fill, p=1.0), v2.CenterCrop((32, 48))]),
+    "rotation": lambda fill: v2.RandomRotation((40, 40), fill=fill),
+    "affine": lambda fill: v2.RandomAffine((40, 40), interpolation=InterpolationMode.BILINEAR, fill=fill),
+    "perspective": lambda fill: v2.RandomPerspective(0.8, p=1.0, fill=fill),
+    "a policy": lambda fill: v2.TrivialAugmentWide(fill=fill),
+    "in a container": lambda fill: v2.RandomApply([v2.RandomRotation((40, 40), fill=fill)]),
+}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", FILLED)
+def test_fills_with_another_number_of_channels_are_refused(name, channels):
+    if name == "a policy" and channels == 1:
+        pytest.skip("left to torchvision, whose own error says it")
+    images = photographs(2, channels)
+    for count in range(1, 5):
+        augment = gpuaug.fuse(FILLED[name]([10.0 * each for each in range(1, count + 1)]))
+        if count in (1, channels):
+            augment(images)
+            continue
+        with pytest.raises(
+            gpuaug.ArgumentError, match=f"fill of .* one per channel of the images, got {count} for {channels} "
+        ):
+            augment(images)
+        gpuaug.fuse(FILLED[name](0))(images)  # the way out
+
+
+@pytest.mark.parametrize("name", FILLED)
+def test_fills_that_are_no_bytes_are_refused_for_bytes(name):
+    for fill in (256, -1, (0, 300, 0)):
+        augment = gpuaug.fuse(FILLED[name](fill))
+        with pytest.raises(gpuaug.ArgumentError, match=r"fill of .* must be in \[0, 255\] for uint8 images"):
+            augment(photographs())
+        augment(photographs(dtype=torch.float32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_what_is_padded_holds_the_fill_rounded_once(dtype):
+    """Whatever the images are, and where the fill lies half way between two numbers of the type, too."""
+    fills = torch.cat([torch.rand(200, generator=torch.Generator().manual_seed(0)), torch.arange(129, 256) / 256 + 2**-9])
+    for images in (photographs(1, dtype=torch.uint8), photographs(1, dtype=torch.float32)):
+        for fill in fills.tolist():
+            made = gpuaug.fuse(K.RandomCrop((40, 60), padding=9, fill=fill), dtype=dtype)(images)
+            assert (made[0, :, 0, 0] == torch.tensor(fill).to(dtype)).all()
+
+
+@pytest.mark.parametrize("fill", [0.0, 0.4, 3.7, 100.5, 254.9, 255.0])
+def test_fills_of_bytes_are_cut_off_where_torchvision_cuts_them_off(fill):
+    images = photographs(4)
+    for transform in (v2.Pad(3, fill=fill), v2.Pad(3, fill=[fill, 0.0, 9.9]), v2.RandomErasing(1.0, value=fill)):
+        augment = gpuaug.fuse(transform)
+        draws = augment.draw(images.shape, seed=0)
+        for image, made, calls in zip(images, augment(images, draws=draws), draws.as_torchvision(), strict=True):
+            for function, arguments in calls:
+                image = getattr(v2.functional, function)(image, **arguments)
+            assert torch.equal(made, image)
+
+
 BYTES_REFUSED = {
     "a later conversion": v2.Compose([v2.Normalize([0.5], [0.5]), TO_FLOAT]),
     "nothing converts": v2.Normalize([0.5], [0.5]),

@@ -80,13 +80,13 @@ KORNIA = st.one_of(
 KORNIA_COMPOSITIONS = composed(KORNIA, kornia_pads(K.RandomCrop, "padding_mode", "fill", size=SMALL, padding=st.integers(4, 9)))
 
 PADS = {
-    "padded by a constant": lambda: [v2.Pad((5, 2, 9, 7), fill=0.25)],
+    "padded by a constant": lambda: [v2.Pad((5, 2, 9, 7), fill=64)],
     "padded by the edge": lambda: [v2.Pad((5, 2, 9, 7), padding_mode="edge")],
     "reflected": lambda: [v2.Pad((5, 2, 9, 7), padding_mode="reflect")],
-    "crop of a constant": lambda: [v2.RandomCrop((9, 10), padding=9, fill=0.25)],
+    "crop of a constant": lambda: [v2.RandomCrop((9, 10), padding=9, fill=64)],
     "crop of the edge": lambda: [v2.RandomCrop((9, 10), padding=9, padding_mode="edge")],
     "crop of a reflection": lambda: [v2.RandomCrop((9, 10), padding=9, padding_mode="reflect")],
-    "zoomed out": lambda: [v2.RandomZoomOut(0.25, (1.0, 2.0)), v2.RandomCrop((9, 10), pad_if_needed=True, fill=0.25)],
+    "zoomed out": lambda: [v2.RandomZoomOut(64, (1.0, 2.0)), v2.RandomCrop((9, 10), pad_if_needed=True, fill=64)],
     "padded to a size": lambda: [K.PadTo((17, 19), pad_mode="reflect"), K.RandomCrop((9, 10))],
 }
 OTHERS = {
@@ -97,10 +97,10 @@ OTHERS = {
     "middle": lambda side: [v2.CenterCrop((side + 1, side))],
     "resize": lambda side: [v2.Resize((side, side + 2), NEAREST)],
     "smooth resize": lambda side: [v2.Resize((side + 2, side))],
-    "turn": lambda side: [v2.RandomRotation((90, 90), BILINEAR, fill={torch.Tensor: 0.5, tv_tensors.Mask: 0})],
-    "far constant": lambda side: [v2.RandomCrop(side, padding=(40, 3, 3, 3), fill=0.25)],
-    "padded again": lambda side: [v2.Pad(3, fill=0.25), v2.RandomCrop(side)],
-    "other constant": lambda side: [v2.Pad(3, fill=0.75), v2.RandomCrop(side)],
+    "turn": lambda side: [v2.RandomRotation((90, 90), BILINEAR, fill={torch.Tensor: 128, tv_tensors.Mask: 0})],
+    "far constant": lambda side: [v2.RandomCrop(side, padding=(40, 3, 3, 3), fill=64)],
+    "padded again": lambda side: [v2.Pad(3, fill=64), v2.RandomCrop(side)],
+    "other constant": lambda side: [v2.Pad(3, fill=191), v2.RandomCrop(side)],
 }
 """What may stand before a padding, and behind it, where images are smaller."""
 
@@ -119,9 +119,9 @@ COMPOSITIONS = {
 """Pipelines of a padding with something before it and something behind it."""
 
 COMPOSITIONS["nothing but padding, padded again"] = lambda: [
-    v2.Pad((30, 0, 0, 0), fill=0.25),
+    v2.Pad((30, 0, 0, 0), fill=64),
     v2.CenterCrop((12, 10)),
-    v2.Pad(3, fill=0.25),
+    v2.Pad(3, fill=64),
 ]
 
 SOME = [*list(COMPOSITIONS)[::13], list(COMPOSITIONS)[-1]]

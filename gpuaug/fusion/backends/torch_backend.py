@@ -65,25 +65,29 @@ def gather(step: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
     x = torch.arange(out.width, device=images.device)[None, None, :]
     y = torch.arange(out.height, device=images.device)[None, :, None]
     inside: Tensor | None = None
+    fill_column = columns.after_fill
     if front.after.ops:
         x, y, inside = _mapped(front.after, place, columns.after, x, y)
     if front.filter:
         values = _antialiased(front, columns, images, table, x, y)
+    elif front.warp is None:
+        # Filled once pixels are floats: a fill times 255, over 255, may be another number.
+        fill_column = columns.before_fill
+        if front.before.ops:
+            x, y, inside = _mapped(front.before, place, columns.before, x, y)
+        values = reader(images, len(table))(x, y) if inside is None else reader(images, len(table))(x * inside, y * inside)
     else:
         taps = _Taps(reader(images, len(table)), front, columns, place)
-        if front.warp is None:
-            values = taps.read(x, y, None)
-        else:
-            values = _interpolated(
-                front, place, columns.warp, taps, x, y, nearest=front.nearest, half_pixel_centers=front.half_pixel_centers
-            )
+        values = _interpolated(
+            front, place, columns.warp, taps, x, y, nearest=front.nearest, half_pixel_centers=front.half_pixel_centers
+        )
     values = byte_share(values.float()) if dtype_of(images) == torch.uint8 else values.float()
     if front.fills:
         share, fill = _share_inside(front, place, columns.warp, x, y), place.channels(columns.warp_fill, out.channels)
         # A sample that is skipped lies inside, and keeps every bit.
         values = torch.where(share == 1, values, share * (values - fill) + fill)
     if inside is not None:
-        values = torch.where(inside[:, None], values, place.channels(columns.after_fill, out.channels))
+        values = torch.where(inside[:, None], values, place.channels(fill_column, out.channels))
     return values
 
 

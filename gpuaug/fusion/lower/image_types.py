@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
@@ -69,6 +70,16 @@ class ImageTypes:
             self._refuse(
                 ArgumentTypeError(
                     f"images must be floating for {name}, got torch.uint8. Put v2.ToDtype(torch.float32, scale=True) before it."
+                )
+            )
+
+    def check_fill(self, name: str, fill: Any) -> None:
+        """Refuse bytes for a transform whose fill, a value or one per channel of images in [0, 1], is no byte."""
+        outside = next((float(value) * 255 for value in np.atleast_1d(fill) if not 0 <= value <= 1), None)
+        if self.are_bytes and outside is not None:
+            self._refuse(
+                ArgumentError(
+                    f"fill of {name} must be in [0, 255] for uint8 images, got {outside:g}. Give it a value of bytes."
                 )
             )
 

@@ -25,7 +25,7 @@ from gpuaug.fusion.lower.refusals import is_timms_to_tensor, refuse_transform, v
 from gpuaug.fusion.lower.tree import Done, Group, Leaf, Tree, leaves
 from gpuaug.fusion.ops.base import Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp, EagerTorchvision
-from gpuaug.fusion.ops.geometry import ResampleOp
+from gpuaug.fusion.ops.geometry import IndexOp, ResampleOp, WarpOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Draw, Gate
 from gpuaug.fusion.ops.torchvision import color, crop, erasing, filters, iou_crop, resize, warp
@@ -151,6 +151,9 @@ class TorchvisionLowering:
         op.image_dtype = self._types.dtype
         if isinstance(op, ResampleOp):
             op.clamps = self._types.are_bytes
+        for part in op.parts:
+            if isinstance(part, IndexOp | WarpOp):
+                self._types.check_fill(name, part.fill)
         if isinstance(op, color.Normalize):
             self._types.normalize(op)
         return Leaf(name, op)

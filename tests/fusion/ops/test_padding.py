@@ -21,6 +21,8 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.fusion.backends import readers
 
+TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
+
 pytestmark = pytest.mark.filterwarnings("ignore:pipeline must hold modules that gpuaug.fuse lowers")
 
 
@@ -61,7 +63,7 @@ def drawn(pipeline, images, seed):
     if isinstance(explained, Exception) or any(line.reason for line in explained.lines):
         event("left")
         return None
-    event(f"{len(augment._ops)} steps")
+    event(f"{len(augment._program().ops)} steps")
     return augment, augment.draw(images.shape, seed=seed)
 
 
@@ -69,7 +71,7 @@ def drawn(pipeline, images, seed):
 @given(TORCHVISION_COMPOSITIONS, st.booleans(), st.integers(0, 9))
 def test_any_composition_equals_torchvision_step_by_step(modules, floats, seed):
     images = bytes_of().float() / 255 if floats else bytes_of()
-    if (found := drawn(modules, images, seed)) is not None:
+    if (found := drawn([TO_FLOAT, *modules], images, seed)) is not None:
         augment, draws = found
         same(augment(images, draws=draws), replayed(draws, images.float() / (1 if floats else 255)), modules)
 
@@ -99,7 +101,7 @@ def test_masks_take_the_pixels_that_images_take(modules, seed):
 @given(st.lists(FLIPS_AND_PADS, max_size=2), RAGGED_CROP, st.lists(TORCHVISION, max_size=3), st.integers(0, 9))
 def test_images_of_every_size_are_padded_by_their_own(modules, crop, behind, seed):
     images = images_of([(12, 13), (9, 20), (17, 8)])
-    augment = outcome(gpuaug.fuse, [*modules, crop, *behind], ragged=True)
+    augment = outcome(gpuaug.fuse, [TO_FLOAT, *modules, crop, *behind], ragged=True)
     batch = pack(images)
     draws = augment if isinstance(augment, Exception) else outcome(augment.draw, batch, seed=seed)
     explained = draws if isinstance(draws, Exception) else outcome(augment.explain, batch)
@@ -116,4 +118,4 @@ def test_symmetric_padding_is_torchvisions_among_others():
     flip, pad = v2.RandomHorizontalFlip(1.0), v2.Pad(5, padding_mode="symmetric")
     images = bytes_of()
     for modules in ([pad, flip], [flip, v2.Pad(3, padding_mode="edge"), pad, v2.CenterCrop(9)], [pad, v2.Pad(2), flip, pad]):
-        assert torch.equal(gpuaug.fuse(modules)(images), v2.Compose(modules)(images).float() / 255)
+        assert torch.equal(gpuaug.fuse(modules)(images), v2.Compose(modules)(images))

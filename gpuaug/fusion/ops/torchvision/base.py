@@ -57,13 +57,16 @@ class TorchvisionOp(Op):
         """A value of the images that the transform is given, as a value of images in [0, 1]."""
         return float(value) / 255 if self.units == "bytes" else float(value)
 
-    def fill_share(self, fill: Any) -> float | list[float]:
-        """A fill for images in [0, 1]: one number, or one for each channel."""
+    def fill_share(self, fill: Any, *, whole: bool = False) -> float | list[float]:
+        """A fill for images in [0, 1]: one number, or one for each channel.
+
+        Args:
+            fill: As the transform was given it.
+            whole: Whether torchvision cuts a fill of bytes off to a whole number: where it writes pixels, and blends none.
+        """
         value = image_fill(fill)
-        if isinstance(value, list):
-            shares = [self.share(each) for each in value]
-            return shares[0] if len(shares) == 1 else shares
-        return self.share(value)
+        shares = [self.share(int(each) if whole and self.units == "bytes" else each) for each in np.atleast_1d(value)]
+        return shares[0] if len(shares) == 1 else shares
 
 
 def whole_sides(size: Size, height: Any, width: Any) -> Size:

@@ -60,7 +60,7 @@ class _Padded(TorchvisionOp, IndexOp):
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         self._pads = True
-        self.fill = self.fill_share(transform.fill) if transform.padding_mode == "constant" else 0.0
+        self.fill = self.fill_share(transform.fill, whole=True) if transform.padding_mode == "constant" else 0.0
 
     def unsupported(self) -> str | None:
         """Why the transform is left to torchvision, or ``None``."""
@@ -174,7 +174,7 @@ class ZoomOut(TorchvisionOp, IndexOp):
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
-        self.fill = self.fill_share(transform.fill)
+        self.fill = self.fill_share(transform.fill, whole=True)
         self._least, self._most = transform.side_range
 
     @property

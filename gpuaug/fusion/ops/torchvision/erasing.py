@@ -23,7 +23,8 @@ class Erasing(TorchvisionOp, erasing.Erasing):
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
-        self._value = 0.0 if transform.value is None else self.share(transform.value[0])
+        value = 0 if transform.value is None else transform.value[0]
+        self._value = self.share(int(value) if units == "bytes" else value)
         self._least, most = (float(bound) for bound in transform.scale)
         self._by = most - self._least
         self._log_least, log_most = (math.log(bound) for bound in transform.ratio)

@@ -1,7 +1,25 @@
 """Padding before and behind other ops that move pixels: images and masks of the kernels against those of torch."""
 
+import kornia.augmentation as K
+import torch
 from support.compositions import COMPOSITIONS, SOME, bytes_of
-from support.executors import composition_difference
+from support.executors import composition_difference, through_both
+
+FILLS = [0.1, 0.3, 0.7, *(step / 2048 + 2**-12 for step in range(1025, 2048, 93))]
+"""Among them numbers half way between two of float16."""
+
+
+def fills_differ(fill):
+    """Whether what is padded, and resized behind it, differs by a bit between the kernels and torch, as float16."""
+    images = bytes_of(batch=2, channels=1)
+    for modules in (
+        [K.RandomCrop((20, 22), padding=9, fill=fill)],
+        [K.RandomCrop((30, 32), padding=12, fill=fill), K.Resize(20)],
+    ):
+        expected, got, _, _ = through_both(modules, images, torch.float16, torch.contiguous_format)
+        if not torch.equal(got[..., :2, :2], expected[..., :2, :2]):
+            return True
+    return False
 
 
 def failures(*, every):
@@ -9,3 +27,4 @@ def failures(*, every):
     for name in COMPOSITIONS if every else SOME:
         if text := composition_difference(name, bytes_of(batch=2, channels=1)):
             yield text
+    yield from (f"a fill of {fill}" for fill in FILLS if fills_differ(fill))
