@@ -22,6 +22,8 @@ class Format(IntEnum):
     """Any other JPEG of 8 bits: progressive, in several scans, arithmetic, or with a transform of its own."""
     OTHER = 3
     """An image of another format, such as PNG, WebP or GIF."""
+    LOSSLESS_JPEG = 4
+    """Lossless JPEG (SOF3) of 8 bits. Decoders cannot downsample it: simplejpeg writes the whole image all the same."""
 
 
 HEADER = np.dtype(
