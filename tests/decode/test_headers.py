@@ -9,7 +9,23 @@ import PIL.ImageFile
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.encoded_files import DHT, SOF0, SOS, changed, encoded, exif_segment, inserted, jpeg, oriented, png, segment
+from support.encoded_files import (
+    DHT,
+    DQT,
+    SOF0,
+    SOS,
+    changed,
+    encoded,
+    exif_segment,
+    inserted,
+    jpeg,
+    oriented,
+    png,
+    segment,
+    with_one_segment,
+    with_tables_of_16_bits,
+    without,
+)
 
 from gpuaug.core.encoded import HEADER, Format
 from gpuaug.decode import headers
@@ -43,7 +59,7 @@ JPEGS = {
     "components of the scan in another order": (changed(jpeg(), SOS, 5, b"\2\x11\1\0"), OTHER_JPEG, 10),
     "a scan of some coefficients": (changed(jpeg(), SOS, 12, b"\x0a"), OTHER_JPEG, 10),
     "a frame longer than its components": (
-        inserted(changed(jpeg(), SOF0, 2, b"\0\x14"), DHT, b"\0\0\0"),
+        changed(inserted(jpeg(), DHT, b"\0\0\0"), SOF0, 2, b"\0\x14"),
         OTHER_JPEG,
         10,
     ),
