@@ -85,7 +85,7 @@ def _fits_simplejpeg(file: NDArray[np.uint8], header: Any, scale: int) -> bool:
         return False
     try:
         height, width, colorspace, _ = simplejpeg().decode_jpeg_header(file.data)  # 1.3 µs
-    except ValueError:
+    except (ValueError, KeyError):  # KeyError: of a subsampling without a name there, such as 1x4
         return False
     channels = {"Gray": 1, "RGB": 3, "YCbCr": 3}.get(colorspace)
     return (height, width, channels) == (header["height"], header["width"], header["channels"])
