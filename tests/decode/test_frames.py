@@ -1,4 +1,4 @@
-"""JPEGs by the marker and precision of their frame: decoded to the size that was checked, or refused, and written nowhere else."""
+"""JPEGs by the marker and precision of their frame: refused, or decoded to the size that was checked and nowhere else."""
 
 import itertools
 import struct

@@ -22,9 +22,11 @@ class Guarded:
 
     def decode_jpeg(self, data, colorspace, *, buffer, **options):
         memory = np.full(buffer.size + GUARD, FILLED, np.uint8)
-        made = self._module.decode_jpeg(data, colorspace, buffer=memory[: buffer.size].reshape(buffer.shape), **options)
-        if written := int((memory[buffer.size :] != FILLED).sum()):
-            self.overruns.append(f"{written} bytes behind a buffer of {buffer.shape}")
+        try:
+            made = self._module.decode_jpeg(data, colorspace, buffer=memory[: buffer.size].reshape(buffer.shape), **options)
+        finally:  # a file that is refused may have been written in part
+            if written := int((memory[buffer.size :] != FILLED).sum()):
+                self.overruns.append(f"{written} bytes behind a buffer of {buffer.shape}")
         buffer[:] = memory[: buffer.size].reshape(buffer.shape)
         return buffer if made.shape == buffer.shape else buffer.reshape(-1)[: made.size].reshape(made.shape)
 
@@ -38,7 +40,7 @@ def guarded():
         return
     double = Guarded(module)
     try:
-        with mock.patch.object(cpu, "simplejpeg", lambda: double):
+        with mock.patch.object(cpu, "simplejpeg", return_value=double):
             yield
     finally:
         assert not double.overruns, double.overruns[0]
