@@ -9,7 +9,7 @@ import numpy as np
 import PIL.Image
 import PIL.ImageOps
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import exif_files
 from support.exif_files import TYPES, chunk, exif, xmp
@@ -131,7 +131,7 @@ def test_texts_are_decompressed_as_far_as_pil_does():
 ENTRIES = st.tuples(
     st.sampled_from([271, 274, 274, 274, 306]),
     st.sampled_from([*TYPES, *UNKNOWN]),
-    st.integers(0, 3),
+    st.integers(0, 3) | st.sampled_from([60, 1000, 2**32 - 1]),
     st.integers(0, 70) | st.sampled_from([6, 6 << 16, 2**32 - 1]),
 )
 
@@ -152,7 +152,16 @@ def structures(draw):
     return b"Exif\0\0" * draw(st.integers(0, 3)) + data
 
 
+def with_entries(*entries):
+    return b"II*\0" + struct.pack("<IH", 8, len(entries)) + b"".join(struct.pack("<HHII", *entry) for entry in entries)
+
+
 @given(structures() | st.binary(max_size=60), st.sampled_from([b"", xmp(6), xmp(0), b"tiff:Orientation", xmp(12)]))
+@example(with_entries((271, 2, 1000, 8), (274, 3, 1, 6)), b"")  # more values than bytes: PIL leaves the entry out
+@example(with_entries((271, 2, 20, 30), (274, 3, 1, 6)), b"")  # values behind the end: PIL stops
+@example(with_entries((271, 2, 4, 0), (271, 2, 20, 30), (274, 3, 1, 6)), b"")  # the same of an entry that it had before
+@example(with_entries((274, 3, 0, 6), (274, 3, 1, 8)), b"")
+@example(with_entries((274, 14, 1, 6), (274, 3, 1, 8)), b"")
 @settings(max_examples=600)
 def test_any_exif_is_read_as_by_pil(data, metadata):
     image = PIL.Image.new("L", (1, 1))

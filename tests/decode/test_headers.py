@@ -33,6 +33,8 @@ from gpuaug.decode.headers import Header, parse
 
 JPEG, OTHER_JPEG, OTHER = Format.JPEG, Format.OTHER_JPEG, Format.OTHER
 
+WIDE = with_tables_of_16_bits(jpeg())
+
 JPEGS = {
     "4:4:4": (jpeg(subsampling=0), JPEG, 5),
     "4:2:2": (jpeg(subsampling=1), JPEG, 9),
@@ -51,6 +53,11 @@ JPEGS = {
     "grey with restart markers": (jpeg(mode="L", restart_marker_rows=1), OTHER_JPEG, 5),
     "grey with an interval of 0": (inserted(jpeg(mode="L"), SOF0, b"\xff\xdd\0\4\0\0"), JPEG, 5),
     "quantization tables of 16 bits": (with_tables_of_16_bits(jpeg()), OTHER_JPEG, 10),
+    "a quantization table once more in 16 bits": (
+        inserted(jpeg(), SOS, WIDE[segment(WIDE, DQT) : segment(WIDE, SOS)]),
+        OTHER_JPEG,
+        10,
+    ),
     "quantization tables in one segment": (with_one_segment(jpeg(), DQT), JPEG, 10),
     "Huffman tables in one segment": (with_one_segment(jpeg(), DHT), JPEG, 10),
     "no quantization table": (without(jpeg(), DQT), OTHER_JPEG, 10),
