@@ -179,7 +179,7 @@ BEGINNINGS = {
     "JPEG 2000": b"\0\0\0\x0cjP  \r\n\x87\n",
     "JPEG 2000 without a box": b"\xff\x4f\xff\x51\0\x2f",
     "AVIF": b"\0\0\0\x20ftypavif\0\0\0\0",
-    "HEIF": b"\0\0\0\x20ftypheic\0\0\0\0",
+    **{f"HEIF {brand}": b"\0\0\0\x20ftyp%s\0\0\0\0" % brand.encode() for brand in ("heic", "heix", "heim", "hevc", "mif1")},
 }
 
 

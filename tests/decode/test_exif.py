@@ -107,6 +107,16 @@ def test_what_is_damaged_in_a_png_turns_nothing():
     assert parse(whole + chunk(b"eXIf", exif(6))).orientation == 1  # behind the end
 
 
+@pytest.mark.parametrize("damaged", [b"Exif\0\0", b"no TIFF structure", exif(6)[:9], b"II+\0" + bytes(20)])
+def test_damaged_exif_is_no_reason_to_refuse_a_file(damaged):
+    files = {"WebP": exif_files.encoded("WEBP", 5, 9, exif=damaged), "PNG": exif_files.encoded("PNG", 5, 9, exif=damaged)}
+    files["JPEG"] = exif_files.app1(b"Exif\0\0" + damaged)
+    for upright in (True, False):
+        decoded = DecodeStage(backend="cpu", exif=upright)(collate_encoded(list(files.values())), "cpu")
+        for (name, data), image in zip(files.items(), decoded, strict=True):
+            assert np.array_equal(image.permute(1, 2, 0).numpy(), by_pil(data, upright=False)), name
+
+
 def test_exif_between_the_frames_of_an_animation_is_of_no_frame_that_is_decoded():
     frames = [PIL.Image.new("RGB", (9, 5), colour) for colour in ("red", "blue")]
     packed = io.BytesIO()

@@ -213,6 +213,8 @@ BROKEN = {
         "it has 16 bits a channel",
     ),
     "16 bits of a grey TIFF": (encoded("TIFF", mode="I;16"), "it has 16 bits a channel"),
+    "16 bits of a PGM": (b"P5\n1 1\n65535\n\0\0", "it has 32 bits a channel"),
+    "a PFM": (b"Pf\n1 1\n-1.0\n\0\0\0\0", "it has 32 bits a channel"),
     "32 bits": (encoded("TIFF", mode="I"), "it has 32 bits a channel"),
     "floating": (encoded("TIFF", mode="F"), "it has 32 bits a channel"),
 }

@@ -35,6 +35,9 @@ def whole_files():
         ("GIF", "P", {}),
         ("BMP", "RGB", {}),
         ("PPM", "RGB", {}),
+        ("TIFF", "RGB", {"orientation": 6}),
+        ("TIFF", "P", {"compression": "tiff_lzw"}),
+        ("PNG", "L", {"orientation": 8}),
     ]
     return [
         *(encoded(40 + number, 30, seed=number, **options) for number, options in enumerate(jpegs)),
