@@ -17,11 +17,13 @@ class Format(IntEnum):
     UNREADABLE = 0
     """Cannot be decoded. ``Headers.problems`` has the reason."""
     JPEG = 1
-    """Baseline JPEG (SOF0, 8 bits) in one scan. JPEG engines decode it if they support its chroma subsampling."""
+    """Baseline JPEG (SOF0, 8 bits) in one scan, of features that JPEG engines decode rightly if they support its sampling."""
     OTHER_JPEG = 2
-    """Any other JPEG of 8 bits: progressive, in several scans, arithmetic, or with a transform of its own."""
+    """Any other JPEG of 8 bits: progressive, in several scans, arithmetic, grey with restart markers, or in other colours."""
     OTHER = 3
     """An image of another format, such as PNG, WebP or GIF."""
+    LOSSLESS_JPEG = 4
+    """Lossless JPEG (SOF3) of 8 bits. Decoders cannot downsample it: simplejpeg writes the whole image all the same."""
 
 
 HEADER = np.dtype(

@@ -1,6 +1,7 @@
 """Which values in a sample are encoded images, and where their bytes are: in a file, or in memory."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -15,11 +16,15 @@ _SIGNATURES = (
     b"\x89PNG\r\n\x1a\n",
     b"GIF8",
     b"BM",
-    *(b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),  # TIFF and BigTIFF
+    *(b"II*\0", b"MM\0*", b"II\0*", b"MM*\0"),  # TIFF; two are mistakes of writers, which PIL reads
+    *(b"II+\0", b"MM\0+"),  # BigTIFF
     *(b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51"),  # JPEG 2000
 )
-_BRANDS = (b"avif", b"avis", b"mif1", b"msf1", b"heic", b"heix")
+_BRANDS = (b"avif", b"avis", b"mif1", b"msf1", b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")
 """Brands of AVIF and HEIF in an ISO base media file. Bytes 4 to 7, ``ftyp``, are those of a video too."""
+
+_NETPBM = re.compile(rb"P(?:[1-6f]|0CMYK|y(?:P|RGBA|CMYK))[ \t-\r]+[0-9#]").match
+"""PBM, PGM, PPM and their like, by a magic number with a size or a comment behind it: a label may be the number alone."""
 
 
 class EncodedFile:
@@ -157,4 +162,8 @@ def _begins_like_image(data: memoryview) -> bool:
     start = bytes(data[:12])
     if start[4:8] == b"ftyp":
         return start[8:] in _BRANDS
-    return start.startswith(_SIGNATURES) or (start[:4] == b"RIFF" and start[8:] == b"WEBP")
+    return (
+        start.startswith(_SIGNATURES)
+        or (start[:4] == b"RIFF" and start[8:] == b"WEBP")
+        or (start[:1] == b"P" and _NETPBM(bytes(data[:64])) is not None)
+    )

@@ -55,8 +55,10 @@ class DecodeStage(Stage):
             the same, and an error without engines. ``"cpu"``: host threads alone. An image's header decides which of the two
             decodes it. Which library decodes on the CPU is not chosen here: see ``gpuaug.decode.cpu``.
         channels: Channels of the decoded images: 3 for RGB, 1 for grey.
-        min_side: Decode JPEGs at 1/2, 1/4 or 1/8 of their size where the short side keeps at least this many pixels.
-        exif: Whether images are turned upright by their EXIF orientation, before any stage sees their size.
+        min_side: Decode JPEGs at 1/2, 1/4 or 1/8 of their size where the short side keeps at least this many pixels. Lossless
+            JPEGs and other formats are decoded whole.
+        exif: Whether images are turned upright by the orientation in their EXIF, or in XMP alone, before any stage sees their
+            size: as by PIL's ``exif_transpose``. ``False`` gives images of all formats as they are stored.
         on_error: For an image that cannot be decoded, ``"raise"`` an error at its batch, or ``"replace"`` its sample, in every
             member of the batch, by the nearest good sample before it, cyclically. ``stats()`` counts replaced samples, and a
             log line names the first.

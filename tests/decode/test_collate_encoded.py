@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support.encoded_files import encoded, jpeg, oriented
+from support.held_bytes import HELD
 from support.images import pil
 from support.ring_equality import assert_ring_is_plain, assert_same
 from torch.utils.data import DataLoader, Dataset, default_collate
@@ -55,26 +56,6 @@ def paths(tmp_path):
     for path, file in zip(found, FILES, strict=True):
         path.write_bytes(file)
     return found
-
-
-def view_of(file):
-    """Every second byte of twice as many."""
-    return np.frombuffer(file, np.uint8).repeat(2)[::2]
-
-
-HELD = {
-    "bytes": bytes,
-    "bytearray": bytearray,
-    "memoryview": memoryview,
-    "memoryview of signed bytes": lambda file: memoryview(file).cast("b"),
-    "every second byte": lambda file: memoryview(view_of(file)),
-    "array": lambda file: np.frombuffer(file, np.uint8),
-    "strided array": view_of,
-    "tensor": lambda file: torch.frombuffer(bytearray(file), dtype=torch.uint8),
-    "strided tensor": lambda file: torch.from_numpy(view_of(file)),
-    "row": lambda file: {"bytes": file, "path": None},
-    "row of an array": lambda file: {"bytes": np.frombuffer(file, np.uint8), "path": ""},
-}
 
 
 @pytest.mark.parametrize("hold", HELD.values(), ids=HELD.keys())
@@ -198,7 +179,7 @@ BEGINNINGS = {
     "JPEG 2000": b"\0\0\0\x0cjP  \r\n\x87\n",
     "JPEG 2000 without a box": b"\xff\x4f\xff\x51\0\x2f",
     "AVIF": b"\0\0\0\x20ftypavif\0\0\0\0",
-    "HEIF": b"\0\0\0\x20ftypheic\0\0\0\0",
+    **{f"HEIF {brand}": b"\0\0\0\x20ftyp%s\0\0\0\0" % brand.encode() for brand in ("heic", "heix", "heim", "hevc", "mif1")},
 }
 
 

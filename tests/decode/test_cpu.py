@@ -83,6 +83,15 @@ def test_a_file_other_than_its_header_is_a_problem():
 
 
 @pytest.mark.usefixtures("decoder")
+def test_a_decoder_that_finds_other_channels_than_the_header_is_not_asked():
+    """simplejpeg would convert CMYK in its own way."""
+    file = encoded(40, 24, mode="CMYK", seed=3)
+    room, problem = decoded(file, header={"channels": 3})
+    assert not problem
+    assert np.array_equal(room, by_pil(file))
+
+
+@pytest.mark.usefixtures("decoder")
 def test_a_damaged_file_is_a_problem():
     file = bytearray(encoded(64, 48))
     table = file.find(b"\xff\xc4")

@@ -9,13 +9,31 @@ import PIL.ImageFile
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.encoded_files import DHT, SOF0, SOS, changed, encoded, exif_segment, inserted, jpeg, oriented, png, segment
+from support.encoded_files import (
+    DHT,
+    DQT,
+    SOF0,
+    SOS,
+    changed,
+    encoded,
+    exif_segment,
+    inserted,
+    jpeg,
+    oriented,
+    png,
+    segment,
+    with_one_segment,
+    with_tables_of_16_bits,
+    without,
+)
 
 from gpuaug.core.encoded import HEADER, Format
 from gpuaug.decode import headers
 from gpuaug.decode.headers import Header, parse
 
 JPEG, OTHER_JPEG, OTHER = Format.JPEG, Format.OTHER_JPEG, Format.OTHER
+
+WIDE = with_tables_of_16_bits(jpeg())
 
 JPEGS = {
     "4:4:4": (jpeg(subsampling=0), JPEG, 5),
@@ -31,7 +49,27 @@ JPEGS = {
     "large": (jpeg(1100, 901), JPEG, 10),
     "one pixel": (jpeg(1, 1), JPEG, 10),
     "grey": (jpeg(mode="L"), JPEG, 5),
-    "grey with factors": (changed(jpeg(mode="L"), SOF0, 11, b"\x22"), JPEG, 5),
+    "grey with factors": (changed(jpeg(mode="L"), SOF0, 11, b"\x22"), OTHER_JPEG, 5),
+    "grey with restart markers": (jpeg(mode="L", restart_marker_rows=1), OTHER_JPEG, 5),
+    "grey with an interval of 0": (inserted(jpeg(mode="L"), SOF0, b"\xff\xdd\0\4\0\0"), JPEG, 5),
+    "quantization tables of 16 bits": (with_tables_of_16_bits(jpeg()), OTHER_JPEG, 10),
+    "a quantization table once more in 16 bits": (
+        inserted(jpeg(), SOS, WIDE[segment(WIDE, DQT) : segment(WIDE, SOS)]),
+        OTHER_JPEG,
+        10,
+    ),
+    "quantization tables in one segment": (with_one_segment(jpeg(), DQT), JPEG, 10),
+    "Huffman tables in one segment": (with_one_segment(jpeg(), DHT), JPEG, 10),
+    "no quantization table": (without(jpeg(), DQT), OTHER_JPEG, 10),
+    "no Huffman table": (without(jpeg(), DHT), OTHER_JPEG, 10),
+    "another Huffman table": (changed(jpeg(), SOS, 6, b"\x22"), OTHER_JPEG, 10),
+    "components of the scan in another order": (changed(jpeg(), SOS, 5, b"\2\x11\1\0"), OTHER_JPEG, 10),
+    "a scan of some coefficients": (changed(jpeg(), SOS, 12, b"\x0a"), OTHER_JPEG, 10),
+    "a frame longer than its components": (
+        changed(inserted(jpeg(), DHT, b"\0\0\0"), SOF0, 2, b"\0\x14"),
+        OTHER_JPEG,
+        10,
+    ),
     "with a profile of many segments": (jpeg(icc_profile=bytes(200_000)), JPEG, 10),
     "with a comment": (jpeg(comment=b"\xff\xd9\xff\xda\xff\xc0"), JPEG, 10),
     "more behind its end": (jpeg() + bytes(100), JPEG, 10),
@@ -49,9 +87,9 @@ JPEGS = {
     "RGB by Adobe's word": (inserted(jpeg(), SOF0, b"\xff\xee\x00\x0eAdobe\0\x64\0\0\0\0\x00"), OTHER_JPEG, 10),
     "extended": (changed(jpeg(), SOF0, 1, b"\xc1"), OTHER_JPEG, 10),
     "arithmetic": (changed(jpeg(), SOF0, 1, b"\xc9"), OTHER_JPEG, 10),
-    "lossless": (changed(jpeg(), SOF0, 1, b"\xc3"), OTHER_JPEG, 10),
+    "progressive arithmetic": (changed(jpeg(), SOF0, 1, b"\xca"), OTHER_JPEG, 10),
+    "lossless": (changed(jpeg(), SOF0, 1, b"\xc3"), Format.LOSSLESS_JPEG, 10),
     "in several scans": (changed(jpeg(), SOS, 4, b"\x01"), OTHER_JPEG, 10),
-    "two frames": (inserted(jpeg(), DHT, jpeg()[segment(jpeg(), SOF0) : segment(jpeg(), DHT)]), OTHER_JPEG, 10),
     "bytes between segments": (inserted(jpeg(), SOF0, b"\x00\x01\xff\x00"), OTHER_JPEG, 10),
     **{f"orientation {value}": (oriented(value), JPEG, 10) for value in range(1, 9)},
     **{f"orientation {value}, big end first": (oriented(value, ">"), JPEG, 10) for value in range(1, 9)},
@@ -105,15 +143,6 @@ def test_a_format_that_pil_may_lack():
             assert parse(b"\xff\x4f\xff\x51" + bytes(30)).problem
 
 
-@pytest.mark.parametrize("orientation", [None, *range(1, 9)])
-def test_tiff_is_said_to_be_as_pil_will_have_turned_it(orientation):
-    data = encoded("TIFF", tiffinfo={} if orientation is None else {274: orientation})
-    image = opened(data)
-    image.load()
-    header = parse(data)
-    assert (header.height, header.width, header.orientation) == (image.height, image.width, 1)
-
-
 def test_orientation_of_the_first_exif_segment_that_has_one():
     first, second = oriented(3), oriented(6)
     at = segment(second, 0xE1)
@@ -165,6 +194,14 @@ BROKEN = {
     "no frame": (FINE[: segment(FINE, SOF0)] + FINE[segment(FINE, DHT) :], "its header is broken"),
     "thousands of markers": (FINE[:2] + b"\xff\x01" * 100_000 + FINE[2:], "its header is broken"),
     "bytes in its place": (b"\xff\xd8" + bytes(1_000_000), "its header is broken"),
+    "two frames": (
+        inserted(FINE, DHT, FINE[segment(FINE, SOF0) : segment(FINE, DHT)]),
+        "it has several frames",
+    ),
+    **{
+        f"SOF{number}": (changed(FINE, SOF0, 1, bytes([SOF0 + number])), f"it is coded as SOF{number}, which no decoder reads")
+        for number in (5, 6, 7, 11, 13, 14, 15)
+    },
     "no height": (changed(FINE, SOF0, 5, b"\0\0"), "its size is 21x0"),
     "no width": (changed(FINE, SOF0, 7, b"\0\0"), "its size is 0x13"),
     "no component": (changed(FINE, SOF0, 9, b"\0"), "its size is 21x13"),
@@ -176,6 +213,8 @@ BROKEN = {
         "it has 16 bits a channel",
     ),
     "16 bits of a grey TIFF": (encoded("TIFF", mode="I;16"), "it has 16 bits a channel"),
+    "16 bits of a PGM": (b"P5\n1 1\n65535\n\0\0", "it has 32 bits a channel"),
+    "a PFM": (b"Pf\n1 1\n-1.0\n\0\0\0\0", "it has 32 bits a channel"),
     "32 bits": (encoded("TIFF", mode="I"), "it has 32 bits a channel"),
     "floating": (encoded("TIFF", mode="F"), "it has 32 bits a channel"),
 }

@@ -64,7 +64,8 @@ def test_a_bad_image_is_replaced_by_the_nearest_good_one_before_it(drawn):
 def test_the_factor_leaves_the_short_side_long_enough(size, scale):
     options = Options(3, 64, exif=True, max_pixels=10**9)
     assert Layout(headers(size), options, engines=True).scales.tolist() == [scale]
-    assert Layout(headers(size, form=Format.OTHER), options, engines=True).scales.tolist() == [1]
+    for form in (Format.OTHER, Format.LOSSLESS_JPEG):
+        assert Layout(headers(size, form=form), options, engines=True).scales.tolist() == [1]
 
 
 @given(SIZES, st.integers(1, 200))
@@ -107,6 +108,7 @@ def test_images_lie_behind_one_another(sizes, channels):
         ({}, True),
         ({"form": Format.OTHER_JPEG}, False),
         ({"form": Format.OTHER}, False),
+        ({"form": Format.LOSSLESS_JPEG}, False),
         ({"sampling": 0}, False),
         ({"sampling": 5}, True),
         ({"sampling": 4 * 4 + 1}, False),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from support.damaged_files import damaged_files
 from support.encoded import encoded
 from support.fuzzing import cases, outcome
+from support.guarded_simplejpeg import guarded
 from support.nvjpeg_double import Engines
 
 import gpuaug
@@ -27,7 +28,7 @@ OPTIONS = st.fixed_dictionaries(
 def decoded(files, poison, device, **options):
     """The images of a batch, in memory that held something else: what was not written would show."""
     decode = gpuaug.DecodeStage(max_pixels=MAX_PIXELS, **options)
-    with mock.patch.object(decoder, "POISON", poison):
+    with mock.patch.object(decoder, "POISON", poison), guarded():
         return [image.cpu() for image in decode(gpuaug.collate_encoded(files), device)]
 
 

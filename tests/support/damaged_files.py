@@ -7,6 +7,10 @@ import zlib
 
 from hypothesis import strategies as st
 from support.encoded import encoded
+from support.other_encoders import files
+
+FRAMES = sorted(set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC})
+"""Markers of a JPEG's frame, SOF0 to SOF15."""
 
 PNG = b"\x89PNG\r\n\x1a\n"
 SIDES = st.sampled_from([0, 1, 2, 8, 30, 48, 300, 1000, 0xFFFF]) | st.integers(0, 100)
@@ -31,9 +35,13 @@ def whole_files():
         ("GIF", "P", {}),
         ("BMP", "RGB", {}),
         ("PPM", "RGB", {}),
+        ("TIFF", "RGB", {"orientation": 6}),
+        ("TIFF", "P", {"compression": "tiff_lzw"}),
+        ("PNG", "L", {"orientation": 8}),
     ]
     return [
         *(encoded(40 + number, 30, seed=number, **options) for number, options in enumerate(jpegs)),
+        *(data for name, data in files().items() if name.split()[0] != "cjpeg" or "arithmetic" in name or "2x2" in name),
         *(encoded(30, 20 + number, form, mode=mode, **options) for number, (form, mode, options) in enumerate(others)),
     ]
 
@@ -97,12 +105,24 @@ def lying(draw, data):
         made[29:33] = struct.pack(">I", zlib.crc32(made[12:29]))
         return bytes(made)
     for at in segments(data):
-        if data[:2] == b"\xff\xd8" and 0xC0 <= made[at + 1] <= 0xC2:
+        if data[:2] == b"\xff\xd8" and made[at + 1] in FRAMES:
             made[at + 5 : at + 9] = struct.pack(">HH", height, width)
     return bytes(made)
 
 
-DAMAGES = (flipped, cut, spliced, rearranged, lying)
+@st.composite
+def reframed(draw, data):
+    """A JPEG with another marker or precision of its frame, or with one more frame."""
+    frames = [at for at in segments(data) if data[:2] == b"\xff\xd8" and at + 9 < len(data) and data[at + 1] in FRAMES]
+    if not frames:
+        return data
+    marker, precision = draw(st.sampled_from(FRAMES)), draw(st.sampled_from([8, 8, 8, 2, 12, 16]))
+    at = frames[0]
+    frame = bytes([0xFF, marker]) + data[at + 2 : at + 4] + bytes([precision]) + data[at + 5 :]
+    return draw(st.sampled_from([data[:at] + frame, data[: at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")] + frame]))
+
+
+DAMAGES = (flipped, cut, spliced, rearranged, lying, reframed)
 
 
 @st.composite

@@ -8,7 +8,7 @@ import numpy as np
 import PIL.Image
 from support.images import noise
 
-DHT, SOF0, SOS, APP1 = 0xC4, 0xC0, 0xDA, 0xE1
+DHT, DQT, SOF0, SOS, APP1 = 0xC4, 0xDB, 0xC0, 0xDA, 0xE1
 
 
 def encoded(kind, height=13, width=21, mode="RGB", seed=0, **options):
@@ -58,6 +58,39 @@ def inserted(data, marker, value):
     """The same file with bytes before a segment."""
     at = segment(data, marker)
     return data[:at] + value + data[at:]
+
+
+def taken_out(data, marker):
+    """A JPEG without its segments of this marker, and their contents."""
+    at, contents = 2, []
+    while data[at + 1] != SOS:
+        end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        if data[at + 1] == marker:
+            contents.append(data[at + 4 : end])
+            data, end = data[:at] + data[end:], at
+        at = end
+    return data, contents
+
+
+def without(data, marker):
+    """A JPEG without its segments of this marker."""
+    return taken_out(data, marker)[0]
+
+
+def with_one_segment(data, marker):
+    """A JPEG with its segments of this marker in one, before the scan."""
+    data, contents = taken_out(data, marker)
+    content = b"".join(contents)
+    return inserted(data, SOS, struct.pack(">BBH", 0xFF, marker, len(content) + 2) + content)
+
+
+def with_tables_of_16_bits(data):
+    """A JPEG with the same quantization tables, in 16 bits a value, which baseline has not."""
+    data, contents = taken_out(data, DQT)
+    for content in contents:
+        wide = bytes([16 + content[0]]) + np.frombuffer(content[1:], np.uint8).astype(">u2").tobytes()
+        data = inserted(data, SOS, struct.pack(">BBH", 0xFF, DQT, len(wide) + 2) + wide)
+    return data
 
 
 def png(height=13, width=21, depth=8, colour=2):

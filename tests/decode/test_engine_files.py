@@ -1,0 +1,52 @@
+"""Which files engines get, by every feature of a header, and that they decode them: against the CPU's decoder."""
+
+import numpy as np
+import pytest
+import torch
+from support.encoded import by_pil, psnr_db
+from support.engine_files import engine_files
+
+from gpuaug import DecodeStage, collate_encoded
+from gpuaug.decode.layout import Layout
+
+LEAST_DB = 25.0
+"""Where chroma is subsampled in height, engines repeat what libjpeg-turbo interpolates. Garbage has 6 to 15 dB."""
+
+NAMES, FILES = list(engine_files()), [file for file, _ in engine_files().values()]
+
+
+def encoded():
+    return collate_encoded(FILES)
+
+
+def test_the_header_names_the_decoder_of_each_file():
+    batch = encoded()
+    assert batch.headers.problems == {}
+    taken = Layout(batch.headers, DecodeStage().options, engines=True).by_engines
+    wrong = {name: bool(got) for (name, (_, wanted)), got in zip(engine_files().items(), taken, strict=True) if got != wanted}
+    assert wrong == {}
+    assert min(taken.sum(), (~taken).sum()) > 50
+
+
+def test_the_cpu_decodes_them_as_pil_does():
+    for name, file, image in zip(NAMES, FILES, DecodeStage(backend="cpu")(encoded(), "cpu"), strict=True):
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), by_pil(file)), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels", [3, 1])
+def test_engines_decode_what_they_get(channels):
+    batch, options = encoded(), {"channels": channels, "on_error": "replace"}
+    layout = Layout(batch.headers, DecodeStage().options, engines=True)
+    by_engines = DecodeStage(backend="engines", **options)(batch, "cuda")
+    by_cpu = DecodeStage(backend="cpu", **options)(batch, "cuda")
+    wrong = {}
+    for index, (got, wanted) in enumerate(zip(by_engines, by_cpu, strict=True)):
+        exact = not layout.by_engines[index] or batch.headers.table["sampling"][index] in (5, 9)
+        if got.shape != wanted.shape:
+            wrong[NAMES[index]] = "refused"
+        elif not torch.equal(got, wanted):
+            least = psnr_db(got.cpu().numpy(), wanted.cpu().numpy())
+            if exact or least < LEAST_DB:
+                wrong[NAMES[index]] = f"{least:.1f} dB"
+    assert wrong == {}
