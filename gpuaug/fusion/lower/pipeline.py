@@ -12,7 +12,11 @@ from gpuaug.core.torchvision_transforms import torchvision_class
 from gpuaug.fusion.lower.kornia import lower_container, lower_module
 from gpuaug.fusion.lower.refusals import refuse_held
 from gpuaug.fusion.lower.tree import Group, Tree, leaves
-from gpuaug.fusion.ops.geometry import ResampleOp
+from gpuaug.fusion.ops.base import FrontOp, Op
+from gpuaug.fusion.ops.color import Posterize
+from gpuaug.fusion.ops.fallback import EagerOp
+from gpuaug.fusion.ops.filters import LevelsOp
+from gpuaug.fusion.ops.geometry import ResampleOp, WarpOp
 from gpuaug.fusion.policies.choice import Choice, Pick
 
 
@@ -42,7 +46,28 @@ def lower(pipeline: Any, pick: Pick = "batch", *, antialias: bool = False) -> Tr
         for op in leaf.op.ops if isinstance(leaf.op, Choice) else (leaf.op,):
             if isinstance(op, ResampleOp) and op.package == "Kornia":
                 op.set_antialias(cubic=op.settings["resample"] == Resample.BICUBIC)
+    _expect_rounding([leaf.op for leaf in leaves(tree)])
     return tree
+
+
+def _expect_rounding(ops: Sequence[Op | EagerOp]) -> None:
+    """Tell Kornia's ops that count levels if they stand behind one that makes a pixel of several others.
+
+    Alone they have Kornia's levels bit for bit.
+    """
+    rounded = False
+    for op in ops:
+        for each in op.ops if isinstance(op, Choice) else (op,):
+            if rounded and isinstance(each, LevelsOp | Posterize) and each.package == "Kornia":
+                each.expect_rounding()
+        rounded |= any(map(_rounds, op.ops if isinstance(op, Choice) else (op,)))
+
+
+def _rounds(op: Op | EagerOp) -> bool:
+    """True if an op may make pixels of equal ones that are a rounding error apart."""
+    if isinstance(op, WarpOp | ResampleOp):
+        return not op.nearest
+    return isinstance(op, EagerOp) or (isinstance(op, FrontOp) and not isinstance(op, LevelsOp))
 
 
 class _Lowering:
