@@ -15,9 +15,12 @@ from gpuaug.fusion.lower.image_types import ImageTypes, Refusal
 from gpuaug.fusion.lower.kornia import lower_container, lower_module
 from gpuaug.fusion.lower.refusals import refuse_held
 from gpuaug.fusion.lower.tree import Group, Leaf, Tree, leaves
+from gpuaug.fusion.ops.base import FrontOp, Op
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
+from gpuaug.fusion.ops.color import Posterize
 from gpuaug.fusion.ops.fallback import EagerOp
-from gpuaug.fusion.ops.geometry import ResampleOp
+from gpuaug.fusion.ops.filters import LevelsOp
+from gpuaug.fusion.ops.geometry import ResampleOp, WarpOp
 from gpuaug.fusion.policies.choice import Choice, Pick
 
 
@@ -71,13 +74,38 @@ def lower(
     for op in _resamplings(tree) if antialias else ():
         if op.package == "Kornia":
             op.set_antialias(cubic=op.settings["resample"] == Resample.BICUBIC)
+    _expect_rounding(tree)
     return Lowered(tree, types.dtype, types.refusal)
+
+
+def _runs_of(tree: Tree) -> list[Sequence[Op | EagerOp]]:
+    """The op of each module, in order, or the ops that it may pick."""
+    return [leaf.op.ops if isinstance(leaf.op, Choice) else (leaf.op,) for leaf in leaves(tree)]
 
 
 def _resamplings(tree: Tree) -> list[ResampleOp]:
     """All ops that resize, those that a choice may pick included."""
-    ops = [op for leaf in leaves(tree) for op in (leaf.op.ops if isinstance(leaf.op, Choice) else (leaf.op,))]
-    return [op for op in ops if isinstance(op, ResampleOp)]
+    return [op for ops in _runs_of(tree) for op in ops if isinstance(op, ResampleOp)]
+
+
+def _expect_rounding(tree: Tree) -> None:
+    """Tell Kornia's ops that count levels if they stand behind one that makes a pixel of several others.
+
+    Alone they have Kornia's levels bit for bit.
+    """
+    rounded = False
+    for ops in _runs_of(tree):
+        for op in ops if rounded else ():
+            if isinstance(op, LevelsOp | Posterize) and op.package == "Kornia":
+                op.expect_rounding()
+        rounded |= any(map(_rounds, ops))
+
+
+def _rounds(op: Op | EagerOp) -> bool:
+    """True if an op may make pixels of equal ones that are a rounding error apart."""
+    if isinstance(op, WarpOp | ResampleOp):
+        return not op.nearest
+    return isinstance(op, EagerOp) or (isinstance(op, FrontOp) and not isinstance(op, LevelsOp))
 
 
 class _Lowering:

@@ -12,6 +12,7 @@ from kornia import augmentation as K
 from torch import Tensor, nn
 
 from gpuaug.fusion.ops.base import Array, OpDraws, PointCode, PointOp, Size, bounds, column
+from gpuaug.fusion.ops.filters import SLACK
 from gpuaug.fusion.ops.sampler import Sampler
 
 
@@ -161,6 +162,11 @@ class Posterize(PointOp):
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
         self._bounds = bounds(module._param_generator.bit_sampler)  # type: ignore[union-attr, index]
+        self._offset = 0.0
+
+    def expect_rounding(self) -> None:
+        """Round down to levels where equal pixels may have come out of another op a rounding error apart."""
+        self._offset = SLACK
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Number of bits per sample, rounded."""
@@ -172,7 +178,7 @@ class Posterize(PointOp):
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The distance between kept levels, and the summand before rounding down to a level."""
-        out[:, 1], out[:, 2] = np.exp2(8 - drawn["bits_factor"]), 0
+        out[:, 1], out[:, 2] = np.exp2(8 - drawn["bits_factor"]), self._offset
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """In bytes: floor(byte / step) · step."""

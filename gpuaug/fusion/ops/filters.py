@@ -19,6 +19,15 @@ ONE_LAUNCH = 9
 LEVELS = 256
 """Bins of a histogram, one per level of a byte."""
 
+FLAT = 2.0**-18
+"""Largest distance between values of a channel that counts as one value: four times what interpolating one value leaves.
+
+It is a thousandth of the distance between two bytes. A stretch or an equalisation would make noise of less.
+"""
+
+SLACK = 255 * FLAT / 2
+"""Summand of a level before it is rounded down, which gives a value that was rounded to just below a level that level."""
+
 EQUALIZE, CONTRAST = 1, 2
 """Column 0 of the row of a sample that picked equalize or auto contrast."""
 
@@ -138,6 +147,13 @@ class LevelsOp(FrontOp):
     to_levels: tuple[float, float] = (255.0, 0.0)
     """(scale, offset): the level of a value in [0, 1] is floor(value · scale + offset)."""
 
+    rounds: bool = False
+    """True if auto contrast is of levels, as of bytes, and not of the values themselves."""
+
+    def expect_rounding(self) -> None:
+        """Count levels of images of which equal pixels may have come out of another op a rounding error apart."""
+        self.to_levels = (self.to_levels[0], SLACK)
+
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """Nothing."""
 
@@ -249,7 +265,7 @@ class AutoContrast(LevelsOp):
     words = "auto contrast"
 
     epsilon: float = 1e-6
-    """Summand of max - min. 0: a channel with one value is unchanged."""
+    """Summand of max - min. A channel with one value becomes 0, and is unchanged if this is 0."""
 
     @property
     def clips(self) -> bool:
@@ -258,11 +274,16 @@ class AutoContrast(LevelsOp):
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """(value - min) / (max - min) of each channel; one NaN makes the whole channel NaN."""
+        if self.rounds:
+            factor, offset = self.to_levels
+            largest = torch.full((), 255.0, dtype=torch.float32, device=images.device)  # a tensor, so that a GPU divides
+            images = images.clamp(0, 1).mul(factor).add(offset).floor() / largest
         least, most = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
+        flat = (most == least) | (most - least <= FLAT)
         if not self.epsilon:
-            flat = most == least
             least, most = least.masked_fill(flat, 0), most.masked_fill(flat, 1)
         made = (images - least) / (most - least + self.epsilon)
+        made = made.masked_fill(flat, 0) if self.epsilon else made
         return made.clamp(0, 1) if self.clips else made
 
 

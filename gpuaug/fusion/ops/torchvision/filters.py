@@ -55,7 +55,7 @@ class Equalize(TorchvisionOp, filters.Equalize):
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
-        self.to_levels = (255.0, 0.5) if units == "bytes" else (255.999, 0.0)
+        self.to_levels = (255.0, 0.5 + filters.SLACK) if units == "bytes" else (255.999, 0.0)
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """No arguments."""
@@ -63,10 +63,15 @@ class Equalize(TorchvisionOp, filters.Equalize):
 
 
 class Autocontrast(TorchvisionOp, filters.AutoContrast):
-    """RandomAutocontrast: a channel of one level stays as it is."""
+    """RandomAutocontrast: of bytes, rounded to the next; a channel of one level stays as it is."""
 
     epsilon = 0.0
     clips = True  # type: ignore[assignment]
+
+    def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
+        TorchvisionOp.__init__(self, name, transform, units)
+        self.rounds = units == "bytes"
+        self.to_levels = (255.0, 0.5 + filters.SLACK)
 
     def unsupported_size(self, size: Size) -> str | None:
         """Other numbers of channels are torchvision's to refuse."""

@@ -18,6 +18,9 @@ from gpuaug.fusion.ops.torchvision import filters as torchvision_filters
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp
 from gpuaug.fusion.plan import OpPass
 
+OF_BYTES = (v2.RandomAutocontrast(0.5), v2.RandomEqualize(1.0), v2.RandomAutocontrast(1.0))
+"""Transforms before a conversion, whose floats stand for bytes."""
+
 FILTERS = {
     "wide": K.RandomGaussianBlur((13, 11), (0.5, 5.0), p=1.0),
     "narrow": K.RandomGaussianBlur((3, 5), (0.5, 2.0), p=0.5),
@@ -32,6 +35,8 @@ FILTERS = {
     "equalize, torchvision's": v2.RandomEqualize(0.5),
     "autocontrast, torchvision's": v2.RandomAutocontrast(0.5),
     "equalize or autocontrast": (v2.RandomEqualize(1.0), v2.RandomAutocontrast(1.0)),
+    "autocontrast of bytes": OF_BYTES[0],
+    "equalize or autocontrast of bytes": OF_BYTES[1:],
 }
 LOWERED = {**filters.LOWERED, **torchvision_filters.LOWERED}
 
@@ -65,7 +70,16 @@ def batches():
         "bytes": ((images.clamp(0, 1) * 255).to(torch.uint8), torch.float16, torch.channels_last),
         "kept": ((images.clamp(0, 1) * 65535).to(torch.int32).to(KEPT), torch.float16, torch.channels_last),
         "grey": (grey, torch.float32, torch.contiguous_format),
+        "flat": (nearly_flat(generator), torch.float32, torch.contiguous_format),
     }
+
+
+def nearly_flat(generator):
+    """Images of one value but for a rounding error, of two bytes but for one, and of a value without one."""
+    errors = torch.randint(-2, 3, (2, 3, 18, 24), generator=generator) * 2.0**-22
+    errors[:, 2] = 0
+    two = torch.randint(100, 102, (2, 1, 18, 24), generator=generator) / 255
+    return torch.cat((torch.full((2, 1, 18, 24), 128 / 255), two, torch.ones(2, 1, 18, 24)), 1) + errors
 
 
 def lowered(module, images):
@@ -73,7 +87,8 @@ def lowered(module, images):
     if isinstance(module, tuple):
         return EqualizeOrContrast("filter", tuple(lowered(each, images) for each in module))
     kind = LOWERED[type(module)]
-    units = ("bytes" if images.dtype == torch.uint8 else "floats",) if issubclass(kind, TorchvisionOp) else ()
+    of_bytes = images.dtype == torch.uint8 or any(module is each for each in OF_BYTES)
+    units = ("bytes" if of_bytes else "floats",) if issubclass(kind, TorchvisionOp) else ()
     return kind("filter", module, *units)
 
 
@@ -120,7 +135,7 @@ def failures(*, every):
     few = {"narrow": ("bytes", "kept", "grey"), "one pixel": ("bytes", "kept", "grey")}
     few["sharpness"] = "holes", "bytes", "kept", "grey"
     few |= dict.fromkeys(
-        (name for name in FILTERS if name.startswith(("equalize", "CLAHE", "auto"))), ("holes", "bytes", "grey")
+        (name for name in FILTERS if name.startswith(("equalize", "CLAHE", "auto"))), ("holes", "bytes", "grey", "flat")
     )
     for name in STRIPS:
         for channels, memory_format in ((3, torch.channels_last), (2, torch.contiguous_format)):

@@ -11,7 +11,7 @@ from gpuaug.fusion.backends.triton.filters.tiles import (
     POINTERS,
     SIZES,
     STRIDES,
-    bordered,
+    counted,
     placed,
     read_flat,
     stored,
@@ -37,7 +37,7 @@ from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.filters import AutoContrast, Clahe, Equalize, EqualizeOrContrast, LevelsOp
 from gpuaug.fusion.plan import OpPass
 
-EQUALIZE = tl.constexpr(filters.EQUALIZE)
+EQUALIZE, FLAT = tl.constexpr(filters.EQUALIZE), tl.constexpr(filters.FLAT)
 
 BLOCK = 2048
 """Pixels that a block reads at once."""
@@ -53,36 +53,18 @@ TABLES = ("source", "tables", "rows")
 
 
 @triton.jit
-def counted(
-    pointer, top, left, down, across, height, width, source_h, SOURCE_W: tl.constexpr, SCALE: tl.constexpr,
-    FACTOR: tl.constexpr, OFFSET: tl.constexpr, REFLECTS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """How many pixels of a rectangle of a channel have each level, (LEVELS,) int32.
-
-    ``REFLECTS``: the rectangle may reach beyond the image, which is reflected there.
-    """
-    pixels = down * across
-    counts = tl.zeros((LEVELS,), tl.int32)
-    for start in range(0, pixels, BLOCK):
-        index = start + tl.arange(0, BLOCK)
-        inside = tl.minimum(index, pixels - 1)
-        y = top + inside // across
-        x = left + inside % across
-        if REFLECTS:
-            y = bordered(y, height, 1)
-            x = bordered(x, width, 1)
-        value = unit(untouched(pointer + y * source_h + x * SOURCE_W, SCALE))
-        # What lies beyond the rectangle is counted as black, and taken off again.
-        counts += tl.histogram(tl.where(index < pixels, level_of(value, FACTOR, OFFSET), 0), LEVELS)
-    return counts - tl.where(tl.arange(0, LEVELS) == 0, (pixels + BLOCK - 1) // BLOCK * BLOCK - pixels, 0)
+def rounded(value, FACTOR: tl.constexpr, OFFSET: tl.constexpr):
+    """The level of a byte for a number, as a share of 255; NaN of what is none."""
+    level = tl.floor(unit(value) * FACTOR + OFFSET)
+    return tl.div_rn(level, 255.0 + 0.0 * level)
 
 
 @triton.jit(do_not_specialize=[*NUMBERS], do_not_specialize_on_alignment=[*TABLES])
 def table_kernel(
     source, tables, rows, height, width, row_stride, source_b, source_c, source_h,
     SOURCE_W: tl.constexpr, SCALE: tl.constexpr, CHANNELS: tl.constexpr, ENTRIES: tl.constexpr,
-    FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr, EITHER: tl.constexpr, BLOCK: tl.constexpr,
-    PARTS: tl.constexpr, WAY: tl.constexpr,
+    FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr, ROUNDS: tl.constexpr, EITHER: tl.constexpr,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Make the table of a channel: what its levels become; or its least and its most. ``EITHER``: as the sample picked.
 
@@ -118,6 +100,7 @@ def table_kernel(
             for start in range(0, pixels, BLOCK):
                 index = tl.minimum(start + tl.arange(0, BLOCK), pixels - 1)
                 value = untouched(pointer + index // width * source_h + index % width * SOURCE_W, SCALE)
+                value = rounded(value, FACTOR, OFFSET) if ROUNDS else value
                 least = tl.minimum(least, value)
                 most = tl.maximum(most, value)
                 holes = tl.where(value == value, holes, 1)
@@ -187,18 +170,20 @@ def equalized(value, table, pixels, FACTOR: tl.constexpr, OFFSET: tl.constexpr, 
 
 @triton.jit
 def stretched(value, table, ENTRIES: tl.constexpr, EPSILON: tl.constexpr, CLIP: tl.constexpr, PARTS: tl.constexpr):
-    """A channel's pixels from between its least and its most to between 0 and 1."""
+    """A channel's pixels from between its least and its most to between 0 and 1; as they are or 0 if these are one value."""
     table = table.to(tl.pointer_type(tl.float32))
     least = tl.load(table)
     most = tl.load(table + 1)
     for part in tl.static_range(1, PARTS):
         least = tl.minimum(least, tl.load(table + part * ENTRIES), propagate_nan=tl.PropagateNan.ALL)
         most = tl.maximum(most, tl.load(table + part * ENTRIES + 1))
+    flat = (least == most) | (most - least <= FLAT)
     if EPSILON == 0:
-        flat = least == most
         least = tl.where(flat, 0.0, least)
         most = tl.where(flat, 1.0, most)
     made = tl.div_rn(value - least, (most - least + EPSILON) + 0.0 * value)
+    if EPSILON > 0:
+        made = tl.where(flat, 0.0, made)
     if CLIP:
         made = unit(made)
     return made
@@ -210,7 +195,8 @@ def levels_kernel(
     SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
     TILES: tl.constexpr, ENTRIES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr,
-    EPSILON: tl.constexpr, CLIP: tl.constexpr, EITHER: tl.constexpr, PARTS: tl.constexpr, WAY: tl.constexpr,
+    ROUNDS: tl.constexpr, EPSILON: tl.constexpr, CLIP: tl.constexpr, EITHER: tl.constexpr, PARTS: tl.constexpr,
+    WAY: tl.constexpr,
 ):  # fmt: skip
     """Take pixels through the tables that ``table_kernel`` made, or through those of the counts of ``PARTS``.
 
@@ -235,6 +221,7 @@ def levels_kernel(
             if picked == EQUALIZE if EITHER else ENTRIES == LEVELS:
                 value = equalized(value, table, height * width, FACTOR, OFFSET, KEEPS, PARTS)
             else:
+                value = rounded(value, FACTOR, OFFSET) if ROUNDS else value
                 value = stretched(value, table, ENTRIES, EPSILON, CLIP, PARTS)
             r, g, b = placed(value, channel, r, g, b, RGB)
     stored(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
@@ -336,6 +323,7 @@ def _levelling(step: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tensor
     equalize, contrast = op.picks if isinstance(op, EqualizeOrContrast) else (op, op)
     keeps = isinstance(equalize, Equalize) and equalize.keeps_values
     settings |= {"ENTRIES": op.entries, "KEEPS": keeps, "PARTS": parts, "EITHER": equalize is not contrast}
+    settings["ROUNDS"] = contrast.rounds and not own["SCALE"]
     constants = {**own, **settings, "WAY": step.way, "BLOCK": BLOCK}
     tables = Launch(table_kernel, (batch, channels, parts), numbers, constants, warps=8)
     epsilon, clip = (contrast.epsilon, contrast.clips) if isinstance(contrast, AutoContrast) else (0.0, False)

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.launch import Launch, storing
-from gpuaug.fusion.backends.triton.pixel_math import as_float, byte_share, stored_as, words
+from gpuaug.fusion.backends.triton.pixel_math import LEVELS, as_float, byte_share, level_of, stored_as, unit, words
 from gpuaug.fusion.backends.triton.points import points
 from gpuaug.fusion.ops.base import FrontOp
 from gpuaug.fusion.plan import OpPass
@@ -135,6 +135,31 @@ def untouched(pointer, SCALE: tl.constexpr, live=None):
     """One channel of a sample that is skipped: in [0, 1] as torch divides bytes, bit for bit; anything where not ``live``."""
     value = as_float(tl.load(pointer, mask=live), SCALE)
     return byte_share(value) if SCALE else value
+
+
+@triton.jit
+def counted(
+    pointer, top, left, down, across, height, width, source_h, SOURCE_W: tl.constexpr, SCALE: tl.constexpr,
+    FACTOR: tl.constexpr, OFFSET: tl.constexpr, REFLECTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """How many pixels of a rectangle of a channel have each level, (LEVELS,) int32.
+
+    ``REFLECTS``: the rectangle may reach beyond the image, which is reflected there.
+    """
+    pixels = down * across
+    counts = tl.zeros((LEVELS,), tl.int32)
+    for start in range(0, pixels, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        inside = tl.minimum(index, pixels - 1)
+        y = top + inside // across
+        x = left + inside % across
+        if REFLECTS:
+            y = bordered(y, height, 1)
+            x = bordered(x, width, 1)
+        value = unit(untouched(pointer + y * source_h + x * SOURCE_W, SCALE))
+        # What lies beyond the rectangle is counted as black, and taken off again.
+        counts += tl.histogram(tl.where(index < pixels, level_of(value, FACTOR, OFFSET), 0), LEVELS)
+    return counts - tl.where(tl.arange(0, LEVELS) == 0, (pixels + BLOCK - 1) // BLOCK * BLOCK - pixels, 0)
 
 
 @triton.jit
