@@ -19,7 +19,7 @@ from gpuaug.core.limits import MOST_ELEMENTS, MOST_SIDE, MOST_WARPED
 from gpuaug.fusion.gather import Columns, Gather
 from gpuaug.fusion.ops.base import Array, FrontOp, Op, OpDraws, PointOp, Size
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
-from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, IndexOp, WarpOp
+from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, WarpOp
 from gpuaug.fusion.ops.sampler import Sampler
 
 F = TypeVar("F", bound=FrontOp, covariant=True)
@@ -198,13 +198,11 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
         masks: Whether masks follow, which takes numbers of their own for some ops.
 
     Raises:
-        ArgumentError: If images are larger than an op can count, or have no pixels, or other channels than a fill.
+        ArgumentError: If images are larger than an op can count, or have no pixels.
     """
     opened, at = [_Open()], size
     for index, op in enumerate(ops):
         _check_counted(op, at)
-        for part in op.parts:
-            _check_fill(part, size.channels)
         if op.draws_size and not at.ragged:
             check_sizes(ops[index:], at.of(0))
         at = op.out(at)
@@ -264,16 +262,6 @@ def _check_mask_fill(front: Gather) -> None:
         raise ArgumentError(
             f"fill of {front.warp.name} must be 0 for masks, got {front.warp.mask_fill:g}. "
             "Pass fill={tv_tensors.Image: …, tv_tensors.Mask: 0}."
-        )
-
-
-def _check_fill(op: Op, channels: int) -> None:
-    """Refuse a fill with a value per channel that has another number of channels than the images."""
-    count = np.size(op.fill) if isinstance(op, IndexOp | WarpOp) else 1
-    if count not in (1, channels):
-        raise ArgumentError(
-            f"fill of {op.name} must have one value, or one per channel of the images, got {count} for {channels} channels. "
-            "Pass one: fill=0."
         )
 
 

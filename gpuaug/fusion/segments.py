@@ -7,8 +7,10 @@ Which ops of a run share a pass is decided in ``gpuaug.fusion.plan``.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import nn
 
+from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp, left
 from gpuaug.fusion.ops.mix import MixOp
@@ -125,10 +127,23 @@ class Segments:
         return Segment(start + len(taken), taken, planned)
 
 
+def _check_channels(op: Op | None, channels: int) -> None:
+    """Refuse settings that hold neither one value nor one per channel of the images."""
+    for part in () if op is None else op.parts:
+        for name, values in part.per_channel(channels).items():
+            count = np.size(np.asarray(values))
+            if count not in (1, channels):
+                raise ArgumentError(
+                    f"{name} of {part.name} must have one value, or one per channel of the images, got {count} for {channels} "
+                    "channels. Pass one value."
+                )
+
+
 def _split(ops: Sequence[Op | EagerOp], size: Size) -> tuple[EagerOp | Choice | None, tuple[Op, ...]]:
     """The first op if it stands alone, else as many as one plan can hold for images of this size."""
     taken: list[Op] = []
     for op in ops:
+        _check_channels(op.lowered if isinstance(op, EagerOp) else op, size.channels)
         reason = op.reason if isinstance(op, EagerOp) else op.unsupported_size(size)
         if isinstance(op, EagerOp) or (isinstance(op, Choice) and reason is None):
             alone: EagerOp | Choice = op

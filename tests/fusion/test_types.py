@@ -179,24 +179,6 @@ FILLED = {
 }
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("name", FILLED)
-def test_fills_with_another_number_of_channels_are_refused(name, channels):
-    if name == "a policy" and channels == 1:
-        pytest.skip("left to torchvision, whose own error says it")
-    images = photographs(2, channels)
-    for count in range(1, 5):
-        augment = gpuaug.fuse(FILLED[name]([10.0 * each for each in range(1, count + 1)]))
-        if count in (1, channels):
-            augment(images)
-            continue
-        with pytest.raises(
-            gpuaug.ArgumentError, match=f"fill of .* one per channel of the images, got {count} for {channels} "
-        ):
-            augment(images)
-        gpuaug.fuse(FILLED[name](0))(images)  # the way out
-
-
 @pytest.mark.parametrize("name", FILLED)
 def test_fills_that_are_no_bytes_are_refused_for_bytes(name):
     for fill in (256, -1, (0, 300, 0)):

@@ -146,7 +146,8 @@ class TorchvisionLowering:
             )
         if reason is not None:
             keeps_range = torchvision_class(transform) is type(transform) and type(transform) not in CHANGES_RANGE
-            return self._fallback(name, transform, reason, _sizing(op), keeps_range=keeps_range)
+            checked = op is not None and base is type(transform) and op.per_channel(_SOME.channels)
+            return self._fallback(name, transform, reason, op if checked else _sizing(op), keeps_range=keeps_range)
         assert op is not None
         op.image_dtype = self._types.dtype
         if isinstance(op, ResampleOp):

@@ -1,8 +1,7 @@
 """Ops: the lowered form of modules. An op draws the parameters of a whole batch and applies them to images.
 
 An op knows nothing of devices, launches or passes. It turns uniform numbers into the parameters that Kornia would have drawn
-(``Op.draw``), converts them to the form that Kornia's module takes (``Op.params``), and writes one row of float32 numbers per
-sample for the executors (``RowOp.rows``).
+(``Op.draw``), converts them to Kornia's form (``Op.params``), and writes a float32 row per sample (``RowOp.rows``).
 """
 
 from abc import ABC, abstractmethod
@@ -191,6 +190,10 @@ class Op(ABC):
     def parts(self) -> tuple["Op", ...]:
         """The ops that run in its place: of a policy those that it picks from, of any other itself."""
         return (self,)
+
+    def per_channel(self, channels: int) -> dict[str, Any]:
+        """Settings, by name, that hold one value or one per channel, for images of ``channels`` channels."""
+        return {}
 
     def of_parts(self, drawn: OpDraws) -> dict["Op", OpDraws]:
         """The draws of each of its parts."""

@@ -30,6 +30,16 @@ class Grayscale(PointOp):
     code, width, rgb_only = PointCode.GRAYSCALE.value, 4, True
     words = "grey"
 
+    def per_channel(self, channels: int) -> dict[str, Any]:
+        """The weights, where they are given."""
+        weights = getattr(self.module, "rgb_weights", None)
+        return {} if weights is None else {"rgb_weights": weights}
+
+    def unsupported_size(self, size: Size) -> str | None:
+        """Kornia raises for one weight."""
+        one = any(weights.numel() == 1 for weights in self.per_channel(size.channels).values())
+        return "rgb_weights holds one value" if one else super().unsupported_size(size)
+
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The weights of the channels."""
         weights = self.module.rgb_weights
@@ -124,12 +134,9 @@ class Normalize(PointOp):
         self.mean = values_of(self.settings["mean"])
         self.std = values_of(self.settings["std"])
 
-    def unsupported_size(self, size: Size) -> str | None:
-        """Kornia raises if mean or std have another number of channels than the images."""
-        for values in (self.mean, self.std):
-            if len(values) not in (1, size.channels):
-                return f"holds {len(values)} values for {size.channels} channels"
-        return None
+    def per_channel(self, channels: int) -> dict[str, Any]:
+        """Mean and std."""
+        return {"mean": self.mean, "std": self.std}
 
     def row_width(self, channels: int) -> int:
         """The apply mask, and the mean and the std of each channel."""

@@ -52,7 +52,7 @@ class Crop(IndexOp):
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
         self._height, self._width = (int(side) for side in self.settings["size"])
-        self.fill = self.settings["fill"]
+        self.fill = _values_of(self.settings["fill"])
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
@@ -197,13 +197,17 @@ class PadTo(IndexOp):
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
         self.edge = self.settings["pad_mode"]
-        self.fill = self.settings["pad_value"]
+        self.fill = _values_of(self.settings["pad_value"])
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
         """Why this module is left to Kornia, or ``None``."""
         flags: dict[str, Any] = module.flags  # type: ignore[assignment]
         return _cannot_pad("pad_mode", flags["pad_mode"], "pad_value", flags["pad_value"])
+
+    def per_channel(self, channels: int) -> dict[str, Any]:
+        """The fill, by Kornia's name."""
+        return {"pad_value": self.fill}
 
     def out(self, size: Size) -> Size:
         """The size padded to; without ``crop_if_exceeds`` at least that of the image."""
@@ -231,10 +235,15 @@ class PadTo(IndexOp):
         return "pad to {}x{}".format(*self.settings["size"])
 
 
+def _values_of(fill: Any) -> float | list[float]:
+    """A number, or the numbers of a sequence or tensor."""
+    return float(fill) if isinstance(fill, int | float) else np.asarray(fill, dtype=np.float64).reshape(-1).tolist()
+
+
 def _cannot_pad(mode_name: str, mode: str, value_name: str, value: Any) -> str | None:
     if mode not in ("constant", "replicate", "reflect"):
         return f"{mode_name}={mode!r}"
-    if mode != "constant" and value != 0:  # which Kornia refuses, and says so
+    if mode != "constant" and not (isinstance(value, int | float) and value == 0):  # which Kornia refuses, and says so
         return f"{value_name}={value!r} with {mode_name}={mode!r}"
     return None
 

@@ -115,6 +115,10 @@ class IndexOp(GatherOp):
     fill: Any = 0.0
     """Fill value of the images: a number, or one per channel."""
 
+    def per_channel(self, channels: int) -> dict[str, Any]:
+        """The fill."""
+        return {"fill": self.fill}
+
     @property
     def mask_fill(self) -> float:
         """Fill value of masks. As in Kornia, a value per channel is for images only, and masks are padded with 0."""
@@ -180,6 +184,10 @@ class WarpOp(GatherOp):
     mask_fill: float = 0.0
     """``edge`` for masks, whose only fill value is 0."""
     nearest: bool = False
+
+    def per_channel(self, channels: int) -> dict[str, Any]:
+        """The fill."""
+        return {"fill": self.fill}
 
     @abstractmethod
     def warp(self, drawn: OpDraws, size: Size) -> Warp:

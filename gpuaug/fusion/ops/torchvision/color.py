@@ -228,6 +228,15 @@ class Normalize(TorchvisionOp, channel.Normalize):
         TorchvisionOp.__init__(self, name, transform, units)
         self.mean, self.std = channel.values_of(transform.mean), channel.values_of(transform.std)
 
+    def per_channel(self, channels: int) -> dict[str, Any]:
+        """Mean and std, of which torchvision broadcasts one channel to several."""
+        return {} if channels == 1 else super().per_channel(channels)
+
+    def unsupported_size(self, size: Size) -> str | None:
+        """With torchvision images of one channel have as many as there are values."""
+        counts = {len(self.mean), len(self.std)} - {1, size.channels}
+        return f"holds {max(counts)} values for {size.channels} channels" if counts else None
+
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """Mean and deviation."""
         transform: Any = self.module

@@ -65,6 +65,8 @@ class _Padded(TorchvisionOp, IndexOp):
     def unsupported(self) -> str | None:
         """Why the transform is left to torchvision, or ``None``."""
         mode: Any = self.module.padding_mode
+        if self._pads and mode != "constant" and isinstance(image_fill(self.module.fill), list):
+            return f"fill has a value per channel with padding_mode={mode!r}"
         return None if mode in _EDGES or not self._pads else f"padding_mode={mode!r}"
 
     @property

@@ -23,7 +23,7 @@ class Erasing(TorchvisionOp, erasing.Erasing):
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
-        value = 0 if transform.value is None else transform.value[0]
+        value = transform.value[0] if transform.value else 0
         self._value = self.share(int(value) if units == "bytes" else value)
         self._least, most = (float(bound) for bound in transform.scale)
         self._by = most - self._least
@@ -35,7 +35,11 @@ class Erasing(TorchvisionOp, erasing.Erasing):
         values: Any = self.module.value
         if values is None:
             return "value='random'"
-        return "value has a number for each channel" if len(values) > 1 else None
+        return None if len(values) == 1 else "value has a number for each channel"
+
+    def per_channel(self, channels: int) -> dict[str, Any]:
+        """The values, where they are given."""
+        return {} if self.module.value is None else {"value": self.module.value}
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Whole sides of an area and ratio, and a start where the rectangle fits; no sides where none is small enough."""

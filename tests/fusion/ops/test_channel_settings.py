@@ -1,0 +1,76 @@
+"""Settings with a value per channel: one value, or as many as images have channels, or an error of gpuaug's."""
+
+import kornia.augmentation as K
+import pytest
+import torch
+from torchvision import tv_tensors
+from torchvision.transforms import InterpolationMode, v2
+
+import gpuaug
+
+BILINEAR = InterpolationMode.BILINEAR
+TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
+
+SETTINGS = {
+    "fill of Pad_0": lambda values: [v2.Pad(2, fill=values)],
+    "fill of RandomCrop_0": lambda values: [v2.RandomCrop(8, padding=3, fill=values)],
+    "fill of RandomCrop_1": lambda values: [v2.RandomHorizontalFlip(), v2.RandomCrop(20, pad_if_needed=True, fill=values)],
+    "fill of RandomZoomOut_0": lambda values: [v2.RandomZoomOut(values), v2.CenterCrop(8)],
+    "fill of RandomAffine_0": lambda values: [v2.RandomAffine(20, fill=values)],
+    "fill of RandomRotation_0": lambda values: [v2.RandomRotation(20, BILINEAR, fill=values)],
+    "fill of RandomRotation_1": lambda values: [v2.Resize(9), v2.RandomRotation((20, 20), expand=True, fill=values)],
+    "fill of RandomPerspective_0": lambda values: [v2.RandomPerspective(fill=values)],
+    "fill of Pad_1": lambda values: [v2.RandomInvert(), v2.Pad(2, fill={tv_tensors.Image: values, "others": 0})],
+    "fill of RandAugment_0": lambda values: [v2.RandAugment(fill=values), TO_FLOAT],
+    "fill of TrivialAugmentWide_0": lambda values: [v2.TrivialAugmentWide(fill=values), TO_FLOAT],
+    "fill of AutoAugment_0": lambda values: [v2.AutoAugment(fill=values), TO_FLOAT],
+    "value of RandomErasing_0": lambda values: [v2.RandomErasing(0.0, value=values)],
+    "fill of RandomCrop_2": lambda values: [K.RandomInvert(), K.RandomInvert(), K.RandomCrop((8, 8), padding=3, fill=values)],
+    "fill of RandomCrop_3": lambda values: [
+        *[K.RandomInvert()] * 3,
+        K.RandomCrop((8, 8), padding=3, fill=torch.tensor(values)),
+    ],
+    "pad_value of PadTo_0": lambda values: [K.PadTo((20, 20), pad_value=values)],
+    "mean of Normalize_0": lambda values: [K.Normalize(torch.tensor(values), torch.tensor(0.5))],
+    "std of Normalize_0": lambda values: [K.Normalize(torch.tensor(0.5), torch.tensor(values) + 0.5)],
+    "mean of Denormalize_0": lambda values: [K.Denormalize(torch.tensor(values), torch.tensor(0.5))],
+    "mean of Normalize_1": lambda values: [v2.RandomInvert(), v2.Normalize(list(values), [0.5])],
+    "std of Normalize_1": lambda values: [v2.RandomInvert(), v2.Normalize([0.5], [value + 0.5 for value in values])],
+    "rgb_weights of RandomGrayscale_0": lambda values: [K.RandomGrayscale(rgb_weights=torch.tensor(values), p=1.0)],
+}
+BROADCAST = ("mean of Normalize_1", "std of Normalize_1")
+"""With torchvision, a grey image then has as many channels as there are values."""
+
+
+@pytest.mark.filterwarnings("ignore::gpuaug.GpuAugWarning")
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_as_many_values_as_channels_or_one_or_an_error(name, channels):
+    images = torch.rand(2, channels, 16, 16)
+    for count in range(6):
+        modules = SETTINGS[name](tuple(0.1 * value for value in range(1, count + 1)))
+        if count in (1, channels):
+            if "Augment" not in name and "rgb_weights" not in name:
+                assert gpuaug.fuse(modules)(images).shape[1] == channels
+        elif "rgb_weights" not in name or channels == 3:
+            if name in BROADCAST and channels == 1:
+                continue
+            text = (
+                f"{name} must have one value, or one per channel of the images, got {count} for {channels} channels. Pass one"
+            )
+            with pytest.raises(gpuaug.ArgumentError, match=text):
+                gpuaug.fuse(modules)(images)
+            with pytest.raises(gpuaug.ArgumentError, match=text):
+                gpuaug.fuse(modules).draw(images.shape)
+
+
+def test_constants_of_tensors_are_compared_by_value():
+    one, other = torch.tensor([0.25, 0.5, 0.75]), torch.tensor([0.25, 0.5, 1.0])
+    images = torch.rand(2, 3, 8, 8)
+    for fills, launches in (((one, one.clone()), 1), ((one, other), 2)):
+        modules = [K.RandomCrop((8, 8), padding=3, fill=fill) for fill in fills]
+        pipeline = K.AugmentationSequential(*modules)
+        augment = gpuaug.fuse(pipeline)
+        draws = augment.draw(images.shape, seed=0)
+        assert augment.explain(images.shape).launches == launches
+        assert torch.equal(augment(images, draws=draws), pipeline(images, params=draws.as_kornia()))
