@@ -94,10 +94,11 @@ class ImageTypes:
         """
         if op.package == "torchvision":
             self.require_floats(op.name)
-        if self.in_unit_range and (op.mean.max() > 1 or op.std.max() > _MOST_DEVIATION):
+        mean, std = float(op.mean.max(initial=0)), float(op.std.max(initial=0))
+        if self.in_unit_range and (mean > 1 or std > _MOST_DEVIATION):
             error = ArgumentError(
-                f"mean and std of {op.name} must be those of images in [0, 1], got a mean of {op.mean.max():g} and a std of "
-                f"{op.std.max():g}. Divide both by 255."
+                f"mean and std of {op.name} must be those of images in [0, 1], got a mean of {mean:g} and a std of {std:g}. "
+                "Divide both by 255."
             )
             if self._declared:
                 raise error
