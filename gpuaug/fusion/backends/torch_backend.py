@@ -176,7 +176,8 @@ class _Taps:
     def __init__(self, source: Reader, front: Gather, columns: Columns, place: _Place, fill: int | None = None) -> None:
         self._reader = source
         self._part, self._column, self._place = front.before, columns.before, place
-        # Masks keep their type. A fill for images may lie between two bytes, and then their values leave as floats.
+        # Masks keep their type. A fill for images is float32, and is rounded with the result: it may lie between two bytes, or
+        # between two numbers of 16 bits.
         if fill is not None:
             self._fill = torch.full((), fill, dtype=source.dtype, device=place.device)
         else:
@@ -193,8 +194,7 @@ class _Taps:
             x, y = x * within, y * within
         values = self._reader(x, y)
         if within is not None:
-            fill = self._fill if values.dtype == torch.uint8 else self._fill.to(values.dtype)
-            values = torch.where(within[:, None], values, fill)
+            values = torch.where(within[:, None], values, self._fill)
         if inside is not None:
             # Not a product: what lies outside may stand on a pixel that is no number.
             values = values.masked_fill(~inside[:, None], 0)

@@ -10,15 +10,18 @@ FILLS = [0.1, 0.3, 0.7, *(step / 2048 + 2**-12 for step in range(1025, 2048, 93)
 
 
 def fills_differ(fill):
-    """Whether what is padded, and resized behind it, differs by a bit between the kernels and torch, as float16."""
+    """Whether what is padded, and resized behind it, differs by a bit between the kernels and torch, in 16 and in 32 bits."""
     images = bytes_of(batch=2, channels=1)
-    for modules in (
-        [K.RandomCrop((20, 22), padding=9, fill=fill)],
-        [K.RandomCrop((30, 32), padding=12, fill=fill), K.Resize(20)],
-    ):
-        expected, got, _, _ = through_both(modules, images, torch.float16, torch.contiguous_format)
-        if not torch.equal(got[..., :2, :2], expected[..., :2, :2]):
-            return True
+    for source, dtype in ((images, torch.float16), ((images.float() / 255).bfloat16(), torch.float32)):
+        for modules in (
+            [K.RandomCrop((20, 22), padding=9, fill=fill)],
+            [K.RandomCrop((30, 32), padding=12, fill=fill), K.Resize(20)],
+        ):
+            expected, got, _, _ = through_both(modules, source, dtype, torch.contiguous_format)
+            if not torch.allclose(
+                got[..., :2, :2], expected[..., :2, :2], rtol=0, atol=0 if dtype == torch.float16 else 1.2e-7
+            ):
+                return True
     return False
 
 
