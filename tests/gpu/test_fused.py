@@ -8,10 +8,12 @@ import torch
 from support import compositions, pipelines, skipped
 from support.executors import composition_difference, disagreement
 from support.replay import both, photographs
+from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.triton import backend
+from gpuaug.fusion.pixels import PIXELS, converted
 
 pytestmark = pytest.mark.gpu
 
@@ -45,6 +47,31 @@ def test_kernels_equal_torch(group, name, batch):
     tolerance = 1e-4 if max(images.shape[2:]) > 64 else 2e-5
     said = disagreement(name, getattr(pipelines, group)[name](), images, dtype, memory_format, tolerance)
     assert not said, said
+
+
+TYPED = {
+    "moved": lambda: [v2.RandomHorizontalFlip(), v2.RandomCrop(24, padding=4, fill=0.5)],
+    "crop and colours": lambda: [v2.RandomResizedCrop(24), v2.ColorJitter(0.4, 0.4, 0.4)],
+    "converted": lambda: [v2.RandomCrop(24), v2.ToDtype(torch.float32, scale=True)],
+    "a function": lambda: [v2.RandomCrop(24), v2.Lambda(lambda image: image.flip(-1)), v2.RandomInvert()],
+    "a function that converts": lambda: [v2.RandomCrop(24), v2.Lambda(lambda image: image / 2), v2.RandomInvert()],
+    "Kornia's": lambda: [K.RandomCrop((24, 24)), K.RandomInvert()],
+}
+
+
+@pytest.mark.filterwarnings("ignore:pipeline must hold modules that gpuaug.fuse lowers")
+@pytest.mark.parametrize("dtype", sorted(PIXELS, key=str), ids=str)
+@pytest.mark.parametrize("name", TYPED)
+def test_types_are_those_of_the_cpu(name, dtype):
+    images = converted(photographs(5), dtype)
+    results = []
+    for each in (images, images.cuda()):
+        torch.manual_seed(0)
+        results.append(gpuaug.fuse(v2.Compose(TYPED[name]()) if "Kornia" not in name else TYPED[name]())(each))
+    expected, got = results
+    assert got.dtype == expected.dtype
+    tolerance = {torch.uint8: 1, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}.get(got.dtype, 2e-5)
+    torch.testing.assert_close(got.cpu(), expected, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("name", compositions.SOME)
