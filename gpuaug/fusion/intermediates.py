@@ -51,7 +51,7 @@ def is_clean(front: Gather | FrontOp, given: torch.dtype) -> bool:
     if not isinstance(front, Gather):
         return front.kernel != "mix"  # whose weights the user may choose
     fills = (*np.atleast_1d(front.warp.fill), 0.0) if isinstance(front.warp, WarpOp) else (0.0,)
-    bounded = min(fills) >= 0 and max(fills) <= 1  # the user may fill with any value
+    bounded = bool(min(fills) >= 0 and max(fills) <= 1)  # the user may fill with any value; Triton compiles no bool of NumPy's
     swings = front.filter == "cubic" and not front.clamps
     return bounded and not swings and "constant" not in (front.before.edge, front.after.edge)
 

@@ -1,13 +1,14 @@
 """Images between passes have 16 bits a value only where nothing is lost that the result could hold."""
 
 import kornia.augmentation as K
+import numpy as np
 import pytest
 import torch
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug.fusion.intermediates import KEPT, in_strips, types_written
+from gpuaug.fusion.intermediates import KEPT, in_strips, is_clean, types_written
 from gpuaug.fusion.ops.base import Size
 
 HALF, FLOAT, BYTES = torch.bfloat16, torch.float32, torch.uint8
@@ -43,6 +44,15 @@ def test_half_precision_keeps_16_bits_between_passes_that_stay_in_range(name):
     expected = tuple(KEPT if each == "16" else FLOAT for each in bits.split())
     assert types(modules, BYTES, HALF) == (*expected, HALF)
     assert types(modules, BYTES, FLOAT) == (*(FLOAT,) * len(expected), FLOAT)
+
+
+@pytest.mark.parametrize("fill", [-1.0, 0.0, 0.5, 2.0, (0.0, 2.0, 0.5), (0.0, 0.5, 1.0)], ids=str)
+def test_a_warp_is_clean_by_its_fill(fill):
+    """As Python's bool, which becomes a constant of kernels: Triton compiles none of NumPy's."""
+    augment = gpuaug.fuse([v2.ToDtype(FLOAT, scale=True), v2.RandomAffine(20, fill=fill)])
+    (step,) = augment._program().segments.at(0, Size(2, 3, 24, 24), masks=False).plan.passes
+    assert is_clean(step.front, BYTES) is (min(np.atleast_1d(fill)).item() >= 0 and max(np.atleast_1d(fill)).item() <= 1)
+    assert is_clean(step.front, FLOAT) is False
 
 
 @pytest.mark.parametrize(
