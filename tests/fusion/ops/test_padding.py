@@ -15,6 +15,7 @@ from support.compositions import (
 )
 from support.fuzzing import cases, outcome
 from support.ragged import images_of, pack
+from support.replay import both
 from support.torchvision_replay import replayed, scaled
 from torchvision.transforms import v2
 
@@ -119,3 +120,13 @@ def test_symmetric_padding_is_torchvisions_among_others():
     images = bytes_of()
     for modules in ([pad, flip], [flip, v2.Pad(3, padding_mode="edge"), pad, v2.CenterCrop(9)], [pad, v2.Pad(2), flip, pad]):
         assert torch.equal(gpuaug.fuse(modules)(images), v2.Compose(modules)(images))
+
+
+@pytest.mark.parametrize("mode", ["constant", "replicate", "reflect"])
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+def test_padded_crops_that_skip_samples_are_flipped_and_cropped_as_by_kornia(p, mode):
+    crop = K.RandomCrop((12, 13), padding=9, padding_mode=mode, p=p)
+    pipeline, images = K.AugmentationSequential(crop, K.RandomHorizontalFlip(), K.RandomCrop((6, 6))), bytes_of(16)
+    for seed in range(3):
+        expected, got = both(pipeline, images, seed)
+        assert torch.equal(got, expected)
