@@ -191,7 +191,7 @@ def test_fills_that_are_no_bytes_are_refused_for_bytes(name):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_what_is_padded_holds_the_fill_rounded_once(dtype):
     """Whatever the images are, and where the fill lies half way between two numbers of the type, too."""
-    fills = torch.cat([torch.rand(200, generator=torch.Generator().manual_seed(0)), torch.arange(129, 256) / 256 + 2**-9])
+    fills = torch.cat([torch.rand(12, generator=torch.Generator().manual_seed(0)), torch.arange(129, 256, 9) / 256 + 2**-9])
     for images in (photographs(1, dtype=torch.uint8), photographs(1, dtype=torch.float32)):
         for fill in fills.tolist():
             made = gpuaug.fuse(K.RandomCrop((40, 60), padding=9, fill=fill), dtype=dtype)(images)
