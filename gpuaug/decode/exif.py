@@ -123,7 +123,7 @@ def of_png(data: memoryview) -> tuple[bytes, bytes]:
         (EXIF, XMP), each empty if the file has none.
 
     Cost:
-        Half a microsecond per chunk.
+        About 0.6 µs per chunk: 50 µs for a file of 600 KB in chunks of 8 KB.
     """
     exif, profile, xmp, at = b"", b"", b"", 8
     animated = behind_pixels = False
