@@ -116,7 +116,7 @@ def _by_pil(file: NDArray[np.uint8], channels: Any, scale: int, header: Any) -> 
     jpeg = header["format"] != Format.OTHER
     # A JPEG as such, also where PIL.Image.open would find several pictures in it, as those of many phones have.
     with JpegImagePlugin.JpegImageFile(io.BytesIO(file.data)) if jpeg else opened(file.data) as image:
-        if jpeg and header["format"] != Format.LOSSLESS_JPEG:  # of which libjpeg-turbo converts nothing
+        if jpeg and header["format"] != Format.LOSSLESS_JPEG:  # libjpeg-turbo converts no lossless JPEG
             grey = channels == 1 and image.mode in ("L", "RGB", "YCbCr")
             # "L" reads the luma stored in the file, as the engines do.
             # PIL picks the smallest scaled size that is at least the one asked for and rounds it up, so sides are rounded down.

@@ -33,7 +33,7 @@ _XMP = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _CHUNK = re.compile(rb"\w{4}").fullmatch
 
 _MOST_CHUNKS = 2**18
-"""Most chunks of a PNG that are looked at: those of a file of 2 GiB in chunks of 8 KB, as libpng writes them."""
+"""Largest number of chunks of a PNG that are read: a file of 2 GiB has as many, in chunks of 8 KB as libpng writes them."""
 
 _MOST_TEXT = 2**20
 """Bytes of a compressed text of a PNG. PIL decodes no PNG with a longer one."""

@@ -202,7 +202,7 @@ def _other(data: memoryview) -> Header:
         (width, height), bands = image.size, len(image.getbands())
         if image.format == "TIFF":
             if (samples := image.tag_v2.get(_TIFF_SAMPLES, 1)) > bands:  # PIL leaves them out without a word
-                return Header(problem=f"it has {samples} bands, of which PIL decodes {bands}")
+                return Header(problem=f"it has {samples} bands, and PIL decodes {bands}")
             # PIL turns it upright as it decodes; in some versions ``size`` is the stored one.
             width, height = image.tag_v2[_TIFF_WIDTH], image.tag_v2[_TIFF_HEIGHT]
             turned = image.getexif().get(_TIFF_ORIENTATION, 1)

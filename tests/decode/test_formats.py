@@ -121,5 +121,5 @@ def test_a_tiff_of_more_bands_than_colours_is_refused(planar, order):
 
 
 def test_bands_that_would_be_left_out_are_counted():
-    assert parse(tiff(noise(0, 5, 9, 5), extrasamples=(0, 0))).problem == "it has 5 bands, of which PIL decodes 3"
-    assert parse(tiff(noise(0, 5, 9, 5), extrasamples=(2, 0))).problem == "it has 5 bands, of which PIL decodes 4"
+    assert parse(tiff(noise(0, 5, 9, 5), extrasamples=(0, 0))).problem == "it has 5 bands, and PIL decodes 3"
+    assert parse(tiff(noise(0, 5, 9, 5), extrasamples=(2, 0))).problem == "it has 5 bands, and PIL decodes 4"

@@ -38,7 +38,7 @@ class ImageTypes:
     fallbacks: int = 0
     """Number of torchvision's fallback modules so far."""
     in_unit_range: bool = field(init=False)
-    """True while values are certain to lie in [0, 1]: those of bytes, until something may take them elsewhere."""
+    """True while values are certain to lie in [0, 1]. Bytes stand for such values until a transform may change their range."""
     refusal: Refusal | None = field(default=None, init=False)
     """Why images of the type that the pipeline is called with are refused. Images of another type may be accepted."""
     _declared: bool = field(init=False)

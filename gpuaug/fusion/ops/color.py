@@ -165,7 +165,7 @@ class Posterize(PointOp):
         self._offset = 0.0
 
     def expect_rounding(self) -> None:
-        """Round down to levels where equal pixels may have come out of another op a rounding error apart."""
+        """Round down to levels with a tolerance: an op before may make pixels that differ by rounding errors of equal ones."""
         self._offset = SLACK
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:

@@ -151,7 +151,7 @@ class LevelsOp(FrontOp):
     """True if auto contrast is of levels, as of bytes, and not of the values themselves."""
 
     def expect_rounding(self) -> None:
-        """Count levels of images of which equal pixels may have come out of another op a rounding error apart."""
+        """Count levels with a tolerance: an op before may make pixels that differ by rounding errors of equal ones."""
         self.to_levels = (self.to_levels[0], SLACK)
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:

@@ -229,7 +229,7 @@ class Normalize(TorchvisionOp, channel.Normalize):
         self.mean, self.std = channel.values_of(transform.mean), channel.values_of(transform.std)
 
     def per_channel(self, channels: int) -> dict[str, Any]:
-        """Mean and std, of which torchvision broadcasts one channel to several."""
+        """Mean and std. torchvision broadcasts images of one channel to as many channels as there are values."""
         return {} if channels == 1 else super().per_channel(channels)
 
     def unsupported_size(self, size: Size) -> str | None:
