@@ -207,15 +207,11 @@ class EagerTorchvision(EagerOp):
         ]
 
     def _images(self, images: Tensor, drawn: OpDraws, device: torch.device) -> Tensor:
-        images = converted(images, self._dtype, copy=True)
-        if not len(images):
-            out = self.out(Size(*images.shape), drawn)
-            return images.new_empty((0, out.channels, out.height, out.width), dtype=self._out_dtype)
+        batch, applies = converted(images, self._dtype, copy=True), drawn["apply_mask"].tolist()
+        if not len(images):  # a black image tells size and type of what a full batch becomes
+            batch, applies = batch.new_zeros((1, *images.shape[1:])), [True]
         with self._named_in_errors(), Generators(device).keyed(drawn["key"]), initial_settings(), torch.no_grad():
-            made = [
-                self._image(image) if applies else image
-                for image, applies in zip(images, drawn["apply_mask"].tolist(), strict=True)
-            ]
+            made = [self._image(image) if runs else image for image, runs in zip(batch, applies, strict=True)]
         sizes = list(dict.fromkeys("x".join(map(str, each.shape)) for each in made))
         if len(sizes) > 1:
             raise ArgumentError(
@@ -223,7 +219,7 @@ class EagerTorchvision(EagerOp):
                 "resize in it."
             )
         self._check_types({each.dtype for each in made})
-        return torch.stack(made)
+        return torch.stack(made)[: len(images)]
 
     def _image(self, image: Tensor) -> Tensor:
         made = self.module(image)
