@@ -62,9 +62,7 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     """
     keys = PER_BOX if per_box is None else per_box
     if not isinstance(keys, list | tuple | set | frozenset) or not all(isinstance(key, str) for key in keys):
-        raise ArgumentTypeError(
-            f"per_box must be a list of keys, got {shown(per_box)}. List all: ['boxes', 'labels']."
-        )
+        raise ArgumentTypeError(f"per_box must be a list of keys, got {shown(per_box)}. List all: ['boxes', 'labels'].")
     if isinstance(targets, Mapping):
         return _sanitize_padded(targets, set(keys))
     if isinstance(targets, str | Tensor) or not isinstance(targets, Sequence):

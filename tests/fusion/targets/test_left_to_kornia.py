@@ -8,6 +8,7 @@ import torch
 from kornia.augmentation import auto
 from kornia.core.exceptions import BaseError
 from torch import nn
+from torchvision import tv_tensors
 
 import gpuaug
 from gpuaug.fusion.lower.kornia import LOWERED
@@ -95,7 +96,8 @@ CASES = {
     "a user's shift": lambda: OwnShift(p=1.0),
     "policy": lambda: auto.AutoAugment(),
     "container": lambda: K.ImageSequential(K.RandomElasticTransform(p=1.0, **SETTINGS["RandomElasticTransform"])),
-    "container, some": lambda: K.ImageSequential(subclass(K.RandomHorizontalFlip)(p=1.0), Shift(), random_apply=1),
+    "container, some": lambda: K.ImageSequential(made("RandomElasticTransform"), Shift(), random_apply=1),
+    "warped patches": lambda: K.PatchSequential(made("RandomElasticTransform"), grid_size=(1, 1), patchwise_apply=False),
     "patches": lambda: K.PatchSequential(subclass(K.RandomHorizontalFlip)(p=1.0), grid_size=(2, 2), patchwise_apply=False),
 }
 
@@ -132,6 +134,16 @@ def test_targets_follow_the_pixels_or_are_refused(name, key):
     place = followed[0]["boxes"] if key == "targets" else followed[0]
     centre = place[0] if key == "keypoints" else (place[0, :2] + place[0, 2:]) / 2
     torch.testing.assert_close(centre, found, atol=3.0, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_masks_of_torchvisions_type_follow_as_named_ones_do():
+    masks = torch.randint(0, 9, (2, SIDE, SIDE))
+    augment = gpuaug.fuse([OwnShift(p=1.0), K.RandomVerticalFlip(p=1.0)])
+    _, got = augment(torch.rand(2, 3, SIDE, SIDE), {"map": tv_tensors.Mask(masks)})
+    _, wanted = augment(torch.rand(2, 3, SIDE, SIDE), masks, data_keys=["input", "mask"])
+    assert torch.equal(got["map"], wanted)
+    assert not torch.equal(wanted, masks)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -170,6 +170,22 @@ def test_valid_goes_from_call_to_call_and_drops_what_is_gone():
     assert [(len(each["objects"]), each["labels"].tolist()) for each in kept] == [(1, [1]), (1, [0]), (0, [])]
 
 
+def test_valid_is_of_the_boxes_that_come_first():
+    gone, stays = [0, 0, 4, 4], [20, 12, 28, 20]
+    two = [tv_tensors.BoundingBoxes([gone, stays], format="XYXY", canvas_size=SIDES) for _ in range(3)]
+    three = [tv_tensors.BoundingBoxes([stays, gone, stays], format="XYXY", canvas_size=SIDES) for _ in range(3)]
+    crop = gpuaug.fuse(FIXED["crop"]())
+    valid = torch.tensor([True, True])
+    _, got = crop(IMAGES, [{"a": a, "b": b, "valid": valid} for a, b in zip(two, three, strict=True)])
+    assert [record["valid"].tolist() for record in got] == [[False, True]] * 3
+    _, got = crop(IMAGES, [{"a": a, "valid": ~valid} for a in two])
+    assert [record["valid"].tolist() for record in got] == [[False, False]] * 3
+    named = [{"extra": b, "boxes": a.as_subclass(torch.Tensor)} for a, b in zip(two, three, strict=True)]
+    _, got = crop(IMAGES, named, data_keys=["input", "targets"])
+    assert [record["valid"].tolist() for record in got] == [[False, True]] * 3
+    assert [len(record["extra"]) for record in got] == [3] * 3
+
+
 def test_views_repeat_the_annotations_of_each_image():
     value = {
         "map": tv_tensors.Mask(torch.randint(0, 9, (3, *SIDES))),
@@ -207,6 +223,7 @@ def test_annotations_follow_images_of_different_sizes():
 def test_crop_by_boxes_looks_at_boxes_of_any_key():
     augment = gpuaug.fuse([v2.RandomIoUCrop(), v2.Resize((24, 24))])
     values = [{"objects": tensor("boxes", n, n), "map": tensor("label map", 0, n)} for n in (1, 2, 2)]
+    values = [{**value, "other map": value["map"]} for value in values]
     draws = augment.draw(IMAGES.shape, seed=3)
     _, got = augment(IMAGES, values, draws=draws)
     named = [{"boxes": value["objects"]} for value in values]
@@ -214,6 +231,12 @@ def test_crop_by_boxes_looks_at_boxes_of_any_key():
     for made, other in zip(got, wanted, strict=True):
         assert torch.equal(made["objects"], other["boxes"])
         assert made["map"].shape == (24, 24)
+
+
+def test_crop_by_boxes_looks_at_one_set_of_boxes():
+    augment = gpuaug.fuse([v2.RandomIoUCrop(), v2.Resize((24, 24))])
+    with pytest.raises(gpuaug.ArgumentError, match="RandomIoUCrop"):
+        augment(IMAGES, [{"one": tensor("boxes", 1, 0), "other": tensor("boxes", 1, 1)}] * 3)
 
 
 # Positions in a batch
@@ -244,17 +267,17 @@ IN_A_BATCH = {
 
 
 @pytest.mark.parametrize(("batch", "on", "found"), IN_A_BATCH.values(), ids=IN_A_BATCH)
-@pytest.mark.parametrize("depth", [0, 2])
-def test_stages_hand_over_what_their_type_declares(batch, on, found, depth):
+@pytest.mark.parametrize(("device", "depth"), [("cpu", 0), ("cpu", 2), pytest.param("cuda", 2, marks=pytest.mark.gpu)])
+def test_stages_hand_over_what_their_type_declares(batch, on, found, device, depth):
     augment = gpuaug.fuse(v2.Compose([v2.RandomHorizontalFlip(), v2.RandomCrop((20, 30))]))
     stage = gpuaug.TransformStage(augment, on=on, name="augment")
     declared = gpuaug.TransformStage(augment, on={0: "input", 1: "mask"}, name="augment")
     plain = (IMAGES, MASK.as_subclass(torch.Tensor))
     wanted = list(gpuaug.StreamedLoader([plain] * 2, [declared], device="cpu", seed=4, depth=0))
-    got = list(gpuaug.StreamedLoader([batch] * 2, [stage], device="cpu", seed=4, depth=depth))
+    got = list(gpuaug.StreamedLoader([batch] * 2, [stage], device=device, seed=4, depth=depth))
     for made, (_, masks) in zip(got, wanted, strict=True):
         assert type(made) is type(batch)
-        assert torch.equal(torch.as_tensor(found(made)).as_subclass(torch.Tensor), masks)
+        assert torch.equal(torch.as_tensor(found(made)).as_subclass(torch.Tensor).cpu(), masks)
 
 
 def test_stages_that_keep_their_source_leave_targets_with_it():
@@ -285,6 +308,14 @@ REFUSED = {
 def test_tensors_that_do_not_fit_the_images_are_refused(value, error, keyword):
     with pytest.raises(error, match=keyword):
         gpuaug.fuse(FIXED["flip"]())(IMAGES, value, data_keys=["input", "tv_tensors"])
+
+
+@pytest.mark.parametrize("key", ["bbox_xyxy", "keypoints"])
+def test_canvas_is_compared_under_data_keys_of_kornia_too(key):
+    value = tensor("boxes", 1, 0) if key == "bbox_xyxy" else tv_tensors.KeyPoints(torch.ones(1, 4, 2), canvas_size=SIDES)
+    gpuaug.fuse(FIXED["flip"]())(IMAGES[:1], value, data_keys=["input", key])
+    with pytest.raises(gpuaug.ArgumentError, match="canvas_size"):
+        gpuaug.fuse(FIXED["flip"]())(IMAGES[:1, :, :16], value, data_keys=["input", key])
 
 
 @pytest.mark.parametrize("transform", [v2.RandomRotation((20, 40)), v2.ColorJitter(0.9), v2.RandomCrop(4), v2.Resize(8)])
