@@ -14,7 +14,7 @@ from torchvision.models import ResNet18_Weights
 from torchvision.transforms import v2
 
 from gpuaug import GpuAugWarning, StreamedLoader, TransformStage
-from gpuaug.core.torchvision_transforms import drawn_once
+from gpuaug.core.torchvision_types import drawn_once
 
 TEXT = (
     "transform must draw for each image to augment a batch, got torchvision's {}, drawn once for the whole batch. Pass "

@@ -60,6 +60,10 @@ class EagerOp(ABC):
     def moves_nothing(self) -> bool:
         """True if the module is known to leave masks, boxes and keypoints unchanged."""
 
+    def moves(self, key: str) -> bool:
+        """Whether the library moves values with a data key of Kornia's as the module moves pixels, or says that it cannot."""
+        return key in ("input", "class", "tv_tensors")
+
     @abstractmethod
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """The parameters that the module draws before it runs, and a seed for its draws while it runs."""
@@ -108,6 +112,10 @@ class EagerKornia(EagerOp):
             getattr(type(self.module), name) is getattr(base, name) for name in handlers
         )
 
+    def moves(self, key: str) -> bool:
+        """Whether Kornia moves values with a data key as the module moves pixels, or raises an error."""
+        return key in ("input", "class", "valid", "tv_tensors") or _moves(self.module, key)
+
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Kornia's own parameters, drawn under a seed from ``sampler``, and the seed for draws while the module runs."""
         key = sampler.key()
@@ -134,6 +142,21 @@ class EagerKornia(EagerOp):
             done = self._container(*taken, params=drawn["params"], data_keys=keys)
         made = done if isinstance(done, list | tuple) else [done]
         return [each.data if isinstance(each, Boxes) else each for each in made]
+
+
+def _moves(module: nn.Module, key: str) -> bool:
+    """Whether Kornia moves masks, boxes or keypoints as ``module`` moves pixels, or raises an error for them."""
+    if isinstance(module, K.container.ImageSequentialBase):
+        return all(_moves(child, key) for child in module.children())
+    if isinstance(module, K.auto.operations.OperationBase):
+        return _moves(module.op, key)
+    if isinstance(module, K.MixAugmentationBaseV2):
+        return True
+    # Kornia calls any other module on the images alone. It moves boxes and keypoints by a matrix, which RandomElasticTransform,
+    # RandomThinPlateSpline and RandomFisheye do not have: these are no geometric augmentations to it.
+    if key == "mask":
+        return isinstance(module, K.AugmentationBase2D)
+    return isinstance(module, K.GeometricAugmentationBase2D | K.IntensityAugmentationBase2D)
 
 
 def _for_kornia(key: str, value: Any) -> Any:
