@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -59,7 +60,7 @@ def check_first(
     """
     if any(isinstance(value, Ragged) for value in values):
         _refuse_ragged(transform)
-    parts = [*_parts(getattr(transform, "pipeline", transform))]
+    parts = [*_parts(transform)]
     if hasattr(transform, "pipeline"):
         keys = selection.data_keys or ["input"]
         images = values[keys.index("input") if "input" in keys else 0]
@@ -106,10 +107,12 @@ def _warn_of_targets(
     remaining: dict[str, None] = {}
     on: dict[Any, str] = {}
     unnamed: dict[Any, None] = {}
+    is_typed = False
     for name, member in members.items():
-        found = [target for target in search.targets(member, name) if id(target.tensor) not in passed]
+        found = [target for target in search.targets(member, name) if id(target.value) not in passed]
         remaining.update(dict.fromkeys(target.what for target in found))
-        keys = {target.data_key(member) for target in found}
+        is_typed |= any(type_name(target.value) for target in found)
+        keys = {target.data_key(member) for target in found if not type_name(target.value)}
         if len(keys) == 1 and None not in keys:
             on[name] = str(keys.pop())
         elif keys:
@@ -126,6 +129,8 @@ def _warn_of_targets(
         )
         return
     lines = [_line(transform, on, selection)] if on else []
+    if is_typed:
+        lines.append("Pass gpuaug.fuse(transform), in which torchvision's tensors follow by their type.")
     if unnamed:
         listed = ", ".join(map(repr, unnamed))
         lines.append(
@@ -195,6 +200,7 @@ def _parts(pipeline: Any) -> Iterator[Any]:
     yield pipeline
     held = [*pipeline.children()] if isinstance(pipeline, nn.Module) else []
     held += pipeline if isinstance(pipeline, list | tuple) else []
+    held += getattr(pipeline, "pipeline", ())  # of a fused one
     inner = getattr(pipeline, "transforms", None)
     held += inner if isinstance(inner, list | tuple) else []
     for part in held:
@@ -212,19 +218,19 @@ def _names(parts: list[Any], classes: tuple[str, ...]) -> str:
 
 
 class _Target(NamedTuple):
-    """A tensor of a batch that seems to belong to the pixels of the images."""
+    """A tensor or array of a batch that seems to belong to the pixels of the images."""
 
     what: str
     """``masks``, ``boxes`` or ``keypoints``, or the name by which it was found."""
     name: Any
-    """Key of the tensor, or of the container that holds it."""
-    tensor: torch.Tensor
+    """Key of the value, or of the container that holds it."""
+    value: Any
 
     def data_key(self, member: Any) -> str | None:
-        """Data key of the member of the batch that the tensor is in, or ``None`` without one."""
+        """Data key of the member of the batch that the value is in, or ``None`` without one."""
         if isinstance(member, torch.Tensor):
             return _DATA_KEYS[self.what]
-        if not isinstance(member, list | tuple) or type_name(self.tensor):
+        if not isinstance(member, list | tuple) or not isinstance(self.value, torch.Tensor):
             return None
         if any(isinstance(each, Mapping) for each in member):
             return "targets" if self.name in ("boxes", "bbox", "masks", "keypoints") else None
@@ -232,7 +238,7 @@ class _Target(NamedTuple):
 
 
 class _Search:
-    """Finds tensors that seem to be masks, boxes or keypoints: by type, by name, or by shape.
+    """Finds tensors and arrays that seem to be masks, boxes or keypoints: by type, by name, or by shape.
 
     Args:
         images: The images, (B, C, H, W) or a ``Ragged``; ``None`` if they are neither.
@@ -247,14 +253,14 @@ class _Search:
             self._sizes = {tuple(images.shape[-2:])}
 
     def targets(self, value: Any, name: Any, *, per_image: bool = False) -> Iterator[_Target]:
-        """The tensors within a member of a batch.
+        """The tensors and arrays within a member of a batch.
 
         Args:
             value: The member, or a value within it.
             name: Key of ``value``, or of the container that holds it.
             per_image: Whether ``value`` belongs to one image.
         """
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor | np.ndarray):
             what = TARGET_TYPES.get(type_name(value)) or self._by_name(value, name) or self._by_shape(value, per_image)
             if what:
                 yield _Target(what, name, value)
@@ -265,14 +271,14 @@ class _Search:
                 own = name if by_index else inner
                 yield from self.targets(batches.member(value, inner), own, per_image=inside)
 
-    def _by_name(self, value: torch.Tensor, name: Any) -> str | None:
+    def _by_name(self, value: Any, name: Any) -> str | None:
         if name not in _DATA_KEYS or value.ndim < 2:
             return None
         if name in ("masks", "mask"):  # not a mask of the patches that a model sees
             return name if not self._sizes or tuple(value.shape[-2:]) in self._sizes else None
         return name if value.shape[-1] in ((2, 3) if name == "keypoints" else (4,)) else None
 
-    def _by_shape(self, value: torch.Tensor, per_image: bool) -> str | None:
+    def _by_shape(self, value: Any, per_image: bool) -> str | None:
         axes = value.ndim if per_image else value.ndim - 1
         if not per_image and (not value.ndim or len(value) != self._batch):
             return None

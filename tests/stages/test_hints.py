@@ -5,6 +5,7 @@ import warnings
 from collections import namedtuple
 
 import kornia.augmentation as K
+import numpy as np
 import pytest
 import torch
 from contract.sources import failure, streamed
@@ -85,6 +86,8 @@ LOOK_LIKE_TARGETS = {
     "dicts under other keys": ([{"seg": MAPS[0]}, {"seg": MAPS[1]}], None),
     "boxes in dicts under other keys": (({"objects": torch.rand(3, 4)}, {"objects": torch.rand(0, 4)}), None),
     "a dict of maps": ({"semantic": MAPS}, None),
+    "arrays": ([np.zeros((8, 8)), np.zeros((8, 8))], None),
+    "boxes in arrays": ([{"objects": np.zeros((3, 4))}, {"objects": np.zeros((0, 4))}], None),
     "a list in a dict": ({"semantic": [MAPS[0], MAPS[1]]}, None),
 }
 
@@ -113,11 +116,18 @@ def test_tensors_of_torchvisions_types_follow_as_the_warning_says(value, key):
         return
 
     def wrapped(leaf):
+        leaf = torch.as_tensor(leaf)
         if leaf.shape[-1] == 4:
             return tv_tensors.BoundingBoxes(leaf, format="XYXY", canvas_size=(8, 8))
         return tv_tensors.Mask(leaf)
 
     assert not told((IMAGES, batches.map_leaves(wrapped, value)), TransformStage(fuse(FLIP)))
+
+
+@pytest.mark.parametrize("transform", [FLIP, nn.Sequential(fuse(FLIP), nn.Identity())])
+def test_tensors_of_torchvisions_types_beside_bare_transforms_are_told_of(transform):
+    [text] = told((IMAGES, tv_tensors.Mask(MAPS)), transform)
+    assert "Pass gpuaug.fuse(transform)" in text
 
 
 def test_targets_beside_images_of_different_sizes_are_told_of():
