@@ -101,6 +101,7 @@ def _first_difference(then: str, here: str) -> tuple[str, str]:
     lines = [[*text.split("\n"), "nothing"] for text in (then, here)]
     one, two = next((pair for pair in zip(*lines, strict=False) if pair[0] != pair[1]), (then, here))
     some, others = (re.split(r", (?=\w+=)", line.strip()) for line in (one, two))
+    some, others = [*some, "nothing"], [*others, "nothing"]
     at = next((at for at, pair in enumerate(zip(some, others, strict=False)) if pair[0] != pair[1]), 0)
     before = f"{some[0]}, …, " if at > 1 else f"{some[0]}, " if at else ""
     was, is_now = (f"{before}{parts[at]}" if parts[at].strip(")") else "nothing" for parts in (some, others))

@@ -19,8 +19,11 @@ from gpuaug.loader.placement import Placement
 MOST_SEED, MOST_COUNT = 2**64 - 1, 2**63 - 1
 """The largest seed, and the largest rank, batch, and epoch that is set: draws are keyed by words of 64 bits."""
 
-VERSION = 1
-"""Version of the state. Raised when an older gpuaug could not read it."""
+VERSION = 2
+"""Version of the state. Raised when an older gpuaug could not read it, or decodes or draws otherwise."""
+
+_READ_BY = {1: "0.2.0"}
+"""Release that reads states of each older version."""
 
 
 class Snapshot(NamedTuple):
@@ -284,10 +287,15 @@ def _checked(state: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(state, Mapping):
         raise ArgumentTypeError(f"state must be a mapping, got {type(state).__name__}. {WAY_OUT}")
+    version = whole_number("state['version']", state.get("version", VERSION), WAY_OUT, least=1)
+    if version != VERSION:
+        way_out = "It is of a newer gpuaug: install that."
+        if version in _READ_BY:
+            way_out = f'Go on with the release that made it: pip install "gpuaug=={_READ_BY[version]}".'
+        raise ArgumentError(f"state['version'] must be {VERSION}, got {version}. {way_out}")
     names = ("version", "seed", *Snapshot._fields, "ranks", "stages")
     if missing := [name for name in names if name not in state]:
         raise ArgumentError(f"state must hold {', '.join(names)}, got one without {', '.join(missing)}. {WAY_OUT}")
-    whole_number("state['version']", state["version"], "It is of a newer gpuaug: install that.", least=1, most=VERSION)
     most = {"seed": MOST_SEED, "epoch": MOST_SEED, "batch": MOST_COUNT, "ranks": MOST_COUNT}
     numbers = {name: whole_number(f"state[{name!r}]", state[name], WAY_OUT, most=at_most) for name, at_most in most.items()}
     flags = {name: flag(f"state[{name!r}]", state[name], WAY_OUT) for name in ("ended", "chosen")}

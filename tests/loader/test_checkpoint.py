@@ -11,6 +11,7 @@ from torch.utils.data import Sampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gpuaug import IteratorEndedError, StreamedLoader
+from gpuaug.loader.checkpoint import VERSION
 
 
 @pytest.mark.parametrize("kind", SOURCES)
@@ -46,7 +47,7 @@ def test_state_dict_holds_wrapped_loaders_state_at_given_batch(kind, depth):
         source, stages = state.pop("source"), state.pop("stages")
         assert list(stages) == ["first", "second"]
         assert state == {
-            "version": 1, "seed": 7, "epoch": 0, "batch": count, "ended": False, "chosen": False, "ranks": 1
+            "version": VERSION, "seed": 7, "epoch": 0, "batch": count, "ended": False, "chosen": False, "ranks": 1
         }  # fmt: skip
         assert repr(without_seeds(source)) == repr(without_seeds(by_itself.state_dict()))
 

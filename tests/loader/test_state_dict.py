@@ -24,6 +24,7 @@ from gpuaug import (
     collate_encoded,
 )
 from gpuaug.decode import cpu
+from gpuaug.loader.checkpoint import _READ_BY, VERSION
 
 
 def test_state_dict_of_any_stateful_iterable():
@@ -85,7 +86,7 @@ def test_state_dict_does_not_exist_where_it_would_not_be_true(kind):
 
 
 STATE = {
-    "version": 1, "seed": 7, "epoch": 1, "batch": 2, "ended": False, "chosen": False, "source": {}, "ranks": 1, "stages": {}
+    "version": VERSION, "seed": 7, "epoch": 1, "batch": 2, "ended": False, "chosen": False, "source": {}, "ranks": 1, "stages": {}
 }  # fmt: skip
 NAMES = "version, seed, epoch, batch, ended, chosen, source, ranks, stages"
 STRICT = "To go on with other batches, pass strict=False to load_state_dict."
@@ -99,7 +100,6 @@ WRONG = [
     ({**STATE, "ended": "no"}, ArgumentTypeError, "state['ended'] must be True or False, got 'no'."),
     ({**STATE, "chosen": None}, ArgumentTypeError, "state['chosen'] must be True or False, got None."),
     ({**STATE, "version": 0}, ArgumentError, "state['version'] must be 1 or more, got 0."),
-    ({**STATE, "version": 2}, ArgumentError, "state['version'] must be 1 or less, got 2."),
     (None, ArgumentTypeError, "state must be a mapping, got NoneType."),
     ([1], ArgumentTypeError, "state must be a mapping, got list."),
     ({**STATE, "ranks": "2"}, ArgumentTypeError, "state['ranks'] must be a whole number, got '2'."),
@@ -119,14 +119,19 @@ def test_invalid_state_dict_is_refused_and_changes_nothing(state, kind, text):
     batches = [bits(next(iterator))]
     with pytest.raises(kind) as raised:
         loader.load_state_dict(state)
-    way_out = (
-        "It is of a newer gpuaug: install that."
-        if "version'" in text
-        else "Pass what state_dict() of a StreamedLoader returned."
-    )
-    assert str(raised.value) == f"{text} {way_out}"
+    assert str(raised.value) == f"{text} Pass what state_dict() of a StreamedLoader returned."
     batches += [bits(batch) for batch in iterator]
     assert same(batches, [bits(batch) for batch in streamed(shuffled)])
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_state_of_another_version_is_refused_with_the_release_that_reads_it(strict):
+    way_outs = {version: f'Go on with the release that made it: pip install "gpuaug=={by}".' for version, by in _READ_BY.items()}
+    assert [*way_outs, VERSION] == list(range(1, VERSION + 1)), "each older version is of a release"
+    for version, way_out in {**way_outs, VERSION + 1: "It is of a newer gpuaug: install that."}.items():
+        with pytest.raises(ArgumentError) as raised:
+            streamed(shuffled).load_state_dict({"version": version}, strict=strict)
+        assert str(raised.value) == f"state['version'] must be {VERSION}, got {version}. {way_out}"
 
 
 @pytest.mark.parametrize("name", ["stages", "decoders"])
