@@ -31,6 +31,7 @@ from gpuaug.feed.resumable import ResumableLoader, Resume, is_resumable
 from gpuaug.feed.ring import Ring, default_budget_bytes, why_not_here
 from gpuaug.feed.ring_collate import SlotCollate, described_or_not
 from gpuaug.feed.ring_memory import Described, Slot, can_be_placed
+from gpuaug.feed.stateful import StatefulLoader
 from gpuaug.feed.unsent import sending_errors
 from gpuaug.feed.wrapped_loader import Begin, Begun, begin_epoch, begin_later, end_workers, has_persistent_workers, iterated_as
 
@@ -71,6 +72,7 @@ class Feed:
                 f"feed='ring' must be for a source that can fill slots, got one that cannot: {self.reason}. Leave feed out."
             )
         self.resumable = ResumableLoader(loader) if is_resumable(loader) else None
+        self.stateful = StatefulLoader(loader) if _keeps_state(loader) else None
         self._process = os.getpid()
         self._parents: Any = None
         self._ring: Ring | None = None
@@ -161,6 +163,8 @@ class Feed:
         with sending_errors(loader, keeps_state, memory) if starts_workers else nullcontext():
             if self.resumable is not None:
                 begin: Begin = partial(self.resumable.begin, resume=resume)
+            elif self.stateful is not None:
+                begin = partial(self.stateful.begin, skip=0 if resume is None else resume.batches)
             else:
                 begin = begin_epoch if resume is None else partial(begin_later, batches=resume.batches)
             if self._begin_with is not None:

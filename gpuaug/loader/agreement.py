@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from gpuaug.core.errors import ArgumentError, shown
 from gpuaug.feed.resumable import ResumableLoader, is_state
+from gpuaug.feed.stateful import StatefulLoader
 from gpuaug.loader.definition import definition
 from gpuaug.loader.depth import ranks as count_ranks
 from gpuaug.stages.base import BoundStage, Stage
@@ -32,13 +33,16 @@ def description(stages: Stages, resumable: ResumableLoader | None) -> dict[str, 
     }
 
 
-def check_source(source: Any, batch: int, loader: Any, resumable: ResumableLoader | None) -> None:
+def check_source(
+    source: Any, batch: int, loader: Any, resumable: ResumableLoader | None, stateful: StatefulLoader | None
+) -> None:
     """Check that the wrapped loader's part of a state is of a loader of this kind, before anything acts on it.
 
     Raises:
         ArgumentError: If it is of another.
     """
-    if resumable is not None and not (resumable.accepts(source) or (source is None and not batch)):
+    accepted = resumable is None or resumable.accepts(source) or (source is None and not batch)
+    if not (accepted and (stateful is None or stateful.accepts(source))):
         raise ArgumentError(f"state['source'] must be that of a {type(loader).__name__}, got {shown(source)}. {WAY_OUT}")
     if resumable is None and is_state(source):
         raise ArgumentError(
