@@ -1,12 +1,13 @@
-"""Exact epochs of torchdata's ``StatefulDataLoader``, in addition to the state that it keeps itself.
+"""Exact epochs of torchdata's ``StatefulDataLoader`` and graphs of nodes, in addition to the state that they keep themselves.
 
-torchdata saves how many indices its sampler gave, and asks the sampler for as many again. They are those of the epoch only if
-the sampler has a state, so the states of generators at the beginning of the epoch are kept beside torchdata's, and put back. Of
-a stream without a state torchdata counts batches twice once it has read them again: here its state is that of the beginning of
+torchdata saves how many indices a sampler gave, and asks the sampler for as many again. They are those of the epoch only if the
+sampler has a state, so the states of generators at the beginning of the epoch are kept beside torchdata's, and put back. Of a
+stream without a state torchdata counts batches twice once it has read them again: its state is here that of the beginning of
 the epoch, with a number of batches to drop. Streams of Hugging Face's that were given a state begin all later epochs there.
 """
 
 import copy
+import sys
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from gpuaug.core.errors import GpuAugError
 from gpuaug.feed.resumable import ResumableLoader, Resume, set_states, states_of
 from gpuaug.feed.wrapped_loader import (
     Begun,
@@ -72,13 +74,21 @@ class StatefulLoader:
             skip: Number of batches that are left out, behind those that the state of the loader leaves out.
 
         Raises:
-            GpuAugError: If the sampler gives another order than that of the epoch that is resumed.
+            GpuAugError: If the sampler gives another order than that of the epoch that is resumed, or persistent workers cannot
+                load the state of the dataset.
         """
         if self._resumed and _is_hugging_faces(loader.dataset):
             _begin_anew(loader)
         given: Any = loader.next_iter_state
         beside: Any = given.get(_BESIDE) if isinstance(given, Mapping) else None
-        if beside is not None and given["_iterator_finished"] and not self._loads_ended(loader):
+        finished = beside is not None and given["_iterator_finished"]
+        if finished and self._loads_ended(loader) and has_persistent_workers(loader):
+            raise GpuAugError(
+                "The dataset cannot go on from the end of an epoch, because torchdata's persistent workers read on while "
+                "they load its state. Pass persistent_workers=False to the StatefulDataLoader, or load the state "
+                "after its last batch."
+            )
+        if finished and not self._loads_ended(loader):
             if not self._is_stream and given.get("dataset_state") is not None:
                 loader.dataset.load_state_dict(given["dataset_state"])
             self._put_at_end(beside)
@@ -86,6 +96,8 @@ class StatefulLoader:
         self._resumed = given is not None
         if self._asks and (given is None) is (beside is None) and not loader._initial_iter_for_state_dict:
             resume = None if beside is None else Resume(0, None, beside, self._same_order)
+            if finished and has_persistent_workers(loader):
+                resume = Resume(0, 0, None, False)  # their seeds were drawn in an earlier epoch
             iterator, indices = self._parts.begin_recorded(loader, resume)
             return drop_first(iterator, skip), self._reader(state_reader(loader, iterator), indices.state)
         iterator = iter(loader)
@@ -140,6 +152,55 @@ class StatefulLoader:
     @staticmethod
     def _is_reread(loader: Any) -> bool:
         return _is_hugging_faces(loader.dataset) and _shuffles_in_memory(loader.dataset)
+
+
+def is_graph(loader: Any) -> bool:
+    """Whether it is a ``Loader`` of torchdata's nodes."""
+    return any(kind.__module__ == "torchdata.nodes.loader" for kind in type(loader).__mro__)
+
+
+def begin_graph(loader: Any, skip: int) -> Begun:
+    """Begin an epoch of a graph of torchdata's nodes, whose samplers are asked again for as many indices as they gave.
+
+    The generators of samplers are put back for that. One without a generator draws from torch's, on the thread that pulls.
+
+    Args:
+        loader: The user's ``Loader``.
+        skip: Number of batches that are left out, behind those that the state of the loader leaves out.
+    """
+    samplers = [node.sampler for node in _nodes(loader.root) if hasattr(node, "sampler")]
+    generators = {
+        f"{number}{depth}": generator
+        for number, sampler in enumerate(samplers)
+        for depth, each in (("", sampler), (".sampler", getattr(sampler, "sampler", None)))
+        if isinstance(generator := getattr(each, "generator", None), torch.Generator)
+    }
+    given = loader._next_iter_state_dict
+    beside = given.get(_BESIDE, {}) if isinstance(given, Mapping) else {}
+    set_states(generators, beside.get("generators", {}))
+    start, iterator = states_of(generators), iter(loader)
+    if beside.get("ended") and not loader.restart_on_stop_iteration:
+        next(iterator, None)  # at its end, where the nodes count their epoch
+        start, iterator = states_of(generators), iter(loader)
+    read = state_reader(loader, iterator)
+
+    def read_both(ended: bool) -> Any:
+        source = read(ended)
+        if isinstance(source, Exception):
+            return source
+        return {**source, _BESIDE: {"generators": start, "ended": ended}}
+
+    return drop_first(iterator, skip), read_both
+
+
+def _nodes(root: Any) -> list[Any]:
+    """The nodes of a graph, from its root."""
+    kind, found = sys.modules["torchdata.nodes"].BaseNode, [root]
+    for node in found:
+        for held in vars(node).values():
+            inside = held.values() if isinstance(held, Mapping) else held if isinstance(held, list | tuple) else (held,)
+            found += [each for each in inside if isinstance(each, kind) and not any(each is other for other in found)]
+    return found
 
 
 def _parts_of(source: Any) -> list[Any]:

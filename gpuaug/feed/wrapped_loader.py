@@ -163,10 +163,10 @@ def begin_epoch(loader: Any) -> Begun:
     return iterator, state_reader(loader, iterator)
 
 
-def begin_later(loader: Any, batches: int) -> Begun:
-    """As ``begin_epoch``, without the first ``batches``."""
+def begin_later(loader: Any, skip: int) -> Begun:
+    """As ``begin_epoch``, without the first ``skip`` batches."""
     iterator, state = begin_epoch(loader)
-    return drop_first(iterator, batches), state
+    return drop_first(iterator, skip), state
 
 
 def drop_first(iterator: Iterator[Any], batches: int) -> Iterator[Any]:

@@ -181,7 +181,8 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     if dataclasses.is_dataclass(value):
         yield from ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value) if field.init)
         return
-    kinds, names = type(value).__mro__, _parameters(type(value))
+    kinds: tuple[Any, ...] = type(value).__mro__
+    names = _parameters(kinds[0])
     known, kornias = any(map(_is_known, kinds)), any(kind.__module__.startswith("kornia.") for kind in kinds)
     for name, each in held.items():
         if name in _STATE or isinstance(each, _NO_ARGUMENTS) or not (known or name.strip("_") in names):

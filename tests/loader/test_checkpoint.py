@@ -76,21 +76,6 @@ def without_orders(state):
     return {key: without_orders(value) for key, value in state.items() if key not in left}
 
 
-@pytest.mark.parametrize("kind", ["in this process", "two workers", "a stream"])
-def test_epochs_after_resume_equal_wrapped_loaders(kind):
-    make, count = SOURCES[kind], 3
-    by_itself = make()
-    alone = iter(by_itself)
-    for _ in range(count):
-        next(alone)
-    taken_up = make()
-    taken_up.load_state_dict(by_itself.state_dict())
-    sources = [[bits(batch) for batch in taken_up] for _ in range(3)]
-    loader = StreamedLoader(make(), device="cpu")
-    loader.load_state_dict(stopped_at(count, StreamedLoader(make(), device="cpu")))
-    assert all(same([bits(batch) for batch in loader], expected) for expected in sources)
-
-
 def test_draws_after_resume_equal_uninterrupted_run():
     def loader():
         return StreamedLoader(Counter(), [lambda images: torch.rand(3)], device="cpu", seed=7)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.checkpoints import Counter, Shards, Tape
 from support.resumed_loaders import Loaded, generator
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 from torchdata import nodes
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -24,22 +24,33 @@ def distributed(kind):
     return {"sampler": kind(DATA, num_replicas=2, rank=1, seed=3)}
 
 
+class Hidden(Sampler):
+    """Draws from a generator that nobody knows of."""
+
+    def __init__(self):
+        self.order = generator()
+
+    def __len__(self):
+        return 14
+
+    def __iter__(self):
+        return iter(torch.randperm(14, generator=self.order).tolist())
+
+
+SEEDED, WEIGHTS = "with a `generator`", range(1, 15)
 ORDERS = {
     "in order": dict,
-    "`shuffle=True`": lambda: {"shuffle": True},
     "`shuffle=True`, a `generator`": lambda: {"shuffle": True, "generator": generator()},
-    "`RandomSampler` with a `generator`": lambda: {"sampler": RandomSampler(DATA, generator=generator())},
-    "the same, more samples than the dataset has": lambda: {
+    f"`RandomSampler` {SEEDED}": lambda: {"sampler": RandomSampler(DATA, generator=generator())},
+    f"`RandomSampler` {SEEDED}, more samples than the dataset has": lambda: {
         "sampler": RandomSampler(DATA, num_samples=33, generator=generator())
     },
-    "`RandomSampler`, `WeightedRandomSampler`, `SubsetRandomSampler`": lambda: {
-        "sampler": WeightedRandomSampler(range(1, 15), 14)
-    },
-    "`WeightedRandomSampler` with a `generator`": lambda: {
-        "sampler": WeightedRandomSampler(range(1, 15), 14, generator=generator())
-    },
-    "`SubsetRandomSampler` with a `generator`": lambda: {"sampler": SubsetRandomSampler(range(3, 14), generator=generator())},
+    "`WeightedRandomSampler`": lambda: {"sampler": WeightedRandomSampler(WEIGHTS, 14)},
+    f"`WeightedRandomSampler` {SEEDED}": lambda: {"sampler": WeightedRandomSampler(WEIGHTS, 14, generator=generator())},
+    "`SubsetRandomSampler`": lambda: {"sampler": SubsetRandomSampler(range(2, 14))},
+    f"`SubsetRandomSampler` {SEEDED}": lambda: {"sampler": SubsetRandomSampler(range(2, 14), generator=generator())},
     "`DistributedSampler`, told each epoch": lambda: distributed(DistributedSampler),
+    "a sampler that draws from a generator of its own under another name": lambda: {"sampler": Hidden()},
 }
 
 
@@ -128,14 +139,6 @@ class Held(Loaded):
         self.count = state["count"]
 
 
-def of_hugging_faces(**shuffle):
-    def rows():
-        found = datasets.Dataset.from_dict({"number": list(range(15))}).to_iterable_dataset(num_shards=2)
-        return (found.shuffle(seed=3, **shuffle) if shuffle else found).with_format("torch").map(lambda row: row)
-
-    return rows
-
-
 def node():
     samples = nodes.SamplerWrapper(RandomSampler(DATA, generator=generator()))
     batches = nodes.Batcher(nodes.Mapper(samples, torch.tensor), 3, drop_last=False)
@@ -146,11 +149,89 @@ def batch_of(rows):
     return torch.stack([row["number"] for row in rows])
 
 
-STREAMS = {
-    "a stream without a state": lambda **options: StatefulDataLoader(Shards(), 3, **options),
-    "a stream with `state_dict`": lambda **options: StatefulDataLoader(Tape(), 3, **options),
-    "a stream of Hugging Face's": lambda **options: StatefulDataLoader(of_hugging_faces()(), 3, collate_fn=batch_of, **options),
-    "the same, shuffled": lambda **options: StatefulDataLoader(
-        of_hugging_faces(buffer_size=6)(), 3, collate_fn=batch_of, **options
+def of_hugging_faces(**shuffle):
+    def stream(**options):
+        found = datasets.Dataset.from_dict({"number": list(range(15))}).to_iterable_dataset(num_shards=2)
+        found = found.shuffle(seed=3, **shuffle) if shuffle else found
+        return StatefulDataLoader(found.with_format("torch"), 3, collate_fn=batch_of, **options)
+
+    return stream
+
+
+def of(kind, dataset, order):
+    return lambda **options: kind(dataset(), 3, **order(), **options)
+
+
+PLAIN, STATEFUL, PERSISTENT = "`DataLoader`", "`StatefulDataLoader`", {"num_workers": 2, "persistent_workers": True}
+MADE = {
+    **{(PLAIN, order): of(DataLoader, Loaded, options) for order, options in ORDERS.items()},
+    **{(STATEFUL, order): of(StatefulDataLoader, Loaded, options) for order, options in ORDERS.items()},
+    (PLAIN, "`shuffle=True`"): lambda **options: DataLoader(DATA, 3, shuffle=True, **options),
+    (STATEFUL, "`shuffle=True`"): lambda **options: StatefulDataLoader(DATA, 3, shuffle=True, **options),
+    (PLAIN, "a stream"): lambda **options: DataLoader(Shards(), 3, **options),
+    (PLAIN, "`in_order=False`, with workers"): lambda **_: DataLoader(DATA, 3, num_workers=2, in_order=False),
+    ("a list of batches", "in order"): lambda **_: list(torch.arange(14).split(3)),
+    ("a generator", "in order"): lambda **_: iter(torch.arange(14).split(3)),
+    ("an iterable with `state_dict`", "its own"): lambda **_: Counter(),
+    (STATEFUL, "torchdata's `StatefulDistributedSampler`, told each epoch"): of(
+        StatefulDataLoader, Loaded, lambda: distributed(StatefulDistributedSampler)
     ),
+    (STATEFUL, f"`RandomSampler` {SEEDED}, a dataset with `state_dict`"): of(
+        StatefulDataLoader, Held, ORDERS[f"`RandomSampler` {SEEDED}"]
+    ),
+    (STATEFUL, "a stream without a state"): lambda **options: StatefulDataLoader(Shards(), 3, **options),
+    (STATEFUL, "a stream with `state_dict`"): lambda **options: StatefulDataLoader(Tape(), 3, **options),
+    (STATEFUL, "a stream with `state_dict`, persistent workers"): lambda **_: StatefulDataLoader(Tape(), 3, **PERSISTENT),
+    (STATEFUL, "a stream of Hugging Face's"): of_hugging_faces(),
+    (STATEFUL, "a stream of Hugging Face's, shuffled, told each epoch"): of_hugging_faces(buffer_size=6),
+    ("`Loader` of torchdata's nodes", f"`RandomSampler` {SEEDED}"): lambda **_: node(),
 }
+"""Loaders, by the first two columns of the table."""
+
+QUICK = [
+    (STATEFUL, order, {"num_workers": 2})
+    for order in (
+        f"`WeightedRandomSampler` {SEEDED}",
+        "a stream without a state",
+        "a stream of Hugging Face's, shuffled, told each epoch",
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def table(request):
+    page = (request.config.rootpath / "docs" / "resume.md").read_text()
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (exact|an error|no state) \|$", page, re.MULTILINE)
+    return {(loader, order): result for loader, order, result in rows}
+
+
+def test_the_table_has_every_loader(table):
+    assert list(table) == sorted(MADE, key=list(table).index)
+    assert set(table.values()) == {"exact", "an error", "no state"}
+
+
+@pytest.mark.parametrize(("loader", "order"), MADE)
+def test_the_table_says_what_a_stop_does(loader, order, table):
+    positions = few_positions if "persistent" in order else every_position
+    found = measured(MADE[loader, order], positions, tells=order.endswith("told each epoch"))
+    assert found == table[loader, order]
+
+
+IN_WORKERS = [
+    pytest.param(*row, options, marks=() if (*row, options) in QUICK else pytest.mark.slow)
+    for row in MADE
+    for options in ({"num_workers": 2}, PERSISTENT)
+    if row[0] in (PLAIN, STATEFUL)
+]
+
+
+@pytest.mark.parametrize(("loader", "order", "options"), IN_WORKERS)
+def test_the_table_holds_with_workers(loader, order, options, table):
+    found = measured(lambda: MADE[loader, order](**options), few_positions, tells=order.endswith("told each epoch"))
+    persists = order.endswith("with `state_dict`") and options is PERSISTENT
+    assert found == ("an error" if persists else table[loader, order])
+
+
+def test_stream_of_hugging_faces_that_is_not_told_its_epoch():
+    assert measured(of_hugging_faces(buffer_size=6), every_position) == "exact"
+    assert measured(of_hugging_faces(), every_position, tells=True) == "exact"

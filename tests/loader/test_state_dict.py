@@ -86,7 +86,8 @@ def test_state_dict_does_not_exist_where_it_would_not_be_true(kind):
 
 
 STATE = {
-    "version": VERSION, "seed": 7, "epoch": 1, "batch": 2, "ended": False, "chosen": False, "source": {}, "ranks": 1, "stages": {}
+    "version": VERSION, "seed": 7, "epoch": 1, "batch": 2, "ended": False, "chosen": False,
+    "source": {}, "ranks": 1, "stages": {},
 }  # fmt: skip
 NAMES = "version, seed, epoch, batch, ended, chosen, source, ranks, stages"
 STRICT = "To go on with other batches, pass strict=False to load_state_dict."
@@ -126,7 +127,8 @@ def test_invalid_state_dict_is_refused_and_changes_nothing(state, kind, text):
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_state_of_another_version_is_refused_with_the_release_that_reads_it(strict):
-    way_outs = {version: f'Go on with the release that made it: pip install "gpuaug=={by}".' for version, by in _READ_BY.items()}
+    way_out = 'Go on with the release that made it: pip install "gpuaug=={}".'
+    way_outs = {version: way_out.format(release) for version, release in _READ_BY.items()}
     assert [*way_outs, VERSION] == list(range(1, VERSION + 1)), "each older version is of a release"
     for version, way_out in {**way_outs, VERSION + 1: "It is of a newer gpuaug: install that."}.items():
         with pytest.raises(ArgumentError) as raised:
@@ -221,7 +223,7 @@ def test_stream_of_hugging_faces_goes_on_after_the_batch_of_the_loop():
         return StreamedLoader(StatefulDataLoader(copy.deepcopy(rows), 2), [stage], device="cpu", seed=1)
 
     def epochs(loader):
-        for epoch in range(2):  # told, or a stream that was resumed begins each one where it went on
+        for epoch in range(2):
             loader.set_epoch(epoch)
             yield [batch["number"].tolist() for batch in loader]
 
