@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from gpuaug.core.errors import GpuAugError
+from gpuaug.core.errors import ArgumentError
 from gpuaug.feed.resumable import ResumableLoader, Resume, set_states, states_of
 from gpuaug.feed.wrapped_loader import (
     Begun,
@@ -27,7 +27,7 @@ from gpuaug.feed.wrapped_loader import (
     state_reader,
 )
 
-_BESIDE = "gpuaug"
+_BESIDE = "gpuaug_order"
 """Key, in torchdata's state, of what is kept beside it."""
 
 
@@ -74,8 +74,8 @@ class StatefulLoader:
             skip: Number of batches that are left out, behind those that the state of the loader leaves out.
 
         Raises:
-            GpuAugError: If the sampler gives another order than that of the epoch that is resumed, or persistent workers cannot
-                load the state of the dataset.
+            ArgumentError: If persistent workers cannot load the state of the dataset.
+            GpuAugError: If the sampler gives another order than that of the epoch that is resumed.
         """
         if self._resumed and _is_hugging_faces(loader.dataset):
             _begin_anew(loader)
@@ -83,10 +83,10 @@ class StatefulLoader:
         beside: Any = given.get(_BESIDE) if isinstance(given, Mapping) else None
         finished = beside is not None and given["_iterator_finished"]
         if finished and self._loads_ended(loader) and has_persistent_workers(loader):
-            raise GpuAugError(
-                "The dataset cannot go on from the end of an epoch, because torchdata's persistent workers read on while "
-                "they load its state. Pass persistent_workers=False to the StatefulDataLoader, or load the state "
-                "after its last batch."
+            raise ArgumentError(
+                "persistent_workers must be False to go on from the end of an epoch where the dataset has a state, got True: "
+                "torchdata's persistent workers read on while they load it. Leave it out in the StatefulDataLoader, or load "
+                "the state after its last batch."
             )
         if finished and not self._loads_ended(loader):
             if not self._is_stream and given.get("dataset_state") is not None:
@@ -138,8 +138,10 @@ class StatefulLoader:
         """Set generators to the end of the epoch of a state."""
         generators, found = self._parts.generators, torch.get_rng_state()
         set_states(generators, beside["generators"])
-        if self._asks and not beside["ended"]:  # of its last batch, as in checkpoints of Accelerate's
+        if self._asks and not beside["ended"]:  # of its last batch, as in checkpoints of Accelerate's, which has told the epoch
+            epochs = self._parts.epochs
             deque(self._parts.sampler, maxlen=0)
+            self._parts.epochs = epochs
             set_states(generators, beside.get("begun", {}))
             torch.set_rng_state(found)
 

@@ -72,7 +72,7 @@ def without_orders(state):
     """What workers seed themselves by is drawn anew in each process, and the order is kept beside torchdata's state."""
     if not isinstance(state, dict):
         return state
-    left = ("_base_seed", "_sampler_iter_state", "gpuaug")
+    left = ("_base_seed", "_sampler_iter_state", "gpuaug_order")
     return {key: without_orders(value) for key, value in state.items() if key not in left}
 
 
