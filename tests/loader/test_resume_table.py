@@ -6,7 +6,7 @@ import re
 import datasets
 import pytest
 import torch
-from support.checkpoints import Counter, Shards, Tape
+from support.checkpoints import Counter, Shards, Tape, stopped_at
 from support.resumed_loaders import Loaded, generator
 from torch.utils.data import DataLoader, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
@@ -235,3 +235,28 @@ def test_the_table_holds_with_workers(loader, order, options, table):
 def test_stream_of_hugging_faces_that_is_not_told_its_epoch():
     assert measured(of_hugging_faces(buffer_size=6), every_position) == "exact"
     assert measured(of_hugging_faces(), every_position, tells=True) == "exact"
+
+
+@pytest.mark.parametrize("sampler", [DistributedSampler, StatefulDistributedSampler])
+def test_set_epoch_of_another_epoch_begins_that(sampler):
+    def made():
+        return StreamedLoader(StatefulDataLoader(DATA, 3, **distributed(sampler)), device="cpu")
+
+    whole, resumed = made(), made()
+    resumed.load_state_dict(stopped_at(2, made()))
+    for loader in (whole, resumed):
+        loader.set_epoch(4)
+    assert [batch.tolist() for batch in resumed] == [batch.tolist() for batch in whole]
+    assert (resumed.state_dict()["epoch"], resumed.state_dict()["batch"]) == (4, len(whole))
+
+
+@pytest.mark.parametrize("sampler", [DistributedSampler, StatefulDistributedSampler])
+def test_epoch_that_a_sampler_was_told_by_the_program_is_resumed(sampler):
+    def made(epoch):
+        source = StatefulDataLoader(DATA, 3, **distributed(sampler))
+        source.sampler.set_epoch(epoch)
+        return StreamedLoader(source, device="cpu")
+
+    resumed = made(0)
+    resumed.load_state_dict(stopped_at(1, made(3)))
+    assert [batch.tolist() for batch in resumed] == [batch.tolist() for batch in made(3)][1:]
