@@ -3,12 +3,13 @@
 import warnings
 from collections.abc import Sequence
 
-from gpuaug.core.errors import GpuAugWarning
+from gpuaug.core.errors import DOCUMENTATION, GpuAugWarning
 from gpuaug.fusion.lower.kornia import untested_version, warn_of_version
 from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.policies.choice import Choice
 
+_NOT_FUSED = "because gpuaug.fuse does not lower"
 _COST = "on the training thread, and the passes are split there: print(augment.explain()) shows it"
 _SILENCE = "or ignore gpuaug.GpuAugWarning where it is meant"
 
@@ -50,17 +51,24 @@ class FallbackWarnings:
 
 
 def _warn(op: EagerOp) -> None:
-    page = "docs/fuse.md"
-    if op.package == "torchvision":
-        page = "docs/torchvision.md"
-        left, launches = "which is left to torchvision, image by image", "It adds its own launches for every image of a batch"
-    elif type(op.module).__module__.startswith("kornia."):
-        left, launches = "which is left to Kornia", "Kornia takes tens of launches a batch for it"
+    launches, advice = "It adds its own launches", ""
+    by_image = op.package == "torchvision"
+    if by_image:
+        launches += " for every image of a batch"
+    elif not op.is_users:
+        launches = "Kornia takes tens of launches a batch for it"
     else:
-        left, launches = "which runs as it is, in its place", "It adds its own launches"
+        advice = (
+            " It is called once for the whole batch, and what it draws once holds for all images: v2.Compose([module]) calls it "
+            "image by image."
+        )
+    left = f"runs {'image by image' if by_image else 'on the whole batch'}"
+    if not op.is_users:
+        left = "is left to torchvision, image by image" if by_image else "is left to Kornia"
+    page = f"{DOCUMENTATION}{'torchvision' if by_image else 'fuse'}/"
     warnings.warn(
-        f"pipeline must hold modules that gpuaug.fuse lowers to run in few launches, got {op.name}, {left}: {op.reason}. "
-        f"{launches}, {_COST}. Replace it, or that setting of it, by what {page} lists, {_SILENCE}.",
+        f"{op.name} {left}, {_NOT_FUSED} it: {op.reason}. {launches}, {_COST}.{advice} Replace it, or that setting of it, by what "
+        f"{page} lists, {_SILENCE}.",
         GpuAugWarning,
         stacklevel=4,
     )
@@ -69,8 +77,8 @@ def _warn(op: EagerOp) -> None:
 def _warn_of_choice(choice: Choice, left: Sequence[EagerOp]) -> None:
     words = dict.fromkeys(f"{op.name} ({op.reason})" for op in left)
     warnings.warn(
-        f"pipeline must hold modules that gpuaug.fuse lowers to run in few launches, got {choice.name}, which may pick modules "
-        f"that are not: {', '.join(words)}. Kornia takes tens of launches a batch for each, when it is picked, {_COST}. "
+        f"{choice.name} may pick modules that are left to Kornia, {_NOT_FUSED} them: {', '.join(words)}. Kornia takes tens of "
+        f"launches a batch for each, when it is picked, {_COST}. "
         f"Leave them out of what it picks from, {_SILENCE}.",
         GpuAugWarning,
         stacklevel=4,
