@@ -1,7 +1,7 @@
 """Errors and warnings, in words a user can act on.
 
-A text about an argument that the user passed is ``<what> must be <rule>, got <value>. <way out>.`` A text about an event, such as
-an iterator that ended or a setup that is slow, is ``<what happened>, because <why>. <way out>.``
+A text about an argument that the user passed is ``<what> must be <rule>, got <value>. <way out>.`` A text about an event, such
+as an iterator that ended or a setup that is slow, is ``<what happened>, because <why>. <way out>.``
 """
 
 import contextlib

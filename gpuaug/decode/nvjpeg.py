@@ -220,14 +220,16 @@ def find_engines(backend: str, device: torch.device) -> Engines | None:
     if not isinstance(found, str):
         if queues < MOST_QUEUES:
             warnings.warn(
-                f"Images are not decoded while a model trains, because {QUEUES} is {queues}: decoding waits for each step. Import "
-                f"gpuaug before anything uses the GPU, or set {QUEUES}={MOST_QUEUES} for the process.",
+                f"Images are not decoded while a model trains, because {QUEUES} is {queues}: decoding waits for each step. "
+                f"Import gpuaug before anything uses the GPU, or set {QUEUES}={MOST_QUEUES} for the process.",
                 GpuAugWarning,
                 stacklevel=2,
             )
         return found
     if backend == "engines":
-        raise DeviceError(f"backend must be 'auto' or 'cpu' without a GPU's JPEG engines, got 'engines' and {found}. Leave it out.")
+        raise DeviceError(
+            f"backend must be 'auto' or 'cpu' without a GPU's JPEG engines, got 'engines' and {found}. Leave it out."
+        )
     if found.startswith("a card without"):
         _log.info("Images are decoded on the CPU: %s.", found)
         return None

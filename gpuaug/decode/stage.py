@@ -283,7 +283,7 @@ class Decoding:
             way_out = (
                 "Leave it out of the dataset, or pass on_error='replace' to the DecodeStage."
                 if stage.on_error == "raise"
-                else "Leave them out of the dataset: on_error='replace' takes another image of the batch, and this one has none."
+                else "Leave it out of the dataset: on_error='replace' takes another image of the batch, which has none."
             )
             raise DecodeError(f"An image cannot be decoded, because of its file, {first}{more}. {way_out}")
         self.works: list[Work] = [self._bound.decoder.allocate(each, self._bad) for each in self._encoded]

@@ -9,7 +9,6 @@ from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.policies.choice import Choice
 
-_NOT_FUSED = "because gpuaug.fuse does not lower"
 _COST = "on the training thread, and the passes are split there: print(augment.explain()) shows it"
 _SILENCE = "or ignore gpuaug.GpuAugWarning where it is meant"
 
@@ -51,24 +50,19 @@ class FallbackWarnings:
 
 
 def _warn(op: EagerOp) -> None:
-    launches, advice = "It adds its own launches", ""
-    by_image = op.package == "torchvision"
-    if by_image:
-        launches += " for every image of a batch"
-    elif not op.is_users:
-        launches = "Kornia takes tens of launches a batch for it"
+    page = "torchvision" if op.package == "torchvision" else "fuse"
+    if op.package == "torchvision":
+        left = "runs image by image" if op.is_users else "is left to torchvision, image by image"
+        cost = "It adds its own launches for every image of a batch"
+    elif op.is_users:
+        left = "runs on the whole batch"
+        cost = "What it draws once holds for all images; v2.Compose([module]) calls it for each. It adds its own launches"
     else:
-        advice = (
-            " It is called once for the whole batch, and what it draws once holds for all images: v2.Compose([module]) calls it "
-            "image by image."
-        )
-    left = f"runs {'image by image' if by_image else 'on the whole batch'}"
-    if not op.is_users:
-        left = "is left to torchvision, image by image" if by_image else "is left to Kornia"
-    page = f"{DOCUMENTATION}{'torchvision' if by_image else 'fuse'}/"
+        left = "is left to Kornia"
+        cost = "Kornia takes tens of launches a batch for it"
     warnings.warn(
-        f"{op.name} {left}, {_NOT_FUSED} it: {op.reason}. {launches}, {_COST}.{advice} Replace it, or that setting of it, by what "
-        f"{page} lists, {_SILENCE}.",
+        f"{op.name} {left}, because gpuaug.fuse does not lower it: {op.reason}. {cost}, {_COST}. Replace it, or that setting "
+        f"of it, by what {DOCUMENTATION}{page}/ lists, {_SILENCE}.",
         GpuAugWarning,
         stacklevel=4,
     )
@@ -77,8 +71,8 @@ def _warn(op: EagerOp) -> None:
 def _warn_of_choice(choice: Choice, left: Sequence[EagerOp]) -> None:
     words = dict.fromkeys(f"{op.name} ({op.reason})" for op in left)
     warnings.warn(
-        f"{choice.name} may pick modules that are left to Kornia, {_NOT_FUSED} them: {', '.join(words)}. Kornia takes tens of "
-        f"launches a batch for each, when it is picked, {_COST}. "
+        f"{choice.name} may pick modules that are left to Kornia, because gpuaug.fuse does not lower them: {', '.join(words)}. "
+        f"Kornia takes tens of launches a batch for each, when it is picked, {_COST}. "
         f"Leave them out of what it picks from, {_SILENCE}.",
         GpuAugWarning,
         stacklevel=4,

@@ -152,8 +152,8 @@ class Copier:
         )
         if pageable > PAGEABLE_WARN_BYTES:
             warnings.warn(
-                f"The copy of a batch does not overlap with training, because {pageable / 1e6:.1f} MB of the first batch are not "
-                "page-locked. Pass pin_memory=True to the DataLoader.",
+                f"The copy of a batch does not overlap with training, because {pageable / 1e6:.1f} MB of the first batch are "
+                "not page-locked. Pass pin_memory=True to the DataLoader.",
                 GpuAugWarning,
                 stacklevel=2,
             )

@@ -80,8 +80,8 @@ def _warn_of_layout(images: Any) -> None:
     else:
         return
     warnings.warn(
-        f"images must be (B, C, H, W) or one (C, H, W), got {tuple(images.shape)}, which is taken for {images.shape[-3]} "
-        f"channels. If it has others, put lambda images: {way_out} before this stage. {_MEANT}",
+        f"Images of {tuple(images.shape)} are taken for {images.shape[-3]} channels, because images are (B, C, H, W) or one "
+        f"(C, H, W). If they have others, put lambda images: {way_out} before this stage. {_MEANT}",
         GpuAugWarning,
         stacklevel=3,
     )
@@ -101,8 +101,8 @@ def _warn_of_targets(
             on[name] = _DATA_KEYS[found[0]] if isinstance(member, torch.Tensor) else "targets"
     if left:
         warnings.warn(
-            f"{', '.join(left)} beside images must be handed to the transform that moves these, got {moving} with images "
-            f"alone: the others stay where they were. {_line(transform, on, selection)} {_MEANT}",
+            f"{', '.join(left)} beside images stay where they were, because {moving} is given images alone. "
+            f"{_line(transform, on, selection)} {_MEANT}",
             GpuAugWarning,
             stacklevel=3,
         )
@@ -116,8 +116,8 @@ def _warn_of_labels(
     labels = {name: member for name, member in members.items() if _are_labels(member, batch)}
     if labels and not any(id(member) in given for member in labels.values()):
         warnings.warn(
-            f"labels beside images must be handed to the transform that mixes these, got {mixing} with images alone: they "
-            f"stay as they were. {_line(transform, {next(iter(labels)): 'class'}, selection)} {_MEANT}",
+            f"labels beside images stay as they were, because {mixing} is given images alone. "
+            f"{_line(transform, {next(iter(labels)): 'class'}, selection)} {_MEANT}",
             GpuAugWarning,
             stacklevel=3,
         )

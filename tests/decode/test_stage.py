@@ -163,10 +163,7 @@ def test_a_bad_file_is_raised_at_its_batch_with_its_name(device, tmp_path):
     assert len(next(batches)) == 2
     with pytest.raises(DecodeError) as raised:
         next(batches)
-    assert str(raised.value) == (
-        f"An encoded image must be one that can be decoded, got sample 1 ({path}): it ends within its header. "
-        "Leave it out of the dataset, or pass on_error='replace' to the DecodeStage."
-    )
+    assert f"because of its file, sample 1 ({path}): it ends within its header. " in str(raised.value)
     assert raised.value.__notes__ == ["gpuaug: raised in stage 'decode', at batch 1 of epoch 0."]
     assert len(next(iter(streamed))) == 2
 
@@ -256,7 +253,7 @@ def test_bad_arguments_are_refused():
 
 
 def test_engines_that_are_asked_for_must_be_there():
-    with pytest.raises(DeviceError, match="backend='engines' must have a GPU with JPEG engines and nvJPEG, got the device cpu"):
+    with pytest.raises(DeviceError, match="got 'engines' and the device cpu"):
         StreamedLoader([], [DecodeStage(backend="engines")], device="cpu")
 
 

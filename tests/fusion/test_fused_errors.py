@@ -19,7 +19,7 @@ import gpuaug
             gpuaug.ArgumentTypeError,
             r"pipeline must be an instance, got the class RandomInvert. Call it first: RandomInvert\(…\).",
         ),
-        ((3,), {}, gpuaug.ArgumentTypeError, "pipeline must be a Kornia augmentation, .* got int. Wrap a function"),
+        ((3,), {}, gpuaug.ArgumentTypeError, "pipeline must be a Kornia augmentation, .* got int. Pass a list"),
         (([],), {}, gpuaug.ArgumentError, "pipeline must hold at least one augmentation, got an empty list. Add one, such"),
         (
             (K.RandomInvert(),),

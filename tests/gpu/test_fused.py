@@ -209,7 +209,7 @@ def test_triton_is_used_and_its_absence_warned_of_once(monkeypatch):
     images = photographs(2).cuda()
     augment = gpuaug.fuse(K.RandomHorizontalFlip())
     try:
-        with pytest.warns(gpuaug.GpuAugWarning, match=r"Triton must run a kernel on cuda.* got RuntimeError: no compiler"):
+        with pytest.warns(gpuaug.GpuAugWarning, match="cannot run a kernel there: RuntimeError: no compiler"):
             result = augment(images)
         with warnings.catch_warnings():
             warnings.simplefilter("error")

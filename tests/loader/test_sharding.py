@@ -26,11 +26,7 @@ import gpuaug
 from gpuaug import GpuAugWarning, StreamedLoader
 
 DATASET = TensorDataset(torch.arange(10))
-WARNING = (
-    "A DataLoader must have a DistributedSampler where {} ranks train together, got a {}: every rank reads all 10 samples. "
-    "Give the DataLoader sampler=DistributedSampler(dataset) in place of shuffle. If each rank has a dataset of its own, or is "
-    "meant to read all of it, give the StreamedLoader rank=torch.distributed.get_rank(), or its data-parallel rank."
-)
+WARNING = "Each of {} ranks reads all 10 samples, because the DataLoader has a {} and no DistributedSampler. "
 
 
 @pytest.fixture

@@ -42,11 +42,9 @@ MOVING = {
 
 @pytest.mark.parametrize(("transform", "names", "line"), MOVING.values(), ids=MOVING)
 def test_targets_that_a_transform_leaves_behind_are_told_once(transform, names, line):
-    assert told((IMAGES, [target(), target()]), transform) == [
-        f"boxes, masks beside images must be handed to the transform that moves these, got {names} with images alone: the "
-        f"others stay where they were. Pass gpuaug.TransformStage({line}, on={{0: 'input', 1: 'targets'}}). If that is meant, "
-        "pass lambda images: transform(images)."
-    ]
+    (text,) = told((IMAGES, [target(), target()]), transform)
+    assert text.startswith(f"boxes, masks beside images stay where they were, because {names} is")
+    assert f"gpuaug.TransformStage({line}, on={{0: 'input', 1: 'targets'}})" in text
 
 
 BESIDE = {
@@ -142,11 +140,9 @@ MIXING = {
 @pytest.mark.parametrize(("transform", "names", "line"), MIXING.values(), ids=MIXING)
 @pytest.mark.parametrize("labels", [LABELS, torch.ones(2, 3) / 3])
 def test_labels_that_a_mix_leaves_behind_are_told_once(transform, names, line, labels):
-    assert told((IMAGES, labels), transform) == [
-        f"labels beside images must be handed to the transform that mixes these, got {names} with images alone: they stay "
-        f"as they were. Pass gpuaug.TransformStage({line}, on={{0: 'input', 1: 'class'}}). If that is meant, pass lambda "
-        "images: transform(images)."
-    ]
+    (text,) = told((IMAGES, labels), transform)
+    assert text.startswith(f"labels beside images stay as they were, because {names} is")
+    assert f"gpuaug.TransformStage({line}, on={{0: 'input', 1: 'class'}})" in text
 
 
 MIX = fuse(K.RandomMixUpV2())
@@ -181,10 +177,9 @@ FORMS = {
 @pytest.mark.parametrize(("shape", "channels", "way_out"), FORMS.values(), ids=FORMS)
 def test_images_that_seem_to_have_other_channels_are_told_of(shape, channels, way_out):
     images = torch.zeros(shape, dtype=torch.uint8)
-    assert told(images, fuse(FLIP)) == [
-        f"images must be (B, C, H, W) or one (C, H, W), got {shape}, which is taken for {channels} channels. If it has others, "
-        f"put lambda images: {way_out} before this stage. If that is meant, pass lambda images: transform(images)."
-    ]
+    (text,) = told(images, fuse(FLIP))
+    assert text.startswith(f"Images of {shape} are taken for {channels} channels")
+    assert f"put lambda images: {way_out} before" in text
     assert not told(images, eval(f"lambda images: {way_out}"), fuse(FLIP)), "the line is wrong"
 
 

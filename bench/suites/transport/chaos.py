@@ -226,7 +226,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     if failed:
         count = sum(row["trials"] for row in rows)
         raise SystemExit(
-            f"The suite failed, because {len(failed)} of {count} trials differ from depth=0: {', '.join(map(str, failed[:20]))}. "
+            f"The suite failed, because {len(failed)} of {count} trials differ from depth=0: "
+            f"{', '.join(map(str, failed[:20]))}. "
             f"Run one again with --seed {options.seed} --trial {failed[0]}."
         )
     return made

@@ -13,7 +13,7 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.torchvision_transforms import torchvision_class
 from gpuaug.fusion.lower.image_types import ImageTypes, Refusal
 from gpuaug.fusion.lower.kornia import lower_container, lower_module
-from gpuaug.fusion.lower.refusals import refuse_held
+from gpuaug.fusion.lower.refusals import refuse_held, refuse_transform
 from gpuaug.fusion.lower.tree import Group, Leaf, Tree, leaves
 from gpuaug.fusion.ops.base import FrontOp, Op
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
@@ -145,6 +145,7 @@ class _Lowering:
             made: Tree = self._torchvision.tree(name, module)
             return made
         if not isinstance(module, nn.Module):
+            refuse_transform(module)
             raise ArgumentTypeError(
                 "pipeline must be a Kornia augmentation, a Kornia container, a torchvision transform or a sequence of them, "
                 f"got {type(module).__name__}. {_advice_for(module)}"

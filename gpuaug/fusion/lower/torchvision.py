@@ -189,8 +189,8 @@ class TorchvisionLowering:
         members = list(_named(container.transforms))
         if any(_scales(each) or type(each) in ENDINGS for each in _in_sequence([each for _, each in members])):
             raise ArgumentError(
-                f"{name} must hold transforms that leave the type of images as it is, got a conversion. Put the conversion behind "
-                f"{name}."
+                f"{name} must hold transforms that leave the type of images as it is, got a conversion. Put the conversion "
+                f"behind {name}."
             )
         dtype = self._types.dtype
         reason = f"more than {MOST_ORDERED} transforms" if _is_long_order(container) else None

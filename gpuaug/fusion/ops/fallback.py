@@ -21,7 +21,6 @@ from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Gate, Sampler, always
 from gpuaug.fusion.pixels import PIXELS, converted
 
-
 MOST_COUNTED = 2**24
 """Largest whole number up to which float32 holds all."""
 

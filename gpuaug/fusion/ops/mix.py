@@ -263,8 +263,8 @@ class SoftLabels:
         if labels.shape in ((batch,), (batch, self.classes)):
             return
         raise ArgumentError(
-            f"class must be ({batch},) or ({batch}, {self.classes}), got {tuple(labels.shape)}. Pass the class index of each image, "
-            "or its shares of the classes, as num_classes counts them."
+            f"class must be ({batch},) or ({batch}, {self.classes}), got {tuple(labels.shape)}. Pass the class index of each "
+            "image, or its shares of the classes, as num_classes counts them."
         )
 
     def type_of(self, labels: Tensor) -> torch.dtype:

@@ -28,12 +28,7 @@ class Flip(v2.Transform):
         return inpt.flip(-1)
 
 
-LEFT = (
-    "pipeline must hold modules that gpuaug.fuse lowers to run in few launches, got {}, which is left to torchvision, image by "
-    "image: {}. It adds its own launches for every image of a batch, on the training thread, and the passes are split there: "
-    "print(augment.explain()) shows it. Replace it, or that setting of it, by what docs/torchvision.md lists, or ignore "
-    "gpuaug.GpuAugWarning where it is meant."
-)
+LEFT = " image by image, because gpuaug.fuse does not lower it: {}. It adds its own launches for every image of a batch"
 
 REASONS = {
     "subclass": (Flip(), "no lowering for this type"),
@@ -64,7 +59,9 @@ def test_what_has_no_lowering_is_left_to_torchvision_and_named(name):
     transform, reason = REASONS[name]
     with pytest.warns(gpuaug.GpuAugWarning) as caught:
         augment = gpuaug.fuse([v2.RandomHorizontalFlip(), transform, TO_FLOAT])
-    assert [str(each.message) for each in caught] == [LEFT.format(f"{type(transform).__name__}_1", reason)]
+    (text,) = (str(each.message) for each in caught)
+    assert text.startswith(f"{type(transform).__name__}_1 ")
+    assert LEFT.format(reason) in text
     images = photographs(3)
     assert augment(images).dtype == torch.float32  # and warns no more
     line = augment.explain((64, 3, 32, 48)).lines[1]

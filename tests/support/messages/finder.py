@@ -46,6 +46,13 @@ def sources(folder):
     return [(path.relative_to(ROOT), ast.parse(path.read_text())) for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
+def literal(node):
+    """The text of a string or an f-string, with ``…`` for what is filled in."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else "…"
+
+
 class File(NamedTuple):
     path: Path
     tree: ast.AST
@@ -53,13 +60,22 @@ class File(NamedTuple):
     """Innermost function of each node, by the node's id."""
     names: dict
     """Qualified name of each function, by its id."""
+    parents: dict
+    """Node that holds each node, by the node's id."""
+
+    def holders(self, node):
+        """The nodes that hold a node, from the innermost."""
+        while id(node) in self.parents:
+            node = self.parents[id(node)]
+            yield node
 
 
 def read(path, tree):
-    functions, names = {}, {}
+    functions, names, parents = {}, {}, {}
 
     def walk(node, function, name):
         for child in ast.iter_child_nodes(node):
+            parents[id(child)] = node
             if isinstance(child, ast.FunctionDef | ast.ClassDef):
                 inner = f"{name}.{child.name}".lstrip(".")
                 names[id(child)] = inner
@@ -70,7 +86,7 @@ def read(path, tree):
                 walk(child, function, name)
 
     walk(tree, None, "")
-    return File(path, tree, functions, names)
+    return File(path, tree, functions, names, parents)
 
 
 class Texts:
@@ -100,7 +116,7 @@ class Texts:
             function = file.functions.get(id(node))
             if bound is not None and isinstance(node, ast.Name):
                 inside = [value for value in mine if file.functions.get(id(value)) is function]
-                mine = inside or [value for value in mine if file.functions.get(id(value)) is None]
+                mine = self.last(node, inside, file) or [value for value in mine if file.functions.get(id(value)) is None]
             return [text for value in mine for text in self.of(value, file, bound, (*seen, name))] or ["…"]
         if isinstance(node, ast.IfExp):
             return self.of(node.body, file, bound, seen) + self.of(node.orelse, file, bound, seen)
@@ -113,7 +129,17 @@ class Texts:
             return self.joined(node, file, bound, seen)
         if isinstance(node, ast.Call) and bound is not None and len(seen) < DEEPEST:
             return self.returned(node, file, seen)
-        return [node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else "…"]
+        return [literal(node)]
+
+    @staticmethod
+    def last(node, values, file):
+        """Those of the values assigned to a name that it may have at a node: the last, and others before it in branches."""
+        found, around = [], {id(each) for each in file.holders(node)}
+        for value in sorted((each for each in values if each.lineno <= node.lineno), key=lambda each: -each.lineno):
+            found.append(value)
+            if id(file.parents[id(file.parents[id(value)])]) in around:
+                break
+        return found[::-1] or values
 
     def joined(self, node, file, bound, seen):
         parts = []

@@ -6,7 +6,7 @@ To approve new or changed messages, run ``PYTHONPATH=tests:. python -m support.m
 from collections import defaultdict
 
 from support.messages import registry
-from support.messages.finder import ROOT, sites
+from support.messages.finder import CHECKS, ROOT, sites
 
 FOLDER = ROOT / "tests/messages/approved"
 COMMAND = "PYTHONPATH=tests:. python -m support.messages.listing"
@@ -31,7 +31,7 @@ def listed():
                 entry += [f"        example: {name}" for name in names.get(text, [])]
                 if text in reasons:
                     entry.append(f"        no example: {reasons[text]}")
-                elif text not in names and registry.has_advice(text):
+                elif text not in names and registry.has_advice(text, checked=site.kind in CHECKS):
                     entry.append("        MISSING: an example of what this advises")
             rooms[room_of(site)][head].append("\n".join(entry))
     return {
