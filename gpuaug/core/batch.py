@@ -46,11 +46,11 @@ def is_container(value: object) -> bool:
 
 
 def member_names(container: Any) -> list[Any]:
-    """The keys, fields or indices of a container's members."""
+    """The keys, fields that have a value, or indices of a container's members."""
     if isinstance(container, Mapping):
         return list(container)
     if is_record(container):
-        return list(container.__dataclass_fields__)
+        return [name for name in container.__dataclass_fields__ if hasattr(container, name)]
     return list(container._fields) if is_namedtuple(container) else list(range(len(container)))
 
 

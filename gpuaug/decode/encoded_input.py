@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import register_pytree_node
 
 from gpuaug.core.errors import ArgumentTypeError
 
@@ -46,6 +47,22 @@ class EncodedFile:
         return f"EncodedFile({self.path!r})"
 
 
+def _refuse_to_flatten(file: EncodedFile) -> NoReturn:
+    raise ArgumentTypeError(
+        f"Transforms of a dataset must be given images, got {file}, which is not read yet: they would move boxes and not the "
+        "image. Give the transforms to the loader: stages=[gpuaug.DecodeStage(), gpuaug.fuse(transform, ragged=True)]."
+    )
+
+
+# torchvision's v2 transforms pass on what they do not know. They flatten each sample with torch's pytrees.
+register_pytree_node(
+    EncodedFile,
+    _refuse_to_flatten,
+    lambda _values, _context: EncodedFile(""),
+    serialized_type_name="gpuaug.EncodedFile",
+)
+
+
 def read_encoded(path: str | os.PathLike[str]) -> EncodedFile:
     """Name a file that ``collate_encoded`` reads straight into the batch: ``ImageFolder(root, loader=gpuaug.read_encoded)``.
 
@@ -53,8 +70,8 @@ def read_encoded(path: str | os.PathLike[str]) -> EncodedFile:
         path: Path of an image file. A missing file is found when the batch is made.
 
     Returns:
-        An object with the path as ``path``. It holds no pixels, so transforms of the dataset cannot run on it; give them to
-        the loader as stages.
+        An object with the path as ``path``. It holds no pixels, so transforms of the dataset cannot run on it, and those of
+        torchvision's v2 raise ``ArgumentTypeError``; give them to the loader as stages.
 
     Raises:
         ArgumentTypeError: If ``path`` is neither a str nor a path of ``pathlib``.

@@ -11,6 +11,7 @@ from gpuaug.core.errors import ArgumentTypeError, GpuAugError, one_of, whole_num
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.rng import next_seed
 from gpuaug.core.settings import autocasts, without_autocast
+from gpuaug.core.torchvision_types import holds_targets
 from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import size_given
@@ -29,7 +30,7 @@ from gpuaug.fusion.plan import Plan
 from gpuaug.fusion.policies.choice import Choice, Pick
 from gpuaug.fusion.policies.one_mix import OneMix
 from gpuaug.fusion.program import Program
-from gpuaug.fusion.targets.box_crop import check_boxes
+from gpuaug.fusion.targets.box_crop import records_of
 from gpuaug.fusion.targets.data_keys import keys_given
 from gpuaug.fusion.targets.targets import Targets
 from gpuaug.fusion.targets.views import joined
@@ -111,6 +112,9 @@ class Fused(nn.Module):
     ``gpuaug.StreamedLoader`` that generator depends on the batch's position alone. It has no parameters, adds nothing to
     a ``state_dict``, and ``eval()`` changes nothing, as in Kornia.
     """
+
+    follows_types = True
+    """A stage also hands over the members of a batch that hold torchvision's tensors."""
 
     def __init__(self, pipeline: Any, options: Options) -> None:
         super().__init__()
@@ -203,8 +207,9 @@ class Fused(nn.Module):
 
         Args:
             inputs: Images, and what follows them: masks, boxes, keypoints, labels, target dicts.
-            data_keys: What each input is: Kornia's names, ``"targets"`` for a list of target dicts, and ``"valid"`` for a mask
-                of padded boxes. Left out: the pipeline's own, images alone by default.
+            data_keys: What each input is: Kornia's names, ``"targets"`` for a list of target dicts, ``"tv_tensors"`` for
+                containers of torchvision's tensors, and ``"valid"`` for a mask of padded boxes. Left out: the pipeline's own,
+                images alone by default, and ``"tv_tensors"`` for inputs behind these that hold any.
             draws: Draws to replay instead of drawing.
 
         Shape:
@@ -235,7 +240,7 @@ class Fused(nn.Module):
             self._seen[:] = (seen,)
             table = self._prefetch.table(plan, ops, *seen[:2], points=False, views=self.options.views)
             return dispatch.run(plan, inputs[0], table, dtype, self.memory_format)
-        keys = ("input",) if alone else self._data_keys if data_keys is None else keys_given(data_keys)
+        keys = ("input",) if alone else self._keys_of(inputs) if data_keys is None else keys_given(data_keys)
         targets = self._targets(inputs, keys)
         size, views = targets.size, self.options.views
         program = self._program(targets.dtype)
@@ -262,7 +267,7 @@ class Fused(nn.Module):
                     # Kornia's labels of a cut have an axis before that of the samples.
                     cut = self._soft is None and any(isinstance(op, CutMix) for op in program.mixes)
                     views_made = [self._run(program, self._targets(inputs, keys), view) for view in each.views]
-                    made = joined(views_made, targets.keys, cut=cut)
+                    made = joined(views_made, targets.passed_keys, cut=cut)
                 program.check_type(ran=True)
                 return made
             except Retyped as found:
@@ -274,6 +279,11 @@ class Fused(nn.Module):
             "pipeline must hold functions that give images of one type for images of one type, got one that changes it from "
             "call to call. Convert in it: image.float()."
         )
+
+    def _keys_of(self, inputs: tuple[Any, ...]) -> tuple[str, ...]:
+        """Data keys of a call without any: the pipeline's own, and of torchvision's tensors behind those."""
+        further = inputs[len(self._data_keys) :]
+        return (*self._data_keys, *("tv_tensors" for value in further if holds_targets(value)))
 
     def _targets(self, inputs: Sequence[Any], keys: Sequence[Any]) -> Targets:
         return Targets(inputs, keys, self._extra_args, self.options.boxes, self._ending)
@@ -366,7 +376,7 @@ def _check_targets(program: Program, targets: Targets) -> None:
     for op in program.mixes:
         targets.check_mix(op)
     if program.box_crop is not None:
-        check_boxes(program.box_crop, targets.keys)
+        records_of(program.box_crop, targets.values, targets.keys)
 
 
 def _keepdim(op: Op | EagerOp) -> bool:

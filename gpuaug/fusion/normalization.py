@@ -7,7 +7,7 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.core.torchvision_transforms import torchvision_class
+from gpuaug.core.torchvision_types import torchvision_class
 from gpuaug.fusion.fused import Fused
 
 

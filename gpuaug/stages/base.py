@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Protocol
 
+from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, shown
 from gpuaug.core.rng import Calls, Generators, Position
 from gpuaug.core.streams import Event, Lanes
-from gpuaug.core.torchvision_transforms import drawn_once
+from gpuaug.core.torchvision_types import drawn_once, holds_targets
 from gpuaug.stages import hints
 from gpuaug.stages.selection import Into, On, Selection
 
@@ -80,6 +81,8 @@ class BoundStage(ABC):
         self.name = name
         self.lane = lanes.lane(f"stage/{name}")
         self.range_name = f"gpuaug/stage/{name}"
+        self.others: Sequence[Selection] = ()
+        """Selections of the other stages of the loader."""
         self._selection = selection
 
     ahead: ClassVar[int] = 0
@@ -134,7 +137,8 @@ class TransformStage(Stage):
         transform: A callable or ``nn.Module``. Called with the values that ``on`` names, in order, and with ``data_keys=``
             where ``on`` is a mapping, as Kornia's containers want it.
         on: What it works on: a selector, several, or ``None`` for the whole batch. Left out: the batch if it is a tensor
-            or a ``Ragged``, index 0 if it is a tuple or list.
+            or a ``Ragged``, index 0 if it is a tuple or list. To a fused pipeline the stage also hands the members that hold
+            torchvision's ``Mask``, ``BoundingBoxes`` or ``KeyPoints``, unless ``into`` is passed.
         into: Where the result goes. Left out: where the input came from.
         name: Names the stage in errors and traces, and keys its draws.
 
@@ -194,16 +198,33 @@ class _BoundTransform(BoundStage):
         self._transform = stage.transform
         draws_by_itself = getattr(stage.transform, "draws_by_itself", False)
         self._generators = None if draws_by_itself else Generators(lanes.device, libraries=True)
-        keys = stage.selection.data_keys
-        self._named = {"data_keys": keys} if keys is not None else {}
+        # What stays beside the result still fits its image where the result goes elsewhere.
+        self._follows_types = getattr(stage.transform, "follows_types", False) and stage.selection.into is ...
+        self._typed: list[Any] = []
+        """Members of the batch that the stage works on because torchvision's tensors are in them."""
         self._unseen = True
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
         values = self._selection.read(batch)
+        self._typed = self._members_by_type(batch) if self._follows_types else []
+        values = (*values, *(batches.member(batch, name) for name in self._typed))
         if self._unseen:
-            hints.check_first(self._transform, batch, values, self._selection)
+            hints.check_first(self._transform, batch, values, self._selection, self.others)
             self._unseen = False
         return values
+
+    def _members_by_type(self, batch: Batch) -> list[Any]:
+        if self._selection.on is None or not batches.is_container(batch):
+            return []
+        others = (name for name in batches.member_names(batch) if name not in self._selection.names(batch))
+        return [name for name in others if holds_targets(batches.member(batch, name))]
+
+    def write(self, batch: Batch, result: Any) -> Batch:
+        if not self._typed:
+            return self._selection.write(batch, result)
+        count = len(result) - len(self._typed)
+        written = self._selection.write(batch, result[0] if count == 1 else result[:count])
+        return batches.replace(written, dict(zip(self._typed, result[count:], strict=True)))
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, memory: dict[str, Any]) -> Any:
         self.lane.make_current()
@@ -215,7 +236,10 @@ class _BoundTransform(BoundStage):
     def _transformed(self, values: tuple[Any, ...], position: Position) -> Any:
         with Calls(position, self.name):
             try:
-                return self._transform(*values, **self._named)
+                keys = self._selection.data_keys
+                if keys is None:
+                    return self._transform(*values)
+                return self._transform(*values, data_keys=[*keys, *("tv_tensors" for _ in self._typed)])
             except Exception as error:
                 hints.explain(error, values)
                 raise
@@ -244,7 +268,10 @@ def as_stages(stages: Any) -> list[Stage]:
 
 def bind_all(stages: Sequence[Stage], lanes: Lanes) -> list[BoundStage]:
     """Give every stage a name and a lane."""
-    return [stage.bind(name, lanes) for name, stage in zip(names_of(stages), stages, strict=True)]
+    bound = [stage.bind(name, lanes) for name, stage in zip(names_of(stages), stages, strict=True)]
+    for each in bound:
+        each.others = [stage.selection for stage, other in zip(stages, bound, strict=True) if other is not each]
+    return bound
 
 
 def names_of(stages: Sequence[Stage]) -> list[str]:

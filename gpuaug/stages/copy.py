@@ -14,7 +14,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import DeviceError, GpuAugWarning
+from gpuaug.core.errors import ArgumentTypeError, DeviceError, GpuAugWarning
 from gpuaug.core.ragged import Shapes
 
 SMALL_BYTES = 32 * 1024
@@ -114,6 +114,11 @@ class Copier:
             # A mapping's ``to`` may change it in place, and the loader may still be using it.
             mover: Any = copy.copy(leaf) if isinstance(leaf, Mapping) else leaf
             moved = mover.to(self._device, non_blocking=True) if asynchronous else mover.to(self._device)
+            if moved is None:
+                raise ArgumentTypeError(
+                    f"The to(device) method of {kind.__name__}, a member of the batch, must return the moved object, got None. "
+                    "End the method with: return self."
+                )
             copied.resident_objects |= moved is mover or any(
                 isinstance(member, torch.Tensor) and member.device == self._device for member in batches.members(leaf)
             )

@@ -2,9 +2,10 @@
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -12,7 +13,7 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentTypeError, GpuAugError, GpuAugWarning, add_note
 from gpuaug.core.ragged import Ragged
-from gpuaug.core.torchvision_transforms import torchvision_class
+from gpuaug.core.torchvision_types import TARGET_TYPES, torchvision_class, type_name
 from gpuaug.stages.selection import Selection
 
 _DATA_KEYS = {"boxes": "bbox_xyxy", "bbox": "bbox_xywh", "masks": "mask", "mask": "mask", "keypoints": "keypoints"}
@@ -25,17 +26,22 @@ _GEOMETRY = (
 )
 """Modules whose classes move pixels."""
 
-_MIXES = (
+_MIXES_LABELS = (
     "kornia.augmentation._2d.mix.mixup",
     "kornia.augmentation._2d.mix.cutmix",
     "torchvision.transforms.v2._augment._BaseMixUpCutMix",
 )
 """Modules and classes that mix images, and their labels with them."""
 
+_MIXES = ("kornia.augmentation._2d.mix", "torchvision.transforms.v2._augment._BaseMixUpCutMix")
+"""Modules and classes that put pixels of one image into another, or elsewhere, but not boxes, masks or keypoints."""
+
 _MEANT = "If that is meant, pass lambda images: transform(images)."
 
 
-def check_first(transform: Any, batch: Batch, values: tuple[Any, ...], selection: Selection) -> None:
+def check_first(
+    transform: Any, batch: Batch, values: tuple[Any, ...], selection: Selection, others: Iterable[Selection] = ()
+) -> None:
     """Look at the first batch of a stage.
 
     Args:
@@ -43,29 +49,34 @@ def check_first(transform: Any, batch: Batch, values: tuple[Any, ...], selection
         batch: The whole batch.
         values: Arguments of ``transform``.
         selection: The stage's ``on`` and ``into``.
+        others: Those of the other stages of the loader. Members that these take for images are no targets.
 
     Raises:
         ArgumentTypeError: If ``transform`` cannot take images of different sizes, and these have.
 
     Warns:
-        GpuAugWarning: If ``transform`` moves images and leaves boxes, masks or keypoints beside them, or mixes them and leaves
-            their labels; if it is fused, and images seem to have their channels last.
+        GpuAugWarning: If ``transform`` moves or mixes images and leaves boxes, masks or keypoints beside them, or mixes them
+            and leaves their labels; if it is fused, and images seem to have their channels last.
     """
     if any(isinstance(value, Ragged) for value in values):
         _refuse_ragged(transform)
-    parts = [*_parts(getattr(transform, "pipeline", transform))]
+    parts = [*_parts(transform)]
     if hasattr(transform, "pipeline"):
         keys = selection.data_keys or ["input"]
         images = values[keys.index("input") if "input" in keys else 0]
         _warn_of_layout(images)
     if selection.on is None or selection.into is not ... or not batches.is_container(batch):
         return  # targets that stay beside the result still fit their images
-    moving, mixing = _names(parts, _GEOMETRY), _names(parts, _MIXES)
-    members = {name: batches.member(batch, name) for name in batches.member_names(batch)} if moving or mixing else {}
-    if moving:
-        _warn_of_targets(transform, moving, members, values, selection)
-    if mixing:
-        _warn_of_labels(transform, mixing, members, values, selection)
+    names = _names(parts, _GEOMETRY), _names(parts, _MIXES), _names(parts, _MIXES_LABELS)
+    moving, mixing, mixing_labels = names
+    if not any(names):
+        return
+    images = {name for other in others for name in other.image_names(batch)}
+    members = {name: batches.member(batch, name) for name in batches.member_names(batch) if name not in images}
+    if moving or mixing:
+        _warn_of_targets(transform, moving, mixing, members, values, selection)
+    if mixing_labels:
+        _warn_of_labels(transform, mixing_labels, members, values, selection)
 
 
 def _warn_of_layout(images: Any) -> None:
@@ -88,24 +99,49 @@ def _warn_of_layout(images: Any) -> None:
 
 
 def _warn_of_targets(
-    transform: Any, moving: str, members: Mapping[Any, Any], values: tuple[Any, ...], selection: Selection
+    transform: Any, moving: str, mixing: str, members: Mapping[Any, Any], values: tuple[Any, ...], selection: Selection
 ) -> None:
-    given = [id(leaf) for leaf in batches.leaves(values)]
-    frames = [tuple(value.shape[-2:]) for value in values if isinstance(value, torch.Tensor)]
-    left: dict[str, None] = {}
+    passed = {id(leaf) for leaf in batches.leaves(values)}
+    images = next((value for value in values if isinstance(value, torch.Tensor | Ragged)), None)
+    search = _Search(images)
+    remaining: dict[str, None] = {}
     on: dict[Any, str] = {}
+    unnamed: dict[Any, None] = {}
+    is_typed = False
     for name, member in members.items():
-        found = [key for key, leaf in _targets(member, name, frames) if id(leaf) not in given]
-        if found:
-            left.update(dict.fromkeys(found))
-            on[name] = _DATA_KEYS[found[0]] if isinstance(member, torch.Tensor) else "targets"
-    if left:
+        found = [target for target in search.targets(member, name) if id(target.value) not in passed]
+        remaining.update(dict.fromkeys(target.what for target in found))
+        is_typed |= any(type_name(target.value) for target in found)
+        keys = {target.data_key(member) for target in found if not type_name(target.value)}
+        if len(keys) == 1 and None not in keys:
+            on[name] = str(keys.pop())
+        elif keys:
+            unnamed[name] = None
+    if not remaining:
+        return
+    targets = ", ".join(remaining)
+    if mixing:
         warnings.warn(
-            f"{', '.join(left)} beside images stay where they were, because {moving} is given images alone. "
-            f"{_line(transform, on, selection)} {_MEANT}",
+            f"{targets} beside images no longer belong to the pixels, because {mixing} mixes the images alone. Leave {mixing} out "
+            f"where batches have {targets}, or mix both in the dataset. {_MEANT}",
             GpuAugWarning,
             stacklevel=3,
         )
+        return
+    lines = [_line(transform, on, selection)] if on else []
+    if is_typed:
+        lines.append("Pass gpuaug.fuse(transform), in which torchvision's tensors follow by their type.")
+    if unnamed:
+        listed = ", ".join(map(repr, unnamed))
+        lines.append(
+            f"Make tensors in {listed} torchvision's, tv_tensors.Mask or tv_tensors.BoundingBoxes, in collate_fn: these "
+            "follow in gpuaug.fuse(…) by their type."
+        )
+    warnings.warn(
+        f"{targets} beside images stay where they were, because {moving} is given images alone. {' '.join(lines)} {_MEANT}",
+        GpuAugWarning,
+        stacklevel=3,
+    )
 
 
 def _warn_of_labels(
@@ -163,6 +199,7 @@ def _parts(pipeline: Any) -> Iterator[Any]:
     yield pipeline
     held = [*pipeline.children()] if isinstance(pipeline, nn.Module) else []
     held += pipeline if isinstance(pipeline, list | tuple) else []
+    held += getattr(pipeline, "pipeline", ())  # of a fused one
     inner = getattr(pipeline, "transforms", None)
     held += inner if isinstance(inner, list | tuple) else []
     for part in held:
@@ -179,21 +216,74 @@ def _names(parts: list[Any], classes: tuple[str, ...]) -> str:
     return ", ".join(sorted(found))
 
 
-def _targets(value: Any, name: Any, frames: list[tuple[int, ...]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The boxes, masks and keypoints in a member of a batch, by name."""
-    if isinstance(value, torch.Tensor):
-        if name in _DATA_KEYS and value.ndim >= 2 and _fits(name, tuple(value.shape), frames):
-            yield name, value
-    elif batches.is_container(value):
-        for inner in batches.member_names(value):
-            yield from _targets(batches.member(value, inner), inner if isinstance(inner, str) else name, frames)
+class _Target(NamedTuple):
+    """A tensor or array of a batch that seems to belong to the pixels of the images."""
+
+    what: str
+    """``masks``, ``boxes`` or ``keypoints``, or the name by which it was found."""
+    name: Any
+    """Key of the value, or of the container that holds it."""
+    value: Any
+
+    def data_key(self, member: Any) -> str | None:
+        """Data key of the member of the batch that the value is in, or ``None`` without one."""
+        if isinstance(member, torch.Tensor):
+            return _DATA_KEYS[self.what]
+        if not isinstance(member, list | tuple) or not isinstance(self.value, torch.Tensor):
+            return None
+        if any(isinstance(each, Mapping) for each in member):
+            return "targets" if self.name in ("boxes", "bbox", "masks", "keypoints") else None
+        return "mask" if self.what == "masks" and all(isinstance(each, torch.Tensor) for each in member) else None
 
 
-def _fits(name: str, shape: tuple[int, ...], frames: list[tuple[int, ...]]) -> bool:
-    """Whether a tensor's shape fits its name."""
-    if name in ("masks", "mask"):  # and not which patches a model sees
-        return not frames or shape[-2:] in frames
-    return shape[-1] in ((2, 3) if name == "keypoints" else (4,))
+class _Search:
+    """Finds tensors and arrays that seem to be masks, boxes or keypoints: by type, by name, or by shape.
+
+    Args:
+        images: The images, (B, C, H, W) or a ``Ragged``; ``None`` if they are neither.
+    """
+
+    def __init__(self, images: torch.Tensor | Ragged | None) -> None:
+        self._batch = len(images) if images is not None and (isinstance(images, Ragged) or images.ndim > 0) else None
+        self._sizes: set[tuple[int, ...]] = set()
+        if isinstance(images, Ragged):
+            self._sizes = set(map(tuple, images.shapes.sizes.tolist()))
+        elif images is not None and images.ndim >= 3:
+            self._sizes = {tuple(images.shape[-2:])}
+
+    def targets(self, value: Any, name: Any, *, per_image: bool = False) -> Iterator[_Target]:
+        """The tensors and arrays within a member of a batch.
+
+        Args:
+            value: The member, or a value within it.
+            name: Key of ``value``, or of the container that holds it.
+            per_image: Whether ``value`` belongs to one image.
+        """
+        if isinstance(value, torch.Tensor | np.ndarray):
+            what = TARGET_TYPES.get(type_name(value)) or self._by_name(value, name) or self._by_shape(value, per_image)
+            if what:
+                yield _Target(what, name, value)
+        elif batches.is_container(value) and not isinstance(value, Ragged):
+            by_index = isinstance(value, list | tuple) and not batches.is_namedtuple(value)
+            inside = per_image or (by_index and len(value) == self._batch)
+            for inner in batches.member_names(value):
+                own = name if by_index else inner
+                yield from self.targets(batches.member(value, inner), own, per_image=inside)
+
+    def _by_name(self, value: Any, name: Any) -> str | None:
+        if name not in _DATA_KEYS or value.ndim < 2:
+            return None
+        if name in ("masks", "mask"):  # not a mask of the patches that a model sees
+            return name if not self._sizes or tuple(value.shape[-2:]) in self._sizes else None
+        return name if value.shape[-1] in ((2, 3) if name == "keypoints" else (4,)) else None
+
+    def _by_shape(self, value: Any, per_image: bool) -> str | None:
+        axes = value.ndim if per_image else value.ndim - 1
+        if not per_image and (not value.ndim or len(value) != self._batch):
+            return None
+        if axes >= 2 and tuple(value.shape[-2:]) in self._sizes:
+            return "masks"
+        return "boxes" if axes == 2 and value.shape[-1] == 4 else None
 
 
 def _explain_integers(error: Exception, values: tuple[Any, ...]) -> None:

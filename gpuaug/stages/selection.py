@@ -73,6 +73,22 @@ class Selection:
             return tuple(self._get(batch, selector) for selector in self._several)
         return (self._get(batch, self.on),)
 
+    def names(self, batch: Batch) -> list[Any]:
+        """The members of ``batch`` that the stage works on: keys, fields, or indices from 0; none for the whole batch."""
+        if self.on is None or _form(batch) == "leaf":
+            return []
+        if self.on is ...:
+            return [0]
+        selectors = list(self._several or (self.on,))
+        return [each % len(batch) if _form(batch) == "sequence" else each for each in selectors]
+
+    def image_names(self, batch: Batch) -> list[Any]:
+        """The members of ``batch`` that the stage takes for images: the only one, or those with the data key ``"input"``."""
+        names, keys = self.names(batch), self.data_keys
+        if keys is None:
+            return names if len(names) == 1 else []
+        return [name for name, key in zip(names, keys, strict=True) if key in ("input", "image")]
+
     @property
     def data_keys(self) -> list[str] | None:
         """Kornia's data keys of the values, if ``on`` is a mapping."""

@@ -29,10 +29,10 @@ def shown(image: Tensor, normalized_by: tuple[Tensor, Tensor] | None = None) -> 
     count, notes = len(values), []
     if image.dtype == torch.uint8:
         values = values / 255
-    elif normalized_by is not None and all(len(each) in (1, count) for each in normalized_by):
-        mean, deviation = normalized_by
-        values = values * deviation + mean
     else:
+        if normalized_by is not None and all(len(each) in (1, count) for each in normalized_by):
+            mean, deviation = normalized_by
+            values = values * deviation + mean
         values, stretched = _in_range(values)
         notes += ["stretched"] if stretched else []
     values = values.nan_to_num(0.0).clamp(0, 1)  # rescaling an image of one value gives NaN

@@ -17,6 +17,8 @@ from support.images import pil
 from support.ring_equality import assert_ring_is_plain, assert_same
 from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
+from torchvision import tv_tensors
+from torchvision.transforms import v2
 
 from gpuaug import ArgumentError, ArgumentTypeError, Encoded, collate_encoded, read_encoded
 from gpuaug.core.encoded import Format
@@ -319,6 +321,28 @@ def test_read_encoded_is_a_path_and_can_be_pickled():
         ArgumentTypeError, match=r"The path of an image must be a str or a path of pathlib, got int\. Return the bytes"
     ):
         read_encoded(3)
+
+
+TRANSFORMS = {
+    "flip": v2.RandomHorizontalFlip(1.0),
+    "compose": v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]),
+    "random apply": v2.RandomApply([v2.RandomRotation(10)], p=1.0),
+    "choice": v2.RandomChoice([v2.RandomCrop(4)]),
+    "identity": v2.Identity(),
+    "lambda": v2.Lambda(lambda value: value),
+    "resize": v2.Resize(4),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_v2_transforms_refuse_files_that_are_not_read(transform):
+    file = read_encoded("cat.jpg")
+    boxes = tv_tensors.BoundingBoxes([[0, 0, 4, 4]], format="XYXY", canvas_size=(8, 8))
+    target = {"boxes": boxes, "labels": torch.tensor([1])}
+    for sample in ((file, target), ({"image": file, **target},), (file, boxes, 3)):
+        with pytest.raises(ArgumentTypeError, match="stages"):
+            transform(*sample)
+    assert file.path == "cat.jpg"
 
 
 def test_encoded_is_pickled_and_pinned(monkeypatch):

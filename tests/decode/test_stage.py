@@ -14,6 +14,8 @@ from support.encoded import by_pil, encoded, mixed_files, psnr_db
 from support.nvjpeg_double import Engines
 from support.waiting import WAIT_S
 from torch.utils.data import DataLoader
+from torchvision import tv_tensors
+from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded
@@ -83,6 +85,19 @@ def test_exif_may_be_left_out(device):
     (stored,) = DecodeStage(exif=False)(collate_encoded([file]), device)
     assert (upright.shape, stored.shape) == ((3, 40, 24), (3, 24, 40))
     assert_equal_to_pil(stored, file, device, upright=False)
+
+
+@on_each_device
+def test_boxes_of_the_image_as_stored_are_refused_beside_the_upright_image(device):
+    images = DecodeStage()(collate_encoded([encoded(40, 24, orientation=6)]), device)
+    augment = gpuaug.fuse(v2.CenterCrop(16), ragged=True)
+    for canvas, fits in ((40, 24), True), ((24, 40), False):
+        boxes = tv_tensors.BoundingBoxes(torch.tensor([[8, 8, 16, 16]], device=device), format="XYXY", canvas_size=canvas)
+        if fits:
+            augment(images, [{"boxes": boxes}], data_keys=["input", "targets"])
+            continue
+        with pytest.raises(gpuaug.ArgumentError, match="canvas_size"):
+            augment(images, [{"boxes": boxes}], data_keys=["input", "targets"])
 
 
 @on_each_device

@@ -114,7 +114,7 @@ PUBLIC = {
     ),
     "profile": "(loader, step, *, batches=40, rounds=3, show=True)",
     "read_encoded": "(path)",
-    "sanitize": "(targets)",
+    "sanitize": "(targets, *, per_box=None)",
     "show": "(loader, n=8)",
 }
 

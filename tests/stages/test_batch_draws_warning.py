@@ -13,7 +13,7 @@ from torchvision.models import ResNet18_Weights
 from torchvision.transforms import v2
 
 from gpuaug import GpuAugWarning, StreamedLoader, TransformStage
-from gpuaug.core.torchvision_transforms import drawn_once
+from gpuaug.core.torchvision_types import drawn_once
 
 TEXT = "because torchvision's {} draws once for the whole batch"
 

@@ -10,7 +10,7 @@ from support.containers import Encoding
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torchvision import tv_tensors
 
-from gpuaug import DeviceError, StreamedLoader
+from gpuaug import ArgumentTypeError, DeviceError, StreamedLoader
 from gpuaug.stages.copy import Copier
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -110,6 +110,24 @@ def test_copier_asks_each_type_for_non_blocking(monkeypatch):
     monkeypatch.setattr(copier, "_non_blocking", True)
     moved = copier.copy([AskedByName(), AskedPlainly(), AskedByName()]).batch
     assert [len(one.asked) for one in moved] == [2, 1, 2]
+
+
+class Forgetful:
+    """Moves itself in place, and returns nothing."""
+
+    def to(self, device):
+        self.device = device
+
+
+class ForgetfulDict(dict):
+    def to(self, device):
+        self["device"] = device
+
+
+@pytest.mark.parametrize("kind", [Forgetful, ForgetfulDict])
+def test_objects_whose_to_returns_nothing_are_refused(kind):
+    with pytest.raises(ArgumentTypeError, match=kind.__name__):
+        Copier(META).copy({"image": torch.zeros(2), "other": kind()})
 
 
 class Reading:

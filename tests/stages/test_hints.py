@@ -2,18 +2,26 @@
 
 import re
 import warnings
+from collections import namedtuple
 
 import kornia.augmentation as K
+import numpy as np
 import pytest
 import torch
 from contract.sources import failure, streamed
 from torch import nn
+from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from gpuaug import ArgumentTypeError, GpuAugWarning, TransformStage, collate_ragged, fuse
+from gpuaug.core import batch as batches
 
+Pair = namedtuple("Pair", "one other")
 IMAGES = torch.rand(2, 3, 8, 8)
 FLIP = K.RandomHorizontalFlip(p=1.0)
+
+
+SIZES = collate_ragged([torch.zeros(3, 5, 6, dtype=torch.uint8), torch.zeros(3, 7, 6, dtype=torch.uint8)])
 
 
 def target():
@@ -62,11 +70,102 @@ BESIDE = {
 }
 
 
+MAPS = torch.zeros(2, 8, 8, dtype=torch.int64)
+LOOK_LIKE_TARGETS = {
+    "label maps": (MAPS, "mask"),
+    "label maps with an axis of channels": (MAPS[:, None], "mask"),
+    "one-hot maps": (torch.zeros(2, 5, 8, 8), "mask"),
+    "bool maps": (MAPS.bool(), "mask"),
+    "depth": (torch.rand(2, 1, 8, 8), "mask"),
+    "a list of maps": (list(MAPS), "mask"),
+    "a list of instance masks": ([torch.zeros(n, 8, 8) for n in (3, 0)], "mask"),
+    "padded boxes": (torch.rand(2, 7, 4), "bbox_xyxy"),
+    "a list of boxes": ([torch.rand(n, 4) for n in (3, 0)], None),
+    "dicts under other keys": ([{"seg": MAPS[0]}, {"seg": MAPS[1]}], None),
+    "boxes in dicts under other keys": (({"objects": torch.rand(3, 4)}, {"objects": torch.rand(0, 4)}), None),
+    "a dict of maps": ({"semantic": MAPS}, None),
+    "arrays": ([np.zeros((8, 8)), np.zeros((8, 8))], None),
+    "boxes in arrays": ([{"objects": np.zeros((3, 4))}, {"objects": np.zeros((0, 4))}], None),
+    "a list in a dict": ({"semantic": [MAPS[0], MAPS[1]]}, None),
+}
+
+
+@pytest.mark.parametrize("place", ["tuple", "list", "labels", "record"])
+@pytest.mark.parametrize(("value", "key"), LOOK_LIKE_TARGETS.values(), ids=LOOK_LIKE_TARGETS)
+def test_what_looks_like_a_target_is_told_of(value, key, place):
+    batch = {"tuple": (IMAGES, value), "list": [value, IMAGES], "labels": {"pixel_values": IMAGES, "labels": value}}
+    batch["record"] = Pair(IMAGES, value)
+    on = {"tuple": ..., "list": 1, "labels": "pixel_values", "record": "one"}[place]
+    [text] = told(batch[place], TransformStage(fuse(FLIP), on=on))
+    assert "handed" in text
+    assert ("tv_tensors" in text) == (key is None)
+    if key is not None:
+        image, other = {"tuple": (0, 1), "list": (1, 0), "labels": ("pixel_values", "labels"), "record": ("one", "other")}[
+            place
+        ]
+        wanted = {image: "input", other: key}
+        assert f"on={wanted}" in text
+        assert not told(batch[place], TransformStage(fuse(FLIP), on=wanted)), "the line is wrong"
+
+
+@pytest.mark.parametrize(("value", "key"), LOOK_LIKE_TARGETS.values(), ids=LOOK_LIKE_TARGETS)
+def test_tensors_of_torchvisions_types_follow_as_the_warning_says(value, key):
+    if key is not None:
+        return
+
+    def wrapped(leaf):
+        leaf = torch.as_tensor(leaf)
+        if leaf.shape[-1] == 4:
+            return tv_tensors.BoundingBoxes(leaf, format="XYXY", canvas_size=(8, 8))
+        return tv_tensors.Mask(leaf)
+
+    assert not told((IMAGES, batches.map_leaves(wrapped, value)), TransformStage(fuse(FLIP)))
+
+
+@pytest.mark.parametrize("transform", [FLIP, nn.Sequential(fuse(FLIP), nn.Identity())])
+def test_tensors_of_torchvisions_types_beside_bare_transforms_are_told_of(transform):
+    [text] = told((IMAGES, tv_tensors.Mask(MAPS)), transform)
+    assert "Pass gpuaug.fuse(transform)" in text
+
+
+def test_targets_beside_images_of_different_sizes_are_told_of():
+    resize = fuse(K.Resize((4, 4)), ragged=True)
+    [text] = told((SIZES, [torch.zeros(5, 6), torch.zeros(7, 6)]), resize)
+    assert "on={0: 'input', 1: 'mask'}" in text
+
+
 @pytest.mark.parametrize(("batch", "on", "wanted"), BESIDE.values(), ids=BESIDE)
 def test_line_to_type_names_the_members_of_the_batch(batch, on, wanted):
     [text] = told(batch, TransformStage(fuse(FLIP), on=on))
     assert f"Pass gpuaug.TransformStage(transform, on={wanted})." in text
     assert not told(batch, TransformStage(fuse(FLIP), on=wanted)), "the line is wrong"
+
+
+def test_images_that_another_stage_works_on_are_no_targets():
+    pair = (IMAGES, torch.rand(2, 3, 8, 8))
+    assert told(pair, TransformStage(fuse(FLIP)), TransformStage(fuse(FLIP), on=1)) == []
+    assert told(pair, TransformStage(fuse(FLIP)), TransformStage(fuse(FLIP), on={1: "input"})) == []
+    assert len(told(pair, TransformStage(fuse(FLIP)), TransformStage(fuse(FLIP), on={0: "input", 1: "mask"}))) == 1
+    assert len(told(pair, TransformStage(fuse(FLIP)), TransformStage(lambda one, other: (one, other), on=(0, 1)))) == 1
+
+
+MIXES = {
+    "fused": (fuse(K.RandomMixUpV2(p=1.0)), "RandomMixUpV2"),
+    "Kornia": (K.RandomCutMixV2(p=1.0), "RandomCutMixV2"),
+    "left to Kornia": (lambda: fuse(K.RandomMosaic((8, 8), p=1.0)), "RandomMosaic"),
+    "patches": (K.RandomJigsaw((2, 2), p=1.0), "RandomJigsaw"),
+    "fused torchvision": (fuse(v2.CutMix(num_classes=4)), "CutMix"),
+    "with a flip": (fuse([FLIP, K.RandomMixUpV2(p=1.0)]), "RandomMixUpV2"),
+}
+
+
+@pytest.mark.parametrize(("transform", "name"), MIXES.values(), ids=MIXES)
+@pytest.mark.parametrize("targets", [[target(), target()], MAPS, torch.rand(2, 7, 4)], ids=["dicts", "maps", "boxes"])
+@pytest.mark.filterwarnings("ignore:pipeline must hold")
+def test_targets_that_a_mix_leaves_behind_are_told_of(transform, name, targets):
+    transform = transform if hasattr(transform, "modules") else transform()
+    [text] = [text for text in told((IMAGES, targets), transform) if "beside" in text]
+    assert f"{name} with images alone" in text
 
 
 PAIR = (IMAGES, [target(), target()])
@@ -77,6 +176,11 @@ RIGHT = {
     "the source is kept": (PAIR, TransformStage(FLIP, into=2)),
     "the whole batch": (PAIR, TransformStage(v2.Resize(4), on=None)),
     "labels": ((IMAGES, torch.arange(2)), FLIP),
+    "boxes of one number each": ((IMAGES, torch.rand(2, 4)), FLIP),
+    "features": ((IMAGES, torch.rand(2, 16, 5), [torch.rand(3, 5), torch.rand(1, 5)]), FLIP),
+    "maps of another size": ((IMAGES, torch.zeros(2, 5, 5)), FLIP),
+    "soft labels as many as rows": ((torch.rand(8, 3, 8, 8), torch.rand(8, 8)), FLIP),
+    "a list of no images": ((IMAGES, [torch.zeros(8, 8)] * 3), FLIP),
     "a mask of patches": ({"image": IMAGES, "mask": torch.ones(2, 16)}, TransformStage(FLIP, on="image")),
     "a tensor": (IMAGES, FLIP),
 }
@@ -88,8 +192,6 @@ def test_batches_without_targets_left_behind_are_not_told_of(batch, stage):
 
 
 # Images of different sizes
-
-SIZES = collate_ragged([torch.zeros(3, 5, 6, dtype=torch.uint8), torch.zeros(3, 7, 6, dtype=torch.uint8)])
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,9 @@ PARAMETERS = {
     "sanitize(targets)": Parameter(
         gpuaug.sanitize, TARGETS, EMPTY, "targets|valid", wrong=([{"valid": 1}], {"valid": IMAGES}, [5])
     ),
+    "sanitize(per_box)": Parameter(
+        lambda v: gpuaug.sanitize(TARGETS, per_box=v), ("boxes",), {"a list", "a tuple", "a set"} | EMPTY | LEFT_OUT
+    ),
     "show(loader)": Parameter(lambda v: gpuaug.show(v), loader([IMAGES.float()], [AUGMENT])),
     "show(n)": Parameter(lambda v: gpuaug.show(loader([IMAGES.float()], [AUGMENT]), v), 2, FROM_1 | LARGE),
 }

@@ -29,6 +29,17 @@ def test_normalize_is_undone(normalize):
     assert all("stretched" not in note for note in notes(figure))
 
 
+@pytest.mark.parametrize("values", [lambda x: 100 + 10000 * x, lambda x: x * 255, lambda x: x - 40])
+def test_values_out_of_range_are_stretched_after_normalize_is_undone(values):
+    source = values(torch.rand(2, 3, 6, 6))
+    norm = K.Normalize(source.mean((0, 2, 3)), source.std((0, 2, 3)))
+    figure = gpuaug.show(of(source, norm))
+    shown = [channels_first(each) for each in pixels(figure)]
+    for before, after in zip(shown[:2], shown[2:], strict=True):
+        assert torch.allclose(before, after, atol=1e-4)
+        assert after.min() < 0.2 < 0.8 < after.max()
+
+
 def test_normalize_in_a_random_container_is_not_undone():
     for container in (K.ImageSequential, K.AugmentationSequential):
         figure = gpuaug.show(of(torch.rand(2, 3, 6, 6), container(K.Normalize(MEAN, STD), random_apply=1)))

@@ -10,7 +10,7 @@ from kornia.constants import Resample
 from torch import nn
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
-from gpuaug.core.torchvision_transforms import torchvision_class
+from gpuaug.core.torchvision_types import torchvision_class
 from gpuaug.fusion.lower.image_types import ImageTypes, Refusal
 from gpuaug.fusion.lower.kornia import lower_container, lower_module
 from gpuaug.fusion.lower.refusals import refuse_held, refuse_transform

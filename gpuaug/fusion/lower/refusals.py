@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from gpuaug.core.errors import ArgumentTypeError
-from gpuaug.core.torchvision_transforms import torchvision_class
+from gpuaug.core.torchvision_types import torchvision_class
 
 _IN_DATASET = "Keep it in the dataset"
 _MIX = "It mixes the images of a batch, and a subclass may do anything with them. Give it a stage of its own"

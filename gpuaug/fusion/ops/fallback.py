@@ -69,6 +69,10 @@ class EagerOp(ABC):
     def moves_nothing(self) -> bool:
         """True if the module is known to leave masks, boxes and keypoints unchanged."""
 
+    def moves(self, key: str) -> bool:
+        """Whether the library moves values with a data key of Kornia's as the module moves pixels, or says that it cannot."""
+        return key in ("input", "class", "tv_tensors")
+
     @abstractmethod
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """The parameters that the module draws before it runs, and a seed for its draws while it runs."""
@@ -117,6 +121,10 @@ class EagerKornia(EagerOp):
         return isinstance(self.module, base) and all(
             getattr(type(self.module), name) is getattr(base, name) for name in handlers
         )
+
+    def moves(self, key: str) -> bool:
+        """Whether Kornia moves values with a data key as the module moves pixels, or raises an error."""
+        return key in ("input", "class", "valid", "tv_tensors") or _moves(self.module, key)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Kornia's own parameters, drawn under a seed from ``sampler``, and the seed for draws while the module runs."""
@@ -167,6 +175,21 @@ class EagerKornia(EagerOp):
                 f"mask must hold values of at most 2**24 where {self.name} is left to Kornia, which computes in float32, got "
                 f"{largest}. Number the labels: torch.unique(mask, return_inverse=True)[1]."
             )
+
+
+def _moves(module: nn.Module, key: str) -> bool:
+    """Whether Kornia moves masks, boxes or keypoints as ``module`` moves pixels, or raises an error for them."""
+    if isinstance(module, K.container.ImageSequentialBase):
+        return all(_moves(child, key) for child in module.children())
+    if isinstance(module, K.auto.operations.OperationBase):
+        return _moves(module.op, key)
+    if isinstance(module, K.MixAugmentationBaseV2):
+        return True
+    # Kornia calls any other module on the images alone. It moves boxes and keypoints by a matrix, which RandomElasticTransform,
+    # RandomThinPlateSpline and RandomFisheye do not have: these are no geometric augmentations to it.
+    if key == "mask":
+        return isinstance(module, K.AugmentationBase2D)
+    return isinstance(module, K.GeometricAugmentationBase2D | K.IntensityAugmentationBase2D)
 
 
 def _for_kornia(key: str, value: Any) -> Any:

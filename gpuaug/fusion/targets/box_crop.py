@@ -1,6 +1,7 @@
 """Crops by boxes: chosen on the device, and written into the parameter table before the images are cropped."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,17 +13,25 @@ from gpuaug.fusion.plan import BoxCrop, Plan
 from gpuaug.fusion.targets.target_dicts import TargetDicts
 
 
-def check_boxes(op: BoxCropOp, keys: Sequence[str]) -> None:
-    """Refuse a call without the boxes that a crop is chosen by.
+def records_of(op: BoxCropOp, values: Sequence[Any], keys: Sequence[str]) -> TargetDicts:
+    """The target dicts with the boxes that a crop is chosen by.
+
+    Args:
+        op: The crop.
+        values: Inputs of a call.
+        keys: Their data keys.
 
     Raises:
-        ArgumentError: If there are no target dicts.
+        ArgumentError: If there are no target dicts, or several inputs have boxes.
     """
-    if keys.count("targets") != 1:
+    dicts = [value for value in values if isinstance(value, TargetDicts)]
+    found = [each for each in dicts if each.has_boxes] or dicts[:1]
+    if len(found) != 1:
         raise ArgumentError(
             f"data_keys must hold 'targets' once for {op.name}, which looks at boxes, got {list(keys)}. Pass target dicts with "
             "the images: data_keys=['input', 'targets']."
         )
+    return found[0]
 
 
 def crop_by_boxes(

@@ -1,9 +1,9 @@
-"""Data keys, the kind of each input of a call: Kornia's names, and two of gpuaug's."""
+"""Data keys, the kind of each input of a call: Kornia's names, and three of gpuaug's."""
 
 import functools
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from kornia.constants import DataKey
@@ -12,10 +12,11 @@ from torch import Tensor
 from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.ragged import Ragged
+from gpuaug.core.torchvision_types import type_name
 from gpuaug.fusion.pixels import PIXELS
 
 _NAMES: dict[Any, str] = {DataKey.IMAGE: "input", DataKey.LABEL: "class"}
-_OWN_KEYS = ("targets", "valid")
+_OWN_KEYS = ("targets", "tv_tensors", "valid")
 BOXES = ("bbox", "bbox_xyxy", "bbox_xywh")
 """Data keys of padded boxes."""
 
@@ -47,8 +48,8 @@ def name_of(key: Any) -> str:
     except Exception as error:
         names = sorted({*_OWN_KEYS, *(_NAMES.get(known, known.name.lower()) for known in DataKey)})
         raise ArgumentError(
-            f"data_keys must be among {', '.join(names)}, got {shown(key)}. Use Kornia's names, 'targets' for target dicts, or "
-            "'valid' beside boxes."
+            f"data_keys must be among {', '.join(names)}, got {shown(key)}. Use Kornia's names, 'targets' for target dicts, "
+            "'tv_tensors' for torchvision's tensors, or 'valid' beside boxes."
         ) from error
     return str(_NAMES.get(found, found.name.lower()))
 
@@ -78,13 +79,15 @@ def check(key: str, value: Any) -> None:
         ArgumentError: If it has another shape, or requires gradients.
     """
     whole = isinstance(value, Ragged) if key == "input" else key == "mask" and isinstance(value, list | tuple)
-    if whole or key in ("class", "targets"):
+    if whole or key in ("class", "targets", "tv_tensors"):
         return
     if key == "input" and isinstance(value, list | tuple):
         raise ArgumentTypeError(
             f"input must be a tensor or a gpuaug.Ragged, got {type(value).__name__}. Stack images of one size: "
             "torch.stack(…); pack others: gpuaug.collate_ragged(…), for gpuaug.fuse(…, ragged=True)."
         )
+    if type_name(value) == "Video":
+        refuse_clip(key, value)
     if isinstance(value, Encoded):
         raise ArgumentTypeError(
             f"{key} must be decoded, got {value}. Put a gpuaug.DecodeStage() before this stage, which gives a gpuaug.Ragged."
@@ -104,3 +107,15 @@ def check(key: str, value: Any) -> None:
             "images must not require gradients, got images that do: fused augmentations are not differentiable. "
             "Pass images.detach(), or use Kornia itself."
         )
+
+
+def refuse_clip(name: str, clip: Tensor) -> NoReturn:
+    """Raise the error for a clip of torchvision's type.
+
+    Raises:
+        ArgumentTypeError: Always.
+    """
+    raise ArgumentTypeError(
+        f"{name} must hold images, got a Video {tuple(clip.shape)}: each frame would have an augmentation of its own. Video is "
+        "not supported. Transform clips in the dataset, where torchvision moves all frames of a clip alike."
+    )

@@ -120,11 +120,6 @@ def like(made: Tensor, given: Tensor, **changes: Any) -> Tensor:
     return dressed
 
 
-def is_tv_tensor(value: Any) -> bool:
-    """True for tensor subclasses of torchvision's; does not import torchvision."""
-    return type(value) is not Tensor and type(value).__module__.startswith("torchvision.tv_tensors")
-
-
 def _counted_from_one(planes: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
     """The first of them that holds anything, flat, and how many elements in memory each begins behind that one."""
     one = next((plane for plane in planes if plane.numel()), planes[0])

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,27 +10,37 @@ import torch
 from torch import Tensor
 
 from gpuaug.core import batch as batches
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
+from gpuaug.core.torchvision_types import type_name
 from gpuaug.fusion.ops.base import Array
 from gpuaug.fusion.targets.masks import like, split, to_device
 
-WHOLE = frozenset({"image", "images", "input", "pixel_values", "image_id", "size", "orig_size"})
-"""Keys that hold one value per image, for any number of objects."""
+PER_BOX = frozenset(
+    {
+        *("boxes", "bbox", "valid", "labels", "class_labels", "classes", "names", "masks", "keypoints", "segmentation"),
+        *("area", "areas", "iscrowd", "is_crowd", "scores", "weights", "visibility", "difficult", "truncated", "occluded"),
+        *("id", "ids", "category_id", "category_ids", "annotation_id", "annotation_ids", "track_id", "track_ids"),
+    }
+)
+"""Keys that hold one entry per box. A length cannot tell: two boxes, and a height and a width, are two entries each."""
 
 MOST_JOINED = 256
 """Most numbers of a box in a tensor, such as its corners, of which those of all images are joined, to be indexed at once."""
 
 
-def sanitize(targets: Any) -> list[Any]:
-    """Drop the boxes that are not valid, and with each all that is known of it.
+def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[Any]:
+    """Drop the boxes that are not valid, and the other values of these boxes: labels, masks, keypoints, areas, names.
 
-    ``gpuaug.fuse`` marks boxes that have left the image in ``valid``, and drops none, since how many are left is known on
-    the device alone. Here every tensor, array, list and tuple as long as ``valid`` loses the same entries: boxes, labels,
-    masks, keypoints, areas, names. What is said of the whole image stays: ``image_id``, ``size``, ``orig_size``, and what has
-    another length in any of the dicts. So does a dict without boxes, as some datasets have for images without annotations.
+    ``gpuaug.fuse`` marks boxes that have left the image in ``valid``, and drops none, since their number is known on the
+    device alone. Here the tensors, arrays, lists and tuples under the keys ``per_box``, and torchvision's boxes and
+    keypoints under any key, lose the same entries. All other values stay, and so do values of another length in any of the
+    dicts, and dicts without boxes, as some datasets have for images without annotations.
 
     Args:
         targets: A list of one dict for each image with ``valid``, (n,), or one dict of padded tensors with ``valid``, (B, N).
+        per_box: Keys that hold one entry per box. Left out: the usual ones, such as ``boxes``, ``labels``, ``class_labels``,
+            ``masks``, ``keypoints``, ``area``, ``iscrowd``, ``scores``, ``names``, ``track_ids``; the documentation of
+            detection lists them all.
 
     Returns:
         A list of one dict for each image, of the type of those that came in. From a padded dict each takes its part of every
@@ -38,7 +48,8 @@ def sanitize(targets: Any) -> list[Any]:
 
     Raises:
         ArgumentTypeError: If ``targets`` are nothing of the kind.
-        ArgumentError: If there is no ``valid``, or it does not say of each box whether it is.
+        ArgumentError: If there is no ``valid``, or it does not say of each box whether it is; if ``per_box`` is left out and
+            another key seems to hold one entry per box.
 
     Cost:
         The host waits for the device, once for the whole batch. A few launches for each key, and one for each tensor of masks.
@@ -49,8 +60,11 @@ def sanitize(targets: Any) -> list[Any]:
         >>> kept[0]["labels"]
         tensor([7])
     """
+    keys = PER_BOX if per_box is None else per_box
+    if not isinstance(keys, list | tuple | set | frozenset) or not all(isinstance(key, str) for key in keys):
+        raise ArgumentTypeError(f"per_box must be a list of keys, got {shown(per_box)}. List all: ['boxes', 'labels'].")
     if isinstance(targets, Mapping):
-        return _sanitize_padded(targets)
+        return _sanitize_padded(targets, set(keys))
     if isinstance(targets, str | Tensor) or not isinstance(targets, Sequence):
         raise ArgumentTypeError(
             f"targets must be a list of dicts or one dict of padded tensors, got {type(targets).__name__}. "
@@ -59,25 +73,62 @@ def sanitize(targets: Any) -> list[Any]:
     some = any(isinstance(record, Mapping) and "valid" in record for record in targets)
     judged = [sample for sample, record in enumerate(targets) if not (some and _has_no_boxes(record))]
     valid = [_valid_of(targets[sample], 1, f" of sample {sample}") for sample in judged]
-    whole = {
-        name
-        for sample, each in zip(judged, valid, strict=True)
-        for name, value in targets[sample].items()
-        if isinstance(value, _PER_BOX) and (batches.is_namedtuple(value) or _length(value) != len(each))
+    records = [targets[sample] for sample in judged]
+    fitting = _fitting(records, [len(each) for each in valid])
+    unlisted = {
+        name for name in fitting.keys() - set(keys) if not all(_is_typed(record[name]) for record in records if name in record)
     }
+    for name in unlisted if per_box is None else ():
+        _check_whole(name, fitting[name])
     made = [batches.replace(record, {}) for record in targets]
-    taken = _taken([targets[sample] for sample in judged], {*WHOLE, *whole}, _kept(valid))
+    taken = _taken(records, fitting.keys() - unlisted, _kept(valid))
     for sample, values in zip(judged, taken, strict=True):
         made[sample] = batches.replace(targets[sample], values)
     return made
 
 
-def _sanitize_padded(targets: Mapping[str, Any]) -> list[Any]:
+def _fitting(records: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> dict[str, set[int]]:
+    """Keys whose values have one entry per box in all records, with these numbers of entries."""
+    fitting: dict[str, set[int]] = {}
+    others: set[str] = set()
+    for record, count in zip(records, counts, strict=True):
+        for name, value in record.items():
+            if not isinstance(value, _SEQUENCES) or name in others:
+                continue
+            if batches.is_namedtuple(value) or _length(value) != count:
+                others.add(name)
+            else:
+                fitting.setdefault(name, set()).add(count)
+    return {name: found for name, found in fitting.items() if name not in others}
+
+
+def _is_typed(value: Any) -> bool:
+    """Whether the type of a value says that it holds one entry per box. A ``Mask`` may be of the whole image."""
+    name = type_name(value)
+    return name == "BoundingBoxes" or (name == "KeyPoints" and value.ndim > 2)
+
+
+def _check_whole(name: str, counts: set[int]) -> None:
+    """Refuse a key that is not known, but has one entry per box in images with different numbers of boxes.
+
+    Raises:
+        ArgumentError: If that is so.
+    """
+    if len(counts) > 1:
+        raise ArgumentError(
+            f"per_box must say whether {name!r} holds one entry per box, got nothing, and entries for "
+            f"{' and '.join(map(str, sorted(counts)))} boxes. Pass the keys that do, such as per_box=('boxes', 'labels', "
+            f"'masks', {name!r})."
+        )
+
+
+def _sanitize_padded(targets: Mapping[str, Any], per_box: set[str]) -> list[Any]:
     valid = _valid_of(targets, 2, "")
     batch = len(valid)
-    shared = {
-        name for name, value in targets.items() if not isinstance(value, Tensor) or tuple(value.shape[:2]) != tuple(valid.shape)
+    padded = {
+        name for name, value in targets.items() if isinstance(value, Tensor) and tuple(value.shape[:2]) == tuple(valid.shape)
     }
+    keys = padded & per_box
     own = [
         {
             name: like(value[sample], value) if isinstance(value, Tensor) else value[sample]
@@ -88,11 +139,11 @@ def _sanitize_padded(targets: Mapping[str, Any]) -> list[Any]:
         }
         for sample in range(batch)
     ]
-    taken = _taken(own, {*WHOLE, *shared}, _kept(list(valid)))
+    taken = _taken(own, keys, _kept(list(valid)))
     return [batches.replace(targets, {**each, **values}) for each, values in zip(own, taken, strict=True)]
 
 
-_PER_BOX = (Tensor, np.ndarray, list, tuple)
+_SEQUENCES = (Tensor, np.ndarray, list, tuple)
 """Types that may hold one entry for each box."""
 
 
@@ -107,13 +158,15 @@ def _has_no_boxes(record: Any) -> bool:
     return isinstance(record, Mapping) and not {"valid", "boxes", "bbox"} & set(record)
 
 
-def _taken(records: Sequence[Mapping[str, Any]], whole: set[str], kept: Sequence[tuple[Array, Tensor]]) -> list[dict[str, Any]]:
-    """The values of each record that lose entries, without those."""
+def _taken(
+    records: Sequence[Mapping[str, Any]], keys: Collection[str], kept: Sequence[tuple[Array, Tensor]]
+) -> list[dict[str, Any]]:
+    """The values of each record under the keys, without the entries that are not kept."""
     taken: list[dict[str, Any]] = [{} for _ in records]
     alike = defaultdict(list)
     for record, made, places in zip(records, taken, kept, strict=True):
         for name, value in record.items():
-            if name in whole or not isinstance(value, _PER_BOX):
+            if name not in keys or not isinstance(value, _SEQUENCES):
                 continue
             if isinstance(value, Tensor):
                 alike[name, value.dtype, value.device, value.shape[1:]].append((made, places, value))

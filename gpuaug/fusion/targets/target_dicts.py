@@ -9,12 +9,13 @@ from torch import Tensor
 
 from gpuaug.core import batch as batches
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
+from gpuaug.core.torchvision_types import type_name
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.boxes import Form, Way, floating
 from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
 from gpuaug.fusion.options import BoxForm
-from gpuaug.fusion.targets.masks import MaskList, is_tv_tensor, like, owners_of, split, to_device
+from gpuaug.fusion.targets.masks import MaskList, like, owners_of, split, to_device
 
 TARGET_DICT_FORMS: dict[str, Form] = {
     "xyxy": Form("corners", edges=True),
@@ -120,6 +121,9 @@ class TargetDicts:
                 masks_of.append(sample)
         self._form = _checked_form(boxes_found, device, boxes)
         _check_points(points_found, device)
+        for sample, key, value in (*boxes_found, *points_found):
+            if type(value) is not Tensor:
+                check_canvas(f"{key} of sample {sample}", value, size.of(sample))
         self._boxes, self._points = _Rows(boxes_found), _Rows(points_found)
         counts = zip(self._boxes.samples, self._boxes.counts, strict=True)
         self._valid = {
@@ -132,6 +136,11 @@ class TargetDicts:
         self.kept: Tensor | None = None
         """Mask of the boxes that a crop by boxes keeps, (n,)."""
         self._box_owners, self._point_owners = self._owners_on_device()
+
+    @property
+    def has_boxes(self) -> bool:
+        """True if there are boxes."""
+        return bool(self._boxes.samples)
 
     @property
     def has_points(self) -> bool:
@@ -202,7 +211,7 @@ class TargetDicts:
         if self._ending.is_pure:
             for record, change in zip(self._given, changes, strict=True):
                 every = {**record, **change}.items()
-                change.update((name, value.as_subclass(Tensor)) for name, value in every if is_tv_tensor(value))
+                change.update((name, value.as_subclass(Tensor)) for name, value in every if type_name(value))
         done = [
             {**record, **change} if type(record) is dict else batches.replace(record, change)
             for record, change in zip(self._given, changes, strict=True)
@@ -234,6 +243,20 @@ def _is_large(boxes: Tensor, form: Form, frame: tuple[int, int], ending: Ending)
     if form.share:
         across, down = across * frame[1], down * frame[0]
     return (torch.minimum(across, down) >= ending.min_size) & (across * down >= ending.min_area)
+
+
+def check_canvas(name: str, value: Tensor, size: Size) -> None:
+    """Refuse torchvision's boxes and keypoints that belong to images of another size.
+
+    Raises:
+        ArgumentError: If ``canvas_size`` of ``value`` is not (height, width) of ``size``.
+    """
+    canvas = getattr(value, "canvas_size", None)
+    if canvas is not None and tuple(canvas) != (size.height, size.width):
+        raise ArgumentError(
+            f"canvas_size of {name} must be the size of the image, {(size.height, size.width)}, got {tuple(canvas)}. Resize "
+            "boxes with their image: pass both to the transform that resizes in the dataset."
+        )
 
 
 def _check_sequence(given: Any, batch: int) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
 from gpuaug.core.ragged import Ragged
+from gpuaug.core.torchvision_types import type_name
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import dtype_of, size_of
 from gpuaug.fusion.ops.base import OpDraws, Size
@@ -20,10 +21,11 @@ from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
 from gpuaug.fusion.options import BoxForm
 from gpuaug.fusion.pixels import converted
 from gpuaug.fusion.plan import OpPass, Plan
-from gpuaug.fusion.targets.box_crop import crop_by_boxes
+from gpuaug.fusion.targets.box_crop import crop_by_boxes, records_of
 from gpuaug.fusion.targets.data_keys import BOXES, check, name_of
-from gpuaug.fusion.targets.masks import MaskList, is_tv_tensor, like, owners_of, to_device
-from gpuaug.fusion.targets.target_dicts import TargetDicts
+from gpuaug.fusion.targets.masks import MaskList, like, owners_of, to_device
+from gpuaug.fusion.targets.target_dicts import TargetDicts, check_canvas
+from gpuaug.fusion.targets.typed import TypedTargets, holds_unnamed
 
 
 class Targets:
@@ -51,6 +53,8 @@ class Targets:
     ) -> None:
         self._ending = ending
         self.keys = [name_of(key) for key in keys]
+        self.passed_keys = self.keys
+        """Data keys of the inputs as they were passed. ``keys`` goes on with those of targets that are found by type."""
         if len(inputs) != len(self.keys):
             raise ArgumentError(
                 f"data_keys must name each input, got {len(self.keys)} for {len(inputs)} inputs. "
@@ -67,6 +71,9 @@ class Targets:
         self.size, self.dtype = size_of(images), dtype_of(images)
         self.places = images.places if isinstance(images, Ragged) else None
         """Offset, height and width of each ragged image, (B, 3)."""
+        self._typed: dict[int, TypedTargets] = {}
+        """Targets that are found by their type, by the index of the input that holds them."""
+        inputs = self._spread(inputs)
         self._given = inputs
         self._missing: list[int | None] = []
         self._soft: SoftLabels | None = None
@@ -96,6 +103,27 @@ class Targets:
         ):
             raise ArgumentError("extra_args must resample masks to the nearest, got another way. Leave extra_args out.")
 
+    def _spread(self, inputs: Sequence[Any]) -> list[Any]:
+        """The inputs, and those that were found in them by type, which are appended to the keys too."""
+        spread = list(inputs)
+        for index, (key, value) in enumerate(zip(self.keys, inputs, strict=True)):
+            if key == "tv_tensors" or (key == "targets" and holds_unnamed(value)):
+                self._typed[index] = typed = TypedTargets(value, self.size.batch, in_dicts=key == "targets")
+                self.keys = [*self.keys, *(name for name, _ in typed.inputs)]
+                spread += [found for _, found in typed.inputs]
+        return spread
+
+    def _gathered(self, values: list[Any]) -> list[Any]:
+        """The results of the inputs as they were passed, from those of ``_spread``."""
+        start = len(self.passed_keys)
+        results = values[:start]
+        for index, typed in self._typed.items():
+            end = start + len(typed.inputs)
+            dicts = results[index] if self.passed_keys[index] == "targets" else None
+            results[index] = typed.results(values[start:end], dicts)
+            start = end
+        return results
+
     def _taken(self, key: str, value: Any, boxes: BoxForm) -> Any:
         if key == "targets":
             return TargetDicts(value, self.size, self.places, self.device, boxes, self._ending)
@@ -118,10 +146,13 @@ class Targets:
         return 0 if key == "valid" and value.ndim == 1 and self.size.batch == 1 else None
 
     def _check_fit(self, key: str, value: Any, given: Any) -> None:
-        if key in ("class", "targets") or isinstance(value, MaskList):
+        if key == "class":
+            self._check_no_map(value)
+        if key in ("class", "targets", "tv_tensors") or isinstance(value, MaskList):
             return
         if key in FORMS:
             check_form(value, key)
+            check_canvas(key, given, self.size.of(0))
         if value.device != self.device:
             raise DeviceError(f"{key} must be on {self.device}, where the images are, got {value.device}. Move it there first.")
         if len(value) != self.size.batch:
@@ -140,6 +171,13 @@ class Targets:
         if tuple(value.shape) != (size[0], value.shape[1], *size[2:]):
             raise ArgumentError(
                 f"mask must be of the images' size {size}, got {tuple(value.shape)}. Resize it to theirs first."
+            )
+
+    def _check_no_map(self, labels: Any) -> None:
+        if isinstance(labels, Tensor) and labels.ndim > 2 and tuple(labels.shape[-2:]) == self.size.shape[2:]:
+            raise ArgumentError(
+                f"class must be one index for each image or shares of the classes, got {tuple(labels.shape)}, one value for "
+                "each pixel. Name the map 'mask': data_keys=['input', 'mask'], or in a stage on={0: 'input', 1: 'mask'}."
             )
 
     def _check_valid(self) -> None:
@@ -215,7 +253,7 @@ class Targets:
     ) -> None:
         """Take all inputs through the passes of a plan; boxes and keypoints only at the end."""
         if self.has_points and plan.box_crop is not None:
-            records = self.values[self.keys.index("targets")]
+            records = records_of(plan.box_crop.op, self.values, self.keys)
             table, self._matrix = crop_by_boxes(plan, plan.box_crop, table, records, self._matrix)
         elif self.has_points:
             self._matrix = composed(self._matrix, table[:, plan.width :].view(-1, 3, 3))
@@ -252,18 +290,19 @@ class Targets:
             Retyped: If it returns images of another type than the pipeline was lowered for.
         """
         alone = op.moves_nothing or op.package == "torchvision"  # which is given images alone
-        known = ("input", "class") if op.package == "torchvision" else self.keys
         foreign = [
             key
             for key, value in zip(self.keys, self.values, strict=True)
-            if isinstance(value, TargetDicts | MaskList) or key not in known
+            if isinstance(value, TargetDicts | MaskList) or not op.moves(key)
         ]
         if foreign and not op.moves_nothing:
             raise ArgumentError(
                 f"{op.name} must be a module that fuse runs, or leave pixels where they are, for {foreign[0]} to follow, "
                 f"got one that is left to {op.package}: {op.reason}. Replace it, or keep it in the dataset."
             )
-        taken = [index for index, key in enumerate(self.keys) if key == "input" or not (alone or key == "valid")]
+        taken = [
+            index for index, key in enumerate(self.keys) if key == "input" or not (alone or key in ("valid", "tv_tensors"))
+        ]
         if not alone:
             self._meet_images()
         done = op.run([self.values[index] for index in taken], [self.keys[index] for index in taken], drawn, self.device)
@@ -313,6 +352,7 @@ class Targets:
             elif axis is not None and (views == 1 or axis) and (keepdim or key in FORMS or key == "valid"):
                 made = made.squeeze(axis)
             values[index] = self._ended(key, made, given)
+        values = self._gathered(values) if self._typed else values
         return values[0] if len(values) == 1 else values
 
     def _ended(self, key: str, made: Any, given: Any) -> Any:
@@ -320,7 +360,7 @@ class Targets:
         if key not in ("input", "mask") or not isinstance(made, Tensor):
             return made
         made = made if key == "input" or self._ending.masks is None else made.to(self._ending.masks)
-        return like(made, given) if is_tv_tensor(given) and not self._ending.is_pure else made
+        return like(made, given) if type_name(given) and not self._ending.is_pure else made
 
     def _follow(self, values: list[Any]) -> None:
         """Map boxes and keypoints by the matrix of the images."""

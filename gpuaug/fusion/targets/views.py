@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.targets.masks import like
+from gpuaug.fusion.targets.typed import joined_views
 
 
 def joined(views: Sequence[Any], keys: Sequence[str], *, cut: bool) -> Any:
@@ -27,7 +28,9 @@ def joined(views: Sequence[Any], keys: Sequence[str], *, cut: bool) -> Any:
         return like(torch.cat(tuple(views)), views[0])
     made: list[Any] = []
     for key, each in zip(keys, zip(*views, strict=True), strict=True):
-        if isinstance(each[0], Tensor):
+        if key == "tv_tensors":
+            made.append(joined_views(each, len(images[0])))
+        elif isinstance(each[0], Tensor):
             made.append(like(torch.cat(each, 1 if cut and key == "class" else 0), each[0]))
         else:
             made.append(type(each[0])(one for view in each for one in view))

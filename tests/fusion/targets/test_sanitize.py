@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.detection import PIPELINES, records_of
 from support.replay import photographs
+from torchvision import tv_tensors
 
 import gpuaug
+from gpuaug.fusion.targets.sanitize import PER_BOX
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -62,8 +64,53 @@ def test_sanitize_keeps_values_of_another_length():
     assert got[1]["corners"] is second["corners"]
 
 
+OF_THE_IMAGE = {
+    "tuple": (480, 640),
+    "list": [480, 640],
+    "tensor": torch.tensor([480, 640]),
+    "array": np.array([0.5, 0.25]),
+    "strings": ["a.jpg", "b.jpg"],
+    "rows": torch.zeros(2, 3),
+    "mask": tv_tensors.Mask(torch.zeros(2, 5)),
+}
+
+
+@pytest.mark.parametrize("value", OF_THE_IMAGE.values(), ids=OF_THE_IMAGE)
+@pytest.mark.parametrize("counts", [(2,), (2, 2), (2, 3), (0, 2)])
+def test_sanitize_keeps_values_of_the_image_whatever_the_number_of_boxes(counts, value):
+    records = [{**numbered([True] + [False] * (n - 1) if n else []), "of the image": value} for n in counts]
+    for record, made in zip(records, gpuaug.sanitize(records), strict=True):
+        assert made["of the image"] is value
+        assert len(made["labels"]) == bool(len(record["labels"]))
+
+
+def test_sanitize_asks_about_unknown_keys_that_go_with_the_boxes():
+    records = [{**numbered([True, False]), "poses": ["a", "b"]}, {**numbered([False, False, True]), "poses": ["c", "d", "e"]}]
+    with pytest.raises(gpuaug.ArgumentError, match="'poses'"):
+        gpuaug.sanitize(records)
+    assert [made["poses"] for made in gpuaug.sanitize(records, per_box={*PER_BOX, "poses"})] == [["a"], ["e"]]
+    kept = gpuaug.sanitize(records, per_box=["boxes", "valid"])
+    assert [(len(made["boxes"]), len(made["poses"]), len(made["labels"])) for made in kept] == [(1, 2, 2), (1, 3, 3)]
+
+
+def test_sanitize_knows_boxes_and_keypoints_of_any_key_by_their_type():
+    record = numbered([False, True])
+    record["others"] = tv_tensors.BoundingBoxes(record["boxes"], format="XYXY", canvas_size=(8, 8))
+    record["joints"] = tv_tensors.KeyPoints(torch.zeros(2, 5, 2), canvas_size=(8, 8))
+    (made,) = gpuaug.sanitize([record])
+    assert made["others"].tolist() == [[1.0] * 4]
+    assert made["joints"].shape == (1, 5, 2)
+
+
+def test_sanitize_keeps_padded_values_of_the_image():
+    sizes = torch.tensor([[480, 640], [100, 200]])
+    batch = {"boxes": torch.zeros(2, 2, 4), "valid": torch.tensor([[True, False], [False, False]]), "image_size": sizes}
+    made = gpuaug.sanitize(batch)
+    assert [each["image_size"].tolist() for each in made] == sizes.tolist()
+    assert [len(each["boxes"]) for each in made] == [1, 0]
+
+
 def test_sanitize_keeps_the_types_of_dicts_and_tensors():
-    tv_tensors = pytest.importorskip("torchvision.tv_tensors")
     boxes = tv_tensors.BoundingBoxes(torch.arange(8.0).view(2, 4), format="XYWH", canvas_size=(7, 9))
     record = UserDict({"boxes": boxes, "masks": tv_tensors.Mask(torch.ones(2, 7, 9)), "valid": torch.tensor([False, True])})
     (made,) = gpuaug.sanitize((record,))

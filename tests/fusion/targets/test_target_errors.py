@@ -161,6 +161,6 @@ def test_mixes_take_no_targets(key):
 
 def test_unknown_data_keys_are_refused():
     with pytest.raises(
-        gpuaug.ArgumentError, match=r"among .*targets, valid.*, got 'target'. Use .* 'targets' for target dicts"
+        gpuaug.ArgumentError, match=r"among .*targets, tv_tensors, valid.*, got 'target'. Use .* 'targets' for target dicts"
     ):
         gpuaug.fuse(K.RandomHorizontalFlip())(photographs(3), records_of(3), data_keys=["input", "target"])

@@ -185,7 +185,7 @@ def test_transforms_of_targets_end_as_in_torchvision(form):
 
 def test_pure_tensors_leave_where_they_are_asked_for():
     images = tv_tensors.Image(photographs(2))
-    targets = [{**target(2), "note": tv_tensors.Mask(torch.zeros(1, 1))}, target(1)]
+    targets = [{**target(2), "note": tv_tensors.Mask(torch.zeros(32, 48))}, target(1)]
     mask = tv_tensors.Mask(torch.zeros(2, 32, 48, dtype=torch.uint8))
     keys = ["input", "targets", "mask"]
     for end, plain in ([], False), ([v2.ToPureTensor()], True):

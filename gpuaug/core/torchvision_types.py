@@ -1,12 +1,16 @@
-"""Transforms of torchvision's, known by the module of their class, so that torchvision is not imported for it.
+"""Torchvision's transforms and tensors, known by the module of their class, so that torchvision is not imported for it.
 
-They are made for one image in a dataset. Called on a batch, most random ones draw once, and all images get the same crop.
+Its transforms are made for one image in a dataset. Called on a batch, most random ones draw once, and all images get the same
+crop.
 """
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+
+from gpuaug.core import batch as batches
 
 _MIXES = ("CutMix", "MixUp")
 """Made for batches: torchvision documents that they draw once for all samples."""
@@ -31,6 +35,11 @@ _RANGES = {"GaussianBlur": "sigma", "JPEG": "quality"}
 
 _DRAWING_METHODS = ("make_params", "_get_params", "get_params")
 """Where transforms draw: of v2, of v2 in older versions, and of v1."""
+
+TARGET_TYPES = {"Mask": "masks", "BoundingBoxes": "boxes", "KeyPoints": "keypoints"}
+"""Types of torchvision's tensors that follow the images, and the key of each in a target dict."""
+
+_FOUND = frozenset({*TARGET_TYPES, "Video"})
 
 
 def torchvision_class(transform: Any) -> type | None:
@@ -94,3 +103,29 @@ def _draws_by_itself(transform: Any) -> bool:
 def _draws(kind: type) -> bool:
     # The base class of v2 has the method too, and draws nothing in it.
     return _is_torchvisions(kind) and kind.__name__ != "Transform" and any(name in vars(kind) for name in _DRAWING_METHODS)
+
+
+def type_name(value: Any) -> str:
+    """Name of the class of torchvision's that ``value`` is a tensor of, such as ``"Mask"``; empty for all other values."""
+    kind: Any = type(value)
+    return "" if kind is Tensor else _type_name(kind)
+
+
+@functools.cache
+def _type_name(kind: Any) -> str:
+    return next((base.__name__ for base in kind.__mro__ if base.__module__.startswith("torchvision.tv_tensors")), "")
+
+
+def holds_targets(value: Any) -> bool:
+    """Whether ``value`` is a mask, boxes, keypoints or a clip of torchvision's types, or a container that holds any.
+
+    Transforms of torchvision's move all of these with the images. Clips are not supported here, but must be found.
+    """
+    if isinstance(value, Tensor):
+        return type_name(value) in _FOUND
+    if type(value) is dict:
+        return any(map(holds_targets, value.values()))
+    if type(value) in (list, tuple):
+        return any(map(holds_targets, value))
+    names = batches.member_names(value) if batches.is_container(value) else ()
+    return any(holds_targets(batches.member(value, name)) for name in names)
