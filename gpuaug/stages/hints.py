@@ -122,8 +122,8 @@ def _warn_of_targets(
     targets = ", ".join(remaining)
     if mixing:
         warnings.warn(
-            f"{targets} beside images no longer belong to the pixels, because {mixing} mixes the images alone. Leave {mixing} out "
-            f"where batches have {targets}, or mix both in the dataset. {_MEANT}",
+            f"{targets} beside images no longer belong to the pixels, because {mixing} mixes the images alone. Leave {mixing} "
+            f"out where batches have {targets}, or mix both in the dataset. {_MEANT}",
             GpuAugWarning,
             stacklevel=3,
         )
