@@ -74,7 +74,7 @@ def test_ranks_that_read_the_same_are_warned_once(ranks, name):
     make, sampler = SAME_ON_ALL[name]
     loader = streamed(make())
     (found,) = said(loader)
-    assert str(found.message) == WARNING.format(2, sampler)
+    assert str(found.message).startswith(WARNING.format(2, sampler))
     assert found.filename == __file__, "it points at the loop"
     assert said(loader) == []
 
@@ -207,5 +207,5 @@ def test_nothing_is_said_where_each_rank_may_read_its_own_part(ranks, name):
 
 def test_a_profile_of_ranks_that_read_the_same_is_warned_as_well(ranks):
     loader = streamed(DataLoader(DATASET, batch_size=4))
-    with pytest.warns(GpuAugWarning, match="every rank reads all 10 samples"):
+    with pytest.warns(GpuAugWarning, match="ranks reads all 10 samples"):
         gpuaug.profile(loader, lambda batch: None, batches=8, rounds=1, show=False)

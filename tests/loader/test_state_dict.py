@@ -169,7 +169,7 @@ def test_load_state_dict_ends_open_iterator():
     iterator = iter(loader)
     next(iterator)
     loader.load_state_dict(state)
-    with pytest.raises(IteratorEndedError, match="before its loader is closed or given a state, got next\\(\\) after that"):
+    with pytest.raises(IteratorEndedError, match="its loader was closed or given a state"):
         list(iterator)
     assert len(list(loader)) == BATCHES - 2
 

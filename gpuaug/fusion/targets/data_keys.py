@@ -64,7 +64,7 @@ def _advice_for_samples(key: str, value: Any) -> str:
     """Advice for what should be one tensor for the batch."""
     if key == "input":
         return "Make tensors of images in the dataset, as v2.ToImage() does, and pass a batch of them."
-    if not isinstance(value, list | tuple):
+    if not isinstance(value, list | tuple) or not all(isinstance(sample, Tensor) for sample in value):
         return "Pass one tensor for the whole batch: torch.as_tensor(…)."
     padded = "Pad the samples to one number: torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)"
     dicts = ", or pass a dict for each image, {'boxes': …}, with the data key 'targets'" if key in BOXES else ""

@@ -164,9 +164,7 @@ def test_masks_and_boxes_follow_what_moves_nothing_and_no_more():
     augment = gpuaug.fuse([Flip(), TO_FLOAT])
     labels = torch.arange(2)
     assert augment(images, labels, data_keys=["input", "class"])[1] is labels
-    with pytest.raises(gpuaug.ArgumentError) as raised:
+    with pytest.raises(
+        gpuaug.ArgumentError, match=r"Flip_0 must be .* for mask to follow, got one that is left to torchvision"
+    ):
         augment(images, masks, data_keys=["input", "mask"])
-    assert str(raised.value) == (
-        "Flip_0 must be a module that fuse runs, or leave pixels where they are, for mask to follow, got one that is left to "
-        "torchvision: no lowering for this type. Replace it, or give it a stage of its own."
-    )

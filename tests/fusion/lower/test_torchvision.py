@@ -70,7 +70,7 @@ REFUSED = {
     ),
     "by chance": (
         v2.RandomApply([v2.Compose([TO_FLOAT])]),
-        "RandomApply must hold transforms that leave the type of images as it is, got a conversion. Put it behind.",
+        "RandomApply must hold transforms that leave the type of images as it is, got a conversion. Put the conversion behind",
     ),
     "means of bytes": (
         [TO_FLOAT, v2.Normalize([123.675, 0.0, 0.0], [58.395, 1.0, 1.0])],

@@ -60,13 +60,13 @@ def label_map_as_class(told):
 @example("Pass the keys that do, such as per_box=")
 def entries_of_an_unknown_key(told):
     targets = [
-        {"boxes": torch.zeros(n, 4), "scores": torch.arange(n), "valid": torch.arange(n) > 0, "size": torch.tensor([8, 8])}
+        {"boxes": torch.zeros(n, 4), "tracks": torch.arange(n), "valid": torch.arange(n) > 0, "size": torch.tensor([8, 8])}
         for n in (2, 3)
     ]
     with told:
         gpuaug.sanitize(targets)
-    kept = gpuaug.sanitize(targets, per_box=("boxes", "scores"))
-    assert [each["scores"].tolist() for each in kept] == [[1], [1, 2]]
+    kept = gpuaug.sanitize(targets, per_box=("boxes", "tracks"))
+    assert [each["tracks"].tolist() for each in kept] == [[1], [1, 2]]
     assert kept[0]["size"].tolist() == [8, 8]
 
 
@@ -109,3 +109,20 @@ def mix_beside_boxes_in_a_stage(told):
     run((IMAGES, torch.tensor([0, 1]), boxes), without)
     transform = gpuaug.fuse([TO_FLOAT, v2.MixUp(num_classes=3)])
     run((IMAGES, torch.tensor([0, 1]), boxes), lambda images: transform(images))
+
+
+@example("Transform clips in the dataset")
+def video_of_a_batch(told):
+    clips = tv_tensors.Video(torch.rand(3, 1, 3, 48, 64).expand(3, 4, 3, 48, 64))
+    with told:
+        gpuaug.fuse(FLIP)(clips)
+    got = torch.stack([v2.RandomResizedCrop(32)(tv_tensors.Video(clip)) for clip in clips])
+    assert all(torch.equal(frame, got[:, 0]) for frame in got.unbind(1))
+
+
+@example("per_box must be a list of keys")
+def one_key_as_text(told):
+    targets = [{"boxes": torch.zeros(2, 4), "valid": torch.tensor([True, False]), "labels": torch.arange(2)}]
+    with told:
+        gpuaug.sanitize(targets, per_box="boxes")
+    assert gpuaug.sanitize(targets, per_box=["boxes", "labels"])[0]["labels"].tolist() == [0]

@@ -21,7 +21,7 @@ SCRIPTS = {"SystemExit", "ValueError", "FileNotFoundError"}
 """What the scripts of ``bench/`` raise: whoever runs one reads the text, and catches nothing."""
 CHECKS = ("whole_number", "flag", "one_of")
 """Functions of ``core/errors.py`` that check a value. Each call of one is a site, of the name and the advice that it passes."""
-SENTENCE = re.compile(r"\W*[A-Z]\S*( \S+)+")
+SENTENCE = re.compile(r"\W*[A-Z]\S*( \S+){2,}")
 """What is filled in where an f-string has it as a part: advice is made of sentences, other parts are values."""
 DEEPEST = 3
 """Number of calls that an argument is followed through."""
@@ -187,7 +187,7 @@ class Texts:
         for other, call in self.calls[function.name]:
             if unique or (other is file and not function.name.startswith("__")):
                 found = self.arguments(function, call, other, (*seen, function.name))
-                if found and found not in bindings:
+                if found not in bindings:
                     bindings.append(found)
         return bindings or [{}]
 
