@@ -285,7 +285,7 @@ class Decoding:
                 if stage.on_error == "raise"
                 else "Leave it out of the dataset: on_error='replace' takes another image of the batch, which has none."
             )
-            raise DecodeError(f"An image cannot be decoded, because of its file, {first}{more}. {way_out}")
+            raise DecodeError(f"An image cannot be decoded, because of {first}{more}. {way_out}")
         self.works: list[Work] = [self._bound.decoder.allocate(each, self._bad) for each in self._encoded]
         self._future: Future[Event] = self._bound.decoder.start(self._pools, self.works)
 

@@ -291,11 +291,16 @@ def _explain_integers(error: Exception, values: tuple[Any, ...]) -> None:
     for tensor in batches.tensors(values):
         if not (tensor.is_floating_point() or tensor.is_complex()) and tensor.ndim >= 3 and _is_about(error, tensor.dtype):
             dtype = str(tensor.dtype).removeprefix("torch.")
-            fused = "pass gpuaug.fuse(transform), which scales them for Kornia, or " if tensor.dtype is torch.uint8 else ""
+            way_out = "divide them by the largest value that they may have"
+            if tensor.dtype is torch.uint8:
+                way_out = (
+                    "scale them first: TransformStage(lambda images: transform(images.float() / 255)). A pipeline of Kornia's "
+                    "gets them so from gpuaug.fuse(transform)"
+                )
             add_note(
                 error,
-                f"The transform was given {dtype} images, as they were loaded. If it wants floating images in [0, 1], as "
-                f"Kornia does, {fused}scale them first: TransformStage(lambda images: transform(images.float() / 255)).",
+                f"The transform was given {dtype} images, as they were loaded. If it wants floating images in [0, 1], "
+                f"{way_out}.",
             )
             return
 

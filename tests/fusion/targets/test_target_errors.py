@@ -112,7 +112,7 @@ class Moves(torch.nn.Module):
         (
             replaced(boxes=tv_tensors.BoundingBoxes(torch.zeros(1, 5), format="CXCYWHR", canvas_size=(32, 48))),
             gpuaug.ArgumentError,
-            r"boxes of sample 2 must be upright, got CXCYWHR. Convert them to XYXY",
+            r"boxes of sample 2 must be upright, got CXCYWHR. Pass the boxes around",
         ),
         (
             replaced(boxes=tv_tensors.BoundingBoxes(torch.zeros(1, 4), format="XYWH", canvas_size=(32, 48))),

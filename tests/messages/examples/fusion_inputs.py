@@ -75,8 +75,8 @@ def encoded_images(told):
     batch = gpuaug.collate_encoded([encoded(16, 16)])
     augment = gpuaug.fuse(v2.Resize((4, 4)), ragged=True)
     with told:
-        list(gpuaug.StreamedLoader([(batch, 1)], [augment], device="cpu"))
-    ((got, _),) = gpuaug.StreamedLoader([(batch, 1)], [gpuaug.DecodeStage(), augment], device="cpu")
+        list(gpuaug.StreamedLoader([batch], [augment], device="cpu"))
+    (got,) = gpuaug.StreamedLoader([batch], [gpuaug.DecodeStage(), augment], device="cpu")
     assert got.shape == (1, 3, 4, 4)
 
 

@@ -186,8 +186,12 @@ def ragged_batch_for_a_function(told):
     assert run(packed, fused, transform).shape == (2, 3, 4, 4)
 
 
-@example("scale them first: TransformStage(lambda images: transform(images.float() / 255))")
-def bytes_for_kornia(told):
+@example("as they were loaded")
+def whole_numbers_for_kornia(told):
+    wide = IMAGES.long()
+    with told:
+        run(wide, K.RandomHorizontalFlip(p=1.0))
+    run(wide / 255, K.RandomHorizontalFlip(p=1.0))
     transform = K.RandomHorizontalFlip(p=1.0)
     with told:
         run(IMAGES, transform)
