@@ -207,7 +207,7 @@ def in_a_dataset(transform):
 
 @example("must hold transforms that give all images one size")
 def sizes_drawn_by_chance(told):
-    jitter, crop = v2.RandomApply([v2.ScaleJitter((8, 8))], p=0.5), v2.RandomCrop((4, 4), pad_if_needed=True)
+    jitter, crop = v2.RandomApply([v2.ScaleJitter((16, 16), (0.5, 2.0))], p=0.5), v2.RandomCrop((4, 4), pad_if_needed=True)
     with told:
         gpuaug.fuse([jitter, crop])
     assert gpuaug.fuse(crop, ragged=True)(in_a_dataset(jitter)).shape == (2, 3, 4, 4)
@@ -220,8 +220,8 @@ def sizes_drawn_by_a_subclass(told):
 
     crop = v2.RandomCrop((4, 4), pad_if_needed=True)
     with told:
-        gpuaug.fuse([Jitter((8, 8)), crop])
-    assert gpuaug.fuse(crop, ragged=True)(in_a_dataset(Jitter((8, 8)))).shape == (2, 3, 4, 4)
+        gpuaug.fuse([Jitter((16, 16), (0.5, 2.0)), crop])
+    assert gpuaug.fuse(crop, ragged=True)(in_a_dataset(Jitter((16, 16), (0.5, 2.0)))).shape == (2, 3, 4, 4)
 
 
 @example("must leave images as gpuaug.fuse computes in them, float32 in [0, 1], got dtype=…, scale=…. Convert")
