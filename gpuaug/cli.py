@@ -186,7 +186,9 @@ def _profile(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
                 f"--timeline must end with one of {ends}, got {str(options.timeline)!r}. The end says what is written."
             )
         if suffix != ".json" and not importlib.util.find_spec("matplotlib"):
-            parser.error("--timeline must find matplotlib to draw, got none. Run pip install matplotlib, or write a .json.")
+            parser.error(
+                "No timeline can be drawn, because matplotlib is not installed. Run pip install matplotlib, or write a .json."
+            )
     for name in ("timeline", "json"):
         path = getattr(options, name)
         if path is not None and path.is_dir():

@@ -114,7 +114,7 @@ def _photographs() -> list[Image.Image]:
                 found.append(opened.convert("RGB"))
     if len(found) < 3:
         raise FileNotFoundError(
-            f"scikit-image must ship its photographs in {sources}, got {len(found)} of them. "
+            f"There are too few photographs, because scikit-image has {len(found)} of them in {sources}. "
             "Install it from a wheel, or pass a folder of your own with --data."
         )
     return found

@@ -88,7 +88,7 @@ def _write(name: str, count: int, root: Path) -> None:
                 photographs.append((Path(file).stem, Image.open(opened).convert("RGB")))
     if not photographs:
         raise FileNotFoundError(
-            f"scikit-image must ship its photographs in {folder}, got none of them. "
+            f"There are no photographs to read, because scikit-image has none in {folder}. "
             "Install it from a wheel, or pass a folder of your own with --data."
         )
     for label, _ in photographs[:count]:

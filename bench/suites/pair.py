@@ -64,7 +64,7 @@ class Child:
                 return json.loads(line)["answer"]
             sys.stderr.write(line)
         status = self._process.wait()
-        raise SystemExit(f"pair: both processes must answer, got one that ended with status {status}. Its error stands above.")
+        raise SystemExit(f"pair: nothing was measured, because a process ended with status {status}. Its error stands above.")
 
     def close(self) -> None:
         """Let the process end."""

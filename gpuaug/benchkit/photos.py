@@ -109,7 +109,7 @@ def _build(root: Path) -> None:
     found = [name for name in PHOTOGRAPHS if sources.joinpath(name).is_file()]
     if not found:
         raise ArgumentError(
-            f"scikit-image must ship its photographs in {sources}, got none of them. "
+            f"There are no photographs to read, because scikit-image has none in {sources}. "
             "Install it from a wheel, or pass a folder of your own with --data."
         )
     for name in found:

@@ -1,6 +1,7 @@
 """Errors and warnings, in words a user can act on.
 
-Every text has one shape: ``<what> must be <rule>, got <value>. <way out>.``
+A text about an argument that the user passed is ``<what> must be <rule>, got <value>. <way out>.`` A text about an event, such
+as an iterator that ended or a setup that is slow, is ``<what happened>, because <why>. <way out>.``
 """
 
 import contextlib
@@ -13,6 +14,9 @@ import numpy as np
 import torch
 
 T = TypeVar("T")
+
+DOCUMENTATION = "https://gpuaug.readthedocs.io/en/stable/"
+"""URL of the documentation, to which links in texts lead."""
 
 _REPR = Repr()
 _REPR.maxstring, _REPR.maxother = 200, 80  # characters: a path is shown whole

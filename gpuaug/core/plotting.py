@@ -26,7 +26,7 @@ def drawing(what: str, otherwise: str = "", style: Mapping[str, Any] | None = No
         import matplotlib.style
     except ImportError as error:
         way_out = f"Run pip install matplotlib{otherwise}."
-        raise ArgumentError(f"matplotlib must be installed to draw {what}, got {error}. {way_out}") from error
+        raise ArgumentError(f"Drawing {what} failed, because matplotlib cannot be imported: {error}. {way_out}") from error
     with matplotlib.style.context(["default", dict(style or {})]):
         yield
 

@@ -58,8 +58,8 @@ class GeneratorLock:
         """
         if not (self._lock.acquire(False) or self._lock.acquire(timeout=STAGE_WAIT_S)):  # the former in a third of the time
             raise GpuAugError(
-                "Torch's global generators must be free before a stage is given them, got another thread's stage that has had "
-                f"them for {STAGE_WAIT_S:.0f} s. If it waits for this thread, call what draws on the stage's own thread. If it "
+                "A stage could not take torch's global generators, because another thread's stage has had them for "
+                f"{STAGE_WAIT_S:.0f} s. If that one waits for this thread, call what draws on the stage's own thread. If it "
                 "compiles, run a batch of it before other threads begin."
             )
 
@@ -92,8 +92,8 @@ class GeneratorLock:
         """Call ``draw``, which reads the user's generators, while no other thread is in a stage. Returns its result."""
         if not (self._lock.acquire(False) or self._lock.acquire(timeout=DRAW_WAIT_S)):
             warnings.warn(
-                "A call that draws must be made while no other thread is in a stage, got one beside a stage that takes more "
-                f"than {DRAW_WAIT_S:.0f} s: it draws the stage's numbers. Call it on the stage's own thread, or in a stage.",
+                "A call draws the numbers of a stage, because that stage, on another thread, has taken more than "
+                f"{DRAW_WAIT_S:.0f} s. Call what draws on the stage's own thread, or in a stage.",
                 GpuAugWarning,
                 stacklevel=3,
             )

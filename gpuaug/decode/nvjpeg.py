@@ -220,21 +220,23 @@ def find_engines(backend: str, device: torch.device) -> Engines | None:
     if not isinstance(found, str):
         if queues < MOST_QUEUES:
             warnings.warn(
-                f"{QUEUES} must be {MOST_QUEUES} for images to be decoded while a model trains, got {queues}, so "
-                "decoding waits for each step. Import gpuaug before anything uses the GPU, or set it for the process.",
+                f"Images are not decoded while a model trains, because {QUEUES} is {queues}: decoding waits for each step. "
+                f"Import gpuaug before anything uses the GPU, or set {QUEUES}={MOST_QUEUES} for the process.",
                 GpuAugWarning,
                 stacklevel=2,
             )
         return found
     if backend == "engines":
-        raise DeviceError(f"backend='engines' must have a GPU with JPEG engines and nvJPEG, got {found}. Leave backend out.")
+        raise DeviceError(
+            f"backend must be 'auto' or 'cpu' without a GPU's JPEG engines, got 'engines' and {found}. Leave it out."
+        )
     if found.startswith("a card without"):
         _log.info("Images are decoded on the CPU: %s.", found)
         return None
     way_out = f"Run pip install 'gpuaug[decode-cu{_major()}]'" if "nvJPEG" in found else "See what else uses the card"
     warnings.warn(
-        f"Images must be decoded by the JPEG engines to keep a GPU busy, got {found}, so the CPU decodes them. "
-        f"{way_out}, or pass backend='cpu'.",
+        f"The CPU decodes images, which may be too slow for a GPU, because there are no JPEG engines: {found}. "
+        f"{way_out}, or pass backend='cpu' to the DecodeStage.",
         GpuAugWarning,
         stacklevel=2,
     )

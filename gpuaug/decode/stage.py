@@ -279,13 +279,13 @@ class Decoding:
         stage, count = self._bound.stage, len(self._encoded[0])
         if self._bad and (stage.on_error == "raise" or len(self._bad) == count):
             first = self._bad[min(self._bad)]
-            found = f"{first}. {len(self._bad) - 1} more of the batch cannot be either" if len(self._bad) > 1 else first
+            more = f", and {len(self._bad) - 1} more of the batch cannot be either" if len(self._bad) > 1 else ""
             way_out = (
                 "Leave it out of the dataset, or pass on_error='replace' to the DecodeStage."
                 if stage.on_error == "raise"
-                else "With on_error='replace' one of a batch must be good."
+                else "Leave it out of the dataset: on_error='replace' takes another image of the batch, which has none."
             )
-            raise DecodeError(f"An encoded image must be one that can be decoded, got {found}. {way_out}")
+            raise DecodeError(f"An image cannot be decoded, because of {first}{more}. {way_out}")
         self.works: list[Work] = [self._bound.decoder.allocate(each, self._bad) for each in self._encoded]
         self._future: Future[Event] = self._bound.decoder.start(self._pools, self.works)
 

@@ -28,10 +28,10 @@ STOP_S, WAKE_S = 7.0, 0.05
 """Seconds that leaving a loop waits for a loader inside ``next``, and seconds between attempts to wake it."""
 
 _TAKEN_OVER = (
-    "An iterator must be the only one on workers that persist, got a newer one that took them over. "
+    "This iterator ended, because a newer one took over its persistent workers. "
     "Finish the first loop before starting the next, or pass persistent_workers=False to the DataLoader."
 )
-_CLOSED = "An iterator must be read before its loader is closed or given a state, got next() after that. Begin a new one."
+_CLOSED = "This iterator ended, because its loader was closed or given a state. Begin a new one: iter(loader)."
 
 Receive = Callable[[Any], tuple[Any, Any]]
 

@@ -200,9 +200,9 @@ def warn_if_never_stepped(loader: Any) -> None:
     batches = length_hint(loader)
     if batches % state.num_steps:
         warnings.warn(
-            f"A loader must be prepared before it is wrapped where Accelerate accumulates gradients, got a "
-            f"{type(loader).__name__} that was not: those of the last {batches % state.num_steps} of {batches} batches are not "
-            "stepped. Use StreamedLoader(accelerator.prepare(dataloader), stages).",
+            f"The gradients of the last {batches % state.num_steps} of {batches} batches are not stepped, because Accelerate "
+            f"accumulates gradients and has not prepared the {type(loader).__name__}. Use "
+            "StreamedLoader(accelerator.prepare(dataloader), stages).",
             GpuAugWarning,
             stacklevel=5,  # the user's loop, beyond next() of the iterator and of its generator, and _begin()
         )

@@ -275,8 +275,8 @@ class EpochIndices(Iterator[Any]):
         then = resume.start
         if resume.same_order and then is not None and then["rank"] == start["rank"] and then.get("first") != checksum:
             asked.refusal = GpuAugError(
-                "The sampler must give the order of the epoch that is resumed, got another first batch. Give the DataLoader "
-                "the dataset, the sampler and the seed of then; a sampler of your own must draw from nothing but its epoch and "
+                "The epoch cannot be resumed, because the sampler gives another first batch than it had. Give the DataLoader "
+                "the same dataset, sampler and seed; a sampler of your own must draw from nothing but its epoch and "
                 "its attribute generator. To have other batches, pass strict=False to load_state_dict."
             )
         if resume.batches:

@@ -22,6 +22,7 @@ _SENT_BY_NO_WORKER = (None, None)
 _ENCODED = "files that are read but not decoded take collate_fn=gpuaug.collate_encoded"
 _NOT_COLLATED = {
     "found <class 'PIL.": "images of PIL's take v2.PILToTensor() in the dataset, or collate_fn=gpuaug.collate_ragged",
+    "found <class 'gpuaug.core.": "batches that are collated already take batch_size=None",
     "found <class 'gpuaug.": _ENCODED,
     "found <class 'pathlib": _ENCODED,
     "stack expects each tensor to be equal size": "images of several sizes, and target dicts, take "

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Sequence
 
-from gpuaug.core.errors import GpuAugWarning
+from gpuaug.core.errors import DOCUMENTATION, GpuAugWarning
 from gpuaug.fusion.lower.kornia import untested_version, warn_of_version
 from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerOp
@@ -50,17 +50,19 @@ class FallbackWarnings:
 
 
 def _warn(op: EagerOp) -> None:
-    page = "docs/fuse.md"
+    page = "torchvision" if op.package == "torchvision" else "fuse"
     if op.package == "torchvision":
-        page = "docs/torchvision.md"
-        left, launches = "which is left to torchvision, image by image", "It adds its own launches for every image of a batch"
-    elif type(op.module).__module__.startswith("kornia."):
-        left, launches = "which is left to Kornia", "Kornia takes tens of launches a batch for it"
+        left = "runs image by image" if op.is_users else "is left to torchvision, image by image"
+        cost = "It adds its own launches for every image of a batch"
+    elif op.is_users:
+        left = "runs on the whole batch"
+        cost = "What it draws once holds for all images; v2.Compose([module]) calls it for each. It adds its own launches"
     else:
-        left, launches = "which runs as it is, in its place", "It adds its own launches"
+        left = "is left to Kornia"
+        cost = "Kornia takes tens of launches a batch for it"
     warnings.warn(
-        f"pipeline must hold modules that gpuaug.fuse lowers to run in few launches, got {op.name}, {left}: {op.reason}. "
-        f"{launches}, {_COST}. Replace it, or that setting of it, by what {page} lists, {_SILENCE}.",
+        f"{op.name} {left}, because gpuaug.fuse does not lower it: {op.reason}. {cost}, {_COST}. Replace it, or that setting "
+        f"of it, by what {DOCUMENTATION}{page}/ lists, {_SILENCE}.",
         GpuAugWarning,
         stacklevel=4,
     )
@@ -69,8 +71,8 @@ def _warn(op: EagerOp) -> None:
 def _warn_of_choice(choice: Choice, left: Sequence[EagerOp]) -> None:
     words = dict.fromkeys(f"{op.name} ({op.reason})" for op in left)
     warnings.warn(
-        f"pipeline must hold modules that gpuaug.fuse lowers to run in few launches, got {choice.name}, which may pick modules "
-        f"that are not: {', '.join(words)}. Kornia takes tens of launches a batch for each, when it is picked, {_COST}. "
+        f"{choice.name} may pick modules that are left to Kornia, because gpuaug.fuse does not lower them: {', '.join(words)}. "
+        f"Kornia takes tens of launches a batch for each, when it is picked, {_COST}. "
         f"Leave them out of what it picks from, {_SILENCE}.",
         GpuAugWarning,
         stacklevel=4,

@@ -79,7 +79,7 @@ def _advice(taken: Sequence[GatherOp]) -> tuple[str, str]:
         crop = "v2.RandomCrop((224, 224), pad_if_needed=True)"
         way_out = f"Put what gives them one size directly behind it, such as {crop}, or keep {drawn} in the dataset"
         return f"behind {drawn}", way_out
-    such_as = "K.RandomResizedCrop((224, 224)), K.Resize((224, 224)) or K.CenterCrop(224)"
+    such_as = "RandomResizedCrop((224, 224)), Resize((224, 224)) or CenterCrop((224, 224))"
     return "where ragged=True", f"Begin with what gives them one size, such as {such_as}"
 
 
@@ -107,6 +107,6 @@ def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
             raise ArgumentError(
                 f"pipeline must give all views one size, got {op.name} with p={chance}, which makes images of "
                 f"{at.height}x{at.width} {out.height}x{out.width} or leaves them. Give it p=1.0, or resize before it: "
-                f"K.Resize(({out.height}, {out.width}))."
+                f"{'K' if sizing.package == 'Kornia' else 'v2'}.Resize(({out.height}, {out.width}))."
             )
         at = out if at is not None or (chance == 1 and not out.ragged) else None

@@ -252,8 +252,8 @@ class Progress:
         at = 0 if ended else batch
         for name, then, here, way_out in found:
             warnings.warn(
-                f"{name} must be {then}, as in the state, got {here}. {way_out} "
-                f"What follows, from batch {at} on, is not what an uninterrupted run gives.",
+                f"Batches from {at} on are not those of an uninterrupted run, because {name[0].lower()}{name[1:]} "
+                f"was {then} in the state and is {here}. {way_out}",
                 GpuAugWarning,
                 stacklevel=2,
             )

@@ -80,8 +80,8 @@ class PipelinedIterator:
         """
         if os.getpid() != self._process:
             raise IteratorEndedError(
-                "An iterator must be read in the process that began it, got next() in one that was forked from that and has "
-                "neither its threads nor its workers. Begin an iterator there: iter(loader)."
+                "This iterator cannot be read here, because this process was forked from the one that began it and has neither "
+                "its threads nor its workers. Begin an iterator here: iter(loader)."
             )
 
     def fill(self, consumer: Lane) -> None:

@@ -32,7 +32,7 @@ class LaunchLock:
         """
         if not self.try_run(work, -1):
             raise GpuAugError(
-                "A stage must read other loaders than the one that runs it, got next() of that loader's own iterator. "
+                "A stage cannot read this loader, because it is the loader that runs the stage. "
                 "Make a second StreamedLoader for the stage."
             )
 
@@ -136,7 +136,7 @@ class OneThreadIterator(Iterator[Batch]):
                 rng.generator_lock.recover()
             raise
         raise GpuAugError(
-            "An iterator must be read by one thread at a time, got next() while another call of it had not returned. "
+            "next() cannot run, because another call of next() of this iterator has not returned. "
             "Begin an iterator in each thread, iter(loader), or hold a lock around next()."
         )
 
@@ -153,7 +153,7 @@ class OneThreadIterator(Iterator[Batch]):
             if _is_of_a_stage(error):
                 raise
         raise GpuAugError(
-            "An iterator must be closed between two calls of next(), got close() while one had not returned. "
+            "close() cannot run, because a call of next() of this iterator has not returned. "
             "Call loader.close(), which any thread may."
         )
 

@@ -270,9 +270,9 @@ class StreamedLoader:
             ArgumentError: In any case.
         """
         raise ArgumentError(
-            "A loader that is made again with other batches must be a DataLoader, got a StreamedLoader, whose stages would be "
-            "left out. In place of accelerate.skip_first_batches call gpuaug.integrations.accelerate.skip_first_batches. To "
-            "resume a Trainer of transformers, put before its train(): "
+            "A StreamedLoader has no multiprocessing_context, because a framework that asks for it would make a DataLoader "
+            "without the stages. In place of accelerate.skip_first_batches call "
+            "gpuaug.integrations.accelerate.skip_first_batches. To resume a Trainer of transformers, set before it trains: "
             "transformers.trainer.skip_first_batches = gpuaug.integrations.accelerate.skip_first_batches."
         )
 
@@ -320,8 +320,8 @@ class StreamedLoader:
             return
         self._warned_of_ranks = True
         warnings.warn(
-            f"A DataLoader must have a DistributedSampler where {ranks} ranks train together, got a "
-            f"{type(self.sampler).__name__}: every rank reads all {len(self.dataset)} samples. Give the DataLoader "
+            f"Each of {ranks} ranks reads all {len(self.dataset)} samples, because the DataLoader has a "
+            f"{type(self.sampler).__name__} and no DistributedSampler. Give the DataLoader "
             "sampler=DistributedSampler(dataset) in place of shuffle. If each rank has a dataset of its own, or is meant to "
             "read all of it, give the StreamedLoader rank=torch.distributed.get_rank(), or its data-parallel rank.",
             GpuAugWarning,

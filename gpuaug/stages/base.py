@@ -176,9 +176,9 @@ class TransformStage(Stage):
         once = drawn_once(transform)
         if once:
             warnings.warn(
-                f"transform must draw for each image to augment a batch, got torchvision's {', '.join(once)}, drawn once for "
-                "the whole batch. Pass gpuaug.fuse(transform), which draws for each, or keep it in the dataset. If one draw "
-                "for all is meant, pass lambda images: transform(images).",
+                f"All images get one draw, because torchvision's {', '.join(once)} draws once for the whole batch. "
+                "Pass gpuaug.fuse(transform), which draws for each image, or keep it in the dataset. If one draw for all is "
+                "meant, pass lambda images: transform(images).",
                 GpuAugWarning,
                 stacklevel=2,
             )

@@ -101,7 +101,7 @@ class Copier:
                     return leaf
                 if leaf.device.type not in {"cpu", "meta"}:
                     raise DeviceError(
-                        f"A batch must be on the CPU or on {self._device}, got a tensor on {leaf.device}. "
+                        f"A batch cannot be moved to {self._device}, because it has a tensor on {leaf.device}. "
                         f"Give the loader device={str(leaf.device)!r}, or leave the batch on the CPU."
                     )
             copied.num_bytes += _num_bytes(leaf)
@@ -157,8 +157,8 @@ class Copier:
         )
         if pageable > PAGEABLE_WARN_BYTES:
             warnings.warn(
-                f"Batches must be page-locked for their copy to overlap with training, got {pageable / 1e6:.1f} MB that are "
-                "not in the first one. Pass pin_memory=True to the DataLoader.",
+                f"The copy of a batch does not overlap with training, because {pageable / 1e6:.1f} MB of the first batch are "
+                "not page-locked. Pass pin_memory=True to the DataLoader.",
                 GpuAugWarning,
                 stacklevel=2,
             )

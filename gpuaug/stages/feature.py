@@ -256,8 +256,8 @@ class _Branch:
             return
         self._warned = True
         warnings.warn(
-            f"The encoder of stage {self._name!r} must be one that a CUDA graph can hold, got one that it cannot: "
-            f"{self._runner.reason}. Its kernels are launched one by one. Remove that, or say capture='never' to run it so.",
+            f"The kernels of stage {self._name!r} are launched one by one, because a CUDA graph cannot hold its encoder: "
+            f"{self._runner.reason}. Remove that, or pass capture='never' to run the encoder so without this warning.",
             GpuAugWarning,
             stacklevel=2,
         )

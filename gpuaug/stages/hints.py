@@ -91,8 +91,8 @@ def _warn_of_layout(images: Any) -> None:
     else:
         return
     warnings.warn(
-        f"images must be (B, C, H, W) or one (C, H, W), got {tuple(images.shape)}, which is taken for {images.shape[-3]} "
-        f"channels. If it has others, put lambda images: {way_out} before this stage. {_MEANT}",
+        f"Images of {tuple(images.shape)} are taken for {images.shape[-3]} channels, because images are (B, C, H, W) or one "
+        f"(C, H, W). If they have others, put lambda images: {way_out} before this stage. {_MEANT}",
         GpuAugWarning,
         stacklevel=3,
     )
@@ -122,8 +122,8 @@ def _warn_of_targets(
     targets = ", ".join(remaining)
     if mixing:
         warnings.warn(
-            f"{targets} beside images must be mixed with these, got {mixing} with images alone: they no longer belong to the "
-            f"pixels. Leave {mixing} out where batches have {targets}, or mix both in the dataset. {_MEANT}",
+            f"{targets} beside images no longer belong to the pixels, because {mixing} mixes the images alone. Leave {mixing} "
+            f"out where batches have {targets}, or mix both in the dataset. {_MEANT}",
             GpuAugWarning,
             stacklevel=3,
         )
@@ -138,8 +138,7 @@ def _warn_of_targets(
             "follow in gpuaug.fuse(…) by their type."
         )
     warnings.warn(
-        f"{targets} beside images must be handed to the transform that moves these, got {moving} with images alone: the others "
-        f"stay where they were. {' '.join(lines)} {_MEANT}",
+        f"{targets} beside images stay where they were, because {moving} is given images alone. {' '.join(lines)} {_MEANT}",
         GpuAugWarning,
         stacklevel=3,
     )
@@ -153,8 +152,8 @@ def _warn_of_labels(
     labels = {name: member for name, member in members.items() if _are_labels(member, batch)}
     if labels and not any(id(member) in given for member in labels.values()):
         warnings.warn(
-            f"labels beside images must be handed to the transform that mixes these, got {mixing} with images alone: they "
-            f"stay as they were. {_line(transform, {next(iter(labels)): 'class'}, selection)} {_MEANT}",
+            f"labels beside images stay as they were, because {mixing} is given images alone. "
+            f"{_line(transform, {next(iter(labels)): 'class'}, selection)} {_MEANT}",
             GpuAugWarning,
             stacklevel=3,
         )
@@ -292,11 +291,16 @@ def _explain_integers(error: Exception, values: tuple[Any, ...]) -> None:
     for tensor in batches.tensors(values):
         if not (tensor.is_floating_point() or tensor.is_complex()) and tensor.ndim >= 3 and _is_about(error, tensor.dtype):
             dtype = str(tensor.dtype).removeprefix("torch.")
-            fused = "pass gpuaug.fuse(transform), which scales them for Kornia, or " if tensor.dtype is torch.uint8 else ""
+            way_out = "divide them by the largest value that they may have"
+            if tensor.dtype is torch.uint8:
+                way_out = (
+                    "scale them first: TransformStage(lambda images: transform(images.float() / 255)). A pipeline of Kornia's "
+                    "gets them so from gpuaug.fuse(transform)"
+                )
             add_note(
                 error,
-                f"The transform was given {dtype} images, as they were loaded. If it wants floating images in [0, 1], as "
-                f"Kornia does, {fused}scale them first: TransformStage(lambda images: transform(images.float() / 255)).",
+                f"The transform was given {dtype} images, as they were loaded. If it wants floating images in [0, 1], "
+                f"{way_out}.",
             )
             return
 

@@ -10,6 +10,7 @@ import torch
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
+from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import ArgumentError, SelectionError, shown
 from gpuaug.core.ragged import Ragged
 
@@ -190,7 +191,7 @@ def _form(batch: Batch) -> str:
     kind = type(batch)
     if kind is tuple or kind is list:
         return "sequence"
-    if kind is torch.Tensor or kind is Ragged:
+    if kind in (torch.Tensor, Ragged, Encoded):
         return "leaf"
     if isinstance(batch, Mapping):
         return "mapping"

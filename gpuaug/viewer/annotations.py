@@ -167,8 +167,8 @@ def _upright(boxes: Array, form: str, shape: tuple[int, int]) -> Array:
     if form == "cxcywh":
         return _corners(first - last / 2, first + last / 2)
     raise ArgumentError(
-        f"boxes must be upright to be drawn, got {form.upper()}. Convert them to XYXY: "
-        "torchvision.transforms.v2.functional.convert_bounding_box_format."
+        f"boxes must be upright to be drawn, got {form.upper()}. Pass the boxes around their corners, (n, 4, 2): "
+        "torch.cat((corners.amin(1), corners.amax(1)), 1)."
     )
 
 

@@ -85,14 +85,8 @@ def test_a_stage_may_read_another_loader(workers):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-OWN_LOADER = (
-    "A stage must read other loaders than the one that runs it, got next() of that loader's own iterator. "
-    "Make a second StreamedLoader for the stage."
-)
-AT_ONCE = (
-    "An iterator must be read by one thread at a time, got next() while another call of it had not returned. "
-    "Begin an iterator in each thread, iter(loader), or hold a lock around next()."
-)
+OWN_LOADER = "A stage cannot read this loader, because it is the loader that runs the stage."
+AT_ONCE = "next() cannot run, because another call of next() of this iterator has not returned."
 
 
 @pytest.mark.parametrize(("which", "text"), [("a new one", OWN_LOADER), ("another", OWN_LOADER), ("the same", AT_ONCE)])
@@ -104,7 +98,7 @@ def test_a_stage_that_reads_its_own_loader_is_an_error(which, text):
     batches, other = iter(loader), iter(loader)
     ((_, error),) = returned(lambda: failure(batches))
     assert type(error) is GpuAugError
-    assert str(error) == text
+    assert str(error).startswith(text)
     assert error.__notes__ == ["gpuaug: raised in stage 'transform', at batch 0 of epoch 0."]
     loader.stages = []
     assert len(list(loader)) == 3
@@ -128,11 +122,8 @@ def test_an_iterator_that_two_threads_read_at_once_is_an_error():
             batches.close()
         leave.set()
         assert first.result(WAIT_S) == 0
-    assert str(caught.value) == AT_ONCE
-    assert str(not_closed.value) == (
-        "An iterator must be closed between two calls of next(), got close() while one had not returned. "
-        "Call loader.close(), which any thread may."
-    )
+    assert str(caught.value).startswith(AT_ONCE)
+    assert str(not_closed.value).startswith("close() cannot run")
     assert [batch.item() for batch in batches] == [1, 2]
 
 
@@ -276,12 +267,8 @@ def test_an_iterator_of_the_parent_process_is_an_error_in_a_forked_child(workers
     everything = [[index, index + 1] for index in range(0, 12, 2)]
 
     def child():
-        with pytest.raises(IteratorEndedError) as caught:
+        with pytest.raises(IteratorEndedError, match="was forked from the one that began it"):
             list(batches)
-        assert str(caught.value) == (
-            "An iterator must be read in the process that began it, got next() in one that was forked from that and has "
-            "neither its threads nor its workers. Begin an iterator there: iter(loader)."
-        )
         with loader:
             assert values(loader) == everything
 

@@ -71,17 +71,10 @@ def test_without_a_library_there_is_none(wheels, monkeypatch):
 def test_a_missing_library_is_warned_about_with_what_to_install(wheels, monkeypatch, majors, got):
     wheels(*majors)
     loads(monkeypatch, lambda name: False)
-    with pytest.warns(GpuAugWarning) as warned:
+    with pytest.warns(GpuAugWarning, match=rf"because there are no JPEG engines: {got}\..*gpuaug\[decode-cu13\]"):
         assert not nvjpeg.find_engines("auto", CARD)
-    assert [str(each.message) for each in warned] == [
-        f"Images must be decoded by the JPEG engines to keep a GPU busy, got {got}, so the CPU decodes them. "
-        "Run pip install 'gpuaug[decode-cu13]', or pass backend='cpu'."
-    ]
-    with pytest.raises(DeviceError) as raised:
+    with pytest.raises(DeviceError, match=f"got 'engines' and {got}"):
         nvjpeg.find_engines("engines", CARD)
-    assert str(raised.value) == (
-        f"backend='engines' must have a GPU with JPEG engines and nvJPEG, got {got}. Leave backend out."
-    )
 
 
 @pytest.mark.parametrize("backend", ["auto", "engines", "cpu"])
@@ -95,7 +88,7 @@ def test_a_card_without_engines_is_no_reason_to_warn(wheels, monkeypatch, caplog
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         if backend == "engines":
-            with pytest.raises(DeviceError, match=r"got a card without them \(7\)\. Leave backend out\."):
+            with pytest.raises(DeviceError, match=r"got 'engines' and a card without them \(7\)"):
                 nvjpeg.find_engines(backend, CARD)
         else:
             assert not nvjpeg.find_engines(backend, CARD)
@@ -108,12 +101,8 @@ def test_engines_that_cannot_be_set_up_are_warned_about(wheels, monkeypatch):
 
     loads(monkeypatch, lambda name: True)
     monkeypatch.setattr(nvjpeg, "Engines", refuse)
-    with pytest.warns(GpuAugWarning) as warned:
+    with pytest.warns(GpuAugWarning, match=r"that cannot be set up \(allocator failure\)\. See what else uses the card"):
         assert not nvjpeg.find_engines("auto", CARD)
-    assert [str(each.message) for each in warned] == [
-        "Images must be decoded by the JPEG engines to keep a GPU busy, got engines that cannot be set up (allocator failure), "
-        "so the CPU decodes them. See what else uses the card, or pass backend='cpu'."
-    ]
 
 
 def test_engines_are_used_where_there_are_some(wheels, monkeypatch):
@@ -143,12 +132,8 @@ def test_engines_with_too_few_hardware_queues_are_warned_about(wheels, monkeypat
     loads(monkeypatch, lambda name: True)
     monkeypatch.setattr(nvjpeg, "Engines", Engines)
     monkeypatch.setattr(nvjpeg, "queues", 8)
-    with pytest.warns(GpuAugWarning) as warned:
+    with pytest.warns(GpuAugWarning, match="because CUDA_DEVICE_MAX_CONNECTIONS is 8: decoding waits .*CONNECTIONS=32"):
         assert isinstance(nvjpeg.find_engines("auto", CARD), Engines)
-    assert [str(each.message) for each in warned] == [
-        "CUDA_DEVICE_MAX_CONNECTIONS must be 32 for images to be decoded while a model trains, got 8, so decoding waits for "
-        "each step. Import gpuaug before anything uses the GPU, or set it for the process."
-    ]
 
 
 def test_an_error_names_the_call_and_its_status():

@@ -179,17 +179,14 @@ def test_a_bad_file_is_raised_at_its_batch_with_its_name(device, tmp_path):
     assert len(next(batches)) == 2
     with pytest.raises(DecodeError) as raised:
         next(batches)
-    assert str(raised.value) == (
-        f"An encoded image must be one that can be decoded, got sample 1 ({path}): it ends within its header. "
-        "Leave it out of the dataset, or pass on_error='replace' to the DecodeStage."
-    )
+    assert f"because of sample 1 ({path}): it ends within its header. " in str(raised.value)
     assert raised.value.__notes__ == ["gpuaug: raised in stage 'decode', at batch 1 of epoch 0."]
     assert len(next(iter(streamed))) == 2
 
 
 @on_each_device
 def test_a_batch_of_bad_files_alone_is_an_error(device):
-    with pytest.raises(DecodeError, match=r"it is empty. 1 more of the batch cannot be either. With on_error='replace' one of"):
+    with pytest.raises(DecodeError, match=r"it is empty, and 1 more of the batch cannot be either. Leave it out"):
         DecodeStage(on_error="replace")(collate_encoded([b"", b"\xff\xd8"]), device)
 
 
@@ -202,7 +199,7 @@ def test_what_only_the_decoder_finds_is_bad_too(device):
     images = DecodeStage(on_error="replace")(collate_encoded(files), device)
     for image, file in zip(images, [files[0], files[0], files[2]], strict=True):
         assert_equal_to_pil(image, file, device)
-    with pytest.raises(DecodeError, match=r"got sample 1: (nvJPEG finds: bad JPEG|[A-Za-z]+Error: )"):
+    with pytest.raises(DecodeError, match=r"because of sample 1: (nvJPEG finds: bad JPEG|[A-Za-z]+Error: )"):
         DecodeStage()(collate_encoded(files), device)
 
 
@@ -211,7 +208,7 @@ def test_a_header_that_lies_is_found(device):
     batch = collate_encoded([FILES[0], FILES[8], FILES[9]])
     batch.headers.table["height"][1] += 8  # an image that is written whole would leave its place
     engines, cpu = "nvJPEG finds 50x37 pixels and its header 50x45", "its 50x37 pixels are not the 50x45 of its header"
-    with pytest.raises(DecodeError, match=rf"got sample 1: ({engines}|{cpu})\."):
+    with pytest.raises(DecodeError, match=rf"because of sample 1: ({engines}|{cpu})\."):
         DecodeStage()(batch, device)
 
 
@@ -227,7 +224,7 @@ def test_engines_are_given_what_they_take():
 @on_each_device
 def test_images_of_too_many_pixels_are_not_decoded(device):
     files = [encoded(40, 24), encoded(50, 30, "PNG")]
-    with pytest.raises(DecodeError, match="got sample 1: its 50x30 pixels are more than max_pixels=1000"):
+    with pytest.raises(DecodeError, match="because of sample 1: its 50x30 pixels are more than max_pixels=1000"):
         DecodeStage(max_pixels=1000)(collate_encoded(files), device)
 
 
@@ -272,7 +269,7 @@ def test_bad_arguments_are_refused():
 
 
 def test_engines_that_are_asked_for_must_be_there():
-    with pytest.raises(DeviceError, match="backend='engines' must have a GPU with JPEG engines and nvJPEG, got the device cpu"):
+    with pytest.raises(DeviceError, match="got 'engines' and the device cpu"):
         StreamedLoader([], [DecodeStage(backend="engines")], device="cpu")
 
 

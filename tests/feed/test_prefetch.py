@@ -162,11 +162,8 @@ def test_close_ends_thread_and_drops_iterator():
     assert watched() is None
     source.close()
     for block in (True, False, True):
-        with pytest.raises(IteratorEndedError) as caught:
+        with pytest.raises(IteratorEndedError, match="its loader was closed or given a state"):
             source.get(block=block)
-        assert str(caught.value) == (
-            "An iterator must be read before its loader is closed or given a state, got next() after that. Begin a new one."
-        )
 
 
 @pytest.mark.parametrize("read", [0, 1, 5])
@@ -307,12 +304,8 @@ def test_taken_over_feed_raises_iterator_ended_error():
     take(source)
     source.take_over()
     for block in (True, False, True):
-        with pytest.raises(IteratorEndedError) as caught:
+        with pytest.raises(IteratorEndedError, match="a newer one took over its persistent workers"):
             source.get(block=block)
-        assert str(caught.value) == (
-            "An iterator must be the only one on workers that persist, got a newer one that took them over. "
-            "Finish the first loop before starting the next, or pass persistent_workers=False to the DataLoader."
-        )
     source.close()
 
 
@@ -364,7 +357,7 @@ def test_list_and_tuple_are_read_without_thread(kind):
     assert items[0].stream == "stream"
     assert not threads()
     source.close()
-    with pytest.raises(IteratorEndedError, match=r"next\(\) after that"):
+    with pytest.raises(IteratorEndedError, match="its loader was closed"):
         source.get(block=True)
 
 

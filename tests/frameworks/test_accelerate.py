@@ -238,7 +238,7 @@ def test_what_profile_reads_does_not_count(make_accelerator, noise):
 def test_a_loader_that_accelerate_gives_back_is_warned_of(make_accelerator, samples, steps, warned):
     accelerator = make_accelerator(gradient_accumulation_steps=steps)
     loader = accelerator.prepare(gpuaug.StreamedLoader(DataLoader(dataset(samples), 2)))
-    text = "must be prepared before it is wrapped where Accelerate accumulates gradients"
+    text = "because Accelerate accumulates gradients and has not prepared"
     with pytest.warns(gpuaug.GpuAugWarning, match=text) if warned else nullcontext():
         list(loader)
     with torch.no_grad():

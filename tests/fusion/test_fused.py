@@ -218,10 +218,7 @@ def test_triton_that_does_not_run_is_warned_of_and_torch_takes_its_place(monkeyp
     from gpuaug.fusion.backends.triton import backend
 
     monkeypatch.setattr(backend, "probe", broken)
-    text = (
-        r"Triton must run a kernel on cuda for gpuaug.fuse to be fast, got RuntimeError: no compiler\. "
-        r"Install triton and a C compiler\. Plain torch runs instead\.$"
-    )
+    text = "because Triton cannot run a kernel there: RuntimeError: no compiler"
     dispatch._KNOWN.clear()
     try:
         with pytest.warns(gpuaug.GpuAugWarning, match=text) as warned:

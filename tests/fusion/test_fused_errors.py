@@ -19,7 +19,7 @@ import gpuaug
             gpuaug.ArgumentTypeError,
             r"pipeline must be an instance, got the class RandomInvert. Call it first: RandomInvert\(…\).",
         ),
-        ((3,), {}, gpuaug.ArgumentTypeError, "pipeline must be a Kornia augmentation, .* got int. Wrap a function"),
+        ((3,), {}, gpuaug.ArgumentTypeError, "pipeline must be a Kornia augmentation, .* got int. Pass a list"),
         (([],), {}, gpuaug.ArgumentError, "pipeline must hold at least one augmentation, got an empty list. Add one, such"),
         (
             (K.RandomInvert(),),
@@ -71,13 +71,13 @@ def test_bad_arguments_are_refused(arguments, options, error, text):
             (torch.zeros(2, 3, 4, 4, dtype=torch.int64),),
             {},
             gpuaug.ArgumentTypeError,
-            "images must be uint8 or floating of 16 bits or more, got torch.int64. Convert them",
+            "images must be uint8 or floating of 16 bits or more, got torch.int64. Scale them",
         ),
         (
             (torch.zeros(2, 3, 4, 4).to(torch.float8_e4m3fn),),
             {},
             gpuaug.ArgumentTypeError,
-            "images must be uint8 or floating of 16 bits or more, got torch.float8_e4m3fn. Convert them",
+            "images must be uint8 or floating of 16 bits or more, got torch.float8_e4m3fn. Scale them",
         ),
         (([1, 2],), {}, gpuaug.ArgumentTypeError, "input must be a tensor or a gpuaug.Ragged, got list. Stack images"),
         *(
@@ -99,7 +99,7 @@ def test_bad_arguments_are_refused(arguments, options, error, text):
             (torch.zeros(1, 2, 3, 4, 4),),
             {},
             gpuaug.ArgumentError,
-            r"input must be \(B, C, H, W\) or one \(C, H, W\), got \(1, 2, 3, 4, 4\). Flatten what comes before the channels",
+            r"input must be \(B, C, H, W\) or one \(C, H, W\), got \(1, 2, 3, 4, 4\). Clips are not supported",
         ),
         (
             (torch.zeros(2, 3, 4, 4, requires_grad=True),),

@@ -47,7 +47,7 @@ def test_pipelines_with_ragged_output_are_refused(name):
     modules, text = NOT_SIZED[name]
     with pytest.raises(gpuaug.ArgumentError, match=re.escape(text)) as caught:
         gpuaug.fuse(K.AugmentationSequential(*modules), ragged=True)
-    assert "K.RandomResizedCrop((224, 224))" in str(caught.value)
+    assert "such as RandomResizedCrop((224, 224))" in str(caught.value)
 
 
 CROP = "v2.RandomCrop((224, 224), pad_if_needed=True)"

@@ -59,7 +59,7 @@ def test_a_damaged_file_decodes_or_is_a_decode_error(file, options):
     made = outcome(decoded, [GOOD[0], file, GOOD[1]], 0x55, "cpu", backend="cpu", **options)
     event(type(made).__name__)
     if isinstance(made, gpuaug.DecodeError):
-        assert "got sample 1: " in str(made)
+        assert "because of sample 1: " in str(made)
         assert torch.equal(image, good_images("cpu", backend="cpu", **options)[0])
     else:
         assert torch.equal(image, made[1])

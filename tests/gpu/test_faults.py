@@ -180,7 +180,7 @@ def test_iterator_is_an_error_in_a_child_that_was_forked_after_cuda_began(feed):
     arrived = [next(batches)[0].cpu()]
 
     def child():
-        with pytest.raises(IteratorEndedError, match="must be read in the process that began it"):
+        with pytest.raises(IteratorEndedError, match="was forked from the one that began it"):
             next(batches)
 
     run_in_fork(child)

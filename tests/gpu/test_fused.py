@@ -59,7 +59,7 @@ TYPED = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:pipeline must hold modules that gpuaug.fuse lowers")
+@pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
 @pytest.mark.parametrize("dtype", sorted(PIXELS, key=str), ids=str)
 @pytest.mark.parametrize("name", TYPED)
 def test_types_are_those_of_the_cpu(name, dtype):
@@ -209,7 +209,7 @@ def test_triton_is_used_and_its_absence_warned_of_once(monkeypatch):
     images = photographs(2).cuda()
     augment = gpuaug.fuse(K.RandomHorizontalFlip())
     try:
-        with pytest.warns(gpuaug.GpuAugWarning, match=r"Triton must run a kernel on cuda.* got RuntimeError: no compiler"):
+        with pytest.warns(gpuaug.GpuAugWarning, match="cannot run a kernel there: RuntimeError: no compiler"):
             result = augment(images)
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -191,7 +191,7 @@ def test_a_step_that_makes_the_host_wait_is_named_with_its_line():
 
 def test_a_pageable_source_is_named():
     source = [torch.ones(4, MB) for _ in range(4)]
-    with pytest.warns(gpuaug.GpuAugWarning, match="must be page-locked"):
+    with pytest.warns(gpuaug.GpuAugWarning, match="not page-locked"):
         report = gpuaug.profile(StreamedLoader(source, feed="plain"), lambda batch: batch[0].sum(), **SHORT)
     assert report.pageable_bytes == report.batch_bytes == 16 * MB
     (said,) = [text for text in report.verdict if text.startswith("Pageable source")]

@@ -112,7 +112,7 @@ def test_device_memory_of_growing_ragged_batches_is_within_its_formula(depth):
 
 def test_pageable_batches_warn_once():
     batches = host_batches(pin=False)
-    with pytest.warns(gpuaug.GpuAugWarning, match="must be page-locked .* Pass pin_memory=True") as caught:
+    with pytest.warns(gpuaug.GpuAugWarning, match="not page-locked. Pass pin_memory=True") as caught:
         got = list(StreamedLoader(batches))
     assert len(caught) == 1
     assert_same([tuple(t.cpu() for t in batch) for batch in got], batches)
@@ -144,7 +144,7 @@ def test_leaf_on_another_gpu_is_refused():
     batches = [torch.zeros(2, device="cuda:0"), torch.zeros(2, device="cuda:1")]
     iterator = iter(StreamedLoader(batches, device="cuda:0"))
     next(iterator)
-    with pytest.raises(gpuaug.DeviceError, match="must be on the CPU or on cuda:0, got a tensor on cuda:1"):
+    with pytest.raises(gpuaug.DeviceError, match="moved to cuda:0, because it has a tensor on cuda:1"):
         next(iterator)
 
 

@@ -26,11 +26,7 @@ import gpuaug
 from gpuaug import GpuAugWarning, StreamedLoader
 
 DATASET = TensorDataset(torch.arange(10))
-WARNING = (
-    "A DataLoader must have a DistributedSampler where {} ranks train together, got a {}: every rank reads all 10 samples. "
-    "Give the DataLoader sampler=DistributedSampler(dataset) in place of shuffle. If each rank has a dataset of its own, or is "
-    "meant to read all of it, give the StreamedLoader rank=torch.distributed.get_rank(), or its data-parallel rank."
-)
+WARNING = "Each of {} ranks reads all 10 samples, because the DataLoader has a {} and no DistributedSampler. "
 
 
 @pytest.fixture
@@ -78,7 +74,7 @@ def test_ranks_that_read_the_same_are_warned_once(ranks, name):
     make, sampler = SAME_ON_ALL[name]
     loader = streamed(make())
     (found,) = said(loader)
-    assert str(found.message) == WARNING.format(2, sampler)
+    assert str(found.message).startswith(WARNING.format(2, sampler))
     assert found.filename == __file__, "it points at the loop"
     assert said(loader) == []
 
@@ -211,5 +207,5 @@ def test_nothing_is_said_where_each_rank_may_read_its_own_part(ranks, name):
 
 def test_a_profile_of_ranks_that_read_the_same_is_warned_as_well(ranks):
     loader = streamed(DataLoader(DATASET, batch_size=4))
-    with pytest.warns(GpuAugWarning, match="every rank reads all 10 samples"):
+    with pytest.warns(GpuAugWarning, match="ranks reads all 10 samples"):
         gpuaug.profile(loader, lambda batch: None, batches=8, rounds=1, show=False)

@@ -210,7 +210,7 @@ def test_load_state_dict_ends_open_iterator():
     iterator = iter(loader)
     next(iterator)
     loader.load_state_dict(state)
-    with pytest.raises(IteratorEndedError, match="before its loader is closed or given a state, got next\\(\\) after that"):
+    with pytest.raises(IteratorEndedError, match="its loader was closed or given a state"):
         list(iterator)
     assert len(list(loader)) == BATCHES - 2
 
@@ -326,8 +326,7 @@ def test_state_names_the_decoders_and_another_one_is_refused(monkeypatch):
     with pytest.raises(ArgumentError) as raised:
         another.load_state_dict(state)
     assert str(raised.value) == f"{text} {STRICT}"
-    with pytest.warns(GpuAugWarning) as warned:
+    with pytest.warns(GpuAugWarning, match="Batches from 1 on are not those of an uninterrupted run") as warned:
         another.load_state_dict(state, strict=False)
-    (warning,) = warned
-    assert str(warning.message) == f"{text} What follows, from batch 1 on, is not what an uninterrupted run gives."
+    assert len(warned) == 1
     assert "decoders" not in StreamedLoader(Counter(), device="cpu").state_dict()

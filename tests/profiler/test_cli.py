@@ -198,7 +198,7 @@ def test_timeline_picture_without_matplotlib_is_refused(project, capsys, monkeyp
     find = cli.importlib.util.find_spec
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
     assert refused(capsys, f"{project}:make", "--timeline", "picture.png") == (
-        "--timeline must find matplotlib to draw, got none. Run pip install matplotlib, or write a .json."
+        "No timeline can be drawn, because matplotlib is not installed. Run pip install matplotlib, or write a .json."
     )
 
 

@@ -279,8 +279,8 @@ def test_figure_needs_matplotlib_and_trace_does_not(tmp_path, monkeypatch):
     for draw in (run().figure, lambda: run().save(tmp_path / "new" / "run.png")):
         with pytest.raises(ArgumentError) as caught:
             draw()
-        what, way_out = str(caught.value).split(", got ")
-        assert what == "matplotlib must be installed to draw a timeline"
+        what, way_out = str(caught.value).split(", because matplotlib cannot be imported: ")
+        assert what == "Drawing a timeline failed"
         assert way_out.endswith(". Run pip install matplotlib, or save as .json, which needs nothing.")
         assert isinstance(caught.value.__cause__, ImportError)
     assert not list(tmp_path.iterdir())

@@ -11,12 +11,7 @@ from gpuaug import ArgumentError, ArgumentTypeError, DeviceError, FeatureStage, 
 from gpuaug.core.streams import Lanes
 from gpuaug.stages.base import as_stages, bind_all
 
-INTEGERS = (
-    "The transform was given uint8 images, as they were loaded. If it wants floating images in [0, 1], as Kornia does, "
-    "{}scale them first: TransformStage(lambda images: transform(images.float() / 255))."
-)
-FUSE = "pass gpuaug.fuse(transform), which scales them for Kornia, or "
-"""Of uint8 alone: fuse takes no other integers."""
+INTEGERS = "The transform was given {} images, as they were loaded."
 
 
 def streamed(batch, *stages):
@@ -180,7 +175,8 @@ def test_kornia_error_for_integer_images_gets_note(transform):
         pipeline(images)
     kind, notes = notes_of(pipeline, images)
     assert kind is plain.type
-    assert notes == [INTEGERS.format(FUSE), "gpuaug: raised in stage 'transform', at batch 0 of epoch 0."]
+    assert notes[0].startswith(INTEGERS.format("uint8"))
+    assert notes[1:] == ["gpuaug: raised in stage 'transform', at batch 0 of epoch 0."]
 
 
 def test_code_in_integer_image_note_works():
@@ -213,16 +209,17 @@ WANTS_FLOATS = {
 @pytest.mark.parametrize("name", WANTS_FLOATS)
 def test_integer_image_note_for_dtype_errors(name, dtype):
     images = torch.zeros(2, 3, 8, 8, dtype=getattr(torch, dtype))
-    assert notes_of(WANTS_FLOATS[name], images)[1][0] == INTEGERS.format(FUSE if dtype == "uint8" else "").replace(
-        "uint8", dtype
-    )
+    note = notes_of(WANTS_FLOATS[name], images)[1][0]
+    assert note.startswith(INTEGERS.format(dtype))
+    assert ("images.float() / 255" in note) == (dtype == "uint8")
 
 
 def test_the_note_stands_where_any_value_is_an_integer_image():
     def second(number, images):
         return WANTS_FLOATS["conv2d"](images[0])
 
-    assert notes_of(second, torch.zeros(1), [torch.zeros(3, 2, 2, dtype=torch.uint8)], on=(0, 1))[1][0] == INTEGERS.format(FUSE)
+    (note, *_) = notes_of(second, torch.zeros(1), [torch.zeros(3, 2, 2, dtype=torch.uint8)], on=(0, 1))[1]
+    assert note.startswith(INTEGERS.format("uint8"))
 
 
 def fail(kind, *text):

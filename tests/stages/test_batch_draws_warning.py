@@ -1,7 +1,6 @@
 """The warning of torchvision's transforms as a stage, which draw once for the whole batch."""
 
 import inspect
-import re
 import subprocess
 import sys
 import warnings
@@ -16,11 +15,7 @@ from torchvision.transforms import v2
 from gpuaug import GpuAugWarning, StreamedLoader, TransformStage
 from gpuaug.core.torchvision_types import drawn_once
 
-TEXT = (
-    "transform must draw for each image to augment a batch, got torchvision's {}, drawn once for the whole batch. Pass "
-    "gpuaug.fuse(transform), which draws for each, or keep it in the dataset. If one draw for all is meant, pass lambda "
-    "images: transform(images)."
-)
+TEXT = "because torchvision's {} draws once for the whole batch"
 
 BASES = {"Transform", "AutoAugmentPolicy", "InterpolationMode"}
 """Names of torchvision's that are no transforms."""
@@ -204,12 +199,14 @@ def test_a_stage_warns_of_what_draws_once_for_the_batch(transform, names):
         stage = TransformStage(transform)
         loader = StreamedLoader([torch.rand(2, 3, 8, 8)] * 2, device="cpu")
         loader.stages = [stage]
-    assert [str(each.message) for each in caught] == ([TEXT.format(", ".join(names))] if names else [])
+    texts = [str(each.message) for each in caught]
+    assert len(texts) == bool(names)
+    assert all(TEXT.format(", ".join(names)) in text for text in texts)
     assert {each.category for each in caught} <= {GpuAugWarning}
 
 
 def test_a_bare_callable_is_warned_of_once_and_not_at_every_batch():
-    with pytest.warns(GpuAugWarning, match=f"^{re.escape(TEXT.format('RandomCrop'))}$") as caught:
+    with pytest.warns(GpuAugWarning, match=TEXT.format("RandomCrop")) as caught:
         loader = StreamedLoader([torch.rand(2, 3, 8, 8)] * 3, [v2.RandomCrop(4)], device="cpu")
     assert len(caught) == 1
     # A warning is an error in these tests.

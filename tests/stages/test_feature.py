@@ -306,13 +306,9 @@ def test_an_encoder_that_is_not_captured_is_warned_of_once(monkeypatch):
     cuda = install(monkeypatch)
     encoder = Encoder(cuda)
     encoder.register_forward_hook(lambda *_: None)
-    with pytest.warns(GpuAugWarning) as caught:
+    with pytest.warns(GpuAugWarning, match="a CUDA graph cannot hold its encoder: it has forward hooks") as caught:
         assert len(list(StreamedLoader(Source(cuda, 3), [FeatureStage(encoder)], device="cuda"))) == 3
-    assert [str(warning.message) for warning in caught] == [
-        "The encoder of stage 'feature' must be one that a CUDA graph can hold, got one that it cannot: it has forward hooks "
-        "(on the encoder itself), which a replay would not call. Its kernels are launched one by one. Remove that, or say "
-        "capture='never' to run it so."
-    ]
+    assert len(caught) == 1
 
 
 def test_compiled_encoder_is_not_captured():

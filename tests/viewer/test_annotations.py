@@ -180,12 +180,8 @@ def test_target_dicts():
 
 def test_rotated_boxes_of_torchvision_are_refused():
     boxes = tv_tensors.BoundingBoxes(torch.rand(1, 5), format="CXCYWHR", canvas_size=(HEIGHT, WIDTH))
-    with pytest.raises(ArgumentError) as caught:
+    with pytest.raises(ArgumentError, match="boxes must be upright to be drawn, got CXCYWHR"):
         targets([{"boxes": boxes}] * 2)
-    assert str(caught.value) == (
-        "boxes must be upright to be drawn, got CXCYWHR. Convert them to XYXY: "
-        "torchvision.transforms.v2.functional.convert_bounding_box_format."
-    )
 
 
 def test_mask_colours():

@@ -237,8 +237,8 @@ def test_show_without_matplotlib_is_refused(monkeypatch):
     streamed = loader([lambda images: pytest.fail("it ran")])
     with pytest.raises(ArgumentError) as caught:
         gpuaug.show(streamed)
-    what, way_out = str(caught.value).split(", got ")
-    assert what == "matplotlib must be installed to draw samples"
+    what, way_out = str(caught.value).split(", because matplotlib cannot be imported: ")
+    assert what == "Drawing samples failed"
     assert way_out.endswith(". Run pip install matplotlib.")
 
 

@@ -226,7 +226,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     if failed:
         count = sum(row["trials"] for row in rows)
         raise SystemExit(
-            f"Every trial must equal depth=0, got {len(failed)} of {count} that do not: {', '.join(map(str, failed[:20]))}. "
+            f"The suite failed, because {len(failed)} of {count} trials differ from depth=0: "
+            f"{', '.join(map(str, failed[:20]))}. "
             f"Run one again with --seed {options.seed} --trial {failed[0]}."
         )
     return made

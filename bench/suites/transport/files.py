@@ -288,7 +288,8 @@ def _in_processes(words: Sequence[str], kinds: Sequence[str], options: Namespace
                 ended = subprocess.run([sys.executable, "-m", "bench", "files", *words, *told], check=False)
             if ended.returncode:
                 raise SystemExit(
-                    f"files: each process must succeed, got status {ended.returncode} on {cores} cores. Its error stands above."
+                    f"files: nothing more is measured, because a process on {cores} cores ended with status "
+                    f"{ended.returncode}. Its error stands above."
                 )
             keep = True
         return json.loads(path.read_text(encoding="utf-8"))

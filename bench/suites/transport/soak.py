@@ -186,6 +186,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         grown += [name] if growth > ALLOWED.get(name, growth) else []
     if grown:
         raise SystemExit(
-            f"What the process holds must not grow, got more of: {', '.join(grown)}. The readings are in the file of --json."
+            f"The suite failed, because the process holds more and more of: {', '.join(grown)}. The readings are in the file "
+            "of --json."
         )
     return made

@@ -101,8 +101,8 @@ def _probed(device: torch.device, first: tuple[Any, ...] | None) -> Any:
         backend.probe(device, first)
     except Exception as error:
         warnings.warn(
-            f"Triton must run a kernel on {device} for gpuaug.fuse to be fast, got {type(error).__name__}: {error}. "
-            "Install triton and a C compiler. Plain torch runs instead.",
+            f"gpuaug.fuse runs in plain torch on {device}, which is slow, because Triton cannot run a kernel there: "
+            f"{type(error).__name__}: {error}. Install triton and a C compiler.",
             GpuAugWarning,
             stacklevel=3,
         )

@@ -118,8 +118,8 @@ def untested_version() -> str | None:
 def warn_of_version(reason: str) -> None:
     """Warn once in a process that ``untested_version`` leaves every module to Kornia."""
     warnings.warn(
-        f"kornia must be of a version that gpuaug.fuse was compared with, got another: {reason}. Every module of every "
-        f'pipeline is left to Kornia, which takes tens of launches a batch for each. Run pip install "{REQUIREMENT}".',
+        f"Every module is left to Kornia, with tens of launches a batch for each, because {reason}. "
+        f'Run pip install "{REQUIREMENT}".',
         GpuAugWarning,
         stacklevel=4,
     )

@@ -13,7 +13,7 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.torchvision_types import torchvision_class
 from gpuaug.fusion.lower.image_types import ImageTypes, Refusal
 from gpuaug.fusion.lower.kornia import lower_container, lower_module
-from gpuaug.fusion.lower.refusals import refuse_held
+from gpuaug.fusion.lower.refusals import refuse_held, refuse_transform
 from gpuaug.fusion.lower.tree import Group, Leaf, Tree, leaves
 from gpuaug.fusion.ops.base import FrontOp, Op
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
@@ -69,7 +69,7 @@ def lower(
     if not list(leaves(tree)):
         raise ArgumentError(
             f"pipeline must hold at least one augmentation, got an empty {type(pipeline).__name__}. "
-            "Add one, such as K.RandomHorizontalFlip()."
+            "Add one, such as a RandomHorizontalFlip(), or leave gpuaug.fuse out."
         )
     for op in _resamplings(tree) if antialias else ():
         if op.package == "Kornia":
@@ -108,6 +108,15 @@ def _rounds(op: Op | EagerOp) -> bool:
     return isinstance(op, EagerOp) or (isinstance(op, FrontOp) and not isinstance(op, LevelsOp))
 
 
+def _advice_for(value: Any) -> str:
+    """Advice for what is no pipeline."""
+    if isinstance(getattr(value, "transforms", None), nn.Module | Sequence):
+        return "Pass the transforms that it calls: its attribute transforms."
+    if callable(value):
+        return "Pass the transforms that it calls, or v2.Compose([function]), which calls it image by image."
+    return "Pass a list of augmentations."
+
+
 class _Lowering:
     """One pipeline being lowered.
 
@@ -136,9 +145,10 @@ class _Lowering:
             made: Tree = self._torchvision.tree(name, module)
             return made
         if not isinstance(module, nn.Module):
+            refuse_transform(module)
             raise ArgumentTypeError(
                 "pipeline must be a Kornia augmentation, a Kornia container, a torchvision transform or a sequence of them, "
-                f"got {type(module).__name__}. Wrap a function in an nn.Module to have it run in its place."
+                f"got {type(module).__name__}. {_advice_for(module)}"
             )
         refuse_held(module)
         self._types.enter_kornia()

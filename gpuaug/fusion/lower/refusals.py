@@ -35,17 +35,17 @@ NOT_TAKEN = {
 """Names of torchvision's transforms that cannot run image by image, and the advice for each."""
 
 TIMM = {
-    "CenterCropOrPad": "CenterCrop",
-    "MaybePILToTensor": "PILToTensor",
-    "RandAugment": "RandAugment",
-    "RandomCropOrPad": "RandomCrop",
-    "RandomErasing": "RandomErasing",
-    "RandomResizedCropAndInterpolation": "RandomResizedCrop",
-    "ResizeKeepRatio": "Resize",
-    "ToNumpy": "ToImage",
-    "ToTensor": "ToTensor",
+    "CenterCropOrPad": "Write v2.CenterCrop(…) instead",
+    "MaybePILToTensor": "Write v2.PILToTensor() instead",
+    "RandAugment": "Write v2.RandAugment(…) instead, which has other magnitudes",
+    "RandomCropOrPad": "Write v2.RandomCrop(…, pad_if_needed=True) instead",
+    "RandomErasing": "Write v2.RandomErasing(…) instead",
+    "RandomResizedCropAndInterpolation": "Write v2.RandomResizedCrop(…) instead",
+    "ResizeKeepRatio": f"v2 has none that keeps the ratio and reaches two sides. {_IN_DATASET}",
+    "ToNumpy": "gpuaug.fuse takes tensors and gives tensors. Leave it out",
+    "ToTensor": "Write v2.ToDtype(torch.float32, scale=True) instead, and divide later means and deviations by 255",
 }
-"""Names of timm's transforms, and torchvision's v2 transforms that do the same or nearly so."""
+"""Names of timm's transforms, and the advice for each."""
 
 
 def refuse_held(module: nn.Module) -> None:
@@ -75,7 +75,7 @@ def refuse_transform(transform: Any) -> None:
     if kind.__module__.startswith("timm.") and kind.__name__ in TIMM:
         raise ArgumentTypeError(
             f"pipeline must be made of torchvision's transforms, v2, or Kornia's modules, got timm's {kind.__name__}. "
-            f"Write v2.{TIMM[kind.__name__]}(…) instead."
+            f"{TIMM[kind.__name__]}."
         )
     base = torchvision_class(transform)
     if base is not None and base.__name__ in NOT_TAKEN:

@@ -142,7 +142,7 @@ class TorchvisionLowering:
         if reason is not None and op is not None and op.draws_size:
             raise ArgumentTypeError(
                 f"{name} must be one that gpuaug.fuse lowers, since it gives each image a size of its own, got {reason}. "
-                "Keep it in the dataset, and fuse with ragged=True."
+                "Keep it in the dataset, and fuse the rest with ragged=True."
             )
         if reason is not None:
             keeps_range = torchvision_class(transform) is type(transform) and type(transform) not in CHANGES_RANGE
@@ -189,7 +189,8 @@ class TorchvisionLowering:
         members = list(_named(container.transforms))
         if any(_scales(each) or type(each) in ENDINGS for each in _in_sequence([each for _, each in members])):
             raise ArgumentError(
-                f"{name} must hold transforms that leave the type of images as it is, got a conversion. Put it behind."
+                f"{name} must hold transforms that leave the type of images as it is, got a conversion. Put the conversion "
+                f"behind {name}."
             )
         dtype = self._types.dtype
         reason = f"more than {MOST_ORDERED} transforms" if _is_long_order(container) else None
@@ -198,12 +199,13 @@ class TorchvisionLowering:
         foreign = next((leaf.name for leaf in each_leaf if leaf.op.package != "torchvision"), None)
         if foreign is not None:
             raise ArgumentTypeError(
-                f"{name} must hold torchvision's transforms, got {foreign}. Take it out, and give it a chance of its own: p=…."
+                f"{name} must hold torchvision's transforms, got {foreign}. Replace it with one of torchvision's."
             )
         drawn = next((leaf.name for leaf in each_leaf if isinstance(leaf.op, Op) and leaf.op.draws_size), None)
         if drawn is not None:
             raise ArgumentTypeError(
-                f"{name} must hold transforms that give all images one size, got {drawn}. Put it in front of {name}."
+                f"{name} must hold transforms that give all images one size, got {drawn}. Keep {name} in the dataset, and fuse "
+                "the rest with ragged=True."
             )
         sizing = [op for leaf in each_leaf if (op := _sizing(leaf.op)) is not None]
         if not reason and not sizing:
@@ -247,7 +249,9 @@ def _ending(name: str, transform: Any) -> Done:
     if kind is v2.ConvertBoundingBoxFormat:
         form = str(getattr(transform.format, "value", transform.format))
         if form.lower() not in ("xyxy", "xywh", "cxcywh"):
-            raise ArgumentError(f"format of {name} must be XYXY, XYWH or CXCYWH, got {form}. Boxes are upright here.")
+            raise ArgumentError(
+                f"format of {name} must be XYXY, XYWH or CXCYWH, got {form}. Boxes are upright here: leave the conversion out."
+            )
         return Done(name, ending=Ending(boxes=form.lower()), of_boxes=True)
     if kind is v2.ClampBoundingBoxes:  # as all boxes are
         return Done(name, of_boxes=True)
@@ -275,7 +279,7 @@ def _mix(name: str, transform: Any) -> MixOp | None:
     if len(found) < len(inner) or not (kind is v2.RandomChoice or len(found) == 1):
         raise ArgumentTypeError(
             f"{name} must hold one mix, or be a RandomChoice of mixes alone, got {', '.join(each for each, _ in inner)}. "
-            "It draws once for a batch then; put what is for each image beside it."
+            "It draws once for a batch then: move the others out of it, before or behind."
         )
     if kind is v2.RandomChoice:
         held = nn.ModuleList(mix.module for _, mix in found)

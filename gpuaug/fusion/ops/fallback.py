@@ -21,6 +21,9 @@ from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Gate, Sampler, always
 from gpuaug.fusion.pixels import PIXELS, converted
 
+MOST_COUNTED = 2**24
+"""Largest whole number up to which float32 holds all."""
+
 
 class Retyped(Exception):
     """Signal, never seen by users: a fallback module returned images of another type than the pipeline was lowered for.
@@ -56,6 +59,12 @@ class EagerOp(ABC):
         self.gates: tuple[Gate, ...] = ()
 
     @property
+    def is_users(self) -> bool:
+        """True for a module or function of the user's own, also within a ``v2.Lambda``."""
+        kind = type(self.module)
+        return kind.__name__ == "Lambda" or not kind.__module__.startswith(("kornia.", "torchvision."))
+
+    @property
     @abstractmethod
     def moves_nothing(self) -> bool:
         """True if the module is known to leave masks, boxes and keypoints unchanged."""
@@ -85,7 +94,8 @@ class EagerOp(ABC):
         try:
             yield
         except Exception as error:
-            add_note(error, f"gpuaug: raised by {self.package} in {self.name}, which is left to it: {self.reason}.")
+            by = self.name if self.is_users else f"{self.package} in {self.name}, which is left to it: {self.reason}"
+            add_note(error, f"gpuaug: raised by {by}.")
             raise
 
 
@@ -137,11 +147,34 @@ class EagerKornia(EagerOp):
 
     def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
         """The module on float32 copies of the images, and on copies of the targets that follow them."""
+        for key, value in zip(keys, values, strict=True):
+            if key == "mask":
+                self._check_labels(value)
         taken = [_for_kornia(key, value) for key, value in zip(keys, values, strict=True)]
         with self._named_in_errors(), Generators(device).keyed(drawn["key"]), initial_settings(), torch.no_grad():
             done = self._container(*taken, params=drawn["params"], data_keys=keys)
         made = done if isinstance(done, list | tuple) else [done]
         return [each.data if isinstance(each, Boxes) else each for each in made]
+
+    def _check_labels(self, mask: Tensor) -> None:
+        """Refuse masks of whole numbers that float32, in which Kornia computes, does not hold.
+
+        Kornia would do so by an assertion on the device, after which a process cannot use its GPU.
+
+        Raises:
+            ArgumentError: If there are such numbers.
+
+        Cost:
+            The host waits for the device, for masks of 32 or 64 bits.
+        """
+        if mask.dtype not in (torch.int32, torch.int64) or not mask.numel():
+            return
+        largest = int(mask.abs().max())
+        if largest > MOST_COUNTED:
+            raise ArgumentError(
+                f"mask must hold values of at most 2**24 where {self.name} is left to Kornia, which computes in float32, got "
+                f"{largest}. Number the labels: torch.unique(mask, return_inverse=True)[1]."
+            )
 
 
 def _moves(module: nn.Module, key: str) -> bool:

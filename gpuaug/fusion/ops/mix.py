@@ -258,24 +258,24 @@ class SoftLabels:
         """Refuse labels that are neither an index nor shares for each image.
 
         Raises:
-            ArgumentError: If it is.
+            ArgumentError: If their shape is another.
         """
-        if labels.shape == (batch,) or (labels.shape == (batch, self.classes) and labels.is_floating_point()):
+        if labels.shape in ((batch,), (batch, self.classes)):
             return
         raise ArgumentError(
-            f"class must be one label for each of the {batch} images, or floating shares of the {self.classes} classes, got "
-            f"{tuple(labels.shape)} of {labels.dtype}. Pass class indices, (B,), or shares, (B, num_classes), as floats."
+            f"class must be ({batch},) or ({batch}, {self.classes}), got {tuple(labels.shape)}. Pass the class index of each "
+            "image, or its shares of the classes, as num_classes counts them."
         )
 
     def type_of(self, labels: Tensor) -> torch.dtype:
-        """The type of the shares: float32, or the type of labels that are shares already."""
-        return labels.dtype if labels.ndim == 2 else torch.float32
+        """The type of the shares: float32, or the type of labels that are floating shares already."""
+        return labels.dtype if labels.ndim == 2 and labels.is_floating_point() else torch.float32
 
     def of(self, labels: Tensor, rows: Tensor | None) -> Tensor:
         """The shares, in torch.
 
         Args:
-            labels: Class indices of any type, or shares. An index that is no class, such as -100, is a row of ``off``.
+            labels: Class indices, or shares, of any type. An index that is no class, such as -100, is a row of ``off``.
             rows: A mix's, on the same device; ``None`` where nothing is mixed.
 
         Shape:

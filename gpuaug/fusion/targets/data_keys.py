@@ -54,6 +54,23 @@ def name_of(key: Any) -> str:
     return str(_NAMES.get(found, found.name.lower()))
 
 
+_ONE_CLIP = (
+    "Clips are not supported. To augment all frames of a clip alike, draw once, draws = augment.draw(clips[:, 0].shape, "
+    "dtype=clips.dtype), and replay that for each frame: [augment(frame, draws=draws) for frame in clips.unbind(1)]."
+)
+
+
+def _advice_for_samples(key: str, value: Any) -> str:
+    """Advice for what should be one tensor for the batch."""
+    if key == "input":
+        return "Make tensors of images in the dataset, as v2.ToImage() does, and pass a batch of them."
+    if not isinstance(value, list | tuple) or not all(isinstance(sample, Tensor) for sample in value):
+        return "Pass one tensor for the whole batch: torch.as_tensor(…)."
+    padded = "Pad the samples to one number: torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)"
+    dicts = ", or pass a dict for each image, {'boxes': …}, with the data key 'targets'" if key in BOXES else ""
+    return f"{padded}{dicts}."
+
+
 def check(key: str, value: Any) -> None:
     """Refuse an input that is not of the kind that its key names, without regard to the images.
 
@@ -76,17 +93,14 @@ def check(key: str, value: Any) -> None:
             f"{key} must be decoded, got {value}. Put a gpuaug.DecodeStage() before this stage, which gives a gpuaug.Ragged."
         )
     if not isinstance(value, Tensor):
-        way_out = "Make tensors of images in the dataset, as v2.ToImage() does, and pass a batch of them."
-        way_out = way_out if key == "input" else "Stack the samples of a batch: torch.stack(…)."
-        raise ArgumentTypeError(f"{key} must be a tensor, got {type(value).__name__}. {way_out}")
+        raise ArgumentTypeError(f"{key} must be a tensor, got {type(value).__name__}. {_advice_for_samples(key, value)}")
     if key in ("input", "mask") and value.ndim not in (3, 4):
-        way_out = "Flatten what comes before the channels: x.flatten(0, -4)."
-        way_out = way_out if value.ndim > 4 else "Name the images by on= of the stage, or add axes: x[None]."
-        raise ArgumentError(f"{key} must be (B, C, H, W) or one (C, H, W), got {tuple(value.shape)}. {way_out}")
+        advice = _ONE_CLIP if value.ndim > 4 else "Name the images by on= of the stage, or add axes: x[None]."
+        raise ArgumentError(f"{key} must be (B, C, H, W) or one (C, H, W), got {tuple(value.shape)}. {advice}")
     if key == "input" and value.dtype not in PIXELS:
         raise ArgumentTypeError(
-            f"images must be uint8 or floating of 16 bits or more, got {value.dtype}. "
-            "Convert them: images.to(torch.uint8) or images.float()."
+            f"images must be uint8 or floating of 16 bits or more, got {value.dtype}. Scale them to [0, 1] first, by the "
+            "largest value of their type: v2.functional.to_dtype(images, torch.float32, scale=True)."
         )
     if key == "input" and value.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(

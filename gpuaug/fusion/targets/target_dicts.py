@@ -341,8 +341,8 @@ def _form_of(boxes: Tensor, sample: int) -> str | None:
     name = str(getattr(found, "value", found)).lower()
     if name not in TARGET_DICT_FORMS:
         raise ArgumentError(
-            f"boxes of sample {sample} must be upright, got {name.upper()}. Convert them to XYXY: "
-            "torchvision.transforms.v2.functional.convert_bounding_box_format."
+            f"boxes of sample {sample} must be upright, got {name.upper()}. Pass the boxes around their corners, (n, 4, 2): "
+            "torch.cat((corners.amin(1), corners.amax(1)), 1)."
         )
     return name
 

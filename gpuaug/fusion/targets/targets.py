@@ -208,7 +208,7 @@ class Targets:
         if others:
             raise ArgumentError(
                 f"data_keys must be among {', '.join(op.targets)} where {op.name} mixes images, got {', '.join(others)}. "
-                "Mix in a stage of its own, without them."
+                "Mixing is not supported beside these: mix in the dataset, or leave the mix out."
             )
         self._check_labels()
 
@@ -298,7 +298,7 @@ class Targets:
         if foreign and not op.moves_nothing:
             raise ArgumentError(
                 f"{op.name} must be a module that fuse runs, or leave pixels where they are, for {foreign[0]} to follow, "
-                f"got one that is left to {op.package}: {op.reason}. Replace it, or give it a stage of its own."
+                f"got one that is left to {op.package}: {op.reason}. Replace it, or keep it in the dataset."
             )
         taken = [
             index for index, key in enumerate(self.keys) if key == "input" or not (alone or key in ("valid", "tv_tensors"))

@@ -70,6 +70,6 @@ def test_a_corpus_is_what_its_files_are(class_folder, monkeypatch):
 def test_without_photographs_there_is_a_way_out(monkeypatch, tmp_path):
     monkeypatch.setattr(encoded_images, "PHOTOGRAPHS", ("none.png",))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"scikit-image must ship its photographs in .*, got none of them\. Install it"):
+    with pytest.raises(FileNotFoundError, match="no photographs to read, because scikit-image has none"):
         encoded_images.make("small", count=2)
     assert not list((tmp_path / "gpuaug").iterdir())

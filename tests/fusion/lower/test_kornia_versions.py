@@ -27,11 +27,8 @@ INSTALL = 'Run pip install "kornia>=0.9,<0.10".'
 
 
 def test_unknown_kornia_version_is_warned_of_once_in_a_process(another_kornia):
-    text = (
-        f"kornia must be of a version that gpuaug.fuse was compared with, got another: {UNTESTED}. Every module of every "
-        f"pipeline is left to Kornia, which takes tens of launches a batch for each. {INSTALL}"
-    )
-    with pytest.warns(gpuaug.GpuAugWarning, match=f"^{re.escape(text)}$") as caught:
+    text = re.escape(f"Every module is left to Kornia, with tens of launches a batch for each, because {UNTESTED}")
+    with pytest.warns(gpuaug.GpuAugWarning, match=text) as caught:
         augment = gpuaug.fuse([K.RandomHorizontalFlip(), K.RandomInvert()])
     assert len(caught) == 1
     gpuaug.fuse([auto.RandAugment(2, 10), nn.Identity()])
@@ -40,10 +37,7 @@ def test_unknown_kornia_version_is_warned_of_once_in_a_process(another_kornia):
 
 
 def test_ragged_true_is_refused_with_an_unknown_kornia_version(another_kornia):
-    text = (
-        f"kornia must be of a version that gpuaug.fuse was compared with where ragged=True, got another: {UNTESTED}. {INSTALL}"
-    )
-    with pytest.raises(gpuaug.ArgumentError, match=f"^{re.escape(text)}$"):
+    with pytest.raises(gpuaug.ArgumentError, match=f"was compared with where ragged=True, .* {re.escape(INSTALL)}"):
         gpuaug.fuse(K.RandomResizedCrop((8, 8)), ragged=True)
 
 

@@ -14,7 +14,7 @@ from torchvision.transforms.v2 import functional
 import gpuaug
 
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
-left_to_torchvision = pytest.mark.filterwarnings("ignore:pipeline must hold modules that gpuaug.fuse lowers")
+left_to_torchvision = pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
 
 
 class Halves(nn.Module):
@@ -28,12 +28,7 @@ class Flip(v2.Transform):
         return inpt.flip(-1)
 
 
-LEFT = (
-    "pipeline must hold modules that gpuaug.fuse lowers to run in few launches, got {}, which is left to torchvision, image by "
-    "image: {}. It adds its own launches for every image of a batch, on the training thread, and the passes are split there: "
-    "print(augment.explain()) shows it. Replace it, or that setting of it, by what docs/torchvision.md lists, or ignore "
-    "gpuaug.GpuAugWarning where it is meant."
-)
+LEFT = " image by image, because gpuaug.fuse does not lower it: {}. It adds its own launches for every image of a batch"
 
 REASONS = {
     "subclass": (Flip(), "no lowering for this type"),
@@ -64,7 +59,9 @@ def test_what_has_no_lowering_is_left_to_torchvision_and_named(name):
     transform, reason = REASONS[name]
     with pytest.warns(gpuaug.GpuAugWarning) as caught:
         augment = gpuaug.fuse([v2.RandomHorizontalFlip(), transform, TO_FLOAT])
-    assert [str(each.message) for each in caught] == [LEFT.format(f"{type(transform).__name__}_1", reason)]
+    (text,) = (str(each.message) for each in caught)
+    assert text.startswith(f"{type(transform).__name__}_1 ")
+    assert LEFT.format(reason) in text
     images = photographs(3)
     assert augment(images).dtype == torch.float32  # and warns no more
     line = augment.explain((64, 3, 32, 48)).lines[1]
@@ -167,9 +164,7 @@ def test_masks_and_boxes_follow_what_moves_nothing_and_no_more():
     augment = gpuaug.fuse([Flip(), TO_FLOAT])
     labels = torch.arange(2)
     assert augment(images, labels, data_keys=["input", "class"])[1] is labels
-    with pytest.raises(gpuaug.ArgumentError) as raised:
+    with pytest.raises(
+        gpuaug.ArgumentError, match=r"Flip_0 must be .* for mask to follow, got one that is left to torchvision"
+    ):
         augment(images, masks, data_keys=["input", "mask"])
-    assert str(raised.value) == (
-        "Flip_0 must be a module that fuse runs, or leave pixels where they are, for mask to follow, got one that is left to "
-        "torchvision: no lowering for this type. Replace it, or give it a stage of its own."
-    )

@@ -18,8 +18,6 @@ from torchvision.transforms import _presets, v2
 import gpuaug
 from gpuaug.fusion.lower.refusals import NOT_TAKEN, TIMM
 
-IN_DATASET = "Keep it in the dataset"
-
 
 class EachByItself(nn.Module):
     def __init__(self):
@@ -38,113 +36,59 @@ class OwnJitter(v2.ScaleJitter):
     pass
 
 
+class Preset:
+    transforms = v2.Compose([v2.RandomHorizontalFlip()])
+
+    def __call__(self, image):
+        return self.transforms(image)
+
+
 def of_timm(name):
     """A transform with a name and a module of timm's, which is not needed for it."""
     return type(name, (), {"__module__": "timm.data.transforms", "__call__": lambda self, image: image})()
 
 
-V2 = "pipeline must be made of torchvision's transforms, v2, or Kornia's modules, "
-ONE = "pipeline must be made of transforms that take one image and give one, "
-HELD = (
-    "{} must hold Kornia's modules, got torchvision's RandomResizedCrop, which it would call once for the whole batch. Put it "
-)
-OWN_SIZES = (
-    "{} must be one that gpuaug.fuse lowers, since it gives each image a size of its own, got {}. Keep it in the dataset, and "
-    "fuse with ragged=True."
-)
-
 REFUSED = {
     "in a container that picks": (
         K.ImageSequential(K.RandomInvert(), v2.RandomResizedCrop(8), random_apply=1),
-        HELD.format("ImageSequential") + "into a list, v2.Compose or v2.RandomChoice instead.",
+        "ImageSequential must hold Kornia's modules",
     ),
     "in another container of Kornia's": (
         [K.PatchSequential(v2.RandomResizedCrop(8), patchwise_apply=False)],
-        HELD.format("PatchSequential") + "into a list, v2.Compose or v2.RandomChoice instead.",
+        "PatchSequential must hold Kornia's modules",
     ),
-    "subclass of a mix": (
-        OwnMixUp(num_classes=3),
-        f"{ONE}got torchvision's OwnMixUp. It mixes the images of a batch, and a subclass may do anything with them. Give it a "
-        "stage of its own.",
-    ),
+    "subclass of a mix": (OwnMixUp(num_classes=3), "OwnMixUp. It mixes the images of a batch"),
     "mix or flip": (
         v2.RandomChoice([v2.MixUp(), v2.RandomHorizontalFlip()]),
-        "RandomChoice must hold one mix, or be a RandomChoice of mixes alone, got MixUp_0, RandomHorizontalFlip_1. It draws "
-        "once for a batch then; put what is for each image beside it.",
+        "mixes alone, got MixUp_0, RandomHorizontalFlip_1",
     ),
-    "two mixes": (
-        v2.RandomApply([v2.MixUp(), v2.CutMix()]),
-        "RandomApply must hold one mix, or be a RandomChoice of mixes alone, got MixUp_0, CutMix_1. It draws once for a batch "
-        "then; put what is for each image beside it.",
-    ),
-    "several images": (
-        v2.Compose([v2.TenCrop(4)]),
-        f"{ONE}got torchvision's TenCrop. It makes several images of one. {IN_DATASET}.",
-    ),
-    "of keypoints": (
-        v2.ClampKeyPoints(),
-        f"{ONE}got torchvision's ClampKeyPoints. It is for keypoints, which may leave the frame. Call it on the targets that "
-        "gpuaug.fuse returns.",
-    ),
-    "what comes with weights": (
-        FCN_ResNet50_Weights.DEFAULT.transforms(),
-        f"{ONE}got torchvision's SemanticSegmentation. Write out what it does: v2.Resize(…), "
-        "v2.ToDtype(torch.float32, scale=True) and v2.Normalize(…).",
-    ),
-    "by chance": (
-        v2.RandomApply([v2.ScaleJitter((8, 8))]),
-        "RandomApply must hold transforms that give all images one size, got ScaleJitter_0. Put it in front of RandomApply.",
-    ),
+    "two mixes": (v2.RandomApply([v2.MixUp(), v2.CutMix()]), "mixes alone, got MixUp_0, CutMix_1"),
+    "several images": (v2.Compose([v2.TenCrop(4)]), "TenCrop. It makes several images"),
+    "of keypoints": (v2.ClampKeyPoints(), "ClampKeyPoints. It is for keypoints"),
+    "what comes with weights": (FCN_ResNet50_Weights.DEFAULT.transforms(), "SemanticSegmentation. Write out"),
+    "by chance": (v2.RandomApply([v2.ScaleJitter((8, 8))]), "got ScaleJitter_0. Keep RandomApply in the dataset"),
     "in a long order": (
         v2.RandomOrder([*[v2.RandomInvert()] * 4, v2.ScaleJitter((8, 8))]),
-        "RandomOrder must hold transforms that give all images one size, got ScaleJitter_4. Put it in front of RandomOrder.",
+        "got ScaleJitter_4. Keep RandomOrder in the dataset",
     ),
-    "subclass of what draws sizes": (
-        OwnJitter((8, 8)),
-        OWN_SIZES.format("OwnJitter", "a subclass of ScaleJitter, which may do anything"),
-    ),
-    "drawn sizes by nearest pixels": (
-        v2.RandomShortestSize(8, interpolation=0),
-        OWN_SIZES.format("RandomShortestSize", "interpolation='nearest'"),
-    ),
-    "no size to draw": (
-        v2.RandomResize(8, 8),
-        OWN_SIZES.format("RandomResize", "max_size is not larger than min_size, and is never drawn itself"),
-    ),
-    "no size to choose": (v2.RandomShortestSize([]), OWN_SIZES.format("RandomShortestSize", "min_size is empty")),
-    "no tensor": (
-        v1.ToPILImage(),
-        f"{ONE}got torchvision's ToPILImage. gpuaug.fuse takes tensors and gives tensors. Leave it out.",
-    ),
-    "of v1": (
-        v1.Compose([v1.AugMix()]),
-        f"{V2}got AugMix of v1. Write v2.AugMix(…) instead: from torchvision.transforms import v2.",
-    ),
-    "of timm": (
-        v1.Compose([of_timm("RandomResizedCropAndInterpolation")]),
-        "pipeline must be made of torchvision's transforms, v2, or Kornia's modules, got timm's "
-        "RandomResizedCropAndInterpolation. Write v2.RandomResizedCrop(…) instead.",
-    ),
-    "of timm, by chance": (
-        v2.RandomApply([of_timm("RandomErasing")]),
-        f"{V2}got timm's RandomErasing. Write v2.RandomErasing(…) instead.",
-    ),
-    "Kornia's by chance": (
-        v2.RandomApply([K.RandomInvert()]),
-        "RandomApply must hold torchvision's transforms, got RandomInvert_0. Take it out, and give it a "
-        "chance of its own: p=….",
-    ),
-    "no transform": (
-        [3],
-        "pipeline must be a Kornia augmentation, a Kornia container, a torchvision transform or a sequence of them, got int. "
-        "Wrap a function in an nn.Module to have it run in its place.",
-    ),
+    "subclass of what draws sizes": (OwnJitter((8, 8)), "got a subclass of ScaleJitter"),
+    "drawn sizes by nearest pixels": (v2.RandomShortestSize(8, interpolation=0), "got interpolation='nearest'"),
+    "no size to draw": (v2.RandomResize(8, 8), "got max_size is not larger than min_size"),
+    "no size to choose": (v2.RandomShortestSize([]), "got min_size is empty"),
+    "no tensor": (v1.ToPILImage(), "ToPILImage. gpuaug.fuse takes tensors"),
+    "of v1": (v1.Compose([v1.AugMix()]), "got AugMix of v1. Write v2.AugMix("),
+    "of timm": (v1.Compose([of_timm("RandomResizedCropAndInterpolation")]), "Write v2.RandomResizedCrop("),
+    "of timm, by chance": (v2.RandomApply([of_timm("RandomErasing")]), "timm's RandomErasing. Write v2.RandomErasing("),
+    "Kornia's by chance": (v2.RandomApply([K.RandomInvert()]), "must hold torchvision's transforms, got RandomInvert_0"),
+    "no transform": ([3], "got int. Pass a list"),
+    "a preset": (Preset(), "got Preset. Pass the transforms that it calls: its attribute transforms"),
+    "a function": (len, "got builtin_function_or_method. Pass the transforms that it calls, or v2.Compose"),
 }
 
 
-@pytest.mark.parametrize(("pipeline", "text"), REFUSED.values(), ids=REFUSED)
-def test_pipeline_is_refused_with_what_to_do(pipeline, text):
-    with pytest.raises(gpuaug.ArgumentTypeError, match=f"^{re.escape(text)}$"):
+@pytest.mark.parametrize(("pipeline", "words"), REFUSED.values(), ids=REFUSED)
+def test_pipeline_is_refused_with_what_to_do(pipeline, words):
+    with pytest.raises(gpuaug.ArgumentTypeError, match=re.escape(words)):
         gpuaug.fuse(pipeline)
 
 
@@ -154,18 +98,14 @@ def test_user_modules_may_hold_torchvision_transforms():
     assert augment._program().ops[0].reason == "not one of Kornia's modules"
 
 
-@pytest.mark.parametrize("name", [*NOT_TAKEN, *TIMM.values()])
+@pytest.mark.parametrize("name", [*NOT_TAKEN, *re.findall(r"v2\.(\w+)\(", " ".join(TIMM.values()))])
 def test_names_of_torchvision_are_there(name):
     if name == "SanitizeKeyPoints" and not hasattr(v2, name):
         pytest.skip("torchvision 0.23 has none yet")
     assert hasattr(v2, name) or hasattr(_presets, name)
 
 
-KORNIAS = (
-    "pipeline must hold modules that gpuaug.fuse lowers to run in few launches, got {}, which is left to Kornia: {}. Kornia "
-    "takes tens of launches a batch for it, on the training thread, and the passes are split there: print(augment.explain()) "
-    "shows it. Replace it, or that setting of it, by what docs/fuse.md lists, or ignore gpuaug.GpuAugWarning where it is meant."
-)
+KORNIAS = "{} is left to Kornia, because gpuaug.fuse does not lower it: {}. Kornia takes tens of launches a batch for it, "
 
 
 def told(action):
@@ -180,10 +120,9 @@ def told(action):
 def test_fuse_warns_once_of_each_module_left_to_kornia():
     modules = [K.RandomHorizontalFlip(), K.RandomMedianBlur(), K.Resize((8, 8), antialias=True)]
     augment, said = told(lambda: gpuaug.fuse(modules))
-    assert said == [
-        KORNIAS.format("RandomMedianBlur_1", "no lowering for this type"),
-        KORNIAS.format("Resize_2", "antialias=True, which in Kornia is a blur"),
-    ]
+    blur, resize = said
+    assert blur.startswith(KORNIAS.format("RandomMedianBlur_1", "no lowering for this type"))
+    assert resize.startswith(KORNIAS.format("Resize_2", "antialias=True, which in Kornia is a blur"))
     assert told(lambda: [augment(photographs()) for _ in range(2)])[1] == []
 
 
@@ -199,12 +138,10 @@ def test_fallback_warning_of_a_user_module():
             return images * 0.5
 
     _, said = told(lambda: gpuaug.fuse([K.RandomInvert(), Halved()]))
-    assert said == [
-        "pipeline must hold modules that gpuaug.fuse lowers to run in few launches, got Halved_1, which runs as it is, in its "
-        "place: not one of Kornia's modules. It adds its own launches, on the training thread, and the passes are split there: "
-        "print(augment.explain()) shows it. Replace it, or that setting of it, by what docs/fuse.md lists, or ignore "
-        "gpuaug.GpuAugWarning where it is meant."
-    ]
+    (text,) = said
+    assert text.startswith(
+        "Halved_1 runs on the whole batch, because gpuaug.fuse does not lower it: not one of Kornia's modules."
+    )
 
 
 def test_policies_of_kornia_have_no_fallback_warning():
@@ -215,13 +152,8 @@ def test_policies_of_kornia_have_no_fallback_warning():
 def test_fallback_warning_of_random_apply_names_its_modules():
     made = K.ImageSequential(K.RandomInvert(), K.RandomMedianBlur(), K.RandomBoxBlur(), random_apply=1)
     augment, said = told(lambda: gpuaug.fuse([K.RandomInvert(), made]))
-    assert said == [
-        "pipeline must hold modules that gpuaug.fuse lowers to run in few launches, got ImageSequential_1, which may pick "
-        "modules that are not: RandomMedianBlur_1 (no lowering for this type), RandomBoxBlur_2 (no lowering for this type). "
-        "Kornia takes tens of launches a batch for each, when it is picked, on the training thread, and the passes are split "
-        "there: print(augment.explain()) shows it. Leave them out of what it picks from, or ignore gpuaug.GpuAugWarning where "
-        "it is meant."
-    ]
+    (text,) = said
+    assert "them: RandomMedianBlur_1 (no lowering for this type), RandomBoxBlur_2 (no lowering for this type)." in text
     # Enough for each to be picked.
     assert told(lambda: [augment(photographs(1, 3, 32, 32)) for _ in range(60)])[1] == []
 
@@ -238,7 +170,8 @@ def test_fallback_warning_of_an_unsupported_size_comes_with_its_first_batch():
     assert "left to Kornia: crops 20x20 out of 16x32" in str(explained)
     assert said == []
     text = KORNIAS.format("RandomCrop_1", "crops 20x20 out of 16x32, which Kornia resizes")
-    assert told(lambda: augment(small))[1] == [text]
+    (said,) = told(lambda: augment(small))[1]
+    assert said.startswith(text)
     assert told(lambda: [augment(images) for images in (small, smaller, fitting, small)])[1] == []
 
 

@@ -157,9 +157,8 @@ def test_soft_labels_of_an_empty_batch_and_a_single_image():
     ("labels", "kind", "text"),
     [
         ([0] * 5, gpuaug.ArgumentTypeError, "class must be a tensor, got list. Pass one index for each image"),
-        (torch.zeros(4), gpuaug.ArgumentError, r"for each of the 5 images, or floating shares of the 7 classes, got \(4,\)"),
-        (torch.zeros(5, 8), gpuaug.ArgumentError, r"got \(5, 8\) of torch.float32. Pass class indices, \(B,\), or shares"),
-        (torch.zeros(5, 7).long(), gpuaug.ArgumentError, r"got \(5, 7\) of torch.int64. Pass .* \(B, num_classes\), as floats"),
+        (torch.zeros(4), gpuaug.ArgumentError, r"class must be \(5,\) or \(5, 7\), got \(4,\)"),
+        (torch.zeros(5, 8), gpuaug.ArgumentError, r"got \(5, 8\). Pass the class index of each image, or its shares"),
         (
             torch.zeros(5, device="meta"),
             gpuaug.DeviceError,

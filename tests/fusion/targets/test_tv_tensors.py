@@ -237,7 +237,7 @@ MEANT_OTHERWISE = {
     ),
     "by chance": (
         lambda: gpuaug.fuse(v2.RandomApply([v2.RandomHorizontalFlip(), SANITIZE])),
-        r"RandomApply must hold transforms that leave the type of images as it is, got a conversion. Put it behind",
+        r"RandomApply must hold transforms that leave the type of images as it is, got a conversion",
     ),
     "not clamped": (
         lambda: gpuaug.fuse(v2.RandomHorizontalFlip())(

@@ -129,5 +129,5 @@ def test_bad_valid_is_refused(keys, valid, text):
 
 
 def test_valid_must_be_a_tensor():
-    with pytest.raises(gpuaug.ArgumentTypeError, match=r"valid must be a tensor, got list. Stack the samples"):
+    with pytest.raises(gpuaug.ArgumentTypeError, match=r"valid must be a tensor, got list. Pass one tensor"):
         gpuaug.fuse(K.RandomInvert())(photographs(2), [True], data_keys=["input", "valid"])

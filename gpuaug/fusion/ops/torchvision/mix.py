@@ -31,10 +31,13 @@ class TorchvisionMix(MixOp):
         Raises:
             ArgumentError: If they are class indices, of which torchvision has to know how many there are.
         """
-        if labels.ndim != 2 or not labels.is_floating_point() or len(labels) != len(rows):
+        if labels.ndim != 2 or len(labels) != len(rows):
+            way_out = "Pass the class index or the shares of each image."
+            if labels.shape == rows.shape[:1]:
+                way_out = f"For class indices pass num_classes to {self.name}, or to gpuaug.fuse."
             raise ArgumentError(
-                f"class must be floating shares of the classes, ({len(rows)}, K), where {self.name} has no num_classes, got "
-                f"{tuple(labels.shape)} of {labels.dtype}. Pass num_classes to it, or to gpuaug.fuse."
+                f"class must be shares of the classes, ({len(rows)}, K), where {self.name} has no num_classes, got "
+                f"{tuple(labels.shape)}. {way_out}"
             )
         return SoftLabels(labels.shape[1]).of(labels, rows)
 

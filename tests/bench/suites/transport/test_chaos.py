@@ -32,7 +32,7 @@ def test_trials_equal_depth_0_on_a_gpu():
 
 def test_a_trial_that_fails_is_named_with_the_line_that_runs_it_again(monkeypatch, capsys):
     monkeypatch.setattr(StreamedLoader, "set_epoch", lambda self, epoch: None)
-    with pytest.raises(SystemExit, match=r"must equal depth=0, got \d of 4 that do not: \d.* Run one again with") as stopped:
+    with pytest.raises(SystemExit, match=r"because \d of 4 trials differ from depth=0: \d") as stopped:
         chaos.main(["--device", "cpu", "--trials", "4", "--seed", "5"])
     first = str(stopped.value).rpartition("--trial ")[2].rstrip(".")
     shown = " ".join(capsys.readouterr().out.split())

@@ -17,6 +17,7 @@ FORMS = [
     ("indices, strided", torch.int64),
     *(("probabilities", dtype) for dtype in PROBABILITIES),
     ("probabilities, transposed", torch.float64),
+    *(("one-hot", dtype) for dtype in (torch.int64, torch.uint8, torch.bool)),
 ]
 CLASSES = (3, 70, 3000)
 """In half precision 2999 is 3000. 70 classes are two blocks and a part of one."""
@@ -29,6 +30,8 @@ def labels_of(form, dtype, classes):
         return torch.stack((indices, indices), 1)[:, 1]
     if form == "indices":
         return indices.to(dtype)
+    if form == "one-hot":  # or several-hot
+        return (torch.rand(BATCH, classes, generator=torch.Generator().manual_seed(0)) > 0.7).to(dtype)
     probabilities = torch.rand(BATCH, classes, generator=torch.Generator().manual_seed(0)).to(dtype)
     return probabilities.t().contiguous().t() if form == "probabilities, transposed" else probabilities
 

@@ -159,13 +159,13 @@ def test_num_classes_is_that_of_the_transform_or_of_fuse():
 @pytest.mark.parametrize("mix", [v2.MixUp(), v2.RandomChoice([v2.MixUp(), v2.CutMix()])], ids=["one", "either"])
 def test_shares_need_no_num_classes_and_indices_do(mix):
     augment, images = gpuaug.fuse(mix), photographs(4, dtype=torch.float32)
-    shares = one_hot(labels_of(4), CLASSES).half()
-    got, labels = augment(images, shares, data_keys=KEYS)
-    assert labels.dtype is torch.float16
-    torch.testing.assert_close(labels.sum(1), torch.ones(4).half())
-    assert not torch.equal(got, images)
-    text = r"class must be floating shares of the classes, \(4, K\), where .* has no num_classes, got \(4,\) of torch.int64. "
-    with pytest.raises(gpuaug.ArgumentError, match=text):
+    shares = one_hot(labels_of(4), CLASSES)
+    for dtype, mixed in ((torch.float16, torch.float16), (torch.int64, torch.float32), (torch.bool, torch.float32)):
+        got, labels = augment(images, shares.to(dtype), data_keys=KEYS)
+        assert labels.dtype is mixed
+        torch.testing.assert_close(labels.sum(1), torch.ones(4, dtype=mixed))
+        assert not torch.equal(got, images)
+    with pytest.raises(gpuaug.ArgumentError, match="For class indices pass num_classes"):
         augment(images, labels_of(4), data_keys=KEYS)
 
 

@@ -1,0 +1,101 @@
+"""Advice about encoded images."""
+
+import pathlib
+import tempfile
+
+import torch
+from support.encoded import encoded
+from support.messages.registry import example, untried
+from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
+
+import gpuaug
+
+FILES = [encoded(16, 16), encoded(16, 16, seed=1)]
+
+
+def decoded(batch, **options):
+    (got,) = gpuaug.StreamedLoader([batch], [gpuaug.DecodeStage(**options)], device="cpu")
+    return got
+
+
+@example("Return gpuaug.read_encoded(path) from the dataset")
+def paths_as_text(told):
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/image.jpg"
+        pathlib.Path(path).write_bytes(FILES[0])
+        with told:
+            gpuaug.collate_encoded([(path, 1)])
+        images, _ = gpuaug.collate_encoded([(gpuaug.read_encoded(path), 1)])
+    assert images.file(0).tobytes() == FILES[0]
+
+
+@example("What is decoded already is for gpuaug.collate_ragged")
+def decoded_images(told):
+    image = torch.zeros(3, 8, 8, dtype=torch.uint8)
+    with told:
+        gpuaug.collate_encoded([(image, 1)])
+    assert len(gpuaug.collate_ragged([(image, 1)])[0]) == 1
+
+
+@example("An ImageFolder gives them with loader=gpuaug.read_encoded")
+def labels_alone(told):
+    with told:
+        gpuaug.collate_encoded([(1, 2)])
+    with tempfile.TemporaryDirectory() as folder:
+        (pathlib.Path(folder) / "class").mkdir()
+        (pathlib.Path(folder) / "class" / "image.jpg").write_bytes(FILES[0])
+        images, labels = gpuaug.collate_encoded([ImageFolder(folder, loader=gpuaug.read_encoded)[0]])
+    assert images.file(0).tobytes() == FILES[0]
+    assert labels.tolist() == [0]
+
+
+@example("Return the bytes of a file as they are")
+def bytes_as_a_path(told):
+    with told:
+        gpuaug.read_encoded(FILES)
+    assert gpuaug.collate_encoded([(FILES[0], 1)])[0].file(0).tobytes() == FILES[0]
+
+
+@example("Pass the member of a batch that gpuaug.collate_encoded has made")
+def file_for_a_decode_stage(told):
+    with told:
+        gpuaug.DecodeStage()(FILES[0])
+    assert len(gpuaug.DecodeStage()(gpuaug.collate_encoded(FILES))) == 2
+
+
+@example("on must name encoded images in the batch")
+def batch_without_files(told):
+    with told:
+        decoded(torch.zeros(2, 3, 8, 8))
+    loader = DataLoader(FILES, batch_size=2, collate_fn=gpuaug.collate_encoded)
+    (got,) = gpuaug.StreamedLoader(loader, [gpuaug.DecodeStage()], device="cpu")
+    assert len(got) == 2
+    assert len(list(gpuaug.StreamedLoader([torch.zeros(2, 3, 8, 8)], device="cpu"))) == 1
+
+
+@example("or pass on_error='replace' to the DecodeStage")
+def damaged_file(told):
+    damaged = [FILES[0], FILES[1][:100]]
+    with told:
+        decoded(gpuaug.collate_encoded(damaged))
+    assert len(decoded(gpuaug.collate_encoded(FILES))) == 2
+    got = decoded(gpuaug.collate_encoded(damaged), on_error="replace")
+    assert torch.equal(got[0], got[1])
+
+
+@example("on_error='replace' takes another image of the batch, which has none")
+def damaged_files_alone(told):
+    with told:
+        decoded(gpuaug.collate_encoded([FILES[1][:100]]), on_error="replace")
+    assert len(decoded(gpuaug.collate_encoded(FILES), on_error="replace")) == 2
+
+
+@example("backend must be 'auto' or 'cpu' without a GPU's JPEG engines")
+def engines_without_a_gpu(told):
+    with told:
+        decoded(gpuaug.collate_encoded(FILES), backend="engines")
+    assert len(decoded(gpuaug.collate_encoded(FILES))) == 2
+
+
+untried("needs a GPU", "Images are not decoded while a model trains", "The CPU decodes images, which may be too slow")

@@ -1,0 +1,244 @@
+"""Advice about the wrapped loader and about collate functions."""
+
+import functools
+import threading
+
+import numpy as np
+import torch
+from PIL import Image
+from support.messages.registry import example, untried
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
+from torchvision.transforms import v2
+
+import gpuaug
+
+IMAGES = torch.arange(2 * 3 * 8 * 8, dtype=torch.uint8).view(2, 3, 8, 8)
+COLOUR = Image.new("RGB", (8, 8), (1, 2, 3))
+
+
+@example("Pass a DataLoader, a list or a generator")
+def number_as_loader(told):
+    with told:
+        gpuaug.StreamedLoader(3)
+    assert len(list(gpuaug.StreamedLoader([IMAGES], device="cpu"))) == 1
+
+
+@example("loader must be an iterable of batches, got the dataset")
+def dataset_as_loader(told):
+    dataset = TensorDataset(IMAGES)
+    with told:
+        gpuaug.StreamedLoader(dataset)
+    assert len(list(gpuaug.StreamedLoader(DataLoader(dataset, batch_size=1), device="cpu"))) == 2
+    ((got,), _) = gpuaug.StreamedLoader(DataLoader(dataset, batch_size=None), device="cpu")
+    assert got.shape == (3, 8, 8)
+
+
+@example("Leave feed out")
+def ring_for_a_list(told):
+    with told:
+        list(gpuaug.StreamedLoader([IMAGES], device="cpu", feed="ring"))
+    assert len(list(gpuaug.StreamedLoader([IMAGES], device="cpu"))) == 1
+
+
+@example("This iterator ended, because a newer one took over")
+def two_iterators_on_persistent_workers(told):
+    def made(**options):
+        return gpuaug.StreamedLoader(DataLoader(range(6), 2, num_workers=1, **options), device="cpu")
+
+    with made(persistent_workers=True) as loader:
+        first = iter(loader)
+        next(first)
+        next(iter(loader))
+        with told:
+            next(first)
+        assert len(list(loader)) == 3, "finish the first loop"
+        assert len(list(loader)) == 3
+    with made(persistent_workers=False) as loader:
+        first = iter(loader)
+        next(first)
+        next(iter(loader))
+        assert len(list(first)) == 2
+
+
+@example("This iterator ended, because its loader was closed")
+def iterator_of_a_closed_loader(told):
+    loader = gpuaug.StreamedLoader([IMAGES] * 2, device="cpu")
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+    with told:
+        next(batches)
+    assert len(list(iter(loader))) == 2
+
+
+@example("next() cannot run", "close() cannot run")
+def two_threads_on_an_iterator(told):
+    entered, leave = threading.Event(), threading.Event()
+
+    def waits(batch):
+        entered.set()
+        assert leave.wait(30)
+        return batch
+
+    loader = gpuaug.StreamedLoader([IMAGES] * 3, [waits], device="cpu")
+    batches = iter(loader)
+    other = threading.Thread(target=next, args=(batches,))
+    other.start()
+    assert entered.wait(30)
+    with told:
+        next(batches)
+    with told:
+        batches.close()
+    leave.set()
+    other.join()
+    lock = threading.Lock()
+    with lock:
+        assert len(list(batches)) == 2
+    assert len(list(iter(loader))) == 3
+    loader.close()
+
+
+@example("A stage cannot read this loader")
+def stage_that_reads_its_own_loader(told):
+    def reads(batch):
+        return batch + next(iter(loader))
+
+    loader = gpuaug.StreamedLoader([IMAGES], [reads], device="cpu")
+    with told:
+        list(loader)
+    second = gpuaug.StreamedLoader([IMAGES], device="cpu")
+    (got,) = gpuaug.StreamedLoader([IMAGES], [lambda batch: batch + next(iter(second))], device="cpu")
+    assert torch.equal(got, IMAGES + IMAGES)
+
+
+@example("Give the function itself to the DataLoader: collate_fn=…")
+def called_collate_function(told):
+    with told:
+        gpuaug.collate_ragged(IMAGES[0])
+    (got,) = DataLoader(IMAGES, batch_size=2, collate_fn=gpuaug.collate_ragged)
+    assert torch.equal(got[0], IMAGES[0])
+
+
+@example("Have the batch sampler leave empty batches out")
+def empty_batch(told):
+    sampler = [[], [0, 1]]
+    with told:
+        list(DataLoader(IMAGES, batch_sampler=sampler, collate_fn=gpuaug.collate_ragged))
+    sampler = BatchSampler(SequentialSampler(IMAGES), 2, drop_last=False)
+    assert len(list(DataLoader(IMAGES, batch_sampler=sampler, collate_fn=gpuaug.collate_ragged))) == 1
+
+
+@example("Return samples of one form from the dataset")
+def samples_of_two_forms(told):
+    with told:
+        gpuaug.collate_ragged([(IMAGES[0], 1), (IMAGES[1],)])
+    assert gpuaug.collate_ragged([(IMAGES[0], 1), (IMAGES[1], 2)])[1].tolist() == [1, 2]
+
+
+@example("belongs into a dict there, as boxes do: {'boxes': …}")
+def boxes_beside_ragged_images(told):
+    boxes = [torch.zeros(1, 4), torch.zeros(2, 4)]
+    with told:
+        gpuaug.collate_ragged(list(zip(IMAGES, boxes, strict=True)))
+    _, got = gpuaug.collate_ragged([(image, {"boxes": each}) for image, each in zip(IMAGES, boxes, strict=True)])
+    assert [len(each["boxes"]) for each in got] == [1, 2]
+
+
+@example("Leave out what makes them floating, such as ToTensor, and convert in gpuaug.fuse")
+def floating_images(told):
+    with told:
+        gpuaug.collate_ragged([v2.ToDtype(torch.float32, scale=True)(image) for image in IMAGES])
+    packed = gpuaug.collate_ragged(list(IMAGES))
+    augment = gpuaug.fuse([v2.Resize((8, 8)), v2.ToDtype(torch.float32, scale=True)], ragged=True)
+    torch.testing.assert_close(augment(packed), IMAGES / 255)
+
+
+@example("Scale them to 8 bits in the dataset")
+def images_of_16_bits_in_a_tensor(told):
+    image = torch.tensor([300, 60000], dtype=torch.int32).to(torch.uint16).view(1, 1, 2).expand(3, 2, 2)
+    with told:
+        gpuaug.collate_ragged([image])
+    got = gpuaug.collate_ragged([v2.functional.to_dtype(image, torch.uint8, scale=True)])
+    assert got[0][0, 0].tolist() == [1, 234]
+
+
+@example("Scale it to 8 bits in the dataset")
+def pil_image_of_16_bits(told):
+    image = Image.fromarray(np.array([[300, 60000]], dtype=np.uint16))
+    with told:
+        gpuaug.collate_ragged([image])
+    got = gpuaug.collate_ragged([(np.asarray(image) >> 8).astype(np.uint8)], channels=1)
+    assert got[0].tolist() == [[[1, 234]]]
+
+
+@example("A grey tensor (H, W) is image[None]")
+def grey_image_without_channels(told):
+    image = IMAGES[0, 0]
+    with told:
+        gpuaug.collate_ragged([image], channels=1)
+    assert torch.equal(gpuaug.collate_ragged([image[None]], channels=1)[0], image[None])
+
+
+@example("Decode it in the dataset: PIL.Image.open(…) or cv2.imread(…)")
+def path_as_image(told, path="x.png"):
+    with told:
+        gpuaug.collate_ragged([(path, 1)])
+    import io
+
+    import PIL
+
+    file = io.BytesIO()
+    COLOUR.save(file, "PNG")
+    assert gpuaug.collate_ragged([(PIL.Image.open(file), 1)])[0][0][:, 0, 0].tolist() == [1, 2, 3]
+    assert "imread"
+
+
+@example("Return .convert(…) of it from the dataset")
+def grey_image_among_colour_images(told):
+    grey = Image.new("L", (8, 8), 7)
+    with told:
+        gpuaug.collate_ragged([grey])
+    for got in (
+        gpuaug.collate_ragged([grey.convert("RGB")]),
+        functools.partial(gpuaug.collate_ragged, convert=True)([grey]),
+    ):
+        assert got[0][:, 0, 0].tolist() == [7, 7, 7]
+
+
+@example("image.permute(2, 0, 1) is a tensor's, image.transpose(1, 2, 0) an array's")
+def channels_in_the_wrong_place(told):
+    image = torch.zeros(8, 9, 3, dtype=torch.uint8)
+    with told:
+        gpuaug.collate_ragged([image])
+    assert gpuaug.collate_ragged([image.permute(2, 0, 1)])[0].shape == (3, 8, 9)
+    image = np.zeros((3, 8, 9), np.uint8)
+    with told:
+        gpuaug.collate_ragged([image])
+    assert gpuaug.collate_ragged([image.transpose(1, 2, 0)])[0].shape == (3, 8, 9)
+
+
+@example("Images must have pixels, got … in")
+def image_without_pixels(told):
+    with told:
+        gpuaug.collate_ragged([IMAGES[0], IMAGES[1, :, :0]])
+    assert len(gpuaug.collate_ragged([IMAGES[0]])) == 1
+
+
+@example("Give .cpu() of it")
+def image_on_a_device(told):
+    with told:
+        gpuaug.collate_ragged([IMAGES[0].to("meta")])
+    assert torch.equal(gpuaug.collate_ragged([IMAGES[0].cpu()])[0], IMAGES[0])
+
+
+@example("Take images one by one: list(images)[…]")
+def slice_of_a_ragged_batch(told):
+    images = gpuaug.collate_ragged(list(IMAGES))
+    with told:
+        images[0:1]
+    assert torch.equal(list(images)[1], IMAGES[1])
+
+
+untried("needs two GiB", "The images of a batch must have fewer than 2**31 values")
+untried("needs ranks", "got a DataLoaderDispatcher", "The gradients of the last")
+untried("of a sampler that changes between processes; see tests/loader/test_resume.py", "The epoch cannot be resumed")

@@ -1,0 +1,139 @@
+"""Advice about draws, and about the shapes and types that they are for."""
+
+import kornia.augmentation as K
+import torch
+from support.messages.registry import example
+from torchvision.transforms import v2
+
+import gpuaug
+
+IMAGES = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+FLIP = v2.RandomHorizontalFlip()
+
+
+@example("What as_kornia() returns is for Kornia's own pipeline")
+def kornia_parameters_for_a_fused_pipeline(told):
+    pipeline = K.AugmentationSequential(K.RandomHorizontalFlip(), K.RandomInvert())
+    augment = gpuaug.fuse(pipeline)
+    draws = augment.draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype)
+    with told:
+        augment(IMAGES, draws=draws.as_kornia())
+    torch.testing.assert_close(pipeline(IMAGES, params=draws.as_kornia()), augment(IMAGES, draws=draws))
+
+
+@example("Draw with the images' own shape")
+def draws_of_another_shape(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, draws=augment.draw((2, 3, 9, 9), seed=1, dtype=IMAGES.dtype))
+    draws = augment.draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype)
+    assert torch.equal(augment(IMAGES, draws=draws), augment(IMAGES, draws=draws))
+
+
+@example("draws must come from the same pipeline, got draws of")
+def draws_of_another_pipeline(told):
+    augment, other = gpuaug.fuse([FLIP, v2.RandomInvert()]), gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, draws=other.draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype))
+    draws = augment.draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype)
+    assert torch.equal(augment(IMAGES, draws=draws), augment(IMAGES, draws=draws))
+
+
+@example("Draw with this module, for this type: draw(images.shape, dtype=images.dtype)")
+def draws_of_another_module(told):
+    images, augment = IMAGES, gpuaug.fuse(FLIP)
+    with told:
+        augment(images, draws=gpuaug.fuse(v2.RandomVerticalFlip()).draw(images.shape, dtype=images.dtype))
+    draws = augment.draw(images.shape, dtype=images.dtype)
+    assert torch.equal(augment(images, draws=draws), augment(images, draws=draws))
+
+
+@example("Draw with this module, or replay one view")
+def draws_of_other_views(told):
+    one, two = gpuaug.fuse(FLIP), gpuaug.fuse(FLIP, views=2)
+    draws = two.draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype)
+    with told:
+        one(IMAGES, draws=draws)
+    views = two(IMAGES, draws=draws)
+    assert torch.equal(one(IMAGES, draws=draws.views[1]), views[2:])
+
+
+@example("Take one: draws.views[0].", "Take one: draws.views[0].as_kornia()", "Take one: draws.views[0].as_torchvision()")
+def one_of_several_views(told):
+    draws = gpuaug.fuse(K.RandomHorizontalFlip(), views=2).draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype)
+    with told:
+        draws.alone(0)
+    with told:
+        draws.as_kornia()
+    draws.views[0].alone(0)
+    draws.views[0].as_kornia()
+    draws = gpuaug.fuse(FLIP, views=2).draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype)
+    with told:
+        draws.as_torchvision()
+    draws.views[0].as_torchvision()
+
+
+@example("Take one image: draws.alone(0).as_kornia()")
+def kornia_form_of_a_ragged_batch(told):
+    packed = gpuaug.collate_ragged([torch.zeros(3, 8, 9, dtype=torch.uint8), torch.ones(3, 9, 8, dtype=torch.uint8)])
+    draws = gpuaug.fuse(K.RandomResizedCrop((4, 4)), ragged=True).draw(packed, seed=1)
+    with told:
+        draws.as_kornia()
+    draws.alone(0).as_kornia()
+
+
+@example("draws must be of Kornia's modules alone to have its form")
+def kornia_form_of_torchvision(told):
+    draws = gpuaug.fuse([FLIP, K.RandomInvert()]).draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype)
+    with told:
+        draws.as_kornia()
+    assert all(isinstance(draws.of(sample), dict) for sample in range(2))
+
+
+@example("to be told as calls, got …, …. Read them by draws.of(sample)")
+def calls_of_kornia(told):
+    draws = gpuaug.fuse([FLIP, K.RandomInvert()]).draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype)
+    with told:
+        draws.as_torchvision()
+    assert all(isinstance(draws.of(sample), dict) for sample in range(2))
+
+
+@example("Replay the whole batch")
+def one_image_of_a_mix(told):
+    augment = gpuaug.fuse([FLIP, v2.MixUp(num_classes=3)])
+    draws = augment.draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype)
+    with told:
+        draws.alone(0)
+    assert torch.equal(augment(IMAGES, draws=draws), augment(IMAGES, draws=draws))
+
+
+@example("Replay them with the same boxes: augment(images, targets, draws=draws)")
+def calls_of_a_crop_by_boxes(told):
+    images, targets = IMAGES, [{"boxes": torch.tensor([[1.0, 2, 4, 5]])}] * 2
+    augment = gpuaug.fuse([v2.RandomIoUCrop(), v2.Resize((8, 8))])
+    draws = augment.draw(images.shape, seed=1, dtype=images.dtype)
+    with told:
+        draws.as_torchvision()
+    first, second = (augment(images, targets, draws=draws, data_keys=["input", "targets"]) for _ in range(2))
+    assert torch.equal(first[0], second[0])
+
+
+@example("Fuse with pick='batch' to compare the two")
+def kornia_form_of_picks_by_sample(told):
+    policy = K.auto.RandAugment(2, 10)
+    with told:
+        gpuaug.fuse(policy, pick="sample").draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype).as_kornia()
+    gpuaug.fuse(policy, pick="batch").draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype).as_kornia()
+
+
+@example("shape must be (B, C, H, W), got", "shape[…] must be …", "dtype must be …, got …. Pass images.dtype of a batch")
+def shapes_and_types_of_a_draw(told):
+    images, augment = IMAGES, gpuaug.fuse(FLIP)
+    with told:
+        augment.draw((3, 8, 8))
+    with told:
+        augment.draw((2, 3, -1, 8))
+    with told:
+        augment.draw((2, 3, 8, 8), dtype=torch.int64)
+    draws = augment.draw(images.shape, dtype=images.dtype)
+    assert augment(images, draws=draws).shape == images.shape

@@ -1,0 +1,509 @@
+"""Advice about the inputs of a call of a fused pipeline: images, and what follows them."""
+
+import kornia.augmentation as K
+import torch
+from kornia.constants import DataKey, Resample
+from PIL import Image
+from support.encoded import encoded
+from support.messages.registry import example, untried
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+import gpuaug
+
+IMAGES = torch.arange(2 * 3 * 8 * 8, dtype=torch.uint8).view(2, 3, 8, 8)
+FLIP = v2.RandomHorizontalFlip(1.0)
+TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
+BOXES = torch.tensor([[[1.0, 2, 4, 5]], [[2.0, 1, 6, 6]]])
+FLIPPED = torch.tensor([[[4.0, 2, 7, 5]], [[2.0, 1, 6, 6]]])
+"""What torchvision's flip makes of them."""
+BY_KORNIA = K.AugmentationSequential(K.RandomHorizontalFlip(p=1.0), data_keys=["input", "bbox_xyxy"])(IMAGES / 255, BOXES)[1]
+"""What Kornia's flip makes of them: it counts pixels from their centres."""
+MASK = torch.arange(2 * 64).view(2, 1, 8, 8)
+
+
+def targets(**others):
+    return [{"boxes": boxes, "labels": torch.tensor([1]), **others} for boxes in BOXES]
+
+
+@example("Clips are not supported")
+def clips_replay_one_draw(told):
+    clips = torch.rand(3, 1, 3, 48, 64).expand(3, 8, 3, 48, 64)
+    augment = gpuaug.fuse([v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), v2.ColorJitter(0.4, 0.4, 0.4, 0.1)])
+    with told:
+        augment(clips)
+    draws = augment.draw(clips[:, 0].shape, dtype=clips.dtype)
+    frames = [augment(frame, draws=draws) for frame in clips.unbind(1)]
+    assert all(torch.equal(frame, frames[0]) for frame in frames), "one draw per clip"
+    assert not torch.equal(frames[0][0], frames[0][1]), "another draw for the next clip"
+
+
+@example("Scale them to [0, 1] first")
+def images_of_16_bits(told):
+    images = torch.tensor([300, 1000, 20000, 60000], dtype=torch.int32).to(torch.uint16).view(1, 1, 2, 2)
+    augment = gpuaug.fuse([FLIP, TO_FLOAT])
+    with told:
+        augment(images)
+    got = augment(v2.functional.to_dtype(images, torch.float32, scale=True))
+    torch.testing.assert_close(got, v2.functional.to_dtype(images, torch.float32, scale=True).flip(-1))
+
+
+@example("Name the images by on= of the stage, or add axes")
+def labels_taken_for_images(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        list(gpuaug.StreamedLoader([(torch.arange(2), IMAGES)], [augment], device="cpu"))
+    stage = gpuaug.TransformStage(augment, on=1)
+    ((_, got),) = gpuaug.StreamedLoader([(torch.arange(2), IMAGES)], [stage], device="cpu")
+    assert torch.equal(got, IMAGES.flip(-1))
+    x = IMAGES[0, 0]
+    assert torch.equal(augment(x[None]).view(8, 8), x.flip(-1))
+
+
+@example("pack others: gpuaug.collate_ragged(…)")
+def images_in_a_list(told):
+    images = list(IMAGES)
+    with told:
+        gpuaug.fuse(FLIP)(images)
+    assert torch.equal(gpuaug.fuse(FLIP)(torch.stack(images)), IMAGES.flip(-1))
+    packed = gpuaug.collate_ragged([torch.zeros(3, 8, 9, dtype=torch.uint8), IMAGES[0]])
+    assert gpuaug.fuse(v2.Resize((4, 4)), ragged=True)(packed).shape == (2, 3, 4, 4)
+
+
+@example("Put a gpuaug.DecodeStage() before this stage")
+def encoded_images(told):
+    batch = gpuaug.collate_encoded([encoded(16, 16)])
+    augment = gpuaug.fuse(v2.Resize((4, 4)), ragged=True)
+    with told:
+        list(gpuaug.StreamedLoader([batch], [augment], device="cpu"))
+    (got,) = gpuaug.StreamedLoader([batch], [gpuaug.DecodeStage(), augment], device="cpu")
+    assert got.shape == (1, 3, 4, 4)
+
+
+@example("as v2.ToImage() does")
+def pil_images(told):
+    image = Image.new("RGB", (8, 8), (1, 2, 3))
+    with told:
+        gpuaug.fuse(FLIP)(image)
+    got = gpuaug.fuse(FLIP)(torch.stack([v2.ToImage()(image), v2.ToImage()(image)]))
+    assert got[0, :, 0, 0].tolist() == [1, 2, 3]
+
+
+@example("Pad the samples to one number")
+def ragged_boxes_in_a_list(told):
+    samples, augment = [BOXES[0], BOXES.view(2, 4)], gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, samples, data_keys=["input", "bbox_xyxy"])
+    padded = torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)
+    _, got = augment(IMAGES, padded, data_keys=["input", "bbox_xyxy"])
+    assert torch.equal(got[1], BY_KORNIA.view(2, 4))
+    _, followed = augment(IMAGES, [{"boxes": each} for each in samples], data_keys=["input", "targets"])
+    assert torch.equal(followed[0]["boxes"], FLIPPED[0])
+    assert torch.equal(followed[1]["boxes"], FLIPPED.view(2, 4))
+
+
+@example("Pass one tensor for the whole batch: torch.as_tensor(…)")
+def boxes_of_numpy(told):
+    boxes, augment = BOXES.numpy(), gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, boxes, data_keys=["input", "bbox_xyxy"])
+    assert torch.equal(augment(IMAGES, torch.as_tensor(boxes), data_keys=["input", "bbox_xyxy"])[1], BY_KORNIA)
+
+
+@example("Pass images.detach()")
+def images_with_gradients(told):
+    images = torch.rand(2, 3, 8, 8, requires_grad=True)
+    with told:
+        gpuaug.fuse(FLIP)(images)
+    assert torch.equal(gpuaug.fuse(FLIP)(images.detach()), images.detach().flip(-1))
+
+
+@example("Name each input in a list")
+def data_keys_as_text(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, MASK, data_keys="mask")
+    assert torch.equal(augment(IMAGES, MASK, data_keys=["input", "mask"])[1], MASK.flip(-1))
+
+
+@example("Use Kornia's names, 'targets' for target dicts")
+def unknown_data_key(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, MASK, data_keys=["input", "segmentation"])
+    assert torch.equal(augment(IMAGES, MASK, data_keys=["input", "mask"])[1], MASK.flip(-1))
+
+
+@example("Name all: data_keys=['input', 'mask']")
+def unnamed_input(told):
+    augment, batch = gpuaug.fuse(FLIP), (IMAGES, MASK)
+    with told:
+        augment(*batch)
+    assert torch.equal(augment(*batch, data_keys=["input", "mask"])[1], MASK.flip(-1))
+    stage = gpuaug.TransformStage(augment, on={0: "input", 1: "mask"})
+    ((_, mask),) = gpuaug.StreamedLoader([batch], [stage], device="cpu")
+    assert torch.equal(mask, MASK.flip(-1))
+
+
+@example("Pass the images along")
+def masks_alone(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        augment(MASK, data_keys=["mask"])
+    assert torch.equal(augment(IMAGES, MASK, data_keys=["input", "mask"])[1], MASK.flip(-1))
+
+
+@example("Leave extra_args out")
+def smooth_masks(told):
+    crop, mask = K.RandomHorizontalFlip(p=1.0), MASK.float()
+    smooth = {DataKey.MASK: {"resample": Resample.BILINEAR}}
+    with told:
+        gpuaug.fuse(K.AugmentationSequential(crop, extra_args=smooth))(IMAGES, mask, data_keys=["input", "mask"])
+    _, got = gpuaug.fuse(K.AugmentationSequential(crop))(IMAGES, mask, data_keys=["input", "mask"])
+    assert torch.equal(got, mask.flip(-1))
+
+
+@example("must hold masks for each of the … images")
+def too_few_masks(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, [MASK[0]], data_keys=["input", "mask"])
+    _, got = augment(IMAGES, list(MASK), data_keys=["input", "mask"])
+    assert torch.equal(got[1], MASK[1].flip(-1))
+
+
+@example("must hold one entry for each of the … images")
+def too_few_boxes(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, BOXES[:1], data_keys=["input", "bbox_xyxy"])
+    assert torch.equal(augment(IMAGES, BOXES, data_keys=["input", "bbox_xyxy"])[1], BY_KORNIA)
+
+
+@example("Pad the samples to one N")
+def boxes_of_one_image(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, BOXES.view(2, 4), data_keys=["input", "bbox_xyxy"])
+    assert torch.equal(augment(IMAGES, BOXES, data_keys=["input", "bbox_xyxy"])[1], BY_KORNIA)
+
+
+@example("Leave them as they come: list(masks)")
+def stacked_masks_of_ragged_images(told):
+    images, masks = gpuaug.collate_ragged(list(IMAGES)), MASK
+    augment = gpuaug.fuse(v2.Resize((4, 4)), ragged=True)
+    with told:
+        augment(images, masks, data_keys=["input", "mask"])
+    _, got = augment(images, list(masks), data_keys=["input", "mask"])
+    assert got[0].shape == (1, 4, 4)
+
+
+@example("Resize it to theirs first")
+def masks_of_another_size(told):
+    augment, small = gpuaug.fuse(FLIP), MASK[..., ::2, ::2]
+    with told:
+        augment(IMAGES, small, data_keys=["input", "mask"])
+    mask = v2.functional.resize(tv_tensors.Mask(small), [8, 8]).as_subclass(torch.Tensor)
+    assert torch.equal(augment(IMAGES, mask, data_keys=["input", "mask"])[1], mask.flip(-1))
+
+
+@example("Say valid once, for one tensor of boxes")
+def valid_without_boxes(told):
+    augment, valid = gpuaug.fuse(FLIP), torch.ones(2, 1, dtype=torch.bool)
+    with told:
+        augment(IMAGES, valid, data_keys=["input", "valid"])
+    assert torch.equal(augment(IMAGES, BOXES, valid, data_keys=["input", "bbox_xyxy", "valid"])[2], valid)
+
+
+@example("Say which of the padded boxes there are")
+def counts_in_place_of_valid(told):
+    augment, counts = gpuaug.fuse(FLIP), torch.tensor([1, 0])
+    with told:
+        augment(IMAGES, BOXES, counts, data_keys=["input", "bbox_xyxy", "valid"])
+    valid = torch.arange(BOXES.shape[1]) < counts[:, None]
+    _, _, got = augment(IMAGES, BOXES, valid, data_keys=["input", "bbox_xyxy", "valid"])
+    assert got.tolist() == [[True], [False]]
+
+
+@example("Mixing is not supported beside these")
+def mix_beside_boxes(told):
+    keys = ["input", "bbox_xyxy"]
+    with told:
+        gpuaug.fuse([TO_FLOAT, FLIP, v2.MixUp(num_classes=3)])(IMAGES, BOXES, data_keys=keys)
+    assert torch.equal(gpuaug.fuse([TO_FLOAT, FLIP])(IMAGES, BOXES, data_keys=keys)[1], BY_KORNIA)
+
+
+@example("Number the labels: torch.unique(mask, return_inverse=True)[1]")
+def masks_of_large_labels(told):
+    mask = torch.tensor([2**24 + 1, 7]).repeat(2, 1, 8, 4)
+    images = IMAGES.float() / 255
+    augment = _left(K.RandomElasticTransform(alpha=(0.0, 0.0), p=1.0))
+    with told:
+        augment(images, mask, data_keys=["input", "mask"])
+    labels = torch.unique(mask, return_inverse=True)[1]
+    _, got = augment(images, labels, data_keys=["input", "mask"])
+    assert torch.equal(torch.unique(mask)[got.long()], mask)
+
+
+def _left(module):
+    """A pipeline of what is left to its library, without the warning."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", gpuaug.GpuAugWarning)
+        return gpuaug.fuse(module)
+
+
+@example("must be a module that fuse runs, or leave pixels where they are")
+def boxes_beside_what_is_not_lowered(told):
+    keys = ["input", "targets"]
+    with told:
+        _left([v2.Pad(1, padding_mode="symmetric")])(IMAGES, targets(), data_keys=keys)
+    _, got = gpuaug.fuse([v2.Pad(1)])(IMAGES, targets(), data_keys=keys)
+    assert torch.equal(got[0]["boxes"], BOXES[0] + 1)
+
+
+@example("Put it into a stage of its own, and what follows it into another")
+def function_that_changes_the_size(told):
+    class Halved(torch.nn.Module):
+        def forward(self, images):
+            return images[..., ::2, ::2]
+
+    with told:
+        _left([Halved(), K.RandomHorizontalFlip(p=1.0)])(IMAGES)
+    stages = [_left(Halved()), gpuaug.fuse(FLIP)]
+    (got,) = gpuaug.StreamedLoader([IMAGES], stages, device="cpu")
+    torch.testing.assert_close(got, (IMAGES / 255)[..., ::2, ::2].flip(-1))
+
+
+@example("class must be a tensor")
+def labels_in_a_list(told):
+    labels, augment = [0, 1], gpuaug.fuse([TO_FLOAT, v2.MixUp(num_classes=3)])
+    with told:
+        augment(IMAGES, labels, data_keys=["input", "class"])
+    assert augment(IMAGES, torch.tensor(labels), data_keys=["input", "class"])[1].shape == (2, 3)
+
+
+@example("Pass the class index of each image, or its shares")
+def labels_of_another_shape(told):
+    augment = gpuaug.fuse([TO_FLOAT, v2.MixUp(num_classes=3)])
+    with told:
+        augment(IMAGES, torch.zeros(2, 5), data_keys=["input", "class"])
+    indices = torch.tensor([0, 2])
+    for labels in (indices, torch.nn.functional.one_hot(indices, 3)):
+        got, mixed = augment(IMAGES, labels, data_keys=["input", "class"])
+        share = torch.linalg.lstsq(_columns(IMAGES / 255), (got - IMAGES / 255)[0].reshape(-1, 1)).solution.item()
+        assert mixed.dtype is torch.float32
+        torch.testing.assert_close(mixed[0], torch.tensor([1 - share, 0, share]), atol=1e-4, rtol=0)
+
+
+def _columns(images):
+    return (images[1] - images[0]).reshape(-1, 1)
+
+
+@example("For class indices pass num_classes")
+def indices_without_num_classes(told):
+    labels = torch.tensor([0, 2])
+    with told:
+        gpuaug.fuse([TO_FLOAT, v2.MixUp()])(IMAGES, labels, data_keys=["input", "class"])
+    for augment in (
+        gpuaug.fuse([TO_FLOAT, v2.MixUp(num_classes=3)]),
+        gpuaug.fuse([TO_FLOAT, v2.MixUp()], num_classes=3),
+    ):
+        mixed = augment(IMAGES, labels, data_keys=["input", "class"])[1]
+        torch.testing.assert_close(mixed.sum(1), torch.ones(2))
+    # One-hot labels of whole numbers need none, as in torchvision.
+    one_hot = torch.nn.functional.one_hot(labels, 3)
+    mixed = gpuaug.fuse([TO_FLOAT, v2.MixUp()])(IMAGES, one_hot, data_keys=["input", "class"])[1]
+    assert mixed.dtype is v2.MixUp()(IMAGES / 255, one_hot)[1].dtype
+
+
+@example("Pass the class index or the shares of each image")
+def shares_of_another_batch(told):
+    augment = gpuaug.fuse([TO_FLOAT, v2.MixUp()])
+    with told:
+        augment(IMAGES, torch.ones(3, 4) / 4, data_keys=["input", "class"])
+    assert augment(IMAGES, torch.ones(2, 4) / 4, data_keys=["input", "class"])[1].shape == (2, 4)
+
+
+@example("make them one-hot by num_classes")
+def one_hot_labels_for_kornia(told):
+    labels = torch.tensor([0, 2])
+    with told:
+        gpuaug.fuse(K.RandomMixUpV2())(IMAGES, torch.nn.functional.one_hot(labels, 3), data_keys=["input", "class"])
+    augment = gpuaug.fuse(K.RandomMixUpV2(), num_classes=3)
+    torch.testing.assert_close(augment(IMAGES, labels, data_keys=["input", "class"])[1].sum(1), torch.ones(2))
+
+
+# Target dicts
+
+
+@example("targets must hold one dict for each of the … images")
+def too_few_dicts(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, targets()[:1], data_keys=["input", "targets"])
+    assert torch.equal(augment(IMAGES, targets(), data_keys=["input", "targets"])[1][1]["boxes"], FLIPPED[1])
+
+
+@example("Put what is known of an image into one")
+def boxes_without_a_dict(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, list(BOXES), data_keys=["input", "targets"])
+    dicts = [{"boxes": boxes, "labels": torch.tensor([1])} for boxes in BOXES]
+    assert torch.equal(augment(IMAGES, dicts, data_keys=["input", "targets"])[1][0]["boxes"], FLIPPED[0])
+
+
+@example("Make one of it: torch.as_tensor(…)")
+def boxes_in_lists(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, [{"boxes": boxes.tolist()} for boxes in BOXES], data_keys=["input", "targets"])
+    dicts = [{"boxes": torch.as_tensor(boxes.tolist())} for boxes in BOXES]
+    assert torch.equal(augment(IMAGES, dicts, data_keys=["input", "targets"])[1][0]["boxes"], FLIPPED[0])
+
+
+@example("Where an image has none: torch.zeros(0, 4)")
+def image_without_boxes(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, [{"boxes": torch.tensor([])}, {"boxes": BOXES[1]}], data_keys=["input", "targets"])
+    dicts = [{"boxes": torch.zeros(0, 4)}, {"boxes": BOXES[1]}]
+    assert torch.equal(augment(IMAGES, dicts, data_keys=["input", "targets"])[1][1]["boxes"], FLIPPED[1])
+
+
+@example("Where an image has none: torch.zeros(0, K, 3)")
+def image_without_keypoints(told):
+    augment, points = gpuaug.fuse(FLIP), torch.tensor([[[1.0, 2, 1]]])
+    with told:
+        augment(IMAGES, [{"keypoints": torch.tensor([])}, {"keypoints": points}], data_keys=["input", "targets"])
+    dicts = [{"keypoints": torch.zeros(0, 1, 3)}, {"keypoints": points}]
+    got = augment(IMAGES, dicts, data_keys=["input", "targets"])[1]
+    assert got[0]["keypoints"].shape == (0, 1, 3)
+    assert got[1]["keypoints"][0, 0, 0] in (6.0, 7.0)
+
+
+@example("Where an image has none: torch.zeros(0, H, W)")
+def image_without_masks(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, [{"masks": torch.tensor([])}, {"masks": MASK[1]}], data_keys=["input", "targets"])
+    dicts = [{"masks": torch.zeros(0, 8, 8, dtype=MASK.dtype)}, {"masks": MASK[1]}]
+    assert torch.equal(augment(IMAGES, dicts, data_keys=["input", "targets"])[1][1]["masks"], MASK[1].flip(-1))
+
+
+@example("Stack those of one image: torch.stack(…)")
+def masks_of_an_image_in_a_list(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, [{"masks": list(mask)} for mask in MASK], data_keys=["input", "targets"])
+    dicts = [{"masks": torch.stack(list(mask))} for mask in MASK]
+    assert torch.equal(augment(IMAGES, dicts, data_keys=["input", "targets"])[1][0]["masks"], MASK[0].flip(-1))
+
+
+@example("Resize them to it first")
+def small_masks_of_an_image(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, [{"masks": mask[:, ::2, ::2]} for mask in MASK], data_keys=["input", "targets"])
+    dicts = [{"masks": mask} for mask in MASK]
+    assert torch.equal(augment(IMAGES, dicts, data_keys=["input", "targets"])[1][0]["masks"], MASK[0].flip(-1))
+
+
+@example("Give all masks of a batch one type")
+def masks_of_two_types(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, [{"masks": MASK[0]}, {"masks": MASK[1].bool()}], data_keys=["input", "targets"])
+    dicts = [{"masks": mask.bool()} for mask in MASK]
+    assert torch.equal(augment(IMAGES, dicts, data_keys=["input", "targets"])[1][0]["masks"], MASK[0].bool().flip(-1))
+
+
+@example("must hold boxes or bbox, got both")
+def boxes_twice(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, targets(bbox=BOXES[0]), data_keys=["input", "targets"])
+    assert torch.equal(augment(IMAGES, targets(), data_keys=["input", "targets"])[1][0]["boxes"], FLIPPED[0])
+
+
+def upright(boxes, form="XYXY", **options):
+    return tv_tensors.BoundingBoxes(boxes, format=form, canvas_size=(8, 8), **options)
+
+
+@example("Convert them before they are put into a batch")
+def boxes_of_two_forms(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, [{"boxes": upright(BOXES[0])}, {"boxes": upright(BOXES[1], "XYWH")}], data_keys=["input", "targets"])
+    convert = v2.functional.convert_bounding_box_format
+    dicts = [{"boxes": upright(BOXES[0])}, {"boxes": convert(upright(BOXES[1], "XYWH"), new_format="XYXY")}]
+    assert augment(IMAGES, dicts, data_keys=["input", "targets"])[1][0]["boxes"].tolist() == FLIPPED[0].tolist()
+
+
+@example("boxes of sample … must be upright")
+def rotated_boxes(told):
+    augment = gpuaug.fuse(FLIP)
+    rotated = upright(torch.tensor([[1.0, 2, 3, 3, 0]]), "XYWHR")
+    with told:
+        augment(IMAGES, [{"boxes": rotated}] * 2, data_keys=["input", "targets"])
+    corners = v2.functional.convert_bounding_box_format(rotated, new_format="XYXYXYXY").view(-1, 4, 2)
+    boxes = torch.cat((corners.amin(1), corners.amax(1)), 1)
+    got = augment(IMAGES, [{"boxes": boxes}] * 2, data_keys=["input", "targets"])[1]
+    assert got[0]["boxes"].tolist() == FLIPPED[0].tolist()
+
+
+@example("Boxes end at the frame here: leave it out")
+def boxes_without_clamping(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, [{"boxes": upright(BOXES[0], clamping_mode=None)}] * 2, data_keys=["input", "targets"])
+    got = augment(IMAGES, [{"boxes": upright(BOXES[0])}] * 2, data_keys=["input", "targets"])[1]
+    assert got[0]["boxes"].tolist() == FLIPPED[0].tolist()
+
+
+@example("Leave it out if all are")
+def valid_of_another_length(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, targets(valid=torch.ones(3, dtype=torch.bool)), data_keys=["input", "targets"])
+    assert augment(IMAGES, targets(), data_keys=["input", "targets"])[1][0]["valid"].tolist() == [True]
+
+
+@example("Pass target dicts with the images: data_keys=['input', 'targets']")
+def crop_by_boxes_without_dicts(told):
+    augment = gpuaug.fuse([v2.RandomIoUCrop(), v2.Resize((8, 8))])
+    with told:
+        augment(IMAGES)
+    got, followed = augment(IMAGES, targets(), data_keys=["input", "targets"])
+    assert got.shape == (2, 3, 8, 8)
+    assert len(followed) == 2
+
+
+@example(
+    "targets must be a list of dicts or one dict of padded tensors",
+    "targets… must be a dict",
+    "must say in 'valid' which boxes to keep",
+)
+def sanitize_of_what_fuse_did_not_return(told):
+    with told:
+        gpuaug.sanitize(BOXES)
+    with told:
+        gpuaug.sanitize(list(BOXES))
+    with told:
+        gpuaug.sanitize(targets())
+    _, followed = gpuaug.fuse(FLIP)(IMAGES, targets(), data_keys=["input", "targets"])
+    assert torch.equal(gpuaug.sanitize(followed)[0]["boxes"], FLIPPED[0])
+
+
+@example("Pass it as fuse has returned it")
+def sanitize_of_another_valid(told):
+    _, followed = gpuaug.fuse(FLIP)(IMAGES, targets(), data_keys=["input", "targets"])
+    with told:
+        gpuaug.sanitize([{**each, "valid": each["valid"].long()} for each in followed])
+    assert torch.equal(gpuaug.sanitize(followed)[0]["boxes"], FLIPPED[0])
+
+
+untried("gpuaug.collate_ragged, which makes such batches, refuses these images", "images must have pixels, got … at")
+untried("needs a GPU", "A batch must have at most … samples in all its views on a GPU")

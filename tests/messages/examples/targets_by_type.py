@@ -1,0 +1,128 @@
+"""Advice about targets that are found by their type, their shape or their values."""
+
+import pathlib
+import tempfile
+
+import torch
+from support.encoded import encoded
+from support.messages.registry import example
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+import gpuaug
+
+IMAGES = torch.arange(2 * 3 * 8 * 8, dtype=torch.uint8).view(2, 3, 8, 8)
+FLIP = v2.RandomHorizontalFlip(1.0)
+TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
+
+
+def run(batch, *stages):
+    """What a batch becomes in stages."""
+    (got,) = gpuaug.StreamedLoader([batch], stages, device="cpu")
+    return got
+
+
+@example("Put tensors that hold all images into a dict")
+def whole_tensors_in_a_list(told):
+    masks = tv_tensors.Mask(torch.arange(3 * 64).view(1, 3, 8, 8).expand(2, 3, 8, 8))
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        run((IMAGES, [masks, masks, masks]), augment)
+    _, got = run((IMAGES, {"first": masks, "second": masks}), augment)
+    assert torch.equal(got["second"], masks.flip(-1))
+
+
+@example("Resize boxes with their image")
+def boxes_of_another_canvas(told):
+    def box(value, size):
+        return tv_tensors.BoundingBoxes(torch.tensor([value]), format="XYXY", canvas_size=size)
+
+    augment = gpuaug.fuse(FLIP)
+    large, boxes = torch.zeros(2, 3, 16, 16, dtype=torch.uint8), box([2.0, 4, 8, 10], (16, 16))
+    with told:
+        run((IMAGES, [{"boxes": boxes}] * 2), gpuaug.TransformStage(augment, on={0: "input", 1: "targets"}))
+    samples = [v2.Resize((8, 8))(tv_tensors.Image(image), {"boxes": boxes}) for image in large]
+    batch = torch.stack([image for image, _ in samples]), [target for _, target in samples]
+    _, got = run(batch, gpuaug.TransformStage(augment, on={0: "input", 1: "targets"}))
+    assert got[0]["boxes"].tolist() == [[4, 2, 7, 5]]
+
+
+@example("Name the map 'mask'")
+def label_map_as_class(told):
+    labels, augment = torch.arange(2 * 64).view(2, 8, 8), gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, labels, data_keys=["input", "class"])
+    assert torch.equal(augment(IMAGES, labels, data_keys=["input", "mask"])[1], labels.flip(-1))
+    _, got = run((IMAGES, labels), gpuaug.TransformStage(augment, on={0: "input", 1: "mask"}))
+    assert torch.equal(got, labels.flip(-1))
+
+
+@example("Pass the keys that do, such as per_box=")
+def entries_of_an_unknown_key(told):
+    targets = [
+        {"boxes": torch.zeros(n, 4), "tracks": torch.arange(n), "valid": torch.arange(n) > 0, "size": torch.tensor([8, 8])}
+        for n in (2, 3)
+    ]
+    with told:
+        gpuaug.sanitize(targets)
+    kept = gpuaug.sanitize(targets, per_box=("boxes", "tracks"))
+    assert [each["tracks"].tolist() for each in kept] == [[1], [1, 2]]
+    assert kept[0]["size"].tolist() == [8, 8]
+
+
+@example("End the method with: return self")
+def moving_method_that_returns_nothing(told):
+    class Moves:
+        def to(self, device):
+            pass
+
+    with told:
+        run((IMAGES, Moves()))
+
+    class Returns:
+        def to(self, device):
+            return self
+
+    assert isinstance(run((IMAGES, Returns()))[1], Returns)
+
+
+@example("Transforms of a dataset must be given images")
+def transform_left_in_a_dataset(told):
+    with tempfile.TemporaryDirectory() as folder:
+        path, transform = pathlib.Path(folder) / "image.png", v2.Compose([v2.Resize((16, 16)), FLIP])
+        path.write_bytes(encoded(16, 16, "PNG"))
+        with told:
+            transform(gpuaug.read_encoded(path))
+        batch = gpuaug.collate_encoded([(gpuaug.read_encoded(path), 1)])
+    stages = [gpuaug.DecodeStage(), gpuaug.fuse(transform, ragged=True)]
+    (got, _), (whole, _) = run(batch, *stages), run(batch, stages[0])
+    assert torch.equal(got[0], whole[0].flip(-1))
+
+
+@example("Leave … out where batches have")
+def mix_beside_boxes_in_a_stage(told):
+    boxes = [{"boxes": torch.tensor([[1.0, 2, 4, 5]])}] * 2
+    mix = gpuaug.fuse([TO_FLOAT, v2.MixUp(num_classes=3)])
+    with told:
+        run((IMAGES, torch.tensor([0, 1]), boxes), gpuaug.TransformStage(mix, on={0: "input", 1: "class"}))
+    without = gpuaug.fuse([TO_FLOAT, v2.RandomInvert()])
+    run((IMAGES, torch.tensor([0, 1]), boxes), without)
+    transform = gpuaug.fuse([TO_FLOAT, v2.MixUp(num_classes=3)])
+    run((IMAGES, torch.tensor([0, 1]), boxes), lambda images: transform(images))
+
+
+@example("Transform clips in the dataset")
+def video_of_a_batch(told):
+    clips = tv_tensors.Video(torch.rand(3, 1, 3, 48, 64).expand(3, 4, 3, 48, 64))
+    with told:
+        gpuaug.fuse(FLIP)(clips)
+    got = torch.stack([v2.RandomResizedCrop(32)(tv_tensors.Video(clip)) for clip in clips])
+    assert all(torch.equal(frame, got[:, 0]) for frame in got.unbind(1))
+
+
+@example("per_box must be a list of keys")
+def one_key_as_text(told):
+    targets = [{"boxes": torch.zeros(2, 4), "valid": torch.tensor([True, False]), "labels": torch.arange(2)}]
+    with told:
+        gpuaug.sanitize(targets, per_box="boxes")
+    assert gpuaug.sanitize(targets, per_box=["boxes", "labels"])[0]["labels"].tolist() == [0]

@@ -1,0 +1,41 @@
+"""The approved listing of all messages, and the examples of what they advise."""
+
+import pytest
+from support.messages import listing, registry
+
+registry.load()
+
+
+@pytest.mark.parametrize("room", sorted({listing.room_of(site) for site in listing.sites()}))
+def test_the_listing_has_every_message(room):
+    path = listing.FOLDER / f"{room}.txt"
+    approved = path.read_text() if path.exists() else ""
+    assert listing.listed()[room] == approved, f"messages of {room} are new or changed: {listing.COMMAND}"
+
+
+def test_every_message_with_advice_has_an_example():
+    missing = [text for text in listing.listed().values() if "MISSING" in text]
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", registry.EXAMPLES)
+def test_what_a_message_advises_works(name):
+    registry.run(name)
+
+
+@pytest.mark.parametrize("name", registry.EXAMPLES)
+def test_an_example_uses_what_the_advice_prints(name):
+    assert registry.code_left_out(name) == {}
+
+
+@pytest.mark.parametrize(
+    "part", [part for function in registry.EXAMPLES.values() for part in function.parts] + list(registry.UNTRIED)
+)
+def test_a_part_is_found_in_a_message(part):
+    assert registry.having(part)
+
+
+def test_a_message_without_an_example_has_no_example():
+    names, reasons = registry.covered()
+    assert names.keys() & reasons.keys() == set()
+    assert len(reasons) <= 40

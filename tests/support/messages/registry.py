@@ -1,0 +1,152 @@
+"""Examples of the advice in messages: each makes the mistake, reads the message and does what it says."""
+
+import ast
+import functools
+import importlib
+import inspect
+import re
+import textwrap
+import warnings
+
+import torch
+from support.messages.finder import ROOT, sites
+
+import gpuaug
+
+FOLDER = ROOT / "tests/messages/examples"
+EXAMPLES, UNTRIED = {}, {}
+"""Example functions by their name, and reasons for messages without one by a part of the message."""
+CODE = re.compile(r"([A-Za-z_]\w*)(?:=(?!=)|\(|\[)")
+"""Names in advice that is code: what is called, indexed or given a value."""
+ORDERS = re.compile(
+    r"\b(call|convert|draw|fuse|give|leave|left out|lower|mix|pad|pass|put|replay|resize|return|say|scale|set|stack|take|use|"
+    r"wrap|write)\b",
+    re.IGNORECASE,
+)
+"""Verbs by which advice names an argument to change, or something to write."""
+
+
+def example(*parts):
+    """Register a function as the example of the messages that contain each of these parts."""
+
+    def register(function):
+        known = EXAMPLES.get(function.__name__, function)  # pytest imports each file twice, to look for doctests
+        assert known.__code__.co_filename == function.__code__.co_filename, f"two examples {function.__name__}"
+        EXAMPLES[function.__name__] = function
+        function.parts = parts
+        return function
+
+    return register
+
+
+def untried(reason, *parts):
+    """Say why the messages that contain these parts have no example."""
+    for part in parts:
+        UNTRIED[part] = reason
+
+
+@functools.cache
+def load():
+    """Import every example."""
+    for path in sorted(FOLDER.glob("*.py")):
+        importlib.import_module(f"messages.examples.{path.stem}")
+
+
+@functools.cache
+def texts():
+    """Every text of the package."""
+    return tuple(dict.fromkeys(text for site in sites() if site.where.startswith("gpuaug") for text in site.listed))
+
+
+@functools.cache
+def having(part):
+    """The texts that contain a part."""
+    return tuple(text for text in texts() if part in text)
+
+
+@functools.cache
+def _patterns():
+    whole = sorted(texts(), key=lambda text: -len(text.replace("…", "")))
+    return {text: re.compile(re.escape(text).replace("…", ".*"), re.DOTALL) for text in whole}
+
+
+def text_of(message):
+    """The text that a message is, with values filled in: of several, the one with most words of its own."""
+    return next((text for text, pattern in _patterns().items() if pattern.fullmatch(message)), None)
+
+
+def advice_of(text):
+    """The part of a text that says what to do."""
+    begin = re.search(r", (got|because) .*?(?<!\bv1)\.(?=\s|$)", text)
+    return text[begin.end() :].strip() if begin else text
+
+
+def has_advice(text, *, checked=False):
+    """Whether a text prints code, or names an argument to change.
+
+    Not to leave out an argument that is ``checked`` for its values: ``tests/project/test_wrong_values.py`` tries all of those.
+    """
+    advice = advice_of(text)
+    return bool(CODE.search(advice) or (ORDERS.search(advice) and not checked))
+
+
+def covered():
+    """Names of the examples of each text, and the reasons for those without."""
+    load()
+    names = {}
+    for name, function in EXAMPLES.items():
+        for part in function.parts:
+            for text in having(part):
+                names.setdefault(text, []).append(name)
+    return names, {text: reason for part, reason in UNTRIED.items() for text in having(part)}
+
+
+class Told:
+    """``with told:`` around a mistake expects the message that the example is for, as an error, a note or a warning."""
+
+    def __init__(self, parts):
+        self.parts, self.read, self.last = parts, set(), ""
+
+    def __enter__(self):
+        self._warnings = warnings.catch_warnings(record=True)
+        self._caught = self._warnings.__enter__()
+        warnings.simplefilter("always")
+
+    def __exit__(self, kind, error, traceback):
+        self._warnings.__exit__(None, None, None)
+        if isinstance(error, KeyboardInterrupt | AssertionError):
+            return False
+        messages = [str(each.message) for each in self._caught if issubclass(each.category, gpuaug.GpuAugWarning)]
+        if error is not None:
+            messages += [str(error), *getattr(error, "__notes__", [])]
+        found = {part for message in messages for part in self.parts if part in (text_of(message) or "")}
+        assert found, f"told {messages or error!r}, for {self.parts}"
+        self.last = next(message for message in messages if any(part in (text_of(message) or "") for part in found))
+        self.read |= found
+        return True
+
+
+def run(name):
+    """Run an example: the mistake gives the message, and what it advises works without a word."""
+    function = EXAMPLES[name]
+    told = Told(function.parts)
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=()):
+        warnings.simplefilter("error", gpuaug.GpuAugWarning)
+        torch.manual_seed(0)
+        function(told)
+    assert told.read == set(function.parts), f"not told: {set(function.parts) - told.read}"
+
+
+def code_left_out(name):
+    """Names in the code that the advice prints and that the example does not use."""
+    function = EXAMPLES[name]
+    source = textwrap.dedent(inspect.getsource(function))
+    (tree,) = ast.parse(source).body
+    body = ast.unparse(ast.Module(tree.body, []))
+    missing = {}
+    for part in function.parts:
+        ways = [set(CODE.findall(advice_of(text))) for text in having(part)]
+        found = min((way - set(re.findall(r"\w+", body)) for way in ways), key=len, default=set())
+        if found:
+            missing[part] = sorted(found)
+    return missing
