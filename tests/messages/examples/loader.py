@@ -3,6 +3,7 @@
 import os
 
 import torch
+from support.checkpoints import Tape
 from support.messages.registry import example, untried
 from torch.utils.data import DataLoader
 from torchvision import tv_tensors
@@ -30,6 +31,23 @@ def state_of_a_dataloader(told):
     streamed = loader()
     next(iter(streamed))
     loader().load_state_dict(streamed.state_dict())
+
+
+@example("persistent_workers must be False to go on from the end of an epoch")
+def persistent_workers_behind_an_epoch(told):
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def make(**options):
+        return gpuaug.StreamedLoader(StatefulDataLoader(Tape(), 2, num_workers=1, **options), device="cpu", seed=0)
+
+    with make(persistent_workers=True) as streamed:
+        whole, state = list(streamed), streamed.state_dict()
+    with make(persistent_workers=True) as resumed, told:
+        resumed.load_state_dict(state)
+        list(resumed)
+    with make(persistent_workers=False) as resumed:
+        resumed.load_state_dict(state)
+        assert len(list(resumed)) == len(whole)
 
 
 @example("got that of a plain DataLoader or a list")
