@@ -23,7 +23,10 @@ ROOMS = {
     "benchkit": {"core", "public"},
     "cli": {"benchkit", "public"},
 }
-"""Rooms and what each may import. ``public`` is the package itself: what imports it uses public names only, and of core what a benchmark has to count alike."""
+"""Rooms and what each may import. ``public`` is the package itself: what imports it uses public names only.
+
+Benchmarks count cores as the package does.
+"""
 
 FUSION = {
     "pixels": set(),
