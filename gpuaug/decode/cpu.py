@@ -28,11 +28,11 @@ def simplejpeg() -> Any:
 
 
 def version() -> str:
-    """The libraries that decode on the CPU, with their versions: PIL always, since it decodes all that simplejpeg does not."""
+    """The decoder on the CPU and its libraries with their versions: PIL always, as it decodes all that simplejpeg does not."""
     import PIL
 
     module, pil = simplejpeg(), f"PIL {PIL.__version__}"
-    return f"simplejpeg {module.__version__} and {pil}" if module is not None else pil
+    return f"cpu: simplejpeg {module.__version__}, {pil}" if module is not None else f"cpu: {pil}"
 
 
 def usable_cores() -> int:

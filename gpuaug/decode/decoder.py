@@ -85,8 +85,8 @@ class Decoder:
 
     @property
     def version(self) -> str:
-        """The libraries that decode, with their versions."""
-        return f"nvJPEG {self._engines.version} and {cpu.version()}" if self._engines is not None else cpu.version()
+        """The decoders, each with its libraries and their versions."""
+        return f"engines: nvJPEG {self._engines.version}; {cpu.version()}" if self._engines is not None else cpu.version()
 
     def allocate(self, encoded: Encoded, bad: Mapping[int, str]) -> Work:
         """Allocate memory for a batch. Called on the training thread, with the copy lane current."""

@@ -31,8 +31,9 @@ from gpuaug.feed.resumable import ResumableLoader, Resume, is_resumable
 from gpuaug.feed.ring import Ring, default_budget_bytes, why_not_here
 from gpuaug.feed.ring_collate import SlotCollate, described_or_not
 from gpuaug.feed.ring_memory import Described, Slot, can_be_placed
+from gpuaug.feed.stateful import StatefulLoader, begin_graph, is_graph
 from gpuaug.feed.unsent import sending_errors
-from gpuaug.feed.wrapped_loader import Begin, Begun, begin_epoch, begin_later, end_workers, has_persistent_workers, iterated_as
+from gpuaug.feed.wrapped_loader import Begin, Begun, begin_later, end_workers, has_persistent_workers, iterated_as
 
 Kind = Literal["auto", "ring", "plain"]
 
@@ -71,6 +72,7 @@ class Feed:
                 f"feed='ring' must be for a source that can fill slots, got one that cannot: {self.reason}. Leave feed out."
             )
         self.resumable = ResumableLoader(loader) if is_resumable(loader) else None
+        self.stateful = StatefulLoader(loader) if _keeps_state(loader) else None
         self._process = os.getpid()
         self._parents: Any = None
         self._ring: Ring | None = None
@@ -159,10 +161,13 @@ class Feed:
         starts_workers = self.workers and (keeps_state or iterated_as(loader, DataLoader))
         memory = ring.memory if ring is not None else None
         with sending_errors(loader, keeps_state, memory) if starts_workers else nullcontext():
+            skip = 0 if resume is None else resume.batches
             if self.resumable is not None:
                 begin: Begin = partial(self.resumable.begin, resume=resume)
+            elif self.stateful is not None:
+                begin = partial(self.stateful.begin, skip=skip)
             else:
-                begin = begin_epoch if resume is None else partial(begin_later, batches=resume.batches)
+                begin = partial(begin_graph if is_graph(loader) else begin_later, skip=skip)
             if self._begin_with is not None:
                 begin = partial(self._begin_with, begin)
             return open_feed_iterator(loader, current_stream, receive, begin)

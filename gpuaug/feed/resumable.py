@@ -29,7 +29,7 @@ class Resume(NamedTuple):
     batches: int
     """Number of batches that are left out."""
     seed: int | None
-    """Seed from which workers' seeds are drawn. ``None``: generators, and so the order, stay as the user left them."""
+    """Seed from which workers' seeds are drawn. ``None``: they are drawn as ever."""
     start: Mapping[str, Any] | None
     """The state at the epoch's beginning. ``None``: the present one, before seeds of workers are drawn from the generator."""
     same_order: bool
@@ -47,8 +47,8 @@ def is_resumable(loader: Any) -> bool:
     return by_index and not isinstance(_index_sampler(loader), Iterator)
 
 
-_ENTRIES: dict[str, Any] = {"settings": int | str | None, "epochs": int, "generators": torch.Tensor}
-"""Types of the values in a state's mappings, whose keys are names."""
+_ENTRIES: dict[str, Any] = {"settings": int | str | None, "epochs": int, "generators": torch.Tensor, "begun": torch.Tensor}
+"""Types of the values in a state's mappings, whose keys are names. ``"begun"`` may be left out."""
 
 
 def is_state(state: Any) -> bool:
@@ -57,7 +57,7 @@ def is_state(state: Any) -> bool:
         isinstance(state, Mapping)
         and isinstance(state.get("rank"), int)
         and isinstance(state.get("first", 0), int)
-        and all(_maps_names(state.get(name), kind) for name, kind in _ENTRIES.items())
+        and all(_maps_names(state.get(name, {} if name == "begun" else None), kind) for name, kind in _ENTRIES.items())
     )
 
 
@@ -80,8 +80,9 @@ class ResumableLoader:
         self._by_index = isinstance(loader, DataLoader)
         # Not the loader itself, which may hold an iterator that holds this.
         self._dataset: Any = loader.dataset if self._by_index else loader
-        self._sampler: Any = _index_sampler(loader) if self._by_index else None
-        names = [type(each).__name__ for each in (self._sampler, getattr(loader, "sampler", None))]
+        self.sampler: Any = _index_sampler(loader) if self._by_index else None
+        """What gives the indices of batches, or of samples without batches."""
+        names = [type(each).__name__ for each in (self.sampler, getattr(loader, "sampler", None))]
         self._names = " of ".join(dict.fromkeys(names))
         paths = parts(loader) if self._by_index else {}
         self._with_epoch = {
@@ -109,8 +110,8 @@ class ResumableLoader:
             return {"batches": samples}
         return {
             "samples": samples,
-            "batch_size": _plain(getattr(self._sampler, "batch_size", None)),
-            "drop_last": _plain(getattr(self._sampler, "drop_last", None)),
+            "batch_size": _plain(getattr(self.sampler, "batch_size", None)),
+            "drop_last": _plain(getattr(self.sampler, "drop_last", None)),
             "sampler": self._names,
             "generators": ", ".join(self.generators) or "none",
         }
@@ -137,7 +138,7 @@ class ResumableLoader:
         if not is_state(state):
             return False
         with suppress(TypeError, RuntimeError):
-            for name, value in state["generators"].items():
+            for name, value in (*state["generators"].items(), *state.get("begun", {}).items()):
                 torch.Generator(self.generators.get(name, torch.default_generator).device).set_state(value)
             return True
         return False
@@ -164,15 +165,31 @@ class ResumableLoader:
         if not self._by_index:
             state = self.state({})
             return islice(iter(loader), resume.batches if resume is not None else 0, None), lambda _ended: state
-        indices = _Indices(self, self._sampler, resume)
+        iterator, indices = self.begin_recorded(loader, resume)
+        return iterator, indices.state
+
+    def begin_recorded(self, loader: Any, resume: Resume | None) -> "tuple[Iterator[Any], EpochIndices]":
+        """Begin an epoch of a ``DataLoader`` by index.
+
+        Args:
+            loader: The user's, or a copy of it.
+            resume: Where the epoch begins, if not at its first batch.
+
+        Returns:
+            The iterator, and the indices that it reads.
+
+        Raises:
+            GpuAugError: If the sampler gives another order than that of the epoch that is resumed.
+        """
+        indices = _Indices(self, self.sampler, resume)
         found = states_of(indices.generators)
         try:
             if resume is not None and resume.seed is not None:  # else workers would repeat the draws of an earlier epoch
                 (loader.generator or torch.default_generator).manual_seed(resume.seed)
-                if resume.start is not None:
-                    indices.states, indices.epochs = resume.start["generators"], resume.start["epochs"]
-                else:
-                    indices.states = found
+            if resume is not None and resume.start is not None:
+                indices.states, indices.epochs = resume.start["generators"], resume.start["epochs"]
+            else:
+                indices.states = found
             with _asked(loader, indices):
                 iterator = iter(loader)
                 indices.newest.begin()
@@ -188,7 +205,10 @@ class ResumableLoader:
             # The user's program drew for this epoch before it was stopped, and does not draw again.
             own = self.generators.keys() & resume.start["generators"].keys()
             set_states(indices.generators, {name: found[name] for name in found if name not in own})
-        return iterator, indices.newest.state
+            set_states(self.generators, resume.start.get("begun", {}))
+        if not loader.num_workers:
+            indices.newest.note_begun()
+        return iterator, indices.newest
 
 
 class _Indices:
@@ -208,9 +228,9 @@ class _Indices:
     def __len__(self) -> int:
         return len(self._sampler)
 
-    def __iter__(self) -> "_EpochIndices":
+    def __iter__(self) -> "EpochIndices":
         # A DataLoader with workers calls this twice, and reads the second iterator.
-        self.newest = _EpochIndices(self)
+        self.newest = EpochIndices(self)
         return self.newest
 
     def ask(self) -> Iterator[Any]:
@@ -218,7 +238,7 @@ class _Indices:
         return iter(self._sampler)
 
 
-class _EpochIndices(Iterator[Any]):
+class EpochIndices(Iterator[Any]):
     """The indices of one epoch."""
 
     def __init__(self, asked: _Indices) -> None:
@@ -238,7 +258,7 @@ class _EpochIndices(Iterator[Any]):
         asked.resume = None  # workers that persist ask again in later epochs
         before = self._before if self._drawn else states_of(asked.generators)
         try:
-            if resume is not None and resume.seed is not None:
+            if resume is not None and (resume.seed is not None or resume.start is not None):
                 set_states(asked.generators, asked.states)
                 asked.resumable.epochs = asked.epochs
                 self._epochs = asked.resumable.epochs
@@ -261,6 +281,11 @@ class _EpochIndices(Iterator[Any]):
             )
         if resume.batches:
             self._first = list(islice(self._indices, resume.batches - 1, resume.batches))
+
+    def note_begun(self) -> None:
+        """Keep the states of the generators now that the epoch has begun, if more was drawn after the order."""
+        if self._drawn:  # a DataLoader draws its workers' seed after it has asked a sampler, which may draw at once
+            self._start = {**(self._start or {}), "begun": states_of(self._asked.resumable.generators)}
 
     def state(self, ended: bool) -> Mapping[str, Any]:
         """The state of the loader as this epoch began, or as it is now at its end."""

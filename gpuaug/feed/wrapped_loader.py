@@ -119,7 +119,12 @@ def is_stateful(loader: Any) -> bool:
     """Whether ``loader`` has a state: ``state_dict`` and ``load_state_dict``."""
     # Accelerate's loaders have the methods whether or not the one they prepared has a state.
     inner = getattr(loader, "base_dataloader", loader)
-    return all(callable(getattr(each, name, None)) for each in (loader, inner) for name in ("state_dict", "load_state_dict"))
+    return has_state(loader) and has_state(inner)
+
+
+def has_state(value: Any) -> bool:
+    """Whether an object has ``state_dict`` and ``load_state_dict``."""
+    return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def iterated_as(loader: Any, kind: Any) -> bool:
@@ -159,20 +164,26 @@ def begin_epoch(loader: Any) -> Begun:
     return iterator, state_reader(loader, iterator)
 
 
-def begin_later(loader: Any, batches: int) -> Begun:
-    """As ``begin_epoch``, without the first ``batches``: the first ``next`` reads and drops them."""
+def begin_later(loader: Any, skip: int) -> Begun:
+    """As ``begin_epoch``, without the first ``skip`` batches."""
     iterator, state = begin_epoch(loader)
-    return _Later(iterator, batches), state
+    return drop_first(iterator, skip), state
+
+
+def drop_first(iterator: Iterator[Any], batches: int) -> Iterator[Any]:
+    """``iterator`` without its first ``batches``, which the first ``next`` reads and drops."""
+    return _Later(iterator, batches) if batches else iterator
 
 
 class _Later(Iterator[Any]):
     def __init__(self, iterator: Iterator[Any], batches: int) -> None:
         self._iterator, self._rest = iterator, islice(iterator, batches, None)
+        self._data_queue = getattr(iterator, "_data_queue", None)  # as a DataLoader's iterator has it
 
     def __next__(self) -> Any:
         return next(self._rest)
 
-    def _shutdown_workers(self) -> None:  # as a DataLoader's iterator has it
+    def _shutdown_workers(self) -> None:  # likewise
         end_workers(self._iterator)
 
 

@@ -22,7 +22,7 @@ from gpuaug.fusion.lower.tree import ending_of, leaves, transforms_done
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp, Retyped
 from gpuaug.fusion.ops.mix import CutMix, SoftLabels, classes_of
-from gpuaug.fusion.options import BoxForm, Options, definition
+from gpuaug.fusion.options import BoxForm, Options
 from gpuaug.fusion.params.prefetch import TablePrefetch
 from gpuaug.fusion.params.table import make_table, of_all_parts
 from gpuaug.fusion.pixels import PIXELS
@@ -130,7 +130,8 @@ class Fused(nn.Module):
         self._keepdim = all(_keepdim(leaf.op) for leaf in leaves(of_bytes.tree))
         classes = classes_of(options.num_classes, of_bytes.mixes)
         self.options, self._ending = replace(options, num_classes=classes), ending_of(of_bytes.tree)
-        self.definition = definition(pipeline, replace(options, dtype=of_bytes.dtype))
+        self.definition = (pipeline, replace(options, dtype=of_bytes.dtype))
+        """What decides the batches besides the draws. States of loaders hold it as text."""
         self._soft = None if classes is None else SoftLabels(classes, options.label_smoothing)
         self._programs[torch.uint8] = of_bytes
         self._prefetch, self._known = TablePrefetch(), KnownKinds()

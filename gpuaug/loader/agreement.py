@@ -1,15 +1,13 @@
 """Comparison of a state with this run: loader, stages, decoders, seed and number of ranks."""
 
-import functools
-import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torch import nn
-
 from gpuaug.core.errors import ArgumentError, shown
 from gpuaug.feed.resumable import ResumableLoader, is_state
+from gpuaug.feed.stateful import StatefulLoader
+from gpuaug.loader.definition import definition
 from gpuaug.loader.depth import ranks as count_ranks
 from gpuaug.stages.base import BoundStage, Stage
 
@@ -17,9 +15,6 @@ WAY_OUT = "Pass what state_dict() of a StreamedLoader returned."
 
 Stages = Sequence[tuple[BoundStage, Stage]]
 """(stage on its lane, stage as the user made it) for each stage."""
-
-_MOST_TEXT = 2000  # characters of a stage's definition that a state keeps
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def description(stages: Stages, resumable: ResumableLoader | None) -> dict[str, Any]:
@@ -38,36 +33,16 @@ def description(stages: Stages, resumable: ResumableLoader | None) -> dict[str, 
     }
 
 
-def definition(stage: Stage) -> str:
-    """Arguments of a stage as text, the same in each process. Long text is cut and ends with its checksum."""
-    ignored = ("name", "selection", "backend", "capture")  # these change no batch, or are compared by themselves
-    own = {name: value for name, value in vars(stage).items() if not name.startswith("_") and name not in ignored}
-    arguments = {"on": stage.selection.on, "into": stage.selection.into, **own}
-    text = ", ".join(f"{name}={_text(value)}" for name, value in arguments.items() if value is not ...)
-    checksum = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}… {checksum}"
-
-
-def _text(value: Any) -> str:
-    if isinstance(getattr(value, "definition", None), str):  # as that of fuse, whose repr is one of a few words
-        return str(value.definition)
-    if isinstance(value, functools.partial):
-        arguments = [_text(value.func), *map(_text, value.args), *(f"{name}={_text(v)}" for name, v in value.keywords.items())]
-        return f"partial({', '.join(arguments)})"
-    if not isinstance(value, nn.Module | type) and isinstance(getattr(value, "__qualname__", None), str):
-        return str(value.__qualname__)
-    if not any("__repr__" in vars(kind) for kind in type(value).__mro__[:-1]):
-        return type(value).__qualname__  # without its module, which is called __main__ where it is the program
-    return _ADDRESS.sub("", repr(value))
-
-
-def check_source(source: Any, batch: int, loader: Any, resumable: ResumableLoader | None) -> None:
+def check_source(
+    source: Any, batch: int, loader: Any, resumable: ResumableLoader | None, stateful: StatefulLoader | None
+) -> None:
     """Check that the wrapped loader's part of a state is of a loader of this kind, before anything acts on it.
 
     Raises:
         ArgumentError: If it is of another.
     """
-    if resumable is not None and not (resumable.accepts(source) or (source is None and not batch)):
+    accepted = resumable is None or resumable.accepts(source) or (source is None and not batch)
+    if not (accepted and (stateful is None or stateful.accepts(source))):
         raise ArgumentError(f"state['source'] must be that of a {type(loader).__name__}, got {shown(source)}. {WAY_OUT}")
     if resumable is None and is_state(source):
         raise ArgumentError(
@@ -126,11 +101,15 @@ def differences(state: Mapping[str, Any], now: Mapping[str, Any], settings: Mapp
 
 
 def _first_difference(then: str, here: str) -> tuple[str, str]:
-    """The first parts of two texts that differ, a line or an argument."""
-    split = re.compile(r",? *\n *|, (?=\w+=)")
-    some, others = split.split(then), split.split(here)
-    pairs = zip([*some, "nothing"], [*others, "nothing"], strict=False)
-    return next(((one, two) for one, two in pairs if one != two), (then, here))
+    """The first arguments of two definitions that differ, with the beginning of the line that they stand in."""
+    lines = [[*text.split("\n"), "nothing"] for text in (then, here)]
+    one, two = next((pair for pair in zip(*lines, strict=False) if pair[0] != pair[1]), (then, here))
+    some, others = (re.split(r", (?=\w+=)", line.strip()) for line in (one, two))
+    some, others = [*some, "nothing"], [*others, "nothing"]
+    at = next((at for at, pair in enumerate(zip(some, others, strict=False)) if pair[0] != pair[1]), 0)
+    before = f"{some[0]}, …, " if at > 1 else f"{some[0]}, " if at else ""
+    was, is_now = (f"{before}{parts[at]}" if parts[at].strip(")") else "nothing" for parts in (some, others))
+    return was, is_now
 
 
 def batches_had(state: Mapping[str, Any], now: Mapping[str, Any], settings: Mapping[str, Any], *, sharded: bool) -> int:

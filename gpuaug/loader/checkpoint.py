@@ -10,8 +10,9 @@ from torch.utils.data import DataLoader
 
 from gpuaug.core import rng
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, flag, shown, whole_number
+from gpuaug.feed.feed import Feed
 from gpuaug.feed.prepared_loader import Place, PreparedLoader
-from gpuaug.feed.resumable import ResumableLoader, Resume
+from gpuaug.feed.resumable import Resume
 from gpuaug.feed.wrapped_loader import is_stateful, tell_epoch, told_epoch
 from gpuaug.loader.agreement import WAY_OUT, batches_had, check_source, description, differences
 from gpuaug.loader.placement import Placement
@@ -19,8 +20,11 @@ from gpuaug.loader.placement import Placement
 MOST_SEED, MOST_COUNT = 2**64 - 1, 2**63 - 1
 """The largest seed, and the largest rank, batch, and epoch that is set: draws are keyed by words of 64 bits."""
 
-VERSION = 1
-"""Version of the state. Raised when an older gpuaug could not read it."""
+VERSION = 2
+"""Version of the state. Raised when an older gpuaug could not read it, or decodes or draws otherwise."""
+
+_READ_BY = {1: "0.2.0"}
+"""Release that reads states of each older version."""
 
 
 class Snapshot(NamedTuple):
@@ -44,7 +48,7 @@ class Progress:
         loader: The wrapped loader.
         placement: Its stages.
         seed: The user's seed for draws, or ``None``.
-        resumable: Begins epochs of the loader at any batch, if that is possible.
+        feed: Begins passes over the loader.
         end_passes: Ends the passes over the loader that are open.
         prepared: The loader as one of Accelerate's, if it is.
     """
@@ -54,14 +58,14 @@ class Progress:
         loader: Iterable[Any],
         placement: Placement,
         seed: int | None,
-        resumable: ResumableLoader | None,
+        feed: Feed,
         end_passes: Callable[[], None],
         prepared: PreparedLoader | None = None,
     ) -> None:
         self._placement = placement
         self._seed, self._seed_given = rng.default_seed() if seed is None else seed, seed is not None
         self._loader = loader
-        self._resumable = resumable
+        self._resumable, self._stateful = feed.resumable, feed.stateful
         self._end_passes = end_passes
         self._prepared = prepared
         self._epoch = -1
@@ -105,6 +109,9 @@ class Progress:
         """Make ``epoch`` that of the next iterator."""
         if self._resumable is not None and epoch != self._following:
             self._first, self._resume = 0, None  # of another epoch than the one that was to be gone on with
+        if self._stateful is not None and self._given is not None and epoch != self._following:
+            self._first, self._given = 0, None
+            self._stateful.forget(self._loader if self._prepared is None else self._prepared.dataloader)
         self._next, self._chosen = epoch, True
         tell_epoch(self._loader, epoch)
 
@@ -227,7 +234,7 @@ class Progress:
         reached = Snapshot(*(state[name] for name in Snapshot._fields))
         strict = flag("strict", strict, "Leave it out to have differences refused.")
         resumable, source, batch = self._resumable, reached.source, reached.batch
-        check_source(source, batch, self._loader, resumable)
+        check_source(source, batch, self._loader, resumable, self._stateful)
         seed = self._seed if self._seed_given else state["seed"]
         now = {"seed": seed, **description(self._placement.pairs, self._resumable)}
         settings = resumable.settings() if resumable is not None and source is not None else {}
@@ -257,6 +264,8 @@ class Progress:
         if resumable is None:
             if source is not None:
                 self._loader.load_state_dict(copy.deepcopy(source))  # type: ignore[attr-defined]
+            if self._stateful is not None:
+                self._stateful.put_back(source, same_order=strict)
             self._given = source
         elif source is not None:
             resumable.put_back(source, ended=ended)
@@ -284,10 +293,15 @@ def _checked(state: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(state, Mapping):
         raise ArgumentTypeError(f"state must be a mapping, got {type(state).__name__}. {WAY_OUT}")
+    version = whole_number("state['version']", state.get("version", VERSION), WAY_OUT, least=1)
+    if version != VERSION:
+        way_out = "It is of a newer gpuaug: install that."
+        if version in _READ_BY:
+            way_out = f'Go on with the release that made it: pip install "gpuaug=={_READ_BY[version]}".'
+        raise ArgumentError(f"state['version'] must be {VERSION}, got {version}. {way_out}")
     names = ("version", "seed", *Snapshot._fields, "ranks", "stages")
     if missing := [name for name in names if name not in state]:
         raise ArgumentError(f"state must hold {', '.join(names)}, got one without {', '.join(missing)}. {WAY_OUT}")
-    whole_number("state['version']", state["version"], "It is of a newer gpuaug: install that.", least=1, most=VERSION)
     most = {"seed": MOST_SEED, "epoch": MOST_SEED, "batch": MOST_COUNT, "ranks": MOST_COUNT}
     numbers = {name: whole_number(f"state[{name!r}]", state[name], WAY_OUT, most=at_most) for name, at_most in most.items()}
     flags = {name: flag(f"state[{name!r}]", state[name], WAY_OUT) for name in ("ended", "chosen")}

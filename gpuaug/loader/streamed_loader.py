@@ -102,7 +102,7 @@ class StreamedLoader:
         self._feed_iterators: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
         self._iterators: weakref.WeakSet[PipelinedIterator] = weakref.WeakSet()
         end_passes = partial(_close_all, self._feed_iterators)
-        progress = Progress(loader, placement, seed, own_feed.resumable, end_passes, prepared)
+        progress = Progress(loader, placement, seed, own_feed, end_passes, prepared)
         self._shared = LoaderState(placement, own_feed, progress)
         if progress.can_resume:
             # Here, not on the class: frameworks look for these two names, and put the state into checkpoints.

@@ -88,7 +88,7 @@ class BoundStage(ABC):
     ahead: ClassVar[int] = 0
     """Batches that are submitted besides those that are launched."""
     version = ""
-    """Library and version that decide the last bits of the results, such as a decoder's. Empty without one."""
+    """Decoder, library and version that decide the last bits of the results. Empty without one."""
 
     def submit(self, batch: Batch, memory: dict[str, Any]) -> tuple[Batch, "Pending | None"]:
         """Begin the stage's work on a host batch on other threads, if it has such work. The copy lane is current.

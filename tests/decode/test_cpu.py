@@ -173,7 +173,7 @@ def test_a_warning_is_no_reason_to_refuse_a_file(channels, min_side):
 def test_versions_are_of_all_that_decode(decoder):
     """PIL decodes PNGs, CMYK JPEGs and files that simplejpeg refuses, so its version matters beside simplejpeg's."""
     installed = f"PIL {PIL.__version__}"
-    assert cpu.version() == (installed if decoder == "PIL" else f"{decoder} {version(decoder)} and {installed}")
+    assert cpu.version() == (f"cpu: {installed}" if decoder == "PIL" else f"cpu: {decoder} {version(decoder)}, {installed}")
 
 
 @pytest.mark.parametrize("decoder", DECODERS[:-1], indirect=True)

@@ -20,6 +20,7 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DecodeError, DeviceError, SelectionError
+from gpuaug.core.streams import Lanes
 from gpuaug.decode import decoder, layout, nvjpeg
 
 on_each_device = pytest.mark.parametrize(
@@ -383,3 +384,13 @@ def test_call_takes_encoded_images_alone(given):
     got = "(1, 2)" if isinstance(given, tuple) else "Tensor of shape (3, 4)"
     way_out = "Pass the member of a batch that gpuaug.collate_encoded has made."
     assert str(caught.value) == f"encoded must be a gpuaug.Encoded, got {got}. {way_out}"
+
+
+def test_version_names_the_decoders(monkeypatch):
+    def version(stage):
+        return stage.bind("jpeg", Lanes(torch.device("cpu"))).version
+
+    by_cpu = version(DecodeStage())
+    assert by_cpu.startswith("cpu: ")
+    monkeypatch.setattr(nvjpeg, "find_engines", lambda backend, device: Engines(device))
+    assert version(DecodeStage()) == f"engines: nvJPEG double; {by_cpu}"

@@ -96,6 +96,7 @@ SAVED = {
     "registered, seedable": ({"use_seedable_sampler": True}, True),
     "stateful": ({"use_seedable_sampler": True, "use_stateful_dataloader": True}, False),
     "stateful, registered": ({"use_seedable_sampler": True, "use_stateful_dataloader": True}, True),
+    "stateful, not seedable": ({"use_seedable_sampler": False, "use_stateful_dataloader": True}, False),
 }
 
 

@@ -8,7 +8,20 @@ import pytest
 import torch
 import torch.distributed.checkpoint.stateful
 import torchdata.stateful_dataloader.stateful
-from support.checkpoints import BATCHES, SOURCES, Counter, Numbers, Prepared, Shards, bits, same, shuffled, stopped_at, streamed
+from support.checkpoints import (
+    BATCHES,
+    SOURCES,
+    Counter,
+    Numbers,
+    Prepared,
+    Shards,
+    Tape,
+    bits,
+    same,
+    shuffled,
+    stopped_at,
+    streamed,
+)
 from support.encoded import encoded
 from torch.utils.data import DataLoader, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -24,6 +37,7 @@ from gpuaug import (
     collate_encoded,
 )
 from gpuaug.decode import cpu
+from gpuaug.loader.checkpoint import _READ_BY, VERSION
 
 
 def test_state_dict_of_any_stateful_iterable():
@@ -85,7 +99,8 @@ def test_state_dict_does_not_exist_where_it_would_not_be_true(kind):
 
 
 STATE = {
-    "version": 1, "seed": 7, "epoch": 1, "batch": 2, "ended": False, "chosen": False, "source": {}, "ranks": 1, "stages": {}
+    "version": VERSION, "seed": 7, "epoch": 1, "batch": 2, "ended": False, "chosen": False,
+    "source": {}, "ranks": 1, "stages": {},
 }  # fmt: skip
 NAMES = "version, seed, epoch, batch, ended, chosen, source, ranks, stages"
 STRICT = "To go on with other batches, pass strict=False to load_state_dict."
@@ -99,7 +114,6 @@ WRONG = [
     ({**STATE, "ended": "no"}, ArgumentTypeError, "state['ended'] must be True or False, got 'no'."),
     ({**STATE, "chosen": None}, ArgumentTypeError, "state['chosen'] must be True or False, got None."),
     ({**STATE, "version": 0}, ArgumentError, "state['version'] must be 1 or more, got 0."),
-    ({**STATE, "version": 2}, ArgumentError, "state['version'] must be 1 or less, got 2."),
     (None, ArgumentTypeError, "state must be a mapping, got NoneType."),
     ([1], ArgumentTypeError, "state must be a mapping, got list."),
     ({**STATE, "ranks": "2"}, ArgumentTypeError, "state['ranks'] must be a whole number, got '2'."),
@@ -119,14 +133,20 @@ def test_invalid_state_dict_is_refused_and_changes_nothing(state, kind, text):
     batches = [bits(next(iterator))]
     with pytest.raises(kind) as raised:
         loader.load_state_dict(state)
-    way_out = (
-        "It is of a newer gpuaug: install that."
-        if "version'" in text
-        else "Pass what state_dict() of a StreamedLoader returned."
-    )
-    assert str(raised.value) == f"{text} {way_out}"
+    assert str(raised.value) == f"{text} Pass what state_dict() of a StreamedLoader returned."
     batches += [bits(batch) for batch in iterator]
     assert same(batches, [bits(batch) for batch in streamed(shuffled)])
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_state_of_another_version_is_refused_with_the_release_that_reads_it(strict):
+    way_out = 'Go on with the release that made it: pip install "gpuaug=={}".'
+    way_outs = {version: way_out.format(release) for version, release in _READ_BY.items()}
+    assert [*way_outs, VERSION] == list(range(1, VERSION + 1)), "each older version is of a release"
+    for version, way_out in {**way_outs, VERSION + 1: "It is of a newer gpuaug: install that."}.items():
+        with pytest.raises(ArgumentError) as raised:
+            streamed(shuffled).load_state_dict({"version": version}, strict=strict)
+        assert str(raised.value) == f"state['version'] must be {VERSION}, got {version}. {way_out}"
 
 
 @pytest.mark.parametrize("name", ["stages", "decoders"])
@@ -161,6 +181,27 @@ def test_refused_state_of_another_loader_leaves_iterators_open():
             loader.load_state_dict(state)
         assert str(raised.value) == text
         assert len(list(iterator)) == BATCHES - 1
+
+
+def test_persistent_workers_that_would_lose_batches_are_refused():
+    def make(persistent):
+        return streamed(lambda: StatefulDataLoader(Tape(), 2, num_workers=1, persistent_workers=persistent), kind="a stream")
+
+    with make(True) as whole:
+        batches = list(whole)
+        state = whole.state_dict()
+    with make(True) as resumed:
+        resumed.load_state_dict(state)
+        with pytest.raises(ArgumentError) as raised:
+            list(resumed)
+    assert str(raised.value) == (
+        "persistent_workers must be False to go on from the end of an epoch where the dataset has a state, got True: "
+        "torchdata's persistent workers read on while they load it. Leave it out in the StatefulDataLoader, or load "
+        "the state after its last batch."
+    )
+    with make(False) as resumed:
+        resumed.load_state_dict(state)
+        assert len(list(resumed)) == len(batches)
 
 
 def test_load_state_dict_ends_open_iterator():
@@ -216,7 +257,7 @@ def test_stream_of_hugging_faces_goes_on_after_the_batch_of_the_loop():
         return StreamedLoader(StatefulDataLoader(copy.deepcopy(rows), 2), [stage], device="cpu", seed=1)
 
     def epochs(loader):
-        for epoch in range(2):  # told, or a stream that was resumed begins each one where it went on
+        for epoch in range(2):
             loader.set_epoch(epoch)
             yield [batch["number"].tolist() for batch in loader]
 

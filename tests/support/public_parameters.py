@@ -25,7 +25,7 @@ DRAWS = AUGMENT.draw(IMAGES.shape, seed=0)
 RAGGED = gpuaug.collate_ragged(list(IMAGES))
 ENCODED = gpuaug.collate_encoded([encoded()])
 ENCODER = nn.Flatten()
-STATE = {"version": 1, "seed": 1, "epoch": 1, "batch": 1, "ended": False, "chosen": False, "source": {"next": 1}, "ranks": 1}
+STATE = {"version": 2, "seed": 1, "epoch": 1, "batch": 1, "ended": False, "chosen": False, "source": {"next": 1}, "ranks": 1}
 STATE["stages"] = {}
 TARGETS = [{"boxes": torch.zeros(1, 4), "valid": torch.tensor([True])}]
 

@@ -1,0 +1,193 @@
+"""Definition of a stage: it differs where one argument does, and not from process to process or from run to run."""
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from functools import partial
+
+import kornia.augmentation as K
+import numpy as np
+import pytest
+import torch
+from support.other_arguments import (
+    FLIPS,
+    KORNIA,
+    OTHERS,
+    TORCHVISION,
+    WITHOUT_EFFECT,
+    all_defined,
+    containers,
+    defined,
+    made,
+    other_values,
+)
+from support.replay import photographs
+from torch import nn
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+import gpuaug
+
+EVERY = [*KORNIA, *TORCHVISION, *OTHERS]
+PAIRS = [(kind, name) for kind in EVERY for name in other_values(kind)]
+
+
+def named(value):
+    return f"{value.__module__.partition('.')[0]}.{value.__name__}" if isinstance(value, type) else value
+
+
+@pytest.mark.parametrize(("kind", "name"), PAIRS, ids=named)
+def test_another_argument_makes_another_definition(kind, name):
+    for container, wrap in containers(kind).items():
+        then, now = (defined(wrap(module)) for module in (made(kind), made(kind, **{name: other_values(kind)[name]})))
+        assert (then != now) is ((kind.__name__, name) not in WITHOUT_EFFECT), container
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", EVERY, ids=named)
+def test_definition_is_the_same_anew_and_after_a_run(kind):
+    ran = 0
+    for container, wrap in containers(kind).items():
+        pipeline = wrap(made(kind))
+        before = defined(pipeline)
+        assert before == defined(wrap(made(kind))), container
+        if container != "alone" and kind not in (K.RandomAffine, v2.ColorJitter):
+            continue
+        for run in (gpuaug.fuse, lambda module: module):
+            with torch.random.fork_rng(), suppress(gpuaug.GpuAugError, TypeError, ValueError, NotImplementedError):
+                augment = run(pipeline)
+                of_stage = defined(augment)
+                augment(*ARGUMENTS.get(kind, (photographs(),)))
+                ran += 1
+                assert defined(augment) == of_stage, container
+            assert defined(pipeline) == before, container
+    assert ran, "in no container did it run"
+
+
+ARGUMENTS = {
+    **{kind: (photographs(dtype=torch.float32), torch.arange(3)) for kind in (v2.MixUp, v2.CutMix)},
+    v2.Normalize: (photographs(dtype=torch.float32),),
+    v2.LinearTransformation: (torch.rand(2, 3, 4, 4),),
+    v2.RandomIoUCrop: (
+        tv_tensors.Image(photographs()[0]),
+        tv_tensors.BoundingBoxes(torch.tensor([[4, 4, 20, 20]]), format="XYXY", canvas_size=tuple(photographs().shape[-2:])),
+    ),
+    v2.SanitizeBoundingBoxes: (
+        {"boxes": tv_tensors.BoundingBoxes(torch.zeros(1, 4), format="XYXY", canvas_size=(8, 8)), "labels": torch.ones(1)},
+    ),
+}
+"""Arguments of a call, where they are not images alone."""
+
+
+def test_definition_is_the_same_in_another_process(request):
+    program = (
+        "import sys; sys.path[:0] = sys.argv[1:]; from support import other_arguments; print(other_arguments.all_defined())"
+    )
+    paths = [str(request.config.rootpath / "tests"), str(request.config.rootpath)]
+    command = [sys.executable, "-W", "ignore", "-c", program, *paths]
+    env = {**os.environ, "PYTHONHASHSEED": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout == f"{all_defined()}\n"
+
+
+class Scaled(nn.Module):
+    def __init__(self, by=1.0, kernel=None):
+        super().__init__()
+        self._by, self.calls = by, 0
+        self.register_buffer("kernel", kernel)
+
+    def forward(self, images):
+        self.calls += 1
+        return images * self._by
+
+
+class Preset:
+    def __init__(self, size, *, crop=True):
+        self.transforms = v2.Compose([v2.Resize(size), v2.CenterCrop(size) if crop else v2.Identity()])
+        self.size, self.crop, self.last = size, crop, None
+
+    def __call__(self, images):
+        self.last = images
+        return self.transforms(images)
+
+
+def closed_over(by, names=()):
+    calls = 0
+
+    def scaled(images, least=0.0):
+        nonlocal calls
+        calls += 1
+        return (images * by).clamp(least) if names else images
+
+    return scaled
+
+
+DIFFERENT = {
+    "a module of the user's": (Scaled, {"by": 2.0}),
+    "its buffer": (lambda at=1: Scaled(kernel=torch.full((9, 9), at)), {"at": 2}),
+    "an object": (lambda size=8, **crop: Preset(size, **crop), {"size": 9}),
+    "a keyword of an object": (lambda crop=True: Preset(8, crop=crop), {"crop": False}),
+    "what a function closes over": (lambda by=1.0: closed_over(by), {"by": 2.0}),
+    "what partial binds": (lambda by=1.0: partial(torch.mul, other=by), {"by": 2.0}),
+    "an array": (lambda at=0: partial(torch.mul, other=np.full(3, at)), {"at": 1}),
+    "a large tensor": (lambda at=0: partial(torch.mul, other=torch.full((64, 64), at)), {"at": 1}),
+    "the shape of a tensor": (lambda shape=(2, 50): partial(torch.mul, other=torch.zeros(shape)), {"shape": (50, 2)}),
+    "an item of a dict": (lambda at=0: [v2.Pad(2, fill={tv_tensors.Image: at, "others": 1})], {"at": 1}),
+    "the order of a list": (lambda turn=1: FLIPS[::turn], {"turn": -1}),
+    "the children of a module": (lambda kind=nn.ReLU: nn.Sequential(Scaled(), kind()), {"kind": nn.Identity}),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_functions_and_objects_of_the_users_are_told_apart_by_their_arguments(what):
+    make, other = DIFFERENT[what]
+    assert defined(make()) == defined(make())
+    assert defined(make(**other)) != defined(make())
+
+
+@pytest.mark.parametrize("made", [Scaled(), Preset(8), closed_over(2.0), nn.BatchNorm2d(3), nn.Conv2d(3, 3, 3)])
+def test_what_a_run_changes_and_weights_are_no_part_of_a_definition(made):
+    before = defined(made)
+    made(torch.rand(2, 3, 8, 8))
+    if isinstance(made, nn.Conv2d):
+        nn.init.zeros_(made.weight)
+    assert defined(made) == before
+
+
+def test_dtype_of_draws_is_no_part_of_a_definition():
+    pipeline = K.AugmentationSequential(K.RandomAffine(10.0), K.ColorJitter(0.1), K.RandomGaussianBlur((3, 3), (0.1, 2.0)))
+    before = defined(pipeline)
+    assert defined(pipeline.to(torch.float64)) == before
+
+
+def test_object_within_itself_has_a_definition():
+    inner = Preset(8)
+    inner.size = inner
+    assert defined(inner).count("Preset") == 1
+
+
+REFUSED = {
+    "RandomApply in a list": [[v2.RandomApply([v2.RandomInvert(1.0)], p)] for p in (0.1, 0.9)],
+    "RandomApply in nn.Sequential": [nn.Sequential(v2.RandomApply([v2.RandomInvert(1.0)], p)) for p in (0.1, 0.9)],
+    "random_apply": [[K.ImageSequential(K.RandomInvert(), K.RandomVerticalFlip(), random_apply=n)] for n in (1, 2)],
+    "fill by type": [v2.Pad(2, fill={tv_tensors.Image: fill}) for fill in (0.1, 0.9)],
+    "same_on_batch": [K.AugmentationSequential(K.RandomInvert(), same_on_batch=same) for same in (False, True)],
+    "a matrix": [[v2.LinearTransformation(torch.eye(192) * by, torch.zeros(192))] for by in (1, 2)],
+}
+
+
+@pytest.mark.filterwarnings("ignore:pipeline must hold modules")
+@pytest.mark.parametrize("what", REFUSED)
+def test_state_of_another_pipeline_is_refused(what):
+    one, other, same = (
+        gpuaug.StreamedLoader(
+            [torch.rand(2, 3, 8, 8)] * 3, [gpuaug.TransformStage(gpuaug.fuse(each), name="s")], device="cpu", seed=1
+        )
+        for each in (*REFUSED[what], REFUSED[what][0])
+    )
+    next(iter(one))
+    with pytest.raises(gpuaug.ArgumentError, match=r"^Stage 's' must be .*, as in the state, got "):
+        other.load_state_dict(one.state_dict())
+    same.load_state_dict(one.state_dict())
+    assert len(list(same)) == 2

@@ -1,0 +1,262 @@
+"""The table of loaders in ``docs/resume.md``: what a stop in any epoch, at any batch, once and twice, does to the batches."""
+
+import copy
+import re
+
+import datasets
+import pytest
+import torch
+from support.checkpoints import Counter, Shards, Tape, stopped_at
+from support.resumed_loaders import Loaded, generator
+from torch.utils.data import DataLoader, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data.distributed import DistributedSampler
+from torchdata import nodes
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+
+from gpuaug import GpuAugError, StreamedLoader
+
+EPOCHS = 3
+DATA = Loaded()
+
+
+def distributed(kind):
+    return {"sampler": kind(DATA, num_replicas=2, rank=1, seed=3)}
+
+
+class Hidden(Sampler):
+    """Draws from a generator that nobody knows of."""
+
+    def __init__(self):
+        self.order = generator()
+
+    def __len__(self):
+        return 14
+
+    def __iter__(self):
+        return iter(torch.randperm(14, generator=self.order).tolist())
+
+
+SEEDED, WEIGHTS = "with a `generator`", range(1, 15)
+ORDERS = {
+    "in order": dict,
+    "`shuffle=True`, a `generator`": lambda: {"shuffle": True, "generator": generator()},
+    f"`RandomSampler` {SEEDED}": lambda: {"sampler": RandomSampler(DATA, generator=generator())},
+    f"`RandomSampler` {SEEDED}, more samples than the dataset has": lambda: {
+        "sampler": RandomSampler(DATA, num_samples=33, generator=generator())
+    },
+    "`WeightedRandomSampler`": lambda: {"sampler": WeightedRandomSampler(WEIGHTS, 14)},
+    f"`WeightedRandomSampler` {SEEDED}": lambda: {"sampler": WeightedRandomSampler(WEIGHTS, 14, generator=generator())},
+    "`SubsetRandomSampler`": lambda: {"sampler": SubsetRandomSampler(range(2, 14))},
+    f"`SubsetRandomSampler` {SEEDED}": lambda: {"sampler": SubsetRandomSampler(range(2, 14), generator=generator())},
+    "`DistributedSampler`, told each epoch": lambda: distributed(DistributedSampler),
+    "a sampler that draws from a generator of its own under another name": lambda: {"sampler": Hidden()},
+}
+
+
+def read(source, tells):
+    """Batches of some epochs, and the state behind each batch and each epoch, with torch's generator as it was then."""
+    loader, epochs, states = StreamedLoader(source, device="cpu", seed=7), [], {}
+    with loader:
+        for epoch in range(EPOCHS):
+            if tells:
+                loader.set_epoch(epoch)
+            epochs.append([])
+            for batch in loader:
+                epochs[-1].append(batch.tolist())
+                states[epoch, len(epochs[-1])] = copy.deepcopy(loader.state_dict()), torch.get_rng_state()
+            states[epoch + 1, 0] = copy.deepcopy(loader.state_dict()), torch.get_rng_state()
+    return epochs, states
+
+
+def resumed_from(make, state, position, tells, *, stops_again):
+    """What is left of the epoch of a state, and the epochs behind it; with another stop in between."""
+    loader, rest = StreamedLoader(make(), device="cpu"), []
+    held, torch_state = state
+    torch.set_rng_state(torch_state)
+    with loader:
+        loader.load_state_dict(held)
+        for epoch in range(position[0], EPOCHS):
+            if tells:
+                loader.set_epoch(epoch)
+            rest.append([])
+            for batch in loader:
+                rest[-1].append(batch.tolist())
+                if stops_again and len(rest[-1]) == 2:
+                    break
+            if stops_again and len(rest[-1]) == 2:
+                break
+        else:
+            return rest
+        state = copy.deepcopy(loader.state_dict()), torch.get_rng_state()
+    done = len(rest) - 1
+    again = resumed_from(make, state, (position[0] + done, 2), tells, stops_again=False)
+    return [*rest[:done], rest[done] + again[0], *again[1:]]
+
+
+def measured(make, positions, *, tells=False):
+    """``"exact"``, or what the loader does where it cannot be: ``"no state"``, ``"an error"`` or ``"other batches"``."""
+    if not hasattr(StreamedLoader(make(), device="cpu"), "state_dict"):
+        return "no state"
+    torch.manual_seed(3)
+    epochs, states = read(make(), tells)
+    for epoch, batch in positions(epochs):
+        for stops_again in (False, True):
+            try:
+                rest = resumed_from(make, states[epoch, batch], (epoch, batch), tells, stops_again=stops_again)
+            except GpuAugError:
+                return "an error"
+            if rest != [epochs[epoch][batch:], *epochs[epoch + 1 :]]:
+                return f"other batches: from {epoch}, {batch}{', stopped again' if stops_again else ''}"
+    return "exact"
+
+
+def every_position(epochs):
+    """The first, a middle and the last batch of each epoch, and the end of each."""
+    return [(epoch, batch) for epoch in range(EPOCHS) for batch in (1, 3, len(epochs[epoch]))] + [(1, 0), (2, 0)]
+
+
+def few_positions(epochs):
+    """As many as can be had of workers, which take time to start."""
+    return [(0, 1), (1, 3), (2, 0)]
+
+
+class Held(Loaded):
+    """A dataset by index with a state."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __getitem__(self, index):
+        self.count += 1
+        return torch.tensor([index, self.count])
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+def node():
+    samples = nodes.SamplerWrapper(RandomSampler(DATA, generator=generator()))
+    batches = nodes.Batcher(nodes.Mapper(samples, torch.tensor), 3, drop_last=False)
+    return nodes.Loader(nodes.Mapper(batches, torch.stack), restart_on_stop_iteration=False)
+
+
+def batch_of(rows):
+    return torch.stack([row["number"] for row in rows])
+
+
+def of_hugging_faces(**shuffle):
+    def stream(**options):
+        found = datasets.Dataset.from_dict({"number": list(range(15))}).to_iterable_dataset(num_shards=2)
+        found = found.shuffle(seed=3, **shuffle) if shuffle else found
+        return StatefulDataLoader(found.with_format("torch"), 3, collate_fn=batch_of, **options)
+
+    return stream
+
+
+def of(kind, dataset, order):
+    return lambda **options: kind(dataset(), 3, **order(), **options)
+
+
+PLAIN, STATEFUL, PERSISTENT = "`DataLoader`", "`StatefulDataLoader`", {"num_workers": 2, "persistent_workers": True}
+MADE = {
+    **{(PLAIN, order): of(DataLoader, Loaded, options) for order, options in ORDERS.items()},
+    **{(STATEFUL, order): of(StatefulDataLoader, Loaded, options) for order, options in ORDERS.items()},
+    (PLAIN, "`shuffle=True`"): lambda **options: DataLoader(DATA, 3, shuffle=True, **options),
+    (STATEFUL, "`shuffle=True`"): lambda **options: StatefulDataLoader(DATA, 3, shuffle=True, **options),
+    (PLAIN, "a stream"): lambda **options: DataLoader(Shards(), 3, **options),
+    (PLAIN, "`in_order=False`, with workers"): lambda **_: DataLoader(DATA, 3, num_workers=2, in_order=False),
+    ("a list of batches", "in order"): lambda **_: list(torch.arange(14).split(3)),
+    ("a generator", "in order"): lambda **_: iter(torch.arange(14).split(3)),
+    ("an iterable with `state_dict`", "its own"): lambda **_: Counter(),
+    (STATEFUL, "torchdata's `StatefulDistributedSampler`, told each epoch"): of(
+        StatefulDataLoader, Loaded, lambda: distributed(StatefulDistributedSampler)
+    ),
+    (STATEFUL, f"`RandomSampler` {SEEDED}, a dataset with `state_dict`"): of(
+        StatefulDataLoader, Held, ORDERS[f"`RandomSampler` {SEEDED}"]
+    ),
+    (STATEFUL, "a stream without a state"): lambda **options: StatefulDataLoader(Shards(), 3, **options),
+    (STATEFUL, "a stream with `state_dict`"): lambda **options: StatefulDataLoader(Tape(), 3, **options),
+    (STATEFUL, "a stream with `state_dict`, persistent workers"): lambda **_: StatefulDataLoader(Tape(), 3, **PERSISTENT),
+    (STATEFUL, "a stream of Hugging Face's"): of_hugging_faces(),
+    (STATEFUL, "a stream of Hugging Face's, shuffled, told each epoch"): of_hugging_faces(buffer_size=6),
+    ("`Loader` of torchdata's nodes", f"`RandomSampler` {SEEDED}"): lambda **_: node(),
+}
+"""Loaders, by the first two columns of the table."""
+
+QUICK = [
+    (STATEFUL, order, {"num_workers": 2})
+    for order in (
+        f"`WeightedRandomSampler` {SEEDED}",
+        "a stream without a state",
+        "a stream of Hugging Face's, shuffled, told each epoch",
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def table(request):
+    page = (request.config.rootpath / "docs" / "resume.md").read_text()
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (exact|an error|no state) \|$", page, re.MULTILINE)
+    return {(loader, order): result for loader, order, result in rows}
+
+
+def test_the_table_has_every_loader(table):
+    assert list(table) == sorted(MADE, key=list(table).index)
+    assert set(table.values()) == {"exact", "an error", "no state"}
+
+
+@pytest.mark.parametrize(("loader", "order"), MADE)
+def test_the_table_says_what_a_stop_does(loader, order, table):
+    positions = few_positions if "persistent" in order else every_position
+    found = measured(MADE[loader, order], positions, tells=order.endswith("told each epoch"))
+    assert found == table[loader, order]
+
+
+IN_WORKERS = [
+    pytest.param(*row, options, marks=() if (*row, options) in QUICK else pytest.mark.slow)
+    for row in MADE
+    for options in ({"num_workers": 2}, PERSISTENT)
+    if row[0] in (PLAIN, STATEFUL)
+]
+
+
+@pytest.mark.parametrize(("loader", "order", "options"), IN_WORKERS)
+def test_the_table_holds_with_workers(loader, order, options, table):
+    found = measured(lambda: MADE[loader, order](**options), few_positions, tells=order.endswith("told each epoch"))
+    persists = order.endswith("with `state_dict`") and options is PERSISTENT
+    assert found == ("an error" if persists else table[loader, order])
+
+
+def test_stream_of_hugging_faces_that_is_not_told_its_epoch():
+    assert measured(of_hugging_faces(buffer_size=6), every_position) == "exact"
+    assert measured(of_hugging_faces(), every_position, tells=True) == "exact"
+
+
+@pytest.mark.parametrize("sampler", [DistributedSampler, StatefulDistributedSampler])
+def test_set_epoch_of_another_epoch_begins_that(sampler):
+    def made():
+        return StreamedLoader(StatefulDataLoader(DATA, 3, **distributed(sampler)), device="cpu")
+
+    whole, resumed = made(), made()
+    resumed.load_state_dict(stopped_at(2, made()))
+    for loader in (whole, resumed):
+        loader.set_epoch(4)
+    assert [batch.tolist() for batch in resumed] == [batch.tolist() for batch in whole]
+    assert (resumed.state_dict()["epoch"], resumed.state_dict()["batch"]) == (4, len(whole))
+
+
+@pytest.mark.parametrize("sampler", [DistributedSampler, StatefulDistributedSampler])
+def test_epoch_that_a_sampler_was_told_by_the_program_is_resumed(sampler):
+    def made(epoch):
+        source = StatefulDataLoader(DATA, 3, **distributed(sampler))
+        source.sampler.set_epoch(epoch)
+        return StreamedLoader(source, device="cpu")
+
+    resumed = made(0)
+    resumed.load_state_dict(stopped_at(1, made(3)))
+    assert [batch.tolist() for batch in resumed] == [batch.tolist() for batch in made(3)][1:]
