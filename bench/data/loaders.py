@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import os
+
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
@@ -37,7 +39,8 @@ def endless(
         pin: Whether batches are page-locked for a GPU.
     """
     workers = options.workers if workers is None else workers
-    batch_bytes = batch_size * sum(getattr(part, "nbytes", 0) for part in tree_leaves(dataset[0]))
+    parts = tree_leaves(dataset[0], is_leaf=lambda part: isinstance(part, os.PathLike))  # files that are not read yet
+    batch_bytes = batch_size * sum(getattr(part, "nbytes", 0) for part in parts)
     draw = torch.Generator().manual_seed(0)
     return DataLoader(
         dataset,
