@@ -20,7 +20,7 @@ from random import Random
 
 from PIL import Image, ImageDraw, ImageFont
 
-from gpuaug.benchkit.environment import cores_allowed
+from gpuaug.benchkit.environment import allowed_cores
 from gpuaug.benchkit.photos import PHOTOGRAPHS
 
 CLASSES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ23456789"
@@ -72,7 +72,7 @@ def make(root: Path, *, copies: int = 10, faces: int | None = None) -> None:
                 image = _image(character, face, draw.choice(photographs[part]), draw)
                 image.save(folder / f"{face}_{copy}.jpg", quality=90)
 
-    with ThreadPoolExecutor(cores_allowed()) as pool:  # Pillow releases the GIL while it draws and encodes
+    with ThreadPoolExecutor(allowed_cores()) as pool:  # Pillow releases the GIL while it draws and encodes
         for part in FACES:
             list(pool.map(partial(write, part), CLASSES))
 

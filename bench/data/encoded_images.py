@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from gpuaug.benchkit.environment import cores_allowed
+from gpuaug.benchkit.environment import allowed_cores
 from gpuaug.benchkit.photos import PHOTOGRAPHS, class_folders, written_once
 
 # Version of the files: raise it when they change, so that an older cache is not used.
@@ -99,7 +99,7 @@ def _write(name: str, count: int, root: Path) -> None:
         _save(name, index, _image(name, index, photograph), root / label / f"{index:05}")
 
     # Pillow and NumPy release the GIL while they resize, draw noise and encode.
-    with ThreadPoolExecutor(cores_allowed()) as pool:
+    with ThreadPoolExecutor(allowed_cores()) as pool:
         list(pool.map(write, range(count)))
 
 

@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 
 import gpuaug
 from bench.data.pipelines import MEAN, STD
-from gpuaug.benchkit.environment import cores_allowed
+from gpuaug.benchkit.environment import allowed_cores
 from gpuaug.benchkit.photos import class_folders
 
 _TESTED_SHARE = 0.2
@@ -48,7 +48,7 @@ class Images(Dataset):
 
     def in_memory(self) -> "Images":
         """The same images, decoded now."""
-        with ThreadPoolExecutor(cores_allowed()) as pool:
+        with ThreadPoolExecutor(allowed_cores()) as pool:
             return Images(self.samples, list(pool.map(decode, [path for path, _ in self.samples])), self.transform)
 
     def encoded(self) -> "Images":
@@ -106,6 +106,6 @@ def validation_tensors(images: Images, size: int) -> tuple[Tensor, Tensor]:
             v2.Normalize(MEAN, STD),
         ]
     )
-    with ThreadPoolExecutor(cores_allowed()) as pool:
+    with ThreadPoolExecutor(allowed_cores()) as pool:
         found, labels = zip(*pool.map(images.transformed(transform).__getitem__, range(len(images))), strict=True)
     return torch.stack(found), torch.tensor(labels)

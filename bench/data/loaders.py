@@ -1,12 +1,11 @@
 """Batches for the loops: from DataLoader workers, or prepared before the measurement."""
 
+import os
 from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import os
-
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 

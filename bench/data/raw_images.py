@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 
-from gpuaug.benchkit.environment import cores_allowed
+from gpuaug.benchkit.environment import allowed_cores
 from gpuaug.benchkit.photos import written_once
 
 IMAGES, LABELS = "images.npy", "labels.npy"
@@ -44,7 +44,7 @@ def write(samples: Sequence[tuple[str, int]], side: int, folder: Path) -> None:
         with Image.open(samples[index][0]) as opened:
             images[index] = ImageOps.fit(opened.convert("RGB"), (side, side), Image.Resampling.BICUBIC)
 
-    with ThreadPoolExecutor(cores_allowed()) as pool:
+    with ThreadPoolExecutor(allowed_cores()) as pool:
         list(pool.map(shrink, range(len(samples))))
     images.flush()
 

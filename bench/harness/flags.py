@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from gpuaug.benchkit.environment import cores_allowed
+from gpuaug.benchkit.environment import allowed_cores
 
 
 def parser(
@@ -67,7 +67,7 @@ def read(made: ArgumentParser, argv: Sequence[str] | None) -> Namespace:
         options.device = torch.device("cuda", options.device.index or 0)
         torch.cuda.set_device(options.device)
     if options.workers is None:
-        options.workers = max(0, min(16, cores_allowed()) - spare)
+        options.workers = max(0, min(16, allowed_cores()) - spare)
     return options
 
 

@@ -24,7 +24,7 @@ from bench.data.target_batches import Batch, collated, moved, random_batch, sepa
 from bench.harness.call_rows import AugmentCall, QueuedCall
 from bench.harness.optional_rows import MissingError
 from bench.peers import dali
-from gpuaug.benchkit.environment import cores_allowed
+from gpuaug.benchkit.environment import allowed_cores
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ def row_names(case: Case) -> list[str]:
 
 def workers() -> int:
     """Number of worker processes of the row with workers: two cores are left free."""
-    return max(min(cores_allowed(), 16) - 2, 1)
+    return max(min(allowed_cores(), 16) - 2, 1)
 
 
 def installed_versions() -> dict[str, str]:

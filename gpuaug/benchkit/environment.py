@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import gpuaug
+from gpuaug.core.machine import allowed_cores
 
 # Key in the result: name of the field in nvidia-smi.
 _GPU_FIELDS = {
@@ -38,16 +39,6 @@ def environment(device: torch.device) -> dict[str, Any]:
         "gpu": _gpu(device),
         "cpu": _cpu(),
     }
-
-
-def cores_allowed() -> int:
-    """Cores that this process may use: affinity and, in a container, its CPU quota, rounded down to at least one."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(affinity, int(quota) // int(period)))
-    except (OSError, ValueError):  # no such file, or no quota: "max"
-        return affinity
 
 
 def _checkout() -> dict[str, Any]:
@@ -110,7 +101,7 @@ def _gpu(device: torch.device) -> dict[str, Any] | None:
 def _cpu() -> dict[str, Any]:
     return {
         "model": _proc("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
-        "cores_allowed": cores_allowed(),
+        "cores_allowed": allowed_cores(),
         "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
         "memory_bytes": _memory_bytes(),
         "load_average": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,

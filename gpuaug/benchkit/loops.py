@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from torchvision.transforms import InterpolationMode, v2
 
 import gpuaug
-from gpuaug.benchkit.environment import cores_allowed
+from gpuaug.core.machine import allowed_cores
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _JITTER = (0.4, 0.4, 0.4, 0.1)
@@ -79,7 +79,7 @@ class Setup:
 def setup_for(device: torch.device, images: Any, *, batch_size: int | None, workers: int | None) -> Setup:
     """A setup that finishes in minutes on ``device``: ResNet-50 at 224 px on a GPU, ResNet-18 at 64 px on a CPU."""
     big = device.type in ("cuda", "xpu")
-    cores = cores_allowed()
+    cores = allowed_cores()
     return Setup(
         device=device,
         images=images,
@@ -101,7 +101,7 @@ def cores_shared(setup: Setup) -> Iterator[None]:
     """
     before = torch.get_num_threads()
     if setup.device.type == "cpu":
-        torch.set_num_threads(max(1, min(before, cores_allowed() - setup.workers)))
+        torch.set_num_threads(max(1, min(before, allowed_cores() - setup.workers)))
     try:
         yield
     finally:

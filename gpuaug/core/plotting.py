@@ -1,8 +1,9 @@
-"""Shared by all pictures: matplotlib's default style, the width of a text, and colours."""
+"""Shared by all pictures and tables: matplotlib's default style, the width of a text, colours, and HTML for notebooks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from html import escape
 from typing import Any
 
 from gpuaug.core.errors import ArgumentError
@@ -49,3 +50,16 @@ def text_width_in(text: str, size: float) -> float:
     # Curves of glyphs do not leave the points that control them; get_extents() solves each curve, which takes ten times longer.
     across = path.vertices[path.codes != path.CLOSEPOLY, 0]
     return float(across.max() - across.min()) / 72
+
+
+def html_table(rows: Iterable[Sequence[str]]) -> str:
+    """Rows of text as a table, the heading first."""
+    heading, *lines = rows
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in heading)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def html_lines(lines: Iterable[str]) -> str:
+    """Lines of text as a paragraph each."""
+    return "".join(f"<p>{escape(line)}</p>" for line in lines)

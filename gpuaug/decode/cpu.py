@@ -1,7 +1,6 @@
 """Decoding on the CPU: JPEGs by simplejpeg, or by PIL where that is not installed; other formats always by PIL."""
 
 import io
-import os
 from functools import cache
 from typing import Any
 
@@ -33,11 +32,6 @@ def version() -> str:
 
     module, pil = simplejpeg(), f"PIL {PIL.__version__}"
     return f"cpu: simplejpeg {module.__version__}, {pil}" if module is not None else f"cpu: {pil}"
-
-
-def usable_cores() -> int:
-    """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np.uint8]) -> str:

@@ -159,19 +159,24 @@ class _Call:
 
 
 class Pools:
-    """The threads of one iterator, started with its first batch and so after workers have been forked."""
+    """The threads of one iterator, started with its first batch and so after workers have been forked.
 
-    def __init__(self) -> None:
+    Args:
+        threads: Number of threads that decode on the CPU.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
         self.batches = ThreadPoolExecutor(PREPARED, "gpuaug-decode")
         self.engines = ThreadPoolExecutor(1, "gpuaug-decode-engines")
-        self.images = ThreadPoolExecutor(cpu.usable_cores(), "gpuaug-decode-cpu")
+        self.images = ThreadPoolExecutor(threads, "gpuaug-decode-cpu")
 
     def decoding(self, work: Work) -> list[Future[list[int]]]:
         """Submit the images that the engines do not take to host threads: futures of the indices that were decoded."""
         # All threads take from one iterator. A task for each image would take ten times as long in Python.
         indices = np.flatnonzero(~work.layout.by_engines).tolist()
         left = iter(indices)
-        return [self.images.submit(_decode_on_cpu, work, left) for _ in range(min(len(indices), cpu.usable_cores()))]
+        return [self.images.submit(_decode_on_cpu, work, left) for _ in range(min(len(indices), self._threads))]
 
     def close(self) -> None:
         """End the threads after their current calls."""

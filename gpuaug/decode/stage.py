@@ -21,6 +21,7 @@ from gpuaug.core.errors import (
     shown,
     whole_number,
 )
+from gpuaug.core.machine import allowed_cores, local_ranks
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Event, Lanes
@@ -36,6 +37,9 @@ OnError = Literal["raise", "replace"]
 
 MAX_PIXELS = 178_956_970
 """PIL's limit for the pixels of one image, above which it warns of a decompression bomb: 13 377 x 13 377."""
+
+MOST_THREADS = 4096
+"""Most threads that decode on the CPU, far above any number of cores."""
 
 MOST_NAMED = 3
 """Images that a log line names; it counts the others."""
@@ -63,6 +67,8 @@ class DecodeStage(Stage):
             member of the batch, by the nearest good sample before it, cyclically. ``stats()`` counts replaced samples, and a
             log line names the first.
         max_pixels: Images with more pixels are not decoded: their header may lie.
+        threads: Number of threads that decode on the CPU. Left out: the cores that this process may use, within its affinity
+            and the CPU quota of its container, divided by the number of ranks on this machine (``LOCAL_WORLD_SIZE``).
         name: The stage's name in errors and traces.
 
     Raises:
@@ -100,6 +106,7 @@ class DecodeStage(Stage):
         exif: bool = True,
         on_error: OnError = "raise",
         max_pixels: int = MAX_PIXELS,
+        threads: int | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(on=on, into=..., name=name)
@@ -110,6 +117,9 @@ class DecodeStage(Stage):
         if min_side is not None:
             min_side = whole_number("min_side", min_side, "Leave it out to decode whole images.", least=1)
         max_pixels = whole_number("max_pixels", max_pixels, "Leave it out for PIL's own limit.", least=1)
+        if threads is not None:
+            threads = whole_number("threads", threads, "Leave it out for one per core.", least=1, most=MOST_THREADS)
+        self.threads = threads
         self.options = Options(channels, min_side, exif, max_pixels)
 
     def __repr__(self) -> str:
@@ -185,7 +195,8 @@ class BoundDecode(BoundStage):
                 "DataLoader, or leave the DecodeStage out."
             )
         if self.name not in memory:
-            memory[self.name] = Pools()
+            threads = self.stage.threads or max(allowed_cores() // local_ranks(), 1)
+            memory[self.name] = Pools(threads)
         decoding = Decoding(self, list(found.values()), memory[self.name])
         return decoding.with_placeholders(batch), decoding
 

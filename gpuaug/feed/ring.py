@@ -32,6 +32,7 @@ import torch
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
+from gpuaug.core.machine import allowed_memory_bytes, local_ranks
 from gpuaug.core.streams import Event
 from gpuaug.feed.ring_memory import DATA_OFFSET, MAX_GENERATIONS, MAX_SLOTS, Described, Leaf, Memory, Slot, batch_bytes, rings
 
@@ -268,12 +269,7 @@ def _clear_error() -> None:
 
 def default_budget_bytes() -> int:
     """An eighth of the memory that this process may use, divided among torchrun's processes on this machine."""
-    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError), open(path, encoding="ascii") as limit:
-            most = min(most, int(limit.read()))
-    local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return most // 8 // max(int(local_ranks) if local_ranks.isdecimal() else 1, 1)
+    return allowed_memory_bytes() // 8 // local_ranks()
 
 
 def why_not_here() -> str | None:

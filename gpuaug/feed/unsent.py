@@ -9,6 +9,7 @@ from typing import Any
 from torch._utils import ExceptionWrapper
 
 from gpuaug.feed.ring_memory import Described, Memory
+from gpuaug.feed.shared_storage import sending_memfd, use_memfd
 
 
 class SendsErrors:
@@ -45,6 +46,7 @@ class SendsErrors:
             queue._buffer.appendleft((number, (wrapped, worker, None) if self._keeps_state else wrapped))
 
         queues.Queue._on_queue_feeder_error = send  # type: ignore[attr-defined]
+        use_memfd()
         if self._init is not None:
             self._init(worker)
 
@@ -58,6 +60,7 @@ def sending_errors(loader: Any, keeps_state: bool, memory: Memory | None = None)
         return
     try:
         loader.worker_init_fn = SendsErrors(own, keeps_state, memory)
-        yield
+        with sending_memfd():
+            yield
     finally:
         loader.worker_init_fn = own

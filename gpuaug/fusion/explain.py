@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gpuaug.core.notebook import html_lines, html_table
+from gpuaug.core.plotting import html_lines, html_table
 from gpuaug.fusion.intermediates import in_strips, types_written
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp

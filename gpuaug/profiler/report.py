@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gpuaug.core.errors import ArgumentError, shown
-from gpuaug.core.notebook import html_lines, html_table
+from gpuaug.core.plotting import html_lines, html_table
 from gpuaug.profiler.measure import Spread, figure
 from gpuaug.profiler.timeline import Timeline
 

@@ -6,7 +6,7 @@ import torch
 
 import gpuaug
 from gpuaug.benchkit import environment as module
-from gpuaug.benchkit.environment import cores_allowed, environment
+from gpuaug.benchkit.environment import allowed_cores, environment
 
 
 def test_says_what_a_figure_needs_and_is_plain_json():
@@ -15,7 +15,7 @@ def test_says_what_a_figure_needs_and_is_plain_json():
     assert said["versions"]["torch"] == torch.__version__
     assert said["versions"]["kornia"]
     assert said["gpu"] is None
-    assert said["cpu"]["cores_allowed"] == cores_allowed() >= 1
+    assert said["cpu"]["cores_allowed"] == allowed_cores() >= 1
     assert said["time_utc"].endswith("+00:00")
 
 

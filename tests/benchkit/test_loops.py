@@ -112,7 +112,7 @@ def test_each_variant_steps_and_can_be_left(setup):
 
 
 def test_training_on_a_cpu_leaves_cores_to_the_workers(class_folder, monkeypatch):
-    monkeypatch.setattr(loops, "cores_allowed", lambda: 2)
+    monkeypatch.setattr(loops, "allowed_cores", lambda: 2)
     setup = loops.setup_for(CPU, class_folders(class_folder, None), batch_size=4, workers=1)
     torch.set_num_threads(2)
     with suppress(KeyboardInterrupt), loops.cores_shared(setup):

@@ -196,10 +196,6 @@ def test_a_decoder_may_return_an_array_of_its_own(monkeypatch, orientation):
     assert np.array_equal(room, by_pil(file))
 
 
-def test_cores_are_counted():
-    assert cpu.usable_cores() >= 1
-
-
 @pytest.mark.usefixtures("decoder")
 @pytest.mark.parametrize("options", [{}, {"subsampling": 0}, {"progressive": True}, {"mode": "L"}, {"mode": "CMYK"}], ids=str)
 @pytest.mark.parametrize("scale", [2, 4, 8])

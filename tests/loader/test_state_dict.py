@@ -15,7 +15,6 @@ from support.checkpoints import (
     Numbers,
     Prepared,
     Shards,
-    Tape,
     bits,
     same,
     shuffled,
@@ -181,22 +180,6 @@ def test_refused_state_of_another_loader_leaves_iterators_open():
             loader.load_state_dict(state)
         assert str(raised.value) == text
         assert len(list(iterator)) == BATCHES - 1
-
-
-def test_persistent_workers_that_would_lose_batches_are_refused():
-    def make(persistent):
-        return streamed(lambda: StatefulDataLoader(Tape(), 2, num_workers=1, persistent_workers=persistent), kind="a stream")
-
-    with make(True) as whole:
-        batches = list(whole)
-        state = whole.state_dict()
-    with make(True) as resumed:
-        resumed.load_state_dict(state)
-        with pytest.raises(ArgumentError, match="persistent_workers must be False to go on from the end"):
-            list(resumed)
-    with make(False) as resumed:
-        resumed.load_state_dict(state)
-        assert len(list(resumed)) == len(batches)
 
 
 def test_load_state_dict_ends_open_iterator():

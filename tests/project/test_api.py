@@ -21,7 +21,8 @@ PUBLIC = {
     "ArgumentTypeError": "GpuAugError, TypeError",
     "DecodeError": "GpuAugError, ValueError",
     "DecodeStage": (
-        "(*, on=…, backend='auto', channels=3, min_side=None, exif=True, on_error='raise', max_pixels=178956970, name=None)"
+        "(*, on=…, backend='auto', channels=3, min_side=None, exif=True, on_error='raise', max_pixels=178956970, threads=None, "
+        "name=None)"
     ),
     "DecodeStage.bind": "(self, name, lanes)",
     "DeviceError": "GpuAugError, RuntimeError",

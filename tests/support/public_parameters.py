@@ -160,6 +160,7 @@ PARAMETERS = {
     "DecodeStage(on)": Parameter(lambda v: DecodeStage(on=v), 0, KEY, **SELECTED),
     "DecodeStage(backend)": Parameter(lambda v: DecodeStage(backend=v), "cpu"),
     "DecodeStage(channels)": Parameter(lambda v: DecodeStage(channels=v), 1, **CHANNELS),
+    "DecodeStage(threads)": Parameter(lambda v: DecodeStage(threads=v), 2, LEFT_OUT | FROM_1),
     "DecodeStage(min_side)": Parameter(lambda v: DecodeStage(min_side=v), 64, LEFT_OUT | FROM_1 | LARGE),
     "DecodeStage(exif)": Parameter(lambda v: DecodeStage(exif=v), False, FLAG),
     "DecodeStage(on_error)": Parameter(lambda v: DecodeStage(on_error=v), "replace"),

@@ -44,7 +44,7 @@ from bench.harness.console import console, print_rows
 from bench.harness.optional_rows import MissingError, reason
 from bench.peers.feeders import COPY_STREAM, FEEDERS, FUSED, PINNED, PLAIN, STACKING, STREAMED, UNPINNED, FeedCase, OpenFeeder
 from gpuaug.benchkit import results
-from gpuaug.benchkit.environment import cores_allowed, environment
+from gpuaug.benchkit.environment import allowed_cores, environment
 from gpuaug.benchkit.windows import synchronize
 
 _WARM_SECONDS, _FILL_SECONDS = 1.0, 0.3
@@ -229,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--limit", type=float, default=160, help="seconds after which no repeat ends (default: %(default)s)")
     options = flags.read(parser, argv)
     # At least one worker: only workers have a ring.
-    cores = cores_allowed()
+    cores = allowed_cores()
     most = [workers for workers in (4, 8, 14) if workers < cores] or [max(1, cores - 1)]
     options.workers = tuple(workers for workers in options.workers if workers) or tuple(most)
     start, found_environment, run = perf_counter(), environment(options.device), _Run(options)

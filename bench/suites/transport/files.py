@@ -61,7 +61,7 @@ from bench.peers import decoders, file_cases, file_loaders
 from bench.peers.file_cases import Case
 from bench.peers.file_loaders import Way
 from gpuaug.benchkit import results
-from gpuaug.benchkit.environment import cores_allowed, environment
+from gpuaug.benchkit.environment import allowed_cores, environment
 from gpuaug.benchkit.windows import synchronize
 
 OURS = [file_loaders.OURS, file_loaders.OURS_ENGINES, file_loaders.OURS_CPU, file_loaders.OURS_SCALED, file_loaders.MAPPED]
@@ -248,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     if unknown := [kind for kind in kinds if not file_cases.is_known(kind)]:
         known = ", ".join((*file_cases.LOADING, file_cases.DECODE, file_cases.RAW))
         parser.error(f"--cases must name {known} or models of torchvision's, got {', '.join(unknown)}. Separate by commas.")
-    allowed = cores_allowed()
+    allowed = allowed_cores()
     options.cores = options.cores or ((min(16, allowed), 4) if allowed > 4 else (allowed,))
     if max(options.cores) > allowed:
         parser.error(f"--cores must be {allowed} at most, got {max(options.cores)}. This process may use no more.")

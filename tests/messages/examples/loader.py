@@ -6,7 +6,6 @@ import torch
 from support.checkpoints import Tape
 from support.messages.registry import example, untried
 from torch.utils.data import DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
 from torchvision import tv_tensors
 
 import gpuaug
@@ -34,8 +33,27 @@ def state_of_a_dataloader(told):
     loader().load_state_dict(streamed.state_dict())
 
 
+@example("persistent_workers must be False to go on from the end of an epoch")
+def persistent_workers_behind_an_epoch(told):
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def make(**options):
+        return gpuaug.StreamedLoader(StatefulDataLoader(Tape(), 2, num_workers=1, **options), device="cpu", seed=0)
+
+    with make(persistent_workers=True) as streamed:
+        whole, state = list(streamed), streamed.state_dict()
+    with make(persistent_workers=True) as resumed, told:
+        resumed.load_state_dict(state)
+        list(resumed)
+    with make(persistent_workers=False) as resumed:
+        resumed.load_state_dict(state)
+        assert len(list(resumed)) == len(whole)
+
+
 @example("got that of a plain DataLoader or a list")
 def state_of_another_kind_of_loader(told):
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
     state = stopped(loader())
     with told:
         gpuaug.StreamedLoader(StatefulDataLoader(range(8), 2), device="cpu", seed=0).load_state_dict(state)
@@ -54,24 +72,6 @@ def state_of_another_batch_size(told):
         warnings.simplefilter("ignore", gpuaug.GpuAugWarning)
         other.load_state_dict(state, strict=False)
     assert len(list(other)) == 2
-
-
-@example("Leave it out in the StatefulDataLoader")
-def ended_state_for_persistent_workers(told):
-    def made(*, persistent):
-        source = StatefulDataLoader(Tape(), 2, num_workers=1, persistent_workers=persistent)
-        return gpuaug.StreamedLoader(source, device="cpu", seed=0)
-
-    with made(persistent=True) as whole:
-        batches = list(whole)
-        state = whole.state_dict()
-    with made(persistent=True) as resumed:
-        resumed.load_state_dict(state)
-        with told:
-            list(resumed)
-    with made(persistent=False) as resumed:
-        resumed.load_state_dict(state)
-        assert [each.tolist() for each in resumed] == [each.tolist() for each in batches]
 
 
 @example("loader must stay the … that was wrapped")

@@ -14,7 +14,7 @@ from bench.figures import plot, tables
 from bench.peers import decoders, file_loaders
 from bench.suites.transport import files as suite
 from gpuaug.benchkit import results
-from gpuaug.benchkit.environment import cores_allowed
+from gpuaug.benchkit.environment import allowed_cores
 
 __all__ = ["file_corpora"]
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 TINY = ["--device", "cpu", "--size", "32", "--batch", "2", "--workers", "0", "--seconds", "0.02", "--search", "0.01"]
 ONCE = [*TINY, "--repeats", "1"]
 ON_CPU = ["torchvision, workers", "workers decode, fuse", "gpuaug", "gpuaug, CPU"]
-CORES = f"{cores_allowed()} core{'s' * (cores_allowed() > 1)}"
+CORES = f"{allowed_cores()} core{'s' * (allowed_cores() > 1)}"
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_measures_the_rows_that_there_are_on_a_cpu_and_leaves_no_worker(files, t
     }
     assert rows_by_case(made) == {case: rows for case, rows in wanted.items() if case.split(",")[0] not in left_out}
     assert {row["batch_size"] for row in made["rows"]} == {1, 2}, "an eighth of the batch for a camera's images, one at least"
-    assert all(row["cores"] == cores_allowed() and min(row["images_per_s"], row["cores_busy"]) > 0 for row in made["rows"])
+    assert all(row["cores"] == allowed_cores() and min(row["images_per_s"], row["cores_busy"]) > 0 for row in made["rows"])
     assert all(row["cpu_ms_per_image"] > 0 for row in made["rows"] if row["case"].startswith("camera"))
     raw = made["rows"][-1]
     assert raw["gb_per_s"] == pytest.approx(raw["images_per_s"] * 3 * 24 * 24 / 1e9)
@@ -158,7 +158,7 @@ def test_a_result_is_added_to_case_by_case(measured, files, monkeypatch):
     assert list(rows_by_case(json.loads(path.read_text()))) == [f"mix, {CORES}"]
 
 
-@pytest.mark.skipif(cores_allowed() < 2, reason="needs two cores")
+@pytest.mark.skipif(allowed_cores() < 2, reason="needs two cores")
 def test_each_number_of_cores_has_a_process_that_never_had_more(files, monkeypatch, tmp_path, capsys):
     started = []
 
@@ -197,7 +197,7 @@ def test_wrong_flags_are_refused_before_anything_is_measured(files, capsys):
             ["--cases", "small,nothing"],
             "--cases must name small, camera, mix, decode, raw or models of torchvision's, got nothi",
         ),
-        (["--cores", "4096"], f"--cores must be {cores_allowed()} at most, got 4096. This process may use no more."),
+        (["--cores", "4096"], f"--cores must be {allowed_cores()} at most, got 4096. This process may use no more."),
     ):
         with pytest.raises(SystemExit):
             files.main([*ONCE, *flags])
@@ -224,7 +224,7 @@ def test_tables_and_plot_show_it(measured, tmp_path):
 
 def measured_on_a_gpu(path, *more):
     flags = ["--device", "cuda", "--size", "32", "--batch", "8", "--workers", "2", "--seconds", "0.05", "--repeats", "1"]
-    cases = ["--cores", str(cores_allowed()), "--cases", "small,decode,resnet18"]
+    cases = ["--cores", str(allowed_cores()), "--cases", "small,decode,resnet18"]
     made = suite.main([*flags, *cases, "--json", str(path), *more])
     results.check(made)
     assert not multiprocessing.active_children()
