@@ -123,8 +123,9 @@ class Stalled:
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> None:
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Stalled":
         self._trial.stall()
+        return self
 
 
 class Encoder(nn.Module):

@@ -1,5 +1,6 @@
 """Batches for the loops: from DataLoader workers, or prepared before the measurement."""
 
+import os
 from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +38,8 @@ def endless(
         pin: Whether batches are page-locked for a GPU.
     """
     workers = options.workers if workers is None else workers
-    batch_bytes = batch_size * sum(getattr(part, "nbytes", 0) for part in tree_leaves(dataset[0]))
+    parts = tree_leaves(dataset[0], is_leaf=lambda part: isinstance(part, os.PathLike))  # files that are not read yet
+    batch_bytes = batch_size * sum(getattr(part, "nbytes", 0) for part in parts)
     draw = torch.Generator().manual_seed(0)
     return DataLoader(
         dataset,

@@ -85,8 +85,7 @@ class StatefulLoader:
         if finished and self._loads_ended(loader) and has_persistent_workers(loader):
             raise ArgumentError(
                 "persistent_workers must be False to go on from the end of an epoch where the dataset has a state, got True: "
-                "torchdata's persistent workers read on while they load it. Leave it out in the StatefulDataLoader, or load "
-                "the state after its last batch."
+                "torchdata's persistent workers read on while they load it. Leave it out in the StatefulDataLoader."
             )
         if finished and not self._loads_ended(loader):
             if not self._is_stream and given.get("dataset_state") is not None:

@@ -277,10 +277,7 @@ def test_a_batch_without_encoded_images_is_an_error():
     batch = [torch.zeros(2, 3, 4, 4), torch.zeros(2)]
     with pytest.raises(SelectionError) as raised:
         next(iter(StreamedLoader([batch], [DecodeStage()], device="cpu")))
-    assert str(raised.value) == (
-        "on must name encoded images in the batch, got Tensor. Pass collate_fn=gpuaug.collate_encoded to the DataLoader, "
-        "or leave the DecodeStage out."
-    )
+    assert "on must name encoded images in the batch, got Tensor" in str(raised.value)
 
 
 # Engines.

@@ -182,7 +182,4 @@ def test_uint16_image_error_says_to_scale():
 def test_samples_must_be_a_list(collate, given):
     with pytest.raises(ArgumentTypeError) as caught:
         collate(given)
-    assert (
-        str(caught.value)
-        == f"samples must be a list of samples, got {given!r}. Give the function itself to the DataLoader: collate_fn=…."
-    )
+    assert f"samples must be a list of samples, got {given!r}" in str(caught.value)

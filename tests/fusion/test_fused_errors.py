@@ -185,7 +185,7 @@ def test_bad_draws_are_refused():
         augment.draw((3, 4))
     with pytest.raises(gpuaug.ArgumentError) as caught:
         augment.draw(images)
-    assert str(caught.value) == "shape must be (B, C, H, W), got Tensor of shape (2, 3, 4, 4). Pass images.shape of a batch."
+    assert "shape must be (B, C, H, W), got Tensor of shape (2, 3, 4, 4)" in str(caught.value)
 
 
 @pytest.mark.parametrize(("given", "text"), [("input", "'input'"), (5, "5"), ([["input"]], "[['input']]")])

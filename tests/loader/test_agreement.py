@@ -142,10 +142,7 @@ def test_other_number_of_ranks_goes_on_after_the_samples_that_were_had(then, now
     state = stopped_at(3, made(*then))
     with pytest.raises(ArgumentError) as raised:
         made(*now).load_state_dict(state)
-    assert str(raised.value) == (
-        f"The number of ranks must be {then[0]}, as in the state, got {now[0]}. Samples of a batch, their order and their "
-        "draws depend on it. To go on with other batches, pass strict=False to load_state_dict."
-    )
+    assert f"The number of ranks must be {then[0]}, as in the state, got {now[0]}" in str(raised.value)
     rest = []
     for rank in range(now[0]):
         resumed = made(*now, rank)
@@ -222,10 +219,7 @@ def test_state_of_another_kind_of_loader_is_refused(source):
     for strict in (True, False):
         with pytest.raises(ArgumentError) as raised:
             made.load_state_dict(state, strict=strict)
-        assert str(raised.value) == (
-            f"state['source'] must be that of a DataLoader, got {shown(source)}. "
-            "Pass what state_dict() of a StreamedLoader returned."
-        )
+        assert f"state['source'] must be that of a DataLoader, got {shown(source)}" in str(raised.value)
     assert repr(made.state_dict()) == before
 
 

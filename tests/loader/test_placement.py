@@ -68,6 +68,4 @@ def test_encoder_on_another_kind_of_device_is_refused_at_once(cuda):
     stage = FeatureStage(nn.Linear(2, 2).requires_grad_(False))
     with pytest.raises(DeviceError) as caught:
         StreamedLoader([], [stage], device="cuda")
-    assert str(caught.value) == (
-        "The encoder must be on the loader's device, cuda, got weight on cpu. Move it with encoder.to('cuda')."
-    )
+    assert "The encoder must be on the loader's device, cuda, got weight on cpu" in str(caught.value)

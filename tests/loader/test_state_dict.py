@@ -153,9 +153,7 @@ def test_state_of_another_version_is_refused_with_the_release_that_reads_it(stri
 def test_entries_by_stage_are_text(name, entries, got):
     with pytest.raises(ArgumentTypeError) as raised:
         streamed(shuffled).load_state_dict({**STATE, name: entries})
-    assert str(raised.value) == (
-        f"state[{name!r}] must be a mapping of names to text, got {got}. Pass what state_dict() of a StreamedLoader returned."
-    )
+    assert f"state[{name!r}] must be a mapping of names to text, got {got}" in str(raised.value)
 
 
 def test_refused_state_of_another_loader_leaves_iterators_open():

@@ -176,7 +176,7 @@ def test_set_epoch_refuses_negative_and_non_integers(epoch, kind):
     rule = "0 or more" if kind is ArgumentError else "a whole number"
     with pytest.raises(kind) as caught:
         loader.set_epoch(epoch)
-    assert str(caught.value) == f"epoch must be {rule}, got {epoch!r}. Count epochs from 0."
+    assert f"epoch must be {rule}, got {epoch!r}" in str(caught.value)
 
 
 # Stages between epochs

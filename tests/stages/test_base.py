@@ -108,15 +108,13 @@ def test_stages_may_be_any_sequence(given):
 def test_stages_must_be_a_sequence(given, kind):
     with pytest.raises(ArgumentTypeError) as caught:
         StreamedLoader([], given, device="cpu")
-    assert str(caught.value) == f"stages must be a sequence of stages, got {kind}. Put it into a list: stages=[…]."
+    assert f"stages must be a sequence of stages, got {kind}" in str(caught.value)
 
 
 def test_duplicate_stage_names_are_refused():
     with pytest.raises(ArgumentError) as caught:
         StreamedLoader([], [TransformStage(len, name="a"), FeatureStage(nn.Identity(), name="a")], device="cpu")
-    assert str(caught.value) == (
-        "The names of stages must differ, got 'a' twice. Their draws are keyed by name: give each its own."
-    )
+    assert "The names of stages must differ, got 'a' twice" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["", 3, ("a",)])
@@ -124,25 +122,20 @@ def test_duplicate_stage_names_are_refused():
 def test_stage_name_must_be_non_empty_string(kind, default, name):
     with pytest.raises(ArgumentError) as caught:
         kind(nn.Identity(), name=name)
-    assert str(caught.value) == f"name must be a non-empty string, got {name!r}. Leave it out for {default!r}."
+    assert f"name must be a non-empty string, got {name!r}" in str(caught.value)
 
 
 @pytest.mark.parametrize("given", [None, 3, "flip"])
 def test_stage_must_be_callable(given):
     with pytest.raises(ArgumentTypeError) as caught:
         StreamedLoader([], [given], device="cpu")
-    assert str(caught.value) == (
-        f"transform must be a callable or nn.Module, got {type(given).__name__}. "
-        "Wrap what you want to be done in a function of the tensors."
-    )
+    assert f"transform must be a callable or nn.Module, got {type(given).__name__}" in str(caught.value)
 
 
 def test_stage_class_instead_of_instance_is_refused():
     with pytest.raises(ArgumentTypeError) as caught:
         TransformStage(K.RandomHorizontalFlip)
-    assert str(caught.value) == (
-        "transform must be an instance, got the class RandomHorizontalFlip. Call it first: RandomHorizontalFlip(…)."
-    )
+    assert "transform must be an instance, got the class RandomHorizontalFlip" in str(caught.value)
 
 
 def test_stage_repr():

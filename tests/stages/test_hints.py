@@ -203,10 +203,7 @@ def test_transforms_of_libraries_refuse_images_of_different_sizes(transform):
         arrived, error = failure(loader)
         assert not arrived
         assert type(error) is ArgumentTypeError
-        assert str(error) == (
-            f"transform must take images of different sizes, which the batch has, got {type(transform).__name__}, which takes "
-            "a tensor (B, C, H, W). Pass gpuaug.fuse(transform, ragged=True), whose first crop or resize gives them one size."
-        )
+        assert f"which the batch has, got {type(transform).__name__}, which takes a tensor" in str(error)
     assert next(iter(streamed([SIZES], fuse(K.Resize((4, 4)), ragged=True)))).shape == (2, 3, 4, 4)
 
 

@@ -16,71 +16,68 @@ DOES_NOT_FIT = [
         FIELDS,
         ...,
         ...,
-        "on must name what the stage works on in a dict, got nothing. It has 'images', 'labels': write Kind(…, on='images').",
+        "on must name what the stage works on in a dict, got nothing",
     ),
     (
         Pair(1, 2),
         ...,
         ...,
-        "on must name what the stage works on in a Pair, got nothing. It has 'images', 'labels': write Kind(…, on='images').",
+        "on must name what the stage works on in a Pair, got nothing",
     ),
     (
         Record(1, 2),
         ...,
         ...,
-        "on must name what the stage works on in a Record, got nothing. It has 'images', 'labels': write Kind(…, on='images').",
+        "on must name what the stage works on in a Record, got nothing",
     ),
     (
         TENSOR,
         "images",
         ...,
-        "on must be left out for a batch that is a single Tensor, got 'images'. "
-        "Leave it out, or return a tuple or dict from collate_fn.",
+        "on must be left out for a batch that is a single Tensor, got 'images'",
     ),
     (
         TENSOR,
         0,
         ...,
-        "on must be left out for a batch that is a single Tensor, got 0. "
-        "Leave it out, or return a tuple or dict from collate_fn.",
+        "on must be left out for a batch that is a single Tensor, got 0",
     ),
-    (PAIR, 2, ..., "on must be an index of a tuple of 2, got 2. Give one from 0 to 1."),
-    (PAIR, -3, ..., "on must be an index of a tuple of 2, got -3. Give one from 0 to 1."),
-    (PAIR, "images", ..., "on must be an index of a tuple of 2, got 'images'. Give one from 0 to 1."),
-    (PAIR, True, ..., "on must be an index of a tuple of 2, got True. Give one from 0 to 1."),
-    ((), 0, ..., "on must be an index of a tuple of 0, got 0. Say on=None for batches that may be empty."),
-    (PAIR, (0, 5), ..., "on must be an index of a tuple of 2, got 5. Give one from 0 to 1."),
-    (FIELDS, "image", ..., "on must name a member of the dict, got 'image'. It has 'images', 'labels'."),
-    (FIELDS, ("images", "mask"), ..., "on must name a member of the dict, got 'mask'. It has 'images', 'labels'."),
-    (FIELDS, {"image": "input"}, ..., "on must name a member of the dict, got 'image'. It has 'images', 'labels'."),
-    (Pair(1, 2), 0, ..., "on must name a member of the Pair, got 0. It has 'images', 'labels'."),
-    (Frozen(1, 2), "image", ..., "on must name a member of the Frozen, got 'image'. It has 'images', 'labels'."),
+    (PAIR, 2, ..., "on must be an index of a tuple of 2, got 2"),
+    (PAIR, -3, ..., "on must be an index of a tuple of 2, got -3"),
+    (PAIR, "images", ..., "on must be an index of a tuple of 2, got 'images'"),
+    (PAIR, True, ..., "on must be an index of a tuple of 2, got True"),
+    ((), 0, ..., "on must be an index of a tuple of 0, got 0"),
+    (PAIR, (0, 5), ..., "on must be an index of a tuple of 2, got 5"),
+    (FIELDS, "image", ..., "on must name a member of the dict, got 'image'"),
+    (FIELDS, ("images", "mask"), ..., "on must name a member of the dict, got 'mask'"),
+    (FIELDS, {"image": "input"}, ..., "on must name a member of the dict, got 'image'"),
+    (Pair(1, 2), 0, ..., "on must name a member of the Pair, got 0"),
+    (Frozen(1, 2), "image", ..., "on must name a member of the Frozen, got 'image'"),
     (
         TENSOR,
         ...,
         "views",
-        "into must be left out for a batch that is a single Tensor, got 'views'. "
-        "Return a tuple or dict from collate_fn to have room for another member.",
+        "into must be left out for a batch that is a single Tensor, got 'views'",
     ),
-    (PAIR, ..., 3, "into must be an index of a tuple of 2 or the one past its end, got 3. Give one from 0 to 2."),
-    (PAIR, ..., -3, "into must be an index of a tuple of 2 or the one past its end, got -3. Give one from 0 to 2."),
+    (PAIR, ..., 3, "into must be an index of a tuple of 2 or the one past its end, got 3"),
+    (PAIR, ..., -3, "into must be an index of a tuple of 2 or the one past its end, got -3"),
     (
         PAIR,
         ...,
         "views",
-        "into must be an index of a tuple of 2 or the one past its end, got 'views'. Give one from 0 to 2.",
+        "into must be an index of a tuple of 2 or the one past its end, got 'views'",
     ),
     (
         Pair(1, 2),
         "images",
         "views",
-        "into must be a field of Pair, which cannot grow, got 'views'. It has 'images', 'labels'.",
+        "into must be a field of Pair, which cannot grow, got 'views'",
     ),
     (
         Slots(1, 2),
         "images",
         "views",
-        "into must be a field of Slots, which cannot grow, got 'views'. It has 'images', 'labels'.",
+        "into must be a field of Slots, which cannot grow, got 'views'",
     ),
 ]
 
@@ -90,14 +87,16 @@ def test_on_or_into_that_does_not_fit_names_members(batch, on, into, text):
     selection = Selection(on, into, kind="Kind")
     with pytest.raises(SelectionError) as caught:
         selection.write(batch, selection.read(batch)[0])
-    assert str(caught.value) == text
+    assert str(caught.value).startswith(text)
+    if type(batch) not in (tuple, torch.Tensor):
+        assert "It has 'images', 'labels'" in str(caught.value)
     assert isinstance(caught.value, LookupError)
 
 
 def test_into_gap_past_end_is_refused():
     with pytest.raises(SelectionError) as caught:
         Selection(..., (0, 3), kind="Kind").write(PAIR, ("a", "b"))
-    assert str(caught.value) == "into must leave no gap past the end of a tuple of 2, got [3]. Start at 2."
+    assert "into must leave no gap past the end of a tuple of 2, got [3]" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -114,33 +113,27 @@ def test_into_gap_past_end_is_refused():
 def test_number_of_results_must_match_into(result, got, into):
     with pytest.raises(ArgumentError) as caught:
         Selection((0, 1), into, kind="Kind").write(PAIR, result)
-    assert str(caught.value) == (
-        f"The transform must return 2 values, one for each of 0, 1, got {got}. "
-        "Return a tuple in that order, or name with into= the one place where the whole result goes."
-    )
+    assert f"The transform must return 2 values, one for each of 0, 1, got {got}" in str(caught.value)
 
 
 def test_into_with_on_none_is_refused():
     with pytest.raises(ArgumentError) as caught:
         TransformStage(len, on=None, into="views")
-    assert str(caught.value) == (
-        "into must be left out when on=None hands over the whole batch, got 'views'. "
-        "Put the result where it belongs in the transform itself."
-    )
+    assert "into must be left out when on=None hands over the whole batch, got 'views'" in str(caught.value)
 
 
 @pytest.mark.parametrize(("on", "got"), [((), "()"), ({}, "{}")])
 def test_on_must_not_be_empty(on, got):
     with pytest.raises(ArgumentError) as caught:
         TransformStage(len, on=on)
-    assert str(caught.value) == f"on must name at least one member of the batch, got {got}. Leave it out for the default."
+    assert f"on must name at least one member of the batch, got {got}" in str(caught.value)
 
 
 @pytest.mark.parametrize(("into", "got"), [((), "()"), (None, "None")])
 def test_into_must_not_be_empty(into, got):
     with pytest.raises(ArgumentError) as caught:
         TransformStage(len, into=into)
-    assert str(caught.value) == f"into must name at least one member of the batch, got {got}. Leave it out for the default."
+    assert f"into must name at least one member of the batch, got {got}" in str(caught.value)
 
 
 @pytest.mark.parametrize("what", ["on", "into"])
@@ -148,15 +141,13 @@ def test_into_must_not_be_empty(into, got):
 def test_selectors_must_be_hashable(what, given):
     with pytest.raises(ArgumentError) as caught:
         TransformStage(len, **{what: given})
-    assert str(caught.value) == (
-        f"{what} must be a key, an index or a tuple of them, got {given!r}. Name several in a tuple: (0, 1)."
-    )
+    assert f"{what} must be a key, an index or a tuple of them, got {given!r}" in str(caught.value)
 
 
 def test_data_keys_of_on_must_be_names():
     with pytest.raises(ArgumentError) as caught:
         TransformStage(len, on={0: 1})
-    assert str(caught.value) == ("on must map members to data keys, got {0: 1}. Write Kornia's names: {0: 'input', 1: 'mask'}.")
+    assert "on must map members to data keys, got {0: 1}" in str(caught.value)
 
 
 @pytest.mark.parametrize("batch", [(), [], {}])
@@ -180,14 +171,14 @@ def test_unset_field_is_missing():
 @pytest.mark.parametrize(
     ("twice", "kind", "text"),
     [
-        ((0, 0), ArgumentError, "into must name each member once, got (0, 0). Leave the repeated one out."),
-        ((0, -2), SelectionError, "into must name each member of a tuple of 2 once, got (0, -2). Count all from the start."),
+        ((0, 0), ArgumentError, "into must name each member once, got (0, 0)"),
+        ((0, -2), SelectionError, "into must name each member of a tuple of 2 once, got (0, -2)"),
     ],
 )
 def test_into_duplicate_places_is_refused(twice, kind, text):
     with pytest.raises(kind) as caught:
         Selection(..., twice, kind="Kind").write(PAIR, ("a", "b"))
-    assert str(caught.value) == text
+    assert str(caught.value).startswith(text)
 
 
 def test_selection_error_names_stage_class():

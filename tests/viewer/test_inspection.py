@@ -128,9 +128,8 @@ def test_open_iterator_on_persistent_workers_is_refused_and_goes_on():
         next(iterator)
         with pytest.raises(ArgumentError) as caught:
             gpuaug.show(loader)
-        assert str(caught.value) == (
-            "loader must have no iterator open on persistent workers while it is shown, got one, which would end. "
-            "Finish its loop first, or close() the loader."
+        assert "loader must have no iterator open on persistent workers while it is shown, got one, which would end" in str(
+            caught.value
         )
         assert len(list(iterator)) == 5
         gpuaug.show(loader)

@@ -183,10 +183,10 @@ def test_wrong_arguments_are_refused():
         assert str(caught.value) == f"loader must be a StreamedLoader, got {got}"
     with pytest.raises(ArgumentTypeError) as caught:
         gpuaug.show(loader(), n=2.5)
-    assert str(caught.value) == "n must be a whole number, got 2.5. Leave it out for eight samples."
+    assert "n must be a whole number, got 2.5" in str(caught.value)
     with pytest.raises(ArgumentError) as caught:
         gpuaug.show(loader(), n=0)
-    assert str(caught.value) == "n must be 1 or more, got 0. Leave it out for eight samples."
+    assert "n must be 1 or more, got 0" in str(caught.value)
 
 
 @pytest.mark.parametrize(

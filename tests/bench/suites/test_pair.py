@@ -45,7 +45,7 @@ def test_a_process_imports_the_gpuaug_of_its_checkout(tmp_path, monkeypatch):
     (tmp_path / "gpuaug" / "__init__.py").write_text("raise SystemExit(3)")
     monkeypatch.chdir(pair.ROOT)
     child = pair.Child(tmp_path, Namespace(device="cpu", workers=0, size=32, batch=4, rows="augment, cls"))
-    with pytest.raises(SystemExit, match="got one that ended with status 3"):
+    with pytest.raises(SystemExit, match="because a process ended with status 3"):
         child.answer()
 
 

@@ -152,7 +152,7 @@ def test_results_of_what_is_left_are_tensors_of_one_size():
     assert re.match(text, str(raised.value))
     with pytest.raises(gpuaug.ArgumentTypeError) as raised:
         gpuaug.fuse(v2.Compose([v2.Lambda(lambda image: None), TO_FLOAT]))(images)
-    assert str(raised.value) == "Lambda_0 must give a tensor, got NoneType. Keep it in the dataset."
+    assert "Lambda_0 must give a tensor, got NoneType" in str(raised.value)
 
 
 @left_to_torchvision

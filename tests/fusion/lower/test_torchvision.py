@@ -277,15 +277,14 @@ def test_draws_name_what_they_have_no_form_for():
     mixed = gpuaug.fuse([v2.RandomHorizontalFlip(), K.RandomInvert(), TO_FLOAT]).draw(images.shape)
     with pytest.raises(gpuaug.ArgumentError) as raised:
         mixed.as_kornia()
-    assert str(raised.value) == (
-        "draws must be of Kornia's modules alone to have its form, got RandomHorizontalFlip_0 of torchvision. Read them by "
-        "draws.of(sample)."
+    assert "draws must be of Kornia's modules alone to have its form, got RandomHorizontalFlip_0 of torchvision" in str(
+        raised.value
     )
     with pytest.raises(gpuaug.ArgumentError) as raised:
         mixed.as_torchvision()
-    assert str(raised.value) == (
-        "draws must be of torchvision's transforms that fuse lowers to be told as calls, got RandomInvert_1, one of Kornia. "
-        "Read them by draws.of(sample)."
+    assert (
+        "draws must be of torchvision's transforms that fuse lowers to be told as calls, got RandomInvert_1, one of Kornia"
+        in str(raised.value)
     )
     with pytest.warns(gpuaug.GpuAugWarning):
         left = gpuaug.fuse(v2.RGB())

@@ -3,6 +3,7 @@
 To approve new or changed messages, run ``PYTHONPATH=tests:. python -m support.messages.listing`` and read the difference.
 """
 
+import functools
 from collections import defaultdict
 
 from support.messages import registry
@@ -18,6 +19,7 @@ def room_of(site):
     return f"fusion-{parts[2]}" if parts[1] == "fusion" and len(parts) > 3 else parts[1] if parts[0] == "gpuaug" else "bench"
 
 
+@functools.cache
 def listed():
     """The lines of the listing of each room."""
     names, reasons = registry.covered()

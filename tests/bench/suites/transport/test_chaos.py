@@ -38,7 +38,7 @@ def test_a_trial_that_fails_is_named_with_the_line_that_runs_it_again(monkeypatc
     shown = " ".join(capsys.readouterr().out.split())
     assert f"python -m bench chaos --seed 5 --trial {first}" in shown
     assert "differ from those of depth=0" in shown
-    with pytest.raises(SystemExit, match=f"got 1 of 1 that do not: {first}\\."):
+    with pytest.raises(SystemExit, match=f"because 1 of 1 trials differ from depth=0: {first}\\."):
         chaos.main(["--device", "cpu", "--seed", "5", "--trial", first])
 
 
