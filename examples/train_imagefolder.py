@@ -31,7 +31,7 @@ from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.benchkit import results
-from gpuaug.benchkit.environment import cores_allowed, environment
+from gpuaug.benchkit.environment import allowed_cores, environment
 from gpuaug.benchkit.photos import photographs
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -223,7 +223,7 @@ def main():
     if gpu:
         torch.cuda.set_device(device)
     else:  # leave the workers cores of their own: a step waits for whichever of its threads comes last
-        torch.set_num_threads(max(1, min(torch.get_num_threads(), cores_allowed() - args.workers)))
+        torch.set_num_threads(max(1, min(torch.get_num_threads(), allowed_cores() - args.workers)))
     if "RANK" in os.environ:  # under torchrun
         dist.init_process_group("nccl" if gpu else "gloo", device_id=device if gpu else None)
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

@@ -15,6 +15,8 @@ from typing import Any
 from torch import UntypedStorage
 from torch.multiprocessing import get_sharing_strategy, reductions
 
+from gpuaug.core.errors import GpuAugError
+
 _is_supported = sys.platform == "linux" and hasattr(os, "memfd_create") and hasattr(UntypedStorage, "_new_using_fd_cpu")
 
 
@@ -40,14 +42,24 @@ def sending_memfd() -> Iterator[None]:
 
 
 def _allocated(cls: Any, size: int) -> UntypedStorage:
-    """A storage of ``size`` bytes in a memfd, which torch takes for shared."""
-    fd = os.memfd_create("gpuaug-tensor")
+    """A storage of ``size`` bytes in a memfd, which torch takes for shared.
+
+    Raises:
+        GpuAugError: If the memory cannot be had.
+    """
     try:
-        os.ftruncate(fd, size)
-        storage: UntypedStorage = cls._new_shared_fd_cpu(fd, size)  # with a copy of the descriptor
-        return storage
-    finally:
-        os.close(fd)
+        fd = os.memfd_create("gpuaug-tensor")
+        try:
+            os.ftruncate(fd, size)
+            storage: UntypedStorage = cls._new_shared_fd_cpu(fd, size)  # with a copy of the descriptor
+            return storage
+        finally:
+            os.close(fd)
+    except (OSError, RuntimeError) as error:
+        raise GpuAugError(
+            f"A worker could not send a batch, because {size / 1e6:.1f} MB of memory cannot be had ({error}). Lower "
+            "batch_size, prefetch_factor or num_workers of the DataLoader."
+        ) from error
 
 
 def _reduced(storage: Any) -> Any:

@@ -49,7 +49,7 @@ def check_first(
         batch: The whole batch.
         values: Arguments of ``transform``.
         selection: The stage's ``on`` and ``into``.
-        others: Those of the other stages of the loader. Members that these take for images are no targets.
+        others: Those of the other stages of the loader. Members that these take for images, or make of images, are no targets.
 
     Raises:
         ArgumentTypeError: If ``transform`` cannot take images of different sizes, and these have.

@@ -84,7 +84,12 @@ class Selection:
         return [each % len(batch) if _form(batch) == "sequence" else each for each in selectors]
 
     def image_names(self, batch: Batch) -> list[Any]:
-        """The members of ``batch`` that the stage takes for images: the only one, or those with the data key ``"input"``."""
+        """The members of ``batch`` that the stage takes for images, or writes apart from its source.
+
+        A stage without data keys takes its only member for images, one with data keys those under ``"input"``.
+        """
+        if self.into is not ...:
+            return list(self.into) if isinstance(self.into, tuple) else [self.into]
         names, keys = self.names(batch), self.data_keys
         if keys is None:
             return names if len(names) == 1 else []

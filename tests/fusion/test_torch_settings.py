@@ -156,7 +156,7 @@ def test_ragged_batches_are_the_same(antialias, views):
 
 
 def test_collated_and_streamed_batches_are_the_same():
-    samples = [(image, index, 0.5, {"notes": torch.ones(1, 4)}) for index, image in enumerate(images_of())]
+    samples = [(image, index, 0.5, {"notes": torch.ones(1, 5)}) for index, image in enumerate(images_of())]
     pipeline = moving()
 
     def batches():

@@ -177,7 +177,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:pipeline must hold modules")
+@pytest.mark.filterwarnings("ignore:.* is left to")
 @pytest.mark.parametrize("what", REFUSED)
 def test_state_of_another_pipeline_is_refused(what):
     one, other, same = (

@@ -145,6 +145,7 @@ def test_images_that_another_stage_works_on_are_no_targets():
     pair = (IMAGES, torch.rand(2, 3, 8, 8))
     assert told(pair, TransformStage(fuse(FLIP)), TransformStage(fuse(FLIP), on=1)) == []
     assert told(pair, TransformStage(fuse(FLIP)), TransformStage(fuse(FLIP), on={1: "input"})) == []
+    assert told((IMAGES, torch.arange(2)), TransformStage(torch.clone, into=2), TransformStage(fuse(FLIP))) == []
     assert len(told(pair, TransformStage(fuse(FLIP)), TransformStage(fuse(FLIP), on={0: "input", 1: "mask"}))) == 1
     assert len(told(pair, TransformStage(fuse(FLIP)), TransformStage(lambda one, other: (one, other), on=(0, 1)))) == 1
 

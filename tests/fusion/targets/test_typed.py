@@ -268,6 +268,7 @@ IN_A_BATCH = {
 
 @pytest.mark.parametrize(("batch", "on", "found"), IN_A_BATCH.values(), ids=IN_A_BATCH)
 @pytest.mark.parametrize(("device", "depth"), [("cpu", 0), ("cpu", 2), pytest.param("cuda", 2, marks=pytest.mark.gpu)])
+@pytest.mark.filterwarnings("ignore:The copy of a batch")  # from memory that is not page-locked
 def test_stages_hand_over_what_their_type_declares(batch, on, found, device, depth):
     augment = gpuaug.fuse(v2.Compose([v2.RandomHorizontalFlip(), v2.RandomCrop((20, 30))]))
     stage = gpuaug.TransformStage(augment, on=on, name="augment")

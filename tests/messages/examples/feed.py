@@ -240,5 +240,6 @@ def slice_of_a_ragged_batch(told):
 
 
 untried("needs two GiB", "The images of a batch must have fewer than 2**31 values")
+untried("needs a limit of memory; see tests/feed/ring/test_exhausted_resources.py", "A worker could not send a batch")
 untried("needs ranks", "got a DataLoaderDispatcher", "The gradients of the last")
 untried("of a sampler that changes between processes; see tests/loader/test_resume.py", "The epoch cannot be resumed")
