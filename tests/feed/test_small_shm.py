@@ -22,7 +22,8 @@ def run(case):
     """Lines that a program prints in a mount namespace of its own, with 64 MB of ``/dev/shm``."""
     if shutil.which("unshare") is None:
         pytest.skip("there is no unshare")
-    env = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
+    paths = (str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", ""))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     mounts = subprocess.run(["unshare", "-rm", "sh", "-c", SCRIPT.format(python="true", case="")], capture_output=True)
     if mounts.returncode:
         pytest.skip(f"no mount namespace may be made: {mounts.stderr.decode().strip()}")
