@@ -41,6 +41,9 @@ TARGET_TYPES = {"Mask": "masks", "BoundingBoxes": "boxes", "KeyPoints": "keypoin
 
 _FOUND = frozenset({*TARGET_TYPES, "Video"})
 
+HOLDS_NOTHING = frozenset({Tensor, int, float, bool, str, bytes, type(None)})
+"""Types of values that hold none of torchvision's tensors."""
+
 
 def torchvision_class(transform: Any) -> type | None:
     """Torchvision's class of ``transform``, or the nearest base class that is torchvision's; ``None`` without one."""
@@ -121,11 +124,13 @@ def holds_targets(value: Any) -> bool:
 
     Transforms of torchvision's move all of these with the images. Clips are not supported here, but must be found.
     """
+    kind: Any = type(value)
+    if kind in HOLDS_NOTHING:  # nearly all: this is asked of every batch
+        return False
+    if kind in (dict, list, tuple):
+        members = value.values() if kind is dict else value
+        return any(type(member) not in HOLDS_NOTHING and holds_targets(member) for member in members)
     if isinstance(value, Tensor):
         return type_name(value) in _FOUND
-    if type(value) is dict:
-        return any(map(holds_targets, value.values()))
-    if type(value) in (list, tuple):
-        return any(map(holds_targets, value))
     names = batches.member_names(value) if batches.is_container(value) else ()
     return any(holds_targets(batches.member(value, name)) for name in names)

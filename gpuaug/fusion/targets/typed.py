@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpuaug.core import batch as batches
 from gpuaug.core.errors import ArgumentError
-from gpuaug.core.torchvision_types import TARGET_TYPES, holds_targets, type_name
+from gpuaug.core.torchvision_types import HOLDS_NOTHING, TARGET_TYPES, holds_targets, type_name
 from gpuaug.fusion.targets.data_keys import refuse_clip
 from gpuaug.fusion.targets.masks import like
 
@@ -193,7 +193,7 @@ def holds_unnamed(dicts: Any) -> bool:
         return False
     for record in dicts:
         for key, value in record.items() if isinstance(record, Mapping) else ():
-            if type(value) is not Tensor and key not in _NAMED and holds_targets(value):
+            if type(value) not in HOLDS_NOTHING and key not in _NAMED and holds_targets(value):
                 return True
     return False
 
