@@ -23,7 +23,7 @@ def allowed_cores() -> int:
 
 
 def allowed_memory_bytes() -> int:
-    """Bytes of memory that this process may use: those of the machine, and the limit of its container."""
+    """Bytes of memory that this process may use: the memory of the machine, or the limit of its container if that is less."""
     most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for folder in _cgroups("memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):

@@ -70,8 +70,8 @@ def read_encoded(path: str | os.PathLike[str]) -> EncodedFile:
         path: Path of an image file. A missing file is found when the batch is made.
 
     Returns:
-        An object with the path as ``path``. It holds no pixels, so transforms of the dataset cannot run on it, and those of
-        torchvision's v2 raise ``ArgumentTypeError``; give them to the loader as stages.
+        An object with the path as ``path``. It holds no pixels, so transforms of the dataset cannot run on it:
+        torchvision's v2 transforms raise ``ArgumentTypeError``. Give transforms to the loader as stages.
 
     Raises:
         ArgumentTypeError: If ``path`` is neither a str nor a path of ``pathlib``.

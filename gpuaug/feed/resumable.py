@@ -81,7 +81,7 @@ class ResumableLoader:
         # Not the loader itself, which may hold an iterator that holds this.
         self._dataset: Any = loader.dataset if self._by_index else loader
         self.sampler: Any = _index_sampler(loader) if self._by_index else None
-        """What gives the indices of batches, or of samples without batches."""
+        """Sampler of the loader: its batch sampler, or its sampler where there are no batches."""
         names = [type(each).__name__ for each in (self.sampler, getattr(loader, "sampler", None))]
         self._names = " of ".join(dict.fromkeys(names))
         paths = parts(loader) if self._by_index else {}

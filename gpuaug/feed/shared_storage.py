@@ -1,8 +1,8 @@
 """Shared memory of tensors that workers send without the ring: anonymous files in place of ``/dev/shm``.
 
 The first batches of an epoch, batches that fit into no slot, and all batches of a plain feed travel as torch sends tensors: in
-shared memory, of which the descriptor is sent. torch takes that memory from ``/dev/shm``, which has 64 MB in a container unless
-told otherwise, and a worker for which there is none dies of a bus error. A memfd is the same kind of memory without that limit.
+shared memory, whose descriptor is sent. torch takes that memory from ``/dev/shm``, which has 64 MB in a container by default,
+and a worker that cannot get memory there ends with a bus error. A memfd is the same kind of memory without that limit.
 """
 
 import os
@@ -29,7 +29,7 @@ def use_memfd() -> None:
 
 @contextmanager
 def sending_memfd() -> Iterator[None]:
-    """A block in which this process sends tensors in memfds, such as those of a dataset to workers that are not forked."""
+    """A block in which this process sends tensors in memfds, such as the tensors of a dataset to spawned workers."""
     reducers: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
     own = reducers.get(UntypedStorage)
     if _is_supported:
@@ -63,7 +63,7 @@ def _allocated(cls: Any, size: int) -> UntypedStorage:
 
 
 def _reduced(storage: Any) -> Any:
-    """What ``storage`` is pickled as: a memfd with its bytes, unless it is shared already."""
+    """Reduce a storage for pickling: to the descriptor of a memfd with its bytes, unless it is shared already."""
     plain = storage.device.type == "cpu" and storage.nbytes() and get_sharing_strategy() == "file_descriptor"
     if not plain or storage.is_shared():
         return reductions.reduce_storage(storage)
