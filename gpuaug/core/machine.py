@@ -8,9 +8,6 @@ from pathlib import Path
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 """Mount point of the control groups: of version 2, or one folder per controller of version 1."""
 
-_UNLIMITED = 2**60
-"""Limits of version 1 from which on there is none: an unlimited one is the largest multiple of a page in 63 bits."""
-
 
 def allowed_cores() -> int:
     """Number of cores that this process may use: its affinity, and the CPU quota of its container, rounded down, at least 1."""
@@ -28,7 +25,7 @@ def allowed_memory_bytes() -> int:
     for folder in _cgroups("memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             limit = _number(folder / name)
-            most = min(most, limit) if 0 < limit < _UNLIMITED else most
+            most = min(most, limit) if limit > 0 else most  # without a limit, version 1 has a number of nearly 63 bits
     return most
 
 

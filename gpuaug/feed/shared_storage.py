@@ -67,7 +67,7 @@ def _reduced(storage: Any) -> Any:
     plain = storage.device.type == "cpu" and storage.nbytes() and get_sharing_strategy() == "file_descriptor"
     if not plain or storage.is_shared():
         return reductions.reduce_storage(storage)
-    # Kept with the storage: tensors that share a storage here share one in the other process too.
+    # Kept with the storage: a process that is spawned after this inherits the descriptor, which must be open until then.
     copy = getattr(storage, "_gpuaug_copy", None)
     if copy is None:
         copy = storage._gpuaug_copy = _allocated(UntypedStorage, storage.nbytes())
