@@ -217,7 +217,7 @@ def _has_none(source: Any) -> bool:
 
 
 def _without_streams(source: Any) -> Any:
-    """A state of torchdata's without those of the stream, which then begins at its first sample."""
+    """A state of torchdata's without the states of the stream, which then begins at its first sample."""
     found = copy.deepcopy({name: each for name, each in source.items() if name != _BESIDE})
     for part in _parts_of(found):
         part["dataset_state"] = None

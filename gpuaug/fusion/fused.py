@@ -131,7 +131,7 @@ class Fused(nn.Module):
         classes = classes_of(options.num_classes, of_bytes.mixes)
         self.options, self._ending = replace(options, num_classes=classes), ending_of(of_bytes.tree)
         self.definition = (pipeline, replace(options, dtype=of_bytes.dtype))
-        """What decides the batches besides the draws. States of loaders hold it as text."""
+        """The pipeline and its options, which decide the batches besides the draws. States of loaders hold both as text."""
         self._soft = None if classes is None else SoftLabels(classes, options.label_smoothing)
         self._programs[torch.uint8] = of_bytes
         self._prefetch, self._known = TablePrefetch(), KnownKinds()

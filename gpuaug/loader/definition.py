@@ -1,4 +1,4 @@
-"""Definition of a stage as text: its arguments and those of the pipeline in it, the same in each process."""
+"""Definition of a stage as text: the arguments of the stage and of its pipeline, the same in each process."""
 
 import dataclasses
 import dis

@@ -38,9 +38,9 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
 
     Args:
         targets: A list of one dict for each image with ``valid``, (n,), or one dict of padded tensors with ``valid``, (B, N).
-        per_box: Keys that hold one entry per box. Left out: the usual ones, such as ``boxes``, ``labels``, ``class_labels``,
-            ``masks``, ``keypoints``, ``area``, ``iscrowd``, ``scores``, ``names``, ``track_ids``; the documentation of
-            detection lists them all.
+        per_box: Keys that hold one entry per box, besides ``valid``. Left out: the usual ones, such as ``boxes``, ``labels``,
+            ``class_labels``, ``masks``, ``keypoints``, ``area``, ``iscrowd``, ``scores``, ``names``, ``track_ids``; the
+            documentation of detection lists them all.
 
     Returns:
         A list of one dict for each image, of the type of those that came in. From a padded dict each takes its part of every
@@ -60,11 +60,12 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
         >>> kept[0]["labels"]
         tensor([7])
     """
-    keys = PER_BOX if per_box is None else per_box
-    if not isinstance(keys, list | tuple | set | frozenset) or not all(isinstance(key, str) for key in keys):
+    listed = PER_BOX if per_box is None else per_box
+    if not isinstance(listed, list | tuple | set | frozenset) or not all(isinstance(key, str) for key in listed):
         raise ArgumentTypeError(f"per_box must be a list of keys, got {shown(per_box)}. List all: ['boxes', 'labels'].")
+    keys = {"valid", *listed}  # or valid would be longer than the boxes
     if isinstance(targets, Mapping):
-        return _sanitize_padded(targets, set(keys))
+        return _sanitize_padded(targets, keys)
     if isinstance(targets, str | Tensor) or not isinstance(targets, Sequence):
         raise ArgumentTypeError(
             f"targets must be a list of dicts or one dict of padded tensors, got {type(targets).__name__}. "
@@ -76,7 +77,7 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     records = [targets[sample] for sample in judged]
     fitting = _fitting(records, [len(each) for each in valid])
     unlisted = {
-        name for name in fitting.keys() - set(keys) if not all(_is_typed(record[name]) for record in records if name in record)
+        name for name in fitting.keys() - keys if not all(_is_typed(record[name]) for record in records if name in record)
     }
     for name in unlisted if per_box is None else ():
         _check_whole(name, fitting[name])

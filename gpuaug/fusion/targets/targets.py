@@ -54,7 +54,7 @@ class Targets:
         self._ending = ending
         self.keys = [name_of(key) for key in keys]
         self.passed_keys = self.keys
-        """Data keys of the inputs as they were passed. ``keys`` goes on with those of targets that are found by type."""
+        """Data keys of the inputs as the user passed them. ``keys`` also has the data keys of targets found by type."""
         if len(inputs) != len(self.keys):
             raise ArgumentError(
                 f"data_keys must name each input, got {len(self.keys)} for {len(inputs)} inputs. "
@@ -114,7 +114,7 @@ class Targets:
         return spread
 
     def _gathered(self, values: list[Any]) -> list[Any]:
-        """The results of the inputs as they were passed, from those of ``_spread``."""
+        """Results of the inputs as the user passed them, given the results of the inputs that ``_spread`` returned."""
         start = len(self.passed_keys)
         results = values[:start]
         for index, typed in self._typed.items():

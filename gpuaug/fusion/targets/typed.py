@@ -45,8 +45,8 @@ class TypedTargets:
     Args:
         given: A tensor of torchvision's types, or a container of any depth.
         batch: Number of images.
-        in_dicts: Whether ``given`` is a list of target dicts, of which the values under the keys of ``TARGET_TYPES`` and
-            under ``bbox`` are not taken here.
+        in_dicts: Whether ``given`` is a list of target dicts. Values under the keys of target dicts (``boxes``, ``bbox``,
+            ``masks``, ``keypoints``) are then skipped.
 
     Raises:
         ArgumentError: If a sequence or a tensor does not hold one entry per image.

@@ -69,7 +69,7 @@ def build(form, sample):
 
 
 def right(transform, sample, value):
-    """What torchvision makes of one image and a value beside it."""
+    """The tensors within a value after torchvision's own call on an image and that value."""
     leaves = [leaf for leaf in batches.leaves(value) if isinstance(leaf, torch.Tensor)]
     made = transform(tv_tensors.Image(IMAGES[sample]), *leaves)[1:] if leaves else ()
     return list(made)
