@@ -101,11 +101,11 @@ class Lane:
         """Keep memory that this package did not allocate from being used again before this lane has read ``tensor``."""
         tensor.record_stream(self.stream)
 
-    def copy_parts(self, target: torch.Tensor, source: torch.Tensor, parts: Iterable[tuple[int, int]]) -> None:
-        """Copy parts of one flat tensor to the same places in another. A part is (start, end), end exclusive."""
+    def copy_parts(self, target: torch.Tensor, source: torch.Tensor, parts: Iterable[tuple[int, int, int]]) -> None:
+        """Copy parts of one flat tensor into another. A part is (start in ``target``, start in ``source``, length)."""
         with cuda.stream(self.stream):
-            for start, end in parts:
-                target[start:end].copy_(source[start:end], non_blocking=True)
+            for to, start, length in parts:
+                target[to : to + length].copy_(source[start : start + length], non_blocking=True)
 
 
 class InLineLane(Lane):
@@ -130,10 +130,10 @@ class InLineLane(Lane):
     def reads(self, tensor: Any) -> None:
         """Nothing to keep."""
 
-    def copy_parts(self, target: torch.Tensor, source: torch.Tensor, parts: Iterable[tuple[int, int]]) -> None:
-        """Copy parts of one flat tensor to the same place in another."""
-        for start, end in parts:
-            target[start:end] = source[start:end]
+    def copy_parts(self, target: torch.Tensor, source: torch.Tensor, parts: Iterable[tuple[int, int, int]]) -> None:
+        """Copy parts of one flat tensor into another."""
+        for to, start, length in parts:
+            target[to : to + length] = source[start : start + length]
 
 
 class _PassedEvent:

@@ -1,64 +1,26 @@
-"""Decodes batches on threads of its own: the JPEG engines take the images that they support, a pool of host threads the rest.
+"""Decodes batches on threads of its own, by several decoders at once: the header of a file alone decides which one it gets.
 
-nvJPEG's call blocks its thread for milliseconds. One thread makes these calls and nothing else, so that the engines never wait
-for the interpreter; two prepare batches for it. nvJPEG calls on one device are serialised by a per-device lock, held until the
-call's GPU work is done. Concurrent calls deadlocked on an H200 with nvJPEG 13.3, between threads and between processes, and
-were no faster.
+nvJPEG's call blocks its thread for milliseconds. Threads that make these calls do nothing else, so that the card never waits
+for the interpreter; two threads prepare batches.
 
 **Memory.** Threads allocate nothing through PyTorch. The training thread allocates on the copy lane, after that lane's wait for
 all readers of memory freed there. The engines do not wait for the stream that they are given: they begin at once. So a thread
 waits on the host for the copy lane's event before it decodes into that memory.
 """
 
-import threading
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from queue import SimpleQueue
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from gpuaug.core.encoded import Encoded
-from gpuaug.core.ragged import Ragged
 from gpuaug.core.streams import Event, Lane, Lanes
-from gpuaug.decode import cpu, nvjpeg
+from gpuaug.decode import nvjpeg
+from gpuaug.decode.decoders.base import FileDecoder, Place, Pools
 from gpuaug.decode.layout import Layout, Options, slab_length
-
-PREPARED = 2
-"""Batches in preparation at once: the one that the engines decode, and the next."""
-
-_turns: defaultdict[torch.device, threading.Lock] = defaultdict(threading.Lock)
-"""The lock of each device, held while its engines work."""
-
-POISON: int | None = None
-"""Byte that memory for pixels is filled with before decoding, for tests: a pixel that is not written then has a wrong value."""
-
-
-@dataclass(slots=True, eq=False)
-class Work:
-    """One ``Encoded`` of a batch and the memory for its pixels, allocated on the training thread."""
-
-    encoded: Encoded
-    layout: Layout
-    data: Tensor
-    """(bytes,) the decoded images, on the device."""
-    raw: Tensor | None
-    """(bytes,) full-size images for ``Layout.finish``, on the device. ``None`` where no image needs postprocessing."""
-    staging: Tensor | None
-    """(bytes,) page-locked memory for images that the CPU decodes. ``None`` if it decodes into ``data``, or no image."""
-    problems: dict[int, str] = field(default_factory=dict)
-    """Why an image could not be decoded, by its index in the batch."""
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> Ragged:
-        """Return the decoded images as a ``Ragged`` on ``device``.
-
-        The loader calls this where it would copy a tensor; the copy lane already waits for the decoder's event.
-        """
-        self.layout.finish(self.data, self.raw)
-        return self.layout.ragged(self.data, self.layout.places().to(device, non_blocking=non_blocking))
+from gpuaug.decode.work import Work, allocated
 
 
 class Decoder:
@@ -68,184 +30,64 @@ class Decoder:
         name: The stage's name.
         lanes: The loader's lanes.
         options: The stage's options.
-        engines: The JPEG engines of the lanes' device, or ``None`` to decode on the CPU alone.
+        decoders: The decoders. The first that takes a file decodes it.
     """
 
-    def __init__(self, name: str, lanes: Lanes, options: Options, engines: nvjpeg.Engines | None) -> None:
-        self._lanes, self._options = lanes, options
+    def __init__(self, name: str, lanes: Lanes, options: Options, decoders: list[FileDecoder]) -> None:
+        self._lanes, self._options, self.decoders = lanes, options, decoders
+        self._calls = max(each.calls for each in decoders)
         # Beside a training step, colour conversion would otherwise wait behind its kernels.
         self._lane: Lane = lanes.lane(f"decode/{name}", urgent=True)
-        self._engines = engines
-        self._turn = _turns[lanes.device]
-
-    @property
-    def uses_engines(self) -> bool:
-        """Whether there are engines."""
-        return self._engines is not None
+        others = [lanes.lane(f"decode/{name}/{call}", urgent=True) for call in range(1, self._calls)]
+        self._card_lanes = [self._lane, *others]
+        self._idle_card_lanes: SimpleQueue[Lane] = SimpleQueue()
+        for lane in self._card_lanes:
+            self._idle_card_lanes.put(lane)
 
     @property
     def version(self) -> str:
         """The decoders, each with its libraries and their versions."""
-        return f"engines: nvJPEG {self._engines.version}; {cpu.version()}" if self._engines is not None else cpu.version()
+        return "; ".join(f"{each.name}: {each.version}" for each in self.decoders)
+
+    def pools(self, threads: int) -> Pools:
+        """Threads for one iterator, of which ``threads`` decode on the CPU."""
+        return Pools(threads, self._calls)
 
     def allocate(self, encoded: Encoded, bad: Mapping[int, str]) -> Work:
         """Allocate memory for a batch. Called on the training thread, with the copy lane current."""
-        layout = Layout(encoded.headers, self._options, engines=self.uses_engines, bad=bad)
+        layout = Layout(encoded.headers, self._options, self.decoders, bad=bad)
         device, on_host = self._lanes.device, self._lanes.in_line
-        data = _empty(slab_length(layout.length), device)
-        raw = _empty(slab_length(layout.raw_length), device) if layout.raw_length else None
+        data = allocated(slab_length(layout.length), device)
+        raw = allocated(slab_length(layout.raw_length), device) if layout.raw_length else None
         staging = None
-        if not on_host and not layout.by_engines.all():
-            staging = _empty(layout.length, torch.device("cpu"), pin_memory=True)
+        if not on_host and layout.staged_length:
+            staging = allocated(slab_length(layout.staged_length), torch.device("cpu"), pin_memory=True)
         return Work(encoded, layout, data, raw, staging)
 
-    def start(self, pools: "Pools", works: list[Work]) -> Future[Event]:
-        """Submit a batch. The future's result is the decoder's event; its exception, an error of the library or the card."""
+    def start(self, pools: Pools, works: list[Work]) -> Future[list[Event]]:
+        """Submit a batch. The future's result is the decoders' events; its exception, an error of a library or the card."""
         free = self._lanes.copy.record_event()
         return pools.batches.submit(self._decode, pools, works, free)
 
     def settle(self) -> None:
         """Make the copy lane wait for all decoding queued so far. Memory freed on that lane can then be reused safely."""
-        self._lanes.copy.wait(self._lane.record_event())
+        for lane in self._card_lanes:
+            self._lanes.copy.wait(lane.record_event())
 
-    def _decode(self, pools: "Pools", works: list[Work], free: Event) -> Event:
+    def _decode(self, pools: Pools, works: list[Work], free: Event) -> list[Event]:
         if not self._lanes.in_line:
-            _enter(self._lanes.device)
-        on_cpu = [(work, pools.decoding(work)) for work in works if not work.layout.by_engines.all()]
-        calls = [(work, _prepared(work, self._engines)) for work in works if work.layout.by_engines.any()]
+            nvjpeg.enter(self._lanes.device)
+        place = Place(self._lanes, self._lane, self._idle_card_lanes, pools)
+        begun = self._begin(works, place, on_card=False)
         free.synchronize()
-        event = pools.engines.submit(self._by_engines, calls).result() if calls else self._lane.record_event()
-        for work, parts in on_cpu:
-            decoded = sorted(index for part in parts for index in part.result())
-            if work.staging is not None and decoded:
-                self._lane.copy_parts(work.data, work.staging, _byte_ranges(work.layout, decoded))
-                event = self._lane.record_event()
-        return event
+        begun = self._begin(works, place, on_card=True) + begun
+        return [finish() for finish in begun]
 
-    def _by_engines(self, calls: list[tuple[Work, "_Call"]]) -> Event:
-        if not self._lanes.in_line:
-            _enter(self._lanes.device)
-        with self._turn:
-            for work, call in calls:
-                self._call(work, call)
-            return self._lane.record_event()
-
-    def _call(self, work: Work, call: "_Call") -> None:
-        """Decode a batch; after a failure decode its images one by one, to find the ones that cannot be decoded."""
-        if not len(call.indices) or not self._status(work, call, slice(None)):
-            return
-        for at, index in enumerate(call.indices.tolist()):
-            if status := self._status(work, call, slice(at, at + 1)):
-                work.problems[index] = f"nvJPEG finds: {nvjpeg.STATUS[status]}"
-
-    def _status(self, work: Work, call: "_Call", part: slice) -> int:
-        """Status of nvJPEG for a part of a batch, after all GPU work of that call is done."""
-        assert self._engines is not None
-        form = nvjpeg.OUTPUT_RGBI if work.layout.channels == 3 else nvjpeg.OUTPUT_Y
-        files = call.addresses[part], call.lengths[part]
-        status = self._engines.decode(*files, call.outputs[part], form, self._lane.number)
-        self._lane.record_event(spin=True).synchronize()  # or its GPU work would overlap with the next call's
-        return status
-
-
-@dataclass(slots=True)
-class _Call:
-    """Arguments of nvJPEG's batched call."""
-
-    indices: Any
-    addresses: Any
-    lengths: Any
-    outputs: Any
-
-
-class Pools:
-    """The threads of one iterator, started with its first batch and so after workers have been forked.
-
-    Args:
-        threads: Number of threads that decode on the CPU.
-    """
-
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self.batches = ThreadPoolExecutor(PREPARED, "gpuaug-decode")
-        self.engines = ThreadPoolExecutor(1, "gpuaug-decode-engines")
-        self.images = ThreadPoolExecutor(threads, "gpuaug-decode-cpu")
-
-    def decoding(self, work: Work) -> list[Future[list[int]]]:
-        """Submit the images that the engines do not take to host threads: futures of the indices that were decoded."""
-        # All threads take from one iterator. A task for each image would take ten times as long in Python.
-        indices = np.flatnonzero(~work.layout.by_engines).tolist()
-        left = iter(indices)
-        return [self.images.submit(_decode_on_cpu, work, left) for _ in range(min(len(indices), self._threads))]
-
-    def close(self) -> None:
-        """End the threads after their current calls."""
-        self.batches.shutdown(cancel_futures=True)
-        self.engines.shutdown()
-        self.images.shutdown(cancel_futures=True)
-
-
-def _empty(length: int, device: torch.device, *, pin_memory: bool = False) -> Tensor:
-    with torch.inference_mode(False):  # else threads outside the consumer's inference mode could not write to it
-        data = torch.empty(length, dtype=torch.uint8, device=device, pin_memory=pin_memory)
-        return data if POISON is None else data.fill_(POISON)
-
-
-_entered = threading.local()
-
-
-def _enter(device: torch.device) -> None:
-    """Prepare this thread to call nvJPEG on ``device``."""
-    if getattr(_entered, "device", None) != device:
-        torch.cuda.set_device(device)
-        nvjpeg.relax_capture()
-        _entered.device = device
-
-
-def _prepared(work: Work, engines: nvjpeg.Engines | None) -> _Call:
-    """Addresses and lengths for nvJPEG's call, without the files for which nvJPEG finds another size than their header's."""
-    assert engines is not None
-    layout = work.layout
-    indices = np.flatnonzero(layout.by_engines)
-    table = layout.headers[indices]
-    addresses = (work.encoded.data.data_ptr() + table["start"]).astype(np.uint64)
-    lengths = table["length"].astype(np.uint64)
-    found = engines.sizes(addresses, lengths)
-    same = (found == layout.stored[indices]).all(1)
-    for index, (height, width) in zip(indices[~same].tolist(), found[~same].tolist(), strict=True):
-        stored = layout.stored[index].tolist()
-        work.problems[index] = f"nvJPEG finds {width}x{height} pixels and its header {stored[1]}x{stored[0]}"
-    indices, addresses, lengths = indices[same], addresses[same], lengths[same]
-    outputs = np.zeros(len(indices), nvjpeg.OUTPUT)
-    raw = layout.needs_postprocessing[indices]
-    outputs["channel"][:, 0] = work.data.data_ptr() + layout.starts[indices]
-    if work.raw is not None:
-        outputs["channel"][raw, 0] = work.raw.data_ptr() + layout.raw_starts[indices][raw]
-    outputs["pitch"][:, 0] = layout.stored[indices, 1] * layout.channels
-    return _Call(indices, addresses, lengths, outputs)
-
-
-def _decode_on_cpu(work: Work, indices: Iterator[int]) -> list[int]:
-    """Decode images into host memory. Returns the indices of the images that were decoded."""
-    room = (work.data if work.staging is None else work.staging).numpy()
-    decoded = []
-    for index in indices:
-        file = work.encoded.file(int(work.layout.sources[index]))
-        if problem := cpu.decode(file, work.layout, index, work.layout.image(room, index)):
-            work.problems[index] = problem
-        else:
-            decoded.append(index)
-    return decoded
-
-
-def _byte_ranges(layout: Layout, indices: list[int]) -> list[tuple[int, int]]:
-    """Merge adjacent images into ranges [start, end) of the flat buffer, in bytes; ``end`` is exclusive."""
-    ends = [*layout.starts[1:].tolist(), layout.length]
-    ranges: list[tuple[int, int]] = []
-    for index in indices:
-        start, end = int(layout.starts[index]), int(ends[index])
-        if ranges and ranges[-1][1] == start:
-            ranges[-1] = (ranges[-1][0], end)
-        else:
-            ranges.append((start, end))
-    return ranges
+    def _begin(self, works: list[Work], place: Place, *, on_card: bool) -> list[Callable[[], Event]]:
+        begun = []
+        for work in works:
+            for number, decoder in enumerate(self.decoders):
+                indices = np.flatnonzero(work.layout.decoders == number)
+                if decoder.on_card == on_card and len(indices):
+                    begun.append(decoder.begin(work, indices, place))
+        return begun

@@ -1,7 +1,8 @@
 """Place and decoder of each image in a batch, computed from the headers and the stage's options alone."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -9,12 +10,6 @@ from numpy.typing import NDArray
 
 from gpuaug.core.encoded import Format, Headers
 from gpuaug.core.ragged import Ragged, Shapes
-
-ENGINE_SIDE = 16384
-"""Pixels of the longest side that the JPEG engines support."""
-
-ENGINE_SAMPLINGS = (4 * 1 + 1, 4 * 2 + 1, 4 * 2 + 2, 4 * 1 + 2)
-"""Chroma subsamplings that the engines support, in ``HEADER``'s encoding: 4:4:4 or grey, 4:2:2, 4:2:0, 4:4:0."""
 
 SLAB_STEP = 1.125
 """Factor between sizes of memory blocks for pixels, so that batches of similar size reuse one cached block."""
@@ -30,17 +25,28 @@ class Options:
     max_pixels: int
 
 
+class Taker(Protocol):
+    """What a layout asks of a decoder."""
+
+    @property
+    def on_card(self) -> bool:
+        """Whether it writes whole images, as stored, to the device's memory."""
+
+    def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
+        """(B,) whether it decodes each file, by the records of ``HEADER`` alone."""
+
+
 class Layout:
     """The places of a batch's images in one flat buffer.
 
     Args:
         headers: The batch's headers.
         options: The stage's options.
-        engines: Whether the JPEG engines decode the images that they support.
+        decoders: The decoders. The first that takes a file decodes it; the last takes all files.
         bad: Images that cannot be decoded. Each is replaced by the nearest good one before it, cyclically; one must be good.
     """
 
-    def __init__(self, headers: Headers, options: Options, *, engines: bool, bad: Collection[int] = ()) -> None:
+    def __init__(self, headers: Headers, options: Options, decoders: Sequence[Taker], *, bad: Collection[int] = ()) -> None:
         self.sources = nearest_good(len(headers.table), bad)
         """(B,) index of the file that is decoded for each image."""
         self.headers = table = headers.table[self.sources]
@@ -60,15 +66,16 @@ class Layout:
         """(B,) index of each image's first value in the buffer."""
         self.length = int(lengths.sum())
         """Number of values of all images."""
-        self.by_engines = (
-            (table["format"] == Format.JPEG)
-            & np.isin(table["sampling"], ENGINE_SAMPLINGS)
-            & (stored.max(1) <= ENGINE_SIDE)
-            & engines
-        )
-        """(B,) bool: the engines decode this image; otherwise the CPU does."""
-        self.needs_postprocessing = self.by_engines & ((self.scales > 1) | (self.orientations > 1))
-        """(B,) bool: the engines decode this image at full size into the temporary buffer ``raw``.
+        self.decoders = np.stack([each.takes(table) for each in decoders]).argmax(0)
+        """(B,) index of the decoder of each image."""
+        on_card = np.array([each.on_card for each in decoders])[self.decoders]
+        staged = np.where(on_card, 0, lengths)
+        self.staged_starts = staged.cumsum() - staged
+        """(B,) index of each image's first value in memory for the images that the CPU decodes alone."""
+        self.staged_length = int(staged.sum())
+        """Number of values of the images that the CPU decodes."""
+        self.needs_postprocessing = on_card & ((self.scales > 1) | (self.orientations > 1))
+        """(B,) bool: the card decodes this image at full size into the temporary buffer ``raw``.
 
         ``finish`` then downsamples or rotates it into the batch.
         """
@@ -80,10 +87,9 @@ class Layout:
         """(B, 3) int64: index of the first value, height and width of each image, as in ``Ragged.places``."""
         return torch.from_numpy(np.column_stack([self.starts, self.shapes.sizes]))
 
-    def image(self, data: NDArray[np.uint8], index: int) -> NDArray[np.uint8]:
-        """View (h, w, C) of one image in the batch's flat buffer."""
+    def image(self, data: NDArray[np.uint8], index: int, start: int) -> NDArray[np.uint8]:
+        """View (h, w, C) of one image in flat memory, which begins at ``start``."""
         height, width = self.shapes.sizes[index].tolist()
-        start = int(self.starts[index])
         return data[start : start + height * width * self.channels].reshape(height, width, self.channels)
 
     def ragged(self, data: torch.Tensor, places: torch.Tensor) -> Ragged:

@@ -1,14 +1,12 @@
-"""nvJPEG through its C interface: batches of JPEGs decoded by the JPEG engines of the card. The only file that calls nvJPEG.
+"""nvJPEG through its C interface: batches of JPEGs decoded in one call. The only file that calls nvJPEG.
 
 Source: nvjpeg.h of CUDA 12 and 13.
 """
 
 import ctypes
 import importlib.util
-import logging
 import os
-import warnings
-import weakref
+import threading
 from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
 from glob import glob
@@ -19,10 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpuaug.core.errors import DeviceError, GpuAugError, GpuAugWarning
+from gpuaug.core.errors import GpuAugError
 
-HARDWARE = 3
-"""``NVJPEG_BACKEND_HARDWARE``: decode on the engines, from bitstreams in host memory."""
+GPU_HYBRID, HARDWARE = 2, 3
+"""``NVJPEG_BACKEND_GPU_HYBRID`` and ``_HARDWARE``: decode on the multiprocessors, on the engines; from files in host memory."""
+
+FLAGS = 1 << 5
+"""``NVJPEG_FLAGS_UPSAMPLING_WITH_INTERPOLATION``: subsampled chroma is interpolated, as by libjpeg-turbo, and not repeated."""
 
 OUTPUT_Y, OUTPUT_RGBI = 2, 5
 
@@ -43,16 +44,12 @@ STATUS = {
 }
 OF_THE_FILE = {3, 4, 10}
 """Statuses that a file causes. The library or the card causes the others."""
-_NO_ENGINES = {7, 9}
-"""Statuses of a card without engines. After another status, setting the engines up may succeed later."""
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 """Environment variable that CUDA reads when it starts: number of hardware queues that the streams of a process share."""
 
 MOST_QUEUES, USUAL_QUEUES = 32, 8
 """CUDA's maximum and default number of hardware queues."""
-
-_log = logging.getLogger("gpuaug")
 
 _RELAXED = 2  # cudaStreamCaptureModeRelaxed
 
@@ -71,7 +68,7 @@ class NvJpegError(GpuAugError, RuntimeError):
 @cache
 def find_library() -> str | None:
     """Path or name of an installed nvJPEG for torch's major version of CUDA, or ``None``."""
-    for name in [*map(str, _wheels(_major())), f"libnvjpeg.so.{_major()}"]:
+    for name in [*map(str, _wheels(major())), f"libnvjpeg.so.{major()}"]:
         try:
             ctypes.CDLL(name)
         except OSError:
@@ -82,10 +79,11 @@ def find_library() -> str | None:
 
 def other_majors() -> list[str]:
     """Major versions of CUDA, other than torch's, that nvJPEG is installed for."""
-    return sorted({path.suffix[1:] for path in _wheels("*")} - {_major()})
+    return sorted({path.suffix[1:] for path in _wheels("*")} - {major()})
 
 
-def _major() -> str:
+def major() -> str:
+    """Major version of torch's CUDA, or an empty string."""
     return (torch.version.cuda or "").partition(".")[0]
 
 
@@ -114,29 +112,28 @@ queues = ask_for_queues()
 """Hardware queues of this process. Found on import, since CUDA may start at any time after that."""
 
 
-class Engines:
-    """One nvJPEG decoding state on one device. The caller serialises ``decode`` over all states of a device.
+class BatchDecoder:
+    """One nvJPEG decoding state on one device. Its calls must not overlap.
 
     Args:
         device: A CUDA device.
+        backend: ``HARDWARE`` or ``GPU_HYBRID``.
 
     Raises:
-        NvJpegError: If the device has no engines, or nvJPEG cannot be set up.
+        NvJpegError: If nvJPEG cannot be set up; for ``HARDWARE``, if the device has no engines.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, backend: int) -> None:
         path = find_library()
         assert path is not None
+        self.backend = backend
         # CDLL releases the GIL during a call. PyDLL keeps it, for calls that take less time than releasing it.
         self._library, self._quick = ctypes.CDLL(path), ctypes.PyDLL(path)
         self._handle, self._state = c_void_p(), c_void_p()
         self._initialized: tuple[int, int] | None = None
         with torch.cuda.device(device):
-            self._call("nvjpegCreateEx", c_int(HARDWARE), None, None, c_uint(0), byref(self._handle))
+            self._call("nvjpegCreateEx", c_int(backend), None, None, c_uint(FLAGS), byref(self._handle))
             self._call("nvjpegJpegStateCreate", self._handle, byref(self._state))
-        self.close = weakref.finalize(self, _destroy, self._library, self._handle, self._state)
-        """Free nvJPEG's handle and state."""
-        self.close.atexit = False  # the device may be gone by then
 
     @property
     def version(self) -> str:
@@ -166,7 +163,7 @@ class Engines:
         form: int,
         stream: int,
     ) -> int:
-        """Decode a batch. Blocks while the engines work; colour conversion is queued on ``stream``.
+        """Decode a batch. Blocks while the engines work; work of the multiprocessors is queued on ``stream``.
 
         Args:
             addresses: (B,) host addresses of the files.
@@ -199,66 +196,19 @@ class Engines:
             raise NvJpegError(name, status)
 
 
-def _destroy(library: ctypes.CDLL, handle: c_void_p, state: c_void_p) -> None:
-    library.nvjpegJpegStateDestroy(state)
-    library.nvjpegDestroy(handle)
+_entered = threading.local()
 
 
-def find_engines(backend: str, device: torch.device) -> Engines | None:
-    """The engines of ``device`` for a stage with this ``backend``, or ``None`` to decode on the CPU.
-
-    Raises:
-        DeviceError: If ``backend`` is ``"engines"`` and they cannot be used.
-
-    Warns:
-        GpuAugWarning: If a GPU's images are decoded on the CPU because nvJPEG is missing or its engines cannot be set up, or if
-            the engines will wait for the training step.
-    """
-    if backend == "cpu" or (backend == "auto" and device.type != "cuda"):
-        return None
-    found = _engines_or_why_not(device)
-    if not isinstance(found, str):
-        if queues < MOST_QUEUES:
-            warnings.warn(
-                f"Images are not decoded while a model trains, because {QUEUES} is {queues}: decoding waits for each step. "
-                f"Import gpuaug before anything uses the GPU, or set {QUEUES}={MOST_QUEUES} for the process.",
-                GpuAugWarning,
-                stacklevel=2,
-            )
-        return found
-    if backend == "engines":
-        raise DeviceError(
-            f"backend must be 'auto' or 'cpu' without a GPU's JPEG engines, got 'engines' and {found}. Leave it out."
-        )
-    if found.startswith("a card without"):
-        _log.info("Images are decoded on the CPU: %s.", found)
-        return None
-    way_out = f"Run pip install 'gpuaug[decode-cu{_major()}]'" if "nvJPEG" in found else "See what else uses the card"
-    warnings.warn(
-        f"The CPU decodes images, which may be too slow for a GPU, because there are no JPEG engines: {found}. "
-        f"{way_out}, or pass backend='cpu' to the DecodeStage.",
-        GpuAugWarning,
-        stacklevel=2,
-    )
-    return None
-
-
-def _engines_or_why_not(device: torch.device) -> Engines | str:
-    if device.type != "cuda":
-        return f"the device {device}"
-    if find_library() is None:
-        others = other_majors()
-        return f"nvJPEG for CUDA {', '.join(others)} alone" if others else "no nvJPEG"
-    try:
-        return Engines(device)
-    except NvJpegError as error:
-        if error.status in _NO_ENGINES:
-            return f"a card without them ({error.status})"
-        return f"engines that cannot be set up ({STATUS.get(error.status, error.status)})"
+def enter(device: torch.device) -> None:
+    """Prepare this thread to call nvJPEG on ``device``."""
+    if getattr(_entered, "device", None) != device:
+        torch.cuda.set_device(device)
+        relax_capture()
+        _entered.device = device
 
 
 def relax_capture() -> None:
     """Allow CUDA calls of this thread while another thread captures a graph: they are not part of it."""
-    runtime = ctypes.CDLL(f"libcudart.so.{_major()}")
+    runtime = ctypes.CDLL(f"libcudart.so.{major()}")
     mode = c_int(_RELAXED)
     runtime.cudaThreadExchangeStreamCaptureMode(byref(mode))

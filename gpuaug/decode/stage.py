@@ -25,14 +25,15 @@ from gpuaug.core.machine import allowed_cores, local_ranks
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Event, Lanes
-from gpuaug.decode import nvjpeg
-from gpuaug.decode.decoder import Decoder, Pools, Work
+from gpuaug.decode.decoder import Decoder
+from gpuaug.decode.decoders import registry
+from gpuaug.decode.decoders.base import Pools
 from gpuaug.decode.layout import Options, nearest_good, problems
 from gpuaug.decode.members import map_instances, with_samples_from
+from gpuaug.decode.work import Work
 from gpuaug.stages.base import BoundStage, Stage
 from gpuaug.stages.selection import On
 
-Backend = Literal["auto", "engines", "cpu"]
 OnError = Literal["raise", "replace"]
 
 MAX_PIXELS = 178_956_970
@@ -100,7 +101,7 @@ class DecodeStage(Stage):
         self,
         *,
         on: On = ...,
-        backend: Backend = "auto",
+        backend: registry.Backend = "auto",
         channels: Literal[1, 3] = 3,
         min_side: int | None = None,
         exif: bool = True,
@@ -110,7 +111,9 @@ class DecodeStage(Stage):
         name: str | None = None,
     ) -> None:
         super().__init__(on=on, into=..., name=name)
-        self.backend: Backend = one_of("backend", backend, ("auto", "engines", "cpu"), "Leave it out to have what fits.")
+        self.backend: registry.Backend = one_of(
+            "backend", backend, ("auto", "engines", "hybrid", "cpu"), "Leave it out to have what fits."
+        )
         self.on_error: OnError = one_of("on_error", on_error, ("raise", "replace"), "Leave it out to have errors raised.")
         channels = one_of("channels", channels, (1, 3), "Leave it out for RGB.")
         exif = flag("exif", exif, "Leave it out to have images upright.")
@@ -124,6 +127,22 @@ class DecodeStage(Stage):
 
     def __repr__(self) -> str:
         return f"DecodeStage(backend={self.backend!r}, on_error={self.on_error!r})"
+
+    @property
+    def decoders(self) -> registry.DecoderTable:
+        """The decoders on this machine's accelerator: what each takes, or why it is not used. Print it.
+
+        Raises:
+            DeviceError: If ``backend`` names a decoder that cannot be used.
+
+        Cost:
+            Sets nvJPEG up for the device once in a process: about a second.
+
+        Examples:
+            >>> DecodeStage(backend="cpu").decoders["engines"].words
+            "backend='cpu'"
+        """
+        return registry.DecoderTable(registry.find(self.backend, devices.resolve(None)))
 
     def __call__(self, encoded: Encoded, device: torch.device | str | int | None = None) -> Ragged:
         """Decode one batch at once, without a loader.
@@ -178,7 +197,7 @@ class BoundDecode(BoundStage):
     def __init__(self, name: str, stage: DecodeStage, lanes: Lanes) -> None:
         super().__init__(name, stage.selection, lanes)
         self.stage, self.lanes = stage, lanes
-        self.decoder = Decoder(name, lanes, stage.options, nvjpeg.find_engines(stage.backend, lanes.device))
+        self.decoder = Decoder(name, lanes, stage.options, registry.used(registry.find(stage.backend, lanes.device)))
         self.version = self.decoder.version
 
     def submit(self, batch: Batch, memory: dict[str, Any]) -> tuple[Batch, "Decoding | None"]:
@@ -196,7 +215,7 @@ class BoundDecode(BoundStage):
             )
         if self.name not in memory:
             threads = self.stage.threads or max(allowed_cores() // local_ranks(), 1)
-            memory[self.name] = Pools(threads)
+            memory[self.name] = self.decoder.pools(threads)
         decoding = Decoding(self, list(found.values()), memory[self.name])
         return decoding.with_placeholders(batch), decoding
 
@@ -267,13 +286,12 @@ class Decoding:
         Raises:
             DecodeError: If an image cannot be decoded, and ``on_error`` is ``"raise"`` or no image of the batch can be.
         """
-        copy = self._bound.lanes.copy
-        copy.wait(self._result(waiting))
+        self._wait_for_decoders(waiting)
         while any(work.problems for work in self.works):
             for work in self.works:
                 self._note(work.encoded, {int(work.layout.sources[index]): why for index, why in work.problems.items()})
             self._start()  # all images anew: their places follow from the sizes of the images before them
-            copy.wait(self._result(waiting))
+            self._wait_for_decoders(waiting)
         if not self._bad:
             return batch
         self.replaced = len(self._bad)
@@ -298,14 +316,14 @@ class Decoding:
             )
             raise DecodeError(f"An image cannot be decoded, because of {first}{more}. {way_out}")
         self.works: list[Work] = [self._bound.decoder.allocate(each, self._bad) for each in self._encoded]
-        self._future: Future[Event] = self._bound.decoder.start(self._pools, self.works)
+        self._future: Future[list[Event]] = self._bound.decoder.start(self._pools, self.works)
 
-    def _result(self, waiting: Callable[[], AbstractContextManager[None]]) -> Event:
-        """The decoder's event. Blocks, within ``waiting()``, while images are being decoded."""
-        if self._future.done():
-            return self._future.result()
-        with waiting():
-            return self._future.result()
+    def _wait_for_decoders(self, waiting: Callable[[], AbstractContextManager[None]]) -> None:
+        """Make the copy lane wait for the decoders' events. Blocks, within ``waiting()``, while images are being decoded."""
+        with nullcontext() if self._future.done() else waiting():
+            events = self._future.result()
+        for event in events:
+            self._bound.lanes.copy.wait(event)
 
     def _note(self, encoded: Encoded, found: Mapping[int, str]) -> None:
         for index, why in found.items():

@@ -16,7 +16,7 @@ from gpuaug.loader.inspection import Inspection
 from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.profiler.measure import Work, alone, can_look, on_device, synchronize, waits_at
 from gpuaug.profiler.repeated_batch import RepeatedBatch
-from gpuaug.profiler.report import COPY, STEP, Part
+from gpuaug.profiler.report import COPY, DECODERS, STEP, Part
 from gpuaug.stages.base import BoundStage, Stage, TransformStage
 from gpuaug.stages.feature import FeatureStage
 
@@ -48,8 +48,8 @@ def measured(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iterator[
         for number, (bound, stage) in enumerate(inspection.stages):
             if isinstance(stage, DecodeStage):
                 wall, _ = alone(on_lane(partial(decoded.next, number)), device, REPEATS)
-                engines = isinstance(bound, BoundDecode) and bound.decoder.uses_engines
-                yield Part(f"stage/{bound.name}", wall, kind="engines" if engines else "cpu decoder")
+                assert isinstance(bound, BoundDecode)
+                yield Part(f"stage/{bound.name}", wall, kind=DECODERS[bound.decoder.decoders[0].name])
         host_batch = on_lane(decoded.whole)()
 
     def copied() -> Batch:

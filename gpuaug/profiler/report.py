@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Final, Literal
 
 from gpuaug.core.errors import ArgumentError, shown
 from gpuaug.core.plotting import html_lines, html_table
@@ -10,8 +11,8 @@ from gpuaug.profiler.measure import Spread, figure
 from gpuaug.profiler.timeline import Timeline
 
 LOAD, COPY, STEP = "load", "copy", "step"
-DECODERS = ("engines", "cpu decoder")
-"""Kinds of parts that decode."""
+DECODERS: Final = MappingProxyType({"engines": "engines", "hybrid": "hybrid decoder", "cpu": "cpu decoder"})
+"""Kind of a part that decodes, by the name of its first decoder."""
 ANOTHER_ITERATOR = "plain (another iterator has the slots)"
 """The feed of a loader that is profiled while it is iterated over."""
 
@@ -39,7 +40,7 @@ class Part:
     """Launches that queue it."""
     waits_at: str | None = None
     """``file:line`` at which the training thread waits for the device in it, or ``None``."""
-    kind: Literal["", "fused", "kornia", "captured", "eager encoder", "engines", "cpu decoder"] = ""
+    kind: Literal["", "fused", "kornia", "captured", "eager encoder", "engines", "hybrid decoder", "cpu decoder"] = ""
     """Kind of the stage, where the advice depends on it."""
     runs: str = ""
     """Name of the transform that an unnamed stage runs."""
@@ -119,7 +120,7 @@ class Report:
     @property
     def decode_ms(self) -> float:
         """Time of the decoders for a batch, on their own threads."""
-        return max((part.wall.median for part in self.parts if part.kind in DECODERS), default=0.0)
+        return max((part.wall.median for part in self.parts if part.kind in DECODERS.values()), default=0.0)
 
     @property
     def serial_ms(self) -> float:

@@ -101,11 +101,14 @@ def _by_loader(report: Report) -> str:
 
 
 def _by_decoder(report: Report) -> str:
-    part = max((part for part in report.parts if part.kind in DECODERS), key=lambda part: part.wall.median)
+    part = max((part for part in report.parts if part.kind in DECODERS.values()), key=lambda part: part.wall.median)
     others = figure(max(report.load_ms, report.copy_ms, report.host_ms, report.device_ms))
     takes = f"a batch takes them {figure(part.wall.median)} ms; all else needs {others} ms"
     if part.kind == "engines":
         return f"Bounded by decoding: the JPEG engines are full, {takes}. Shrink the files once on disk, or decode them before."
+    if part.kind == "hybrid decoder":
+        way_out = "Use a card with JPEG engines, or shrink the files once on disk."
+        return f"Bounded by decoding: the card's multiprocessors decode, {takes}. {way_out}"
     way_out = "Use a card with JPEG engines, pass min_side= to the DecodeStage, or give the process more cores."
     return f"Bounded by decoding: the host's cores are full, {takes}. {way_out}"
 

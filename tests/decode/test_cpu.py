@@ -11,7 +11,7 @@ from PIL import Image
 from support.encoded import by_pil, encoded, mixed_files, smooth
 
 from gpuaug import DecodeStage, collate_encoded
-from gpuaug.decode import cpu
+from gpuaug.decode.decoders import cpu
 from gpuaug.decode.layout import Layout, Options
 
 DECODERS = ("simplejpeg", "PIL")
@@ -37,8 +37,8 @@ def decoded(file, *, header=None, channels=3, min_side=None, exif=True):
     batch = collate_encoded([file])
     for name, value in (header or {}).items():
         batch.headers.table[name] = value
-    layout = Layout(batch.headers, Options(channels, min_side, exif, 10**9), engines=False)
-    room = layout.image(np.full(layout.length, 77, np.uint8), 0)
+    layout = Layout(batch.headers, Options(channels, min_side, exif, 10**9), [cpu.Cpu()])
+    room = layout.image(np.full(layout.length, 77, np.uint8), 0, 0)
     return room, cpu.decode(batch.file(0), layout, 0, room)
 
 
@@ -173,7 +173,7 @@ def test_a_warning_is_no_reason_to_refuse_a_file(channels, min_side):
 def test_versions_are_of_all_that_decode(decoder):
     """PIL decodes PNGs, CMYK JPEGs and files that simplejpeg refuses, so its version matters beside simplejpeg's."""
     installed = f"PIL {PIL.__version__}"
-    assert cpu.version() == (f"cpu: {installed}" if decoder == "PIL" else f"cpu: {decoder} {version(decoder)}, {installed}")
+    assert cpu.Cpu().version == (installed if decoder == "PIL" else f"{decoder} {version(decoder)}, {installed}")
 
 
 @pytest.mark.parametrize("decoder", DECODERS[:-1], indirect=True)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from support.encoded import by_pil, psnr_db
 from support.engine_files import engine_files
+from support.nvjpeg_double import ON_CARD
 
 from gpuaug import DecodeStage, collate_encoded
 from gpuaug.decode.layout import Layout
@@ -22,7 +23,7 @@ def encoded():
 def test_the_header_names_the_decoder_of_each_file():
     batch = encoded()
     assert batch.headers.problems == {}
-    taken = Layout(batch.headers, DecodeStage().options, engines=True).by_engines
+    taken = Layout(batch.headers, DecodeStage().options, ON_CARD).decoders == 0
     wrong = {name: bool(got) for (name, (_, wanted)), got in zip(engine_files().items(), taken, strict=True) if got != wanted}
     assert wrong == {}
     assert min(taken.sum(), (~taken).sum()) > 50
@@ -37,13 +38,13 @@ def test_the_cpu_decodes_them_as_pil_does():
 @pytest.mark.parametrize("channels", [3, 1])
 def test_engines_decode_what_they_get(channels):
     batch, options = encoded(), {"channels": channels, "on_error": "replace"}
-    layout = Layout(batch.headers, DecodeStage().options, engines=True)
+    layout = Layout(batch.headers, DecodeStage().options, ON_CARD)
     by_engines = DecodeStage(backend="engines", **options)(batch, "cuda")
     by_cpu = DecodeStage(backend="cpu", **options)(batch, "cuda")
     wrong = {}
     for index, (got, wanted) in enumerate(zip(by_engines, by_cpu, strict=True)):
         whole_chroma = batch.headers.table["sampling"][index] == 5  # or none
-        exact = not layout.by_engines[index] or whole_chroma
+        exact = layout.decoders[index] == 1 or whole_chroma
         if got.shape != wanted.shape:
             wrong[NAMES[index]] = "refused"
         elif not torch.equal(got, wanted):

@@ -5,9 +5,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.nvjpeg_double import ON_CARD
 
 from gpuaug.core.encoded import HEADER, Format, Headers
-from gpuaug.decode.layout import ENGINE_SIDE, Layout, Options, nearest_good, problems, slab_length, turned
+from gpuaug.decode.decoders.batched import MOST_SIDE
+from gpuaug.decode.layout import Layout, Options, nearest_good, problems, slab_length, turned
 
 OPTIONS = Options(channels=3, min_side=None, exif=True, max_pixels=10**9)
 
@@ -63,14 +65,14 @@ def test_a_bad_image_is_replaced_by_the_nearest_good_one_before_it(drawn):
 )
 def test_the_factor_leaves_the_short_side_long_enough(size, scale):
     options = Options(3, 64, exif=True, max_pixels=10**9)
-    assert Layout(headers(size), options, engines=True).scales.tolist() == [scale]
+    assert Layout(headers(size), options, ON_CARD).scales.tolist() == [scale]
     for form in (Format.OTHER, Format.LOSSLESS_JPEG):
-        assert Layout(headers(size, form=form), options, engines=True).scales.tolist() == [1]
+        assert Layout(headers(size, form=form), options, ON_CARD).scales.tolist() == [1]
 
 
 @given(SIZES, st.integers(1, 200))
 def test_no_factor_is_too_large_nor_could_be_doubled(sizes, min_side):
-    layout = Layout(headers(*sizes), Options(3, min_side, exif=True, max_pixels=10**9), engines=True)
+    layout = Layout(headers(*sizes), Options(3, min_side, exif=True, max_pixels=10**9), ON_CARD)
     for (height, width), scale, stored in zip(layout.shapes.sizes.tolist(), layout.scales.tolist(), sizes, strict=True):
         assert scale == 1 or min(height, width) >= min_side
         assert scale == 8 or -(-min(stored) // (2 * scale)) < min_side
@@ -79,9 +81,9 @@ def test_no_factor_is_too_large_nor_could_be_doubled(sizes, min_side):
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_an_orientation_above_four_exchanges_the_sides(orientation):
     given = headers((20, 30), orientation=orientation)
-    upright = Layout(given, OPTIONS, engines=False)
+    upright = Layout(given, OPTIONS, ON_CARD[1:])
     assert upright.shapes.sizes.tolist() == [[30, 20] if orientation > 4 else [20, 30]]
-    stored = Layout(given, Options(3, None, exif=False, max_pixels=10**9), engines=True)
+    stored = Layout(given, Options(3, None, exif=False, max_pixels=10**9), ON_CARD)
     assert stored.shapes.sizes.tolist() == [[20, 30]]
     assert not stored.needs_postprocessing.any()
     image = torch.arange(6).view(2, 3, 1)
@@ -90,10 +92,10 @@ def test_an_orientation_above_four_exchanges_the_sides(orientation):
 
 @given(SIZES, st.sampled_from([1, 3]))
 def test_images_lie_behind_one_another(sizes, channels):
-    layout = Layout(headers(*sizes), Options(channels, None, exif=True, max_pixels=10**9), engines=False)
+    layout = Layout(headers(*sizes), Options(channels, None, exif=True, max_pixels=10**9), ON_CARD[1:])
     buffer = np.zeros(layout.length, np.uint8)
     for index in range(len(sizes)):
-        room = layout.image(buffer, index)
+        room = layout.image(buffer, index, int(layout.starts[index]))
         assert room.shape == (*sizes[index], channels)
         assert not room.any(), "it overlaps with one before it"
         room[:] = index + 1
@@ -115,26 +117,26 @@ def test_images_lie_behind_one_another(sizes, channels):
     ],
 )
 def test_engines_are_given_what_they_take(how, taken):
-    assert Layout(headers((20, 30), **how), OPTIONS, engines=True).by_engines.tolist() == [taken]
-    assert Layout(headers((20, 30), **how), OPTIONS, engines=False).by_engines.tolist() == [False]
+    assert Layout(headers((20, 30), **how), OPTIONS, ON_CARD).decoders.tolist() == [not taken]
+    assert Layout(headers((20, 30), **how), OPTIONS, ON_CARD[1:]).decoders.tolist() == [0]
 
 
 def test_engines_are_given_no_side_that_is_too_long():
-    given = headers((ENGINE_SIDE, 1), (ENGINE_SIDE + 1, 1), (1, ENGINE_SIDE + 1))
-    assert Layout(given, OPTIONS, engines=True).by_engines.tolist() == [True, False, False]
+    given = headers((MOST_SIDE, 1), (MOST_SIDE + 1, 1), (1, MOST_SIDE + 1))
+    assert Layout(given, OPTIONS, ON_CARD).decoders.tolist() == [0, 1, 1]
 
 
 def test_memory_of_its_own_is_for_what_is_made_smaller_or_turned():
     table = headers((20, 30), (64, 64), (20, 30))
     table.table["orientation"][2] = 3
-    layout = Layout(table, Options(3, 32, exif=True, max_pixels=10**9), engines=True)
+    layout = Layout(table, Options(3, 32, exif=True, max_pixels=10**9), ON_CARD)
     assert layout.needs_postprocessing.tolist() == [False, True, True]
     assert layout.raw_starts.tolist()[1:] == [0, 64 * 64 * 3]
     assert layout.raw_length == (64 * 64 + 20 * 30) * 3
 
 
 def test_headers_of_a_replaced_image_are_those_of_the_good_one():
-    layout = Layout(headers((20, 30), (0, 0), (10, 10)), OPTIONS, engines=True, bad={1})
+    layout = Layout(headers((20, 30), (0, 0), (10, 10)), OPTIONS, ON_CARD, bad={1})
     assert layout.sources.tolist() == [0, 0, 2]
     assert layout.shapes.sizes.tolist() == [[20, 30], [20, 30], [10, 10]]
 

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.nvjpeg_double import Engines
+from support.nvjpeg_double import BatchDecoder
 
 from gpuaug import DecodeStage, DeviceError, GpuAugError, GpuAugWarning
 from gpuaug.decode import nvjpeg
+from gpuaug.decode.decoders import registry
 
 CARD = torch.device("cuda", 0)
 
@@ -67,51 +68,111 @@ def test_without_a_library_there_is_none(wheels, monkeypatch):
     assert nvjpeg.other_majors() == []
 
 
+@pytest.fixture
+def none_made(monkeypatch):
+    """Decoders of cards are made anew."""
+    monkeypatch.setattr(registry, "_made", {})
+    monkeypatch.setattr(nvjpeg, "queues", 32)
+
+
+def refusing(status, *backends):
+    """A double that cannot be set up for these backends."""
+
+    class Refusing(BatchDecoder):
+        def __init__(self, device, backend):
+            if backend in backends:
+                raise nvjpeg.NvJpegError("nvjpegCreateEx", status)
+
+    return Refusing
+
+
+def names(found):
+    return [each.name for each in registry.used(found)]
+
+
+@pytest.mark.usefixtures("none_made")
 @pytest.mark.parametrize(("majors", "got"), [((), "no nvJPEG"), ((12,), "nvJPEG for CUDA 12 alone")])
 def test_a_missing_library_is_warned_about_with_what_to_install(wheels, monkeypatch, majors, got):
     wheels(*majors)
     loads(monkeypatch, lambda name: False)
-    with pytest.warns(GpuAugWarning, match=rf"because there are no JPEG engines: {got}\..*gpuaug\[decode-cu13\]"):
-        assert not nvjpeg.find_engines("auto", CARD)
-    with pytest.raises(DeviceError, match=f"got 'engines' and {got}"):
-        nvjpeg.find_engines("engines", CARD)
+    with pytest.warns(GpuAugWarning, match=rf"because the card does not decode: {got}\..*gpuaug\[decode-cu13\]"):
+        found = registry.find("auto", CARD)
+    assert names(found) == ["cpu"]
+    assert (found["engines"].cause, found["hybrid"].cause) == ("library", "not asked for")
+    for backend in ("engines", "hybrid"):
+        with pytest.raises(DeviceError, match=f"got '{backend}' and {got}"):
+            registry.find(backend, CARD)
 
 
-@pytest.mark.parametrize("backend", ["auto", "engines", "cpu"])
-def test_a_card_without_engines_is_no_reason_to_warn(wheels, monkeypatch, caplog, backend):
-    def refuse(device):
-        raise nvjpeg.NvJpegError("nvjpegCreateEx", 7)
+CARDS = {
+    "with engines": ((), {"auto": "engines", "engines": "engines", "hybrid": "hybrid", "cpu": ""}),
+    "without": ((nvjpeg.HARDWARE,), {"auto": "", "engines": None, "hybrid": "hybrid", "cpu": ""}),
+}
 
+
+@pytest.mark.usefixtures("none_made")
+@pytest.mark.parametrize("backend", ["auto", "engines", "hybrid", "cpu"])
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("status", [7, 9])
+def test_each_backend_finds_the_decoders_of_a_card(wheels, monkeypatch, caplog, card, backend, status):
     loads(monkeypatch, lambda name: True)
-    monkeypatch.setattr(nvjpeg, "Engines", refuse)
+    refused, wanted = CARDS[card]
+    monkeypatch.setattr(nvjpeg, "BatchDecoder", refusing(status, *refused))
     caplog.set_level("INFO", "gpuaug")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        if backend == "engines":
-            with pytest.raises(DeviceError, match=r"got 'engines' and a card without them \(7\)"):
-                nvjpeg.find_engines(backend, CARD)
+        if wanted[backend] is None:
+            with pytest.raises(DeviceError, match=rf"got 'engines' and a card without them \({status}\)"):
+                registry.find(backend, CARD)
         else:
-            assert not nvjpeg.find_engines(backend, CARD)
-    assert ("Images are decoded on the CPU: a card without them (7)." in caplog.text) == (backend == "auto")
+            assert names(registry.find(backend, CARD)) == [*filter(None, [wanted[backend]]), "cpu"]
+    told = f"Images are decoded on the CPU: a card without them ({status}). Where its cores are full, pass backend='hybrid'."
+    assert (told in caplog.text) == ((card, backend) == ("without", "auto"))
 
 
-def test_engines_that_cannot_be_set_up_are_warned_about(wheels, monkeypatch):
-    def refuse(device):
-        raise nvjpeg.NvJpegError("nvjpegCreateEx", 5)
+@pytest.mark.usefixtures("none_made")
+def test_a_library_that_cannot_be_set_up_is_warned_about(wheels, monkeypatch):
+    loads(monkeypatch, lambda name: True)
+    monkeypatch.setattr(nvjpeg, "BatchDecoder", refusing(5, nvjpeg.HARDWARE, nvjpeg.GPU_HYBRID))
+    with pytest.warns(GpuAugWarning, match=r"cannot be set up \(allocator failure\)\. See what else uses the card"):
+        assert names(registry.find("auto", CARD)) == ["cpu"]
+    monkeypatch.setattr(nvjpeg, "BatchDecoder", refusing(5))
+    assert names(registry.find("auto", CARD)) == ["engines", "cpu"], "it is tried again"
+
+
+@pytest.mark.usefixtures("none_made")
+def test_decoders_of_a_card_are_made_once(wheels, monkeypatch):
+    made = []
+
+    class Counted(BatchDecoder):
+        def __init__(self, device, backend):
+            made.append((device, backend))
 
     loads(monkeypatch, lambda name: True)
-    monkeypatch.setattr(nvjpeg, "Engines", refuse)
-    with pytest.warns(GpuAugWarning, match=r"that cannot be set up \(allocator failure\)\. See what else uses the card"):
-        assert not nvjpeg.find_engines("auto", CARD)
+    monkeypatch.setattr(nvjpeg, "BatchDecoder", Counted)
+    first, second = (registry.find("auto", CARD)["engines"] for _ in range(2))
+    assert first is second
+    registry.find("auto", torch.device("cuda", 1))
+    assert made == [(CARD, nvjpeg.HARDWARE), (torch.device("cuda", 1), nvjpeg.HARDWARE)]
 
 
-def test_engines_are_used_where_there_are_some(wheels, monkeypatch):
+def test_no_card_decodes_for_a_cpu():
+    found = registry.find("auto", torch.device("cpu"))
+    assert names(found) == ["cpu"]
+    assert (found["engines"].cause, found["engines"].words) == ("device", "the device cpu")
+
+
+@pytest.mark.usefixtures("none_made")
+def test_the_table_says_what_decodes_what_and_why_the_rest_does_not(wheels, monkeypatch):
     loads(monkeypatch, lambda name: True)
-    monkeypatch.setattr(nvjpeg, "Engines", Engines)
-    monkeypatch.setattr(nvjpeg, "queues", 32)
-    assert isinstance(nvjpeg.find_engines("auto", CARD), Engines)
-    assert not nvjpeg.find_engines("cpu", CARD)
-    assert not nvjpeg.find_engines("auto", torch.device("cpu"))
+    monkeypatch.setattr(nvjpeg, "BatchDecoder", refusing(7, nvjpeg.HARDWARE))
+    lines = str(registry.DecoderTable(registry.find("auto", CARD))).splitlines()
+    assert lines[0] == "engines  not used: a card without them (7)"
+    lines = str(registry.DecoderTable(registry.find("hybrid", CARD))).splitlines()
+    assert lines[0] == "engines  not used: backend='hybrid'"
+    assert lines[1].startswith("hybrid   nvJPEG double: baseline JPEG in one scan")
+    assert lines[2].startswith("cpu ")
+    assert lines[2].endswith(": all other files")
 
 
 @pytest.mark.parametrize(
@@ -128,12 +189,13 @@ def test_hardware_queues_are_asked_for_unless_cuda_has_started_or_the_user_has(m
     assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == left
 
 
+@pytest.mark.usefixtures("none_made")
 def test_engines_with_too_few_hardware_queues_are_warned_about(wheels, monkeypatch):
     loads(monkeypatch, lambda name: True)
-    monkeypatch.setattr(nvjpeg, "Engines", Engines)
+    monkeypatch.setattr(nvjpeg, "BatchDecoder", refusing(7))
     monkeypatch.setattr(nvjpeg, "queues", 8)
     with pytest.warns(GpuAugWarning, match="because CUDA_DEVICE_MAX_CONNECTIONS is 8: decoding waits .*CONNECTIONS=32"):
-        assert isinstance(nvjpeg.find_engines("auto", CARD), Engines)
+        registry.find("auto", CARD)
 
 
 def test_an_error_names_the_call_and_its_status():

@@ -10,8 +10,8 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
+from support import nvjpeg_double
 from support.encoded import by_pil, encoded, mixed_files, psnr_db
-from support.nvjpeg_double import Engines
 from support.waiting import WAIT_S
 from torch.utils.data import DataLoader
 from torchvision import tv_tensors
@@ -21,7 +21,7 @@ import gpuaug
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DecodeError, DeviceError, SelectionError
 from gpuaug.core.streams import Lanes
-from gpuaug.decode import decoder, layout, nvjpeg
+from gpuaug.decode import layout, work
 
 on_each_device = pytest.mark.parametrize(
     "device", ["cpu", "double", pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True
@@ -36,7 +36,7 @@ LEAST_DB = 30.0
 def device(request, monkeypatch):
     """A CPU, the same with a double of nvJPEG, which takes the images that engines take, or a GPU."""
     if request.param == "double":
-        monkeypatch.setattr(nvjpeg, "find_engines", lambda backend, device: Engines(device))
+        nvjpeg_double.use(monkeypatch)
     return "cuda" if request.param == "cuda" else "cpu"
 
 
@@ -215,10 +215,9 @@ def test_a_header_that_lies_is_found(device):
 def test_engines_are_given_what_they_take():
     options = DecodeStage().options
     files = [*FILES, encoded(16384, 2), encoded(16385, 2)]
-    takes = layout.Layout(collate_encoded(files).headers, options, engines=True).by_engines
+    takes = layout.Layout(collate_encoded(files).headers, options, nvjpeg_double.ON_CARD).decoders == 0
     by_cpu = [index for index in range(len(files)) if not takes[index]]
     assert by_cpu == [11, 12, *range(15, 21), 22], "CMYK, progressive, other formats, and one that is too wide"
-    assert not layout.Layout(collate_encoded(files).headers, options, engines=False).by_engines.any()
 
 
 @on_each_device
@@ -257,7 +256,10 @@ def test_views_and_mappings_are_decoded(device):
 
 def test_bad_arguments_are_refused():
     for options, text in [
-        ({"backend": "gpu"}, "backend must be 'auto', 'engines' or 'cpu', got 'gpu'. Leave it out to have what fits."),
+        (
+            {"backend": "gpu"},
+            "backend must be 'auto', 'engines', 'hybrid' or 'cpu', got 'gpu'. Leave it out to have what fits.",
+        ),
         ({"channels": 4}, "channels must be 1 or 3, got 4. Leave it out for RGB."),
         ({"on_error": "skip"}, "on_error must be 'raise' or 'replace', got 'skip'. Leave it out to have errors raised."),
         ({"min_side": 0}, "min_side must be 1 or more, got 0. Leave it out to decode whole images."),
@@ -285,7 +287,7 @@ def test_a_batch_without_encoded_images_is_an_error():
 
 @pytest.fixture
 def poisoned(monkeypatch):
-    monkeypatch.setattr(decoder, "POISON", 0xAA)
+    monkeypatch.setattr(work, "POISON", 0xAA)
 
 
 @pytest.mark.gpu
@@ -389,5 +391,5 @@ def test_version_names_the_decoders(monkeypatch):
 
     by_cpu = version(DecodeStage())
     assert by_cpu.startswith("cpu: ")
-    monkeypatch.setattr(nvjpeg, "find_engines", lambda backend, device: Engines(device))
+    nvjpeg_double.use(monkeypatch)
     assert version(DecodeStage()) == f"engines: nvJPEG double; {by_cpu}"

@@ -10,14 +10,14 @@ from contextlib import closing, suppress
 
 import pytest
 import torch
-from support import processes
+from support import nvjpeg_double, processes
 from support.encoded import encoded
-from support.nvjpeg_double import Engines
 from support.waiting import WAIT_S, until
 
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core.errors import IteratorEndedError
-from gpuaug.decode import cpu, nvjpeg, stage
+from gpuaug.decode import nvjpeg, stage
+from gpuaug.decode.decoders import cpu
 from gpuaug.loader.depth import FixedDepth
 from gpuaug.loader.hooks import Hooks
 from gpuaug.loader.inspection import Inspection
@@ -177,14 +177,14 @@ def test_threads_are_started_with_the_first_batch():
 
 
 def test_an_error_of_the_library_comes_at_its_batch_and_leaves_nothing(monkeypatch):
-    class Failing(Engines):
+    class Failing(nvjpeg_double.BatchDecoder):
         def decode(self, addresses, lengths, outputs, form, stream):
             # By the file and not by the count of calls: two threads prepare batches, and either may be first.
             if FILES.index(ctypes.string_at(int(addresses[0]), int(lengths[0]))) >= 4:
                 raise nvjpeg.NvJpegError("nvjpegDecodeBatched", 6)
             return super().decode(addresses, lengths, outputs, form, stream)
 
-    monkeypatch.setattr(nvjpeg, "find_engines", lambda backend, device: Failing(device))
+    nvjpeg_double.use(monkeypatch, Failing)
     arrived = []
     with pytest.raises(nvjpeg.NvJpegError) as raised:
         arrived.extend(numbers.tolist() for _, numbers in loader())
@@ -200,7 +200,7 @@ from PIL import Image
 from support.encoded import encoded
 from torch.utils.data import DataLoader
 import gpuaug
-from gpuaug.decode import cpu
+from gpuaug.decode.decoders import cpu
 
 leave, started = None, {}
 for name in ("idle", "in flight", "by an error", "workers"):

@@ -7,14 +7,14 @@ import pytest
 import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
+from support import nvjpeg_double
 from support.damaged_files import damaged_files
 from support.encoded import encoded
 from support.fuzzing import cases, outcome
 from support.guarded_simplejpeg import guarded
-from support.nvjpeg_double import Engines
 
 import gpuaug
-from gpuaug.decode import decoder, nvjpeg
+from gpuaug.decode import work
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore")]  # of PIL, about what it finds in a file
 
@@ -28,7 +28,7 @@ OPTIONS = st.fixed_dictionaries(
 def decoded(files, poison, device, **options):
     """The images of a batch, in memory that held something else: what was not written would show."""
     decode = gpuaug.DecodeStage(max_pixels=MAX_PIXELS, **options)
-    with mock.patch.object(decoder, "POISON", poison), guarded():
+    with mock.patch.object(work, "POISON", poison), guarded():
         return [image.cpu() for image in decode(gpuaug.collate_encoded(files), device)]
 
 
@@ -68,7 +68,8 @@ def test_a_damaged_file_decodes_or_is_a_decode_error(file, options):
 @cases(60)
 @given(st.lists(damaged_files(), min_size=1, max_size=8), OPTIONS)
 def test_damaged_files_between_those_of_engines_leave_them_as_they_are(files, options):
-    with mock.patch.object(nvjpeg, "find_engines", lambda backend, device: Engines(device)):
+    with pytest.MonkeyPatch.context() as patch:
+        nvjpeg_double.use(patch)
         replaced(files, "cpu", backend="auto", **options)
 
 

@@ -35,7 +35,7 @@ from gpuaug import (
     TransformStage,
     collate_encoded,
 )
-from gpuaug.decode import cpu
+from gpuaug.decode.decoders import cpu
 from gpuaug.loader.checkpoint import _READ_BY, VERSION
 
 
@@ -289,14 +289,14 @@ def test_state_names_the_decoders_and_another_one_is_refused(monkeypatch):
     first = loader()
     next(iter(first))
     state = first.state_dict()
-    assert state["decoders"] == {"jpeg": cpu.version()}
+    assert state["decoders"] == {"jpeg": f"cpu: {cpu.Cpu().version}"}
     same_decoder = loader()
     with warnings.catch_warnings(action="error"):
         same_decoder.load_state_dict(state)
-    monkeypatch.setattr(cpu, "version", lambda: "another 2.0")
+    monkeypatch.setattr(cpu.Cpu, "version", "another 2.0")
     another = loader()
     text = (
-        f"The decoder of stage 'jpeg' must be {state['decoders']['jpeg']}, as in the state, got another 2.0. "
+        f"The decoder of stage 'jpeg' must be {state['decoders']['jpeg']}, as in the state, got cpu: another 2.0. "
         "Pixels may differ by a few values; for the same ones, resume with the decoder of then."
     )
     with pytest.raises(ArgumentError) as raised:

@@ -23,7 +23,8 @@ from support.waiting import WAIT_S, until
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core import batch
 from gpuaug.core.streams import Lane, Lanes
-from gpuaug.decode import decoder, nvjpeg, stage
+from gpuaug.decode import decoder, nvjpeg, stage, work
+from gpuaug.decode.decoders.base import PREPARED
 from gpuaug.feed import feed
 from gpuaug.feed.prefetch import ListFeedIterator
 from gpuaug.feed.ring import Ring
@@ -88,7 +89,7 @@ class Machine:
     def _double(self, patch):
         cuda, machine, empty = self.cuda, self, torch.empty
 
-        class Engines(nvjpeg_double.Engines):
+        class Engines(nvjpeg_double.BatchDecoder):
             def decode(self, addresses, lengths, outputs, form, number):
                 assert machine.going.wait(WAIT_S)
                 machine._decode(addresses, outputs, number)
@@ -137,10 +138,10 @@ class Machine:
             abandon(decoding)
 
         patch.setattr(stage.Decoding, "abandon", abandoned)
-        patch.setattr(nvjpeg, "find_engines", lambda backend, device: Engines(device))
-        patch.setattr(decoder, "_empty", allocated)
-        patch.setattr(decoder, "_enter", lambda device: None)
-        patch.setattr(decoder.Work, "to", copied)
+        nvjpeg_double.use(patch, Engines)
+        patch.setattr(decoder, "allocated", allocated)
+        patch.setattr(nvjpeg, "enter", lambda device: None)
+        patch.setattr(work.Work, "to", copied)
         patch.setattr(Lane, "copy_parts", copy_parts)
         patch.setattr(torch, "empty", lambda *shape, pin_memory=False, **options: empty(*shape, **options))
         patch.setattr(feed, "open_feed_iterator", lambda source, current, *_: Slotted(source, iter(source), current))
@@ -240,7 +241,7 @@ def no_wait_on_the_host(patch, machine, threads="gpuaug-decode"):
 
 
 def no_wait_between_calls(patch, machine):
-    no_wait_on_the_host(patch, machine, "gpuaug-decode-engines")
+    no_wait_on_the_host(patch, machine, "gpuaug-decode-card")
 
 
 def wait_for_an_earlier_event(patch, machine):
@@ -327,7 +328,7 @@ def test_slots_are_free_again_after_decoding(monkeypatch):
 
 
 def test_device_memory_is_bounded_over_epochs(monkeypatch):
-    assert len(pixel_blocks(Machine(monkeypatch, depth=2).train())) <= 2 * 2 + 3 + decoder.PREPARED
+    assert len(pixel_blocks(Machine(monkeypatch, depth=2).train())) <= 2 * 2 + 3 + PREPARED
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])

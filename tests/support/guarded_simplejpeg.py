@@ -5,7 +5,7 @@ from unittest import mock
 
 import numpy as np
 
-from gpuaug.decode import cpu
+from gpuaug.decode.decoders import cpu
 
 GUARD = 2**22
 """Bytes behind each buffer: more than any file of these tests has pixels."""

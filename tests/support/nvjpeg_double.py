@@ -1,4 +1,4 @@
-"""A double of nvJPEG's engines for a machine without: PIL decodes, at the addresses and with the pitch that it is given."""
+"""A double of nvJPEG for a machine without: PIL decodes, at the addresses and with the pitch that it is given."""
 
 import ctypes
 import io
@@ -7,20 +7,16 @@ import numpy as np
 from PIL import Image
 
 from gpuaug.decode import nvjpeg
+from gpuaug.decode.decoders import batched, registry
+from gpuaug.decode.decoders.cpu import Cpu
 
 BAD_JPEG = 3
 
 
-class Engines:
-    """As ``gpuaug.decode.nvjpeg.Engines``. A batch with a file that PIL cannot decode fails as a whole, as nvJPEG has it."""
+class BatchDecoder:
+    """As nvJPEG's. A batch with a file that PIL cannot decode fails as a whole, as nvJPEG has it."""
 
     version = "double"
-
-    def __init__(self, device):
-        pass
-
-    def close(self):
-        pass
 
     def sizes(self, addresses, lengths):
         return np.array([_size(*file) for file in zip(addresses, lengths, strict=True)], np.int32).reshape(-1, 2)
@@ -35,6 +31,21 @@ class Engines:
                 line = np.ascontiguousarray(pixels)
                 ctypes.memmove(int(output["channel"][0]) + row * int(output["pitch"][0]), line.ctypes.data, line.nbytes)
         return 0
+
+
+ON_CARD = [batched.Engines([BatchDecoder()]), Cpu()]
+"""The decoders of a card with engines."""
+
+
+def use(patch, double=BatchDecoder, kind=batched.Engines):
+    """Have stages of every backend but ``"cpu"`` decode by doubles, as ``kind`` does by nvJPEG, on any device."""
+
+    def find(backend, device):
+        return (
+            {"cpu": Cpu()} if backend == "cpu" else {kind.name: kind([double() for _ in range(kind.most_calls)]), "cpu": Cpu()}
+        )
+
+    patch.setattr(registry, "find", find)
 
 
 def _open(address, length):

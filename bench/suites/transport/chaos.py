@@ -40,7 +40,7 @@ from bench.data.chaotic_loaders import Planted, Samples, Trial, checksum, loader
 from bench.harness import flags, measurement
 from bench.harness.console import console
 from gpuaug.benchkit.environment import environment
-from gpuaug.decode import cpu  # there is no public way to delay its threads
+from gpuaug.decode.decoders import cpu  # there is no public way to delay its threads
 
 LOOKS_S = 0.1
 """Seconds between a ``DataLoader``'s checks that its workers live; by default five."""

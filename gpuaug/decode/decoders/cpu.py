@@ -1,6 +1,7 @@
 """Decoding on the CPU: JPEGs by simplejpeg, or by PIL where that is not installed; other formats always by PIL."""
 
 import io
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -8,9 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuaug.core.encoded import Format
+from gpuaug.core.streams import Event
+from gpuaug.decode.decoders.base import FileDecoder, Place
 from gpuaug.decode.headers import opened
 from gpuaug.decode.layout import Layout
+from gpuaug.decode.work import Work
 from gpuaug.feed.image_input import prepared, unpacked
+
+COSTS = np.zeros(len(Format), np.int64)
+"""Relative time per pixel of each ``Format``, to decode the slowest files first."""
+COSTS[[Format.JPEG, Format.OTHER_JPEG, Format.LOSSLESS_JPEG, Format.OTHER]] = 1, 3, 6, 8
 
 _BACK = {6: 8, 8: 6}
 """Orientation that undoes another one. All others undo themselves."""
@@ -26,12 +34,39 @@ def simplejpeg() -> Any:
     return simplejpeg
 
 
-def version() -> str:
-    """The decoder on the CPU and its libraries with their versions: PIL always, as it decodes all that simplejpeg does not."""
-    import PIL
+class Cpu(FileDecoder):
+    """Host threads: simplejpeg for JPEGs, PIL for all else."""
 
-    module, pil = simplejpeg(), f"PIL {PIL.__version__}"
-    return f"cpu: simplejpeg {module.__version__}, {pil}" if module is not None else f"cpu: {pil}"
+    name, on_card = "cpu", False
+    files = "all other files"
+
+    @property
+    def version(self) -> str:
+        """simplejpeg's, where that is installed, and PIL's, which decodes all that simplejpeg does not."""
+        import PIL
+
+        module, pil = simplejpeg(), f"PIL {PIL.__version__}"
+        return f"simplejpeg {module.__version__}, {pil}" if module is not None else pil
+
+    def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
+        """(B,) true."""
+        return np.ones(len(table), np.bool_)
+
+    def begin(self, work: Work, indices: NDArray[Any], place: Place) -> Callable[[], Event]:
+        """Submit the images to the threads, the slowest first, so that none is left to decode alone."""
+        cost = work.layout.stored.prod(1)[indices] * COSTS[work.layout.headers["format"][indices]]
+        # All threads take from one iterator. A task for each image would take ten times as long in Python.
+        left = iter(indices[np.argsort(-cost)].tolist())
+        tasks = min(len(indices), place.pools.threads)
+        parts = [place.pools.images.submit(_decode_some, work, left) for _ in range(tasks)]
+
+        def finish() -> Event:
+            decoded = [index for part in parts for index in part.result()]
+            if work.staging is not None and decoded:
+                place.lane.copy_parts(work.data, work.staging, _byte_ranges(work.layout, sorted(decoded)))
+            return place.lane.record_event()
+
+        return finish
 
 
 def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np.uint8]) -> str:
@@ -128,3 +163,30 @@ def _turned(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     if orientation in (2, 3, 7, 8):
         image = image[:, ::-1]
     return image.transpose(1, 0, 2) if orientation > 4 else image
+
+
+def _decode_some(work: Work, indices: Iterator[int]) -> list[int]:
+    """Decode images into host memory. Returns the indices of the images that were decoded."""
+    layout = work.layout
+    data, starts = (work.data, layout.starts) if work.staging is None else (work.staging, layout.staged_starts)
+    room, decoded = data.numpy(), []
+    for index in indices:
+        file = work.encoded.file(int(layout.sources[index]))
+        if problem := decode(file, layout, index, layout.image(room, index, int(starts[index]))):
+            work.problems[index] = problem
+        else:
+            decoded.append(index)
+    return decoded
+
+
+def _byte_ranges(layout: Layout, indices: list[int]) -> list[tuple[int, int, int]]:
+    """(start in the batch, start in staging, bytes) of images, of which adjacent ones are one range."""
+    lengths = layout.shapes.sizes.prod(1) * layout.channels
+    ranges: list[tuple[int, int, int]] = []
+    for index in indices:
+        start, staged, length = int(layout.starts[index]), int(layout.staged_starts[index]), int(lengths[index])
+        if ranges and ranges[-1][0] + ranges[-1][2] == start and ranges[-1][1] + ranges[-1][2] == staged:
+            ranges[-1] = (*ranges[-1][:2], ranges[-1][2] + length)
+        else:
+            ranges.append((start, staged, length))
+    return ranges

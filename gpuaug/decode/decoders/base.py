@@ -1,0 +1,86 @@
+"""The interface of a decoder of image files."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuaug.core.streams import Event, Lane, Lanes
+from gpuaug.decode.work import Work
+
+PREPARED = 2
+"""Batches in preparation at once: the one that decoders finish, and the next."""
+
+
+class Pools:
+    """The threads of one iterator, started with its first batch and so after workers have been forked.
+
+    Args:
+        threads: Number of threads that decode on the CPU.
+        calls: Number of threads that call decoders of the card.
+    """
+
+    def __init__(self, threads: int, calls: int) -> None:
+        self.threads = threads
+        self.batches = ThreadPoolExecutor(PREPARED, "gpuaug-decode")
+        self.card = ThreadPoolExecutor(calls, "gpuaug-decode-card")
+        self.images = ThreadPoolExecutor(threads, "gpuaug-decode-cpu")
+
+    def close(self) -> None:
+        """End the threads after their current calls."""
+        self.batches.shutdown(cancel_futures=True)
+        self.card.shutdown()
+        self.images.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Lanes and threads that a decoder uses for one batch."""
+
+    lanes: Lanes
+    lane: Lane
+    """For copies of images that the CPU has decoded."""
+    card_lanes: "SimpleQueue[Lane]"
+    """For calls of decoders of the card: a lane is taken for a call and put back."""
+    pools: Pools
+
+
+class FileDecoder(ABC):
+    """Decodes files of a batch. One object serves all loaders of a device."""
+
+    name: ClassVar[str]
+    files: ClassVar[str]
+    """The files that it takes, in words."""
+    on_card: ClassVar[bool]
+    """Whether it writes whole images, as stored, to the device's memory; others write upright ones, downsampled, on the host."""
+    calls: int = 1
+    """Number of its calls that may run at once."""
+
+    @property
+    @abstractmethod
+    def version(self) -> str:
+        """The libraries and their versions."""
+
+    @abstractmethod
+    def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
+        """(B,) whether it decodes each file, by the records of ``HEADER`` alone."""
+
+    @abstractmethod
+    def begin(self, work: Work, indices: NDArray[Any], place: Place) -> Callable[[], Event]:
+        """Start to decode the images ``indices`` of a batch. Called on a thread of ``Pools.batches``.
+
+        A decoder on the card is called when the device's memory of the batch is free to be written.
+
+        Args:
+            work: The batch. Images that cannot be decoded are added to its ``problems``.
+            indices: (n,) indices of the images.
+            place: Lanes and threads.
+
+        Returns:
+            A function that waits for the decoder and returns the event after which the pixels are in ``work.data``.
+        """

@@ -1,0 +1,140 @@
+"""The decoders that a ``DecodeStage`` uses on a device, and why the others are not used."""
+
+import logging
+import threading
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+
+from gpuaug.core.errors import DeviceError, GpuAugWarning
+from gpuaug.decode import nvjpeg
+from gpuaug.decode.decoders.base import FileDecoder
+from gpuaug.decode.decoders.batched import Batched, Engines, Hybrid
+from gpuaug.decode.decoders.cpu import Cpu
+
+Backend = Literal["auto", "engines", "hybrid", "cpu"]
+
+_log = logging.getLogger("gpuaug")
+
+_NO_ENGINES = {7, 9}
+"""Statuses of a card without engines. After another status, setting the decoder up may succeed later."""
+
+
+@dataclass(frozen=True)
+class Absence:
+    """Why a decoder is not used."""
+
+    cause: Literal["not asked for", "device", "library", "no engines", "failed"]
+    words: str
+    """The cause with its details, for a reader."""
+
+
+Found: TypeAlias = Mapping[str, FileDecoder | Absence]
+"""Each decoder by its name, in the order in which they are asked whether they take a file: the first that does decodes it."""
+
+_made: dict[tuple[torch.device, str], Batched] = {}
+"""The decoders of each card, made once in a process: setting nvJPEG up takes over a second."""
+
+_making = threading.Lock()
+
+
+class DecoderTable:
+    """The decoders of a stage: what each takes, with its libraries, or why it is not used. ``print`` shows them as a table."""
+
+    def __init__(self, found: Found) -> None:
+        self._found = found
+
+    def __str__(self) -> str:
+        rows = []
+        for name, each in self._found.items():
+            if isinstance(each, Absence):
+                rows.append(f"{name:8} not used: {each.words}")
+            else:
+                rows.append(f"{name:8} {each.version}: {each.files}")
+        return "\n".join(rows)
+
+    __repr__ = __str__
+
+    def __getitem__(self, name: str) -> FileDecoder | Absence:
+        return self._found[name]
+
+
+def find(backend: Backend, device: torch.device) -> Found:
+    """The decoders for a stage with this ``backend`` on ``device``.
+
+    Raises:
+        DeviceError: If ``backend`` names a decoder that cannot be used.
+
+    Warns:
+        GpuAugWarning: If a GPU's images are decoded on the CPU because nvJPEG is missing or cannot be set up, or if decoding
+            will wait for the training step.
+    """
+    found: dict[str, FileDecoder | Absence] = {}
+    for kind in (Engines, Hybrid):
+        if backend == kind.name or (backend == "auto" and kind is Engines):
+            found[kind.name] = _on_card(kind, device)
+        else:
+            found[kind.name] = Absence("not asked for", f"backend={backend!r}")
+    found["cpu"] = Cpu()
+    if backend != "cpu":
+        _tell(backend, found)
+    return found
+
+
+def used(found: Found) -> list[FileDecoder]:
+    """The decoders that are used, in order."""
+    return [each for each in found.values() if isinstance(each, FileDecoder)]
+
+
+def _on_card(kind: type[Batched], device: torch.device) -> Batched | Absence:
+    if device.type != "cuda":
+        return Absence("device", f"the device {device}")
+    if nvjpeg.find_library() is None:
+        others = nvjpeg.other_majors()
+        return Absence("library", f"nvJPEG for CUDA {', '.join(others)} alone" if others else "no nvJPEG")
+    with _making:
+        if (device, kind.name) not in _made:
+            try:
+                states = [nvjpeg.BatchDecoder(device, kind.backend) for _ in range(kind.most_calls)]
+            except nvjpeg.NvJpegError as error:
+                if kind is Engines and error.status in _NO_ENGINES:
+                    return Absence("no engines", f"a card without them ({error.status})")
+                return Absence("failed", f"nvJPEG cannot be set up ({nvjpeg.STATUS.get(error.status, error.status)})")
+            _made[device, kind.name] = kind(states)
+        return _made[device, kind.name]
+
+
+def _tell(backend: Backend, found: Found) -> None:
+    """Say what decodes, where that is not what a user expects."""
+    absences = [each for each in found.values() if isinstance(each, Absence)]
+    if any(isinstance(each, Batched) for each in found.values()):
+        if nvjpeg.queues < nvjpeg.MOST_QUEUES:
+            warnings.warn(
+                f"Images are not decoded while a model trains, because {nvjpeg.QUEUES} is {nvjpeg.queues}: decoding waits for "
+                f"each step. Import gpuaug before anything uses the GPU, or set {nvjpeg.QUEUES}={nvjpeg.MOST_QUEUES} for the "
+                "process.",
+                GpuAugWarning,
+                stacklevel=3,
+            )
+        return
+    why = next(each for each in absences if each.cause != "not asked for")
+    if backend != "auto":
+        raise DeviceError(
+            f"backend must be 'auto' or 'cpu' where a GPU does not decode, got {backend!r} and {why.words}. Leave it out."
+        )
+    if why.cause == "no engines":
+        _log.info("Images are decoded on the CPU: %s. Where its cores are full, pass backend='hybrid'.", why.words)
+    if why.cause in ("device", "no engines"):
+        return
+    way_out = (
+        f"Run pip install 'gpuaug[decode-cu{nvjpeg.major()}]'" if why.cause == "library" else "See what else uses the card"
+    )
+    warnings.warn(
+        f"The CPU decodes images, which may be too slow for a GPU, because the card does not decode: {why.words}. "
+        f"{way_out}, or pass backend='cpu' to the DecodeStage.",
+        GpuAugWarning,
+        stacklevel=3,
+    )
