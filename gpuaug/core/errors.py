@@ -103,7 +103,7 @@ class SelectionError(GpuAugError, LookupError):
 
 
 class DeviceError(GpuAugError, RuntimeError):
-    """A tensor or a module is on a device where the loader cannot use it."""
+    """A device cannot be used: this machine lacks it, a tensor or a module is on another, or Triton is required and cannot run."""
 
 
 class DecodeError(GpuAugError, ValueError):

@@ -19,6 +19,7 @@ from gpuaug.core.errors import ArgumentTypeError, add_note, flag, whole_number
 from gpuaug.core.streams import ms_between
 from gpuaug.feed.mailbox import QUEUED
 from gpuaug.feed.ring_memory import can_be_placed
+from gpuaug.fusion.backends.dispatch import plain_torch_reason
 from gpuaug.loader.depth import AHEAD, ranks
 from gpuaug.loader.inspection import Inspection, check, left_as_it_was
 from gpuaug.loader.streamed_loader import StreamedLoader
@@ -148,6 +149,7 @@ class _Profile:
                 "rounds": self._rounds,
             },
             timeline=Timeline(shown, name, 0 if self._lanes.in_line else self._ahead),
+            plain_torch=plain_torch_reason(self._device),
         )
         return replace(report, verdict=tuple(verdict(report)))
 

@@ -1,15 +1,18 @@
 """Which executor runs a plan: Triton on a GPU where a probe kernel ran, torch everywhere else."""
 
+import os
 import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpuaug.core.errors import GpuAugWarning
+from gpuaug.core.devices import with_index
+from gpuaug.core.errors import DeviceError, GpuAugWarning
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends import torch_backend
 from gpuaug.fusion.backends.readers import MaskPlaces
+from gpuaug.fusion.backends.triton_failure import cause_and_advice
 from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.boxes import Way
 from gpuaug.fusion.ops.mix import SoftLabels
@@ -79,11 +82,19 @@ def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -
 
 def name(device: torch.device) -> str:
     """The executor for a device: ``"torch"`` or ``"triton"``."""
-    return "triton" if device.type == "cuda" and _triton(device) is not None else "torch"
+    return "triton" if device.type == "cuda" and device not in _REASONS and _triton(device) is not None else "torch"
+
+
+def plain_torch_reason(device: torch.device) -> str | None:
+    """Return why plans run in plain torch on a GPU, and what to install; ``None`` unless Triton was tried there in vain."""
+    return _REASONS.get(with_index(device)) if _REASONS else None
 
 
 _KNOWN: dict[torch.device, Any] = {}
 """The module that runs plans by Triton, for every device probed so far; ``None`` where it cannot."""
+
+_REASONS: dict[torch.device, str] = {}
+"""Text of the warning or the error about each device on which Triton cannot run."""
 
 
 def _triton(device: torch.device, first: tuple[Any, ...] | None = None) -> Any:
@@ -100,11 +111,13 @@ def _probed(device: torch.device, first: tuple[Any, ...] | None) -> Any:
 
         backend.probe(device, first)
     except Exception as error:
-        warnings.warn(
-            f"gpuaug.fuse runs in plain torch on {device}, which is slow, because Triton cannot run a kernel there: "
-            f"{type(error).__name__}: {error}. Install triton and a C compiler.",
-            GpuAugWarning,
-            stacklevel=3,
-        )
+        because = cause_and_advice(error)
+        if os.environ.get("GPUAUG_REQUIRE_TRITON", "0") not in ("", "0"):
+            raised = DeviceError(f"gpuaug.fuse cannot run on {device} with GPUAUG_REQUIRE_TRITON set, because {because}")
+            _REASONS[device] = str(raised)
+            raise raised from error
+        reason = _REASONS[device] = f"gpuaug.fuse runs in plain torch on {device}, about 50 times slower, because {because}"
+        warnings.warn(reason, GpuAugWarning, stacklevel=3)
         return None
+    _REASONS.pop(device, None)
     return backend

@@ -507,3 +507,13 @@ def sanitize_of_another_valid(told):
 
 untried("gpuaug.collate_ragged, which makes such batches, refuses these images", "images must have pixels, got … at")
 untried("needs a GPU", "A batch must have at most … samples in all its views on a GPU")
+untried(
+    "needs a GPU and a machine without a compiler; see tests/fusion/backends/test_dispatch.py",
+    "Triton finds no folder for temporary files",
+    "Triton cannot write its cache",
+    "Triton cannot compile its C code",
+    "Triton's ptxas does not work",
+    "Triton cannot load what it compiled",
+    "Triton cannot be imported",
+    "Triton compiles its kernels anew in every process",
+)
