@@ -10,7 +10,7 @@ import torch
 
 from gpuaug import ArgumentError
 from gpuaug.benchkit.environment import environment as read_environment
-from gpuaug.fusion.backends.dispatch import plain_torch_reason
+from gpuaug.core.devices import plain_torch_reason
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -13,7 +13,7 @@ import gpuaug
 from gpuaug.benchkit import loops
 from gpuaug.benchkit.loops import Setup
 from gpuaug.benchkit.windows import Variant
-from gpuaug.fusion.backends.dispatch import plain_torch_reason
+from gpuaug.core.devices import plain_torch_reason
 
 _OURS = ("StreamedLoader", "gpuaug.")
 _CEILING = "step alone, batch resident"

@@ -103,7 +103,7 @@ class SelectionError(GpuAugError, LookupError):
 
 
 class DeviceError(GpuAugError, RuntimeError):
-    """A device cannot be used: this machine lacks it, a tensor or a module is on another, or Triton is required and cannot run."""
+    """A device cannot be used: it is missing, or not that of a tensor or a module; or Triton is required and cannot run."""
 
 
 class DecodeError(GpuAugError, ValueError):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gpuaug.core.devices import plain_torch_reason
 from gpuaug.core.errors import ArgumentTypeError, GpuAugError, one_of, whole_number
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.rng import next_seed
@@ -320,7 +321,7 @@ class Fused(nn.Module):
             self.options.views,
             tuple(transforms_done(program.tree)),
             source_dtype=dtype or (torch.float32 if self._program().refuses else torch.uint8),
-            plain_torch=dispatch.plain_torch_reason(self._seen[0][1]) if self._seen else None,
+            plain_torch=plain_torch_reason(self._seen[0][1]) if self._seen else None,
         )
 
     def _executor(self) -> str:

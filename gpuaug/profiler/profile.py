@@ -15,11 +15,11 @@ import torch
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
+from gpuaug.core.devices import plain_torch_reason
 from gpuaug.core.errors import ArgumentTypeError, add_note, flag, whole_number
 from gpuaug.core.streams import ms_between
 from gpuaug.feed.mailbox import QUEUED
 from gpuaug.feed.ring_memory import can_be_placed
-from gpuaug.fusion.backends.dispatch import plain_torch_reason
 from gpuaug.loader.depth import AHEAD, ranks
 from gpuaug.loader.inspection import Inspection, check, left_as_it_was
 from gpuaug.loader.streamed_loader import StreamedLoader

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpuaug.core.devices import with_index
+from gpuaug.core.devices import WITHOUT_TRITON
 from gpuaug.core.errors import DeviceError, GpuAugWarning
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends import torch_backend
 from gpuaug.fusion.backends.readers import MaskPlaces
-from gpuaug.fusion.backends.triton_failure import cause_and_advice
+from gpuaug.fusion.backends.triton_failure import TritonFailure, shortened
 from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.boxes import Way
 from gpuaug.fusion.ops.mix import SoftLabels
@@ -82,19 +82,11 @@ def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -
 
 def name(device: torch.device) -> str:
     """The executor for a device: ``"torch"`` or ``"triton"``."""
-    return "triton" if device.type == "cuda" and device not in _REASONS and _triton(device) is not None else "torch"
-
-
-def plain_torch_reason(device: torch.device) -> str | None:
-    """Return why plans run in plain torch on a GPU, and what to install; ``None`` unless Triton was tried there in vain."""
-    return _REASONS.get(with_index(device)) if _REASONS else None
+    return "triton" if device.type == "cuda" and device not in WITHOUT_TRITON and _triton(device) is not None else "torch"
 
 
 _KNOWN: dict[torch.device, Any] = {}
 """The module that runs plans by Triton, for every device probed so far; ``None`` where it cannot."""
-
-_REASONS: dict[torch.device, str] = {}
-"""Text of the warning or the error about each device on which Triton cannot run."""
 
 
 def _triton(device: torch.device, first: tuple[Any, ...] | None = None) -> Any:
@@ -111,13 +103,20 @@ def _probed(device: torch.device, first: tuple[Any, ...] | None) -> Any:
 
         backend.probe(device, first)
     except Exception as error:
-        because = cause_and_advice(error)
+        failure, said = TritonFailure.of(error), shortened(error)
         if os.environ.get("GPUAUG_REQUIRE_TRITON", "0") not in ("", "0"):
-            raised = DeviceError(f"gpuaug.fuse cannot run on {device} with GPUAUG_REQUIRE_TRITON set, because {because}")
-            _REASONS[device] = str(raised)
+            raised = DeviceError(
+                f"gpuaug.fuse cannot run on {device} with GPUAUG_REQUIRE_TRITON set, because Triton {failure.value} ({said}). "
+                f"{failure.advice()}"
+            )
+            WITHOUT_TRITON[device] = str(raised)
             raise raised from error
-        reason = _REASONS[device] = f"gpuaug.fuse runs in plain torch on {device}, about 50 times slower, because {because}"
+        reason = (
+            f"gpuaug.fuse runs in plain torch on {device}, about 50 times slower, because Triton {failure.value} ({said}). "
+            f"{failure.advice()}"
+        )
+        WITHOUT_TRITON[device] = reason
         warnings.warn(reason, GpuAugWarning, stacklevel=3)
         return None
-    _REASONS.pop(device, None)
+    WITHOUT_TRITON.pop(device, None)
     return backend

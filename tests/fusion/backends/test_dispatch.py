@@ -1,6 +1,7 @@
 """What keeps Triton from running is told by its own errors, and everything that a user reads tells it."""
 
 import os
+import shutil
 import sys
 import tempfile
 import uuid
@@ -19,13 +20,14 @@ from support.replay import photographs
 from triton.runtime import build
 
 import gpuaug
+from gpuaug.core import devices
 from gpuaug.fusion.backends import dispatch, triton_failure
 from gpuaug.fusion.backends.triton import backend, cache, launch
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 SLOW = "gpuaug.fuse runs in plain torch on cpu, about 50 times slower, because Triton"
 COMPILER = "Triton cannot compile its C code"
-PTXAS = "Triton's ptxas does not work"
+PTXAS = "Triton cannot use its ptxas"
 MODULE = """#include <Python.h>
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "helper", NULL, -1, NULL};
 PyMODINIT_FUNC PyInit_helper(void) { return PyModule_Create(&module); }
@@ -52,10 +54,10 @@ def forget_compiler():
 def no_probes(monkeypatch, tmp_path):
     """No device has been probed, and Triton's cache is empty. A probe runs ``work``, on a CPU."""
     monkeypatch.setattr(dispatch, "_KNOWN", {})
-    monkeypatch.setattr(dispatch, "_REASONS", {})
+    monkeypatch.setattr(dispatch, "WITHOUT_TRITON", known := {})
+    monkeypatch.setattr(devices, "WITHOUT_TRITON", known)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("GPUAUG_REQUIRE_TRITON", raising=False)
-    monkeypatch.setattr(cache, "_temporary", [])
     forget_compiler()
     yield
     forget_compiler()
@@ -148,14 +150,14 @@ def test_the_warning_says_what_is_missing_and_what_to_install(broken, work, caus
     (text,) = (str(each.message) for each in warned)
     assert text.startswith(f"gpuaug.fuse runs in plain torch on cpu, about 50 times slower, because {cause} (")
     assert advice in text.partition("). ")[2]
-    assert dispatch.plain_torch_reason(CPU) == text
+    assert devices.plain_torch_reason(CPU) == text
     # With what it needs, as the advice says, Triton works.
     forget_compiler()
     dispatch._KNOWN.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert dispatch._triton(CPU) is backend
-    assert dispatch.plain_torch_reason(CPU) is None
+    assert devices.plain_torch_reason(CPU) is None
 
 
 def test_the_compiler_that_cc_names_is_used(works, monkeypatch, tmp_path):
@@ -172,7 +174,7 @@ def test_a_failure_of_another_kind_leads_to_the_documentation(works):
 
     works(work)
     with pytest.warns(
-        gpuaug.GpuAugWarning, match=r"\(RuntimeError: no driver\)\. See https:\S+/containers/#what-triton-needs\.$"
+        gpuaug.GpuAugWarning, match=r"\(RuntimeError: no driver\)\. See what Triton needs: https:\S+#what-triton-needs\.$"
     ):
         dispatch._triton(CPU)
 
@@ -186,9 +188,9 @@ def test_a_program_that_requires_triton_gets_an_error_in_every_call(value, works
         for _ in range(2):
             with pytest.raises(gpuaug.DeviceError, match="cannot run on cpu with GPUAUG_REQUIRE_TRITON set, because Triton"):
                 dispatch._triton(CPU)
-        assert dispatch.plain_torch_reason(CPU).endswith("set CC to the path of a compiler.")
+        assert devices.plain_torch_reason(CPU).endswith("set CC to the path of a compiler.")
     assert dispatch._triton(CPU) is backend
-    assert dispatch.plain_torch_reason(CPU) is None
+    assert devices.plain_torch_reason(CPU) is None
 
 
 def test_a_required_triton_stops_the_first_call_and_nothing_that_describes_it(monkeypatch):
@@ -232,7 +234,7 @@ def test_a_cache_that_cannot_be_written_is_replaced(works, monkeypatch):
         warnings.simplefilter("error")
         cache.use_writable_cache()
     assert os.environ["TRITON_CACHE_DIR"] == folder
-    cache._temporary[0].cleanup()
+    shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("noexec", [False, True])
@@ -250,7 +252,7 @@ def test_what_a_read_only_cache_holds_is_used(noexec, works, monkeypatch, tmp_pa
     with pytest.warns(gpuaug.GpuAugWarning, match="mounted noexec" if noexec else "cannot be written"):
         assert dispatch._triton(CPU) is backend
     assert os.environ["TRITON_CACHE_DIR"] != str(old)
-    cache._temporary[0].cleanup()
+    shutil.rmtree(os.environ["TRITON_CACHE_DIR"])  # which has links to the old one
     assert list(old.rglob("*.so"))
 
 
@@ -265,7 +267,7 @@ def test_explain_says_why_the_last_call_ran_in_plain_torch(monkeypatch):
     augment = gpuaug.fuse(K.RandomInvert())
     augment(photographs(2))
     before = augment.explain()
-    monkeypatch.setitem(dispatch._REASONS, CPU, f"{SLOW} …")
+    monkeypatch.setitem(devices.WITHOUT_TRITON, CPU, f"{SLOW} …")
     assert augment.explain().notes == (f"{SLOW} …", *before.notes)
     assert f"\n{SLOW} …" in str(augment.explain())
     assert SLOW not in str(gpuaug.fuse(K.RandomInvert()).explain())

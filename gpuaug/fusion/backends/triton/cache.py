@@ -1,6 +1,8 @@
 """The folder in which Triton keeps what it compiles. Apart from ``launch``, because it changes the process's environment."""
 
+import atexit
 import os
+import shutil
 import tempfile
 import warnings
 
@@ -9,14 +11,12 @@ from triton import knobs
 from gpuaug.core.errors import GpuAugWarning
 from gpuaug.fusion.backends.triton_failure import is_noexec
 
-_temporary: list[tempfile.TemporaryDirectory[str]] = []
-"""The folder in place of one that cannot be used. It is deleted at the end of the process."""
-
 
 def use_writable_cache() -> None:
     """Set ``TRITON_CACHE_DIR`` to a temporary folder if Triton cannot write and load code in its own, ``~/.triton/cache``.
 
     A container often has a home directory that is read-only or belongs to another user. What is in the cache already is used.
+    The temporary folder is deleted at the end of the process.
 
     Warns:
         GpuAugWarning: If it was set.
@@ -26,20 +26,19 @@ def use_writable_cache() -> None:
     if reason is None:
         return
     try:
-        temporary = tempfile.TemporaryDirectory(prefix="triton-", ignore_cleanup_errors=True)
+        temporary = tempfile.mkdtemp(prefix="triton-")
     except OSError:  # Triton then raises what is wrong with its own folder
         return
-    if _why_not(temporary.name) is not None:
-        temporary.cleanup()
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    if _why_not(temporary) is not None:
         return
     # An image may come with compiled kernels, and without a compiler.
     for key in os.listdir(folder) if os.path.isdir(folder) else ():
-        os.symlink(os.path.join(os.path.abspath(folder), key), os.path.join(temporary.name, key))
-    _temporary.append(temporary)
-    os.environ["TRITON_CACHE_DIR"] = temporary.name
+        os.symlink(os.path.join(os.path.abspath(folder), key), os.path.join(temporary, key))
+    os.environ["TRITON_CACHE_DIR"] = temporary
     warnings.warn(
         f"Triton compiles its kernels anew in every process, because its cache {folder} {reason}. "
-        "Set TRITON_CACHE_DIR to a folder that lasts and can be written.",
+        "Set TRITON_CACHE_DIR to a folder that lasts, can be written and is not mounted noexec.",
         GpuAugWarning,
         stacklevel=2,
     )
