@@ -237,23 +237,43 @@ def test_a_cache_that_cannot_be_written_is_replaced(works, monkeypatch):
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("noexec", [False, True])
-def test_what_a_read_only_cache_holds_is_used(noexec, works, monkeypatch, tmp_path):
+def make_read_only(monkeypatch, folder):
+    why_not = cache._why_not
+    monkeypatch.setattr(cache, "_why_not", lambda path: "is read-only" if path == str(folder) else why_not(path))
+
+
+def test_what_a_read_only_cache_holds_is_used(works, monkeypatch, tmp_path):
     module = f"// {uuid.uuid4()}\n{MODULE}"
     build.compile_module_from_src(module, "helper")
     old = tmp_path / "cache"
-    why_not = cache._why_not
-    if noexec:
-        monkeypatch.setattr(cache, "is_noexec", lambda path: path == str(old))
-    else:
-        monkeypatch.setattr(cache, "_why_not", lambda path: "cannot be written" if path == str(old) else why_not(path))
+    make_read_only(monkeypatch, old)
     no_compiler(monkeypatch, tmp_path)
     works(lambda: build.compile_module_from_src(module, "helper"))
-    with pytest.warns(gpuaug.GpuAugWarning, match="mounted noexec" if noexec else "cannot be written"):
+    with pytest.warns(gpuaug.GpuAugWarning, match="is read-only"):
         assert dispatch._triton(CPU) is backend
     assert os.environ["TRITON_CACHE_DIR"] != str(old)
     shutil.rmtree(os.environ["TRITON_CACHE_DIR"])  # which has links to the old one
     assert list(old.rglob("*.so"))
+
+
+def test_what_a_cache_holds_that_is_mounted_noexec_is_left(works, monkeypatch, tmp_path):
+    compile_c()
+    monkeypatch.setattr(cache, "is_noexec", lambda path: path == str(tmp_path / "cache"))
+    works(compile_c)
+    with pytest.warns(gpuaug.GpuAugWarning, match="is on a file system that is mounted noexec"):
+        assert dispatch._triton(CPU) is backend
+    assert len(os.listdir(os.environ["TRITON_CACHE_DIR"])) == 1
+
+
+def test_a_cache_of_another_user_is_replaced(works, monkeypatch, tmp_path):
+    def refused(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    make_read_only(monkeypatch, tmp_path / "cache")
+    works(compile_c)
+    monkeypatch.setattr(os, "listdir", refused)
+    with pytest.warns(gpuaug.GpuAugWarning, match="is read-only"):
+        assert dispatch._triton(CPU) is backend
 
 
 def test_a_cache_that_can_be_written_is_left_alone(tmp_path):

@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 import warnings
+from contextlib import suppress
 
 from triton import knobs
 
@@ -32,9 +33,10 @@ def use_writable_cache() -> None:
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
     if _why_not(temporary) is not None:
         return
-    # An image may come with compiled kernels, and without a compiler.
-    for key in os.listdir(folder) if os.path.isdir(folder) else ():
-        os.symlink(os.path.join(os.path.abspath(folder), key), os.path.join(temporary, key))
+    if not is_noexec(folder):  # an image may come with compiled kernels, and without a compiler
+        with suppress(OSError):  # the folder is not there, or cannot be read
+            for key in os.listdir(folder):
+                os.symlink(os.path.join(os.path.abspath(folder), key), os.path.join(temporary, key))
     os.environ["TRITON_CACHE_DIR"] = temporary
     warnings.warn(
         f"Triton compiles its kernels anew in every process, because its cache {folder} {reason}. "
