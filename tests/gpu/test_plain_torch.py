@@ -11,16 +11,15 @@ import pytest
 pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = ROOT / "tests/support/plain_torch.py"
 PTXAS = '#!/bin/sh\n[ "$1" = --version ] && echo "Cuda compilation tools, release 12.8, V12.8.93" || exit 3\n'
 
 
 def read_by(variables, tmp_path):
     """What the program prints with these environment variables, and an empty cache of Triton."""
     kept = {name: value for name, value in os.environ.items() if name not in ("CC", "GPUAUG_REQUIRE_TRITON")}
-    kept |= {"PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    kept |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
     kept = {name: value for name, value in (kept | variables).items() if value is not None}
-    done = subprocess.run([sys.executable, str(PROGRAM)], env=kept, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-m", "support.plain_torch"], env=kept, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout[done.stdout.rindex("\n{\n") :])
 
