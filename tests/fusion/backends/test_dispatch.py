@@ -71,8 +71,10 @@ def works(monkeypatch):
 
 def ptxas_at(monkeypatch, path):
     """Have Triton find the ptxas of a path alone."""
-    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
-    monkeypatch.setattr(type(triton.knobs.nvidia).__dict__["ptxas"], "default_path", str(path))
+    tool = triton.knobs.NvidiaTool
+    found = tool.from_path
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(path))
+    monkeypatch.setattr(tool, "from_path", staticmethod(lambda each: found(each) if each == str(path) else None))
 
 
 def script(path, text, mode=0o755):
