@@ -10,6 +10,7 @@ import torch
 
 from gpuaug import ArgumentError
 from gpuaug.benchkit.environment import environment as read_environment
+from gpuaug.core.devices import plain_torch_reason
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,12 +37,14 @@ def result(
         rows: Made with ``Row.record``, or by hand: a ``name`` and figures, with the unit in each key.
         settings: The suite's settings: sizes, workers, whether batches were pinned.
         device: The device that it ran on.
-        environment: The value of ``environment(device)`` before the measurement. Left out: read now.
+        environment: The value of ``environment(device)`` before the measurement. Left out: read now. Its ``plain_torch`` says
+            why ``gpuaug.fuse`` ran without Triton, or is ``None``.
     """
+    known = read_environment(device) if environment is None else environment
     return {
         "schema": SCHEMA,
         "suite": suite,
-        "environment": read_environment(device) if environment is None else environment,
+        "environment": known | {"plain_torch": plain_torch_reason(device)},
         "settings": settings,
         "rows": rows,
     }

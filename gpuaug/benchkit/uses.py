@@ -13,6 +13,7 @@ import gpuaug
 from gpuaug.benchkit import loops
 from gpuaug.benchkit.loops import Setup
 from gpuaug.benchkit.windows import Variant
+from gpuaug.core.devices import plain_torch_reason
 
 _OURS = ("StreamedLoader", "gpuaug.")
 _CEILING = "step alone, batch resident"
@@ -147,6 +148,8 @@ def verdict(rows: Sequence[dict[str, Any]], device: torch.device) -> Iterator[st
         rows: Records of ``Row.record`` with a ``case``.
         device: The device that they were measured on.
     """
+    if (reason := plain_torch_reason(device)) is not None:
+        yield reason
     cases = [[row for row in rows if row["case"] == case] for case in dict.fromkeys(row["case"] for row in rows)]
     for case in cases:
         yield from _compared(case)

@@ -1,4 +1,4 @@
-"""Devices: which one a program means, and which GPU is current."""
+"""Devices: which one a program means, which GPU is current, and on which GPUs Triton cannot run."""
 
 from typing import Any
 
@@ -6,6 +6,14 @@ import torch
 from torch import cuda
 
 from gpuaug.core.errors import ArgumentError, DeviceError, shown
+
+WITHOUT_TRITON: dict[torch.device, str] = {}
+"""Text of the warning or the error about each GPU on which ``gpuaug.fuse`` has tried Triton in vain."""
+
+
+def plain_torch_reason(device: torch.device) -> str | None:
+    """Return why ``gpuaug.fuse`` runs in plain torch on a GPU, and what to install; ``None`` unless it tried Triton in vain."""
+    return WITHOUT_TRITON.get(with_index(device)) if WITHOUT_TRITON else None
 
 
 def resolve(device: torch.device | str | int | None) -> torch.device:

@@ -103,7 +103,7 @@ class SelectionError(GpuAugError, LookupError):
 
 
 class DeviceError(GpuAugError, RuntimeError):
-    """A tensor or a module is on a device where the loader cannot use it."""
+    """A device cannot be used: it is missing, or not that of a tensor or a module; or Triton is required and cannot run."""
 
 
 class DecodeError(GpuAugError, ValueError):

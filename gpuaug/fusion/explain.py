@@ -102,10 +102,12 @@ def explanation(
     done: Sequence[tuple[str, bool]] = (),
     *,
     source_dtype: torch.dtype,
+    plain_torch: str | None = None,
 ) -> Explanation:
     """Describe the segments of a pipeline for images of one size and type, ``source_dtype``.
 
-    ``done``: names of the transforms that take no op, and whether each has something to do to boxes.
+    ``done``: names of the transforms that take no op, and whether each has something to do to boxes. ``plain_torch``: why
+    Triton did not run the last call on a GPU, if it did not.
     """
     lines: list[Line] = []
     found, whole = segments.all(size), segments.whole(size, masks=False, views=views)
@@ -135,7 +137,8 @@ def explanation(
     notes += [f"{crop.op.name}: about a hundred small launches more, which choose crops by boxes." for crop in crops if crop]
     if any(step.way >= 0 for step in _passes(found)):
         notes.append("Bytes are the most: a pass between the first and the last skips samples that nothing in it applies to.")
-    return Explanation(tuple(lines), size.shape, executor, (*_shrinking(found, size), *notes), source_dtype)
+    slow = () if plain_torch is None else (plain_torch,)
+    return Explanation(tuple(lines), size.shape, executor, (*slow, *_shrinking(found, size), *notes), source_dtype)
 
 
 def _passes(segments: Sequence[Segment]) -> Iterator[Pass]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gpuaug.core.devices import plain_torch_reason
 from gpuaug.core.errors import ArgumentTypeError, GpuAugError, one_of, whole_number
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.rng import next_seed
@@ -221,6 +222,10 @@ class Fused(nn.Module):
             ArgumentTypeError: If an input is not what its key says.
             ArgumentError: If the inputs do not fit one another, or the draws; if images are larger than an op can count, or
                 views may differ in size.
+            DeviceError: If Triton cannot run on a GPU, and the environment variable ``GPUAUG_REQUIRE_TRITON`` is 1.
+
+        Warns:
+            GpuAugWarning: Once for each GPU on which Triton cannot run: plain torch does, about 50 times slower.
 
         Cost:
             The launches that ``explain`` lists and one pinned copy of some bytes a sample, with a launch where it is large; no
@@ -316,6 +321,7 @@ class Fused(nn.Module):
             self.options.views,
             tuple(transforms_done(program.tree)),
             source_dtype=dtype or (torch.float32 if self._program().refuses else torch.uint8),
+            plain_torch=plain_torch_reason(self._seen[0][1]) if self._seen else None,
         )
 
     def _executor(self) -> str:

@@ -15,6 +15,7 @@ import torch
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
+from gpuaug.core.devices import plain_torch_reason
 from gpuaug.core.errors import ArgumentTypeError, add_note, flag, whole_number
 from gpuaug.core.streams import ms_between
 from gpuaug.feed.mailbox import QUEUED
@@ -148,6 +149,7 @@ class _Profile:
                 "rounds": self._rounds,
             },
             timeline=Timeline(shown, name, 0 if self._lanes.in_line else self._ahead),
+            plain_torch=plain_torch_reason(self._device),
         )
         return replace(report, verdict=tuple(verdict(report)))
 

@@ -78,6 +78,8 @@ class Report:
     """What bounds the loop, in words, with what to do next; the most important first."""
     waits_for_loader_ms: tuple[float, ...] = field(default=(), repr=False)
     """Wait of the training thread for the loader, for each batch of the streamed windows but the first of an epoch."""
+    plain_torch: str | None = None
+    """Why ``gpuaug.fuse`` runs without Triton on the device, which is slow, and what to install; ``None`` where it does not."""
 
     def part(self, name: str) -> Part:
         """One part of the work on a batch.

@@ -14,6 +14,8 @@ LEAST_MS = 0.5
 
 def verdict(report: Report) -> Iterator[str]:
     """Sentences about a report, the one that matters most first."""
+    if report.plain_torch is not None:
+        yield report.plain_torch
     yield _bound(report)
     yield from _obstacles(report)
     yield from _overlap(report)

@@ -7,6 +7,7 @@ import torch
 
 from gpuaug.benchkit import results
 from gpuaug.benchkit.windows import Row
+from gpuaug.core import devices
 
 CPU = torch.device("cpu")
 ROW = Row("serial", 12.5, 200.0, 80.0, 1.0, 0.9, 1.1, [12.5, 12.4]).record(case="train", batch_size=16)
@@ -16,6 +17,13 @@ RECORDED = Path(__file__).parents[2] / "bench" / "results"
 @pytest.fixture
 def good():
     return results.result("uses", rows=[dict(ROW)], settings={"workers": 2}, device=CPU)
+
+
+def test_a_result_says_why_fused_pipelines_ran_in_plain_torch(good, monkeypatch):
+    assert good["environment"]["plain_torch"] is None
+    monkeypatch.setitem(devices.WITHOUT_TRITON, CPU, "no compiler")
+    later = results.result("uses", rows=[dict(ROW)], settings={}, device=CPU, environment=good["environment"])
+    assert later["environment"]["plain_torch"] == "no compiler"
 
 
 def test_a_made_result_is_good_and_survives_the_file(good, tmp_path):

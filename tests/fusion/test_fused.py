@@ -218,14 +218,12 @@ def test_triton_that_does_not_run_is_warned_of_and_torch_takes_its_place(monkeyp
     from gpuaug.fusion.backends.triton import backend
 
     monkeypatch.setattr(backend, "probe", broken)
-    text = "because Triton cannot run a kernel there: RuntimeError: no compiler"
-    dispatch._KNOWN.clear()
-    try:
-        with pytest.warns(gpuaug.GpuAugWarning, match=text) as warned:
-            assert [dispatch.name(torch.device("cuda")) for _ in range(2)] == ["torch"] * 2
-        assert len(warned) == 1
-    finally:
-        dispatch._KNOWN.clear()
+    monkeypatch.setattr(dispatch, "_KNOWN", {})
+    monkeypatch.setattr(dispatch, "WITHOUT_TRITON", {})
+    text = r"because Triton cannot run a kernel there \(RuntimeError: no compiler\)"
+    with pytest.warns(gpuaug.GpuAugWarning, match=text) as warned:
+        assert [dispatch.name(torch.device("cuda:0")) for _ in range(2)] == ["torch"] * 2
+    assert len(warned) == 1
 
 
 @pytest.mark.parametrize("made", [K.RandomGrayscale(p=1.0), K.RandomHorizontalFlip(p=0.0), K.RandomMixUpV2(p=1.0)])

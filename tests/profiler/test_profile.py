@@ -14,6 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import gpuaug
 from gpuaug import FeatureStage, StreamedLoader, TransformStage
 from gpuaug.benchkit import results
+from gpuaug.core import devices
 from gpuaug.feed.ring import why_not_here
 from gpuaug.profiler import profile
 from gpuaug.profiler.report import ANOTHER_ITERATOR
@@ -213,6 +214,12 @@ def words(text):
 def test_nothing_is_printed_unless_shown(capfd):
     gpuaug.profile(streamed([torch.ones(1)] * 9), nothing, batches=8, rounds=1, show=False)
     assert capfd.readouterr() == ("", "")
+
+
+def test_the_verdict_begins_with_why_fused_pipelines_run_in_plain_torch(monkeypatch):
+    monkeypatch.setitem(devices.WITHOUT_TRITON, torch.device("cpu"), "gpuaug.fuse runs in plain torch …")
+    report = gpuaug.profile(streamed([torch.ones(1)] * 9), nothing, batches=8, rounds=1, show=False)
+    assert report.plain_torch == report.verdict[0] == "gpuaug.fuse runs in plain torch …"
 
 
 @pytest.mark.usefixtures("wide")

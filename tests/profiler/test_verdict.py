@@ -283,3 +283,10 @@ def test_short_epochs():
         "make them longer."
     )
     assert "epochs" not in "".join(said(load(2), copy(), step(), streamed=6, in_line=6, epoch_ms=0.5))
+
+
+def test_a_fused_pipeline_that_runs_in_plain_torch():
+    reason = "gpuaug.fuse runs in plain torch on cuda:0, …"
+    first, second, *_ = said(load(), copy(), step(), plain_torch=reason)
+    assert first == reason
+    assert second.startswith("Bounded by ")

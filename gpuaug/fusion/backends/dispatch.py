@@ -1,15 +1,18 @@
 """Which executor runs a plan: Triton on a GPU where a probe kernel ran, torch everywhere else."""
 
+import os
 import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpuaug.core.errors import GpuAugWarning
+from gpuaug.core.devices import WITHOUT_TRITON
+from gpuaug.core.errors import DeviceError, GpuAugWarning
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends import torch_backend
 from gpuaug.fusion.backends.readers import MaskPlaces
+from gpuaug.fusion.backends.triton_failure import TritonFailure, shortened
 from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.boxes import Way
 from gpuaug.fusion.ops.mix import SoftLabels
@@ -79,7 +82,7 @@ def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -
 
 def name(device: torch.device) -> str:
     """The executor for a device: ``"torch"`` or ``"triton"``."""
-    return "triton" if device.type == "cuda" and _triton(device) is not None else "torch"
+    return "triton" if device.type == "cuda" and device not in WITHOUT_TRITON and _triton(device) is not None else "torch"
 
 
 _KNOWN: dict[torch.device, Any] = {}
@@ -100,11 +103,20 @@ def _probed(device: torch.device, first: tuple[Any, ...] | None) -> Any:
 
         backend.probe(device, first)
     except Exception as error:
-        warnings.warn(
-            f"gpuaug.fuse runs in plain torch on {device}, which is slow, because Triton cannot run a kernel there: "
-            f"{type(error).__name__}: {error}. Install triton and a C compiler.",
-            GpuAugWarning,
-            stacklevel=3,
+        failure, said = TritonFailure.of(error), shortened(error)
+        if os.environ.get("GPUAUG_REQUIRE_TRITON", "0") not in ("", "0"):
+            raised = DeviceError(
+                f"gpuaug.fuse cannot run on {device} with GPUAUG_REQUIRE_TRITON set, because Triton {failure.value} ({said}). "
+                f"{failure.advice()}"
+            )
+            WITHOUT_TRITON[device] = str(raised)
+            raise raised from error
+        reason = (
+            f"gpuaug.fuse runs in plain torch on {device}, about 50 times slower, because Triton {failure.value} ({said}). "
+            f"{failure.advice()}"
         )
+        WITHOUT_TRITON[device] = reason
+        warnings.warn(reason, GpuAugWarning, stacklevel=3)
         return None
+    WITHOUT_TRITON.pop(device, None)
     return backend

@@ -13,6 +13,7 @@ from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends.readers import MaskPlaces, dtype_of, viewed
 from gpuaug.fusion.backends.torch_backend import as_bits, mask_fill
+from gpuaug.fusion.backends.triton.cache import use_writable_cache
 from gpuaug.fusion.backends.triton.filters.blur import blur
 from gpuaug.fusion.backends.triton.filters.levels import level
 from gpuaug.fusion.backends.triton.filters.sharpness import sharpen
@@ -306,6 +307,7 @@ def probe(device: torch.device, first: tuple[Any, ...] | None = None) -> None:
     Raises:
         Exception: Whatever keeps Triton from working here.
     """
+    use_writable_cache()
     front = Gather()
     size = Size(1, 1, 1, 1)
     step = GatherPass(front, (), size, size, (), columns=front.columns(1, masks=False))

@@ -1,0 +1,57 @@
+"""The folder in which Triton keeps what it compiles. Apart from ``launch``, because it changes the process's environment."""
+
+import atexit
+import os
+import shutil
+import tempfile
+import warnings
+from contextlib import suppress
+
+from triton import knobs
+
+from gpuaug.core.errors import GpuAugWarning
+from gpuaug.fusion.backends.triton_failure import is_noexec
+
+
+def use_writable_cache() -> None:
+    """Set ``TRITON_CACHE_DIR`` to a temporary folder if Triton cannot write and load code in its own, ``~/.triton/cache``.
+
+    A container often has a home directory that is read-only or belongs to another user. What is in the cache already is used.
+    The temporary folder is deleted at the end of the process.
+
+    Warns:
+        GpuAugWarning: If it was set.
+    """
+    folder = knobs.cache.dir
+    reason = _why_not(folder)
+    if reason is None:
+        return
+    try:
+        temporary = tempfile.mkdtemp(prefix="triton-")
+    except OSError:  # Triton then raises what is wrong with its own folder
+        return
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    if _why_not(temporary) is not None:
+        return
+    if not is_noexec(folder):  # an image may come with compiled kernels, and without a compiler
+        with suppress(OSError):  # the folder is not there, or cannot be read
+            for key in os.listdir(folder):
+                os.symlink(os.path.join(os.path.abspath(folder), key), os.path.join(temporary, key))
+    os.environ["TRITON_CACHE_DIR"] = temporary
+    warnings.warn(
+        f"Triton compiles its kernels anew in every process, because its cache {folder} {reason}. "
+        "Set TRITON_CACHE_DIR to a folder that lasts, can be written and is not mounted noexec.",
+        GpuAugWarning,
+        stacklevel=2,
+    )
+
+
+def _why_not(folder: str) -> str | None:
+    """Why Triton cannot write a file in a folder and load code from it, or ``None``."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        return f"cannot be written ({type(error).__name__}: {error})"
+    return "is on a file system that is mounted noexec" if is_noexec(folder) else None
