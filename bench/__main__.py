@@ -12,6 +12,7 @@
     python -m bench tables               the tables in the documentation
     python -m bench sheets               pictures of the same draws through Kornia and through gpuaug.fuse
     python -m bench show                 pictures that gpuaug.show draws of photographs
+    python -m bench photographs DIR      photographs of installed packages, packed for another machine
     python -m bench env                  what a result says about this machine
 
 ``python -m bench COMMAND --help`` says more, ``python -m bench run --list`` names the suites.
@@ -33,6 +34,7 @@ COMMANDS = {
     "sheets": "bench.figures.sheets",
     "show": "bench.figures.show",
     "env": "bench.harness.env",
+    "photographs": "bench.data.photographs",
     "kernels": "bench.suites.augmentation.kernels",
     "soak": "bench.suites.transport.soak",
     "chaos": "bench.suites.transport.chaos",

@@ -8,12 +8,15 @@ Files lie in a folder for each photograph, as ``torchvision.datasets.ImageFolder
 made, and are kept in the cache folder of ``gpuaug bench``.
 """
 
+import hashlib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import resources
+from io import BytesIO
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -34,6 +37,7 @@ _NOISE = 5.0  # standard deviation of a camera's noise, of 255
 _OTHERS = ("progressive", "png", "cmyk")  # one of these in turn
 _OTHERS_EVERY = 20
 _MOST_READ = 4096
+_PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 
 
 class Corpus(NamedTuple):
@@ -44,6 +48,9 @@ class Corpus(NamedTuple):
     mean_bytes: float
     largest_px: tuple[int, int]
     """The greatest width and the greatest height."""
+
+    facts: dict[str, Any]
+    """What a result says of the files: quantiles of sides and bytes, and a hash over all files if all were read."""
 
 
 def make(name: str, *, count: int | None = None) -> Path:
@@ -70,13 +77,24 @@ def corpus(root: Path) -> Corpus:
     """
     paths = [path for path, _ in class_folders(root, None).samples]
     some = paths[:: -(-len(paths) // _MOST_READ)]
-    sizes = []
+    sizes, file_bytes, digest = [], [], hashlib.sha256()
     for path in some:
-        with Image.open(path) as opened:
+        file = Path(path).read_bytes()
+        digest.update(f"{Path(path).relative_to(root).as_posix()} {len(file)} ".encode() + file)
+        file_bytes.append(len(file))
+        with Image.open(BytesIO(file)) as opened:
             sizes.append(opened.size)
     widths, heights = zip(*sizes, strict=True)
-    mean_bytes = sum(len(Path(path).read_bytes()) for path in some) / len(some)
-    return Corpus(root, len(paths), mean_bytes, (max(widths), max(heights)))
+    mean_bytes = sum(file_bytes) / len(some)
+    facts = {"count": len(paths), "mean_bytes": round(mean_bytes)}
+    facts |= {"side_px": _quantiles([*widths, *heights]), "file_bytes": _quantiles(file_bytes)}
+    if some == paths:
+        facts["sha256"] = digest.hexdigest()
+    return Corpus(root, len(paths), mean_bytes, (max(widths), max(heights)), facts)
+
+
+def _quantiles(values: Sequence[int]) -> dict[str, int]:
+    return {f"p{percent:02}": round(np.percentile(values, percent)) for percent in _PERCENTILES}
 
 
 def _write(name: str, count: int, root: Path) -> None:

@@ -10,7 +10,8 @@ A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. NAME is on
     SUITE.FIGURE        one figure of all cases, by its key
     SUITE.BATCH_SIZE    all cases by their rate, at this batch size
 
-``rows: A; B`` after the name shows these rows alone. Text whose file or part is missing is left alone.
+``rows: A; B`` after the name shows these rows alone, ``cases: C; D`` after that these cases alone, in this order. ``by case``
+before both makes a line of each case and a column of each row. Text whose file or part is missing is left alone.
 """
 
 import json
@@ -23,7 +24,8 @@ from typing import Any
 from bench.harness.result_rows import RESULTS, hardware, panel, shown_rows
 
 _TABLE = re.compile(
-    r"(?P<begin><!-- table: (?P<suite>\w+)(?:\.(?P<part>[\w.-]+))?(?: rows: (?P<rows>[^\n]+?))? -->\n).*?(?P<end><!-- end -->)",
+    r"(?P<begin><!-- table: (?P<suite>\w+)(?:\.(?P<part>[\w.-]+))?(?P<by_case> by case)?(?: rows: (?P<rows>[^\n]+?))?"
+    r"(?: cases: (?P<cases>[^\n]+?))? -->\n).*?(?P<end><!-- end -->)",
     re.DOTALL,
 )
 
@@ -34,7 +36,7 @@ _PROFILED = ("bound_ms", "full_ms", "serial_ms", "exposed_ms", "headspace", "cop
 _RATES = ("gb_per_s", "steps_per_s", "images_per_s")
 
 # Keys of a row that are for machines or that its other columns say already.
-_HIDDEN = ("rounds", "ratio_low", "ratio_high", "batch_size")
+_HIDDEN = ("rounds", "ratio_low", "ratio_high", "batch_size", "gpu")
 
 
 def rewrite(text: str, results: dict[str, dict[str, Any]]) -> str:
@@ -44,8 +46,9 @@ def rewrite(text: str, results: dict[str, dict[str, Any]]) -> str:
         result = results.get(match["suite"])
         if result is None or (match["part"] and not _has(result, match["part"])):
             return match[0]
-        names = [name.strip() for name in (match["rows"] or "").split(";") if name]
-        return f"{match['begin']}{markdown(result, match['part'] or '', names)}{match['end']}"
+        names, cases = ([each.strip() for each in (match[key] or "").split(";") if each] for key in ("rows", "cases"))
+        table = markdown(result, match["part"] or "", names, cases=cases, by_case=bool(match["by_case"]))
+        return f"{match['begin']}{table}{match['end']}"
 
     return _TABLE.sub(replace, text)
 
@@ -54,7 +57,9 @@ def _has(result: dict[str, Any], part: str) -> bool:
     return any(part in (row.get("case"), str(row.get("batch_size"))) or part in row for row in result["rows"])
 
 
-def markdown(result: dict[str, Any], part: str = "", names: Sequence[str] = ()) -> str:
+def markdown(
+    result: dict[str, Any], part: str = "", names: Sequence[str] = (), *, cases: Sequence[str] = (), by_case: bool = False
+) -> str:
     """A result, or a part of it, as a Markdown table with a line that says where it was measured.
 
     A result that names ``columns`` has many figures a row: it is shown at the batch size of most rows, by its rates.
@@ -64,12 +69,14 @@ def markdown(result: dict[str, Any], part: str = "", names: Sequence[str] = ()) 
         result: What a file in bench/results holds.
         part: A case, the key of a figure, or a batch size. Empty: all cases by their rate.
         names: The rows to show. Empty: all.
+        cases: The cases to show. Empty: all.
+        by_case: Whether a table of rates or of one figure has a line for each case, and a column for each row.
 
     Returns:
         The table, between empty lines.
 
     Raises:
-        ValueError: One of ``names`` is no row of this part.
+        ValueError: One of ``names`` is no row of this part, or one of ``cases`` no case.
     """
     columns = result["settings"].get("columns")
     case = part if any(row.get("case") == part for row in result["rows"]) else ""
@@ -79,6 +86,10 @@ def markdown(result: dict[str, Any], part: str = "", names: Sequence[str] = ()) 
     rows = [row for row in result["rows"] if row.get("case") == case] if case else shown_rows(result, size)
     if missing := set(names) - {row["name"] for row in rows}:
         raise ValueError(f"A row must be one that {result['suite']!r} has here, got {sorted(missing)}. Correct the page.")
+    if missing := set(cases) - {row.get("case") for row in rows}:
+        raise ValueError(f"A case must be one that {result['suite']!r} has here, got {sorted(missing)}. Correct the page.")
+    if cases:
+        rows = sorted((row for row in rows if row["case"] in cases), key=lambda row: cases.index(row["case"]))
     rows = [row for row in rows if (not names or row["name"] in names) and (not figure or figure in row)]
     trained = "top1_percent" in rows[0]
     rate = next((key for key in _RATES if key in rows[0]), "")
@@ -88,20 +99,20 @@ def markdown(result: dict[str, Any], part: str = "", names: Sequence[str] = ()) 
         lines = _flat(rows, [key for key in columns or () if not case or key != "case"])
     else:
         at = f", B={rows[0]['batch_size']}" if columns else ""
-        lines = _by_case(rows, result, figure or rate, _heading(figure or rate) + at)
+        lines = _by_case(rows, result, figure or rate, _heading(figure or rate) + at, turned=by_case)
     ratios = not trained and not case and (not figure or figure in _RATES)
-    return "\n".join(["", *lines, "", _caption(result, ratios=ratios), ""]) + "\n"
+    return "\n".join(["", *lines, "", _caption(result, rows, ratios=ratios), ""]) + "\n"
 
 
-def _by_case(rows: list[dict[str, Any]], result: dict[str, Any], key: str, heading: str) -> list[str]:
+def _by_case(rows: list[dict[str, Any]], result: dict[str, Any], key: str, heading: str, *, turned: bool) -> list[str]:
     columns = list(dict.fromkeys(panel(row, rows) for row in rows))
     names = list(dict.fromkeys(row["name"] for row in rows))
     cells = {(row["name"], panel(row, rows)): _rate(row, result, key) for row in rows}
     ceilings = result["settings"].get("ceilings", ())
-    body = [
-        [f"*{name}* (ceiling)" if name in ceilings else name, *(cells.get((name, column), "") for column in columns)]
-        for name in names
-    ]
+    titles = [f"*{name}* (ceiling)" if name in ceilings else name for name in names]
+    if turned:
+        return _lines([heading, *titles], [[column, *(cells.get((name, column), "") for name in names)] for column in columns])
+    body = [[title, *(cells.get((name, column), "") for column in columns)] for name, title in zip(names, titles, strict=True)]
     return _lines([heading, *columns], body)
 
 
@@ -168,10 +179,12 @@ def _lines(heading: list[str], body: list[list[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (heading, rule, *body)]
 
 
-def _caption(result: dict[str, Any], *, ratios: bool = True) -> str:
+def _caption(result: dict[str, Any], rows: Sequence[dict[str, Any]], *, ratios: bool = True) -> str:
     versions, cpu = result["environment"]["versions"], result["environment"]["cpu"]
+    # Rows of several calls may come from several GPUs.
+    gpus = dict.fromkeys(row["gpu"] for row in rows if "gpu" in row)
     parts = [
-        hardware(result),
+        " and ".join(gpus) or hardware(result),
         # Where there are several numbers of them, they are a column.
         "" if "cores" in result["rows"][0] else f"{cpu['cores_allowed']} cores",
         f"torch {versions['torch']}",

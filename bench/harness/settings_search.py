@@ -8,6 +8,12 @@ from bench.harness.optional_rows import MissingError
 Settings = dict[str, Any]
 
 
+def most(axes: Sequence[Sequence[Settings]]) -> int:
+    """Largest number of settings that ``ranked`` tries."""
+    count = 1 + sum(len(axis) - 1 for axis in axes)
+    return count if count > 1 else 0
+
+
 def ranked(axes: Sequence[Sequence[Settings]], rate: Callable[[Settings], float]) -> list[Settings]:
     """The settings that were tried, the best first.
 

@@ -16,22 +16,27 @@ from bench.peers.dali import AREA, ASPECT, jitter_and_flip
 
 _THREADS = (4, 8, 16)
 _HARDWARE_LOADS = (0.65, 0.9, 1.0)  # its default first
+_SMALL_LOADS = (0.5, 0.0)  # with all threads, for files that engines do not take
 
 
-def axes(cores: int, *, mixed: bool) -> list[list[dict[str, Any]]]:
+def axes(
+    cores: int, *, mixed: bool, engines: bool = True, regions: Sequence[bool] = (True, False)
+) -> list[list[dict[str, Any]]]:
     """The settings to search. Loads and threads share an axis: with few threads, a larger share for the engines is faster.
 
     Args:
         cores: Largest number of threads.
         mixed: Whether decoders are ``device="mixed"``.
+        engines: Whether such decoders may use the card's engines.
+        regions: Whether decoders crop.
     """
     threads = [count for count in _THREADS if count <= cores] or [cores]
-    loads: Sequence[dict[str, float]] = [{"load": load} for load in _HARDWARE_LOADS] if mixed else [{}]
-    return [
-        [{"threads": count} | load for count in threads for load in loads],
-        [{"region": True}, {"region": False}],
-        [{"ahead": 2}, {"ahead": 3}],
-    ]
+    if mixed and engines:
+        shared = [{"threads": count, "load": load} for count in threads for load in _HARDWARE_LOADS]
+        shared += [{"threads": threads[-1], "load": load} for load in _SMALL_LOADS]
+    else:
+        shared = [{"threads": count} | ({"load": 0.0} if mixed else {}) for count in threads]
+    return [shared, [{"region": region} for region in regions], [{"ahead": 2}, {"ahead": 3}]]
 
 
 def batches(

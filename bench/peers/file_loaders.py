@@ -5,9 +5,10 @@ precision and are channels last.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ TORCHVISION = "torchvision, workers"
 WORKERS = "workers decode, fuse"
 DALI = "DALI"
 DALI_CPU = "DALI, CPU"
+DALI_WHOLE = "DALI, whole images"
 SPDL = "SPDL, fuse"
 OURS = "gpuaug"
 OURS_ENGINES = "gpuaug, engines"
@@ -87,6 +89,16 @@ class Way:
 def queued(settings: Settings) -> int:
     """Largest number of batches that are ready or in preparation before the first is taken."""
     return 2 * settings.get("workers", 0) + loaders.DEPTH + 4
+
+
+def versions() -> dict[str, str]:
+    """Versions of the installed packages that decode."""
+    packages = ("nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13", "nvidia-nvjpeg", "simplejpeg", "pillow", "spdl")
+    found = {}
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def _most_workers(case: FileCase) -> list[list[Settings]]:
@@ -214,3 +226,19 @@ LOADERS: dict[str, Way] = {
     MAPPED: Way(_memory_mapped, _most_workers),
 }
 """Name of a row: its way."""
+
+WITHOUT_ENGINES: dict[str, Way] = {
+    WORKERS: LOADERS[WORKERS],
+    DALI: Way(_dali, lambda case: dali_files.axes(case.cores, mixed=True, engines=False), needs_gpu=True),
+    OURS: Way(partial(_ours, backend="hybrid"), _few_workers, needs_gpu=True),
+    OURS_CPU: LOADERS[OURS_CPU],
+}
+"""Name of a row: its way on a card whose engines are hidden, so that other decoders of the card are measured."""
+
+ON_CPU: dict[str, Way] = {
+    WORKERS: LOADERS[WORKERS],
+    DALI: LOADERS[DALI_CPU],
+    DALI_WHOLE: Way(_dali, lambda case: dali_files.axes(case.cores, mixed=False, regions=(False,))),
+    OURS: Way(partial(_ours, backend="cpu"), _few_workers),
+}
+"""Name of a row: its way with decoders on the CPU alone."""

@@ -3,16 +3,21 @@
     python -m bench run files
     python -m bench files --cases small --cores 16,4 --rows "DALI;gpuaug" --rate 20000
     python -m bench files --data DIR           an ImageFolder of your own in place of the small files
+    python -m bench files --cases web,web/resnet50,plain/no-engines,plain/cpu --photographs DIR
 
-Files are read from folders in the page cache (``bench.data.encoded_images``). Cases:
+Files are read from folders in the page cache (``bench.data.encoded_images`` and ``bench.data.web_images``; the second makes its
+files from the photographs of installed packages, or of a folder from ``python -m bench photographs``). Cases:
 
-small, camera, mix    loaders alone: RandomResizedCrop 224, HorizontalFlip, ColorJitter without hue and Normalize, antialiased,
-                      to half precision and channels last; camera has an eighth of the batch
+small, camera, mix,   loaders alone: RandomResizedCrop 224, HorizontalFlip, ColorJitter without hue and Normalize, antialiased,
+plain, web            to half precision and channels last; camera has an eighth of the batch
 decode                decoders alone, on small files in memory
 resnet50, resnet18    small files into a training step, or any other model of torchvision's by its name
+no-engines            loaders alone, as on a card without JPEG engines: DALI's decoders on "mixed" with ``hw_decoder_load=0``,
+                      gpuaug's with ``backend="hybrid"``
+cpu                   loaders alone, all decoders on the CPU: DALI's best, DALI's with whole images, and gpuaug's
 raw                   images that were decoded and resized before, from the page cache: gigabytes a second
 
-Rows of loaders:
+web/decode, web/resnet50, plain/no-engines, plain/cpu and so on: the same with the files of that set. Rows of loaders:
 
 torchvision, workers    DataLoader workers decode by torchvision and augment by v2, then a copy
 workers decode, fuse    DataLoader workers decode by torchvision into ``collate_ragged``, gpuaug.fuse does the rest
@@ -31,10 +36,12 @@ engines beside" (the same while as many files are decoded and dropped).
 Figures of a row: images per second; ``ratio`` to DALI's and ``of_ceiling`` to the first ceiling's, within a repeat;
 ``cpu_ms_per_image``, CPU time of this process, its threads and its workers; and ``cores_busy``, CPU time over elapsed time.
 ``--rate`` limits every row to a number of images per second, to show the CPU time at that rate. Rows are opened for a window
-and closed after it, one after another, all of them again in each repeat.
+and closed after it, one after another, all of them again in each repeat. The result also has the rates of all settings that
+were tried, and of each case's files the quantiles of sides and bytes, a hash and, for plain and web, the seed and its crops.
 
 ``--cores 16,4`` measures loaders with each number of cores, in a process that never had more; other cases are measured with the
-first number only. The result is written after each row. ``--keep`` adds rows to an existing result: each row has its commit.
+first number only. The result is written after each row. ``--keep`` adds rows to an existing result: each row has its commit
+and its GPU.
 """
 
 import json
@@ -71,6 +78,7 @@ COLUMNS = (
 )
 
 _WARM_BATCHES, _WARM_SECONDS, _WARM_STEP_SECONDS = 20, 1.0, 4.0
+_OPENED_SECONDS = 2.0  # to open and close a row, for the estimate of a case's time
 _TRIED_IN_A_STEP = 3
 
 
@@ -83,8 +91,8 @@ def measure(way: Way, case: Case, settings: Settings, seconds: float, rate: floa
         # Discards batches that became ready while the first one compiled kernels, which takes longest with a training step,
         # and batches that make buffers grow because they are larger than all before.
         count = file_loaders.queued(settings)
-        count, most_s = (4 * count, _WARM_STEP_SECONDS) if case.trains else (count + _WARM_BATCHES, _WARM_SECONDS)
-        until = perf_counter() + min(most_s, 4 * seconds)
+        count = 4 * count if case.trains else count + _WARM_BATCHES
+        until = perf_counter() + _warm_seconds(case, seconds)
         for _ in range(count):
             step(*next(batches))
             if perf_counter() > until:
@@ -107,6 +115,11 @@ def measure(way: Way, case: Case, settings: Settings, seconds: float, rate: floa
         del batches
     measurement.release(device)
     return {"images_per_s": images / taken, "cpu_ms_per_image": 1e3 * computed / images, "cores_busy": computed / (now - start)}
+
+
+def _warm_seconds(case: Case, seconds: float) -> float:
+    """Largest time before a window of so many seconds, after the first batch."""
+    return min(_WARM_STEP_SECONDS if case.trains else _WARM_SECONDS, 4 * seconds)
 
 
 def record(case: Case, name: str, found: dict[str, list[dict[str, float]]], chosen: Settings) -> dict[str, Any]:
@@ -144,24 +157,28 @@ class _Run:
         self.options = options
         self.environment, self.start = environment(options.device), perf_counter()
         self.rows: list[dict[str, Any]] = []
-        self.settings: dict[str, Any] = {"skipped": [], "files": {}}
+        self.settings: dict[str, Any] = {"skipped": [], "files": {}, "tried": {}}
         if options.keep and options.json is not None and options.json.exists():
             kept = json.loads(options.json.read_text(encoding="utf-8"))
             self.rows = kept["rows"]
-            self.settings = {key: kept["settings"][key] for key in self.settings}
+            self.settings |= {key: kept["settings"][key] for key in self.settings if key in kept["settings"]}
         self.settings |= {
+            "versions": file_loaders.versions(),
             "baseline": file_loaders.DALI,
             "ours": OURS,
             "ceilings": [decoders.ENGINES, file_cases.STEP, file_cases.BESIDE],
         }
-        self.ranked: dict[str, list[Settings]] = {}
+        self.ranked: dict[tuple[str, str], list[Settings]] = {}
 
     def case(self, case: Case) -> None:
         """Measure a case, row by row, in repeats of all rows."""
         wanted = self.options.rows.split(";") if self.options.rows else [""]
         names = [name for name in case.ways if any(part == name if part in case.ways else part in name for part in wanted)]
         corpus, labels = case.files.corpus, case.labels
-        self.settings["files"][case.title] = {"count": corpus.count, "mean_bytes": round(corpus.mean_bytes)}
+        self.settings["files"][case.title] = corpus.facts
+        self.settings["tried"][case.title] = {}
+        facts = "; ".join(f"{key} {value}" for key, value in corpus.facts.items())
+        console.print(f"files: {case.title}: about {self._estimate_s(case, names):.0f} s; {facts}", markup=False)
         self.settings["skipped"] = [row for row in self.settings["skipped"] if not labels.items() <= row.items()]
         before = [row for row in self.rows if not labels.items() <= row.items()]
         found: dict[str, list[dict[str, float]]] = {}
@@ -190,32 +207,50 @@ class _Run:
     def _records(
         self, case: Case, names: list[str], found: dict[str, Any], chosen: dict[str, Settings]
     ) -> list[dict[str, Any]]:
-        # Each row has its commit: with --keep, rows of a file come from several runs.
-        own = {"commit": self.environment["commit"]}
+        # Each row has its commit and its GPU: with --keep, rows of a file come from several runs.
+        gpu = self.environment["gpu"]
+        own = {"commit": self.environment["commit"]} | ({"gpu": gpu["name"]} if gpu else {})
         return [record(case, each, found, chosen[each]) | own for each in names if each in found]
 
     def _best(self, name: str, case: Case) -> Settings:
         way = case.ways[name]
         if way.needs_gpu and self.options.device.type != "cuda":
             raise MissingError("needs a GPU")
-        if way.settled_by in self.ranked:
-            return self.ranked[way.settled_by][0]
-        best = self.ranked.get(name, [])[:_TRIED_IN_A_STEP] if case.trains else []
+        axes = self._axes(name, case)
+        tried: dict[str, float] = {}
 
         def rate(settings: Settings) -> float:
             try:
-                return measure(way, case, settings, self.options.search)["images_per_s"]
+                found = measure(way, case, settings, self.options.search)["images_per_s"]
             finally:
                 measurement.release(self.options.device)
+            tried[_words(settings)] = found
+            return found
 
-        ranked = settings_search.ranked([best] if best else way.axes(case.files), rate)
+        ranked = settings_search.ranked(axes, rate)
+        if tried:
+            self.settings["tried"][case.title][name] = tried
         if not case.trains:
-            self.ranked[name] = ranked
+            self.ranked[case.searched, name] = ranked
         return ranked[0]
+
+    def _axes(self, name: str, case: Case) -> list[list[Settings]]:
+        """The settings to choose from, from what was found for the same files before."""
+        way = case.ways[name]
+        if settled := self.ranked.get((case.searched, way.settled_by)):
+            return [settled[:1]]
+        best = self.ranked.get((case.searched, name), [])[:_TRIED_IN_A_STEP] if case.trains else []
+        return [best] if best else way.axes(case.files)
+
+    def _estimate_s(self, case: Case, names: Sequence[str]) -> float:
+        """Time of a case, if none of its rows is skipped."""
+        searches = sum(settings_search.most(self._axes(name, case)) for name in names)
+        windows = [(searches, self.options.search), (self.options.repeats * len(names), self.options.seconds)]
+        return sum(count * (_OPENED_SECONDS + _warm_seconds(case, each) + each) for count, each in windows)
 
     def _skip(self, case: Case, name: str, why: str) -> None:
         console.print(f"files: {case.title}: {name} skipped: {why}", markup=False)
-        self.ranked.pop(name, None)
+        self.ranked.pop((case.searched, name), None)
         self.settings["skipped"].append(case.labels | {"name": name, "reason": why})
         measurement.release(self.options.device)
 
@@ -239,20 +274,24 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--cases", default="small,decode,resnet50,resnet18", help="comma-separated (default: %(default)s)")
     parser.add_argument("--cores", type=flags.numbers, help="comma-separated (default: 16 at most, and 4 if there are more)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="an ImageFolder, instead of the small files")
+    parser.add_argument("--photographs", type=Path, metavar="DIR", help="for plain and web (default: of installed packages)")
     parser.add_argument("--rate", type=float, help="hold all rows to so many images a second")
     parser.add_argument("--search", type=float, default=0.4, help="length of windows that try settings (default: %(default)s)")
     parser.add_argument("--keep", action="store_true", help="add to the result that is there, case by case")
     parser.add_argument("--part", action="store_true", help=SUPPRESS)  # of a run whose table comes at its end
     options = flags.read(parser, words)
-    kinds = options.cases.split(",")
-    if unknown := [kind for kind in kinds if not file_cases.is_known(kind)]:
-        known = ", ".join((*file_cases.LOADING, file_cases.DECODE, file_cases.RAW))
-        parser.error(f"--cases must name {known} or models of torchvision's, got {', '.join(unknown)}. Separate by commas.")
+    names = options.cases.split(",")
+    if unknown := [name for name in names if not file_cases.kind(name).known]:
+        sets = ", ".join(file_cases.SETS)
+        parser.error(
+            f"--cases must name {sets} or raw, or decode, no-engines, cpu or a model of torchvision's, alone or after a set "
+            f"and a slash, got {', '.join(unknown)}. Separate by commas."
+        )
     allowed = allowed_cores()
     options.cores = options.cores or ((min(16, allowed), 4) if allowed > 4 else (allowed,))
     if max(options.cores) > allowed:
         parser.error(f"--cores must be {allowed} at most, got {max(options.cores)}. This process may use no more.")
-    made = _measured(kinds, options) if options.cores == (allowed,) else _in_processes(words, kinds, options)
+    made = _measured(names, options) if options.cores == (allowed,) else _in_processes(words, names, options)
     if options.part:
         return made
     columns = [key for key in COLUMNS if any(key in row for row in made["rows"])]
@@ -260,26 +299,26 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     return made
 
 
-def _measured(kinds: Sequence[str], options: Namespace) -> dict[str, Any]:
+def _measured(names: Sequence[str], options: Namespace) -> dict[str, Any]:
     """The result of some cases, measured in this process."""
     run = _Run(options)
-    for kind in kinds:
+    for name in names:
         for batch_size in options.batch:
             torch.manual_seed(0)
-            run.case(file_cases.make(kind, batch_size, options))
+            run.case(file_cases.make(name, batch_size, options))
             measurement.release(options.device)
     if not run.rows:
         raise SystemExit("--rows must name a row that can be measured here, got none. See above why each was skipped.")
     return measurement.finish("files", options, run.rows, run.settings, run.environment, run.start)
 
 
-def _in_processes(words: Sequence[str], kinds: Sequence[str], options: Namespace) -> dict[str, Any]:
+def _in_processes(words: Sequence[str], names: Sequence[str], options: Namespace) -> dict[str, Any]:
     """The result of one process per number of cores; each adds its rows to the earlier ones."""
     with tempfile.TemporaryDirectory() as folder:
         path = options.json or Path(folder) / "files.json"
         keep = options.keep
         for index, cores in enumerate(options.cores):
-            own = [kind for kind in kinds if index == 0 or kind in file_cases.LOADING]
+            own = [name for name in names if index == 0 or file_cases.kind(name).loads]
             if not own:
                 continue
             told = ["--part", "--cores", str(cores), "--cases", ",".join(own), "--json", str(path)]

@@ -110,3 +110,24 @@ def test_rows_that_are_named_are_shown_alone_at_the_batch_size_that_all_have():
 def test_a_row_that_a_page_misspells_is_an_error():
     with pytest.raises(ValueError, match=r"A row must be one that 'augment' has here, got \['gpuag'\]\. Correct the page\."):
         tables.markdown(many_figures(), names=["gpuag"])
+
+
+def test_cases_that_are_named_are_lines_with_a_column_for_each_row():
+    made = many_figures()
+    page = "<!-- table: augment by case rows: gpuaug; peer cases: blur; crop -->\n<!-- end -->\n"
+    written = tables.rewrite(page, {"augment": made})
+    assert "| images/s, B=32 | peer | gpuaug |\n| --- | ---: | ---: |\n" in written
+    assert "| blur | 320 | 2,240 (7.00x) |\n| crop | 320 | 2,240 (7.00x) |\n" in written
+    assert tables.rewrite(written, {"augment": made}) == written
+    alone = tables.rewrite("<!-- table: augment cases: blur -->\n<!-- end -->\n", {"augment": made})
+    assert "| images/s, B=32 | blur |\n" in alone
+    with pytest.raises(ValueError, match=r"A case must be one that 'augment' has here, got \['hue'\]\. Correct the page\."):
+        tables.markdown(made, cases=["crop", "hue"])
+
+
+def test_a_table_names_the_cards_of_its_rows():
+    made = many_figures()
+    for row in made["rows"]:
+        row["gpu"] = "H100" if row["case"] == "crop" else "H200"
+    assert "<sub>H100 and H200, " in tables.markdown(made)
+    assert "<sub>H200, " in tables.markdown(made, cases=["blur"])

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.harness.optional_rows import MissingError
-from bench.harness.settings_search import ranked
+from bench.harness.settings_search import most, ranked
 
 AXES = [[{"a": 1}, {"a": 2}, {"a": 3}], [{"b": 1, "c": 0}, {"b": 2, "c": 5}], [{"d": 1}]]
 
@@ -22,6 +22,8 @@ def test_axes_are_searched_one_after_another():
         {"a": 3, "b": 1, "c": 0, "d": 1},
         {"a": 3, "b": 2, "c": 5, "d": 1},
     ]
+    assert most(AXES) == len(tried)
+    assert most([[{"a": 1}], [{"b": 2}]]) == 0
 
 
 def test_without_a_choice_there_is_no_measurement():

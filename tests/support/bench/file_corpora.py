@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.data import encoded_images
+from bench.data import encoded_images, web_images
 from bench.peers import file_cases
 
 
@@ -12,6 +12,7 @@ def file_corpora(monkeypatch, tmp_path_factory):
     cache = tmp_path_factory.getbasetemp() / "corpora"
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.setattr(encoded_images, "COUNTS", {"small": 12, "camera": 2, "mix": 41})
+    monkeypatch.setattr(web_images, "COUNTS", {"plain": 12, "web": 25})
     monkeypatch.setattr(file_cases, "_RAW_IMAGES", 6)
     monkeypatch.setattr(file_cases, "_RAW_PX", 24)
     return cache / "gpuaug"

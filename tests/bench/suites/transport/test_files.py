@@ -6,12 +6,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from PIL import Image
 from support.bench.commands import rows_by_case
 from support.bench.file_corpora import file_corpora
 
 from bench import __main__
 from bench.figures import plot, tables
-from bench.peers import decoders, file_loaders
+from bench.peers import decoders, file_cases, file_loaders
 from bench.suites.transport import files as suite
 from gpuaug.benchkit import results
 from gpuaug.benchkit.environment import allowed_cores
@@ -50,7 +51,11 @@ def measured(files, tmp_path, monkeypatch):
 
     def run(*more):
         monkeypatch.setattr(files, "measure", once)
-        for ways, name in ((file_loaders.LOADERS, "DALI"), (decoders.DECODERS, "engines alone")):
+        for ways, name in (
+            (file_loaders.LOADERS, "DALI"),
+            (file_loaders.WITHOUT_ENGINES, "DALI"),
+            (decoders.DECODERS, "engines alone"),
+        ):
             monkeypatch.setitem(ways, name, replace(ways[name], needs_gpu=False))
         return files.main(["--device", "cpu", "--size", "16", "--batch", "2", "--json", str(path), *more])
 
@@ -90,6 +95,66 @@ def test_rows_with_workers_end_with_their_workers(files):
     assert [row["name"] for row in made["rows"]] == ON_CPU
     assert {row["chosen"] for row in made["rows"]} == {"workers 1"}
     assert not multiprocessing.active_children()
+
+
+def test_sets_of_the_web_are_loaded_without_engines_and_on_the_cpu(files, tmp_path):
+    Image.radial_gradient("L").resize((900, 800)).save(tmp_path / "grey.jpg")
+    cases = ["--cases", "web/no-engines,plain/cpu,web/cpu", "--rows", "gpuaug;gpuaug, CPU;DALI, whole images"]
+    made = files.main([*ONCE, *cases, "--photographs", str(tmp_path), "--cores", str(allowed_cores())])
+    assert rows_by_case(made) == {
+        f"web, no engines, {CORES}": ["gpuaug, CPU"],
+        f"plain, cpu, {CORES}": ["gpuaug"],
+        f"web, cpu, {CORES}": ["gpuaug"],
+    }
+    assert made["settings"]["versions"]["pillow"]
+    facts = made["settings"]["files"][f"web, cpu, {CORES}"]
+    assert (facts["photographs"], facts["crops"], facts["count"], len(facts["sha256"])) == (1, 25, 25, 64)
+    assert {(row["case"].split(",")[0], row["name"]) for row in made["settings"]["skipped"]} == {
+        ("web", "gpuaug"),
+        ("plain", "DALI, whole images"),
+        ("web", "DALI, whole images"),
+    }
+
+
+def test_each_set_has_settings_of_its_own(measured):
+    run, path, taken = measured
+    run(
+        "--cases",
+        "web,plain,web/resnet18,plain/no-engines",
+        "--rows",
+        "DALI;gpuaug, CPU",
+        "--workers",
+        "1,2",
+        "--search",
+        "0.125",
+    )
+    tried = {title: [each[2] for each in taken if each[:2] == (title, "DALI") and each[3] == 0.125] for title, *_ in taken}
+    assert len(tried[f"web, resnet18, {CORES}"]) == 3, "the best three for these files, though others were searched after them"
+    assert tried[f"web, resnet18, {CORES}"][0]["ahead"] == 3
+    assert {settings["load"] for settings in tried[f"plain, no engines, {CORES}"]} == {0.0}
+    told = json.loads(path.read_text())["settings"]["tried"]
+    assert told[f"plain, no engines, {CORES}"]["gpuaug, CPU"] == {"workers 1": 11.0, "workers 2": 12.0}
+    assert len(told[f"web, {CORES}"]["DALI"]) == len(tried[f"web, {CORES}"])
+
+
+def test_a_case_says_how_long_it_takes(measured, capsys):
+    run, *_ = measured
+    run("--cases", "plain", "--rows", "SPDL;gpuaug, CPU", "--workers", "1,2", "--search", "0.25", "--seconds", "3")
+    # Two windows of search, and two of each row; every window has a second of warm-up and two to open and close it.
+    searches = 2 + 2 * (allowed_cores() > 1)
+    assert f"files: plain, {CORES}: about {searches * 3.25 + 4 * 6:.0f} s; count 12; " in capsys.readouterr().out
+
+
+def test_loaders_are_measured_with_each_number_of_cores_and_steps_are_not():
+    loads = {name: file_cases.kind(name).loads for name in ("web", "web/no-engines", "cpu", "decode", "plain/resnet50", "raw")}
+    assert loads == {
+        "web": True,
+        "web/no-engines": True,
+        "cpu": True,
+        "decode": False,
+        "plain/resnet50": False,
+        "raw": False,
+    }
 
 
 def test_rows_are_held_to_a_rate(files):
@@ -143,17 +208,21 @@ def test_a_result_is_added_to_case_by_case(measured, files, monkeypatch):
     environment = files.environment
     monkeypatch.setattr(files, "environment", lambda device: environment(device) | {"commit": "abc1234"})
     run("--cases", "small,decode", "--rows", "gpuaug")
-    monkeypatch.setattr(files, "environment", lambda device: environment(device) | {"commit": "def5678"})
+    monkeypatch.setattr(
+        files, "environment", lambda device: environment(device) | {"commit": "def5678", "gpu": {"name": "a card"}}
+    )
     run("--cases", "mix,small", "--rows", "gpuaug, CPU", "--keep")
     made = json.loads(path.read_text())
     assert made["environment"]["commit"] == "def5678"
     assert [row["commit"] for row in made["rows"]] == ["abc1234", "abc1234", "def5678", "def5678"]
+    assert [row.get("gpu") for row in made["rows"]] == [None, None, "a card", "a card"]
     assert rows_by_case(made) == {
         f"decode, {CORES}": ["gpuaug alone", "gpuaug, CPU alone"],
         f"mix, {CORES}": ["gpuaug, CPU"],
         f"small, {CORES}": ["gpuaug, CPU"],
     }
-    assert set(made["settings"]["files"]) == {f"{case}, {CORES}" for case in ("small", "decode", "mix")}
+    for key in ("files", "tried"):
+        assert set(made["settings"][key]) == {f"{case}, {CORES}" for case in ("small", "decode", "mix")}
     run("--cases", "mix", "--rows", "gpuaug, CPU")
     assert list(rows_by_case(json.loads(path.read_text()))) == [f"mix, {CORES}"]
 
@@ -194,8 +263,9 @@ def test_data_of_the_user_s_own_are_in_place_of_the_small_files(measured, class_
 def test_wrong_flags_are_refused_before_anything_is_measured(files, capsys):
     for flags, text in (
         (
-            ["--cases", "small,nothing"],
-            "--cases must name small, camera, mix, decode, raw or models of torchvision's, got nothi",
+            ["--cases", "small,nothing,web/raw,other/cpu,plain/cpu"],
+            "--cases must name small, camera, mix, plain, web or raw, or decode, no-engines, cpu or a model of torchvision's, "
+            "alone or after a set and a slash, got nothing, web/raw, other/cpu. Separate by commas.",
         ),
         (["--cores", "4096"], f"--cores must be {allowed_cores()} at most, got 4096. This process may use no more."),
     ):
