@@ -11,6 +11,8 @@ waits on the host for the copy lane's event before it decodes into that memory.
 """
 
 import threading
+import warnings
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +24,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.encoded import Encoded
+from gpuaug.core.errors import GpuAugWarning
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.decode import cpu, nvjpeg
@@ -48,7 +51,7 @@ class Work:
     raw: Tensor | None
     """(bytes,) full-size images for ``Layout.finish``, on the device. ``None`` where no image needs postprocessing."""
     staging: Tensor | None
-    """(bytes,) page-locked memory for images that the CPU decodes. ``None`` if it decodes into ``data``, or no image."""
+    """(bytes,) host memory for images that the CPU decodes, page-locked. ``None`` if it decodes into ``data``, or no image."""
     problems: dict[int, str] = field(default_factory=dict)
     """Why an image could not be decoded, by its index in the batch."""
 
@@ -77,6 +80,8 @@ class Decoder:
         self._lane: Lane = lanes.lane(f"decode/{name}", urgent=True)
         self._engines = engines
         self._turn = _turns[lanes.device]
+        self._cannot_lock = False
+        self._pinned: list[weakref.ref[Tensor]] = []
 
     @property
     def uses_engines(self) -> bool:
@@ -88,6 +93,12 @@ class Decoder:
         """The decoders, each with its libraries and their versions."""
         return f"engines: nvJPEG {self._engines.version}; {cpu.version()}" if self._engines is not None else cpu.version()
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Page-locked bytes of batches that are being decoded."""
+        staging = [reference() for reference in self._pinned]
+        return sum(each.nbytes for each in staging if each is not None)
+
     def allocate(self, encoded: Encoded, bad: Mapping[int, str]) -> Work:
         """Allocate memory for a batch. Called on the training thread, with the copy lane current."""
         layout = Layout(encoded.headers, self._options, engines=self.uses_engines, bad=bad)
@@ -96,8 +107,28 @@ class Decoder:
         raw = _empty(slab_length(layout.raw_length), device) if layout.raw_length else None
         staging = None
         if not on_host and not layout.by_engines.all():
-            staging = _empty(layout.length, torch.device("cpu"), pin_memory=True)
+            staging = self._staging(layout.length)
         return Work(encoded, layout, data, raw, staging)
+
+    def _staging(self, length: int) -> Tensor:
+        """Host memory, page-locked unless that cannot be had."""
+        host = torch.device("cpu")
+        if self._cannot_lock:
+            return _empty(length, host)
+        try:
+            staging = _empty(length, host, pin_memory=True)
+        except RuntimeError as error:
+            self._cannot_lock = True
+            reason = str(error).partition("\n")[0]
+            warnings.warn(
+                f"Copies of decoded images make the decoder wait, because {length / 1e6:.1f} MB could not be page-locked "
+                f"({reason}). Lower depth, or batch_size of the DataLoader.",
+                GpuAugWarning,
+                stacklevel=2,
+            )
+            return _empty(length, host)
+        self._pinned = [*(each for each in self._pinned if each() is not None), weakref.ref(staging)]
+        return staging
 
     def start(self, pools: "Pools", works: list[Work]) -> Future[Event]:
         """Submit a batch. The future's result is the decoder's event; its exception, an error of the library or the card."""

@@ -211,6 +211,11 @@ class BoundDecode(BoundStage):
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, memory: dict[str, Any]) -> None:
         """Does nothing: the images are decoded already."""
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Page-locked bytes of the images that the CPU decodes."""
+        return self.decoder.pinned_bytes
+
     def close(self, memory: dict[str, Any]) -> None:
         """End the threads of an iterator."""
         if self.name in memory:

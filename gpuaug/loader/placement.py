@@ -80,6 +80,11 @@ class Placement:
         return bind_all(self._stages, self.lanes)
 
     @property
+    def pinned_bytes(self) -> int:
+        """Page-locked bytes that the stages hold."""
+        return sum(stage.pinned_bytes for stage in vars(self).get("bound", ()))  # which are not made to be asked
+
+    @property
     def pairs(self) -> tuple[tuple[BoundStage, Stage], ...]:
         """(stage on its lane, stage as the user made it) for each stage."""
         return tuple(zip(self.bound, self._stages, strict=True))

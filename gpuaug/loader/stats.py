@@ -33,3 +33,5 @@ class Stats:
     """Waits of the training thread for images to be decoded."""
     decode_wait_ms: float = 0.0
     """Milliseconds of these waits, in all."""
+    pinned_bytes: int = 0
+    """Page-locked bytes of slots and of images that are being decoded, when ``stats()`` was called."""

@@ -185,6 +185,7 @@ def test_a_batch_that_failed_is_tried_again_from_the_state_after_it(workers, fee
     arrived, error = failure(stopped)
     assert arrived == everything[:at]
     assert type(error) is torch.OutOfMemoryError
+    assert error.__notes__[-1] == "gpuaug: up to 2 batches are on cpu at once (depth=0). Lower batch_size of the DataLoader."
     state = stopped.state_dict()
     assert (state["epoch"], state["batch"]) == (0, at)
     resumed.load_state_dict(state)
