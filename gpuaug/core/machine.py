@@ -29,6 +29,11 @@ def allowed_memory_bytes() -> int:
     return most
 
 
+def memory_share_bytes() -> int:
+    """Bytes of memory that this process may use if the processes that torchrun has started here share the memory evenly."""
+    return allowed_memory_bytes() // local_ranks()
+
+
 def local_ranks() -> int:
     """Number of processes that torchrun has started on this machine, at least 1."""
     count = os.environ.get("LOCAL_WORLD_SIZE", "")

@@ -8,14 +8,18 @@ all readers of memory freed there. The engines do not wait for the stream that t
 waits on the host for the copy lane's event before it decodes into that memory.
 """
 
+import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from queue import SimpleQueue
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gpuaug.core.encoded import Encoded
+from gpuaug.core.errors import GpuAugWarning
 from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.decoders.base import FileDecoder, Place, Pools
@@ -43,6 +47,11 @@ class Decoder:
         self._idle_card_lanes: SimpleQueue[Lane] = SimpleQueue()
         for lane in self._card_lanes:
             self._idle_card_lanes.put(lane)
+        self._cannot_lock = False
+        self._pixels: list[weakref.ref[Tensor]] = []
+        """Memory on the device, of batches that are not freed yet."""
+        self._pinned: list[weakref.ref[Tensor]] = []
+        """Page-locked memory, of batches that are being decoded."""
 
     @property
     def version(self) -> str:
@@ -53,16 +62,48 @@ class Decoder:
         """Threads for one iterator, of which ``threads`` decode on the CPU."""
         return Pools(threads, self._calls)
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Page-locked bytes of batches that are being decoded."""
+        return _bytes(self._pinned)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes on the device for pixels, of batches that are being decoded or have not been freed since."""
+        return _bytes(self._pixels)
+
     def allocate(self, encoded: Encoded, bad: Mapping[int, str]) -> Work:
         """Allocate memory for a batch. Called on the training thread, with the copy lane current."""
         layout = Layout(encoded.headers, self._options, self.decoders, bad=bad)
-        device, on_host = self._lanes.device, self._lanes.in_line
-        data = allocated(slab_length(layout.length), device)
-        raw = allocated(slab_length(layout.raw_length), device) if layout.raw_length else None
-        staging = None
-        if not on_host and layout.staged_length:
-            staging = allocated(slab_length(layout.staged_length), torch.device("cpu"), pin_memory=True)
+        data = self._on_device(layout.length)
+        raw = self._on_device(layout.raw_length) if layout.raw_length else None
+        staging = self._staging(layout.staged_length) if layout.staged_length and not self._lanes.in_line else None
         return Work(encoded, layout, data, raw, staging)
+
+    def _on_device(self, length: int) -> Tensor:
+        made = allocated(slab_length(length), self._lanes.device)
+        self._pixels = [*(each for each in self._pixels if each() is not None), weakref.ref(made)]
+        return made
+
+    def _staging(self, length: int) -> Tensor:
+        """Host memory, page-locked unless that cannot be had."""
+        host, rounded = torch.device("cpu"), slab_length(length)
+        if not self._cannot_lock:
+            try:
+                made = allocated(rounded, host, pin_memory=True)
+            except RuntimeError as error:
+                self._cannot_lock = True
+                reason = str(error).partition("\n")[0]
+                warnings.warn(
+                    f"Copies of decoded images make the decoder wait, because {length / 1e6:.1f} MB could not be page-locked "
+                    f"({reason}). Lower depth, or batch_size of the DataLoader.",
+                    GpuAugWarning,
+                    stacklevel=2,
+                )
+            else:
+                self._pinned = [*(each for each in self._pinned if each() is not None), weakref.ref(made)]
+                return made
+        return allocated(rounded, host)
 
     def start(self, pools: Pools, works: list[Work]) -> Future[list[Event]]:
         """Submit a batch. The future's result is the decoders' events; its exception, an error of a library or the card."""
@@ -91,3 +132,7 @@ class Decoder:
                 if decoder.on_card == on_card and len(indices):
                     begun.append(decoder.begin(work, indices, place))
         return begun
+
+
+def _bytes(references: list[weakref.ref[Tensor]]) -> int:
+    return sum(each.nbytes for reference in references if (each := reference()) is not None)

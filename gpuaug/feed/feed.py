@@ -8,10 +8,12 @@ training thread does not wait for the driver to stage them.
 """
 
 import copy
+import errno
 import math
 import os
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -23,14 +25,14 @@ from torch.utils.data import DataLoader
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentError, one_of
+from gpuaug.core.errors import ArgumentError, GpuAugError, GpuAugWarning, one_of
 from gpuaug.core.streams import Event
 from gpuaug.feed.mailbox import QUEUED, Pulled
 from gpuaug.feed.prefetch import FeedIterator, Receive, close_passes, open_feed_iterator
 from gpuaug.feed.resumable import ResumableLoader, Resume, is_resumable
 from gpuaug.feed.ring import Ring, default_budget_bytes, why_not_here
 from gpuaug.feed.ring_collate import SlotCollate, described_or_not
-from gpuaug.feed.ring_memory import Described, Slot, can_be_placed
+from gpuaug.feed.ring_memory import MAX_GENERATIONS, Described, Slot, can_be_placed
 from gpuaug.feed.stateful import StatefulLoader, begin_graph, is_graph
 from gpuaug.feed.unsent import sending_errors
 from gpuaug.feed.wrapped_loader import Begin, Begun, begin_later, end_workers, has_persistent_workers, iterated_as
@@ -63,6 +65,7 @@ class Feed:
         feed = one_of("feed", feed, ("auto", "ring", "plain"), "Leave it out to have what fits.")
         self._loader, self._device = loader, device
         self._page_locks = device.type == "cuda"
+        self._forced = feed == "ring"
         self._budget = default_budget_bytes() if feed_bytes is None else feed_bytes
         self._begin_with = begin_with
         self.workers = _workers_of(loader)
@@ -91,6 +94,20 @@ class Feed:
             return f"plain ({self.reason})"
         return "ring" if self.workers else "staged"
 
+    @property
+    def size(self) -> str:
+        """Slots and their limit, for the loader's ``repr``. Empty where there can be none."""
+        if self.reason:
+            return ""
+        slots = self._ring.size if self._ring is not None else "no slots yet"
+        return f"{slots}, at most {self._budget / 1e6:.1f} MB"
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of slots that are page-locked."""
+        rings = [reference() for reference in self._rings]
+        return sum(ring.pinned_bytes for ring in rings if ring is not None)
+
     def open(self, current_stream: Callable[[], Any], depth: int, resume: Resume | None = None) -> FeedIterator:
         """Begin a pass over the loader.
 
@@ -101,6 +118,7 @@ class Feed:
 
         Raises:
             Exception: Whatever ``iter(loader)`` raises.
+            GpuAugError: If ``feed`` is ``"ring"`` and its memory cannot be had.
         """
         open_on = partial(self._open_on, resume, current_stream)
         workers = _workers_of(self._loader)
@@ -224,11 +242,29 @@ class Feed:
     def _new_ring(self, each: int) -> Ring | None:
         try:
             ring = Ring(max(self.workers, 1), each, self._budget)
-        except (OSError, OverflowError, ValueError) as error:
-            self.reason = f"its memory cannot be had here: {error}"
+        except OSError as error:
+            self._go_on_without_ring(error)
             return None
         self._rings = [*(each for each in self._rings if each() is not None), weakref.ref(ring)]
         return ring
+
+    def _go_on_without_ring(self, error: OSError) -> None:
+        """Warn that batches travel without slots, from now on.
+
+        Raises:
+            GpuAugError: In place of the warning, if the user insists on slots.
+        """
+        why = f"{MAX_GENERATIONS * self._budget / 1e6:.1f} MB, {MAX_GENERATIONS} times feed_bytes, cannot be mapped ({error})"
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            way_out = "Raise the limit of open files: ulimit -n."
+        else:
+            way_out = "Lower feed_bytes, or raise the limits of the process: ulimit -v and ulimit -f."
+        if self._forced:
+            raise GpuAugError(f"The ring cannot be made, because {why}. {way_out}") from error
+        self.reason = f"its memory cannot be had here: {error}"
+        warnings.warn(
+            f"Batches travel without page-locked slots, which is slower, because {why}. {way_out}", GpuAugWarning, stacklevel=2
+        )
 
     def _copy_of_loader(self, ring: Ring) -> Any:
         twin = copy.copy(self._loader)

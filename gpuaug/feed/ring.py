@@ -22,6 +22,7 @@ import mmap
 import os
 import sys
 import threading
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -32,7 +33,8 @@ import torch
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.machine import allowed_memory_bytes, local_ranks
+from gpuaug.core.errors import GpuAugWarning
+from gpuaug.core.machine import memory_share_bytes
 from gpuaug.core.streams import Event
 from gpuaug.feed.ring_memory import DATA_OFFSET, MAX_GENERATIONS, MAX_SLOTS, Described, Leaf, Memory, Slot, batch_bytes, rings
 
@@ -44,8 +46,8 @@ GROWTH = 1.25
 POISON = False
 """Whether freed slots are overwritten, for tests: a read that comes too late is then wrong for certain."""
 
-Registered = dict[tuple[int, int], int]
-"""The offset of each slot that may be page-locked, by (generation, slot)."""
+Registered = dict[tuple[int, int], tuple[int, int]]
+"""(offset, bytes) of each slot that may be page-locked, by (generation, slot)."""
 
 _locked: dict[int, tuple[int, Memory, Registered, deque[Event]]] = {}
 """Arguments of ``_unregister`` for each memory that may be page-locked, by its key.
@@ -90,6 +92,18 @@ class Ring:
         self._to_unregister = self._process, self.memory, self._registered, self._events
         weakref.finalize(self, _unregister, *self._to_unregister)
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of the slots that are page-locked."""
+        # A copy: another thread may be adding to it.
+        return sum(num_bytes for _, num_bytes in list(self._registered.values()))
+
+    @property
+    def size(self) -> str:
+        """Number of slots and bytes of each, for the loader's ``repr``."""
+        _, _, slot_bytes, each = self.memory.generation()
+        return f"{each * self.workers} slots of {slot_bytes / 1e6:.1f} MB" if each else "no slots yet"
+
     def received(self, described: Described) -> tuple[Batch, Slot]:
         """The batch whose description arrived, with tensors that share the slot's memory."""
         slot = described.slot or Slot(self, *described.number)
@@ -116,10 +130,22 @@ class Ring:
             if self._slots_within_budget(wanted):
                 self._larger_bytes = max(self._larger_bytes, wanted)
                 return number > 0
-            if not self._said_too_large:
-                _log.info("Batches of %.1f MB do not fit into the feed's %.0f MB of slots.", wanted / 1e6, self._budget / 1e6)
-                self._said_too_large = True
+            self._warn_of_size(wanted)
             return number > 0
+
+    def _warn_of_size(self, slot_bytes: int) -> None:
+        """Warn once of batches that are too large for a slot per worker."""
+        if self._said_too_large:
+            return
+        self._said_too_large = True
+        writers = "one slot takes" if self.workers == 1 else f"one slot for each of {self.workers} workers takes"
+        warnings.warn(
+            f"Batches of {slot_bytes / 1e6:.1f} MB travel without slots, which is slower, because {writers} "
+            f"{slot_bytes * self.workers} bytes and feed_bytes is {self._budget}. Raise feed_bytes of the StreamedLoader, or "
+            "lower batch_size or num_workers of the DataLoader.",
+            GpuAugWarning,
+            stacklevel=2,
+        )
 
     def enlarge(self) -> None:
         """Carve larger slots that had no room beside the older ones. The iteration that begins drops the older ones."""
@@ -194,18 +220,29 @@ class Ring:
         offset = first + index * slot_bytes
         # Noted first: as the call returns, a signal may raise an interrupt, or that a worker of the DataLoader has died.
         _locked[self.memory.key] = self._to_unregister
-        self._registered[slot.number] = offset
+        self._registered[slot.number] = offset, slot_bytes
         error = int(torch.cuda.cudart().cudaHostRegister(self.memory.bytes.data_ptr() + offset, slot_bytes, _PORTABLE))
         if error:
             self._cannot_lock = True
             del self._registered[slot.number]
             _clear_error()
-            _log.warning(
-                "A slot of %.1f MB could not be page-locked (CUDA error %d), so copies will hold up the training thread. "
-                "Lower feed_bytes, or raise the limit of locked memory.",
-                slot_bytes / 1e6,
-                error,
+            self._warn_of_locking(slot_bytes, error)
+
+    def _warn_of_locking(self, slot_bytes: int, error: int) -> None:
+        """Warn of slots that stay pageable, because CUDA has refused to page-lock one more."""
+        if self.pinned_bytes >= slot_bytes * self.workers:
+            way_out = f"Lower feed_bytes of the StreamedLoader to {self.pinned_bytes}, which could be page-locked."
+        else:
+            way_out = (
+                "Lower batch_size of the DataLoader, or pass feed='plain' to the StreamedLoader and pin_memory=True to the "
+                "DataLoader."
             )
+        warnings.warn(
+            f"Copies of batches make the training thread wait, because a slot of {slot_bytes / 1e6:.1f} MB could not be "
+            f"page-locked (CUDA error {error}). {way_out}",
+            GpuAugWarning,
+            stacklevel=2,
+        )
 
     def read_until(self, slot: Slot, event: Event) -> None:
         """Hold a slot until ``event``, recorded after its last copy, has passed."""
@@ -253,7 +290,7 @@ def _unregister(process: int, memory: Memory, registered: Registered, events: de
 def _unregister_all(memory: Memory, registered: Registered, slots: Sequence[tuple[int, int]]) -> bool:
     """Unregister some of the slots. Returns whether none of these is registered any more."""
     for slot in slots:
-        error = int(torch.cuda.cudart().cudaHostUnregister(memory.bytes.data_ptr() + registered[slot]))
+        error = int(torch.cuda.cudart().cudaHostUnregister(memory.bytes.data_ptr() + registered[slot][0]))
         if error:
             _clear_error()
         if error in (0, _NOT_REGISTERED):  # an earlier call, or that which was to register it, was interrupted
@@ -269,7 +306,7 @@ def _clear_error() -> None:
 
 def default_budget_bytes() -> int:
     """An eighth of the memory that this process may use, divided among torchrun's processes on this machine."""
-    return allowed_memory_bytes() // 8 // local_ranks()
+    return memory_share_bytes() // 8
 
 
 def why_not_here() -> str | None:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
+
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import IteratorEndedError, add_note
@@ -189,6 +191,11 @@ class PipelinedIterator:
     def _note(self, error: BaseException, where: str, batch: int) -> None:
         raised = f"gpuaug: raised {where}, at batch "
         add_note(error, f"{raised}{batch} of epoch {self._launch_position.epoch}.", replaces=raised)
+        if isinstance(error, torch.OutOfMemoryError):
+            depth = 0 if self._lanes.in_line else self._depth.now
+            way_out = "Lower depth, or batch_size of the DataLoader." if depth else "Lower batch_size of the DataLoader."
+            at_once = f"{depth + 2} batches are on {self._lanes.device} at once (depth={depth})"
+            add_note(error, f"gpuaug: up to {at_once}. {way_out}", replaces="gpuaug: up to ")
 
     def _next_step(self, most: int, ahead: int) -> Callable[[], None] | None:
         """The next action, or ``None`` where there is none without waiting.

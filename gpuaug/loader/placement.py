@@ -80,6 +80,22 @@ class Placement:
         return bind_all(self._stages, self.lanes)
 
     @property
+    def pinned_bytes(self) -> int:
+        """Page-locked bytes that the stages hold."""
+        return sum(stage.pinned_bytes for stage in self._made)
+
+    @property
+    def decode_bytes(self) -> int:
+        """Bytes on the device for decoded pixels."""
+        return sum(stage.decode_bytes for stage in self._made)
+
+    @property
+    def _made(self) -> Sequence[BoundStage]:
+        """The bound stages, or none if they have not been made."""
+        made: Sequence[BoundStage] = vars(self).get("bound", ())
+        return made
+
+    @property
     def pairs(self) -> tuple[tuple[BoundStage, Stage], ...]:
         """(stage on its lane, stage as the user made it) for each stage."""
         return tuple(zip(self.bound, self._stages, strict=True))

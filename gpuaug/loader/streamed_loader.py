@@ -12,6 +12,7 @@ import torch
 from gpuaug.core import devices, rng
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, GpuAugWarning, whole_number
+from gpuaug.core.machine import memory_share_bytes
 from gpuaug.core.rng import Position
 from gpuaug.feed.feed import Feed, Kind
 from gpuaug.feed.prefetch import FeedIterator
@@ -55,8 +56,8 @@ class StreamedLoader:
         feed: How batches come from the loader. ``"auto"``: where the device is a GPU, a ``DataLoader``'s workers collate into
             page-locked slots, and batches of other sources are copied into such in the background. ``"ring"`` insists on slots,
             ``"plain"`` has none. ``repr`` says which it is, and why.
-        feed_bytes: How much memory the slots may take. Left out: an eighth of what this process may use, divided by the number
-            of ranks on this machine (``LOCAL_WORLD_SIZE``).
+        feed_bytes: How much memory the slots may take, at most all that this process may use: the machine's or the container's,
+            divided by the number of ranks on this machine (``LOCAL_WORLD_SIZE``). Left out: an eighth of it.
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: At once, for arguments that cannot work; with the first batch, where that
@@ -94,8 +95,7 @@ class StreamedLoader:
         prepared = as_prepared(loader)
         device = prepared.device if prepared is not None and device is None else device
         requested = devices.requested(device)
-        way_out = "Leave it out for an eighth of the memory."
-        budget = None if feed_bytes is None else whole_number("feed_bytes", feed_bytes, way_out)
+        budget = None if feed_bytes is None else _budget(feed_bytes)
         source, begin_with = (loader, None) if prepared is None else (prepared.dataloader, prepared.open)
         own_feed = Feed(source, feed, budget, requested, begin_with)
         placement = Placement(device, warns=bool(own_feed.reason))
@@ -129,7 +129,9 @@ class StreamedLoader:
         return len(self.loader)
 
     def __repr__(self) -> str:
-        settings = f"{self._shared.placement!r}, depth={self._depth!r}, feed={self._shared.feed!r}"
+        feed = self._shared.feed
+        size = f" ({feed.size})" if feed.size else ""
+        settings = f"{self._shared.placement!r}, depth={self._depth!r}, feed={feed!r}{size}"
         return f"StreamedLoader({type(self.loader).__name__}, {settings})"
 
     def __getstate__(self) -> tuple[Any, ...]:
@@ -277,8 +279,11 @@ class StreamedLoader:
         )
 
     def stats(self) -> Stats:
-        """The counters so far. The object is live: copy values that you keep."""
-        return self._shared.stats
+        """The counters so far. The object is live, numbers of bytes held apart: copy values that you keep."""
+        stats = self._shared.stats
+        stats.pinned_bytes = self._shared.feed.pinned_bytes + self._shared.placement.pinned_bytes
+        stats.decode_bytes = self._shared.placement.decode_bytes
+        return stats
 
     def close(self) -> None:
         """End iterators that are still open, and a wrapped ``DataLoader``'s persistent workers.
@@ -327,6 +332,12 @@ class StreamedLoader:
             GpuAugWarning,
             stacklevel=5,  # the user's loop, beyond next() of the iterator and of its generator, and _begin()
         )
+
+
+def _budget(feed_bytes: int) -> int:
+    most = memory_share_bytes()
+    way_out = f"Leave it out for an eighth of the memory that this process may use, which is {most / 1e6:.1f} MB."
+    return whole_number("feed_bytes", feed_bytes, way_out, most=most)
 
 
 def _seed(value: int) -> int:

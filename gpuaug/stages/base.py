@@ -102,6 +102,16 @@ class BoundStage(ABC):
         """
         return batch, None
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Page-locked bytes that the stage holds now."""
+        return 0
+
+    @property
+    def decode_bytes(self) -> int:
+        """Bytes on the device for decoded pixels, of batches that have not been freed."""
+        return 0
+
     def close(self, memory: dict[str, Any]) -> None:
         """End threads and work that the stage has begun for one iterator."""
 

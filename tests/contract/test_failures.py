@@ -10,6 +10,7 @@ import pytest
 import torch
 from contract.sources import DEPTHS, Numbers, OwnError, failing_at, failure, raises, streamed, values
 from support import processes
+from support.lanes import OnLanes
 from support.waiting import until
 from torch import nn
 from torch.utils.data import DataLoader
@@ -185,6 +186,7 @@ def test_a_batch_that_failed_is_tried_again_from_the_state_after_it(workers, fee
     arrived, error = failure(stopped)
     assert arrived == everything[:at]
     assert type(error) is torch.OutOfMemoryError
+    assert error.__notes__[-1] == "gpuaug: up to 2 batches are on cpu at once (depth=0). Lower batch_size of the DataLoader."
     state = stopped.state_dict()
     assert (state["epoch"], state["batch"]) == (0, at)
     resumed.load_state_dict(state)
@@ -192,6 +194,18 @@ def test_a_batch_that_failed_is_tried_again_from_the_state_after_it(workers, fee
     if where == "stage":
         stopped.load_state_dict(state)
         assert values(stopped) == everything[at:]
+
+
+@pytest.mark.parametrize(("depth", "turn"), [(0, "batch_size"), (1, "depth, or batch_size"), (2, "depth, or batch_size")])
+def test_an_error_about_device_memory_names_what_to_lower(depth, turn):
+    error = torch.OutOfMemoryError("CUDA out of memory.")
+    loader = streamed(torch.arange(5), failing_at(3, error), depth=depth)
+    loader._shared.placement.lanes = OnLanes(loader._shared.lanes)
+    for _ in range(2):  # the same object
+        assert failure(loader)[1] is error
+    held = f"up to {depth + 2} batches are on cpu at once (depth={depth})"
+    assert error.__notes__[-1] == f"gpuaug: {held}. Lower {turn} of the DataLoader."
+    assert len(error.__notes__) == 2
 
 
 def failing_stage(watched):

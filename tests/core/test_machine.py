@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from support.encoded import encoded
+from torch.utils.data import DataLoader
 
-from gpuaug import DecodeStage, StreamedLoader, collate_encoded
+from gpuaug import ArgumentError, DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core import machine
 from gpuaug.decode import stage as decode_stage
 
@@ -90,7 +91,7 @@ def test_affinity_counts():
     assert subprocess.check_output([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).split() == [b"1"]
 
 
-@pytest.mark.parametrize(("ranks", "threads", "wanted"), [("", None, 8), ("4", None, 2), ("100", None, 1), ("4", 5, 5)])
+@pytest.mark.parametrize(("ranks", "threads", "wanted"), [("", None, 6), ("4", None, 2), ("100", None, 1), ("4", 5, 5)])
 def test_decoding_has_the_cores_of_one_rank(monkeypatch, groups, ranks, threads, wanted):
     groups(["0::/"], {"cpu.max": "800000 100000"})
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
@@ -99,3 +100,26 @@ def test_decoding_has_the_cores_of_one_rank(monkeypatch, groups, ranks, threads,
     (images,) = StreamedLoader([collate_encoded([encoded()])], [DecodeStage(threads=threads)], device="cpu")
     assert len(images) == 1
     assert started == [wanted]
+
+
+@pytest.fixture(params=["", "1", "4"])
+def most_bytes(request, monkeypatch, groups):
+    """The memory of one rank in a container of 1 GiB, for several numbers of ranks."""
+    groups(["0::/job"], {"job/memory.max": str(GIB)})
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", request.param)
+    return GIB // int(request.param or 1)
+
+
+def test_slots_have_an_eighth_of_the_memory_of_one_rank(most_bytes):
+    with StreamedLoader(DataLoader(range(4)), device="cpu", feed="ring") as loader:
+        assert repr(loader).endswith(f"feed=staged (no slots yet, at most {most_bytes / 8e6:.1f} MB))")
+
+
+def test_feed_bytes_must_be_within_the_memory_of_one_rank(most_bytes):
+    assert "at most" in repr(StreamedLoader(DataLoader(range(4)), device="cpu", feed="ring", feed_bytes=most_bytes))
+    with pytest.raises(ArgumentError) as caught:
+        StreamedLoader([], device="cpu", feed_bytes=most_bytes + 1)
+    assert str(caught.value) == (
+        f"feed_bytes must be {most_bytes} or less, got {most_bytes + 1}. Leave it out for an eighth of the memory that this "
+        f"process may use, which is {most_bytes / 1e6:.1f} MB."
+    )

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import threading
 from collections import namedtuple
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 import kornia.augmentation as K
 import numpy as np
@@ -56,6 +56,25 @@ class Files:
 def loader(files=FILES, *stages, repeat=2, batch_size=8, workers=0, **options):
     data = DataLoader(Files(files, repeat), batch_size=batch_size, num_workers=workers, collate_fn=collate_encoded)
     return StreamedLoader(data, [DecodeStage(), *stages] if not (stages and stages[0] is None) else stages[1:], **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("locks", [True, False])
+def test_images_that_the_cpu_decodes_are_the_same_without_page_locks(monkeypatch, locks):
+    empty = decoder.allocated
+
+    def refusing(length, device, *, pin_memory=False):
+        if pin_memory and not locks:
+            raise RuntimeError("CUDA error: out of memory")
+        return empty(length, device, pin_memory=pin_memory)
+
+    monkeypatch.setattr(decoder, "allocated", refusing)
+    with nullcontext() if locks else pytest.warns(gpuaug.GpuAugWarning, match="make the decoder wait"):
+        streamed = loader(FILES, None, DecodeStage(backend="cpu"), device="cuda")
+        for images, numbers in streamed:
+            for image, number in zip(images, numbers.tolist(), strict=True):
+                assert_equal_to_pil(image, FILES[number % len(FILES)], "cpu")
+            assert locks or streamed._shared.placement.pinned_bytes == 0
 
 
 def assert_equal_to_pil(image, file, device, **how):

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.feed_iterators import take
-from support.ring_equality import assert_same
-from support.ring_inputs import Samples, Source, with_workers
+from support.ring_inputs import Samples, Source, made, with_workers
 from torch.utils.data import DataLoader
 
 from gpuaug import ArgumentError, ArgumentTypeError, StreamedLoader
 from gpuaug.core.streams import InLineLane
 from gpuaug.feed.feed import Feed
+from gpuaug.feed.ring import default_budget_bytes
 
 # What a finaliser raises nobody else hears of.
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
@@ -107,9 +107,10 @@ def test_repr_names_the_feed_and_why():
     wrapped = with_workers(Samples())()
     assert said(wrapped, "auto") == "feed=plain (the device is cpu)"
     assert said(wrapped, "plain") == "feed=plain (as asked)"
-    assert said(wrapped, "ring") == "feed=ring"
+    slots = f"(no slots yet, at most {default_budget_bytes() / 1e6:.1f} MB)"
+    assert said(wrapped, "ring") == f"feed=ring {slots}"
     assert said(Source(torch.tensor), "auto") == "feed=plain (the device is cpu)"
-    assert said(Source(torch.tensor), "ring") == "feed=staged"
+    assert said(Source(torch.tensor), "ring") == f"feed=staged {slots}"
     assert said([], "plain") == "feed=plain (as asked)"
 
 
@@ -121,26 +122,36 @@ def test_feed_auto_uses_no_ring_on_cpu(make, held):
     assert not held()
 
 
-def test_ring_falls_back_to_plain_when_memory_cannot_be_had():
-    loader = StreamedLoader(with_workers(Samples())(), device="cpu", feed="ring", feed_bytes=1 << 62)
-    assert_same(list(loader), list(with_workers(Samples())()))
-    assert loader.stats().slot_batches == 0
-    assert "feed=plain (its memory cannot be had here: " in repr(loader)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_repr_says_how_many_slots_there_are_and_how_large(workers):
+    batches = made(lambda i: torch.full((300_000,), i, dtype=torch.uint8), num_workers=workers)()
+    with StreamedLoader(batches, device="cpu", feed="ring", feed_bytes=100_000_000) as loader:
+        list(loader)
+        each = loader._shared.feed._ring.memory.generation()[3]
+        assert f" ({each * max(workers, 1)} slots of 0.3 MB, at most 100.0 MB)" in repr(loader)
+        assert each > 2
 
 
 def test_prepare_alone_page_locks_slots(monkeypatch):
     # Not the thread that pulls: a CUDA call there would end a graph capture of the user's.
-    callers = []
-    cudart = SimpleNamespace(
-        cudaHostRegister=lambda *_: callers.append(threading.current_thread()) or 0, cudaHostUnregister=lambda _: 0
-    )
+    callers, sizes = [], []
+
+    def register(address, size, flags):
+        callers.append(threading.current_thread())
+        sizes.append(size)
+        return 0
+
+    cudart = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=lambda _: 0)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
     feed = Feed(DataLoader(Samples(), num_workers=1), "ring", None, torch.device("cuda", 0))
     source = feed.open(lambda: None, 2)
     while not (pulled := take(source)).ended:
         feed.prepare(pulled)
+        assert feed.pinned_bytes == sum(sizes)
         feed.read_until(pulled, InLineLane("copy").record_event())
         feed.free_read_slots()
     source.close()
+    assert feed.pinned_bytes
     feed.close()
+    assert feed.pinned_bytes == 0
     assert set(callers) == {threading.current_thread()}

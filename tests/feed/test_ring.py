@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from gpuaug.core.errors import ArgumentTypeError
+from gpuaug.core.errors import ArgumentTypeError, GpuAugWarning
 from gpuaug.feed import ring as rings
 from gpuaug.feed import ring_collate, ring_memory
 from gpuaug.feed.ring import Ring
@@ -145,11 +145,21 @@ def test_larger_batches_get_a_new_generation_and_old_memory_is_returned(ring):
     assert not ring.memory.bytes[first : first + slot_bytes].any()
 
 
-def test_batch_larger_than_budget_gets_no_slot():
+def test_batch_larger_than_budget_gets_no_slot_and_is_warned_of_once():
     small = Ring(workers=2, each=2, budget_bytes=3000)
-    assert not small.make_room(batch())
+    with pytest.warns(GpuAugWarning) as caught:
+        assert [small.make_room(batch()) for _ in range(2)] == [False, False]
+    (text,) = (str(warning.message) for warning in caught)
+    assert text == (
+        "Batches of 0.0 MB travel without slots, which is slower, because one slot for each of 2 workers takes 8192 bytes and "
+        "feed_bytes is 3000. Raise feed_bytes of the StreamedLoader, or lower batch_size or num_workers of the DataLoader."
+    )
     assert small.memory.take(0) is None
     small.close()
+    larger = Ring(workers=2, each=2, budget_bytes=8192)
+    assert larger.make_room(batch())
+    assert larger.memory.take(0) is not None
+    larger.close()
 
 
 def test_tensor_that_does_not_fit_the_slot_is_sent_beside_it(ring):
@@ -204,7 +214,8 @@ def test_register_page_locks_slots_although_a_larger_batch_did_not_fit(monkeypat
     )
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
     assert small.make_room(batch())
-    small.make_room({"images": torch.zeros(100_000)})
+    with pytest.warns(GpuAugWarning, match="because one slot takes 503808 bytes and feed_bytes is 16384"):
+        small.make_room({"images": torch.zeros(100_000)})
     _, slot = small.received(sent(small, 0, batch()))
     small.register(slot)
     assert locked == [small.memory.carved(1)[1]]
@@ -216,9 +227,11 @@ class PageLocks:
     """CUDA's own list of what is page-locked. It refuses memory that it holds already, wherever that lay before."""
 
     def __init__(self):
-        self.locked, self.interrupt = {}, None
+        self.locked, self.interrupt, self.most = {}, None, 1 << 40
 
     def cudaHostRegister(self, address, size, flags):
+        if sum(self.locked.values()) + size > self.most:
+            return 2  # out of memory
         if any(start < address + size and address < start + length for start, length in self.locked.items()):
             return 712
         self.locked[address] = size
@@ -243,6 +256,59 @@ def page_locks(monkeypatch):
     Ring(workers=1, each=1, budget_bytes=4096).close()
     assert not made.locked
     assert not rings._locked
+
+
+def page_lock_all(workers, budget_bytes):
+    """A ring of which every slot has been received once, and the bytes that it says to hold page-locked after each."""
+    made, held = Ring(workers=workers, each=2, budget_bytes=budget_bytes), []
+    made.make_room(batch())
+    slots = []
+    for worker in range(workers):
+        while (described := sent(made, worker, batch())) is not None:
+            slots.append(made.received(described)[1])
+            made.register(slots[-1])
+            held.append(made.pinned_bytes)
+    return made, held
+
+
+def test_ring_says_how_many_bytes_are_page_locked(page_locks):
+    made, held = page_lock_all(2, 1 << 20)
+    assert held == [4096, 8192, 12288, 16384]
+    assert held[-1] == sum(page_locks.locked.values())
+    made.make_room({"images": torch.zeros(4000)})
+    made.drop_old()
+    assert made.pinned_bytes == 0
+    made.close()
+
+
+def test_refused_page_locks_are_warned_of_with_the_feed_bytes_that_can_be_locked(page_locks):
+    page_locks.most = 12_288
+    with pytest.warns(GpuAugWarning) as caught:
+        made, held = page_lock_all(2, 1 << 20)
+    (text,) = (str(warning.message) for warning in caught)
+    assert text == (
+        "Copies of batches make the training thread wait, because a slot of 0.0 MB could not be page-locked (CUDA error 2). "
+        "Lower feed_bytes of the StreamedLoader to 12288, which could be page-locked."
+    )
+    assert held[-1] == 12_288
+    assert len(held) == 4, "slots are used all the same"
+    made.close()
+    made, held = page_lock_all(2, 12_288)
+    assert held[-1] == made.memory.generation()[2] * len(held)
+    made.close()
+
+
+def test_page_locks_that_are_all_refused_are_warned_of_with_another_feed(page_locks):
+    page_locks.most = 0
+    with pytest.warns(GpuAugWarning) as caught:
+        made, held = page_lock_all(2, 1 << 20)
+    (text,) = (str(warning.message) for warning in caught)
+    assert text.endswith(
+        "because a slot of 0.0 MB could not be page-locked (CUDA error 2). Lower batch_size of the DataLoader, or pass "
+        "feed='plain' to the StreamedLoader and pin_memory=True to the DataLoader."
+    )
+    assert set(held) == {0}
+    made.close()
 
 
 def registered(ring, event=None):

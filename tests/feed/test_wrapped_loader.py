@@ -45,7 +45,7 @@ def test_dataloader_subclass_uses_ring():
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (1, 10), (2, 1), (2, 0), (0, 2)])
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:Batches of .* travel without slots")
 def test_num_workers_may_change_between_epochs(before, after):
     sizes = [int(200_000 * 1.4 ** (i // 12)) for i in range(50)]
     wrapped = sized(sizes, num_workers=before)()

@@ -67,13 +67,29 @@ def test_batch_that_ran_out_of_memory_is_tried_again(where, feed, depth, at):
         with pytest.raises(torch.OutOfMemoryError) as caught:
             arrived.extend(images.clone() for (images,) in loader)
         name = {"transform": "transform_2", "encoder": "feature"}[where]
-        assert caught.value.__notes__ == [f"gpuaug: raised in stage {name!r}, at batch {at} of epoch 0."]
+        way_out = "Lower depth, or batch_size of the DataLoader." if depth else "Lower batch_size of the DataLoader."
+        assert caught.value.__notes__ == [
+            f"gpuaug: raised in stage {name!r}, at batch {at} of epoch 0.",
+            f"gpuaug: up to {depth + 2} batches are on cuda:0 at once (depth={depth}). {way_out}",
+        ]
         assert len(arrived) == at
         del caught
         loader.load_state_dict(loader.state_dict())
         arrived.extend(images.clone() for (images,) in loader)
     assert len(arrived) == BATCHES
     assert all(torch.equal(one, two) for one, two in zip(arrived, everything, strict=True))
+
+
+def test_copy_that_ran_out_of_memory_names_depth_and_batch_size():
+    batches = [torch.zeros(4).pin_memory(), torch.zeros(1).pin_memory().expand(1 << 45)]
+    arrived = iter(StreamedLoader(batches, device="cuda"))
+    next(arrived)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        next(arrived)
+    assert caught.value.__notes__ == [
+        "gpuaug: raised in its copy, at batch 1 of epoch 0.",
+        "gpuaug: up to 4 batches are on cuda:0 at once (depth=2). Lower depth, or batch_size of the DataLoader.",
+    ]
 
 
 def test_memory_of_a_batch_that_ran_out_of_it_is_freed_with_the_error():

@@ -17,11 +17,15 @@ PTXAS = '#!/bin/sh\n[ "$1" = --version ] && echo "Cuda compilation tools, releas
 def read_by(variables, tmp_path):
     """What the program prints with these environment variables, and an empty cache of Triton."""
     kept = {name: value for name, value in os.environ.items() if name not in ("CC", "GPUAUG_REQUIRE_TRITON")}
-    kept |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    kept |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]), "TRITON_CACHE_DIR": str(tmp_path / "cache")}
     kept = {name: value for name, value in (kept | variables).items() if value is not None}
     done = subprocess.run([sys.executable, "-m", "support.plain_torch"], env=kept, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout[done.stdout.rindex("\n{\n") :])
+
+
+def of_triton(read):
+    return [warning for warning in read["warnings"] if "Triton" in warning]
 
 
 def without_ptxas(tmp_path):
@@ -34,7 +38,7 @@ def without_ptxas(tmp_path):
 @pytest.mark.parametrize("lacks", ["a compiler", "ptxas"])
 def test_what_is_missing_is_said_everywhere(lacks, tmp_path):
     read = read_by({"PATH": str(tmp_path)} if lacks == "a compiler" else without_ptxas(tmp_path), tmp_path)
-    (reason,) = read["warnings"]
+    (reason,) = of_triton(read)
     cause = "Triton cannot compile its C code" if lacks == "a compiler" else "Triton cannot use its ptxas"
     assert reason.startswith(f"gpuaug.fuse runs in plain torch on cuda:0, about 50 times slower, because {cause} (")
     assert read["explain"][0].endswith("; run by torch")
@@ -46,12 +50,12 @@ def test_what_is_missing_is_said_everywhere(lacks, tmp_path):
 def test_a_required_triton_is_an_error(tmp_path):
     read = read_by({"PATH": str(tmp_path), "GPUAUG_REQUIRE_TRITON": "1"}, tmp_path)
     assert read["error"].startswith("DeviceError: gpuaug.fuse cannot run on cuda:0 with GPUAUG_REQUIRE_TRITON set, because")
-    assert read["warnings"] == []
+    assert of_triton(read) == []
 
 
 def test_a_home_that_cannot_be_written(tmp_path):
     read = read_by({"HOME": "/dev/null", "TRITON_CACHE_DIR": None, "GPUAUG_REQUIRE_TRITON": "1"}, tmp_path)
-    (told,) = read["warnings"]
+    (told,) = of_triton(read)
     assert told.startswith(
         "Triton compiles its kernels anew in every process, because its cache /dev/null/.triton/cache cannot"
     )

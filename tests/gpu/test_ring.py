@@ -93,8 +93,9 @@ def test_slots_are_page_locked_until_close(monkeypatch):
     loader = gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=2))
     list(loader)
     made, released = loader._shared.feed._ring, []
-    registered = set(made._registered.values())
+    registered = {offset for offset, _ in made._registered.values()}
     assert registered
+    assert loader.stats().pinned_bytes == sum(size for _, size in made._registered.values())
     unregister, first = torch.cuda.cudart().cudaHostUnregister, made.memory.bytes.data_ptr()
 
     def release(address):
@@ -104,6 +105,7 @@ def test_slots_are_page_locked_until_close(monkeypatch):
     monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostUnregister=release))
     loader.close()
     assert dict(released) == dict.fromkeys(registered, 0)
+    assert loader.stats().pinned_bytes == 0
     assert not made._registered
 
 
@@ -137,8 +139,10 @@ def test_generator_with_pageable_batches_is_staged():
 
 def test_batch_larger_than_feed_bytes_arrives():
     with gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=2), feed_bytes=4096) as loader:
-        assert_equal(list(loader), reference(Samples()))
+        with pytest.warns(gpuaug.GpuAugWarning, match="travel without slots"):
+            assert_equal(list(loader), reference(Samples()))
         assert loader.stats().slot_batches == 0
+        assert loader.stats().pinned_bytes == 0
 
 
 def of_many_kinds(samples):
@@ -192,7 +196,7 @@ def test_user_graph_capture_while_workers_fill_slots():
     assert_equal(got, reference(Samples()))
 
 
-def test_slots_that_cannot_be_page_locked_are_still_read(monkeypatch, caplog):
+def test_slots_that_cannot_be_page_locked_are_still_read(monkeypatch):
     real = torch.cuda.cudart()
 
     def refused(address, size, flags):
@@ -203,7 +207,9 @@ def test_slots_that_cannot_be_page_locked_are_still_read(monkeypatch, caplog):
 
     monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=refused))
     with gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=2), [lambda images: images * 1]) as loader:
-        assert_equal(list(loader), reference(Samples()))
+        with pytest.warns(gpuaug.GpuAugWarning, match=r"could not be page-locked \(CUDA error") as caught:
+            assert_equal(list(loader), reference(Samples()))
         assert loader.stats().slot_batches
-    assert caplog.text.count("could not be page-locked (CUDA error") == 1
+        assert loader.stats().pinned_bytes == 0
+    assert len(caught) == 1
     torch.cuda.synchronize()  # nothing of it is left for whoever comes next

@@ -28,6 +28,7 @@ def card(index):
 def test_device_without_index_is_the_current_one_at_the_first_batch(given, cuda):
     loader = StreamedLoader(Source(cuda, 3), [lambda images: images], device=given)
     batches = iter(loader)
+    assert loader.stats().pinned_bytes == 0
     assert not cuda._streams, "nothing is made on a card that may not be this rank's"
     assert loader.device == card(0)
     cuda.current = 1

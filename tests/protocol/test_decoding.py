@@ -20,7 +20,7 @@ from support.encoded import encoded
 from support.stream_double import FREED, OVERWRITTEN, REUSED, UNREADY, Buffer, FakeEvent, FakeStream, HostBuffer
 from support.waiting import WAIT_S, until
 
-from gpuaug import DecodeStage, StreamedLoader, collate_encoded
+from gpuaug import DecodeStage, GpuAugWarning, StreamedLoader, collate_encoded
 from gpuaug.core import batch
 from gpuaug.core.streams import Lane, Lanes
 from gpuaug.decode import decoder, nvjpeg, stage, work
@@ -50,6 +50,8 @@ class Pixels(torch.Tensor):
 class Slots(Ring):
     """A ring whose slots are buffers of the double."""
 
+    pinned_bytes = 1000
+
     def __init__(self):
         self._events, self._slots = deque(), deque()
 
@@ -75,6 +77,7 @@ class Machine:
         self.most_staged = 0
         """The most pieces of page-locked memory that pixels lay in at once."""
         self._staged = weakref.WeakSet()
+        self._pixels = weakref.WeakSet()
         each = files if callable(files) else lambda number: files
         self._batches = [(collate_encoded(each(number)), HostBuffer(cuda, "labels", [])) for number in range(BATCHES)]
         self._double(patch)
@@ -102,6 +105,7 @@ class Machine:
                 machine.most_staged = max(machine.most_staged, len(machine._staged))
                 return staging
             pixels = Pixels.allocated(cuda, "pixels", length)
+            machine._pixels.add(pixels)
             machine._owners.append((pixels.data_ptr(), length, pixels.buffer.key))
             return pixels
 
@@ -396,3 +400,45 @@ def test_a_broken_order_of_a_stage_that_is_called_by_itself_is_caught(monkeypatc
     monkeypatch.setattr(owner, name, broken)
     history = decode_without_a_loader(monkeypatch, MIXED)
     assert any(violation.rule == rule and words in violation.text for violation in history.violations), history.report()
+
+
+def test_stats_count_slots_and_images_that_are_being_decoded(monkeypatch):
+    machine = Machine(monkeypatch, MIXED)
+
+    def staged():
+        return sum(staging.nbytes for staging in machine._staged)
+
+    assert machine.loader.stats().pinned_bytes == Slots.pinned_bytes
+    batches = iter(machine.loader)
+    next(batches)
+    assert staged() > 0
+    until(lambda: machine.loader.stats().pinned_bytes == Slots.pinned_bytes + staged())
+    assert machine.loader.stats().decode_bytes == sum(pixels.nbytes for pixels in machine._pixels)
+    list(batches)
+    del batches
+    until(lambda: machine.loader.stats().pinned_bytes == Slots.pinned_bytes)
+    until(lambda: machine.loader.stats().decode_bytes == 0)
+
+
+def test_images_are_decoded_where_their_memory_cannot_be_page_locked(monkeypatch):
+    machine, empty, refused = Machine(monkeypatch, MIXED), torch.empty, []
+    allocated = decoder.allocated
+
+    def refusing(length, device, *, pin_memory=False):
+        if pin_memory:
+            refused.append(length)
+            raise RuntimeError("CUDA error: out of memory\nCompile with more")
+        return allocated(length, device) if device.type == "cuda" else empty(length, dtype=torch.uint8)
+
+    monkeypatch.setattr(decoder, "allocated", refusing)
+    with pytest.warns(GpuAugWarning) as caught:
+        history = machine.train()
+    assert not history.violations, history.report()
+    assert machine.loader.stats().batches == 3 * BATCHES
+    (text,) = (str(warning.message) for warning in caught)
+    assert text == (
+        "Copies of decoded images make the decoder wait, because 0.0 MB could not be page-locked (CUDA error: out of memory). "
+        "Lower depth, or batch_size of the DataLoader."
+    )
+    assert len(refused) == 1
+    assert machine.loader.stats().pinned_bytes == Slots.pinned_bytes

@@ -206,7 +206,7 @@ PARAMETERS = {
     "StreamedLoader(seed)": Parameter(lambda v: loader(seed=v), 2**64 - 1, LEFT_OUT | FROM_0),
     "StreamedLoader(rank)": Parameter(lambda v: loader(rank=v), 2**63 - 1, LEFT_OUT | FROM_0, wrong=(2**63,)),
     "StreamedLoader(feed)": Parameter(lambda v: loader(feed=v), "plain"),
-    "StreamedLoader(feed_bytes)": Parameter(lambda v: loader(feed_bytes=v), 10**6, LEFT_OUT | FROM_0 | LARGE),
+    "StreamedLoader(feed_bytes)": Parameter(lambda v: loader(feed_bytes=v), 10**6, LEFT_OUT | FROM_0),
     "StreamedLoader.depth": Parameter(assigned("depth"), 3, **DEPTH),
     "StreamedLoader.loader": Parameter(lambda v: v is ... or assigned("loader")(v), ...),
     "StreamedLoader.seed": Parameter(assigned("seed"), 3, FROM_0),

@@ -2,20 +2,23 @@
 
 import gc
 import itertools
+import mmap
 import multiprocessing
 import os
 import resource
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
-from support.ring_inputs import with_workers
+from support.feed_iterators import take
+from support.ring_inputs import Samples, with_workers
 from support.waiting import returned
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from gpuaug import GpuAugError, StreamedLoader
+from gpuaug import GpuAugError, GpuAugWarning, StreamedLoader
+from gpuaug.feed.feed import Feed
 
 MOST_BYTES = 1 << 16
 EVERYTHING = list(range(0, 24, 2))
@@ -187,3 +190,76 @@ def test_process_out_of_descriptors_is_an_error_and_loader_works_again(feed, mon
         gc.collect()
         assert first_values(loader) == (EVERYTHING, None)
     assert failed
+
+
+RING_BYTES = 1 << 28
+
+
+@contextmanager
+def limited(which, spare):
+    """Leave this process ``spare`` more bytes of address space, or files of that size."""
+    with open("/proc/self/statm") as found:
+        used = int(found.read().split()[0]) * mmap.PAGESIZE if which == resource.RLIMIT_AS else 0
+    before = resource.getrlimit(which)
+    resource.setrlimit(which, (used + spare, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(which, before)
+
+
+on_each_limit = pytest.mark.parametrize(
+    "which", [resource.RLIMIT_AS, resource.RLIMIT_FSIZE], ids=["address space", "file size"]
+)
+
+
+@on_each_limit
+def test_ring_without_memory_is_an_error_and_less_feed_bytes_work(which):
+    wrapped = with_workers(Large())()
+    with limited(which, 4 * RING_BYTES):
+        loader = StreamedLoader(wrapped, device="cpu", feed="ring", feed_bytes=RING_BYTES)
+        arrived, error = first_values(loader)
+        assert (arrived, type(error)) == ([], GpuAugError)
+        assert str(error).startswith(
+            "The ring cannot be made, because 2147.5 MB, 8 times feed_bytes, cannot be mapped ([Errno "
+        )
+        assert str(error).endswith("). Lower feed_bytes, or raise the limits of the process: ulimit -v and ulimit -f.")
+        with StreamedLoader(wrapped, device="cpu", feed="ring", feed_bytes=1 << 20) as lower:
+            assert first_values(lower) == (EVERYTHING, None)
+            assert lower.stats().slot_batches
+    assert first_values(loader) == (EVERYTHING, None)
+    loader.close()
+
+
+@on_each_limit
+def test_feed_auto_goes_on_without_a_ring_and_warns_once(which):
+    feed = Feed(with_workers(Samples())(), "auto", RING_BYTES, torch.device("cuda", 0))
+    with limited(which, 4 * RING_BYTES):
+        with pytest.warns(GpuAugWarning) as caught:
+            sources = [feed.open(lambda: None, 2) for _ in range(2)]
+        for source in sources:
+            assert take(source).slot is None
+            source.close()
+    (text,) = (str(warning.message) for warning in caught)
+    assert text.startswith("Batches travel without page-locked slots, which is slower, because 2147.5 MB, 8 times feed_bytes, ")
+    assert text.endswith("). Lower feed_bytes, or raise the limits of the process: ulimit -v and ulimit -f.")
+    assert repr(feed).startswith("plain (its memory cannot be had here: [Errno ")
+    assert feed.size == ""
+    feed.close()
+
+
+def test_ring_without_a_descriptor_names_that_limit():
+    loader = StreamedLoader(with_workers(Large())(), device="cpu", feed="ring")
+    taken = []
+    with descriptors(0):
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        arrived, error = first_values(loader)
+        for descriptor in taken:
+            os.close(descriptor)
+    assert (arrived, type(error)) == ([], GpuAugError)
+    assert "Too many open files" in str(error)
+    assert str(error).endswith("Raise the limit of open files: ulimit -n.")
+    assert first_values(loader) == (EVERYTHING, None)
+    loader.close()

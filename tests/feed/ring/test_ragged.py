@@ -156,6 +156,7 @@ def test_slots_grow_with_ragged_batches(sizes):
     assert all(told[1])
 
 
+@pytest.mark.filterwarnings("ignore:Batches of .* travel without slots")
 def test_ragged_batch_larger_than_budget_uses_no_slot():
     sizes = [500] * 24 + [90_000] * 4 + [500] * 24
     make = loader_of(Sized(sizes), partial(telling, channels=1), num_workers=1)

@@ -25,6 +25,9 @@ SIZES = {
 }
 
 
+TOO_LARGE = pytest.mark.filterwarnings("ignore:Batches of .* travel without slots")
+
+
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
 @pytest.mark.parametrize("persistent", [False, True])
 def test_batch_sizes_may_change(sizes, persistent):
@@ -33,6 +36,7 @@ def test_batch_sizes_may_change(sizes, persistent):
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES.keys())
 @pytest.mark.parametrize("feed_bytes", [None, 50_000, 0])
+@TOO_LARGE
 def test_staged_batch_sizes_may_change(sizes, feed_bytes):
     def make():
         return Source(lambda i: (any_bits(i, torch.uint8, sizes[i]), torch.tensor(i)), len(sizes))
@@ -95,17 +99,20 @@ def assert_slots_stay_within(budget, loader):
 
 
 @pytest.mark.parametrize("feed_bytes", [0, 1, 100, 4095])
+@TOO_LARGE
 def test_feed_bytes_too_small_for_any_slot(feed_bytes):
     assert_ring_is_plain(made(lambda i: values(i, 5000)), slots=False, feed_bytes=feed_bytes)
 
 
 @pytest.mark.parametrize(("workers", "slots"), [(1, True), (2, False)])
+@TOO_LARGE
 def test_feed_bytes_of_one_slot(workers, slots):
     num_bytes = 8 * 4096
     make = made(lambda i: any_bits(i, torch.uint8, num_bytes), 40, num_workers=workers)
     assert_ring_is_plain(make, slots=slots, feed_bytes=num_bytes)
 
 
+@TOO_LARGE
 def test_feed_bytes_that_only_small_batches_fit():
     sizes = [1000 if i % 3 else 5_000_000 for i in range(1, 25)]
     assert_ring_is_plain(sized(sizes), feed_bytes=300_000)

@@ -99,3 +99,4 @@ def engines_without_a_gpu(told):
 
 
 untried("needs a GPU", "Images are not decoded while a model trains", "The CPU decodes images, which may be too slow")
+untried("needs a GPU; see tests/protocol/test_decoding.py", "Copies of decoded images make the decoder wait")

@@ -1,6 +1,7 @@
 """Advice about the wrapped loader and about collate functions."""
 
 import functools
+import re
 import threading
 
 import numpy as np
@@ -239,7 +240,33 @@ def slice_of_a_ragged_batch(told):
     assert torch.equal(list(images)[1], IMAGES[1])
 
 
+@example("travel without slots")
+def batches_larger_than_feed_bytes(told):
+    images = TensorDataset(torch.zeros(64, 3, 8, 8))
+
+    def slots(feed_bytes, batch_size):
+        wrapped = DataLoader(images, batch_size=batch_size, num_workers=1)
+        with gpuaug.StreamedLoader(wrapped, device="cpu", feed="ring", feed_bytes=feed_bytes) as loader:
+            assert len(list(loader)) == 64 / batch_size
+            return loader.stats().slot_batches
+
+    with told:
+        slots(4096, 8)
+    takes = int(re.search(r"takes (\d+) bytes", told.last)[1])
+    assert slots(takes, 8) > 0
+    assert slots(4096, 4) > 0
+
+
 untried("needs two GiB", "The images of a batch must have fewer than 2**31 values")
-untried("needs a limit of memory; see tests/feed/ring/test_exhausted_resources.py", "A worker could not send a batch")
+untried(
+    "needs a limit of memory; see tests/feed/ring/test_exhausted_resources.py",
+    "A worker could not send a batch",
+    "The ring cannot be made",
+)
+untried(
+    "needs a GPU; see tests/feed/test_ring.py and tests/feed/ring/test_exhausted_resources.py",
+    "Batches travel without page-locked slots",
+    "Copies of batches make the training thread wait",
+)
 untried("needs ranks", "got a DataLoaderDispatcher", "The gradients of the last")
 untried("of a sampler that changes between processes; see tests/loader/test_resume.py", "The epoch cannot be resumed")

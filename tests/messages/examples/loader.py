@@ -198,6 +198,7 @@ untried(
     "A stage could not take torch's global generators",
     "A call draws the numbers of a stage",
 )
+untried("needs a GPU; see tests/gpu/test_faults.py", "gpuaug: up to")
 untried(
     "of a command; see tests/profiler/test_cli.py and tests/benchkit",
     "No timeline can be drawn",
