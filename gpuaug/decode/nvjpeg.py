@@ -23,7 +23,7 @@ GPU_HYBRID, HARDWARE = 2, 3
 """``NVJPEG_BACKEND_GPU_HYBRID`` and ``_HARDWARE``: decode on the multiprocessors, on the engines; from files in host memory."""
 
 FLAGS = 1 << 5
-"""``NVJPEG_FLAGS_UPSAMPLING_WITH_INTERPOLATION``: subsampled chroma is interpolated, as by libjpeg-turbo, and not repeated."""
+"""``NVJPEG_FLAGS_UPSAMPLING_WITH_INTERPOLATION``, of nvJPEG 12.1: interpolate subsampled chroma as libjpeg-turbo does."""
 
 OUTPUT_Y, OUTPUT_RGBI = 2, 5
 

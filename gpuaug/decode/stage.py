@@ -45,8 +45,8 @@ MOST_THREADS = 4096
 SPARED = 4
 """One core of this number is left to the other threads and the workers.
 
-With as many threads as cores, threads that hold the interpreter's lock lose their core and all others wait: on 16 cores beside a
-ResNet-50, 16 threads fed it 5 000 images a second and 12 threads 5 900.
+With as many threads as cores, a thread that holds the interpreter's lock may lose its core, and all others wait: on 16 cores
+beside a ResNet-50, 16 threads fed it 5 000 images a second and 12 threads 5 900.
 """
 
 MOST_NAMED = 3
@@ -75,8 +75,8 @@ class DecodeStage(Stage):
             member of the batch, by the nearest good sample before it, cyclically. ``stats()`` counts replaced samples, and a
             log line names the first.
         max_pixels: Images with more pixels are not decoded: their header may lie.
-        threads: Number of threads that decode on the CPU. Left out: three quarters of the cores that this process may use, within
-            its affinity and the CPU quota of its container, divided by the number of ranks on this machine
+        threads: Number of threads that decode on the CPU. Left out: three quarters of the cores that this process may use,
+            within its affinity and the CPU quota of its container, divided by the number of ranks on this machine
             (``LOCAL_WORLD_SIZE``).
         name: The stage's name in errors and traces.
 
@@ -129,7 +129,7 @@ class DecodeStage(Stage):
             min_side = whole_number("min_side", min_side, "Leave it out to decode whole images.", least=1)
         max_pixels = whole_number("max_pixels", max_pixels, "Leave it out for PIL's own limit.", least=1)
         if threads is not None:
-            threads = whole_number("threads", threads, "Leave it out for three quarters of the cores.", least=1, most=MOST_THREADS)
+            threads = whole_number("threads", threads, "Leave it out for 3/4 of the cores.", least=1, most=MOST_THREADS)
         self.threads = threads
         self.options = Options(channels, min_side, exif, max_pixels)
 

@@ -1,8 +1,7 @@
 """The report of ``gpuaug.profile``: times of the parts of a batch, and the bounds that follow."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from gpuaug.core.errors import ArgumentError, shown
@@ -11,7 +10,10 @@ from gpuaug.profiler.measure import Spread, figure
 from gpuaug.profiler.timeline import Timeline
 
 LOAD, COPY, STEP = "load", "copy", "step"
-DECODERS: Final = MappingProxyType({"engines": "engines", "hybrid": "hybrid decoder", "cpu": "cpu decoder"})
+Kind = Literal["", "fused", "kornia", "captured", "eager encoder", "engines", "hybrid decoder", "cpu decoder"]
+"""Kind of a stage, where the advice depends on it."""
+
+DECODERS: Final[Mapping[str, Kind]] = {"engines": "engines", "hybrid": "hybrid decoder", "cpu": "cpu decoder"}
 """Kind of a part that decodes, by the name of its first decoder."""
 ANOTHER_ITERATOR = "plain (another iterator has the slots)"
 """The feed of a loader that is profiled while it is iterated over."""
@@ -40,7 +42,7 @@ class Part:
     """Launches that queue it."""
     waits_at: str | None = None
     """``file:line`` at which the training thread waits for the device in it, or ``None``."""
-    kind: Literal["", "fused", "kornia", "captured", "eager encoder", "engines", "hybrid decoder", "cpu decoder"] = ""
+    kind: Kind = ""
     """Kind of the stage, where the advice depends on it."""
     runs: str = ""
     """Name of the transform that an unnamed stage runs."""

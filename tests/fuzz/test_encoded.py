@@ -74,7 +74,8 @@ def test_damaged_files_between_those_of_engines_leave_them_as_they_are(files, op
 
 
 @pytest.mark.gpu
-@cases(20)  # each sets up engines four times
+@pytest.mark.parametrize("backend", ["engines", "hybrid"])
+@cases(100)
 @given(st.lists(damaged_files(), min_size=1, max_size=8), OPTIONS)
-def test_damaged_files_leave_the_engines_of_a_gpu_as_they_are(files, options):
-    replaced(files, "cuda", backend="auto", **options)
+def test_damaged_files_leave_those_of_a_gpu_as_they_are(backend, files, options):
+    replaced(files, "cuda", backend=backend, **options)

@@ -17,7 +17,10 @@ PTXAS = '#!/bin/sh\n[ "$1" = --version ] && echo "Cuda compilation tools, releas
 def read_by(variables, tmp_path):
     """What the program prints with these environment variables, and an empty cache of Triton."""
     kept = {name: value for name, value in os.environ.items() if name not in ("CC", "GPUAUG_REQUIRE_TRITON")}
-    kept |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]), "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    kept |= {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]),
+        "TRITON_CACHE_DIR": str(tmp_path / "cache"),
+    }
     kept = {name: value for name, value in (kept | variables).items() if value is not None}
     done = subprocess.run([sys.executable, "-m", "support.plain_torch"], env=kept, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -20,6 +20,7 @@ PUBLIC = {
     "ArgumentError": "GpuAugError, ValueError",
     "ArgumentTypeError": "GpuAugError, TypeError",
     "DecodeError": "GpuAugError, ValueError",
+    "DecodeStage.decoders": "property",
     "DecodeStage": (
         "(*, on=…, backend='auto', channels=3, min_side=None, exif=True, on_error='raise', max_pixels=178956970, threads=None, "
         "name=None)"

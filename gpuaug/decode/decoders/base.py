@@ -57,7 +57,7 @@ class FileDecoder(ABC):
     files: ClassVar[str]
     """The files that it takes, in words."""
     on_card: ClassVar[bool]
-    """Whether it writes whole images, as stored, to the device's memory; others write upright ones, downsampled, on the host."""
+    """Whether it writes whole images, as stored, to the device's memory. Others write upright, downsampled ones on the host."""
     calls: int = 1
     """Number of its calls that may run at once."""
 
