@@ -170,10 +170,12 @@ def test_a_warning_is_no_reason_to_refuse_a_file(channels, min_side):
             assert np.array_equal(room, decoded(whole, channels=channels, min_side=min_side)[0])
 
 
-def test_versions_are_of_all_that_decode(decoder):
-    """PIL decodes PNGs, CMYK JPEGs and files that simplejpeg refuses, so its version matters beside simplejpeg's."""
-    installed = f"PIL {PIL.__version__}"
-    assert cpu.Cpu().version == (installed if decoder == "PIL" else f"{decoder} {version(decoder)}, {installed}")
+@pytest.mark.parametrize("missing", [(), ("simplejpeg",), ("imagecodecs",), ("simplejpeg", "imagecodecs")])
+def test_versions_are_of_all_that_decode(missing, monkeypatch):
+    """PIL decodes palettes, CMYK JPEGs and files that others refuse, so its version matters beside theirs."""
+    without(monkeypatch, *missing)
+    installed = [name for name in ("simplejpeg", "imagecodecs") if getattr(cpu, name)() is not None]
+    assert cpu.Cpu().version == ", ".join([*(f"{name} {version(name)}" for name in installed), f"PIL {PIL.__version__}"])
 
 
 @pytest.mark.parametrize("decoder", DECODERS[:-1], indirect=True)
