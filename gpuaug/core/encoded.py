@@ -19,11 +19,13 @@ class Format(IntEnum):
     JPEG = 1
     """Baseline JPEG (SOF0, 8 bits) in one scan, of features that JPEG engines decode rightly if they support its sampling."""
     OTHER_JPEG = 2
-    """Any other JPEG of 8 bits: progressive, in several scans, arithmetic, grey with restart markers, or in other colours."""
+    """Any other JPEG of 8 bits: in several scans, arithmetic, extended, grey with restart markers, or in other colours."""
     OTHER = 3
     """An image of another format, such as PNG, WebP or GIF."""
     LOSSLESS_JPEG = 4
     """Lossless JPEG (SOF3) of 8 bits. Decoders cannot downsample it: simplejpeg writes the whole image all the same."""
+    PROGRESSIVE_JPEG = 5
+    """Progressive JPEG (SOF2) of 8 bits, coded by Huffman, grey or YCbCr."""
 
 
 HEADER = np.dtype(

@@ -40,9 +40,10 @@ class Decoder:
     def __init__(self, name: str, lanes: Lanes, options: Options, decoders: list[FileDecoder]) -> None:
         self._lanes, self._options, self.decoders = lanes, options, decoders
         self._calls = max(each.calls for each in decoders)
+        on_card = sum(each.calls for each in decoders if each.on_card)
         # Beside a training step, colour conversion would otherwise wait behind its kernels.
         self._lane: Lane = lanes.lane(f"decode/{name}", urgent=True)
-        others = [lanes.lane(f"decode/{name}/{call}", urgent=True) for call in range(1, self._calls)]
+        others = [lanes.lane(f"decode/{name}/{call}", urgent=True) for call in range(1, on_card)]
         self._card_lanes = [self._lane, *others]
         self._idle_card_lanes: SimpleQueue[Lane] = SimpleQueue()
         for lane in self._card_lanes:
@@ -64,13 +65,13 @@ class Decoder:
 
     @property
     def pinned_bytes(self) -> int:
-        """Page-locked bytes of batches that are being decoded."""
-        return _bytes(self._pinned)
+        """Page-locked bytes of batches that are being decoded, and of decoders."""
+        return _bytes(self._pinned) + sum(each.held_bytes[0] for each in self.decoders)
 
     @property
     def device_bytes(self) -> int:
-        """Bytes on the device for pixels, of batches that are being decoded or have not been freed since."""
-        return _bytes(self._pixels)
+        """Bytes on the device for pixels, of batches that have not been freed, and of decoders."""
+        return _bytes(self._pixels) + sum(each.held_bytes[1] for each in self.decoders)
 
     def allocate(self, encoded: Encoded, bad: Mapping[int, str]) -> Work:
         """Allocate memory for a batch. Called on the training thread, with the copy lane current."""
@@ -122,12 +123,20 @@ class Decoder:
         begun = self._begin(works, place, on_card=False)
         free.synchronize()
         begun = self._begin(works, place, on_card=True) + begun
-        return [finish() for finish in begun]
+        events, errors = [], []
+        for finish in begun:  # all, also after an error: none may write to memory that is used again
+            try:
+                events.append(finish())
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return events
 
     def _begin(self, works: list[Work], place: Place, *, on_card: bool) -> list[Callable[[], Event]]:
         begun = []
         for work in works:
-            for number, decoder in enumerate(self.decoders):
+            for number, decoder in reversed(list(enumerate(self.decoders))):  # the hybrid decoder's function decodes, so first
                 indices = np.flatnonzero(work.layout.decoders == number)
                 if decoder.on_card == on_card and len(indices):
                     begun.append(decoder.begin(work, indices, place))

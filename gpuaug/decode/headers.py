@@ -40,8 +40,8 @@ _SEGMENT = struct.Struct(">BBH").unpack_from
 _FRAME = struct.Struct(">BHHB").unpack_from
 
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15, without DHT, JPG and DAC between them
-_SOF0, _SOF3, _DHT, _SOS, _EOI, _DQT, _DRI, _APP1, _APP14 = 0xC0, 0xC3, 0xC4, 0xDA, 0xD9, 0xDB, 0xDD, 0xE1, 0xEE
-_DECODABLE = frozenset([_SOF0, 0xC1, 0xC2, _SOF3, 0xC9, 0xCA])
+_SOF0, _SOF2, _SOF3, _DHT, _SOS, _EOI, _DQT, _DRI, _APP1, _APP14 = 0xC0, 0xC2, 0xC3, 0xC4, 0xDA, 0xD9, 0xDB, 0xDD, 0xE1, 0xEE
+_DECODABLE = frozenset([_SOF0, 0xC1, _SOF2, _SOF3, 0xC9, 0xCA])
 """Frames that libjpeg-turbo decodes: baseline, extended, progressive, lossless; extended and progressive arithmetic."""
 
 _ALONE = frozenset([0x00, 0x01, *range(0xD0, 0xD9)])
@@ -148,16 +148,14 @@ def _jpeg(data: memoryview) -> Header:
         ycc = ycc and components[::3] != b"RGB"
     else:  # engines decode a grey image with other factors, or with restart markers, to garbage
         regular = regular and components[1] == 0x11 and not restarts
+    scan = bytes(data[at + 4 : at + 2 + size])
+    regular = regular and huffman and frame_size == 8 + 3 * channels and (channels == 1 or (channels == 3 and ycc))
     if frame_marker == _SOF3:
         form = Format.LOSSLESS_JPEG
-    elif (
-        regular
-        and huffman
-        and (frame_marker, frame_size) == (_SOF0, 8 + 3 * channels)
-        and (channels == 1 or (channels == 3 and ycc))
-        and _is_baseline(components, bytes(data[at + 4 : at + 2 + size]), tables)
-    ):
+    elif regular and frame_marker == _SOF0 and _is_baseline(components, scan, tables):
         form = Format.JPEG
+    elif regular and frame_marker == _SOF2 and tables.issuperset(components[2::3]) and max(tables) < 16:
+        form = Format.PROGRESSIVE_JPEG
     else:
         form = Format.OTHER_JPEG
     turned = orientation(exif, xmp) if exif or xmp else 1

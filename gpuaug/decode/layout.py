@@ -52,7 +52,7 @@ class Layout:
         self.headers = table = headers.table[self.sources]
         self.channels = options.channels
         stored = np.stack([table["height"], table["width"]], 1).astype(np.int64)
-        jpeg = np.isin(table["format"], (Format.JPEG, Format.OTHER_JPEG))
+        jpeg = np.isin(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG))
         self.scales = np.where(jpeg, _scales(stored.min(1), options.min_side), 1)
         """(B,) downsampling factor of each image: 1, 2, 4 or 8."""
         self.orientations = table["orientation"] if options.exif else np.ones(len(table), np.uint8)

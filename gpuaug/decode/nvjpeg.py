@@ -1,4 +1,4 @@
-"""nvJPEG through its C interface: batches of JPEGs decoded in one call. The only file that calls nvJPEG.
+"""nvJPEG through its C interface: a batch of JPEGs in one call, or one JPEG by phases. The only file that calls nvJPEG.
 
 Source: nvjpeg.h of CUDA 12 and 13.
 """
@@ -8,6 +8,7 @@ import importlib.util
 import os
 import threading
 from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
+from dataclasses import dataclass, field
 from functools import cache
 from glob import glob
 from pathlib import Path
@@ -19,8 +20,8 @@ from numpy.typing import NDArray
 
 from gpuaug.core.errors import GpuAugError
 
-GPU_HYBRID, HARDWARE = 2, 3
-"""``NVJPEG_BACKEND_GPU_HYBRID`` and ``_HARDWARE``: decode on the multiprocessors, on the engines; from files in host memory."""
+HYBRID, HARDWARE = 1, 3
+"""``NVJPEG_BACKEND_HYBRID`` and ``_HARDWARE``: Huffman codes on the host, the rest on the card; all on the JPEG engines."""
 
 FLAGS = 1 << 5
 """``NVJPEG_FLAGS_UPSAMPLING_WITH_INTERPOLATION``, of nvJPEG 12.1: interpolate subsampled chroma as libjpeg-turbo does."""
@@ -112,28 +113,15 @@ queues = ask_for_queues()
 """Hardware queues of this process. Found on import, since CUDA may start at any time after that."""
 
 
-class BatchDecoder:
-    """One nvJPEG decoding state on one device. Its calls must not overlap.
+class Library:
+    """A handle of nvJPEG."""
 
-    Args:
-        device: A CUDA device.
-        backend: ``HARDWARE`` or ``GPU_HYBRID``.
-
-    Raises:
-        NvJpegError: If nvJPEG cannot be set up; for ``HARDWARE``, if the device has no engines.
-    """
-
-    def __init__(self, device: torch.device, backend: int) -> None:
+    def __init__(self) -> None:
         path = find_library()
         assert path is not None
-        self.backend = backend
         # CDLL releases the GIL during a call. PyDLL keeps it, for calls that take less time than releasing it.
         self._library, self._quick = ctypes.CDLL(path), ctypes.PyDLL(path)
-        self._handle, self._state = c_void_p(), c_void_p()
-        self._initialized: tuple[int, int] | None = None
-        with torch.cuda.device(device):
-            self._call("nvjpegCreateEx", c_int(backend), None, None, c_uint(FLAGS), byref(self._handle))
-            self._call("nvjpegJpegStateCreate", self._handle, byref(self._state))
+        self._handle = c_void_p()
 
     @property
     def version(self) -> str:
@@ -142,6 +130,33 @@ class BatchDecoder:
         for kind, part in enumerate(parts):
             self._call("nvjpegGetProperty", c_int(kind), byref(part))
         return ".".join(str(part.value) for part in parts)
+
+    def _create(self, backend: int) -> None:
+        self._call("nvjpegCreateEx", c_int(backend), None, None, c_uint(FLAGS), byref(self._handle))
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = int(getattr(self._library, name)(*arguments))
+        if status:
+            raise NvJpegError(name, status)
+
+
+class BatchDecoder(Library):
+    """The JPEG engines of one device, and one decoding state. Calls of ``decode`` must not overlap.
+
+    Args:
+        device: A CUDA device.
+
+    Raises:
+        NvJpegError: If nvJPEG cannot be set up, or the device has no engines.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._state = c_void_p()
+        self._initialized: tuple[int, int] | None = None
+        with torch.cuda.device(device):
+            self._create(HARDWARE)
+            self._call("nvjpegJpegStateCreate", self._handle, byref(self._state))
 
     def sizes(self, addresses: NDArray[np.uint64], lengths: NDArray[np.uint64]) -> NDArray[np.int32]:
         """(B, 2) height and width of each file by nvJPEG's own parser; 0 where the parser fails."""
@@ -190,10 +205,108 @@ class BatchDecoder:
                 raise NvJpegError("nvjpegDecodeBatched", status)
         return status
 
-    def _call(self, name: str, *arguments: Any) -> None:
-        status = int(getattr(self._library, name)(*arguments))
-        if status:
-            raise NvJpegError(name, status)
+
+@dataclass(eq=False, slots=True)
+class PhasedState:
+    """What one image takes between its phases."""
+
+    state: c_void_p = field(default_factory=c_void_p)
+    pinned: c_void_p = field(default_factory=c_void_p)
+    device: c_void_p = field(default_factory=c_void_p)
+    stream: c_void_p = field(default_factory=c_void_p)
+    """The parsed file."""
+    pinned_bytes: int = 0
+    """Size of ``pinned`` after the last phase that may have changed it."""
+    device_bytes: int = 0
+    """Size of ``device``, likewise."""
+
+
+class PhasedDecoder(Library):
+    """Decodes one JPEG in two phases, each on any thread. Images in different states may be in any phase at once.
+
+    Args:
+        device: A CUDA device.
+
+    Raises:
+        NvJpegError: If nvJPEG cannot be set up.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._decoder = c_void_p()
+        self._parameters = {OUTPUT_Y: c_void_p(), OUTPUT_RGBI: c_void_p()}
+        with torch.cuda.device(device):
+            self._create(HYBRID)
+            self._call("nvjpegDecoderCreate", self._handle, c_int(HYBRID), byref(self._decoder))
+            for form, made in self._parameters.items():
+                self._call("nvjpegDecodeParamsCreate", self._handle, byref(made))
+                self._call("nvjpegDecodeParamsSetOutputFormat", made, c_int(form))
+
+    def state(self) -> PhasedState:
+        """A new state. Call ``enter`` on this thread first."""
+        made = PhasedState()
+        self._call("nvjpegDecoderStateCreate", self._handle, self._decoder, byref(made.state))
+        self._call("nvjpegBufferPinnedCreate", self._handle, None, byref(made.pinned))
+        self._call("nvjpegBufferDeviceCreate", self._handle, None, byref(made.device))
+        self._call("nvjpegStateAttachPinnedBuffer", made.state, made.pinned)
+        self._call("nvjpegStateAttachDeviceBuffer", made.state, made.device)
+        self._call("nvjpegJpegStreamCreate", self._handle, byref(made.stream))
+        return made
+
+    def host_phase(self, state: PhasedState, address: int, length: int, height: int, width: int, channels: int) -> str:
+        """Read the Huffman codes of a file. The state's card phase must have ended before.
+
+        Args:
+            state: A state that no other image uses.
+            address: Host address of the file.
+            length: Bytes of the file.
+            height: Of the image, by its header.
+            width: Likewise.
+            channels: 3 for RGB, 1 for grey.
+
+        Returns:
+            Why the file cannot be decoded, or an empty string.
+
+        Raises:
+            NvJpegError: If it fails for another reason than the file.
+        """
+        library, handle = self._library, self._handle
+        status = library.nvjpegJpegStreamParse(handle, c_void_p(address), c_size_t(length), 0, 0, state.stream)
+        if not status:
+            found = c_uint(), c_uint()
+            self._quick.nvjpegJpegStreamGetFrameDimensions(state.stream, *map(byref, found))
+            if (found[0].value, found[1].value) != (width, height):
+                return f"nvJPEG finds {found[0].value}x{found[1].value} pixels and its header {width}x{height}"
+            parameters = self._parameters[OUTPUT_RGBI if channels == 3 else OUTPUT_Y]
+            status = library.nvjpegDecodeJpegHost(handle, self._decoder, state.state, parameters, state.stream)
+        if status and status not in OF_THE_FILE:
+            raise NvJpegError("nvjpegDecodeJpegHost", status)
+        return f"nvJPEG finds: {STATUS[status]}" if status else ""
+
+    def card_phase(self, state: PhasedState, address: int, pitch: int, stream: int) -> None:
+        """Queue the rest of an image whose host phase has ended. The state is in use until that GPU work has ended.
+
+        Args:
+            state: The image's state.
+            address: Device address of its pixels.
+            pitch: Bytes of a row.
+            stream: Handle of a CUDA stream.
+
+        Raises:
+            NvJpegError: If it fails.
+        """
+        output = np.zeros(1, OUTPUT)
+        output["channel"][0, 0], output["pitch"][0, 0] = address, pitch
+        both = self._handle, self._decoder, state.state
+        self._call("nvjpegDecodeJpegTransferToDevice", *both, state.stream, c_void_p(stream))
+        self._call("nvjpegDecodeJpegDevice", *both, c_void_p(output.ctypes.data), c_void_p(stream))
+        state.pinned_bytes = self._size("nvjpegBufferPinnedRetrieve", state.pinned)
+        state.device_bytes = self._size("nvjpegBufferDeviceRetrieve", state.device)
+
+    def _size(self, name: str, buffer: c_void_p) -> int:
+        size, address = c_size_t(), c_void_p()
+        getattr(self._quick, name)(buffer, byref(size), byref(address))
+        return size.value
 
 
 _entered = threading.local()

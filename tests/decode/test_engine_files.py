@@ -10,8 +10,8 @@ from support.nvjpeg_double import ON_CARD
 from gpuaug import DecodeStage, collate_encoded
 from gpuaug.decode.layout import Layout
 
-LEAST_DB = 45.0
-"""Where chroma is subsampled, nvJPEG rounds otherwise than libjpeg-turbo. Garbage has 6 to 15 dB."""
+LEAST_DB = 38.0
+"""nvJPEG rounds otherwise than libjpeg-turbo: by up to 3, in images that are one pixel wide by 10. Garbage has 6 to 15 dB."""
 
 NAMES, FILES = list(engine_files()), [file for file, _ in engine_files().values()]
 
@@ -39,13 +39,15 @@ def test_the_cpu_decodes_them_as_pil_does():
 @pytest.mark.parametrize("backend", ["engines", "hybrid"])
 def test_decoders_on_the_card_decode_what_they_get(backend, channels):
     batch, options = encoded(), {"channels": channels, "on_error": "replace"}
-    layout = Layout(batch.headers, DecodeStage().options, ON_CARD)
+    table = batch.headers.table
+    by_backend = DecodeStage(backend=backend).decoders[backend].takes(table)
+    assert by_backend.sum() > 300
     on_card = DecodeStage(backend=backend, **options)(batch, "cuda")
     by_cpu = DecodeStage(backend="cpu", **options)(batch, "cuda")
     wrong = {}
     for index, (got, wanted) in enumerate(zip(on_card, by_cpu, strict=True)):
-        whole_chroma = batch.headers.table["sampling"][index] == 5  # or none
-        exact = layout.decoders[index] == 1 or whole_chroma
+        whole_chroma = table["sampling"][index] == 5  # or none
+        exact = not by_backend[index] or (backend == "engines" and whole_chroma)
         if got.shape != wanted.shape:
             wrong[NAMES[index]] = "refused"
         elif not torch.equal(got, wanted):

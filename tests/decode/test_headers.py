@@ -74,8 +74,8 @@ JPEGS = {
     "with a comment": (jpeg(comment=b"\xff\xd9\xff\xda\xff\xc0"), JPEG, 10),
     "more behind its end": (jpeg() + bytes(100), JPEG, 10),
     "padded markers": (inserted(jpeg(), SOF0, b"\xff\xff"), JPEG, 10),
-    "progressive": (jpeg(progressive=True), OTHER_JPEG, 10),
-    "progressive grey": (jpeg(mode="L", progressive=True), OTHER_JPEG, 5),
+    "progressive": (jpeg(progressive=True), Format.PROGRESSIVE_JPEG, 10),
+    "progressive grey": (jpeg(mode="L", progressive=True), Format.PROGRESSIVE_JPEG, 5),
     "CMYK": (jpeg(mode="CMYK"), OTHER_JPEG, 0),
     "RGB": (jpeg(keep_rgb=True), OTHER_JPEG, 5),
     "RGB by its components": (

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.nvjpeg_double import ON_CARD
 
 from gpuaug.core.encoded import HEADER, Format, Headers
-from gpuaug.decode.decoders.batched import MOST_SIDE
+from gpuaug.decode.decoders.engines import MOST_SIDE
 from gpuaug.decode.layout import Layout, Options, nearest_good, problems, slab_length, turned
 
 OPTIONS = Options(channels=3, min_side=None, exif=True, max_pixels=10**9)

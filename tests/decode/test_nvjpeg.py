@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.nvjpeg_double import BatchDecoder
+from support.nvjpeg_double import BatchDecoder, PhasedDecoder
 
 from gpuaug import DecodeStage, DeviceError, GpuAugError, GpuAugWarning
 from gpuaug.decode import nvjpeg
@@ -75,15 +75,17 @@ def none_made(monkeypatch):
     monkeypatch.setattr(nvjpeg, "queues", 32)
 
 
-def refusing(status, *backends):
-    """A double that cannot be set up for these backends."""
+def refuse(monkeypatch, status, *refused):
+    """Replace nvJPEG by doubles, of which these cannot be set up."""
+    for double in (BatchDecoder, PhasedDecoder):
 
-    class Refusing(BatchDecoder):
-        def __init__(self, device, backend):
-            if backend in backends:
-                raise nvjpeg.NvJpegError("nvjpegCreateEx", status)
+        class Refusing(double):
+            def __init__(self, device):
+                if type(self).__name__ in refused:
+                    raise nvjpeg.NvJpegError("nvjpegCreateEx", status)
 
-    return Refusing
+        Refusing.__name__ = double.__name__
+        monkeypatch.setattr(nvjpeg, double.__name__, Refusing)
 
 
 def names(found):
@@ -98,15 +100,15 @@ def test_a_missing_library_is_warned_about_with_what_to_install(wheels, monkeypa
     with pytest.warns(GpuAugWarning, match=rf"because the card does not decode: {got}\..*gpuaug\[decode-cu13\]"):
         found = registry.find("auto", CARD)
     assert names(found) == ["cpu"]
-    assert (found["engines"].cause, found["hybrid"].cause) == ("library", "not asked for")
+    assert {found["engines"].cause, found["hybrid"].cause} == {"library"}
     for backend in ("engines", "hybrid"):
         with pytest.raises(DeviceError, match=f"got '{backend}' and {got}"):
             registry.find(backend, CARD)
 
 
 CARDS = {
-    "with engines": ((), {"auto": "engines", "engines": "engines", "hybrid": "hybrid", "cpu": ""}),
-    "without": ((nvjpeg.HARDWARE,), {"auto": "", "engines": None, "hybrid": "hybrid", "cpu": ""}),
+    "with engines": ((), {"auto": ["engines", "hybrid"], "engines": ["engines"], "hybrid": ["hybrid"], "cpu": []}),
+    "without": (("BatchDecoder",), {"auto": ["hybrid"], "engines": None, "hybrid": ["hybrid"], "cpu": []}),
 }
 
 
@@ -117,7 +119,7 @@ CARDS = {
 def test_each_backend_finds_the_decoders_of_a_card(wheels, monkeypatch, caplog, card, backend, status):
     loads(monkeypatch, lambda name: True)
     refused, wanted = CARDS[card]
-    monkeypatch.setattr(nvjpeg, "BatchDecoder", refusing(status, *refused))
+    refuse(monkeypatch, status, *refused)
     caplog.set_level("INFO", "gpuaug")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -125,19 +127,19 @@ def test_each_backend_finds_the_decoders_of_a_card(wheels, monkeypatch, caplog, 
             with pytest.raises(DeviceError, match=rf"got 'engines' and a card without them \({status}\)"):
                 registry.find(backend, CARD)
         else:
-            assert names(registry.find(backend, CARD)) == [*filter(None, [wanted[backend]]), "cpu"]
-    told = f"Images are decoded on the CPU: a card without them ({status}). Where its cores are full, pass backend='hybrid'."
+            assert names(registry.find(backend, CARD)) == [*wanted[backend], "cpu"]
+    told = f"Images are decoded by host threads and the card together, because of a card without them ({status})."
     assert (told in caplog.text) == ((card, backend) == ("without", "auto"))
 
 
 @pytest.mark.usefixtures("none_made")
 def test_a_library_that_cannot_be_set_up_is_warned_about(wheels, monkeypatch):
     loads(monkeypatch, lambda name: True)
-    monkeypatch.setattr(nvjpeg, "BatchDecoder", refusing(5, nvjpeg.HARDWARE, nvjpeg.GPU_HYBRID))
+    refuse(monkeypatch, 5, "BatchDecoder", "PhasedDecoder")
     with pytest.warns(GpuAugWarning, match=r"cannot be set up \(allocator failure\)\. See what else uses the card"):
         assert names(registry.find("auto", CARD)) == ["cpu"]
-    monkeypatch.setattr(nvjpeg, "BatchDecoder", refusing(5))
-    assert names(registry.find("auto", CARD)) == ["engines", "cpu"], "it is tried again"
+    refuse(monkeypatch, 5)
+    assert names(registry.find("auto", CARD)) == ["engines", "hybrid", "cpu"], "it is tried again"
 
 
 @pytest.mark.usefixtures("none_made")
@@ -145,15 +147,16 @@ def test_decoders_of_a_card_are_made_once(wheels, monkeypatch):
     made = []
 
     class Counted(BatchDecoder):
-        def __init__(self, device, backend):
-            made.append((device, backend))
+        def __init__(self, device):
+            made.append(device)
 
     loads(monkeypatch, lambda name: True)
+    refuse(monkeypatch, 0)
     monkeypatch.setattr(nvjpeg, "BatchDecoder", Counted)
     first, second = (registry.find("auto", CARD)["engines"] for _ in range(2))
     assert first is second
     registry.find("auto", torch.device("cuda", 1))
-    assert made == [(CARD, nvjpeg.HARDWARE), (torch.device("cuda", 1), nvjpeg.HARDWARE)]
+    assert made == [CARD, torch.device("cuda", 1)]
 
 
 def test_no_card_decodes_for_a_cpu():
@@ -165,12 +168,10 @@ def test_no_card_decodes_for_a_cpu():
 @pytest.mark.usefixtures("none_made")
 def test_the_table_says_what_decodes_what_and_why_the_rest_does_not(wheels, monkeypatch):
     loads(monkeypatch, lambda name: True)
-    monkeypatch.setattr(nvjpeg, "BatchDecoder", refusing(7, nvjpeg.HARDWARE))
+    refuse(monkeypatch, 7, "BatchDecoder")
     lines = str(registry.DecoderTable(registry.find("auto", CARD))).splitlines()
     assert lines[0] == "engines  not used: a card without them (7)"
-    lines = str(registry.DecoderTable(registry.find("hybrid", CARD))).splitlines()
-    assert lines[0] == "engines  not used: backend='hybrid'"
-    assert lines[1].startswith("hybrid   nvJPEG double: baseline JPEG in one scan")
+    assert lines[1].startswith("hybrid   nvJPEG double: baseline JPEG in one scan, or progressive JPEG")
     assert lines[2].startswith("cpu ")
     assert lines[2].endswith(": all other files")
 
@@ -192,7 +193,7 @@ def test_hardware_queues_are_asked_for_unless_cuda_has_started_or_the_user_has(m
 @pytest.mark.usefixtures("none_made")
 def test_engines_with_too_few_hardware_queues_are_warned_about(wheels, monkeypatch):
     loads(monkeypatch, lambda name: True)
-    monkeypatch.setattr(nvjpeg, "BatchDecoder", refusing(7))
+    refuse(monkeypatch, 7)
     monkeypatch.setattr(nvjpeg, "queues", 8)
     with pytest.warns(GpuAugWarning, match="because CUDA_DEVICE_MAX_CONNECTIONS is 8: decoding waits .*CONNECTIONS=32"):
         registry.find("auto", CARD)

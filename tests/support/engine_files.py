@@ -38,6 +38,17 @@ def _of_pil():
         for subsampling in range(3):
             file = encoded(width, height, subsampling=subsampling, quality=90, **restart)
             yield f"subsampling {subsampling} {name}", (file, True)
+    for (width, height), quality in itertools.product(SIZES, (60, 95)):
+        options = {"quality": quality, "progressive": True}
+        yield f"grey {width}x{height} {options}", (encoded(width, height, mode="L", **options), False)
+        for subsampling in range(3):
+            yield (
+                f"subsampling {subsampling} {width}x{height} {options}",
+                (
+                    encoded(width, height, subsampling=subsampling, **options),
+                    False,
+                ),
+            )
     for quality, optimize in itertools.product((20, 75, 100), (False, True)):
         options = {"quality": quality, "optimize": optimize}
         yield f"grey {options}", (encoded(61, 43, mode="L", **options), True)

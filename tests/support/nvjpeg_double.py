@@ -2,13 +2,17 @@
 
 import ctypes
 import io
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 from PIL import Image
 
 from gpuaug.decode import nvjpeg
-from gpuaug.decode.decoders import batched, registry
+from gpuaug.decode.decoders import registry
 from gpuaug.decode.decoders.cpu import Cpu
+from gpuaug.decode.decoders.engines import Engines
+from gpuaug.decode.decoders.hybrid import Hybrid
 
 BAD_JPEG = 3
 
@@ -17,6 +21,9 @@ class BatchDecoder:
     """As nvJPEG's. A batch with a file that PIL cannot decode fails as a whole, as nvJPEG has it."""
 
     version = "double"
+
+    def __init__(self, device):
+        pass
 
     def sizes(self, addresses, lengths):
         return np.array([_size(*file) for file in zip(addresses, lengths, strict=True)], np.int32).reshape(-1, 2)
@@ -33,17 +40,48 @@ class BatchDecoder:
         return 0
 
 
-ON_CARD = [batched.Engines([BatchDecoder()]), Cpu()]
+with mock.patch.object(nvjpeg, "BatchDecoder", BatchDecoder):
+    ON_CARD = [Engines("a device"), Cpu()]
 """The decoders of a card with engines."""
 
 
-def use(patch, double=BatchDecoder, kind=batched.Engines):
-    """Have stages of every backend but ``"cpu"`` decode by doubles, as ``kind`` does by nvJPEG, on any device."""
+class PhasedDecoder:
+    """As nvJPEG's. The host phase decodes, and the card phase copies the pixels."""
+
+    version = "double"
+
+    def __init__(self, device):
+        pass
+
+    def state(self):
+        return SimpleNamespace(pinned_bytes=1, device_bytes=2, image=None)
+
+    def host_phase(self, state, address, length, height, width, channels):
+        try:
+            image = Image.open(io.BytesIO(ctypes.string_at(address, length)))
+            if image.size != (width, height):
+                return f"nvJPEG finds {image.width}x{image.height} pixels and its header {width}x{height}"
+            state.image = _decoded(image, nvjpeg.OUTPUT_RGBI if channels == 3 else nvjpeg.OUTPUT_Y)
+        except OSError:
+            return "nvJPEG finds: bad JPEG"
+        return ""
+
+    def card_phase(self, state, address, pitch, stream):
+        for row, pixels in enumerate(state.image):
+            line = np.ascontiguousarray(pixels)
+            ctypes.memmove(address + row * pitch, line.ctypes.data, line.nbytes)
+        state.image = None
+
+
+def use(patch, double=BatchDecoder, phased=PhasedDecoder):
+    """Have stages of every backend but ``"cpu"`` decode by doubles of a card with engines, on any device."""
+    patch.setattr(nvjpeg, "BatchDecoder", double)
+    patch.setattr(nvjpeg, "PhasedDecoder", phased)
+    patch.setattr(nvjpeg, "enter", lambda device: None)
+    made = {"engines": Engines("a device"), "hybrid": Hybrid("a device"), "cpu": Cpu()}
 
     def find(backend, device):
-        return (
-            {"cpu": Cpu()} if backend == "cpu" else {kind.name: kind([double() for _ in range(kind.most_calls)]), "cpu": Cpu()}
-        )
+        return {name: each for name, each in made.items() if backend in ("auto", name) or name == "cpu"}
 
     patch.setattr(registry, "find", find)
 

@@ -62,6 +62,11 @@ class FileDecoder(ABC):
     """Number of its calls that may run at once."""
 
     @property
+    def held_bytes(self) -> tuple[int, int]:
+        """Bytes that it keeps for all loaders: page-locked, on the device."""
+        return 0, 0
+
+    @property
     @abstractmethod
     def version(self) -> str:
         """The libraries and their versions."""

@@ -20,7 +20,7 @@ from gpuaug.feed.image_input import prepared, unpacked
 
 COSTS = np.zeros(len(Format), np.int64)
 """Relative time per pixel of each ``Format``, to decode the slowest files first."""
-COSTS[[Format.JPEG, Format.OTHER_JPEG, Format.LOSSLESS_JPEG, Format.OTHER]] = 1, 3, 6, 8
+COSTS[[Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG, Format.LOSSLESS_JPEG, Format.OTHER]] = 1, 3, 3, 6, 8
 
 _BACK = {6: 8, 8: 6}
 """Orientation that undoes another one. All others undo themselves."""

@@ -12,8 +12,9 @@ import torch
 from gpuaug.core.errors import DeviceError, GpuAugWarning
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.decoders.base import FileDecoder
-from gpuaug.decode.decoders.batched import Batched, Engines, Hybrid
 from gpuaug.decode.decoders.cpu import Cpu
+from gpuaug.decode.decoders.engines import Engines
+from gpuaug.decode.decoders.hybrid import Hybrid
 
 Backend = Literal["auto", "engines", "hybrid", "cpu"]
 
@@ -35,7 +36,7 @@ class Absence:
 Found: TypeAlias = Mapping[str, FileDecoder | Absence]
 """Each decoder by its name, in the order in which they are asked whether they take a file: the first that does decodes it."""
 
-_made: dict[tuple[torch.device, str], Batched] = {}
+_made: dict[tuple[torch.device, str], FileDecoder] = {}
 """The decoders of each card, made once in a process: setting nvJPEG up takes over a second."""
 
 _making = threading.Lock()
@@ -74,7 +75,7 @@ def find(backend: Backend, device: torch.device) -> Found:
     """
     found: dict[str, FileDecoder | Absence] = {}
     for kind in (Engines, Hybrid):
-        if backend == kind.name or (backend == "auto" and kind is Engines):
+        if backend in ("auto", kind.name):
             found[kind.name] = _on_card(kind, device)
         else:
             found[kind.name] = Absence("not asked for", f"backend={backend!r}")
@@ -89,7 +90,7 @@ def used(found: Found) -> list[FileDecoder]:
     return [each for each in found.values() if isinstance(each, FileDecoder)]
 
 
-def _on_card(kind: type[Batched], device: torch.device) -> Batched | Absence:
+def _on_card(kind: type[Engines | Hybrid], device: torch.device) -> FileDecoder | Absence:
     if device.type != "cuda":
         return Absence("device", f"the device {device}")
     if nvjpeg.find_library() is None:
@@ -98,19 +99,20 @@ def _on_card(kind: type[Batched], device: torch.device) -> Batched | Absence:
     with _making:
         if (device, kind.name) not in _made:
             try:
-                states = [nvjpeg.BatchDecoder(device, kind.backend) for _ in range(kind.most_calls)]
+                _made[device, kind.name] = kind(device)
             except nvjpeg.NvJpegError as error:
                 if kind is Engines and error.status in _NO_ENGINES:
                     return Absence("no engines", f"a card without them ({error.status})")
                 return Absence("failed", f"nvJPEG cannot be set up ({nvjpeg.STATUS.get(error.status, error.status)})")
-            _made[device, kind.name] = kind(states)
         return _made[device, kind.name]
 
 
 def _tell(backend: Backend, found: Found) -> None:
     """Say what decodes, where that is not what a user expects."""
     absences = [each for each in found.values() if isinstance(each, Absence)]
-    if any(isinstance(each, Batched) for each in found.values()):
+    if any(each.on_card for each in used(found)):
+        if isinstance(engines := found["engines"], Absence) and engines.cause == "no engines":
+            _log.info("Images are decoded by host threads and the card together, because of %s.", engines.words)
         if nvjpeg.queues < nvjpeg.MOST_QUEUES:
             warnings.warn(
                 f"Images are not decoded while a model trains, because {nvjpeg.QUEUES} is {nvjpeg.queues}: decoding waits for "
@@ -120,14 +122,12 @@ def _tell(backend: Backend, found: Found) -> None:
                 stacklevel=3,
             )
         return
-    why = next(each for each in absences if each.cause != "not asked for")
+    why = next(each for each in reversed(absences) if each.cause != "not asked for")
     if backend != "auto":
         raise DeviceError(
             f"backend must be 'auto' or 'cpu' where a GPU does not decode, got {backend!r} and {why.words}. Leave it out."
         )
-    if why.cause == "no engines":
-        _log.info("Images are decoded on the CPU: %s. Where its cores are full, pass backend='hybrid'.", why.words)
-    if why.cause in ("device", "no engines"):
+    if why.cause == "device":
         return
     way_out = (
         f"Run pip install 'gpuaug[decode-cu{nvjpeg.major()}]'" if why.cause == "library" else "See what else uses the card"
