@@ -8,7 +8,6 @@ import importlib.util
 import os
 import threading
 from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
-from dataclasses import dataclass, field
 from functools import cache
 from glob import glob
 from pathlib import Path
@@ -206,23 +205,22 @@ class BatchDecoder(Library):
         return status
 
 
-@dataclass(eq=False, slots=True)
 class PhasedState:
-    """What one image takes between its phases."""
+    """What one image takes between its phases: handles of nvJPEG, as numbers."""
 
-    state: c_void_p = field(default_factory=c_void_p)
-    pinned: c_void_p = field(default_factory=c_void_p)
-    device: c_void_p = field(default_factory=c_void_p)
-    stream: c_void_p = field(default_factory=c_void_p)
-    """The parsed file."""
-    pinned_bytes: int = 0
-    """Size of ``pinned`` after the last phase that may have changed it."""
-    device_bytes: int = 0
-    """Size of ``device``, likewise."""
+    __slots__ = ("device", "height", "output", "pinned", "state", "stream", "width")
+
+    def __init__(self, state: int, pinned: int, device: int, stream: int) -> None:
+        self.state, self.pinned, self.device, self.stream = state, pinned, device, stream
+        self.width, self.height = c_uint(), c_uint()
+        self.output = np.zeros(1, OUTPUT)
 
 
 class PhasedDecoder(Library):
     """Decodes one JPEG in two phases, each on any thread. Images in different states may be in any phase at once.
+
+    Arguments are numbers, whose conversion for the library is set up once: threads wait for one another while Python prepares
+    a call.
 
     Args:
         device: A CUDA device.
@@ -233,27 +231,45 @@ class PhasedDecoder(Library):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self._decoder = c_void_p()
-        self._parameters = {OUTPUT_Y: c_void_p(), OUTPUT_RGBI: c_void_p()}
         with torch.cuda.device(device):
             self._create(HYBRID)
-            self._call("nvjpegDecoderCreate", self._handle, c_int(HYBRID), byref(self._decoder))
-            for form, made in self._parameters.items():
-                self._call("nvjpegDecodeParamsCreate", self._handle, byref(made))
-                self._call("nvjpegDecodeParamsSetOutputFormat", made, c_int(form))
+            self._decoder = self._made("nvjpegDecoderCreate", self._handle, c_int(HYBRID))
+            self._parameters = {form: self._made("nvjpegDecodeParamsCreate", self._handle) for form in (OUTPUT_Y, OUTPUT_RGBI)}
+            for form, parameters in self._parameters.items():
+                self._call("nvjpegDecodeParamsSetOutputFormat", c_void_p(parameters), c_int(form))
+        pointer = c_void_p
+        self._parse = self._library.nvjpegJpegStreamParse
+        self._parse.argtypes = [pointer, pointer, c_size_t, c_int, c_int, pointer]
+        self._dimensions = self._quick.nvjpegJpegStreamGetFrameDimensions
+        self._dimensions.argtypes = [pointer, pointer, pointer]
+        self._host = self._library.nvjpegDecodeJpegHost
+        self._host.argtypes = [pointer] * 5
+        self._transfer = self._library.nvjpegDecodeJpegTransferToDevice
+        self._transfer.argtypes = [pointer] * 5
+        self._on_device = self._library.nvjpegDecodeJpegDevice
+        self._on_device.argtypes = [pointer] * 5
+        self._handles = int(self._handle.value or 0), self._decoder
 
     def state(self) -> PhasedState:
         """A new state. Call ``enter`` on this thread first."""
-        made = PhasedState()
-        self._call("nvjpegDecoderStateCreate", self._handle, self._decoder, byref(made.state))
-        self._call("nvjpegBufferPinnedCreate", self._handle, None, byref(made.pinned))
-        self._call("nvjpegBufferDeviceCreate", self._handle, None, byref(made.device))
-        self._call("nvjpegStateAttachPinnedBuffer", made.state, made.pinned)
-        self._call("nvjpegStateAttachDeviceBuffer", made.state, made.device)
-        self._call("nvjpegJpegStreamCreate", self._handle, byref(made.stream))
-        return made
+        handle = self._handle
+        state = self._made("nvjpegDecoderStateCreate", handle, c_void_p(self._decoder))
+        pinned = self._made("nvjpegBufferPinnedCreate", handle, None)
+        device = self._made("nvjpegBufferDeviceCreate", handle, None)
+        self._call("nvjpegStateAttachPinnedBuffer", c_void_p(state), c_void_p(pinned))
+        self._call("nvjpegStateAttachDeviceBuffer", c_void_p(state), c_void_p(device))
+        return PhasedState(state, pinned, device, self._made("nvjpegJpegStreamCreate", handle))
 
-    def host_phase(self, state: PhasedState, address: int, length: int, height: int, width: int, channels: int) -> str:
+    def held_bytes(self, state: PhasedState) -> tuple[int, int]:
+        """Bytes of the state's coefficients: page-locked, on the device."""
+        found = []
+        for name, buffer in (("Pinned", state.pinned), ("Device", state.device)):
+            size, address = c_size_t(), c_void_p()
+            getattr(self._quick, f"nvjpegBuffer{name}Retrieve")(c_void_p(buffer), byref(size), byref(address))
+            found.append(int(size.value))
+        return found[0], found[1]
+
+    def host_phase(self, state: PhasedState, address: int, length: int, height: int, width: int, form: int) -> str:
         """Read the Huffman codes of a file. The state's card phase must have ended before.
 
         Args:
@@ -262,7 +278,7 @@ class PhasedDecoder(Library):
             length: Bytes of the file.
             height: Of the image, by its header.
             width: Likewise.
-            channels: 3 for RGB, 1 for grey.
+            form: ``OUTPUT_RGBI`` or ``OUTPUT_Y``.
 
         Returns:
             Why the file cannot be decoded, or an empty string.
@@ -270,15 +286,14 @@ class PhasedDecoder(Library):
         Raises:
             NvJpegError: If it fails for another reason than the file.
         """
-        library, handle = self._library, self._handle
-        status = library.nvjpegJpegStreamParse(handle, c_void_p(address), c_size_t(length), 0, 0, state.stream)
+        handle, decoder = self._handles
+        status = self._parse(handle, address, length, 0, 0, state.stream)
         if not status:
-            found = c_uint(), c_uint()
-            self._quick.nvjpegJpegStreamGetFrameDimensions(state.stream, *map(byref, found))
-            if (found[0].value, found[1].value) != (width, height):
-                return f"nvJPEG finds {found[0].value}x{found[1].value} pixels and its header {width}x{height}"
-            parameters = self._parameters[OUTPUT_RGBI if channels == 3 else OUTPUT_Y]
-            status = library.nvjpegDecodeJpegHost(handle, self._decoder, state.state, parameters, state.stream)
+            self._dimensions(state.stream, byref(state.width), byref(state.height))
+            found = state.width.value, state.height.value
+            if found != (width, height):
+                return f"nvJPEG finds {found[0]}x{found[1]} pixels and its header {width}x{height}"
+            status = self._host(handle, decoder, state.state, self._parameters[form], state.stream)
         if status and status not in OF_THE_FILE:
             raise NvJpegError("nvjpegDecodeJpegHost", status)
         return f"nvJPEG finds: {STATUS[status]}" if status else ""
@@ -295,18 +310,19 @@ class PhasedDecoder(Library):
         Raises:
             NvJpegError: If it fails.
         """
-        output = np.zeros(1, OUTPUT)
-        output["channel"][0, 0], output["pitch"][0, 0] = address, pitch
-        both = self._handle, self._decoder, state.state
-        self._call("nvjpegDecodeJpegTransferToDevice", *both, state.stream, c_void_p(stream))
-        self._call("nvjpegDecodeJpegDevice", *both, c_void_p(output.ctypes.data), c_void_p(stream))
-        state.pinned_bytes = self._size("nvjpegBufferPinnedRetrieve", state.pinned)
-        state.device_bytes = self._size("nvjpegBufferDeviceRetrieve", state.device)
+        handle, decoder = self._handles
+        state.output["channel"][0, 0], state.output["pitch"][0, 0] = address, pitch
+        status = self._transfer(handle, decoder, state.state, state.stream, stream)
+        if not status:
+            status = self._on_device(handle, decoder, state.state, state.output.ctypes.data, stream)
+        if status:
+            raise NvJpegError("nvjpegDecodeJpegDevice", status)
 
-    def _size(self, name: str, buffer: c_void_p) -> int:
-        size, address = c_size_t(), c_void_p()
-        getattr(self._quick, name)(buffer, byref(size), byref(address))
-        return size.value
+    def _made(self, name: str, *arguments: Any) -> int:
+        """Handle of an object that nvJPEG creates."""
+        made = c_void_p()
+        self._call(name, *arguments, byref(made))
+        return int(made.value or 0)
 
 
 _entered = threading.local()

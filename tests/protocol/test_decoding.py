@@ -33,6 +33,8 @@ from gpuaug.loader.iterator import PipelinedIterator
 FOR_ENGINES = [encoded(16, 8), encoded(24, 8)]
 TURNED = [encoded(16, 8), encoded(24, 8, orientation=6)]
 MIXED = [encoded(16, 8), encoded(24, 8, "PNG")]
+FOR_HYBRID = [encoded(16, 8, progressive=True), encoded(24, 8, progressive=True, orientation=6)]
+ALL_DECODERS = [*MIXED, *FOR_HYBRID]
 BATCHES = 7
 SCRATCH = "nvJPEG's memory"
 
@@ -142,7 +144,14 @@ class Machine:
             abandon(decoding)
 
         patch.setattr(stage.Decoding, "abandon", abandoned)
-        nvjpeg_double.use(patch, Engines)
+
+        class Phased(nvjpeg_double.PhasedDecoder):
+            def card_phase(self, state, address, pitch, number):
+                lane = next(stream for stream in itertools.chain(*cuda._streams.values()) if stream.cuda_stream == number)
+                with cuda.operation() as history:
+                    history.write(lane, machine._owner(address))
+
+        nvjpeg_double.use(patch, Engines, Phased)
         patch.setattr(decoder, "allocated", allocated)
         patch.setattr(nvjpeg, "enter", lambda device: None)
         patch.setattr(work.Work, "to", copied)
@@ -218,7 +227,9 @@ class Machine:
 LEFT_IN_FLIGHT = {"leave": 2, "in_flight": True}
 
 
-@pytest.mark.parametrize("files", [FOR_ENGINES, TURNED, MIXED], ids=["engines", "turned", "mixed"])
+@pytest.mark.parametrize(
+    "files", [FOR_ENGINES, TURNED, MIXED, FOR_HYBRID, ALL_DECODERS], ids=["engines", "turned", "mixed", "hybrid", "all"]
+)
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])
 @pytest.mark.parametrize(
     "how", [{}, {"kept": True}, {"leave": 2}, LEFT_IN_FLIGHT], ids=["read", "kept", "left early", "left in flight"]
@@ -311,6 +322,7 @@ def slots_released_when_submitted(patch, machine):
         (no_wait_between_calls, FOR_ENGINES, {}, OVERWRITTEN, "engines writes nvJPEG's memory"),
         (wait_for_an_earlier_event, FOR_ENGINES, {}, REUSED, "engines writes pixels"),
         (no_wait_for_the_decoder, MIXED, {}, UNREADY, "reads pixels"),
+        (no_wait_on_the_host, FOR_HYBRID, {"kept": True}, REUSED, "writes pixels"),
         (no_order_after_what_is_abandoned, MIXED, LEFT_IN_FLIGHT, REUSED, "last use: decode/decode lane writes pixels"),
         (slots_released_when_submitted, FOR_ENGINES, {}, FREED, "engines reads slot"),
     ],
@@ -375,7 +387,9 @@ def decode_without_a_loader(patch, files):
     return cuda.history
 
 
-@pytest.mark.parametrize("files", [FOR_ENGINES, TURNED, MIXED], ids=["engines", "turned", "mixed"])
+@pytest.mark.parametrize(
+    "files", [FOR_ENGINES, TURNED, MIXED, FOR_HYBRID, ALL_DECODERS], ids=["engines", "turned", "mixed", "hybrid", "all"]
+)
 def test_a_stage_that_is_called_by_itself_is_ordered_after_the_readers_of_a_loader_that_is_gone(monkeypatch, files):
     history = decode_without_a_loader(monkeypatch, files)
     assert not history.violations, history.report()

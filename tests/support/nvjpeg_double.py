@@ -54,14 +54,17 @@ class PhasedDecoder:
         pass
 
     def state(self):
-        return SimpleNamespace(pinned_bytes=1, device_bytes=2, image=None)
+        return SimpleNamespace(image=None)
 
-    def host_phase(self, state, address, length, height, width, channels):
+    def held_bytes(self, state):
+        return 1, 2
+
+    def host_phase(self, state, address, length, height, width, form):
         try:
             image = Image.open(io.BytesIO(ctypes.string_at(address, length)))
             if image.size != (width, height):
                 return f"nvJPEG finds {image.width}x{image.height} pixels and its header {width}x{height}"
-            state.image = _decoded(image, nvjpeg.OUTPUT_RGBI if channels == 3 else nvjpeg.OUTPUT_Y)
+            state.image = _decoded(image, form)
         except OSError:
             return "nvJPEG finds: bad JPEG"
         return ""

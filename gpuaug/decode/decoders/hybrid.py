@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,13 +19,13 @@ from gpuaug.decode.decoders.base import PREPARED, FileDecoder, Place
 from gpuaug.decode.decoders.engines import fits_nvjpeg
 from gpuaug.decode.work import Work
 
-MOST_STATES = 32
+MOST_STATES = 64
 """Number of images that may be between their first and their last phase at once, over all loaders of a process."""
 
 MOST_PIXELS = 2**25
 """Pixels of the largest image. Its coefficients take 6 bytes a pixel at most, in page-locked memory and on the device."""
 
-GROUP = 8
+GROUP = 16
 """Images whose card phases are queued behind one event."""
 
 
@@ -57,7 +57,8 @@ class Hybrid(FileDecoder):
     @property
     def held_bytes(self) -> tuple[int, int]:
         """Bytes of coefficients: page-locked, on the device."""
-        return sum(state.pinned_bytes for state in self._states), sum(state.device_bytes for state in self._states)
+        held = [self._decoder.held_bytes(state) for state in self._states]
+        return sum(pinned for pinned, _ in held), sum(device for _, device in held)
 
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
         """(B,) whether each file is a baseline or progressive JPEG of a supported sampling and size."""
@@ -72,29 +73,32 @@ class Hybrid(FileDecoder):
 
     def _decode(self, work: Work, indices: NDArray[Any], place: Place) -> Event:
         """Submit the host phases, the longest first, and queue the card phases as they end."""
-        lengths = work.layout.headers["length"][indices]
-        batch = _Batch(work, iter(indices[np.argsort(-lengths)].tolist()))
-        for _ in range(min(len(indices), place.pools.threads)):
-            place.pools.images.submit(self._host_phases, batch, place)
-        return self._card_phases(batch, len(indices), place)
+        layout = work.layout
+        indices = indices[np.argsort(-layout.headers["length"][indices])]
+        images = _images(work, indices)
+        batch = _Batch(work.problems, images, iter(range(len(images))))
+        lane = place.card_lanes.get()  # before any state is taken, which this thread alone would put back
+        try:
+            for _ in range(min(len(images), place.pools.threads)):
+                place.pools.images.submit(self._host_phases, batch, place)
+            return self._card_phases(batch, lane)
+        finally:
+            place.card_lanes.put(lane)
 
     def _host_phases(self, batch: "_Batch", place: Place) -> None:
         nvjpeg.enter(place.lanes.device)
-        layout, data = batch.work.layout, batch.work.encoded.data.data_ptr()
-        for index in batch.left:
+        for number in batch.left:
+            image = batch.images[number]
             try:
-                header = layout.headers[index]
-                height, width = layout.stored[index].tolist()
-                file = data + int(header["start"]), int(header["length"])
                 state, problem = self._state(), "it was not decoded"
                 try:
-                    problem = self._decoder.host_phase(state, *file, height, width, layout.channels)
+                    problem = self._decoder.host_phase(state, *image.file)
                 finally:
                     if problem:
                         self._idle.put(state)
                 if problem:
-                    batch.work.problems[index] = problem
-                batch.ready.put(None if problem else (index, state))
+                    batch.problems[image.position] = problem
+                batch.ready.put(None if problem else (image, state))
             except BaseException as error:  # raised at the batch
                 batch.ready.put(error)
 
@@ -109,74 +113,72 @@ class Hybrid(FileDecoder):
                     return self._states[-1]
         return self._idle.get()
 
-    def _card_phases(self, batch: "_Batch", count: int, place: Place) -> Event:
+    def _card_phases(self, batch: "_Batch", lane: Lane) -> Event:
         """Queue the card phase of each image whose host phase has ended, until all have. Returns the event behind them."""
-        lane, queued, group = place.card_lanes.get(), deque[_Group](), _Group()
+        queued, states = deque[tuple[Event, list[nvjpeg.PhasedState]]](), list[nvjpeg.PhasedState]()
+        ready, left = batch.ready, len(batch.images)
         error: BaseException | None = None
-        try:
-            while count:
-                if batch.ready.empty() and (queued or group.states):
-                    # States go back before this thread waits for host phases, which may be waiting for states.
-                    self._end(queued, group, lane, most=0)
-                    group = _Group()
-                    continue
-                done = batch.ready.get()
-                count -= 1
+        while left or states or queued:
+            if len(states) == GROUP or (states and (ready.empty() or not left)):
+                queued.append((lane.record_event(), states))
+                states = []
+            # States go back before this thread waits for host phases, which may be waiting for states.
+            if queued and (len(queued) > 1 or ready.empty()):
+                event, ended = queued.popleft()
+                event.synchronize()
+                for state in ended:
+                    self._idle.put(state)
+            elif left:
+                done = ready.get()
+                left -= 1
                 if isinstance(done, BaseException):
                     error = error or done
                 elif done is not None:
-                    index, state = done
-                    group.states.append(state)
+                    image, state = done
+                    states.append(state)
                     try:
-                        self._decoder.card_phase(state, *_target(batch.work, index), lane.number)
+                        self._decoder.card_phase(state, *image.target, lane.number)
                     except nvjpeg.NvJpegError as failed:
                         error = error or failed
-                    if len(group.states) == GROUP:
-                        self._end(queued, group, lane, most=1)
-                        group = _Group()
-            self._end(queued, group, lane, most=0)
-            if error is not None:
-                raise error
-            return lane.record_event()
-        finally:
-            place.card_lanes.put(lane)
+        if error is not None:
+            raise error
+        return lane.record_event()
 
-    def _end(self, queued: "deque[_Group]", group: "_Group", lane: Lane, *, most: int) -> None:
-        """Record an event behind a group, and wait for the oldest groups until ``most`` are left. Their states become idle."""
-        group.event = lane.record_event()
-        queued.append(group)
-        while len(queued) > most:
-            oldest = queued.popleft()
-            assert oldest.event is not None
-            oldest.event.synchronize()
-            for state in oldest.states:
-                self._idle.put(state)
+
+class _Image(NamedTuple):
+    """An image of a batch, in the numbers that its phases take."""
+
+    position: int
+    """Index in the batch."""
+    file: tuple[int, int, int, int, int]
+    """Address, length, height, width and form of the output."""
+    target: tuple[int, int]
+    """Address of the pixels on the device, and bytes of a row."""
 
 
 @dataclass(slots=True)
 class _Batch:
     """The images of a batch between their phases."""
 
-    work: Work
+    problems: dict[int, str]
+    images: list[_Image]
     left: Iterator[int]
-    """Images whose host phase has not begun."""
-    ready: "SimpleQueue[tuple[int, nvjpeg.PhasedState] | BaseException | None]" = field(default_factory=SimpleQueue)
+    """Numbers of the images whose host phase has not begun."""
+    ready: "SimpleQueue[tuple[_Image, nvjpeg.PhasedState] | BaseException | None]" = field(default_factory=SimpleQueue)
     """An entry for each image whose host phase has ended; ``None`` for one that cannot be decoded."""
 
 
-@dataclass(slots=True)
-class _Group:
-    """Images whose card phases are queued, and the event behind them."""
-
-    states: list[nvjpeg.PhasedState] = field(default_factory=list)
-    event: Event | None = None
-
-
-def _target(work: Work, index: int) -> tuple[int, int]:
-    """(address, pitch in bytes) of an image's pixels on the device."""
+def _images(work: Work, indices: NDArray[Any]) -> list[_Image]:
     layout = work.layout
-    start = work.data.data_ptr() + int(layout.starts[index])
-    if layout.needs_postprocessing[index]:
-        assert work.raw is not None
-        start = work.raw.data_ptr() + int(layout.raw_starts[index])
-    return start, int(layout.stored[index, 1]) * layout.channels
+    headers, stored = layout.headers[indices], layout.stored[indices]
+    targets = work.data.data_ptr() + layout.starts[indices]
+    if work.raw is not None:
+        whole = layout.needs_postprocessing[indices]
+        targets[whole] = work.raw.data_ptr() + layout.raw_starts[indices][whole]
+    form = nvjpeg.OUTPUT_RGBI if layout.channels == 3 else nvjpeg.OUTPUT_Y
+    starts = work.encoded.data.data_ptr() + headers["start"]
+    numbers = (indices, starts, headers["length"], *stored.T, targets, stored[:, 1] * layout.channels)
+    return [
+        _Image(index, (start, length, height, width, form), (target, pitch))
+        for index, start, length, height, width, target, pitch in zip(*(each.tolist() for each in numbers), strict=True)
+    ]

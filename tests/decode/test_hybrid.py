@@ -1,0 +1,102 @@
+"""The hybrid decoder on a double of nvJPEG: states go from image to image, whatever fails."""
+
+import ctypes
+
+import numpy as np
+import pytest
+import torch
+from support import nvjpeg_double
+from support.encoded import by_pil, encoded
+
+from gpuaug import DecodeError, DecodeStage, StreamedLoader, collate_encoded
+from gpuaug.decode import nvjpeg
+from gpuaug.decode.decoders import hybrid, registry
+
+FILES = [encoded(40 + number, 30, seed=number, progressive=number % 2 == 0) for number in range(9)]
+
+
+@pytest.fixture(params=[1, 2, 64])
+def decoder(request, monkeypatch):
+    """A hybrid decoder with at most so many states, which stages use."""
+    monkeypatch.setattr(hybrid, "MOST_STATES", request.param)
+    nvjpeg_double.use(monkeypatch)
+    return registry.find("hybrid", "a device")["hybrid"]
+
+
+def decoded(files, members=1, **options):
+    batches = [[collate_encoded(files)] * members + [torch.arange(len(files))]]
+    ((*images, _),) = StreamedLoader(batches, [DecodeStage(backend="hybrid", threads=3, **options)], device="cpu")
+    return images
+
+
+def all_idle(decoder):
+    return decoder._idle.qsize() == len(decoder._states) <= hybrid.MOST_STATES
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+@pytest.mark.parametrize("members", [1, 2])
+def test_images_are_decoded_with_as_few_states_as_there_are(decoder, members, channels):
+    for images in decoded(FILES, members, channels=channels):
+        for image, file in zip(images, FILES, strict=True):
+            wanted = by_pil(file, mode="RGB" if channels == 3 else "L").reshape(image.permute(1, 2, 0).shape)
+            if channels == 3:
+                assert np.array_equal(image.permute(1, 2, 0).numpy(), wanted)
+            assert image.float().std() > 0
+    assert all_idle(decoder)
+
+
+def test_images_are_turned_and_made_smaller(decoder):
+    files = [encoded(64, 40, orientation=6, progressive=True), encoded(64, 64)]
+    (images,) = decoded(files, min_side=32)
+    assert [tuple(image.shape) for image in images] == [(3, 64, 40), (3, 32, 32)]
+    assert np.array_equal(images[0].permute(1, 2, 0).numpy(), by_pil(files[0]))
+    assert all_idle(decoder)
+
+
+def test_a_damaged_file_is_an_error_or_is_replaced(decoder, monkeypatch):
+    host_phase = decoder._decoder.host_phase
+
+    def refusing(state, address, length, *others):
+        damaged = ctypes.string_at(address, length) == FILES[3]
+        return "nvJPEG finds: bad JPEG" if damaged else host_phase(state, address, length, *others)
+
+    monkeypatch.setattr(decoder._decoder, "host_phase", refusing, raising=False)
+    with pytest.raises(DecodeError, match=r"because of sample 3: nvJPEG finds: bad JPEG\."):
+        decoded(FILES)
+    assert all_idle(decoder)
+    (images,) = decoded(FILES, on_error="replace")
+    assert torch.equal(images[3], images[2])
+    assert all_idle(decoder)
+
+
+@pytest.mark.parametrize("phase", ["host_phase", "card_phase"])
+def test_a_failure_of_the_library_is_raised_and_leaves_the_states(decoder, monkeypatch, phase):
+    calls, original = [], getattr(decoder._decoder, phase)
+
+    def failing(*arguments):
+        calls.append(1)
+        if len(calls) in (3, 5):
+            raise nvjpeg.NvJpegError("a call", 6)
+        return original(*arguments)
+
+    monkeypatch.setattr(decoder._decoder, phase, failing, raising=False)
+    with pytest.raises(nvjpeg.NvJpegError, match=r"a call must succeed, got status 6"):
+        decoded(FILES)
+    assert len(calls) == len(FILES), "all images of the batch end before its error is raised"
+    assert all_idle(decoder)
+    assert len(decoded(FILES)[0]) == len(FILES)
+
+
+def test_bytes_of_its_states_are_counted(decoder):
+    decoded(FILES)
+    assert decoder.held_bytes == (len(decoder._states), 2 * len(decoder._states))
+
+
+def test_files_that_it_takes_follow_from_the_header(decoder):
+    table = collate_encoded([FILES[0], FILES[1], encoded(30, 20, mode="CMYK"), encoded(30, 20, "PNG")]).headers.table
+    assert decoder.takes(table).tolist() == [True, True, False, False]
+    large = table[:2].copy()
+    large["height"], large["width"] = 4096, 8192
+    assert decoder.takes(large).tolist() == [True, True]
+    large["width"] += 1
+    assert decoder.takes(large).tolist() == [False, False]
