@@ -59,13 +59,15 @@ class DecodeStage(Stage):
     """Decodes the ``Encoded`` images of a batch into a ``Ragged`` on the device.
 
     It works ahead of the other stages, on threads of its own, wherever it stands among them. The JPEG engines of a data-centre
-    card (A100, H100, H200, B200) take baseline JPEGs; host threads decode other images, and without engines all images.
+    card (A100, H100, H200, B200) take baseline JPEGs; host threads and the card together take progressive ones, and without
+    engines baseline ones too; host threads decode all else, and without a GPU all images. ``print(DecodeStage().decoders)``
+    shows which decoder takes what here.
 
     Args:
         on: Members of the batch to decode: a selector, or several. Left out: every ``Encoded`` in it.
-        backend: ``"auto"``: the engines if there are any, host threads for the images that they do not support. ``"engines"``:
-            the same, and an error without engines. ``"cpu"``: host threads alone. An image's header decides which of the two
-            decodes it. Which library decodes on the CPU is not chosen here: see ``gpuaug.decode.cpu``.
+        backend: ``"auto"``: all decoders that there are: engines, hybrid (host threads read the Huffman codes, the card does the
+            rest) and CPU. ``"engines"``, ``"hybrid"``: that decoder and the CPU, and an error without that decoder. ``"cpu"``:
+            host threads alone. An image's header alone decides which decoder it gets.
         channels: Channels of the decoded images: 3 for RGB, 1 for grey.
         min_side: Decode JPEGs at 1/2, 1/4 or 1/8 of their size where the short side keeps at least this many pixels. Lossless
             JPEGs and other formats are decoded whole.
@@ -167,7 +169,7 @@ class DecodeStage(Stage):
             DecodeError: As in a loader.
 
         Cost:
-            Sets up a decoder for this one call, some tens of milliseconds with engines. A loader does so once.
+            Starts threads for this one call, in about 5 ms. The first call in a process sets nvJPEG up: about a second.
         """
         if not isinstance(encoded, Encoded):
             way_out = "Pass the member of a batch that gpuaug.collate_encoded has made."

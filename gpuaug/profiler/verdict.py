@@ -109,8 +109,8 @@ def _by_decoder(report: Report) -> str:
     if part.kind == "engines":
         return f"Bounded by decoding: the JPEG engines are full, {takes}. Shrink the files once on disk, or decode them before."
     if part.kind == "hybrid decoder":
-        way_out = "Use a card with JPEG engines, or shrink the files once on disk."
-        return f"Bounded by decoding: the card's multiprocessors decode, {takes}. {way_out}"
+        way_out = "Use a card with JPEG engines, or give the process more cores."
+        return f"Bounded by decoding: the host's cores are full, {takes}. {way_out}"
     way_out = "Use a card with JPEG engines, pass min_side= to the DecodeStage, or give the process more cores."
     return f"Bounded by decoding: the host's cores are full, {takes}. {way_out}"
 
