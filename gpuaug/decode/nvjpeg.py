@@ -250,12 +250,19 @@ class PhasedDecoder(Library):
         self._on_device.argtypes = [pointer] * 5
         self._handles = int(self._handle.value or 0), self._decoder
 
-    def state(self) -> PhasedState:
-        """A new state. Call ``enter`` on this thread first."""
+    def state(self, capacity: int) -> PhasedState:
+        """A new state. Call ``enter`` on this thread first.
+
+        Args:
+            capacity: Bytes of coefficients that the state has memory for. nvJPEG enlarges it where that is too little, and then
+                waits for all work of the device.
+        """
         handle = self._handle
         state = self._made("nvjpegDecoderStateCreate", handle, c_void_p(self._decoder))
         pinned = self._made("nvjpegBufferPinnedCreate", handle, None)
         device = self._made("nvjpegBufferDeviceCreate", handle, None)
+        self._call("nvjpegBufferPinnedResize", c_void_p(pinned), c_size_t(capacity), None)
+        self._call("nvjpegBufferDeviceResize", c_void_p(device), c_size_t(2 * capacity), None)
         self._call("nvjpegStateAttachPinnedBuffer", c_void_p(state), c_void_p(pinned))
         self._call("nvjpegStateAttachDeviceBuffer", c_void_p(state), c_void_p(device))
         return PhasedState(state, pinned, device, self._made("nvjpegJpegStreamCreate", handle))

@@ -65,9 +65,9 @@ class DecodeStage(Stage):
 
     Args:
         on: Members of the batch to decode: a selector, or several. Left out: every ``Encoded`` in it.
-        backend: ``"auto"``: all decoders that there are: engines, hybrid (host threads read the Huffman codes, the card does the
-            rest) and CPU. ``"engines"``, ``"hybrid"``: that decoder and the CPU, and an error without that decoder. ``"cpu"``:
-            host threads alone. An image's header alone decides which decoder it gets.
+        backend: ``"auto"``: all decoders that there are: engines, hybrid (host threads read the Huffman codes, the card does
+            the rest) and CPU. ``"engines"``, ``"hybrid"``: that decoder and the CPU, and an error without that decoder.
+            ``"cpu"``: host threads alone. An image's header alone decides which decoder it gets.
         channels: Channels of the decoded images: 3 for RGB, 1 for grey.
         min_side: Decode JPEGs at 1/2, 1/4 or 1/8 of their size where the short side keeps at least this many pixels. Lossless
             JPEGs and other formats are decoded whole.

@@ -30,7 +30,7 @@ def decoded(files, members=1, **options):
 
 
 def all_idle(decoder):
-    return decoder._idle.qsize() == len(decoder._states) <= hybrid.MOST_STATES
+    return all(pool.idle.qsize() == len(pool.made) <= hybrid.MOST_STATES for pool in decoder._pools.values())
 
 
 @pytest.mark.parametrize("channels", [3, 1])
@@ -89,7 +89,8 @@ def test_a_failure_of_the_library_is_raised_and_leaves_the_states(decoder, monke
 
 def test_bytes_of_its_states_are_counted(decoder):
     decoded(FILES)
-    assert decoder.held_bytes == (len(decoder._states), 2 * len(decoder._states))
+    (pool,) = decoder._pools.values()
+    assert decoder.held_bytes == (len(pool.made), 2 * len(pool.made))
 
 
 def test_files_that_it_takes_follow_from_the_header(decoder):

@@ -53,7 +53,7 @@ class PhasedDecoder:
     def __init__(self, device):
         pass
 
-    def state(self):
+    def state(self, capacity):
         return SimpleNamespace(image=None)
 
     def held_bytes(self, state):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -19,11 +19,14 @@ from gpuaug.decode.decoders.base import PREPARED, FileDecoder, Place
 from gpuaug.decode.decoders.engines import fits_nvjpeg
 from gpuaug.decode.work import Work
 
-MOST_STATES = 64
-"""Number of images that may be between their first and their last phase at once, over all loaders of a process."""
+MOST_STATES = 48
+"""Number of images of one capacity that may be between their first and their last phase, over all loaders of a process."""
+
+LEAST_CAPACITY = 2**21
+"""Bytes of coefficients that every state has memory for: of 500 000 pixels at 4:2:0 with some to spare."""
 
 MOST_PIXELS = 2**25
-"""Pixels of the largest image. Its coefficients take 6 bytes a pixel at most, in page-locked memory and on the device."""
+"""Pixels of the largest image. Its coefficients take 6 bytes a pixel at most, in page-locked memory."""
 
 GROUP = 16
 """Images whose card phases are queued behind one event."""
@@ -45,8 +48,8 @@ class Hybrid(FileDecoder):
 
     def __init__(self, device: torch.device) -> None:
         self._decoder = nvjpeg.PhasedDecoder(device)
-        self._idle: SimpleQueue[nvjpeg.PhasedState] = SimpleQueue()
-        self._states: list[nvjpeg.PhasedState] = []
+        # A state for each capacity, because nvJPEG waits for all work of the device when it enlarges one.
+        self._pools: dict[int, _States] = {}
         self._making = threading.Lock()
 
     @property
@@ -57,7 +60,7 @@ class Hybrid(FileDecoder):
     @property
     def held_bytes(self) -> tuple[int, int]:
         """Bytes of coefficients: page-locked, on the device."""
-        held = [self._decoder.held_bytes(state) for state in self._states]
+        held = [self._decoder.held_bytes(state) for pool in list(self._pools.values()) for state in pool.made]
         return sum(pinned for pinned, _ in held), sum(device for _, device in held)
 
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
@@ -90,32 +93,33 @@ class Hybrid(FileDecoder):
         for number in batch.left:
             image = batch.images[number]
             try:
-                state, problem = self._state(), "it was not decoded"
+                state, problem = self._state(image.capacity), "it was not decoded"
                 try:
                     problem = self._decoder.host_phase(state, *image.file)
                 finally:
                     if problem:
-                        self._idle.put(state)
+                        self._pools[image.capacity].idle.put(state)
                 if problem:
                     batch.problems[image.position] = problem
                 batch.ready.put(None if problem else (image, state))
             except BaseException as error:  # raised at the batch
                 batch.ready.put(error)
 
-    def _state(self) -> nvjpeg.PhasedState:
+    def _state(self, capacity: int) -> nvjpeg.PhasedState:
         """A state that no image uses. Waits for one if there are as many as there may be."""
+        pool = self._pools.get(capacity) or self._pools.setdefault(capacity, _States())
         try:
-            return self._idle.get_nowait()
+            return pool.idle.get_nowait()
         except Empty:
             with self._making:
-                if len(self._states) < MOST_STATES:
-                    self._states.append(self._decoder.state())
-                    return self._states[-1]
-        return self._idle.get()
+                if len(pool.made) < MOST_STATES:
+                    pool.made.append(self._decoder.state(capacity))
+                    return pool.made[-1]
+        return pool.idle.get()
 
     def _card_phases(self, batch: "_Batch", lane: Lane) -> Event:
         """Queue the card phase of each image whose host phase has ended, until all have. Returns the event behind them."""
-        queued, states = deque[tuple[Event, list[nvjpeg.PhasedState]]](), list[nvjpeg.PhasedState]()
+        queued, states = deque[tuple[Event, list[_Used]]](), list[_Used]()
         ready, left = batch.ready, len(batch.images)
         error: BaseException | None = None
         while left or states or queued:
@@ -126,8 +130,8 @@ class Hybrid(FileDecoder):
             if queued and (len(queued) > 1 or ready.empty()):
                 event, ended = queued.popleft()
                 event.synchronize()
-                for state in ended:
-                    self._idle.put(state)
+                for capacity, state in ended:
+                    self._pools[capacity].idle.put(state)
             elif left:
                 done = ready.get()
                 left -= 1
@@ -135,7 +139,7 @@ class Hybrid(FileDecoder):
                     error = error or done
                 elif done is not None:
                     image, state = done
-                    states.append(state)
+                    states.append((image.capacity, state))
                     try:
                         self._decoder.card_phase(state, *image.target, lane.number)
                     except nvjpeg.NvJpegError as failed:
@@ -143,6 +147,18 @@ class Hybrid(FileDecoder):
         if error is not None:
             raise error
         return lane.record_event()
+
+
+@dataclass(slots=True)
+class _States:
+    """The states of one capacity."""
+
+    made: list[nvjpeg.PhasedState] = field(default_factory=list)
+    idle: "SimpleQueue[nvjpeg.PhasedState]" = field(default_factory=SimpleQueue)
+
+
+_Used: TypeAlias = tuple[int, nvjpeg.PhasedState]
+"""A state that an image uses, and its capacity."""
 
 
 class _Image(NamedTuple):
@@ -154,6 +170,8 @@ class _Image(NamedTuple):
     """Address, length, height, width and form of the output."""
     target: tuple[int, int]
     """Address of the pixels on the device, and bytes of a row."""
+    capacity: int
+    """Bytes of memory for coefficients, a power of 2."""
 
 
 @dataclass(slots=True)
@@ -177,8 +195,21 @@ def _images(work: Work, indices: NDArray[Any]) -> list[_Image]:
         targets[whole] = work.raw.data_ptr() + layout.raw_starts[indices][whole]
     form = nvjpeg.OUTPUT_RGBI if layout.channels == 3 else nvjpeg.OUTPUT_Y
     starts = work.encoded.data.data_ptr() + headers["start"]
-    numbers = (indices, starts, headers["length"], *stored.T, targets, stored[:, 1] * layout.channels)
+    numbers = (indices, starts, headers["length"], *stored.T, targets, stored[:, 1] * layout.channels, _capacities(headers))
     return [
-        _Image(index, (start, length, height, width, form), (target, pitch))
-        for index, start, length, height, width, target, pitch in zip(*(each.tolist() for each in numbers), strict=True)
+        _Image(index, (start, length, height, width, form), (target, pitch), capacity)
+        for index, start, length, height, width, target, pitch, capacity in zip(
+            *(each.tolist() for each in numbers), strict=True
+        )
     ]
+
+
+def _capacities(headers: NDArray[np.void]) -> NDArray[np.int64]:
+    """(B,) bytes of memory for each image's coefficients, two bytes each, with a quarter and 256 KB to spare: a power of 2."""
+    area = (headers["height"].astype(np.int64) + 31) * (headers["width"].astype(np.int64) + 31)
+    # 4 h + v of the luma's sampling factors, by which chroma has fewer pixels.
+    factors = (headers["sampling"] - 1) // 4 * ((headers["sampling"] - 1) % 4 + 1)
+    chroma = np.where(headers["channels"] == 3, 2 / np.maximum(factors, 1), 0)
+    needed = np.maximum(2.5 * area * (1 + chroma) + 2**18, LEAST_CAPACITY)
+    capacities: NDArray[np.int64] = (2 ** np.ceil(np.log2(needed))).astype(np.int64)
+    return capacities
