@@ -1,7 +1,7 @@
 """Decodes batches on threads of its own, by several decoders at once: the header of a file alone decides which one it gets.
 
 nvJPEG's call blocks its thread for milliseconds. Threads that make these calls do nothing else, so that the card never waits
-for the interpreter; two threads prepare batches.
+for the interpreter; others prepare batches.
 
 **Memory.** Threads allocate nothing through PyTorch. The training thread allocates on the copy lane, after that lane's wait for
 all readers of memory freed there. The engines do not wait for the stream that they are given: they begin at once. So a thread

@@ -13,8 +13,12 @@ from numpy.typing import NDArray
 from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.decode.work import Work
 
-PREPARED = 2
-"""Batches in preparation at once: the one that decoders finish, and the next."""
+PREPARED = 4
+"""Batches in preparation at once.
+
+Threads that are done with one batch go on with the next while its slowest file is decoded, and while a batch waits for the card
+to free memory: with two, 9 of 16 cores were idle on files of many kinds.
+"""
 
 
 class Pools:
