@@ -87,11 +87,11 @@ class Engines(FileDecoder):
         """Decode a batch; after a failure decode its halves, and theirs, to find the images that cannot be decoded."""
         if not place.lanes.in_line:
             nvjpeg.enter(place.lanes.device)
-        lane = place.card_lanes.get()
         form = nvjpeg.OUTPUT_RGBI if work.layout.channels == 3 else nvjpeg.OUTPUT_Y
         parts = [slice(0, len(call.indices))] if len(call.indices) else []
-        try:
-            with self._turn:
+        with self._turn:
+            lane = place.card_lanes.get()
+            try:
                 while parts:
                     part = parts.pop()
                     files = call.addresses[part], call.lengths[part]
@@ -104,8 +104,8 @@ class Engines(FileDecoder):
                         middle = (part.start + part.stop) // 2
                         parts += [slice(part.start, middle), slice(middle, part.stop)]
                 return lane.record_event()
-        finally:
-            place.card_lanes.put(lane)
+            finally:
+                place.card_lanes.put(lane)
 
 
 @dataclass(slots=True)
