@@ -22,6 +22,9 @@ from gpuaug.decode.work import Work
 MOST_STATES = 48
 """Number of images of one capacity that may be between their first and their last phase, over all loaders of a process."""
 
+LEAST_STATES, CLASS_BYTES = 4, 2**29
+"""Fewer states have a large capacity: as many as take this number of bytes together, and at least four."""
+
 LEAST_CAPACITY = 2**21
 """Bytes of coefficients that every state has memory for: of 500 000 pixels at 4:2:0 with some to spare."""
 
@@ -112,7 +115,7 @@ class Hybrid(FileDecoder):
             return pool.idle.get_nowait()
         except Empty:
             with self._making:
-                if len(pool.made) < MOST_STATES:
+                if len(pool.made) < min(max(CLASS_BYTES // capacity, LEAST_STATES), MOST_STATES):
                     pool.made.append(self._decoder.state(capacity))
                     return pool.made[-1]
         return pool.idle.get()
