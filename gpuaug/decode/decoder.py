@@ -8,8 +8,10 @@ all readers of memory freed there. The engines do not wait for the stream that t
 waits on the host for the copy lane's event before it decodes into that memory.
 """
 
+import time
 import warnings
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -49,6 +51,8 @@ class Decoder:
         for lane in self._card_lanes:
             self._idle_card_lanes.put(lane)
         self._cannot_lock = False
+        self.waited_s: defaultdict[str, float] = defaultdict(float)
+        """Seconds that batches have waited for each decoder, after those before it had ended; of several threads, roughly."""
         self._pixels: list[weakref.ref[Tensor]] = []
         """Memory on the device, of batches that are not freed yet."""
         self._pinned: list[weakref.ref[Tensor]] = []
@@ -124,22 +128,24 @@ class Decoder:
         free.synchronize()
         begun = self._begin(works, place, on_card=True) + begun
         events, errors = [], []
-        for finish in begun:  # all, also after an error: none may write to memory that is used again
+        for name, finish in begun:  # all, also after an error: none may write to memory that is used again
+            start = time.perf_counter()
             try:
                 events.append(finish())
             except Exception as error:
                 errors.append(error)
+            self.waited_s[name] += time.perf_counter() - start
         if errors:
             raise errors[0]
         return events
 
-    def _begin(self, works: list[Work], place: Place, *, on_card: bool) -> list[Callable[[], Event]]:
+    def _begin(self, works: list[Work], place: Place, *, on_card: bool) -> list[tuple[str, Callable[[], Event]]]:
         begun = []
         for work in works:
             for number, decoder in reversed(list(enumerate(self.decoders))):  # the hybrid decoder's function decodes, so first
                 indices = np.flatnonzero(work.layout.decoders == number)
                 if decoder.on_card == on_card and len(indices):
-                    begun.append(decoder.begin(work, indices, place))
+                    begun.append((decoder.name, decoder.begin(work, indices, place)))
         return begun
 
 

@@ -210,6 +210,12 @@ class BoundDecode(BoundStage):
         self.decoder = Decoder(name, lanes, stage.options, registry.used(registry.find(stage.backend, lanes.device)))
         self.version = self.decoder.version
 
+    @property
+    def threads(self) -> int:
+        """Number of threads that decode on the CPU."""
+        cores = max(allowed_cores() // local_ranks(), 1)
+        return self.stage.threads or cores - cores // SPARED
+
     def submit(self, batch: Batch, memory: dict[str, Any]) -> tuple[Batch, "Decoding | None"]:
         """Start to decode the images of a batch. Each is replaced by a placeholder, which gives the decoded images when copied.
 
@@ -224,9 +230,7 @@ class BoundDecode(BoundStage):
                 "DataLoader, or leave the DecodeStage out."
             )
         if self.name not in memory:
-            cores = max(allowed_cores() // local_ranks(), 1)
-            threads = self.stage.threads or cores - cores // SPARED
-            memory[self.name] = self.decoder.pools(threads)
+            memory[self.name] = self.decoder.pools(self.threads)
         decoding = Decoding(self, list(found.values()), memory[self.name])
         return decoding.with_placeholders(batch), decoding
 

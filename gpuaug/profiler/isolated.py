@@ -16,7 +16,7 @@ from gpuaug.loader.inspection import Inspection
 from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.profiler.measure import Work, alone, can_look, on_device, synchronize, waits_at
 from gpuaug.profiler.repeated_batch import RepeatedBatch
-from gpuaug.profiler.report import COPY, DECODERS, STEP, Part
+from gpuaug.profiler.report import BESIDE_ENGINES, COPY, DECODERS, STEP, Part
 from gpuaug.stages.base import BoundStage, Stage, TransformStage
 from gpuaug.stages.feature import FeatureStage
 
@@ -47,9 +47,8 @@ def measured(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iterator[
     with closing(decoded):
         for number, (bound, stage) in enumerate(inspection.stages):
             if isinstance(stage, DecodeStage):
-                wall, _ = alone(on_lane(partial(decoded.next, number)), device, REPEATS)
                 assert isinstance(bound, BoundDecode)
-                yield Part(f"stage/{bound.name}", wall, kind=DECODERS[bound.decoder.decoders[0].name])
+                yield _decoding(bound, on_lane(partial(decoded.next, number)), device)
         host_batch = on_lane(decoded.whole)()
 
     def copied() -> Batch:
@@ -106,6 +105,16 @@ class _Decoded:
         self._begun.clear()
         for bound in self._stages:
             bound.close(self._memory)
+
+
+def _decoding(bound: BoundDecode, work: Work, device: torch.device) -> Part:
+    decoder = bound.decoder
+    decoder.waited_s.clear()
+    wall, _ = alone(work, device, REPEATS)
+    used = [each.name for each in decoder.decoders]
+    longest = max(used, key=lambda name: decoder.waited_s[name])
+    kind = BESIDE_ENGINES if "engines" in used and longest != "engines" else DECODERS[longest]
+    return Part(f"stage/{bound.name}", wall, kind=kind)
 
 
 def _part(name: str, work: Work, device: torch.device, looks: bool, **known: Any) -> Part:

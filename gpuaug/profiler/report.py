@@ -10,11 +10,16 @@ from gpuaug.profiler.measure import Spread, figure
 from gpuaug.profiler.timeline import Timeline
 
 LOAD, COPY, STEP = "load", "copy", "step"
-Kind = Literal["", "fused", "kornia", "captured", "eager encoder", "engines", "hybrid decoder", "cpu decoder"]
+Kind = Literal["", "fused", "kornia", "captured", "eager encoder", "engines", "beside engines", "hybrid decoder", "cpu decoder"]
 """Kind of a stage, where the advice depends on it."""
 
 DECODERS: Final[Mapping[str, Kind]] = {"engines": "engines", "hybrid": "hybrid decoder", "cpu": "cpu decoder"}
-"""Kind of a part that decodes, by the name of its first decoder."""
+"""Kind of a part that decodes, by the name of the decoder that its batches wait for longest."""
+
+BESIDE_ENGINES: Final = "beside engines"
+"""Kind of a part that decodes where engines are used and batches wait for another decoder."""
+DECODING = (*DECODERS.values(), BESIDE_ENGINES)
+"""Kinds of parts that decode."""
 ANOTHER_ITERATOR = "plain (another iterator has the slots)"
 """The feed of a loader that is profiled while it is iterated over."""
 
@@ -124,7 +129,7 @@ class Report:
     @property
     def decode_ms(self) -> float:
         """Time of the decoders for a batch, on their own threads."""
-        return max((part.wall.median for part in self.parts if part.kind in DECODERS.values()), default=0.0)
+        return max((part.wall.median for part in self.parts if part.kind in DECODING), default=0.0)
 
     @property
     def serial_ms(self) -> float:

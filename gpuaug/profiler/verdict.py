@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from gpuaug.profiler.measure import figure
-from gpuaug.profiler.report import ANOTHER_ITERATOR, COPY, DECODERS, LOAD, STEP, Part, Report, size_of
+from gpuaug.profiler.report import ANOTHER_ITERATOR, BESIDE_ENGINES, COPY, DECODING, LOAD, STEP, Part, Report, size_of
 
 SLACK = 0.1
 """Relative difference below which two times count as equal: windows differ by as much."""
@@ -103,15 +103,19 @@ def _by_loader(report: Report) -> str:
 
 
 def _by_decoder(report: Report) -> str:
-    part = max((part for part in report.parts if part.kind in DECODERS.values()), key=lambda part: part.wall.median)
+    part = max(
+        (part for part in report.parts if part.kind in DECODING),
+        key=lambda part: part.wall.median,
+    )
     others = figure(max(report.load_ms, report.copy_ms, report.host_ms, report.device_ms))
     takes = f"a batch takes them {figure(part.wall.median)} ms; all else needs {others} ms"
     if part.kind == "engines":
         return f"Bounded by decoding: the JPEG engines are full, {takes}. Shrink the files once on disk, or decode them before."
-    if part.kind == "hybrid decoder":
-        way_out = "Use a card with JPEG engines, or give the process more cores."
-        return f"Bounded by decoding: the host's cores are full, {takes}. {way_out}"
-    way_out = "Use a card with JPEG engines, pass min_side= to the DecodeStage, or give the process more cores."
+    way_out = {
+        BESIDE_ENGINES: "Make baseline JPEGs of files that the JPEG engines do not take, or give the process more cores.",
+        "hybrid decoder": "Use a card with JPEG engines, or give the process more cores.",
+        "cpu decoder": "Use a card with JPEG engines, pass min_side= to the DecodeStage, or give the process more cores.",
+    }[part.kind]
     return f"Bounded by decoding: the host's cores are full, {takes}. {way_out}"
 
 

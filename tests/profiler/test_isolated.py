@@ -1,12 +1,16 @@
 """A part of the work by itself, where no profiler sees the device."""
 
 import threading
+import time
 
+import pytest
 import torch
+from support import nvjpeg_double
 from support.encoded import encoded
 from support.profiler_sources import nothing
 
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded
+from gpuaug.decode.decoders import cpu
 from gpuaug.profiler import isolated
 from gpuaug.profiler.measure import can_look
 
@@ -30,3 +34,22 @@ def test_decoding_is_a_part_that_is_not_the_training_threads():
     assert (decode.kind, decode.host, decode.device_ms) == ("cpu decoder", None, None)
     assert all(len(images) == 2 for images in given)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("gpuaug-decode")]
+
+
+@pytest.mark.parametrize(
+    ("slow", "kind"),
+    [("engines", "engines"), ("hybrid", "beside engines"), ("cpu", "beside engines"), ("cpu alone", "cpu decoder")],
+)
+def test_the_decoder_that_batches_wait_for_is_found(monkeypatch, slow, kind):
+    def slowed(function, name):
+        return lambda *arguments: time.sleep(0.02 if name in slow else 0.0) or function(*arguments)
+
+    decode = nvjpeg_double.BatchDecoder.decode
+    monkeypatch.setattr(nvjpeg_double.BatchDecoder, "decode", slowed(decode, "engines"))
+    monkeypatch.setattr(nvjpeg_double.PhasedDecoder, "host_phase", slowed(nvjpeg_double.PhasedDecoder.host_phase, "hybrid"))
+    monkeypatch.setattr(cpu, "decode", slowed(cpu.decode, "cpu"))
+    nvjpeg_double.use(monkeypatch)
+    batch = collate_encoded([(encoded(), 0), (encoded(progressive=True), 1), (encoded(8, 8, "PNG"), 2)])
+    stage = DecodeStage(backend="cpu" if slow == "cpu alone" else "auto")
+    decoding, *_ = isolated.measured(StreamedLoader([batch], [stage], device="cpu"), batch, lambda: None)
+    assert decoding.kind == kind

@@ -51,11 +51,18 @@ def test_bounded_by_the_engines():
     )
 
 
-def test_bounded_by_decoding_on_the_cpu():
-    decode = Part("stage/decode", spread(60), kind="cpu decoder")
+@pytest.mark.parametrize(
+    ("kind", "way_out"),
+    [
+        ("beside engines", "Make baseline JPEGs of files that the JPEG engines do not take, or give the process more cores."),
+        ("hybrid decoder", "Use a card with JPEG engines, or give the process more cores."),
+        ("cpu decoder", "Use a card with JPEG engines, pass min_side= to the DecodeStage, or give the process more cores."),
+    ],
+)
+def test_bounded_by_decoding_on_the_cpu(kind, way_out):
+    decode = Part("stage/decode", spread(60), kind=kind)
     assert said(load(), decode, copy(), step(), streamed=61, in_line=66)[0] == (
-        "Bounded by decoding: the host's cores are full, a batch takes them 60 ms; all else needs 4 ms. "
-        "Use a card with JPEG engines, pass min_side= to the DecodeStage, or give the process more cores."
+        f"Bounded by decoding: the host's cores are full, a batch takes them 60 ms; all else needs 4 ms. {way_out}"
     )
 
 
