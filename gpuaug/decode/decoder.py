@@ -120,27 +120,32 @@ class Decoder:
         if not self._lanes.in_line:
             nvjpeg.enter(self._lanes.device)
         place = Place(self._lanes, self._lane, self._idle_card_lanes, pools)
-        begun = self._begin(works, place, on_card=False)
-        free.synchronize()
-        begun = self._begin(works, place, on_card=True) + begun
-        events, errors = [], []
-        for finish in begun:  # all, also after an error: none may write to memory that is used again
+        on_host: list[Callable[[], Event]] = []
+        on_card: list[Callable[[], Event]] = []
+        events: list[Event] = []
+        errors: list[BaseException] = []
+        try:
+            self._begin(works, place, on_host, on_card=False)
+            free.synchronize()
+            self._begin(works, place, on_card, on_card=True)
+        except BaseException as error:
+            errors.append(error)
+        for finish in [*on_card, *on_host]:  # all, also after an error: none may write to memory that is used again
             try:
                 events.append(finish())
-            except Exception as error:
+            except BaseException as error:
                 errors.append(error)
         if errors:
             raise errors[0]
         return events
 
-    def _begin(self, works: list[Work], place: Place, *, on_card: bool) -> list[Callable[[], Event]]:
-        begun = []
+    def _begin(self, works: list[Work], place: Place, begun: list[Callable[[], Event]], *, on_card: bool) -> None:
+        """Begin decoders, and add a function that waits for each to ``begun``."""
         for work in works:
             for number, decoder in reversed(list(enumerate(self.decoders))):  # the hybrid decoder's function decodes, so first
                 indices = np.flatnonzero(work.layout.decoders == number)
                 if decoder.on_card == on_card and len(indices):
                     begun.append(decoder.begin(work, indices, place))
-        return begun
 
 
 def _bytes(references: list[weakref.ref[Tensor]]) -> int:
