@@ -1,7 +1,7 @@
-"""Decodes batches on threads of its own, by several decoders at once: the header of a file alone decides which one it gets.
+"""Decodes batches on threads of its own, by several decoders at once. A file's header alone decides which decoder it gets.
 
-nvJPEG's call blocks its thread for milliseconds. Threads that make these calls do nothing else, so that the card never waits
-for the interpreter; others prepare batches.
+A call of the engines blocks its thread for milliseconds. The thread that makes these calls does nothing else, so that the
+engines never wait for the interpreter; other threads prepare batches.
 
 **Memory.** Threads allocate nothing through PyTorch. The training thread allocates on the copy lane, after that lane's wait for
 all readers of memory freed there. The engines do not wait for the stream that they are given: they begin at once. So a thread
@@ -39,7 +39,6 @@ class Decoder:
 
     def __init__(self, name: str, lanes: Lanes, options: Options, decoders: list[FileDecoder]) -> None:
         self._lanes, self._options, self.decoders = lanes, options, decoders
-        self._calls = max(each.calls for each in decoders)
         on_card = sum(each.calls for each in decoders if each.on_card)
         # Beside a training step, colour conversion would otherwise wait behind its kernels.
         self._lane: Lane = lanes.lane(f"decode/{name}", urgent=True)
@@ -61,7 +60,7 @@ class Decoder:
 
     def pools(self, threads: int) -> Pools:
         """Threads for one iterator, of which ``threads`` decode on the CPU."""
-        return Pools(threads, self._calls)
+        return Pools(threads)
 
     @property
     def pinned_bytes(self) -> int:

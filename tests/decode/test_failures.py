@@ -1,6 +1,10 @@
 """Failures of threads, of the card and of decoders: raised at their batch when nothing uses its memory or files any more."""
 
+import itertools
+import re
 import threading
+from contextlib import closing
+from functools import partial
 
 import pytest
 from support import nvjpeg_double
@@ -57,34 +61,39 @@ def limit_threads(patch, most):
     patch.setattr(threading.Thread, "start", limited)
 
 
+class Watch:
+    """Slows images down on host threads, and checks that none is in work when the iterator of their batch ends its threads."""
+
+    def __init__(self, patch, decoder):
+        self.begun, self.ended = [], []
+        for owner, name in ((decoder._decoder, "host_phase"), (cpu, "decode")):
+            patch.setattr(owner, name, partial(self._watched, getattr(owner, name)), raising=False)
+        close = base.Pools.close
+
+        def checked(pools):
+            assert len(self.begun) == len(self.ended), "an image was in work when its batch failed"
+            close(pools)
+
+        patch.setattr(base.Pools, "close", checked)
+
+    def _watched(self, original, *arguments):
+        self.begun.append(1)
+        threading.Event().wait(0.02)
+        result = original(*arguments)
+        self.ended.append(1)
+        return result
+
+
 @pytest.mark.timeout(WAIT_S)
 @pytest.mark.parametrize("most", [0, 1])
 @pytest.mark.parametrize("backend", ["hybrid", "cpu"])
 def test_too_few_threads_fail_the_batch_after_its_images(hybrid, monkeypatch, backend, most):
-    begun, ended = [], []
-    for owner, name in ((hybrid._decoder, "host_phase"), (cpu, "decode")):
-        original = getattr(owner, name)
-
-        def counted(*arguments, original=original):
-            begun.append(1)
-            threading.Event().wait(0.02)
-            result = original(*arguments)
-            ended.append(1)
-            return result
-
-        monkeypatch.setattr(owner, name, counted, raising=False)
-    close = base.Pools.close
-
-    def checked(pools):
-        assert len(begun) == len(ended), "an image was being decoded when the batch failed"
-        close(pools)
-
-    monkeypatch.setattr(base.Pools, "close", checked)
+    watch = Watch(monkeypatch, hybrid)
     with monkeypatch.context() as patch:
         limit_threads(patch, most)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             decoded(backend)
-    assert len(begun) < len(FILES)
+    assert len(watch.begun) < len(FILES)
     assert all_idle(hybrid)
     assert decoded(backend) == [9]
 
@@ -94,6 +103,7 @@ def test_too_few_threads_fail_the_batch_after_its_images(hybrid, monkeypatch, ba
 @pytest.mark.parametrize("fails", ["record_event", "synchronize"])
 def test_a_card_that_fails_between_phases_leaves_no_state_in_use(hybrid, monkeypatch, fails, most):
     monkeypatch.setattr(hybrid_module, "MOST_STATES", most)
+    Watch(monkeypatch, hybrid)
     card_phase, queued = hybrid._decoder.card_phase, []
 
     def counted(*arguments):
@@ -117,26 +127,87 @@ def test_a_card_that_fails_between_phases_leaves_no_state_in_use(hybrid, monkeyp
 
 @pytest.mark.timeout(WAIT_S)
 def test_an_error_of_one_decoder_comes_when_the_others_have_ended(hybrid, monkeypatch):
-    decode, ended, released = cpu.decode, [], threading.Event()
-
-    def late(*arguments):
-        assert released.wait(WAIT_S)
-        result = decode(*arguments)
-        ended.append(1)
-        return result
+    watch = Watch(monkeypatch, hybrid)
 
     def fail(*arguments):
-        threading.Timer(0.05, released.set).start()
         raise RuntimeError("it does not begin")
 
-    monkeypatch.setattr(cpu, "decode", late)
     monkeypatch.setattr(type(hybrid), "begin", fail)
-    close = base.Pools.close
-
-    def checked(pools):
-        assert len(ended) == 2, "the batch failed while its images were being decoded"
-        close(pools)
-
-    monkeypatch.setattr(base.Pools, "close", checked)
     with pytest.raises(RuntimeError, match="it does not begin"):
         decoded(files=[*FILES[:2], encoded(20, 20, "PNG"), encoded(30, 20, "PNG")])
+    assert len(watch.ended) == 2
+
+
+@pytest.mark.timeout(WAIT_S)
+@pytest.mark.parametrize("backend", ["hybrid", "cpu"])
+def test_an_error_on_a_host_thread_comes_when_the_batchs_other_images_have_ended(hybrid, monkeypatch, backend):
+    watch, calls = Watch(monkeypatch, hybrid), itertools.count()
+    for owner, name in ((hybrid._decoder, "host_phase"), (cpu, "decode")):
+        original = getattr(owner, name)
+
+        def fail(*arguments, original=original):
+            if next(calls) == 1:
+                raise SystemExit("a thread fails")
+            return original(*arguments)
+
+        monkeypatch.setattr(owner, name, fail, raising=False)
+    with pytest.raises(SystemExit, match="a thread fails"):
+        decoded(backend)
+    assert len(watch.ended) == len(FILES) - 1
+    assert all_idle(hybrid)
+
+
+@pytest.mark.timeout(WAIT_S)
+def test_states_are_shared_where_memory_for_more_is_missing(hybrid, monkeypatch):
+    state, made = hybrid._decoder.state, []
+
+    def limited(capacity):
+        if len(made) == limit:
+            raise nvjpeg.NvJpegError("nvjpegBufferPinnedResize", 5)
+        made.append(1)
+        return state(capacity)
+
+    monkeypatch.setattr(hybrid._decoder, "state", limited, raising=False)
+    limit = 0
+    with pytest.raises(nvjpeg.NvJpegError, match="allocator failure"):
+        decoded()
+    limit = 1
+    assert decoded() == [9]
+    assert all_idle(hybrid)
+
+
+class Engines(nvjpeg_double.BatchDecoder):
+    """Engines that check that one call runs at once."""
+
+    running = 0
+
+    def decode(self, *arguments):
+        type(self).running += 1
+        assert type(self).running == 1
+        threading.Event().wait(0.02)
+        status = super().decode(*arguments)
+        type(self).running -= 1
+        return status
+
+
+def test_calls_of_the_engines_do_not_overlap(monkeypatch):
+    nvjpeg_double.use(monkeypatch, Engines)
+    data = [[collate_encoded(FILES[1::2]), number] for number in range(6)]
+    loaders = [StreamedLoader(data, [DecodeStage(backend="engines")], device="cpu") for _ in range(2)]
+    with closing(iter(loaders[0])) as first, closing(iter(loaders[1])) as second:
+        assert [number for (_, number), _ in zip(first, second, strict=True)] == list(range(6))
+
+
+@pytest.mark.parametrize("damaged", [(1,), (3,), (1, 4), (1, 3, 4)])
+def test_engines_name_the_images_that_they_refuse(monkeypatch, damaged, caplog):
+    nvjpeg_double.use(monkeypatch)
+    files = [encoded(20, 20, "PNG"), *(encoded(40 + number, 30, seed=number) for number in range(3)), encoded(30, 40)]
+    for index in damaged:
+        broken = bytearray(files[index])
+        table = broken.find(b"\xff\xc4")
+        broken[table + 5 : table + 21] = b"\xff" * 16  # more Huffman codes than there can be
+        files[index] = bytes(broken)
+    stage = DecodeStage(backend="engines", on_error="replace")
+    ((images, _),) = StreamedLoader([[collate_encoded(files), 0]], [stage], device="cpu")
+    assert len(images) == len(files)
+    assert re.findall(r"sample (\d): nvJPEG finds: bad JPEG", caplog.text) == [str(index) for index in damaged]

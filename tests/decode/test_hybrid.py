@@ -1,16 +1,22 @@
 """The hybrid decoder on a double of nvJPEG: states go from image to image, whatever fails."""
 
 import ctypes
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
 import torch
 from support import nvjpeg_double
 from support.encoded import by_pil, encoded
+from support.waiting import WAIT_S
 
 from gpuaug import DecodeError, DecodeStage, StreamedLoader, collate_encoded
+from gpuaug.core.encoded import HEADER
+from gpuaug.core.streams import Lanes
 from gpuaug.decode import nvjpeg
+from gpuaug.decode.decoder import Decoder
 from gpuaug.decode.decoders import hybrid, registry
+from gpuaug.decode.decoders.base import Place
 
 FILES = [encoded(40 + number, 30, seed=number, progressive=number % 2 == 0) for number in range(9)]
 
@@ -101,3 +107,46 @@ def test_files_that_it_takes_follow_from_the_header(decoder):
     assert decoder.takes(large).tolist() == [True, True]
     large["width"] += 1
     assert decoder.takes(large).tolist() == [False, False]
+
+
+def test_the_longest_files_begin(decoder, monkeypatch):
+    host_phase, lengths = decoder._decoder.host_phase, []
+    monkeypatch.setattr(
+        decoder._decoder, "host_phase", lambda *call: lengths.append(call[2]) or host_phase(*call), raising=False
+    )
+    batch = [collate_encoded(FILES), 0]
+    list(StreamedLoader([batch], [DecodeStage(backend="hybrid", threads=1)], device="cpu"))
+    assert lengths == sorted(map(len, FILES), reverse=True)
+
+
+def test_a_batch_that_waits_for_a_lane_holds_no_state(decoder):
+    lanes = Lanes(torch.device("cpu"))
+    scheduled = Decoder("decode", lanes, DecodeStage().options, [decoder])
+    work, pools, idle = scheduled.allocate(collate_encoded(FILES), {}), scheduled.pools(2), SimpleQueue()
+    try:
+        future = pools.batches.submit(decoder.begin(work, np.arange(len(FILES)), Place(lanes, lanes.copy, idle, pools)))
+        pools.batches.submit(pools.images.submit(int).result).result(WAIT_S)
+        assert not decoder._pools
+        idle.put(lanes.copy)
+        future.result(WAIT_S)
+        assert idle.get_nowait() is lanes.copy
+        assert all_idle(decoder)
+    finally:
+        idle.put(lanes.copy)
+        pools.close()
+
+
+@pytest.mark.parametrize(("h", "v"), [(1, 1), (2, 1), (2, 2), (1, 2)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_capacity_holds_the_coefficients_of_whole_blocks(h, v, channels):
+    sides = np.array([1, 15, 16, 17, 333, 1000, 4097, 16384])
+    table = np.zeros((len(sides), len(sides)), HEADER)
+    table["height"], table["width"], table["channels"], table["sampling"] = sides[:, None], sides, channels, 4 * h + v
+    table = table.ravel()
+    units = -(-table["height"].astype(int) // (8 * v)) * -(-table["width"].astype(int) // (8 * h))
+    needed = 2 * 64 * units * (h * v + (2 if channels == 3 else 0))
+    capacities = hybrid._capacities(table)
+    assert (capacities >= 1.2 * needed).all()
+    square = np.minimum(table["height"], table["width"]) >= 333
+    assert (capacities <= np.maximum(6 * needed, hybrid.LEAST_CAPACITY))[square].all()
+    assert (capacities & (capacities - 1) == 0).all()

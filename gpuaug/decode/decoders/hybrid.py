@@ -92,6 +92,7 @@ class Hybrid(FileDecoder):
             place.card_lanes.put(lane)
 
     def _host_phases(self, batch: "_Batch", place: Place) -> None:
+        """Run host phases of a batch until none is left to begin."""
         for number in batch.left:
             image = batch.images[number]
             try:
@@ -109,15 +110,19 @@ class Hybrid(FileDecoder):
                 batch.ready.put(error)
 
     def _state(self, capacity: int) -> nvjpeg.PhasedState:
-        """A state that no image uses. Waits for one if there are as many as there may be."""
+        """A state that no image uses. Waits for one if there are as many as there may be, or as memory allows."""
         pool = self._pools.get(capacity) or self._pools.setdefault(capacity, _States())
         try:
             return pool.idle.get_nowait()
         except Empty:
             with self._making:
                 if len(pool.made) < MOST_STATES:
-                    pool.made.append(self._decoder.state(capacity))
-                    return pool.made[-1]
+                    try:
+                        pool.made.append(self._decoder.state(capacity))
+                        return pool.made[-1]
+                    except nvjpeg.NvJpegError:  # no memory for one more
+                        if not pool.made:
+                            raise
         return pool.idle.get()
 
     def _put_back(self, used: list["_Used"]) -> None:
