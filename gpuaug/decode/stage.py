@@ -243,12 +243,12 @@ class BoundDecode(BoundStage):
 
     @property
     def pinned_bytes(self) -> int:
-        """Page-locked bytes of the images that the CPU decodes."""
+        """Page-locked bytes of the images that the CPU decodes, and of decoders."""
         return self.decoder.pinned_bytes
 
     @property
     def decode_bytes(self) -> int:
-        """Bytes on the device for decoded pixels, of batches that have not been freed."""
+        """Bytes on the device for decoded pixels of batches that have not been freed, and of decoders."""
         return self.decoder.device_bytes
 
     def close(self, memory: dict[str, Any]) -> None:

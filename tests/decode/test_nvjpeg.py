@@ -157,7 +157,8 @@ def test_decoders_of_a_card_are_made_once(wheels, monkeypatch):
     monkeypatch.setattr(nvjpeg, "BatchDecoder", Counted)
     first, second = (registry.find("auto", CARD)["engines"] for _ in range(2))
     assert first is second
-    registry.find("auto", torch.device("cuda", 1))
+    other, same = (registry.find("auto", torch.device("cuda", 1))["engines"] for _ in range(2))
+    assert other is same is not first
     assert made == [CARD, torch.device("cuda", 1)]
 
 

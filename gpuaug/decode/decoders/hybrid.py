@@ -20,7 +20,7 @@ from gpuaug.decode.decoders.engines import fits_nvjpeg
 from gpuaug.decode.work import Work
 
 MOST_STATES = 48
-"""Number of images of one capacity that may be between their first and their last phase, over all loaders of a process."""
+"""Maximum number of images of one capacity between their first and last phase, over all loaders of a process on one device."""
 
 LEAST_CAPACITY = 2**21
 """Bytes of coefficients that every state has memory for: of 500 000 pixels at 4:2:0 with some to spare."""
