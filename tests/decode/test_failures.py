@@ -211,3 +211,26 @@ def test_engines_name_the_images_that_they_refuse(monkeypatch, damaged, caplog):
     ((images, _),) = StreamedLoader([[collate_encoded(files), 0]], [stage], device="cpu")
     assert len(images) == len(files)
     assert re.findall(r"sample (\d): nvJPEG finds: bad JPEG", caplog.text) == [str(index) for index in damaged]
+
+
+def test_threads_that_call_nvjpeg_have_been_prepared_for_it(monkeypatch):
+    prepared, calling = set(), set()
+
+    def note(original, *arguments):
+        calling.add(threading.current_thread())
+        return original(*arguments)
+
+    nvjpeg_double.use(monkeypatch)
+    found = registry.find("auto", "a device")
+    for owner, names in (
+        (found["engines"]._state, ["decode"]),
+        (found["hybrid"]._decoder, ["state", "host_phase", "card_phase"]),
+    ):
+        for name in names:
+            monkeypatch.setattr(owner, name, partial(note, getattr(owner, name)), raising=False)
+    monkeypatch.setattr(nvjpeg, "enter", lambda device: prepared.add(threading.current_thread()))
+    assert decoded("auto") == [9]
+    # Threads of batches are prepared where the device has lanes, which a CPU has not.
+    calling = {thread for thread in calling if not thread.name.startswith("gpuaug-decode_")}
+    assert {thread.name.rpartition("_")[0] for thread in calling} == {"gpuaug-decode-card", "gpuaug-decode-cpu"}
+    assert calling <= prepared

@@ -150,3 +150,27 @@ def test_capacity_holds_the_coefficients_of_whole_blocks(h, v, channels):
     square = np.minimum(table["height"], table["width"]) >= 333
     assert (capacities <= np.maximum(6 * needed, hybrid.LEAST_CAPACITY))[square].all()
     assert (capacities & (capacities - 1) == 0).all()
+
+
+def test_each_image_gets_a_state_of_its_capacity(decoder, monkeypatch):
+    monkeypatch.setattr(hybrid, "LEAST_CAPACITY", 1)
+    state, host_phase, by_state = decoder._decoder.state, decoder._decoder.host_phase, {}
+
+    def made(capacity):
+        new = state(capacity)
+        by_state[id(new)] = capacity
+        return new
+
+    def checked(used, address, length, height, width, form):
+        assert by_state[id(used)] == capacities[height, width]
+        return host_phase(used, address, length, height, width, form)
+
+    monkeypatch.setattr(decoder._decoder, "state", made, raising=False)
+    monkeypatch.setattr(decoder._decoder, "host_phase", checked, raising=False)
+    files = [encoded(side, side, seed=side, progressive=True) for side in (16, 600, 64, 300)]
+    table = collate_encoded(files).headers.table
+    capacities = dict(
+        zip(zip(table["height"].tolist(), table["width"].tolist(), strict=True), hybrid._capacities(table), strict=True)
+    )
+    assert len(set(capacities.values())) == 3
+    assert len(decoded(files)[0]) == 4
