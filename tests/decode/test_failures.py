@@ -5,15 +5,19 @@ import re
 import threading
 from contextlib import closing
 from functools import partial
+from queue import SimpleQueue
 
+import numpy as np
 import pytest
+import torch
 from support import nvjpeg_double
 from support.encoded import encoded
 from support.waiting import WAIT_S
 
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded
-from gpuaug.core.streams import InLineLane
+from gpuaug.core.streams import InLineLane, Lanes
 from gpuaug.decode import nvjpeg
+from gpuaug.decode.decoder import Decoder
 from gpuaug.decode.decoders import base, cpu, registry
 from gpuaug.decode.decoders import hybrid as hybrid_module
 
@@ -49,12 +53,12 @@ def test_a_thread_that_cannot_use_the_device_fails_the_batch(hybrid, monkeypatch
     assert all_idle(hybrid)
 
 
-def limit_threads(patch, most):
-    """Have pools start no more than this number of threads that decode on the CPU."""
+def limit_threads(patch, most, pool="gpuaug-decode-cpu"):
+    """Have a pool start no more than this number of threads."""
     start = threading.Thread.start
 
     def limited(thread):
-        if thread.name.startswith("gpuaug-decode-cpu") and int(thread.name.rpartition("_")[2]) >= most:
+        if thread.name.startswith(pool) and int(thread.name.rpartition("_")[2]) >= most:
             raise RuntimeError("can't start new thread")
         start(thread)
 
@@ -234,3 +238,20 @@ def test_threads_that_call_nvjpeg_have_been_prepared_for_it(monkeypatch):
     calling = {thread for thread in calling if not thread.name.startswith("gpuaug-decode_")}
     assert {thread.name.rpartition("_")[0] for thread in calling} == {"gpuaug-decode-card", "gpuaug-decode-cpu"}
     assert calling <= prepared
+
+
+def test_a_call_of_the_engines_that_could_not_be_submitted_is_not_made_later(monkeypatch):
+    nvjpeg_double.use(monkeypatch)
+    engines, lanes = registry.find("engines", "a device")["engines"], Lanes(torch.device("cpu"))
+    calls, decode = [], engines._state.decode
+    monkeypatch.setattr(engines._state, "decode", lambda *call: calls.append(1) or decode(*call), raising=False)
+    scheduled, idle = Decoder("decode", lanes, DecodeStage().options, [engines]), SimpleQueue()
+    idle.put(lanes.copy)
+    with closing(scheduled.pools(1)) as pools:
+        place, work = base.Place(lanes, lanes.copy, idle, pools), scheduled.allocate(collate_encoded(FILES[1::2]), {})
+        with monkeypatch.context() as patch:
+            limit_threads(patch, 0, "gpuaug-decode-card")
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                engines.begin(work, np.arange(4), place)
+        engines.begin(work, np.arange(4), place)()
+    assert len(calls) == 1

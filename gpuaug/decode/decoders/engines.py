@@ -61,7 +61,12 @@ class Engines(FileDecoder):
 
     def begin(self, work: Work, indices: NDArray[Any], place: Place) -> Callable[[], Event]:
         """Submit a call to the thread that makes these calls alone, so that the engines never wait for the interpreter."""
-        return place.pools.card.submit(self._decode, work, self._prepared(work, indices), place).result
+        call = self._prepared(work, indices)
+        try:
+            return place.pools.card.submit(self._decode, work, call, place).result
+        except RuntimeError:  # no thread can be started: one that starts later must not write to memory that is used again
+            call.indices = call.indices[:0]
+            raise
 
     def _prepared(self, work: Work, indices: NDArray[Any]) -> "_Call":
         """Arguments of the call, without the files for which nvJPEG finds another size than their header's."""
