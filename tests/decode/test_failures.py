@@ -130,13 +130,14 @@ def test_a_card_that_fails_between_phases_leaves_no_state_in_use(hybrid, monkeyp
 
 
 @pytest.mark.timeout(WAIT_S)
-def test_an_error_of_one_decoder_comes_when_the_others_have_ended(hybrid, monkeypatch):
+@pytest.mark.parametrize("method", ["begin", "_decode"])
+def test_an_error_of_one_decoder_comes_when_the_others_have_ended(hybrid, monkeypatch, method):
     watch = Watch(monkeypatch, hybrid)
 
     def fail(*arguments):
         raise RuntimeError("it does not begin")
 
-    monkeypatch.setattr(type(hybrid), "begin", fail)
+    monkeypatch.setattr(type(hybrid), method, fail)
     with pytest.raises(RuntimeError, match="it does not begin"):
         decoded(files=[*FILES[:2], encoded(20, 20, "PNG"), encoded(30, 20, "PNG")])
     assert len(watch.ended) == 2

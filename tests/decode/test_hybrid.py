@@ -1,6 +1,7 @@
 """The hybrid decoder on a double of nvJPEG: states go from image to image, whatever fails."""
 
 import ctypes
+import threading
 from queue import SimpleQueue
 
 import numpy as np
@@ -97,6 +98,32 @@ def test_bytes_of_its_states_are_counted(decoder):
     decoded(FILES)
     (pool,) = decoder._pools.values()
     assert decoder.held_bytes == (len(pool.made), 2 * len(pool.made))
+
+
+def test_stats_count_the_bytes_of_its_states(decoder):
+    streamed = StreamedLoader([[collate_encoded(FILES), 0]], [DecodeStage(backend="hybrid")], device="cpu")
+    (images, _) = next(iter(streamed))
+    assert min(decoder.held_bytes) > 0
+    assert streamed.stats().pinned_bytes == decoder.held_bytes[0]
+    assert streamed.stats().decode_bytes == decoder.held_bytes[1] + images.data.untyped_storage().nbytes()
+
+
+def test_it_decodes_while_the_engines_do(monkeypatch):
+    begun = threading.Event()
+
+    class Engines(nvjpeg_double.BatchDecoder):
+        def decode(self, *arguments):
+            assert begun.wait(5)
+            return super().decode(*arguments)
+
+    class Phased(nvjpeg_double.PhasedDecoder):
+        def host_phase(self, *arguments):
+            begun.set()
+            return super().host_phase(*arguments)
+
+    nvjpeg_double.use(monkeypatch, Engines, Phased)
+    ((images, _),) = StreamedLoader([[collate_encoded(FILES), 0]], [DecodeStage()], device="cpu")
+    assert len(images) == len(FILES)
 
 
 def test_files_that_it_takes_follow_from_the_header(decoder):
