@@ -299,7 +299,7 @@ def _byte_ranges(layout: Layout, indices: list[int]) -> list[tuple[int, int, int
     ranges: list[tuple[int, int, int]] = []
     for index in indices:
         start, staged, length = int(layout.starts[index]), int(layout.staged_starts[index]), int(lengths[index])
-        if ranges and ranges[-1][0] + ranges[-1][2] == start and ranges[-1][1] + ranges[-1][2] == staged:
+        if ranges and ranges[-1][0] + ranges[-1][2] == start:  # then they are adjacent in staging, too
             ranges[-1] = (*ranges[-1][:2], ranges[-1][2] + length)
         else:
             ranges.append((start, staged, length))
