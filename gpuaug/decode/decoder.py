@@ -1,7 +1,7 @@
-"""Decodes batches on threads of its own, by several decoders at once: the header of a file alone decides which one it gets.
+"""Decodes batches on threads of its own, by several decoders at once. A file's header alone decides which decoder it gets.
 
-nvJPEG's call blocks its thread for milliseconds. Threads that make these calls do nothing else, so that the card never waits
-for the interpreter; others prepare batches.
+A call of the engines blocks its thread for milliseconds. The thread that makes these calls does nothing else, so that the
+engines never wait for the interpreter; other threads prepare batches.
 
 **Memory.** Threads allocate nothing through PyTorch. The training thread allocates on the copy lane, after that lane's wait for
 all readers of memory freed there. The engines do not wait for the stream that they are given: they begin at once. So a thread
@@ -41,7 +41,6 @@ class Decoder:
 
     def __init__(self, name: str, lanes: Lanes, options: Options, decoders: list[FileDecoder]) -> None:
         self._lanes, self._options, self.decoders = lanes, options, decoders
-        self._calls = max(each.calls for each in decoders)
         on_card = sum(each.calls for each in decoders if each.on_card)
         # Beside a training step, colour conversion would otherwise wait behind its kernels.
         self._lane: Lane = lanes.lane(f"decode/{name}", urgent=True)
@@ -65,7 +64,7 @@ class Decoder:
 
     def pools(self, threads: int) -> Pools:
         """Threads for one iterator, of which ``threads`` decode on the CPU."""
-        return Pools(threads, self._calls)
+        return Pools(threads)
 
     @property
     def pinned_bytes(self) -> int:
@@ -124,29 +123,34 @@ class Decoder:
         if not self._lanes.in_line:
             nvjpeg.enter(self._lanes.device)
         place = Place(self._lanes, self._lane, self._idle_card_lanes, pools)
-        begun = self._begin(works, place, on_card=False)
-        free.synchronize()
-        begun = self._begin(works, place, on_card=True) + begun
-        events, errors = [], []
-        for name, finish in begun:  # all, also after an error: none may write to memory that is used again
+        on_host: list[tuple[str, Callable[[], Event]]] = []
+        on_card: list[tuple[str, Callable[[], Event]]] = []
+        events: list[Event] = []
+        errors: list[BaseException] = []
+        try:
+            self._begin(works, place, on_host, on_card=False)
+            free.synchronize()
+            self._begin(works, place, on_card, on_card=True)
+        except BaseException as error:
+            errors.append(error)
+        for name, finish in [*on_card, *on_host]:  # all, also after an error: none may write to memory that is used again
             start = time.perf_counter()
             try:
                 events.append(finish())
-            except Exception as error:
+            except BaseException as error:
                 errors.append(error)
             self.waited_s[name] += time.perf_counter() - start
         if errors:
             raise errors[0]
         return events
 
-    def _begin(self, works: list[Work], place: Place, *, on_card: bool) -> list[tuple[str, Callable[[], Event]]]:
-        begun = []
+    def _begin(self, works: list[Work], place: Place, begun: list[tuple[str, Callable[[], Event]]], *, on_card: bool) -> None:
+        """Begin decoders, and add the name of each and a function that waits for it to ``begun``."""
         for work in works:
             for number, decoder in reversed(list(enumerate(self.decoders))):  # the hybrid decoder's function decodes, so first
                 indices = np.flatnonzero(work.layout.decoders == number)
                 if decoder.on_card == on_card and len(indices):
                     begun.append((decoder.name, decoder.begin(work, indices, place)))
-        return begun
 
 
 def _bytes(references: list[weakref.ref[Tensor]]) -> int:

@@ -7,6 +7,7 @@ import ctypes
 import importlib.util
 import os
 import threading
+from contextlib import ExitStack
 from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
 from glob import glob
@@ -194,6 +195,7 @@ class BatchDecoder(Library):
         """
         count = len(addresses)
         if self._initialized != (count, form):
+            self._initialized = None  # until it succeeds
             self._call("nvjpegDecodeBatchedInitialize", self._handle, self._state, c_int(count), c_int(1), c_int(form))
             self._initialized = (count, form)
         arrays = [c_void_p(array.ctypes.data) for array in (addresses, lengths, outputs)]
@@ -256,16 +258,26 @@ class PhasedDecoder(Library):
         Args:
             capacity: Bytes of coefficients that the state has memory for. nvJPEG enlarges it where that is too little, and then
                 waits for all work of the device.
+
+        Raises:
+            NvJpegError: If it cannot be made. Nothing of it is kept.
         """
         handle = self._handle
-        state = self._made("nvjpegDecoderStateCreate", handle, c_void_p(self._decoder))
-        pinned = self._made("nvjpegBufferPinnedCreate", handle, None)
-        device = self._made("nvjpegBufferDeviceCreate", handle, None)
-        self._call("nvjpegBufferPinnedResize", c_void_p(pinned), c_size_t(capacity), None)
-        self._call("nvjpegBufferDeviceResize", c_void_p(device), c_size_t(2 * capacity), None)
-        self._call("nvjpegStateAttachPinnedBuffer", c_void_p(state), c_void_p(pinned))
-        self._call("nvjpegStateAttachDeviceBuffer", c_void_p(state), c_void_p(device))
-        return PhasedState(state, pinned, device, self._made("nvjpegJpegStreamCreate", handle))
+        with ExitStack() as undo:  # else each attempt would keep what it has made before it fails
+            state = self._made("nvjpegDecoderStateCreate", handle, c_void_p(self._decoder))
+            undo.callback(self._library.nvjpegJpegStateDestroy, c_void_p(state))
+            pinned = self._made("nvjpegBufferPinnedCreate", handle, None)
+            undo.callback(self._library.nvjpegBufferPinnedDestroy, c_void_p(pinned))
+            device = self._made("nvjpegBufferDeviceCreate", handle, None)
+            undo.callback(self._library.nvjpegBufferDeviceDestroy, c_void_p(device))
+            stream = self._made("nvjpegJpegStreamCreate", handle)
+            undo.callback(self._library.nvjpegJpegStreamDestroy, c_void_p(stream))
+            self._call("nvjpegBufferPinnedResize", c_void_p(pinned), c_size_t(capacity), None)
+            self._call("nvjpegBufferDeviceResize", c_void_p(device), c_size_t(2 * capacity), None)
+            self._call("nvjpegStateAttachPinnedBuffer", c_void_p(state), c_void_p(pinned))
+            self._call("nvjpegStateAttachDeviceBuffer", c_void_p(state), c_void_p(device))
+            undo.pop_all()
+        return PhasedState(state, pinned, device, stream)
 
     def held_bytes(self, state: PhasedState) -> tuple[int, int]:
         """Bytes of the state's coefficients: page-locked, on the device."""
@@ -296,7 +308,8 @@ class PhasedDecoder(Library):
         handle, decoder = self._handles
         status = self._parse(handle, address, length, 0, 0, state.stream)
         if not status:
-            self._dimensions(state.stream, byref(state.width), byref(state.height))
+            status = self._dimensions(state.stream, byref(state.width), byref(state.height))
+        if not status:
             found = state.width.value, state.height.value
             if found != (width, height):
                 return f"nvJPEG finds {found[0]}x{found[1]} pixels and its header {width}x{height}"

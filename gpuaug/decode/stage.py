@@ -84,12 +84,12 @@ class DecodeStage(Stage):
 
     Raises:
         ArgumentError: For a value that cannot work, at once.
-        DeviceError: If ``backend="engines"`` and the loader's device has none.
+        DeviceError: If ``backend`` names a decoder that cannot be used on the loader's device.
         DecodeError: At its batch, for an image that cannot be decoded; with ``on_error="replace"`` only if no image can be.
 
     Warns:
-        GpuAugWarning: If a GPU's images are decoded on the host because nvJPEG is not installed for torch's CUDA, or by the
-            engines in a process whose streams share too few hardware queues.
+        GpuAugWarning: If a GPU's images are decoded on the host because nvJPEG is not installed for torch's CUDA or cannot be
+            set up, or on the card in a process whose streams share too few hardware queues.
 
     Cost:
         The thread that trains allocates memory for the pixels of a batch. On an H200 the engines decode some 35 000 images of
@@ -247,12 +247,12 @@ class BoundDecode(BoundStage):
 
     @property
     def pinned_bytes(self) -> int:
-        """Page-locked bytes of the images that the CPU decodes."""
+        """Page-locked bytes of the images that the CPU decodes, and of decoders."""
         return self.decoder.pinned_bytes
 
     @property
     def decode_bytes(self) -> int:
-        """Bytes on the device for decoded pixels, of batches that have not been freed."""
+        """Bytes on the device for decoded pixels of batches that have not been freed, and of decoders."""
         return self.decoder.device_bytes
 
     def close(self, memory: dict[str, Any]) -> None:

@@ -34,6 +34,6 @@ class Stats:
     decode_wait_ms: float = 0.0
     """Milliseconds of these waits, in all."""
     pinned_bytes: int = 0
-    """Page-locked bytes of slots and of images that are being decoded, when ``stats()`` was called."""
+    """Page-locked bytes of slots, of images that are being decoded and of decoders, when ``stats()`` was called."""
     decode_bytes: int = 0
-    """Bytes on the device for decoded pixels, of batches that were not freed, when ``stats()`` was called."""
+    """Bytes on the device for decoded pixels of batches that were not freed, and of decoders, when ``stats()`` was called."""

@@ -109,7 +109,7 @@ class BoundStage(ABC):
 
     @property
     def decode_bytes(self) -> int:
-        """Bytes on the device for decoded pixels, of batches that have not been freed."""
+        """Bytes on the device for decoded pixels of batches that have not been freed, and of decoders."""
         return 0
 
     def close(self, memory: dict[str, Any]) -> None:

@@ -1,16 +1,23 @@
 """The hybrid decoder on a double of nvJPEG: states go from image to image, whatever fails."""
 
 import ctypes
+import threading
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
 import torch
 from support import nvjpeg_double
 from support.encoded import by_pil, encoded
+from support.waiting import WAIT_S
 
 from gpuaug import DecodeError, DecodeStage, StreamedLoader, collate_encoded
-from gpuaug.decode import nvjpeg
+from gpuaug.core.encoded import HEADER
+from gpuaug.core.streams import Lanes
+from gpuaug.decode import nvjpeg, work
+from gpuaug.decode.decoder import Decoder
 from gpuaug.decode.decoders import hybrid, registry
+from gpuaug.decode.decoders.base import Place
 
 FILES = [encoded(40 + number, 30, seed=number, progressive=number % 2 == 0) for number in range(9)]
 
@@ -24,7 +31,7 @@ def decoder(request, monkeypatch):
 
 
 def decoded(files, members=1, **options):
-    batches = [[collate_encoded(files)] * members + [torch.arange(len(files))]]
+    batches = [[*(collate_encoded(files[number:] + files[:number]) for number in range(members)), torch.arange(len(files))]]
     ((*images, _),) = StreamedLoader(batches, [DecodeStage(backend="hybrid", threads=3, **options)], device="cpu")
     return images
 
@@ -35,13 +42,12 @@ def all_idle(decoder):
 
 @pytest.mark.parametrize("channels", [3, 1])
 @pytest.mark.parametrize("members", [1, 2])
-def test_images_are_decoded_with_as_few_states_as_there_are(decoder, members, channels):
-    for images in decoded(FILES, members, channels=channels):
-        for image, file in zip(images, FILES, strict=True):
+def test_images_are_decoded_with_as_few_states_as_there_are(decoder, members, channels, monkeypatch):
+    monkeypatch.setattr(work, "POISON", 0xAA)
+    for number, images in enumerate(decoded(FILES, members, channels=channels)):
+        for image, file in zip(images, FILES[number:] + FILES[:number], strict=True):
             wanted = by_pil(file, mode="RGB" if channels == 3 else "L").reshape(image.permute(1, 2, 0).shape)
-            if channels == 3:
-                assert np.array_equal(image.permute(1, 2, 0).numpy(), wanted)
-            assert image.float().std() > 0
+            assert np.array_equal(image.permute(1, 2, 0).numpy(), wanted)
     assert all_idle(decoder)
 
 
@@ -93,6 +99,32 @@ def test_bytes_of_its_states_are_counted(decoder):
     assert decoder.held_bytes == (len(pool.made), 2 * len(pool.made))
 
 
+def test_stats_count_the_bytes_of_its_states(decoder):
+    streamed = StreamedLoader([[collate_encoded(FILES), 0]], [DecodeStage(backend="hybrid")], device="cpu")
+    (images, _) = next(iter(streamed))
+    assert min(decoder.held_bytes) > 0
+    assert streamed.stats().pinned_bytes == decoder.held_bytes[0]
+    assert streamed.stats().decode_bytes == decoder.held_bytes[1] + images.data.untyped_storage().nbytes()
+
+
+def test_it_decodes_while_the_engines_do(monkeypatch):
+    begun = threading.Event()
+
+    class Engines(nvjpeg_double.BatchDecoder):
+        def decode(self, *arguments):
+            assert begun.wait(5)
+            return super().decode(*arguments)
+
+    class Phased(nvjpeg_double.PhasedDecoder):
+        def host_phase(self, *arguments):
+            begun.set()
+            return super().host_phase(*arguments)
+
+    nvjpeg_double.use(monkeypatch, Engines, Phased)
+    ((images, _),) = StreamedLoader([[collate_encoded(FILES), 0]], [DecodeStage()], device="cpu")
+    assert len(images) == len(FILES)
+
+
 def test_files_that_it_takes_follow_from_the_header(decoder):
     table = collate_encoded([FILES[0], FILES[1], encoded(30, 20, mode="CMYK"), encoded(30, 20, "PNG")]).headers.table
     assert decoder.takes(table).tolist() == [True, True, False, False]
@@ -101,3 +133,76 @@ def test_files_that_it_takes_follow_from_the_header(decoder):
     assert decoder.takes(large).tolist() == [True, True]
     large["width"] += 1
     assert decoder.takes(large).tolist() == [False, False]
+
+
+def test_the_longest_files_begin(decoder, monkeypatch):
+    host_phase, lengths = decoder._decoder.host_phase, []
+    monkeypatch.setattr(
+        decoder._decoder, "host_phase", lambda *call: lengths.append(call[2]) or host_phase(*call), raising=False
+    )
+    batch = [collate_encoded(FILES), 0]
+    list(StreamedLoader([batch], [DecodeStage(backend="hybrid", threads=1)], device="cpu"))
+    assert lengths == sorted(map(len, FILES), reverse=True)
+
+
+def test_a_batch_that_waits_for_a_lane_holds_no_state(decoder):
+    lanes = Lanes(torch.device("cpu"))
+    scheduled = Decoder("decode", lanes, DecodeStage().options, [decoder])
+    batch, pools, idle = scheduled.allocate(collate_encoded(FILES), {}), scheduled.pools(2), SimpleQueue()
+    try:
+        future = pools.batches.submit(decoder.begin(batch, np.arange(len(FILES)), Place(lanes, lanes.copy, idle, pools)))
+        pools.batches.submit(pools.images.submit(int).result).result(WAIT_S)
+        assert not decoder._pools
+        idle.put(lanes.copy)
+        future.result(WAIT_S)
+        assert idle.get_nowait() is lanes.copy
+        assert all_idle(decoder)
+    finally:
+        idle.put(lanes.copy)
+        pools.close()
+
+
+@pytest.mark.parametrize(("h", "v"), [(1, 1), (2, 1), (2, 2), (1, 2)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_capacity_holds_the_coefficients_of_whole_blocks(h, v, channels):
+    sides = np.array([1, 15, 16, 17, 333, 1000, 4097, 16384])
+    table = np.zeros((len(sides), len(sides)), HEADER)
+    table["height"], table["width"], table["channels"], table["sampling"] = sides[:, None], sides, channels, 4 * h + v
+    table = table.ravel()
+    units = -(-table["height"].astype(int) // (8 * v)) * -(-table["width"].astype(int) // (8 * h))
+    needed = 2 * 64 * units * (h * v + (2 if channels == 3 else 0))
+    capacities = hybrid._capacities(table)
+    assert (capacities >= 1.2 * needed).all()
+    square = np.minimum(table["height"], table["width"]) >= 333
+    assert (capacities <= np.maximum(6 * needed, hybrid.LEAST_CAPACITY))[square].all()
+    assert (capacities & (capacities - 1) == 0).all()
+
+
+def test_each_image_gets_a_state_of_its_capacity(decoder, monkeypatch):
+    monkeypatch.setattr(hybrid, "LEAST_CAPACITY", 1)
+    state, host_phase, by_state = decoder._decoder.state, decoder._decoder.host_phase, {}
+
+    def made(capacity):
+        new = state(capacity)
+        by_state[id(new)] = capacity
+        return new
+
+    def checked(used, address, length, height, width, form):
+        assert by_state[id(used)] == capacities[height, width]
+        return host_phase(used, address, length, height, width, form)
+
+    monkeypatch.setattr(decoder._decoder, "state", made, raising=False)
+    monkeypatch.setattr(decoder._decoder, "host_phase", checked, raising=False)
+    files = [encoded(side, side, seed=side, progressive=True) for side in (16, 600, 64, 300)]
+    table = collate_encoded(files).headers.table
+    capacities = dict(
+        zip(zip(table["height"].tolist(), table["width"].tolist(), strict=True), hybrid._capacities(table), strict=True)
+    )
+    assert len(set(capacities.values())) == 3
+    assert len(decoded(files)[0]) == 4
+
+
+def test_there_is_a_lane_for_each_call_that_may_run_at_once(decoder):
+    (engines, *_), lanes = nvjpeg_double.ON_CARD, Lanes(torch.device("cpu"))
+    idle = Decoder("decode", lanes, DecodeStage().options, [engines, decoder])._idle_card_lanes
+    assert len({idle.get_nowait() for _ in range(idle.qsize())}) == engines.calls + decoder.calls

@@ -1,11 +1,13 @@
 """nvJPEG without a card: which library is loaded, what is said without one, and the text of its errors."""
 
+import contextlib
 import ctypes
 import os
 import sys
 import warnings
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from support.nvjpeg_double import BatchDecoder, PhasedDecoder
@@ -93,7 +95,7 @@ def names(found):
 
 
 @pytest.mark.usefixtures("none_made")
-@pytest.mark.parametrize(("majors", "got"), [((), "no nvJPEG"), ((12,), "nvJPEG for CUDA 12 alone")])
+@pytest.mark.parametrize(("majors", "got"), [((), "nvJPEG is not installed"), ((12,), "nvJPEG is installed for CUDA 12 alone")])
 def test_a_missing_library_is_warned_about_with_what_to_install(wheels, monkeypatch, majors, got):
     wheels(*majors)
     loads(monkeypatch, lambda name: False)
@@ -102,7 +104,7 @@ def test_a_missing_library_is_warned_about_with_what_to_install(wheels, monkeypa
     assert names(found) == ["cpu"]
     assert {found["engines"].cause, found["hybrid"].cause} == {"library"}
     for backend in ("engines", "hybrid"):
-        with pytest.raises(DeviceError, match=f"got '{backend}' and {got}"):
+        with pytest.raises(DeviceError, match=f"got '{backend}': {got}"):
             registry.find(backend, CARD)
 
 
@@ -124,11 +126,11 @@ def test_each_backend_finds_the_decoders_of_a_card(wheels, monkeypatch, caplog, 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         if wanted[backend] is None:
-            with pytest.raises(DeviceError, match=rf"got 'engines' and a card without them \({status}\)"):
+            with pytest.raises(DeviceError, match=rf"got 'engines': the card has no JPEG engines \({status}\)"):
                 registry.find(backend, CARD)
         else:
             assert names(registry.find(backend, CARD)) == [*wanted[backend], "cpu"]
-    told = f"Images are decoded by host threads and the card together, because of a card without them ({status})."
+    told = f"Images are decoded by host threads and the card together, because the card has no JPEG engines ({status})."
     assert (told in caplog.text) == ((card, backend) == ("without", "auto"))
 
 
@@ -155,14 +157,15 @@ def test_decoders_of_a_card_are_made_once(wheels, monkeypatch):
     monkeypatch.setattr(nvjpeg, "BatchDecoder", Counted)
     first, second = (registry.find("auto", CARD)["engines"] for _ in range(2))
     assert first is second
-    registry.find("auto", torch.device("cuda", 1))
+    other, same = (registry.find("auto", torch.device("cuda", 1))["engines"] for _ in range(2))
+    assert other is same is not first
     assert made == [CARD, torch.device("cuda", 1)]
 
 
 def test_no_card_decodes_for_a_cpu():
     found = registry.find("auto", torch.device("cpu"))
     assert names(found) == ["cpu"]
-    assert (found["engines"].cause, found["engines"].words) == ("device", "the device cpu")
+    assert (found["engines"].cause, found["engines"].words) == ("device", "the device is cpu")
 
 
 @pytest.mark.usefixtures("none_made")
@@ -170,7 +173,7 @@ def test_the_table_says_what_decodes_what_and_why_the_rest_does_not(wheels, monk
     loads(monkeypatch, lambda name: True)
     refuse(monkeypatch, 7, "BatchDecoder")
     lines = str(registry.DecoderTable(registry.find("auto", CARD))).splitlines()
-    assert lines[0] == "engines  not used: a card without them (7)"
+    assert lines[0] == "engines  not used: the card has no JPEG engines (7)"
     assert lines[1].startswith("hybrid   nvJPEG double: baseline JPEG in one scan, or progressive JPEG")
     assert lines[2].startswith("cpu ")
     assert lines[2].endswith(": all other files")
@@ -214,3 +217,86 @@ def test_records_of_outputs_are_as_nvjpeg_has_them():
     assert nvjpeg.OUTPUT.itemsize == 4 * ctypes.sizeof(ctypes.c_void_p) + 4 * ctypes.sizeof(ctypes.c_size_t)
     assert sys.byteorder == "little"
     assert repr(DecodeStage()) == "DecodeStage(backend='auto', on_error='raise')"
+
+
+class Calls:
+    """A double of the C library. Calls return the status for their name, or 0."""
+
+    def __init__(self, patch, **statuses):
+        self.statuses, self.names = statuses, []
+        patch.setattr(nvjpeg, "find_library", lambda: "a library")
+        patch.setattr(nvjpeg.ctypes, "CDLL", lambda path: self)
+        patch.setattr(nvjpeg.ctypes, "PyDLL", lambda path: self)
+        patch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self.names.append(name)
+            return self.statuses.get(name, 0)
+
+        return call
+
+
+STATE_PARTS = ["JpegState", "BufferPinned", "BufferDevice", "JpegStream"]
+
+
+@pytest.mark.parametrize(
+    ("fails", "destroyed"),
+    [
+        ("nvjpegDecoderStateCreate", 0),
+        ("nvjpegBufferDeviceCreate", 2),
+        ("nvjpegBufferPinnedResize", 4),
+        ("nvjpegBufferDeviceResize", 4),
+        ("nvjpegStateAttachDeviceBuffer", 4),
+    ],
+)
+def test_a_state_that_cannot_be_made_is_destroyed(monkeypatch, fails, destroyed):
+    calls = Calls(monkeypatch)
+    decoder = nvjpeg.PhasedDecoder(CARD)
+    decoder.state(2**21)
+    assert not any(name.endswith("Destroy") for name in calls.names)
+    calls.statuses[fails] = 5
+    with pytest.raises(nvjpeg.NvJpegError, match=f"{fails} must succeed, got status 5"):
+        decoder.state(2**21)
+    gone = [name for name in calls.names if name.endswith("Destroy")]
+    assert gone == [f"nvjpeg{part}Destroy" for part in reversed(STATE_PARTS[:destroyed])]
+
+
+def test_dimensions_of_an_earlier_image_are_not_taken_for_those_of_the_next(monkeypatch):
+    calls = Calls(monkeypatch)
+    decoder = nvjpeg.PhasedDecoder(CARD)
+    state = decoder.state(2**21)
+    state.width.value, state.height.value = 40, 30
+    assert decoder.host_phase(state, 1, 2, 30, 40, nvjpeg.OUTPUT_RGBI) == ""
+    calls.statuses["nvjpegJpegStreamGetFrameDimensions"] = 3
+    calls.names.clear()
+    assert decoder.host_phase(state, 1, 2, 30, 40, nvjpeg.OUTPUT_RGBI) == "nvJPEG finds: bad JPEG"
+    assert "nvjpegDecodeJpegHost" not in calls.names
+
+
+def test_engines_are_initialized_again_after_that_has_failed(monkeypatch):
+    calls = Calls(monkeypatch)
+    decoder = nvjpeg.BatchDecoder(CARD)
+
+    def decode(count):
+        files = np.ones(count, np.uint64)
+        calls.names.clear()
+        decoder.decode(files, files, np.zeros(count, nvjpeg.OUTPUT), nvjpeg.OUTPUT_RGBI, 0)
+        return calls.names
+
+    assert decode(2) == ["nvjpegDecodeBatchedInitialize", "nvjpegDecodeBatched"]
+    assert decode(2) == ["nvjpegDecodeBatched"]
+    calls.statuses["nvjpegDecodeBatchedInitialize"] = 5
+    with pytest.raises(nvjpeg.NvJpegError, match="nvjpegDecodeBatchedInitialize"):
+        decode(3)
+    calls.statuses.clear()
+    assert decode(2) == ["nvjpegDecodeBatchedInitialize", "nvjpegDecodeBatched"]
+
+
+@pytest.mark.usefixtures("none_made")
+def test_engines_that_fail_are_logged_where_the_hybrid_decoder_takes_their_files(wheels, monkeypatch, caplog):
+    loads(monkeypatch, lambda name: True)
+    refuse(monkeypatch, 5, "BatchDecoder")
+    caplog.set_level("INFO", "gpuaug")
+    assert names(registry.find("auto", CARD)) == ["hybrid", "cpu"]
+    assert "together, because nvJPEG cannot be set up (allocator failure)." in caplog.text

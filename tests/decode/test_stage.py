@@ -303,7 +303,7 @@ def test_bad_arguments_are_refused():
 
 
 def test_engines_that_are_asked_for_must_be_there():
-    with pytest.raises(DeviceError, match="got 'engines' and the device cpu"):
+    with pytest.raises(DeviceError, match="got 'engines': the device is cpu"):
         StreamedLoader([], [DecodeStage(backend="engines")], device="cpu")
 
 

@@ -26,13 +26,12 @@ class Pools:
 
     Args:
         threads: Number of threads that decode on the CPU.
-        calls: Number of threads that call decoders of the card.
     """
 
-    def __init__(self, threads: int, calls: int) -> None:
+    def __init__(self, threads: int) -> None:
         self.threads = threads
         self.batches = ThreadPoolExecutor(PREPARED, "gpuaug-decode")
-        self.card = ThreadPoolExecutor(calls, "gpuaug-decode-card")
+        self.card = ThreadPoolExecutor(1, "gpuaug-decode-card")  # calls of the engines do not overlap
         self.images = ThreadPoolExecutor(threads, "gpuaug-decode-cpu")
 
     def close(self) -> None:
@@ -48,9 +47,9 @@ class Place:
 
     lanes: Lanes
     lane: Lane
-    """For copies of images that the CPU has decoded."""
+    """Lane for copies of images that the CPU has decoded."""
     card_lanes: "SimpleQueue[Lane]"
-    """For calls of decoders of the card: a lane is taken for a call and put back."""
+    """Idle lanes for calls of decoders of the card. A call takes a lane and puts it back."""
     pools: Pools
 
 
@@ -59,11 +58,12 @@ class FileDecoder(ABC):
 
     name: ClassVar[str]
     files: ClassVar[str]
-    """The files that it takes, in words."""
+    """Short description of the files that it takes."""
     on_card: ClassVar[bool]
-    """Whether it writes whole images, as stored, to the device's memory. Others write upright, downsampled ones on the host."""
+    """Whether it writes whole images, as stored, to the device's memory. Other decoders write upright, downsampled
+    images on the host."""
     calls: int = 1
-    """Number of its calls that may run at once."""
+    """Maximum number of concurrent calls on the lanes of one loader."""
 
     @property
     def held_bytes(self) -> tuple[int, int]:

@@ -4,6 +4,7 @@ import io
 import struct
 from collections.abc import Callable, Iterator
 from functools import cache
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -81,10 +82,20 @@ class Cpu(FileDecoder):
         # All threads take from one iterator. A task for each image would take ten times as long in Python.
         left = iter(indices[np.argsort(-cost)].tolist())
         tasks = min(len(indices), place.pools.threads)
-        parts = [place.pools.images.submit(_decode_some, work, left) for _ in range(tasks)]
+        done: SimpleQueue[int | BaseException | None] = SimpleQueue()
+        try:
+            for _ in range(tasks):
+                place.pools.images.submit(_decode_some, work, left, done)
+        except RuntimeError as error:  # no thread can be started; others may have begun
+            for _ in left:
+                done.put(error)
 
         def finish() -> Event:
-            decoded = [index for part in parts for index in part.result()]
+            entries = [done.get() for _ in indices]  # all, also after an error: none may write to memory that is used again
+            for error in entries:
+                if isinstance(error, BaseException):
+                    raise error
+            decoded = [entry for entry in entries if isinstance(entry, int)]
             if work.staging is not None and decoded:
                 place.lane.copy_parts(work.data, work.staging, _byte_ranges(work.layout, sorted(decoded)))
             return place.lane.record_event()
@@ -260,19 +271,26 @@ def _copy(image: NDArray[np.uint8], room: NDArray[np.uint8]) -> None:
             room[..., channel] = image[..., channel]
 
 
-def _decode_some(work: Work, indices: Iterator[int]) -> list[int]:
-    """Decode images into host memory. Returns the indices of the images that were decoded."""
+def _decode_some(work: Work, indices: Iterator[int], done: "SimpleQueue[int | BaseException | None]") -> None:
+    """Decode images into host memory.
+
+    Args:
+        work: The batch.
+        indices: Indices of the images that no thread has begun.
+        done: Takes an entry for each image: its index, ``None`` if it cannot be decoded, or an error to raise at the batch.
+    """
     layout = work.layout
     data, starts = (work.data, layout.starts) if work.staging is None else (work.staging, layout.staged_starts)
-    room, files, decoded = data.numpy(), work.encoded.data.numpy(), []
+    room, files = data.numpy(), work.encoded.data.numpy()
     for index in indices:
-        header = layout.headers[index]
-        file = files[header["start"] : header["start"] + header["length"]]
-        if problem := decode(file, layout, index, layout.image(room, index, int(starts[index]))):
-            work.problems[index] = problem
-        else:
-            decoded.append(index)
-    return decoded
+        try:
+            header = layout.headers[index]
+            file = files[header["start"] : header["start"] + header["length"]]
+            if problem := decode(file, layout, index, layout.image(room, index, int(starts[index]))):
+                work.problems[index] = problem
+            done.put(None if problem else index)
+        except BaseException as error:  # raised at the batch
+            done.put(error)
 
 
 def _byte_ranges(layout: Layout, indices: list[int]) -> list[tuple[int, int, int]]:
@@ -281,7 +299,7 @@ def _byte_ranges(layout: Layout, indices: list[int]) -> list[tuple[int, int, int
     ranges: list[tuple[int, int, int]] = []
     for index in indices:
         start, staged, length = int(layout.starts[index]), int(layout.staged_starts[index]), int(lengths[index])
-        if ranges and ranges[-1][0] + ranges[-1][2] == start and ranges[-1][1] + ranges[-1][2] == staged:
+        if ranges and ranges[-1][0] + ranges[-1][2] == start:  # then they are adjacent in staging, too
             ranges[-1] = (*ranges[-1][:2], ranges[-1][2] + length)
         else:
             ranges.append((start, staged, length))

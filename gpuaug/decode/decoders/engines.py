@@ -60,8 +60,13 @@ class Engines(FileDecoder):
         return taken
 
     def begin(self, work: Work, indices: NDArray[Any], place: Place) -> Callable[[], Event]:
-        """Submit a call to a thread that makes such calls alone, so that nvJPEG never waits for the interpreter."""
-        return place.pools.card.submit(self._decode, work, self._prepared(work, indices), place).result
+        """Submit a call to the thread that makes these calls alone, so that the engines never wait for the interpreter."""
+        call = self._prepared(work, indices)
+        try:
+            return place.pools.card.submit(self._decode, work, call, place).result
+        except RuntimeError:  # no thread can be started: one that starts later must not write to memory that is used again
+            call.indices = call.indices[:0]
+            raise
 
     def _prepared(self, work: Work, indices: NDArray[Any]) -> "_Call":
         """Arguments of the call, without the files for which nvJPEG finds another size than their header's."""
@@ -85,8 +90,7 @@ class Engines(FileDecoder):
 
     def _decode(self, work: Work, call: "_Call", place: Place) -> Event:
         """Decode a batch; after a failure decode its halves, and theirs, to find the images that cannot be decoded."""
-        if not place.lanes.in_line:
-            nvjpeg.enter(place.lanes.device)
+        nvjpeg.enter(place.lanes.device)
         form = nvjpeg.OUTPUT_RGBI if work.layout.channels == 3 else nvjpeg.OUTPUT_Y
         parts = [slice(0, len(call.indices))] if len(call.indices) else []
         with self._turn:

@@ -20,7 +20,7 @@ from gpuaug.decode.decoders.engines import fits_nvjpeg
 from gpuaug.decode.work import Work
 
 MOST_STATES = 48
-"""Number of images of one capacity that may be between their first and their last phase, over all loaders of a process."""
+"""Maximum number of images of one capacity between their first and last phase, over all loaders of a process on one device."""
 
 LEAST_STATES, CLASS_BYTES = 4, 2**29
 """Fewer states have a large capacity: as many as take this number of bytes together, and at least four."""
@@ -85,17 +85,21 @@ class Hybrid(FileDecoder):
         batch = _Batch(work.problems, images, iter(range(len(images))))
         lane = place.card_lanes.get()  # before any state is taken, which this thread alone would put back
         try:
-            for _ in range(min(len(images), place.pools.threads)):
-                place.pools.images.submit(self._host_phases, batch, place)
+            try:
+                for _ in range(min(len(images), place.pools.threads)):
+                    place.pools.images.submit(self._host_phases, batch, place)
+            except RuntimeError as error:  # no thread can be started; others may have begun
+                batch.give_up(error)
             return self._card_phases(batch, lane)
         finally:
             place.card_lanes.put(lane)
 
     def _host_phases(self, batch: "_Batch", place: Place) -> None:
-        nvjpeg.enter(place.lanes.device)
+        """Run host phases of a batch until none is left to begin."""
         for number in batch.left:
             image = batch.images[number]
             try:
+                nvjpeg.enter(place.lanes.device)  # here, so that its error is raised at the batch
                 state, problem = self._state(image.capacity), "it was not decoded"
                 try:
                     problem = self._decoder.host_phase(state, *image.file)
@@ -109,44 +113,62 @@ class Hybrid(FileDecoder):
                 batch.ready.put(error)
 
     def _state(self, capacity: int) -> nvjpeg.PhasedState:
-        """A state that no image uses. Waits for one if there are as many as there may be."""
+        """A state that no image uses. Waits for one if there are as many as there may be, or as memory allows."""
         pool = self._pools.get(capacity) or self._pools.setdefault(capacity, _States())
         try:
             return pool.idle.get_nowait()
         except Empty:
             with self._making:
                 if len(pool.made) < min(max(CLASS_BYTES // capacity, LEAST_STATES), MOST_STATES):
-                    pool.made.append(self._decoder.state(capacity))
-                    return pool.made[-1]
+                    try:
+                        pool.made.append(self._decoder.state(capacity))
+                        return pool.made[-1]
+                    except nvjpeg.NvJpegError:  # no memory for one more
+                        if not pool.made:
+                            raise
         return pool.idle.get()
+
+    def _put_back(self, used: list["_Used"]) -> None:
+        for capacity, state in used:
+            self._pools[capacity].idle.put(state)
 
     def _card_phases(self, batch: "_Batch", lane: Lane) -> Event:
         """Queue the card phase of each image whose host phase has ended, until all have. Returns the event behind them."""
         queued, states = deque[tuple[Event, list[_Used]]](), list[_Used]()
         ready, left = batch.ready, len(batch.images)
         error: BaseException | None = None
-        while left or states or queued:
-            if len(states) == GROUP or (states and (ready.empty() or not left)):
-                queued.append((lane.record_event(), states))
-                states = []
-            # States go back before this thread waits for host phases, which may be waiting for states.
-            if queued and (len(queued) > 1 or ready.empty()):
-                event, ended = queued.popleft()
-                event.synchronize()
-                for capacity, state in ended:
-                    self._pools[capacity].idle.put(state)
-            elif left:
-                done = ready.get()
-                left -= 1
-                if isinstance(done, BaseException):
-                    error = error or done
-                elif done is not None:
-                    image, state = done
-                    states.append((image.capacity, state))
-                    try:
-                        self._decoder.card_phase(state, *image.target, lane.number)
-                    except nvjpeg.NvJpegError as failed:
-                        error = error or failed
+        try:
+            while left or states or queued:
+                if len(states) == GROUP or (states and (ready.empty() or not left)):
+                    queued.append((lane.record_event(), states))
+                    states = []
+                # States go back before this thread waits for host phases, which may be waiting for states.
+                if queued and (len(queued) > 1 or ready.empty()):
+                    event, ended = queued[0]
+                    event.synchronize()
+                    queued.popleft()
+                    self._put_back(ended)
+                elif left:
+                    done = ready.get()
+                    left -= 1
+                    if isinstance(done, BaseException):
+                        error = error or done
+                    elif done is not None:
+                        image, state = done
+                        states.append((image.capacity, state))
+                        try:
+                            self._decoder.card_phase(state, *image.target, lane.number)
+                        except nvjpeg.NvJpegError as failed:
+                            error = error or failed
+        except BaseException as failed:  # an event that cannot be recorded or waited for: the card does no more work
+            batch.give_up(failed)
+            for _, ended in queued:
+                self._put_back(ended)
+            self._put_back(states)
+            for _ in range(left):  # until no thread reads a file
+                if isinstance(done := ready.get(), tuple):
+                    self._put_back([(done[0].capacity, done[1])])
+            raise
         if error is not None:
             raise error
         return lane.record_event()
@@ -187,6 +209,11 @@ class _Batch:
     """Numbers of the images whose host phase has not begun."""
     ready: "SimpleQueue[tuple[_Image, nvjpeg.PhasedState] | BaseException | None]" = field(default_factory=SimpleQueue)
     """An entry for each image whose host phase has ended; ``None`` for one that cannot be decoded."""
+
+    def give_up(self, error: BaseException) -> None:
+        """Put ``error`` into ``ready`` for each image whose host phase has not begun, and begin none of these phases."""
+        for _ in self.left:
+            self.ready.put(error)
 
 
 def _images(work: Work, indices: NDArray[Any]) -> list[_Image]:

@@ -21,7 +21,7 @@ Backend = Literal["auto", "engines", "hybrid", "cpu"]
 _log = logging.getLogger("gpuaug")
 
 _NO_ENGINES = {7, 9}
-"""Statuses of a card without engines. After another status, setting the decoder up may succeed later."""
+"""Statuses of nvJPEG for a card without JPEG engines. After another status, a later attempt to set nvJPEG up may succeed."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Absence:
 
     cause: Literal["not asked for", "device", "library", "no engines", "failed"]
     words: str
-    """The cause with its details, for a reader."""
+    """The cause with its details: a clause that follows *because*."""
 
 
 Found: TypeAlias = Mapping[str, FileDecoder | Absence]
-"""Each decoder by its name, in the order in which they are asked whether they take a file: the first that does decodes it."""
+"""Each decoder, or its absence, by the decoder's name, in order: the first decoder that takes a file decodes it."""
 
 _made: dict[tuple[torch.device, str], FileDecoder] = {}
 """The decoders of each card, made once in a process: setting nvJPEG up takes over a second."""
@@ -43,7 +43,7 @@ _making = threading.Lock()
 
 
 class DecoderTable:
-    """The decoders of a stage: what each takes, with its libraries, or why it is not used. ``print`` shows them as a table."""
+    """The decoders of a stage: the files and libraries of each, or why it is not used. ``print`` shows a table."""
 
     def __init__(self, found: Found) -> None:
         self._found = found
@@ -92,27 +92,29 @@ def used(found: Found) -> list[FileDecoder]:
 
 def _on_card(kind: type[Engines | Hybrid], device: torch.device) -> FileDecoder | Absence:
     if device.type != "cuda":
-        return Absence("device", f"the device {device}")
+        return Absence("device", f"the device is {device}")
     if nvjpeg.find_library() is None:
         others = nvjpeg.other_majors()
-        return Absence("library", f"nvJPEG for CUDA {', '.join(others)} alone" if others else "no nvJPEG")
+        return Absence(
+            "library", f"nvJPEG is installed for CUDA {', '.join(others)} alone" if others else "nvJPEG is not installed"
+        )
     with _making:
         if (device, kind.name) not in _made:
             try:
                 _made[device, kind.name] = kind(device)
             except nvjpeg.NvJpegError as error:
                 if kind is Engines and error.status in _NO_ENGINES:
-                    return Absence("no engines", f"a card without them ({error.status})")
+                    return Absence("no engines", f"the card has no JPEG engines ({error.status})")
                 return Absence("failed", f"nvJPEG cannot be set up ({nvjpeg.STATUS.get(error.status, error.status)})")
         return _made[device, kind.name]
 
 
 def _tell(backend: Backend, found: Found) -> None:
-    """Say what decodes, where that is not what a user expects."""
+    """Log, warn or raise where other decoders are used than a user expects."""
     absences = [each for each in found.values() if isinstance(each, Absence)]
     if any(each.on_card for each in used(found)):
-        if isinstance(engines := found["engines"], Absence) and engines.cause == "no engines":
-            _log.info("Images are decoded by host threads and the card together, because of %s.", engines.words)
+        if isinstance(engines := found["engines"], Absence) and engines.cause != "not asked for":
+            _log.info("Images are decoded by host threads and the card together, because %s.", engines.words)
         if nvjpeg.queues < nvjpeg.MOST_QUEUES:
             warnings.warn(
                 f"Images are not decoded while a model trains, because {nvjpeg.QUEUES} is {nvjpeg.queues}: decoding waits for "
@@ -125,7 +127,7 @@ def _tell(backend: Backend, found: Found) -> None:
     why = next(each for each in reversed(absences) if each.cause != "not asked for")
     if backend != "auto":
         raise DeviceError(
-            f"backend must be 'auto' or 'cpu' where a GPU does not decode, got {backend!r} and {why.words}. Leave it out."
+            f"backend must be 'auto', or name a decoder that can be used here, got {backend!r}: {why.words}. Leave it out."
         )
     if why.cause == "device":
         return

@@ -91,7 +91,7 @@ def damaged_files_alone(told):
     assert len(decoded(gpuaug.collate_encoded(FILES), on_error="replace")) == 2
 
 
-@example("backend must be 'auto' or 'cpu' where a GPU does not decode")
+@example("backend must be 'auto', or name a decoder that can be used here")
 def engines_without_a_gpu(told):
     with told:
         decoded(gpuaug.collate_encoded(FILES), backend="engines")
