@@ -206,3 +206,7 @@ def test_there_is_a_lane_for_each_call_that_may_run_at_once(decoder):
     (engines, *_), lanes = nvjpeg_double.ON_CARD, Lanes(torch.device("cpu"))
     idle = Decoder("decode", lanes, DecodeStage().options, [engines, decoder])._idle_card_lanes
     assert len({idle.get_nowait() for _ in range(idle.qsize())}) == engines.calls + decoder.calls
+
+
+def test_fewer_states_have_a_large_capacity():
+    assert [hybrid.most_states(2**power) for power in range(21, 29)] == [48, 48, 48, 32, 16, 8, 4, 4]

@@ -23,7 +23,7 @@ MOST_STATES = 48
 """Maximum number of images of one capacity between their first and last phase, over all loaders of a process on one device."""
 
 LEAST_STATES, CLASS_BYTES = 4, 2**29
-"""Fewer states have a large capacity: as many as take this number of bytes together, and at least four."""
+"""Minimum number of states of one capacity, and bytes that more of them may take together."""
 
 LEAST_CAPACITY = 2**21
 """Bytes of coefficients that every state has memory for: of 500 000 pixels at 4:2:0 with some to spare."""
@@ -33,6 +33,11 @@ MOST_PIXELS = 2**25
 
 GROUP = 16
 """Images whose card phases are queued behind one event."""
+
+
+def most_states(capacity: int) -> int:
+    """Maximum number of states of a capacity in bytes."""
+    return min(max(CLASS_BYTES // capacity, LEAST_STATES), MOST_STATES)
 
 
 class Hybrid(FileDecoder):
@@ -119,7 +124,7 @@ class Hybrid(FileDecoder):
             return pool.idle.get_nowait()
         except Empty:
             with self._making:
-                if len(pool.made) < min(max(CLASS_BYTES // capacity, LEAST_STATES), MOST_STATES):
+                if len(pool.made) < most_states(capacity):
                     try:
                         pool.made.append(self._decoder.state(capacity))
                         return pool.made[-1]
