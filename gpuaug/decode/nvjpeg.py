@@ -318,7 +318,7 @@ class PhasedDecoder(Library):
             raise NvJpegError("nvjpegDecodeJpegHost", status)
         return f"nvJPEG finds: {STATUS[status]}" if status else ""
 
-    def card_phase(self, state: PhasedState, address: int, pitch: int, stream: int) -> None:
+    def card_phase(self, state: PhasedState, address: int, pitch: int, stream: int) -> str:
         """Queue the rest of an image whose host phase has ended. The state is in use until that GPU work has ended.
 
         Args:
@@ -327,16 +327,20 @@ class PhasedDecoder(Library):
             pitch: Bytes of a row.
             stream: Handle of a CUDA stream.
 
+        Returns:
+            Why the file cannot be decoded, or an empty string.
+
         Raises:
-            NvJpegError: If it fails.
+            NvJpegError: If it fails for another reason than the file.
         """
         handle, decoder = self._handles
         state.output["channel"][0, 0], state.output["pitch"][0, 0] = address, pitch
         status = self._transfer(handle, decoder, state.state, state.stream, stream)
         if not status:
             status = self._on_device(handle, decoder, state.state, state.output.ctypes.data, stream)
-        if status:
+        if status and status not in OF_THE_FILE:
             raise NvJpegError("nvjpegDecodeJpegDevice", status)
+        return f"nvJPEG finds: {STATUS[status]}" if status else ""
 
     def _made(self, name: str, *arguments: Any) -> int:
         """Handle of an object that nvJPEG creates."""

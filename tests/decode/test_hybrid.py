@@ -59,14 +59,20 @@ def test_images_are_turned_and_made_smaller(decoder):
     assert all_idle(decoder)
 
 
-def test_a_damaged_file_is_an_error_or_is_replaced(decoder, monkeypatch):
-    host_phase = decoder._decoder.host_phase
+@pytest.mark.parametrize("found_by", ["host_phase", "card_phase"])
+def test_a_damaged_file_is_an_error_or_is_replaced(decoder, monkeypatch, found_by):
+    host_phase, card_phase = decoder._decoder.host_phase, decoder._decoder.card_phase
 
-    def refusing(state, address, length, *others):
-        damaged = ctypes.string_at(address, length) == FILES[3]
-        return "nvJPEG finds: bad JPEG" if damaged else host_phase(state, address, length, *others)
+    def on_host(state, address, length, *others):
+        state.damaged = ctypes.string_at(address, length) == FILES[3]
+        refused = state.damaged and found_by == "host_phase"
+        return "nvJPEG finds: bad JPEG" if refused else host_phase(state, address, length, *others)
 
-    monkeypatch.setattr(decoder._decoder, "host_phase", refusing, raising=False)
+    def on_card(state, *others):
+        return "nvJPEG finds: bad JPEG" if state.damaged else card_phase(state, *others)
+
+    monkeypatch.setattr(decoder._decoder, "host_phase", on_host, raising=False)
+    monkeypatch.setattr(decoder._decoder, "card_phase", on_card, raising=False)
     with pytest.raises(DecodeError, match=r"because of sample 3: nvJPEG finds: bad JPEG\."):
         decoded(FILES)
     assert all_idle(decoder)

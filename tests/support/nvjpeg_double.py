@@ -74,6 +74,7 @@ class PhasedDecoder:
             line = np.ascontiguousarray(pixels)
             ctypes.memmove(address + row * pitch, line.ctypes.data, line.nbytes)
         state.image = None
+        return ""
 
 
 def use(patch, double=BatchDecoder, phased=PhasedDecoder):

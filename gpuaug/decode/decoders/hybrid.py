@@ -162,7 +162,8 @@ class Hybrid(FileDecoder):
                         image, state = done
                         states.append((image.capacity, state))
                         try:
-                            self._decoder.card_phase(state, *image.target, lane.number)
+                            if problem := self._decoder.card_phase(state, *image.target, lane.number):
+                                batch.problems[image.position] = problem
                         except nvjpeg.NvJpegError as failed:
                             error = error or failed
         except BaseException as failed:  # an event that cannot be recorded or waited for: the card does no more work
