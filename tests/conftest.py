@@ -53,6 +53,11 @@ def pytest_runtest_setup(item):
     pytest.skip(text)
 
 
+def pytest_ignore_collect(collection_path):
+    """Look for documented examples in the package alone: to look for them here, pytest imports what tests import once more."""
+    return True if collection_path.suffix == ".py" and not collection_path.name.startswith("test_") else None
+
+
 def pytest_collection_finish(session):
     _freeze()
     if sys.platform == "linux":

@@ -113,12 +113,6 @@ def test_an_error_in_a_loop_is_shown_and_named(class_folder, monkeypatch):
     assert "CPU augmentation in workers" in raised.value.__notes__[0]
 
 
-def test_importing_the_command_loads_no_extra():
-    code = "import sys, gpuaug.cli; print(sorted({'matplotlib', 'rich', 'skimage', 'torchvision'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("interrupts")
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")

@@ -203,12 +203,13 @@ def outcome(make, scenario, *, profiled):
 STATEFUL_SCENARIOS = (fresh, between, chosen, left, middle, loaded, loaded_at_the_end)
 CASES = [
     *((kind, scenario) for kind in list(PLAIN)[:-1] for scenario in (fresh, between, chosen, chosen_before, left, middle)),
-    *(("workers that draw", scenario) for scenario in (fresh, between, middle)),
+    *(("workers that draw", scenario) for scenario in (between, middle)),
+    pytest.param("workers that draw", fresh, marks=pytest.mark.slow),
     *(("workers that persist", scenario) for scenario in (between, left)),
     ("workers that persist and draw", fresh),
     *((kind, scenario) for kind in list(STATEFUL)[::2] for scenario in STATEFUL_SCENARIOS),
     *(
-        pytest.param("a state and workers", scenario, marks=() if scenario in (middle, loaded) else pytest.mark.slow)
+        pytest.param("a state and workers", scenario, marks=() if scenario is loaded else pytest.mark.slow)
         for scenario in STATEFUL_SCENARIOS
     ),
     ("a state", loaded_and_begun),

@@ -10,7 +10,6 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from PIL import Image
-from support import processes
 from support.timelines import events, of, run
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
@@ -285,18 +284,3 @@ def test_figure_needs_matplotlib_and_trace_does_not(tmp_path, monkeypatch):
         assert isinstance(caught.value.__cause__, ImportError)
     assert not list(tmp_path.iterdir())
     run().save(tmp_path / "run.json")
-
-
-@pytest.mark.timeout(120)
-def test_import_is_without_matplotlib_and_figure_without_pyplot():
-    script = """
-import sys, torch, gpuaug.profiler.timeline as timeline
-assert "matplotlib" not in sys.modules
-run = timeline.Timeline((timeline.Span("copy", "copy", 0, 0, 1),), "CPU", 2)
-run.chrome_trace()
-assert "matplotlib" not in sys.modules
-run.figure()
-assert "matplotlib.pyplot" not in sys.modules
-"""
-    done = processes.run_script(script)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from support import processes
 
 import gpuaug
 
@@ -30,6 +31,39 @@ def test_import_is_quiet_and_light():
     assert hardware_queues == "32"
     assert [name for name in HEAVY if name in modules] == []
     assert {name.split(".")[0] for name in modules if "." not in name} - sys.stdlib_module_names == {"gpuaug"}
+
+
+USED = """
+import sys
+
+def absent(*names):
+    found = {name for name in names if name in sys.modules}
+    assert not found, found
+
+import gpuaug.cli
+absent("matplotlib", "rich", "skimage", "torchvision")
+import torch
+gpuaug.TransformStage(torch.nn.Sequential(torch.nn.Identity()))
+gpuaug.TransformStage(len)
+absent("torchvision")
+import gpuaug.profiler.timeline as timeline
+absent("matplotlib")
+run = timeline.Timeline((timeline.Span("copy", "copy", 0, 0, 1),), "CPU", 2)
+run.chrome_trace()
+absent("matplotlib")
+run.figure()
+absent("matplotlib.pyplot")
+import kornia.augmentation as K
+gpuaug.fuse(K.RandomInvert())
+absent("torchvision.transforms.v2")
+"""
+
+
+@pytest.mark.timeout(120)
+def test_what_does_not_need_a_library_does_not_import_it():
+    """The command, stages, a timeline, its figure, and a fused pipeline of Kornia's."""
+    done = processes.run_script(USED, timeout_s=100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_script_beside_a_clone_finds_the_package_and_not_the_clones_folder(tmp_path):

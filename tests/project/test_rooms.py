@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from support.messages.finder import ROOT, sources
 
 import gpuaug
 
@@ -58,11 +59,7 @@ FUSION = {
 MOST_FILES, MOST_LINES = 16, 500
 
 
-def trees():
-    return [(path, ast.parse(path.read_text())) for path in sorted(PACKAGE.rglob("*.py"))]
-
-
-TREES = trees()
+TREES = [(ROOT / path, tree) for path, tree in sources("gpuaug")]
 FILES = [pytest.param(path, tree, id=str(path.relative_to(PACKAGE))) for path, tree in TREES]
 
 

@@ -46,7 +46,14 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize(("name", "flags", "variants"), WINDOWED, ids=lambda value: value if isinstance(value, str) else "")
+LONG = ("classifier_sizes", "classifier_depths")
+"""Modules with flags, of which each is in a shorter suite too."""
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "variants"),
+    [pytest.param(*suite, id=suite[0], marks=[pytest.mark.slow] * (suite[0] in LONG)) for suite in WINDOWED],
+)
 def test_measures_every_variant(name, flags, variants, tmp_path):
     made = measure_suite(name, tmp_path, "--quick", *flags.split())
     assert variants <= {row["name"] for row in made["rows"]}

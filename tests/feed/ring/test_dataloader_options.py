@@ -118,7 +118,8 @@ def test_slow_consumer_with_more_batches_than_slots():
     assert_same([got], want)
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+# test_ragged.py has spawned workers too.
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_forkserver_and_spawn_workers(method):
     make = with_workers(Samples(), multiprocessing_context=method, num_workers=1, persistent_workers=True)
     got, stats, _ = passes(make, "ring", epochs=2)

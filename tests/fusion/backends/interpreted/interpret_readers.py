@@ -16,6 +16,8 @@ def cases(*, every):
             part = 3 if "cubic" in name else 2
             sizes = [(-(-height // part), -(-width // part)) for height, width in sizes]
             layouts = layouts["cubic" in name :][:1]
+        elif name == "drawn size" and not every:
+            layouts = layouts[:1]
         for layout, dtype in layouts:
             yield f"{name}, ragged, {layout}", modules, pack(images_of(sizes), layout), dtype, options
     yield "one channel", [crop()], pack(images_of(SIZES, 1), "hwc"), torch.float32, {"antialias": True}
@@ -27,7 +29,7 @@ def cases(*, every):
             images = images[:, :1, :15, :20]
         yield f"{name}, dense", modules, images, torch.float32, options
     yield "smooth, of 16 bits", SAME["blur first, views"][0], DENSE[:, :1, :15, :20], torch.float16, {"antialias": True}
-    yield "two channels", SAME["smooth, padded"][0], DENSE[:, :2].float() / 255, torch.float16, {"antialias": True}
+    yield "two channels", SAME["smooth, padded"][0], DENSE[:, :2, :23, :29].float() / 255, torch.float16, {"antialias": True}
 
 
 def failures(*, every):

@@ -106,7 +106,11 @@ def columns(transform, params):
     return found
 
 
-@pytest.mark.parametrize("name", DISTRIBUTION_CASES)
+LONG = ("perspective, far",)
+"""Other settings of what has a case of its own, which take seconds."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in DISTRIBUTION_CASES])
 def test_parameters_have_torchvisions_distribution(name):
     right, found = theirs(DISTRIBUTION_CASES[name](), COUNT, 0), ours(DISTRIBUTION_CASES[name](), OURS, 1)
     assert right.keys() == found.keys()
