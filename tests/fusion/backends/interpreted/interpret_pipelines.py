@@ -25,9 +25,6 @@ AS_BYTES = (
 SMALL = (photographs(3, 1, 9, 19), torch.float32, torch.contiguous_format)
 """For blurs: the interpreter takes its time for every line and tap."""
 
-HEAVY = ("antialiased crop, its middle where none fits", "cubic behind levels", "filters, each for some", "self-supervised")
-"""Pipelines of long chains and of many taps, of whose images a part is enough: each of their kernels has others."""
-
 HOLES = pipelines.with_holes(FLOAT)
 
 ALSO = {
@@ -68,8 +65,6 @@ def batches_of(group, name, *, every):
     batches = BATCHES[:4] if group.startswith("RGB") else BATCHES
     turn = (zlib.crc32(name.encode()) + 6) % len(batches)
     chosen = batches if every else [batches[index] for index in sorted({turn, *ALSO.get(name, ())})]
-    if name in HEAVY and not every:
-        chosen = [(images[..., :13, :23], *rest) for images, *rest in chosen]
     chosen = [*chosen, BYTES] if every or name in AS_BYTES else chosen
     return [*chosen, (HOLES, torch.float32, torch.contiguous_format)] if name in pipelines.OF_ALL_CHANNELS else chosen
 
