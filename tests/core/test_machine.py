@@ -96,7 +96,7 @@ def test_decoding_has_the_cores_of_one_rank(monkeypatch, groups, ranks, threads,
     groups(["0::/"], {"cpu.max": "800000 100000"})
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     started, pools = [], decoder.Pools
-    monkeypatch.setattr(decoder, "Pools", lambda count, calls: started.append(count) or pools(count, calls))
+    monkeypatch.setattr(decoder, "Pools", lambda count: started.append(count) or pools(count))
     (images,) = StreamedLoader([collate_encoded([encoded()])], [DecodeStage(threads=threads)], device="cpu")
     assert len(images) == 1
     assert started == [wanted]
