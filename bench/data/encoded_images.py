@@ -50,7 +50,7 @@ class Corpus(NamedTuple):
     """The greatest width and the greatest height."""
 
     facts: dict[str, Any]
-    """What a result says of the files: quantiles of sides and bytes, and a hash over all files if all were read."""
+    """Description of the files in a result: quantiles of sides and bytes, and a hash over all files if all were read."""
 
 
 def make(name: str, *, count: int | None = None) -> Path:

@@ -63,7 +63,11 @@ class Decoder:
         return "; ".join(f"{each.name}: {each.version}" for each in self.decoders)
 
     def pools(self, threads: int) -> Pools:
-        """Threads for one iterator, of which ``threads`` decode on the CPU."""
+        """Threads of one iterator.
+
+        Args:
+            threads: Number of threads that decode on the CPU.
+        """
         return Pools(threads)
 
     @property

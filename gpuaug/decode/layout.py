@@ -26,7 +26,7 @@ class Options:
 
 
 class Taker(Protocol):
-    """What a layout asks of a decoder."""
+    """Interface of a decoder for a layout."""
 
     @property
     def on_card(self) -> bool:

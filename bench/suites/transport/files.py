@@ -118,7 +118,7 @@ def measure(way: Way, case: Case, settings: Settings, seconds: float, rate: floa
 
 
 def _warm_seconds(case: Case, seconds: float) -> float:
-    """Largest time before a window of so many seconds, after the first batch."""
+    """Maximum time from the first batch to a window of this number of seconds."""
     return min(_WARM_STEP_SECONDS if case.trains else _WARM_SECONDS, 4 * seconds)
 
 
@@ -235,7 +235,7 @@ class _Run:
         return ranked[0]
 
     def _axes(self, name: str, case: Case) -> list[list[Settings]]:
-        """The settings to choose from, from what was found for the same files before."""
+        """Settings to choose from, which depend on the best settings found for the same files before."""
         way = case.ways[name]
         if settled := self.ranked.get((case.searched, way.settled_by)):
             return [settled[:1]]

@@ -1,4 +1,4 @@
-"""Decoding on the CPU: JPEGs by simplejpeg, most PNGs by imagecodecs, WebPs by libwebp, and by PIL what is left."""
+"""Decoding on the CPU: JPEGs by simplejpeg, most PNGs by imagecodecs, WebPs by libwebp, all other files by PIL."""
 
 import io
 import struct
@@ -294,7 +294,7 @@ def _decode_some(work: Work, indices: Iterator[int], done: "SimpleQueue[int | Ba
 
 
 def _byte_ranges(layout: Layout, indices: list[int]) -> list[tuple[int, int, int]]:
-    """(start in the batch, start in staging, bytes) of images, of which adjacent ones are one range."""
+    """Ranges (start in the batch, start in staging, bytes) of images. Adjacent images are one range."""
     lengths = layout.shapes.sizes.prod(1) * layout.channels
     ranges: list[tuple[int, int, int]] = []
     for index in indices:
