@@ -24,7 +24,7 @@ from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import GpuAugWarning
 from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.decode import nvjpeg
-from gpuaug.decode.decoders.base import FileDecoder, Place, Pools
+from gpuaug.decode.decoders.base import FileDecoder, Pools, Resources
 from gpuaug.decode.layout import Layout, Options, slab_length
 from gpuaug.decode.work import Work, allocated
 
@@ -51,7 +51,7 @@ class Decoder:
             self._idle_card_lanes.put(lane)
         self._cannot_lock = False
         self.waited_s: defaultdict[str, float] = defaultdict(float)
-        """Seconds that batches have waited for each decoder, after those before it had ended; of several threads, roughly."""
+        """Seconds of waiting for each decoder after the one before it had ended. Threads add without a lock: approximate."""
         self._pixels: list[weakref.ref[Tensor]] = []
         """Memory on the device, of batches that are not freed yet."""
         self._pinned: list[weakref.ref[Tensor]] = []
@@ -61,14 +61,6 @@ class Decoder:
     def version(self) -> str:
         """The decoders, each with its libraries and their versions."""
         return "; ".join(f"{each.name}: {each.version}" for each in self.decoders)
-
-    def pools(self, threads: int) -> Pools:
-        """Threads of one iterator.
-
-        Args:
-            threads: Number of threads that decode on the CPU.
-        """
-        return Pools(threads)
 
     @property
     def pinned_bytes(self) -> int:
@@ -126,15 +118,15 @@ class Decoder:
     def _decode(self, pools: Pools, works: list[Work], free: Event) -> list[Event]:
         if not self._lanes.in_line:
             nvjpeg.enter(self._lanes.device)
-        place = Place(self._lanes, self._lane, self._idle_card_lanes, pools)
+        resources = Resources(self._lanes, self._lane, self._idle_card_lanes, pools)
         on_host: list[tuple[str, Callable[[], Event]]] = []
         on_card: list[tuple[str, Callable[[], Event]]] = []
         events: list[Event] = []
         errors: list[BaseException] = []
         try:
-            self._begin(works, place, on_host, on_card=False)
+            self._begin(works, resources, on_host, on_card=False)
             free.synchronize()
-            self._begin(works, place, on_card, on_card=True)
+            self._begin(works, resources, on_card, on_card=True)
         except BaseException as error:
             errors.append(error)
         for name, finish in [*on_card, *on_host]:  # all, also after an error: none may write to memory that is used again
@@ -148,13 +140,15 @@ class Decoder:
             raise errors[0]
         return events
 
-    def _begin(self, works: list[Work], place: Place, begun: list[tuple[str, Callable[[], Event]]], *, on_card: bool) -> None:
+    def _begin(
+        self, works: list[Work], resources: Resources, begun: list[tuple[str, Callable[[], Event]]], *, on_card: bool
+    ) -> None:
         """Begin decoders, and add the name of each and a function that waits for it to ``begun``."""
         for work in works:
             for number, decoder in reversed(list(enumerate(self.decoders))):  # the hybrid decoder's function decodes, so first
                 indices = np.flatnonzero(work.layout.decoders == number)
                 if decoder.on_card == on_card and len(indices):
-                    begun.append((decoder.name, decoder.begin(work, indices, place)))
+                    begun.append((decoder.name, decoder.begin(work, indices, resources)))
 
 
 def _bytes(references: list[weakref.ref[Tensor]]) -> int:

@@ -208,7 +208,7 @@ class BatchDecoder(Library):
 
 
 class PhasedState:
-    """What one image takes between its phases: handles of nvJPEG, as numbers."""
+    """Decoding state of one image between its phases: handles of nvJPEG, as numbers."""
 
     __slots__ = ("device", "height", "output", "pinned", "state", "stream", "width")
 

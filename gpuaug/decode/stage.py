@@ -230,7 +230,7 @@ class BoundDecode(BoundStage):
                 "DataLoader, or leave the DecodeStage out."
             )
         if self.name not in memory:
-            memory[self.name] = self.decoder.pools(self.threads)
+            memory[self.name] = Pools(self.threads)
         decoding = Decoding(self, list(found.values()), memory[self.name])
         return decoding.with_placeholders(batch), decoding
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from gpuaug import ArgumentError, DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core import machine
-from gpuaug.decode import decoder
+from gpuaug.decode import stage
 
 MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 GIB = 2**30
@@ -95,8 +95,8 @@ def test_affinity_counts():
 def test_decoding_has_the_cores_of_one_rank(monkeypatch, groups, ranks, threads, wanted):
     groups(["0::/"], {"cpu.max": "800000 100000"})
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    started, pools = [], decoder.Pools
-    monkeypatch.setattr(decoder, "Pools", lambda count: started.append(count) or pools(count))
+    started, pools = [], stage.Pools
+    monkeypatch.setattr(stage, "Pools", lambda count: started.append(count) or pools(count))
     (images,) = StreamedLoader([collate_encoded([encoded()])], [DecodeStage(threads=threads)], device="cpu")
     assert len(images) == 1
     assert started == [wanted]

@@ -249,10 +249,10 @@ def test_a_call_of_the_engines_that_could_not_be_submitted_is_not_made_later(mon
     scheduled, idle = Decoder("decode", lanes, DecodeStage().options, [engines]), SimpleQueue()
     idle.put(lanes.copy)
     with closing(scheduled.pools(1)) as pools:
-        place, work = base.Place(lanes, lanes.copy, idle, pools), scheduled.allocate(collate_encoded(FILES[1::2]), {})
+        resources, work = base.Resources(lanes, lanes.copy, idle, pools), scheduled.allocate(collate_encoded(FILES[1::2]), {})
         with monkeypatch.context() as patch:
             limit_threads(patch, 0, "gpuaug-decode-card")
             with pytest.raises(RuntimeError, match="can't start new thread"):
-                engines.begin(work, np.arange(4), place)
-        engines.begin(work, np.arange(4), place)()
+                engines.begin(work, np.arange(4), resources)
+        engines.begin(work, np.arange(4), resources)()
     assert len(calls) == 1

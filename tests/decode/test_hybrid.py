@@ -17,14 +17,14 @@ from gpuaug.core.streams import Lanes
 from gpuaug.decode import nvjpeg, work
 from gpuaug.decode.decoder import Decoder
 from gpuaug.decode.decoders import hybrid, registry
-from gpuaug.decode.decoders.base import Place
+from gpuaug.decode.decoders.base import Resources
 
 FILES = [encoded(40 + number, 30, seed=number, progressive=number % 2 == 0) for number in range(9)]
 
 
 @pytest.fixture(params=[1, 2, 64])
 def decoder(request, monkeypatch):
-    """A hybrid decoder with at most so many states, which stages use."""
+    """Hybrid decoder with this maximum number of states. Stages use it."""
     monkeypatch.setattr(hybrid, "MOST_STATES", request.param)
     nvjpeg_double.use(monkeypatch)
     return registry.find("hybrid", "a device")["hybrid"]
@@ -156,7 +156,7 @@ def test_a_batch_that_waits_for_a_lane_holds_no_state(decoder):
     scheduled = Decoder("decode", lanes, DecodeStage().options, [decoder])
     batch, pools, idle = scheduled.allocate(collate_encoded(FILES), {}), scheduled.pools(2), SimpleQueue()
     try:
-        future = pools.batches.submit(decoder.begin(batch, np.arange(len(FILES)), Place(lanes, lanes.copy, idle, pools)))
+        future = pools.batches.submit(decoder.begin(batch, np.arange(len(FILES)), Resources(lanes, lanes.copy, idle, pools)))
         pools.batches.submit(pools.images.submit(int).result).result(WAIT_S)
         assert not decoder._pools
         idle.put(lanes.copy)

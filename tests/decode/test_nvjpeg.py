@@ -78,7 +78,7 @@ def none_made(monkeypatch):
 
 
 def refuse(monkeypatch, status, *refused):
-    """Replace nvJPEG by doubles, of which these cannot be set up."""
+    """Replace nvJPEG by doubles. Setting up the doubles named in ``refused`` fails with ``status``."""
     for double in (BatchDecoder, PhasedDecoder):
 
         class Refusing(double):

@@ -259,7 +259,7 @@ def page_locks(monkeypatch):
 
 
 def page_lock_all(workers, budget_bytes):
-    """A ring of which every slot has been received once, and the bytes that it says to hold page-locked after each."""
+    """Ring whose slots were all received once, and its ``pinned_bytes`` after each slot."""
     made, held = Ring(workers=workers, each=2, budget_bytes=budget_bytes), []
     made.make_room(batch())
     slots = []

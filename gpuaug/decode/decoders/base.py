@@ -42,7 +42,7 @@ class Pools:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Resources:
     """Lanes and threads that a decoder uses for one batch."""
 
     lanes: Lanes
@@ -80,7 +80,7 @@ class FileDecoder(ABC):
         """(B,) whether it decodes each file, by the records of ``HEADER`` alone."""
 
     @abstractmethod
-    def begin(self, work: Work, indices: NDArray[Any], place: Place) -> Callable[[], Event]:
+    def begin(self, work: Work, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Start to decode the images ``indices`` of a batch. Called on a thread of ``Pools.batches``.
 
         A decoder on the card is called when the device's memory of the batch is free to be written.
@@ -88,7 +88,7 @@ class FileDecoder(ABC):
         Args:
             work: The batch. Images that cannot be decoded are added to its ``problems``.
             indices: (n,) indices of the images.
-            place: Lanes and threads.
+            resources: Lanes and threads.
 
         Returns:
             A function that waits for the decoder and returns the event after which the pixels are in ``work.data``.

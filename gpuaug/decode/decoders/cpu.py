@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gpuaug.core.encoded import Format
 from gpuaug.core.streams import Event
 from gpuaug.decode.decoders import libwebp
-from gpuaug.decode.decoders.base import FileDecoder, Place
+from gpuaug.decode.decoders.base import FileDecoder, Resources
 from gpuaug.decode.headers import opened
 from gpuaug.decode.layout import Layout
 from gpuaug.decode.work import Work
@@ -76,16 +76,16 @@ class Cpu(FileDecoder):
         """(B,) true."""
         return np.ones(len(table), np.bool_)
 
-    def begin(self, work: Work, indices: NDArray[Any], place: Place) -> Callable[[], Event]:
+    def begin(self, work: Work, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Submit the images to the threads, the slowest first, so that none is left to decode alone."""
         cost = work.layout.stored.prod(1)[indices] * COSTS[work.layout.headers["format"][indices]]
         # All threads take from one iterator. A task for each image would take ten times as long in Python.
         left = iter(indices[np.argsort(-cost)].tolist())
-        tasks = min(len(indices), place.pools.threads)
+        tasks = min(len(indices), resources.pools.threads)
         done: SimpleQueue[int | BaseException | None] = SimpleQueue()
         try:
             for _ in range(tasks):
-                place.pools.images.submit(_decode_some, work, left, done)
+                resources.pools.images.submit(_decode_some, work, left, done)
         except RuntimeError as error:  # no thread can be started; others may have begun
             for _ in left:
                 done.put(error)
@@ -97,14 +97,14 @@ class Cpu(FileDecoder):
                     raise error
             decoded = [entry for entry in entries if isinstance(entry, int)]
             if work.staging is not None and decoded:
-                place.lane.copy_parts(work.data, work.staging, _byte_ranges(work.layout, sorted(decoded)))
-            return place.lane.record_event()
+                resources.lane.copy_parts(work.data, work.staging, _byte_ranges(work.layout, sorted(decoded)))
+            return resources.lane.record_event()
 
         return finish
 
 
 def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np.uint8]) -> str:
-    """Decode one image of a batch into its place there, upright and downsampled by its scale.
+    """Decode one image of a batch into its memory, upright and downsampled by its scale.
 
     Every decoder must give PIL's pixels bit for bit. One that refuses a file returns ``None``; PIL tries next, and its error
     is the one shown.
@@ -113,7 +113,7 @@ def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np
         file: (bytes,) the encoded image.
         layout: The batch's layout.
         index: Index of the image in the batch.
-        room: (h, w, C) the image's place in the batch. Its content is undefined after a problem.
+        room: (h, w, C) memory of the image in the batch. Its content is undefined after a problem.
 
     Returns:
         Why the file cannot be decoded; an empty string on success.
@@ -240,7 +240,7 @@ def _by_pil(file: NDArray[np.uint8], channels: Any, scale: int, header: Any) -> 
     from PIL import JpegImagePlugin  # here, so that importing gpuaug does not import PIL
 
     jpeg = header["format"] != Format.OTHER
-    # A JPEG as such, also where PIL.Image.open would find several pictures in it, as those of many phones have.
+    # JpegImageFile, because PIL.Image.open opens JPEGs of many phones as MPO, a format of several pictures.
     with JpegImagePlugin.JpegImageFile(io.BytesIO(file.data)) if jpeg else opened(file.data) as image:
         if jpeg and header["format"] != Format.LOSSLESS_JPEG:  # libjpeg-turbo converts no lossless JPEG
             grey = channels == 1 and image.mode in ("L", "RGB", "YCbCr")

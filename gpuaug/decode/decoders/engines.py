@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gpuaug.core.encoded import Format
 from gpuaug.core.streams import Event
 from gpuaug.decode import nvjpeg
-from gpuaug.decode.decoders.base import FileDecoder, Place
+from gpuaug.decode.decoders.base import FileDecoder, Resources
 from gpuaug.decode.work import Work
 
 MOST_SIDE = 16384
@@ -59,11 +59,11 @@ class Engines(FileDecoder):
         taken &= table["format"] == Format.JPEG
         return taken
 
-    def begin(self, work: Work, indices: NDArray[Any], place: Place) -> Callable[[], Event]:
+    def begin(self, work: Work, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Submit a call to the thread that makes these calls alone, so that the engines never wait for the interpreter."""
         call = self._prepared(work, indices)
         try:
-            return place.pools.card.submit(self._decode, work, call, place).result
+            return resources.pools.card.submit(self._decode, work, call, resources).result
         except RuntimeError:  # no thread can be started: one that starts later must not write to memory that is used again
             call.indices = call.indices[:0]
             raise
@@ -88,13 +88,13 @@ class Engines(FileDecoder):
         outputs["pitch"][:, 0] = layout.stored[indices, 1] * layout.channels
         return _Call(indices, addresses, lengths, outputs)
 
-    def _decode(self, work: Work, call: "_Call", place: Place) -> Event:
+    def _decode(self, work: Work, call: "_Call", resources: Resources) -> Event:
         """Decode a batch; after a failure decode its halves, and theirs, to find the images that cannot be decoded."""
-        nvjpeg.enter(place.lanes.device)
+        nvjpeg.enter(resources.lanes.device)
         form = nvjpeg.OUTPUT_RGBI if work.layout.channels == 3 else nvjpeg.OUTPUT_Y
         parts = [slice(0, len(call.indices))] if len(call.indices) else []
         with self._turn:
-            lane = place.card_lanes.get()
+            lane = resources.card_lanes.get()
             try:
                 while parts:
                     part = parts.pop()
@@ -109,7 +109,7 @@ class Engines(FileDecoder):
                         parts += [slice(part.start, middle), slice(middle, part.stop)]
                 return lane.record_event()
             finally:
-                place.card_lanes.put(lane)
+                resources.card_lanes.put(lane)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gpuaug.core.encoded import Format
 from gpuaug.core.streams import Event, Lane
 from gpuaug.decode import nvjpeg
-from gpuaug.decode.decoders.base import PREPARED, FileDecoder, Place
+from gpuaug.decode.decoders.base import PREPARED, FileDecoder, Resources
 from gpuaug.decode.decoders.engines import fits_nvjpeg
 from gpuaug.decode.work import Work
 
@@ -78,33 +78,33 @@ class Hybrid(FileDecoder):
         taken &= np.isin(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG)) & (pixels <= MOST_PIXELS)
         return taken
 
-    def begin(self, work: Work, indices: NDArray[Any], place: Place) -> Callable[[], Event]:
+    def begin(self, work: Work, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Nothing begins before the function that is returned is called: two batches of one thread might wait for states."""
-        return partial(self._decode, work, indices, place)
+        return partial(self._decode, work, indices, resources)
 
-    def _decode(self, work: Work, indices: NDArray[Any], place: Place) -> Event:
+    def _decode(self, work: Work, indices: NDArray[Any], resources: Resources) -> Event:
         """Submit the host phases, the longest first, and queue the card phases as they end."""
         layout = work.layout
         indices = indices[np.argsort(-layout.headers["length"][indices])]
         images = _images(work, indices)
         batch = _Batch(work.problems, images, iter(range(len(images))))
-        lane = place.card_lanes.get()  # before any state is taken, which this thread alone would put back
+        lane = resources.card_lanes.get()  # before any state is taken, which this thread alone would put back
         try:
             try:
-                for _ in range(min(len(images), place.pools.threads)):
-                    place.pools.images.submit(self._host_phases, batch, place)
+                for _ in range(min(len(images), resources.pools.threads)):
+                    resources.pools.images.submit(self._host_phases, batch, resources)
             except RuntimeError as error:  # no thread can be started; others may have begun
                 batch.give_up(error)
             return self._card_phases(batch, lane)
         finally:
-            place.card_lanes.put(lane)
+            resources.card_lanes.put(lane)
 
-    def _host_phases(self, batch: "_Batch", place: Place) -> None:
+    def _host_phases(self, batch: "_Batch", resources: Resources) -> None:
         """Run host phases of a batch until none is left to begin."""
         for number in batch.left:
             image = batch.images[number]
             try:
-                nvjpeg.enter(place.lanes.device)  # here, so that its error is raised at the batch
+                nvjpeg.enter(resources.lanes.device)  # here, so that its error is raised at the batch
                 state, problem = self._state(image.capacity), "it was not decoded"
                 try:
                     problem = self._decoder.host_phase(state, *image.file)

@@ -47,7 +47,7 @@ OTHERS = {
 
 
 LONG = ("classifier_sizes", "classifier_depths")
-"""Modules with flags, of which each is in a shorter suite too."""
+"""Modules whose flags are also those of a shorter suite."""
 
 
 @pytest.mark.parametrize(

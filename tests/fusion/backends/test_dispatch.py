@@ -1,4 +1,4 @@
-"""What keeps Triton from running is told by its own errors, and everything that a user reads tells it."""
+"""The cause for which Triton cannot run: read from its errors, and shown in the warning, ``explain`` and results."""
 
 import os
 import shutil
@@ -119,7 +119,7 @@ def no_cache_anywhere(monkeypatch, tmp_path):
 
 
 def not_mapped(monkeypatch, tmp_path):
-    """What a file system that is mounted noexec does to a library."""
+    """Loader of libraries that fails as on a file system that is mounted noexec."""
     monkeypatch.setattr(triton_failure, "is_noexec", lambda path: path.startswith(str(tmp_path)))
     monkeypatch.setattr(build, "_build", lambda name, src, folder, *_, **__: str(script(Path(folder) / f"{name}.so", "")))
 

@@ -428,41 +428,6 @@ def boxes_twice(told):
     assert torch.equal(augment(IMAGES, targets(), data_keys=["input", "targets"])[1][0]["boxes"], FLIPPED[0])
 
 
-def upright(boxes, form="XYXY", **options):
-    return tv_tensors.BoundingBoxes(boxes, format=form, canvas_size=(8, 8), **options)
-
-
-@example("Convert them before they are put into a batch")
-def boxes_of_two_forms(told):
-    augment = gpuaug.fuse(FLIP)
-    with told:
-        augment(IMAGES, [{"boxes": upright(BOXES[0])}, {"boxes": upright(BOXES[1], "XYWH")}], data_keys=["input", "targets"])
-    convert = v2.functional.convert_bounding_box_format
-    dicts = [{"boxes": upright(BOXES[0])}, {"boxes": convert(upright(BOXES[1], "XYWH"), new_format="XYXY")}]
-    assert augment(IMAGES, dicts, data_keys=["input", "targets"])[1][0]["boxes"].tolist() == FLIPPED[0].tolist()
-
-
-@example("boxes of sample … must be upright")
-def rotated_boxes(told):
-    augment = gpuaug.fuse(FLIP)
-    rotated = upright(torch.tensor([[1.0, 2, 3, 3, 0]]), "XYWHR")
-    with told:
-        augment(IMAGES, [{"boxes": rotated}] * 2, data_keys=["input", "targets"])
-    corners = v2.functional.convert_bounding_box_format(rotated, new_format="XYXYXYXY").view(-1, 4, 2)
-    boxes = torch.cat((corners.amin(1), corners.amax(1)), 1)
-    got = augment(IMAGES, [{"boxes": boxes}] * 2, data_keys=["input", "targets"])[1]
-    assert got[0]["boxes"].tolist() == FLIPPED[0].tolist()
-
-
-@example("Boxes end at the frame here: leave it out")
-def boxes_without_clamping(told):
-    augment = gpuaug.fuse(FLIP)
-    with told:
-        augment(IMAGES, [{"boxes": upright(BOXES[0], clamping_mode=None)}] * 2, data_keys=["input", "targets"])
-    got = augment(IMAGES, [{"boxes": upright(BOXES[0])}] * 2, data_keys=["input", "targets"])[1]
-    assert got[0]["boxes"].tolist() == FLIPPED[0].tolist()
-
-
 @example("Leave it out if all are")
 def valid_of_another_length(told):
     augment = gpuaug.fuse(FLIP)
@@ -506,13 +471,3 @@ def sanitize_of_another_valid(told):
 
 
 untried("gpuaug.collate_ragged, which makes such batches, refuses these images", "images must have pixels, got … at")
-untried("needs a GPU", "A batch must have at most … samples in all its views on a GPU")
-untried(
-    "needs a GPU and a machine without a compiler; see tests/fusion/backends/test_dispatch.py",
-    "Install a C compiler and Python's headers",
-    "Reinstall triton, or set TRITON_PTXAS_PATH",
-    "Set TRITON_CACHE_DIR to a folder that can be written and is not",
-    "Set TMPDIR to a folder",
-    "Install the triton that this torch needs",
-    "Triton compiles its kernels anew in every process",
-)

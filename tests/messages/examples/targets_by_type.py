@@ -14,6 +14,9 @@ import gpuaug
 IMAGES = torch.arange(2 * 3 * 8 * 8, dtype=torch.uint8).view(2, 3, 8, 8)
 FLIP = v2.RandomHorizontalFlip(1.0)
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
+BOXES = torch.tensor([[[1.0, 2, 4, 5]], [[2.0, 1, 6, 6]]])
+FLIPPED = torch.tensor([[[4.0, 2, 7, 5]], [[2.0, 1, 6, 6]]])
+"""Boxes after a horizontal flip of images of 8 x 8 pixels."""
 
 
 def run(batch, *stages):
@@ -126,3 +129,38 @@ def one_key_as_text(told):
     with told:
         gpuaug.sanitize(targets, per_box="boxes")
     assert gpuaug.sanitize(targets, per_box=["boxes", "labels"])[0]["labels"].tolist() == [0]
+
+
+def upright(boxes, form="XYXY", **options):
+    return tv_tensors.BoundingBoxes(boxes, format=form, canvas_size=(8, 8), **options)
+
+
+@example("Convert them before they are put into a batch")
+def boxes_of_two_forms(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, [{"boxes": upright(BOXES[0])}, {"boxes": upright(BOXES[1], "XYWH")}], data_keys=["input", "targets"])
+    convert = v2.functional.convert_bounding_box_format
+    dicts = [{"boxes": upright(BOXES[0])}, {"boxes": convert(upright(BOXES[1], "XYWH"), new_format="XYXY")}]
+    assert augment(IMAGES, dicts, data_keys=["input", "targets"])[1][0]["boxes"].tolist() == FLIPPED[0].tolist()
+
+
+@example("boxes of sample … must be upright")
+def rotated_boxes(told):
+    augment = gpuaug.fuse(FLIP)
+    rotated = upright(torch.tensor([[1.0, 2, 3, 3, 0]]), "XYWHR")
+    with told:
+        augment(IMAGES, [{"boxes": rotated}] * 2, data_keys=["input", "targets"])
+    corners = v2.functional.convert_bounding_box_format(rotated, new_format="XYXYXYXY").view(-1, 4, 2)
+    boxes = torch.cat((corners.amin(1), corners.amax(1)), 1)
+    got = augment(IMAGES, [{"boxes": boxes}] * 2, data_keys=["input", "targets"])[1]
+    assert got[0]["boxes"].tolist() == FLIPPED[0].tolist()
+
+
+@example("Boxes end at the frame here: leave it out")
+def boxes_without_clamping(told):
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, [{"boxes": upright(BOXES[0], clamping_mode=None)}] * 2, data_keys=["input", "targets"])
+    got = augment(IMAGES, [{"boxes": upright(BOXES[0])}] * 2, data_keys=["input", "targets"])[1]
+    assert got[0]["boxes"].tolist() == FLIPPED[0].tolist()
