@@ -248,7 +248,7 @@ def test_a_call_of_the_engines_that_could_not_be_submitted_is_not_made_later(mon
     monkeypatch.setattr(engines._state, "decode", lambda *call: calls.append(1) or decode(*call), raising=False)
     scheduled, idle = Decoder("decode", lanes, DecodeStage().options, [engines]), SimpleQueue()
     idle.put(lanes.copy)
-    with closing(scheduled.pools(1)) as pools:
+    with closing(base.Pools(1)) as pools:
         resources, work = base.Resources(lanes, lanes.copy, idle, pools), scheduled.allocate(collate_encoded(FILES[1::2]), {})
         with monkeypatch.context() as patch:
             limit_threads(patch, 0, "gpuaug-decode-card")

@@ -17,7 +17,7 @@ from gpuaug.core.streams import Lanes
 from gpuaug.decode import nvjpeg, work
 from gpuaug.decode.decoder import Decoder
 from gpuaug.decode.decoders import hybrid, registry
-from gpuaug.decode.decoders.base import Resources
+from gpuaug.decode.decoders.base import Pools, Resources
 
 FILES = [encoded(40 + number, 30, seed=number, progressive=number % 2 == 0) for number in range(9)]
 
@@ -154,7 +154,7 @@ def test_the_longest_files_begin(decoder, monkeypatch):
 def test_a_batch_that_waits_for_a_lane_holds_no_state(decoder):
     lanes = Lanes(torch.device("cpu"))
     scheduled = Decoder("decode", lanes, DecodeStage().options, [decoder])
-    batch, pools, idle = scheduled.allocate(collate_encoded(FILES), {}), scheduled.pools(2), SimpleQueue()
+    batch, pools, idle = scheduled.allocate(collate_encoded(FILES), {}), Pools(2), SimpleQueue()
     try:
         future = pools.batches.submit(decoder.begin(batch, np.arange(len(FILES)), Resources(lanes, lanes.copy, idle, pools)))
         pools.batches.submit(pools.images.submit(int).result).result(WAIT_S)
