@@ -7,6 +7,7 @@ import ctypes
 import importlib.util
 import os
 import threading
+from collections.abc import Iterable
 from contextlib import ExitStack
 from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
@@ -139,24 +140,31 @@ class Library:
         if status:
             raise NvJpegError(name, status)
 
+    def _made(self, name: str, *arguments: Any) -> int:
+        """Handle of an object that nvJPEG creates."""
+        made = c_void_p()
+        self._call(name, *arguments, byref(made))
+        return int(made.value or 0)
+
 
 class BatchDecoder(Library):
-    """The JPEG engines of one device, and one decoding state. Calls of ``decode`` must not overlap.
+    """The JPEG engines of one device, and a decoding state for each kind of file. Calls of ``decode`` must not overlap.
 
     Args:
         device: A CUDA device.
+        kinds: Numbers of the kinds.
 
     Raises:
         NvJpegError: If nvJPEG cannot be set up, or the device has no engines.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, kinds: Iterable[int]) -> None:
         super().__init__()
-        self._state = c_void_p()
-        self._initialized: tuple[int, int] | None = None
         with torch.cuda.device(device):
             self._create(HARDWARE)
-            self._call("nvjpegJpegStateCreate", self._handle, byref(self._state))
+            self._states = {kind: self._made("nvjpegJpegStateCreate", self._handle) for kind in kinds}
+        self._initialized: dict[int, tuple[int, int]] = {}
+        """Number of images and format of the last batch, by kind."""
 
     def sizes(self, addresses: NDArray[np.uint64], lengths: NDArray[np.uint64]) -> NDArray[np.int32]:
         """(B, 2) height and width of each file by nvJPEG's own parser; 0 where the parser fails."""
@@ -172,6 +180,7 @@ class BatchDecoder(Library):
 
     def decode(
         self,
+        kind: int,
         addresses: NDArray[np.uint64],
         lengths: NDArray[np.uint64],
         outputs: NDArray[np.void],
@@ -181,6 +190,7 @@ class BatchDecoder(Library):
         """Decode a batch. Blocks while the engines work; work of the multiprocessors is queued on ``stream``.
 
         Args:
+            kind: The files' kind: they have one chroma subsampling.
             addresses: (B,) host addresses of the files.
             lengths: (B,) lengths of the files in bytes.
             outputs: (B,) records of ``OUTPUT``.
@@ -193,15 +203,15 @@ class BatchDecoder(Library):
         Raises:
             NvJpegError: If it fails for another reason.
         """
-        count = len(addresses)
-        if self._initialized != (count, form):
-            self._initialized = None  # until it succeeds
-            self._call("nvjpegDecodeBatchedInitialize", self._handle, self._state, c_int(count), c_int(1), c_int(form))
-            self._initialized = (count, form)
+        state, shape = c_void_p(self._states[kind]), (len(addresses), form)
+        if self._initialized.get(kind) != shape:
+            self._initialized.pop(kind, None)  # until it succeeds
+            self._call("nvjpegDecodeBatchedInitialize", self._handle, state, c_int(shape[0]), c_int(1), c_int(form))
+            self._initialized[kind] = shape
         arrays = [c_void_p(array.ctypes.data) for array in (addresses, lengths, outputs)]
-        status = int(self._library.nvjpegDecodeBatched(self._handle, self._state, *arrays, c_void_p(stream)))
+        status = int(self._library.nvjpegDecodeBatched(self._handle, state, *arrays, c_void_p(stream)))
         if status:
-            self._initialized = None  # nvjpeg.h: initialize again after a failed batch
+            del self._initialized[kind]  # nvjpeg.h: initialize again after a failed batch
             if status not in OF_THE_FILE:
                 raise NvJpegError("nvjpegDecodeBatched", status)
         return status
@@ -341,12 +351,6 @@ class PhasedDecoder(Library):
         if status and status not in OF_THE_FILE:
             raise NvJpegError("nvjpegDecodeJpegDevice", status)
         return f"nvJPEG finds: {STATUS[status]}" if status else ""
-
-    def _made(self, name: str, *arguments: Any) -> int:
-        """Handle of an object that nvJPEG creates."""
-        made = c_void_p()
-        self._call(name, *arguments, byref(made))
-        return int(made.value or 0)
 
 
 _entered = threading.local()

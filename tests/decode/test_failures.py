@@ -228,7 +228,7 @@ def test_threads_that_call_nvjpeg_have_been_prepared_for_it(monkeypatch):
     nvjpeg_double.use(monkeypatch)
     found = registry.find("auto", "a device")
     for owner, names in (
-        (found["engines"]._state, ["decode"]),
+        (found["engines"]._decoder, ["decode"]),
         (found["hybrid"]._decoder, ["state", "host_phase", "card_phase"]),
     ):
         for name in names:
@@ -244,8 +244,8 @@ def test_threads_that_call_nvjpeg_have_been_prepared_for_it(monkeypatch):
 def test_a_call_of_the_engines_that_could_not_be_submitted_is_not_made_later(monkeypatch):
     nvjpeg_double.use(monkeypatch)
     engines, lanes = registry.find("engines", "a device")["engines"], Lanes(torch.device("cpu"))
-    calls, decode = [], engines._state.decode
-    monkeypatch.setattr(engines._state, "decode", lambda *call: calls.append(1) or decode(*call), raising=False)
+    calls, decode = [], engines._decoder.decode
+    monkeypatch.setattr(engines._decoder, "decode", lambda *call: calls.append(1) or decode(*call), raising=False)
     scheduled, idle = Decoder("decode", lanes, DecodeStage().options, [engines]), SimpleQueue()
     idle.put(lanes.copy)
     with closing(base.Pools(1)) as pools:

@@ -82,7 +82,7 @@ def refuse(monkeypatch, status, *refused):
     for double in (BatchDecoder, PhasedDecoder):
 
         class Refusing(double):
-            def __init__(self, device):
+            def __init__(self, device, *kinds):
                 if type(self).__name__ in refused:
                     raise nvjpeg.NvJpegError("nvjpegCreateEx", status)
 
@@ -149,7 +149,7 @@ def test_decoders_of_a_card_are_made_once(wheels, monkeypatch):
     made = []
 
     class Counted(BatchDecoder):
-        def __init__(self, device):
+        def __init__(self, device, kinds):
             made.append(device)
 
     loads(monkeypatch, lambda name: True)
@@ -274,17 +274,18 @@ def test_dimensions_of_an_earlier_image_are_not_taken_for_those_of_the_next(monk
     assert "nvjpegDecodeJpegHost" not in calls.names
 
 
-def test_engines_are_initialized_again_after_that_has_failed(monkeypatch):
+def test_states_of_the_engines_are_initialized_when_the_number_of_images_changes_or_that_has_failed(monkeypatch):
     calls = Calls(monkeypatch)
-    decoder = nvjpeg.BatchDecoder(CARD)
+    decoder = nvjpeg.BatchDecoder(CARD, [0, 1])
 
-    def decode(count):
+    def decode(count, kind=0):
         files = np.ones(count, np.uint64)
         calls.names.clear()
-        decoder.decode(files, files, np.zeros(count, nvjpeg.OUTPUT), nvjpeg.OUTPUT_RGBI, 0)
+        decoder.decode(kind, files, files, np.zeros(count, nvjpeg.OUTPUT), nvjpeg.OUTPUT_RGBI, 0)
         return calls.names
 
     assert decode(2) == ["nvjpegDecodeBatchedInitialize", "nvjpegDecodeBatched"]
+    assert decode(3, kind=1) == ["nvjpegDecodeBatchedInitialize", "nvjpegDecodeBatched"]
     assert decode(2) == ["nvjpegDecodeBatched"]
     calls.statuses["nvjpegDecodeBatchedInitialize"] = 5
     with pytest.raises(nvjpeg.NvJpegError, match="nvjpegDecodeBatchedInitialize"):

@@ -211,5 +211,5 @@ def test_slots_that_cannot_be_page_locked_are_still_read(monkeypatch):
             assert_equal(list(loader), reference(Samples()))
         assert loader.stats().slot_batches
         assert loader.stats().pinned_bytes == 0
-    assert len(caught) == 1
+    assert len([each for each in caught if each.category is gpuaug.GpuAugWarning]) == 1
     torch.cuda.synchronize()  # nothing of it is left for whoever comes next
