@@ -7,8 +7,7 @@ import ctypes
 import importlib.util
 import os
 import threading
-from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
 from glob import glob
@@ -150,21 +149,25 @@ class Library:
 class BatchDecoder(Library):
     """The JPEG engines of one device, and a decoding state for each kind of file. Calls of ``decode`` must not overlap.
 
+    Kinds share the first state where no more can be made. An H200 had 136 states for one process, and about 30 in all for
+    12 processes of 32 hardware queues each.
+
     Args:
         device: A CUDA device.
-        kinds: Numbers of the kinds.
 
     Raises:
         NvJpegError: If nvJPEG cannot be set up, or the device has no engines.
     """
 
-    def __init__(self, device: torch.device, kinds: Iterable[int]) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__()
         with torch.cuda.device(device):
             self._create(HARDWARE)
-            self._states = {kind: self._made("nvjpegJpegStateCreate", self._handle) for kind in kinds}
+            self._first = self._made("nvjpegJpegStateCreate", self._handle)
+        self._states: dict[int, int] = {}
+        """State of each kind that has been decoded."""
         self._initialized: dict[int, tuple[int, int]] = {}
-        """Number of images and format of the last batch, by kind."""
+        """Number of images and format of each state's last batch."""
 
     def sizes(self, addresses: NDArray[np.uint64], lengths: NDArray[np.uint64]) -> NDArray[np.int32]:
         """(B, 2) height and width of each file by nvJPEG's own parser; 0 where the parser fails."""
@@ -190,7 +193,7 @@ class BatchDecoder(Library):
         """Decode a batch. Blocks while the engines work; work of the multiprocessors is queued on ``stream``.
 
         Args:
-            kind: The files' kind: they have one chroma subsampling.
+            kind: Number of the files' kind, which has one chroma subsampling: nvJPEG sets a state up again where that changes.
             addresses: (B,) host addresses of the files.
             lengths: (B,) lengths of the files in bytes.
             outputs: (B,) records of ``OUTPUT``.
@@ -203,18 +206,27 @@ class BatchDecoder(Library):
         Raises:
             NvJpegError: If it fails for another reason.
         """
-        state, shape = c_void_p(self._states[kind]), (len(addresses), form)
-        if self._initialized.get(kind) != shape:
-            self._initialized.pop(kind, None)  # until it succeeds
-            self._call("nvjpegDecodeBatchedInitialize", self._handle, state, c_int(shape[0]), c_int(1), c_int(form))
-            self._initialized[kind] = shape
+        state, shape = self._state(kind), (len(addresses), form)
+        if self._initialized.get(state) != shape:
+            self._initialized.pop(state, None)  # until it succeeds
+            self._call("nvjpegDecodeBatchedInitialize", self._handle, c_void_p(state), c_int(shape[0]), c_int(1), c_int(form))
+            self._initialized[state] = shape
         arrays = [c_void_p(array.ctypes.data) for array in (addresses, lengths, outputs)]
-        status = int(self._library.nvjpegDecodeBatched(self._handle, state, *arrays, c_void_p(stream)))
+        status = int(self._library.nvjpegDecodeBatched(self._handle, c_void_p(state), *arrays, c_void_p(stream)))
         if status:
-            del self._initialized[kind]  # nvjpeg.h: initialize again after a failed batch
+            del self._initialized[state]  # nvjpeg.h: initialize again after a failed batch
             if status not in OF_THE_FILE:
                 raise NvJpegError("nvjpegDecodeBatched", status)
         return status
+
+    def _state(self, kind: int) -> int:
+        if kind not in self._states:
+            made = self._first
+            if self._states:
+                with suppress(NvJpegError):
+                    made = self._made("nvjpegJpegStateCreate", self._handle)
+            self._states[kind] = made
+        return self._states[kind]
 
 
 class PhasedState:

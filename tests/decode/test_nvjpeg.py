@@ -82,7 +82,7 @@ def refuse(monkeypatch, status, *refused):
     for double in (BatchDecoder, PhasedDecoder):
 
         class Refusing(double):
-            def __init__(self, device, *kinds):
+            def __init__(self, device):
                 if type(self).__name__ in refused:
                     raise nvjpeg.NvJpegError("nvjpegCreateEx", status)
 
@@ -149,7 +149,7 @@ def test_decoders_of_a_card_are_made_once(wheels, monkeypatch):
     made = []
 
     class Counted(BatchDecoder):
-        def __init__(self, device, kinds):
+        def __init__(self, device):
             made.append(device)
 
     loads(monkeypatch, lambda name: True)
@@ -223,7 +223,7 @@ class Calls:
     """A double of the C library. Calls return the status for their name, or 0."""
 
     def __init__(self, patch, **statuses):
-        self.statuses, self.names = statuses, []
+        self.statuses, self.names, self.states = statuses, [], 0
         patch.setattr(nvjpeg, "find_library", lambda: "a library")
         patch.setattr(nvjpeg.ctypes, "CDLL", lambda path: self)
         patch.setattr(nvjpeg.ctypes, "PyDLL", lambda path: self)
@@ -232,6 +232,11 @@ class Calls:
     def __getattr__(self, name):
         def call(*arguments):
             self.names.append(name)
+            if name == "nvjpegJpegStateCreate":
+                self.states += 1
+                arguments[-1]._obj.value = self.states
+            if name == "nvjpegDecodeBatched":
+                self.state = arguments[1].value
             return self.statuses.get(name, 0)
 
         return call
@@ -274,24 +279,42 @@ def test_dimensions_of_an_earlier_image_are_not_taken_for_those_of_the_next(monk
     assert "nvjpegDecodeJpegHost" not in calls.names
 
 
-def test_states_of_the_engines_are_initialized_when_the_number_of_images_changes_or_that_has_failed(monkeypatch):
+def engines(monkeypatch):
+    """The engines' calls, and a function that decodes a number of files and returns the state and the names of its calls."""
     calls = Calls(monkeypatch)
-    decoder = nvjpeg.BatchDecoder(CARD, [0, 1])
+    decoder = nvjpeg.BatchDecoder(CARD)
 
     def decode(count, kind=0):
         files = np.ones(count, np.uint64)
         calls.names.clear()
         decoder.decode(kind, files, files, np.zeros(count, nvjpeg.OUTPUT), nvjpeg.OUTPUT_RGBI, 0)
-        return calls.names
+        return calls.state, calls.names
 
-    assert decode(2) == ["nvjpegDecodeBatchedInitialize", "nvjpegDecodeBatched"]
-    assert decode(3, kind=1) == ["nvjpegDecodeBatchedInitialize", "nvjpegDecodeBatched"]
-    assert decode(2) == ["nvjpegDecodeBatched"]
+    return calls, decode
+
+
+def test_engines_are_initialized_again_for_another_number_of_images_and_after_that_has_failed(monkeypatch):
+    calls, decode = engines(monkeypatch)
+    assert decode(2)[1] == ["nvjpegDecodeBatchedInitialize", "nvjpegDecodeBatched"]
+    assert decode(2)[1] == ["nvjpegDecodeBatched"]
     calls.statuses["nvjpegDecodeBatchedInitialize"] = 5
     with pytest.raises(nvjpeg.NvJpegError, match="nvjpegDecodeBatchedInitialize"):
         decode(3)
     calls.statuses.clear()
-    assert decode(2) == ["nvjpegDecodeBatchedInitialize", "nvjpegDecodeBatched"]
+    assert decode(2)[1] == ["nvjpegDecodeBatchedInitialize", "nvjpegDecodeBatched"]
+
+
+@pytest.mark.parametrize("status", [0, 5])
+def test_each_kind_has_a_state_unless_no_more_can_be_made(monkeypatch, status):
+    calls, decode = engines(monkeypatch)
+    first, _ = decode(2, kind=7)
+    calls.statuses["nvjpegJpegStateCreate"] = status
+    second, names = decode(3, kind=8)
+    assert names == ["nvjpegJpegStateCreate", "nvjpegDecodeBatchedInitialize", "nvjpegDecodeBatched"]
+    assert (second == first) == bool(status)
+    again, names = decode(2, kind=7)
+    assert again == first
+    assert len(names) == (2 if status else 1), "another number of images than the state had last"
 
 
 @pytest.mark.usefixtures("none_made")

@@ -22,8 +22,8 @@ class BatchDecoder:
 
     version = "double"
 
-    def __init__(self, device, kinds):
-        self._samplings = dict.fromkeys(kinds)
+    def __init__(self, device):
+        self._samplings = {}
 
     def sizes(self, addresses, lengths):
         return np.array([_size(*file) for file in zip(addresses, lengths, strict=True)], np.int32).reshape(-1, 2)
@@ -44,10 +44,8 @@ class BatchDecoder:
     def _check(self, kind, images):
         """What a call of nvJPEG is slow without: a kind is one subsampling, and the largest image comes first."""
         samplings = {image.layer[0][1:3] if image.mode == "RGB" else None for image in images}
-        if self._samplings[kind] is None:
-            self._samplings[kind] = samplings
         assert len(samplings) == 1
-        assert samplings == self._samplings[kind]
+        assert samplings == self._samplings.setdefault(kind, samplings)
         areas = [image.width * image.height for image in images]
         assert areas == sorted(areas, reverse=True)
 

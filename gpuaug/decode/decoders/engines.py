@@ -54,7 +54,7 @@ class Engines(FileDecoder):
     files = "baseline JPEG in one scan: 4:4:4, 4:2:2, 4:2:0, 4:4:0 or grey, sides of at most 16384 pixels"
 
     def __init__(self, device: torch.device) -> None:
-        self._decoder, self._turn = nvjpeg.BatchDecoder(device, [_GREY, *SAMPLINGS]), threading.Lock()
+        self._decoder, self._turn = nvjpeg.BatchDecoder(device), threading.Lock()
 
     @property
     def version(self) -> str:
@@ -79,9 +79,9 @@ class Engines(FileDecoder):
     def _calls(self, work: Work, indices: NDArray[Any]) -> list[NDArray[np.void]]:
         """Records of ``_FILE`` for a call for each kind, without files for which nvJPEG finds another size than their header's.
 
-        nvJPEG sets a state up again where the subsampling changes: 256 photographs of which a fifth were not 4:2:0 took 40 ms
-        with one state, and 10 ms with one for each kind (H200, nvJPEG 13.3). 8.5 ms with the largest images first, so that
-        all engines end at about the same time.
+        256 photographs of which a fifth were not 4:2:0 took 40 ms in one call with one state, and 10 ms in one call and one
+        state for each subsampling (H200, nvJPEG 13.3). 8.5 ms with the largest images first, so that all engines end at about
+        the same time.
         """
         layout = work.layout
         indices = indices[np.argsort(-layout.stored[indices].prod(1, dtype=np.int64), kind="stable")]
