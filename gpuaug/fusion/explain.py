@@ -7,13 +7,13 @@ import numpy as np
 import torch
 
 from gpuaug.core.plotting import html_lines, html_table
-from gpuaug.fusion.intermediates import in_strips, types_written
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp
-from gpuaug.fusion.params.device_crops import device_crop
-from gpuaug.fusion.plan import Pass
 from gpuaug.fusion.policies.choice import Choice
-from gpuaug.fusion.segments import Segment, Segments
+from gpuaug.fusion.program.intermediates import in_strips, types_written
+from gpuaug.fusion.program.plan import Pass
+from gpuaug.fusion.program.segments import Segment, Segments
+from gpuaug.fusion.table.on_device import device_crop
 
 _WEIGHS = {
     "Kornia": "torchvision weighs all that fall on one, and so does gpuaug.fuse(…, antialias=True)",

@@ -8,7 +8,7 @@ from kornia import augmentation as K
 from torch import Tensor, nn
 
 from gpuaug.core.torchvision_types import torchvision_class
-from gpuaug.fusion.fused import Fused
+from gpuaug.fusion.fuse import Fused
 
 
 def modules_of(transform: Any) -> Iterator[Any]:

@@ -11,7 +11,7 @@ import torch
 from gpuaug.core.batch import Batch
 from gpuaug.core.rng import Position
 from gpuaug.decode.stage import BoundDecode, DecodeStage
-from gpuaug.fusion.fused import Fused
+from gpuaug.fusion.fuse import Fused
 from gpuaug.loader.inspection import Inspection
 from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.profiler.measure import Work, alone, can_look, on_device, synchronize, waits_at

@@ -11,7 +11,7 @@ from torch import Tensor
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.draws import Draws
-from gpuaug.fusion.fused import Fused
+from gpuaug.fusion.fuse import Fused
 from gpuaug.fusion.normalization import lam_is_own, normalized_by
 from gpuaug.viewer import captions
 from gpuaug.viewer.annotations import Annotations, overlay

@@ -12,8 +12,8 @@ from torchvision import tv_tensors
 
 import gpuaug
 from gpuaug.core.rng import next_seed
-from gpuaug.fusion import known
 from gpuaug.fusion.backends import dispatch
+from gpuaug.fusion.program import known
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 

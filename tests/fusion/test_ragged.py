@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.core.ragged import Ragged, Shapes
-from gpuaug.fusion.params import upcoming
+from gpuaug.fusion.table import upcoming
 
 EXACT = {
     "centre": lambda: [K.CenterCrop((21, 30))],

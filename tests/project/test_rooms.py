@@ -32,29 +32,19 @@ Benchmarks count cores as the package does.
 FUSION = {
     "pixels": set(),
     "ops": {"pixels"},
-    "gather": {"ops"},
-    "plan": {"ops", "gather"},
     "policies": {"ops"},
     "options": {"policies"},
     "lower": {"ops", "policies"},
-    "intermediates": {"ops", "gather", "plan"},
-    "backends": {"pixels", "ops", "policies", "gather", "plan", "intermediates"},
-    "segments": {"ops", "policies", "plan"},
     "draws": {"ops", "policies", "lower"},
-    "params": {"ops", "gather", "plan", "backends"},
-    "targets": {"pixels", "ops", "gather", "plan", "backends", "options"},
-    "sizing": {"ops", "gather", "plan", "lower", "policies"},
-    "fallback_warnings": {"ops", "policies", "lower"},
-    "known": {"ops", "plan"},
-    "program": {"ops", "plan", "options", "lower", "segments", "draws", "sizing"},
-    "explain": {"ops", "policies", "gather", "plan", "intermediates", "segments", "params"},
-    "fused": {
-        *("pixels", "ops", "policies", "plan", "options", "lower", "backends"),
-        *("program", "draws", "params", "targets", "fallback_warnings", "explain", "known"),
-    },
-    "normalization": {"fused"},
+    "program": {"ops", "policies", "options", "lower", "draws"},
+    "backends": {"pixels", "ops", "policies", "program"},
+    "table": {"ops", "program", "backends"},
+    "targets": {"pixels", "ops", "options", "program", "backends"},
+    "explain": {"ops", "policies", "program", "table"},
+    "fuse": {"pixels", "ops", "policies", "options", "lower", "draws", "program", "backends", "table", "targets", "explain"},
+    "normalization": {"fuse"},
 }
-"""The same within ``fusion``."""
+"""The same within ``fusion``, in the order of the data."""
 
 MOST_FILES, MOST_LINES = 16, 500
 

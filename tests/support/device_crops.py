@@ -9,9 +9,9 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.params.device_crops import DeviceCropTables, device_crop
-from gpuaug.fusion.params.table import make_table, of_all_parts
-from gpuaug.fusion.params.upcoming import UpcomingBatches
+from gpuaug.fusion.table.on_device import DeviceCropTables, device_crop
+from gpuaug.fusion.table.rows import make_table, of_all_parts
+from gpuaug.fusion.table.upcoming import UpcomingBatches
 
 CROPS = {
     "as they come": K.RandomResizedCrop((12, 14)),

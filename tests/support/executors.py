@@ -9,8 +9,8 @@ import gpuaug
 from gpuaug.fusion.backends.torch_backend import gather_mask, run
 from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.params.table import fill_table, of_all_parts
 from gpuaug.fusion.pixels import converted
+from gpuaug.fusion.table.rows import fill_table, of_all_parts
 
 
 def through_both(modules, images, dtype, memory_format):

@@ -9,7 +9,7 @@ import gpuaug
 from gpuaug.fusion.backends.readers import size_of
 from gpuaug.fusion.backends.torch_backend import run
 from gpuaug.fusion.backends.triton import backend
-from gpuaug.fusion.params.table import make_table
+from gpuaug.fusion.table.rows import make_table
 
 SIZES = [(37, 52), (64, 40), (21, 48)]
 NARROW = [(1, 30), (37, 1), (1, 1), (20, 20)]

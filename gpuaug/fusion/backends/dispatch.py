@@ -17,7 +17,7 @@ from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.boxes import Way
 from gpuaug.fusion.ops.mix import SoftLabels
 from gpuaug.fusion.pixels import converted
-from gpuaug.fusion.plan import GatherPass, Pass, Plan
+from gpuaug.fusion.program.plan import GatherPass, Pass, Plan
 
 
 def run(

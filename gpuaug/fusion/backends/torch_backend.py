@@ -7,11 +7,11 @@ from gpuaug.core.limits import MOST_WARPED
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends.antialias import antialiased
 from gpuaug.fusion.backends.readers import MaskPlaces, Places, Planes, Reader, dtype_of, reader, viewed
-from gpuaug.fusion.gather import Columns, Gather, Part
 from gpuaug.fusion.ops.base import RowOp
-from gpuaug.fusion.ops.erasing import Erasing
+from gpuaug.fusion.ops.positional import Erasing
 from gpuaug.fusion.pixels import byte_share, unit_range
-from gpuaug.fusion.plan import GatherPass, Pass, Plan
+from gpuaug.fusion.program.gather import Columns, Gather, Part
+from gpuaug.fusion.program.plan import GatherPass, Pass, Plan
 
 
 def run(plan: Plan, images: Tensor | Ragged, table: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import nn
 
 from gpuaug.core.errors import GpuAugWarning
 from gpuaug.fusion.lower.tree import Group, Leaf, Tree
-from gpuaug.fusion.ops import channel, color, color_jitter, crop, erasing, filters, mix, noise, resize, warp
+from gpuaug.fusion.ops import channel, color, color_jitter, crop, filters, mix, positional, resize, warp
 from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerKornia
 from gpuaug.fusion.policies.auto_augment import POLICIES, lower_policy
@@ -29,8 +29,7 @@ LOWERED: dict[type[nn.Module], type[Op]] = {
     **warp.LOWERED,
     **color.LOWERED,
     **channel.LOWERED,
-    **noise.LOWERED,
-    **erasing.LOWERED,
+    **positional.LOWERED,
     **color_jitter.LOWERED,
     **filters.LOWERED,
     **mix.LOWERED,

@@ -9,7 +9,7 @@ from torch import Tensor
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.boxes import composed
 from gpuaug.fusion.ops.geometry import BoxCropOp
-from gpuaug.fusion.plan import BoxCrop, Plan
+from gpuaug.fusion.program.plan import BoxCrop, Plan
 from gpuaug.fusion.targets.target_dicts import TargetDicts
 
 

@@ -14,7 +14,7 @@ from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskPlaces
 from gpuaug.fusion.ops.base import Array, Size
 from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
-from gpuaug.fusion.plan import Plan
+from gpuaug.fusion.program.plan import Plan
 
 _NO_NUMBERS: Array = np.empty(0, np.int64)
 

@@ -20,7 +20,7 @@ from gpuaug.fusion.ops.mix import MixOp, SoftLabels
 from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
 from gpuaug.fusion.options import BoxForm
 from gpuaug.fusion.pixels import converted
-from gpuaug.fusion.plan import OpPass, Plan
+from gpuaug.fusion.program.plan import OpPass, Plan
 from gpuaug.fusion.targets.box_crop import crop_by_boxes, records_of
 from gpuaug.fusion.targets.data_keys import BOXES, check, name_of
 from gpuaug.fusion.targets.masks import MaskList, like, owners_of, to_device

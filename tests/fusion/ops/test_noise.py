@@ -6,7 +6,7 @@ import torch
 
 from gpuaug.core.rng import Generators, Position
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.noise import FIELDS, GaussianNoise
+from gpuaug.fusion.ops.positional import FIELDS, GaussianNoise
 from gpuaug.fusion.ops.sampler import Sampler
 
 SIZE = Size(64, 1, 4, 4)

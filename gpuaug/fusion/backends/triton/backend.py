@@ -22,11 +22,11 @@ from gpuaug.fusion.backends.triton.launch import Launch, compiled_together, is_c
 from gpuaug.fusion.backends.triton.mask import mask_kernel
 from gpuaug.fusion.backends.triton.mix import mix
 from gpuaug.fusion.backends.triton.second_pass import rest_kernel
-from gpuaug.fusion.gather import Gather, Part
-from gpuaug.fusion.intermediates import KEPT, is_clean, marked_program, stays_clean, types_written
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.color_jitter import BEFORE_CONTRAST, CONTRAST, FROM_CONTRAST
-from gpuaug.fusion.plan import GatherPass, OpPass, Plan
+from gpuaug.fusion.program.gather import Gather, Part
+from gpuaug.fusion.program.intermediates import KEPT, is_clean, marked_program, stays_clean, types_written
+from gpuaug.fusion.program.plan import GatherPass, OpPass, Plan
 
 _KINDS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
 _FILTERS = {"": 0, "triangle": 1, "cubic": 2}

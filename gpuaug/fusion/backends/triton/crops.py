@@ -8,10 +8,10 @@ from torch import Tensor
 
 from gpuaug.fusion.backends.triton.launch import Launch, on_device
 from gpuaug.fusion.backends.triton.taps import half_to_even
-from gpuaug.fusion.gather import DeviceCropColumns
 from gpuaug.fusion.ops.resize import CROP_CANDIDATES, ResizedCrop
 from gpuaug.fusion.ops.sampler import FIRST, INCREMENT, SECOND
-from gpuaug.fusion.plan import GatherPass
+from gpuaug.fusion.program.gather import DeviceCropColumns
+from gpuaug.fusion.program.plan import GatherPass
 
 BLOCK = 32
 """Samples of a block: its one warp's."""

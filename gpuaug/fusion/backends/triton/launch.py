@@ -15,7 +15,7 @@ from gpuaug.core.devices import current_device
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.streams import current_stream
 from gpuaug.fusion.ops.base import FrontOp
-from gpuaug.fusion.plan import BasePass, OpPass
+from gpuaug.fusion.program.plan import BasePass, OpPass
 
 P = TypeVar("P", bound=BasePass)
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from gpuaug.fusion.backends.triton.launch import Launch, on_device, prepared, st
 from gpuaug.fusion.backends.triton.pixel_math import as_float, byte_share, stored_as
 from gpuaug.fusion.backends.triton.points import points
 from gpuaug.fusion.ops.mix import MixOp, SoftLabels
-from gpuaug.fusion.plan import OpPass
+from gpuaug.fusion.program.plan import OpPass
 
 TILE = 1024
 """Pixels of a block, which lie one after another."""

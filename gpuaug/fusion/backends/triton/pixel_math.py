@@ -10,16 +10,16 @@ import triton
 import triton.language as tl
 
 from gpuaug.fusion.ops import channel as channels
-from gpuaug.fusion.ops import color_jitter, filters, noise
+from gpuaug.fusion.ops import color_jitter, filters, positional
 
 CLEAN = tl.constexpr(color_jitter.CLEAN)
 COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 """Triton's interpreter knows no assembly, and does not fuse products with sums."""
 
-MULTIPLIER_0 = tl.constexpr(noise.MULTIPLIERS[0])
-MULTIPLIER_1 = tl.constexpr(noise.MULTIPLIERS[1])
-INCREMENT_0 = tl.constexpr(noise.INCREMENTS[0])
-INCREMENT_1 = tl.constexpr(noise.INCREMENTS[1])
+MULTIPLIER_0 = tl.constexpr(positional.MULTIPLIERS[0])
+MULTIPLIER_1 = tl.constexpr(positional.MULTIPLIERS[1])
+INCREMENT_0 = tl.constexpr(positional.INCREMENTS[0])
+INCREMENT_1 = tl.constexpr(positional.INCREMENTS[1])
 RED = tl.constexpr(channels.GREY[0])
 TORCHVISION_RED = tl.constexpr(channels.TORCHVISION_RED)
 TORCHVISION_GREY = tl.constexpr(color_jitter.TORCHVISION_GREY)

@@ -10,7 +10,7 @@ from gpuaug.fusion.backends.triton.pixel_math import CLEAN, as_float, unit_sum
 def buffers(way, source, source_b, out, out_b, samples):
     """Whether a sample is left as it is, and the buffers that it is read from and written to, of two behind one another.
 
-    ``way``: where its way stands in its row (``_fill_ways`` in ``params/table.py``).
+    ``way``: where its way stands in its row (``_fill_ways`` in ``table/rows.py``).
     """
     way = tl.load(way).to(tl.int32) - 1
     source += (way & 1).to(tl.int64) * samples * source_b

@@ -7,7 +7,7 @@ import numpy as np
 from torch import nn
 from torchvision.transforms import v2
 
-from gpuaug.fusion.ops import erasing
+from gpuaug.fusion.ops import positional
 from gpuaug.fusion.ops.base import Array, OpDraws, Size, host_tensor
 from gpuaug.fusion.ops.sampler import Sampler, extra_uniforms
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
@@ -16,7 +16,7 @@ CANDIDATES = 10
 """Rectangles that are drawn, of which the first that is smaller than the image is taken, and none if none is."""
 
 
-class Erasing(TorchvisionOp, erasing.Erasing):
+class Erasing(TorchvisionOp, positional.Erasing):
     """RandomErasing: one value in a rectangle. Masks stay as they are."""
 
     erases_masks = False

@@ -9,14 +9,14 @@ from torchvision.transforms import v2
 
 from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.backends.triton.filters import blur
-from gpuaug.fusion.intermediates import KEPT
 from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.filters import EqualizeOrContrast
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision import filters as torchvision_filters
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp
-from gpuaug.fusion.plan import OpPass
+from gpuaug.fusion.program.intermediates import KEPT
+from gpuaug.fusion.program.plan import OpPass
 
 OF_BYTES = (v2.RandomAutocontrast(0.5), v2.RandomEqualize(1.0), v2.RandomAutocontrast(1.0))
 """Transforms before a conversion, whose floats stand for bytes."""

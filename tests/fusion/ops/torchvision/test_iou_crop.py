@@ -17,7 +17,7 @@ from gpuaug.fusion.backends.readers import size_of
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.iou_crop import IoUCrop
-from gpuaug.fusion.params.device_crops import device_crop
+from gpuaug.fusion.table.on_device import device_crop
 
 KEYS = ["input", "targets"]
 RESIZE = v2.Resize((30, 26))

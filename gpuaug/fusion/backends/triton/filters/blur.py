@@ -28,9 +28,9 @@ from gpuaug.fusion.backends.triton.filters.tiles import (
 from gpuaug.fusion.backends.triton.launch import Launch, prepared, reading, storing
 from gpuaug.fusion.backends.triton.pixel_math import centred, falling, gaussian, share, stored_as
 from gpuaug.fusion.backends.triton.taps import buffers
-from gpuaug.fusion.intermediates import KEPT, in_strips, is_clean
 from gpuaug.fusion.ops.filters import BlurOp
-from gpuaug.fusion.plan import OpPass
+from gpuaug.fusion.program.intermediates import KEPT, in_strips, is_clean
+from gpuaug.fusion.program.plan import OpPass
 
 STRIP, REACH = 32, 16
 """Height of a strip, and the number of lines read above it and below it, all in pixels."""

@@ -35,7 +35,7 @@ from gpuaug.fusion.backends.triton.pixel_math import (
 from gpuaug.fusion.backends.triton.taps import buffers
 from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.filters import AutoContrast, Clahe, Equalize, EqualizeOrContrast, LevelsOp
-from gpuaug.fusion.plan import OpPass
+from gpuaug.fusion.program.plan import OpPass
 
 EQUALIZE, FLAT = tl.constexpr(filters.EQUALIZE), tl.constexpr(filters.FLAT)
 

@@ -20,7 +20,7 @@ from gpuaug.fusion.backends.triton.launch import Launch, prepared
 from gpuaug.fusion.backends.triton.pixel_math import byte_share, unit
 from gpuaug.fusion.backends.triton.taps import buffers
 from gpuaug.fusion.ops.filters import SharpnessOp
-from gpuaug.fusion.plan import OpPass
+from gpuaug.fusion.program.plan import OpPass
 
 
 @triton.jit

@@ -25,7 +25,7 @@ from gpuaug.fusion.backends.triton.launch import Launch, storing
 from gpuaug.fusion.backends.triton.pixel_math import falling, share
 from gpuaug.fusion.backends.triton.taps import buffers
 from gpuaug.fusion.ops.filters import BlurOp
-from gpuaug.fusion.plan import OpPass
+from gpuaug.fusion.program.plan import OpPass
 
 GROUP = 4
 """Neighbours along x that a thread reads with one load and blurs together, where they lie at aligned addresses.

@@ -19,7 +19,7 @@ from gpuaug.fusion.backends.triton.launch import Launch, storing
 from gpuaug.fusion.backends.triton.pixel_math import LEVELS, as_float, byte_share, level_of, stored_as, unit, words
 from gpuaug.fusion.backends.triton.points import points
 from gpuaug.fusion.ops.base import FrontOp
-from gpuaug.fusion.plan import OpPass
+from gpuaug.fusion.program.plan import OpPass
 
 ALONG = 16
 """Outputs of a tile along the axis that is filtered along."""

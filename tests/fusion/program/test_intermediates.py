@@ -8,8 +8,8 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug.fusion.intermediates import KEPT, in_strips, is_clean, types_written
 from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.program.intermediates import KEPT, in_strips, is_clean, types_written
 
 HALF, FLOAT, BYTES = torch.bfloat16, torch.float32, torch.uint8
 CROP, BLUR, TURN = K.RandomResizedCrop((16, 16)), K.RandomGaussianBlur((3, 3), (0.1, 2.0)), K.RandomRotation(30.0)

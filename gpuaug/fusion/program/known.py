@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.fusion.ops.base import Op, Size
-from gpuaug.fusion.plan import Plan
+from gpuaug.fusion.program.plan import Plan
 
 Kind = tuple[torch.Size, torch.dtype, torch.device]
 

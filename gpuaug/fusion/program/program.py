@@ -17,9 +17,9 @@ from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.options import Options
-from gpuaug.fusion.plan import check_sizes
-from gpuaug.fusion.segments import Segments
-from gpuaug.fusion.sizing import check_views, sizing_ops
+from gpuaug.fusion.program.plan import check_sizes
+from gpuaug.fusion.program.segments import Segments
+from gpuaug.fusion.program.sizes import check_views, sizing_ops
 
 
 class Program:

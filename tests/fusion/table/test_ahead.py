@@ -15,8 +15,8 @@ from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.params import prefetch, table
-from gpuaug.fusion.params.prefetch import TablePrefetch, draw_tables
+from gpuaug.fusion.table import ahead, rows
+from gpuaug.fusion.table.ahead import TablePrefetch, draw_tables
 
 SHARED = {
     "same": lambda: [
@@ -55,7 +55,7 @@ def blocks(monkeypatch):
         made.append(len(seeds))
         return draw_tables(planned, ops, size, seeds, device, points=points)
 
-    monkeypatch.setattr(prefetch, "draw_tables", counted)
+    monkeypatch.setattr(ahead, "draw_tables", counted)
     return made
 
 
@@ -69,8 +69,8 @@ def test_tables_drawn_together_equal_tables_drawn_one_by_one(name, points):
         pytest.skip("draws alone")
     host = torch.device("cpu")
     together = draw_tables(planned, segment.ops, size, SEEDS, host, points=points)
-    for seed, rows in zip(SEEDS, together, strict=True):
-        assert torch.equal(rows, draw_tables(planned, segment.ops, size, (seed,), host, points=points)[0])
+    for seed, table in zip(SEEDS, together, strict=True):
+        assert torch.equal(table, draw_tables(planned, segment.ops, size, (seed,), host, points=points)[0])
 
 
 @pytest.mark.parametrize("points", [False, True])
@@ -89,7 +89,7 @@ def test_ops_write_the_same_where_columns_lie_together(monkeypatch, name, points
 
     draw = partial(draw_tables, planned, segment.ops, size, SEEDS, torch.device("cpu"), points=points)
     expected = draw()
-    monkeypatch.setattr(table, "send", by_column)
+    monkeypatch.setattr(rows, "send", by_column)
     assert torch.equal(draw(), expected), "with the plan's template"
     planned.template = None
     assert torch.equal(draw(), expected), "without it"
@@ -101,7 +101,7 @@ def sent(monkeypatch, name, device, *, points, by_column_from):
     segment = augment._program().segments.at(0, size, masks=False)
     if segment.plan is None or segment.plan.needs_own_batch:
         return None
-    monkeypatch.setattr(table, "BY_COLUMN_FROM", by_column_from)
+    monkeypatch.setattr(rows, "BY_COLUMN_FROM", by_column_from)
     draw_tables(segment.plan, segment.ops, size, SEEDS, torch.device(device), points=points)  # makes the plan's template
     return draw_tables(segment.plan, segment.ops, size, SEEDS, torch.device(device), points=points)
 
@@ -141,7 +141,7 @@ def test_prefetched_tables_give_what_their_seed_gives(blocks):
 
 
 def test_prefetch_of_views_is_limited_by_samples(blocks):
-    augment, images = gpuaug.fuse(K.RandomHorizontalFlip(), views=2), torch.zeros(prefetch.MOST_SAMPLES // 8, 1, 2, 2)
+    augment, images = gpuaug.fuse(K.RandomHorizontalFlip(), views=2), torch.zeros(ahead.MOST_SAMPLES // 8, 1, 2, 2)
     for _ in range(12):
         augment(images)
     assert blocks == [2, 4, 8, 8, 8]  # rows of both views
@@ -185,7 +185,7 @@ def test_reseeding_before_each_call_prefetches_nothing(blocks):
 
 def test_prefetched_tables_stay_with_their_stream(blocks, monkeypatch):
     augment, images, current = gpuaug.fuse(simple()), photographs(2, 3, 30, 41), [7]
-    monkeypatch.setattr(prefetch, "current_stream", lambda device: current[0])
+    monkeypatch.setattr(ahead, "current_stream", lambda device: current[0])
     for _ in range(3):
         augment(images)
     assert blocks == [1, 2]
@@ -195,7 +195,7 @@ def test_prefetched_tables_stay_with_their_stream(blocks, monkeypatch):
 
 
 def test_prefetch_of_large_batches_is_limited_by_samples(blocks):
-    augment, images = gpuaug.fuse([K.RandomHorizontalFlip()]), torch.zeros(prefetch.MOST_SAMPLES // 2, 1, 2, 2)
+    augment, images = gpuaug.fuse([K.RandomHorizontalFlip()]), torch.zeros(ahead.MOST_SAMPLES // 2, 1, 2, 2)
     for _ in range(7):
         augment(images)
     assert blocks == [1, 2, 2, 2]
@@ -278,9 +278,9 @@ def test_default_device_does_not_change_draws(ragged):
 
 @pytest.mark.parametrize("points", [False, True])
 def test_tables_for_a_gpu_equal_those_for_a_cpu(monkeypatch, points):
-    send = table.send
-    monkeypatch.setattr(table, "send", lambda samples, width, fill, device: send(samples, width, fill, torch.device("cpu")))
-    monkeypatch.setattr(prefetch, "current_stream", lambda device: 0)
+    send = rows.send
+    monkeypatch.setattr(rows, "send", lambda samples, width, fill, device: send(samples, width, fill, torch.device("cpu")))
+    monkeypatch.setattr(ahead, "current_stream", lambda device: 0)
     augment, size = gpuaug.fuse(simple()), Size(4, 3, 30, 41)
     segment = augment._program().segments.at(0, size, masks=False)
 

@@ -1,7 +1,7 @@
 """How a pipeline is split for images of one size: into runs of ops that one plan holds, and the ops between them.
 
 An op stands alone where Kornia runs it, always or for images of this size, or where it picks anew for every batch what runs.
-Which ops of a run share a pass is decided in ``gpuaug.fusion.plan``.
+Which ops of a run share a pass is decided in ``gpuaug.fusion.program.plan``.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp, left
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.plan import Plan, columns_of, plan
 from gpuaug.fusion.policies.choice import Choice, Nothing, Step
+from gpuaug.fusion.program.plan import Plan, columns_of, plan
 
 _MOST_KEPT = 256
 _NOTHING = Nothing("", nn.Identity())

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from gpuaug.core.errors import ArgumentError
-from gpuaug.fusion.gather import Gather
 from gpuaug.fusion.lower.kornia import REQUIREMENT, untested_version
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp
 from gpuaug.fusion.ops.resize import Resize
 from gpuaug.fusion.policies.choice import Choice
+from gpuaug.fusion.program.gather import Gather
 
 
 def sizing_ops(ops: Sequence[Op | EagerOp], *, ragged: bool) -> tuple[GatherOp, ...]:

@@ -1,18 +1,20 @@
-"""Gaussian noise, from a seed and a pixel's position: Philox 4x32-10 in whole numbers, equal on every device, then Box-Muller.
+"""Ops on a pixel and its coordinates: erasing and Gaussian noise.
 
-Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Box-Muller takes logarithms and sines, which
-differ by some units in the last place from device to device.
+Noise comes from a seed and the pixel's position: Philox 4x32-10 in integers, equal on every device, then Box-Muller, whose
+logarithms and sines differ by some units in the last place from device to device.
+
+Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointCode, PointOp, Size, column
+from gpuaug.fusion.ops.base import Array, OpDraws, PointCode, PointOp, Size, bounds, column, host_tensor
 from gpuaug.fusion.ops.sampler import Sampler
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -21,6 +23,64 @@ ROUNDS = 10
 FIELDS = 2**24
 """Number of noise fields per seed: the integers that float32 represents exactly."""
 _MASK = 0xFFFFFFFF
+
+
+class Erasing(PointOp):
+    """RandomErasing: fills a rectangle with a value."""
+
+    code, width, positional, counts_pixels = PointCode.ERASING.value, 6, True, True
+    words = "erase"
+    erases_masks: ClassVar[bool] = True
+    """True if masks become 0 in the rectangle, as in Kornia."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__(name, module)
+        generator: Any = module._param_generator
+        self._scale = bounds(generator.scale_sampler)
+        self._around_one = hasattr(generator, "index_sampler")
+        if self._around_one:
+            self._ratios = [bounds(generator.ratio_sampler1), bounds(generator.ratio_sampler2)]
+        else:
+            self._ratios = [bounds(generator.ratio_sampler)]
+        self._value = float(generator.value)
+
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Sides in pixels from a drawn area and ratio, and a first pixel from which the rectangle fits."""
+        area = sampler.within(*self._scale) * np.float32(size.height * size.width)
+        ratio = sampler.within(*self._ratios[0])
+        if self._around_one:
+            ratio = np.where(sampler.uniform() > 0.5, ratio, sampler.within(*self._ratios[1]))
+        heights = np.rint(np.sqrt(area * ratio)).clip(1, size.height)
+        widths = np.rint(np.sqrt(area / ratio)).clip(1, size.width)
+        across, down = sampler.uniform(2)
+        return {
+            "widths": widths,
+            "heights": heights,
+            "xs": np.floor(across * (size.width - widths + 1)),
+            "ys": np.floor(down * (size.height - heights + 1)),
+        }
+
+    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+        """The rectangles, and the fill value."""
+        made = {name: torch.from_numpy(drawn[name]) for name in ("widths", "heights", "xs", "ys")}
+        return {**made, "values": host_tensor(np.full(size.batch, self._value), np.float32)}
+
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+        """The rectangle, as first pixel inside and first pixel outside along x and y, and the fill value."""
+        out[:, 1], out[:, 2] = drawn["xs"], drawn["xs"] + drawn["widths"]
+        out[:, 3], out[:, 4] = drawn["ys"], drawn["ys"] + drawn["heights"]
+        out[:, 5] = self._value
+
+    def apply(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Fill the rectangle."""
+        return torch.where(self.covers(images, rows), column(rows, 5), images)
+
+    def covers(self, images: Tensor, rows: Tensor) -> Tensor:
+        """Mask of the pixels in the rectangle, (B, 1, H, W) bool, for images (B, C, H, W)."""
+        x = torch.arange(images.shape[3], device=images.device)
+        y = torch.arange(images.shape[2], device=images.device)[:, None]
+        left, right, top, bottom = (column(rows, index) for index in range(1, 5))
+        return (x >= left) & (x < right) & (y >= top) & (y < bottom)
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -114,4 +174,4 @@ class GaussianNoise(PointOp):
         return images + (column(rows, 1) + field * column(rows, 2))
 
 
-LOWERED: dict[type[nn.Module], type[PointOp]] = {K.RandomGaussianNoise: GaussianNoise}
+LOWERED: dict[type[nn.Module], type[PointOp]] = {K.RandomErasing: Erasing, K.RandomGaussianNoise: GaussianNoise}

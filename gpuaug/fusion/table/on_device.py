@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from gpuaug.fusion.gather import DeviceCropColumns
 from gpuaug.fusion.ops.base import Array, Op, OpDraws
 from gpuaug.fusion.ops.resize import ResizedCrop
-from gpuaug.fusion.params.table import MATRIX, fill_matrix, fill_table, send
-from gpuaug.fusion.params.upcoming import UpcomingBatches
-from gpuaug.fusion.plan import GatherPass, Plan
+from gpuaug.fusion.program.gather import DeviceCropColumns
+from gpuaug.fusion.program.plan import GatherPass, Plan
+from gpuaug.fusion.table.rows import MATRIX, fill_matrix, fill_table, send
+from gpuaug.fusion.table.upcoming import UpcomingBatches
 
 
 class DeviceCrop(NamedTuple):

@@ -2,7 +2,7 @@
 
 The sizes of ragged images are known only when their batch arrives, and crops are drawn within them. So the ops of the first
 pass that move pixels get their uniform numbers ahead, and turn them into draws when the batch is there. This is for ops that
-``gpuaug.fusion.params.device_crops`` does not fit: another op comes first, or the device does not run Triton kernels.
+``gpuaug.fusion.table.on_device`` does not fit: another op comes first, or the device does not run Triton kernels.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, cut
 from gpuaug.fusion.ops.sampler import GivenUniforms
-from gpuaug.fusion.params.table import fill_matrix, fill_table, points_width, send
-from gpuaug.fusion.params.upcoming import UpcomingBatches
-from gpuaug.fusion.plan import Plan
+from gpuaug.fusion.program.plan import Plan
+from gpuaug.fusion.table.rows import fill_matrix, fill_table, points_width, send
+from gpuaug.fusion.table.upcoming import UpcomingBatches
 
 
 def size_dependent_ops(planned: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:

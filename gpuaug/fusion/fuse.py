@@ -17,20 +17,20 @@ from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import size_given
 from gpuaug.fusion.draws import Draws, check_draws
-from gpuaug.fusion.fallback_warnings import FallbackWarnings
-from gpuaug.fusion.known import KnownKinds, kind_of
+from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
 from gpuaug.fusion.lower.tree import ending_of, leaves, transforms_done
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp, Retyped
 from gpuaug.fusion.ops.mix import CutMix, SoftLabels, classes_of
 from gpuaug.fusion.options import BoxForm, Options
-from gpuaug.fusion.params.prefetch import TablePrefetch
-from gpuaug.fusion.params.table import make_table, of_all_parts
 from gpuaug.fusion.pixels import PIXELS
-from gpuaug.fusion.plan import Plan
 from gpuaug.fusion.policies.choice import Choice, Pick
 from gpuaug.fusion.policies.one_mix import OneMix
-from gpuaug.fusion.program import Program
+from gpuaug.fusion.program.known import KnownKinds, kind_of
+from gpuaug.fusion.program.plan import Plan
+from gpuaug.fusion.program.program import Program
+from gpuaug.fusion.table.ahead import TablePrefetch
+from gpuaug.fusion.table.rows import make_table, of_all_parts
 from gpuaug.fusion.targets.box_crop import records_of
 from gpuaug.fusion.targets.data_keys import keys_given
 from gpuaug.fusion.targets.targets import Targets

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.limits import MOST_ELEMENTS, MOST_SIDE, MOST_WARPED
-from gpuaug.fusion.gather import Columns, Gather
 from gpuaug.fusion.ops.base import Array, FrontOp, Op, OpDraws, PointOp, Size
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, WarpOp
 from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.program.gather import Columns, Gather
 
 F = TypeVar("F", bound=FrontOp, covariant=True)
 Rows = TypeVar("Rows", Array, Tensor)
@@ -42,7 +42,7 @@ class BasePass(ABC):
     first: int = 0
     """The first of its columns in the parameter table."""
     way: int = -1
-    """Column that says, for each sample, from which of two buffers to which it goes (``_fill_ways`` in ``params/table.py``).
+    """Column that says, for each sample, from which of two buffers to which it goes (``_fill_ways`` in ``table/rows.py``).
 
     -1 where the pass takes every sample from its source to its output.
     """

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
 from gpuaug.fusion.ops.geometry import BoxCropOp
-from gpuaug.fusion.plan import Pass, Plan
+from gpuaug.fusion.program.plan import Pass, Plan
 
 MATRIX = 9
 """Length of a matrix. With boxes or keypoints each row ends with one, or as ``points_width`` says."""

@@ -9,7 +9,7 @@ from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.params.table import make_table, of_all_parts
+from gpuaug.fusion.table.rows import make_table, of_all_parts
 
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
 LEAVING = {

@@ -9,13 +9,13 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from gpuaug.fusion.gather import Gather
 from gpuaug.fusion.ops.base import FrontOp, PointOp
 from gpuaug.fusion.ops.channel import ChannelShuffle, Grayscale
 from gpuaug.fusion.ops.color_jitter import CLEAN, ColorJiggle, ColorJitter
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.ops.geometry import WarpOp
-from gpuaug.fusion.plan import Pass
+from gpuaug.fusion.program.gather import Gather
+from gpuaug.fusion.program.plan import Pass
 
 IN_STRIPS = range(5, 34)
 """Sides of the kernel of a blur in strips, in pixels: 16 lines above a strip and 16 below it are read for any of them."""

@@ -6,8 +6,8 @@ import pytest
 from support.replay import left_to_kornia
 
 import gpuaug
-from gpuaug.fusion import segments as module
 from gpuaug.fusion.ops.base import ANY_SIDES, Size
+from gpuaug.fusion.program import segments as module
 
 SIZE = Size(4, 3, 32, 32)
 

@@ -17,11 +17,11 @@ from gpuaug.core.streams import current_stream
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.params.device_crops import DeviceCropTables, device_crop
-from gpuaug.fusion.params.partial import PartialTables, size_dependent_ops
-from gpuaug.fusion.params.table import make_table
-from gpuaug.fusion.params.upcoming import UpcomingBatches
-from gpuaug.fusion.plan import Plan
+from gpuaug.fusion.program.plan import Plan
+from gpuaug.fusion.table.on_device import DeviceCropTables, device_crop
+from gpuaug.fusion.table.partial import PartialTables, size_dependent_ops
+from gpuaug.fusion.table.rows import make_table
+from gpuaug.fusion.table.upcoming import UpcomingBatches
 
 MOST_BATCHES = 64
 """Largest number of batches made at once. Beyond it, time is proportional to the count of numbers."""
@@ -71,7 +71,7 @@ class TablePrefetch:
         points: bool,
         views: int = 1,
     ) -> Tensor:
-        """The rows for a call that is being made now, as ``gpuaug.fusion.params.table.make_table`` gives them.
+        """The rows for a call that is being made now, as ``gpuaug.fusion.table.rows.make_table`` gives them.
 
         What is drawn is what a call by itself would draw, bit for bit; of matrices, the last digits may differ.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpuaug.fusion.ops.base import ANY_SIDES, Array, Op, Size
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.plan import Plan
+from gpuaug.fusion.program.plan import Plan
 
 Rows = TypeVar("Rows", Tensor, Array)
 
