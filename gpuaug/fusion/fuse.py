@@ -364,7 +364,7 @@ class Fused(nn.Module):
                     assert isinstance(segment.eager, EagerOp)
                     self._left.when_run(segment.eager)
                     targets.run_eager(segment.eager, drawn[0], *form)
-                    size = segment.eager.out(size, drawn[0])
+                    size = segment.eager.out_drawn(drawn[0], size)
                     if not last:
                         targets.check_size(segment.eager, size)
                 elif segment.plan is not None:

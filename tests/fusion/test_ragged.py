@@ -176,7 +176,7 @@ def test_ragged_draws_are_prefetched_for_many_batches():
         patch.setattr(upcoming, "Sampler", Counted)
         for _ in range(150):
             augment(batch)
-    assert sources == [1, 2, 4, 8, 16, 32, 64, 64]
+    assert sources == [1, 1, 2, 4, 8, 16, 32, 64, 64], "the first batch draws for itself, and makes the plan's template"
 
 
 @pytest.mark.parametrize("depth", [0, 2])

@@ -5,9 +5,10 @@ An op knows nothing of devices, launches or passes. It turns uniform numbers int
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, unique
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -234,6 +235,39 @@ class Op(ABC):
     def describe(self) -> str:
         """A few words for ``explain()``."""
         return self.words
+
+
+class Drawn(NamedTuple):
+    """The draws of one op of a run of ops."""
+
+    op: Any
+    draws: OpDraws
+    size: Size
+    """Size of the images that the op takes."""
+    out: Size
+    """Size of the images that the op returns."""
+
+
+def draw_each(ops: Iterable[Any], sampler: Sampler, size: Size, *, later: Mapping[Any, int] | None = None) -> Iterator[Drawn]:
+    """Draw for the ops of a run in turn, each for images of the size that the op before it returns.
+
+    Args:
+        ops: Ops, or modules that are left to their library.
+        sampler: Source of the numbers.
+        size: Size of the images that the first op takes.
+        later: Number of uniform numbers of each op that draws when its images have arrived. The draws of such an op are
+            ``{"numbers": (count, B)}``, its uniform numbers.
+    """
+    for op in ops:
+        if later and op in later:
+            # uniform(0) would take a number from the sampler.
+            numbers = sampler.uniform(later[op]) if later[op] else np.empty((0, sampler.batch), dtype=np.float32)
+            drawn = Drawn(op, {"numbers": numbers}, size, op.out(size))
+        else:
+            draws = op.draw(sampler, size)
+            drawn = Drawn(op, draws, size, op.out_drawn(draws, size))
+        yield drawn
+        size = drawn.out
 
 
 class RowOp(Op):

@@ -78,7 +78,7 @@ class EagerOp(ABC):
         """The parameters that the module draws before it runs, and a seed for its draws while it runs."""
 
     @abstractmethod
-    def out(self, size: Size, drawn: OpDraws) -> Size:
+    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
         """The output size, as far as it is known from the draws."""
 
     @abstractmethod
@@ -133,7 +133,7 @@ class EagerKornia(EagerOp):
         with self._named_in_errors(), Generators(torch.device("cpu")).keyed(key), initial_settings():
             return {"params": self._container.forward_parameters(shape), "key": key}
 
-    def out(self, size: Size, drawn: OpDraws) -> Size:
+    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
         """The output size, as far as it is known from the parameters."""
         item: ParamItem = drawn["params"][0]
         if not isinstance(item.data, dict) or not bool((item.data["batch_prob"] > 0.5).all()):
@@ -252,7 +252,7 @@ class EagerTorchvision(EagerOp):
             applies = applies & gate.applies(sampler)
         return {"key": sampler.key(), "apply_mask": applies}
 
-    def out(self, size: Size, drawn: OpDraws) -> Size:
+    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
         """The output size of the lowered op; without one, the input size."""
         return size if self.lowered is None else self.lowered.out(size)
 

@@ -154,12 +154,12 @@ class Choice(Picking):
 
     def _after(self, entry: Entry) -> Size:
         if "params" in entry.drawn:
-            return self._left(entry.child, entry.position, entry.size).out(entry.size, entry.drawn)
+            return self._left(entry.child, entry.position, entry.size).out_drawn(entry.drawn, entry.size)
         return self._op(entry).out(entry.size)
 
-    def out(self, size: Size, drawn: OpDraws | None = None) -> Size:
+    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
         """The output size for these draws."""
-        end: Size = size if drawn is None else drawn["end"]
+        end: Size = drawn["end"]
         return end
 
     def steps(self, drawn: OpDraws) -> list[Step]:

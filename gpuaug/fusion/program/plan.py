@@ -8,7 +8,7 @@ between passes are in ``intermediates.py``.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.limits import MOST_ELEMENTS, MOST_SIDE, MOST_WARPED
-from gpuaug.fusion.ops.base import Array, FrontOp, Op, OpDraws, PointOp, Size
+from gpuaug.fusion.ops.base import Array, FrontOp, Op, OpDraws, PointOp, Size, draw_each
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, WarpOp
 from gpuaug.fusion.ops.sampler import Sampler
@@ -338,11 +338,7 @@ _CUT_UP = "Cut them up, or shrink them, in the dataset."
 def columns_of(ops: Sequence[Op], size: Size) -> tuple[int, ...]:
     """Number of uniform numbers per sample that each op of a run draws for images of this size."""
     # Apart: a plan may be made in the middle of a draw.
-    sampler, at = Sampler((0,), 1, apart=True), size if size.ragged else Size(1, size.channels, size.height, size.width)
-    columns = []
-    for op in ops:
-        before = sampler.used
-        drawn = op.draw(sampler, at)
-        columns.append(sampler.used - before)
-        at = op.out_drawn(drawn, at)
-    return tuple(columns)
+    sampler = Sampler((0,), 1, apart=True)
+    one = size if size.ragged else Size(1, size.channels, size.height, size.width)
+    used = [sampler.used for _ in draw_each(ops, sampler, one)]
+    return tuple(after - before for before, after in pairwise([0, *used]))

@@ -11,7 +11,7 @@ from gpuaug.core.rng import seeds_of_views
 from gpuaug.fusion.draws import Draws
 from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
-from gpuaug.fusion.ops.base import Op, OpDraws, Size
+from gpuaug.fusion.ops.base import Drawn, Op, Size, draw_each
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
 from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.ops.mix import MixOp
@@ -108,20 +108,12 @@ class Program:
         return replace(first, _more=tuple(more))
 
     def _draw_view(self, size: Size, seed: int) -> Draws:
-        first = size
         planned = self.segments.at(0, size, masks=False).plan
         columns = planned.numbers if planned is not None else 8
         sampler = Sampler((seed,), size.batch, columns)
-        drawn: list[OpDraws] = []
-        sizes: list[Size] = []
+        drawn: list[Drawn] = []
+        at = size
         while len(drawn) < len(self.ops):
-            segment = self.segments.at(len(drawn), size, masks=False)
-            if segment.eager is not None:
-                drawn.append(segment.eager.draw(sampler, size))
-                sizes.append(size)
-                size = segment.eager.out(size, drawn[-1])
-            for op in segment.ops:
-                drawn.append(op.draw(sampler, size))
-                sizes.append(size)
-                size = op.out_drawn(drawn[-1], size)
-        return Draws(first.shape, self.tree, tuple(drawn), tuple(sizes))
+            drawn += draw_each(self.segments.at(len(drawn), at, masks=False).run, sampler, at)
+            at = drawn[-1].out
+        return Draws(size.shape, self.tree, tuple(each.draws for each in drawn), tuple(each.size for each in drawn))

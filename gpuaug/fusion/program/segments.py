@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from gpuaug.core.errors import ArgumentError
-from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
+from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size, draw_each
 from gpuaug.fusion.ops.fallback import EagerOp, left
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
@@ -31,6 +31,11 @@ class Segment(NamedTuple):
     plan: Plan | None = None
     eager: EagerOp | Choice | None = None
     """The op that stands alone."""
+
+    @property
+    def run(self) -> tuple[Op | EagerOp, ...]:
+        """All ops of the segment."""
+        return self.ops if self.eager is None else (self.eager,)
 
 
 class Segments:
@@ -90,7 +95,8 @@ class Segments:
             if segment.plan is not None:
                 size = segment.plan.out
             elif segment.eager is not None:
-                size = segment.eager.out(size, segment.eager.draw(Sampler((0,), size.batch), size))
+                (drawn,) = draw_each(segment.run, Sampler((0,), size.batch), size)
+                size = drawn.out
             start = segment.stop
         return segments
 

@@ -7,6 +7,7 @@ dropped.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,12 +16,10 @@ from torch import Tensor
 from gpuaug.core.rng import following_seeds, next_seed, seeds_of_views
 from gpuaug.core.streams import current_stream
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.ops.base import Op, OpDraws, Size
-from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.table.on_device import DeviceCropTables, device_crop
-from gpuaug.fusion.table.partial import PartialTables, size_dependent_ops
-from gpuaug.fusion.table.rows import make_table
+from gpuaug.fusion.table.on_host import HostTables, size_dependent_ops
 from gpuaug.fusion.table.upcoming import UpcomingBatches
 
 MOST_BATCHES = 64
@@ -35,22 +34,12 @@ _MOST_BLOCKS = 4
 
 class _Block(NamedTuple):
     planned: Plan
-    kind: tuple[Any, ...]
-    rows: Sequence[Tensor] | DeviceCropTables | PartialTables
+    key: tuple[Any, ...]
+    tables: HostTables | DeviceCropTables
     order: dict[int, int]
     """Index of the batch of each seed."""
     next: int
     """The seed expected after those of the batches."""
-
-    def table(self, seed: int, size: Size, places: Tensor | None) -> Tensor:
-        """The rows of one batch."""
-        rows, index = self.rows, self.order[seed]
-        if isinstance(rows, PartialTables):
-            return rows.table(index, size)
-        if isinstance(rows, DeviceCropTables):
-            assert places is not None
-            return rows.table(index, places)
-        return rows[index]
 
 
 class TablePrefetch:
@@ -66,7 +55,7 @@ class TablePrefetch:
         ops: Sequence[Op],
         size: Size,
         device: torch.device,
-        places: Tensor | None = None,
+        layout: Tensor | None = None,
         *,
         points: bool,
         views: int = 1,
@@ -80,7 +69,7 @@ class TablePrefetch:
             ops: All of the plan's.
             size: Of the batch.
             device: Where the rows go.
-            places: Where a ragged batch has its images, (B, 3) int64 on the device.
+            layout: Offset, height and width of each image of a ragged batch, (B, 3) int64 on the device.
             points: Whether boxes or keypoints follow.
             views: Of each image.
 
@@ -90,44 +79,29 @@ class TablePrefetch:
         """
         seed = next_seed()
         # Rows are on their way on the stream that was current, so a call on another one has to make its own.
-        kind = (size.batch, points, device, current_stream(device.index if device.type == "cuda" else -1))
+        key = (size.batch, points, device, current_stream(device.index if device.type == "cuda" else -1))
         past = None
         for block in self._blocks:
-            if block.planned is planned and block.kind == kind:
+            if block.planned is planned and block.key == key:
                 if seed in block.order:
-                    return block.table(seed, size, places)
+                    return block.tables.table(block.order[seed], size, layout)
                 past = block if past is None and block.next == seed else past
         most = max(MOST_SAMPLES // max(views * size.batch, 1), 1)
         count = min(2 * len(past.order), MOST_BATCHES, most) if past is not None else 1
         *seeds, following = seed, *following_seeds(count)
-        each = [one for call in seeds for one in seeds_of_views(call, views)]
-        rows: Sequence[Tensor] | DeviceCropTables | PartialTables
+        seeds_of_all = [one for call in seeds for one in seeds_of_views(call, views)]
+        coming = UpcomingBatches(
+            planned, ops, size.to(*ANY_SIDES) if size.ragged else size, seeds_of_all, views, device, points
+        )
+        tables: HostTables | DeviceCropTables
         if not size.ragged:
-            table = draw_tables(planned, ops, size, each, device, points=points)
-            rows = table.view(count, views * size.batch, table.shape[2]).unbind()
+            tables = HostTables(coming)
+        elif (crop := device_crop(planned)) is not None and dispatch.name(device) == "triton":
+            tables = DeviceCropTables(coming, crop)
+        elif size_dependent := size_dependent_ops(planned, ops):
+            tables = HostTables(coming, size_dependent)
         else:
-            upcoming = UpcomingBatches(planned, ops, size.batch, size.channels, each, views, device, points)
-            if (crop := device_crop(planned)) is not None and dispatch.name(device) == "triton":
-                rows = DeviceCropTables(upcoming, crop)
-            elif size_dependent := size_dependent_ops(planned, ops):
-                rows = PartialTables(upcoming, size_dependent)
-            else:
-                return draw_tables(planned, ops, size, each[:views], device, points=points).flatten(0, 1)
-        made = _Block(planned, kind, rows, {each: index for index, each in enumerate(seeds)}, following)
+            return HostTables(replace(coming, size=size, seeds=seeds_of_all[:views])).table(0, size)
+        made = _Block(planned, key, tables, {own: index for index, own in enumerate(seeds)}, following)
         self._blocks = (made, *(block for block in self._blocks if block is not past))[:_MOST_BLOCKS]
-        return made.table(seed, size, places)
-
-
-def draw_tables(
-    planned: Plan, ops: Sequence[Op], size: Size, seeds: Sequence[int], device: torch.device, *, points: bool
-) -> Tensor:
-    """Draw for one batch per seed, and make their rows, (batches, B, K)."""
-    sampler = Sampler(seeds, size.batch, planned.numbers)
-    at = whole = size.times(len(seeds))
-    drawn: dict[Op, OpDraws] = {}
-    for op in ops:
-        own = op.draw(sampler, at)
-        drawn |= op.of_parts(own)
-        at = op.out_drawn(own, at)
-    table = make_table(planned, whole, drawn, device, points=points)
-    return table.view(len(seeds), size.batch, table.shape[1])
+        return tables.table(0, size, layout)

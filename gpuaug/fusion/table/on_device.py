@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from gpuaug.fusion.ops.base import Array, Op, OpDraws
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, draw_each
 from gpuaug.fusion.ops.resize import ResizedCrop
 from gpuaug.fusion.program.gather import DeviceCropColumns
 from gpuaug.fusion.program.plan import GatherPass, Plan
@@ -45,46 +45,52 @@ class DeviceCropTables:
     def __init__(self, upcoming: UpcomingBatches, crop: DeviceCrop) -> None:
         planned, points = upcoming.planned, upcoming.points
         self._crop = crop
-        columns, self._end = planned.columns[0], planned.width + MATRIX * points
+        columns = planned.columns[0]
+        self._end = planned.width + MATRIX * points
         self._layout = DeviceCropColumns(
             matrix=planned.width if points else -1,
             numbers=self._end,
             rest=self._end + columns if points else -1,
             width=self._end + columns + MATRIX * points,
         )
-        sampler, whole = upcoming.sampler(), upcoming.size
-        numbers = sampler.uniform(columns)
+        whole = upcoming.whole
+        first, *rest = draw_each(upcoming.ops, upcoming.sampler(), whole, later={crop.op: columns})
         # All other columns are written for crops that change nothing.
-        drawn: dict[Op, OpDraws] = {crop.op: crop.op.unmoved(sampler.batch)}
-        at = crop.op.out(whole)
-        for op in upcoming.ops[1:]:
-            own = op.draw(sampler, at)
-            drawn |= op.of_parts(own)
-            at = op.out_drawn(own, at)
+        drawn: dict[Op, OpDraws] = {crop.op: crop.op.unmoved(whole.batch)}
+        for op, draws, _, _ in rest:
+            drawn |= op.of_parts(draws)
 
         def fill(table: Array) -> None:
             fill_table(planned, whole, drawn, table)
-            table[:, self._layout.numbers : self._layout.numbers + columns] = numbers.T
+            table[:, self._layout.numbers : self._layout.numbers + columns] = first.draws["numbers"].T
             if points:
                 fill_matrix(planned, whole, drawn, table[:, self._layout.rest :])
 
-        rows = upcoming.by_batch(send(sampler.batch, self._layout.width, fill, upcoming.device))
+        rows = upcoming.by_batch(send(whole.batch, self._layout.width, fill, upcoming.device))
         # Taken apart together, which takes less than to do so batch by batch.
-        self._rows, self._read = rows.unbind(), rows[..., : self._end].unbind()
+        self._rows = rows.unbind()
+        self._read = rows[..., : self._end].unbind()
         self._unused = dict.fromkeys(range(len(self._rows)), True)
 
-    def table(self, place: int, places: Tensor) -> Tensor:
-        """The whole rows of a batch, (V · B, K), now that its images are where ``places`` says, (B, 3).
+    def table(self, index: int, size: Size, layout: Tensor | None) -> Tensor:
+        """The complete rows of a batch, (V · B, K).
+
+        Args:
+            index: Index of the batch.
+            size: Not used: the sizes of the images are in ``layout``.
+            layout: (B, 3) int64 on the device, offset, height and width of each image.
 
         Cost:
             One launch; a copy before it where they are asked for again.
         """
         from gpuaug.fusion.backends.triton.crops import fit
 
-        rows, read = self._rows[place], self._read[place]
-        if not self._unused.pop(place, False):
+        assert layout is not None
+        rows = self._rows[index]
+        read = self._read[index]
+        if not self._unused.pop(index, False):
             # Another thread may still use the rows that were made of them.
             rows = rows.clone()
             read = rows[:, : self._end]
-        fit(*self._crop, rows, places, self._layout)
+        fit(*self._crop, rows, layout, self._layout)
         return read

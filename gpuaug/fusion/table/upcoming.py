@@ -16,32 +16,33 @@ Rows = TypeVar("Rows", Tensor, Array)
 
 @dataclass(frozen=True, slots=True)
 class UpcomingBatches:
-    """The next ragged batches, whose images have sizes not known yet."""
+    """The next batches of one pipeline."""
 
     planned: Plan
-    """What reads the rows."""
+    """Plan that reads the rows."""
     ops: Sequence[Op]
-    """All of the plan's."""
-    each: int
-    """How many images a batch has."""
-    channels: int
+    """All ops of the plan."""
+    size: Size
+    """Size of each batch, with ``ANY_SIDES`` for ragged batches that have not arrived."""
     seeds: Sequence[int]
-    """One for each view of each batch."""
+    """Seeds of all views of the first batch, then of the next, and so on."""
     views: int
     device: torch.device
-    """Where the rows go."""
+    """Device that the rows are sent to."""
     points: bool
     """Whether boxes or keypoints follow."""
 
     @property
-    def size(self) -> Size:
-        """The size of all samples of all batches, with placeholder sides."""
-        return Size(len(self.seeds) * self.each, self.channels, *ANY_SIDES)
+    def whole(self) -> Size:
+        """The size of all samples of all batches."""
+        if self.size.height is ANY_SIDES[0]:
+            return Size(len(self.seeds) * self.size.batch, self.size.channels, *ANY_SIDES)
+        return self.size.times(len(self.seeds))
 
     def sampler(self) -> Sampler:
         """The sampler of all batches."""
-        return Sampler(self.seeds, self.each, self.planned.numbers)
+        return Sampler(self.seeds, self.size.batch, self.planned.numbers)
 
     def by_batch(self, rows: Rows) -> Rows:
         """Rows of all samples, (batches · V · B, K), as (batches, V · B, K)."""
-        return rows.reshape(len(self.seeds) // self.views, self.views * self.each, rows.shape[1])
+        return rows.reshape(len(self.seeds) // self.views, self.views * self.size.batch, rows.shape[1])

@@ -16,7 +16,9 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.table import ahead, rows
-from gpuaug.fusion.table.ahead import TablePrefetch, draw_tables
+from gpuaug.fusion.table.ahead import TablePrefetch
+from gpuaug.fusion.table.on_host import HostTables
+from gpuaug.fusion.table.upcoming import UpcomingBatches
 
 SHARED = {
     "same": lambda: [
@@ -46,16 +48,22 @@ def simple():
     return [K.RandomResizedCrop((16, 20)), K.RandomHorizontalFlip(), K.ColorJitter(0.4, 0.4, 0.4), K.Normalize(MEAN, STD)]
 
 
+def draw_tables(planned, ops, size, seeds, device, *, points):
+    """Tables of one batch per seed, (batches, B, K)."""
+    tables = HostTables(UpcomingBatches(planned, ops, size, seeds, 1, device, points))
+    return torch.stack([tables.table(index, size) for index in range(len(seeds))])
+
+
 @pytest.fixture
 def blocks(monkeypatch):
     """For how many batches rows were made, each time that they were."""
     made = []
 
-    def counted(planned, ops, size, seeds, device, *, points):
-        made.append(len(seeds))
-        return draw_tables(planned, ops, size, seeds, device, points=points)
+    def counted(upcoming, *size_dependent):
+        made.append(len(upcoming.seeds))
+        return HostTables(upcoming, *size_dependent)
 
-    monkeypatch.setattr(ahead, "draw_tables", counted)
+    monkeypatch.setattr(ahead, "HostTables", counted)
     return made
 
 
