@@ -26,9 +26,8 @@ from gpuaug.fusion.options import BoxForm, Options
 from gpuaug.fusion.pixels import PIXELS
 from gpuaug.fusion.policies.choice import Choice, Pick
 from gpuaug.fusion.policies.one_mix import OneMix
-from gpuaug.fusion.program.known import KnownKinds, kind_of
 from gpuaug.fusion.program.plan import Plan
-from gpuaug.fusion.program.program import Program
+from gpuaug.fusion.program.program import CachedPlan, Program, image_key
 from gpuaug.fusion.table.ahead import TablePrefetch
 from gpuaug.fusion.table.rows import make_table, of_all_parts
 from gpuaug.fusion.targets.box_crop import records_of
@@ -135,7 +134,7 @@ class Fused(nn.Module):
         """The pipeline and its options, which decide the batches besides the draws. States of loaders hold both as text."""
         self._soft = None if classes is None else SoftLabels(classes, options.label_smoothing)
         self._programs[torch.uint8] = of_bytes
-        self._prefetch, self._known = TablePrefetch(), KnownKinds()
+        self._prefetch = TablePrefetch()
         # Of the last call. A list, because nn.Module.__setattr__ is slow.
         self._seen: list[tuple[Size, torch.device, torch.dtype]] = []
         self._left = FallbackWarnings(of_bytes.ops)
@@ -239,13 +238,11 @@ class Fused(nn.Module):
 
     def _augmented(self, inputs: tuple[Any, ...], data_keys: Sequence[Any] | None, draws: Draws | None) -> Any:
         alone = data_keys is None and len(inputs) == 1
-        kind = kind_of(inputs[0]) if alone and draws is None else None
-        known = self._known.get(kind)
-        if known is not None:
-            plan, seen, ops, dtype = known
-            self._seen[:] = (seen,)
-            table = self._prefetch.table(plan, ops, *seen[:2], points=False, views=self.options.views)
-            return dispatch.run(plan, inputs[0], table, dtype, self.memory_format)
+        key = image_key(inputs[0]) if alone and draws is None else None
+        if key is not None and (found := self._programs.get(inputs[0].dtype)) is not None:
+            cached = found.cached.get(key)
+            if cached is not None:
+                return self._run_cached(found, cached, inputs[0])
         keys = ("input",) if alone else self._keys_of(inputs) if data_keys is None else keys_given(data_keys)
         targets = self._targets(inputs, keys)
         size, views = targets.size, self.options.views
@@ -255,8 +252,8 @@ class Fused(nn.Module):
         _check_targets(program, targets)
         self._seen[:] = ((size, targets.device, targets.dtype),)
         planned = program.segments.whole(size, masks=targets.has_masks, views=views)
-        if kind is not None and planned is not None and not planned.needs_own_batch:
-            self._known.add(kind, planned, self._seen[0], program.plain_ops, program.dtype)
+        if key is not None and planned is not None and not planned.needs_own_batch:
+            program.cache(key, planned, size)
         # Views share every pass where one plan runs all, and nothing but images is taken.
         together = views == 1 or (len(inputs) == 1 and planned is not None)
         draws_ahead = together and planned is not None and not planned.needs_own_batch
@@ -285,6 +282,13 @@ class Fused(nn.Module):
             "pipeline must hold functions that give images of one type for images of one type, got one that changes it from "
             "call to call. Convert in it: image.float()."
         )
+
+    def _run_cached(self, program: Program, cached: CachedPlan, images: Tensor) -> Tensor:
+        plan, size = cached
+        self._seen[:] = ((size, images.device, images.dtype),)
+        views = self.options.views
+        table = self._prefetch.table(plan, program.plain_ops, size, images.device, points=False, views=views)
+        return dispatch.run(plan, images, table, program.dtype, self.memory_format)
 
     def _keys_of(self, inputs: tuple[Any, ...]) -> tuple[str, ...]:
         """Data keys of a call without any: the pipeline's own, and of torchvision's tensors behind those."""

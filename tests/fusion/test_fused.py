@@ -13,7 +13,7 @@ from torchvision import tv_tensors
 import gpuaug
 from gpuaug.core.rng import next_seed
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.program import known
+from gpuaug.fusion.program import program
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
@@ -327,6 +327,6 @@ def test_calls_that_differ_from_a_known_one_are_looked_at_again():
 
 def test_kinds_of_images_are_forgotten_where_there_are_many():
     augment = gpuaug.fuse(K.RandomHorizontalFlip())
-    for width in range(1, 2 * known.MOST_KINDS):
+    for width in range(1, 2 * program.MOST_CACHED):
         augment(torch.zeros(1, 3, 2, width))
-    assert len(augment._known) <= known.MOST_KINDS
+    assert len(augment._program().cached) <= program.MOST_CACHED

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.rng import seeds_of_views
@@ -17,9 +18,28 @@ from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.options import Options
-from gpuaug.fusion.program.plan import check_sizes
+from gpuaug.fusion.program.plan import Plan, check_sizes
 from gpuaug.fusion.program.segments import Segments
 from gpuaug.fusion.program.sizes import check_views, sizing_ops
+
+ImageKey = tuple[torch.Size, torch.device]
+
+MOST_CACHED = 64
+"""Largest number of cached plans. Most programs need two: for whole batches, and for the last batch of an epoch."""
+
+
+class CachedPlan(NamedTuple):
+    """The plan that runs the whole pipeline for images that have been checked."""
+
+    plan: Plan
+    size: Size
+
+
+def image_key(images: Any) -> ImageKey | None:
+    """Key of ``CachedPlan`` within a program; ``None`` for anything but a plain tensor of a batch."""
+    if type(images) is not Tensor or images.ndim != 4 or images.requires_grad:
+        return None
+    return images.shape, images.device
 
 
 class Program:
@@ -54,6 +74,12 @@ class Program:
         self.mixes = tuple(op for op in self.ops if isinstance(op, MixOp))
         self.box_crop = next((op for op in self.ops if isinstance(op, BoxCropOp)), None)
         self.segments = Segments(self.ops)
+        self.cached: dict[ImageKey, CachedPlan] = {}
+        """Plans for calls on images alone.
+
+        In a training loop a call comes after milliseconds of other code, whose data fill the processor's caches, and each line
+        takes several times as long as in a loop of its own. So what is equal for all batches is looked up once.
+        """
         self._sizing = sizing_ops(self.ops, ragged=options.ragged)
         self._refusal, self._views, self._ragged = lowered.refusal, options.views, options.ragged
         if self._views > 1:
@@ -64,6 +90,12 @@ class Program:
                 f"dtype must be floating where images are normalised, by {normalizations[-1].name}, got torch.uint8. "
                 "Leave it out for torch.float32."
             )
+
+    def cache(self, key: ImageKey, plan: Plan, size: Size) -> None:
+        """Keep the plan of a call on images alone."""
+        if len(self.cached) >= MOST_CACHED:
+            self.cached.clear()
+        self.cached[key] = CachedPlan(plan, size)
 
     @property
     def refuses(self) -> bool:
