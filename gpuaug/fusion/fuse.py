@@ -32,8 +32,7 @@ from gpuaug.fusion.table.ahead import TablePrefetch
 from gpuaug.fusion.table.rows import make_table, of_all_parts
 from gpuaug.fusion.targets.box_crop import records_of
 from gpuaug.fusion.targets.data_keys import keys_given
-from gpuaug.fusion.targets.targets import Targets
-from gpuaug.fusion.targets.views import joined
+from gpuaug.fusion.targets.targets import Targets, joined
 
 
 def fuse(

@@ -1,6 +1,7 @@
 """The rooms of the package: what may import what, and how large a file and a folder may be."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,17 @@ def test_no_file_and_no_folder_is_larger_than_a_reader_holds_in_mind():
     assert {name: count for name, count in long.items() if count > MOST_LINES} == {}
     folders = [path.parent for path, _ in TREES]
     assert {str(folder): folders.count(folder) for folder in set(folders) if folders.count(folder) > MOST_FILES} == {}
+
+
+@pytest.mark.parametrize("folder", ["", *(name for name in FUSION if (PACKAGE / "fusion" / name).is_dir())])
+def test_folders_of_fusion_have_a_map_that_fits_a_screen(folder):
+    root = PACKAGE / "fusion" / folder
+    text = (root / "README.md").read_text()
+    assert len(text.splitlines()) <= 40
+    assert text.count("```") == 2, "one diagram"
+    named = {name.strip("`") for name in re.findall(r"[\w/]+\.py\b|`(?:\w+/)+`", text)}
+    places = (root, root / "triton", PACKAGE / "fusion", ROOT)
+    assert {name for name in named if not any((place / name).exists() for place in places)} == set()
 
 
 def test_no_package_has_the_name_of_a_public_function():

@@ -18,9 +18,9 @@ from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.options import Options
-from gpuaug.fusion.program.plan import Plan, check_sizes
+from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.program.segments import Segments
-from gpuaug.fusion.program.sizes import check_views, sizing_ops
+from gpuaug.fusion.program.sizes import check_sizes, check_views, sizing_ops
 
 ImageKey = tuple[torch.Size, torch.device]
 

@@ -1,15 +1,20 @@
-"""Whether a pipeline gives images of different sizes one, those that it draws too, and whether its views have one size."""
+"""Sizes of images on their way through a pipeline: where they become one size, whether views agree, and limits of ops."""
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from gpuaug.core.errors import ArgumentError
+from gpuaug.core.limits import MOST_ELEMENTS, MOST_SIDE, MOST_WARPED
 from gpuaug.fusion.lower.kornia import REQUIREMENT, untested_version
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp
-from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp
+from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, WarpOp
 from gpuaug.fusion.ops.resize import Resize
 from gpuaug.fusion.policies.choice import Choice
 from gpuaug.fusion.program.gather import Gather
+
+_CUT_UP = "Cut them up, or shrink them, in the dataset."
 
 
 def sizing_ops(ops: Sequence[Op | EagerOp], *, ragged: bool) -> tuple[GatherOp, ...]:
@@ -110,3 +115,74 @@ def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
                 f"{'K' if sizing.package == 'Kornia' else 'v2'}.Resize(({out.height}, {out.width}))."
             )
         at = out if at is not None or (chance == 1 and not out.ragged) else None
+
+
+def check_counted(op: Op, size: Size) -> None:
+    """Refuse images that are larger than ``op`` can count, before it or after, and those without a pixel for it to read.
+
+    Raises:
+        ArgumentError: If there are any.
+    """
+    for each in (size, *op.out_bounds(size)):
+        if each.ragged:  # which is looked at batch by batch
+            continue
+        if each.height * each.width > size.height * size.width == 0:
+            raise ArgumentError(
+                f"images must have pixels for {op.name}, got {size.height}x{size.width}. Leave them out of the dataset."
+            )
+        if op.counts_pixels:
+            check_sides(op, each)
+        if each.channels * each.height * each.width >= MOST_ELEMENTS:
+            raise ArgumentError(
+                f"An image must have fewer than 2**31 values, got {each.channels * each.height * each.width} at {op.name}. "
+                f"{_CUT_UP}"
+            )
+
+
+def check_sizes(ops: Sequence[Op], size: Size, given: Size | None = None) -> None:
+    """Refuse images that ops could not take to their one size, whatever is drawn.
+
+    Args:
+        ops: The first take images of different sizes, or draw them; a later one gives them one.
+        size: Of the images that the first one sees.
+        given: Of the images themselves, where ``size`` has been drawn for them.
+
+    Raises:
+        ArgumentError: If there is one, named by its place in the batch where images differ in size.
+    """
+    at = size
+    given = size if given is None else given
+    for index, op in enumerate(ops):
+        if op.unsupported_size(at):
+            place, reason = next((place, why) for place in range(at.batch) if (why := op.unsupported_size(at.of(place))))
+            where = f" at {place} of the batch" if given.ragged else ""
+            raise ArgumentError(
+                f"images must fit {op.name}, got {given.of(place).height}x{given.of(place).width}{where}, "
+                f"which {reason}. Pad or resize before it."
+            )
+        if isinstance(op, WarpOp) and max(np.max(at.height), np.max(at.width)) > MOST_WARPED:
+            longest = int(np.argmax(np.maximum(at.height, at.width)))
+            check_sides(op, at.of(longest), f" at {longest} of the batch" if given.ragged else "")
+        if op.draws_size:
+            for end in op.out_bounds(at):
+                check_sizes(ops[index + 1 :], end, given)
+            return
+        at = op.out(at)
+
+
+def check_sides(op: Op, size: Size, where: str = "") -> None:
+    """Refuse images with sides that float32 cannot count, or as far as a warp counts them.
+
+    Args:
+        op: What counts their pixels.
+        size: Of one image, or of all.
+        where: Which image it is, for the text.
+
+    Raises:
+        ArgumentError: If a side is longer.
+    """
+    most, words = (MOST_WARPED, "2**20") if isinstance(op, WarpOp) else (MOST_SIDE - 1, "2**24 - 1")
+    if max(size.height, size.width) > most:
+        raise ArgumentError(
+            f"images must have sides of at most {words} pixels for {op.name}, got {size.height}x{size.width}{where}. {_CUT_UP}"
+        )
