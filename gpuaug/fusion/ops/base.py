@@ -352,6 +352,12 @@ class PointOp(RowOp):
     rgb_only: ClassVar[bool] = False
     """True if it mixes channels, and so needs images of three channels."""
 
+    keeps_unit_range: bool = False
+    """True if values in [0, 1] are certain to stay in [0, 1].
+
+    In half precision, images between passes then take 16 bits per value in place of 32.
+    """
+
     @property
     def needs_mean(self) -> bool:
         """True if it uses the mean grey of its input image."""

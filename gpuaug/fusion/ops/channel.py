@@ -30,6 +30,11 @@ class Grayscale(PointOp):
     code, width, rgb_only = PointCode.GRAYSCALE.value, 4, True
     words = "grey"
 
+    @property
+    def keeps_unit_range(self) -> bool:  # type: ignore[override]
+        """True without weights of the user's own."""
+        return getattr(self.module, "rgb_weights", None) is None
+
     def per_channel(self, channels: int) -> dict[str, Any]:
         """The weights, where they are given."""
         weights = getattr(self.module, "rgb_weights", None)
@@ -58,6 +63,7 @@ class ChannelShuffle(PointOp):
 
     code, width, rgb_only = PointCode.SHUFFLE.value, 4, True
     words = "shuffle channels"
+    keeps_unit_range = True
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """A permutation of the channels per sample, (B, 3)."""
@@ -81,6 +87,11 @@ class ChannelDropout(PointOp):
 
     code, width = PointCode.DROPOUT.value, 0
     words = "drop channels"
+
+    @property
+    def keeps_unit_range(self) -> bool:  # type: ignore[override]
+        """True if the fill value lies in [0, 1]."""
+        return 0 <= float(self.module.fill_value) <= 1  # type: ignore[arg-type]
 
     def unsupported_size(self, size: Size) -> str | None:
         """Kornia raises if more channels are to be dropped than images have."""

@@ -43,6 +43,11 @@ class Brightness(UniformOp):
     code, width, names = PointCode.BRIGHTNESS.value, 3, ("brightness_factor",)
     words = "brightness"
 
+    @property
+    def keeps_unit_range(self) -> bool:  # type: ignore[override]
+        """True if the result is clamped."""
+        return bool(self.module.clip_output)
+
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The summand, and 1 if the sum is clamped."""
         out[:, 1] = drawn["brightness_factor"] - 1
@@ -59,6 +64,11 @@ class Contrast(UniformOp):
     code, width, names = PointCode.CONTRAST.value, 3, ("contrast_factor",)
     words = "contrast"
 
+    @property
+    def keeps_unit_range(self) -> bool:  # type: ignore[override]
+        """True if the result is clamped."""
+        return bool(self.module.clip_output)
+
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The factor, and 1 if the product is clamped."""
         out[:, 1] = drawn["contrast_factor"]
@@ -74,6 +84,7 @@ class Saturation(UniformOp):
 
     code, width, names, rgb_only = PointCode.SATURATION.value, 2, ("saturation_factor",), True
     words = "saturation"
+    keeps_unit_range = True
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Clamp, saturate, clamp."""
@@ -85,6 +96,7 @@ class Hue(UniformOp):
 
     code, width, names, rgb_only = PointCode.HUE.value, 2, ("hue_factor",), True
     words = "hue"
+    keeps_unit_range = True
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Clamp, turn, clamp."""
@@ -97,6 +109,11 @@ class Gamma(UniformOp):
     code, width, names = PointCode.GAMMA.value, 3, ("gamma_factor", "gain_factor")
     words = "gamma"
 
+    @property
+    def keeps_unit_range(self) -> bool:  # type: ignore[override]
+        """True unless a drawn number may be negative: 0 to a negative power is infinite."""
+        return all(low >= 0 for low, _ in self.bounds)
+
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Clamp, raise to a power, multiply, clamp."""
         return (column(rows, 2) * images.clamp(0, 1).pow(column(rows, 1))).clamp(0, 1)
@@ -107,6 +124,11 @@ class Invert(PointOp):
 
     code, width = PointCode.INVERT.value, 2
     words = "invert"
+
+    @property
+    def keeps_unit_range(self) -> bool:  # type: ignore[override]
+        """True if values are subtracted from 1."""
+        return bool(self.settings["max_val"] == 1)
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
@@ -135,6 +157,7 @@ class Solarize(UniformOp):
 
     code, width, names = PointCode.SOLARIZE.value, 3, ("thresholds", "additions")
     words = "solarize"
+    keeps_unit_range = True
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Clamp, add, clamp, invert values at or above the threshold."""
@@ -147,6 +170,7 @@ class Snow(UniformOp):
 
     code, width, names, rgb_only = PointCode.SNOW.value, 3, ("snow_coefficient", "brightness"), True
     words = "snow"
+    keeps_unit_range = True
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Clamp, brighten, clamp."""
@@ -158,6 +182,7 @@ class Posterize(PointOp):
 
     code, width = PointCode.POSTERIZE.value, 3
     words = "posterize"
+    keeps_unit_range = True
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)

@@ -40,6 +40,7 @@ class _Jitter(PointOp):
     width = 9
     rgb_only = True
     words = "jitter"
+    keeps_unit_range = True
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)

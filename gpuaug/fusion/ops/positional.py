@@ -33,6 +33,11 @@ class Erasing(PointOp):
     erases_masks: ClassVar[bool] = True
     """True if masks become 0 in the rectangle, as in Kornia."""
 
+    @property
+    def keeps_unit_range(self) -> bool:  # type: ignore[override]
+        """True if the fill value lies in [0, 1]."""
+        return 0 <= self._value <= 1
+
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
         generator: Any = module._param_generator

@@ -29,6 +29,7 @@ class OneOf(PointOp):
         self._ops = tuple(ops)
         self.flags = sum(1 << code for code in self._kinds)
         self.rgb_only = any(op.rgb_only for op in ops)  # type: ignore[misc]
+        self.keeps_unit_range = all(op.keeps_unit_range for op in ops)
 
     @staticmethod
     def takes(op: PointOp) -> bool:

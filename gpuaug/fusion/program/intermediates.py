@@ -9,8 +9,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from gpuaug.fusion.ops.base import FrontOp, PointOp
-from gpuaug.fusion.ops.channel import ChannelShuffle, Grayscale
+from gpuaug.fusion.ops.base import FrontOp
 from gpuaug.fusion.ops.color_jitter import CLEAN, ColorJiggle, ColorJitter
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.ops.geometry import WarpOp
@@ -34,7 +33,7 @@ def types_written(passes: Sequence[Pass], given: torch.dtype, dtype: torch.dtype
     """
     found: list[torch.dtype] = []
     for step, reader in pairwise(passes):
-        clean = is_clean(step.front, given) and all(stays_clean(op) for op in step.points)
+        clean = is_clean(step.front, given) and all(op.keeps_unit_range for op in step.points)
         # Rounding takes some values to another level, and an equalisation may put levels far apart.
         counts = isinstance(reader.front, FrontOp) and reader.front.kernel == "levels"
         given = KEPT if clean and not counts and dtype.itemsize == 2 else torch.float32
@@ -63,18 +62,11 @@ def in_strips(front: Gather | FrontOp, given: torch.dtype, dtype: torch.dtype) -
     return blurs and dtype == torch.bfloat16 and is_clean(front, given)
 
 
-def stays_clean(op: PointOp) -> bool:
-    """Whether an op leaves in [0, 1] what lies there: a normalisation or an unclamped op may make anything."""
-    if isinstance(op, Grayscale):
-        return getattr(op.module, "rgb_weights", None) is None
-    return isinstance(op, ColorJitter | ColorJiggle | ChannelShuffle)
-
-
 def marked_program(step: Pass, *, clean: bool) -> tuple[tuple[int, int, int], ...]:
     """A pass's program, with ``CLEAN`` set for jitters that see numbers in [0, 1] and no NaN, which cost less to clamp."""
     marked = []
     for op, (code, column, flags) in zip(step.points, step.program, strict=True):
         jitter = isinstance(op, ColorJitter | ColorJiggle)
         marked.append((code, column, flags | CLEAN if jitter and clean else flags))
-        clean = clean and stays_clean(op)
+        clean = clean and op.keeps_unit_range
     return tuple(marked)

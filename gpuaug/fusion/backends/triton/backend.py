@@ -25,7 +25,7 @@ from gpuaug.fusion.backends.triton.second_pass import rest_kernel
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.color_jitter import BEFORE_CONTRAST, CONTRAST, FROM_CONTRAST
 from gpuaug.fusion.program.gather import Gather, Part
-from gpuaug.fusion.program.intermediates import KEPT, is_clean, marked_program, stays_clean, types_written
+from gpuaug.fusion.program.intermediates import KEPT, is_clean, marked_program, types_written
 from gpuaug.fusion.program.plan import GatherPass, OpPass, Plan
 
 _KINDS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
@@ -192,7 +192,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
     # With 16 bits a value, pixels are rounded: only for results that have no more. Of a pass between two buffers, the second
     # kernel would not know which samples are left where they are.
     between = step.way >= 0 and out.dtype == KEPT
-    keep = clean and out.dtype.itemsize == 2 and not between and all(stays_clean(op) for op in step.points[:at])
+    keep = clean and out.dtype.itemsize == 2 and not between and all(op.keeps_unit_range for op in step.points[:at])
     summing = {**constants, "OUT_W": 1, "PROGRAM": summed, "COUNT": len(summed), "PARTIALS": 0}
     summing |= {"REDUCE": True, "APPLY_AT": apply_mask, "KEEP": keep, "WORDS": keep and even}
     numbers = (*source, across, row_stride, blocks, blocks, *strides[:3])
