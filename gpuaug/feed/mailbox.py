@@ -19,7 +19,7 @@ training thread waits in C++ for the backward pass, and the other thread's Pytho
 
 @dataclass(slots=True)
 class Pulled:
-    """Result of one ``next`` of the wrapped loader: a batch, an error, or the end."""
+    """Result of one ``next`` of the wrapped loader: a batch, an error, or the end. ``loader/in_flight.py``: what follows."""
 
     batch: Any = None
     error: BaseException | None = None

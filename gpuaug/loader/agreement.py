@@ -8,7 +8,7 @@ from gpuaug.core.errors import ArgumentError, shown
 from gpuaug.feed.resumable import ResumableLoader, is_state
 from gpuaug.feed.stateful import StatefulLoader
 from gpuaug.loader.definition import definition
-from gpuaug.loader.depth import ranks as count_ranks
+from gpuaug.loader.sharding import count_ranks
 from gpuaug.stages.base import BoundStage, Stage
 
 WAY_OUT = "Pass what state_dict() of a StreamedLoader returned."

@@ -13,7 +13,6 @@ from gpuaug.core.rng import generator_lock
 from gpuaug.core.streams import Lanes
 from gpuaug.feed.feed import Feed
 from gpuaug.feed.wrapped_loader import has_persistent_workers, parts
-from gpuaug.loader.depth import Depth
 from gpuaug.loader.hooks import Hooks
 from gpuaug.loader.iterator import PipelinedIterator
 from gpuaug.loader.stats import Stats
@@ -47,7 +46,7 @@ class Inspection:
         """(stage on its lane, stage as the user made it) for each stage."""
         return self._shared.placement.pairs
 
-    def begin(self, depth: Depth, bound: Sequence[BoundStage] | None = None) -> PipelinedIterator:
+    def begin(self, depth: int, bound: Sequence[BoundStage] | None = None) -> PipelinedIterator:
         """Begin an iterator that works ``depth`` batches ahead, with the stages ``bound`` instead of the loader's, if given."""
         return self.loader._begin(depth, bound)
 

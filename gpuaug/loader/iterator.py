@@ -20,8 +20,7 @@ from gpuaug.feed.mailbox import Pulled
 from gpuaug.feed.prefetch import STOP_S, FeedIterator
 from gpuaug.feed.wrapped_loader import explain
 from gpuaug.loader.checkpoint import Snapshot
-from gpuaug.loader.depth import Depth
-from gpuaug.loader.queued import Launched, Submitted
+from gpuaug.loader.in_flight import Launched, Submitted
 from gpuaug.loader.state import LoaderState
 from gpuaug.stages.base import BoundStage
 
@@ -35,7 +34,7 @@ class PipelinedIterator:
         bound: The stages on their lanes.
         begun: Epoch and batch at which the training loop begins.
         first_position: Random-number key of the first batch.
-        depth: Number of batches launched ahead of the one that is handed over.
+        depth: Number of batches launched ahead of the one that is handed over. May be set between two batches.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class PipelinedIterator:
         bound: Sequence[BoundStage],
         begun: Snapshot,
         first_position: Position,
-        depth: Depth,
+        depth: int,
     ) -> None:
         self._shared = shared
         self._lanes, self._copier = shared.lanes, shared.placement.copier
@@ -59,7 +58,7 @@ class PipelinedIterator:
         self._submitted: deque[Submitted] = deque()
         self._ahead = max((stage.ahead for stage in bound), default=0)
         self.waiting: deque[Launched] = deque()
-        self._depth = depth
+        self.depth = depth
         self._process = os.getpid()
         # Also runs when the interpreter ends, before it takes the modules away.
         self._end_threads = weakref.finalize(self, _end_threads, self._process, self._submitted, bound, self._memory)
@@ -94,8 +93,8 @@ class PipelinedIterator:
         """
         stats, hooks = self._shared.stats, self._shared.hooks
         hooks.asked(consumer)
-        done = self._depth.record_event(consumer, self)
-        depth = self._depth.now
+        done = consumer.record_event()
+        depth = self.depth
         stats.depth = 0 if self._lanes.in_line else depth
         waited_s = self._shared.run_ahead_limit.keep(done, ahead=depth + 2)
         if waited_s is not None:
@@ -192,7 +191,7 @@ class PipelinedIterator:
         raised = f"gpuaug: raised {where}, at batch "
         add_note(error, f"{raised}{batch} of epoch {self._launch_position.epoch}.", replaces=raised)
         if isinstance(error, torch.OutOfMemoryError):
-            depth = 0 if self._lanes.in_line else self._depth.now
+            depth = 0 if self._lanes.in_line else self.depth
             way_out = "Lower depth, or batch_size of the DataLoader." if depth else "Lower batch_size of the DataLoader."
             at_once = f"{depth + 2} batches are on {self._lanes.device} at once (depth={depth})"
             add_note(error, f"gpuaug: up to {at_once}. {way_out}", replaces="gpuaug: up to ")

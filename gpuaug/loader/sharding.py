@@ -1,12 +1,18 @@
-"""Whether ranks that train together read the same samples."""
+"""The ranks that train together, and whether they read the same samples."""
 
 from operator import length_hint
 from typing import Any
 
+from torch import distributed
 from torch.utils.data import DataLoader, Subset
 
 _OF_A_RANK = {"rank", "num_processes", "num_replicas", "num_shards", "process_index", "world_size"}
 """Attributes of datasets that hold one rank's share."""
+
+
+def count_ranks() -> int:
+    """Number of processes that train together."""
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def reads_whole_dataset(loader: Any, ranks: int) -> bool:

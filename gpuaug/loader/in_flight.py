@@ -1,4 +1,10 @@
-"""A batch in the queues of an iterator: submitted to other threads, then launched on the device."""
+"""A batch between the wrapped loader and the training loop, with what is known of it at each point.
+
+    next() of the loader ──▶ Pulled       batch on the host, error or end: made in ``feed``, see ``feed/mailbox.py``
+    _submit()            ──▶ Submitted    with the work of other threads on it, such as decoding
+    _launch()            ──▶ Launched     batch on the device with its event, or the error in its place
+    pop()                ──▶ training loop
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
