@@ -3,7 +3,6 @@
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 from torch import Tensor, nn

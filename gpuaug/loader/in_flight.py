@@ -1,9 +1,12 @@
 """A batch between the wrapped loader and the training loop, with what is known of it at each point.
 
-    next() of the loader ──▶ Pulled       batch on the host, error or end: made in ``feed``, see ``feed/mailbox.py``
-    _submit()            ──▶ Submitted    with the work of other threads on it, such as decoding
-    _launch()            ──▶ Launched     batch on the device with its event, or the error in its place
-    pop()                ──▶ training loop
+    wrapped loader
+      next()    ──▶ Pulled       batch on the host, an error or the end
+      _submit() ──▶ Submitted    with the work of other threads on it, such as decoding
+      _launch() ──▶ Launched     batch on the device and its event, or the error in its place
+      pop()     ──▶ training loop
+
+``Pulled`` is in ``gpuaug.feed.mailbox``, because the thread that pulls makes it and ``feed`` does not import ``loader``.
 """
 
 from collections.abc import Sequence

@@ -92,7 +92,8 @@ def check(loader: object, doing: str, otherwise: str) -> StreamedLoader:
 @contextmanager
 def left_as_it_was(loader: StreamedLoader) -> Iterator[None]:
     """A block after which the loader's epoch, state and counters, and torch's generators, are restored."""
-    shared, counted = loader._shared, loader._shared.stats
+    shared = loader._shared
+    counted = loader._shared.stats
     generators = (getattr(part, "generator", None) for part in parts(loader.loader).values())
     states = [(generator, generator.get_state()) for generator in generators if isinstance(generator, torch.Generator)]
     places = [(part, copy.deepcopy(part.state_dict())) for part in _in_this_process(loader.loader)]

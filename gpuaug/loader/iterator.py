@@ -47,7 +47,8 @@ class PipelinedIterator:
         depth: int,
     ) -> None:
         self._shared = shared
-        self._lanes, self._copier = shared.lanes, shared.placement.copier
+        self._lanes = shared.lanes
+        self._copier = shared.placement.copier
         self._bound = bound
         self.feed_iterator = feed_iterator
         self._launch_position = first_position
@@ -91,7 +92,8 @@ class PipelinedIterator:
         May wait for the run-ahead limit, for another thread's launch and for a stage's Python; for the loader or the decoder
         only if no batch is launched, or if images have to be decoded again.
         """
-        stats, hooks = self._shared.stats, self._shared.hooks
+        stats = self._shared.stats
+        hooks = self._shared.hooks
         hooks.asked(consumer)
         done = consumer.record_event()
         depth = self.depth
@@ -119,7 +121,9 @@ class PipelinedIterator:
             finally:
                 del launched  # or the error would hold itself through its traceback, and the batch with it
         assert launched.ready is not None
-        stats, hooks, batch_index = self._shared.stats, self._shared.hooks, self._handed_over.batch
+        stats = self._shared.stats
+        hooks = self._shared.hooks
+        batch_index = self._handed_over.batch
         with hooks.span("gpuaug/wait", batch_index, consumer, waits=True):
             self._lanes.hand_over(launched.ready, consumer)
         for tensor in launched.resident:
@@ -214,7 +218,8 @@ class PipelinedIterator:
 
     def _pull(self) -> Pulled | None:
         """The next batch of the wrapped loader. ``None`` if it has none yet while others are launched or submitted."""
-        stats, hooks = self._shared.stats, self._shared.hooks
+        stats = self._shared.stats
+        hooks = self._shared.hooks
         pulled = self.feed_iterator.get(block=False)
         if pulled is None:
             if self.waiting or self._submitted:
@@ -226,7 +231,8 @@ class PipelinedIterator:
             stats.starved += 1
             stats.starved_ms += waited_s * 1e3  # no call within: another thread may count, too
             assert pulled is not None
-        self._ended, self._state_at_end = pulled.ended, pulled.state
+        self._ended = pulled.ended
+        self._state_at_end = pulled.state
         return pulled
 
     def _submit(self, pulled: Pulled) -> None:
@@ -273,7 +279,8 @@ class PipelinedIterator:
     @contextmanager
     def _decode_wait(self, batch: int) -> Iterator[None]:
         """A block in which the training thread waits until other threads have decoded ``batch``: counted, and a span."""
-        stats, start = self._shared.stats, time.perf_counter()
+        stats = self._shared.stats
+        start = time.perf_counter()
         try:
             with self._shared.hooks.span("gpuaug/wait for decoding", batch, waits=True):
                 yield
@@ -284,9 +291,15 @@ class PipelinedIterator:
 
     def _launch(self, submitted: Submitted) -> None:
         pulled = submitted.pulled
-        stats, feed, hooks, batch_index = self._shared.stats, self._shared.feed, self._shared.hooks, self._launch_position.batch
+        stats = self._shared.stats
+        feed = self._shared.feed
+        hooks = self._shared.hooks
+        batch_index = self._launch_position.batch
         read_by_stages: list[Any] = []
-        lane, doing, source, end = self._lanes.copy, "its copy", None, None
+        lane = self._lanes.copy
+        doing = "its copy"
+        source = None
+        end = None
         try:
             self._lanes.reclaim()
             lane.make_current()
@@ -305,7 +318,8 @@ class PipelinedIterator:
             if copied.resident or copied.resident_objects:
                 followed = self._lanes.follow(pulled.stream)
                 source = followed if copied.resident_objects else None
-            batch, ready = copied.batch, lane.record_event()
+            batch = copied.batch
+            ready = lane.record_event()
             feed.read_until(pulled, ready)
             for bound in self._bound:
                 doing = f"stage {bound.name!r}"

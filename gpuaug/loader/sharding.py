@@ -24,7 +24,8 @@ def reads_whole_dataset(loader: Any, ranks: int) -> bool:
     if not isinstance(loader, DataLoader) or not _is_torchs(type(loader).__iter__):
         return False
     sampler: Any = loader.sampler
-    batch_sampler, dataset = loader.batch_sampler, loader.dataset
+    batch_sampler = loader.batch_sampler
+    dataset = loader.dataset
     if batch_sampler is not None:
         if not (_is_torchs(type(batch_sampler)) and type(batch_sampler).__name__ == "BatchSampler"):
             return False

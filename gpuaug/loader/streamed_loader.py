@@ -96,7 +96,8 @@ class StreamedLoader:
         device = prepared.device if prepared is not None and device is None else device
         requested = devices.requested(device)
         budget = None if feed_bytes is None else _budget(feed_bytes)
-        source, begin_with = (loader, None) if prepared is None else (prepared.dataloader, prepared.open)
+        source = loader if prepared is None else prepared.dataloader
+        begin_with = None if prepared is None else prepared.open
         own_feed = Feed(source, feed, budget, requested, begin_with)
         placement = Placement(device, warns=bool(own_feed.reason))
         self._feed_iterators: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
@@ -106,7 +107,8 @@ class StreamedLoader:
         self._shared = LoaderState(placement, own_feed, progress)
         if progress.can_resume:
             # Here, not on the class: frameworks look for these two names, and put the state into checkpoints.
-            self.state_dict, self.load_state_dict = progress.state_dict, progress.load_state_dict
+            self.state_dict = progress.state_dict
+            self.load_state_dict = progress.load_state_dict
         self.stages = stages
 
     def __iter__(self) -> Iterator[Batch]:

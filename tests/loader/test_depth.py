@@ -64,7 +64,10 @@ def assigned(loader):
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: StreamedLoader(range(3), device="cpu", depth="auto"), lambda: assigned(StreamedLoader(range(3), device="cpu", depth=0))],
+    [
+        lambda: StreamedLoader(range(3), device="cpu", depth="auto"),
+        lambda: assigned(StreamedLoader(range(3), device="cpu", depth=0)),
+    ],
     ids=["passed", "assigned"],
 )
 def test_depth_auto_warns_at_the_users_line_and_is_the_default(make):
