@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from protocol.scenarios import ANY_SCENARIO, Source, install, run, script_arrivals
 
 from gpuaug import ArgumentError, ArgumentTypeError, GpuAugWarning, StreamedLoader
+from gpuaug.loader.inspection import Inspection
 from gpuaug.loader.iterator import PipelinedIterator
 
 
@@ -83,6 +85,16 @@ def test_depth_auto_warns_at_the_users_line_and_is_the_default(make):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert list(loader) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_inspection_begins_an_iterator_of_another_depth(cuda, depth):
+    loader = StreamedLoader(Source(cuda, 8), device="cuda")
+    inspection = Inspection(loader)
+    with closing(inspection.begin(depth)) as pipelined:
+        pipelined.fill(inspection.lanes.consumer())
+        assert len(pipelined.waiting) == depth + 1
+    assert loader.depth == 2
 
 
 # What is counted
