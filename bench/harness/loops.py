@@ -3,7 +3,6 @@
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,23 +55,6 @@ def loop(batches: Iterable, step: Callable[..., object]) -> Callable[[], Iterato
     return steps
 
 
-def decided(batches: StreamedLoader, step: Callable[..., object]) -> Callable[[], Iterator[int]]:
-    """The steps of a ``Variant`` over a loader with ``depth="auto"``, beginning after its decision.
-
-    The loader times a continuous loop; a loop that stops between windows is none.
-    """
-
-    def steps() -> Iterator[int]:
-        measuring = True
-        for images, labels in batches:
-            step(images, labels)
-            measuring = measuring and "still measuring" in repr(batches)
-            if not measuring:
-                yield len(labels)
-
-    return steps
-
-
 def settled(batches: StreamedLoader, step: Callable[..., object], count: int) -> Callable[[], Iterator[int]]:
     """The steps of a ``Variant`` over a loader with workers, beginning after ``count`` successive batches came in slots.
 
@@ -97,14 +79,12 @@ def settled(batches: StreamedLoader, step: Callable[..., object], count: int) ->
 
 
 def streamed(
-    name: str, loader: DataLoader, stage: object, step: Callable[..., object], options: Namespace, stack: ExitStack, depth: Any
+    name: str, loader: DataLoader, stage: object, step: Callable[..., object], options: Namespace, stack: ExitStack
 ) -> Variant:
     """A row of gpuaug: the loop over ``loader`` in a ``StreamedLoader``, which ``stack`` closes."""
-    batches = StreamedLoader(loader, [stage], device=options.device, depth=depth)
+    batches = StreamedLoader(loader, [stage], device=options.device, depth=loaders.DEPTH)
     stack.callback(batches.close)
-    if depth != "auto":
-        return Variant(name, loop(batches, step), loaders.queued(loader))
-    return Variant(name, decided(batches, step), loaders.queued(loader), lambda: {"depth": batches.stats().depth})
+    return Variant(name, loop(batches, step), loaders.queued(loader))
 
 
 class Serial:

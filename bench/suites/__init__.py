@@ -4,16 +4,12 @@
 # where such a short window would measure only batches that had queued up before it.
 _SIZES = ["--batch", "8,16,32,64,128,256,512", "--seconds", "0.3", "--repeats", "2", "--slowest", "0.15"]
 
-# Differences of a few percent are measured here, as large as the spread between rounds.
-_DEPTHS = ["--batch", "8,16,32,64,128,256", "--rows", "streamed;streamed, auto", "--seconds", "0.3", "--repeats", "8"]
-
 SUITES: dict[str, tuple[str, list[str]]] = {
     "encoder_decoder": ("bench.suites.training.encoder_decoder", []),
     "encoder_decoder_sizes": (
         "bench.suites.training.encoder_decoder",
         ["--suite", "encoder_decoder_sizes", "--rows", "two streams, as published;timm PrefetchLoader;streamed", *_SIZES],
     ),
-    "encoder_decoder_depths": ("bench.suites.training.encoder_decoder", ["--suite", "encoder_decoder_depths", *_DEPTHS]),
     "encoder_decoder_resident": ("bench.suites.training.encoder_decoder", ["--resident"]),
     "encoder_decoder_alike": (
         "bench.suites.training.encoder_decoder",
@@ -31,7 +27,6 @@ SUITES: dict[str, tuple[str, list[str]]] = {
             *_SIZES,
         ],
     ),
-    "classifier_depths": ("bench.suites.training.classifier", ["--suite", "classifier_depths", *_DEPTHS]),
     "resnet_step": ("bench.suites.training.resnet_step", []),
     "launch_bound": ("bench.suites.training.launch_bound", []),
     "chain": ("bench.suites.training.chain", []),

@@ -64,7 +64,9 @@ class MemberCollate:
         pack: Callable[[Sequence[Any], str], Any],
         refuse: Callable[[Any, str], NoReturn],
     ) -> None:
-        self._are_images, self._pack, self._refuse = are_images, pack, refuse
+        self._are_images = are_images
+        self._pack = pack
+        self._refuse = refuse
 
     def __call__(self, samples: Sequence[Any]) -> Batch:
         """Collate samples of one form, which the first has.

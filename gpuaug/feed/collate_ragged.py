@@ -81,7 +81,8 @@ def _packed(images: Sequence[Any], path: str, *, channels: Channels, convert: bo
         )
     planes = isinstance(images[0], Tensor)
     data = allocated((int(ends[-1]),), torch.uint8)
-    flat, start = data.numpy(), 0
+    flat = data.numpy()
+    start = 0
     for image, (height, width), end in zip(ready, sizes.tolist(), ends.tolist(), strict=True):
         part = flat[start:end]
         room = part.reshape(channels, height, width).transpose(1, 2, 0) if planes else part.reshape(height, width, channels)

@@ -63,7 +63,8 @@ class Feed:
         begin_with: Callable[[Begin, Any], Begun] | None = None,
     ) -> None:
         feed = one_of("feed", feed, ("auto", "ring", "plain"), "Leave it out to have what fits.")
-        self._loader, self._device = loader, device
+        self._loader = loader
+        self._device = device
         self._page_locks = device.type == "cuda"
         self._forced = feed == "ring"
         self._budget = default_budget_bytes() if feed_bytes is None else feed_bytes
@@ -124,7 +125,8 @@ class Feed:
         workers = _workers_of(self._loader)
         if self._process != os.getpid():
             # In a forked process ring and workers are the parent's. Collected here, the twin would end these workers.
-            self._parents, self._process = (self._parents, self._twin), os.getpid()
+            self._parents = (self._parents, self._twin)
+            self._process = os.getpid()
             self._twin = self._ring = None
         if workers != self.workers:  # the user has changed it
             self._twin = self._ring = None
@@ -166,7 +168,8 @@ class Feed:
             if persistent:
                 # Before workers begin an epoch anew they finish their batches, so older slots are not written any more.
                 self._ring.drop_old()
-        self._feed, self._gone = weakref.ref(feed), getattr(feed, "gone", None)
+        self._feed = weakref.ref(feed)
+        self._gone = getattr(feed, "gone", None)
         return feed
 
     def _open_on(
@@ -360,7 +363,8 @@ def _collating_into(ring: Ring, loader: Any) -> Iterator[None]:
     """Have the workers that ``loader`` starts meanwhile collate into the ring. Afterwards it is as it was."""
     own = {name: getattr(loader, name) for name in ("collate_fn", "pin_memory")}
     try:
-        loader.collate_fn, loader.pin_memory = SlotCollate(loader.collate_fn, ring.memory), False
+        loader.collate_fn = SlotCollate(loader.collate_fn, ring.memory)
+        loader.pin_memory = False
         yield
     finally:
         for name, value in own.items():

@@ -9,17 +9,20 @@ from typing import Any
 QUEUED = 2
 """Most host batches that wait for the training thread. Workers of the loader have a queue of their own."""
 
-PAUSE, MOST_PAUSE_S = 0.5, 0.05
-"""Share of a training step, and most seconds, that the thread waits before it pulls while another batch is ready.
+PAUSE = 0.5
+"""Share of a training step that the thread waits before it pulls while another batch is ready.
 
 Python of two threads takes turns. A step begins with launches from Python (the forward pass); from about its middle on the
 training thread waits in C++ for the backward pass, and the other thread's Python costs it nothing.
 """
 
+MOST_PAUSE_S = 0.05
+"""Most seconds of such a wait."""
+
 
 @dataclass(slots=True)
 class Pulled:
-    """Result of one ``next`` of the wrapped loader: a batch, an error, or the end."""
+    """Result of one ``next`` of the wrapped loader: a batch, an error, or the end. ``loader/in_flight.py``: what follows."""
 
     batch: Any = None
     error: BaseException | None = None
@@ -41,7 +44,9 @@ class Mailbox:
     """
 
     def __init__(self) -> None:
-        self._pause_s, self._step_s, self._refilled_s = 0.0, 0.0, time.perf_counter()
+        self._pause_s = 0.0
+        self._step_s = 0.0
+        self._refilled_s = time.perf_counter()
         self._items: SimpleQueue[Pulled] = SimpleQueue()
         self._places: SimpleQueue[None] = SimpleQueue()
         self._taken = QUEUED
@@ -78,9 +83,11 @@ class Mailbox:
     def refill(self) -> None:
         """Free the places of items that were taken, as a step begins."""
         now_s = time.perf_counter()
-        step_s, self._refilled_s = now_s - self._refilled_s, now_s
+        step_s = now_s - self._refilled_s
+        self._refilled_s = now_s
         # Of the shorter of two steps: behind a validation, short steps would take what is ready while the thread still waits.
-        self._pause_s, self._step_s = min(PAUSE * min(step_s, self._step_s), MOST_PAUSE_S), step_s
+        self._pause_s = min(PAUSE * min(step_s, self._step_s), MOST_PAUSE_S)
+        self._step_s = step_s
         for _ in range(self._taken):
             self._places.put(None)
         self._taken = 0

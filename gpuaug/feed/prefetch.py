@@ -24,8 +24,11 @@ from gpuaug.core.settings import default_device
 from gpuaug.feed.mailbox import Mailbox, Pulled
 from gpuaug.feed.wrapped_loader import Begin, StateReader, begin_epoch, end_workers, has_persistent_workers, state_reader, wake
 
-STOP_S, WAKE_S = 7.0, 0.05
-"""Seconds that leaving a loop waits for a loader inside ``next``, and seconds between attempts to wake it."""
+STOP_S = 7.0
+"""Seconds that leaving a loop waits for a loader inside ``next``."""
+
+WAKE_S = 0.05
+"""Seconds between attempts to wake a loader inside ``next``."""
 
 _TAKEN_OVER = (
     "This iterator ended, because a newer one took over its persistent workers. "
@@ -140,7 +143,8 @@ class ThreadFeedIterator(FeedIterator):
         """End the thread and drop the loader's iterator, and its workers with it. Idempotent."""
         if self._process != os.getpid():
             return  # thread and workers belong to the parent process
-        loader, iterator = self.loader, self.iterator
+        loader = self.loader
+        iterator = self.iterator
         super().close()
         self._stop()
         if not self._thread.is_alive():
@@ -254,13 +258,15 @@ def _puller(settings: _ThreadState, pull: Callable[[], Pulled], box: Mailbox) ->
     def run() -> None:
         with settings.inference_mode():
             settings.adopt()  # within, because entering a block of inference mode sets the grad mode too
-            ended, pull_s = False, 0.0
+            ended = False
+            pull_s = 0.0
             while not ended and box.wait_for_place(pull_s):
                 try:
                     item = pull()
                 except BaseException as error:  # raised on the training thread, by next()
                     item = Pulled(error=error, ended=True)
-                ended, pull_s = item.ended, item.took_s[1] - item.took_s[0]
+                ended = item.ended
+                pull_s = item.took_s[1] - item.took_s[0]
                 box.put(item)
                 del item  # or the thread would hold a batch while it waits for the next place
 

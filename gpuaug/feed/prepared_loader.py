@@ -124,7 +124,8 @@ class _OneAhead(Iterator[Any]):
     """An iterator that reads one batch ahead, so that the last batch is known as such."""
 
     def __init__(self, iterator: Iterator[Any], state: StateReader) -> None:
-        self._iterator, self._state = iterator, state
+        self._iterator = iterator
+        self._state = state
         self._next: tuple[Any, Any] | None = None
         self._error: BaseException | None = None
         self._begun = self._ended = False

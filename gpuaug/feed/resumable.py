@@ -187,7 +187,8 @@ class ResumableLoader:
             if resume is not None and resume.seed is not None:  # else workers would repeat the draws of an earlier epoch
                 (loader.generator or torch.default_generator).manual_seed(resume.seed)
             if resume is not None and resume.start is not None:
-                indices.states, indices.epochs = resume.start["generators"], resume.start["epochs"]
+                indices.states = resume.start["generators"]
+                indices.epochs = resume.start["epochs"]
             else:
                 indices.states = found
             with _asked(loader, indices):
@@ -215,7 +216,8 @@ class _Indices:
     """A ``DataLoader``'s sampler, which records the generators' states when it is iterated."""
 
     def __init__(self, resumable: ResumableLoader, sampler: Any, resume: Resume | None) -> None:
-        self.resumable, self.resume = resumable, resume
+        self.resumable = resumable
+        self.resume = resume
         self.generators = {**resumable.generators, _GLOBAL: torch.default_generator}
         self.states: Mapping[str, torch.Tensor] = {}
         """The states that generators are given before the sampler is asked."""
@@ -243,7 +245,8 @@ class EpochIndices(Iterator[Any]):
 
     def __init__(self, asked: _Indices) -> None:
         self._asked = asked
-        self._before, self._epochs = states_of(asked.generators), asked.resumable.epochs
+        self._before = states_of(asked.generators)
+        self._epochs = asked.resumable.epochs
         self._indices = asked.ask()  # a sampler that counts epochs may do so now
         self._drawn = _differ(self._before, states_of(asked.generators))
         self._first: list[Any] = []
@@ -254,7 +257,8 @@ class EpochIndices(Iterator[Any]):
         """Make the sampler draw the order, if it has not."""
         if self._start is not None:
             return
-        asked, resume = self._asked, self._asked.resume
+        asked = self._asked
+        resume = asked.resume
         asked.resume = None  # workers that persist ask again in later epochs
         before = self._before if self._drawn else states_of(asked.generators)
         try:
@@ -262,7 +266,8 @@ class EpochIndices(Iterator[Any]):
                 set_states(asked.generators, asked.states)
                 asked.resumable.epochs = asked.epochs
                 self._epochs = asked.resumable.epochs
-                before, self._indices = states_of(asked.generators), asked.ask()
+                before = states_of(asked.generators)
+                self._indices = asked.ask()
             self._first = list(islice(self._indices, 1))
         except Exception as error:
             self._error = error  # raised where the indices are read

@@ -102,7 +102,8 @@ class StatefulLoader:
         iterator = iter(loader)
         if beside is not None:
             set_states(self._parts.generators, beside["generators"])
-        begun, read = self._state(), state_reader(loader, iterator)
+        begun = self._state()
+        read = state_reader(loader, iterator)
         known = given is None or (beside is not None and "batches" in beside)
         if self._is_stream and known and (self._is_reread(loader) or _has_none(read(False))):
             return self._begin_reread(iterator, read, skip, given, begun)
@@ -128,14 +129,16 @@ class StatefulLoader:
         batches = 0 if given is None else given[_BESIDE]["batches"]
 
         def read_start(ended: bool) -> Any:
-            source, beside = (read(True), self._state()) if ended else (at_start, begun)
+            source = read(True) if ended else at_start
+            beside = self._state() if ended else begun
             return {**source, _BESIDE: {**beside, "ended": ended, "batches": max(batches, iterator._num_yielded)}}
 
         return drop_first(iterator, batches + skip), read_start
 
     def _put_at_end(self, beside: Mapping[str, Any]) -> None:
         """Set generators to the end of the epoch of a state."""
-        generators, found = self._parts.generators, torch.get_rng_state()
+        generators = self._parts.generators
+        found = torch.get_rng_state()
         set_states(generators, beside["generators"])
         if self._asks and not beside["ended"]:  # of its last batch, as in checkpoints of Accelerate's, which has told the epoch
             epochs = self._parts.epochs
@@ -179,10 +182,12 @@ def begin_graph(loader: Any, skip: int) -> Begun:
     given = loader._next_iter_state_dict
     beside = given.get(_BESIDE, {}) if isinstance(given, Mapping) else {}
     set_states(generators, beside.get("generators", {}))
-    start, iterator = states_of(generators), iter(loader)
+    start = states_of(generators)
+    iterator = iter(loader)
     if beside.get("ended") and not loader.restart_on_stop_iteration:
         next(iterator, None)  # at its end, where the nodes count their epoch
-        start, iterator = states_of(generators), iter(loader)
+        start = states_of(generators)
+        iterator = iter(loader)
     read = state_reader(loader, iterator)
 
     def read_both(ended: bool) -> Any:
@@ -196,7 +201,8 @@ def begin_graph(loader: Any, skip: int) -> Begun:
 
 def _nodes(root: Any) -> list[Any]:
     """The nodes of a graph, from its root."""
-    kind, found = sys.modules["torchdata.nodes"].BaseNode, [root]
+    kind = sys.modules["torchdata.nodes"].BaseNode
+    found = [root]
     for node in found:
         for held in vars(node).values():
             inside = held.values() if isinstance(held, Mapping) else held if isinstance(held, list | tuple) else (held,)

@@ -24,7 +24,9 @@ class SendsErrors:
     """
 
     def __init__(self, init: Callable[[int], None] | None, keeps_state: bool, memory: Memory | None) -> None:
-        self._init, self._keeps_state, self._memory = init, keeps_state, memory
+        self._init = init
+        self._keeps_state = keeps_state
+        self._memory = memory
 
     def __call__(self, worker: int) -> None:
         """Prepare a worker process."""

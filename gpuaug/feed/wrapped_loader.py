@@ -100,7 +100,8 @@ def wake(iterator: Any) -> None:
     if isinstance(results, queue.Queue):  # of the thread that page-locks
         results.put(_SENT_BY_NO_WORKER)
         return
-    lock, writer = getattr(results, "_wlock", None), getattr(results, "_writer", None)
+    lock = getattr(results, "_wlock", None)
+    writer = getattr(results, "_writer", None)
     if lock is None or writer is None:
         return
     # Not put(): it starts a thread, which an interpreter that is ending cannot.
@@ -177,7 +178,8 @@ def drop_first(iterator: Iterator[Any], batches: int) -> Iterator[Any]:
 
 class _Later(Iterator[Any]):
     def __init__(self, iterator: Iterator[Any], batches: int) -> None:
-        self._iterator, self._rest = iterator, islice(iterator, batches, None)
+        self._iterator = iterator
+        self._rest = islice(iterator, batches, None)
         self._data_queue = getattr(iterator, "_data_queue", None)  # as a DataLoader's iterator has it
 
     def __next__(self) -> Any:

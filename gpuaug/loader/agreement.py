@@ -8,7 +8,7 @@ from gpuaug.core.errors import ArgumentError, shown
 from gpuaug.feed.resumable import ResumableLoader, is_state
 from gpuaug.feed.stateful import StatefulLoader
 from gpuaug.loader.definition import definition
-from gpuaug.loader.depth import ranks as count_ranks
+from gpuaug.loader.sharding import count_ranks
 from gpuaug.stages.base import BoundStage, Stage
 
 WAY_OUT = "Pass what state_dict() of a StreamedLoader returned."
@@ -83,17 +83,20 @@ def differences(state: Mapping[str, Any], now: Mapping[str, Any], settings: Mapp
         yield Difference("The number of ranks", state["ranks"], now["ranks"], way_out)
     before = state["source"]["settings"] if settings else {}
     for name in {**before, **settings}:
-        then, here = before.get(name), settings.get(name)
+        then = before.get(name)
+        here = settings.get(name)
         if then != here:
             yield Difference(f"The wrapped loader's {name}", then, here, "Make the loader as it was made then.")
-    stages, own = state["stages"], now["stages"]
+    stages = state["stages"]
+    own = now["stages"]
     if list(stages) != list(own):
         then, here = (", ".join(names) or "none" for names in (stages, own))
         yield Difference("The names of stages", then, here, "Their draws are keyed by name: give the stages of then.")
     for name in own:
         if name in stages and stages[name] != own[name]:
             yield Difference(f"Stage {name!r}", *_first_difference(stages[name], own[name]), "Give the stage of then.")
-    before, decoders = state.get("decoders", {}), now.get("decoders", {})
+    before = state.get("decoders", {})
+    decoders = now.get("decoders", {})
     for name in decoders:
         if name in before and before[name] != decoders[name]:
             way_out = "Pixels may differ by a few values; for the same ones, resume with the decoder of then."
@@ -105,7 +108,8 @@ def _first_difference(then: str, here: str) -> tuple[str, str]:
     lines = [[*text.split("\n"), "nothing"] for text in (then, here)]
     one, two = next((pair for pair in zip(*lines, strict=False) if pair[0] != pair[1]), (then, here))
     some, others = (re.split(r", (?=\w+=)", line.strip()) for line in (one, two))
-    some, others = [*some, "nothing"], [*others, "nothing"]
+    some = [*some, "nothing"]
+    others = [*others, "nothing"]
     at = next((at for at, pair in enumerate(zip(some, others, strict=False)) if pair[0] != pair[1]), 0)
     before = f"{some[0]}, …, " if at > 1 else f"{some[0]}, " if at else ""
     was, is_now = (f"{before}{parts[at]}" if parts[at].strip(")") else "nothing" for parts in (some, others))
@@ -122,9 +126,11 @@ def batches_had(state: Mapping[str, Any], now: Mapping[str, Any], settings: Mapp
         sharded: Whether its samplers divide the dataset among the ranks.
     """
     batch: int = state["batch"]
-    then, here = state["source"]["settings"].get("batch_size"), settings.get("batch_size")
+    then = state["source"]["settings"].get("batch_size")
+    here = settings.get("batch_size")
     if not (isinstance(then, int) and isinstance(here, int) and then > 0 and here > 0):
         return batch
-    ranks_then, ranks_here = (state["ranks"], now["ranks"]) if sharded else (1, 1)
+    ranks_then = state["ranks"] if sharded else 1
+    ranks_here = now["ranks"] if sharded else 1
     samples: int = batch * then * ranks_then
     return samples // (here * ranks_here)

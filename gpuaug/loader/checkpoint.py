@@ -17,8 +17,11 @@ from gpuaug.feed.wrapped_loader import is_stateful, tell_epoch, told_epoch
 from gpuaug.loader.agreement import WAY_OUT, batches_had, check_source, description, differences
 from gpuaug.loader.placement import Placement
 
-MOST_SEED, MOST_COUNT = 2**64 - 1, 2**63 - 1
-"""The largest seed, and the largest rank, batch, and epoch that is set: draws are keyed by words of 64 bits."""
+MOST_SEED = 2**64 - 1
+"""Largest seed: draws are keyed by words of 64 bits."""
+
+MOST_COUNT = 2**63 - 1
+"""Largest rank, batch, and epoch that is set."""
 
 VERSION = 2
 """Version of the state. Raised when an older gpuaug could not read it, or decodes or draws otherwise."""
@@ -63,9 +66,11 @@ class Progress:
         prepared: PreparedLoader | None = None,
     ) -> None:
         self._placement = placement
-        self._seed, self._seed_given = rng.default_seed() if seed is None else seed, seed is not None
+        self._seed = rng.default_seed() if seed is None else seed
+        self._seed_given = seed is not None
         self._loader = loader
-        self._resumable, self._stateful = feed.resumable, feed.stateful
+        self._resumable = feed.resumable
+        self._stateful = feed.stateful
         self._end_passes = end_passes
         self._prepared = prepared
         self._epoch = -1
@@ -87,7 +92,8 @@ class Progress:
 
     @seed.setter
     def seed(self, seed: int) -> None:
-        self._seed, self._seed_given = seed, True
+        self._seed = seed
+        self._seed_given = True
 
     @property
     def place(self) -> tuple[Any, ...]:
@@ -108,11 +114,14 @@ class Progress:
     def choose(self, epoch: int) -> None:
         """Make ``epoch`` that of the next iterator."""
         if self._resumable is not None and epoch != self._following:
-            self._first, self._resume = 0, None  # of another epoch than the one that was to be gone on with
+            self._first = 0
+            self._resume = None  # the saved position belongs to another epoch
         if self._stateful is not None and self._given is not None and epoch != self._following:
-            self._first, self._given = 0, None
+            self._first = 0
+            self._given = None
             self._stateful.forget(self._loader if self._prepared is None else self._prepared.dataloader)
-        self._next, self._chosen = epoch, True
+        self._next = epoch
+        self._chosen = True
         tell_epoch(self._loader, epoch)
 
     def skip(self, batches: int) -> None:
@@ -132,17 +141,24 @@ class Progress:
             return
         place = self._prepared.loaded()
         if place is not None and self._next in (None, place.epoch):
-            self._next, self._first = place.epoch, place.batch
+            self._next = place.epoch
+            self._first = place.batch
             self._seed = self._seed if self._seed_given else place.seed
         self._prepared.prepare(self._following)
         in_sampler, by_loader = self._prepared.skipped
-        self._first, self._skip = max(self._first, in_sampler), max(self._skip, by_loader)
+        self._first = max(self._first, in_sampler)
+        self._skip = max(self._skip, by_loader)
 
     def begin(self, source: Any) -> Snapshot:
         """Begin an iterator with ``source`` as the wrapped loader's state. Returns its position."""
         self._epoch = self._following
         begun = Snapshot(self._epoch, self._first + self._skip, False, self._chosen, source)
-        self._next, self._chosen, self._first, self._skip, self._given, self._resume = None, False, 0, 0, None, None
+        self._next = None
+        self._chosen = False
+        self._first = 0
+        self._skip = 0
+        self._given = None
+        self._resume = None
         if self._prepared is not None:
             self._prepared.begin()
         self.reach(begun)
@@ -233,7 +249,9 @@ class Progress:
         state = _checked(state_dict)
         reached = Snapshot(*(state[name] for name in Snapshot._fields))
         strict = flag("strict", strict, "Leave it out to have differences refused.")
-        resumable, source, batch = self._resumable, reached.source, reached.batch
+        resumable = self._resumable
+        source = reached.source
+        batch = reached.batch
         check_source(source, batch, self._loader, resumable, self._stateful)
         seed = self._seed if self._seed_given else state["seed"]
         now = {"seed": seed, **description(self._placement.pairs, self._resumable)}
@@ -260,7 +278,9 @@ class Progress:
         self._end_passes()  # a thread that reads the loader must not see its state change
         if reached.chosen and not ended:
             tell_epoch(self._loader, reached.epoch)
-        source, self._resume, self._given = copy.deepcopy(source), None, None
+        source = copy.deepcopy(source)
+        self._resume = None
+        self._given = None
         if resumable is None:
             if source is not None:
                 self._loader.load_state_dict(copy.deepcopy(source))  # type: ignore[attr-defined]
@@ -273,9 +293,12 @@ class Progress:
                 self._resume = Resume(batch, 0, source, strict)
             elif getattr(self._loader, "persistent_workers", False):
                 self._resume = Resume(0, 0, None, False)  # their seeds were drawn in an earlier epoch
-        self._seed, self._epoch = seed, reached.epoch
-        self._next, self._chosen = (None, False) if ended else (reached.epoch, reached.chosen)
-        self._first, self._skip = at, 0
+        self._seed = seed
+        self._epoch = reached.epoch
+        self._next = None if ended else reached.epoch
+        self._chosen = False if ended else reached.chosen
+        self._first = at
+        self._skip = 0
         self._snapshot = reached._replace(batch=batch, source=source)
 
     @property

@@ -183,7 +183,8 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
         return
     kinds: tuple[Any, ...] = type(value).__mro__
     names = _parameters(kinds[0])
-    known, kornias = any(map(_is_known, kinds)), any(kind.__module__.startswith("kornia.") for kind in kinds)
+    known = any(map(_is_known, kinds))
+    kornias = any(kind.__module__.startswith("kornia.") for kind in kinds)
     for name, each in held.items():
         if name in _STATE or isinstance(each, _NO_ARGUMENTS) or not (known or name.strip("_") in names):
             continue

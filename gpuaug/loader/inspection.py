@@ -13,7 +13,6 @@ from gpuaug.core.rng import generator_lock
 from gpuaug.core.streams import Lanes
 from gpuaug.feed.feed import Feed
 from gpuaug.feed.wrapped_loader import has_persistent_workers, parts
-from gpuaug.loader.depth import Depth
 from gpuaug.loader.hooks import Hooks
 from gpuaug.loader.iterator import PipelinedIterator
 from gpuaug.loader.stats import Stats
@@ -47,7 +46,7 @@ class Inspection:
         """(stage on its lane, stage as the user made it) for each stage."""
         return self._shared.placement.pairs
 
-    def begin(self, depth: Depth, bound: Sequence[BoundStage] | None = None) -> PipelinedIterator:
+    def begin(self, depth: int, bound: Sequence[BoundStage] | None = None) -> PipelinedIterator:
         """Begin an iterator that works ``depth`` batches ahead, with the stages ``bound`` instead of the loader's, if given."""
         return self.loader._begin(depth, bound)
 
@@ -93,7 +92,8 @@ def check(loader: object, doing: str, otherwise: str) -> StreamedLoader:
 @contextmanager
 def left_as_it_was(loader: StreamedLoader) -> Iterator[None]:
     """A block after which the loader's epoch, state and counters, and torch's generators, are restored."""
-    shared, counted = loader._shared, loader._shared.stats
+    shared = loader._shared
+    counted = loader._shared.stats
     generators = (getattr(part, "generator", None) for part in parts(loader.loader).values())
     states = [(generator, generator.get_state()) for generator in generators if isinstance(generator, torch.Generator)]
     places = [(part, copy.deepcopy(part.state_dict())) for part in _in_this_process(loader.loader)]

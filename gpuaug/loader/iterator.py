@@ -20,8 +20,7 @@ from gpuaug.feed.mailbox import Pulled
 from gpuaug.feed.prefetch import STOP_S, FeedIterator
 from gpuaug.feed.wrapped_loader import explain
 from gpuaug.loader.checkpoint import Snapshot
-from gpuaug.loader.depth import Depth
-from gpuaug.loader.queued import Launched, Submitted
+from gpuaug.loader.in_flight import Launched, Submitted
 from gpuaug.loader.state import LoaderState
 from gpuaug.stages.base import BoundStage
 
@@ -35,7 +34,7 @@ class PipelinedIterator:
         bound: The stages on their lanes.
         begun: Epoch and batch at which the training loop begins.
         first_position: Random-number key of the first batch.
-        depth: Number of batches launched ahead of the one that is handed over.
+        depth: Number of batches launched ahead of the one that is handed over. May be set between two batches.
     """
 
     def __init__(
@@ -45,10 +44,11 @@ class PipelinedIterator:
         bound: Sequence[BoundStage],
         begun: Snapshot,
         first_position: Position,
-        depth: Depth,
+        depth: int,
     ) -> None:
         self._shared = shared
-        self._lanes, self._copier = shared.lanes, shared.placement.copier
+        self._lanes = shared.lanes
+        self._copier = shared.placement.copier
         self._bound = bound
         self.feed_iterator = feed_iterator
         self._launch_position = first_position
@@ -59,7 +59,7 @@ class PipelinedIterator:
         self._submitted: deque[Submitted] = deque()
         self._ahead = max((stage.ahead for stage in bound), default=0)
         self.waiting: deque[Launched] = deque()
-        self._depth = depth
+        self.depth = depth
         self._process = os.getpid()
         # Also runs when the interpreter ends, before it takes the modules away.
         self._end_threads = weakref.finalize(self, _end_threads, self._process, self._submitted, bound, self._memory)
@@ -92,10 +92,11 @@ class PipelinedIterator:
         May wait for the run-ahead limit, for another thread's launch and for a stage's Python; for the loader or the decoder
         only if no batch is launched, or if images have to be decoded again.
         """
-        stats, hooks = self._shared.stats, self._shared.hooks
+        stats = self._shared.stats
+        hooks = self._shared.hooks
         hooks.asked(consumer)
-        done = self._depth.record_event(consumer, self)
-        depth = self._depth.now
+        done = consumer.record_event()
+        depth = self.depth
         stats.depth = 0 if self._lanes.in_line else depth
         waited_s = self._shared.run_ahead_limit.keep(done, ahead=depth + 2)
         if waited_s is not None:
@@ -120,7 +121,9 @@ class PipelinedIterator:
             finally:
                 del launched  # or the error would hold itself through its traceback, and the batch with it
         assert launched.ready is not None
-        stats, hooks, batch_index = self._shared.stats, self._shared.hooks, self._handed_over.batch
+        stats = self._shared.stats
+        hooks = self._shared.hooks
+        batch_index = self._handed_over.batch
         with hooks.span("gpuaug/wait", batch_index, consumer, waits=True):
             self._lanes.hand_over(launched.ready, consumer)
         for tensor in launched.resident:
@@ -192,7 +195,7 @@ class PipelinedIterator:
         raised = f"gpuaug: raised {where}, at batch "
         add_note(error, f"{raised}{batch} of epoch {self._launch_position.epoch}.", replaces=raised)
         if isinstance(error, torch.OutOfMemoryError):
-            depth = 0 if self._lanes.in_line else self._depth.now
+            depth = 0 if self._lanes.in_line else self.depth
             way_out = "Lower depth, or batch_size of the DataLoader." if depth else "Lower batch_size of the DataLoader."
             at_once = f"{depth + 2} batches are on {self._lanes.device} at once (depth={depth})"
             add_note(error, f"gpuaug: up to {at_once}. {way_out}", replaces="gpuaug: up to ")
@@ -215,7 +218,8 @@ class PipelinedIterator:
 
     def _pull(self) -> Pulled | None:
         """The next batch of the wrapped loader. ``None`` if it has none yet while others are launched or submitted."""
-        stats, hooks = self._shared.stats, self._shared.hooks
+        stats = self._shared.stats
+        hooks = self._shared.hooks
         pulled = self.feed_iterator.get(block=False)
         if pulled is None:
             if self.waiting or self._submitted:
@@ -227,7 +231,8 @@ class PipelinedIterator:
             stats.starved += 1
             stats.starved_ms += waited_s * 1e3  # no call within: another thread may count, too
             assert pulled is not None
-        self._ended, self._state_at_end = pulled.ended, pulled.state
+        self._ended = pulled.ended
+        self._state_at_end = pulled.state
         return pulled
 
     def _submit(self, pulled: Pulled) -> None:
@@ -274,7 +279,8 @@ class PipelinedIterator:
     @contextmanager
     def _decode_wait(self, batch: int) -> Iterator[None]:
         """A block in which the training thread waits until other threads have decoded ``batch``: counted, and a span."""
-        stats, start = self._shared.stats, time.perf_counter()
+        stats = self._shared.stats
+        start = time.perf_counter()
         try:
             with self._shared.hooks.span("gpuaug/wait for decoding", batch, waits=True):
                 yield
@@ -285,9 +291,15 @@ class PipelinedIterator:
 
     def _launch(self, submitted: Submitted) -> None:
         pulled = submitted.pulled
-        stats, feed, hooks, batch_index = self._shared.stats, self._shared.feed, self._shared.hooks, self._launch_position.batch
+        stats = self._shared.stats
+        feed = self._shared.feed
+        hooks = self._shared.hooks
+        batch_index = self._launch_position.batch
         read_by_stages: list[Any] = []
-        lane, doing, source, end = self._lanes.copy, "its copy", None, None
+        lane = self._lanes.copy
+        doing = "its copy"
+        source = None
+        end = None
         try:
             self._lanes.reclaim()
             lane.make_current()
@@ -306,7 +318,8 @@ class PipelinedIterator:
             if copied.resident or copied.resident_objects:
                 followed = self._lanes.follow(pulled.stream)
                 source = followed if copied.resident_objects else None
-            batch, ready = copied.batch, lane.record_event()
+            batch = copied.batch
+            ready = lane.record_event()
             feed.read_until(pulled, ready)
             for bound in self._bound:
                 doing = f"stage {bound.name!r}"

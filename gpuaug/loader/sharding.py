@@ -1,12 +1,18 @@
-"""Whether ranks that train together read the same samples."""
+"""The ranks that train together, and whether they read the same samples."""
 
 from operator import length_hint
 from typing import Any
 
+from torch import distributed
 from torch.utils.data import DataLoader, Subset
 
 _OF_A_RANK = {"rank", "num_processes", "num_replicas", "num_shards", "process_index", "world_size"}
 """Attributes of datasets that hold one rank's share."""
+
+
+def count_ranks() -> int:
+    """Number of processes that train together."""
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def reads_whole_dataset(loader: Any, ranks: int) -> bool:
@@ -18,7 +24,8 @@ def reads_whole_dataset(loader: Any, ranks: int) -> bool:
     if not isinstance(loader, DataLoader) or not _is_torchs(type(loader).__iter__):
         return False
     sampler: Any = loader.sampler
-    batch_sampler, dataset = loader.batch_sampler, loader.dataset
+    batch_sampler = loader.batch_sampler
+    dataset = loader.dataset
     if batch_sampler is not None:
         if not (_is_torchs(type(batch_sampler)) and type(batch_sampler).__name__ == "BatchSampler"):
             return False

@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 
@@ -18,14 +18,15 @@ from gpuaug.feed.feed import Feed, Kind
 from gpuaug.feed.prefetch import FeedIterator
 from gpuaug.feed.prepared_loader import as_prepared, warn_if_never_stepped
 from gpuaug.feed.wrapped_loader import checked, without_workers
-from gpuaug.loader import depth as depths
 from gpuaug.loader.checkpoint import MOST_COUNT, MOST_SEED, Progress
 from gpuaug.loader.iterator import PipelinedIterator
 from gpuaug.loader.placement import Placement
-from gpuaug.loader.sharding import reads_whole_dataset
+from gpuaug.loader.sharding import count_ranks, reads_whole_dataset
 from gpuaug.loader.state import LoaderState, OneThreadIterator
 from gpuaug.loader.stats import Stats
 from gpuaug.stages.base import BoundStage, Stage
+
+DEFAULT_DEPTH = 2
 
 
 class StreamedLoader:
@@ -47,8 +48,7 @@ class StreamedLoader:
             callable on the images. May be replaced between epochs.
         device: Where batches go. Left out: Accelerate's, for a loader that it has prepared, else this machine's accelerator or
             CPU. Without an index, as ``"cuda"``: the GPU that is current when the first batch is asked for.
-        depth: How many batches are worked on ahead of the one that is handed over. ``"auto"`` times the first hundred batches
-            both in line and two ahead, in turns, and goes on with the faster; ``repr`` says which, and why.
+        depth: How many batches are worked on ahead of the one that is handed over. ``"auto"`` is deprecated and is 2.
         seed: What the draws of stages depend on. Left out: ``torch.initial_seed()``, which consumes nothing, or that of the
             state that is loaded.
         rank: The data-parallel rank, which makes ranks draw differently. Left out: ``torch.distributed``'s, or 0, and the first
@@ -79,7 +79,7 @@ class StreamedLoader:
         stages: Sequence[Any] = (),
         *,
         device: torch.device | str | int | None = None,
-        depth: depths.Setting = 2,
+        depth: int | Literal["auto"] = DEFAULT_DEPTH,
         seed: int | None = None,
         rank: int | None = None,
         feed: Kind = "auto",
@@ -87,7 +87,7 @@ class StreamedLoader:
     ) -> None:
         self._loader = checked(loader)
         self._settings = {"device": device, "rank": rank, "feed": feed, "feed_bytes": feed_bytes}
-        self.depth = depth
+        self._depth = _depth(depth)
         seed = None if seed is None else _seed(seed)
         way_out = "Leave it out for torch.distributed's."
         self._rank = None if rank is None else whole_number("rank", rank, way_out, most=MOST_COUNT)
@@ -96,7 +96,8 @@ class StreamedLoader:
         device = prepared.device if prepared is not None and device is None else device
         requested = devices.requested(device)
         budget = None if feed_bytes is None else _budget(feed_bytes)
-        source, begin_with = (loader, None) if prepared is None else (prepared.dataloader, prepared.open)
+        source = loader if prepared is None else prepared.dataloader
+        begin_with = None if prepared is None else prepared.open
         own_feed = Feed(source, feed, budget, requested, begin_with)
         placement = Placement(device, warns=bool(own_feed.reason))
         self._feed_iterators: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
@@ -106,7 +107,8 @@ class StreamedLoader:
         self._shared = LoaderState(placement, own_feed, progress)
         if progress.can_resume:
             # Here, not on the class: frameworks look for these two names, and put the state into checkpoints.
-            self.state_dict, self.load_state_dict = progress.state_dict, progress.load_state_dict
+            self.state_dict = progress.state_dict
+            self.load_state_dict = progress.load_state_dict
         self.stages = stages
 
     def __iter__(self) -> Iterator[Batch]:
@@ -174,22 +176,16 @@ class StreamedLoader:
         return self._shared.placement.device
 
     @property
-    def depth(self) -> depths.Setting:
+    def depth(self) -> int:
         """How many batches are worked on ahead.
 
         Assign between epochs to change it: the next iterator has that depth, and as many slots in the ring as that needs.
-        ``"auto"`` then measures anew.
         """
-        return "auto" if isinstance(self._depth, depths.DepthTuner) else self._depth.now
+        return self._depth
 
     @depth.setter
-    def depth(self, value: depths.Setting) -> None:
-        way_out = "Use 0 for the in-line reference, 2 to overlap, 'auto' to have the faster."
-        self._depth: depths.Depth = (
-            depths.DepthTuner()
-            if isinstance(value, str) and value == "auto"
-            else depths.FixedDepth(whole_number("depth", value, way_out))
-        )
+    def depth(self, value: int | Literal["auto"]) -> None:
+        self._depth = _depth(value)
 
     @property
     def seed(self) -> int:
@@ -208,8 +204,6 @@ class StreamedLoader:
     @stages.setter
     def stages(self, value: Sequence[Any]) -> None:
         self._shared.placement.stages = value
-        if isinstance(self._depth, depths.DepthTuner):
-            self._depth = depths.DepthTuner()  # the choice was made for other stages
 
     @property
     def dataset(self) -> Any:
@@ -296,7 +290,7 @@ class StreamedLoader:
         self._shared.feed.close()
         self._shared.reclaim()
 
-    def _begin(self, depth: depths.Depth | None = None, bound: Sequence[BoundStage] | None = None) -> PipelinedIterator:
+    def _begin(self, depth: int | None = None, bound: Sequence[BoundStage] | None = None) -> PipelinedIterator:
         self._warn_if_ranks_read_the_same()
         warn_if_never_stepped(self.loader)
         shared = self._shared
@@ -309,18 +303,17 @@ class StreamedLoader:
             rank = rng.default_rank() if self._rank is None else self._rank
             shared.progress.prepare()
             resume = shared.progress.resume(rank)
-            feed_iterator = shared.feed.open(shared.lanes.current_stream, self._depth.most + ahead, resume)
+            feed_iterator = shared.feed.open(shared.lanes.current_stream, self._depth + ahead, resume)
             self._feed_iterators.add(feed_iterator)
             begun = shared.progress.begin(feed_iterator.state_at_start)
             first = Position(self.seed, begun.epoch, rank, begun.batch)
-            if isinstance(self._depth, depths.DepthTuner):
-                self._depth.consider(shared.lanes, self.stages)
-            pipelined = PipelinedIterator(shared, feed_iterator, bound, begun, first, depth or self._depth)
+            depth = self._depth if depth is None else depth
+            pipelined = PipelinedIterator(shared, feed_iterator, bound, begun, first, depth)
             self._iterators.add(pipelined)
         return pipelined
 
     def _warn_if_ranks_read_the_same(self) -> None:
-        ranks = depths.ranks()
+        ranks = count_ranks()
         if self._warned_of_ranks or self._rank is not None or ranks == 1 or not reads_whole_dataset(self.loader, ranks):
             return
         self._warned_of_ranks = True
@@ -332,6 +325,18 @@ class StreamedLoader:
             GpuAugWarning,
             stacklevel=5,  # the user's loop, beyond next() of the iterator and of its generator, and _begin()
         )
+
+
+def _depth(value: int | Literal["auto"]) -> int:
+    if isinstance(value, str) and value == "auto":
+        warnings.warn(
+            f"depth='auto' is deprecated and works as depth={DEFAULT_DEPTH}, because timing both depths made no measured loop "
+            "faster. Leave depth out: the next release refuses 'auto'.",
+            GpuAugWarning,
+            stacklevel=3,  # the user's call or assignment, beyond __init__ or the setter
+        )
+        return DEFAULT_DEPTH
+    return whole_number("depth", value, "Use 0 for the in-line reference, 2 to overlap.")
 
 
 def _budget(feed_bytes: int) -> int:

@@ -20,9 +20,9 @@ from gpuaug.core.errors import ArgumentTypeError, add_note, flag, whole_number
 from gpuaug.core.streams import ms_between
 from gpuaug.feed.mailbox import QUEUED
 from gpuaug.feed.ring_memory import can_be_placed
-from gpuaug.loader.depth import AHEAD, ranks
 from gpuaug.loader.inspection import Inspection, check, left_as_it_was
-from gpuaug.loader.streamed_loader import StreamedLoader
+from gpuaug.loader.sharding import count_ranks
+from gpuaug.loader.streamed_loader import DEFAULT_DEPTH, StreamedLoader
 from gpuaug.profiler.isolated import measured
 from gpuaug.profiler.measure import Spread, link_gb_per_s, synchronize
 from gpuaug.profiler.recorder import THREAD, Recorder
@@ -97,7 +97,7 @@ class _Profile:
         self._lanes = self._inspection.lanes
         self._device = loader.device
         depth = loader.depth
-        self._ahead = AHEAD if depth in ("auto", 0) else int(depth)
+        self._ahead = depth or DEFAULT_DEPTH
         self._said_depth = self._ahead if depth == self._ahead else f"{self._ahead} (set: {depth})"
         self._done = 1
         """Number of batches of the last window."""
@@ -216,7 +216,7 @@ class _Profile:
     def _repeat(self, once: Callable[[], Any]) -> None:
         """Call ``once`` for each batch of a window, or until its time is over."""
         # Processes that train together wait for one another in every step, so all of them have to make as many.
-        most_s = WINDOW_S if ranks() == 1 else float("inf")
+        most_s = WINDOW_S if count_ranks() == 1 else float("inf")
         start, self._done = time.perf_counter(), 0
         while self._done < self._count and (self._done < FEWEST or time.perf_counter() - start < most_s):
             once()

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, add_note
 from gpuaug.feed.mailbox import Pulled
-from gpuaug.loader.depth import FixedDepth
 from gpuaug.loader.inspection import Inspection, read_once
 from gpuaug.loader.iterator import PipelinedIterator
 from gpuaug.loader.streamed_loader import StreamedLoader
@@ -22,7 +21,6 @@ class EndlessBatches:
     def __init__(self, loader: StreamedLoader) -> None:
         self._inspection = Inspection(loader)
         self._iterator: PipelinedIterator | None = None
-        self._depth = FixedDepth(0)
         self._had_any = False
         self.starting_s = 0.0
         """Seconds spent in beginning epochs, each until its first batch was ready."""
@@ -36,12 +34,12 @@ class EndlessBatches:
 
     def next(self, depth: int) -> Batch:
         """The next batch, with ``depth`` launched ahead."""
-        self._depth.now = depth
         consumer = self._inspection.lanes.consumer()
+        self._begun().depth = depth
         self._begun().fill(consumer)
         if not self._begun().waiting:
             with self._starting():
-                self._begin()
+                self._begin(depth)
                 self._begun().fill(consumer)
             if not self._begun().waiting:
                 raise self._no_batches()
@@ -80,10 +78,10 @@ class EndlessBatches:
         assert self._iterator is not None
         return self._iterator
 
-    def _begin(self) -> None:
+    def _begin(self, depth: int = 0) -> None:
         if self._iterator is not None:
             self._iterator.close()
-        self._iterator = self._inspection.begin(self._depth)
+        self._iterator = self._inspection.begin(depth)
 
     def _no_batches(self) -> ArgumentError:
         if self._had_any:

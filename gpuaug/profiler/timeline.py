@@ -67,7 +67,7 @@ class Timeline:
     """All of the run, in any order."""
     device: str
     """Name of the device, for the title."""
-    depth: int | str
+    depth: int
     """Depth of the loader, for the title."""
 
     def figure(self, width_in: float = 12.0) -> "Figure":

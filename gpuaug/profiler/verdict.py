@@ -173,7 +173,7 @@ def _overlap(report: Report) -> Iterator[str]:
     if streamed.high < in_line.low and in_line.median >= (1 + SLACK / 2) * streamed.median:
         yield f"Overlap pays here: {took}, {in_line.median / streamed.median:.2f}x."
     elif in_line.high < streamed.low and in_line.median <= (1 - SLACK / 2) * streamed.median:
-        yield f"Overlap costs here: {took}. Use depth='auto', or depth=0."
+        yield f"Overlap costs here: {took}. Use depth=0."
     else:
         yield f"Overlap makes no difference here, as far as windows agree: {took}."
 

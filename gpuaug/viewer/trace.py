@@ -12,7 +12,6 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.rng import Calls, Position
 from gpuaug.core.streams import Event
-from gpuaug.loader.depth import FixedDepth
 from gpuaug.loader.inspection import Inspection, left_as_it_was
 from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.profiler.measure import synchronize
@@ -62,7 +61,7 @@ def take(loader: StreamedLoader) -> Trace:
     inspection = Inspection(loader)
     # The first state is the decoded batch: decode stages are not watched.
     watched = [bound if bound.ahead else _Watched(bound, states, loader) for bound, _ in inspection.stages[:count]]
-    with left_as_it_was(loader), closing(inspection.begin(FixedDepth(0), watched)) as pipelined:
+    with left_as_it_was(loader), closing(inspection.begin(0, watched)) as pipelined:
         position, consumer = pipelined.position, inspection.lanes.consumer()
         pipelined.fill(consumer)
         if not pipelined.waiting:

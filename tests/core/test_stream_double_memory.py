@@ -1,7 +1,7 @@
 """The double's allocator, streams, events and graphs."""
 
 import pytest
-from support.stream_double import OVERWRITTEN, REUSED, UNREADY, FakeCuda
+from support.stream_double import OVERWRITTEN, REUSED, UNREADY, FakeCuda, HostBuffer
 
 
 @pytest.fixture
@@ -173,3 +173,21 @@ def test_memory_of_a_graph_stays_in_its_pool_until_the_cache_is_emptied(cuda):
     cuda.empty_cache()
     with cuda.stream(cuda.Stream()):
         assert block in {block_of(each) for each in [cuda.new("another", batch=0) for _ in range(4)]}
+
+
+# The clock
+
+
+def test_events_measure_elapsed_time(cuda):
+    cuda.keeps_up = False
+    first, last, silent = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True), cuda.Event()
+    for event in (first, last, silent):
+        cuda.write(HostBuffer(cuda, "x", []).to("cuda"))
+        event.record()
+        cuda.now_ms += 3
+    with pytest.raises(RuntimeError, match="not ready"):
+        first.elapsed_time(last)
+    silent.synchronize()
+    assert first.elapsed_time(last) == 3
+    with pytest.raises(ValueError, match="enable_timing"):
+        first.elapsed_time(silent)

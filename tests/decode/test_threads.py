@@ -18,7 +18,6 @@ from gpuaug import DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core.errors import IteratorEndedError
 from gpuaug.decode import nvjpeg, stage
 from gpuaug.decode.decoders import cpu
-from gpuaug.loader.depth import FixedDepth
 from gpuaug.loader.hooks import Hooks
 from gpuaug.loader.inspection import Inspection
 
@@ -281,7 +280,7 @@ def test_waits_for_decoding_are_counted_where_the_training_thread_blocks(monkeyp
         batches.pop(consumer)
         counted.append(loader.stats().decode_waits)
 
-    with inspection.watched_by(hooks), closing(inspection.begin(FixedDepth(2))) as batches:
+    with inspection.watched_by(hooks), closing(inspection.begin(2)) as batches:
         take()
         hooks.held = False
         until(lambda: len(batches._submitted) == 2 and all(submitted.done() for submitted in batches._submitted))

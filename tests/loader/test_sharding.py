@@ -24,6 +24,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import gpuaug
 from gpuaug import GpuAugWarning, StreamedLoader
+from gpuaug.loader.sharding import count_ranks
 
 DATASET = TensorDataset(torch.arange(10))
 WARNING = "Each of {} ranks reads all 10 samples, because the DataLoader has a {} and no DistributedSampler. "
@@ -90,6 +91,12 @@ def test_a_warning_that_is_an_error_leaves_a_loader_that_can_be_iterated(ranks):
     with pytest.raises(GpuAugWarning):  # pytest's settings make it one
         next(iter(loader))
     assert len(list(loader)) == 3
+
+
+def test_ranks_are_counted_by_torch_distributed(request):
+    assert count_ranks() == 1
+    request.getfixturevalue("ranks")
+    assert count_ranks() == 2
 
 
 def test_ranks_that_come_up_after_the_first_iterator_are_warned(request):

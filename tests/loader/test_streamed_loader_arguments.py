@@ -47,7 +47,7 @@ def test_loader_may_be_indexable():
 
 
 WAYS_OUT = {
-    "depth": "Use 0 for the in-line reference, 2 to overlap, 'auto' to have the faster.",
+    "depth": "Use 0 for the in-line reference, 2 to overlap.",
     "seed": "Leave it out for torch's own.",
     "rank": "Leave it out for torch.distributed's.",
 }

@@ -174,7 +174,7 @@ def test_batches_and_rounds_set_the_number_of_steps():
 @pytest.mark.parametrize(("processes", "all_of_them"), [(1, False), (2, True)])
 def test_ranks_make_the_same_number_of_steps(monkeypatch, processes, all_of_them):
     steps = []
-    monkeypatch.setattr(profile, "ranks", lambda: processes)
+    monkeypatch.setattr(profile, "count_ranks", lambda: processes)
     monkeypatch.setattr(profile, "WINDOW_S", 0.0)
     loader = StreamedLoader(DataLoader(Numbers(), 2), device="cpu")
     gpuaug.profile(loader, lambda batch: steps.append(1), batches=100, rounds=1, show=False)

@@ -217,7 +217,7 @@ def test_a_window_spans_short_epochs(workers, count, clock, recorded):
     assert report.streamed.median == approx(report.epoch_ms + 2 * (8 - began) / 8 + 2)
 
 
-@pytest.mark.parametrize(("depth", "ahead", "text"), [("auto", 2, "2 (set: auto)"), (0, 2, "2 (set: 0)"), (1, 1, 1), (5, 5, 5)])
+@pytest.mark.parametrize(("depth", "ahead", "text"), [(0, 2, "2 (set: 0)"), (1, 1, 1), (5, 5, 5)])
 def test_depth_that_is_measured(depth, ahead, text, clock, recorded):
     loader = StreamedLoader([0] * 7, device="cpu", depth=depth)
     measurements = profile._Profile(loader, clock.working(STEP_MS), 8, 1)

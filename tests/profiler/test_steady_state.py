@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from protocol.scenarios import install
+from protocol.scenarios import install, script_arrivals
 from support.profiler_sources import HostBatches
 
 from gpuaug import StreamedLoader
@@ -21,3 +21,17 @@ def test_pull_after_an_end_that_was_read_ahead_does_not_block(monkeypatch, count
             thread.start()
             thread.join(60)
             assert len(pulled) == taken, "it waits for what never comes"
+
+
+@pytest.mark.parametrize("loaders_own", [0, 2, 5])
+def test_batches_are_launched_as_far_ahead_as_each_call_says(monkeypatch, loaders_own):
+    cuda = install(monkeypatch, keeps_up=True)
+    script_arrivals(monkeypatch, [True])
+    loader = StreamedLoader(HostBatches(cuda, 6), device="cuda", feed="plain", depth=loaders_own)
+    passes, ready = EndlessBatches(loader), []
+    with passes:
+        for depth in (0, 0, 2, 2, 0, 0, 2, 0):  # the seventh batch is the first of an epoch
+            passes.next(depth)
+            assert loader.stats().depth == depth
+            ready.append(loader.stats().ready)
+    assert ready == [0, 0, 2, 2, 1, 0, 2, 1]

@@ -179,7 +179,7 @@ def test_time_axis_unit_and_origin(scale, unit, end):
 
 def test_title_has_batches_device_and_depth():
     assert drawn(run().figure())[0].get_title(loc="left") == "12 batches on NVIDIA H200, depth 2"
-    assert drawn(of(Span("copy", "copy", 7, 0, 1)).figure())[0].get_title(loc="left") == "1 batch on CPU, depth auto"
+    assert drawn(of(Span("copy", "copy", 7, 0, 1)).figure())[0].get_title(loc="left") == "1 batch on CPU, depth 2"
 
 
 @pytest.mark.parametrize("lanes", [2, 12])
@@ -216,7 +216,7 @@ def test_save_makes_the_folder_and_a_readable_file(tmp_path, suffix, timeline):
 def test_figure_without_spans():
     axes, labels, found = drawn(of().figure())
     assert (labels, found) == ([], [])
-    assert axes.get_title(loc="left") == "0 batches on CPU, depth auto"
+    assert axes.get_title(loc="left") == "0 batches on CPU, depth 2"
     assert [text.get_text() for text in axes.texts] == ["no spans"]
     assert [event["name"] for event in of().chrome_trace()["traceEvents"]] == ["process_name"]
 

@@ -248,8 +248,8 @@ def test_pageable_source():
         (5.25, "Overlap pays here: 5.25 ms a batch in line, 5 streamed, 1.05x."),
         (5.2, "Overlap makes no difference here, as far as windows agree: 5.2 ms a batch in line, 5 streamed."),
         (4.8, "Overlap makes no difference here, as far as windows agree: 4.8 ms a batch in line, 5 streamed."),
-        (4.75, "Overlap costs here: 4.75 ms a batch in line, 5 streamed. Use depth='auto', or depth=0."),
-        (4.0, "Overlap costs here: 4 ms a batch in line, 5 streamed. Use depth='auto', or depth=0."),
+        (4.75, "Overlap costs here: 4.75 ms a batch in line, 5 streamed. Use depth=0."),
+        (4.0, "Overlap costs here: 4 ms a batch in line, 5 streamed. Use depth=0."),
     ],
 )
 def test_overlap_pays_costs_or_makes_no_difference(in_line, text):

@@ -202,7 +202,7 @@ PARAMETERS = {
     "StreamedLoader(loader)": Parameter(loader, [IMAGES], ITERABLE),
     "StreamedLoader(stages)": Parameter(lambda v: loader(stages=v), [AUGMENT], **STAGES),
     "StreamedLoader(device)": Parameter(lambda v: loader(device=v), "cpu", **DEVICE),
-    "StreamedLoader(depth)": Parameter(lambda v: loader(depth=v), "auto", **DEPTH),
+    "StreamedLoader(depth)": Parameter(lambda v: loader(depth=v), 3, **DEPTH),
     "StreamedLoader(seed)": Parameter(lambda v: loader(seed=v), 2**64 - 1, LEFT_OUT | FROM_0),
     "StreamedLoader(rank)": Parameter(lambda v: loader(rank=v), 2**63 - 1, LEFT_OUT | FROM_0, wrong=(2**63,)),
     "StreamedLoader(feed)": Parameter(lambda v: loader(feed=v), "plain"),

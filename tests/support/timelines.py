@@ -20,7 +20,7 @@ def run(batches=12, at=1000.0, scale=1.0, stages=("stage/augment", "stage/encode
 
 
 def of(*spans):
-    return Timeline(spans, "CPU", "auto")
+    return Timeline(spans, "CPU", 2)
 
 
 def events(timeline, phase):

@@ -13,7 +13,6 @@ two streams, as published    the same one batch ahead on a side stream, racy (ne
 timm PrefetchLoader          Kornia in the loop again, copied and scaled ahead by timm (where it is installed; needs a GPU)
 DALI                         the pipeline in DALI, fed by the same DataLoader (where it is installed; needs a GPU)
 streamed                     the same Kornia pipeline as a stage of a StreamedLoader
-streamed, auto               the same with depth="auto", once it has decided
 streamed, fused              the same through gpuaug.fuse
 resident                     ceiling: training alone on augmented batches that are on the card already
 loader                       ceiling: iterating and copying alone
@@ -57,8 +56,8 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Opti
         loader = loaders.endless(dataset, batch_size, options)
         return Variant(name, loop(kind(loader, device, prepare), step), loaders.queued(loader))
 
-    def ours(name: str, stage: Any, depth: Any = loaders.DEPTH) -> Variant:
-        return streamed(name, loaders.endless(plain, batch_size, options), stage, train, options, stack, depth)
+    def ours(name: str, stage: Any) -> Variant:
+        return streamed(name, loaders.endless(plain, batch_size, options), stage, train, options, stack)
 
     def apart() -> Trainer:
         # A network of its own: the race may pass it any values, which the other rows must not train on.
@@ -79,7 +78,6 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Opti
         looped("workers", Serial, on_workers, nothing),
         *(peer_row(name, device, partial(make, name)) for name, make in peers.items()),
         ours("streamed", kornia),
-        ours("streamed, auto", kornia, "auto"),
         ours("streamed, fused", fused),
         Variant("resident", loop(resident, train)),
         looped("loader", Serial, plain, nothing, lambda *_: None),
@@ -95,6 +93,6 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         options,
         [({"batch_size": size}, partial(variants, options, size)) for size in options.batch],
         baseline="serial",
-        ours=("streamed", "streamed, auto", "streamed, fused"),
+        ours=("streamed", "streamed, fused"),
         ceilings=("resident", "loader"),
     )

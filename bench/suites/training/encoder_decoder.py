@@ -9,7 +9,6 @@ serial                       copy, encode, train, on one stream
 two streams, as published    the encoder one batch ahead on a side stream, racy (needs a GPU)
 timm PrefetchLoader          copied and scaled ahead by timm, encoded in the loop (where it is installed; needs a GPU)
 streamed                     StreamedLoader with a FeatureStage, captured in a CUDA graph
-streamed, auto               the same with depth="auto", once it has decided
 streamed, eager encoder      the same with capture="never"
 resident                     the serial loop on batches that are on the card already; overlap may beat it
 loader                       ceiling: iterating and copying alone
@@ -56,9 +55,9 @@ def from_loader(options: Namespace, batch_size: int, stack: ExitStack) -> list[O
         loader = loaders.endless(dataset, batch_size, options)
         return Variant(name, loop(kind(loader, device, prepare), step), loaders.queued(loader))
 
-    def ours(name: str, capture: str = "auto", depth: Any = loaders.DEPTH) -> Variant:
+    def ours(name: str, capture: str = "auto") -> Variant:
         stage = gpuaug.FeatureStage(encoder, autocast=half(device), capture=capture)
-        return streamed(name, loaders.endless(dataset, batch_size, options), stage, train, options, stack, depth)
+        return streamed(name, loaders.endless(dataset, batch_size, options), stage, train, options, stack)
 
     def two_streams(name: str) -> Variant:
         # Its own decoder: the race may turn its features into NaN, which the other rows must not train on.
@@ -73,7 +72,6 @@ def from_loader(options: Namespace, batch_size: int, stack: ExitStack) -> list[O
         looped("serial", Serial, encode),
         *(peer_row(name, device, partial(make, name)) for name, make in peers.items()),
         ours("streamed"),
-        ours("streamed, auto", depth="auto"),
         ours("streamed, eager encoder", capture="never"),
         Variant("resident", loop(Serial(resident, device, encode), train)),
         looped("loader", Serial, lambda images: images, lambda *_: None),
@@ -146,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         options,
         [({"batch_size": size}, partial(build, options, size)) for size in options.batch],
         baseline=names[0] if names else "serial",
-        ours=names or ("streamed", "streamed, auto", "streamed, eager encoder", *OURS),
+        ours=names or ("streamed", "streamed, eager encoder", *OURS),
         ceilings=("loader", *CEILINGS),
     )
 

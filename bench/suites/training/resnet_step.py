@@ -5,9 +5,8 @@
 RandomResizedCrop 224, RandomHorizontalFlip, ColorJitter, Normalize on uint8 images of 256 x 256 from DataLoader
 workers; ResNet-50 under bfloat16 autocast in channels_last, SGD. Kornia issues hundreds of launches a batch, so
 streams alone may not help: that row is here to show when they do not. Rows: "serial" (Kornia in the loop), "streamed"
-(the same pipeline as a stage), "streamed, auto" (the same with depth="auto", once it has decided), "streamed, fused" (the
-same through gpuaug.fuse), and the ceilings "resident" (training alone, augmented batches on the card already) and "loader"
-(iterating and copying alone).
+(the same pipeline as a stage), "streamed, fused" (the same through gpuaug.fuse), and the ceilings "resident" (training
+alone, augmented batches on the card already) and "loader" (iterating and copying alone).
 """
 
 from argparse import Namespace
@@ -46,15 +45,14 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Vari
         loader = loaders.endless(dataset, batch_size, options)
         return Variant(name, loop(Serial(loader, device, prepare), step), loaders.queued(loader))
 
-    def ours(name: str, stage: Any, depth: Any = loaders.DEPTH) -> Variant:
+    def ours(name: str, stage: Any) -> Variant:
         loader = loaders.endless(dataset, batch_size, options)
-        return streamed(name, loader, stage, train_channels_last, options, stack, depth)
+        return streamed(name, loader, stage, train_channels_last, options, stack)
 
     resident = [(augment(images), labels) for images, labels in loaders.sample(dataset, batch_size, 2, device)]
     return [
         looped("serial", augment, train_channels_last),
         ours("streamed", augment),
-        ours("streamed, auto", augment, "auto"),
         ours("streamed, fused", fused),
         Variant("resident", loop(loaders.cycle(resident), train_channels_last)),
         looped("loader", lambda images: images, lambda *_: None),
@@ -70,6 +68,6 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         options,
         [({"batch_size": size}, partial(variants, options, size)) for size in options.batch],
         baseline="serial",
-        ours=("streamed", "streamed, auto", "streamed, fused"),
+        ours=("streamed", "streamed, fused"),
         ceilings=("resident", "loader"),
     )

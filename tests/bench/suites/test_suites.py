@@ -8,20 +8,14 @@ from bench.suites.training import classifier, encoder_decoder
 
 # Suite, flags that make it small, and the variants that must be there on a CPU.
 WINDOWED = [
-    (
-        "encoder_decoder",
-        "--width 4",
-        {"serial", "streamed", "streamed, auto", "streamed, eager encoder", "resident", "loader"},
-    ),
+    ("encoder_decoder", "--width 4", {"serial", "streamed", "streamed, eager encoder", "resident", "loader"}),
     ("encoder_decoder_sizes", "--width 4", {"serial", "streamed"}),
-    ("encoder_decoder_depths", "--width 4", {"serial", "streamed", "streamed, auto"}),
     ("encoder_decoder_resident", "--width 4", {"serial", "encoder alone", "training alone", "feature stage"}),
     ("encoder_decoder_alike", "--width 4", {"own lanes, 1", "own lanes, 6", "same lanes, 1", "same lanes, 4"}),
     ("frozen_resnet", "--model resnet18", {"serial", "captured, in line", "feature stage", "feature stage, eager"}),
-    ("classifier", "--width 1", {"serial", "workers", "streamed", "streamed, auto", "streamed, fused", "resident", "loader"}),
+    ("classifier", "--width 1", {"serial", "workers", "streamed", "streamed, fused", "resident", "loader"}),
     ("classifier_sizes", "--width 1", {"serial", "workers", "streamed", "streamed, fused"}),
-    ("classifier_depths", "--width 1", {"serial", "streamed", "streamed, auto"}),
-    ("resnet_step", "--model squeezenet1_1", {"serial", "streamed", "streamed, auto", "resident", "loader"}),
+    ("resnet_step", "--model squeezenet1_1", {"serial", "streamed", "resident", "loader"}),
     ("launch_bound", "--model squeezenet1_1", {"resident", "DataLoader, pinned", "StreamedLoader", "StreamedLoader, fused"}),
     ("chain", "--width 4", {"serial", "one lane, eager", "two lanes", "two lanes, four ahead"}),
     ("branches", "", {"serial", "one module", "branches", "branches, eager"}),
@@ -46,8 +40,8 @@ OTHERS = {
 }
 
 
-LONG = ("classifier_sizes", "classifier_depths")
-"""Modules whose flags are also those of a shorter suite."""
+LONG = ("classifier_sizes",)
+"""Suites whose module and flags are also those of a shorter suite."""
 
 
 @pytest.mark.parametrize(
@@ -60,10 +54,6 @@ def test_measures_every_variant(name, flags, variants, tmp_path):
     assert all(row["batch_size"] == 2 for row in made["rows"])
     assert made["settings"]["baseline"] in variants
     assert set(made["settings"]["ours"]) & variants
-    # What it chose: on a CPU all is in line.
-    assert [(row["name"], row["depth"]) for row in made["rows"] if "depth" in row] == [
-        (name, 0) for name in ("streamed, auto",) if name in variants
-    ]
 
 
 def test_every_suite_is_measured_by_a_test():

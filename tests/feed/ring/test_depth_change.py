@@ -68,16 +68,6 @@ def test_a_smaller_depth_keeps_its_ring(name):
         assert slots(loader) == slots_at(make, 6)
 
 
-@pytest.mark.parametrize("name", ["workers", "persistent workers"])
-def test_depth_auto_has_slots_for_the_larger_of_its_two_depths(name):
-    make = SOURCES[name]
-    with StreamedLoader(make(), device="cpu", feed="ring", depth=0) as loader:
-        list(loader)
-        loader.depth = "auto"
-        assert_same(list(loader), list(make()))
-        assert slots(loader) == slots_at(make, 2) == slots_at(make, "auto") > slots_at(make, 0)
-
-
 def workers(loader):
     return [worker.pid for worker in loader._shared.feed._twin._iterator._workers]
 

@@ -50,6 +50,13 @@ def persistent_workers_behind_an_epoch(told):
         assert len(list(resumed)) == len(whole)
 
 
+@example("depth='auto' is deprecated and works as depth=")
+def depth_that_is_chosen_by_measurement(told):
+    with told:
+        assert gpuaug.StreamedLoader(BATCHES, device="cpu", depth="auto").depth == 2
+    assert gpuaug.StreamedLoader(BATCHES, device="cpu").depth == 2
+
+
 @example("got that of a plain DataLoader or a list")
 def state_of_another_kind_of_loader(told):
     from torchdata.stateful_dataloader import StatefulDataLoader

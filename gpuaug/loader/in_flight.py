@@ -1,4 +1,13 @@
-"""A batch in the queues of an iterator: submitted to other threads, then launched on the device."""
+"""A batch between the wrapped loader and the training loop, with what is known of it at each point.
+
+    wrapped loader
+      next()    ──▶ Pulled       batch on the host, an error or the end
+      _submit() ──▶ Submitted    with the work of other threads on it, such as decoding
+      _launch() ──▶ Launched     batch on the device and its event, or the error in its place
+      pop()     ──▶ training loop
+
+``Pulled`` is in ``gpuaug.feed.mailbox``, because the thread that pulls makes it and ``feed`` does not import ``loader``.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
