@@ -1,11 +1,11 @@
-"""Torchvision's transforms and tensors, known by the module of their class, so that torchvision is not imported for it.
+"""Pipelines of transforms, and torchvision's transforms and tensors, without importing torchvision: its classes have its name.
 
-Its transforms are made for one image in a dataset. Called on a batch, most random ones draw once, and all images get the same
-crop.
+Torchvision's transforms are made for one image in a dataset. Called on a batch, most random ones draw once, and all images get
+the same crop.
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -50,6 +50,43 @@ def torchvision_class(transform: Any) -> type | None:
     return next((kind for kind in type(transform).__mro__ if _is_torchvisions(kind)), None)
 
 
+def children_of(pipeline: Any) -> list[Any]:
+    """What a pipeline holds, in order: items of a sequence, submodules, the ``transforms`` of a container, what was fused."""
+    if _is_sequence(pipeline) or isinstance(pipeline, nn.Sequential | nn.ModuleList):
+        return list(pipeline)
+    fused = getattr(pipeline, "pipeline", ())
+    transforms = getattr(pipeline, "transforms", ())
+    return [
+        *(pipeline.children() if isinstance(pipeline, nn.Module) else ()),
+        *(fused if isinstance(fused, tuple) else ()),
+        *(transforms if _is_sequence(transforms) else ()),
+    ]
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def all_parts(pipeline: Any) -> Iterator[Any]:
+    """``pipeline`` and all that it holds, at any depth."""
+    yield pipeline
+    for child in children_of(pipeline):
+        yield from all_parts(child)
+
+
+def in_sequence(pipeline: Any) -> Iterator[Any]:
+    """The modules that run for every sample, in order. Containers that pick, and a user's own, are yielded whole."""
+    kind = type(pipeline)
+    torchs = isinstance(pipeline, nn.Sequential) and (kind is nn.Sequential or kind.__module__.startswith("kornia."))
+    compose = torchvision_class(pipeline) is kind and kind.__name__ == "Compose"
+    fused = isinstance(getattr(pipeline, "pipeline", None), tuple)
+    if (torchs and not getattr(pipeline, "random_apply", False)) or _is_sequence(pipeline) or compose or fused:
+        for child in children_of(pipeline):
+            yield from in_sequence(child)
+    else:
+        yield pipeline
+
+
 def drawn_once(transform: Any) -> tuple[str, ...]:
     """Names of torchvision's transforms in ``transform`` that draw once for all images of a batch.
 
@@ -57,7 +94,7 @@ def drawn_once(transform: Any) -> tuple[str, ...]:
     transform for each image does it right. Noise is drawn for each pixel, and so not once.
     """
     if type(transform) in (list, tuple, nn.Sequential, nn.ModuleList):
-        return _of_all(transform)
+        return _of_children(transform)
     kind = torchvision_class(transform)
     if kind is None or _is_mix(transform) or _draws_by_itself(transform):
         return ()
@@ -67,7 +104,7 @@ def drawn_once(transform: Any) -> tuple[str, ...]:
     own = (type(transform).__name__,)
     if hasattr(transform, "transforms"):
         draws = name.startswith("Random") and not (name == "RandomApply" and p == 1)
-        return (own if draws else ()) + _of_all(transform.transforms)
+        return (own if draws else ()) + _of_children(transform)
     if name in _RANGES and len(set(getattr(transform, _RANGES[name], ()))) == 1:
         return ()
     # Flips and the policies of v2 draw where they are called, and have none of the methods.
@@ -75,8 +112,8 @@ def drawn_once(transform: Any) -> tuple[str, ...]:
     return own if draws else ()
 
 
-def _of_all(transforms: Iterable[Any]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for transform in transforms for name in drawn_once(transform)))
+def _of_children(container: Any) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for transform in children_of(container) for name in drawn_once(transform)))
 
 
 def _is_torchvisions(kind: type) -> bool:

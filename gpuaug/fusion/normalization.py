@@ -1,27 +1,13 @@
 """What a transform does last to the scale of its images, so that a picture of them can undo it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from kornia import augmentation as K
-from torch import Tensor, nn
+from torch import Tensor
 
-from gpuaug.core.torchvision_types import torchvision_class
-from gpuaug.fusion.fuse import Fused
-
-
-def modules_of(transform: Any) -> Iterator[Any]:
-    """The modules that a transform certainly runs, in order, as far as it can be looked into."""
-    if isinstance(transform, Fused):
-        yield from modules_of(transform.pipeline[0])
-    elif isinstance(transform, nn.Sequential | list | tuple) and not getattr(transform, "random_apply", False):
-        for child in transform:
-            yield from modules_of(child)
-    elif _is_torchvisions(transform, "Compose"):
-        yield from modules_of(list(transform.transforms))
-    else:
-        yield transform
+from gpuaug.core.torchvision_types import in_sequence, torchvision_class
 
 
 def _is_torchvisions(transform: Any, name: str) -> bool:
@@ -36,7 +22,7 @@ def normalized_by(transforms: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
         - returns: (C, 1, 1) or (1, 1, 1) each, float32
     """
     found: tuple[Tensor, Tensor] | None = None
-    for module in (module for transform in transforms for module in modules_of(transform)):
+    for module in (module for transform in transforms for module in in_sequence(transform)):
         if type(module) is K.Denormalize:
             found = None
         elif (type(module) is K.Normalize and module.p == 1 == module.p_batch) or _is_torchvisions(module, "Normalize"):
@@ -49,5 +35,5 @@ def normalized_by(transforms: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
 
 def lam_is_own(transforms: Sequence[Any]) -> bool:
     """Whether the share in mixed labels is that of the sample itself, and not of its partner."""
-    modules = (module for transform in transforms for module in modules_of(transform))
+    modules = (module for transform in transforms for module in in_sequence(transform))
     return any(isinstance(module, K.RandomCutMixV2) and module.use_correct_lambda for module in modules)

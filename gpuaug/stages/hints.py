@@ -13,7 +13,7 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentTypeError, GpuAugError, GpuAugWarning, add_note
 from gpuaug.core.ragged import Ragged
-from gpuaug.core.torchvision_types import TARGET_TYPES, torchvision_class, type_name
+from gpuaug.core.torchvision_types import TARGET_TYPES, all_parts, torchvision_class, type_name
 from gpuaug.stages.selection import Selection
 
 _DATA_KEYS = {"boxes": "bbox_xyxy", "bbox": "bbox_xywh", "masks": "mask", "mask": "mask", "keypoints": "keypoints"}
@@ -60,7 +60,7 @@ def check_first(
     """
     if any(isinstance(value, Ragged) for value in values):
         _refuse_ragged(transform)
-    parts = [*_parts(transform)]
+    parts = [*all_parts(transform)]
     if hasattr(transform, "pipeline"):
         keys = selection.data_keys or ["input"]
         images = values[keys.index("input") if "input" in keys else 0]
@@ -192,18 +192,6 @@ def _refuse_ragged(transform: Any) -> None:
             f"transform must take images of different sizes, which the batch has, got {type(first).__name__}, which takes a "
             "tensor (B, C, H, W). Pass gpuaug.fuse(transform, ragged=True), whose first crop or resize gives them one size."
         )
-
-
-def _parts(pipeline: Any) -> Iterator[Any]:
-    """``pipeline`` and its submodules, also those in lists of torchvision's containers."""
-    yield pipeline
-    held = [*pipeline.children()] if isinstance(pipeline, nn.Module) else []
-    held += pipeline if isinstance(pipeline, list | tuple) else []
-    held += getattr(pipeline, "pipeline", ())  # of a fused one
-    inner = getattr(pipeline, "transforms", None)
-    held += inner if isinstance(inner, list | tuple) else []
-    for part in held:
-        yield from _parts(part)
 
 
 def _names(parts: list[Any], classes: tuple[str, ...]) -> str:

@@ -43,7 +43,7 @@ FUSION = {
     "targets": {"pixels", "ops", "options", "program", "backends"},
     "explain": {"ops", "policies", "program", "table"},
     "fuse": {"pixels", "ops", "policies", "options", "lower", "draws", "program", "backends", "table", "targets", "explain"},
-    "normalization": {"fuse"},
+    "normalization": set(),
 }
 """The same within ``fusion``, in the order of the data."""
 

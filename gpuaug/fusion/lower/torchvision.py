@@ -11,7 +11,6 @@ from math import factorial
 from typing import Any
 
 import torch
-from kornia import augmentation as K
 from torch import nn
 from torchvision import transforms as v1
 from torchvision import tv_tensors
@@ -19,7 +18,7 @@ from torchvision.transforms import v2
 from torchvision.transforms._presets import ImageClassification
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
-from gpuaug.core.torchvision_types import torchvision_class
+from gpuaug.core.torchvision_types import in_sequence, torchvision_class
 from gpuaug.fusion.lower.image_types import ImageTypes
 from gpuaug.fusion.lower.refusals import is_timms_to_tensor, refuse_transform, v2_of
 from gpuaug.fusion.lower.tree import Done, Group, Leaf, Tree, leaves
@@ -363,15 +362,10 @@ def _written_out(transform: Any) -> Any:
 
 
 def _in_sequence(pipeline: Any) -> Iterator[Any]:
-    """The transforms that run for every sample, in their order."""
-    pipeline = _written_out(pipeline)
-    kornias = type(pipeline) in (K.AugmentationSequential, K.ImageSequential) and not pipeline.random_apply
-    if kornias or type(pipeline) is nn.Sequential or (isinstance(pipeline, Sequence) and not isinstance(pipeline, str)):
-        inner: Any = pipeline
-    elif type(pipeline) in (v2.Compose, v1.Compose):
-        inner = pipeline.transforms
-    else:
-        yield pipeline
-        return
-    for each in inner:
-        yield from _in_sequence(each)
+    """The transforms that run for every sample, in their order, with the preprocessing of weights written out."""
+    for each in in_sequence(pipeline):
+        written_out = _written_out(each)
+        if written_out is each:
+            yield each
+        else:
+            yield from in_sequence(written_out)
