@@ -179,7 +179,8 @@ def _add_profile(commands: Any) -> None:
 
 def _profile(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if options.timeline is not None:  # before anything is measured
-        suffix, suffixes = options.timeline.suffix.lower(), gpuaug.Timeline.SUFFIXES
+        suffix = options.timeline.suffix.lower()
+        suffixes = gpuaug.Timeline.SUFFIXES
         if suffix not in suffixes:
             ends = ", ".join(suffixes)
             parser.error(

@@ -189,7 +189,8 @@ def loader(trial: Trial, samples: Samples, *, failing: bool = False) -> gpuaug.S
 
 def reference(trial: Trial, epoch: int) -> list[dict[str, Any]]:
     """An epoch's batches with ``depth=0``, without delays and without workers."""
-    usual, trial.delayed = trial.delayed, dict.fromkeys(trial.delayed, False)
+    usual = trial.delayed
+    trial.delayed = dict.fromkeys(trial.delayed, False)
     try:
         made = gpuaug.StreamedLoader(
             list(plain(Samples(trial))), stages(trial, False), depth=0, feed="plain", seed=trial.seed, device=trial.device

@@ -77,7 +77,9 @@ def corpus(root: Path) -> Corpus:
     """
     paths = [path for path, _ in class_folders(root, None).samples]
     some = paths[:: -(-len(paths) // _MOST_READ)]
-    sizes, file_bytes, digest = [], [], hashlib.sha256()
+    sizes = []
+    file_bytes = []
+    digest = hashlib.sha256()
     for path in some:
         file = Path(path).read_bytes()
         digest.update(f"{Path(path).relative_to(root).as_posix()} {len(file)} ".encode() + file)

@@ -36,7 +36,10 @@ class Images(Dataset):
         transform: Callable[[Tensor], Tensor] | None = None,
         read: Callable[[str], Any] | None = None,
     ) -> None:
-        self.samples, self.decoded, self.transform, self.read = samples, decoded, transform, read or decode
+        self.samples = samples
+        self.decoded = decoded
+        self.transform = transform
+        self.read = read or decode
 
     def __len__(self) -> int:
         return len(self.samples)

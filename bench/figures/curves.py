@@ -39,7 +39,8 @@ def draw(result: dict[str, Any], title: str) -> Figure:
     for row in sorted(result["rows"], key=lambda row: row["batch_size"]):
         series.setdefault(row["name"], []).append(row)
     series = {name: series[name] for name in dict.fromkeys(row["name"] for row in result["rows"])}
-    settings, sizes = result["settings"], sorted({row["batch_size"] for row in result["rows"]})
+    settings = result["settings"]
+    sizes = sorted({row["batch_size"] for row in result["rows"]})
     styles = _styles(list(series), settings.get("ours", ()))
     figure = Figure(figsize=(10.5, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)

@@ -118,7 +118,8 @@ def _by_case(rows: list[dict[str, Any]], result: dict[str, Any], key: str, headi
 
 def _profiles(result: dict[str, Any]) -> list[str]:
     """Profiles, a column for each case: the parts and loops, the bounds, and below the table what they were found to mean."""
-    rows, verdicts = result["rows"], result["settings"]["verdicts"]
+    rows = result["rows"]
+    verdicts = result["settings"]["verdicts"]
     columns = list(dict.fromkeys(panel(row, rows) for row in rows))
     cells: dict[str, dict[str, str]] = {}
     for row in rows:

@@ -57,7 +57,9 @@ def read(made: ArgumentParser, argv: Sequence[str] | None) -> Namespace:
     batch, seconds, repeats, spare = options.usual
     del options.usual
     if options.quick:
-        batch, seconds, repeats = batch[:-1] or batch, 0.25, 2
+        batch = batch[:-1] or batch
+        seconds = 0.25
+        repeats = 2
     options.batch = options.batch or batch
     options.seconds = options.seconds or seconds
     options.repeats = options.repeats or repeats

@@ -69,7 +69,8 @@ def select_rows(rows: Sequence[OptionalRow], names: str | None, baseline: str) -
     """The rows that ``--rows`` names, and the baseline."""
     if names is None:
         return list(rows)
-    wanted, known = {baseline, *names.split(";")}, [row.name for row in rows]
+    wanted = {baseline, *names.split(";")}
+    known = [row.name for row in rows]
     if not wanted <= set(known):
         raise SystemExit(f"--rows must be among {'; '.join(known)}, got {names}. Leave it out to measure all of them.")
     return [row for row in rows if row.name in wanted]

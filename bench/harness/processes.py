@@ -31,7 +31,8 @@ def cpu_seconds() -> float:
     """
     times = os.times()
     total = time.process_time() + times.children_user + times.children_system  # finer than the kernel's ticks
-    ticks, below = os.sysconf("SC_CLK_TCK"), defaultdict(list)
+    ticks = os.sysconf("SC_CLK_TCK")
+    below = defaultdict(list)
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             # Fields after the name, which may contain spaces and brackets.
@@ -50,10 +51,12 @@ def settle(limit_s: float = 5.0) -> bool:
     """
     if not active_children():
         return True
-    end, used = time.monotonic() + limit_s, cpu_seconds()
+    end = time.monotonic() + limit_s
+    used = cpu_seconds()
     while time.monotonic() < end:
         time.sleep(_QUIET_S)
-        before, used = used, cpu_seconds()
+        before = used
+        used = cpu_seconds()
         if used - before < _QUIET_S / 2:  # to look at all processes takes some of it
             return True
     return False

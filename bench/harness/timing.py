@@ -60,7 +60,8 @@ def gpu_ms(call: Callable[[], Any], *, launches: float, host_ms: float) -> float
         launches: Approximate number of kernels of a call; bounds the number of calls that are queued.
         host_ms: Approximate host time of a call; the GPU sleeps longer than that.
     """
-    calls, patience = max(1, min(16, int(_QUEUED_LAUNCHES / max(1.0, launches)))), 1
+    calls = max(1, min(16, int(_QUEUED_LAUNCHES / max(1.0, launches))))
+    patience = 1
     found: list[float] = []
     while len(found) < 3:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -140,7 +140,8 @@ class Batches:
         except ImportError as error:
             raise MissingError(f"not installed: {error}") from None
         self.loader, self.device = loader, device
-        body, on_gpu = PIPELINES[name], device.type == "cuda"
+        body = PIPELINES[name]
+        on_gpu = device.type == "cuda"
 
         @pipeline_def(**_settings(batch_size, device))
         def pipeline(pull: Callable[[], Any]) -> Any:

@@ -85,7 +85,8 @@ def _by_hand(case: FeedCase, device: torch.device, stack: ExitStack, *, pin: boo
 
 def _copy_stream(case: FeedCase, device: torch.device, stack: ExitStack) -> OpenFeeder:
     def batches() -> Iterator[list[Tensor]]:
-        side, pulled = torch.cuda.Stream(device), iter(loader(case, pin=True))
+        side = torch.cuda.Stream(device)
+        pulled = iter(loader(case, pin=True))
 
         def preload() -> list[Tensor]:
             batch = next(pulled)
@@ -98,7 +99,8 @@ def _copy_stream(case: FeedCase, device: torch.device, stack: ExitStack) -> Open
             here.wait_stream(side)
             for part in upcoming:
                 part.record_stream(here)  # or the side stream, which allocated it, could reuse its memory too early
-            ready, upcoming = upcoming, preload()
+            ready = upcoming
+            upcoming = preload()
             yield ready
 
     return _closing(batches(), stack)

@@ -81,7 +81,8 @@ def kind(name: str) -> Kind:
 
 def make(name: str, batch_size: int, options: Namespace) -> Case:
     """The case called ``name``. Writes its files if they are missing."""
-    found, cores = kind(name), options.cores[0]
+    found = kind(name)
+    cores = options.cores[0]
     title = f"{found.files}, {found.loop}".removeprefix("small, ") if found.loop else found.files
     title = "data" if name == "small" and options.data else title.replace("-", " ")
     title += f", {cores} core{'s' * (cores > 1)}" + (f", held to {options.rate:g} images/s" if options.rate else "")
@@ -123,7 +124,8 @@ def _corpus(found: Kind, options: Namespace) -> encoded_images.Corpus:
 
 
 def _training(found: Kind, title: str, files: FileCase) -> Case:
-    device, dtype = files.device, half(files.device)
+    device = files.device
+    dtype = half(files.device)
     model = models.get_model(found.loop, weights=None).to(device, memory_format=torch.channels_last)
     shape = (files.batch_size, 3, files.size, files.size)
     images = [torch.randn(shape, device=device, dtype=dtype).to(memory_format=torch.channels_last) for _ in range(2)]

@@ -31,7 +31,8 @@ class BatchedDecoder:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._library, self._device = _library(), device
+        self._library = _library()
+        self._device = device
         self._handle, self._state = c_void_p(), c_void_p()
         torch.zeros(1, device=device)
         with torch.cuda.device(device):

@@ -108,7 +108,8 @@ def measure(packages: Sequence[Path], options: Namespace) -> Iterator[dict[str, 
 def interval(ratios: Sequence[Sequence[float]]) -> dict[str, float]:
     """The ratio over pairs of processes, each with its median, and its 95 % interval."""
     logs = [math.log(median(rounds)) for rounds in ratios]
-    middle, half = fmean(logs), 0.0
+    middle = fmean(logs)
+    half = 0.0
     if len(logs) > 1:
         from scipy.stats import t
 

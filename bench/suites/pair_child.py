@@ -24,7 +24,8 @@ _WARM_STEPS, _COUNTED_STEPS = 4, 8
 
 def augment(case: str, options: Namespace, _stack: ExitStack) -> Iterator[int]:
     """Calls of a fused pipeline on a batch that lies on the device."""
-    side, bfloat16 = min(224, options.size), {"dtype": torch.bfloat16, "memory_format": torch.channels_last}
+    side = min(224, options.size)
+    bfloat16 = {"dtype": torch.bfloat16, "memory_format": torch.channels_last}
     pipeline, form = {
         "seed": (lambda: pipelines.heavy_kornia(options.size, cropping="slice"), {}),
         "cls": (lambda: pipelines.classification_kornia(side, cropping="slice"), bfloat16),
@@ -81,7 +82,8 @@ def classifier(_case: str, options: Namespace, stack: ExitStack) -> Iterator[int
 
 def launch_bound(case: str, options: Namespace, stack: ExitStack) -> Iterator[int]:
     """A ResNet-18 trained on the same images in steps that wait for the host, behind a loader with or without a stage."""
-    side, device = min(224, options.size), options.device
+    side = min(224, options.size)
+    device = options.device
     fused = gpuaug.fuse(pipelines.classification_kornia(side, cropping="slice"), dtype=torch.bfloat16)
     loader = loaders.endless(random_images.RepeatedRandomImages(options.size), CLASSIFIER_BATCH, options, pin=False)
     stages = [fused] if case == "fused" else []
@@ -117,7 +119,8 @@ class Row:
 
     def __init__(self, name: str, options: Namespace, stack: ExitStack) -> None:
         make, case, queues = ROWS[name]
-        self._steps, self._device = make(case, options, stack), options.device
+        self._steps = make(case, options, stack)
+        self._device = options.device
         self._discard = queues * (2 * options.workers + loaders.DEPTH + 4)
         for _ in range(_WARM_STEPS + self._discard):
             next(self._steps)

@@ -90,7 +90,8 @@ def frozen_encoder(setup: Setup) -> Use:
 
     def serial() -> Iterator[int]:
         encoder, width = loops.frozen_encoder(setup)
-        step, augment = loops.head_step(setup, width), loops.kornia_augmentation(setup)
+        step = loops.head_step(setup, width)
+        augment = loops.kornia_augmentation(setup)
         for batch in loops.batches(setup, loops.uint8_images(setup)):
             images, labels = loops.to_device(setup, batch)
             images = augment(images).contiguous(memory_format=setup.memory_format)

@@ -110,7 +110,8 @@ class GeneratorLock:
         self._of_fork.held = self._lock.acquire(timeout=FORK_WAIT_S)
 
     def _after_fork_in_parent(self) -> None:
-        held, self._of_fork.held = getattr(self._of_fork, "held", False), False
+        held = getattr(self._of_fork, "held", False)
+        self._of_fork.held = False
         if held:
             self._lock.release()
 
@@ -161,7 +162,9 @@ class Calls:
     """
 
     def __init__(self, position: Position, stage: str) -> None:
-        self._position, self._stage, self._made = position, stage, 0
+        self._position = position
+        self._stage = stage
+        self._made = 0
         self._outer: Calls | None = None
 
     def __enter__(self) -> None:
@@ -178,7 +181,8 @@ class Calls:
 
     def following(self, count: int) -> list[int]:
         """Seeds of the same call for the next ``count`` batches."""
-        at, name = self._position, f"{self._stage}/{self._made}"
+        at = self._position
+        name = f"{self._stage}/{self._made}"
         return [Position(at.seed, at.epoch, at.rank, at.batch + 1 + index).key(name) for index in range(count)]
 
 

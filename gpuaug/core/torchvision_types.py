@@ -98,7 +98,8 @@ def drawn_once(transform: Any) -> tuple[str, ...]:
     kind = torchvision_class(transform)
     if kind is None or _is_mix(transform) or _draws_by_itself(transform):
         return ()
-    name, p = kind.__name__, getattr(transform, "p", None)
+    name = kind.__name__
+    p = getattr(transform, "p", None)
     if p == 0 or (p == 1 and name in _COIN_ONLY):
         return ()
     own = (type(transform).__name__,)

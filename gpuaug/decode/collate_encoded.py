@@ -78,7 +78,9 @@ def _packed(images: Sequence[Any], path: str) -> Encoded:
     starts = [0, *accumulate(rooms)]
     data = allocated((starts.pop() + ALIGN,), torch.uint8)
     buffer = data.numpy().data
-    rows, problems, zeros = [], {}, bytes(ALIGN)
+    rows = []
+    problems = {}
+    zeros = bytes(ALIGN)
     for index, ((name, held), start, length, room) in enumerate(zip(sources, starts, lengths, rooms, strict=True)):
         end = start + length
         problem = unread.get(index, "")

@@ -87,7 +87,8 @@ class Decoder:
 
     def _staging(self, length: int) -> Tensor:
         """Host memory, page-locked unless that cannot be had."""
-        host, rounded = torch.device("cpu"), slab_length(length)
+        host = torch.device("cpu")
+        rounded = slab_length(length)
         if not self._cannot_lock:
             try:
                 made = allocated(rounded, host, pin_memory=True)

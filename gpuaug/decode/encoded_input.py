@@ -121,7 +121,8 @@ def named(value: Any, path: str, where: str) -> tuple[str, memoryview | None]:
     if _is_bytes(value):
         return "", _view(value)
     if _is_row(value):
-        name, held = value["path"] or "", value["bytes"]
+        name = value["path"] or ""
+        held = value["bytes"]
         if held is None and name:
             return name, None
         return name, _view(b"" if held is None else held)
@@ -138,7 +139,8 @@ def refuse(value: Any, where: str) -> NoReturn:
     """
     kind = type(value).__name__
     if _is_bytes(value):
-        kind, way_out = f"{kind} that begin with {bytes(_view(value)[:8])!r}", "Return the bytes of the file as they are."
+        kind = f"{kind} that begin with {bytes(_view(value)[:8])!r}"
+        way_out = "Return the bytes of the file as they are."
     elif isinstance(value, str):
         way_out = "Return gpuaug.read_encoded(path) from the dataset."
     elif getattr(value, "ndim", 0) >= 2 or hasattr(value, "getbands"):

@@ -86,14 +86,17 @@ def _entry(tiff: memoryview) -> int | None:
     long, short, entry = _STRUCTS[order]
     (at,) = long(tiff, 4)
     (count,) = short(tiff, at) if at + 2 <= len(tiff) else (0,)
-    seen, outside = set[int](), 0
+    seen = set[int]()
+    outside = 0
     for start in range(at + 2, min(at + 2 + 12 * count, len(tiff) - 11), 12):
         tag, form, values, offset = entry(tiff, start)
         if tag in seen or form not in _SIZES:
             continue
-        size, place = values * _SIZES[form], start + 8
+        size = values * _SIZES[form]
+        place = start + 8
         if size > 4:
-            outside, place = outside + size, offset
+            outside = outside + size
+            place = offset
             if outside > len(tiff):  # PIL ignores an entry with which there would be more values than bytes
                 continue
             if place + size > len(tiff):  # where PIL stops reading
@@ -128,7 +131,8 @@ def of_png(data: memoryview) -> tuple[bytes, bytes]:
     exif, profile, xmp, at = b"", b"", b"", 8
     animated = behind_pixels = False
     for _ in range(_MOST_CHUNKS):
-        length, name = int.from_bytes(data[at : at + 4]), bytes(data[at + 4 : at + 8])
+        length = int.from_bytes(data[at : at + 4])
+        name = bytes(data[at + 4 : at + 8])
         content = data[at + 8 : at + 8 + length]
         at += length + 12
         if name == b"IDAT":

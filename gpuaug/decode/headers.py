@@ -95,7 +95,9 @@ def _jpeg(data: memoryview) -> Header:
         IndexError, struct.error: If the file ends before it.
     """
     at, frame, regular, ycc, restarts, huffman = 2, 0, True, True, False, False
-    exif, xmp, tables = b"", b"", set[int]()
+    exif = b""
+    xmp = b""
+    tables = set[int]()
     for _ in range(_MOST_SEGMENTS):
         first, marker, size = _SEGMENT(data, at)
         if first != 0xFF or marker in _ALONE:  # libjpeg looks for the next marker
@@ -164,7 +166,8 @@ def _jpeg(data: memoryview) -> Header:
 
 def _quantization_tables(content: memoryview) -> set[int]:
     """Index of each table that a segment DQT defines, plus 16 or more for a table of 16 bits."""
-    found, at = set[int](), 0
+    found = set[int]()
+    at = 0
     while at < len(content):
         found.add(content[at])
         at += 65 if content[at] < 16 else 129
@@ -197,7 +200,8 @@ def _other(data: memoryview) -> Header:
         bits = 16 if image.format == "PNG" and data[24] == 16 else _bits(image)
         if bits > 8:
             return Header(problem=f"it has {bits} bits a channel")
-        (width, height), bands = image.size, len(image.getbands())
+        (width, height) = image.size
+        bands = len(image.getbands())
         if image.format == "TIFF":
             if (samples := image.tag_v2.get(_TIFF_SAMPLES, 1)) > bands:  # PIL leaves them out without a word
                 return Header(problem=f"it has {samples} bands, and PIL decodes {bands}")
@@ -226,7 +230,8 @@ def opened(data: memoryview) -> Any:
     from PIL import Image  # here, so that importing gpuaug does not import PIL
 
     Image.init()
-    prefix, failed = bytes(data[:16]), None
+    prefix = bytes(data[:16])
+    failed = None
     for kind in _PIL_FORMATS:
         factory, accept = Image.OPEN.get(kind, (None, None))
         if factory is None or accept is None or accept(prefix) is not True:

@@ -175,7 +175,8 @@ class DecodeStage(Stage):
             way_out = "Pass the member of a batch that gpuaug.collate_encoded has made."
             raise ArgumentTypeError(f"encoded must be a gpuaug.Encoded, got {shown(encoded)}. {way_out}")
         lanes = Lanes(devices.resolve(device))
-        bound, memory = self.bind(self.kind, lanes), dict[str, Any]()
+        bound = self.bind(self.kind, lanes)
+        memory = dict[str, Any]()
         consumer = lanes.consumer()
         try:
             with lanes.launching(consumer):
@@ -330,7 +331,8 @@ class Decoding:
             self._bound.decoder.settle()
 
     def _start(self) -> None:
-        stage, count = self._bound.stage, len(self._encoded[0])
+        stage = self._bound.stage
+        count = len(self._encoded[0])
         if self._bad and (stage.on_error == "raise" or len(self._bad) == count):
             first = self._bad[min(self._bad)]
             more = f", and {len(self._bad) - 1} more of the batch cannot be either" if len(self._bad) > 1 else ""

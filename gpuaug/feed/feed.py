@@ -227,7 +227,9 @@ class Feed:
         for loader in loaders:
             if has_persistent_workers(loader):
                 close_passes(loader)
-                iterator, loader._iterator = loader._iterator, None  # as DataLoader itself holds them
+                # as DataLoader itself holds them
+                iterator = loader._iterator
+                loader._iterator = None
                 end_workers(iterator)
         self._twin = None
         for reference in self._rings:

@@ -143,7 +143,8 @@ class _OneAhead(Iterator[Any]):
             self._begun = True
             self._read()
         if self._error is not None:
-            error, self._error = self._error, None
+            error = self._error
+            self._error = None
             try:
                 raise error
             finally:

@@ -259,5 +259,6 @@ def _begin_anew(loader: Any) -> None:
     if not loader.num_workers:
         loader.dataset.load_state_dict({})
     elif has_persistent_workers(loader):  # they hold copies of the stream
-        iterator, loader._iterator = loader._iterator, None
+        iterator = loader._iterator
+        loader._iterator = None
         end_workers(iterator)

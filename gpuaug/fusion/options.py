@@ -37,7 +37,8 @@ class Options:
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        classes, most = self.num_classes, MOST_ELEMENTS - 1
+        classes = self.num_classes
+        most = MOST_ELEMENTS - 1
         checked = {
             "dtype": None
             if self.dtype is None

@@ -32,7 +32,8 @@ def measured(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iterator[
         host_batch: A batch in memory like that of the wrapped loader's batches.
         step: One step of training, on a batch that is on the device.
     """
-    inspection, device = Inspection(loader), loader.device
+    inspection = Inspection(loader)
+    device = loader.device
     lanes = inspection.lanes
     consumer = lanes.consumer()
 

@@ -161,7 +161,8 @@ def link_gb_per_s(lanes: Lanes) -> float | None:
     if lanes.in_line:
         return None
     source = torch.zeros(_LINK_BYTES, dtype=torch.uint8).pin_memory()
-    consumer, pairs = lanes.consumer(), []
+    consumer = lanes.consumer()
+    pairs = []
     with lanes.launching(consumer):
         lanes.copy.make_current()
         target = torch.empty_like(source, device=lanes.device)

@@ -175,7 +175,8 @@ class _Profile:
 
     def _streamed_step(self) -> None:
         """A step of the streamed loop. Keeps how long its batch was waited for, unless it began an epoch."""
-        stats, passes = self._loader.stats(), self._passes
+        stats = self._loader.stats()
+        passes = self._passes
         starved_ms, starting_s = stats.starved_ms, passes.starting_s
         batch = passes.next(self._ahead)
         if passes.starting_s == starting_s:
@@ -217,7 +218,8 @@ class _Profile:
         """Call ``once`` for each batch of a window, or until its time is over."""
         # Processes that train together wait for one another in every step, so all of them have to make as many.
         most_s = WINDOW_S if count_ranks() == 1 else float("inf")
-        start, self._done = time.perf_counter(), 0
+        start = time.perf_counter()
+        self._done = 0
         while self._done < self._count and (self._done < FEWEST or time.perf_counter() - start < most_s):
             once()
             self._done += 1
@@ -225,7 +227,8 @@ class _Profile:
     def _kept(self) -> tuple[Batch, int]:
         """(host batch to copy repeatedly, in memory like the loader's; its pageable bytes)."""
         pulled = self._passes.pull()
-        on_gpu, slot = self._device.type == "cuda", pulled.slot
+        on_gpu = self._device.type == "cuda"
+        slot = pulled.slot
         locked = 0
 
         def own(leaf: Any) -> Any:
@@ -244,7 +247,8 @@ class _Profile:
 
     def _feed(self) -> str:
         """The feed by name. Differs from the loader's usual one while another iterator has the slots."""
-        feed, stats = self._inspection.feed, self._loader.stats()
+        feed = self._inspection.feed
+        stats = self._loader.stats()
         if not feed.reason and feed.workers and not stats.slot_batches:
             return ANOTHER_ITERATOR
         return repr(feed)

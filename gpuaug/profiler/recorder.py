@@ -30,7 +30,8 @@ class Recorder(Hooks):
         self._host: list[Span] = []
         self._device: list[tuple[str, str, int, Event, Event, bool]] = []
         self._step: tuple[int, float, Event | None] | None = None
-        self._before, self._last = 0, -1
+        self._before = 0
+        self._last = -1
         self._base: Event = lanes.consumer().record_event(timed=True)
         self._base.synchronize()
         self._began_s = time.perf_counter()
@@ -76,7 +77,8 @@ class Recorder(Hooks):
         """Number of a batch that goes on counting where the next iterator begins with batch 0."""
         # All spans of a batch precede its step, and an iterator begins after the last batch of the one before.
         if batch <= self._last:
-            self._before, self._last = self._before + self._last + 1, -1
+            self._before = self._before + self._last + 1
+            self._last = -1
         return self._before + batch
 
     def _note(self, lane: str, name: str, batch: int, began_s: float, ended_s: float, *, waits: bool = False) -> None:

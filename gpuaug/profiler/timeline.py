@@ -94,7 +94,8 @@ class Timeline:
     def chrome_trace(self) -> dict[str, Any]:
         """The spans in Chrome's trace event format, a thread for each lane, ready for ``json.dump``."""
         events = [_metadata("process_name", 0, name=self.title())]
-        origin_ms, used = _origin(self), 0
+        origin_ms = _origin(self)
+        used = 0
         for lane, spans in self.lanes().items():
             first = used + 1
             for span, track in _nested(spans):
@@ -209,7 +210,9 @@ def _figure(timeline: Timeline, width_in: float) -> "Figure":
 
     from gpuaug.core.figure import Figure
 
-    lanes, origin, size = timeline.lanes(), _origin(timeline), 7 + width_in / 8
+    lanes = timeline.lanes()
+    origin = _origin(timeline)
+    size = 7 + width_in / 8
     extent_ms = max((span.end_ms for span in timeline.spans), default=origin) - origin
     unit, scale = ("s", 1e-3) if extent_ms >= 2000 else ("µs", 1e3) if 0 < extent_ms < 1 else ("ms", 1.0)
     end = extent_ms * scale or 1.0
@@ -221,7 +224,10 @@ def _figure(timeline: Timeline, width_in: float) -> "Figure":
     em = size / 72
     labels = [shortened(lane, _LONGEST) for lane in lanes]
     left_in = max((text_width_in(label, size) for label in labels), default=0.0) + 2 * em
-    across_in, down_in, above_in, below_in = width_in - left_in - 1.5 * em, 3.4 * em * rows, 2.4 * em, 4.2 * em
+    across_in = width_in - left_in - 1.5 * em
+    down_in = 3.4 * em * rows
+    above_in = 2.4 * em
+    below_in = 4.2 * em
     height_in = above_in + down_in + below_in
     figure = Figure(figsize=(width_in, height_in))
     axes = figure.add_axes((left_in / width_in, below_in / height_in, across_in / width_in, down_in / height_in))
@@ -232,7 +238,8 @@ def _figure(timeline: Timeline, width_in: float) -> "Figure":
         if index % 2 == 0:
             axes.axhspan(tops[index], tops[index] + heights[index], color=BAND, linewidth=0, zorder=0)
         for span, level in zip(spans, found, strict=True):
-            left, width = (span.start_ms - origin) * scale, max((span.end_ms - span.start_ms) * scale, shortest)
+            left = (span.start_ms - origin) * scale
+            width = max((span.end_ms - span.start_ms) * scale, shortest)
             _bar(axes, span, left, width, tops[index], level, across_in * width / end, 0.85 * size)
 
     axes.set_yticks([top + height / 2 for top, height in zip(tops, heights, strict=True)], labels, parse_math=False)
@@ -269,7 +276,8 @@ def _bar(axes: "Axes", span: Span, left: float, width: float, top: float, level:
         look |= {"edgecolor": "white", "linewidth": 0.6}  # or neighbours of one batch would look like one bar
     # Snapped to pixels, the white between short bars would come and go.
     axes.add_patch(Rectangle((left, top), width, height, zorder=2, snap=False, **look))
-    number, did = str(span.batch), span.name.removeprefix("stage/")
+    number = str(span.batch)
+    did = span.name.removeprefix("stage/")
     # A lane that does one thing is called after that.
     said = (number,) if span.name == span.lane else (f"{did} {number}", number)
     text = next((text for text in said if text_width_in(text, size) + 0.5 * size / 72 <= room_in), None)

@@ -289,7 +289,8 @@ def names_of(stages: Sequence[Stage]) -> list[str]:
     taken = {stage.name for stage in stages if stage.name is not None}
     names = []
     for stage in stages:
-        name, count = stage.name or stage.kind, 1
+        name = stage.name or stage.kind
+        count = 1
         while stage.name is None and name in taken:
             count += 1
             name = f"{stage.kind}_{count}"

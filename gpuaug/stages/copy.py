@@ -181,7 +181,8 @@ class Layout:
         self._groups: list[tuple[torch.dtype, int, int, list[torch.Tensor]]] = []
         self._num_bytes = 0
         for dtype, members in groups.items():
-            start, size = self._num_bytes, sum(leaf.nbytes for leaf in members)
+            start = self._num_bytes
+            size = sum(leaf.nbytes for leaf in members)
             self._groups.append((dtype, start, start + size, members))
             self._num_bytes += math.ceil(size / ALIGN_BYTES) * ALIGN_BYTES
 

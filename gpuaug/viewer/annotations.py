@@ -158,7 +158,8 @@ def _of_kornia(boxes: Array, key: str) -> Array:
 def _upright(boxes: Array, form: str, shape: tuple[int, int]) -> Array:
     """(N, 4, 2) corners in pixel edges, from boxes of a target dict."""
     if form == "cxcywh_share":
-        boxes, form = boxes * np.array([shape[1], shape[0]] * 2), "cxcywh"
+        boxes = boxes * np.array([shape[1], shape[0]] * 2)
+        form = "cxcywh"
     first, last = boxes[:, :2], boxes[:, 2:]
     if form == "xyxy":
         return _corners(first, last)

@@ -96,7 +96,8 @@ class _Making:
             height, width = image.shape[1:]
             over = overlay(row, index, (height, width), self._form, self._name)
             draws = tuple(said for ran, given in row.through for said in self._drawn(ran, given, index))
-            label, first = self._label(row, index), row is self._before
+            label = self._label(row, index)
+            first = row is self._before
             label = label if first or label != self._label(self._before, sample) else ()
             size = f"{width}x{height}"
             cells.append(Cell(pixels, over, sample if first else -1, label, f"{size}, {note}" if note else size, draws))

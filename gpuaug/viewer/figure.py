@@ -79,7 +79,8 @@ def _classes(loader: StreamedLoader) -> Any:
 
 
 def _title(taken: Trace, followed: Followed, count: int) -> str:
-    at, size = taken.position, len(followed.before.images[0])
+    at = taken.position
+    size = len(followed.before.images[0])
     title = f"{count} of {size} samples in batch {at.batch} of epoch {at.epoch}"
     missing = (*followed.ends, *taken.left_out)
     through = [ran.name for ran in taken.ran if ran.name not in missing]
@@ -99,7 +100,8 @@ def _figure(lines: Sequence[Line], title: str) -> "Figure":
     width_in = left_in + columns * (cell_in + _GAP_IN) - _GAP_IN + _MARGIN_IN
     heading = wrapped(title, _TITLE_PT, width_in - 2 * _MARGIN_IN)
     above_in = _MARGIN_IN + len(heading) * _LINE * _TITLE_PT / 72
-    placed, top = [], above_in + _GAP_IN / 2
+    placed = []
+    top = above_in + _GAP_IN / 2
     for start in range(0, count, columns):
         for line in lines:
             laid = _Laid(line, range(start, min(start + columns, count)), cell_in)

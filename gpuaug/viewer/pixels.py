@@ -26,7 +26,8 @@ def shown(image: Tensor, normalized_by: tuple[Tensor, Tensor] | None = None) -> 
         - returns: (H, W, 3), or (H, W) for grey, in [0, 1]
     """
     values = image.float()
-    count, notes = len(values), []
+    count = len(values)
+    notes = []
     if image.dtype == torch.uint8:
         values = values / 255
     else:

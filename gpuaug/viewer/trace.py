@@ -62,7 +62,8 @@ def take(loader: StreamedLoader) -> Trace:
     # The first state is the decoded batch: decode stages are not watched.
     watched = [bound if bound.ahead else _Watched(bound, states, loader) for bound, _ in inspection.stages[:count]]
     with left_as_it_was(loader), closing(inspection.begin(0, watched)) as pipelined:
-        position, consumer = pipelined.position, inspection.lanes.consumer()
+        position = pipelined.position
+        consumer = inspection.lanes.consumer()
         pipelined.fill(consumer)
         if not pipelined.waiting:
             raise ArgumentError("loader must have a batch to be shown, got one without any. See whether its dataset is empty.")

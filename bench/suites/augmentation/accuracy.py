@@ -89,9 +89,11 @@ def batches(name: str, images: image_folders.Images, seed: int, options: Namespa
     stages = [] if in_workers else [on_device(name, options.size)]
     dataset, collate = images, gpuaug.collate_ragged
     if in_workers:
-        dataset, collate = images.transformed(on_workers(options.size)), None
+        dataset = images.transformed(on_workers(options.size))
+        collate = None
     elif images.decoded is None:
-        dataset, collate = images.encoded(), gpuaug.collate_encoded
+        dataset = images.encoded()
+        collate = gpuaug.collate_encoded
         stages.insert(0, gpuaug.DecodeStage())
     loader = DataLoader(
         dataset,
@@ -115,7 +117,8 @@ def train(
     name: str, split: image_folders.Split, test: tuple[Tensor, Tensor], seed: int, options: Namespace
 ) -> dict[str, float]:
     """Train once: top-1 in percent, images per second after the first epoch, seconds of the whole training."""
-    device, dtype = options.device, half(options.device)
+    device = options.device
+    dtype = half(options.device)
     torch.manual_seed(seed)
     model = models.resnet18(num_classes=len(split.classes)).to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.rate, momentum=0.9, nesterov=True, weight_decay=5e-4)
@@ -178,7 +181,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     ways = [Skipped(name, "") for name in (WORKERS, FUSED, ANTIALIASED, PLAIN)]
     names = [way.name for way in select_rows(ways, options.rows, WORKERS)]
     del options.seconds  # there are no windows, and repeats are seeds
-    found_environment, start = environment(options.device), perf_counter()
+    found_environment = environment(options.device)
+    start = perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         if options.data is None:
             character_images.make(Path(folder), **({"copies": 1, "faces": 2} if options.quick else {}))

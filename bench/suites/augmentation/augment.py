@@ -268,7 +268,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     options = flags.read(parser, argv)
     del options.workers  # nothing is loaded
     cases = _cases(options)
-    found_environment, start = environment(options.device), perf_counter()
+    found_environment = environment(options.device)
+    start = perf_counter()
     found_environment["versions"] |= augmenters.installed_versions()
     bandwidth = timing.copy_bandwidth(options.device) if options.device.type == "cuda" else None
     baselines = {case.baseline for case in cases}

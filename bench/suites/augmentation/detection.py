@@ -131,13 +131,17 @@ def kornia(size: int) -> nn.Module:
 
 def one_by_one(size: int, items: Sequence[tuple[Tensor, Target]]) -> list[Any]:
     """Kornia, called once for each image."""
-    pipeline, found = kornia(size), []
+    pipeline = kornia(size)
+    found = []
     for image, target in items:
-        inputs, keys = [image[None].float() / 255], ["input"]
+        inputs = [image[None].float() / 255]
+        keys = ["input"]
         if "boxes" in target:
-            inputs, keys = [*inputs, target["boxes"][None]], [*keys, "bbox_xyxy"]
+            inputs = [*inputs, target["boxes"][None]]
+            keys = [*keys, "bbox_xyxy"]
         if "masks" in target:
-            inputs, keys = [*inputs, target["masks"][None].float()], [*keys, "mask"]
+            inputs = [*inputs, target["masks"][None].float()]
+            keys = [*keys, "mask"]
         found.append(pipeline(*inputs, data_keys=keys))
     return found
 
@@ -158,10 +162,13 @@ def moved(target: Target, device: torch.device) -> Target:
 
 
 def variants(options: Namespace, batch_size: int, case: str, stack: ExitStack) -> list[OptionalRow]:
-    device, size, keys = options.device, options.size, CASES[case]
+    device = options.device
+    size = options.size
+    keys = CASES[case]
     scenes = Scenes(options.side, keys, count=min(POOL, batch_size))
     items = [(image.to(device), moved(target, device)) for image, target in scenes.items]
-    batch, targets = gpuaug.collate_ragged([image for image, _ in scenes.items]).to(device), [target for _, target in items]
+    batch = gpuaug.collate_ragged([image for image, _ in scenes.items]).to(device)
+    targets = [target for _, target in items]
     augment = fused(size)
 
     def by_torchvision() -> Variant:

@@ -33,7 +33,8 @@ def passes(case: augmenters.Case, batch: augmenters.Batch, bandwidth: float) -> 
     # Every call launches the same kernels in the same order, as many as in the plan.
     count = len(names) // _CALLS
     if not case.masks and names == names[:count] * _CALLS and count == sum(line.launches or 0 for line in lines):
-        rows, first = [], 0
+        rows = []
+        first = 0
         for line in lines:
             own = range(first, first := first + (line.launches or 0))
             taken_us = median(sum(events[call * count + index]["dur"] for index in own) for call in range(_CALLS))
@@ -51,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     if options.device.type != "cuda":
         console.print("kernels: skipped, there is no GPU")
         return None
-    found_environment, start = environment(options.device), perf_counter()
+    found_environment = environment(options.device)
+    start = perf_counter()
     bandwidth = timing.copy_bandwidth(options.device)
     rows = []
     for size in options.batch:

@@ -117,7 +117,8 @@ def from_the_host(
     if options.device.type == "cuda":
         ready = [[part.pin_memory() for part in batch] for batch in ready]
     collated = loaders.endless(pool, batch_size, options, collate=gpuaug.collate_ragged, pin=False)
-    streamed, queued = iter(ours(loaders.cycle(ready))), loaders.queued(collated)
+    streamed = iter(ours(loaders.cycle(ready)))
+    queued = loaders.queued(collated)
     return [
         *([by_torchvision()] if antialias else []),
         peer_row("DALI", device, partial(by_dali, options, pool, batch_size, antialias, torch.device("cpu"))),

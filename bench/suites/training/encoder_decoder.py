@@ -133,11 +133,14 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     instead.add_argument("--resident", action="store_true", help="the feature stage alone, batches on the card")
     instead.add_argument("--alike", action="store_true", help="loaders that are the same, beside each other")
     options = flags.read(parser, argv)
-    suite, build = "encoder_decoder", from_loader
+    suite = "encoder_decoder"
+    build = from_loader
     if options.resident:
-        suite, build = "encoder_decoder_resident", from_card
+        suite = "encoder_decoder_resident"
+        build = from_card
     elif options.alike:
-        suite, build = "encoder_decoder_alike", alike
+        suite = "encoder_decoder_alike"
+        build = alike
     names = [name for kind in ALIKE for name in _numbered(kind)] if options.alike else []
     return measurement.measure(
         suite,

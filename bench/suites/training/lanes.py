@@ -83,7 +83,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         result = json.loads(drawn.read_text(encoding="utf-8"))
         lane_timeline.draw(result, image or lane_timeline.IMAGE)
         return result
-    found_environment, start = environment(options.device), perf_counter()
+    found_environment = environment(options.device)
+    start = perf_counter()
     rows = [
         {"case": case, **span} for case, epoch in epochs(options).items() for span in lane_spans.profiled(epoch, options.device)
     ]

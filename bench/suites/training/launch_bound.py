@@ -47,7 +47,8 @@ def calls_alone(batches: Iterable[tuple[Tensor, ...]], device: torch.device, *, 
     earlier: deque[torch.cuda.Event] = deque()
     ready: tuple[list[Tensor], torch.cuda.Event] | None = None
     for batch in batches:
-        done, here = torch.cuda.Event(blocking=True), torch.cuda.current_stream(device)
+        done = torch.cuda.Event(blocking=True)
+        here = torch.cuda.current_stream(device)
         done.record(here)
         earlier.append(done)
         if len(earlier) > 4:
@@ -90,7 +91,8 @@ def timed(name: str, batches: Iterable[Any], step: Callable[[Tensor], object], d
 
 
 def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Variant]:
-    device, data = options.device, RepeatedRandomImages(options.size)
+    device = options.device
+    data = RepeatedRandomImages(options.size)
     network = models.get_model(options.model, weights=None).to(device, memory_format=torch.channels_last)
     train = Trainer(network, autocast=half(device))
     images = torch.randn(batch_size, 3, options.size, options.size, device=device).contiguous(memory_format=torch.channels_last)

@@ -95,8 +95,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--batches", type=int, default=40, help="batches of a window (default: %(default)s)")
     parser.add_argument("--timelines", type=Path, metavar="FOLDER", help="write a picture and a trace of each case there")
     options = flags.read(parser, argv)
-    start, found_environment = perf_counter(), environment(options.device)
-    rows, verdicts = [], {}
+    start = perf_counter()
+    found_environment = environment(options.device)
+    rows = []
+    verdicts = {}
     for case, size in product(CASES, options.batch):
         torch.manual_seed(0)
         loader, step = CASES[case](options, size)

@@ -102,7 +102,9 @@ def run(trial: Trial) -> None:
         AssertionError: If a sample was lost, repeated or changed, or a fault did not raise the expected error.
     """
     random.seed(f"{trial.seed}/{trial.number}")
-    want, first, then = reference(trial, trial.epoch), Received(trial), Received(trial)
+    want = reference(trial, trial.epoch)
+    first = Received(trial)
+    then = Received(trial)
     faulty = trial.fault if trial.fault in ("dataset", "kill") else None
     samples = Samples(trial, faulty)
     streamed = loader(trial, samples, failing=trial.fault == "stage")
@@ -197,7 +199,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--trial", type=int, metavar="N", help="run this one alone")
     parser.add_argument("--processes", type=int, default=1, help="that share the trials (default: %(default)s)")
     options = flags.read(parser, argv)
-    found_environment, start = environment(options.device), perf_counter()
+    found_environment = environment(options.device)
+    start = perf_counter()
     numbers = range(options.trials) if options.trial is None else range(options.trial, options.trial + 1)
     shares = [numbers[first : first + SHARE] for first in range(0, len(numbers), SHARE)]
     parts: list[tuple[Counter[str], Counter[str], list[int]]] = []
@@ -214,7 +217,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             for part in made_parts:
                 parts.append(part)
                 if len(parts) % SAID_EVERY == 0:
-                    done, wrong = sum(each[0].total() for each in parts), sum(len(each[2]) for each in parts)
+                    done = sum(each[0].total() for each in parts)
+                    wrong = sum(len(each[2]) for each in parts)
                     console.print(f"chaos: {done} trials, {wrong} failed, {perf_counter() - start:.0f} s", markup=False)
         except KeyboardInterrupt:
             if not parts:
@@ -241,7 +245,8 @@ def _trials(options: Namespace, numbers: Sequence[int]) -> tuple[Counter[str], C
     try:
         with mock.patch.object(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (LOOKS_S,)):
             for number in numbers:
-                trial, start = Trial(options.seed, number, options.device), perf_counter()
+                trial = Trial(options.seed, number, options.device)
+                start = perf_counter()
                 if options.trial is not None:
                     console.print(f"chaos: trial {number}: {trial}", markup=False)
                 if not _passes(trial):

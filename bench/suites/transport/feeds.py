@@ -99,7 +99,8 @@ def _window(batches: Iterator[Any], seconds: float, device: torch.device) -> tup
     start = now = perf_counter()
     while now < start + seconds:
         batch = next(batches)
-        then, now = now, perf_counter()
+        then = now
+        now = perf_counter()
         taken.append(now - then)
         del batch
     computed = time.thread_time() - computed  # before the synchronisation, which may spin
@@ -232,11 +233,14 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     cores = allowed_cores()
     most = [workers for workers in (4, 8, 14) if workers < cores] or [max(1, cores - 1)]
     options.workers = tuple(workers for workers in options.workers if workers) or tuple(most)
-    start, found_environment, run = perf_counter(), environment(options.device), _Run(options)
+    start = perf_counter()
+    found_environment = environment(options.device)
+    run = _Run(options)
     settings: dict[str, Any] = {"baseline": run.baseline, "ours": [PLAIN, STREAMED, FUSED], "ceilings": [STACKING]}
     if options.device.type == "cuda":
         settings["link_gb_per_s"] = timing.link_gb_per_s(options.device)
-    rows, last_s = [], 0.0
+    rows = []
+    last_s = 0.0
     for index in range(options.repeats):
         began = perf_counter()
         if index and began - start + last_s > options.limit:

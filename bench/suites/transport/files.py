@@ -98,7 +98,9 @@ def measure(way: Way, case: Case, settings: Settings, seconds: float, rate: floa
             if perf_counter() > until:
                 break
         synchronize(device)
-        images, computed, start = 0, cpu_seconds(), perf_counter()
+        images = 0
+        computed = cpu_seconds()
+        start = perf_counter()
         now = start
         while now < start + seconds:
             inputs, labels = next(batches)
@@ -155,7 +157,8 @@ class _Run:
 
     def __init__(self, options: Namespace) -> None:
         self.options = options
-        self.environment, self.start = environment(options.device), perf_counter()
+        self.environment = environment(options.device)
+        self.start = perf_counter()
         self.rows: list[dict[str, Any]] = []
         self.settings: dict[str, Any] = {"skipped": [], "files": {}, "tried": {}}
         if options.keep and options.json is not None and options.json.exists():

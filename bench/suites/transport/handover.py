@@ -90,7 +90,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("handover", __doc__, batch="64")
     parser.add_argument("--calls", type=int, default=2000, help="timed calls for each row (default: %(default)s)")
     options = flags.read(parser, argv)
-    found_environment, start = environment(options.device), time.perf_counter()
+    found_environment = environment(options.device)
+    start = time.perf_counter()
     rows = []
     for case, make, pause_s in cases(options):
         rows += rows_of(case, make, pause_s, options)

@@ -169,7 +169,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     if options.device.type != "cuda":
         print("lifetimes: skipped, it needs a GPU")
         return None
-    found_environment, start = environment(options.device), perf_counter()
+    found_environment = environment(options.device)
+    start = perf_counter()
     rows = [measure(policy, length, host, options) for length in _STEPS for host in _HOSTS for policy in _POLICIES]
     print_rows(rows, "lifetimes: two memory policies")
     return measurement.finish("lifetimes", options, rows, {"baseline": "record_stream"}, found_environment, start)

@@ -67,7 +67,9 @@ Kinds = dict[str, tuple[int, Callable[[], None]]]
 
 def kinds(options: Namespace) -> Kinds:
     """(batches of an epoch, function that runs one epoch) of each kind of loader."""
-    side, batch_size, pin = options.size, options.batch[0], options.device.type == "cuda"
+    side = options.size
+    batch_size = options.batch[0]
+    pin = options.device.type == "cuda"
     epoch = min(MOST_EPOCH, max(options.batches // 40, 20))
 
     def pinned(tensor: torch.Tensor) -> torch.Tensor:
@@ -96,7 +98,8 @@ def kinds(options: Namespace) -> Kinds:
         return run
 
     def left_early() -> None:
-        loader, left = streamed(Repeated(few, epoch), featured[:1]), epoch // 10
+        loader = streamed(Repeated(few, epoch), featured[:1])
+        left = epoch // 10
         while left > 0:
             count = draw.randint(1, 40)
             kept = list(islice(loader, count))
@@ -126,7 +129,9 @@ def _jpeg(image: torch.Tensor) -> bytes:
 def soaked(epochs: Kinds, options: Namespace) -> tuple[list[tuple[int, dict[str, int]]], dict[str, Any]]:
     """Run epochs of all kinds in turn. Returns the readings, (batches so far, resources), and the run's settings."""
     counts, seconds = dict.fromkeys(epochs, 0), dict.fromkeys(epochs, 0.0)
-    done, readings, began = 0, list[tuple[int, dict[str, int]]](), perf_counter()
+    done = 0
+    readings = list[tuple[int, dict[str, int]]]()
+    began = perf_counter()
     try:
         while done < options.batches or len(readings) < 4:
             for name, (count, run) in epochs.items():
@@ -149,7 +154,8 @@ def row(name: str, readings: Sequence[tuple[int, int]], took_s: float) -> dict[s
     """The row of one resource, from its readings (batches, value)."""
     values = [value for _, value in readings]
     quarter = max(len(values) // 4, 1)
-    early, late = median(values[quarter : 2 * quarter] or values), median(values[-quarter:])
+    early = median(values[quarter : 2 * quarter] or values)
+    late = median(values[-quarter:])
     unit = f"_{processes.UNITS[name]}".rstrip("_")
     return {
         "name": name,
@@ -166,7 +172,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--batches", type=int, help=f"batches in all (default: {BATCHES})")
     options = flags.read(parser, argv)
     options.batches = options.batches or BATCHES.get(options.device.type, BATCHES["cpu"])
-    found_environment, start = environment(options.device), perf_counter()
+    found_environment = environment(options.device)
+    start = perf_counter()
     torch.manual_seed(0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a second thread gains nothing with batches this small, and on a busy core costs a hundredfold
@@ -181,7 +188,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     made = measurement.finish("soak", options, rows, settings, found_environment, start)
     grown = []
     for each in rows:
-        name, growth = each["name"], next(value for key, value in each.items() if key in ("growth", "growth_bytes"))
+        name = each["name"]
+        growth = next(value for key, value in each.items() if key in ("growth", "growth_bytes"))
         console.print(f"{name}: {growth:+,.0f} from the second quarter to the last")
         grown += [name] if growth > ALLOWED.get(name, growth) else []
     if grown:

@@ -118,9 +118,11 @@ def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np
     Returns:
         Why the file cannot be decoded; an empty string on success.
     """
-    header, scale = layout.headers[index], int(layout.scales[index])
+    header = layout.headers[index]
+    scale = int(layout.scales[index])
     height, width = (-(-side // scale) for side in layout.stored[index].tolist())
-    shape, orientation = (height, width, layout.channels), int(layout.orientations[index])
+    shape = (height, width, layout.channels)
+    orientation = int(layout.orientations[index])
     try:
         buffer = room if orientation == 1 else np.empty(shape, np.uint8)
         made = _by_library(file, header, scale, buffer)
@@ -189,7 +191,10 @@ def _fits_libspng(file: NDArray[np.uint8]) -> bool:
     PIL has read the chunks before the pixels for the header. libspng does not look at those behind them, which must be of types
     that PIL never refuses.
     """
-    data, at, pixels, accepted_behind = file.data, 8, False, {b"IDAT", b"eXIf", b"tIME", b"tEXt"}
+    data = file.data
+    at = 8
+    pixels = False
+    accepted_behind = {b"IDAT", b"eXIf", b"tIME", b"tEXt"}
     if file[25] not in _PNG_CHANNELS or len(data) > _MOST_TEXT:
         return False
     try:

@@ -105,7 +105,8 @@ class Hybrid(FileDecoder):
             image = batch.images[number]
             try:
                 nvjpeg.enter(resources.lanes.device)  # here, so that its error is raised at the batch
-                state, problem = self._state(image.capacity), "it was not decoded"
+                state = self._state(image.capacity)
+                problem = "it was not decoded"
                 try:
                     problem = self._decoder.host_phase(state, *image.file)
                 finally:
@@ -139,8 +140,10 @@ class Hybrid(FileDecoder):
 
     def _card_phases(self, batch: "_Batch", lane: Lane) -> Event:
         """Queue the card phase of each image whose host phase has ended, until all have. Returns the event behind them."""
-        queued, states = deque[tuple[Event, list[_Used]]](), list[_Used]()
-        ready, left = batch.ready, len(batch.images)
+        queued = deque[tuple[Event, list[_Used]]]()
+        states = list[_Used]()
+        ready = batch.ready
+        left = len(batch.images)
         error: BaseException | None = None
         try:
             while left or states or queued:

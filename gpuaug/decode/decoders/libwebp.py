@@ -74,9 +74,11 @@ def decode(file: NDArray[np.uint8], buffer: NDArray[np.uint8]) -> bool:
     Returns:
         Whether the image was decoded; ``False`` also for one of another size than ``buffer``.
     """
-    libwebp, (height, width, _) = library(), buffer.shape
+    libwebp = library()
+    (height, width, _) = buffer.shape
     assert libwebp is not None
-    data, frame = _Data(file.ctypes.data, file.size), _Frame()
+    data = _Data(file.ctypes.data, file.size)
+    frame = _Frame()
     # As PIL does: the decoder gets the chunks of the frame, not what follows them.
     demuxer = libwebp.WebPDemuxInternal(byref(data), 0, None, _DEMUX_ABI)
     try:

@@ -37,7 +37,8 @@ def size_of(images: Tensor | Ragged) -> Size:
         raise ArgumentError(
             f"images must have pixels, got {tuple(sizes[empty].tolist())} at {empty} of the batch. Leave it out."
         )
-    held, places = images.data.numel(), images.places
+    held = images.data.numel()
+    places = images.places
     if held != shapes.held or places.shape != (len(sizes), 3) or places.dtype is not torch.int64:
         raise ArgumentError(
             f"A ragged batch must hold what its shapes say, {shapes.held} elements of {len(sizes)} images, got {held} and "
@@ -94,8 +95,10 @@ class Planes:
     """
 
     def __init__(self, images: Tensor, samples: int) -> None:
-        self.channels, self.dtype = images.shape[1], images.dtype
-        self._flat, self._width = viewed(images, samples).flatten(2), images.shape[3]
+        self.channels = images.shape[1]
+        self.dtype = images.dtype
+        self._flat = viewed(images, samples).flatten(2)
+        self._width = images.shape[3]
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """(V · B, C, h, w) at whole pixels (V · B or 1, h or 1, w or 1)."""
@@ -134,5 +137,6 @@ def reader(images: Tensor | Ragged, samples: int) -> Reader:
     """What reads pixels of a batch, each image for as many samples as there are views."""
     if isinstance(images, Tensor):
         return Planes(images, samples)
-    shapes, views = images.shapes, samples // max(len(images), 1)
+    shapes = images.shapes
+    views = samples // max(len(images), 1)
     return Places(images.data, images.places.repeat(views, 1), shapes.channels, packed=shapes.layout == "hwc")

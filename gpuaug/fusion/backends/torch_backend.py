@@ -83,7 +83,8 @@ def gather(step: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
         )
     values = byte_share(values.float()) if dtype_of(images) == torch.uint8 else values.float()
     if front.fills:
-        share, fill = _share_inside(front, place, columns.warp, x, y), place.channels(columns.warp_fill, out.channels)
+        share = _share_inside(front, place, columns.warp, x, y)
+        fill = place.channels(columns.warp_fill, out.channels)
         # A sample that is skipped lies inside, and keeps every bit.
         values = torch.where(share == 1, values, share * (values - fill) + fill)
     if inside is not None:
@@ -99,7 +100,8 @@ def gather_mask(step: GatherPass, masks: Tensor, table: Tensor, places: MaskPlac
         - returns: (B, C, H', W'); with places (N, 1, H', W')
     """
     front, columns, out = step.front, step.columns, step.out
-    dtype, masks = masks.dtype, as_bits(masks)
+    dtype = masks.dtype
+    masks = as_bits(masks)
     table = _rows(step.rows_of(table), places)
     place = _Place(table)
     x = torch.arange(out.width, device=masks.device)[None, None, :]
@@ -232,7 +234,8 @@ def _interpolated(
         at_x, at_y = _projected(front, place, column, x, y)
         sizes = column + (6 if front.kind == "affine" else 9)
         start_x = start_y = torch.zeros_like(place.whole(column))
-        count_x, count_y = place.whole(sizes), place.whole(sizes + 1)
+        count_x = place.whole(sizes)
+        count_y = place.whole(sizes + 1)
     if nearest:
         # Masks under a warp round half to even, as ``grid_sample`` does; under a resize a pixel is the square it covers.
         round_off = torch.floor if front.kind == "resample" else torch.round
@@ -264,7 +267,8 @@ def _antialiased(front: Gather, columns: Columns, images: Tensor | Ragged, table
     for sample, row in enumerate(table[:, columns.warp : columns.warp + 6].tolist()):
         image = images[sample % len(images)][None]
         taps = _Taps(Planes(image, 1), front, columns, _Place(table[sample : sample + 1]))
-        own_x, own_y = x[sample % len(x), 0], y[sample % len(y), :, 0]
+        own_x = x[sample % len(x), 0]
+        own_y = y[sample % len(y), :, 0]
 
         def window(rows: Tensor, across: Tensor, taps: _Taps = taps) -> Tensor:
             return taps.read(across.long()[None, None, :], rows.long()[None, :, None], None)[0].float()

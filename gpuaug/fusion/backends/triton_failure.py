@@ -29,7 +29,8 @@ class TritonFailure(Enum):
         Their names are the same from Triton 3.4 to 3.8; the types and texts of the errors are not.
         """
         for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
-            module, function = frame.f_globals.get("__name__"), frame.f_code.co_name
+            module = frame.f_globals.get("__name__")
+            function = frame.f_code.co_name
             if module == "tempfile":
                 return cls.TEMPORARY
             if module == "triton.runtime.cache":

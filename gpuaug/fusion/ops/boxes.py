@@ -102,7 +102,8 @@ def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -
         values = values.float()
     if way.owners is not None:
         # Each box is then a sample of one box.
-        values, matrix = values[:, None], matrix.index_select(0, way.owners)
+        values = values[:, None]
+        matrix = matrix.index_select(0, way.owners)
         valid = None if valid is None else valid[:, None]
         sides = sides.index_select(0, way.owners) if isinstance(sides, Tensor) else sides
     source = (sides[:, None, 1], sides[:, None, 2]) if isinstance(sides, Tensor) else sides

@@ -27,7 +27,9 @@ def grey_of(images: Tensor, red_share: float = GREY[0]) -> Tensor:
 class Grayscale(PointOp):
     """RandomGrayscale of three channels."""
 
-    code, width, rgb_only = PointCode.GRAYSCALE.value, 4, True
+    code = PointCode.GRAYSCALE.value
+    width = 4
+    rgb_only = True
     words = "grey"
 
     @property
@@ -61,7 +63,9 @@ class Grayscale(PointOp):
 class ChannelShuffle(PointOp):
     """RandomChannelShuffle of three channels."""
 
-    code, width, rgb_only = PointCode.SHUFFLE.value, 4, True
+    code = PointCode.SHUFFLE.value
+    width = 4
+    rgb_only = True
     words = "shuffle channels"
     keeps_unit_range = True
 
@@ -85,7 +89,8 @@ class ChannelShuffle(PointOp):
 class ChannelDropout(PointOp):
     """RandomChannelDropout."""
 
-    code, width = PointCode.DROPOUT.value, 0
+    code = PointCode.DROPOUT.value
+    width = 0
     words = "drop channels"
 
     @property
@@ -129,7 +134,9 @@ class ChannelDropout(PointOp):
 class Normalize(PointOp):
     """Normalize: (value - mean) / std."""
 
-    code, width, fixed = PointCode.NORMALIZE.value, 0, True
+    code = PointCode.NORMALIZE.value
+    width = 0
+    fixed = True
     words = "normalise"
 
     @classmethod

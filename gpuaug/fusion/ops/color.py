@@ -40,7 +40,9 @@ class UniformOp(PointOp):
 class Brightness(UniformOp):
     """RandomBrightness: adds a number."""
 
-    code, width, names = PointCode.BRIGHTNESS.value, 3, ("brightness_factor",)
+    code = PointCode.BRIGHTNESS.value
+    width = 3
+    names = ("brightness_factor",)
     words = "brightness"
 
     @property
@@ -61,7 +63,9 @@ class Brightness(UniformOp):
 class Contrast(UniformOp):
     """RandomContrast: multiplies by a factor."""
 
-    code, width, names = PointCode.CONTRAST.value, 3, ("contrast_factor",)
+    code = PointCode.CONTRAST.value
+    width = 3
+    names = ("contrast_factor",)
     words = "contrast"
 
     @property
@@ -82,7 +86,10 @@ class Contrast(UniformOp):
 class Saturation(UniformOp):
     """RandomSaturation: multiplies the saturation of HSV."""
 
-    code, width, names, rgb_only = PointCode.SATURATION.value, 2, ("saturation_factor",), True
+    code = PointCode.SATURATION.value
+    width = 2
+    names = ("saturation_factor",)
+    rgb_only = True
     words = "saturation"
     keeps_unit_range = True
 
@@ -94,7 +101,10 @@ class Saturation(UniformOp):
 class Hue(UniformOp):
     """RandomHue: turns the hue of HSV."""
 
-    code, width, names, rgb_only = PointCode.HUE.value, 2, ("hue_factor",), True
+    code = PointCode.HUE.value
+    width = 2
+    names = ("hue_factor",)
+    rgb_only = True
     words = "hue"
     keeps_unit_range = True
 
@@ -106,7 +116,9 @@ class Hue(UniformOp):
 class Gamma(UniformOp):
     """RandomGamma: gain · value ** gamma."""
 
-    code, width, names = PointCode.GAMMA.value, 3, ("gamma_factor", "gain_factor")
+    code = PointCode.GAMMA.value
+    width = 3
+    names = ("gamma_factor", "gain_factor")
     words = "gamma"
 
     @property
@@ -122,7 +134,8 @@ class Gamma(UniformOp):
 class Invert(PointOp):
     """RandomInvert: max_val - value."""
 
-    code, width = PointCode.INVERT.value, 2
+    code = PointCode.INVERT.value
+    width = 2
     words = "invert"
 
     @property
@@ -155,7 +168,9 @@ class Invert(PointOp):
 class Solarize(UniformOp):
     """RandomSolarize: adds, then inverts values at or above a threshold."""
 
-    code, width, names = PointCode.SOLARIZE.value, 3, ("thresholds", "additions")
+    code = PointCode.SOLARIZE.value
+    width = 3
+    names = ("thresholds", "additions")
     words = "solarize"
     keeps_unit_range = True
 
@@ -168,7 +183,10 @@ class Solarize(UniformOp):
 class Snow(UniformOp):
     """RandomSnow: multiplies the lightness of HLS where it is below a threshold."""
 
-    code, width, names, rgb_only = PointCode.SNOW.value, 3, ("snow_coefficient", "brightness"), True
+    code = PointCode.SNOW.value
+    width = 3
+    names = ("snow_coefficient", "brightness")
+    rgb_only = True
     words = "snow"
     keeps_unit_range = True
 
@@ -180,7 +198,8 @@ class Snow(UniformOp):
 class Posterize(PointOp):
     """RandomPosterize: keeps the upper bits of a byte."""
 
-    code, width = PointCode.POSTERIZE.value, 3
+    code = PointCode.POSTERIZE.value
+    width = 3
     words = "posterize"
     keeps_unit_range = True
 
@@ -203,11 +222,13 @@ class Posterize(PointOp):
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The distance between kept levels, and the summand before rounding down to a level."""
-        out[:, 1], out[:, 2] = np.exp2(8 - drawn["bits_factor"]), self._offset
+        out[:, 1] = np.exp2(8 - drawn["bits_factor"])
+        out[:, 2] = self._offset
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """In bytes: floor(byte / step) · step."""
-        values, step = images.clamp(0, 1), column(rows, 1)
+        values = images.clamp(0, 1)
+        step = column(rows, 1)
         most = torch.full(
             (), 255.0, dtype=torch.float32, device=images.device
         )  # a tensor, so that a GPU divides and does not multiply
@@ -257,7 +278,9 @@ def hue_turned(images: Tensor, turns: Tensor) -> Tensor:
     sixths = angle / circle * 6
     whole = torch.floor(sixths) % 6
     part = sixths % 6 - whole
-    low, falling, rising = most * (1 - share), most * (1 - part * share), most * (1 - (1 - part) * share)
+    low = most * (1 - share)
+    falling = most * (1 - part * share)
+    rising = most * (1 - (1 - part) * share)
     whole = whole.clamp(0, 5)
 
     def channel(peak_from: int) -> Tensor:

@@ -263,9 +263,11 @@ class EagerTorchvision(EagerOp):
         ]
 
     def _images(self, images: Tensor, drawn: OpDraws, device: torch.device) -> Tensor:
-        batch, applies = converted(images, self._dtype, copy=True), drawn["apply_mask"].tolist()
+        batch = converted(images, self._dtype, copy=True)
+        applies = drawn["apply_mask"].tolist()
         if not len(images):  # a black image tells size and type of what a full batch becomes
-            batch, applies = batch.new_zeros((1, *images.shape[1:])), [True]
+            batch = batch.new_zeros((1, *images.shape[1:]))
+            applies = [True]
         with self._named_in_errors(), Generators(device).keyed(drawn["key"]), initial_settings(), torch.no_grad():
             made = [self._image(image) if runs else image for image, runs in zip(batch, applies, strict=True)]
         sizes = list(dict.fromkeys("x".join(map(str, each.shape)) for each in made))

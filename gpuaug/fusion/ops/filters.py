@@ -249,7 +249,8 @@ class Clahe(LevelsOp):
         # The excess above the limit is divided among all levels; its remainder goes to evenly spaced levels, one each.
         clipped = pixels - counts.sum(3, keepdim=True)
         rest = clipped % LEVELS
-        level, spacing = torch.arange(LEVELS, device=levels.device), LEVELS // rest.clamp(min=1)
+        level = torch.arange(LEVELS, device=levels.device)
+        spacing = LEVELS // rest.clamp(min=1)
         counts += clipped // LEVELS + ((level % spacing == 0) & (level // spacing < rest))
         return counts.cumsum(3).float().mul((LEVELS - 1) / pixels).round().clamp(max=LEVELS - 1).flatten(2)
 

@@ -210,7 +210,8 @@ class ResampleOp(GatherOp):
     def set_antialias(self, *, cubic: bool) -> None:
         """Antialias when downscaling, like torchvision, which always uses half-pixel centres."""
         if not self.nearest:
-            self.filter, self.half_pixel_centers = "cubic" if cubic else "triangle", True
+            self.filter = "cubic" if cubic else "triangle"
+            self.half_pixel_centers = True
 
     @abstractmethod
     def shrinks(self, size: Size) -> float:

@@ -34,7 +34,9 @@ class MixOp(FrontOp):
     Kornia mixes images and labels, and raises for masks, boxes and keypoints.
     """
 
-    kernel, width, needs_own_batch = "mix", _WIDTH, True
+    kernel = "mix"
+    width = _WIDTH
+    needs_own_batch = True
 
     targets: ClassVar[tuple[str, ...]] = ("input", "class")
     """The data keys of the module."""

@@ -28,7 +28,10 @@ _MASK = 0xFFFFFFFF
 class Erasing(PointOp):
     """RandomErasing: fills a rectangle with a value."""
 
-    code, width, positional, counts_pixels = PointCode.ERASING.value, 6, True, True
+    code = PointCode.ERASING.value
+    width = 6
+    positional = True
+    counts_pixels = True
     words = "erase"
     erases_masks: ClassVar[bool] = True
     """True if masks become 0 in the rectangle, as in Kornia."""
@@ -72,8 +75,10 @@ class Erasing(PointOp):
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The rectangle, as first pixel inside and first pixel outside along x and y, and the fill value."""
-        out[:, 1], out[:, 2] = drawn["xs"], drawn["xs"] + drawn["widths"]
-        out[:, 3], out[:, 4] = drawn["ys"], drawn["ys"] + drawn["heights"]
+        out[:, 1] = drawn["xs"]
+        out[:, 2] = drawn["xs"] + drawn["widths"]
+        out[:, 3] = drawn["ys"]
+        out[:, 4] = drawn["ys"] + drawn["heights"]
         out[:, 5] = self._value
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -99,7 +104,10 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
     for _ in range(ROUNDS):
         high0, low0 = _product(MULTIPLIERS[0], c0)
         high1, low1 = _product(MULTIPLIERS[1], c2)
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        c0 = high1 ^ c1 ^ k0
+        c1 = low1
+        c2 = high0 ^ c3 ^ k1
+        c3 = low0
         k0, k1 = (k0 + INCREMENTS[0]) & _MASK, (k1 + INCREMENTS[1]) & _MASK
     return c0, c1, c2, c3
 
@@ -141,7 +149,9 @@ def _product(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
 class GaussianNoise(PointOp):
     """RandomGaussianNoise: the noise is computed on the images' device, from a seed and the pixel's coordinates."""
 
-    code, width, positional = PointCode.NOISE.value, 6, True
+    code = PointCode.NOISE.value
+    width = 6
+    positional = True
     needs_own_batch = True
     words = "noise"
 

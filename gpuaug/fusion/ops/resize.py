@@ -51,7 +51,8 @@ class ResizedCrop(ResampleOp):
 
     def shrinks(self, size: Size) -> float:
         """The largest crop that may be drawn, by the output."""
-        area, (narrowest, widest) = self._scale[1] * size.height * size.width, self.ratios
+        area = self._scale[1] * size.height * size.width
+        (narrowest, widest) = self.ratios
         across = np.minimum(np.sqrt(area * widest), size.width) / self._width
         down = np.minimum(np.sqrt(area / narrowest), size.height) / self._height
         return float(np.max(np.maximum(across, down)))
@@ -118,7 +119,8 @@ class ResizedCrop(ResampleOp):
         """The windows; the whole image for samples that the op does not apply to."""
         if not self.is_random:
             return drawn
-        apply_mask, unmoved = drawn["apply_mask"], self.unmoved(len(drawn["apply_mask"]))
+        apply_mask = drawn["apply_mask"]
+        unmoved = self.unmoved(len(drawn["apply_mask"]))
         return {name: np.where(apply_mask, drawn[name], unmoved[name]) for name in ("x", "y", "width", "height")}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
@@ -140,7 +142,8 @@ class ResizedCrop(ResampleOp):
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """Onto the output's corners, or its edges, as the module is set."""
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
-        half_pixel_centers, window = self.half_pixel_centers or self.nearest, self._applied(drawn)
+        half_pixel_centers = self.half_pixel_centers or self.nearest
+        window = self._applied(drawn)
         for k, start, count, target in ((0, "x", "width", self._width), (1, "y", "height", self._height)):
             set_resize(
                 matrix, k, window[start].astype(np.float64), window[count].astype(np.float64), target, half_pixel_centers
@@ -193,7 +196,8 @@ class Resize(ResampleOp):
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """Corners of the image, and of the output."""
-        out, zeros = self.out(size), np.zeros(size.batch, dtype=np.float32)
+        out = self.out(size)
+        zeros = np.zeros(size.batch, dtype=np.float32)
         return corners(zeros, zeros, np.float32(size.width), np.float32(size.height), out.width, out.height, size)
 
     def resampling(self, drawn: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
@@ -211,7 +215,8 @@ class Resize(ResampleOp):
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """Onto the output's corners, or its edges, as the module is set."""
-        out, half_pixel_centers = self.out_drawn(drawn, size), self.half_pixel_centers or self.nearest
+        out = self.out_drawn(drawn, size)
+        half_pixel_centers = self.half_pixel_centers or self.nearest
         matrix = identities(size if size.ragged else out)
         set_resize(matrix, 0, np.zeros(1), np.atleast_1d(size.width), out.width, half_pixel_centers)
         set_resize(matrix, 1, np.zeros(1), np.atleast_1d(size.height), out.height, half_pixel_centers)
@@ -231,11 +236,13 @@ def set_resize(matrix: Array, k: int, start: Array, count: Array, target: Any, h
     """Write the scale and shift of axis ``k`` that take a window onto ``target`` pixels."""
     if half_pixel_centers:
         scale = target / count
-        matrix[:, k, k], matrix[:, k, 2] = scale, (0.5 - start) * scale - 0.5
+        matrix[:, k, k] = scale
+        matrix[:, k, 2] = (0.5 - start) * scale - 0.5
     else:
         # A single pixel is shifted: with corners aligned its extent is 0.
         scale = np.where((count > 1) & np.greater(target, 1), (target - 1) / np.maximum(count - 1, 1), 1.0)
-        matrix[:, k, k], matrix[:, k, 2] = scale, -start * scale
+        matrix[:, k, k] = scale
+        matrix[:, k, 2] = -start * scale
 
 
 LOWERED: dict[type[nn.Module], type[GatherOp]] = {K.RandomResizedCrop: ResizedCrop, K.Resize: Resize}

@@ -26,7 +26,9 @@ class Sampler:
     """
 
     def __init__(self, keys: Sequence[int], each: int, columns: int = 8, *, apart: bool = False) -> None:
-        self.batches, self.each, self.batch = len(keys), each, len(keys) * each
+        self.batches = len(keys)
+        self.each = each
+        self.batch = len(keys) * each
         self.used = 0
         self._generators = [_generator(key) for key in keys] if apart else _generators(keys)
         self._at_once = columns
@@ -163,7 +165,8 @@ def extra_uniforms(numbers: NDArray[np.float32], pairs: int, used: int = 0) -> N
     steps = np.arange(used + 1, used + pairs + 1, dtype=np.uint64)[:, None]
     made = _splitmix64_mix(seeds + steps * np.uint64(INCREMENT))
     halves = np.empty((2, *made.shape), dtype=np.float32)
-    halves[0], halves[1] = made >> np.uint64(40), made & np.uint64(2**24 - 1)
+    halves[0] = made >> np.uint64(40)
+    halves[1] = made & np.uint64(2**24 - 1)
     halves *= np.float32(2**-24)
     return halves
 
@@ -232,8 +235,12 @@ class GivenUniforms(Sampler):
     """
 
     def __init__(self, numbers: NDArray[np.float32]) -> None:
-        self.batches, self.each, self.batch = 1, numbers.shape[1], numbers.shape[1]
-        self.used, self._block, self._taken = 0, numbers, 0
+        self.batches = 1
+        self.each = numbers.shape[1]
+        self.batch = numbers.shape[1]
+        self.used = 0
+        self._block = numbers
+        self._taken = 0
 
 
 class _SharedSampler(Sampler):

@@ -96,7 +96,8 @@ class Rotation90(MatrixWarp):
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
         quarters = np.rint(drawn["times"]).astype(np.int64) % 4
-        cosine, sine = np.array([1.0, 0.0, -1.0, 0.0])[quarters], np.array([0.0, 1.0, 0.0, -1.0])[quarters]
+        cosine = np.array([1.0, 0.0, -1.0, 0.0])[quarters]
+        sine = np.array([0.0, 1.0, 0.0, -1.0])[quarters]
         return about_centre(cosine, sine, -sine, cosine, size)
 
 
@@ -151,7 +152,8 @@ class Affine(MatrixWarp):
         # Rotation the other way round than RandomRotation's, after the scale, after the shear, and a shift at the end.
         turned = np.deg2rad(drawn["angle"].astype(np.float64))
         cosine, sine = np.cos(turned), np.sin(turned)
-        a, b = cosine * drawn["scale_x"], -sine * drawn["scale_y"]
+        a = cosine * drawn["scale_x"]
+        b = -sine * drawn["scale_y"]
         c, d = sine * drawn["scale_x"], cosine * drawn["scale_y"]
         if "shear_x" in self._bounds:
             sx, sy = _tangents(drawn)
@@ -265,8 +267,12 @@ def about_centre(a: Array, b: Array, c: Array, d: Array, size: Size, centre: tup
     """
     x, y = ((size.width - 1) / 2, (size.height - 1) / 2) if centre is None else centre
     matrix = _identities(size.batch)
-    matrix[:, 0, 0], matrix[:, 0, 1], matrix[:, 0, 2] = a, b, x - a * x - b * y
-    matrix[:, 1, 0], matrix[:, 1, 1], matrix[:, 1, 2] = c, d, y - c * x - d * y
+    matrix[:, 0, 0] = a
+    matrix[:, 0, 1] = b
+    matrix[:, 0, 2] = x - a * x - b * y
+    matrix[:, 1, 0] = c
+    matrix[:, 1, 1] = d
+    matrix[:, 1, 2] = y - c * x - d * y
     return matrix
 
 
@@ -289,22 +295,22 @@ def _among_identities(samples: Array | None, matrices: Array, count: int) -> Arr
 def from_unit_square(quad: Array) -> Array:
     """(B, 3, 3) that takes (0, 0), (1, 0), (1, 1), (0, 1) to the corners of each quadrilateral, (B, 4, 2)."""
     x, y = quad[..., 0], quad[..., 1]
-    right, left, rest = quad[:, 1] - quad[:, 2], quad[:, 3] - quad[:, 2], quad[:, 0] - quad[:, 1] + quad[:, 2] - quad[:, 3]
+    right = quad[:, 1] - quad[:, 2]
+    left = quad[:, 3] - quad[:, 2]
+    rest = quad[:, 0] - quad[:, 1] + quad[:, 2] - quad[:, 3]
     whole = right[:, 0] * left[:, 1] - left[:, 0] * right[:, 1]
     g = (rest[:, 0] * left[:, 1] - left[:, 0] * rest[:, 1]) / whole
     h = (right[:, 0] * rest[:, 1] - rest[:, 0] * right[:, 1]) / whole
     matrix = np.empty((len(quad), 3, 3))
-    matrix[:, 0, 0], matrix[:, 0, 1], matrix[:, 0, 2] = (
-        x[:, 1] - x[:, 0] + g * x[:, 1],
-        x[:, 3] - x[:, 0] + h * x[:, 3],
-        x[:, 0],
-    )
-    matrix[:, 1, 0], matrix[:, 1, 1], matrix[:, 1, 2] = (
-        y[:, 1] - y[:, 0] + g * y[:, 1],
-        y[:, 3] - y[:, 0] + h * y[:, 3],
-        y[:, 0],
-    )
-    matrix[:, 2, 0], matrix[:, 2, 1], matrix[:, 2, 2] = g, h, 1
+    matrix[:, 0, 0] = x[:, 1] - x[:, 0] + g * x[:, 1]
+    matrix[:, 0, 1] = x[:, 3] - x[:, 0] + h * x[:, 3]
+    matrix[:, 0, 2] = x[:, 0]
+    matrix[:, 1, 0] = y[:, 1] - y[:, 0] + g * y[:, 1]
+    matrix[:, 1, 1] = y[:, 3] - y[:, 0] + h * y[:, 3]
+    matrix[:, 1, 2] = y[:, 0]
+    matrix[:, 2, 0] = g
+    matrix[:, 2, 1] = h
+    matrix[:, 2, 2] = 1
     return matrix
 
 

@@ -68,7 +68,9 @@ class HostTables:
         """
         if self._sent:
             return self._sent[index]
-        planned, points, whole = self._upcoming.planned, self._upcoming.points, size.times(self._upcoming.views)
+        planned = self._upcoming.planned
+        points = self._upcoming.points
+        whole = size.times(self._upcoming.views)
         samples = slice(index * whole.batch, (index + 1) * whole.batch)
         drawn: dict[Op, OpDraws] = {}
         at = whole

@@ -65,7 +65,8 @@ def fill_matrix(planned: Plan, size: Size, drawn: dict[Op, OpDraws], out: Array)
             if isinstance(op, BoxCropOp):
                 out[:, :MATRIX] = total.reshape(-1, MATRIX)
                 out[:, 2 * MATRIX :] = drawn[op]["numbers"]
-                out, total = out[:, MATRIX : 2 * MATRIX], np.eye(3)[None]
+                out = out[:, MATRIX : 2 * MATRIX]
+                total = np.eye(3)[None]
             total = op.matrix(drawn[op], size) @ total
             size = op.out_drawn(drawn[op], size)
     out[:] = total.reshape(-1, MATRIX)
@@ -82,7 +83,8 @@ def fill_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], table: Array
         table[:, : planned.width] = planned.template
     at = size
     for number, step in enumerate(planned.passes):
-        after, rows = at.to(step.out.height, step.out.width), step.rows_of(table)
+        after = at.to(step.out.height, step.out.width)
+        rows = step.rows_of(table)
         for op, (_, column, _) in zip(step.points, step.program, strict=True):
             if first or op.is_random or not op.fixed:
                 # The template has the apply mask of an op that applies to all samples.

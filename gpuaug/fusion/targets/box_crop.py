@@ -54,7 +54,8 @@ def crop_by_boxes(
     """
     # Six columns of the resize behind the crop, scale, start and count of each axis, are those of the whole image.
     at = crop.step.first + crop.step.columns.warp
-    scale, sides = table[:, at : at + 4 : 3], table[:, at + 2 : at + 6 : 3]
+    scale = table[:, at : at + 4 : 3]
+    sides = table[:, at + 2 : at + 6 : 3]
     up_to, behind, numbers = table[:, plan.width :].split((3 * 3, 3 * 3, crop.op.columns), 1)
     up_to = composed(before, up_to.view(-1, 3, 3))
     boxes, owners = records.boxes_at(up_to)

@@ -123,7 +123,8 @@ def like(made: Tensor, given: Tensor, **changes: Any) -> Tensor:
 def _counted_from_one(planes: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
     """The first of them that holds anything, flat, and how many elements in memory each begins behind that one."""
     one = next((plane for plane in planes if plane.numel()), planes[0])
-    start, size = one.data_ptr(), one.itemsize
+    start = one.data_ptr()
+    size = one.itemsize
     return one.view(-1), [(plane.data_ptr() - start) // size for plane in planes]
 
 

@@ -191,7 +191,8 @@ class TargetDicts:
             made, valid = dispatch.follow(values, self._joined_valid(), way, floating(values.dtype))
             assert valid is not None
             if self.kept is not None:
-                made, valid = made * self.kept[:, None], valid & self.kept
+                made = made * self.kept[:, None]
+                valid = valid & self.kept
             if self._ending.min_size > 1 or self._ending.min_area > 1:
                 valid = valid & _is_large(made, form, out, self._ending)
             rows = self._boxes
@@ -295,7 +296,8 @@ def _checked_form(found: Sequence[_Found], device: torch.device, default: str) -
         if not shape[0]:  # of no boxes every form is the same
             continue
         if form is None:
-            form, first = TARGET_DICT_FORMS[named], sample
+            form = TARGET_DICT_FORMS[named]
+            first = sample
         elif form is not TARGET_DICT_FORMS[named]:
             raise ArgumentError(
                 f"{key} of sample {sample} must be of the form of those of sample {first}, got {named}. "

@@ -226,7 +226,8 @@ class Targets:
                 soft.check(self.values[index], self.size.batch)
                 if not mixes:
                     self.values[index] = dispatch.run_labels(soft, self.values[index], None)
-        self._soft, self._softened_by = soft, mixes[0] if mixes else None
+        self._soft = soft
+        self._softened_by = mixes[0] if mixes else None
 
     def _check_labels(self) -> None:
         for key, value in zip(self.keys, self.values, strict=True):

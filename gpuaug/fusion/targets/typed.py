@@ -70,7 +70,8 @@ class TypedTargets:
             dicts: The list of target dicts, if the values under their keys have followed the images elsewhere.
         """
         maps = dict(zip(self._maps, results, strict=False))
-        records, numbers = results[len(maps) :], self._numbers()
+        records = results[len(maps) :]
+        numbers = self._numbers()
 
         def put(_: Tensor, path: _Path, sample: int | None, container: Any) -> tuple[Tensor, Tensor | None]:
             if path in maps:

@@ -178,7 +178,8 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
     }
     constants |= _compiled_in(constants, strides, out, whole=step.out.width % tile[1] == 0 and step.out.height % tile[0] == 0)
     source = (len(images), step.out.height, step.out.width)
-    row_stride, out_strides = table.stride(0), out.stride()[:3]
+    row_stride = table.stride(0)
+    out_strides = out.stride()[:3]
     if not step.mean:
         numbers = (*source, across, row_stride, across * down, 0, *strides[:3], *out_strides)
         grid = (across * down, batch, 1 if rgb else channels)
@@ -250,7 +251,8 @@ def run_mask(step: GatherPass, masks: Tensor, table: Tensor, places: MaskPlaces 
         - table: (B, K) float32
         - returns: (B, C, H', W'); with places (N, 1, H', W')
     """
-    flat, table = places is not None, step.rows_of(table)
+    flat = places is not None
+    table = step.rows_of(table)
     batch, channels = masks.shape[:2] if places is None else (len(places.owners), 1)
     made = torch.empty((batch, channels, step.out.height, step.out.width), dtype=masks.dtype, device=masks.device)
     # How many masks there are differs from batch to batch, and so is no part of what is prepared.

@@ -196,7 +196,9 @@ def finished(
             if WORDS:  # from here on in pairs
                 x, y = tile_pixels(left // 2, top, TILE_H, TILE_W // 2, False)
                 live = (x == x) if WHOLE else (2 * x < width) & (y < height)
-                line, pixels, kept = line // 2, pixels // 2, kept.to(tl.pointer_type(tl.int32))
+                line = line // 2
+                pixels = pixels // 2
+                kept = kept.to(tl.pointer_type(tl.int32))
                 r, g, b = words_of_16_bits(r), words_of_16_bits(g), words_of_16_bits(b)
             else:
                 r, g, b = as_16_bits(r), as_16_bits(g), as_16_bits(b)

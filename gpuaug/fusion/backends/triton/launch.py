@@ -75,7 +75,10 @@ class Launch:
         fused: bool = True,
         registers: int | None = None,
     ) -> None:
-        self._kernel, self._grid, self._tail, self._constants = kernel, grid, tuple(numbers), constants
+        self._kernel = kernel
+        self._grid = grid
+        self._tail = tuple(numbers)
+        self._constants = constants
         # Always passed, since the compiler's default differs between versions.
         self._options: dict[str, Any] = {"num_warps": warps, "enable_fp_fusion": fused}
         if registers is not None:
@@ -99,11 +102,13 @@ class Launch:
         found = self._compiled.get(device)
         if found is not None:
             tail = found.tail if numbers is None else (*numbers, *found.constants)
-            stream, addresses = current_stream(device), map(Tensor.data_ptr, tensors)
+            stream = current_stream(device)
+            addresses = map(Tensor.data_ptr, tensors)
             # No data for hooks, and no hooks.
             found.launcher(*(grid or self._grid), stream, found.function, found.metadata, None, None, None, *addresses, *tail)
             return
-        grid, tail = grid or self._grid, self._tail if numbers is None else tuple(numbers)
+        grid = grid or self._grid
+        tail = self._tail if numbers is None else tuple(numbers)
         form = (self._kernel, device, *self._constants.values(), *(tensor.dtype for tensor in tensors))
         jobs = _compiling.get()
         if jobs is None:

@@ -69,7 +69,8 @@ class PhotometricDistort(ColorJitter):
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         super().__init__(name, transform, units)
         # The chance is that of each adjustment, and not of all of them.
-        self._chance, self.p = self.p, 1.0
+        self._chance = self.p
+        self.p = 1.0
 
     @property
     def flags(self) -> int:  # type: ignore[override]
@@ -107,7 +108,9 @@ class PhotometricDistort(ColorJitter):
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """Factors, order and channels as they are."""
-        out[:, 1:5], out[:, 5:9], out[:, 9:12] = drawn["factors"].T, drawn["order"], drawn["channels"]
+        out[:, 1:5] = drawn["factors"].T
+        out[:, 5:9] = drawn["order"]
+        out[:, 9:12] = drawn["channels"]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """The jitter, then the channels."""
@@ -179,7 +182,8 @@ class Solarize(TorchvisionOp, color.Solarize):
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The threshold, and nothing to add."""
-        out[:, 1], out[:, 2] = self._threshold, 0
+        out[:, 1] = self._threshold
+        out[:, 2] = 0
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """The threshold as it was given."""
@@ -206,7 +210,8 @@ class Posterize(TorchvisionOp, color.Posterize):
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The step between the levels that are kept, and half a level, so that values are rounded to one."""
-        out[:, 1], out[:, 2] = 2.0 ** (8 - self.module.bits), 0.5  # type: ignore[operator]
+        out[:, 1] = 2.0 ** (8 - self.module.bits)  # type: ignore[operator]
+        out[:, 2] = 0.5
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """The number of bits."""

@@ -51,7 +51,8 @@ class Erasing(TorchvisionOp, positional.Erasing):
             shares, aspects = extra_uniforms(numbers[:, misses], CANDIDATES - 1)
             high, wide = self._sides(shares, aspects, missed)
             fits = (high < missed.height) & (wide < missed.width)
-            first, found = fits.argmax(0)[None], fits.any(0)
+            first = fits.argmax(0)[None]
+            found = fits.any(0)
             for sides, others in ((heights, high), (widths, wide)):
                 sides[misses] = np.where(found, np.take_along_axis(others, first, 0)[0], 0)
         return {

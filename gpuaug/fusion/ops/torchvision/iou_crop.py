@@ -33,9 +33,11 @@ class IoUCrop(TorchvisionOp, BoxCropOp):
         TorchvisionOp.__init__(self, name, transform, units)
         self._options = [float(option) for option in transform.options]
         self._trial_count = int(transform.trials)
-        self._least, self._range = float(transform.min_scale), float(transform.max_scale) - float(transform.min_scale)
+        self._least = float(transform.min_scale)
+        self._range = float(transform.max_scale) - float(transform.min_scale)
         # A crop without pixels has a ratio of 0, or none.
-        self._narrowest, self._widest = max(float(transform.min_aspect_ratio), 2**-24), float(transform.max_aspect_ratio)
+        self._narrowest = max(float(transform.min_aspect_ratio), 2**-24)
+        self._widest = float(transform.max_aspect_ratio)
 
     def unsupported(self) -> str | None:
         """Why the transform cannot be lowered, or ``None``."""

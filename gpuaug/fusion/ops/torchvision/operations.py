@@ -111,7 +111,8 @@ class Posterize(color.Posterize):
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The step between the levels that are kept, and half a level, so that values are rounded to one."""
-        out[:, 1], out[:, 2] = np.exp2(8 - drawn["magnitude"]), 0.5
+        out[:, 1] = np.exp2(8 - drawn["magnitude"])
+        out[:, 2] = 0.5
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """The number of bits."""
@@ -126,7 +127,8 @@ class Solarize(color.Solarize):
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The threshold, and nothing to add."""
-        out[:, 1], out[:, 2] = color.below_byte(255 * drawn["magnitude"]) / 255, 0
+        out[:, 1] = color.below_byte(255 * drawn["magnitude"]) / 255
+        out[:, 2] = 0
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """The threshold, of bytes."""

@@ -148,7 +148,8 @@ class RandomResize(_DrawnResize):
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _DrawnResize.__init__(self, name, transform, units)
-        self._least, self._count = int(transform.min_size), int(transform.max_size) - int(transform.min_size)
+        self._least = int(transform.min_size)
+        self._count = int(transform.max_size) - int(transform.min_size)
         self.settings = {"size": f"between {self._least} and {transform.max_size - 1} at the shorter side"}
 
     def unsupported(self) -> str | None:
@@ -167,7 +168,8 @@ class RandomShortestSize(_DrawnResize):
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _DrawnResize.__init__(self, name, transform, units)
-        self._choices, self._most = np.sort(transform.min_size), transform.max_size
+        self._choices = np.sort(transform.min_size)
+        self._most = transform.max_size
         self.settings = {"size": f"one of {transform.min_size} at the shorter side"}
 
     def unsupported(self) -> str | None:

@@ -65,7 +65,8 @@ class Rotation(_Warp):
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """The angle."""
-        angle, transform = float(drawn["angle"][sample]), self.module
+        angle = float(drawn["angle"][sample])
+        transform = self.module
         return [("rotate", {"angle": angle, "expand": False, "center": transform.center, **self._how()})]
 
     def describe(self) -> str:
@@ -92,7 +93,8 @@ class Affine(_Warp):
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
         turned, shear_x, shear_y = (np.deg2rad(drawn[name].astype(np.float64)) for name in ("angle", "shear_x", "shear_y"))
         a, c = np.cos(turned - shear_y) / np.cos(shear_y), np.sin(turned - shear_y) / np.cos(shear_y)
-        b, d = -a * np.tan(shear_x) - np.sin(turned), np.cos(turned) - c * np.tan(shear_x)
+        b = -a * np.tan(shear_x) - np.sin(turned)
+        d = np.cos(turned) - c * np.tan(shear_x)
         scale = drawn["scale"]
         matrix = warp.about_centre(scale * a, scale * b, scale * c, scale * d, size, self._centre)
         matrix[:, 0, 2] += drawn["shift_x"]
@@ -139,7 +141,8 @@ class Perspective(_Warp):
         matrix = warp.from_unit_square(drawn["end_points"].astype(np.float64))
         matrix[:, :, :2] /= (warp.sides_of(size) - 1)[..., None, :]
         to_edges, to_centres = np.eye(3), np.eye(3)
-        to_edges[:2, 2], to_centres[:2, 2] = 0.5, -0.5
+        to_edges[:2, 2] = 0.5
+        to_centres[:2, 2] = -0.5
         made: Array = to_centres @ matrix @ to_edges
         return made
 

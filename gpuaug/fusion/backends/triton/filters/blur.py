@@ -257,7 +257,8 @@ def blur(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> int
 
 def _blurring(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch | tuple[Launch, Launch, torch.dtype]:
     """The launch of a blur; or two, and the type of the images between them."""
-    (down, across), border = step.front.kernel_size, BORDERS[step.front.border]
+    (down, across) = step.front.kernel_size
+    border = BORDERS[step.front.border]
     constants = {"TAPS_Y": down, "TAPS_X": across, "BORDER": border}
     if in_strips(step.front, source.dtype, out.dtype):
         return _in_strips(step, source, rows, out, constants)
