@@ -11,7 +11,8 @@ from contextlib import suppress
 import kornia.augmentation as K
 import pytest
 import torch
-from support.replay import as_kornia_takes_them, both, photographs
+from support.replay import as_kornia_takes_them, assert_replays, both, photographs
+from support.values import assert_values
 
 import gpuaug
 from gpuaug.fusion.ops.base import PointCode, PointOp
@@ -74,14 +75,8 @@ JUMPS = {"hue", "solarize", "posterize", "jitter", "jiggle", "saturation"}
 
 
 def compared(module, images, seed, tolerance, jumps=False):
-    expected, got = both(K.AugmentationSequential(module), images, seed)
-    assert got.shape == expected.shape
-    if tolerance == 0:
-        assert torch.equal(got, expected)
-        return
-    wrong = (got - expected).abs() > tolerance
     # A pixel at a threshold may fall on either side of it.
-    assert wrong.float().mean() <= (1e-3 if jumps else 0) if wrong.numel() else True
+    assert_replays(K.AugmentationSequential(module), images, seed, atol=tolerance, share=1e-3 if jumps and tolerance else 0)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
@@ -116,7 +111,7 @@ def test_pointwise_ops_keep_nan_where_kornia_does():
     images[:, :, 3:5, 6:9] = float("nan")
     made = K.AugmentationSequential(K.RandomBrightness((0.5, 1.5)), K.RandomInvert(p=1.0), K.Normalize(MEAN, STD))
     expected, got = both(made, images)
-    assert torch.equal(got.isnan(), expected.isnan())
+    assert_values(got.isnan(), expected.isnan())
 
 
 def test_pointwise_ops_keep_their_order_and_clamps():
@@ -129,16 +124,14 @@ def test_pointwise_ops_keep_their_order_and_clamps():
         K.Normalize(MEAN, STD),
     )
     for seed in range(4):
-        compared_all = both(made, photographs(5), seed)
-        torch.testing.assert_close(compared_all[1], compared_all[0], atol=2e-5, rtol=0)
+        assert_replays(made, photographs(5), seed, atol=2e-5)
 
 
 def test_two_color_jitters_each_use_the_mean_of_their_own_input():
     made = K.AugmentationSequential(
         K.ColorJitter(0.4, 0.9), K.RandomHorizontalFlip(), K.ColorJitter(0.4, 0.9), K.RandomResizedCrop((16, 16))
     )
-    expected, got = both(made, photographs(5))
-    torch.testing.assert_close(got, expected, atol=5e-5, rtol=0)
+    assert_replays(made, photographs(5), atol=5e-5)
     assert len(gpuaug.fuse(made).explain((5, 3, 32, 48)).lines) == 3
 
 
@@ -148,7 +141,7 @@ def test_gaussian_noise_has_its_mean_and_std_and_differs_between_samples_and_cha
     assert abs(field.mean().item() - 0.5) < 0.02
     assert abs(field.std().item() - 2.0) < 0.02
     flat = field.reshape(24, -1)
-    assert (torch.corrcoef(flat) - torch.eye(24)).abs().max() < 0.08
+    assert_values(torch.corrcoef(flat), torch.eye(24), atol=0.08)
 
 
 def test_samples_skipped_by_p_are_unchanged_bit_for_bit():
@@ -157,7 +150,7 @@ def test_samples_skipped_by_p_are_unchanged_bit_for_bit():
     draws = augment.draw(images.shape, seed=0)
     skipped = ~(draws._drawn[0]["apply_mask"] | draws._drawn[1]["apply_mask"])
     assert skipped.any()
-    assert torch.equal(augment(images, draws=draws)[skipped], as_kornia_takes_them(images)[skipped])
+    assert_values(augment(images, draws=draws)[skipped], as_kornia_takes_them(images)[skipped])
 
 
 def point_ops(kind=PointOp):

@@ -14,6 +14,7 @@ import torch
 from scipy.special import ndtr
 from support.kornia_draws import CONSTANT, COUNT, DISTRIBUTION_CASES, NOT_DRAWN, PARTNERS, SHAPE, columns, kornias, made, ours
 from support.statistics import ALPHA, apart, distance, related, together_apart
+from support.values import assert_values
 
 import gpuaug
 from gpuaug.fusion.lower.kornia import LOWERED
@@ -23,7 +24,7 @@ def same(mine, its, batch, masks=True):
     """Assert that what two sets of parameters hold has one distribution."""
     assert set(mine) == set(its)
     for key in CONSTANT & set(mine):
-        assert torch.equal(mine[key], its[key]), key
+        assert_values(mine[key], its[key], about=key)
     one, other = columns(mine, batch), columns(its, batch)
     if not masks:
         one.pop("batch_prob"), other.pop("batch_prob")
