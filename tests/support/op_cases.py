@@ -100,12 +100,7 @@ GEOMETRY = [
         {
             "crop": {"size": (12, 40)},
             "crop, padded": {"size": (24, 40), "padding": (3, 5, 2, 7)},
-            "crop, padded if needed": {
-                "size": (24, 40),
-                "padding": 1,
-                "pad_if_needed": True,
-                "padding_mode": "reflect",
-            },
+            "crop, padded if needed": {"size": (24, 40), "padding": 1, "pad_if_needed": True, "padding_mode": "reflect"},
         },
         padded("padding_mode", "fill", ALWAYS, padding=PADDING, pad_if_needed=st.booleans()),
         exact=True,
@@ -295,10 +290,7 @@ POINTWISE = [
         K.RandomGrayscale,
         "rgb_weights same_on_batch p keepdim",
         {"grey": {}},
-        steps(
-            {"own": ROUNDING, "reach": None, "rgb": True},
-            rgb_weights=st.none() | st.just(torch.tensor([0.5, 0.25, 0.25])),
-        ),
+        steps({"own": ROUNDING, "reach": None, "rgb": True}, rgb_weights=st.none() | st.just(torch.tensor([0.5, 0.25, 0.25]))),
         more_pixels={"grey, weighted": {"rgb_weights": torch.tensor([0.5, 0.25, 0.25])}},
         alone=False,
     ),
@@ -336,13 +328,7 @@ POINTWISE = [
         steps({"jumps": True}, bits=ranges(0.0, 8.0)),
         exact=True,
     ),
-    Case(
-        K.RandomChannelShuffle,
-        "same_on_batch p keepdim",
-        {"shuffle": {}},
-        steps({"reach": None, "rgb": True}),
-        exact=True,
-    ),
+    Case(K.RandomChannelShuffle, "same_on_batch p keepdim", {"shuffle": {}}, steps({"reach": None, "rgb": True}), exact=True),
     Case(
         K.RandomChannelDropout,
         "num_drop_channels fill_value same_on_batch p keepdim",
@@ -457,11 +443,7 @@ NEIGHBOURS = [
         alone=False,
     ),
     Case(
-        K.RandomEqualize,
-        "same_on_batch p keepdim",
-        {"equalize": {}},
-        steps({"own": ROUNDING, "of_exact": True}),
-        alone=False,
+        K.RandomEqualize, "same_on_batch p keepdim", {"equalize": {}}, steps({"own": ROUNDING, "of_exact": True}), alone=False
     ),
     Case(
         K.RandomClahe,
@@ -511,12 +493,20 @@ MIXES = [
     ),
 ]
 
-CASES = {case.kind: case for case in (*GEOMETRY, *POINTWISE, *JITTERS, *NEIGHBOURS, *MIXES)}
+
+def by_name(pairs):
+    """A dict of pairs whose names differ."""
+    found = {}
+    for name, value in pairs:
+        assert name not in found, f"{name} is there twice"
+        found[name] = value
+    return found
+
+
+CASES = by_name((case.kind, case) for case in (*GEOMETRY, *POINTWISE, *JITTERS, *NEIGHBOURS, *MIXES))
 """The case of each class."""
 
 
 def table(settings_of):
-    """(case, settings) by name, of what ``settings_of`` returns for each case. Names must differ."""
-    found = [(name, (case, settings)) for case in CASES.values() for name, settings in settings_of(case).items()]
-    assert len(dict(found)) == len(found), "two settings have one name"
-    return dict(found)
+    """(case, settings) by name, of what ``settings_of`` returns for each case."""
+    return by_name((name, (case, settings)) for case in CASES.values() for name, settings in settings_of(case).items())
