@@ -13,6 +13,7 @@ import pytest
 import torch
 from contract.sources import Numbers, OwnError, failing_at, failure, noise, raises, streamed, values
 from support import processes
+from support.values import assert_values
 from support.waiting import WAIT_S, returned, until, waits_for_worker
 from torch.utils.data import DataLoader
 
@@ -220,8 +221,8 @@ def test_two_iterators_do_not_disturb_one_another():
     expected = [list(loader), list(loader)]
     loader = streamed(torch.arange(5.0), noise, seed=0)
     for first, second in zip(zip(loader, expected[0], strict=True), zip(loader, expected[1], strict=True), strict=True):
-        assert torch.equal(*first)
-        assert torch.equal(*second)
+        assert_values(*first)
+        assert_values(*second)
 
 
 def test_leaving_one_of_two_iterators_leaves_the_other():

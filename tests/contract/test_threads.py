@@ -11,6 +11,7 @@ import torch
 from contract.sources import Numbers, failing_at, failure, noise, streamed, values
 from support.processes import run_in_fork
 from support.ring_cleanup import grown, taken
+from support.values import assert_values
 from support.waiting import WAIT_S, Meeting, returned, until
 from torch.utils.data import DataLoader, Sampler
 
@@ -40,7 +41,7 @@ def test_loaders_in_two_threads_draw_as_each_alone(draws):
     before = torch.get_rng_state()
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(read, [0, 1], [stage, stage])) == expected
-    assert torch.equal(torch.get_rng_state(), before)
+    assert_values(torch.get_rng_state(), before)
     assert not meeting.happened
 
 
@@ -67,7 +68,7 @@ def test_a_loop_begins_when_no_other_thread_is_in_a_stage():
     with ThreadPoolExecutor(1) as thread:
         assert values(streamed(ZEROS[:1], TransformStage(stage, name="same"), seed=0)) == expected
         assert other[0].result(WAIT_S) == [[0, 1]]
-    assert torch.equal(torch.get_rng_state(), after)
+    assert_values(torch.get_rng_state(), after)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -82,7 +83,7 @@ def test_a_stage_may_read_another_loader(workers):
     found = returned(lambda: values(streamed(ZEROS[:2], stage, seed=0)))
     inner.set_epoch(0)
     assert returned(lambda: values(streamed(ZEROS[:2], stage, seed=0))) == found
-    assert torch.equal(torch.get_rng_state(), before)
+    assert_values(torch.get_rng_state(), before)
 
 
 OWN_LOADER = "A stage cannot read this loader, because it is the loader that runs the stage."

@@ -7,7 +7,8 @@ import kornia.augmentation as K
 import pytest
 import torch
 from support import tables
-from support.replay import as_kornia_takes_them, both, left_to_kornia, photographs
+from support.replay import as_kornia_takes_them, assert_replays, left_to_kornia, photographs
+from support.values import assert_values
 from torchvision import tv_tensors
 
 import gpuaug
@@ -56,7 +57,7 @@ def test_every_kind_of_pipeline_replays_in_kornia(made):
 def test_seed_decides_the_draws():
     augment, images = gpuaug.fuse(pipeline()), photographs()
     one, same, other = (augment(images, draws=augment.draw(images.shape, seed=seed)) for seed in (1, 1, 2))
-    assert torch.equal(one, same)
+    assert_values(one, same)
     assert not torch.equal(one, other)
 
 
@@ -68,10 +69,10 @@ def test_call_takes_one_number_from_the_global_generator():
     torch.manual_seed(5)
     torch.randint(0, 2**63 - 1, ())
     torch.randint(0, 2**63 - 1, ())
-    assert torch.equal(torch.rand(1), after)
+    assert_values(torch.rand(1), after)
     assert not torch.equal(first, second)
     torch.manual_seed(5)
-    assert torch.equal(augment(images), first)
+    assert_values(augment(images), first)
 
 
 def test_draws_can_be_pickled_and_replayed_by_another_module():
@@ -79,10 +80,11 @@ def test_draws_can_be_pickled_and_replayed_by_another_module():
     draws = gpuaug.fuse(pipeline()).draw(images.shape, seed=1)
     kept = pickle.loads(pickle.dumps(draws))
     again = gpuaug.fuse(pipeline())
-    assert torch.equal(again(images, draws=kept), again(images, draws=draws))
+    assert_values(again(images, draws=kept), again(images, draws=draws))
     for one, other in zip(draws.as_kornia(), kept.as_kornia(), strict=True):
         assert one.name == other.name
-        assert all(torch.equal(one.data[key], other.data[key]) for key in one.data)
+        for key in one.data:
+            assert_values(one.data[key], other.data[key])
 
 
 def test_fused_module_has_no_state():
@@ -92,9 +94,9 @@ def test_fused_module_has_no_state():
     images = photographs()
     draws = augment.draw(images.shape, seed=1)
     trained = augment(images, draws=draws)
-    assert torch.equal(augment.eval()(images, draws=draws), trained)
-    assert torch.equal(copy.deepcopy(augment)(images, draws=draws), trained)
-    assert torch.equal(pickle.loads(pickle.dumps(augment))(images, draws=draws), trained)
+    assert_values(augment.eval()(images, draws=draws), trained)
+    assert_values(copy.deepcopy(augment)(images, draws=draws), trained)
+    assert_values(pickle.loads(pickle.dumps(augment))(images, draws=draws), trained)
 
 
 def test_fuse_does_not_modify_the_pipeline():
@@ -131,8 +133,7 @@ def test_unknown_modules_run_in_kornia_in_their_place(module, reason):
     made = K.AugmentationSequential(K.RandomHorizontalFlip(), module, K.RandomVerticalFlip())
     images = photographs()
     for seed in range(3):
-        expected, got = both(made, images, seed)
-        assert torch.equal(got, expected)
+        assert_replays(made, images, seed)
     text = str(gpuaug.fuse(made).explain(images.shape))
     assert f"left to Kornia: {reason}" in text
 
@@ -145,9 +146,9 @@ def test_modules_left_to_kornia_draw_by_key_and_leave_global_generators_alone():
     expected = torch.rand(1)
     torch.manual_seed(1)
     first = augment(images)
-    assert torch.equal(torch.rand(1), expected)
+    assert_values(torch.rand(1), expected)
     torch.manual_seed(1)
-    assert torch.equal(augment(images), first)
+    assert_values(augment(images), first)
 
 
 @left_to_kornia
@@ -207,7 +208,8 @@ def test_fused_stage_in_a_loader_is_the_same_at_every_depth():
     for depth in (0, 2):
         loader = gpuaug.StreamedLoader(batches, [gpuaug.fuse(pipeline())], device="cpu", depth=depth, seed=7)
         seen.append([images for images, _ in loader])
-    assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
+    for one, other in zip(*seen, strict=True):
+        assert_values(one, other)
 
 
 def test_triton_that_does_not_run_is_warned_of_and_torch_takes_its_place(monkeypatch):
@@ -303,7 +305,7 @@ def test_images_of_a_known_kind_are_augmented_as_unknown_ones_are(views):
     torch.manual_seed(3)
     seeds = [next_seed() for _ in range(2)]
     replayed = [augment(images, draws=augment.draw(images.shape, seed)) for seed in seeds]
-    assert torch.equal(torch.stack([first, second]), torch.stack(replayed))
+    assert_values(torch.stack([first, second]), torch.stack(replayed))
     assert second.is_contiguous(memory_format=torch.channels_last)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.replay import photographs
-from support.torchvision_replay import both
+from support.torchvision_replay import assert_replays
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import InterpolationMode
 
@@ -58,8 +58,7 @@ def test_presets_are_fused_whole_and_equal_torchvision(name, recwarn):
     assert [line.launches for line in augment.explain(images.shape).lines] == launches
     # As floats, which torchvision rounds nowhere; then the thresholds of bytes are floats, too.
     if not any(isinstance(each, v2.RandomSolarize) for each in transforms):
-        expected, got = both([each for each in transforms if each not in TO_FLOAT], images / 255)
-        torch.testing.assert_close(got, expected, atol=2e-4, rtol=0)
+        assert_replays([each for each in transforms if each not in TO_FLOAT], images / 255, atol=2e-4)
 
 
 @pytest.mark.parametrize("name", ["SimCLR", "DINO, first"])

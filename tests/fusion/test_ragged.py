@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.pipelines import by_the_batch
 from support.ragged import SIZES, images_of, one_by_one, pack, targets_of
 from support.replay import as_kornia_takes_them
+from support.values import assert_values
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
@@ -72,7 +73,7 @@ def test_ragged_images_equal_kornia_on_each_alone(name, layout):
         expected, got = one_by_one(pipeline, images, draws), augment(batch, draws=draws)
         assert got.shape == expected.shape
         # Kornia's own rounding grows with the sides, up to 125 here, and the last of these divides by 0.2.
-        assert (got - expected).abs().max() <= (0 if name in EXACT else 5e-4 if "classifier" in name else 1e-4)
+        assert_values(got, expected, atol=0 if name in EXACT else 5e-4 if "classifier" in name else 1e-4)
 
 
 @given(
@@ -90,9 +91,9 @@ def test_ragged_images_of_any_size_equal_each_alone(sizes, channels, layout, see
     together = augment(batch, draws=draws)
     for index, image in enumerate(images):
         alone = augment(pack([image], layout), draws=draws.alone(index))
-        assert torch.equal(together[index : index + 1], alone)
+        assert_values(together[index : index + 1], alone)
         dense = gpuaug.fuse(pipeline)(image[None], draws=draws.alone(index))
-        assert torch.equal(together[index : index + 1], dense)
+        assert_values(together[index : index + 1], dense)
 
 
 def test_ragged_crops_are_drawn_within_each_image():
@@ -159,7 +160,8 @@ def test_ragged_calls_equal_draw_for_any_sizes(name, views, follow):
     torch.manual_seed(0)
     for batch, made in zip(batches, got, strict=True):
         expected = augment(batch, *others, data_keys=keys, draws=augment.draw(batch))
-        assert all(map(torch.equal, made, expected))
+        for one, other in zip(made, expected, strict=True):
+            assert_values(one, other)
     assert not torch.equal(got[0][0], got[4][0])
 
 
@@ -189,7 +191,8 @@ def test_ragged_batches_in_a_loader_are_the_same_at_every_depth(depth):
 
     reference = run(0)
     assert [len(images) for images in reference] == [5, 4, 3]
-    assert all(map(torch.equal, run(depth), reference))
+    for one, other in zip(run(depth), reference, strict=True):
+        assert_values(one, other)
 
 
 def test_ragged_pipeline_takes_dense_images():
@@ -198,7 +201,7 @@ def test_ragged_pipeline_takes_dense_images():
     torch.manual_seed(0)
     dense = augment(torch.stack([image, image]))
     torch.manual_seed(0)
-    assert torch.equal(augment(pack([image, image])), dense)
+    assert_values(augment(pack([image, image])), dense)
 
 
 def test_ragged_boxes_and_keypoints_equal_kornia():
@@ -233,10 +236,10 @@ def test_ragged_targets_equal_each_image_alone(views):
         for index, image in enumerate(images):
             place = number * len(images) + index
             alone = single(image[None], [targets[index]], data_keys=keys, draws=view.alone(index))
-            assert torch.equal(got_images[place], alone[0][0])
+            assert_values(got_images[place], alone[0][0])
             assert list(got[place]) == [*targets[index], "valid"]
             for name, value in alone[1][0].items():
-                assert torch.equal(got[place][name], value), name
+                assert_values(got[place][name], value, about=name)
 
 
 def test_ragged_masks_are_a_list():
@@ -246,7 +249,7 @@ def test_ragged_masks_are_a_list():
     _, got = augment(pack(images), masks, data_keys=["input", "mask"])
     for mask, image, made in zip(masks, images, got, strict=True):
         top, left = (image.shape[1] - 20) // 2, (image.shape[2] - 20) // 2
-        assert torch.equal(made, mask[:, top : top + 20, left : left + 20])
+        assert_values(made, mask[:, top : top + 20, left : left + 20])
 
 
 @pytest.mark.parametrize("modules", [[K.RandomResizedCrop((24, 24))], [K.RandomHorizontalFlip(), K.CenterCrop(24)]])
@@ -290,7 +293,7 @@ def test_ragged_batches_from_workers_reach_the_stage():
     loader = DataLoader(samples, batch_size=2, num_workers=1, collate_fn=pack)
     augment = gpuaug.fuse(K.CenterCrop(20), ragged=True)
     got = torch.cat(list(gpuaug.StreamedLoader(loader, [gpuaug.TransformStage(augment, on=None)], device="cpu")))
-    assert torch.equal(got, torch.cat([gpuaug.fuse(K.CenterCrop(20))(image[None]) for image in samples]))
+    assert_values(got, torch.cat([gpuaug.fuse(K.CenterCrop(20))(image[None]) for image in samples]))
 
 
 def test_encoded_images_are_refused_with_the_stage_to_add():

@@ -8,6 +8,7 @@ import kornia.augmentation as K
 import pytest
 import torch
 from support.replay import photographs
+from support.values import assert_values
 from torch import nn
 from torchvision.transforms import InterpolationMode, v2
 
@@ -74,7 +75,7 @@ def test_types_and_values_are_those_of_torchvision(seed):
     expected = outcome(lambda: torch.stack([plain(image) for image in images]))
     before = images.clone()
     got = outcome(lambda: gpuaug.fuse(v2.Compose([v2.RandomVerticalFlip(0.0), *(STEPS[name](ours) for name in names)]))(images))
-    assert torch.equal(images, before)
+    assert_values(images, before)
     if isinstance(expected, Exception):
         assert isinstance(got, Exception), f"{names} of {dtype}: torchvision says {expected}"
         return
@@ -102,7 +103,7 @@ def test_bytes_that_are_moved_are_torchvisions_bit_for_bit(name):
     for image, made, calls in zip(images, got, draws.as_torchvision(), strict=True):
         for function, arguments in calls:
             image = getattr(v2.functional, function)(image, **arguments)
-        assert torch.equal(made, image)
+        assert_values(made, image)
 
 
 ROUNDED = {
@@ -137,7 +138,7 @@ def test_bytes_are_the_float32_result_rounded_once(name, memory_format):
     got, expected = augment(images, draws=draws), floats(images, draws=draws)
     assert got.dtype == torch.uint8
     assert got.is_contiguous(memory_format=memory_format)
-    assert torch.equal(got, (expected * 255).round().clamp(0, 255).byte())
+    assert_values(got, (expected * 255).round().clamp(0, 255).byte())
 
 
 @pytest.mark.parametrize("dtype", sorted(PIXELS, key=str), ids=str)
@@ -162,7 +163,7 @@ def test_fills_and_thresholds_are_values_of_the_images_that_are_given():
     assert (augment(photographs())[..., 0] == 100).all()
     assert (augment(photographs(dtype=torch.float32))[..., 0] == 100.0).all()
     bytes_only = gpuaug.fuse(v2.RandomSolarize(128, 1.0))
-    assert torch.equal(bytes_only(photographs()), v2.RandomSolarize(128, 1.0)(photographs()))
+    assert_values(bytes_only(photographs()), v2.RandomSolarize(128, 1.0)(photographs()))
     with pytest.raises(gpuaug.ArgumentError, match="threshold"):
         bytes_only(photographs(dtype=torch.float32))
 
@@ -207,7 +208,7 @@ def test_fills_of_bytes_are_cut_off_where_torchvision_cuts_them_off(fill):
         for image, made, calls in zip(images, augment(images, draws=draws), draws.as_torchvision(), strict=True):
             for function, arguments in calls:
                 image = getattr(v2.functional, function)(image, **arguments)
-            assert torch.equal(made, image)
+            assert_values(made, image)
 
 
 BYTES_REFUSED = {
@@ -275,7 +276,7 @@ def test_draws_are_of_one_type_where_it_matters():
     with pytest.raises(gpuaug.ArgumentError, match=r"draw\(images\.shape, dtype=images\.dtype\)"):
         augment(images, draws=augment.draw(images.shape, seed=0))
     draws = augment.draw(images.shape, seed=0, dtype=images.dtype)
-    assert torch.equal(augment(images, draws=draws), augment(images, draws=draws))
+    assert_values(augment(images, draws=draws), augment(images, draws=draws))
 
 
 def test_a_function_that_changes_the_type_draws_the_same_in_its_first_batch():
@@ -286,7 +287,9 @@ def test_a_function_that_changes_the_type_draws_the_same_in_its_first_batch():
     for each in (augment, augment, gpuaug.fuse(v2.Compose(pipeline))):
         torch.manual_seed(5)
         results.append((each(images), torch.rand(1)))
-    assert all(torch.equal(made, results[0][0]) and torch.equal(drawn, results[0][1]) for made, drawn in results)
+    for made, drawn in results:
+        assert_values(made, results[0][0])
+        assert_values(drawn, results[0][1])
 
 
 def test_types_of_one_batch_must_be_one():
@@ -353,13 +356,13 @@ def test_modules_that_write_into_their_images_leave_the_users_alone(name, views,
     images = batch_of(dtype, 4)
     before = images.clone()
     gpuaug.fuse(WRITING[name](), views=views)(images)
-    assert torch.equal(images, before)
+    assert_values(images, before)
     source = [[images]]
     loader = gpuaug.StreamedLoader(source, [gpuaug.TransformStage(gpuaug.fuse(WRITING[name]()), into=1)], device="cpu")
     for _ in range(2):
         for kept, _made in loader:
-            assert torch.equal(kept, before)
-    assert torch.equal(source[0][0], before)
+            assert_values(kept, before)
+    assert_values(source[0][0], before)
 
 
 def test_modules_of_kornia_that_write_into_targets_leave_the_users_alone():
@@ -368,7 +371,7 @@ def test_modules_of_kornia_that_write_into_targets_leave_the_users_alone():
     before = images.clone()
     made, _, _ = augment(images, masks, points)
     assert not made.any()
-    assert torch.equal(images, before)
+    assert_values(images, before)
     assert masks.all()
     assert points.all()
 

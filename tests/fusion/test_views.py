@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.ragged import images_of, pack
 from support.replay import as_kornia_takes_them, left_to_kornia, photographs
+from support.values import assert_values
 from torch.nn import functional
 from torchvision.transforms import v2
 
@@ -47,7 +48,7 @@ def test_views_equal_kornia_on_their_draws(name, views):
     assert len(draws.views) == views
     expected = torch.cat([pipeline(as_kornia_takes_them(images), params=view.as_kornia()) for view in draws.views])
     assert got.shape == expected.shape
-    assert (got - expected).abs().max() < 3e-4
+    assert_values(got, expected, atol=3e-4)
     halves = got.chunk(views)
     assert views == 1 or not torch.equal(halves[0], halves[1])
 
@@ -59,7 +60,7 @@ def test_views_equal_single_views_bit_for_bit(name):
     augment, single = gpuaug.fuse(pipeline, views=3), gpuaug.fuse(pipeline)
     draws = augment.draw(images.shape, seed=9)
     alone = [single(images, draws=view) for view in draws.views]
-    assert torch.equal(augment(images, draws=draws), torch.cat(alone))
+    assert_values(augment(images, draws=draws), torch.cat(alone))
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -70,13 +71,14 @@ def test_call_with_views_equals_draw(name):
         torch.manual_seed(seed)
         got = [augment(images) for _ in range(5)]  # from the second on, drawn ahead
         torch.manual_seed(seed)
-        assert all(torch.equal(each, augment(images, draws=augment.draw(images.shape))) for each in got)
+        for each in got:
+            assert_values(each, augment(images, draws=augment.draw(images.shape)))
 
 
 def test_first_view_equals_a_single_view():
     images = photographs(3, 3, 20, 24)
     one, two = (gpuaug.fuse(container("crops"), views=views).draw(images.shape, seed=3) for views in (1, 2))
-    assert torch.equal(*(gpuaug.fuse(container("crops"))(images, draws=draws.views[0]) for draws in (one, two)))
+    assert_values(*(gpuaug.fuse(container("crops"))(images, draws=draws.views[0]) for draws in (one, two)))
 
 
 def test_views_draw_sizes_of_their_own():
@@ -87,7 +89,7 @@ def test_views_draw_sizes_of_their_own():
         got = augment(images)
         torch.manual_seed(seed)
         draws = augment.draw(images.shape)
-        assert torch.equal(got, torch.cat([single(images, draws=view) for view in draws.views]))
+        assert_values(got, torch.cat([single(images, draws=view) for view in draws.views]))
         assert len({draws.of(index)["ScaleJitter_1"]["scale"] for index in range(6)}) == 6
 
 
@@ -130,7 +132,7 @@ def test_views_of_masks_keypoints_and_labels(name):
     expected = [single(images, masks, points, labels, data_keys=keys, draws=view) for view in draws.views]
     assert got[3].tolist() == [7, 8, 9, 7, 8, 9]
     for index, value in enumerate(got):
-        assert torch.equal(value, torch.cat([one[index] for one in expected]))
+        assert_values(value, torch.cat([one[index] for one in expected]))
 
 
 @left_to_kornia
@@ -170,7 +172,7 @@ def test_views_of_ragged_images():
     for number, view in enumerate(draws.views):
         for index, image in enumerate(images):
             expected = pipeline(as_kornia_takes_them(image[None]), params=view.alone(index).as_kornia())
-            assert (got[number * len(images) + index] - expected[0]).abs().max() < 1e-4
+            assert_values(got[number * len(images) + index], expected[0], atol=1e-4)
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -184,9 +186,10 @@ def test_views_of_global_and_local_crops(depth):
     seen = list(gpuaug.StreamedLoader(batches, stages, device="cpu", seed=0, depth=depth))
     reference = list(gpuaug.StreamedLoader(batches, stages, device="cpu", seed=0, depth=0))
     for (images, _), batch, expected in zip(batches, seen, reference, strict=True):
-        assert torch.equal(batch[0], images)
+        assert_values(batch[0], images)
         assert [tuple(part.shape) for part in batch[2:]] == [(4, 3, 24, 24), (16, 3, 10, 10)]
-        assert all(map(torch.equal, batch[2:], expected[2:]))
+        for one, other in zip(batch[2:], expected[2:], strict=True):
+            assert_values(one, other)
 
 
 def test_views_are_drawn_differently():

@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from support.cuda_encoders import conv_encoder, frozen, graphs_of, host_batches
+from support.values import assert_values
 from torch import nn
 
 import gpuaug
@@ -30,7 +31,7 @@ def test_outputs_belong_to_the_user():
     copies = [batch.clone() for batch in kept]
     list(StreamedLoader(batches[::-1], [FeatureStage(encoder)]))
     for a, b in zip(kept, copies, strict=True):
-        assert torch.equal(a, b)
+        assert_values(a, b)
     assert len({batch.data_ptr() for batch in kept}) == len(kept)
 
 
@@ -74,7 +75,7 @@ def test_autocast_and_memory_format(memory_format):
     want = [batch.clone() for batch in StreamedLoader(batches, [stage], depth=0)]
     for got, expected in zip(StreamedLoader(batches, [stage], depth=2), want, strict=True):
         assert got.dtype is torch.bfloat16
-        assert torch.equal(got, expected)
+        assert_values(got, expected)
         assert not got.requires_grad
 
 
@@ -89,8 +90,8 @@ def test_train_of_a_parent_in_mid_epoch_changes_nothing():
         got.append(batch)
         parent.train()
     for a, b in zip(got, want, strict=True):
-        assert torch.equal(a, b)
-    assert torch.equal(encoder[1].running_mean, running)
+        assert_values(a, b)
+    assert_values(encoder[1].running_mean, running)
 
 
 class Noisy(nn.Module):
@@ -108,9 +109,9 @@ def test_stochastic_encoders_draw_from_the_position_alone():
     expected_user = torch.rand(3, device="cuda")
     torch.manual_seed(0)
     got = list(StreamedLoader(batches, [FeatureStage(Noisy())], depth=2, seed=5))
-    assert torch.equal(torch.rand(3, device="cuda"), expected_user)
+    assert_values(torch.rand(3, device="cuda"), expected_user)
     for a, b, c in zip(got, want, eager, strict=True):
-        assert torch.equal(a, b)
+        assert_values(a, b)
         torch.testing.assert_close(a, c)
     differences = {round((b - image.cuda()).double().sum().item(), 3) for b, image in zip(got, batches, strict=True)}
     assert len(differences) == len(batches)
@@ -178,7 +179,7 @@ def test_failed_capture_restores_stream_generator_and_allocator(how):
         got = list(loader)
     assert len(caught) == 1
     for a, b in zip(got, want, strict=True):
-        assert torch.equal(a, b)
+        assert_values(a, b)
     assert torch.cuda.current_stream() == current
     # The user's own dropout, eager and captured, still draws.
     dropped = nn.functional.dropout(torch.ones(1000, device="cuda"), 0.5)
@@ -217,8 +218,8 @@ def test_one_captured_stage_in_two_loaders():
     train, val = StreamedLoader(batches, [stage]), StreamedLoader(batches, [stage])
     for _ in range(2):
         for a, b, c in zip(train, val, want, strict=True):
-            assert torch.equal(a, c)
-            assert torch.equal(b, c)
+            assert_values(a, c)
+            assert_values(b, c)
     assert graphs_of(train) == graphs_of(val) == [1]
 
 
@@ -230,7 +231,7 @@ def test_branches_have_their_own_lanes_and_graphs():
     for got, expected in zip(loader, want, strict=True):
         assert got.keys() == {"small", "noisy"}
         for name, features in got.items():
-            assert torch.equal(features, expected[name])
+            assert_values(features, expected[name])
     assert graphs_of(loader) == [1, 1]
     assert len({branch.lane.stream.cuda_stream for branch in loader._shared.placement.bound[0]._branches.values()}) == 2
 
@@ -288,4 +289,4 @@ def test_encoder_with_opaque_result_runs_eager():
     with pytest.warns(gpuaug.GpuAugWarning, match="returns a Sealed"):
         got = list(loader)
     for sealed, batch in zip(got, batches, strict=True):
-        assert torch.equal(sealed.tensor, batch.cuda() * 2)
+        assert_values(sealed.tensor, batch.cuda() * 2)

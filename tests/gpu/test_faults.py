@@ -11,6 +11,7 @@ from support.cuda_encoders import conv_encoder, host_batches
 from support.cuda_loops import CYCLES, augment
 from support.interrupts import Interrupt
 from support.processes import run_in_fork
+from support.values import assert_values
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -77,7 +78,8 @@ def test_batch_that_ran_out_of_memory_is_tried_again(where, feed, depth, at):
         loader.load_state_dict(loader.state_dict())
         arrived.extend(images.clone() for (images,) in loader)
     assert len(arrived) == BATCHES
-    assert all(torch.equal(one, two) for one, two in zip(arrived, everything, strict=True))
+    for one, two in zip(arrived, everything, strict=True):
+        assert_values(one, two)
 
 
 def test_copy_that_ran_out_of_memory_names_depth_and_batch_size():
@@ -131,8 +133,8 @@ def test_ctrl_c_anywhere_leaves_streams_generators_and_captures_in_order(monkeyp
                 features.sum()
         assert torch.cuda.current_stream() == stream, interrupt.place
         assert not torch.cuda.is_current_stream_capturing(), interrupt.place
-        assert torch.equal(torch.cuda.get_rng_state(), generator), interrupt.place
-        assert torch.equal(torch.get_rng_state(), host), interrupt.place
+        assert_values(torch.cuda.get_rng_state(), generator, about=interrupt.place)
+        assert_values(torch.get_rng_state(), host, about=interrupt.place)
         assert torch.cuda.get_sync_debug_mode() == 0, interrupt.place
         assert gc.isenabled(), interrupt.place
         loader.set_epoch(0)
@@ -201,4 +203,4 @@ def test_iterator_is_an_error_in_a_child_that_was_forked_after_cuda_began(feed):
 
     run_in_fork(child)
     arrived.extend(images.cpu() for (images,) in batches)
-    assert torch.equal(torch.cat(arrived), images * 2)
+    assert_values(torch.cat(arrived), images * 2)

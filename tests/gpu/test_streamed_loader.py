@@ -7,6 +7,7 @@ from itertools import islice
 import pytest
 import torch
 from support.cuda_loops import Encoder, assert_same, host_batches, reference, stages_for
+from support.values import assert_values
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import gpuaug
@@ -160,7 +161,7 @@ def test_device_is_the_current_one_at_the_first_batch():
     assert loader.device == torch.device("cuda:1")
     for ours, theirs in zip(loader, (want.set_epoch(1), want)[1], strict=True):
         assert ours.device == torch.device("cuda:1")
-        assert torch.equal(ours, theirs)
+        assert_values(ours, theirs)
 
 
 def test_stages_do_not_touch_user_generators(encoder):
@@ -168,8 +169,8 @@ def test_stages_do_not_touch_user_generators(encoder):
     want = torch.rand(4), torch.rand(4, device="cuda")
     torch.manual_seed(3)
     list(StreamedLoader(host_batches(), stages_for(encoder), seed=1))
-    assert torch.equal(torch.rand(4), want[0])
-    assert torch.equal(torch.rand(4, device="cuda"), want[1])
+    assert_values(torch.rand(4), want[0])
+    assert_values(torch.rand(4, device="cuda"), want[1])
 
 
 def test_containers_and_objects_arrive_on_device():
@@ -223,8 +224,8 @@ def test_workers_with_a_live_pin_thread():
     loader = StreamedLoader(DataLoader(dataset, batch_size=8, num_workers=2, pin_memory=True), [lambda x: x + 1])
     for _ in range(2):
         got = [(x.cpu(), y.cpu()) for x, y in loader]
-        assert torch.equal(torch.cat([x for x, _ in got]), dataset.tensors[0] + 1)
-        assert torch.equal(torch.cat([y for _, y in got]), dataset.tensors[1])
+        assert_values(torch.cat([x for x, _ in got]), dataset.tensors[0] + 1)
+        assert_values(torch.cat([y for _, y in got]), dataset.tensors[1])
 
 
 def test_user_graph_capture_beside_feed_thread():

@@ -6,6 +6,7 @@ import torch
 from support.detection import PIPELINES, annotations, masks, records_of
 from support.ragged import images_of, pack
 from support.replay import left_to_kornia, photographs
+from support.values import assert_values
 from torchvision.transforms import v2
 
 import gpuaug
@@ -37,7 +38,7 @@ def test_target_dicts_equal_the_cpu(name, form):
         assert record["boxes"].is_cuda
         for key in ("boxes", "keypoints"):
             torch.testing.assert_close(record[key].cpu(), other[key], atol=1e-3, rtol=1e-5)
-        assert torch.equal(record["valid"].cpu(), other["valid"])
+        assert_values(record["valid"].cpu(), other["valid"])
         assert (record["masks"].cpu() != other["masks"]).float().sum() <= 0.01 * other["masks"].numel()
 
 
@@ -64,7 +65,7 @@ def test_ragged_masks_equal_the_cpu(dtype):
         assert record["masks"].dtype is dtype
         assert record["masks"].shape == other["masks"].shape
         assert (record["masks"].cpu() != other["masks"]).float().sum() <= 0.01 * other["masks"].numel()
-        assert torch.equal(record["valid"].cpu(), other["valid"])
+        assert_values(record["valid"].cpu(), other["valid"])
     assert all(record["masks"].any() for record in got[1:])
 
 
@@ -80,7 +81,7 @@ def test_more_masks_than_a_grid_axis(sizes):
     _, expected = augment(images, [{"masks": mask.cuda()} for mask in some], data_keys=KEYS, draws=draws)
     _, got = augment(images, many, data_keys=KEYS, draws=draws)
     for record, other in zip(got, expected, strict=True):
-        assert torch.equal(record["masks"], other["masks"].repeat(20_000, 1, 1))
+        assert_values(record["masks"], other["masks"].repeat(20_000, 1, 1))
         assert record["masks"].any()
 
 
@@ -97,7 +98,7 @@ def test_padded_boxes_equal_the_cpu(key, valid):
     got = augment(*[value.cuda() for value in inputs], data_keys=keys, draws=draws)
     torch.testing.assert_close(got[1].cpu(), expected[1], atol=1e-3, rtol=1e-5)
     if valid:
-        assert torch.equal(got[2].cpu(), expected[2])
+        assert_values(got[2].cpu(), expected[2])
 
 
 CROP_BY_BOXES = [v2.RandomZoomOut(0.25, (1.0, 2.0)), v2.RandomIoUCrop(), v2.Resize((40, 50)), v2.RandomHorizontalFlip()]
@@ -113,7 +114,7 @@ def test_crops_by_boxes_equal_the_cpu():
     torch.testing.assert_close(got.cpu(), expected, atol=1e-4, rtol=0)
     for record, other in zip(others, targets, strict=True):
         torch.testing.assert_close(record["boxes"].cpu(), other["boxes"], atol=1e-3, rtol=1e-5)
-        assert torch.equal(record["valid"].cpu(), other["valid"])
+        assert_values(record["valid"].cpu(), other["valid"])
         assert (record["masks"].cpu() != other["masks"]).float().sum() <= 0.01 * other["masks"].numel()
 
 
@@ -149,7 +150,7 @@ def test_nan_boxes_equal_the_cpu():
     _, got = augment(images.cuda(), on_gpu(records), data_keys=KEYS, draws=draws)
     for record, other in zip(got, expected, strict=True):
         torch.testing.assert_close(record["boxes"].cpu(), other["boxes"], atol=1e-3, rtol=0, equal_nan=True)
-        assert torch.equal(record["valid"].cpu(), other["valid"])
+        assert_values(record["valid"].cpu(), other["valid"])
 
 
 def compilations():

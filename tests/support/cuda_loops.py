@@ -1,6 +1,7 @@
 """Batches, stages and checks of loops on a GPU whose lanes are delayed and whose free memory is overwritten."""
 
 import torch
+from support.values import assert_values
 
 from gpuaug import FeatureStage, StreamedLoader, TransformStage
 
@@ -70,4 +71,4 @@ def assert_same(got, want):
     assert len(got) == len(want)
     for index, (a, b) in enumerate(zip(got, want, strict=True)):
         for left, right in zip(a, b, strict=True):
-            assert torch.equal(left, right), f"batch {index}"
+            assert_values(left, right, about=f"batch {index}")

@@ -4,6 +4,7 @@ import torch
 from support.compositions import COMPOSITIONS, SMOOTH
 from support.pipelines import EXACT, JUMPS, RGB_EXACT, TIES
 from support.replay import photographs
+from support.values import difference
 
 import gpuaug
 from gpuaug.fusion.backends.torch_backend import gather_mask, run
@@ -44,18 +45,14 @@ def disagreement(name, modules, images, dtype=torch.float32, memory_format=torch
     expected, got, expected_masks, got_masks = through_both(modules, images, dtype, memory_format)
     if got.shape != expected.shape or not got.is_contiguous(memory_format=memory_format):
         return f"shape {tuple(got.shape)}, strides {got.stride()}"
-    if (expected_masks != got_masks).float().mean() > 0.01:
-        return "masks differ"
+    text = difference(got_masks, expected_masks, share=0.01)
+    if text:
+        return f"masks, {text}"
     if (name in EXACT or name in RGB_EXACT) and dtype == torch.float32:
-        return "" if torch.equal(got, expected) else f"not the same bits: {(got - expected).abs().max():.1e}"
+        return difference(got, expected)
     step = {torch.float32: tolerance, torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.uint8: 1}[dtype]
-    relative = step if dtype.is_floating_point else 0
-    wrong = ~torch.isclose(got.float(), expected.float(), rtol=relative, atol=step, equal_nan=True)
     share = 0.01 if name in TIES else 2e-3 if name in JUMPS else 0.0
-    if wrong.float().mean() > share:
-        worst = (got.float() - expected.float()).abs().max()
-        return f"{wrong.float().mean():.1e} of the pixels are off, by up to {worst:.1e}"
-    return ""
+    return difference(got, expected, atol=step, rtol=step if dtype.is_floating_point else 0, share=share, equal_nan=True)
 
 
 def composition_difference(name, images):
@@ -65,7 +62,9 @@ def composition_difference(name, images):
     )
     # The interpreter does not fuse products and sums, so a byte's share of 255 may be one unit off.
     tolerance = 2e-5 if any(word in name for word in SMOOTH) else 1e-7
-    off = (got - expected).abs().max().item()
+    text = difference(got, expected, atol=tolerance)
+    if text:
+        return f"{name}: {text}"
     # A turn takes either of two pixels half way between them.
-    wrong = (got_masks != expected_masks).float().mean().item()
-    return f"{name}: off by {off:.1e}, {wrong:.1%} of the masks" if off > tolerance or wrong > 0.2 * ("turn" in name) else ""
+    text = difference(got_masks, expected_masks, share=0.2 if "turn" in name else 0)
+    return f"{name}, masks: {text}" if text else ""

@@ -1,8 +1,8 @@
 """Parameters drawn by fuse and by Kornia's own generators, for every op that draws."""
 
-import kornia.augmentation as K
 import numpy as np
 import torch
+from support.op_cases import table
 
 import gpuaug
 
@@ -28,66 +28,10 @@ PARTNERS = {"mixup_pairs", "mix_pairs"}
 """Permutations of the batch: not shared by the samples even under ``same_on_batch``."""
 
 DISTRIBUTION_CASES = {
-    "horizontal flip": (K.RandomHorizontalFlip, {}),
-    "vertical flip": (K.RandomVerticalFlip, {}),
-    "crop": (K.RandomCrop, {"size": (12, 40)}),
-    "crop, padded": (K.RandomCrop, {"size": (24, 40), "padding": (3, 5, 2, 7)}),
-    "crop, padded if needed": (
-        K.RandomCrop,
-        {"size": (24, 40), "padding": 1, "pad_if_needed": True, "padding_mode": "reflect"},
-    ),
-    "resized crop": (K.RandomResizedCrop, {"size": (24, 40)}),
-    "resized crop, misses": (K.RandomResizedCrop, {"size": (24, 40), "scale": (0.6, 1.0), "ratio": (0.5, 3.0)}),
-    "resized crop, narrow": (K.RandomResizedCrop, {"size": (24, 40), "scale": (0.5, 1.0), "ratio": (0.4, 0.9)}),
-    "resized crop, wide": (K.RandomResizedCrop, {"size": (24, 40), "scale": (0.7, 1.0), "ratio": (2.0, 5.0)}),
-    "rotation": (K.RandomRotation, {"degrees": 45.0}),
-    "rotation, one way": (K.RandomRotation, {"degrees": (10.0, 80.0)}),
-    "quarters": (K.RandomRotation90, {"times": (-3, 3)}),
-    "affine": (
-        K.RandomAffine,
-        {"degrees": 30.0, "translate": (0.2, 0.1), "scale": (0.7, 1.3), "shear": (5.0, 20.0, -8.0, 3.0)},
-    ),
-    "affine, two scales": (K.RandomAffine, {"degrees": (-10.0, 40.0), "scale": (0.5, 0.8, 1.1, 1.4)}),
-    "affine, four shears": (K.RandomAffine, {"degrees": 5.0, "shear": (-5.0, 5.0, 10.0, 20.0)}),
-    "shear": (K.RandomShear, {"shear": (-10.0, 20.0)}),
-    "shear, both": (K.RandomShear, {"shear": (-10.0, 20.0, 5.0, 15.0)}),
-    "translate": (K.RandomTranslate, {"translate_x": (-0.2, 0.3), "translate_y": (-0.1, 0.1)}),
-    "translate, down": (K.RandomTranslate, {"translate_y": (-0.3, 0.1)}),
-    "perspective": (K.RandomPerspective, {"distortion_scale": 0.5}),
-    "perspective, outwards": (K.RandomPerspective, {"distortion_scale": 0.6, "sampling_method": "area_preserving"}),
-    "erasing": (K.RandomErasing, {}),
-    "erasing, wide": (K.RandomErasing, {"scale": (0.1, 0.9), "ratio": (2.0, 4.0), "value": 0.5}),
-    "erasing, all": (K.RandomErasing, {"scale": (0.9, 1.5), "ratio": (0.9, 1.5)}),
-    "jitter": (K.ColorJitter, {"brightness": 0.4, "contrast": (0.2, 3.0), "saturation": 0.7, "hue": 0.1}),
-    "jitter, hue alone": (K.ColorJitter, {"hue": (-0.1, 0.4)}),
-    "jiggle": (K.ColorJiggle, {"brightness": 0.4, "contrast": 0.6, "saturation": (0.1, 2.0), "hue": 0.5}),
-    "brightness": (K.RandomBrightness, {"brightness": (0.5, 1.5)}),
-    "contrast": (K.RandomContrast, {"contrast": (0.5, 1.7)}),
-    "saturation": (K.RandomSaturation, {"saturation": (0.2, 1.8)}),
-    "hue": (K.RandomHue, {"hue": (-0.5, 0.3)}),
-    "gamma": (K.RandomGamma, {"gamma": (0.3, 2.5), "gain": (0.5, 1.5)}),
-    "solarize": (K.RandomSolarize, {"thresholds": 0.3, "additions": 0.2}),
-    "solarize, bounds": (K.RandomSolarize, {"thresholds": (0.2, 0.9), "additions": (-0.4, 0.1)}),
-    "snow": (K.RandomSnow, {"snow_coefficient": (0.2, 0.8), "brightness": (1.0, 3.0)}),
-    "posterize": (K.RandomPosterize, {"bits": 3}),
-    "posterize, all": (K.RandomPosterize, {"bits": (0.0, 8.0)}),
-    "invert": (K.RandomInvert, {}),
-    "grey": (K.RandomGrayscale, {}),
-    "shuffle": (K.RandomChannelShuffle, {}),
-    "equalize": (K.RandomEqualize, {}),
-    "CLAHE": (K.RandomClahe, {"clip_limit": (1.0, 9.0)}),
-    "auto contrast": (K.RandomAutoContrast, {}),
-    "dropout": (K.RandomChannelDropout, {}),
-    "dropout of two": (K.RandomChannelDropout, {"num_drop_channels": 2}),
-    "blur": (K.RandomGaussianBlur, {"kernel_size": (5, 3), "sigma": (0.1, 2.0)}),
-    "sharpness": (K.RandomSharpness, {"sharpness": (0.5, 4.0)}),
-    "sharpness, one number": (K.RandomSharpness, {"sharpness": 0.7}),
-    "mixup": (K.RandomMixUpV2, {"lambda_val": (0.2, 0.7)}),
-    "cutmix": (K.RandomCutMixV2, {"cut_size": (0.1, 0.8), "beta": 0.7, "use_correct_lambda": True}),
-    "cutmix, plain": (K.RandomCutMixV2, {"use_correct_lambda": True}),
+    name: (case.kind, settings)
+    for name, (case, settings) in table(lambda case: {**case.settings, **case.more_draws} if case.drawn else {}).items()
 }
-NOT_DRAWN = {K.CenterCrop, K.PadTo, K.Resize, K.Normalize, K.Denormalize}
-"""Only the apply mask is drawn."""
+"""(class, settings) by name."""
 
 SHAPE = (COUNT, 3, 24, 40)
 

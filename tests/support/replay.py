@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.values import assert_values
 
 import gpuaug
 from gpuaug.fusion.ops.base import Size
@@ -35,11 +36,13 @@ def both(pipeline, images, seed=0, draws=None, **options):
     return expected, augment(images, draws=draws)
 
 
-def difference(pipeline, images, seed=0, **options):
-    """The largest difference between the two, in image units."""
-    expected, got = both(pipeline, images, seed, **options)
-    assert got.shape == expected.shape
-    return (got.float() - expected).abs().max().item() if got.numel() else 0.0
+def assert_replays(pipeline, images, seed=0, *, atol=0.0, share=0.0, equal_nan=False, **options):
+    """Assert that fuse makes of the draws of ``seed`` what Kornia makes of them, and return what fuse makes."""
+    __tracebackhide__ = True
+    draws = gpuaug.fuse(pipeline, **options).draw(images.shape, seed=seed)
+    expected, got = both(pipeline, images, draws=draws, **options)
+    assert_values(got, expected, atol=atol, share=share, equal_nan=equal_nan, draws=draws)
+    return got
 
 
 def programs(augment, shape, seeds):

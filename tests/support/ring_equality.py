@@ -5,6 +5,7 @@ from dataclasses import fields, is_dataclass, replace
 
 import numpy as np
 import torch
+from support.values import assert_values
 
 from gpuaug import StreamedLoader
 from gpuaug.core.encoded import Headers
@@ -28,13 +29,13 @@ def assert_same_tensor(got, want, where):
     assert got.is_inference() == want.is_inference(), where
     if want.layout is torch.sparse_coo:
         assert got.is_coalesced() == want.is_coalesced(), where
-        assert torch.equal(got.coalesce().indices(), want.coalesce().indices()), where
-        assert torch.equal(got.coalesce().values(), want.coalesce().values()), where
+        assert_values(got.coalesce().indices(), want.coalesce().indices(), about=where)
+        assert_values(got.coalesce().values(), want.coalesce().values(), about=where)
     elif want.layout is torch.sparse_csr:
         for part in ("crow_indices", "col_indices", "values"):
-            assert torch.equal(getattr(got, part)(), getattr(want, part)()), where
+            assert_values(getattr(got, part)(), getattr(want, part)(), about=where)
     else:
-        assert torch.equal(bits(got), bits(want)), where
+        assert_values(bits(got), bits(want), about=where)
         assert got.is_conj() == want.is_conj(), where
         assert got.is_neg() == want.is_neg(), where
         if is_dense(want):
@@ -83,7 +84,7 @@ def assert_ring_is_plain(make, *, slots=True, epochs=1, **options):
     want, plain, plain_state = passes(make, "plain", epochs, **{k: v for k, v in options.items() if k != "feed_bytes"})
     got, stats, state = passes(make, "ring", epochs, **options)
     assert_same(got, want, "epochs")
-    assert torch.equal(state, plain_state), "the global generator"
+    assert_values(state, plain_state, about="the global generator")
     assert plain.slot_batches == 0
     count = sum(map(len, got))
     assert stats.slot_batches + stats.other_batches == stats.batches == count

@@ -5,6 +5,8 @@ import itertools
 import kornia.augmentation as K
 import torch
 from kornia.augmentation import auto
+from support import op_cases
+from support.op_cases import CASES
 from support.replay import photographs
 
 import gpuaug
@@ -18,55 +20,27 @@ def half_the_samples(module):
     return module
 
 
+def skipped_by_chance(case):
+    """(B,) samples go through the op by chance, each for itself, and keep their size."""
+    module = case.first(p=0.5, **({"size": SIZE} if "size" in case.parameters.split() else {}))
+    return module if module.p < 1 or case in op_cases.MIXES else half_the_samples(module)
+
+
+SKIPPED = {case.name: lambda case=case: [skipped_by_chance(case)] for case in CASES.values() if case.kind is not K.PadTo}
+
 MOVING = {
-    "flips": lambda: [K.RandomHorizontalFlip(), K.RandomVerticalFlip()],
-    "rotation": lambda: [K.RandomRotation(30.0, p=0.5)],
-    "quarters": lambda: [K.RandomRotation90((1, 3), p=0.5)],
-    "affine": lambda: [K.RandomAffine(20.0, (0.1, 0.1), (0.8, 1.2), 10.0, p=0.5)],
+    **{case.name: SKIPPED[case.name] for case in CASES.values() if case.moves and case.kind is not K.PadTo},
     "affine, border": lambda: [K.RandomAffine(20.0, padding_mode="border", p=0.5)],
     "affine, nearest": lambda: [K.RandomAffine(20.0, resample="nearest", p=0.5)],
-    "shear": lambda: [K.RandomShear(15.0, p=0.5)],
-    "shift": lambda: [K.RandomTranslate((0.1, 0.2), (0.1, 0.2), p=0.5)],
-    "perspective": lambda: [K.RandomPerspective(0.4, p=0.5)],
     "one of several warps": lambda: [auto.AutoAugment([[("rotate", 0.5, 1), ("shear_x", 0.4, 3)], [("invert", 0.3, None)]])],
-    "resized crop": lambda: [half_the_samples(K.RandomResizedCrop(SIZE))],
     "resized crop, squares": lambda: [half_the_samples(K.RandomResizedCrop(SIZE, align_corners=False))],
     "resized crop, nearest": lambda: [half_the_samples(K.RandomResizedCrop(SIZE, resample="nearest"))],
     "crop, padded": lambda: [half_the_samples(K.RandomCrop(SIZE, padding=5, fill=0.25))],
-    "middle": lambda: [half_the_samples(K.CenterCrop(SIZE))],
-    "resize": lambda: [half_the_samples(K.Resize(SIZE))],
-    "blur": lambda: [K.RandomGaussianBlur((5, 5), (0.5, 2.0), p=0.5)],
     "wide blur": lambda: [K.RandomGaussianBlur((11, 11), (0.5, 2.0), p=0.5)],
-    "sharpness": lambda: [K.RandomSharpness(2.0, p=0.5)],
 }
 """What moves pixels or looks at their neighbours, which takes a kernel for each."""
 
-SKIPPING = {
-    **MOVING,
-    "jitter": lambda: [K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.5)],
-    "jiggle": lambda: [K.ColorJiggle(0.4, 0.4, 0.4, 0.1, p=0.5)],
-    "brightness": lambda: [K.RandomBrightness((0.6, 1.5), p=0.5)],
-    "contrast": lambda: [K.RandomContrast((0.6, 1.5), p=0.5)],
-    "saturation": lambda: [K.RandomSaturation((0.2, 1.8), p=0.5)],
-    "hue": lambda: [K.RandomHue((-0.5, 0.5), p=0.5)],
-    "gamma": lambda: [K.RandomGamma((0.4, 2.2), p=0.5)],
-    "grey": lambda: [K.RandomGrayscale(p=0.5)],
-    "invert": lambda: [K.RandomInvert(p=0.5)],
-    "solarize": lambda: [K.RandomSolarize(p=0.5)],
-    "snow": lambda: [K.RandomSnow(p=0.5)],
-    "posterize": lambda: [K.RandomPosterize((0.0, 8.0), p=0.5)],
-    "CLAHE": lambda: [K.RandomClahe(p=0.5)],
-    "equalize": lambda: [K.RandomEqualize(p=0.5)],
-    "auto contrast": lambda: [K.RandomAutoContrast(p=0.5)],
-    "normalize": lambda: [half_the_samples(K.Normalize(0.5, 0.25))],
-    "denormalize": lambda: [half_the_samples(K.Denormalize(0.5, 0.25))],
-    "shuffle": lambda: [K.RandomChannelShuffle(p=0.5)],
-    "dropout": lambda: [K.RandomChannelDropout(p=0.5)],
-    "noise": lambda: [K.RandomGaussianNoise(0.1, 0.3, p=0.5)],
-    "erasing": lambda: [K.RandomErasing(p=0.5)],
-    "mixup": lambda: [K.RandomMixUpV2(p=0.5)],
-    "cutmix": lambda: [K.RandomCutMixV2(p=0.5, use_correct_lambda=True)],
-}
+SKIPPING = {**SKIPPED, **MOVING}
 """One pipeline an op that may skip a sample: its own ``p``, or a draw for each sample where Kornia draws for the batch."""
 
 ANTIALIASED = {

@@ -1,6 +1,7 @@
 """The same draws through torchvision's own functions and through fuse."""
 
 import torch
+from support.values import assert_values
 from torchvision.transforms.v2 import functional
 
 import gpuaug
@@ -21,6 +22,15 @@ def both(pipeline, images, seed=0, **options):
     augment = gpuaug.fuse(pipeline, **options)
     draws = augment.draw(images.shape, seed=seed, dtype=images.dtype)
     return replayed(draws, images), augment(images, draws=draws)
+
+
+def assert_replays(pipeline, images, seed=0, *, atol=0.0, share=0.0, equal_nan=False, **options):
+    """Assert that fuse makes of the draws of ``seed`` what torchvision makes of them, and return what fuse makes."""
+    __tracebackhide__ = True
+    expected, got = both(pipeline, images, seed, **options)
+    draws = gpuaug.fuse(pipeline, **options).draw(images.shape, seed=seed, dtype=images.dtype)
+    assert_values(got, expected, atol=atol, share=share, equal_nan=equal_nan, draws=draws)
+    return got
 
 
 def scaled(images):

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from support.values import assert_values
 from torch.utils.data import DataLoader, Dataset
 
 from gpuaug import StreamedLoader
@@ -93,4 +94,4 @@ def check(figure, *lines):
     expected = [picture for line in lines for picture in line]
     assert len(figure.axes) == len(expected)
     for got, wanted in zip(pixels(figure), expected, strict=True):
-        assert torch.equal(channels_first(got), wanted)
+        assert_values(channels_first(got), wanted)

@@ -13,6 +13,7 @@ from support import device_crops, pipelines, readers
 from support.compiled import CompileOnly
 from support.executors import through_both
 from support.mask_lists import PIPELINES, rows_of
+from support.op_cases import CASES
 from support.ragged import images_of, pack
 from support.replay import photographs
 
@@ -60,24 +61,7 @@ CHOSEN = [
     ),
 ]
 POINTWISE = [
-    K.RandomBrightness((0.6, 1.5)),
-    K.RandomContrast((0.6, 1.5)),
-    K.RandomSaturation((0.2, 1.8)),
-    K.RandomHue((-0.5, 0.5)),
-    K.RandomGamma((0.4, 2.2)),
-    K.RandomGrayscale(),
-    K.RandomInvert(),
-    K.RandomSolarize(0.3),
-    K.RandomPosterize((0.0, 8.0)),
-    K.RandomChannelShuffle(),
-    K.RandomChannelDropout(),
-    K.RandomGaussianNoise(),
-    K.RandomErasing(),
-    K.Normalize(0.5, 0.25),
-    K.Denormalize(0.5, 0.25),
-    K.ColorJitter(0.4),
-    K.ColorJiggle(0.4),
-    K.RandomSnow(),
+    *(case.first() for case in CASES.values() if case.pointwise),
     auto.TrivialAugment([[("posterize", 0.0, 8.0)], [("invert", 0, 1)]]),
 ]
 """Every op code once."""
@@ -113,9 +97,9 @@ def test_kernels_compile_for_a_gpu(name, made):
 
 def test_every_pointwise_op_compiles_for_a_gpu(made):
     through_both(POINTWISE, photographs(2), torch.bfloat16, torch.channels_last)
-    ((name, _, constants, _),) = made
-    program = dict(constants)[(backend.gather_kernel.arg_names.index("PROGRAM"),)]
-    assert (name, {code for code, *_ in program}) == ("gather_kernel", set(PointCode))
+    place = (backend.gather_kernel.arg_names.index("PROGRAM"),)
+    programs = [dict(constants)[place] for name, _, constants, _ in made if name == "gather_kernel"]
+    assert {code for program in programs for code, *_ in program} == set(PointCode)
 
 
 def test_tables_of_clahe_round_the_product_before_the_sum(made):

@@ -13,8 +13,6 @@ from support import pipelines
 from support.fuzzing import outcome
 
 import gpuaug
-from gpuaug.fusion.lower.kornia import LOWERED
-from gpuaug.fusion.ops.base import FrontOp, PointOp
 
 FOLDER = Path(__file__).parent / "interpreted"
 TESTS = FOLDER.parents[2]
@@ -60,9 +58,3 @@ def test_pipelines_that_need_three_channels_stand_in_rgb_groups(group, name):
     explained = outcome(augment.explain, (2, 2, 48, 64))
     refused = isinstance(explained, gpuaug.ArgumentError)  # with means of three channels
     assert (refused or any(line.reason for line in explained.lines)) == group.startswith("RGB_")
-
-
-def test_pipelines_hold_every_lowered_op_with_a_kernel_of_its_own():
-    modules = (module for group, name in GROUPS for module in getattr(pipelines, group)[name]())
-    held = {type(inner) for module in modules for inner in module.modules()}
-    assert {kind for kind, op in LOWERED.items() if issubclass(op, PointOp | FrontOp)} <= held

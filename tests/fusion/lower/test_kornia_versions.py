@@ -7,6 +7,7 @@ from importlib.metadata import version
 import kornia.augmentation as K
 import pytest
 from kornia.augmentation import auto
+from support.op_cases import CASES
 from support.replay import photographs
 from torch import nn
 
@@ -68,44 +69,7 @@ def test_installed_kornia_is_a_version_compared_with():
 
 
 KNOWN_PARAMETERS = {
-    "RandomHorizontalFlip": "p p_batch same_on_batch keepdim",
-    "RandomVerticalFlip": "p p_batch same_on_batch keepdim",
-    "RandomCrop": "size padding pad_if_needed fill padding_mode resample same_on_batch align_corners p keepdim cropping_mode",
-    "CenterCrop": "size align_corners resample p keepdim cropping_mode",
-    "PadTo": "size pad_mode pad_value keepdim crop_if_exceeds",
-    "RandomResizedCrop": "size scale ratio resample same_on_batch align_corners p keepdim cropping_mode",
-    "Resize": "size side resample align_corners antialias p keepdim",
-    "RandomRotation": "degrees resample same_on_batch align_corners p keepdim",
-    "RandomRotation90": "times resample same_on_batch align_corners p keepdim",
-    "RandomAffine": "degrees translate scale shear resample same_on_batch align_corners padding_mode fill_value p keepdim",
-    "RandomShear": "shear resample same_on_batch align_corners padding_mode p keepdim",
-    "RandomTranslate": "translate_x translate_y resample same_on_batch align_corners padding_mode p keepdim",
-    "RandomPerspective": "distortion_scale resample same_on_batch align_corners p keepdim sampling_method",
-    "RandomBrightness": "brightness clip_output same_on_batch p keepdim",
-    "RandomContrast": "contrast clip_output same_on_batch p keepdim",
-    "RandomSaturation": "saturation same_on_batch p keepdim",
-    "RandomHue": "hue same_on_batch p keepdim",
-    "RandomGamma": "gamma gain same_on_batch p keepdim",
-    "RandomInvert": "max_val same_on_batch p keepdim",
-    "RandomSolarize": "thresholds additions same_on_batch p keepdim",
-    "RandomPosterize": "bits same_on_batch p keepdim",
-    "RandomSnow": "snow_coefficient brightness same_on_batch p keepdim",
-    "RandomGrayscale": "rgb_weights same_on_batch p keepdim",
-    "RandomChannelShuffle": "same_on_batch p keepdim",
-    "RandomChannelDropout": "num_drop_channels fill_value same_on_batch p keepdim",
-    "Normalize": "mean std p keepdim",
-    "Denormalize": "mean std p keepdim",
-    "RandomGaussianNoise": "mean std same_on_batch p keepdim",
-    "RandomErasing": "scale ratio value same_on_batch p keepdim",
-    "ColorJitter": "brightness contrast saturation hue same_on_batch p keepdim order",
-    "ColorJiggle": "brightness contrast saturation hue same_on_batch p keepdim order",
-    "RandomGaussianBlur": "kernel_size sigma border_type separable same_on_batch p keepdim",
-    "RandomEqualize": "same_on_batch p keepdim",
-    "RandomClahe": "clip_limit grid_size slow_and_differentiable same_on_batch p keepdim",
-    "RandomAutoContrast": "clip_output same_on_batch p keepdim",
-    "RandomSharpness": "sharpness same_on_batch p keepdim",
-    "RandomMixUpV2": "lambda_val same_on_batch p keepdim data_keys",
-    "RandomCutMixV2": "num_mix cut_size beta same_on_batch p keepdim data_keys use_correct_lambda",
+    **{kind.__name__: case.parameters for kind, case in CASES.items()},
     "RandAugment": "n m policy transformation_matrix_mode",
     "TrivialAugment": "policy transformation_matrix_mode",
     "AutoAugment": "policy transformation_matrix_mode",
@@ -118,5 +82,6 @@ def test_lowered_modules_have_no_unknown_settings(kind):
     """Replays use the settings that there were: one that is new would be left out without a word."""
     name, parameters = kind.__name__, list(inspect.signature(kind).parameters)
     assert KNOWN_PARAMETERS.get(name, "").split() == parameters, (
-        f"put the constructor's parameters of {name} into KNOWN_PARAMETERS, after comparing each of them with the op"
+        f"put the constructor's parameters of {name} into its Case in tests/support/op_cases.py, after comparing each of them "
+        "with the op"
     )

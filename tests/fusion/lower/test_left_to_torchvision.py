@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.replay import photographs
 from support.torchvision_replay import scaled
+from support.values import assert_values
 from torch import nn
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional
@@ -94,7 +95,7 @@ def test_what_is_left_is_given_the_bytes_that_torchvision_would_have():
     images = photographs(6)
     expected = torch.stack([functional.equalize(functional.horizontal_flip(image)) for image in images])
     made = [v2.RandomHorizontalFlip(1.0), type("Own", (v2.RandomEqualize,), {})(1.0), Halves(), TO_FLOAT, Halves()]
-    assert torch.equal(gpuaug.fuse(v2.Compose(made))(images), scaled(expected // 2) / 2)
+    assert_values(gpuaug.fuse(v2.Compose(made))(images), scaled(expected // 2) / 2)
 
 
 @left_to_torchvision
@@ -117,8 +118,8 @@ def test_draws_of_what_is_left_are_keyed_and_differ_between_samples():
     draws = pickle.loads(pickle.dumps(augment.draw(images.shape, seed=1)))
     state = torch.get_rng_state()
     made = augment(images, draws=draws)
-    assert torch.equal(made, augment(images, draws=draws))
-    assert torch.equal(torch.get_rng_state(), state)
+    assert_values(made, augment(images, draws=draws))
+    assert_values(torch.get_rng_state(), state)
     changed = [bool((one != image).any()) for one, image in zip(made, scaled(images), strict=True)]
     assert changed == [bool(draws.of(sample)) for sample in range(16)]
     assert 3 < sum(changed) < 13
@@ -130,7 +131,7 @@ def test_samples_of_a_size_that_an_op_does_not_take_are_left_to_torchvision():
     images = photographs(4, height=20, width=48)
     augment = gpuaug.fuse([v2.CenterCrop(24), TO_FLOAT])
     expected = torch.stack([functional.center_crop(image, [24, 24]) for image in images])
-    assert torch.equal(augment(images), scaled(expected))
+    assert_values(augment(images), scaled(expected))
     with pytest.raises(ValueError, match="Required crop size") as raised:
         gpuaug.fuse([v2.RandomCrop(24), TO_FLOAT])(images)
     assert raised.value.__notes__ == [
@@ -159,7 +160,7 @@ def test_results_of_what_is_left_are_tensors_of_one_size():
 def test_masks_and_boxes_follow_what_moves_nothing_and_no_more():
     images, masks = photographs(2), photographs(2, channels=1)
     made, kept = gpuaug.fuse([v2.RGB(), v2.RandomErasing(1.0), TO_FLOAT])(images, masks, data_keys=["input", "mask"])
-    assert torch.equal(kept, masks)
+    assert_values(kept, masks)
     assert made.shape == images.shape
     augment = gpuaug.fuse([Flip(), TO_FLOAT])
     labels = torch.arange(2)

@@ -6,7 +6,8 @@ import kornia.augmentation as K
 import pytest
 import torch
 from support.replay import photographs
-from support.torchvision_replay import both, scaled
+from support.torchvision_replay import assert_replays, scaled
+from support.values import assert_values
 from torch import nn
 from torchvision import transforms as v1
 from torchvision import tv_tensors
@@ -130,7 +131,7 @@ def test_what_comes_with_the_weights_of_a_classifier_is_fused(name):
     torch.testing.assert_close(augment(scaled(images)), expected, atol=5e-4, rtol=0)
     assert augment.explain(images.shape).launches == 1
     # In bytes torchvision rounds after each axis of the resize.
-    assert (augment(images) - made(images)).abs().max() < 1.01 / 255 / 0.22
+    assert_values(augment(images), made(images), atol=1.01 / 255 / 0.22)
 
 
 V1 = {
@@ -164,7 +165,7 @@ def test_a_transform_of_v1_is_that_of_v2_with_its_settings(name):
     assert type(augment._program().ops[0].module) is getattr(v2, name)
     images = photographs(4, dtype=torch.float32)
     again = gpuaug.fuse(augment._program().ops[0].module)
-    assert torch.equal(augment(images, draws=augment.draw(images.shape, 0)), again(images, draws=again.draw(images.shape, 0)))
+    assert_values(augment(images, draws=augment.draw(images.shape, 0)), again(images, draws=again.draw(images.shape, 0)))
     torch.manual_seed(0)
     expected = made(images[0])
     torch.manual_seed(0)
@@ -207,13 +208,12 @@ def test_containers_run_what_torchvision_runs_as_often(name):
     shares = torch.stack([which.view(2, count).eq(kind).float().mean(1) for kind in range(len(kinds))])
     assert len(kinds) >= 2
     # Five deviations of a share's difference.
-    assert (shares[:, 0] - shares[:, 1]).abs().max() < 5 * (0.5 / count) ** 0.5
+    assert_values(shares[:, 0], shares[:, 1], atol=5 * (0.5 / count) ** 0.5)
 
 
 @pytest.mark.parametrize("name", MARKS)
 def test_containers_replay(name):
-    expected, got = both(MARKS[name], photographs(40, dtype=torch.float32))
-    torch.testing.assert_close(got, expected, atol=2e-6, rtol=0)
+    assert_replays(MARKS[name], photographs(40, dtype=torch.float32), atol=2e-6)
 
 
 def test_gates_are_shared_in_ragged_batches_and_views():
@@ -237,7 +237,7 @@ def test_gates_are_shared_in_ragged_batches_and_views():
     flips = [sum("flip" in name for name, _ in calls) for calls in drawn.as_torchvision()]
     assert set(flips) == {0, 2}
     expected = torch.stack([replayed_alone(drawn, index, image) for index, image in enumerate(images)])
-    assert (augment(batch, draws=drawn) - expected).abs().max() < 5 / 255
+    assert_values(augment(batch, draws=drawn), expected, atol=5 / 255)
     views = gpuaug.fuse(made, views=2)
     stacked = photographs(8)
     torch.manual_seed(0)
@@ -259,9 +259,9 @@ def test_masks_and_keypoints_follow_the_geometry():
     augment = gpuaug.fuse(made)
     points = torch.tensor([[[10.0, 12.0]]] * 3)
     _, masks, moved = augment(images, images, points, data_keys=["input", "mask", "keypoints"])
-    assert torch.equal(scaled(masks), augment(images))
+    assert_values(scaled(masks), augment(images))
     x, y = moved[0, 0].long().tolist()
-    assert torch.equal(masks[:, :, y, x], images[:, :, 12, 10])
+    assert_values(masks[:, :, y, x], images[:, :, 12, 10])
 
 
 def test_draws_name_what_they_have_no_form_for():
@@ -296,7 +296,7 @@ def test_draws_of_a_sample_are_named_and_taken_apart():
     assert list(draws.of(2)["ColorJitter_1"]) == ["brightness_factor", "contrast_factor"]
     whole = augment(images, draws=draws)
     for index in range(6):
-        assert torch.equal(augment(images[index : index + 1], draws=draws.alone(index))[0], whole[index])
+        assert_values(augment(images[index : index + 1], draws=draws.alone(index))[0], whole[index])
         assert draws.alone(index).as_torchvision()[0] == draws.as_torchvision()[index]
 
 
@@ -329,8 +329,8 @@ def test_antialias_of_fuse_is_for_kornias_modules_alone():
 def test_the_scale_of_images_is_known_to_a_viewer():
     fused = gpuaug.fuse(v2.Compose([v2.CenterCrop(8), v2.Compose([TO_FLOAT, v2.Normalize(MEAN, STD)])]))
     mean, std = normalized_by([fused])
-    assert torch.equal(mean.flatten(), torch.tensor(MEAN))
-    assert torch.equal(std.flatten(), torch.tensor(STD))
+    assert_values(mean.flatten(), torch.tensor(MEAN))
+    assert_values(std.flatten(), torch.tensor(STD))
 
 
 def test_loaders_run_torchvision_pipelines_alike_at_every_depth():
@@ -341,4 +341,4 @@ def test_loaders_run_torchvision_pipelines_alike_at_every_depth():
     for depth in (0, 2):
         loader = gpuaug.StreamedLoader(batches, [gpuaug.fuse(made)], device="cpu", depth=depth, seed=1)
         runs.append(torch.cat([each for each, _ in loader]))
-    assert torch.equal(*runs)
+    assert_values(*runs)

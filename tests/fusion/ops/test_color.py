@@ -11,104 +11,47 @@ from contextlib import suppress
 import kornia.augmentation as K
 import pytest
 import torch
-from support.replay import as_kornia_takes_them, both, photographs
+from support.op_cases import CASES, MEAN, STD, table
+from support.replay import as_kornia_takes_them, assert_replays, both, photographs
+from support.values import assert_values
 
 import gpuaug
 from gpuaug.fusion.ops.base import PointCode, PointOp
 from gpuaug.fusion.policies.one_of import OneOf
 
-MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-
-EXACT = {
-    "invert": lambda p: K.RandomInvert(p=p),
-    "invert, of two": lambda p: K.RandomInvert(max_val=2.0, p=p),
-    "posterize": lambda p: K.RandomPosterize(3, p=p),
-    "posterize, few bits": lambda p: K.RandomPosterize((0.0, 8.0), p=p),
-    "shuffle": lambda p: K.RandomChannelShuffle(p=p),
-    "dropout": lambda p: K.RandomChannelDropout(p=p),
-    "dropout of two": lambda p: K.RandomChannelDropout(num_drop_channels=2, fill_value=0.5, p=p),
-    "erasing": lambda p: K.RandomErasing(p=p),
-    "erasing, wide": lambda p: K.RandomErasing(scale=(0.1, 0.9), ratio=(2.0, 4.0), value=0.5, p=p),
-    "erasing, same": lambda p: K.RandomErasing(p=p, same_on_batch=True),
-}
-CLOSE = {
-    "brightness": lambda p: K.RandomBrightness((0.5, 1.5), p=p),
-    "brightness, not clipped": lambda p: K.RandomBrightness((0.5, 1.5), clip_output=False, p=p),
-    "contrast": lambda p: K.RandomContrast((0.5, 1.5), p=p),
-    "contrast, not clipped": lambda p: K.RandomContrast((0.5, 1.5), clip_output=False, p=p),
-    "saturation": lambda p: K.RandomSaturation((0.2, 1.8), p=p),
-    "hue": lambda p: K.RandomHue((-0.5, 0.5), p=p),
-    "gamma": lambda p: K.RandomGamma((0.3, 2.5), (0.5, 1.5), p=p),
-    "solarize": lambda p: K.RandomSolarize(0.3, 0.2, p=p),
-    "snow": lambda p: K.RandomSnow((0.2, 0.8), (1.0, 3.0), p=p),
-    "grey": lambda p: K.RandomGrayscale(p=p),
-    "grey, weighted": lambda p: K.RandomGrayscale(rgb_weights=torch.tensor([0.5, 0.25, 0.25]), p=p),
-    "noise": lambda p: K.RandomGaussianNoise(0.1, 0.3, p=p),
-    "noise, same": lambda p: K.RandomGaussianNoise(0.1, 0.3, p=p, same_on_batch=True),
-    "normalize": lambda p: K.Normalize(MEAN, STD, p=p),
-    "normalize, one": lambda p: K.Normalize(0.5, 0.25, p=p),
-    "denormalize": lambda p: K.Denormalize(MEAN, STD, p=p),
-    "jitter": lambda p: K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=p),
-    "jitter, no hue": lambda p: K.ColorJitter(0.4, 0.4, 0.4, p=p),
-    "jitter, contrast": lambda p: K.ColorJitter(contrast=(0.2, 3.0), p=p),
-    "jitter, nothing": lambda p: K.ColorJitter(p=p),
-    "jitter, ordered": lambda p: K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=p, order=(3, 1, 0)),
-    "jitter, same": lambda p: K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=p, same_on_batch=True),
-    "jiggle": lambda p: K.ColorJiggle(0.4, 0.4, 0.4, 0.1, p=p),
-    "jiggle, ordered": lambda p: K.ColorJiggle(0.4, 0.4, 0.4, 0.1, p=p, order=(2, 0)),
-}
-GREY_TOO = [
-    "brightness",
-    "contrast",
-    "gamma",
-    "solarize",
-    "invert",
-    "posterize",
-    "dropout",
-    "erasing",
-    "noise",
-    "normalize, one",
-]
-JUMPS = {"hue", "solarize", "posterize", "jitter", "jiggle", "saturation"}
-"""Ops of which 0.1 % of the values may be wrong. Leave a name out unless the test fails without it."""
-
-
-def compared(module, images, seed, tolerance, jumps=False):
-    expected, got = both(K.AugmentationSequential(module), images, seed)
-    assert got.shape == expected.shape
-    if tolerance == 0:
-        assert torch.equal(got, expected)
-        return
-    wrong = (got - expected).abs() > tolerance
-    # A pixel at a threshold may fall on either side of it.
-    assert wrong.float().mean() <= (1e-3 if jumps else 0) if wrong.numel() else True
+PIXELS = table(lambda case: {**case.settings, **case.more_pixels} if case.pointwise else {})
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("name", [*EXACT, *CLOSE])
+@pytest.mark.parametrize("name", PIXELS)
 def test_pointwise_ops_equal_kornia(name, p):
-    module = (EXACT.get(name) or CLOSE[name])(p)
-    exact = name in EXACT or p == 0
+    case, settings = PIXELS[name]
+    pipeline = K.AugmentationSequential(case.kind(**settings, p=p))
+    exact = case.exact or p == 0
     batches = [photographs(5), photographs(1, height=7), photographs(4, dtype=torch.float32)]
     if name != "erasing, same":  # with which Kornia takes no empty batch
         batches.append(photographs(0))
     for seed, images in enumerate(batches):
-        compared(module, images, seed, 0 if exact else 2e-6 / (0.22 if "normalize" in name else 1), name.split(",")[0] in JUMPS)
+        # A pixel at a threshold may fall on either side of it.
+        share = 1e-3 if case.jumps and not exact else 0
+        assert_replays(pipeline, images, seed, atol=0 if exact else case.atol, share=share)
 
 
-@pytest.mark.parametrize("name", GREY_TOO)
-def test_pointwise_ops_on_one_and_four_channels(name):
-    module = (EXACT.get(name) or CLOSE[name])(0.7)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES.values() if case.pointwise and not case.rgb], ids=lambda case: case.name
+)
+def test_pointwise_ops_on_one_and_four_channels(case):
+    module = case.first(p=0.7)
     for channels in (1, 4):
-        compared(module, photographs(5, channels), 1, 1e-5, jumps=True)
+        assert_replays(K.AugmentationSequential(module), photographs(5, channels), 1, atol=1e-5, share=1e-3)
     assert "left to Kornia" not in str(gpuaug.fuse(module).explain((5, 4, 8, 8)))
 
 
-@pytest.mark.parametrize("name", sorted(set(CLOSE) - {"noise", "noise, same"} | {"posterize"}))
+@pytest.mark.parametrize("name", PIXELS)
 def test_pointwise_ops_on_values_out_of_range_equal_kornia(name):
-    module = (EXACT.get(name) or CLOSE[name])(1.0)
+    case, settings = PIXELS[name]
     images = photographs(4, dtype=torch.float32) * 3 - 1
-    compared(module, images, 0, 2e-5, jumps=True)
+    assert_replays(K.AugmentationSequential(case.kind(**settings, p=1.0)), images, atol=2e-5, share=1e-3)
 
 
 def test_pointwise_ops_keep_nan_where_kornia_does():
@@ -116,7 +59,7 @@ def test_pointwise_ops_keep_nan_where_kornia_does():
     images[:, :, 3:5, 6:9] = float("nan")
     made = K.AugmentationSequential(K.RandomBrightness((0.5, 1.5)), K.RandomInvert(p=1.0), K.Normalize(MEAN, STD))
     expected, got = both(made, images)
-    assert torch.equal(got.isnan(), expected.isnan())
+    assert_values(got.isnan(), expected.isnan())
 
 
 def test_pointwise_ops_keep_their_order_and_clamps():
@@ -129,16 +72,14 @@ def test_pointwise_ops_keep_their_order_and_clamps():
         K.Normalize(MEAN, STD),
     )
     for seed in range(4):
-        compared_all = both(made, photographs(5), seed)
-        torch.testing.assert_close(compared_all[1], compared_all[0], atol=2e-5, rtol=0)
+        assert_replays(made, photographs(5), seed, atol=2e-5)
 
 
 def test_two_color_jitters_each_use_the_mean_of_their_own_input():
     made = K.AugmentationSequential(
         K.ColorJitter(0.4, 0.9), K.RandomHorizontalFlip(), K.ColorJitter(0.4, 0.9), K.RandomResizedCrop((16, 16))
     )
-    expected, got = both(made, photographs(5))
-    torch.testing.assert_close(got, expected, atol=5e-5, rtol=0)
+    assert_replays(made, photographs(5), atol=5e-5)
     assert len(gpuaug.fuse(made).explain((5, 3, 32, 48)).lines) == 3
 
 
@@ -148,7 +89,7 @@ def test_gaussian_noise_has_its_mean_and_std_and_differs_between_samples_and_cha
     assert abs(field.mean().item() - 0.5) < 0.02
     assert abs(field.std().item() - 2.0) < 0.02
     flat = field.reshape(24, -1)
-    assert (torch.corrcoef(flat) - torch.eye(24)).abs().max() < 0.08
+    assert_values(torch.corrcoef(flat), torch.eye(24), atol=0.08)
 
 
 def test_samples_skipped_by_p_are_unchanged_bit_for_bit():
@@ -157,7 +98,7 @@ def test_samples_skipped_by_p_are_unchanged_bit_for_bit():
     draws = augment.draw(images.shape, seed=0)
     skipped = ~(draws._drawn[0]["apply_mask"] | draws._drawn[1]["apply_mask"])
     assert skipped.any()
-    assert torch.equal(augment(images, draws=draws)[skipped], as_kornia_takes_them(images)[skipped])
+    assert_values(augment(images, draws=draws)[skipped], as_kornia_takes_them(images)[skipped])
 
 
 def point_ops(kind=PointOp):

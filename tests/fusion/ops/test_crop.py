@@ -5,7 +5,8 @@ import re
 import kornia.augmentation as K
 import pytest
 import torch
-from support.replay import as_kornia_takes_them, both, difference, left_to_kornia, photographs
+from support.replay import as_kornia_takes_them, assert_replays, both, left_to_kornia, photographs
+from support.values import assert_values
 
 import gpuaug
 
@@ -67,8 +68,7 @@ def test_crops_pads_and_flips_equal_kornia_exactly(name, p, shape):
     if shape == (1, 1, 33, 17) and "reflected" not in name:
         images = images.float() / 255
     for seed in range(3):
-        expected, got = both(pipeline, images, seed)
-        assert torch.equal(got, expected)
+        assert_replays(pipeline, images, seed)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -76,7 +76,7 @@ def test_crops_pads_and_flips_equal_kornia_exactly(name, p, shape):
 def test_resized_crops_and_resizes_are_close_to_kornia(name, shape):
     pipeline = container(CLOSE[name]())
     for seed in range(3):
-        assert difference(pipeline, photographs(*shape), seed) < 5e-5
+        assert_replays(pipeline, photographs(*shape), seed, atol=5e-5)
 
 
 @pytest.mark.parametrize("name", [*CLOSE, *EXACT])
@@ -90,8 +90,7 @@ def test_crops_of_images_one_pixel_wide_or_high(name):
             with pytest.raises(type(refused), match=re.escape(str(refused)[:40])):
                 gpuaug.fuse(pipeline)(photographs(*shape))
             continue
-        expected, got = both(pipeline, photographs(*shape))
-        torch.testing.assert_close(got, expected, atol=5e-5, rtol=0)
+        assert_replays(pipeline, photographs(*shape), atol=5e-5)
 
 
 def test_strides_and_memory_formats_of_images_make_no_difference():
@@ -99,10 +98,10 @@ def test_strides_and_memory_formats_of_images_make_no_difference():
     images = photographs(2, 3, 20, 30)
     _, got = both(pipeline, images)
     strided = photographs(2, 3, 20, 30).repeat_interleave(2, 3)[..., ::2]
-    assert torch.equal(both(pipeline, images.to(memory_format=torch.channels_last))[1], got)
-    assert torch.equal(both(pipeline, strided)[1], got)
+    assert_values(both(pipeline, images.to(memory_format=torch.channels_last))[1], got)
+    assert_values(both(pipeline, strided)[1], got)
     last = both(pipeline, images, memory_format=torch.channels_last)[1]
-    assert torch.equal(last, got)
+    assert_values(last, got)
     assert last.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -110,7 +109,7 @@ def test_strides_and_memory_formats_of_images_make_no_difference():
 def test_half_precision_output_is_the_float32_result_rounded(dtype):
     pipeline = container(CLOSE["crop, resize, flip"]())
     images = photographs(2, 3, 20, 30)
-    assert torch.equal(both(pipeline, images, dtype=dtype)[1], both(pipeline, images)[1].to(dtype))
+    assert_values(both(pipeline, images, dtype=dtype)[1], both(pipeline, images)[1].to(dtype))
 
 
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])

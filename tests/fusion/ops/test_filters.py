@@ -4,7 +4,8 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
-from support.replay import both, left_to_kornia, photographs
+from support.replay import assert_replays, both, left_to_kornia, photographs
+from support.values import assert_values
 
 import gpuaug
 from gpuaug.fusion.ops.base import Size
@@ -33,18 +34,14 @@ FILTERS = {
 def test_blur_sharpness_and_clahe_equal_kornia(name, p):
     for seed, shape in enumerate([(5, 3, 32, 48), (1, 1, 37, 21), (0, 3, 32, 32)]):
         images = photographs(*shape, dtype=torch.float32 if seed else torch.uint8)
-        expected, got = both(K.AugmentationSequential(FILTERS[name](p)), images, seed)
-        torch.testing.assert_close(got, expected, atol=5e-6, rtol=0)
-        if p == 0:
-            assert torch.equal(got, expected)
+        assert_replays(K.AugmentationSequential(FILTERS[name](p)), images, seed, atol=5e-6 if p else 0)
 
 
 def test_pointwise_ops_after_a_blur_share_its_pass():
     made = K.AugmentationSequential(
         K.RandomResizedCrop((24, 24)), K.RandomGaussianBlur((5, 5), (0.5, 2.0)), K.RandomInvert(), K.Normalize(0.5, 0.25)
     )
-    expected, got = both(made, photographs(5))
-    torch.testing.assert_close(got, expected, atol=2e-4, rtol=0)
+    assert_replays(made, photographs(5), atol=2e-4)
     assert [line.launches for line in gpuaug.fuse(made).explain((5, 3, 32, 48)).lines] == [1, 1]
 
 
@@ -82,8 +79,7 @@ def test_images_with_no_more_pixels_than_clahe_has_tiles_raise_kornias_error(siz
 def test_filters_of_nan_and_out_of_range_values_equal_kornia(name):
     images = photographs(3, dtype=torch.float32) * 2 - 0.5
     images[0, 1, 9, 20] = images[1, 2, 0, 0] = torch.nan
-    expected, got = both(K.AugmentationSequential(FILTERS[name](1.0)), images)
-    torch.testing.assert_close(got, expected, atol=5e-6, rtol=0, equal_nan=True)
+    assert_replays(K.AugmentationSequential(FILTERS[name](1.0)), images, atol=5e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +129,7 @@ def test_equalize_and_auto_contrast_equal_kornia(name, p, dtype):
         images = photographs(*shape, dtype=dtype)
         if len(images):
             images[0, 0] = images[0, 0, 0, 0]  # a channel of one level
-        expected, got = both(K.AugmentationSequential(LEVELS[name](p)), images, seed)
-        assert torch.equal(got, expected)
+        assert_replays(K.AugmentationSequential(LEVELS[name](p)), images, seed)
 
 
 @pytest.mark.parametrize("limit", [0.0, 0.02, 1.0, 3.0, 40.0])
@@ -143,22 +138,20 @@ def test_tables_of_clahe_equal_kornia_bit_for_bit(size, limit):
     """One tile has nothing to interpolate. A limit shares out few pixels or many, evenly or with a rest."""
     images = photographs(4, 3, *size, dtype=torch.float32)
     images[0, 0], images[1] = 0.3, images[1] * 3 - 1
-    expected, got = both(K.AugmentationSequential(K.RandomClahe((limit, limit), grid_size=(1, 1), p=1.0)), images)
-    assert torch.equal(got, expected)
+    assert_replays(K.AugmentationSequential(K.RandomClahe((limit, limit), grid_size=(1, 1), p=1.0)), images)
 
 
 @pytest.mark.parametrize("name", LEVELS)
 def test_values_out_of_range_equal_kornia(name):
     images = photographs(3, dtype=torch.float32) * 2 - 0.5
-    expected, got = both(K.AugmentationSequential(LEVELS[name](1.0)), images)
-    assert torch.equal(got, expected)
+    assert_replays(K.AugmentationSequential(LEVELS[name](1.0)), images)
 
 
 def test_nan_makes_its_channel_nan_under_auto_contrast_as_in_kornia():
     images = photographs(3, dtype=torch.float32)
     images[1, 2, 3, 4] = torch.nan
     expected, got = both(K.AugmentationSequential(K.RandomAutoContrast(p=1.0)), images)
-    assert torch.equal(got.nan_to_num(9), expected.nan_to_num(9))
+    assert_values(got.nan_to_num(9), expected.nan_to_num(9))
     assert got.isnan().sum() == got[1, 2].numel()
 
 
@@ -169,12 +162,11 @@ def test_nan_stays_where_it_is_under_equalize_and_clahe(module):
     images[1, 2, 3, 4] = torch.nan
     got, clean = gpuaug.fuse(module)(images), gpuaug.fuse(module)(images.nan_to_num(0))
     assert got[1, 2, 3, 4].isnan()
-    assert torch.equal(got.nan_to_num(9), torch.where(images.isnan(), 9, clean))
+    assert_values(got.nan_to_num(9), torch.where(images.isnan(), 9, clean))
 
 
 @pytest.mark.parametrize("module", [K.RandomEqualize(), K.RandomClahe()])
 def test_pointwise_ops_after_equalize_share_its_pass(module):
     made = [K.RandomHorizontalFlip(), module, K.RandomInvert(), K.RandomAutoContrast(), K.Normalize(0.5, 0.25)]
-    expected, got = both(K.AugmentationSequential(*made), photographs(5), 1)
-    torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+    assert_replays(K.AugmentationSequential(*made), photographs(5), 1, atol=1e-5)
     assert [line.launches for line in gpuaug.fuse(made).explain((5, 3, 32, 48)).lines] == [1, 2, 2]

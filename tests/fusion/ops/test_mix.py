@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.replay import as_kornia_takes_them, photographs
+from support.values import assert_values
 
 import gpuaug
 from gpuaug.fusion.ops.base import Size
@@ -64,9 +65,9 @@ def test_mixup_and_cutmix_images_and_labels_equal_kornia(name, options):
         else:
             expected, expected_labels = module(images, labels, params=op.params(drawn, size))
             assert op.labels(labels, rows).dtype == expected_labels.dtype
-            assert torch.equal(op.labels(labels, rows), expected_labels)
+            assert_values(op.labels(labels, rows), expected_labels)
         if isinstance(op, CutMix):
-            assert torch.equal(got, expected)
+            assert_values(got, expected)
         else:
             torch.testing.assert_close(got, expected, atol=1e-6, rtol=0)
 
@@ -80,7 +81,7 @@ def test_mix_takes_labels_of_any_dtype(name, dtype):
     _, expected = module(torch.rand(5, 3, 8, 8), labels, params=op.params(drawn, size))
     got = op.labels(labels, rows)
     assert got.dtype == expected.dtype
-    assert torch.equal(got, expected)
+    assert_values(got, expected)
 
 
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
@@ -99,9 +100,9 @@ def test_skipped_mix_leaves_images_bit_for_bit(name):
     images = torch.tensor([0.25, -3.0, torch.inf, torch.nan]).reshape(4, 1, 1, 1).repeat(1, 3, 6, 7)
     _, rows = drawn_for(op, Size(4, 3, 6, 7))
     got = through(op, images, rows)
-    assert torch.equal(got.view(torch.int32), images.view(torch.int32))
+    assert_values(got.view(torch.int32), images.view(torch.int32))
     labels = op.labels(torch.arange(4), rows).reshape(4, 3)
-    assert torch.equal(labels, torch.tensor([[0.0, 0, 0], [1, 1, 0], [2, 2, 0], [3, 3, 0]]))
+    assert_values(labels, torch.tensor([[0.0, 0, 0], [1, 1, 0], [2, 2, 0], [3, 3, 0]]))
 
 
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
@@ -168,7 +169,7 @@ def test_fused_pipeline_mixes_images_and_labels(name, p, dtype):
     _, expected_labels = mix(as_kornia_takes_them(images), labels, params=draws.as_kornia()[1].data)
     got, got_labels = augment(images, labels, data_keys=["input", "class"], draws=draws)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
-    assert torch.equal(got_labels, expected_labels)
+    assert_values(got_labels, expected_labels)
     torch.testing.assert_close(augment(images, draws=draws), got, atol=0, rtol=0)
 
 
@@ -245,7 +246,7 @@ def test_mix_partners_are_a_random_permutation_of_the_batch(name):
     key = "mixup_pairs" if name == "mixup" else "mix_pairs"
     ours = op.params(drawn_for(op, size, seed=1)[0], size)[key].flatten()
     theirs = kornias(module, (COUNT, 3, 8, 8))[key].flatten()
-    assert torch.equal(ours.sort().values, torch.arange(COUNT))
+    assert_values(ours.sort().values, torch.arange(COUNT))
     assert_same_distribution(ours - torch.arange(COUNT), theirs - torch.arange(COUNT))
 
 
@@ -256,7 +257,7 @@ def test_mix_same_on_batch_shares_all_but_the_partner(name):
     for seed in range(20):
         _, rows = drawn_for(op, size, seed)
         assert (rows[:, 2:] == rows[:1, 2:]).all()
-        assert torch.equal(rows[:, 1].sort().values, torch.arange(50.0))
+        assert_values(rows[:, 1].sort().values, torch.arange(50.0))
         seen.add(float(rows[0, 2]))
     assert len(seen) > 10
 

@@ -6,6 +6,7 @@ import kornia.augmentation as K
 import pytest
 import torch
 from support.replay import photographs
+from support.values import assert_values
 from torch.nn.functional import one_hot
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -77,8 +78,8 @@ def test_replacing_stages_turns_mixing_off_for_the_last_epochs(workers, depth):
     for epoch in range(1, EPOCHS):
         for (images, labels, cropped), (other, other_labels, other_cropped) in zip(mixed[epoch], ended[epoch], strict=True):
             # What stays draws as it did, whatever became of the stage that was replaced.
-            assert torch.equal(cropped, other_cropped)
-            assert torch.equal(other, (cropped - 0.5) / 0.25)
+            assert_values(cropped, other_cropped)
+            assert_values(other, (cropped - 0.5) / 0.25)
             mixed_batches += not torch.equal(images, other)
             assert labels.shape == other_labels.shape == (len(images), CLASSES)
             assert labels.dtype is other_labels.dtype is torch.float32

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.replay import left_to_kornia, photographs
+from support.values import assert_values
 from torch.nn.functional import cross_entropy, one_hot
 
 import gpuaug
@@ -82,7 +83,7 @@ def test_soft_labels_equal_timm_mixup_target(smoothing):
     got = augment(images, labels, data_keys=KEYS, draws=draws)[1]
     torch.testing.assert_close(got, mixup_target(labels, CLASSES, 0.7, smoothing))
     off = gpuaug.fuse(K.RandomMixUpV2(p=0.0), num_classes=CLASSES, label_smoothing=smoothing)
-    assert torch.equal(off(images, labels, data_keys=KEYS)[1], mixup_target(labels, CLASSES, 1.0, smoothing))
+    assert_values(off(images, labels, data_keys=KEYS)[1], mixup_target(labels, CLASSES, 1.0, smoothing))
 
 
 @pytest.mark.parametrize("name", ["none", "never", "never one of"])
@@ -115,7 +116,7 @@ def test_soft_labels_of_indices_of_any_dtype(dtype):
     labels = torch.tensor([0, 1, 1, 0])
     augment = gpuaug.fuse(K.RandomHorizontalFlip(), num_classes=2)
     got = augment(photographs(4), labels.to(dtype), data_keys=KEYS)[1]
-    assert torch.equal(got, one_hot(labels).float())
+    assert_values(got, one_hot(labels).float())
 
 
 def test_index_out_of_num_classes_has_no_class_in_its_row():
@@ -141,7 +142,7 @@ def test_label_probabilities_are_smoothed_and_keep_their_dtype(name, dtype):
     expected = mixed.mean((2, 3)) @ (given_shares.float() * 0.9 + 0.1 / CLASSES)
     torch.testing.assert_close(got.float(), expected, atol=8e-3 if dtype is torch.bfloat16 else 2e-6, rtol=0)
     unchanged = gpuaug.fuse(K.RandomMixUpV2(p=0.0), num_classes=CLASSES)(images, given_shares, data_keys=KEYS)[1]
-    assert torch.equal(unchanged, given_shares)
+    assert_values(unchanged, given_shares)
 
 
 def test_soft_labels_of_an_empty_batch_and_a_single_image():

@@ -4,7 +4,8 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
-from support.replay import both, left_to_kornia, photographs
+from support.replay import assert_replays, both, left_to_kornia, photographs
+from support.values import assert_values
 
 import gpuaug
 from gpuaug.fusion.lower.pipeline import lower
@@ -35,10 +36,7 @@ SHAPES = [(5, 3, 32, 48), (1, 1, 37, 21), (0, 3, 16, 16)]
 def test_warps_are_close_to_kornia(name, options):
     pipeline = K.AugmentationSequential(WARPS[name](**options))
     for seed, shape in enumerate(SHAPES):
-        expected, got = both(pipeline, photographs(*shape), seed)
-        torch.testing.assert_close(got, expected, atol=5e-5, rtol=0)
-        if options == {"p": 0.0}:
-            assert torch.equal(got, expected)
+        assert_replays(pipeline, photographs(*shape), seed, atol=5e-5 if options["p"] else 0)
 
 
 @pytest.mark.parametrize("name", WARPS)
@@ -54,9 +52,8 @@ def test_warps_of_large_images_are_close_to_kornia_in_float64(name):
 @pytest.mark.parametrize("name", ["rotation", "affine", "perspective"])
 def test_warps_with_nearest_resampling(name):
     pipeline = K.AugmentationSequential(WARPS[name](p=0.7, resample="nearest"))
-    expected, got = both(pipeline, photographs(5), 1)
     # A tap at a tie may round either way.
-    assert ((got - expected).abs() > 1e-6).float().mean() < 2e-3
+    assert_replays(pipeline, photographs(5), 1, atol=1e-6, share=2e-3)
 
 
 @pytest.mark.parametrize("name", WARPS)
@@ -66,7 +63,7 @@ def test_samples_skipped_by_a_warp_are_unchanged_bit_for_bit(name):
     draws = augment.draw(images.shape, seed=2)
     skipped = ~draws._drawn[0]["apply_mask"]
     assert skipped.any()
-    assert torch.equal(augment(images, draws=draws)[skipped], images[skipped].float() / 255)
+    assert_values(augment(images, draws=draws)[skipped], images[skipped].float() / 255)
 
 
 @pytest.mark.parametrize("name", WARPS)
@@ -98,14 +95,12 @@ def test_each_warp_takes_one_pass_with_the_flips_and_crops_around_it():
     assert [line.launches for line in one.explain((2, 3, 32, 48)).lines] == [1]
     images = photographs(4)
     two = K.AugmentationSequential(K.RandomAffine(20.0, p=1.0), K.RandomHorizontalFlip(), K.RandomPerspective(0.3, p=1.0))
-    expected, got = both(two, images)
-    torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+    assert_replays(two, images, atol=1e-4)
     assert len(gpuaug.fuse(two).explain(images.shape).lines) == 2
     made = K.AugmentationSequential(
         K.RandomHorizontalFlip(), K.RandomRotation(30.0, p=1.0), K.RandomVerticalFlip(), K.CenterCrop(20)
     )
-    expected, got = both(made, images)
-    torch.testing.assert_close(got, expected, atol=5e-5, rtol=0)
+    assert_replays(made, images, atol=5e-5)
 
 
 @pytest.mark.parametrize("name", WARPS)
@@ -114,5 +109,5 @@ def test_warps_of_images_one_pixel_wide_are_left_to_kornia(name):
     augment = gpuaug.fuse(WARPS[name](p=1.0))
     assert "one pixel wide or high" in str(augment.explain((2, 3, 1, 8)))
     expected, got = both(K.AugmentationSequential(WARPS[name](p=1.0)), photographs(2, 3, 1, 8))
-    assert torch.equal(got.isnan(), expected.isnan())
-    assert torch.equal(got.nan_to_num(), expected.nan_to_num())
+    assert_values(got.isnan(), expected.isnan())
+    assert_values(got.nan_to_num(), expected.nan_to_num())

@@ -10,7 +10,8 @@ from kornia.augmentation import auto
 from kornia.augmentation.auto.operations import PolicySequential
 from kornia.augmentation.auto.operations import ops as operations
 from kornia.augmentation.auto.rand_augment import rand_augment
-from support.replay import as_kornia_takes_them, both, left_to_kornia, photographs, programs
+from support.replay import as_kornia_takes_them, assert_replays, left_to_kornia, photographs, programs
+from support.values import assert_values
 
 import gpuaug
 
@@ -28,11 +29,6 @@ def picked(params):
     return [operation.name for policy in params for operation in policy.data]
 
 
-def assert_close(got, expected, policy, share=0.0):
-    wrong = (got - expected).abs() > 5e-5
-    assert wrong.float().mean() <= share, f"{wrong.float().mean():.1e} of the pixels after {policy}"
-
-
 @pytest.mark.parametrize("name", ONE_BY_ONE)
 @pytest.mark.parametrize("kind", ["rand", "trivial"])
 def test_each_policy_operation_replays_in_kornia(name, kind):
@@ -40,8 +36,7 @@ def test_each_policy_operation_replays_in_kornia(name, kind):
     made = auto.RandAugment(1, 17, policy) if kind == "rand" else auto.TrivialAugment(policy)
     for dtype in (torch.uint8, torch.float32):
         for seed in range(4):
-            expected, got = both(made, photographs(4, dtype=dtype), seed)
-            assert_close(got, expected, name)
+            assert_replays(made, photographs(4, dtype=dtype), seed, atol=5e-5)
 
 
 MADE = {
@@ -89,15 +84,14 @@ def test_policies_move_masks_and_keypoints():
         expected = made(images, masks, points, params=draws.as_kornia())
         got = augment(images, masks, points, draws=draws)
         torch.testing.assert_close(got[0], expected[0], atol=5e-5, rtol=0)
-        assert (got[1] != expected[1]).float().mean() < 0.02
+        assert_values(got[1], expected[1], share=0.02)
         torch.testing.assert_close(got[2], expected[2], atol=1e-3, rtol=0)
 
 
 def test_policy_alone_and_in_a_list_replays_in_kornia():
     images = photographs()
     alone = auto.TrivialAugment([ONE_BY_ONE["invert"], ONE_BY_ONE["contrast"]])
-    expected, got = both(alone, images, 3)
-    torch.testing.assert_close(got, expected, atol=5e-5, rtol=0)
+    assert_replays(alone, images, 3, atol=5e-5)
     augment = gpuaug.fuse([alone, K.RandomInvert(p=1.0)])
     first, second = augment.draw(images.shape, seed=5).as_kornia()
     expected = K.RandomInvert(p=1.0)(alone(images / 255, params=first), params=second)
@@ -109,7 +103,7 @@ def test_policy_draws_can_be_pickled_and_replayed():
     draws = gpuaug.fuse(made).draw(images.shape, seed=2)
     kept = pickle.loads(pickle.dumps(draws))
     again = pickle.loads(pickle.dumps(gpuaug.fuse(made)))
-    assert torch.equal(again(images, draws=kept), gpuaug.fuse(made)(images, draws=draws))
+    assert_values(again(images, draws=kept), gpuaug.fuse(made)(images, draws=draws))
 
 
 @pytest.mark.parametrize("shape", [(3, 1, 16, 20), (3, 3, 1, 20), (3, 3, 2, 2), (0, 3, 8, 8)], ids=str)
@@ -147,7 +141,7 @@ def test_policy_magnitude_is_read_at_each_draw():
     with torch.no_grad():
         operation._magnitude.fill_(100.0)  # out of range, where Kornia clamps
     got = augment.draw(images.shape, seed=1).as_kornia()[0].data[0].data["degrees"]
-    assert torch.equal(got, made.forward_parameters(images.shape)[0].data[0].data["degrees"].detach())
+    assert_values(got, made.forward_parameters(images.shape)[0].data[0].data["degrees"].detach())
 
 
 class Custom(operations.Invert):
@@ -170,8 +164,7 @@ def test_subclasses_of_policies_are_left_to_kornia():
     ):
         augment = gpuaug.fuse(made)
         assert reason in str(augment.explain())
-        expected, got = both(made, photographs(), 1)
-        assert torch.equal(got, expected)
+        assert_replays(made, photographs(), 1)
 
 
 def test_explain_lists_a_policys_operations_and_most_launches():
@@ -238,7 +231,7 @@ def test_policy_magnitudes_and_signs_have_kornia_distribution(name, kind):
         assert a.shape == b.shape, key
         # Values that Kornia never draws are never drawn, and ranks agree as those of two samples do.
         if len(a.unique()) <= 8:
-            assert torch.equal(a.unique(), b.unique()), key
+            assert_values(a.unique(), b.unique(), about=key)
             for value in a.unique():
                 assert abs((a == value).sum() - (b == value).sum()) < 5 * (len(a) / 2) ** 0.5
         else:

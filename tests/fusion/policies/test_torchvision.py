@@ -8,6 +8,7 @@ import torch
 from support.replay import photographs, programs
 from support.statistics import apart, together_apart
 from support.torchvision_replay import both, replayed, scaled
+from support.values import assert_values
 from torchvision.transforms import AutoAugment, AutoAugmentPolicy, InterpolationMode, RandAugment, TrivialAugmentWide, v2
 from torchvision.transforms.autoaugment import _apply_op
 
@@ -41,18 +42,19 @@ def test_policies_equal_torchvisions_functions(name):
     # Few pixels have no levels to spread, but many of them show what is rare.
     for images in (photographs(60, height=24, width=28), photographs(600, height=5, width=6)):
         draws = augment.draw(images.shape, seed=0)
-        off = (replayed(draws, images) - augment(images, draws=draws)).abs() * 255
-        for each, calls in zip(off, map(functions, draws.as_torchvision()), strict=True):
+        both_of_each = zip(augment(images, draws=draws), replayed(draws, images), strict=True)
+        for (got, expected), calls in zip(both_of_each, map(functions, draws.as_torchvision()), strict=True):
             if set(calls) <= EXACT - MOVED:
                 compared["exact"] += 1
-                assert each.max() < 1e-4, calls
+                assert_values(got, expected, atol=1e-4 / 255, about=calls)
             elif set(calls) <= EXACT:
                 compared["moved"] += 1
-                assert (each > 1e-4).float().mean() < 0.05 or images.shape[3] == 6, calls
+                share = 1 if images.shape[3] == 6 else 0.05
+                assert_values(got, expected, atol=1e-4 / 255, share=share, about=calls)
             elif set(calls[:-1]) <= EXACT - MOVED:
                 # torchvision cuts off the byte that the one function that computes makes, and greys before it.
                 compared["last computed"] += 1
-                assert each.max() < 2, calls
+                assert_values(got, expected, atol=2 / 255, about=calls)
     assert min(compared.values()) > 5, compared
 
 
@@ -60,9 +62,8 @@ def test_policies_equal_torchvisions_functions(name):
 def test_bytes_are_off_by_torchvisions_rounding_alone(name):
     """It rounds behind each operation; a level that is off by one is spread by equalize, and jumps at a threshold."""
     expected, got = both([MADE[name](), TO_FLOAT], photographs(48, height=24, width=28), 1)
-    off = (got - expected).abs() * 255
-    assert off.mean() < 1.0
-    assert (off > 3).float().mean() < 0.02
+    assert_values(got, expected, atol=3 / 255, share=0.02)
+    assert (got - expected).abs().mean() < 1 / 255
 
 
 @pytest.mark.parametrize("fill", [None, 0, [255, 128, 0]], ids=str)
@@ -95,7 +96,7 @@ def test_calls_are_those_of_torchvisions_policy(name):
                 image, operation, magnitude, transform.interpolation, transform._fill
             )
         expected.append(TO_FLOAT(image))
-    assert torch.equal(replayed(draws, images), torch.stack(expected))
+    assert_values(replayed(draws, images), torch.stack(expected))
 
 
 def torchvisions(transform, count, shape, monkeypatch):
@@ -157,14 +158,14 @@ def test_samples_pick_apart_and_by_the_chance_of_a_container():
     draws = augment.draw(images.shape, seed=0)
     skipped = torch.tensor([not functions(calls) for calls in draws.as_torchvision()])
     assert 16 < skipped.sum() < 48
-    assert torch.equal(augment(images, draws=draws)[skipped], scaled(images)[skipped])
+    assert_values(augment(images, draws=draws)[skipped], scaled(images)[skipped])
     assert len({str(calls) for calls in draws.as_torchvision()}) > 24
 
 
 def test_what_never_applies_and_picks_nothing_leaves_images_as_they_are():
     images = photographs(4)
     for made in (v2.RandAugment(num_ops=0), v2.RandomApply([v2.TrivialAugmentWide()], p=0.0)):
-        assert torch.equal(gpuaug.fuse([made, TO_FLOAT])(images), scaled(images))
+        assert_values(gpuaug.fuse([made, TO_FLOAT])(images), scaled(images))
 
 
 V1 = {
@@ -191,8 +192,9 @@ def test_policies_of_v1_are_those_of_v2(name):
             assert not values.ndim or (values.double().abs() - abs(given)).abs().min() < 1e-4
             its = _apply_op(image, operation, given, old.interpolation, old.fill)
             image = new._apply_image_or_video_transform(image, operation, magnitude, new.interpolation, new._fill)
-            assert (image.int() - its.int()).abs().max() <= 1, operation
-            assert operation in ("Color", "Sharpness", "AutoContrast") or torch.equal(image, its), operation
+            assert_values(image.int(), its.int(), atol=1, about=operation)
+            if operation not in ("Color", "Sharpness", "AutoContrast"):
+                assert_values(image, its, about=operation)
 
 
 LEFT = {
@@ -216,7 +218,7 @@ def test_policies_that_are_not_exact_are_left_to_torchvision_whole(reason):
     with pytest.warns(gpuaug.GpuAugWarning, match=text):
         augment, draws, got = run()
     assert got.shape == shape
-    assert torch.equal(got, augment(photographs(*shape), draws=draws))
+    assert_values(got, augment(photographs(*shape), draws=draws))
     (line,) = (line for line in augment.explain(shape).lines if line.reason)
     assert (line.package, line.launches) == ("torchvision", None)
     assert reason in line.reason
@@ -229,7 +231,7 @@ def test_draws_can_be_pickled_and_replayed():
     images = photographs(8)
     augment = gpuaug.fuse([v2.RandAugment(), v2.AutoAugment(), TO_FLOAT])
     draws = augment.draw(images.shape, seed=0)
-    assert torch.equal(augment(images, draws=pickle.loads(pickle.dumps(draws))), augment(images, draws=draws))
+    assert_values(augment(images, draws=pickle.loads(pickle.dumps(draws))), augment(images, draws=draws))
 
 
 def test_policies_compile_few_programs():

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.pipelines import CLOSE, EXACT, MEAN, RGB_CLOSE, RGB_EXACT, STD, TIES, by_the_batch
 from support.replay import photographs
+from support.values import assert_values
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.transforms import v2
 
@@ -78,7 +79,7 @@ def test_tables_drawn_together_equal_tables_drawn_one_by_one(name, points):
     host = torch.device("cpu")
     together = draw_tables(planned, segment.ops, size, SEEDS, host, points=points)
     for seed, table in zip(SEEDS, together, strict=True):
-        assert torch.equal(table, draw_tables(planned, segment.ops, size, (seed,), host, points=points)[0])
+        assert_values(table, draw_tables(planned, segment.ops, size, (seed,), host, points=points)[0])
 
 
 @pytest.mark.parametrize("points", [False, True])
@@ -98,9 +99,9 @@ def test_ops_write_the_same_where_columns_lie_together(monkeypatch, name, points
     draw = partial(draw_tables, planned, segment.ops, size, SEEDS, torch.device("cpu"), points=points)
     expected = draw()
     monkeypatch.setattr(rows, "send", by_column)
-    assert torch.equal(draw(), expected), "with the plan's template"
+    assert_values(draw(), expected, about="with the plan's template")
     planned.template = None
-    assert torch.equal(draw(), expected), "without it"
+    assert_values(draw(), expected, about="without it")
 
 
 def sent(monkeypatch, name, device, *, points, by_column_from):
@@ -123,8 +124,8 @@ def test_rows_written_by_column_are_the_same(monkeypatch, name, points):
         pytest.skip("draws alone")
     got = sent(monkeypatch, name, "cuda", points=points, by_column_from=1)
     assert got.stride() == expected.stride()
-    assert torch.equal(got.cpu(), expected)
-    assert torch.equal(sent(monkeypatch, name, "cuda", points=points, by_column_from=46).cpu(), expected)
+    assert_values(got.cpu(), expected)
+    assert_values(sent(monkeypatch, name, "cuda", points=points, by_column_from=46).cpu(), expected)
 
 
 def test_needs_own_batch_is_set_for_mixes_noise_and_kornias_policies():
@@ -144,7 +145,7 @@ def test_prefetched_tables_give_what_their_seed_gives(blocks):
     torch.manual_seed(3)
     for seed in seeds:
         expected = augment(images, draws=augment.draw(images.shape, seed=seed))
-        assert torch.equal(augment(images), expected)
+        assert_values(augment(images), expected)
     assert blocks == [1, 2, 4, 8, 16, 32]
 
 
@@ -164,7 +165,7 @@ def test_prefetch_takes_one_number_per_call_from_torchs_generator():
     torch.manual_seed(0)
     for _ in range(11):
         augment(images)
-    assert torch.equal(torch.rand(3), expected)
+    assert_values(torch.rand(3), expected)
 
 
 def test_prefetch_survives_other_draws_and_changing_sizes(blocks):
@@ -179,7 +180,7 @@ def test_prefetch_survives_other_draws_and_changing_sizes(blocks):
         state = torch.get_rng_state()
         seed = int(torch.randint(0, 2**63 - 1, ()).item())
         torch.set_rng_state(state)
-        assert torch.equal(augment(images), augment(images, draws=augment.draw(images.shape, seed=seed)))
+        assert_values(augment(images), augment(images, draws=augment.draw(images.shape, seed=seed)))
     assert max(blocks) > 8
 
 
@@ -237,7 +238,8 @@ def test_prefetch_in_a_loader_draws_the_next_batches(blocks, calls):
     for views in expected:
         assert len({tuple(view.flatten()[:200].tolist()) for view in views}) == calls
     for other in epochs(2), epochs(1):
-        assert all(torch.equal(one, two) for one, two in zip(expected, other, strict=True))
+        for one, two in zip(expected, other, strict=True):
+            assert_values(one, two)
 
 
 def test_fused_stage_draws_depend_on_seed_epoch_rank_and_stage_name():
@@ -250,7 +252,7 @@ def test_fused_stage_draws_depend_on_seed_epoch_rank_and_stage_name():
         loader.set_epoch(number)
         return torch.cat([batch for (batch,) in loader])
 
-    assert torch.equal(epoch(), epoch())
+    assert_values(epoch(), epoch())
     for changed in ({"seed": 5}, {"number": 3}, {"rank": 0}, {"name": "other"}):
         assert not torch.equal(epoch(), epoch(**changed)), changed
 
@@ -263,7 +265,8 @@ def test_prefetched_tables_without_points_are_not_used_for_points():
     for number, made in enumerate(got):
         draws = augment.draw(images.shape)
         expected = augment(images, points, data_keys=["input", "keypoints"], draws=draws)
-        assert all(map(torch.equal, made, expected)) if number % 3 == 2 else torch.equal(made, expected[0])
+        for one, other in zip(made, expected, strict=True) if number % 3 == 2 else [(made, expected[0])]:
+            assert_values(one, other)
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -280,8 +283,9 @@ def test_default_device_does_not_change_draws(ragged):
     with torch.device("meta"):
         got = several()
     for (made, records), (other, known) in zip(got, expected, strict=True):
-        assert torch.equal(made, other)
-        assert all(torch.equal(one["boxes"], two["boxes"]) for one, two in zip(records, known, strict=True))
+        assert_values(made, other)
+        for one, two in zip(records, known, strict=True):
+            assert_values(one["boxes"], two["boxes"])
 
 
 @pytest.mark.parametrize("points", [False, True])
@@ -297,4 +301,5 @@ def test_tables_for_a_gpu_equal_those_for_a_cpu(monkeypatch, points):
         made = TablePrefetch()
         return [made.table(segment.plan, segment.ops, size, torch.device(device), points=points) for _ in range(6)]
 
-    assert all(map(torch.equal, calls("cuda:0"), calls("cpu")))
+    for one, other in zip(calls("cuda:0"), calls("cpu"), strict=True):
+        assert_values(one, other)

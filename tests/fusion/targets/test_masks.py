@@ -5,6 +5,7 @@ import pytest
 import torch
 from support.detection import masks
 from support.replay import left_to_kornia, photographs
+from support.values import assert_values
 
 import gpuaug
 
@@ -72,7 +73,7 @@ def followed(modules, images, given, seed=0, **options):
 def test_masks_under_crops_flips_and_resizes_equal_kornia(name, p):
     for seed in range(3):
         expected, got, _ = followed(EXACT[name](p), photographs(5), masks(5, 1, 32, 48, seed=seed), seed)
-        assert torch.equal(got, expected)
+        assert_values(got, expected)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
@@ -82,7 +83,7 @@ def test_masks_under_warps_take_the_nearest_pixel(name, p):
         expected, got, pipeline = followed(WARPED[name](p), photographs(5), masks(5, 2, 32, 48, seed=seed), seed)
         ties = near_ties(pipeline.transform_matrix, *got.shape[2:])
         assert ties.float().mean() < 0.02
-        assert torch.equal(torch.where(ties, 0, got), torch.where(ties, 0, expected))
+        assert_values(torch.where(ties, 0, got), torch.where(ties, 0, expected))
 
 
 def near_ties(matrix, height, width):
@@ -98,7 +99,7 @@ def near_ties(matrix, height, width):
 @pytest.mark.parametrize("name", ["pads between two classes", "pad, resize, crop", "resized crop", "erasing", "quarters"])
 def test_masks_keep_their_dtype_and_shape(name, shape, dtype):
     expected, got, _ = followed(EXACT[name](0.5), photographs(5), masks(*shape, dtype=dtype))
-    assert torch.equal(got, expected)
+    assert_values(got, expected)
 
 
 RARE = [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.complex64]
@@ -113,7 +114,7 @@ def test_masks_of_rare_types_follow_as_others_do(name, dtype):
     draws, keys = augment.draw(images.shape, seed=1), ["input", "mask"]
     _, expected = augment(images, given, data_keys=keys, draws=draws)
     _, got = augment(images, given.to(dtype), data_keys=keys, draws=draws)
-    assert torch.equal(got.view(torch.uint8), expected.to(dtype).view(torch.uint8))
+    assert_values(got.view(torch.uint8), expected.to(dtype).view(torch.uint8))
 
 
 @pytest.mark.parametrize("name", ["crop, padded", "resized crop", "erasing", "quarters"])
@@ -126,19 +127,19 @@ def test_masks_of_an_empty_batch(name):
 @pytest.mark.parametrize("name", ["flips", "resized crop", "erasing", "colour alone"])
 def test_masks_of_one_image(name, shape, keepdim):
     expected, got, _ = followed(EXACT[name](1.0), photographs(1)[0], masks(*shape), keepdim=keepdim)
-    assert torch.equal(got, expected)
+    assert_values(got, expected)
 
 
 @pytest.mark.parametrize("shape", [(5, 32, 48), (5, 1, 32, 48), (5, 3, 32, 48)], ids=str)
 def test_keepdim_keeps_masks_without_channels(shape):
     expected, got, _ = followed(EXACT["resized crop"](1.0), photographs(5), masks(*shape), keepdim=True)
-    assert torch.equal(got, expected)
+    assert_values(got, expected)
 
 
 def test_masks_keep_int64_values_beyond_float32():
     given = masks(2, 1, 32, 48, dtype=torch.int64) + 2**53
     _, got = gpuaug.fuse(K.RandomHorizontalFlip(p=1.0))(photographs(2), given, data_keys=["input", "mask"])
-    assert torch.equal(got, given.flip(3))
+    assert_values(got, given.flip(3))
 
 
 def test_masks_keep_nan_and_inf():
@@ -148,7 +149,7 @@ def test_masks_keep_nan_and_inf():
     draws = augment.draw(images.shape, seed=0)
     _, got = augment(images, given, data_keys=["input", "mask"], draws=draws)
     _, ones = augment(images, torch.ones_like(given), data_keys=["input", "mask"], draws=draws)
-    assert torch.equal(got.isnan(), ones == 1)
+    assert_values(got.isnan(), ones == 1)
 
 
 def test_several_images_and_masks_share_one_draw():
@@ -162,11 +163,11 @@ def test_several_images_and_masks_share_one_draw():
     expected = pipeline(images.float() / 255, first, others.float() / 255, second, data_keys=keys, params=draws.as_kornia())
     for index, key in enumerate(keys):
         if key == "mask":
-            assert torch.equal(got[index], expected[index])
+            assert_values(got[index], expected[index])
         else:
             torch.testing.assert_close(got[index], expected[index], atol=5e-5, rtol=0)
     alone = augment(others, draws=draws)
-    assert torch.equal(got[2], alone)
+    assert_values(got[2], alone)
 
 
 def test_mask_strides_make_no_difference():
@@ -174,7 +175,7 @@ def test_mask_strides_make_no_difference():
     for name in ("resized crop", "crop, padded", "erasing"):
         _, plain, _ = followed(EXACT[name](0.5), photographs(5), given)
         for laid_out in (given.to(memory_format=torch.channels_last), given.repeat_interleave(2, 3)[..., ::2]):
-            assert torch.equal(followed(EXACT[name](0.5), photographs(5), laid_out)[1], plain)
+            assert_values(followed(EXACT[name](0.5), photographs(5), laid_out)[1], plain)
 
 
 def test_masks_resampled_in_another_way_are_refused():

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.detection import PIPELINES, records_of
 from support.replay import photographs
+from support.values import assert_values
 from torchvision import tv_tensors
 
 import gpuaug
@@ -141,8 +142,8 @@ def test_sanitize_makes_dicts_of_a_padded_batch():
     assert [tuple(record["boxes"].shape) for record in got] == [(2, 4), (0, 4)]
     for sample, record in enumerate(got):
         assert list(record) == list(batch)
-        assert torch.equal(record["images"], batch["images"][sample])
-        assert torch.equal(record["scores"], batch["scores"][sample])
+        assert_values(record["images"], batch["images"][sample])
+        assert_values(record["scores"], batch["scores"][sample])
         assert record["files"] == "ab"[sample]
         assert record["mean"] is batch["mean"]
         assert record["classes"] is batch["classes"]
@@ -163,9 +164,9 @@ def test_sanitize_takes_the_same_entries_of_values_that_are_joined_and_of_others
         assert got.keys() == record.keys()
         for name, value in record.items():
             assert got[name].dtype == value.dtype
-            assert torch.equal(got[name], value[record["valid"]])
+            assert_values(got[name], value[record["valid"]])
     made[0]["labels"].add_(7)  # which the others do not see
-    assert torch.equal(made[3]["labels"], records[3]["labels"][records[3]["valid"]])
+    assert_values(made[3]["labels"], records[3]["labels"][records[3]["valid"]])
 
 
 def test_sanitize_of_an_empty_batch():
@@ -191,7 +192,7 @@ def test_sanitize_keeps_the_same_boxes_of_padded_batches_and_target_dicts():
     lists = gpuaug.sanitize(targets)
     assert sum(len(record["labels"]) for record in lists) < sum(len(record["labels"]) for record in records)
     for one, other in zip(padded, lists, strict=True):
-        assert torch.equal(one["labels"], other["labels"])
+        assert_values(one["labels"], other["labels"])
         torch.testing.assert_close(one["boxes"] + torch.tensor([0.0, 0.0, 1.0, 1.0]), other["boxes"], atol=1e-4, rtol=0)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.detection import PIPELINES, boxes_of, follow_targets, records_of
 from support.replay import left_to_kornia, photographs
+from support.values import assert_values
 
 import gpuaug
 
@@ -44,7 +45,7 @@ def test_box_forms_equal_xyxy_boxes(form, name):
     _, got, _ = follow_targets(modules, given_records, **options)
     for record, other, before in zip(got, expected, given_records, strict=True):
         torch.testing.assert_close(as_corners(record[key], form, size), other["boxes"], atol=1e-4, rtol=0)
-        assert torch.equal(record["valid"], other["valid"])
+        assert_values(record["valid"], other["valid"])
         assert record["class_labels"] is before["class_labels"]
         assert list(record) == [key, "class_labels", "valid"]
 
@@ -73,8 +74,8 @@ def test_tv_tensors_keep_their_type_format_and_canvas_size(form):
         assert record["boxes"].format is tv_tensors.BoundingBoxFormat[form]
         plain = record["boxes"].as_subclass(torch.Tensor)
         torch.testing.assert_close(as_corners(plain, form.lower(), size), other["boxes"], atol=1e-4, rtol=0)
-        assert torch.equal(record["masks"].as_subclass(torch.Tensor), other["masks"])
-        assert torch.equal(record["keypoints"].as_subclass(torch.Tensor), other["keypoints"][..., :2])
+        assert_values(record["masks"].as_subclass(torch.Tensor), other["masks"])
+        assert_values(record["keypoints"].as_subclass(torch.Tensor), other["keypoints"][..., :2])
     assert dressed[0]["boxes"].canvas_size == (32, 48)
 
 
@@ -90,8 +91,8 @@ def test_sanitize_equals_torchvision_sanitize_bounding_boxes():
     assert sum(len(record["labels"]) for record in got) > sum(int(record["valid"].sum()) for record in got)
     for record, mine in zip(got, gpuaug.sanitize(got), strict=True):
         theirs = sanitize(record)
-        assert torch.equal(theirs["labels"], mine["labels"])
-        assert torch.equal(theirs["boxes"], mine["boxes"])
+        assert_values(theirs["labels"], mine["labels"])
+        assert_values(theirs["boxes"], mine["boxes"])
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,8 @@ def test_target_dicts_keep_their_type_and_are_not_modified():
         for record, given_record, copy in zip(got, records, copies, strict=True):
             assert list(record) == ["boxes", "labels", "masks", "keypoints", "image_id", "valid"]
             assert record["labels"] is given_record["labels"]
-            assert all(torch.equal(given_record[key], value) for key, value in copy.items())
+            for key, value in copy.items():
+                assert_values(given_record[key], value)
     assert [dict(record).keys() for record in records] == [record.keys() for record in before]
 
 
@@ -136,7 +138,7 @@ def test_target_dicts_may_have_different_keys():
     records = [{"boxes": torch.tensor([[1.0, 2.0, 9.0, 9.0]])}, {}, {"image_id": 3}, {"masks": torch.ones(2, 32, 48)}]
     _, got, _ = follow_targets(PIPELINES["flips"](1.0), records)
     assert [list(record) for record in got] == [["boxes", "valid"], [], ["image_id"], ["masks"]]
-    assert torch.equal(got[0]["boxes"], torch.tensor([[39.0, 23.0, 47.0, 30.0]]))
+    assert_values(got[0]["boxes"], torch.tensor([[39.0, 23.0, 47.0, 30.0]]))
 
 
 def test_target_dicts_without_a_key_do_not_shift_the_others():
@@ -146,7 +148,7 @@ def test_target_dicts_without_a_key_do_not_shift_the_others():
         some = [record if sample not in (0, 2) else {"image_id": 1} for sample, record in enumerate(records)]
         _, got, _ = follow_targets(modules, [{name: value for name, value in each.items() if name == key} for each in some])
         for sample in (1, 3, 4):
-            assert torch.equal(got[sample][key], expected[sample][key])
+            assert_values(got[sample][key], expected[sample][key])
 
 
 def test_target_masks_and_boxes_may_differ_in_number():
@@ -158,7 +160,8 @@ def test_target_masks_and_boxes_may_differ_in_number():
     for given_records in (apart, fewer):
         _, got, _ = follow_targets(modules, given_records)
         for record, made, whole in zip(given_records, got, expected, strict=True):
-            assert all(torch.equal(made[key], whole[key][: len(value)]) for key, value in record.items())
+            for key, value in record.items():
+                assert_values(made[key], whole[key][: len(value)])
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -175,7 +178,7 @@ def test_single_image_takes_a_list_of_one_target_dict():
     augment, records = gpuaug.fuse(PIPELINES["flips"](1.0)), records_of(1)
     _, got = augment(photographs(1)[0], records, data_keys=KEYS)
     _, expected = augment(photographs(1), records, data_keys=KEYS)
-    assert torch.equal(got[0]["masks"], expected[0]["masks"])
+    assert_values(got[0]["masks"], expected[0]["masks"])
 
 
 def test_nan_inf_and_empty_boxes_are_not_valid():
@@ -200,10 +203,10 @@ def test_nan_inf_and_empty_boxes_are_not_valid():
             _, got, _ = follow_targets(modules, [records[0], {"boxes": given_boxes}, records[2]], boxes=form)
             _, plain, _ = follow_targets(modules, [records[0], {"boxes": given_boxes[:1]}, records[2]], boxes=form)
             assert got[1]["valid"].tolist() == [True] + [False] * 7
-            assert torch.equal(got[1]["boxes"][0], plain[1]["boxes"][0])
+            assert_values(got[1]["boxes"][0], plain[1]["boxes"][0])
             assert got[1]["boxes"][1].isnan().all()
             for sample in (0, 2):
-                assert torch.equal(got[sample]["boxes"], plain[sample]["boxes"])
+                assert_values(got[sample]["boxes"], plain[sample]["boxes"])
 
 
 def test_invalid_boxes_stay_invalid():

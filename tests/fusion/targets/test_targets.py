@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from support.detection import PIPELINES, boxes_of, corners, follow_targets, records_of, through_kornia, upright
 from support.launches import Launches
 from support.replay import left_to_kornia, photographs
+from support.values import assert_values
 
 import gpuaug
 from gpuaug.fusion.targets.targets import Targets
@@ -31,10 +32,10 @@ def test_target_boxes_and_keypoints_equal_kornia(name, p):
         for record, made, four, spot in zip(records, got, points, spots, strict=True):
             torch.testing.assert_close(made["boxes"], upright(four, size), atol=1e-3, rtol=1e-6)
             torch.testing.assert_close(made["keypoints"][..., :2], spot, atol=1e-3, rtol=1e-6)
-            assert torch.equal(made["keypoints"][..., 2], record["keypoints"][..., 2])
+            assert_values(made["keypoints"][..., 2], record["keypoints"][..., 2])
             sides = made["boxes"][:, 2:] - made["boxes"][:, :2]
             near = ((sides - 1).abs() < 1e-3).any(1)
-            assert torch.equal(made["valid"] | near, (sides >= 1).all(1) | near)
+            assert_values(made["valid"] | near, (sides >= 1).all(1) | near)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
@@ -50,7 +51,7 @@ def test_target_masks_equal_padded_masks(name, p):
         photographs(5), padded, data_keys=["input", "mask"], draws=draws
     )
     for sample, record in enumerate(got):
-        assert torch.equal(record["masks"], expected[sample, : len(record["masks"])])
+        assert_values(record["masks"], expected[sample, : len(record["masks"])])
         assert record["masks"].dtype is torch.uint8
     assert got[1]["masks"].shape == (0, *expected.shape[2:])
 
@@ -88,7 +89,7 @@ def test_target_boxes_equal_torchvision(module, theirs):
         expected = F.clamp_bounding_boxes(expected, clamping_mode="hard")
         torch.testing.assert_close(made["boxes"], expected.as_subclass(torch.Tensor), atol=1e-4, rtol=0)
         _, valid = F.sanitize_bounding_boxes(expected)
-        assert torch.equal(made["valid"], valid)
+        assert_values(made["valid"], valid)
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 31)] * 4), max_size=5), st.booleans(), st.booleans())
@@ -100,7 +101,7 @@ def test_two_flips_leave_target_boxes_unchanged(corners_given, across, down):
         K.RandomVerticalFlip(p=1.0) for _ in range(2 * down)
     ]
     _, got, _ = follow_targets([*modules, K.RandomInvert(p=1.0)], records)
-    assert torch.equal(got[0]["boxes"], records[0]["boxes"])
+    assert_values(got[0]["boxes"], records[0]["boxes"])
     assert got[0]["valid"].all()
 
 
@@ -120,7 +121,7 @@ def test_mask_lists_equal_padded_masks(dtype):
         _, expected = augment(images, padded, data_keys=["input", "mask"], draws=draws)
         expected = expected[sample, : len(mask)] if mask.ndim == 3 else expected[sample, 0]
         assert made.dtype is dtype
-        assert torch.equal(made, expected)
+        assert_values(made, expected)
 
 
 @pytest.mark.parametrize("pick", ["batch", "sample"])
@@ -149,7 +150,8 @@ def test_targets_in_a_loader_are_the_same_at_every_depth():
     for one, other in zip(*seen, strict=True):
         assert one["name"] == "a"
         for record, same in zip(one["labels"], other["labels"], strict=True):
-            assert all(torch.equal(record[key], same[key]) for key in ("boxes", "masks", "keypoints", "valid"))
+            for key in ("boxes", "masks", "keypoints", "valid"):
+                assert_values(record[key], same[key])
             assert record["masks"].shape[1:] == (44, 50)
 
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.replay import photographs
+from support.values import assert_values
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
@@ -82,7 +83,7 @@ def assert_same(got, wanted, *, flipped=False):
     for leaf, other in zip(leaves, wanted, strict=True):
         assert type(leaf) is type(other)
         if isinstance(leaf, tv_tensors.Mask):
-            assert torch.equal(leaf, other)
+            assert_values(leaf, other)
         else:
             # torchvision flips keypoints one pixel further to the left than the image.
             further = torch.tensor([1.0, 0.0] if flipped and isinstance(leaf, tv_tensors.KeyPoints) else [0.0])
@@ -114,8 +115,8 @@ def test_target_dicts_follow_under_any_key(form):
     _, wanted = gpuaug.fuse(FIXED["crop"]())(IMAGES, plain, data_keys=["input", "targets"])
     for sample, (made, value, other) in enumerate(zip(got, values, wanted, strict=True)):
         assert list(made) == [*value, "valid"]
-        assert torch.equal(made["boxes"], other["boxes"])
-        assert torch.equal(made["valid"], other["valid"])
+        assert_values(made["boxes"], other["boxes"])
+        assert_values(made["valid"], other["valid"])
         inner = {key: each for key, each in made.items() if key != "boxes"}
         assert_same(inner, right(FIXED["crop"](), sample, {key: each for key, each in value.items() if key != "boxes"}))
 
@@ -152,7 +153,7 @@ def test_one_tensor_beside_several_images_follows_each():
     _, got = augment(IMAGES, [boxes] * 3, draws=draws)
     _, wanted = augment(IMAGES, [{"boxes": boxes}] * 3, data_keys=["input", "targets"], draws=draws)
     for made, record in zip(got, wanted, strict=True):
-        assert torch.equal(made, record["boxes"])
+        assert_values(made, record["boxes"])
     assert len({tuple(made.flatten().tolist()) for made in got}) > 1, "all images have the same draws"
 
 
@@ -196,8 +197,8 @@ def test_views_repeat_the_annotations_of_each_image():
     draws = augment.draw(IMAGES.shape, seed=0)
     images, got = augment(IMAGES, value, draws=draws)
     pictures, masks = augment(IMAGES, value["map"], data_keys=["input", "mask"], draws=draws)
-    assert torch.equal(images, pictures)
-    assert torch.equal(got["map"], masks)
+    assert_values(images, pictures)
+    assert_values(got["map"], masks)
     assert [len(each) for each in got["objects"]] == [1, 0, 2, 1, 0, 2]
     assert (type(got["map"]), got["name"]) == (tv_tensors.Mask, 5)
 
@@ -216,7 +217,7 @@ def test_annotations_follow_images_of_different_sizes():
     _, got = gpuaug.fuse(transform, ragged=True)(gpuaug.collate_ragged(images), values)
     for image, value, made in zip(images, values, got, strict=True):
         wanted = transform(tv_tensors.Image(image), value["m"])[1]
-        assert torch.equal(made["m"], wanted)
+        assert_values(made["m"], wanted)
         assert made["b"].canvas_size == (12, 14)
 
 
@@ -229,7 +230,7 @@ def test_crop_by_boxes_looks_at_boxes_of_any_key():
     named = [{"boxes": value["objects"]} for value in values]
     _, wanted = augment(IMAGES, named, data_keys=["input", "targets"], draws=draws)
     for made, other in zip(got, wanted, strict=True):
-        assert torch.equal(made["objects"], other["boxes"])
+        assert_values(made["objects"], other["boxes"])
         assert made["map"].shape == (24, 24)
 
 
@@ -278,13 +279,13 @@ def test_stages_hand_over_what_their_type_declares(batch, on, found, device, dep
     got = list(gpuaug.StreamedLoader([batch] * 2, [stage], device=device, seed=4, depth=depth))
     for made, (_, masks) in zip(got, wanted, strict=True):
         assert type(made) is type(batch)
-        assert torch.equal(torch.as_tensor(found(made)).as_subclass(torch.Tensor).cpu(), masks)
+        assert_values(torch.as_tensor(found(made)).as_subclass(torch.Tensor).cpu(), masks)
 
 
 def test_stages_that_keep_their_source_leave_targets_with_it():
     stage = gpuaug.TransformStage(gpuaug.fuse(v2.CenterCrop(8)), into=2)
     _, mask, cropped = next(iter(gpuaug.StreamedLoader([(IMAGES, MASK)], [stage], device="cpu")))
-    assert torch.equal(mask, MASK)
+    assert_values(mask, MASK)
     assert cropped.shape == (3, 3, 8, 8)
 
 

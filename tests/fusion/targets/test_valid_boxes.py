@@ -5,6 +5,7 @@ import pytest
 import torch
 from support.detection import PIPELINES, annotations
 from support.replay import left_to_kornia, photographs
+from support.values import assert_values
 
 import gpuaug
 from gpuaug.fusion.targets.data_keys import BOXES
@@ -47,10 +48,10 @@ def test_boxes_with_valid_are_clamped_kornia_boxes(name, key, p):
         torch.testing.assert_close(as_pixels(got[key], key), whole.clamp(min=0).minimum(frame - 1), atol=1e-4, rtol=0)
         sides = (whole[..., 2:] + 1).clamp(min=0).minimum(frame[:2]) - whole[..., :2].clamp(min=0).minimum(frame[:2])
         sure = ((sides - 1).abs() > 1e-3).all(-1)
-        assert torch.equal(got["valid"] & sure, (sides >= 1).all(-1) & valid & sure)
+        assert_values(got["valid"] & sure, (sides >= 1).all(-1) & valid & sure)
         assert got["valid"].any()
         assert not got["valid"].all()
-    assert torch.equal(valid, before)
+    assert_values(valid, before)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_boxes_outside_the_image_are_not_valid():
     valid = torch.ones(1, 4, dtype=torch.bool)
     _, made, got = gpuaug.fuse(K.RandomInvert())(photographs(1), boxes, valid, data_keys=["input", "bbox_xyxy", "valid"])
     assert got[0].tolist() == [False, True, False, True]
-    assert torch.equal(made[0, got[0]], torch.tensor([[0.0, 4.0, 0.0, 9.0], [47.0, 4.0, 47.0, 9.0]]))
+    assert_values(made[0, got[0]], torch.tensor([[0.0, 4.0, 0.0, 9.0], [47.0, 4.0, 47.0, 9.0]]))
 
 
 def test_boxes_and_valid_of_one_image_without_a_batch_axis():
@@ -82,7 +83,7 @@ def test_boxes_and_valid_of_one_image_without_a_batch_axis():
     for images in (photographs(1), photographs(1)[0]):
         _, made, got = gpuaug.fuse(K.RandomInvert())(images, boxes, valid, data_keys=["input", "bbox_xyxy", "valid"])
         assert got.tolist() == [True, False]
-        assert torch.equal(made, boxes)
+        assert_values(made, boxes)
 
 
 def test_masks_and_keypoints_beside_valid_boxes():
@@ -92,7 +93,8 @@ def test_masks_and_keypoints_beside_valid_boxes():
     keys = ["input", "mask", "keypoints", "bbox_xyxy", "valid"]
     got = augment(images, masks, points, annotations("bbox_xyxy"), valid, data_keys=keys, draws=draws)
     expected = augment(images, masks, points, data_keys=keys[:3], draws=draws)
-    assert all(torch.equal(one, other) for one, other in zip(got[:3], expected, strict=True))
+    for one, other in zip(got[:3], expected, strict=True):
+        assert_values(one, other)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from support.replay import photographs
 from support.skipped import ANTIALIASED, MOVING, SIZE, SKIPPING, fault, strewn
+from support.values import difference
 
 import gpuaug
 from gpuaug.fusion.backends import dispatch
@@ -15,14 +16,15 @@ KERNELS = mock.patch.object(dispatch, "run", backend.run)
 NO_NUMBERS = (torch.nan, torch.inf, -torch.inf)
 
 
-def agree(make, **options):
-    """Whether the kernels' output is torch's, with NaN and infinities in the same places."""
+def disagreement(make, **options):
+    """How the kernels' output differs from torch's, NaN and infinities included, or an empty string."""
     images = strewn(photographs(2, 3, *SIZE, dtype=torch.float32), NO_NUMBERS, 0.02)
     augment = gpuaug.fuse(make(), **options)
     draws = next(draws for seed in range(99) if any(map((draws := augment.draw(images.shape, seed=seed)).of, range(2))))
     expected = augment(images, draws=draws)
     with KERNELS:
-        return torch.allclose(augment(images, draws=draws), expected, atol=2e-5, equal_nan=True)
+        got = augment(images, draws=draws)
+    return difference(got, expected, atol=2e-5, rtol=1e-5, equal_nan=True, draws=draws)
 
 
 def failures(*, every):
@@ -35,5 +37,5 @@ def failures(*, every):
                     text = fault(make, antialias=antialias, **few)
                 if text:
                     yield f"{name}: {text}"
-                if (antialias or name in MOVING) and not agree(make, antialias=antialias):
-                    yield f"{name}: another output than torch's"
+                if (antialias or name in MOVING) and (text := disagreement(make, antialias=antialias)):
+                    yield f"{name}: {text}"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.replay import photographs
 from support.statistics import apart
+from support.values import assert_values
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
@@ -222,8 +223,8 @@ def test_images_and_targets_are_those_of_torchvision_for_the_same_numbers(ragged
         kept = v2.SanitizeBoundingBoxes()(v2.ClampBoundingBoxes()(*expected))[1]
         (got,) = gpuaug.sanitize([followed[index]])
         torch.testing.assert_close(got["boxes"], kept["boxes"], atol=1e-3, rtol=0)
-        assert torch.equal(got["labels"], kept["labels"])
-        assert torch.equal(got["masks"], kept["masks"])
+        assert_values(got["labels"], kept["labels"])
+        assert_values(got["masks"], kept["masks"])
         gone = followed[index]["boxes"][~followed[index]["valid"]]
         assert (gone[:, 2:] - gone[:, :2] < 1).any(1).all()
         dropped += len(gone)
@@ -258,10 +259,10 @@ def test_call_is_repeated_by_its_draws(modules, ragged):
         torch.manual_seed(seed)
         draws = augment.draw(batch if ragged else batch.shape)
         again, repeated = augment(batch, targets, data_keys=KEYS, draws=draws)
-        assert torch.equal(images, again)
+        assert_values(images, again)
         for one, other in zip(followed, repeated, strict=True):
             torch.testing.assert_close(one["boxes"], other["boxes"], atol=1e-4, rtol=0)
-            assert torch.equal(one["valid"], other["valid"])
+            assert_values(one["valid"], other["valid"])
 
 
 def test_crop_in_front_is_not_fitted_by_the_device():
@@ -275,8 +276,8 @@ def test_one_image_is_repeated_by_its_part_of_the_draws():
     draws = augment.draw(batch.shape, seed=6)
     images, followed = augment(batch, targets, data_keys=KEYS, draws=draws)
     image, (target,) = augment(batch[3:4], targets[3:4], data_keys=KEYS, draws=draws.alone(3))
-    assert torch.equal(image[0], images[3])
-    assert torch.equal(target["boxes"], followed[3]["boxes"])
+    assert_values(image[0], images[3])
+    assert_values(target["boxes"], followed[3]["boxes"])
 
 
 def test_views_have_crops_of_their_own():
@@ -296,7 +297,7 @@ def test_boxes_that_are_none_leave_images_whole(boxes):
     boxes = torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4)
     targets = [{"boxes": boxes, "valid": torch.zeros(len(boxes), dtype=torch.bool)} for _ in batch]
     images, followed = augment(batch, targets, data_keys=KEYS)
-    assert torch.equal(images, gpuaug.fuse([RESIZE])(batch))
+    assert_values(images, gpuaug.fuse([RESIZE])(batch))
     assert not any(each["valid"].any() for each in followed)
 
 
@@ -304,7 +305,7 @@ def test_boxes_that_are_none_leave_images_whole(boxes):
 def test_targets_without_boxes_leave_images_whole(target):
     augment, (batch, _, _) = gpuaug.fuse(CROP_ONLY), batch_of(False)
     images, _ = augment(batch, [target] * len(batch), data_keys=KEYS)
-    assert torch.equal(images, gpuaug.fuse([RESIZE])(batch))
+    assert_values(images, gpuaug.fuse([RESIZE])(batch))
 
 
 def test_keypoints_go_with_the_crop():

@@ -4,7 +4,8 @@ import pytest
 import torch
 from support.ragged import images_of, pack
 from support.replay import photographs
-from support.torchvision_replay import both, replayed, scaled
+from support.torchvision_replay import assert_replays, both, replayed, scaled
+from support.values import assert_values
 from torchvision.transforms import InterpolationMode, v2
 
 import gpuaug
@@ -145,18 +146,15 @@ def test_what_moves_whole_pixels_equals_torchvision_bit_for_bit(name):
         if name.startswith(("centre", "crop", "pad", "resize to")) and images.shape[-1] != 48:
             continue
         expected, got = both(EXACT[name](), images, seed)
-        assert torch.equal(got, expected), name
+        assert_values(got, expected, about=name)
 
 
 @pytest.mark.parametrize("name", CLOSE)
 def test_what_computes_pixels_equals_torchvision(name):
     tolerance = 5e-5 if name.startswith(MOVED) else 5e-6
     for seed, images in enumerate(batches()):
-        expected, got = both(CLOSE[name](), images, seed)
-        wrong = (got - expected).abs() > tolerance
         # A hue at the border of two sixths may fall on either side of it.
-        assert got.shape == expected.shape
-        assert wrong.float().mean() <= (1e-3 if "jitter" in name else 0), (got - expected).abs().max()
+        assert_replays(CLOSE[name](), images, seed, atol=tolerance, share=1e-3 if "jitter" in name else 0)
 
 
 LEVELS = {"equalize": lambda: v2.RandomEqualize(1.0), "autocontrast": lambda: v2.RandomAutocontrast(1.0)}
@@ -183,25 +181,25 @@ def test_drawn_sizes_equal_torchvision(name):
     for seed, images in enumerate(batches()):
         expected, got = both(make(), images, seed)
         assert got.shape == expected.shape
-        assert (got - expected).abs().max() <= tolerance
+        assert_values(got, expected, atol=tolerance)
     augment = gpuaug.fuse(make())
     draws = augment.draw(images.shape, seed=5)
     together = augment(images, draws=draws)
     for index, image in enumerate(images):
-        assert torch.equal(augment(image[None], draws=draws.alone(index))[0], together[index])
+        assert_values(augment(image[None], draws=draws.alone(index))[0], together[index])
     if "pass" not in name:  # as one has to give images of all sizes one
         ragged, sizes = gpuaug.fuse([TO_FLOAT, *make()], ragged=True), images_of([(37, 52), (64, 40), (48, 48), (90, 33)])
         batch = pack(sizes)
         draws = ragged.draw(batch, seed=6)
         expected = replayed(draws, [image.float() / 255 for image in sizes])
-        assert (ragged(batch, draws=draws) - expected).abs().max() <= max(tolerance, 1e-6)
+        assert_values(ragged(batch, draws=draws), expected, atol=max(tolerance, 1e-6))
 
 
 @pytest.mark.parametrize("name", NEAREST)
 def test_nearest_pixels_equal_torchvision(name):
     for seed, images in enumerate(batches()):
         expected, got = both(NEAREST[name](), images, seed)
-        assert (got != expected).float().mean() < 2e-3
+        assert_values(got, expected, share=2e-3)
 
 
 def test_no_window_fits_for_the_crops_that_fall_back():
@@ -238,8 +236,7 @@ def test_bytes_that_are_not_computed_with_equal_torchvision(name):
     """fuse divides a byte by 255, as one rounding; torchvision multiplies by 1 / 255, within one unit in the last place."""
     every = torch.arange(256, dtype=torch.uint8).repeat(3 * 8).view(8, 3, 8, 32).contiguous()
     for images in (photographs(9), every) if "crop" not in name else (photographs(9),):
-        expected, got = both([*BYTES[name](), TO_FLOAT], images, 1)
-        torch.testing.assert_close(got, expected, atol=1.2e-7, rtol=0)
+        assert_replays([*BYTES[name](), TO_FLOAT], images, 1, atol=1.2e-7)
 
 
 ROUNDED = {
@@ -296,10 +293,9 @@ def test_values_are_of_bytes_up_to_the_conversion_and_of_floats_behind_it():
     images = photographs(5)
     before, behind = v2.Pad(1, fill=51), v2.Pad(1, fill=0.2)
     for made in ([before, TO_FLOAT, behind], [v2.Compose([before, v2.Compose([TO_FLOAT])]), behind]):
-        expected, got = both(made, images)
-        torch.testing.assert_close(got, expected, atol=1.2e-7, rtol=0)
-        assert got[:, :, 1, 1].allclose(torch.tensor(0.2))
-        assert got[:, :, 0, 0].allclose(torch.tensor(0.2))
+        got = assert_replays(made, images, atol=1.2e-7)
+        for place in (0, 1):
+            assert_values(got[:, :, place, place], torch.full((5, 3), 0.2), atol=2e-6)
 
 
 def test_skipped_samples_come_out_as_they_went_in():
@@ -309,5 +305,5 @@ def test_skipped_samples_come_out_as_they_went_in():
     draws = augment.draw(images.shape, seed=0)
     skipped = torch.tensor([len(calls) == 1 for calls in draws.as_torchvision()])
     assert 10 < skipped.sum() < 54
-    assert torch.equal(augment(images, draws=draws)[skipped], scaled(images)[skipped])
+    assert_values(augment(images, draws=draws)[skipped], scaled(images)[skipped])
     assert replayed(draws, images).shape == images.shape
