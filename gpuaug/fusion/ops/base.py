@@ -7,7 +7,6 @@ An op knows nothing of devices, launches or passes. It turns uniform numbers int
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import IntEnum, unique
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -306,36 +305,15 @@ class FrontOp(RowOp):
     """Name of its Triton kernel."""
 
 
-@unique
-class PointCode(IntEnum):
-    """The branch of ``point()`` in ``backends/triton/points.py`` that computes an op. ``ONE_OF`` stays last."""
-
-    BRIGHTNESS = 1
-    CONTRAST = 2
-    SATURATION = 3
-    HUE = 4
-    GAMMA = 5
-    GRAYSCALE = 6
-    INVERT = 7
-    SOLARIZE = 8
-    POSTERIZE = 9
-    SHUFFLE = 10
-    DROPOUT = 11
-    NOISE = 12
-    ERASING = 13
-    NORMALIZE = 14
-    DENORMALIZE = 15
-    JITTER = 16
-    JIGGLE = 17
-    SNOW = 18
-    ONE_OF = 19
+MOST_CODES = 31
+"""Largest ``PointOp.code``, of an op that stands for others. Codes are bits of a flag of 32 bits."""
 
 
 class PointOp(RowOp):
     """An op whose output pixel depends on that input pixel, its coordinates and the sample's row only."""
 
     code: ClassVar[int]
-    """The value of its ``PointCode``."""
+    """Number of the branch of ``point()`` in ``backends/triton/points.py`` that computes it; each class has its own."""
 
     flags: int = 0
     """Bit field passed to Triton as a compile-time constant, so that the kernel omits steps this instance never takes.

@@ -7,7 +7,7 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointCode, PointOp, Size, column, host_tensor
+from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column, host_tensor
 from gpuaug.fusion.ops.sampler import Sampler
 
 GREY = (0.299, 0.587, 0.114)
@@ -27,15 +27,17 @@ def grey_of(images: Tensor, red_share: float = GREY[0]) -> Tensor:
 class Grayscale(PointOp):
     """RandomGrayscale of three channels."""
 
-    code = PointCode.GRAYSCALE.value
+    code = 6
     width = 4
     rgb_only = True
     words = "grey"
 
     @property
     def keeps_unit_range(self) -> bool:  # type: ignore[override]
-        """True without weights of the user's own."""
-        return getattr(self.module, "rgb_weights", None) is None
+        """True unless a weight is negative or their sum exceeds 1."""
+        weights = getattr(self.module, "rgb_weights", None)
+        shares = GREY if weights is None else weights.reshape(-1).tolist()
+        return min(shares) >= 0 and sum(shares) <= 1 + 1e-6
 
     def per_channel(self, channels: int) -> dict[str, Any]:
         """The weights, where they are given."""
@@ -63,7 +65,7 @@ class Grayscale(PointOp):
 class ChannelShuffle(PointOp):
     """RandomChannelShuffle of three channels."""
 
-    code = PointCode.SHUFFLE.value
+    code = 10
     width = 4
     rgb_only = True
     words = "shuffle channels"
@@ -89,7 +91,7 @@ class ChannelShuffle(PointOp):
 class ChannelDropout(PointOp):
     """RandomChannelDropout."""
 
-    code = PointCode.DROPOUT.value
+    code = 11
     width = 0
     words = "drop channels"
 
@@ -134,7 +136,7 @@ class ChannelDropout(PointOp):
 class Normalize(PointOp):
     """Normalize: (value - mean) / std."""
 
-    code = PointCode.NORMALIZE.value
+    code = 14
     width = 0
     fixed = True
     words = "normalise"
@@ -178,7 +180,7 @@ class Normalize(PointOp):
 class Denormalize(Normalize):
     """Denormalize: value · std + mean."""
 
-    code = PointCode.DENORMALIZE.value
+    code = 15
     words = "denormalise"
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:

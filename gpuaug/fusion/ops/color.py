@@ -11,7 +11,7 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointCode, PointOp, Size, bounds, column
+from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, bounds, column
 from gpuaug.fusion.ops.filters import SLACK
 from gpuaug.fusion.ops.sampler import Sampler
 
@@ -40,7 +40,7 @@ class UniformOp(PointOp):
 class Brightness(UniformOp):
     """RandomBrightness: adds a number."""
 
-    code = PointCode.BRIGHTNESS.value
+    code = 1
     width = 3
     names = ("brightness_factor",)
     words = "brightness"
@@ -63,7 +63,7 @@ class Brightness(UniformOp):
 class Contrast(UniformOp):
     """RandomContrast: multiplies by a factor."""
 
-    code = PointCode.CONTRAST.value
+    code = 2
     width = 3
     names = ("contrast_factor",)
     words = "contrast"
@@ -86,7 +86,7 @@ class Contrast(UniformOp):
 class Saturation(UniformOp):
     """RandomSaturation: multiplies the saturation of HSV."""
 
-    code = PointCode.SATURATION.value
+    code = 3
     width = 2
     names = ("saturation_factor",)
     rgb_only = True
@@ -101,7 +101,7 @@ class Saturation(UniformOp):
 class Hue(UniformOp):
     """RandomHue: turns the hue of HSV."""
 
-    code = PointCode.HUE.value
+    code = 4
     width = 2
     names = ("hue_factor",)
     rgb_only = True
@@ -116,7 +116,7 @@ class Hue(UniformOp):
 class Gamma(UniformOp):
     """RandomGamma: gain · value ** gamma."""
 
-    code = PointCode.GAMMA.value
+    code = 5
     width = 3
     names = ("gamma_factor", "gain_factor")
     words = "gamma"
@@ -134,7 +134,7 @@ class Gamma(UniformOp):
 class Invert(PointOp):
     """RandomInvert: max_val - value."""
 
-    code = PointCode.INVERT.value
+    code = 7
     width = 2
     words = "invert"
 
@@ -168,7 +168,7 @@ class Invert(PointOp):
 class Solarize(UniformOp):
     """RandomSolarize: adds, then inverts values at or above a threshold."""
 
-    code = PointCode.SOLARIZE.value
+    code = 8
     width = 3
     names = ("thresholds", "additions")
     words = "solarize"
@@ -183,7 +183,7 @@ class Solarize(UniformOp):
 class Snow(UniformOp):
     """RandomSnow: multiplies the lightness of HLS where it is below a threshold."""
 
-    code = PointCode.SNOW.value
+    code = 18
     width = 3
     names = ("snow_coefficient", "brightness")
     rgb_only = True
@@ -198,7 +198,7 @@ class Snow(UniformOp):
 class Posterize(PointOp):
     """RandomPosterize: keeps the upper bits of a byte."""
 
-    code = PointCode.POSTERIZE.value
+    code = 9
     width = 3
     words = "posterize"
     keeps_unit_range = True

@@ -7,7 +7,7 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointCode, PointOp, Size, bounds, column
+from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, bounds, column
 from gpuaug.fusion.ops.channel import GREY, grey_of
 from gpuaug.fusion.ops.color import hue_turned, saturated
 from gpuaug.fusion.ops.sampler import Sampler
@@ -119,7 +119,7 @@ class _Jitter(PointOp):
 class ColorJitter(_Jitter):
     """ColorJitter, as torchvision's: contrast is around the mean grey of the image after the adjustments before it."""
 
-    code = PointCode.JITTER.value
+    code = 16
     red_share: ClassVar[float] = GREY[0]
     """Weight of red in a grey."""
 
@@ -143,7 +143,7 @@ class ColorJitter(_Jitter):
 class ColorJiggle(_Jitter):
     """ColorJiggle: the adjustments of the single ops, contrast being a product."""
 
-    code = PointCode.JIGGLE.value
+    code = 17
 
     def adjusted(self, index: int, values: Tensor, factor: Tensor) -> Tensor:
         """One adjustment: 0 brightness, 1 contrast, 2 saturation, 3 hue."""

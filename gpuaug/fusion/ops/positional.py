@@ -14,7 +14,7 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointCode, PointOp, Size, bounds, column, host_tensor
+from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, bounds, column, host_tensor
 from gpuaug.fusion.ops.sampler import Sampler
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -28,7 +28,7 @@ _MASK = 0xFFFFFFFF
 class Erasing(PointOp):
     """RandomErasing: fills a rectangle with a value."""
 
-    code = PointCode.ERASING.value
+    code = 13
     width = 6
     positional = True
     counts_pixels = True
@@ -149,7 +149,7 @@ def _product(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
 class GaussianNoise(PointOp):
     """RandomGaussianNoise: the noise is computed on the images' device, from a seed and the pixel's coordinates."""
 
-    code = PointCode.NOISE.value
+    code = 12
     width = 6
     positional = True
     needs_own_batch = True

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointCode, PointOp, Size, cut
+from gpuaug.fusion.ops.base import MOST_CODES, Array, OpDraws, PointOp, Size, cut
 from gpuaug.fusion.ops.geometry import WarpOp
 from gpuaug.fusion.ops.warp import MatrixWarp
 
@@ -21,7 +21,8 @@ class OneOf(PointOp):
         ops: The ops that can be picked. ``takes`` is True for each.
     """
 
-    code, width = PointCode.ONE_OF.value, 0
+    code = MOST_CODES
+    width = 0
 
     def __init__(self, name: str, ops: Sequence[PointOp]) -> None:
         super().__init__(name, ops[0].module)

@@ -4,11 +4,14 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
+from support.op_cases import CASES
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
+from gpuaug.fusion.lower.kornia import LOWERED
 from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.program.intermediates import KEPT, in_strips, is_clean, types_written
 
 HALF, FLOAT, BYTES = torch.bfloat16, torch.float32, torch.uint8
@@ -79,3 +82,30 @@ def test_blurs_are_in_strips_where_the_result_is_bfloat16(side, given, dtype, st
 
 def test_images_that_may_be_anything_stay_float32():
     assert types([CROP, BLUR], HALF, HALF) == (FLOAT, HALF)
+
+
+RANGES = [
+    pytest.param(case, name, id=f"{case.kind.__name__}-{name}")
+    for case in CASES.values()
+    if case.pointwise
+    for name in {**case.settings, **case.more_pixels, **case.more_draws}
+]
+UNBOUNDED = {"Normalize", "Denormalize", "RandomGaussianNoise"}
+"""Modules whose results may leave [0, 1] by their purpose."""
+
+
+@pytest.mark.parametrize(("case", "name"), RANGES)
+def test_an_op_keeps_the_unit_range_if_it_says_so(case, name):
+    op = LOWERED[case.kind]("op", case.kind(**{**case.settings, **case.more_pixels, **case.more_draws}[name]))
+    images = torch.rand(64, 3, 6, 6)
+    images[0], images[1], images[2] = 0.0, 1.0, images[2].round()
+    rows = np.zeros((64, op.row_width(3)), np.float32)
+    drawn = op.draw(Sampler((1,), 64), Size(64, 3, 6, 6))
+    op.rows({**drawn, "apply_mask": np.ones(64, bool)}, Size(64, 3, 6, 6), rows)
+    out = op.apply(images, torch.from_numpy(rows))
+    # 16 bits hold shares of 65535, and rounding to them is all that may happen.
+    inside = bool((out > -0.5 / 65535).all() and (out < 1 + 0.5 / 65535).all())
+    if op.keeps_unit_range:
+        assert inside
+    else:
+        assert case.kind.__name__ in UNBOUNDED or not inside, "a result in [0, 1] takes half of the bytes"
