@@ -15,6 +15,7 @@ from gpuaug.fusion.ops.filters import BlurOp, SharpnessOp
 from gpuaug.fusion.ops.geometry import GatherOp
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+WEIGHTS = torch.tensor([0.5, 0.25, 0.25])
 
 Settings = dict[str, dict[str, Any]]
 """Arguments of the constructor without ``p``, by the name of the tests that use them."""
@@ -72,28 +73,29 @@ class Case:
         """Whether it takes images of three channels only."""
         return getattr(LOWERED[self.kind], "rgb_only", False)
 
-    def first(self, **options):
-        """The module under the first settings."""
-        return self.kind(**{**next(iter(self.settings.values())), **options})
-
     @property
     def name(self):
+        """Name of the first settings."""
         return next(iter(self.settings))
+
+    @property
+    def first_settings(self):
+        return self.settings[self.name]
+
+    def first(self, **options):
+        """The module under the first settings."""
+        return self.kind(**{**self.first_settings, **options})
 
 
 PADDING = st.none() | st.integers(0, 3) | st.tuples(*[st.integers(0, 3)] * 2) | st.tuples(*[st.integers(0, 3)] * 4)
-OUTSIDE = st.sampled_from(["zeros", "border"])
+SAMPLED = {"resample": FILTERS, "align_corners": st.booleans()}
+WARPED = {**SAMPLED, "padding_mode": st.sampled_from(["zeros", "border"])}
+
+FLIP = "p p_batch same_on_batch keepdim"
 
 GEOMETRY = [
-    Case(
-        K.RandomHorizontalFlip,
-        "p p_batch same_on_batch keepdim",
-        {"horizontal flip": {}},
-        steps(MOVES),
-        exact=True,
-        alone=False,
-    ),
-    Case(K.RandomVerticalFlip, "p p_batch same_on_batch keepdim", {"vertical flip": {}}, steps(MOVES), exact=True, alone=False),
+    Case(K.RandomHorizontalFlip, FLIP, {"horizontal flip": {}}, steps(MOVES), exact=True, alone=False),
+    Case(K.RandomVerticalFlip, FLIP, {"vertical flip": {}}, steps(MOVES), exact=True, alone=False),
     Case(
         K.RandomCrop,
         "size padding pad_if_needed fill padding_mode resample same_on_batch align_corners p keepdim cropping_mode",
@@ -132,29 +134,14 @@ GEOMETRY = [
             "resized crop, narrow": {"size": (24, 40), "scale": (0.5, 1.0), "ratio": (0.4, 0.9)},
             "resized crop, wide": {"size": (24, 40), "scale": (0.7, 1.0), "ratio": (2.0, 5.0)},
         },
-        steps(
-            warped,
-            ALWAYS,
-            size=SIDES,
-            scale=ranges(0.1, 1.0),
-            ratio=ranges(0.25, 4.0),
-            resample=FILTERS,
-            align_corners=st.booleans(),
-        ),
+        steps(warped, ALWAYS, size=SIDES, scale=ranges(0.1, 1.0), ratio=ranges(0.25, 4.0), **SAMPLED),
         alone=False,
     ),
     Case(
         K.Resize,
         "size side resample align_corners antialias p keepdim",
         {"resize": {"size": (12, 30)}},
-        steps(
-            warped,
-            {},
-            size=SIDES | st.integers(1, 16),
-            side=st.sampled_from(["short", "long", "vert", "horz"]),
-            resample=FILTERS,
-            align_corners=st.booleans(),
-        ),
+        steps(warped, {}, size=SIDES | st.integers(1, 16), side=st.sampled_from(["short", "long", "vert", "horz"]), **SAMPLED),
         drawn=False,
         alone=False,
     ),
@@ -162,7 +149,7 @@ GEOMETRY = [
         K.RandomRotation,
         "degrees resample same_on_batch align_corners p keepdim",
         {"rotation": {"degrees": 45.0}, "rotation, one way": {"degrees": (10.0, 80.0)}},
-        steps(warped, degrees=ranges(-180.0, 180.0), resample=FILTERS, align_corners=st.booleans()),
+        steps(warped, degrees=ranges(-180.0, 180.0), **SAMPLED),
     ),
     Case(
         K.RandomRotation90,
@@ -185,9 +172,7 @@ GEOMETRY = [
             translate=st.none() | st.just((0.2, 0.3)),
             scale=st.none() | ranges(0.5, 1.5) | st.just((0.5, 0.8, 1.1, 1.4)),
             shear=st.none() | ranges(-20.0, 20.0) | st.just((-5.0, 5.0, 10.0, 20.0)),
-            resample=FILTERS,
-            align_corners=st.booleans(),
-            padding_mode=OUTSIDE,
+            **WARPED,
         ),
         alone=False,
     ),
@@ -195,7 +180,7 @@ GEOMETRY = [
         K.RandomShear,
         "shear resample same_on_batch align_corners padding_mode p keepdim",
         {"shear": {"shear": (-10.0, 20.0)}, "shear, both": {"shear": (-10.0, 20.0, 5.0, 15.0)}},
-        steps(warped, shear=ranges(-30.0, 30.0), resample=FILTERS, align_corners=st.booleans(), padding_mode=OUTSIDE),
+        steps(warped, shear=ranges(-30.0, 30.0), **WARPED),
         alone=False,
     ),
     Case(
@@ -205,14 +190,7 @@ GEOMETRY = [
             "translate": {"translate_x": (-0.2, 0.3), "translate_y": (-0.1, 0.1)},
             "translate, down": {"translate_y": (-0.3, 0.1)},
         },
-        steps(
-            warped,
-            translate_x=st.none() | ranges(-0.5, 0.5),
-            translate_y=ranges(-0.5, 0.5),
-            resample=FILTERS,
-            align_corners=st.booleans(),
-            padding_mode=OUTSIDE,
-        ),
+        steps(warped, translate_x=st.none() | ranges(-0.5, 0.5), translate_y=ranges(-0.5, 0.5), **WARPED),
         alone=False,
     ),
     Case(
@@ -223,14 +201,17 @@ GEOMETRY = [
             "perspective, outwards": {"distortion_scale": 0.6, "sampling_method": "area_preserving"},
         },
         steps(
-            warped,
-            distortion_scale=numbers(0.0, 0.4),
-            sampling_method=st.sampled_from(["basic", "area_preserving"]),
-            resample=FILTERS,
-            align_corners=st.booleans(),
+            warped, distortion_scale=numbers(0.0, 0.4), sampling_method=st.sampled_from(["basic", "area_preserving"]), **SAMPLED
         ),
     ),
 ]
+
+
+def with_means(fixed):
+    """Steps of a normalisation: with one mean, or with one for each of three channels."""
+    of_three = steps({**fixed, "rgb": True}, {}, mean=st.just(MEAN), std=st.just(STD))
+    return either(steps(fixed, {}, mean=st.just(0.5), std=st.just(0.25)), of_three)
+
 
 POINTWISE = [
     Case(
@@ -359,12 +340,7 @@ POINTWISE = [
         K.Normalize,
         "mean std p keepdim",
         {"normalize, one": {"mean": 0.5, "std": 0.25}, "normalize": {"mean": MEAN, "std": STD}},
-        either(
-            *(
-                steps({"own": 5 * ROUNDING, "gain": 4.5, "reach": None, "rgb": rgb}, {}, mean=st.just(mean), std=st.just(std))
-                for mean, std, rgb in ((0.5, 0.25, False), (MEAN, STD, True))
-            )
-        ),
+        with_means({"own": 5 * ROUNDING, "gain": 4.5, "reach": None}),
         drawn=False,
         atol=ROUNDING / 0.22,
         alone=False,
@@ -373,12 +349,7 @@ POINTWISE = [
         K.Denormalize,
         "mean std p keepdim",
         {"denormalize, one": {"mean": 0.5, "std": 0.25}, "denormalize": {"mean": MEAN, "std": STD}},
-        either(
-            *(
-                steps({"own": ROUNDING, "reach": None, "rgb": rgb}, {}, mean=st.just(mean), std=st.just(std))
-                for mean, std, rgb in ((0.5, 0.25, False), (MEAN, STD, True))
-            )
-        ),
+        with_means({"own": ROUNDING, "reach": None}),
         drawn=False,
         alone=False,
     ),
@@ -396,12 +367,13 @@ def jittered(kind):
     )(kind)
 
 
+JITTER_PARAMETERS = "brightness contrast saturation hue same_on_batch p keepdim order"
 JITTER = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
 
 JITTERS = [
     Case(
         K.ColorJitter,
-        "brightness contrast saturation hue same_on_batch p keepdim order",
+        JITTER_PARAMETERS,
         {"jitter": JITTER},
         jittered,
         more_pixels={
@@ -420,7 +392,7 @@ JITTERS = [
     ),
     Case(
         K.ColorJiggle,
-        "brightness contrast saturation hue same_on_batch p keepdim order",
+        JITTER_PARAMETERS,
         {"jiggle": JITTER},
         jittered,
         more_pixels={"jiggle, ordered": {**JITTER, "order": (2, 0)}},

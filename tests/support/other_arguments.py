@@ -6,6 +6,7 @@ import zlib
 import kornia.augmentation as K
 import torch
 from kornia.constants import DataKey
+from support.op_cases import CASES
 from torch import nn
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -143,6 +144,7 @@ def kornia_flips():
 
 def other_values(kind):
     """Another value for each argument of the constructor, by its name."""
+    others = {**(CASES[kind].first_settings if kind in CASES else {}), **OTHER}
     found = {}
     for name, parameter in inspect.signature(kind).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -150,8 +152,11 @@ def other_values(kind):
         own = _of(OTHER_OF, kind)
         if name in own:
             found[name] = own[name]
+        elif isinstance(parameter.default, bool):
+            found[name] = not parameter.default
         else:
-            found[name] = not parameter.default if isinstance(parameter.default, bool) else OTHER[name]
+            assert name in others, f"put {name} of {kind.__name__} into the first settings of its Case, or into OTHER"
+            found[name] = others[name]
     return found
 
 
