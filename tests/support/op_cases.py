@@ -157,6 +157,7 @@ GEOMETRY = [
         {"quarters": {"times": (-3, 3)}},
         # By a quarter, all pixels of an image of odd and even sides come from between two: the nearest is anyone's guess.
         steps(warped, times=st.sampled_from([(-3, 3), (1, 1), (0, 2)])),
+        alone=False,
     ),
     Case(
         K.RandomAffine,

@@ -86,6 +86,8 @@ CLOSE = {
         auto.RandAugment(2, 10, [[("shear_x", -0.3, 0.3)], [("translate_y", -0.4, 0.4)]]),
         K.Normalize(0.5, 0.25),
     ],
+    # By a quarter, the nearest pixel of a mask is anyone's guess where one side is odd and the other even.
+    "half turn": lambda: [K.RandomRotation90((2, 2), p=0.8)],
     "perspective, filled": lambda: [
         v2.RandomVerticalFlip(),
         v2.RandomPerspective(0.5, 0.8, fill={torch.Tensor: 128, tv_tensors.Mask: 0}),
