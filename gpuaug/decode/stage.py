@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -122,7 +122,7 @@ class DecodeStage(Stage):
     ) -> None:
         super().__init__(on=on, into=..., name=name)
         self.backend: registry.Backend = one_of(
-            "backend", backend, ("auto", "engines", "hybrid", "cpu"), "Leave it out to have what fits."
+            "backend", backend, get_args(registry.Backend), "Leave it out to have what fits."
         )
         self.on_error: OnError = one_of("on_error", on_error, ("raise", "replace"), "Leave it out to have errors raised.")
         channels = one_of("channels", channels, (1, 3), "Leave it out for RGB.")

@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from support.profiler_reports import CPU, copy, load, part, report, step
 
 from gpuaug import ArgumentError
 from gpuaug.benchkit import results
-from gpuaug.profiler.report import size_of
+from gpuaug.decode.decoders.registry import Backend
+from gpuaug.profiler.report import DECODERS, size_of
 from gpuaug.profiler.verdict import verdict
 
 STAGES = part("stage/a", host=1, device=2), part("stage/b", host=0.5, device=3)
@@ -208,3 +210,7 @@ def test_rows_hold_the_figures():
 )
 def test_size_of(num_bytes, text):
     assert size_of(num_bytes) == text
+
+
+def test_every_decoder_has_a_kind_that_the_verdict_knows():
+    assert {"auto", *DECODERS} == set(get_args(Backend))

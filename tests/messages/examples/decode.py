@@ -30,6 +30,14 @@ def paths_as_text(told):
     assert images.file(0).tobytes() == FILES[0]
 
 
+@example("Return the bytes of the file as they are")
+def bytes_in_a_wrapper(told):
+    with told:
+        gpuaug.collate_encoded([(b"length 1234:" + FILES[0], 1)])
+    images, _ = gpuaug.collate_encoded([(FILES[0], 1)])
+    assert images.file(0).tobytes() == FILES[0]
+
+
 @example("What is decoded already is for gpuaug.collate_ragged")
 def decoded_images(told):
     image = torch.zeros(3, 8, 8, dtype=torch.uint8)
