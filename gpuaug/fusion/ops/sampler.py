@@ -225,14 +225,18 @@ class Gate:
 
 
 class GivenUniforms(Sampler):
-    """A sampler that gives the numbers which another sampler drew for one op.
+    """A sampler whose uniform numbers another sampler drew.
 
     Args:
-        numbers: (columns, B), the uniform numbers that the op draws.
+        numbers: (columns, B), as many uniform numbers as are taken.
+        sampler: Source of everything but uniform numbers. Left out: there is no such source, and one batch.
     """
 
-    def __init__(self, numbers: NDArray[np.float32]) -> None:
+    def __init__(self, numbers: NDArray[np.float32], sampler: Sampler | None = None) -> None:
         self.batches, self.each, self.batch = 1, numbers.shape[1], numbers.shape[1]
+        if sampler is not None:
+            self.batches, self.each = sampler.batches, sampler.each
+            self._generators = sampler._generators
         self.used, self._block, self._taken = 0, numbers, 0
 
 

@@ -79,7 +79,8 @@ class TablePrefetch:
         """
         seed = next_seed()
         # Rows are on their way on the stream that was current, so a call on another one has to make its own.
-        key = (size.batch, points, device, current_stream(device.index if device.type == "cuda" else -1))
+        stream = current_stream(device.index if device.type == "cuda" else -1)
+        key = (size.batch, points, device, stream, *(op.read_at_draw for op in planned.rereading))
         past = None
         for block in self._blocks:
             if block.planned is planned and block.key == key:

@@ -10,7 +10,7 @@ from support.replay import as_kornia_takes_them, both, left_to_kornia, photograp
 
 import gpuaug
 from gpuaug.fusion.lower import kornia
-from gpuaug.fusion.policies.choice import Choice
+from gpuaug.fusion.policies.random_apply import RandomApply
 
 
 def modules():
@@ -40,7 +40,7 @@ FORMS = {
 def test_random_apply_forms_replay_in_kornia(form, kind):
     made = kind(*modules(), **FORMS[form])
     augment, images = gpuaug.fuse(made), photographs()
-    assert isinstance(augment._program().ops[0], Choice)
+    assert isinstance(augment._program().ops[0], RandomApply)
     assert "left to Kornia" not in repr(augment)
     for seed in range(12):
         draws = augment.draw(images.shape, seed=seed)
