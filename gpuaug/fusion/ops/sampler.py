@@ -225,18 +225,14 @@ class Gate:
 
 
 class GivenUniforms(Sampler):
-    """A sampler whose uniform numbers another sampler drew.
+    """A sampler that gives the numbers which another sampler drew for one op.
 
     Args:
-        numbers: (columns, B), as many uniform numbers as are taken.
-        sampler: Source of everything but uniform numbers. Left out: there is no such source, and one batch.
+        numbers: (columns, B), the uniform numbers that the op draws.
     """
 
-    def __init__(self, numbers: NDArray[np.float32], sampler: Sampler | None = None) -> None:
+    def __init__(self, numbers: NDArray[np.float32]) -> None:
         self.batches, self.each, self.batch = 1, numbers.shape[1], numbers.shape[1]
-        if sampler is not None:
-            self.batches, self.each = sampler.batches, sampler.each
-            self._generators = sampler._generators
         self.used, self._block, self._taken = 0, numbers, 0
 
 

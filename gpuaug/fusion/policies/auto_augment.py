@@ -1,7 +1,7 @@
 """Kornia's RandAugment, TrivialAugment and AutoAugment: their picks and magnitudes."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import nn
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.settings import initial_settings
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, host_tensor
-from gpuaug.fusion.ops.sampler import GivenUniforms, Sampler
+from gpuaug.fusion.ops.sampler import GivenUniforms, Sampler, always
 from gpuaug.fusion.policies.picking import Child, Entry, Member, Pick, Policy, no_form_in_kornia
 
 POLICIES: tuple[type[nn.Module], ...] = (auto.RandAugment, auto.TrivialAugment, auto.AutoAugment)
@@ -52,32 +52,35 @@ class KorniaPolicy(Policy):
         return tuple(_own_magnitude(wrapper) for wrapper in self._wrappers)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Pick children and draw for all: ``"layers"``, and with ``pick="batch"`` ``"picks"``, (picks, batches)."""
-        drawn: OpDraws = {}
+        """Pick children and draw for them: ``"layers"``, and with ``pick="batch"`` ``"picks"``, (picks, batches)."""
+        drawn: OpDraws = {"apply_mask": always(size.batch)}
         if self._pick == "batch":
-            drawn["picks"] = sampler.permutation(len(self.children)).T[: self.count]
-            picks = np.repeat(drawn["picks"], sampler.each, axis=1)
+            picks = drawn["picks"] = sampler.permutation(len(self.children)).T[: self.count]
+            picks_of_samples = np.repeat(picks, sampler.each, axis=1)
         else:
-            picks = _distinct(len(self.children), sampler.uniform(self.count))
-        layers = (self._entries(row, position, sampler, size) for row in picks for position in self.positions)
-        return {**drawn, "layers": tuple(map(tuple, layers))}
+            picks = picks_of_samples = _distinct(len(self.children), sampler.uniform(self.count))
+        layers = []
+        for row, row_of_samples in zip(picks, picks_of_samples, strict=True):
+            picked = np.flatnonzero(np.bincount(row, minlength=len(self.children)))
+            for position in self.positions:
+                # Each sample runs one of the operations, so all draw from the same numbers.
+                numbers = sampler.uniform(1 + self._numbers)
+                children = sorted(self.always_drawn(position).union(picked.tolist()))
+                drawn_for = [index for index in children if position < len(self.children[index].members)]
+                layers.append(tuple(self._entry(index, position, numbers, size, row_of_samples) for index in drawn_for))
+        return {**drawn, "layers": tuple(layers)}
 
-    def _entries(self, picks: Array, position: int, sampler: Sampler, size: Size) -> Iterator[Entry]:
-        """An operation of every child, for the samples that picked the child."""
-        # Each sample runs one of the operations, so all draw from the same numbers.
-        numbers = sampler.uniform(1 + self._numbers)
-        negative = numbers[0] <= 0.5
-        for index, child in enumerate(self.children):
-            if position < len(child.members):
-                wrapper = child.members[position].operation
-                drawn = self.op(index, position).draw(GivenUniforms(numbers[1:], sampler), size)
-                factor = wrapper._factor_name
-                if factor is not None:
-                    values = self._magnitude(wrapper, size)
-                    if values is None:
-                        values = _mapped(wrapper, torch.from_numpy(drawn[factor]))
-                    drawn[factor] = np.where(negative & wrapper.symmetric_megnitude, -values, values)
-                yield Entry(index, position, drawn, size, picks == index)
+    def _entry(self, index: int, position: int, numbers: Array, size: Size, picks: Array) -> Entry:
+        """The draws of one operation, by uniform numbers for its sign and for the rest, for the samples that picked it."""
+        wrapper = self.children[index].members[position].operation
+        drawn = self.op(index, position).draw(GivenUniforms(numbers[1:]), size)
+        factor = wrapper._factor_name
+        if factor is not None:
+            values = self._magnitude(wrapper, size)
+            if values is None:
+                values = _mapped(wrapper, torch.from_numpy(drawn[factor]))
+            drawn[factor] = np.where((numbers[0] <= 0.5) & wrapper.symmetric_megnitude, -values, values)
+        return Entry(index, position, drawn, size, picks == index)
 
     def _magnitude(self, wrapper: Any, size: Size) -> Array | None:
         """The magnitude that all samples of an operation have, (1,) float32; ``None`` where each sample draws its own."""
@@ -151,6 +154,8 @@ def _member(name: str, operation: Any, lowered: dict[type[nn.Module], type[Op]])
         return "on the GPU; leave the pipeline on the CPU, where it draws"
     if type(inner) is not _augmentation(type(operation)):  # type: ignore[arg-type]
         return f"made of {type(inner).__name__}, which is not Kornia's augmentation for it"
+    if inner.same_on_batch or inner.p_batch < 1:
+        return "set to same_on_batch=True or p_batch below 1"
     kind = lowered[type(inner)]
     reason = kind.unsupported_module(inner)
     return f"left to Kornia by its {reason}" if reason else Member(name, kind(name, inner), operation)

@@ -109,6 +109,9 @@ class AnyAffine(MatrixWarp):
 
     def _moved(self, drawn: OpDraws, size: Size) -> tuple[Array | None, Array]:
         # Each part is an op, its draws, and the mask of its samples.
-        picked = [(op, own, np.flatnonzero(where)) for op, own, where in drawn["parts"]]
-        matrices = [op.matrix(cut(own, samples), size.taking(samples)) for op, own, samples in picked]
-        return np.concatenate([samples for _, _, samples in picked]), np.concatenate(matrices)
+        moved, matrices = [np.empty(0, np.int64)], [np.empty((0, 3, 3))]
+        for op, own, where in drawn["parts"]:
+            samples = np.flatnonzero(where)
+            moved.append(samples)
+            matrices.append(op.matrix(cut(own, samples), size.taking(samples)))
+        return np.concatenate(moved), np.concatenate(matrices)

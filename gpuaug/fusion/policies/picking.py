@@ -73,10 +73,15 @@ class Picking(Op):
         return all(op.keepdim for op in self.ops)
 
 
+_TAKES_PARTS = OneOf | AnyAffine | EqualizeOrContrast
+"""Ops with draws ``"parts"``, which may be empty. Any other op of a policy takes the draws of one type of op."""
+
+
 class Policy(Picking):
     """A policy. A subclass sets ``children`` and ``count``, and draws one layer for each pick and position, in this order.
 
-    The layer has an entry for each child with a member at the position.
+    A layer has entries for the children with a member at its position; children that no sample picked may have none, but for
+    those in ``always_drawn``. ``"apply_mask"`` holds the samples that the policy applies to.
     """
 
     count: int
@@ -119,6 +124,11 @@ class Policy(Picking):
         made.p = 0.5  # with p below 1 its apply mask is read
         return made
 
+    def always_drawn(self, position: int) -> set[int]:
+        """Children at one position whose draws their part needs, whether or not a sample picked them."""
+        layer = self._layers[position]
+        return {which[0] for op, which in layer if not isinstance(op, _TAKES_PARTS)}
+
     def op(self, child: int, position: int) -> Op:
         """The op of one member."""
         op = self.children[child].members[position].op
@@ -136,15 +146,15 @@ class Policy(Picking):
         for ops, entries in zip(self._layers, drawn["layers"], strict=True):
             of_child = {entry.child: entry for entry in entries}
             for op, which in ops:
-                each = [of_child[index] for index in which]
+                each = [of_child[index] for index in which if index in of_child]
                 masks = [entry.apply_mask for entry in each]
                 own: OpDraws
-                if isinstance(op, OneOf | AnyAffine | EqualizeOrContrast):
+                if isinstance(op, _TAKES_PARTS):
                     parts = zip(each, masks, strict=True)
                     own = {"parts": [(self.op(entry.child, entry.position), entry.drawn, mask) for entry, mask in parts]}
                 else:
                     own = _merged(each, masks)
-                made[op] = {**own, "apply_mask": reduce(np.logical_or, masks)}
+                made[op] = {**own, "apply_mask": reduce(np.logical_or, masks, np.zeros_like(drawn["apply_mask"]))}
         return made
 
     def unsupported_size(self, size: Size) -> str | None:
