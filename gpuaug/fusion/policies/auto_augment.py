@@ -65,7 +65,7 @@ class KorniaPolicy(Policy):
             for position in self.positions:
                 # Each sample runs one of the operations, so all draw from the same numbers.
                 numbers = sampler.uniform(1 + self._numbers)
-                children = sorted(self.always_drawn(position).union(picked.tolist()))
+                children = sorted(self.always_drawn[position].union(picked.tolist()))
                 drawn_for = [index for index in children if position < len(self.children[index].members)]
                 layers.append(tuple(self._entry(index, position, numbers, size, row_of_samples) for index in drawn_for))
         return {**drawn, "layers": tuple(layers)}

@@ -124,10 +124,11 @@ class Policy(Picking):
         made.p = 0.5  # with p below 1 its apply mask is read
         return made
 
-    def always_drawn(self, position: int) -> set[int]:
-        """Children at one position whose draws their part needs, whether or not a sample picked them."""
-        layer = self._layers[position]
-        return {which[0] for op, which in layer if not isinstance(op, _TAKES_PARTS)}
+    @cached_property
+    def always_drawn(self) -> list[set[int]]:
+        """By position, the children whose draws a part needs, whether or not a sample picked them."""
+        layers = (self._layers[position] for position in self.positions)
+        return [{which[0] for op, which in layer if not isinstance(op, _TAKES_PARTS)} for layer in layers]
 
     def op(self, child: int, position: int) -> Op:
         """The op of one member."""
