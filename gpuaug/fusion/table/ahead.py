@@ -26,7 +26,7 @@ MOST_BATCHES = 64
 """Largest number of batches made at once. Beyond it, time is proportional to the count of numbers."""
 
 MOST_SAMPLES = 8192
-"""Largest number of samples made at once, over all batches and views. Drawing them takes 1 ms, a RandAugment 2 to 3 ms."""
+"""Largest number of samples made at once, over all batches and views. Drawing them takes 1 ms, a policy 2 to 4 ms."""
 
 _MOST_BLOCKS = 4
 """Largest number of kept sets, for a pipeline that is called several times per batch, or by several loaders."""
