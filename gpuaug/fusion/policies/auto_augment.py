@@ -154,7 +154,7 @@ def _member(name: str, operation: Any, lowered: dict[type[nn.Module], type[Op]])
         return "on the GPU; leave the pipeline on the CPU, where it draws"
     if type(inner) is not _augmentation(type(operation)):  # type: ignore[arg-type]
         return f"made of {type(inner).__name__}, which is not Kornia's augmentation for it"
-    if inner.same_on_batch or inner.p_batch < 1:
+    if operation.op.same_on_batch or operation.op.p_batch < 1:
         return "set to same_on_batch=True or p_batch below 1"
     kind = lowered[type(inner)]
     reason = kind.unsupported_module(inner)
