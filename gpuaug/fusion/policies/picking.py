@@ -103,26 +103,25 @@ class Policy(Picking):
         for index, child in enumerate(self.children):
             if position < len(child.members):
                 kinds.setdefault(_kind(self.op(index, position)), []).append(index)
+        layer = [(self._part([self.op(index, position) for index in which]), which) for which in kinds.values()]
         # A sample runs one op of a layer, so their order is free: an op that joins the pass before it goes first.
-        alike = ([self.op(index, position) for index in which] for which in kinds.values())
-        made = [(self._standing_for(ops), which) for ops, which in zip(alike, kinds.values(), strict=True)]
-        return sorted(made, key=lambda found: _rank(found[0]))
+        return sorted(layer, key=lambda item: _rank(item[0]))
 
-    def _standing_for(self, alike: list[Op]) -> Op:
-        """One op for all of a kind."""
-        op = alike[0]
-        equalize = next((each for each in alike if isinstance(each, Equalize)), None)
-        contrast = next((each for each in alike if isinstance(each, AutoContrast)), None)
+    def _part(self, ops: list[Op]) -> Op:
+        """One op for all ops of a kind."""
+        first = ops[0]
+        equalize = next((op for op in ops if isinstance(op, Equalize)), None)
+        contrast = next((op for op in ops if isinstance(op, AutoContrast)), None)
         if equalize is not None and contrast is not None:
             return EqualizeOrContrast(self.name, (equalize, contrast))
-        if OneOf.takes(op):
-            return OneOf(self.name, [each for each in self.ops if OneOf.takes(each)])
-        if AnyAffine.takes(op):
-            return AnyAffine(self.name, op)
-        made = copy.copy(op)
-        made.name = self.name
-        made.p = 0.5  # with p below 1 its apply mask is read
-        return made
+        if OneOf.takes(first):
+            return OneOf(self.name, [op for op in self.ops if OneOf.takes(op)])
+        if AnyAffine.takes(first):
+            return AnyAffine(self.name, first)
+        part = copy.copy(first)
+        part.name = self.name
+        part.p = 0.5  # with p below 1 its apply mask is read
+        return part
 
     @cached_property
     def always_drawn(self) -> list[set[int]]:
@@ -143,20 +142,20 @@ class Policy(Picking):
 
     def of_parts(self, drawn: OpDraws) -> dict[Op, OpDraws]:
         """The draws of each of its parts."""
-        made: dict[Op, OpDraws] = {}
-        for ops, entries in zip(self._layers, drawn["layers"], strict=True):
-            of_child = {entry.child: entry for entry in entries}
-            for op, which in ops:
-                each = [of_child[index] for index in which if index in of_child]
-                masks = [entry.apply_mask for entry in each]
-                own: OpDraws
-                if isinstance(op, _TAKES_PARTS):
-                    parts = zip(each, masks, strict=True)
-                    own = {"parts": [(self.op(entry.child, entry.position), entry.drawn, mask) for entry, mask in parts]}
+        draws: dict[Op, OpDraws] = {}
+        for parts, layer in zip(self._layers, drawn["layers"], strict=True):
+            by_child = {entry.child: entry for entry in layer}
+            for part, which in parts:
+                entries = [by_child[index] for index in which if index in by_child]
+                masks = [entry.apply_mask for entry in entries]
+                if isinstance(part, _TAKES_PARTS):
+                    pairs = zip(entries, masks, strict=True)
+                    ops = [(self.op(entry.child, entry.position), entry.drawn, mask) for entry, mask in pairs]
+                    draws[part] = {"parts": ops}
                 else:
-                    own = _merged(each, masks)
-                made[op] = {**own, "apply_mask": reduce(np.logical_or, masks, np.zeros_like(drawn["apply_mask"]))}
-        return made
+                    draws[part] = _merged(entries, masks)
+                draws[part]["apply_mask"] = reduce(np.logical_or, masks, np.zeros_like(drawn["apply_mask"]))
+        return draws
 
     def unsupported_size(self, size: Size) -> str | None:
         """Why an op that can be picked cannot be lowered for images of this size, or ``None``."""
