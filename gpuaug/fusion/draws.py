@@ -12,8 +12,8 @@ from gpuaug.fusion.lower.tree import Done, Leaf, Tree, leaves
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.mix import MixOp
-from gpuaug.fusion.policies.choice import Picking
 from gpuaug.fusion.policies.one_mix import OneMix
+from gpuaug.fusion.policies.picking import Picking
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from gpuaug.core.plotting import html_lines, html_table
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp
-from gpuaug.fusion.policies.choice import Choice
+from gpuaug.fusion.policies.random_apply import RandomApply
 from gpuaug.fusion.program.intermediates import in_strips, types_written
 from gpuaug.fusion.program.plan import Pass
 from gpuaug.fusion.program.segments import Segment, Segments
@@ -113,7 +113,7 @@ def explanation(
     found, whole = segments.all(size), segments.whole(size, masks=False, views=views)
     runs = views if whole is None else 1
     for segment in found:
-        if isinstance(segment.eager, Choice):
+        if isinstance(segment.eager, RandomApply):
             lines.append(_choice_line(segment.eager, size, runs))
         elif segment.eager is not None:
             eager = segment.eager
@@ -163,7 +163,7 @@ def _shrinking(segments: Sequence[Segment], size: Size) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _choice_line(choice: Choice, size: Size, runs: int) -> Line:
+def _choice_line(choice: RandomApply, size: Size, runs: int) -> Line:
     # For images of the first size: a choice that changes it, or what it refuses by it, is rare.
     left, launches = choice.left(size), choice.most_launches(size)
     what = f"{choice.describe()}{'; left to Kornia: ' if left else ''}{', '.join(left)}"

@@ -19,13 +19,12 @@ from gpuaug.fusion.backends.readers import size_given
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
 from gpuaug.fusion.lower.tree import ending_of, leaves, transforms_done
-from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
+from gpuaug.fusion.ops.base import ANY_SIDES, Size
 from gpuaug.fusion.ops.fallback import EagerOp, Retyped
 from gpuaug.fusion.ops.mix import CutMix, SoftLabels, classes_of
 from gpuaug.fusion.options import BoxForm, Options
 from gpuaug.fusion.pixels import PIXELS
-from gpuaug.fusion.policies.choice import Choice, Pick
-from gpuaug.fusion.policies.one_mix import OneMix
+from gpuaug.fusion.policies.picking import Pick
 from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.program.program import CachedPlan, Program, image_key
 from gpuaug.fusion.table.ahead import TablePrefetch
@@ -126,7 +125,7 @@ class Fused(nn.Module):
         keys = getattr(pipeline, "data_keys", None)
         self._data_keys = tuple(key.name.lower() for key in keys) if keys else ("input",)
         self._extra_args = getattr(pipeline, "extra_args", None)
-        self._keepdim = all(_keepdim(leaf.op) for leaf in leaves(of_bytes.tree))
+        self._keepdim = all(leaf.op.keepdim for leaf in leaves(of_bytes.tree))
         classes = classes_of(options.num_classes, of_bytes.mixes)
         self.options, self._ending = replace(options, num_classes=classes), ending_of(of_bytes.tree)
         self.definition = (pipeline, replace(options, dtype=of_bytes.dtype))
@@ -387,7 +386,3 @@ def _check_targets(program: Program, targets: Targets) -> None:
         targets.check_mix(op)
     if program.box_crop is not None:
         records_of(program.box_crop, targets.values, targets.keys)
-
-
-def _keepdim(op: Op | EagerOp) -> bool:
-    return op.keepdim if isinstance(op, Choice | OneMix) else bool(getattr(op.module, "keepdim", op.package == "torchvision"))

@@ -8,7 +8,7 @@ import torch
 
 from gpuaug.core.errors import ArgumentError, flag, one_of, shown, whole_number
 from gpuaug.core.limits import MOST_ELEMENTS
-from gpuaug.fusion.policies.choice import Pick
+from gpuaug.fusion.policies.picking import Pick
 
 BoxForm = Literal["xyxy", "xywh", "cxcywh", "cxcywh_share"]
 """What the boxes of target dicts are: corners, a corner and sides, a centre and sides, or these as shares of the image."""

@@ -140,6 +140,11 @@ AHEAD = {
         v2.RandomCrop((16, 16), pad_if_needed=True),
     ],
     "policies": lambda: [v2.RandomResizedCrop((16, 20)), v2.RandAugment(), v2.AutoAugment(), v2.ToDtype(torch.float32, True)],
+    "Kornia's policies": lambda: [
+        K.RandomCrop((16, 20)),
+        K.auto.TrivialAugment([[("shear_x", -0.3, 0.3)], [("translate_y", -0.4, 0.4)]]),
+        K.auto.TrivialAugment([[("posterize", 4.0, 8.0)], [("rotate", -30.0, 30.0)]]),
+    ],
     "noise": lambda: [K.RandomCrop((20, 20)), K.RandomGaussianNoise()],
     "whole batches": lambda: [by_the_batch(K.RandomAffine(9.0, p=0.7)), K.RandomCrop((24, 24))],
 }

@@ -131,7 +131,7 @@ def rows_of(
                     synchronize(options.device)
                     figures[name] = {"first_batch_s": perf_counter() - start}
                     if name in _OURS and options.device.type == "cuda":
-                        # A policy's ops are compiled when they are first picked.
+                        # Draws are made for more and more batches at once, up to 64.
                         for _ in range(_FIRST_CALLS):
                             call()
                         figures[name]["ahead_ms"] = ahead_ms(call, options.device)

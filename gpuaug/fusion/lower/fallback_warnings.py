@@ -7,7 +7,7 @@ from gpuaug.core.errors import DOCUMENTATION, GpuAugWarning
 from gpuaug.fusion.lower.kornia import untested_version, warn_of_version
 from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerOp
-from gpuaug.fusion.policies.choice import Choice
+from gpuaug.fusion.policies.random_apply import RandomApply
 
 _COST = "on the training thread, and the passes are split there: print(augment.explain()) shows it"
 _SILENCE = "or ignore gpuaug.GpuAugWarning where it is meant"
@@ -32,7 +32,7 @@ class FallbackWarnings:
             warn_of_version(untested)
         # A transform in a container that draws an order stands there once for each place in it.
         for op in {(op.name, id(op.module)): op for op in self._ops}.values():
-            if isinstance(op, Choice):
+            if isinstance(op, RandomApply):
                 left = op.always_left()
                 self.warned.update(each.name for each in left)
                 if left:
@@ -68,7 +68,7 @@ def _warn(op: EagerOp) -> None:
     )
 
 
-def _warn_of_choice(choice: Choice, left: Sequence[EagerOp]) -> None:
+def _warn_of_choice(choice: RandomApply, left: Sequence[EagerOp]) -> None:
     words = dict.fromkeys(f"{op.name} ({op.reason})" for op in left)
     warnings.warn(
         f"{choice.name} may pick modules that are left to Kornia, because gpuaug.fuse does not lower them: {', '.join(words)}. "

@@ -20,7 +20,7 @@ from gpuaug.fusion.ops import channel, color, color_jitter, crop, filters, mix, 
 from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerKornia
 from gpuaug.fusion.policies.auto_augment import POLICIES, lower_policy
-from gpuaug.fusion.policies.choice import Child, Member, Pick
+from gpuaug.fusion.policies.picking import Child, Member, Pick
 from gpuaug.fusion.policies.random_apply import lower_random_apply
 
 LOWERED: dict[type[nn.Module], type[Op]] = {

@@ -21,7 +21,7 @@ from gpuaug.fusion.ops.color import Posterize
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.filters import LevelsOp
 from gpuaug.fusion.ops.geometry import ResampleOp, WarpOp
-from gpuaug.fusion.policies.choice import Choice, Pick
+from gpuaug.fusion.policies.picking import Pick, Picking
 
 
 class Lowered(NamedTuple):
@@ -80,11 +80,11 @@ def lower(
 
 def _runs_of(tree: Tree) -> list[Sequence[Op | EagerOp]]:
     """The op of each module, in order, or the ops that it may pick."""
-    return [leaf.op.ops if isinstance(leaf.op, Choice) else (leaf.op,) for leaf in leaves(tree)]
+    return [leaf.op.ops if isinstance(leaf.op, Picking) else (leaf.op,) for leaf in leaves(tree)]
 
 
 def _resamplings(tree: Tree) -> list[ResampleOp]:
-    """All ops that resize, those that a choice may pick included."""
+    """All ops that resize, those that may be picked included."""
     return [op for ops in _runs_of(tree) for op in ops if isinstance(op, ResampleOp)]
 
 

@@ -24,8 +24,8 @@ OpDraws = dict[str, Any]
 - A parameter by its name, mostly Kornia's: a NumPy array, (B, ...) unless the op says otherwise, or a plain number.
 - ``"partner"``, of a mix: index of the other sample, int64, (B,).
 - ``"parts"``, of an op that runs one of several: (op or its index, its ``OpDraws``, samples or ``None`` for all) of each.
-- ``"layers"``, of a choice: a tuple of ``Entry`` for each step, in order. Beside it ``"end"``, the output ``Size``, and, if the
-  batch shares one pick, ``"picks"``, the indices of the children.
+- ``"layers"``, of a module that picks: a tuple of ``Entry`` for each step, in order. Beside it, if the batch shares its picks,
+  ``"picks"``, the indices of the children, and of a container ``"end"``, the output ``Size``.
 - ``"key"``, of a module left to its library: seed of the generators under which it runs.
 - ``"params"``, of a module left to Kornia: its ``params=``.
 """
@@ -143,6 +143,16 @@ class Op(ABC):
     def launches(self) -> int:
         """Number of kernels launched for a pass that holds the op."""
         return 1
+
+    @property
+    def keepdim(self) -> bool:
+        """True if a single image, (C, H, W), comes out as one."""
+        return bool(getattr(self.module, "keepdim", self.package == "torchvision"))
+
+    @property
+    def read_at_draw(self) -> tuple[Any, ...]:
+        """Settings that every draw reads from the module. Draws that were made ahead with other settings are dropped."""
+        return ()
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:  # noqa: ARG003

@@ -59,6 +59,11 @@ class EagerOp(ABC):
         self.gates: tuple[Gate, ...] = ()
 
     @property
+    def keepdim(self) -> bool:
+        """True if a single image, (C, H, W), comes out as one."""
+        return bool(getattr(self.module, "keepdim", self.package == "torchvision"))
+
+    @property
     def is_users(self) -> bool:
         """True for a module or function of the user's own, also within a ``v2.Lambda``."""
         kind = type(self.module)

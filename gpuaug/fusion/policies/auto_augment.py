@@ -1,5 +1,6 @@
-"""RandAugment, TrivialAugment and AutoAugment: their picks and magnitudes."""
+"""Kornia's RandAugment, TrivialAugment and AutoAugment: their picks and magnitudes."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,92 +9,128 @@ import torch
 from kornia.augmentation import auto
 from kornia.augmentation.auto.operations import ops as operations
 from kornia.augmentation.auto.operations.policy import PolicySequential
+from kornia.augmentation.container.params import ParamItem
 from torch import nn
 
+from gpuaug.core.errors import ArgumentError
+from gpuaug.core.settings import initial_settings
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, host_tensor
-from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.policies.choice import Child, Choice, Member, Pick
+from gpuaug.fusion.ops.sampler import GivenUniforms, Sampler, always
+from gpuaug.fusion.policies.picking import Child, Entry, Member, Pick, Policy, no_form_in_kornia
 
 POLICIES: tuple[type[nn.Module], ...] = (auto.RandAugment, auto.TrivialAugment, auto.AutoAugment)
 OPERATIONS: frozenset[type[nn.Module]] = frozenset(getattr(operations, name) for name in operations.__all__)
 """Kornia's wrappers of one augmentation and its magnitude, by exact type."""
 
+_MOST_KEPT = 256
 
-class Policy(Choice):
-    """A policy of Kornia's."""
+
+class KorniaPolicy(Policy):
+    """A policy of Kornia's, whose children are distinct picks.
+
+    Args:
+        name: Name of the policy in its container.
+        module: The policy.
+        children: Its sub-policies.
+        pick: ``"batch"``: the same picks for all samples of a batch; ``"sample"``: each sample picks.
+    """
 
     def __init__(self, name: str, module: nn.Module, children: Sequence[Child], pick: Pick) -> None:
-        super().__init__(name, module, children, pick)
-        self._sets: dict[Any, Array] = {}
+        super().__init__(name, module)
+        self.children = tuple(children)
+        self.count = int(getattr(module, "n", 1))
+        self._pick = pick
+        self._wrappers = [member.operation for child in children for member in child.members]
+        self._numbers = max((_numbers_drawn(op) for op in self.ops if isinstance(op, Op)), default=0)
+        self._magnitudes: dict[Any, Array] = {}
 
     @property
-    def count(self) -> int:
-        """Number of children that are picked."""
-        return int(getattr(self.module, "n", 1))
+    def read_at_draw(self) -> tuple[Any, ...]:
+        """RandAugment's magnitude, or the fixed magnitude of each operation."""
+        if isinstance(self.module, auto.RandAugment):
+            return (self.module.m,)
+        return tuple(_own_magnitude(wrapper) for wrapper in self._wrappers)
 
-    def picks(self, sampler: Sampler) -> list[int]:
-        """Indices of distinct children, uniformly."""
-        numbers = np.array([self.number(sampler) for _ in self.children])
-        return [int(index) for index in numbers.argsort()[: self.count]]
+    def draw(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Pick children and draw for them: ``"layers"``, and with ``pick="batch"`` ``"picks"``, (picks, batches)."""
+        drawn: OpDraws = {"apply_mask": always(size.batch)}
+        if self._pick == "batch":
+            picks = drawn["picks"] = sampler.permutation(len(self.children)).T[: self.count]
+            picks_of_samples = np.repeat(picks, sampler.each, axis=1)
+        else:
+            picks = picks_of_samples = _distinct(len(self.children), sampler.uniform(self.count))
+        layers = []
+        for row, row_of_samples in zip(picks, picks_of_samples, strict=True):
+            picked = np.flatnonzero(np.bincount(row, minlength=len(self.children)))
+            for position in self.positions:
+                # Each sample runs one of the operations, so all draw from the same numbers.
+                numbers = sampler.uniform(1 + self._numbers)
+                children = sorted(self.always_drawn[position].union(picked.tolist()))
+                drawn_for = [index for index in children if position < len(self.children[index].members)]
+                layers.append(tuple(self._entry(index, position, numbers, size, row_of_samples) for index in drawn_for))
+        return {**drawn, "layers": tuple(layers)}
 
-    def picks_of_samples(self, sampler: Sampler) -> Array:
-        """Indices of distinct children, uniformly, for each sample."""
-        return sampler.uniform(len(self.children)).argsort(axis=0)[: self.count]
+    def _entry(self, index: int, position: int, numbers: Array, size: Size, picks: Array) -> Entry:
+        """The draws of one operation, by uniform numbers for its sign and for the rest, for the samples that picked it."""
+        wrapper = self.children[index].members[position].operation
+        drawn = self.op(index, position).draw(GivenUniforms(numbers[1:]), size)
+        factor = wrapper._factor_name
+        if factor is not None:
+            values = self._magnitude(wrapper, size)
+            if values is None:
+                values = _mapped(wrapper, torch.from_numpy(drawn[factor]))
+            drawn[factor] = np.where((numbers[0] <= 0.5) & wrapper.symmetric_megnitude, -values, values)
+        return Entry(index, position, drawn, size, picks == index)
 
-    def draw_member(self, child: int, position: int, sampler: Sampler, size: Size) -> OpDraws:
-        """The draws of the augmentation, with the magnitude drawn by the policy."""
-        member = self.children[child].members[position]
-        assert isinstance(member.op, Op)
-        drawn = member.op.draw(sampler, size)
-        operation = member.operation
-        factor = operation._factor_name
-        if factor is None:
-            return drawn
+    def _magnitude(self, wrapper: Any, size: Size) -> Array | None:
+        """The magnitude that all samples of an operation have, (1,) float32; ``None`` where each sample draws its own."""
         rand = isinstance(self.module, auto.RandAugment)
-        values = self._set(operation, size) if rand else self._moved(operation, drawn[factor])
-        if operation.symmetric_megnitude:
-            values = np.where(sampler.uniform() > 0.5, values, -values)
-        drawn[factor] = values if len(values) == size.batch else np.repeat(values, size.batch)
-        return drawn
+        setting: Any = self.module.m if rand else _own_magnitude(wrapper)
+        if setting is None:
+            return None
+        key = wrapper, setting, size.height, size.width
+        if key not in self._magnitudes:
+            if len(self._magnitudes) >= _MOST_KEPT:
+                self._magnitudes.clear()
+            values = _rand_augment_magnitude(wrapper, setting, size) if rand else wrapper.magnitude.detach()
+            self._magnitudes[key] = _mapped(wrapper, values)
+        return self._magnitudes[key]
 
-    def _moved(self, operation: Any, values: Array) -> Array:
-        """The drawn or the operation's fixed magnitude, mapped by the operation's function."""
-        own = operation.magnitude
-        made = torch.from_numpy(values) if own is None else own.detach().expand(len(values))
-        return _mapped(operation, made)
+    def unsupported_size(self, size: Size) -> str | None:
+        """Why an operation cannot be lowered for images of this size, or ``None``.
 
-    def _set(self, operation: Any, size: Size) -> Array:
-        """RandAugment's magnitude of an operation, (1,)."""
-        key = operation, self.module.m, size.width, size.height
-        found = self._sets.get(key)
-        if found is None:
-            # In the order of Kornia's float32 operations, so that the numbers are the same.
-            share = host_tensor([self.module.m / 30], np.float32)  # type: ignore[operator]
-            low, high = operation.magnitude_range
-            share = 1 - share if operation._factor_name == "bits_factor" else share
-            magnitude = share * float(high - low) + low
-            side = {"translate_x": size.width, "translate_y": size.height}.get(operation._factor_name, 1)
-            if len(self._sets) > 256:
-                self._sets.clear()
-            found = self._sets[key] = _mapped(operation, magnitude * side)
-        return found
+        Raises:
+            ArgumentError: If there is such an operation and each sample picks, which Kornia cannot run.
+        """
+        reason = super().unsupported_size(size)
+        if reason is not None and self._pick == "sample":
+            shape = "x".join(map(str, (size.channels, size.height, size.width)))
+            raise ArgumentError(
+                f"images must suit all operations of {self.name} with pick='sample', got images of {shape}: {reason}. "
+                f"Leave that operation out: {type(self.module).__name__}(…, policy=[…])."
+            )
+        return reason
 
-    @property
-    def _longest(self) -> int:
-        return max(len(child.members) for child in self.children)
+    def params(self, drawn: OpDraws, size: Size) -> Any:
+        """The draws in the form that Kornia's module takes as ``params=``.
 
-    @property
-    def most(self) -> int:
-        """Largest number of operations in the picked children."""
-        return self.count * self._longest
-
-    @property
-    def how_many(self) -> str:
-        """The number of picks, in words."""
-        return "one" if self.most == 1 else str(self.most) if self._longest == 1 else f"up to {self.most}"
+        Raises:
+            ArgumentError: If each sample picked its own.
+        """
+        if self._pick == "sample":
+            raise no_form_in_kornia(self.name)
+        layers = iter(drawn["layers"])
+        items = []
+        for index in drawn["picks"][:, 0]:
+            entries = [entry for _ in self.positions for entry in next(layers) if entry.child == index]
+            child = self.children[index]
+            data = [self.op(index, entry.position).params(entry.drawn, entry.size) for entry in entries]
+            names = [member.name for member in child.members]
+            items.append(ParamItem(child.name, [ParamItem(*item) for item in zip(names, data, strict=True)]))
+        return items
 
 
-def lower_policy(name: str, module: nn.Module, lowered: dict[type[nn.Module], type[Op]], pick: Pick) -> Policy | str:
+def lower_policy(name: str, module: nn.Module, lowered: dict[type[nn.Module], type[Op]], pick: Pick) -> KorniaPolicy | str:
     """Lower a policy, or return the reason why it is left to Kornia."""
     children = []
     for child_name, child in module.named_children():
@@ -106,14 +143,7 @@ def lower_policy(name: str, module: nn.Module, lowered: dict[type[nn.Module], ty
                 return f"{operation_name} in {child_name} is {found}"
             members.append(found)
         children.append(Child(child_name, tuple(members), is_container=True))
-    return Policy(name, module, children, pick)
-
-
-def _mapped(operation: Any, values: torch.Tensor) -> Array:
-    """Magnitudes mapped by the operation's function, without their sign."""
-    change = operation._magnitude_fn
-    made: Array = (change.fn if operation.symmetric_megnitude else change)(values).float().numpy()
-    return made
+    return KorniaPolicy(name, module, children, pick)
 
 
 def _member(name: str, operation: Any, lowered: dict[type[nn.Module], type[Op]]) -> Member | str:
@@ -122,8 +152,61 @@ def _member(name: str, operation: Any, lowered: dict[type[nn.Module], type[Op]])
     inner = operation.op
     if any(isinstance(value, torch.Tensor) and value.is_cuda for value in (*vars(inner).values(), operation._magnitude)):
         return "on the GPU; leave the pipeline on the CPU, where it draws"
-    kind = lowered.get(type(inner))
-    if kind is None:
-        return f"made of {type(inner).__name__}, which has no lowering"
+    if type(inner) is not _augmentation(type(operation)):  # type: ignore[arg-type]
+        return f"made of {type(inner).__name__}, which is not Kornia's augmentation for it"
+    if operation.op.same_on_batch or operation.op.p_batch < 1:
+        return "set to same_on_batch=True or p_batch below 1"
+    kind = lowered[type(inner)]
     reason = kind.unsupported_module(inner)
     return f"left to Kornia by its {reason}" if reason else Member(name, kind(name, inner), operation)
+
+
+@functools.cache
+def _augmentation(wrapper: type[nn.Module]) -> type[nn.Module]:
+    """The type of augmentation that a wrapper makes."""
+    with initial_settings():
+        inner: Any = wrapper().op
+    return type(inner)
+
+
+def _numbers_drawn(op: Op) -> int:
+    """How many uniform numbers an op draws for each sample."""
+    sampler = Sampler((0,), 1, apart=True)
+    op.draw(sampler, Size(1, 3, 8, 8))
+    return sampler.used
+
+
+def _distinct(children: int, numbers: Array) -> Array:
+    """Indices of distinct children for each pick, (picks, B) int64, uniformly, from as many uniform numbers."""
+    picks = np.empty(numbers.shape, dtype=np.int64)
+    for count, row in enumerate(numbers):
+        # Among the children that are left, in order; each that was picked before moves those from its index on by one.
+        pick = (row * (children - count)).astype(np.int64)
+        for taken in np.sort(picks[:count], axis=0):
+            pick += pick >= taken
+        picks[count] = pick
+    return picks
+
+
+def _own_magnitude(wrapper: Any) -> Any:
+    """The fixed magnitude of an operation, which the user may set at any time."""
+    magnitude = wrapper._magnitude
+    return None if magnitude is None else magnitude.item()
+
+
+def _rand_augment_magnitude(wrapper: Any, m: float, size: Size) -> torch.Tensor:
+    """RandAugment's magnitude of an operation, (1,)."""
+    # In the order of Kornia's float32 operations, so that the numbers are the same.
+    share = host_tensor([m / 30], np.float32)
+    low, high = wrapper.magnitude_range
+    share = 1 - share if wrapper._factor_name == "bits_factor" else share
+    side = {"translate_x": size.width, "translate_y": size.height}.get(wrapper._factor_name, 1)
+    magnitude: torch.Tensor = (share * float(high - low) + low) * side
+    return magnitude
+
+
+def _mapped(wrapper: Any, values: torch.Tensor) -> Array:
+    """Magnitudes mapped by the operation's function, without their sign."""
+    change = wrapper._magnitude_fn
+    mapped: Array = (change.fn if wrapper.symmetric_megnitude else change)(values).float().numpy()
+    return mapped

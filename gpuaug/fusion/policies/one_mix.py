@@ -10,7 +10,7 @@ from torch import nn
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.mix import MixOp, classes_of
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.policies.choice import Pick, no_form_in_kornia
+from gpuaug.fusion.policies.picking import Pick, no_form_in_kornia
 
 
 class OneMix(MixOp):
@@ -38,7 +38,7 @@ class OneMix(MixOp):
     @property
     def keepdim(self) -> bool:
         """True if a single image, (C, H, W), comes out as one for every pick, as in Kornia."""
-        return all(getattr(mix.module, "keepdim", mix.package == "torchvision") for _, mix in self.mixes)
+        return all(mix.keepdim for _, mix in self.mixes)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Pick mixes and draw for them: ``"parts"``, each (index of the mix, its draws, samples; ``None`` for all)."""

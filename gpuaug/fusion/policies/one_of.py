@@ -1,6 +1,7 @@
 """The ops that policies are compiled to: one of several pointwise ops, or one of several affine warps, per sample."""
 
 from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -33,9 +34,9 @@ class OneOf(PointOp):
         self.keeps_unit_range = all(op.keeps_unit_range for op in ops)
 
     @staticmethod
-    def takes(op: PointOp) -> bool:
-        """True if ``op`` needs the pixel and its row only: no coordinates, flags or mean."""
-        return not (op.positional or op.flags or op.needs_mean)
+    def takes(op: Any) -> TypeGuard[PointOp]:
+        """True for a pointwise op that needs the pixel and its row only: no coordinates, flags or mean."""
+        return isinstance(op, PointOp) and not (op.positional or op.flags or op.needs_mean)
 
     @property
     def is_random(self) -> bool:
@@ -43,7 +44,7 @@ class OneOf(PointOp):
         return True
 
     def unsupported_size(self, size: Size) -> str | None:
-        """``None``: an op that does not take images of this size runs elsewhere."""
+        """``None``: the module that picks checks its ops."""
         return None
 
     def row_width(self, channels: int) -> int:
@@ -84,7 +85,7 @@ class OneOf(PointOp):
 
 
 class AnyAffine(MatrixWarp):
-    """One of several affine warps, picked for each sample or for the batch, as one warp.
+    """One of several affine warps, picked for each sample, as one warp.
 
     Args:
         name: Name of the module that picks.
@@ -99,15 +100,20 @@ class AnyAffine(MatrixWarp):
         self.edge, self.fill, self.nearest = like.edge, like.fill, like.nearest
         self.p = 0.5  # a sample may have picked none
 
+    @staticmethod
+    def takes(op: Any) -> TypeGuard[WarpOp]:
+        """True for an affine warp."""
+        return isinstance(op, WarpOp) and op.kind == "affine"
+
     def unsupported_size(self, size: Size) -> str | None:
-        """``None``: an op that does not take images of this size runs elsewhere."""
+        """``None``: the module that picks checks its ops."""
         return None
 
     def _moved(self, drawn: OpDraws, size: Size) -> tuple[Array | None, Array]:
-        # Each part is an op, its draws, and the samples (None: all).
-        if len(drawn["parts"]) == 1 and drawn["parts"][0][2] is None:
-            op, own, _ = drawn["parts"][0]
-            return None, op.matrix(own, size)
-        picked = [(op, own, np.flatnonzero(where)) for op, own, where in drawn["parts"]]
-        matrices = [op.matrix(cut(own, samples), size.taking(samples)) for op, own, samples in picked]
-        return np.concatenate([samples for _, _, samples in picked]), np.concatenate(matrices)
+        # Each part is an op, its draws, and the mask of its samples.
+        moved, matrices = [np.empty(0, np.int64)], [np.empty((0, 3, 3))]
+        for op, own, where in drawn["parts"]:
+            samples = np.flatnonzero(where)
+            moved.append(samples)
+            matrices.append(op.matrix(cut(own, samples), size.taking(samples)))
+        return np.concatenate(moved), np.concatenate(matrices)

@@ -1,21 +1,68 @@
-"""Containers with ``random_apply``: the number, choice and order of the modules that run."""
+"""Containers with ``random_apply``: the number, choice and order of the modules that run, drawn anew for every batch.
 
+Modules may change the size of the images, run more than once, and be left to Kornia, so a batch is run as the steps of the
+modules that it picked. Pointwise ops share one op, ``OneOf``, so that the number of compiled kernels does not grow with the
+combinations.
+"""
+
+import copy
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from kornia.augmentation import MixAugmentationBaseV2
+from kornia.augmentation.container.params import ParamItem
+from torch import nn
 
 from gpuaug.core.errors import ArgumentError
+from gpuaug.fusion.ops.base import Op, OpDraws, Size
+from gpuaug.fusion.ops.fallback import EagerKornia, EagerOp
+from gpuaug.fusion.ops.geometry import IndexMap, IndexOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.policies.choice import Child, Choice, Pick
 from gpuaug.fusion.policies.one_mix import OneMix
+from gpuaug.fusion.policies.one_of import OneOf
+from gpuaug.fusion.policies.picking import Child, Entry, Pick, Picking
+
+_TOGETHER = 4
+"""Largest number of ``OneOf`` ops in one kernel. Each adds the code of all its ops."""
 
 
-class RandomApply(Choice):
+class Step(NamedTuple):
+    """An op that runs for a batch.
+
+    One that ``begins`` starts a plan, so that its kernel does not depend on the ops before it: there is one kernel for each
+    kind of op, not for each order. A ``OneOf`` joins the pass before it.
+    """
+
+    op: Op | EagerOp
+    drawn: OpDraws
+    begins: bool
+
+
+class Nothing(IndexOp):
+    """The op that runs if no other was picked: the identity."""
+
+    words = "nothing"
+
+    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
+        """The identity."""
+        return IndexMap()
+
+
+class RandomApply(Picking):
     """A container that runs some of its modules, in a random order."""
+
+    needs_own_batch = True
+
+    def __init__(self, name: str, module: nn.Module, children: Sequence[Child]) -> None:
+        super().__init__(name, module)
+        self.children = tuple(children)
+        self._points = [op for op in self.ops if OneOf.takes(op)]
+        self._steps: dict[Any, Op] = {}
+        self._eager: dict[Any, EagerKornia] = {}
 
     @property
     def _counts(self) -> tuple[int, int]:
@@ -27,30 +74,113 @@ class RandomApply(Choice):
         """A drawn number of children, by weight; with repetition if it exceeds the weights' sum, or the weights above 0."""
         low, high = self._counts
         weights: Any = self.module.random_apply_weights
-        count = low + min(int(self.number(sampler) * (high - low + 1)), high - low)
+        count = low + min(int(_number(sampler) * (high - low + 1)), high - low)
         total = weights.sum().item()
         if total == 0 or count == 0:
             return []
         shares = weights.double().numpy()
         if count > total or count > np.count_nonzero(shares):
             ends = shares.cumsum() / shares.sum()
-            return [int(np.searchsorted(ends, self.number(sampler), side="right")) for _ in range(count)]
+            return [int(np.searchsorted(ends, _number(sampler), side="right")) for _ in range(count)]
         # Weighted drawing without replacement: the order of exponential random times with these rates.
-        numbers = np.array([self.number(sampler) for _ in shares])
+        numbers = np.array([_number(sampler) for _ in shares])
         with np.errstate(divide="ignore", invalid="ignore"):
             times = np.where(shares > 0, -np.log1p(-numbers) / shares, np.inf)
         return [int(index) for index in times.argsort()[:count]]
 
-    @property
-    def most(self) -> int:
-        """Largest number of members in the picked children."""
-        return self._counts[1] * max(len(child.members) for child in self.children)
+    def draw(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Pick children and draw for them: ``"layers"``, one entry each, ``"picks"`` and ``"end"``."""
+        layers, picked = [], self.picks(sampler)
+        for child in picked:
+            for position in range(len(self.children[child].members)):
+                op = self._run_by(child, position, size)
+                drawn = op.draw(sampler, size)
+                layers.append((Entry(child, position, drawn, size, None),))
+                size = op.out_drawn(drawn, size)
+        return {"layers": tuple(layers), "picks": tuple(picked), "end": size}
 
-    @property
-    def how_many(self) -> str:
-        """The number of picks, or its range, in words."""
+    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
+        """The output size for these draws."""
+        end: Size = drawn["end"]
+        return end
+
+    def _run_by(self, child: int, position: int, size: Size) -> Op | EagerOp:
+        """The op of a member, or the member left to Kornia for images of this size."""
+        op = self.children[child].members[position].op
+        reason = None if isinstance(op, EagerOp) else op.unsupported_size(size)
+        if isinstance(op, EagerOp) or reason is None:
+            return op
+        if (child, position) not in self._eager:
+            self._eager[child, position] = EagerKornia(op.name, op.module, reason, op)
+        return self._eager[child, position]
+
+    def steps(self, drawn: OpDraws) -> list[Step]:
+        """The ops that run for a batch, in order."""
+        steps: list[Step] = []
+        seen: Counter[Any] = Counter()
+        for (entry,) in drawn["layers"]:
+            op = self._run_by(entry.child, entry.position, entry.size)
+            key = "point" if OneOf.takes(op) else (entry.child, entry.position)
+            if isinstance(op, EagerOp):
+                steps.append(Step(op, entry.drawn, begins=True))
+            elif entry.apply_mask.any() or op.out(entry.size) != entry.size:
+                steps.append(self._step(op, entry.drawn, key, seen[key]))
+                seen[key] += 1
+        return steps
+
+    def _step(self, op: Op, drawn: OpDraws, key: Any, occurrence: int) -> Step:
+        point = OneOf.takes(op)
+        if (key, occurrence) not in self._steps:
+            # An op may run twice, and a plan tells ops apart.
+            self._steps[key, occurrence] = OneOf(self.name, self._points) if point else copy.copy(op)
+        own = {"apply_mask": drawn["apply_mask"], "parts": [(op, drawn, None)]} if point else drawn
+        return Step(self._steps[key, occurrence], own, not point or occurrence % _TOGETHER == 0 < occurrence)
+
+    def params(self, drawn: OpDraws, size: Size) -> Any:
+        """The draws in the form that the container takes as ``params=``."""
+        layers = iter(drawn["layers"])
+
+        def form(child: Child) -> ParamItem:
+            items = [ParamItem(member.name, self._data(*next(layers))) for member in child.members]
+            return ParamItem(child.name, items if child.is_container else items[0].data)
+
+        return [form(self.children[index]) for index in drawn["picks"]]
+
+    def _data(self, entry: Entry) -> Any:
+        op = self._run_by(entry.child, entry.position, entry.size)
+        return entry.drawn["params"][0].data if isinstance(op, EagerOp) else op.params(entry.drawn, entry.size)
+
+    def describe(self) -> str:
+        """A few words for ``explain()``: the number of picks, and all ops that may be picked."""
         low, high = self._counts
-        return f"{high}" if low == high else f"{low} to {high}"
+        count = f"{high}" if low == high else f"{low} to {high}"
+        return f"for each batch {count} of {', '.join(dict.fromkeys(map(_words, self.ops)))}"
+
+    def left(self, size: Size) -> list[str]:
+        """Descriptions of the members that Kornia runs for images of this size."""
+        return list(
+            dict.fromkeys(_words(op) for op in self.ops if isinstance(op, EagerOp) or op.unsupported_size(size) is not None)
+        )
+
+    def always_left(self) -> tuple[EagerOp, ...]:
+        """The ops that Kornia runs for images of any size."""
+        return tuple(op for op in self.ops if isinstance(op, EagerOp))
+
+    def most_launches(self, size: Size) -> int | None:
+        """Largest number of kernels launched; ``None`` if Kornia may run a member."""
+        if self.left(size):
+            return None
+        members = self._counts[1] * max(len(child.members) for child in self.children)
+        return members * max((op.launches for op in self.ops if isinstance(op, Op)), default=0)
+
+
+def _number(sampler: Sampler) -> float:
+    """One uniform number in [0, 1) for the batch, which may be empty."""
+    return sampler.integer(0, 2**53) / 2**53
+
+
+def _words(op: Op | EagerOp) -> str:
+    return op.name if isinstance(op, EagerOp) else op.describe()
 
 
 def lower_random_apply(name: str, module: Any, children: Sequence[Child], pick: Pick) -> RandomApply | OneMix | str:
@@ -74,13 +204,13 @@ def lower_random_apply(name: str, module: Any, children: Sequence[Child], pick: 
     if not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()):
         return "random_apply_weights are not what Kornia takes"
     ops = [member.op for child in children for member in child.members]
-    if any(isinstance(op, Choice | OneMix) for op in ops):
+    if any(isinstance(op, Picking | OneMix) for op in ops):
         return "random_apply over modules that pick again"
     if mixes:
         return _one_mix(name, module, mixes, pick)
     if any(isinstance(op.module, MixAugmentationBaseV2) for op in ops):
         return "random_apply over a mix beside other modules, which Kornia puts in by rules of its own"
-    return RandomApply(name, module, children, pick)
+    return RandomApply(name, module, children)
 
 
 def _mixes(children: Sequence[Child]) -> list[tuple[str, MixOp]]:

@@ -1,7 +1,6 @@
 """torchvision's RandAugment, TrivialAugmentWide and AutoAugment: each sample picks for itself, as in a dataset."""
 
-import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,18 +9,13 @@ from torch import nn
 from torchvision.transforms import v2
 
 from gpuaug.core.settings import initial_settings
-from gpuaug.fusion.ops.base import Array, Op, OpDraws, PointOp, Size
-from gpuaug.fusion.ops.filters import AutoContrast, Equalize, EqualizeOrContrast
-from gpuaug.fusion.ops.geometry import WarpOp
+from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
 from gpuaug.fusion.ops.torchvision.operations import OPERATIONS, Adjust
-from gpuaug.fusion.policies.choice import POINT, Child, Entry, Member, Picking, any_applies, kind_of
-from gpuaug.fusion.policies.one_of import AnyAffine, OneOf
+from gpuaug.fusion.policies.picking import Child, Entry, Member, Policy
 
 _MOST_KEPT = 256
-_SHARED = {"magnitude", "apply_mask"}
-"""Draws that operations of one kind have in common or make anew, and so do not merge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +30,8 @@ class Magnitude:
     """Probability that the operation runs once picked."""
 
 
-class TorchvisionPolicy(TorchvisionOp, Picking):
-    """A policy of torchvision's, as a sequence of ops: for each pick one of every kind, for the samples that picked it.
+class TorchvisionPolicy(TorchvisionOp, Policy):
+    """A policy of torchvision's, of which each sample picks.
 
     Args:
         name: The transform's name in its container.
@@ -48,80 +42,20 @@ class TorchvisionPolicy(TorchvisionOp, Picking):
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
         super().__init__(name, transform, units)
         self.children = tuple(_child(each, transform, units) for each in _picks(transform))
-        self._count = int(getattr(transform, "num_ops", 1))
-        self._positions = range(max(len(child.members) for child in self.children))
-        self._layers = [self._layer(position) for _ in range(self._count) for position in self._positions]
+        self.count = int(getattr(transform, "num_ops", 1))
         self._magnitudes: dict[Any, _Magnitudes] = {}
-
-    def _layer(self, position: int) -> list[tuple[Op, list[int]]]:
-        """An op for each kind of operation at one position of the children, and the children that have one of that kind."""
-        kinds: dict[Any, list[int]] = {}
-        alike: dict[Any, list[TorchvisionOp]] = {}
-        for index, child in enumerate(self.children):
-            if position < len(child.members):
-                op = _op(child.members[position])
-                kinds.setdefault(_kind(op), []).append(index)
-                alike.setdefault(_kind(op), []).append(op)
-        # A sample runs one op of a layer, so their order is free: one that joins the pass before it goes first.
-        ordered = sorted(kinds, key=lambda kind: _place(alike[kind][0]))
-        return [(self._standing_for(alike[kind]), kinds[kind]) for kind in ordered]
-
-    def _standing_for(self, alike: list[TorchvisionOp]) -> Op:
-        """One op for all of a kind."""
-        op = alike[0]
-        equalize = next((each for each in alike if isinstance(each, Equalize)), None)
-        contrast = next((each for each in alike if isinstance(each, AutoContrast)), None)
-        if equalize is not None and contrast is not None:
-            return EqualizeOrContrast(self.name, (equalize, contrast))
-        if kind_of(op) == POINT:
-            return OneOf(self.name, [each for each in self._ops if isinstance(each, PointOp) and OneOf.takes(each)])
-        if isinstance(op, WarpOp):
-            return AnyAffine(self.name, op)
-        made = copy.copy(op)
-        made.name, made.p = self.name, 0.5  # with p below 1 its apply mask is read
-        return made
-
-    @property
-    def parts(self) -> tuple[Op, ...]:
-        """The ops of all layers, in order."""
-        return tuple(op for layer in self._layers for op, _ in layer)
-
-    def of_parts(self, drawn: OpDraws) -> dict[Op, OpDraws]:
-        """The draws of each of its parts."""
-        made: dict[Op, OpDraws] = {}
-        for ops, entries in zip(self._layers, drawn["layers"], strict=True):
-            of_child = {entry.child: entry for entry in entries}
-            for op, which in ops:
-                each = [of_child[index] for index in which]
-                own: OpDraws = {"parts": [(self._op(entry), entry.drawn, entry.where) for entry in each]}
-                if not isinstance(op, OneOf | AnyAffine | EqualizeOrContrast):
-                    own = dict(each[0].drawn)
-                    for entry in each[1:]:
-                        own |= {name: np.where(entry.where, entry.drawn[name], own[name]) for name in own.keys() - _SHARED}
-                made[op] = {**own, "apply_mask": any_applies(each)}
-        return made
-
-    def _op(self, entry: Entry) -> TorchvisionOp:
-        return _op(self.children[entry.child].members[entry.position])
-
-    @property
-    def _ops(self) -> Iterator[TorchvisionOp]:
-        return (_op(member) for child in self.children for member in child.members)
 
     def unsupported(self) -> str | None:
         """Why the transform is left to torchvision, or ``None``."""
-        return next((reason for op in self._ops if (reason := op.unsupported()) is not None), None)
-
-    def unsupported_size(self, size: Size) -> str | None:
-        """All operations may be picked."""
-        return next((reason for op in self._ops if (reason := op.unsupported_size(size)) is not None), None)
+        ops = (op for op in self.ops if isinstance(op, TorchvisionOp))
+        return next((reason for op in ops if (reason := op.unsupported()) is not None), None)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Pick operations and draw magnitudes: ``"layers"``, tuples of entries, run one after the other."""
         applies = self.draw_apply_mask(sampler, size.batch)
         # One of the children for each pick, uniformly with repetition.
-        picks = (sampler.uniform(self._count) * len(self.children)).astype(np.int64)
-        layers = (self._entries(row, position, applies, sampler, size) for row in picks for position in self._positions)
+        picks = (sampler.uniform(self.count) * len(self.children)).astype(np.int64)
+        layers = (self._entries(row, position, applies, sampler, size) for row in picks for position in self.positions)
         return {"apply_mask": applies, "layers": tuple(layers)}
 
     def _entries(self, picks: Array, position: int, applies: Array, sampler: Sampler, size: Size) -> tuple[Entry, ...]:
@@ -166,8 +100,12 @@ class TorchvisionPolicy(TorchvisionOp, Picking):
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """The operations that a sample picked, in order."""
-        picked = (entry for layer in drawn["layers"] for entry in layer if entry.where[sample])
-        return [call for entry in picked for call in self._op(entry).calls(entry.drawn, sample, entry.size)]
+        calls: list[Call] = []
+        for entry in (entry for layer in drawn["layers"] for entry in layer if entry.where[sample]):
+            op = self.op(entry.child, entry.position)
+            assert isinstance(op, TorchvisionOp)
+            calls += op.calls(entry.drawn, sample, entry.size)
+        return calls
 
 
 class _Magnitudes:
@@ -190,21 +128,6 @@ class _Magnitudes:
         count = self._values.shape[1]
         values = self._values.take(picks * count + (bins * count).astype(np.int64))
         return np.where(self._signed.take(picks) & (signs < 0.5), -values, values)
-
-
-def _op(member: Member) -> TorchvisionOp:
-    assert isinstance(member.op, TorchvisionOp)
-    return member.op
-
-
-def _kind(op: TorchvisionOp) -> Any:
-    """What is the same for ops of a layer that one op can stand for."""
-    return EqualizeOrContrast if isinstance(op, Equalize | AutoContrast) else kind_of(op)
-
-
-def _place(op: TorchvisionOp) -> int:
-    """Place of an op in its layer: pointwise ones, then warps, then one that needs a mean and joins a warp's pass."""
-    return 0 if kind_of(op) == POINT else 1 if isinstance(op, WarpOp) else 2 if isinstance(op, PointOp) else 3
 
 
 def _picks(policy: Any) -> list[tuple[Magnitude, ...]]:

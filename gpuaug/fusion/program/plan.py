@@ -151,6 +151,8 @@ class Plan:
     """How many of them each op takes."""
     needs_own_batch: bool = False
     """Whether the rows of a batch are made for it alone."""
+    rereading: tuple[Op, ...] = ()
+    """Ops with settings that every draw reads."""
     box_crop: BoxCrop | None = None
 
 
@@ -234,8 +236,16 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
     passes = [replace(step, first=first) for step, first in zip(passes, firsts, strict=False)]
     gathers = [step for step in passes if isinstance(step, GatherPass)]
     box_crop = next((BoxCrop(step, op) for step in gathers for op in step.moves if isinstance(op, BoxCropOp)), None)
-    needs_own_batch = any(op.needs_own_batch for op in ops)
-    return Plan(tuple(passes), max(sum(widths), 1), size, at, masks, needs_own_batch=needs_own_batch, box_crop=box_crop)
+    return Plan(
+        tuple(passes),
+        max(sum(widths), 1),
+        size,
+        at,
+        masks,
+        needs_own_batch=any(op.needs_own_batch for op in ops),
+        rereading=tuple(op for op in ops if op.read_at_draw),
+        box_crop=box_crop,
+    )
 
 
 def _leaves_samples(passes: Sequence[Pass]) -> bool:

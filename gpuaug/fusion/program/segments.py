@@ -1,6 +1,7 @@
 """How a pipeline is split for images of one size: into runs of ops that one plan holds, and the ops between them.
 
-An op stands alone where Kornia runs it, always or for images of this size, or where it picks anew for every batch what runs.
+An op stands alone where its library runs it, always or for images of this size, or where it is a container with
+``random_apply``, which picks the modules that run anew for every batch.
 Which ops of a run share a pass is decided in ``gpuaug.fusion.program.plan``.
 """
 
@@ -15,7 +16,7 @@ from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size, draw_each
 from gpuaug.fusion.ops.fallback import EagerOp, left
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.policies.choice import Choice, Nothing, Step
+from gpuaug.fusion.policies.random_apply import Nothing, RandomApply, Step
 from gpuaug.fusion.program.plan import Plan, columns_of, plan
 
 _MOST_KEPT = 256
@@ -29,7 +30,7 @@ class Segment(NamedTuple):
     """Index of the first op after it."""
     ops: tuple[Op, ...] = ()
     plan: Plan | None = None
-    eager: EagerOp | Choice | None = None
+    eager: EagerOp | RandomApply | None = None
     """The op that stands alone."""
 
     @property
@@ -47,8 +48,8 @@ class Segments:
 
     def __init__(self, ops: tuple[Op | EagerOp, ...]) -> None:
         self._ops = ops
-        self.chooses = any(isinstance(op, Choice) for op in ops)
-        """Whether batches pick what runs."""
+        self.chooses = any(isinstance(op, RandomApply) for op in ops)
+        """Whether a container with ``random_apply`` decides for every batch which ops run."""
         self._mixes = any(isinstance(op, MixOp) for op in ops)
         self._kept: dict[Any, Segment] = {}
 
@@ -111,7 +112,7 @@ class Segments:
         parts: list[tuple[list[Op | EagerOp], list[OpDraws]]] = [([], [])]
         for op, each in zip(self._ops, drawn, strict=True):
             # What a choice refuses by the images' size is drawn for by its library.
-            for step in op.steps(each) if isinstance(op, Choice) and "layers" in each else (Step(op, each, begins=False),):
+            for step in op.steps(each) if isinstance(op, RandomApply) and "layers" in each else (Step(op, each, begins=False),):
                 if step.begins and parts[-1][0]:
                     parts.append(([], []))
                 parts[-1][0].append(step.op)
@@ -145,14 +146,14 @@ def _check_channels(op: Op | None, channels: int) -> None:
                 )
 
 
-def _split(ops: Sequence[Op | EagerOp], size: Size) -> tuple[EagerOp | Choice | None, tuple[Op, ...]]:
+def _split(ops: Sequence[Op | EagerOp], size: Size) -> tuple[EagerOp | RandomApply | None, tuple[Op, ...]]:
     """The first op if it stands alone, else as many as one plan can hold for images of this size."""
     taken: list[Op] = []
     for op in ops:
         _check_channels(op.lowered if isinstance(op, EagerOp) else op, size.channels)
         reason = op.reason if isinstance(op, EagerOp) else op.unsupported_size(size)
-        if isinstance(op, EagerOp) or (isinstance(op, Choice) and reason is None):
-            alone: EagerOp | Choice = op
+        if isinstance(op, EagerOp) or (isinstance(op, RandomApply) and reason is None):
+            alone: EagerOp | RandomApply = op
         elif reason is None or op.draws_size:  # which no library runs on a batch: the plan says what is wrong
             taken.append(op)
             size = op.out(size)

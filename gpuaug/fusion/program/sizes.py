@@ -11,7 +11,7 @@ from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, WarpOp
 from gpuaug.fusion.ops.resize import Resize
-from gpuaug.fusion.policies.choice import Choice
+from gpuaug.fusion.policies.random_apply import RandomApply
 from gpuaug.fusion.program.gather import Gather
 
 _CUT_UP = "Cut them up, or shrink them, in the dataset."
@@ -101,7 +101,7 @@ def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
     at = size
     for op in ops:
         sizing = op.lowered if isinstance(op, EagerOp) else op
-        if sizing is None or isinstance(sizing, Choice):
+        if sizing is None or isinstance(sizing, RandomApply):
             at = at if isinstance(op, EagerOp) and op.moves_nothing else None
             continue
         chance = sizing.p * sizing.p_batch

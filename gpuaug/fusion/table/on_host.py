@@ -78,8 +78,9 @@ class HostTables:
             (each,) = draw_each([op], GivenUniforms(numbers[:, samples]), at)
             drawn[op] = each.draws
             at = each.out
-        for op, draws in self._drawn.items() if points else ():
-            drawn[op] = cut(draws, samples)
+        for op, draws in self._drawn.items():
+            if points or op in planned.passes[0].moves:
+                drawn[op] = cut(draws, samples)
 
         def fill(table: Array) -> None:
             table[:, : planned.width] = self._rows[index]

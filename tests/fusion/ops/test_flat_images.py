@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import kornia.augmentation as K
 import pytest
 import torch
 from support.flat_images import FIRST, FORMS, LAST, TO_FLOAT, flat, off
@@ -10,6 +11,7 @@ from support.torchvision_replay import both
 from support.values import assert_values
 from torchvision.transforms import v2
 
+import gpuaug
 from gpuaug.fusion.ops.filters import SLACK
 
 LEVELS = [*range(256), 128, 7]
@@ -39,6 +41,17 @@ def test_policies_leave_paper_and_sky_as_torchvision_does(policy):
         expected, got = both(v2.Compose([first, policy(), TO_FLOAT]), images)
         # Where a warp blends the black outside with the value, a byte may be rounded to the next and stretched.
         assert_values(got, expected, atol=3.5 / 255, share=0.01)
+
+
+@pytest.mark.parametrize("names", [["equalize"], ["equalize", "auto_contrast"]], ids=str)
+def test_operations_of_kornias_policies_leave_images_of_one_value_so(names):
+    """The op that stands for them counts levels with the tolerance that the sharpening before asks for."""
+    policy = K.auto.TrivialAugment([[(name, 0, 1)] for name in names])
+    augment, images = gpuaug.fuse([K.RandomSharpness(2.0, p=1.0), policy], pick="sample"), flat(LEVELS * 4)
+    (part,) = augment._program().ops[1].parts
+    assert part.to_levels[1] == SLACK
+    got = augment(images, draws=augment.draw(images.shape, seed=0))
+    assert (got.amax((2, 3)) - got.amin((2, 3))).max() < 2e-6
 
 
 @pytest.mark.parametrize("spread", [1, 2, 3, 8])

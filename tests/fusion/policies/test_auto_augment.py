@@ -1,5 +1,6 @@
 """RandAugment, TrivialAugment and AutoAugment: replayed in Kornia, compared with its draws, and few to compile."""
 
+import itertools
 import pickle
 
 import kornia.augmentation as K
@@ -22,6 +23,14 @@ THRESHOLDS = {"posterize", "solarize", "solarize_add", "equalize"}
 """A pixel at a threshold may fall on either side of it, where an interpolation came before."""
 
 ONE_BY_ONE = {policy[0][0]: policy for policy in rand_augment.default_policy}
+
+
+def with_flips():
+    """A policy with operations that none of Kornia's configurations names."""
+    made = auto.TrivialAugment([ONE_BY_ONE["invert"], ONE_BY_ONE["rotate"]])
+    flips = PolicySequential(operations.HorizontalFlip(1.0), operations.VerticalFlip(0.5))
+    made.add_module("PolicySequential_2", flips)
+    return made
 
 
 def picked(params):
@@ -47,7 +56,8 @@ MADE = {
     "imagenet": lambda: auto.AutoAugment("imagenet"),
     "cifar10": lambda: auto.AutoAugment("cifar10"),
     "svhn": lambda: auto.AutoAugment("svhn"),
-    "flips": lambda: auto.AutoAugment(
+    "flips": with_flips,
+    "up to three": lambda: auto.AutoAugment(
         [[("rotate", 0.6, 7), ("shear_y", 0.5, 2), ("sharpness", 0.5, 3)], [("sharpness", 1.0, 8), ("posterize", 0.0, 1)]]
     ),
 }
@@ -144,6 +154,25 @@ def test_policy_magnitude_is_read_at_each_draw():
     assert_values(got, made.forward_parameters(images.shape)[0].data[0].data["degrees"].detach())
 
 
+@pytest.mark.parametrize("pick", ["batch", "sample"])
+def test_a_magnitude_that_changes_between_calls_is_that_of_the_next_batch(pick):
+    """Rows are made for many batches ahead, and those with another magnitude are dropped."""
+    strong, fixed = auto.RandAugment(2, 9), auto.AutoAugment([[("rotate", 1.0, 8)], [("color", 1.0, 3)]])
+    augment, images = gpuaug.fuse([strong, fixed], pick=pick), photographs(4)
+    torch.manual_seed(0)
+    for number in range(30):
+        if number == 12:
+            strong.m = 29
+        if number == 20:
+            fixed[0][0]._magnitude = torch.nn.Parameter(torch.tensor([3.0]))
+        if number == 25:
+            fixed[0][0]._magnitude.data.fill_(17.0)
+        state = torch.get_rng_state()
+        expected = augment(images, draws=augment.draw(images.shape))
+        torch.set_rng_state(state)
+        assert_values(augment(images), expected), number
+
+
 class Custom(operations.Invert):
     pass
 
@@ -157,29 +186,60 @@ def test_subclasses_of_policies_are_left_to_kornia():
     inside[0][0].__class__ = Custom
     around = auto.TrivialAugment([ONE_BY_ONE["invert"]])
     around[0].__class__ = type("Sub", (PolicySequential,), {})
+    other, shared = (auto.TrivialAugment([ONE_BY_ONE["invert"]]) for _ in range(2))
+    other[0][0].op = K.RandomGaussianBlur((3, 3), (0.5, 1.0), p=1.0)
+    shared[0][0].op.same_on_batch = True
     for made, reason in (
         (Theirs(), "a subclass of TrivialAugment, which may do anything"),
         (inside, "none of Kornia's operations, and may do anything"),
         (around, "is a subclass of PolicySequential, which may do anything"),
+        (other, "Invert_0 in PolicySequential_0 is made of RandomGaussianBlur, which is not Kornia's augmentation for it"),
+        (shared, "Invert_0 in PolicySequential_0 is set to same_on_batch=True or p_batch below 1"),
     ):
         augment = gpuaug.fuse(made)
         assert reason in str(augment.explain())
         assert_replays(made, photographs(), 1)
 
 
-def test_explain_lists_a_policys_operations_and_most_launches():
-    geometry = auto.RandAugment(2, 10, [ONE_BY_ONE[name] for name in ("rotate", "invert", "sharpness")])
-    made = gpuaug.fuse([geometry, K.Normalize(0.5, 0.5)]).explain((8, 3, 32, 32))
-    assert made.lines[0].at_most
-    assert made.lines[0].launches == 2
-    assert "for each batch 2 of rotate, invert, sharpen" in str(made)
-    assert "up to 2" in str(made)
-    trivial = gpuaug.fuse(auto.TrivialAugment())
-    assert trivial.explain((8, 3, 32, 32)).launches == 2
-    assert "for each batch one of auto contrast, equalize, rotate" in str(trivial.explain((8, 1, 32, 32)))
-    left = gpuaug.fuse(auto.RandAugment(2, 10, [ONE_BY_ONE["rotate"], [("color", 0.1, 1.9)]])).explain((8, 1, 32, 32))
-    assert left.launches is None
-    assert "left to Kornia: saturation" in str(left)
+@pytest.mark.parametrize("pick", ["batch", "sample"])
+def test_explain_lists_the_passes_of_a_policy(pick):
+    geometry = auto.RandAugment(2, 10, [ONE_BY_ONE[name] for name in ("rotate", "invert", "sharpness", "color", "shear_x")])
+    made = gpuaug.fuse([K.RandomCrop((24, 24)), geometry, K.Normalize(0.5, 0.5)], pick=pick).explain((8, 3, 32, 32))
+    assert [line.what for line in made.lines] == [
+        "crop 24x24, one of invert, saturation",
+        "one of several affine warps",
+        "sharpen, one of invert, saturation",
+        "one of several affine warps",
+        "sharpen, normalise",
+    ]
+    assert made.lines[-1].modules == ("RandAugment_1", "Normalize_2")
+    assert made.launches == 5
+    assert "skips samples that nothing in it applies to" in made.notes[-1]
+    assert gpuaug.fuse(auto.RandAugment(2, 9), pick=pick).explain((8, 3, 32, 32)).launches == 9
+    assert gpuaug.fuse(auto.TrivialAugment(), pick=pick).explain((8, 3, 32, 32)).launches == 5
+
+
+def test_policies_with_an_operation_for_other_sizes_are_left_to_kornia_whole():
+    made = auto.RandAugment(1, 10, [ONE_BY_ONE["rotate"], ONE_BY_ONE["invert"]])
+    augment, images = gpuaug.fuse([K.RandomHorizontalFlip(), made]), photographs(3, 1, 12, 1)
+    reason = "the images are one pixel wide or high (rotate)"
+    line = augment.explain(images.shape).lines[-1]
+    assert (line.modules, line.launches, line.reason) == (("RandAugment_1",), None, reason)
+    assert augment.explain((3, 1, 12, 2)).launches is not None
+    with pytest.warns(gpuaug.GpuAugWarning, match=r"RandAugment_1 is left to Kornia, because .* wide or high \(rotate\)"):
+        augment(images)
+    for seed in range(6):
+        draws = augment.draw(images.shape, seed=seed)
+        flipped, params = K.RandomHorizontalFlip()(images / 255, params=draws.as_kornia()[0]), draws.as_kornia()[1]
+        torch.testing.assert_close(augment(images, draws=draws), made(flipped, params=params), equal_nan=True)
+
+
+def test_pick_sample_refuses_images_that_an_operation_does_not_take():
+    augment, images = gpuaug.fuse(auto.RandAugment(1, 9), pick="sample"), photographs(3, 1)
+    text = r"images must suit all operations of RandAugment with pick='sample', got images of 1x32x48: needs 3 channels"
+    for call in (lambda: augment(images), lambda: augment.draw(images.shape), lambda: augment.explain(images.shape)):
+        with pytest.raises(gpuaug.ArgumentError, match=text):
+            call()
 
 
 def test_policies_compile_few_programs():
@@ -282,6 +342,15 @@ def test_pick_sample_picks_evenly_and_independently():
     pairs = np.bincount(picked[0] * 15 + picked[1], minlength=225)
     assert (pairs > 0).sum() == 210
     assert abs(pairs[pairs > 0] - batch / 210).max() < 6 * (batch / 210) ** 0.5
+
+
+def test_pick_sample_gives_every_order_of_picks_the_same_chance():
+    policy = [ONE_BY_ONE[name] for name in ("invert", "rotate", "sharpness", "equalize")]
+    layers = gpuaug.fuse(auto.RandAugment(3, 10, policy), pick="sample").draw((6000, 3, 8, 8), seed=1)._drawn[0]["layers"]
+    picks = np.array([sum(entry.child * entry.where for entry in layer) for layer in layers])
+    orders, counts = np.unique(picks, axis=1, return_counts=True)
+    assert set(map(tuple, orders.T)) == set(itertools.permutations(range(4), 3))
+    assert abs(counts - 250).max() < 6 * 250**0.5
 
 
 def test_pick_sample_moves_masks():

@@ -11,7 +11,7 @@ from support.values import assert_values
 
 import gpuaug
 from gpuaug.fusion.lower import kornia
-from gpuaug.fusion.policies.choice import Choice
+from gpuaug.fusion.policies.random_apply import RandomApply
 
 
 def modules():
@@ -41,7 +41,7 @@ FORMS = {
 def test_random_apply_forms_replay_in_kornia(form, kind):
     made = kind(*modules(), **FORMS[form])
     augment, images = gpuaug.fuse(made), photographs()
-    assert isinstance(augment._program().ops[0], Choice)
+    assert isinstance(augment._program().ops[0], RandomApply)
     assert "left to Kornia" not in repr(augment)
     for seed in range(12):
         draws = augment.draw(images.shape, seed=seed)

@@ -42,7 +42,8 @@ def test_a_module_left_to_kornia_stands_alone_between_two_plans():
         ([K.RandomMedianBlur()], 1, False),
         ([K.RandomInvert(), K.RandomMixUpV2()], 1, True),
         ([K.RandomInvert(), K.RandomMixUpV2()], 2, False),
-        ([K.auto.RandAugment(1, 10)], 1, False),
+        ([K.auto.RandAugment(1, 10)], 2, True),
+        ([K.ImageSequential(K.RandomInvert(), random_apply=1)], 1, False),
     ],
 )
 def test_one_plan_runs_everything_unless_something_stands_alone_or_views_would_mix(modules, views, whole):

@@ -35,6 +35,8 @@ SHARED = {
         v2.RandomApply([v2.AutoAugment()]),
         v2.ToDtype(torch.float32, True),
     ],
+    "Kornia's policies": lambda: [K.RandomResizedCrop((16, 20)), K.auto.RandAugment(2, 9), K.auto.AutoAugment()],
+    "Kornia's policies, by sample": lambda: [K.auto.TrivialAugment(), K.auto.RandAugment(3, 9), K.auto.AutoAugment()],
     "whole batches": lambda: [
         K.RandomRotation(30.0, p=1.0),
         K.RandomPosterize(p=0.5),
@@ -43,6 +45,10 @@ SHARED = {
 }
 PIPELINES = {**EXACT, **RGB_EXACT, **CLOSE, **RGB_CLOSE, **TIES, **SHARED}
 SEEDS = (5, 2**63 - 1, 0, 17, 18)
+
+
+def fused(name):
+    return gpuaug.fuse(PIPELINES[name](), pick="sample" if "by sample" in name else "batch")
 
 
 def simple():
@@ -71,7 +77,7 @@ def blocks(monkeypatch):
 @pytest.mark.parametrize("points", [False, True])
 @pytest.mark.parametrize("name", PIPELINES)
 def test_tables_drawn_together_equal_tables_drawn_one_by_one(name, points):
-    augment, size = gpuaug.fuse(PIPELINES[name]()), Size(9, 3, 30, 41)
+    augment, size = fused(name), Size(9, 3, 30, 41)
     segment = augment._program().segments.at(0, size, masks=False)
     planned = segment.plan
     if planned is None or planned.needs_own_batch:
@@ -85,7 +91,7 @@ def test_tables_drawn_together_equal_tables_drawn_one_by_one(name, points):
 @pytest.mark.parametrize("points", [False, True])
 @pytest.mark.parametrize("name", PIPELINES)
 def test_ops_write_the_same_where_columns_lie_together(monkeypatch, name, points):
-    augment, size = gpuaug.fuse(PIPELINES[name]()), Size(9, 3, 30, 41)
+    augment, size = fused(name), Size(9, 3, 30, 41)
     segment = augment._program().segments.at(0, size, masks=False)
     planned = segment.plan
     if planned is None or planned.needs_own_batch:
@@ -106,7 +112,7 @@ def test_ops_write_the_same_where_columns_lie_together(monkeypatch, name, points
 
 def sent(monkeypatch, name, device, *, points, by_column_from):
     """The rows of five batches of ``PIPELINES[name]``, sent to a device; ``None`` where each draws alone."""
-    augment, size = gpuaug.fuse(PIPELINES[name]()), Size(9, 3, 30, 41)
+    augment, size = fused(name), Size(9, 3, 30, 41)
     segment = augment._program().segments.at(0, size, masks=False)
     if segment.plan is None or segment.plan.needs_own_batch:
         return None
@@ -128,14 +134,10 @@ def test_rows_written_by_column_are_the_same(monkeypatch, name, points):
     assert_values(sent(monkeypatch, name, "cuda", points=points, by_column_from=46).cpu(), expected)
 
 
-def test_needs_own_batch_is_set_for_mixes_noise_and_kornias_policies():
-    for name, make in PIPELINES.items():
-        augment = gpuaug.fuse(make())
-        planned = augment._program().segments.at(0, Size(9, 3, 30, 41), masks=False).plan
-        # What picks is in no plan.
-        picks = augment._program().ops[0].needs_own_batch and planned is None
-        assert picks == (("one of" in name and "mixes" not in name and "torchvision" not in name) or "shears" in name), name
-        assert picks or planned.needs_own_batch == ("noise" in name or "mix" in name), name
+def test_needs_own_batch_is_set_for_mixes_and_noise():
+    for name in PIPELINES:
+        planned = fused(name)._program().segments.whole(Size(9, 3, 30, 41), masks=False, views=1)
+        assert planned.needs_own_batch == ("noise" in name or "mix" in name), name
 
 
 def test_prefetched_tables_give_what_their_seed_gives(blocks):

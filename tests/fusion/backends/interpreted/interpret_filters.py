@@ -35,6 +35,7 @@ FILTERS = {
     "auto contrast, unclipped": K.RandomAutoContrast(clip_output=False, p=1.0),
     "equalize, torchvision's": v2.RandomEqualize(0.5),
     "autocontrast, torchvision's": v2.RandomAutocontrast(0.5),
+    "equalize or auto contrast": (K.RandomEqualize(p=1.0), K.RandomAutoContrast(p=1.0)),
     "equalize or autocontrast": (v2.RandomEqualize(1.0), v2.RandomAutocontrast(1.0)),
     "autocontrast of bytes": OF_BYTES[0],
     "equalize or autocontrast of bytes": OF_BYTES[1:],
