@@ -110,7 +110,8 @@ def explanation(
     Triton did not run the last call on a GPU, if it did not.
     """
     lines: list[Line] = []
-    found, whole = segments.all(size), segments.whole(size, masks=False, views=views)
+    found = segments.all(size)
+    whole = segments.whole(size, masks=False, views=views)
     runs = views if whole is None else 1
     for segment in found:
         if isinstance(segment.eager, RandomApply):
@@ -147,7 +148,8 @@ def _passes(segments: Sequence[Segment]) -> Iterator[Pass]:
 
 def _shrinking(segments: Sequence[Segment], size: Size) -> tuple[str, ...]:
     """What is said of crops and resizes that shrink, and leave pixels out that fall between those they read."""
-    notes, at = [], size
+    notes = []
+    at = size
     if not _known(size):
         return ()
     for op in (op for step in _passes(segments) for op in step.ops):

@@ -127,7 +127,8 @@ class Fused(nn.Module):
         self._extra_args = getattr(pipeline, "extra_args", None)
         self._keepdim = all(leaf.op.keepdim for leaf in leaves(of_bytes.tree))
         classes = classes_of(options.num_classes, of_bytes.mixes)
-        self.options, self._ending = replace(options, num_classes=classes), ending_of(of_bytes.tree)
+        self.options = replace(options, num_classes=classes)
+        self._ending = ending_of(of_bytes.tree)
         self.definition = (pipeline, replace(options, dtype=of_bytes.dtype))
         """The pipeline and its options, which decide the batches besides the draws. States of loaders hold both as text."""
         self._soft = None if classes is None else SoftLabels(classes, options.label_smoothing)
@@ -176,7 +177,8 @@ class Fused(nn.Module):
         return Fused, (self.pipeline[0], self.options), {"training": self.training, "warned": self._left.warned}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.training, self._left.warned = state["training"], set(state["warned"])
+        self.training = state["training"]
+        self._left.warned = set(state["warned"])
 
     def draw(self, shape: Sequence[int] | Ragged, seed: int | None = None, *, dtype: torch.dtype | None = None) -> Draws:
         """Draw for one batch, without images.

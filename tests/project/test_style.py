@@ -1,5 +1,6 @@
 """Lint, formatting and types, as part of the one command that tests everything."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -7,8 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from support import typed_program
+from support.messages.finder import sources
 
 ROOT = Path(__file__).parents[2]
+
+LEFT_ALONE = ("gpuaug/core/streams.py", "gpuaug/core/batch.py", "gpuaug/feed/ring", "gpuaug/stages/selection.py")
+"""Files whose races and containers are proven by exhaustive tests, which no matter of style changes."""
 
 
 @pytest.mark.parametrize("command", [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]], ids=" ".join)
@@ -18,6 +23,31 @@ def test_style(command):
         pytest.skip("the oldest torch calls 1 - tensor of any type")
     done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def packed(tree):
+    """Assignments in functions and classes of several values of different forms that do not depend on one another."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
+            targets, values = node.targets[0].elts, node.value.elts
+            read = {ast.unparse(part) for value in values for part in ast.walk(value)}
+            alone = len(targets) == len(values) and not read & {ast.unparse(target) for target in targets}
+            alone &= not any(isinstance(each, ast.Starred) for each in (*targets, *values))
+            if node.col_offset and alone and len({form(value) for value in values}) > 1:
+                yield node
+
+
+def form(value):
+    """The syntax of a value without its names and constants."""
+    if isinstance(value, ast.Constant | ast.Name | ast.Attribute):
+        return type(value) is ast.Constant
+    return type(value), *(form(part) for part in ast.iter_child_nodes(value) if isinstance(part, ast.expr))
+
+
+@pytest.mark.parametrize("room", ["gpuaug", "bench"])
+def test_one_assignment_states_one_fact(room):
+    found = [f"{path}:{node.lineno}: {ast.unparse(node)}" for path, tree in sources(room) for node in packed(tree)]
+    assert [each for each in found if not each.startswith(LEFT_ALONE)] == []
 
 
 @pytest.mark.frameworks

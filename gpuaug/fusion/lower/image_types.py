@@ -59,7 +59,8 @@ class ImageTypes:
 
     def fall_back(self, *, keeps_range: bool) -> int:
         """Pass a module that torchvision runs, and return its number."""
-        number, self.fallbacks = self.fallbacks, self.fallbacks + 1
+        number = self.fallbacks
+        self.fallbacks += 1
         self.dtype = self.returned.get(number, self.dtype)
         self.in_unit_range = self.in_unit_range and keeps_range
         return number

@@ -58,7 +58,8 @@ def lower_container(name: str, container: Any, pick: Pick, lower: Lower) -> Tree
     items = tuple(lower(child_name, child) for child_name, child in container.named_children())
     if container.random_apply is False:
         return Group(name, items, is_container=True)
-    name, unknown = name or type(container).__name__, untested_version()
+    name = name or type(container).__name__
+    unknown = untested_version()
     children = _children(items)
     if children is None:
         choice: Any = "random_apply over containers in containers"
@@ -69,11 +70,13 @@ def lower_container(name: str, container: Any, pick: Pick, lower: Lower) -> Tree
 
 def lower_module(name: str, module: nn.Module, pick: Pick) -> Leaf:
     """Lower a module to an op or a policy, or leave it to Kornia with a reason."""
-    name, unknown = name or type(module).__name__, untested_version()
+    name = name or type(module).__name__
+    unknown = untested_version()
     if type(module) in POLICIES and unknown is None:
         policy = lower_policy(name, module, LOWERED, pick)
         return Leaf(name, EagerKornia(name, module, policy) if isinstance(policy, str) else policy)
-    reason, kind = unknown or _why_not(module), LOWERED.get(type(module))
+    reason = unknown or _why_not(module)
+    kind = LOWERED.get(type(module))
     if reason is None:
         return Leaf(name, LOWERED[type(module)](name, module))
     resizes = unknown is None and kind is not None and kind.out is not Op.out

@@ -217,7 +217,8 @@ class TorchvisionLowering:
         count = len(members)
         outcomes: list[list[tuple[bool, ...]]]
         if type(container) is v2.RandomApply:
-            draw, outcomes = Draw((float(container.p),)), [[(True, False)] * count]
+            draw = Draw((float(container.p),))
+            outcomes = [[(True, False)] * count]
         elif type(container) is v2.RandomChoice:
             draw = Draw(tuple(accumulate(container.p))[:-1])
             outcomes = [[tuple(member == other for other in range(count)) for member in range(count)]]

@@ -62,7 +62,8 @@ def ending_of(tree: Tree) -> Ending:
     Raises:
         ArgumentError: If boxes are judged before what moves them.
     """
-    ending, judge = AS_THEY_CAME, ""
+    ending = AS_THEY_CAME
+    judge = ""
     for each in _in_order(tree):
         if isinstance(each, Done):
             ending = ending.then(each.ending) if each.ending is not None else ending

@@ -63,7 +63,8 @@ class Sampler:
         """Uniform numbers in [0, 1) with 24 random bits, like ``torch.rand``: (B,), or (columns, B)."""
         wanted = 1 if columns is None else columns
         if self._taken + wanted > len(self._block):
-            self._block, self._taken = self._columns(max(self._at_once, wanted)), 0
+            self._block = self._columns(max(self._at_once, wanted))
+            self._taken = 0
         taken = self._block[self._taken : self._taken + wanted]
         self._taken += wanted
         self.used += wanted

@@ -30,7 +30,8 @@ class OneMix(MixOp):
         self, name: str, module: nn.Module, mixes: Sequence[tuple[str, MixOp]], pick: Pick, weights: Sequence[float]
     ) -> None:
         super().__init__(name, module)
-        self.mixes, self._pick = tuple(mixes), pick
+        self.mixes = tuple(mixes)
+        self._pick = pick
         self.num_classes = classes_of(None, (mix for _, mix in mixes))
         ends = np.cumsum(weights, dtype=np.float64)
         self._ends: Array = ends / ends[-1]

@@ -57,13 +57,15 @@ class OneOf(PointOp):
         for op, own, where in drawn["parts"]:
             width = op.row_width(size.channels)
             if where is None:
-                out[:, 0], out[:, 1] = own["apply_mask"], op.code
+                out[:, 0] = own["apply_mask"]
+                out[:, 1] = op.code
                 op.rows(own, size, out[:, 2 : 2 + width])
                 continue
             samples = np.flatnonzero(where)
             rows = np.zeros((len(samples), width), dtype=np.float32)
             op.rows(cut(own, samples), size.taking(samples), rows)
-            out[samples, 0], out[samples, 1] = rows[:, 0], op.code
+            out[samples, 0] = rows[:, 0]
+            out[samples, 1] = op.code
             out[samples, 2 : 2 + width] = rows
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -111,7 +113,8 @@ class AnyAffine(MatrixWarp):
 
     def _moved(self, drawn: OpDraws, size: Size) -> tuple[Array | None, Array]:
         # Each part is an op, its draws, and the mask of its samples.
-        moved, matrices = [np.empty(0, np.int64)], [np.empty((0, 3, 3))]
+        moved = [np.empty(0, np.int64)]
+        matrices = [np.empty((0, 3, 3))]
         for op, own, where in drawn["parts"]:
             samples = np.flatnonzero(where)
             moved.append(samples)

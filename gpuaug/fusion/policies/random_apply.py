@@ -90,7 +90,8 @@ class RandomApply(Picking):
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Pick children and draw for them: ``"layers"``, one entry each, ``"picks"`` and ``"end"``."""
-        layers, picked = [], self.picks(sampler)
+        layers = []
+        picked = self.picks(sampler)
         for child in picked:
             for position in range(len(self.children[child].members)):
                 op = self._run_by(child, position, size)

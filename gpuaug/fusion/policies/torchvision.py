@@ -60,7 +60,8 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
 
     def _entries(self, picks: Array, position: int, applies: Array, sampler: Sampler, size: Size) -> tuple[Entry, ...]:
         """One operation of every child, for the samples that picked it and that it runs for."""
-        (chance, *numbers), layer = sampler.uniform(3), []
+        chance, *numbers = sampler.uniform(3)
+        layer = []
         magnitudes = self._magnitudes_at(position, size)
         values = magnitudes.of(picks, *numbers)
         for index, child in enumerate(self.children):
@@ -134,7 +135,8 @@ def _picks(policy: Any) -> list[tuple[Magnitude, ...]]:
     """The units that are picked: operations with their magnitudes, that run one after the other."""
     if type(policy) is v2.AutoAugment:
         return [tuple(Magnitude(name, 10, index, p) for name, p, index in pair) for pair in policy._policies]
-    bins, index = policy.num_magnitude_bins, getattr(policy, "magnitude", None)
+    bins = policy.num_magnitude_bins
+    index = getattr(policy, "magnitude", None)
     return [(Magnitude(name, bins, index),) for name in policy._AUGMENTATION_SPACE]
 
 

@@ -201,7 +201,8 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
     Raises:
         ArgumentError: If images are larger than an op can count, or have no pixels.
     """
-    opened, at = [_Open()], size
+    opened = [_Open()]
+    at = size
     for index, op in enumerate(ops):
         check_counted(op, at)
         if op.draws_size and not at.ragged:
@@ -216,7 +217,9 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
     widths: list[int] = []
     at, channels = size, size.channels
     for each in opened:
-        front, points, source = each.front, tuple(each.points), at
+        front = each.front
+        points = tuple(each.points)
+        source = at
         if isinstance(front, Gather):
             if masks:
                 _check_mask_fill(front)

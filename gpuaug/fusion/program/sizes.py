@@ -42,7 +42,8 @@ def sizing_ops(ops: Sequence[Op | EagerOp], *, ragged: bool) -> tuple[GatherOp, 
 
 def _to_one_size(ops: Sequence[Op | EagerOp]) -> tuple[GatherOp, ...]:
     """The first ops, up to the one that gives images of different sizes one."""
-    front, size = Gather(), Size(1, 3, *ANY_SIDES)
+    front = Gather()
+    size = Size(1, 3, *ANY_SIDES)
     taken: list[GatherOp] = []
     for op in ops:
         if isinstance(op, EagerOp):
