@@ -30,6 +30,7 @@ def augment(case: str, options: Namespace, _stack: ExitStack) -> Iterator[int]:
         "seed": (lambda: pipelines.heavy_kornia(options.size, cropping="slice"), {}),
         "cls": (lambda: pipelines.classification_kornia(side, cropping="slice"), bfloat16),
         "ssl": (lambda: pipelines.contrastive_kornia(side, cropping="slice"), bfloat16),
+        "randaugment": (lambda: pipelines.randaugment_kornia(cropping="slice"), bfloat16),
     }[case]
     call = gpuaug.fuse(pipeline(), **form)
     images = torch.randint(256, (options.batch, 3, options.size, options.size), dtype=torch.uint8, device=options.device)
@@ -104,6 +105,7 @@ ROWS: dict[str, tuple[Callable[[str, Namespace, ExitStack], Iterator[int]], str,
     "augment, seed": (augment, "seed", False),
     "augment, cls": (augment, "cls", False),
     "augment, ssl": (augment, "ssl", False),
+    "augment, randaugment": (augment, "randaugment", False),
     "ragged": (ragged, "", False),
     "ragged, antialiased": (ragged, "antialiased", False),
     "feeds": (feeds, "", True),
