@@ -35,8 +35,23 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor) -> Tensor:
     first, *others = plan.passes
     made = run_pass(first, images, table)
     for step in others:
-        made = run_pass(step, made, table)
+        samples = _samples_of(step, table)
+        if samples is None:
+            made = run_pass(step, made, table)
+        elif len(samples):
+            made = made.index_copy(0, samples, run_pass(step, made[samples], table[samples]))
     return made
+
+
+def _samples_of(step: Pass, table: Tensor) -> Tensor | None:
+    """Indices of the samples that any op of a pass applies to; ``None`` for all.
+
+    On a GPU the host would have to wait for the answer.
+    """
+    if step.way < 0 or table.is_cuda:
+        return None
+    applies = step.rows_of(table)[:, step.way] != 0
+    return None if bool(applies.all()) else applies.nonzero()[:, 0]
 
 
 def run_pass(step: Pass, images: Tensor | Ragged, table: Tensor) -> Tensor:
