@@ -87,8 +87,7 @@ class Decoder:
 
     def _staging(self, length: int) -> Tensor:
         """Host memory, page-locked unless that cannot be had."""
-        host = torch.device("cpu")
-        rounded = slab_length(length)
+        host, rounded = torch.device("cpu"), slab_length(length)
         if not self._cannot_lock:
             try:
                 made = allocated(rounded, host, pin_memory=True)

@@ -95,7 +95,7 @@ def _entry(tiff: memoryview) -> int | None:
         size = values * _SIZES[form]
         place = start + 8
         if size > 4:
-            outside = outside + size
+            outside += size
             place = offset
             if outside > len(tiff):  # PIL ignores an entry with which there would be more values than bytes
                 continue

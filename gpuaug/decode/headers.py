@@ -200,7 +200,7 @@ def _other(data: memoryview) -> Header:
         bits = 16 if image.format == "PNG" and data[24] == 16 else _bits(image)
         if bits > 8:
             return Header(problem=f"it has {bits} bits a channel")
-        (width, height) = image.size
+        width, height = image.size
         bands = len(image.getbands())
         if image.format == "TIFF":
             if (samples := image.tag_v2.get(_TIFF_SAMPLES, 1)) > bands:  # PIL leaves them out without a word

@@ -104,8 +104,7 @@ class Layout:
         """
         for index in np.flatnonzero(self.needs_postprocessing).tolist():
             assert raw is not None
-            (height, width) = self.stored[index].tolist()
-            start = int(self.raw_starts[index])
+            (height, width), start = self.stored[index].tolist(), int(self.raw_starts[index])
             image = raw[start : start + height * width * self.channels].view(height, width, self.channels)
             scale = int(self.scales[index])
             if scale > 1:

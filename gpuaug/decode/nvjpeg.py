@@ -206,8 +206,7 @@ class BatchDecoder(Library):
         Raises:
             NvJpegError: If it fails for another reason.
         """
-        state = self._state(kind)
-        shape = (len(addresses), form)
+        state, shape = self._state(kind), (len(addresses), form)
         if self._initialized.get(state) != shape:
             self._initialized.pop(state, None)  # until it succeeds
             self._call("nvjpegDecodeBatchedInitialize", self._handle, c_void_p(state), c_int(shape[0]), c_int(1), c_int(form))

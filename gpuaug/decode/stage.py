@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
@@ -122,7 +122,7 @@ class DecodeStage(Stage):
     ) -> None:
         super().__init__(on=on, into=..., name=name)
         self.backend: registry.Backend = one_of(
-            "backend", backend, get_args(registry.Backend), "Leave it out to have what fits."
+            "backend", backend, ("auto", "engines", "hybrid", "cpu"), "Leave it out to have what fits."
         )
         self.on_error: OnError = one_of("on_error", on_error, ("raise", "replace"), "Leave it out to have errors raised.")
         channels = one_of("channels", channels, (1, 3), "Leave it out for RGB.")
@@ -175,8 +175,7 @@ class DecodeStage(Stage):
             way_out = "Pass the member of a batch that gpuaug.collate_encoded has made."
             raise ArgumentTypeError(f"encoded must be a gpuaug.Encoded, got {shown(encoded)}. {way_out}")
         lanes = Lanes(devices.resolve(device))
-        bound = self.bind(self.kind, lanes)
-        memory = dict[str, Any]()
+        bound, memory = self.bind(self.kind, lanes), dict[str, Any]()
         consumer = lanes.consumer()
         try:
             with lanes.launching(consumer):
@@ -331,8 +330,7 @@ class Decoding:
             self._bound.decoder.settle()
 
     def _start(self) -> None:
-        stage = self._bound.stage
-        count = len(self._encoded[0])
+        stage, count = self._bound.stage, len(self._encoded[0])
         if self._bad and (stage.on_error == "raise" or len(self._bad) == count):
             first = self._bad[min(self._bad)]
             more = f", and {len(self._bad) - 1} more of the batch cannot be either" if len(self._bad) > 1 else ""

@@ -54,8 +54,7 @@ class Engines(FileDecoder):
     files = "baseline JPEG in one scan: 4:4:4, 4:2:2, 4:2:0, 4:4:0 or grey, sides of at most 16384 pixels"
 
     def __init__(self, device: torch.device) -> None:
-        self._decoder = nvjpeg.BatchDecoder(device)
-        self._turn = threading.Lock()
+        self._decoder, self._turn = nvjpeg.BatchDecoder(device), threading.Lock()
 
     @property
     def version(self) -> str:
@@ -88,10 +87,8 @@ class Engines(FileDecoder):
         indices = indices[np.argsort(-layout.stored[indices].prod(1, dtype=np.int64), kind="stable")]
         table = layout.headers[indices]
         files = np.zeros(len(indices), _FILE)
-        files["index"] = indices
-        files["kind"] = np.where(table["channels"] == 1, _GREY, table["sampling"])
-        files["address"] = work.encoded.data.data_ptr() + table["start"]
-        files["length"] = table["length"]
+        files["index"], files["kind"] = indices, np.where(table["channels"] == 1, _GREY, table["sampling"])
+        files["address"], files["length"] = work.encoded.data.data_ptr() + table["start"], table["length"]
         output = files["output"]
         output["channel"][:, 0] = work.data.data_ptr() + layout.starts[indices]
         raw = layout.needs_postprocessing[indices]

@@ -105,8 +105,7 @@ class Hybrid(FileDecoder):
             image = batch.images[number]
             try:
                 nvjpeg.enter(resources.lanes.device)  # here, so that its error is raised at the batch
-                state = self._state(image.capacity)
-                problem = "it was not decoded"
+                state, problem = self._state(image.capacity), "it was not decoded"
                 try:
                     problem = self._decoder.host_phase(state, *image.file)
                 finally:
@@ -140,10 +139,8 @@ class Hybrid(FileDecoder):
 
     def _card_phases(self, batch: "_Batch", lane: Lane) -> Event:
         """Queue the card phase of each image whose host phase has ended, until all have. Returns the event behind them."""
-        queued = deque[tuple[Event, list[_Used]]]()
-        states = list[_Used]()
-        ready = batch.ready
-        left = len(batch.images)
+        queued, states = deque[tuple[Event, list[_Used]]](), list[_Used]()
+        ready, left = batch.ready, len(batch.images)
         error: BaseException | None = None
         try:
             while left or states or queued:

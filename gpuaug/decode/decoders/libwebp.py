@@ -75,7 +75,7 @@ def decode(file: NDArray[np.uint8], buffer: NDArray[np.uint8]) -> bool:
         Whether the image was decoded; ``False`` also for one of another size than ``buffer``.
     """
     libwebp = library()
-    (height, width, _) = buffer.shape
+    height, width, _ = buffer.shape
     assert libwebp is not None
     data = _Data(file.ctypes.data, file.size)
     frame = _Frame()

@@ -49,11 +49,12 @@ class DecoderTable:
         self._found = found
 
     def __str__(self) -> str:
-        width = max(map(len, self._found)) + 2
         rows = []
         for name, each in self._found.items():
-            words = f"not used: {each.words}" if isinstance(each, Absence) else f"{each.version}: {each.files}"
-            rows.append(f"{name:{width}}{words}")
+            if isinstance(each, Absence):
+                rows.append(f"{name:8} not used: {each.words}")
+            else:
+                rows.append(f"{name:8} {each.version}: {each.files}")
         return "\n".join(rows)
 
     __repr__ = __str__

@@ -2,7 +2,7 @@
 
 An ``IndexMap`` permutes: flips, crops and padding, an axis at a time and in whole pixels, so any number of them compose
 exactly. A warp interpolates, so a pass holds at most one (two would not be what Kornia does twice). Coordinates are pixels,
-(x, y) = (column, row), and maps go from *output index* to *input index*.
+x, y = (column, row), and maps go from *output index* to *input index*.
 """
 
 from abc import abstractmethod

@@ -52,7 +52,7 @@ class ResizedCrop(ResampleOp):
     def shrinks(self, size: Size) -> float:
         """The largest crop that may be drawn, by the output."""
         area = self._scale[1] * size.height * size.width
-        (narrowest, widest) = self.ratios
+        narrowest, widest = self.ratios
         across = np.minimum(np.sqrt(area * widest), size.width) / self._width
         down = np.minimum(np.sqrt(area / narrowest), size.height) / self._height
         return float(np.max(np.maximum(across, down)))
