@@ -51,7 +51,7 @@ def torchvision_class(transform: Any) -> type | None:
 
 
 def children_of(pipeline: Any) -> list[Any]:
-    """What a pipeline holds, in order: items of a sequence, submodules, the ``transforms`` of a container, what was fused."""
+    """Direct parts of a pipeline in order: items of a sequence, submodules, ``transforms`` of a container, what was fused."""
     if _is_sequence(pipeline) or isinstance(pipeline, nn.Sequential | nn.ModuleList):
         return list(pipeline)
     fused = getattr(pipeline, "pipeline", ())
@@ -68,7 +68,7 @@ def _is_sequence(value: Any) -> bool:
 
 
 def all_parts(pipeline: Any) -> Iterator[Any]:
-    """``pipeline`` and all that it holds, at any depth."""
+    """``pipeline``, its parts, and their parts."""
     yield pipeline
     for child in children_of(pipeline):
         yield from all_parts(child)

@@ -384,7 +384,7 @@ class Targets:
 
 
 def joined(views: Sequence[Any], keys: Sequence[str], *, cut: bool) -> Any:
-    """What became of each view, behind one another: images, or a list of all that went in; ``cut``: labels along axis 1.
+    """Concatenate the results of all views: the images, or a list in the order of the inputs. ``cut``: labels along axis 1.
 
     Raises:
         ArgumentError: If views differ in size, by the modules that were picked for each.
