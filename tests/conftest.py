@@ -106,6 +106,7 @@ def _leaving_a_loop_waits_for_its_loader():
 @pytest.fixture(scope="session")
 def _first_states():
     """States of the generators before the first test. A thread that outlives its test may draw from them at any time."""
+    torch.manual_seed(0)  # torch's own first seed differs from process to process
     random.seed(0)
     np.random.seed(0)
     return torch.get_rng_state(), random.getstate(), np.random.get_state()

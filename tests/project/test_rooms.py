@@ -45,7 +45,7 @@ FUSION = {
     "fuse": {"pixels", "ops", "policies", "options", "lower", "draws", "program", "backends", "table", "targets", "explain"},
     "normalization": set(),
 }
-"""The same within ``fusion``, in the order of the data."""
+"""Modules and folders of ``fusion``, in the order of the data, and what each may import."""
 
 MOST_FILES, MOST_LINES = 16, 500
 

@@ -1,4 +1,4 @@
-"""What a failing comparison of tensors says, and that tests compare tensors in no other way."""
+"""The messages of ``assert_values``, and the rule that tests of pixels compare tensors by it."""
 
 import ast
 import re
@@ -15,7 +15,7 @@ import gpuaug
 TESTS = ("tests/fusion", "tests/gpu", "tests/fuzz", "tests/contract", "tests/support")
 EQUAL = re.compile(r"^(all\()?\(?(map\()?torch\.(equal|allclose)\b|\.allclose\(")
 CLOSE = re.compile(r" - .*\)\.abs\(\).*(\.max|\.float\(\)\.mean|\.all)\(\)")
-"""Conditions of which a failing ``assert`` shows the digits of whole tensors, or one number."""
+"""Conditions that tests must not assert: the message of a failure would be the digits of tensors, or one number."""
 
 
 def test_a_failure_says_where_and_by_how_much():

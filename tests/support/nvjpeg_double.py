@@ -42,7 +42,7 @@ class BatchDecoder:
         return 0
 
     def _check(self, kind, images):
-        """What a call of nvJPEG is slow without: a kind is one subsampling, and the largest image comes first."""
+        """Check that files of a kind have one subsampling, and that the largest image comes first: else nvJPEG is slow."""
         samplings = {image.layer[0][1:3] if image.mode == "RGB" else None for image in images}
         assert len(samplings) == 1
         assert samplings == self._samplings.setdefault(kind, samplings)

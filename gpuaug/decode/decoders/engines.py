@@ -79,9 +79,9 @@ class Engines(FileDecoder):
     def _calls(self, work: Work, indices: NDArray[Any]) -> list[NDArray[np.void]]:
         """Records of ``_FILE`` for a call for each kind, without files for which nvJPEG finds another size than their header's.
 
-        256 photographs of which a fifth were not 4:2:0 took 40 ms in one call with one state, and 10 ms in one call and one
-        state for each subsampling (H200, nvJPEG 13.3). 8.5 ms with the largest images first, so that all engines end at about
-        the same time.
+        A batch of 256 photographs, a fifth of them not 4:2:0, took 40 ms in one call with one state, 10 ms in a call with a
+        state for each subsampling, and 8.5 ms with the largest images first, so that all engines end at about the same time
+        (H200, nvJPEG 13.3).
         """
         layout = work.layout
         indices = indices[np.argsort(-layout.stored[indices].prod(1, dtype=np.int64), kind="stable")]

@@ -31,7 +31,7 @@ class Magnitude:
 
 
 class TorchvisionPolicy(TorchvisionOp, Policy):
-    """A policy of torchvision's, of which each sample picks.
+    """A policy of torchvision's. Each sample picks its operations.
 
     Args:
         name: The transform's name in its container.

@@ -41,7 +41,7 @@ OTHERS = {
 
 
 LONG = ("classifier_sizes",)
-"""Suites whose module and flags are also those of a shorter suite."""
+"""Suites of which another suite with the same module and flags is measured in less time."""
 
 
 @pytest.mark.parametrize(

@@ -309,7 +309,6 @@ def test_targets_without_boxes_leave_images_whole(target):
 
 
 def test_keypoints_go_with_the_crop():
-    torch.manual_seed(0)
     augment, (batch, _, _) = gpuaug.fuse(CROP_ONLY), batch_of(False)
     box = torch.tensor([[10.0, 8.0, 44.0, 36.0]])
     targets = [{"boxes": box, "keypoints": box.view(1, 2, 2)} for _ in batch]
