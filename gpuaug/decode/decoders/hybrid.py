@@ -56,6 +56,7 @@ class Hybrid(FileDecoder):
 
     def __init__(self, device: torch.device) -> None:
         self._decoder = nvjpeg.PhasedDecoder(device)
+        self.decodes_windows = self._decoder.exact_windows
         # A state for each capacity, because nvJPEG waits for all work of the device when it enlarges one.
         self._pools: dict[int, _States] = {}
         self._making = threading.Lock()
@@ -197,8 +198,8 @@ class _Image(NamedTuple):
 
     position: int
     """Index in the batch."""
-    file: tuple[int, int, int, int, int]
-    """Address, length, height, width and form of the output."""
+    file: tuple[int, int, int, int, int, list[int]]
+    """Address, length, height, width, form of the output, and window."""
     target: tuple[int, int]
     """Address of the pixels on the device, and bytes of a row."""
     capacity: int
@@ -231,10 +232,12 @@ def _images(work: Work, indices: NDArray[Any]) -> list[_Image]:
         targets[whole] = work.raw.data_ptr() + layout.raw_starts[indices][whole]
     form = nvjpeg.OUTPUT_RGBI if layout.channels == 3 else nvjpeg.OUTPUT_Y
     starts = work.encoded.data.data_ptr() + headers["start"]
-    numbers = (indices, starts, headers["length"], *stored.T, targets, stored[:, 1] * layout.channels, _capacities(headers))
+    windows = layout.card_windows(indices)
+    pitches = windows[:, 3] * layout.channels
+    numbers = (indices, starts, headers["length"], *stored.T, windows, targets, pitches, _capacities(headers))
     return [
-        _Image(index, (start, length, height, width, form), (target, pitch), capacity)
-        for index, start, length, height, width, target, pitch, capacity in zip(
+        _Image(index, (start, length, height, width, form, window), (target, pitch), capacity)
+        for index, start, length, height, width, window, target, pitch, capacity in zip(
             *(each.tolist() for each in numbers), strict=True
         )
     ]
