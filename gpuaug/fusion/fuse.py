@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gpuaug.core.devices import plain_torch_reason
 from gpuaug.core.errors import ArgumentTypeError, GpuAugError, one_of, whole_number
-from gpuaug.core.ragged import Ragged
+from gpuaug.core.ragged import Ragged, Shapes
 from gpuaug.core.rng import next_seed
 from gpuaug.core.settings import autocasts, without_autocast
 from gpuaug.core.torchvision_types import holds_targets
@@ -202,6 +204,28 @@ class Fused(nn.Module):
         if seed is not None:
             seed = whole_number("seed", seed, "Leave it out for one from torch's generator.", most=2**64 - 1)
         return self._program_given(dtype).draw(size, next_seed() if seed is None else seed)
+
+    def windows(self, shapes: Shapes) -> NDArray[np.int64] | None:
+        """Window of each image that the next call on a ragged batch reads, for a stage that makes the images.
+
+        It takes the seed that the call would take. Within a stage of a loader, that is the seed of the stage's first call at
+        the position of the batch, and nothing is drawn from torch's generator.
+
+        Args:
+            shapes: Sizes of the images, upright.
+
+        Shape:
+            - returns: (B, 4): top, left, height and width of the smallest window that holds all pixels which any view reads.
+              ``None``: the images are read whole, or the windows are not known before the pixels are.
+
+        Cost:
+            Host time alone: the draws of the first op. No launch.
+        """
+        seed = next_seed()
+        if shapes.least < 1:
+            return None
+        heights, widths = shapes.sizes.T
+        return self._program().windows(Size(len(shapes.sizes), shapes.channels, heights, widths), seed)
 
     def forward(self, *inputs: Any, data_keys: Sequence[Any] | None = None, draws: Draws | None = None) -> Any:
         """Augment a batch.

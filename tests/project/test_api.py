@@ -48,6 +48,7 @@ PUBLIC = {
     "Fused.explain": "(self, shape=None, *, dtype=None)",
     "Fused.extra_repr": "(self)",
     "Fused.forward": "(self, *inputs, data_keys=None, draws=None)",
+    "Fused.windows": "(self, shapes)",
     "GpuAugError": "Exception",
     "GpuAugWarning": "UserWarning",
     "IteratorEndedError": "GpuAugError, RuntimeError",

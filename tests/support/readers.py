@@ -2,6 +2,7 @@
 
 import kornia.augmentation as K
 import torch
+from support.ragged import overwritten
 from support.replay import photographs
 from torchvision.transforms import v2
 
@@ -52,7 +53,7 @@ SAME = {
 
 
 def through_both(modules, images, dtype, memory_format, **options):
-    """(torch executor's output, kernels' output) for the same draws."""
+    """(torch executor's output, kernels' output) for the same draws; kernels get other pixels outside the windows of crops."""
     augment = gpuaug.fuse(modules, ragged=not isinstance(images, torch.Tensor), **options)
     size = size_of(images)
     segment = augment._program().segments.at(0, size, masks=False)
@@ -64,7 +65,10 @@ def through_both(modules, images, dtype, memory_format, **options):
             for view in augment._program().draw(size, 3).views
         ]
     )
-    return run(plan, images, table), backend.run(plan, images, table, dtype, memory_format)
+    expected = run(plan, images, table)
+    if size.ragged and (windows := augment._program().windows(size, 3)) is not None:
+        images = overwritten(images, windows)
+    return expected, backend.run(plan, images, table, dtype, memory_format)
 
 
 def disagreement(modules, images, dtype, memory_format, **options):

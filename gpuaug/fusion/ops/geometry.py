@@ -35,6 +35,15 @@ class Axis:
     low: Rows = -np.inf
     high: Rows = np.inf
 
+    def read(self, count: Any, length: Any) -> tuple[Array, Array]:
+        """First input index and number of input indices that ``count`` output pixels read in images of ``length`` pixels.
+
+        Indices outside the image are clamped to it.
+        """
+        ends = self.offset, self.sign * (count - 1) + self.offset
+        first, last = (np.clip(end, 0, length - 1) for end in (np.minimum(*ends), np.maximum(*ends)))
+        return first, last - first + 1
+
     def padding(self, length: Any) -> "Axis":
         """This axis of an op that pads, given images of ``length`` pixels: an integer, or an array (B,)."""
         return Axis(self.sign, self.offset, 0.0, length_of(length))
@@ -107,6 +116,16 @@ class GatherOp(Op):
         """
         return np.eye(3)
 
+    def window(self, drawn: OpDraws, size: Size) -> Array | None:
+        """Smallest window of each input image that a pass which begins with the op may read, whatever ops follow in the pass.
+
+        Pixels outside the window have no influence on the output.
+
+        Shape:
+            - returns: (B, 4) int64: top, left, height and width. ``None``: the whole images.
+        """
+        return None
+
 
 class IndexOp(GatherOp):
     """An op that takes each output pixel from one input pixel, or from padding."""
@@ -127,6 +146,15 @@ class IndexOp(GatherOp):
     @abstractmethod
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """The map from output pixels to input positions, without bounds: an op with an ``edge`` pads the images it is given."""
+
+    def window(self, drawn: OpDraws, size: Size) -> Array | None:
+        """Positions of the map within the image; where all are padding, the nearest pixels of the image."""
+        if self.edge == "reflect":
+            return None
+        map_, out = self.map(drawn, size), self.out_drawn(drawn, size)
+        left, width = map_.x.read(out.width, size.width)
+        top, height = map_.y.read(out.height, size.height)
+        return window_table(size, top, left, height, width)
 
 
 class BoxCropOp(IndexOp):
@@ -159,6 +187,9 @@ class BoxCropOp(IndexOp):
     def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
         """Empty: which window they lead to depends on boxes."""
         return {}
+
+    def window(self, drawn: OpDraws, size: Size) -> None:
+        """``None``: the window depends on boxes."""
 
     @abstractmethod
     def windows(self, numbers: Tensor, sides: Tensor, boxes: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
@@ -236,6 +267,11 @@ def scale_of(source: Rows, target: Rows, half_pixel_centers: bool) -> Rows:
     if isinstance(target, np.ndarray):
         return np.where(target > 1, (source - 1) / np.maximum(target - 1, 1), 0.0)
     return (source - 1) / (target - 1) if target > 1 else np.zeros_like(source, dtype=np.float64)
+
+
+def window_table(size: Size, *columns: Rows) -> Array:
+    """Windows, (B, 4) int64, from their columns: arrays (B,), or one number for the batch."""
+    return np.stack([np.broadcast_to(column, size.batch) for column in columns], 1).astype(np.int64)
 
 
 def length_of(side: Any) -> Rows:

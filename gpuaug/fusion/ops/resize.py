@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.crop import corners, identities
-from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp, Resampling, changes_size_by_chance, length_of, scale_of
+from gpuaug.fusion.ops.geometry import (
+    GatherOp,
+    ResampleOp,
+    Resampling,
+    changes_size_by_chance,
+    length_of,
+    scale_of,
+    window_table,
+)
 from gpuaug.fusion.ops.sampler import Sampler, always, extra_uniforms
 
 CROP_CANDIDATES = 10
@@ -139,6 +147,13 @@ class ResizedCrop(ResampleOp):
             window["height"],
         )
 
+    def window(self, drawn: OpDraws, size: Size) -> Array:
+        """The crop, at least two pixels wide and high where the image is."""
+        window = self._applied(drawn)
+        left, width = _two_pixels(window["x"], window["width"], size.width)
+        top, height = _two_pixels(window["y"], window["height"], size.height)
+        return window_table(size, top, left, height, width)
+
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """Onto the output's corners, or its edges, as the module is set."""
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
@@ -225,6 +240,12 @@ class Resize(ResampleOp):
     def describe(self) -> str:
         """In a few words."""
         return f"resize to {self.settings['size']}"
+
+
+def _two_pixels(start: Array, count: Array, length: Any) -> tuple[Array, Array]:
+    """One axis of a window, with the neighbour that a kernel loads beside a single pixel (``paired`` in ``triton/taps.py``)."""
+    widened = (count == 1) & np.greater(length, 1)
+    return np.where(widened, np.maximum(start - 1, 0), start), np.where(widened, 2, count)
 
 
 def _plain_cubic(op: ResampleOp) -> str | None:

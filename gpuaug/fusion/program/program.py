@@ -4,17 +4,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gpuaug.core.errors import ArgumentError
+from gpuaug.core.errors import ArgumentError, GpuAugError
 from gpuaug.core.rng import seeds_of_views
 from gpuaug.fusion.draws import Draws
 from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
-from gpuaug.fusion.ops.base import Drawn, Op, Size, draw_each
+from gpuaug.fusion.ops.base import Array, Drawn, Op, Size, draw_each
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
-from gpuaug.fusion.ops.geometry import BoxCropOp
+from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.options import Options
@@ -139,6 +140,35 @@ class Program:
             check_views(self.ops, size)
         first, *more = (self._draw_view(size, each) for each in seeds_of_views(seed, self._views))
         return replace(first, _more=tuple(more))
+
+    def windows(self, size: Size, seed: int) -> Array | None:
+        """Smallest window of each image of a ragged batch that holds all pixels which a call reads, over all views.
+
+        Args:
+            size: Size of the images.
+            seed: Seed of the call.
+
+        Shape:
+            - returns: (B, 4) int64: top, left, height and width. ``None`` where all images are read whole, where the windows
+              depend on more than the seed and the sizes, and for images that the call refuses.
+        """
+        try:
+            self.check_sizes(size)
+            segment = self.segments.at(0, size, masks=False)
+        except GpuAugError:
+            return None
+        if segment.plan is None or segment.plan.box_crop is not None or not isinstance(segment.ops[0], GatherOp):
+            return None
+        first, of_views = segment.ops[0], size.times(self._views)
+        sampler = Sampler(seeds_of_views(seed, self._views), size.batch, segment.plan.numbers)
+        windows = first.window(first.draw(sampler, of_views), of_views)
+        if windows is None:
+            return None
+        starts, sides = windows.reshape(self._views, size.batch, 2, 2).transpose(2, 0, 1, 3)
+        start, end = starts.min(0), (starts + sides).max(0)
+        if not start.any() and np.all(end[:, 0] == size.height) and np.all(end[:, 1] == size.width):
+            return None
+        return np.concatenate((start, end - start), 1)
 
     def _draw_view(self, size: Size, seed: int) -> Draws:
         planned = self.segments.at(0, size, masks=False).plan
