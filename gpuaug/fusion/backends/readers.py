@@ -141,3 +141,11 @@ def reader(images: Tensor | Ragged, samples: int) -> Reader:
     shapes = images.shapes
     views = samples // max(len(images), 1)
     return Places(images.data, images.places.repeat(views, 1), shapes.channels, packed=shapes.layout == "hwc")
+
+
+def reader_of(images: Tensor | Ragged, index: int) -> Reader:
+    """Reader of the pixels of one image."""
+    if isinstance(images, Tensor):
+        return Planes(images[index : index + 1], 1)
+    shapes = images.shapes
+    return Places(images.data, images.places[index : index + 1], shapes.channels, packed=shapes.layout == "hwc")
