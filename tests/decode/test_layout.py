@@ -5,10 +5,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import nvjpeg_double
 from support.nvjpeg_double import ON_CARD
 
 from gpuaug.core.encoded import HEADER, Format, Headers
+from gpuaug.decode.decoders import registry
 from gpuaug.decode.decoders.engines import MOST_SIDE
+from gpuaug.decode.decoders.hybrid import LARGE_PIXELS, LARGE_SHARE
 from gpuaug.decode.layout import Layout, Options, nearest_good, problems, slab_length, turned
 
 OPTIONS = Options(channels=3, min_side=None, exif=True, max_pixels=10**9)
@@ -146,3 +149,64 @@ def test_images_of_too_many_pixels_are_a_problem():
     given.problems[2] = "it is empty"
     found = problems(given, Options(3, None, exif=True, max_pixels=1000))
     assert found == {1: "its 11x100 pixels are more than max_pixels=1000", 2: "it is empty"}
+
+
+@given(SIZES, st.sampled_from([1, 3]), st.data())
+def test_places_of_windows_count_from_the_first_pixel_of_the_image(sizes, channels, data):
+    windows = []
+    for height, width in sizes:
+        top, left = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
+        windows.append((top, left, data.draw(st.integers(1, height - top)), data.draw(st.integers(1, width - left))))
+    options = Options(channels, None, exif=True, max_pixels=10**9)
+    layout = Layout(headers(*sizes), options, ON_CARD, windows=lambda shapes: np.array(windows))
+    assert layout.shapes.sizes.tolist() == [list(size) for size in sizes]
+    assert layout.length == layout.shapes.held == sum(height * width for *_, height, width in windows) * channels
+    assert layout.undecoded == sum(height * width for height, width in sizes) - layout.length // channels
+    buffer = np.arange(layout.length)
+    for index, ((top, left, height, width), place) in enumerate(zip(windows, layout.places().tolist(), strict=True)):
+        first, *size, pitch = place
+        assert tuple(size) == sizes[index]
+        y, x = np.mgrid[top : top + height, left : left + width]
+        elements = first + (y * pitch + x)[..., None] * channels + np.arange(channels)
+        room = layout.image(buffer, index, int(layout.starts[index]))
+        assert np.array_equal(buffer[elements], room)
+        assert layout.card_windows(np.array([index])).tolist() == [[top, left, height, width]]
+
+
+def test_images_that_the_card_turns_or_makes_smaller_are_decoded_whole():
+    given = headers((20, 30), (20, 30), (20, 30))
+    given.table["orientation"][1] = 6
+    given.table["format"][2] = Format.OTHER
+    windows = np.array([[1, 2, 3, 4]] * 3)
+    layout = Layout(given, OPTIONS, ON_CARD, windows=lambda shapes: windows)
+    assert layout.windows.tolist() == [[1, 2, 3, 4], [0, 0, 30, 20], [1, 2, 3, 4]]
+    assert layout.card_windows(np.arange(2)).tolist() == [[1, 2, 3, 4], [0, 0, 20, 30]]
+    smaller = Layout(
+        given, Options(3, 10, exif=True, max_pixels=10**9), ON_CARD, windows=lambda shapes: np.array([[1, 2, 3, 4]] * 3)
+    )
+    assert smaller.windows.tolist() == [[0, 0, 10, 15], [0, 0, 15, 10], [1, 2, 3, 4]]
+
+
+def test_decoders_that_decode_no_windows_decode_whole_images(monkeypatch):
+    monkeypatch.setattr(ON_CARD[0], "decodes_windows", False)
+    given = headers((20, 30), (20, 30))
+    given.table["format"][1] = Format.OTHER
+    layout = Layout(given, OPTIONS, ON_CARD, windows=lambda shapes: np.array([[1, 2, 3, 4]] * 2))
+    assert layout.windows.tolist() == [[0, 0, 20, 30], [1, 2, 3, 4]]
+
+
+def test_a_share_of_large_files_is_decoded_beside_the_engines_by_their_length_alone(monkeypatch):
+    nvjpeg_double.use(monkeypatch)
+    side = int(LARGE_PIXELS**0.5)
+    table = headers(*[(side, side)] * 4000, (side, side - 1)).table
+    table["length"] = 10**6 + np.arange(len(table))
+    share, engines, hybrid, _ = registry.used(registry.find("auto", "a device"))
+    taken = share.takes(table)
+    assert (share.name, engines.name, hybrid.name) == ("hybrid", "engines", "hybrid")
+    assert not taken[-1]
+    assert abs(taken.mean() - LARGE_SHARE / 16) < 0.02
+    order = np.random.default_rng(0).permutation(len(table))
+    assert np.array_equal(share.takes(table[order]), taken[order])
+    table["format"] = Format.PROGRESSIVE_JPEG  # engines take none of these, and the hybrid decoder has them all
+    assert not share.takes(table).any()
+    assert [each.name for each in registry.used(registry.find("engines", "a device"))] == ["engines", "cpu"]
