@@ -1,0 +1,343 @@
+"""Regions of JPEGs, decoded by libturbojpeg: the pixels of the whole image in every window of every kind of file."""
+
+import ctypes
+import ctypes.util
+import functools
+import io
+import itertools
+import random
+import sys
+import threading
+from ctypes import byref, c_int, c_size_t, c_void_p
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from support.encoded import encoded
+from support.other_encoders import files
+
+from gpuaug.core.encoded import Format
+from gpuaug.decode.decoders import cpu, turbojpeg
+
+pytestmark = pytest.mark.skipif(turbojpeg.library() is None, reason="no libturbojpeg of libjpeg-turbo 3")
+
+SUBSAMPLINGS = ("4:4:4", "4:2:2", "4:2:0", "grey", "4:4:0", "4:1:1")
+"""In the order of ``TJSAMP``."""
+CODINGS = {
+    "baseline": {},
+    "progressive": {12: 1},
+    "arithmetic": {14: 1},
+    "restart": {18: 2},
+    "progressive restart": {12: 1, 18: 2},
+}
+"""Values of ``TJPARAM``."""
+SCALES = (1, 2, 4, 8)
+GUARD = 2**14
+FILLED = 0xA5
+
+
+@functools.cache
+def jpeg(height, width, subsampling="4:2:0", coding="baseline"):
+    """A JPEG of noise, which is where samples differ most from their neighbours, in codings that PIL does not write."""
+    library, pixels = turbojpeg.library(), np.random.default_rng(height + width).integers(0, 256, (height, width, 3), np.uint8)
+    library.tj3Compress8.argtypes = [c_void_p, c_void_p, c_int, c_int, c_int, c_int, c_void_p, c_void_p]
+    library.tj3Set.argtypes = [c_void_p, c_int, c_int]
+    library.tj3Free.argtypes = [c_void_p]
+    handle, made, size = library.tj3Init(0), c_void_p(), c_size_t()
+    for name, value in {3: 95, 4: SUBSAMPLINGS.index(subsampling), **CODINGS[coding]}.items():
+        assert library.tj3Set(handle, name, value) == 0
+    assert library.tj3Compress8(handle, pixels.ctypes.data, width, 0, height, 0, byref(made), byref(size)) == 0
+    file = ctypes.string_at(made, size.value)
+    library.tj3Free(made)
+    library.tj3Destroy(handle)
+    return file
+
+
+@functools.cache
+def whole(file, channels, scale):
+    """(h, w, C), by PIL, which decodes a JPEG with a side shorter than ``scale`` by a smaller one: then ``None``."""
+    if scale > 1 and min(size(file)) < scale:
+        return None
+    return cpu._by_pil(np.frombuffer(file, np.uint8), channels, scale, {"format": Format.JPEG})
+
+
+@functools.cache
+def size(file):
+    with Image.open(io.BytesIO(file)) as image:
+        return image.height, image.width
+
+
+def decoded(file, window, channels=3, scale=1, full=None):
+    """The window, or ``None``. Fails if memory beside its buffer is written."""
+    _, _, height, width = window
+    memory = np.full(2 * GUARD + height * width * channels, FILLED, np.uint8)
+    buffer = memory[GUARD:-GUARD].reshape(height, width, channels)
+    made = turbojpeg.decode(np.frombuffer(file, np.uint8), buffer, window, full or size(file), scale)
+    assert (memory[:GUARD] == FILLED).all()
+    assert (memory[-GUARD:] == FILLED).all()
+    return buffer if made else None
+
+
+def same(file, window, channels=3, scale=1):
+    """Whether the window was decoded; if so, its pixels must be those of the whole image."""
+    made = decoded(file, window, channels, scale)
+    if made is None:
+        return False
+    top, left, height, width = window
+    expected = whole(file, channels, scale)
+    assert expected is not None
+    assert np.array_equal(made, expected[top : top + height, left : left + width]), (window, channels, scale)
+    return True
+
+
+def some_windows(height, width, count, seed):
+    """Windows with many at the edges and many that are narrow, where interpolation has no neighbours."""
+    draw = random.Random(seed)
+    for _ in range(count):
+        sides = [draw.choice((1, 2, 3, draw.randint(1, side), side)) for side in (height, width)]
+        sides = [min(side) for side in zip(sides, (height, width), strict=True)]
+        room = (height - sides[0], width - sides[1])
+        top, left = (draw.choice((0, left, draw.randint(0, left), draw.randint(0, left))) for left in room)
+        yield top, left, *sides
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
+def test_windows_have_the_pixels_of_the_whole_image(subsampling, coding):
+    shapes = [(1, 1), (1, 40), (40, 1), (2, 2), (9, 18), (17, 33), (37, 70), (64, 64), (19, 100), (50, 9)]
+    for (height, width), scale, channels in itertools.product(shapes, SCALES, (3, 1)):
+        file = jpeg(height, width, subsampling, coding)
+        if whole(file, channels, scale) is not None:
+            shape = (-(-height // scale), -(-width // scale))
+            assert all(same(file, window, channels, scale) for window in some_windows(*shape, 8, seed=height + scale))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("subsampling", ["4:2:2", "4:2:0", "4:1:1"])
+def test_every_column_may_be_the_first_and_the_last(subsampling, scale):
+    """For these subsamplings, chroma is interpolated from the columns beside a window."""
+    for width in (66, 69):
+        file = jpeg(9, width, subsampling)
+        small = -(-width // scale)
+        for left, right in itertools.combinations(range(small + 1), 2):
+            assert same(file, (0, left, -(-9 // scale), right - left), 3, scale)
+
+
+@pytest.mark.parametrize("coding", ["baseline", "progressive"])
+@pytest.mark.parametrize("subsampling", ["4:2:0", "4:4:0", "grey"])
+def test_every_row_may_be_the_first_and_the_last(subsampling, coding):
+    """For two of these, chroma is interpolated from the rows beside a window."""
+    for height in (49, 53):
+        file = jpeg(height, 20, subsampling, coding)
+        for top, bottom in itertools.combinations(range(height + 1), 2):
+            assert same(file, (top, 3, bottom - top, 4))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_random_windows_of_random_sizes(data):
+    subsampling, coding = data.draw(st.sampled_from(SUBSAMPLINGS)), data.draw(st.sampled_from(sorted(CODINGS)))
+    full = data.draw(st.tuples(st.integers(1, 120), st.integers(1, 120)))
+    scale = data.draw(st.sampled_from([scale for scale in SCALES if scale <= min(full)]))
+    ends = [st.lists(st.integers(0, -(-side // scale)), min_size=2, max_size=2, unique=True).map(sorted) for side in full]
+    tops, lefts = (data.draw(pair) for pair in ends)
+    window = (tops[0], lefts[0], tops[1] - tops[0], lefts[1] - lefts[0])
+    assert same(jpeg(*full, subsampling, coding), window, data.draw(st.sampled_from([3, 1])), scale)
+
+
+def test_files_of_other_encoders_have_the_pixels_of_the_whole_image_or_are_refused():
+    refused = set()
+    for name, file in files().items():
+        if "of 12 bits" in name or "of 16 bits" in name or "lossless of another" in name:
+            continue  # which PIL refuses
+        for scale, channels in itertools.product((1, 2), (3, 1)):
+            shape = [-(-side // scale) for side in size(file)]
+            for window in some_windows(*shape, 4, seed=7):
+                if not same(file, window, channels, scale):
+                    refused.add(" ".join(name.split()[:3]))
+    assert refused <= {
+        *("cjpeg 4:1:0 restart", "cjpeg chroma of", "cjpeg all components"),  # without a name in TurboJPEG
+        *("imagecodecs lossless RGB", "imagecodecs lossless grey"),
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in files() if "lossless" in name or "of 12 bits" in name])
+def test_other_than_lossy_jpegs_of_8_bits_are_refused(name):
+    file = files()[name]
+    assert decoded(file, (2, 2, 5, 9), 3, 1, full=(43, 61)) is None
+    assert decoded(file, (0, 0, 22, 31), 3, 2, full=(43, 61)) is None
+
+
+def test_a_file_of_another_size_or_colours_than_its_header_is_refused():
+    file = jpeg(40, 50)
+    assert decoded(file, (3, 4, 5, 6)) is not None
+    assert decoded(file, (3, 4, 5, 6), full=(40, 51)) is None
+    assert decoded(file, (3, 4, 5, 6), full=(41, 50)) is None
+    for channels in (3, 1):
+        assert decoded(encoded(50, 40, mode="CMYK"), (3, 4, 5, 6), channels) is None
+    assert decoded(b"\xff\xd8" + file[4:300], (3, 4, 5, 6), full=(40, 50)) is None
+
+
+def test_a_window_beyond_the_image_is_refused():
+    for window in ((0, 0, 41, 50), (36, 0, 5, 50), (0, 48, 5, 50)):
+        assert decoded(jpeg(40, 50), window) is None
+
+
+def scans_of(file):
+    return [at for at in range(len(file)) if file[at : at + 2] == b"\xff\xda"]
+
+
+def test_a_progressive_file_without_all_scans_is_refused():
+    """libjpeg smooths its blocks, with their neighbours: a window would differ at its borders."""
+    file = jpeg(64, 96, "4:2:0", "progressive")
+    end = file.rindex(b"\xff\xd9")
+    assert same(file, (10, 10, 30, 40))
+    for scan in scans_of(file)[1:]:
+        assert decoded(file[:scan] + file[end:], (10, 10, 30, 40)) is None
+
+
+def test_a_file_that_begins_with_another_is_complete_by_its_own_scans():
+    """A preview in the metadata has scans of its own."""
+    part = jpeg(64, 96, "4:2:0", "progressive")
+    part = part[: scans_of(part)[-1]] + b"\xff\xd9"
+    preview = jpeg(16, 16)
+    file = part[:2] + b"\xff\xe1" + (len(preview) + 2).to_bytes(2, "big") + preview + part[2:]
+    assert decoded(file, (10, 10, 30, 40)) is None
+
+
+def test_tables_of_one_file_are_not_those_of_the_next():
+    """As libjpeg keeps them for files without tables."""
+    file = jpeg(40, 50)
+    assert decoded(file, (3, 4, 5, 6)) is not None
+    tables = file.index(b"\xff\xdb")
+    without = file[:tables] + file[tables + 2 + int.from_bytes(file[tables + 2 : tables + 4], "big") :]
+    assert decoded(without, (3, 4, 5, 6)) is None
+
+
+@pytest.mark.parametrize("coding", ["baseline", "progressive"])
+def test_a_warning_is_left_to_the_decoder_of_whole_images(coding):
+    file = jpeg(64, 96, "4:2:0", coding)
+    table, window = file.find(b"\xff\xdb"), (40, 10, 20, 40)
+    assert same(file + b"junk", window)
+    assert decoded(file[:table] + b"junk" + file[table:], window) is None
+    assert decoded(file[:-300], window) is None
+
+
+def test_a_file_may_be_damaged_below_the_window():
+    """What is not read cannot matter: the pixels are those of the file as it was."""
+    file = jpeg(256, 96)
+    cut = file[: len(file) // 2]
+    window = (16, 10, 40, 40)
+    assert np.array_equal(decoded(cut, window), decoded(file, window))
+    assert decoded(cut, (200, 10, 40, 40)) is None
+
+
+@pytest.mark.parametrize("seeds", [range(400), pytest.param(range(400, 20000), marks=pytest.mark.slow)], ids=["some", "many"])
+def test_damaged_files_have_the_pixels_of_pil_or_are_refused(seeds):
+    decodable = []
+    for seed in seeds:
+        draw = random.Random(seed)
+        file = bytearray(jpeg(50, 70, draw.choice(SUBSAMPLINGS), draw.choice(list(CODINGS))))
+        for _ in range(draw.choice((1, 1, 3))):
+            file[draw.randrange(scans_of(file)[0] if draw.random() < 0.7 else 2, len(file))] ^= 1 << draw.randrange(8)
+        file, scale, channels = bytes(file), draw.choice((1, 1, 2, 4, 8)), draw.choice((3, 1))
+        window = next(some_windows(-(-50 // scale), -(-70 // scale), 1, seed))
+        made = decoded(file, window, channels, scale, full=(50, 70))
+        decodable.append(made is not None)
+        if made is None:
+            continue
+        try:
+            expected = whole(file, channels, scale)
+        except (OSError, SyntaxError):  # PIL refuses a file that is damaged below the window
+            continue
+        top, left, height, width = window
+        assert np.array_equal(made, expected[top : top + height, left : left + width])
+    assert 0.1 < np.mean(decodable) < 0.9
+
+
+def test_windows_are_decoded_side_by_side():
+    file = jpeg(256, 300)
+    wrong = []
+
+    def decode(seed):
+        for window in some_windows(256, 300, 20, seed):
+            top, left, height, width = window
+            if not np.array_equal(decoded(file, window), expected[top : top + height, left : left + width]):
+                wrong.append(window)
+
+    expected = whole(file, 3, 1)
+    threads = [threading.Thread(target=decode, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert type(turbojpeg.library()) is ctypes.CDLL  # ctypes.PyDLL would hold the lock of the interpreter
+
+
+def test_large_scratch_is_not_kept(monkeypatch):
+    monkeypatch.setattr(turbojpeg, "_kept", threading.local())
+    monkeypatch.setattr(turbojpeg, "_KEPT_BYTES", 1000)
+    assert same(jpeg(64, 96), (0, 20, 5, 10))
+    kept = turbojpeg._kept.memory.size
+    assert kept <= 1000
+    assert same(jpeg(64, 96), (0, 20, 50, 40))
+    assert turbojpeg._kept.memory.size == kept
+
+
+def found(monkeypatch, tmp_path, *, wheel=False, conda=False, system=None):
+    """Name of the library that is found, and names of all that are loaded, where ``lib*-2`` has no regions."""
+    loaded = []
+
+    def load(path):
+        loaded.append(path)
+        if "-2" in path:
+            return object()
+        if "missing" in path or (not path.startswith("lib") and not (tmp_path / path).exists()):
+            raise OSError
+        return turbojpeg_library
+
+    turbojpeg_library = turbojpeg.library()
+    for name, present in (("turbojpeg.libs/libturbojpeg-1.so.0", wheel), ("lib/libturbojpeg.so.0", conda)):
+        if present:
+            (tmp_path / name).parent.mkdir(parents=True)
+            (tmp_path / name).touch()
+    module = tmp_path / "turbojpeg.py"
+    module.touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "turbojpeg", raising=False)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: system)
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    result = turbojpeg.library.__wrapped__()
+    assert "turbojpeg" not in sys.modules
+    return result is not None, loaded[-1] if result is not None else None
+
+
+def test_the_wheel_comes_before_conda_and_conda_before_the_system(monkeypatch, tmp_path):
+    assert found(monkeypatch, tmp_path, system="missing") == (False, None)
+    assert found(monkeypatch, tmp_path, system="libturbojpeg-2.so") == (False, None)
+    assert found(monkeypatch, tmp_path) == (False, None)
+    assert found(monkeypatch, tmp_path, system="libturbojpeg-3.so") == (True, "libturbojpeg-3.so")
+    assert found(monkeypatch, tmp_path, conda=True, system="libturbojpeg-3.so") == (
+        True,
+        str(tmp_path / "lib/libturbojpeg.so.0"),
+    )
+    wheel = (True, str(tmp_path / "turbojpeg.libs/libturbojpeg-1.so.0"))
+    assert found(monkeypatch, tmp_path, wheel=True, system="libturbojpeg-3.so") == wheel
+
+
+def test_a_module_without_a_specification_is_no_wheel(monkeypatch, tmp_path):
+    assert found(monkeypatch, tmp_path) == (False, None)
+    monkeypatch.setitem(sys.modules, "turbojpeg", type(sys)("turbojpeg"))
+    assert turbojpeg.library.__wrapped__() is None
+
+
+def test_the_version_is_read_from_the_file_or_is_its_name(monkeypatch, tmp_path):
+    path = tmp_path / "libturbojpeg.so.0.3.0"
+    path.write_bytes(b"\0libjpeg-turbo version 3.0.1 (build 1)\0")
+    for name, version in ((str(path), "libjpeg-turbo 3.0.1"), ("libturbojpeg.so.0", "libturbojpeg.so.0")):
+        monkeypatch.setattr(turbojpeg, "library", lambda name=name: type("Library", (), {"_name": name}))
+        assert turbojpeg.version.__wrapped__() == version
