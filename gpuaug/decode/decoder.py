@@ -60,7 +60,9 @@ class Decoder:
     @property
     def version(self) -> str:
         """The decoders, each with its libraries and their versions."""
-        return "; ".join(dict.fromkeys(f"{each.name}: {each.version}" for each in self.decoders))
+        # From the end, since a share of one decoder's files may go to a later one.
+        named = dict.fromkeys(f"{each.name}: {each.version}" for each in reversed(self.decoders))
+        return "; ".join(reversed(named))
 
     @property
     def pinned_bytes(self) -> int:

@@ -11,7 +11,7 @@ from PIL import Image
 from support.encoded import by_pil, encoded, mixed_files, smooth
 
 from gpuaug import DecodeStage, collate_encoded
-from gpuaug.decode.decoders import cpu
+from gpuaug.decode.decoders import cpu, turbojpeg
 from gpuaug.decode.layout import Layout, Options
 
 DECODERS = ("simplejpeg", "PIL")
@@ -175,7 +175,10 @@ def test_versions_are_of_all_that_decode(missing, monkeypatch):
     """PIL decodes palettes, CMYK JPEGs and files that others refuse, so its version matters beside theirs."""
     without(monkeypatch, *missing)
     installed = [name for name in ("simplejpeg", "imagecodecs") if getattr(cpu, name)() is not None]
-    assert cpu.Cpu().version == ", ".join([*(f"{name} {version(name)}" for name in installed), f"PIL {PIL.__version__}"])
+    parts = [*(f"{name} {version(name)}" for name in installed), f"PIL {PIL.__version__}", turbojpeg.version()]
+    assert cpu.Cpu().version == ", ".join(parts)
+    monkeypatch.setattr(turbojpeg, "library", lambda: None)
+    assert cpu.Cpu().version == ", ".join(parts[:-1])
 
 
 @pytest.mark.parametrize("decoder", DECODERS[:-1], indirect=True)

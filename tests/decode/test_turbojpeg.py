@@ -316,7 +316,7 @@ def found(monkeypatch, tmp_path, *, wheel=False, conda=False, system=None):
     return result is not None, loaded[-1] if result is not None else None
 
 
-def test_the_wheel_comes_before_conda_and_conda_before_the_system(monkeypatch, tmp_path):
+def test_conda_comes_before_the_system_and_the_system_before_the_wheel(monkeypatch, tmp_path):
     assert found(monkeypatch, tmp_path, system="missing") == (False, None)
     assert found(monkeypatch, tmp_path, system="libturbojpeg-2.so") == (False, None)
     assert found(monkeypatch, tmp_path) == (False, None)
@@ -325,8 +325,9 @@ def test_the_wheel_comes_before_conda_and_conda_before_the_system(monkeypatch, t
         True,
         str(tmp_path / "lib/libturbojpeg.so.0"),
     )
+    assert found(monkeypatch, tmp_path, wheel=True, system="libturbojpeg-3.so") == (True, "libturbojpeg-3.so")
     wheel = (True, str(tmp_path / "turbojpeg.libs/libturbojpeg-1.so.0"))
-    assert found(monkeypatch, tmp_path, wheel=True, system="libturbojpeg-3.so") == wheel
+    assert found(monkeypatch, tmp_path, wheel=True, system="libturbojpeg-2.so") == wheel
 
 
 def test_a_module_without_a_specification_is_no_wheel(monkeypatch, tmp_path):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gpuaug.core.encoded import Format
 from gpuaug.core.streams import Event
-from gpuaug.decode.decoders import libwebp
+from gpuaug.decode.decoders import libwebp, turbojpeg
 from gpuaug.decode.decoders.base import FileDecoder, Resources
 from gpuaug.decode.headers import opened
 from gpuaug.decode.layout import Layout
@@ -22,6 +22,12 @@ from gpuaug.feed.image_input import prepared, unpacked
 COSTS = np.zeros(len(Format), np.int64)
 """Relative time per pixel of each ``Format``, to decode the slowest files first."""
 COSTS[[Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG, Format.LOSSLESS_JPEG, Format.OTHER]] = 1, 3, 3, 6, 8
+
+_CUT = (Format.JPEG, Format.OTHER_JPEG)
+"""Formats of which less than the whole is decoded where a window is wanted."""
+
+_UPSIDE_DOWN, _MIRRORED = (3, 4, 6, 7), (2, 3, 7, 8)
+"""Orientations whose rows or columns are reversed. Above 4, rows then become columns."""
 
 _BACK = {6: 8, 8: 6}
 """Orientation that undoes another one. All others undo themselves."""
@@ -70,7 +76,8 @@ class Cpu(FileDecoder):
         import PIL
 
         modules = [("simplejpeg", simplejpeg()), ("imagecodecs", imagecodecs()), ("PIL", PIL)]
-        return ", ".join(f"{name} {module.__version__}" for name, module in modules if module is not None)
+        named = [f"{name} {module.__version__}" for name, module in modules if module is not None]
+        return ", ".join([*named, *([turbojpeg.version()] if turbojpeg.library() is not None else [])])
 
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
         """(B,) true."""
@@ -123,9 +130,11 @@ def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np
     height, width = (-(-side // scale) for side in layout.stored[index].tolist())
     shape = (height, width, layout.channels)
     orientation = int(layout.orientations[index])
-    top, left, high, wide = layout.windows[index].tolist()
-    whole = (high, wide) == tuple(layout.shapes.sizes[index].tolist())
+    top, left, high, wide = window = layout.windows[index].tolist()
+    whole = [high, wide] == layout.shapes.sizes[index].tolist()
     try:
+        if not whole and _cut_by_library(file, header, scale, orientation, window, room):
+            return ""
         buffer = room if orientation == 1 and whole else np.empty(shape, np.uint8)
         made = _by_library(file, header, scale, buffer)
         if made is None:
@@ -152,6 +161,37 @@ def _by_library(file: NDArray[np.uint8], header: Any, scale: int, buffer: NDArra
     if prefix[8:15] == b"WEBPVP8" and libwebp.library() is not None:
         return _by_libwebp(file, buffer)
     return None
+
+
+def _cut_by_library(
+    file: NDArray[np.uint8], header: Any, scale: int, orientation: int, window: list[int], room: NDArray[np.uint8]
+) -> bool:
+    """Decode the window of a JPEG into its memory, and nothing else of it. Returns whether there is a library that does.
+
+    Of a progressive JPEG all scans have to be read, which takes as long as the whole image.
+    """
+    if header["format"] not in _CUT or header["channels"] not in (1, 3) or turbojpeg.library() is None:
+        return False
+    full = int(header["height"]), int(header["width"])
+    top, left, height, width = _stored_window(window, tuple(-(-side // scale) for side in full), orientation)
+    buffer = room if orientation == 1 else np.empty((height, width, room.shape[2]), np.uint8)
+    if not turbojpeg.decode(file, buffer, (top, left, height, width), full, scale):
+        return False
+    if buffer is not room:
+        _copy(_turned(buffer, orientation), room)
+    return True
+
+
+def _stored_window(window: list[int], stored: tuple[int, ...], orientation: int) -> list[int]:
+    """The window of an image as stored, of these sides, whose upright pixels are those of ``window``."""
+    top, left, height, width = window
+    if orientation > 4:
+        top, left, height, width = left, top, width, height
+    if orientation in _UPSIDE_DOWN:
+        top = stored[0] - top - height
+    if orientation in _MIRRORED:
+        left = stored[1] - left - width
+    return [top, left, height, width]
 
 
 def _fits_simplejpeg(file: NDArray[np.uint8], header: Any, scale: int) -> bool:
@@ -262,9 +302,9 @@ def _by_pil(file: NDArray[np.uint8], channels: Any, scale: int, header: Any) -> 
 
 def _turned(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     """An image (h, w, C) upright, given its EXIF orientation: a view."""
-    if orientation in (3, 4, 6, 7):
+    if orientation in _UPSIDE_DOWN:
         image = image[::-1]
-    if orientation in (2, 3, 7, 8):
+    if orientation in _MIRRORED:
         image = image[:, ::-1]
     return image.transpose(1, 0, 2) if orientation > 4 else image
 

@@ -73,8 +73,8 @@ class _Scale(ctypes.Structure):
 def library() -> ctypes.CDLL | None:
     """The functions of the first library found that decodes regions, or ``None``.
 
-    Searched in this order: the wheel ``turbojpeg``, whose module, which decodes no regions, is not imported; the environment of
-    conda; and the system.
+    Searched in this order: the environment of conda and the system, whose libraries are kept up to date, and the wheel
+    ``turbojpeg``, whose module, which decodes no regions, is not imported.
     """
     for path in _paths():
         try:
@@ -96,16 +96,16 @@ def library() -> ctypes.CDLL | None:
 
 def _paths() -> Iterator[str]:
     """Files that may be the library, the preferred one first."""
-    with suppress(ValueError):  # of a module that is loaded and has no specification
-        spec = find_spec("turbojpeg")
-        if spec is not None and spec.origin is not None:
-            for name in _FILES:
-                yield from map(str, Path(spec.origin).parent.glob(name))
     for name in _CONDA_FILES:
         yield str(Path(sys.prefix, name))
     system = ctypes.util.find_library("turbojpeg")
     if system is not None:
         yield system
+    with suppress(ValueError):  # of a module that is loaded and has no specification
+        spec = find_spec("turbojpeg")
+        if spec is not None and spec.origin is not None:
+            for name in _FILES:
+                yield from map(str, Path(spec.origin).parent.glob(name))
 
 
 @cache
