@@ -22,17 +22,21 @@ class Shapes:
         sizes: (B, 2) heights and widths.
         channels: Of every image.
         layout: Whether the channels of a pixel are together (``"hwc"``) or in planes (``"chw"``).
+        windows: (B, 4) top, left, height and width of the part of each image that the batch holds, in the layout ``"hwc"``.
+            ``None``: the batch holds whole images.
     """
 
-    __slots__ = ("channels", "held", "layout", "least", "sizes")
+    __slots__ = ("channels", "held", "layout", "least", "sizes", "windows")
 
-    def __init__(self, sizes: NDArray[np.int64], channels: int, layout: Layout) -> None:
-        self.sizes, self.channels, self.layout = sizes, channels, layout
+    def __init__(
+        self, sizes: NDArray[np.int64], channels: int, layout: Layout, windows: NDArray[np.int64] | None = None
+    ) -> None:
+        self.sizes, self.channels, self.layout, self.windows = sizes, channels, layout, windows
         # Computed once, in the process that packs, not on the training thread.
         self.least = int(np.min(sizes)) if sizes.size else 1
         """The shortest side."""
-        self.held = int(sizes.prod(1).sum()) * channels
-        """Elements of all images."""
+        self.held = int((sizes if windows is None else windows[:, 2:]).prod(1).sum()) * channels
+        """Elements that the batch holds."""
 
     def __repr__(self) -> str:
         return f"Shapes({len(self.sizes)} images of {self.channels} channels, {self.layout})"
@@ -46,9 +50,13 @@ class Ragged:
     images; an index gives one, (C, h, w), as a view, and iterating gives them all. To a loader it is a record of two tensors
     that move and one leaf that stays on the host.
 
+    In a loader, a ``DecodeStage`` may decode only the window of each image that the fused stage behind it reads. That stage
+    alone sees such a batch.
+
     Shape:
         - data: (elements,) uint8
-        - places: (B, 3) int64: the first element of each image in ``data``, its height and its width
+        - places: (B, 3) int64: the first element of each image in ``data``, its height and its width; or (B, 4) where ``data``
+          holds windows: the element that the image's first pixel would have, height and width of the image, width of the window
         - shapes: heights, widths, channels and layout of the images, on the host
 
     Examples:
@@ -67,7 +75,7 @@ class Ragged:
         return len(self.shapes.sizes)
 
     def __getitem__(self, index: int) -> Tensor:
-        """One image, a view. Does not read ``places``, which might wait for the device.
+        """One image, a view; of a batch of windows, the window. Does not read ``places``, which might wait for the device.
 
         Args:
             index: Of the image, from 0; below 0 from the end.
@@ -80,8 +88,9 @@ class Ragged:
             IndexError: If there is no such image, as of any sequence.
         """
         index = whole_number("index", index, "Take images one by one: list(images)[…].", least=None)
-        height, width = (int(side) for side in self.shapes.sizes[index])
-        areas = self.shapes.sizes.prod(1) * self.shapes.channels
+        sides = self.shapes.sizes if self.shapes.windows is None else self.shapes.windows[:, 2:]
+        height, width = (int(side) for side in sides[index])
+        areas = sides.prod(1) * self.shapes.channels
         start = int(areas[: range(len(self))[index]].sum())
         flat = self.data[start : start + height * width * self.shapes.channels]
         if self.shapes.layout == "hwc":

@@ -25,7 +25,7 @@ from gpuaug.core.errors import GpuAugWarning
 from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.decoders.base import FileDecoder, Pools, Resources
-from gpuaug.decode.layout import Layout, Options, slab_length
+from gpuaug.decode.layout import Layout, Options, WindowsOf, slab_length
 from gpuaug.decode.work import Work, allocated
 
 
@@ -60,7 +60,7 @@ class Decoder:
     @property
     def version(self) -> str:
         """The decoders, each with its libraries and their versions."""
-        return "; ".join(f"{each.name}: {each.version}" for each in self.decoders)
+        return "; ".join(dict.fromkeys(f"{each.name}: {each.version}" for each in self.decoders))
 
     @property
     def pinned_bytes(self) -> int:
@@ -72,9 +72,9 @@ class Decoder:
         """Bytes on the device for pixels, of batches that have not been freed, and of decoders."""
         return _bytes(self._pixels) + sum(each.held_bytes[1] for each in self.decoders)
 
-    def allocate(self, encoded: Encoded, bad: Mapping[int, str]) -> Work:
+    def allocate(self, encoded: Encoded, bad: Mapping[int, str], windows: WindowsOf | None = None) -> Work:
         """Allocate memory for a batch. Called on the training thread, with the copy lane current."""
-        layout = Layout(encoded.headers, self._options, self.decoders, bad=bad)
+        layout = Layout(encoded.headers, self._options, self.decoders, bad=bad, windows=windows)
         data = self._on_device(layout.length)
         raw = self._on_device(layout.raw_length) if layout.raw_length else None
         staging = self._staging(layout.staged_length) if layout.staged_length and not self._lanes.in_line else None
@@ -145,7 +145,8 @@ class Decoder:
     ) -> None:
         """Begin decoders, and add the name of each and a function that waits for it to ``begun``."""
         for work in works:
-            for number, decoder in reversed(list(enumerate(self.decoders))):  # the hybrid decoder's function decodes, so first
+            # A decoder that decodes while it is waited for is waited for first: the others decode meanwhile.
+            for number, decoder in sorted(enumerate(self.decoders), key=lambda item: not item[1].decodes_while_waited_for):
                 indices = np.flatnonzero(work.layout.decoders == number)
                 if decoder.on_card == on_card and len(indices):
                     begun.append((decoder.name, decoder.begin(work, indices, resources)))

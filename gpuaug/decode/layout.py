@@ -1,6 +1,6 @@
 """Place and decoder of each image in a batch, computed from the headers and the stage's options alone."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,12 +25,23 @@ class Options:
     max_pixels: int
 
 
+WindowsOf = Callable[[Shapes], NDArray[np.int64] | None]
+"""Function of the sizes of images that gives the window of each that is to be decoded, (B, 4) top, left, height and width.
+
+``None``: whole images.
+"""
+
+
 class Taker(Protocol):
     """Interface of a decoder for a layout."""
 
     @property
     def on_card(self) -> bool:
-        """Whether it writes whole images, as stored, to the device's memory."""
+        """Whether it writes images as stored to the device's memory."""
+
+    @property
+    def decodes_windows(self) -> bool:
+        """Whether it decodes the window of an image."""
 
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
         """(B,) whether it decodes each file, by the records of ``HEADER`` alone."""
@@ -44,9 +55,19 @@ class Layout:
         options: The stage's options.
         decoders: The decoders. The first that takes a file decodes it; the last takes all files.
         bad: Images that cannot be decoded. Each is replaced by the nearest good one before it, cyclically; one must be good.
+        windows: Windows of the images that are decoded. Images that the card does not decode in their final form are decoded
+            whole, as are those whose decoder decodes no windows.
     """
 
-    def __init__(self, headers: Headers, options: Options, decoders: Sequence[Taker], *, bad: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        headers: Headers,
+        options: Options,
+        decoders: Sequence[Taker],
+        *,
+        bad: Collection[int] = (),
+        windows: WindowsOf | None = None,
+    ) -> None:
         self.sources = nearest_good(len(headers.table), bad)
         """(B,) index of the file that is decoded for each image."""
         self.headers = table = headers.table[self.sources]
@@ -60,37 +81,59 @@ class Layout:
         """(B, 2) heights and widths in the files."""
         shrunk = -(-stored // self.scales[:, None])
         sizes = np.where((self.orientations > 4)[:, None], shrunk[:, ::-1], shrunk)
-        self.shapes = Shapes(sizes, options.channels, "hwc")
-        lengths = sizes.prod(1) * options.channels
-        self.starts = lengths.cumsum() - lengths
-        """(B,) index of each image's first value in the buffer."""
-        self.length = int(lengths.sum())
-        """Number of values of all images."""
         self.decoders = np.stack([each.takes(table) for each in decoders]).argmax(0)
         """(B,) index of the decoder of each image."""
         on_card = np.array([each.on_card for each in decoders])[self.decoders]
-        staged = np.where(on_card, 0, lengths)
-        self.staged_starts = staged.cumsum() - staged
-        """(B,) index of each image's first value in memory for the images that the CPU decodes alone."""
-        self.staged_length = int(staged.sum())
-        """Number of values of the images that the CPU decodes."""
         self.needs_postprocessing = on_card & ((self.scales > 1) | (self.orientations > 1))
         """(B,) bool: the card decodes this image at full size into the temporary buffer ``raw``.
 
         ``finish`` then downsamples or rotates it into the batch.
         """
+        self.windows = np.column_stack([np.zeros_like(sizes), sizes])
+        """(B, 4) top, left, height and width of the part of each upright image that is decoded."""
+        self.shapes = Shapes(sizes, options.channels, "hwc")
+        found = windows(self.shapes) if windows is not None else None
+        if found is not None:
+            cut = np.array([each.decodes_windows for each in decoders])[self.decoders] & ~self.needs_postprocessing
+            self.windows = np.where(cut[:, None], found, self.windows)
+            self.shapes = Shapes(sizes, options.channels, "hwc", self.windows)
+        self.undecoded = int(sizes.prod(1).sum() - self.windows[:, 2:].prod(1).sum())
+        """Number of pixels outside of the windows."""
+        self.lengths = lengths = self.windows[:, 2:].prod(1) * options.channels
+        """(B,) number of values of each image that are decoded."""
+        self.starts = lengths.cumsum() - lengths
+        """(B,) index of each image's first value in the buffer."""
+        self.length = int(lengths.sum())
+        """Number of values of all images that are decoded."""
+        staged = np.where(on_card, 0, lengths)
+        self.staged_starts = staged.cumsum() - staged
+        """(B,) index of each image's first value in memory for the images that the CPU decodes alone."""
+        self.staged_length = int(staged.sum())
+        """Number of values of the images that the CPU decodes."""
         raw_lengths = np.where(self.needs_postprocessing, stored.prod(1) * options.channels, 0)
         self.raw_starts = raw_lengths.cumsum() - raw_lengths
         self.raw_length = int(raw_lengths.sum())
 
     def places(self) -> torch.Tensor:
-        """(B, 3) int64: index of the first value, height and width of each image, as in ``Ragged.places``."""
-        return torch.from_numpy(np.column_stack([self.starts, self.shapes.sizes]))
+        """(B, 3) or, with windows, (B, 4) int64: ``Ragged.places``."""
+        if self.shapes.windows is None:
+            return torch.from_numpy(np.column_stack([self.starts, self.shapes.sizes]))
+        top, left, _, width = self.windows.T
+        firsts = self.starts - (top * width + left) * self.channels
+        return torch.from_numpy(np.column_stack([firsts, self.shapes.sizes, width]))
 
     def image(self, data: NDArray[np.uint8], index: int, start: int) -> NDArray[np.uint8]:
-        """View (h, w, C) of one image in flat memory, which begins at ``start``."""
-        height, width = self.shapes.sizes[index].tolist()
+        """View (h, w, C) of the decoded part of one image in flat memory, which begins at ``start``."""
+        height, width = self.windows[index, 2:].tolist()
         return data[start : start + height * width * self.channels].reshape(height, width, self.channels)
+
+    def card_windows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n, 4) top, left, height and width of the part of each file that the card decodes.
+
+        That is the whole of an image that ``finish`` turns or downsamples.
+        """
+        whole = np.column_stack([np.zeros_like(self.stored), self.stored])[indices]
+        return np.where(self.needs_postprocessing[indices, None], whole, self.windows[indices])
 
     def ragged(self, data: torch.Tensor, places: torch.Tensor) -> Ragged:
         """The decoded batch."""

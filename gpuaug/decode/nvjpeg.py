@@ -7,6 +7,7 @@ import ctypes
 import importlib.util
 import os
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
@@ -124,6 +125,14 @@ class Library:
         self._handle = c_void_p()
 
     @property
+    def exact_windows(self) -> bool:
+        """Whether the pixels of a window are those of the whole image: with interpolated chroma, from nvJPEG 13.2 on.
+
+        Source: release notes of nvJPEG 13.2.
+        """
+        return tuple(int(part) for part in self.version.split(".")[:2]) >= (13, 2)
+
+    @property
     def version(self) -> str:
         """Version of nvJPEG."""
         parts = [c_int() for _ in range(3)]
@@ -166,6 +175,8 @@ class BatchDecoder(Library):
             self._first = self._made("nvjpegJpegStateCreate", self._handle)
         self._states: dict[int, int] = {}
         """State of each kind that has been decoded."""
+        self._idle: dict[int, list[int]] = {OUTPUT_Y: [], OUTPUT_RGBI: []}
+        """Parameters that no batch uses, by their form of output."""
         self._initialized: dict[int, tuple[int, int]] = {}
         """Number of images and format of each state's last batch."""
 
@@ -189,6 +200,7 @@ class BatchDecoder(Library):
         outputs: NDArray[np.void],
         form: int,
         stream: int,
+        parameters: NDArray[np.uint64] | None = None,
     ) -> int:
         """Decode a batch. Blocks while the engines work; work of the multiprocessors is queued on ``stream``.
 
@@ -199,6 +211,7 @@ class BatchDecoder(Library):
             outputs: (B,) records of ``OUTPUT``.
             form: ``OUTPUT_RGBI`` or ``OUTPUT_Y``.
             stream: Handle of a CUDA stream.
+            parameters: (B,) handles of parameters with the window of each image. Left out: whole images are decoded.
 
         Returns:
             0, or a status in ``OF_THE_FILE``: then all outputs of the batch are undefined.
@@ -212,12 +225,38 @@ class BatchDecoder(Library):
             self._call("nvjpegDecodeBatchedInitialize", self._handle, c_void_p(state), c_int(shape[0]), c_int(1), c_int(form))
             self._initialized[state] = shape
         arrays = [c_void_p(array.ctypes.data) for array in (addresses, lengths, outputs)]
-        status = int(self._library.nvjpegDecodeBatched(self._handle, c_void_p(state), *arrays, c_void_p(stream)))
+        if parameters is None:
+            status = int(self._library.nvjpegDecodeBatched(self._handle, c_void_p(state), *arrays, c_void_p(stream)))
+        else:
+            arrays.append(c_void_p(parameters.ctypes.data))
+            status = int(self._library.nvjpegDecodeBatchedEx(self._handle, c_void_p(state), *arrays, c_void_p(stream)))
         if status:
             del self._initialized[state]  # nvjpeg.h: initialize again after a failed batch
             if status not in OF_THE_FILE:
                 raise NvJpegError("nvjpegDecodeBatched", status)
         return status
+
+    def with_windows(self, windows: NDArray[np.int64], form: int) -> NDArray[np.uint64]:
+        """Handles of parameters, for ``decode``. Any thread may call this.
+
+        Args:
+            windows: (B, 4) top, left, height and width of the part of each image to decode.
+            form: ``OUTPUT_RGBI`` or ``OUTPUT_Y``.
+        """
+        found = []
+        for window in windows.tolist():
+            try:
+                parameters = self._idle[form].pop()
+            except IndexError:
+                parameters = self._made("nvjpegDecodeParamsCreate", self._handle)
+                self._quick.nvjpegDecodeParamsSetOutputFormat(c_void_p(parameters), c_int(form))
+            set_window(self._quick, parameters, window)
+            found.append(parameters)
+        return np.array(found, np.uint64)
+
+    def put_back(self, parameters: NDArray[np.uint64], form: int) -> None:
+        """Give back parameters that no call uses any more."""
+        self._idle[form] += parameters.tolist()
 
     def _state(self, kind: int) -> int:
         if kind not in self._states:
@@ -229,14 +268,22 @@ class BatchDecoder(Library):
         return self._states[kind]
 
 
+def set_window(library: ctypes.CDLL, parameters: int, window: Sequence[int]) -> None:
+    """Set top, left, height and width of the part of an image to decode."""
+    top, left, height, width = window
+    library.nvjpegDecodeParamsSetROI(c_void_p(parameters), c_int(left), c_int(top), c_int(width), c_int(height))
+
+
 class PhasedState:
     """Decoding state of one image between its phases: handles of nvJPEG, as numbers."""
 
-    __slots__ = ("device", "height", "output", "pinned", "state", "stream", "width")
+    __slots__ = ("device", "form", "height", "output", "parameters", "pinned", "state", "stream", "width")
 
-    def __init__(self, state: int, pinned: int, device: int, stream: int) -> None:
-        self.state, self.pinned, self.device, self.stream = state, pinned, device, stream
+    def __init__(self, state: int, pinned: int, device: int, stream: int, parameters: int) -> None:
+        self.state, self.pinned, self.device, self.stream, self.parameters = state, pinned, device, stream, parameters
         self.width, self.height = c_uint(), c_uint()
+        self.form = 0
+        """Form of the output that the parameters are set to."""
         self.output = np.zeros(1, OUTPUT)
 
 
@@ -258,9 +305,6 @@ class PhasedDecoder(Library):
         with torch.cuda.device(device):
             self._create(HYBRID)
             self._decoder = self._made("nvjpegDecoderCreate", self._handle, c_int(HYBRID))
-            self._parameters = {form: self._made("nvjpegDecodeParamsCreate", self._handle) for form in (OUTPUT_Y, OUTPUT_RGBI)}
-            for form, parameters in self._parameters.items():
-                self._call("nvjpegDecodeParamsSetOutputFormat", c_void_p(parameters), c_int(form))
         pointer = c_void_p
         self._parse = self._library.nvjpegJpegStreamParse
         self._parse.argtypes = [pointer, pointer, c_size_t, c_int, c_int, pointer]
@@ -294,12 +338,14 @@ class PhasedDecoder(Library):
             undo.callback(self._library.nvjpegBufferDeviceDestroy, c_void_p(device))
             stream = self._made("nvjpegJpegStreamCreate", handle)
             undo.callback(self._library.nvjpegJpegStreamDestroy, c_void_p(stream))
+            parameters = self._made("nvjpegDecodeParamsCreate", handle)
+            undo.callback(self._library.nvjpegDecodeParamsDestroy, c_void_p(parameters))
             self._call("nvjpegBufferPinnedResize", c_void_p(pinned), c_size_t(capacity), None)
             self._call("nvjpegBufferDeviceResize", c_void_p(device), c_size_t(2 * capacity), None)
             self._call("nvjpegStateAttachPinnedBuffer", c_void_p(state), c_void_p(pinned))
             self._call("nvjpegStateAttachDeviceBuffer", c_void_p(state), c_void_p(device))
             undo.pop_all()
-        return PhasedState(state, pinned, device, stream)
+        return PhasedState(state, pinned, device, stream, parameters)
 
     def held_bytes(self, state: PhasedState) -> tuple[int, int]:
         """Bytes of the state's coefficients: page-locked, on the device."""
@@ -310,7 +356,9 @@ class PhasedDecoder(Library):
             found.append(int(size.value))
         return found[0], found[1]
 
-    def host_phase(self, state: PhasedState, address: int, length: int, height: int, width: int, form: int) -> str:
+    def host_phase(
+        self, state: PhasedState, address: int, length: int, height: int, width: int, form: int, window: Sequence[int]
+    ) -> str:
         """Read the Huffman codes of a file. The state's card phase must have ended before.
 
         Args:
@@ -320,6 +368,7 @@ class PhasedDecoder(Library):
             height: Of the image, by its header.
             width: Likewise.
             form: ``OUTPUT_RGBI`` or ``OUTPUT_Y``.
+            window: Top, left, height and width of the part of the image to decode.
 
         Returns:
             Why the file cannot be decoded, or an empty string.
@@ -335,7 +384,11 @@ class PhasedDecoder(Library):
             found = state.width.value, state.height.value
             if found != (width, height):
                 return f"nvJPEG finds {found[0]}x{found[1]} pixels and its header {width}x{height}"
-            status = self._host(handle, decoder, state.state, self._parameters[form], state.stream)
+            if state.form != form:
+                self._quick.nvjpegDecodeParamsSetOutputFormat(c_void_p(state.parameters), c_int(form))
+                state.form = form
+            set_window(self._quick, state.parameters, window)
+            status = self._host(handle, decoder, state.state, state.parameters, state.stream)
         if status and status not in OF_THE_FILE:
             raise NvJpegError("nvjpegDecodeJpegHost", status)
         return f"nvJPEG finds: {STATUS[status]}" if status else ""

@@ -1,12 +1,15 @@
 """``DecodeStage``: decodes images onto the device, ahead of the other stages."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from gpuaug.core import batch as batches
 from gpuaug.core import devices
@@ -22,13 +25,13 @@ from gpuaug.core.errors import (
     whole_number,
 )
 from gpuaug.core.machine import allowed_cores, local_ranks
-from gpuaug.core.ragged import Ragged
+from gpuaug.core.ragged import Ragged, Shapes
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Event, Lanes
 from gpuaug.decode.decoder import Decoder
 from gpuaug.decode.decoders import registry
 from gpuaug.decode.decoders.base import Pools
-from gpuaug.decode.layout import Options, nearest_good, problems
+from gpuaug.decode.layout import Options, WindowsOf, nearest_good, problems
 from gpuaug.decode.members import map_instances, with_samples_from
 from gpuaug.decode.work import Work
 from gpuaug.stages.base import BoundStage, Stage
@@ -181,7 +184,7 @@ class DecodeStage(Stage):
             with lanes.launching(consumer):
                 lanes.copy.make_current()
                 lanes.wait_for_consumers(consumer, consumer.record_event())
-                batch, pending = bound.submit(encoded, memory)
+                batch, pending = bound.submit(encoded, memory, Position(0, 0, 0, 0), ())
                 assert pending is not None
                 made: Ragged = pending.collect(batch).to(lanes.device)
                 ready = lanes.copy.record_event()
@@ -216,8 +219,12 @@ class BoundDecode(BoundStage):
         cores = max(allowed_cores() // local_ranks(), 1)
         return self.stage.threads or cores - cores // SPARED
 
-    def submit(self, batch: Batch, memory: dict[str, Any]) -> tuple[Batch, "Decoding | None"]:
+    def submit(
+        self, batch: Batch, memory: dict[str, Any], position: Position, stages: Sequence[BoundStage]
+    ) -> tuple[Batch, "Decoding | None"]:
         """Start to decode the images of a batch. Each is replaced by a placeholder, which gives the decoded images when copied.
+
+        Of images that one stage alone reads, the windows that it reads are decoded.
 
         Raises:
             SelectionError: If there are no encoded images.
@@ -231,8 +238,27 @@ class BoundDecode(BoundStage):
             )
         if self.name not in memory:
             memory[self.name] = Pools(self.threads)
-        decoding = Decoding(self, list(found.values()), memory[self.name])
+        encoded = list(found.values())
+        windows = [partial(self._windows, each, batch, position, stages) for each in encoded]
+        decoding = Decoding(self, encoded, windows, memory[self.name])
         return decoding.with_placeholders(batch), decoding
+
+    def _windows(
+        self, encoded: Encoded, batch: Batch, position: Position, stages: Sequence[BoundStage], shapes: Shapes
+    ) -> NDArray[np.int64] | None:
+        """The windows of the images that the first stage to read ``encoded`` reads; ``None`` for whole images."""
+        if sum(each is encoded for each in _encoded_in(batch)) > 1:
+            return None
+        for stage in stages:
+            if isinstance(stage, BoundDecode):
+                continue
+            try:
+                values = stage.selected(batch)
+            except SelectionError:  # it reads what another stage adds
+                return None
+            if any(each is encoded for each in _encoded_in(values)):
+                return stage.windows(values, encoded, shapes, position)
+        return None
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
         """An empty tuple: the images are decoded before the batch is copied."""
@@ -278,11 +304,13 @@ class DecodingPlaceholder:
 class Decoding:
     """The decoding of one batch, from its start to its end."""
 
-    def __init__(self, bound: BoundDecode, encoded: list[Encoded], pools: Pools) -> None:
-        self._bound, self._encoded, self._pools = bound, encoded, pools
+    def __init__(self, bound: BoundDecode, encoded: list[Encoded], windows: Sequence[WindowsOf], pools: Pools) -> None:
+        self._bound, self._encoded, self._windows, self._pools = bound, encoded, windows, pools
         self._bad: dict[int, str] = {}
         self.replaced = 0
         """Number of samples that were replaced by another one of the batch."""
+        self.undecoded = 0
+        """Number of pixels outside of the windows that are decoded."""
         for each in encoded:
             self._note(each, problems(each.headers, bound.stage.options))
         self._start()
@@ -340,7 +368,10 @@ class Decoding:
                 else "Leave it out of the dataset: on_error='replace' takes another image of the batch, which has none."
             )
             raise DecodeError(f"An image cannot be decoded, because of {first}{more}. {way_out}")
-        self.works: list[Work] = [self._bound.decoder.allocate(each, self._bad) for each in self._encoded]
+        allocate = self._bound.decoder.allocate
+        members = zip(self._encoded, self._windows, strict=True)
+        self.works: list[Work] = [allocate(encoded, self._bad, windows) for encoded, windows in members]
+        self.undecoded = sum(work.layout.undecoded for work in self.works)
         self._future: Future[list[Event]] = self._bound.decoder.start(self._pools, self.works)
 
     def _wait_for_decoders(self, waiting: Callable[[], AbstractContextManager[None]]) -> None:

@@ -252,9 +252,10 @@ class PipelinedIterator:
         """Begin the stages' work on other threads. Returns the error that a stage raised, or ``None``."""
         self._lanes.reclaim()
         self._lanes.copy.make_current()
+        position = self._launch_position._replace(batch=batch_index)
         for bound in self._bound:
             try:
-                submitted.pulled.batch, pending = bound.submit(submitted.pulled.batch, self._memory)
+                submitted.pulled.batch, pending = bound.submit(submitted.pulled.batch, self._memory, position, self._bound)
             except Exception as error:
                 self._note(error, f"in stage {bound.name!r}", batch_index)
                 return error
@@ -307,6 +308,7 @@ class PipelinedIterator:
                 doing = f"stage {name!r}"
                 pulled.batch = work.collect(pulled.batch, partial(self._decode_wait, batch_index))
                 stats.replaced += work.replaced
+                stats.undecoded_pixels += work.undecoded
             doing = "its copy"
             feed.prepare(pulled)
             if pulled.slot is not None:

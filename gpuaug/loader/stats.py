@@ -29,6 +29,8 @@ class Stats:
     """Milliseconds of these waits, in all."""
     replaced: int = 0
     """Samples whose image could not be decoded, replaced by another sample of the batch."""
+    undecoded_pixels: int = 0
+    """Pixels of images that were not decoded, because the fused stage behind reads a window of each image alone."""
     decode_waits: int = 0
     """Waits of the training thread for images to be decoded."""
     decode_wait_ms: float = 0.0

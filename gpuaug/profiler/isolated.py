@@ -44,7 +44,7 @@ def measured(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iterator[
 
         return run
 
-    decoded = _Decoded(inspection, host_batch)
+    decoded = _Decoded(inspection, host_batch, _positions(loader.seed))
     with closing(decoded):
         for number, (bound, stage) in enumerate(inspection.stages):
             if isinstance(stage, DecodeStage):
@@ -76,26 +76,27 @@ def measured(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iterator[
 class _Decoded:
     """Decodes one batch repeatedly, as the loader does: the next ones are submitted before the oldest is waited for."""
 
-    def __init__(self, inspection: Inspection, host_batch: Batch) -> None:
+    def __init__(self, inspection: Inspection, host_batch: Batch, positions: Iterator[Position]) -> None:
         self._lanes, self._batch = inspection.lanes, host_batch
         self._stages = [bound for bound, _ in inspection.stages]
         self._memory: dict[str, Any] = {}
+        self._positions = positions
         self._begun: deque[tuple[Batch, Any]] = deque()
 
     def next(self, number: int) -> None:
         """Submit the batch to stage ``number``, then wait for the oldest submitted one."""
         self._lanes.copy.make_current()
         while len(self._begun) <= BoundDecode.ahead:
-            self._begun.append(self._stages[number].submit(self._batch, self._memory))
+            self._begun.append(self._stages[number].submit(self._batch, self._memory, next(self._positions), self._stages))
         batch, pending = self._begun.popleft()
         pending.collect(batch)
 
     def whole(self) -> Batch:
-        """The host batch, with all encoded images decoded."""
+        """The host batch, with all encoded images decoded whole: later stages run on it at any position."""
         self._lanes.copy.make_current()
         batch = self._batch
         for bound in self._stages:
-            batch, pending = bound.submit(batch, self._memory)
+            batch, pending = bound.submit(batch, self._memory, Position(0, 0, 0, 0), ())
             batch = batch if pending is None else pending.collect(batch)
         return batch
 

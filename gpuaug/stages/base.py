@@ -6,9 +6,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, shown
+from gpuaug.core.ragged import Shapes
 from gpuaug.core.rng import Calls, Generators, Position
 from gpuaug.core.streams import Event, Lanes
 from gpuaug.core.torchvision_types import drawn_once, holds_targets
@@ -55,6 +59,8 @@ class Pending(Protocol):
 
     replaced: int
     """Samples replaced by others because their image could not be decoded."""
+    undecoded: int
+    """Pixels that are not decoded, because a later stage reads a window of each image alone."""
 
     def done(self) -> bool:
         """Whether ``collect`` will not wait for other threads."""
@@ -90,12 +96,16 @@ class BoundStage(ABC):
     version = ""
     """Decoder, library and version that decide the last bits of the results. Empty without one."""
 
-    def submit(self, batch: Batch, memory: dict[str, Any]) -> tuple[Batch, "Pending | None"]:
+    def submit(
+        self, batch: Batch, memory: dict[str, Any], position: Position, stages: Sequence["BoundStage"]
+    ) -> tuple[Batch, "Pending | None"]:
         """Begin the stage's work on a host batch on other threads, if it has such work. The copy lane is current.
 
         Args:
             batch: As it came from the wrapped loader, or from another stage's ``submit``.
             memory: State that stages keep for the length of one iterator.
+            position: Random-number key of the batch.
+            stages: All stages that will run on the batch, in order.
 
         Returns:
             The batch to copy or to pass on, and the work, or ``None``.
@@ -114,6 +124,28 @@ class BoundStage(ABC):
 
     def close(self, memory: dict[str, Any]) -> None:
         """End threads and work that the stage has begun for one iterator."""
+
+    def selected(self, batch: Batch) -> tuple[Any, ...]:
+        """The values in ``batch`` that ``on`` names.
+
+        Raises:
+            SelectionError: If ``on`` does not fit ``batch``.
+        """
+        return self._selection.read(batch)
+
+    def windows(self, values: tuple[Any, ...], member: Any, shapes: Shapes, position: Position) -> NDArray[np.int64] | None:
+        """The part of each image that the stage reads, known before the images are.
+
+        Args:
+            values: The result of ``selected``, of a batch whose images are not decoded.
+            member: The value among ``values`` that stands for the images.
+            shapes: Sizes of the decoded images.
+            position: Random-number key of the batch.
+
+        Returns:
+            (B, 4) top, left, height and width. ``None`` if the stage reads whole images, or leaves the images in the batch.
+        """
+        return None
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
         """The values in ``batch`` that the stage works on."""
@@ -228,6 +260,18 @@ class _BoundTransform(BoundStage):
             return []
         others = (name for name in batches.member_names(batch) if name not in self._selection.names(batch))
         return [name for name in others if holds_targets(batches.member(batch, name))]
+
+    def windows(self, values: tuple[Any, ...], member: Any, shapes: Shapes, position: Position) -> NDArray[np.int64] | None:
+        windows_read = getattr(self._transform, "windows", None)
+        places = [place for place, value in enumerate(values) if value is member]
+        keys = self._selection.data_keys or ["input"]
+        if windows_read is None or self._selection.into is not ... or len(places) != 1:
+            return None
+        if places[0] >= len(keys) or keys[places[0]] not in ("input", "image"):
+            return None
+        with Calls(position, self.name):
+            found: NDArray[np.int64] | None = windows_read(shapes)
+        return found
 
     def write(self, batch: Batch, result: Any) -> Batch:
         if not self._typed:

@@ -85,6 +85,9 @@ class _Watched(BoundStage):
         self.name, self.lane, self.range_name = inner.name, inner.lane, inner.range_name
         self._inner, self._states, self._loader = inner, states, loader
 
+    def selected(self, batch: Batch) -> tuple[Any, ...]:
+        return self._inner.selected(batch)
+
     def read(self, batch: Batch) -> tuple[Any, ...]:
         if not self._states:
             self._states.append(_on_host(batch, self._loader))

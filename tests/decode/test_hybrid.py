@@ -193,9 +193,9 @@ def test_each_image_gets_a_state_of_its_capacity(decoder, monkeypatch):
         by_state[id(new)] = capacity
         return new
 
-    def checked(used, address, length, height, width, form):
+    def checked(used, address, length, height, width, *arguments):
         assert by_state[id(used)] == capacities[height, width]
-        return host_phase(used, address, length, height, width, form)
+        return host_phase(used, address, length, height, width, *arguments)
 
     monkeypatch.setattr(decoder._decoder, "state", made, raising=False)
     monkeypatch.setattr(decoder._decoder, "host_phase", checked, raising=False)

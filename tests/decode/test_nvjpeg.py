@@ -242,7 +242,7 @@ class Calls:
         return call
 
 
-STATE_PARTS = ["JpegState", "BufferPinned", "BufferDevice", "JpegStream"]
+STATE_PARTS = ["JpegState", "BufferPinned", "BufferDevice", "JpegStream", "DecodeParams"]
 
 
 @pytest.mark.parametrize(
@@ -250,9 +250,9 @@ STATE_PARTS = ["JpegState", "BufferPinned", "BufferDevice", "JpegStream"]
     [
         ("nvjpegDecoderStateCreate", 0),
         ("nvjpegBufferDeviceCreate", 2),
-        ("nvjpegBufferPinnedResize", 4),
-        ("nvjpegBufferDeviceResize", 4),
-        ("nvjpegStateAttachDeviceBuffer", 4),
+        ("nvjpegBufferPinnedResize", 5),
+        ("nvjpegBufferDeviceResize", 5),
+        ("nvjpegStateAttachDeviceBuffer", 5),
     ],
 )
 def test_a_state_that_cannot_be_made_is_destroyed(monkeypatch, fails, destroyed):
@@ -272,10 +272,10 @@ def test_dimensions_of_an_earlier_image_are_not_taken_for_those_of_the_next(monk
     decoder = nvjpeg.PhasedDecoder(CARD)
     state = decoder.state(2**21)
     state.width.value, state.height.value = 40, 30
-    assert decoder.host_phase(state, 1, 2, 30, 40, nvjpeg.OUTPUT_RGBI) == ""
+    assert decoder.host_phase(state, 1, 2, 30, 40, nvjpeg.OUTPUT_RGBI, (0, 0, 30, 40)) == ""
     calls.statuses["nvjpegJpegStreamGetFrameDimensions"] = 3
     calls.names.clear()
-    assert decoder.host_phase(state, 1, 2, 30, 40, nvjpeg.OUTPUT_RGBI) == "nvJPEG finds: bad JPEG"
+    assert decoder.host_phase(state, 1, 2, 30, 40, nvjpeg.OUTPUT_RGBI, (0, 0, 30, 40)) == "nvJPEG finds: bad JPEG"
     assert "nvjpegDecodeJpegHost" not in calls.names
 
 

@@ -186,11 +186,11 @@ def test_the_slowest_files_are_decoded_first(monkeypatch):
 
 def test_an_error_of_the_library_comes_at_its_batch_and_leaves_nothing(monkeypatch):
     class Failing(nvjpeg_double.BatchDecoder):
-        def decode(self, kind, addresses, lengths, outputs, form, stream):
+        def decode(self, kind, addresses, lengths, *arguments):
             # By the file and not by the count of calls: two threads prepare batches, and either may be first.
             if FILES.index(ctypes.string_at(int(addresses[0]), int(lengths[0]))) >= 4:
                 raise nvjpeg.NvJpegError("nvjpegDecodeBatched", 6)
-            return super().decode(kind, addresses, lengths, outputs, form, stream)
+            return super().decode(kind, addresses, lengths, *arguments)
 
     nvjpeg_double.use(monkeypatch, Failing)
     arrived = []

@@ -95,7 +95,7 @@ class Machine:
         cuda, machine, empty = self.cuda, self, torch.empty
 
         class Engines(nvjpeg_double.BatchDecoder):
-            def decode(self, kind, addresses, lengths, outputs, form, number):
+            def decode(self, kind, addresses, lengths, outputs, form, number, parameters):
                 assert machine.going.wait(WAIT_S)
                 machine._decode(addresses, outputs, number)
                 return 0

@@ -21,22 +21,32 @@ class BatchDecoder:
     """As nvJPEG's. A batch with a file that PIL cannot decode fails as a whole, as nvJPEG has it."""
 
     version = "double"
+    exact_windows = True
 
     def __init__(self, device):
         self._samplings = {}
+        self.windows = []
 
     def sizes(self, addresses, lengths):
         return np.array([_size(*file) for file in zip(addresses, lengths, strict=True)], np.int32).reshape(-1, 2)
 
-    def decode(self, kind, addresses, lengths, outputs, form, stream):
+    def with_windows(self, windows, form):
+        self.windows += windows.tolist()
+        return np.arange(len(self.windows) - len(windows), len(self.windows), dtype=np.uint64)
+
+    def put_back(self, parameters, form):
+        assert len(set(parameters.tolist())) == len(parameters)
+
+    def decode(self, kind, addresses, lengths, outputs, form, stream, parameters=None):
         try:
             opened = [_open(*file) for file in zip(addresses, lengths, strict=True)]
             self._check(kind, opened)
             images = [_decoded(image, form) for image in opened]
         except OSError:
             return BAD_JPEG
-        for image, output in zip(images, outputs, strict=True):
-            for row, pixels in enumerate(image):
+        for number, (image, output) in enumerate(zip(images, outputs, strict=True)):
+            part = image if parameters is None else _cut(image, self.windows[int(parameters[number])])
+            for row, pixels in enumerate(part):
                 line = np.ascontiguousarray(pixels)
                 ctypes.memmove(int(output["channel"][0]) + row * int(output["pitch"][0]), line.ctypes.data, line.nbytes)
         return 0
@@ -59,6 +69,7 @@ class PhasedDecoder:
     """As nvJPEG's. The host phase decodes, and the card phase copies the pixels."""
 
     version = "double"
+    exact_windows = True
 
     def __init__(self, device):
         pass
@@ -69,12 +80,12 @@ class PhasedDecoder:
     def held_bytes(self, state):
         return 1, 2
 
-    def host_phase(self, state, address, length, height, width, form):
+    def host_phase(self, state, address, length, height, width, form, window):
         try:
             image = Image.open(io.BytesIO(ctypes.string_at(address, length)))
             if image.size != (width, height):
                 return f"nvJPEG finds {image.width}x{image.height} pixels and its header {width}x{height}"
-            state.image = _decoded(image, form)
+            state.image = _cut(_decoded(image, form), window)
         except OSError:
             return "nvJPEG finds: bad JPEG"
         return ""
@@ -118,3 +129,8 @@ def _decoded(image, form):
     if mode == "L":
         image.draft("L", image.size)
     return np.asarray(image.convert(mode))
+
+
+def _cut(image, window):
+    top, left, height, width = window
+    return image[top : top + height, left : left + width]

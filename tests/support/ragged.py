@@ -34,6 +34,20 @@ def overwritten(batch, windows):
     return made
 
 
+def cut(batch, windows):
+    """The same batch, of layout ``"hwc"``, with the windows alone, (B, 4): top, left, height and width."""
+    parts = [
+        source.permute(1, 2, 0)[top : top + height, left : left + width].reshape(-1)
+        for source, (top, left, height, width) in zip(batch, windows.tolist(), strict=True)
+    ]
+    starts = np.concatenate([[0], np.cumsum([len(part) for part in parts])[:-1]])
+    sizes, channels = batch.shapes.sizes, batch.shapes.channels
+    top, left, _, width = windows.T
+    places = np.column_stack([starts - (top * width + left) * channels, sizes, width]).astype(np.int64)
+    data = torch.cat([each.to(batch.device) for each in parts])
+    return Ragged(data, torch.from_numpy(places).to(batch.device), Shapes(sizes, channels, "hwc", windows))
+
+
 def targets_of(images, dtype=torch.uint8):
     """One or two objects in each image, with masks of the image's own size."""
     made = []

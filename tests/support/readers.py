@@ -2,7 +2,7 @@
 
 import kornia.augmentation as K
 import torch
-from support.ragged import overwritten
+from support.ragged import cut, overwritten
 from support.replay import photographs
 from torchvision.transforms import v2
 
@@ -53,7 +53,7 @@ SAME = {
 
 
 def through_both(modules, images, dtype, memory_format, **options):
-    """(torch executor's output, kernels' output) for the same draws; kernels get other pixels outside the windows of crops."""
+    """(torch executor's output, kernels' output) for the same draws; kernels get other pixels outside the windows of crops, or none."""
     augment = gpuaug.fuse(modules, ragged=not isinstance(images, torch.Tensor), **options)
     size = size_of(images)
     segment = augment._program().segments.at(0, size, masks=False)
@@ -67,7 +67,7 @@ def through_both(modules, images, dtype, memory_format, **options):
     )
     expected = run(plan, images, table)
     if size.ragged and (windows := augment._program().windows(size, 3)) is not None:
-        images = overwritten(images, windows)
+        images = cut(images, windows) if images.shapes.layout == "hwc" else overwritten(images, windows)
     return expected, backend.run(plan, images, table, dtype, memory_format)
 
 

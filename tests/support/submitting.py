@@ -12,7 +12,7 @@ from gpuaug.stages.base import BoundStage, Stage
 class Work:
     """The work on one batch. It is done when ``finish`` is called, or when somebody waits for it."""
 
-    replaced = 0
+    replaced = undecoded = 0
 
     def __init__(self, stage, number):
         self.stage, self.number, self.finished = stage, number, False
@@ -62,7 +62,7 @@ class BoundSubmitting(BoundStage):
         super().__init__(name, stage.selection, lanes)
         self._stage = stage
 
-    def submit(self, batch, memory):
+    def submit(self, batch, memory, position, stages):
         stage, number = self._stage, int(batch)
         stage.log.append(f"submit {number}")
         stage.when_submitted(number)

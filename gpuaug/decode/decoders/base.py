@@ -60,8 +60,12 @@ class FileDecoder(ABC):
     files: ClassVar[str]
     """Short description of the files that it takes."""
     on_card: ClassVar[bool]
-    """Whether it writes whole images, as stored, to the device's memory. Other decoders write upright, downsampled
-    images on the host."""
+    """Whether it writes images as stored to the device's memory. Other decoders write upright, downsampled images on the
+    host."""
+    decodes_windows: bool = True
+    """Whether it decodes the window of an image, with the pixels that the whole image has there."""
+    decodes_while_waited_for: ClassVar[bool] = False
+    """Whether the function that ``begin`` returns decodes, on the thread that calls it."""
     calls: int = 1
     """Maximum number of concurrent calls on the lanes of one loader."""
 

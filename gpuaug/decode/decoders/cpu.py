@@ -104,7 +104,7 @@ class Cpu(FileDecoder):
 
 
 def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np.uint8]) -> str:
-    """Decode one image of a batch into its memory, upright and downsampled by its scale.
+    """Decode the window of one image of a batch into its memory, upright and downsampled by its scale.
 
     Every decoder must give PIL's pixels bit for bit. One that refuses a file returns ``None``; PIL tries next, and its error
     is the one shown.
@@ -113,7 +113,7 @@ def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np
         file: (bytes,) the encoded image.
         layout: The batch's layout.
         index: Index of the image in the batch.
-        room: (h, w, C) memory of the image in the batch. Its content is undefined after a problem.
+        room: (h, w, C) memory of the window in the batch. Its content is undefined after a problem.
 
     Returns:
         Why the file cannot be decoded; an empty string on success.
@@ -123,8 +123,10 @@ def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np
     height, width = (-(-side // scale) for side in layout.stored[index].tolist())
     shape = (height, width, layout.channels)
     orientation = int(layout.orientations[index])
+    top, left, high, wide = layout.windows[index].tolist()
+    whole = (high, wide) == tuple(layout.shapes.sizes[index].tolist())
     try:
-        buffer = room if orientation == 1 else np.empty(shape, np.uint8)
+        buffer = room if orientation == 1 and whole else np.empty(shape, np.uint8)
         made = _by_library(file, header, scale, buffer)
         if made is None:
             made = _by_pil(file, layout.channels, scale, header)
@@ -133,7 +135,7 @@ def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np
     if made.shape != shape:
         return f"its {made.shape[1]}x{made.shape[0]} pixels are not the {width}x{height} of its header"
     if made is not room:
-        _copy(_turned(made, orientation), room)
+        _copy(_turned(made, orientation)[top : top + high, left : left + wide], room)
     return ""
 
 
@@ -300,10 +302,9 @@ def _decode_some(work: Work, indices: Iterator[int], done: "SimpleQueue[int | Ba
 
 def _byte_ranges(layout: Layout, indices: list[int]) -> list[tuple[int, int, int]]:
     """Ranges (start in the batch, start in staging, bytes) of images. Adjacent images are one range."""
-    lengths = layout.shapes.sizes.prod(1) * layout.channels
     ranges: list[tuple[int, int, int]] = []
     for index in indices:
-        start, staged, length = int(layout.starts[index]), int(layout.staged_starts[index]), int(lengths[index])
+        start, staged, length = int(layout.starts[index]), int(layout.staged_starts[index]), int(layout.lengths[index])
         if ranges and ranges[-1][0] + ranges[-1][2] == start:  # then they are adjacent in staging, too
             ranges[-1] = (*ranges[-1][:2], ranges[-1][2] + length)
         else:

@@ -12,6 +12,7 @@ from gpuaug.core.encoded import Format
 from gpuaug.core.streams import Event
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.decoders.base import FileDecoder, Resources
+from gpuaug.decode.layout import Layout
 from gpuaug.decode.work import Work
 
 MOST_SIDE = 16384
@@ -25,7 +26,14 @@ _GREY = 0
 """Kind of a file without chroma. The kind of any other file is its sampling."""
 
 _FILE = np.dtype(
-    [("index", np.int64), ("kind", np.uint8), ("address", np.uint64), ("length", np.uint64), ("output", nvjpeg.OUTPUT)]
+    [
+        ("index", np.int64),
+        ("kind", np.uint8),
+        ("address", np.uint64),
+        ("length", np.uint64),
+        ("output", nvjpeg.OUTPUT),
+        ("parameters", np.uint64),
+    ]
 )
 """Record of a structured NumPy array: arguments of nvJPEG's batched call for one file."""
 
@@ -54,7 +62,9 @@ class Engines(FileDecoder):
     files = "baseline JPEG in one scan: 4:4:4, 4:2:2, 4:2:0, 4:4:0 or grey, sides of at most 16384 pixels"
 
     def __init__(self, device: torch.device) -> None:
-        self._decoder, self._turn = nvjpeg.BatchDecoder(device), threading.Lock()
+        self._decoder = nvjpeg.BatchDecoder(device)
+        self._turn = threading.Lock()
+        self.decodes_windows = self._decoder.exact_windows
 
     @property
     def version(self) -> str:
@@ -91,31 +101,36 @@ class Engines(FileDecoder):
         files["address"], files["length"] = work.encoded.data.data_ptr() + table["start"], table["length"]
         output = files["output"]
         output["channel"][:, 0] = work.data.data_ptr() + layout.starts[indices]
+        windows = layout.card_windows(indices)
         raw = layout.needs_postprocessing[indices]
         if work.raw is not None:
             output["channel"][raw, 0] = work.raw.data_ptr() + layout.raw_starts[indices][raw]
-        output["pitch"][:, 0] = layout.stored[indices, 1] * layout.channels
+        output["pitch"][:, 0] = windows[:, 3] * layout.channels
         found = self._decoder.sizes(files["address"], files["length"])
         same = (found == layout.stored[indices]).all(1)
         for index, (height, width) in zip(indices[~same].tolist(), found[~same].tolist(), strict=True):
             stored = layout.stored[index].tolist()
             work.problems[index] = f"nvJPEG finds {width}x{height} pixels and its header {stored[1]}x{stored[0]}"
         files = files[same]
+        if layout.shapes.windows is not None:
+            files["parameters"] = self._decoder.with_windows(windows[same], _form(layout))
         return [files[files["kind"] == kind] for kind in np.unique(files["kind"])]
 
     def _decode(self, work: Work, calls: list[NDArray[np.void]], resources: Resources) -> Event:
         """Decode a batch; after a failed call decode its halves, and theirs, to find the images that cannot be decoded."""
         nvjpeg.enter(resources.lanes.device)
-        form = nvjpeg.OUTPUT_RGBI if work.layout.channels == 3 else nvjpeg.OUTPUT_Y
+        form = _form(work.layout)
+        cut = work.layout.shapes.windows is not None
         with self._turn:
             lane = resources.card_lanes.get()
             try:
                 while calls:
                     files = calls.pop()
-                    addresses, lengths, outputs = (
-                        np.ascontiguousarray(files[name]) for name in ("address", "length", "output")
+                    addresses, lengths, outputs, parameters = (
+                        np.ascontiguousarray(files[name]) for name in ("address", "length", "output", "parameters")
                     )
-                    status = self._decoder.decode(int(files["kind"][0]), addresses, lengths, outputs, form, lane.number)
+                    given = (addresses, lengths, outputs, form, lane.number, parameters if cut else None)
+                    status = self._decoder.decode(int(files["kind"][0]), *given)
                     # Otherwise its GPU work, colour conversion of less than 1 ms, would overlap with the next call's.
                     lane.record_event(spin=True).synchronize()
                     if status and len(files) == 1:
@@ -123,6 +138,13 @@ class Engines(FileDecoder):
                     elif status:
                         middle = len(files) // 2
                         calls += [files[:middle], files[middle:]]
+                        continue
+                    if cut:
+                        self._decoder.put_back(parameters, form)
                 return lane.record_event()
             finally:
                 resources.card_lanes.put(lane)
+
+
+def _form(layout: Layout) -> int:
+    return nvjpeg.OUTPUT_RGBI if layout.channels == 3 else nvjpeg.OUTPUT_Y

@@ -39,7 +39,8 @@ def size_of(images: Tensor | Ragged) -> Size:
         )
     held = images.data.numel()
     places = images.places
-    if held != shapes.held or places.shape != (len(sizes), 3) or places.dtype is not torch.int64:
+    columns = 3 if shapes.windows is None else 4
+    if held != shapes.held or places.shape != (len(sizes), columns) or places.dtype is not torch.int64:
         raise ArgumentError(
             f"A ragged batch must hold what its shapes say, {shapes.held} elements of {len(sizes)} images, got {held} and "
             f"places {tuple(places.shape)} of {places.dtype}. Have gpuaug.collate_ragged make it."
@@ -112,16 +113,16 @@ class Places:
 
     Args:
         data: Flat, of any type.
-        places: (V · B, 3) int64: the first element of each, its height and its width.
+        places: (V · B, 3 or 4) int64: see ``Ragged.places``.
         channels: Of every image.
         packed: Whether the channels of a pixel are together, rather than in planes.
     """
 
     def __init__(self, data: Tensor, places: Tensor, channels: int = 1, *, packed: bool = False) -> None:
         self.channels, self.dtype, self._data = channels, data.dtype, data
-        self._first, height, width = places[:, :, None, None].unbind(1)
+        self._first, height, width, *pitch = places[:, :, None, None].unbind(1)
         self._pixel = channels if packed else 1
-        self._row = width * self._pixel
+        self._row = (pitch[0] if pitch else width) * self._pixel
         self._plane: Tensor | int = 1 if packed else (height * width)[:, None]
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
@@ -140,3 +141,11 @@ def reader(images: Tensor | Ragged, samples: int) -> Reader:
     shapes = images.shapes
     views = samples // max(len(images), 1)
     return Places(images.data, images.places.repeat(views, 1), shapes.channels, packed=shapes.layout == "hwc")
+
+
+def reader_of(images: Tensor | Ragged, index: int) -> Reader:
+    """Reader of the pixels of one image."""
+    if isinstance(images, Tensor):
+        return Planes(images[index : index + 1], 1)
+    shapes = images.shapes
+    return Places(images.data, images.places[index : index + 1], shapes.channels, packed=shapes.layout == "hwc")

@@ -6,7 +6,7 @@ from torch import Tensor
 from gpuaug.core.limits import MOST_WARPED
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends.antialias import antialiased
-from gpuaug.fusion.backends.readers import MaskPlaces, Places, Planes, Reader, dtype_of, reader, viewed
+from gpuaug.fusion.backends.readers import MaskPlaces, Places, Planes, Reader, dtype_of, reader, reader_of, viewed
 from gpuaug.fusion.ops.base import RowOp
 from gpuaug.fusion.ops.positional import Erasing
 from gpuaug.fusion.pixels import byte_share, unit_range
@@ -280,8 +280,7 @@ def _antialiased(front: Gather, columns: Columns, images: Tensor | Ragged, table
     """Every sample by itself. Its numbers are read on the host, which on a CPU costs nothing."""
     made = []
     for sample, row in enumerate(table[:, columns.warp : columns.warp + 6].tolist()):
-        image = images[sample % len(images)][None]
-        taps = _Taps(Planes(image, 1), front, columns, _Place(table[sample : sample + 1]))
+        taps = _Taps(reader_of(images, sample % len(images)), front, columns, _Place(table[sample : sample + 1]))
         own_x = x[sample % len(x), 0]
         own_y = y[sample % len(y), :, 0]
 

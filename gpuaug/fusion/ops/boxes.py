@@ -49,8 +49,8 @@ class Way:
     """The map that boxes or points of one form are taken through, and the form of the output.
 
     ``matrix``, (B, 3, 3) float32, maps pixel centres. An element belongs to the sample of its row, or, with ``owners``, (n,)
-    int64, to the one that is named there. ``source`` is the height and width of the images before, or (B, 3) int64 with these
-    in the last two columns. With ``clip`` boxes end at the frame ``out``, and it is said which have something left.
+    int64, to the one that is named there. ``source`` is the height and width of the images before, or ``Ragged.places``. With
+    ``clip`` boxes end at the frame ``out``, and it is said which have something left.
     """
 
     form: Form

@@ -44,7 +44,7 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
         self.children = tuple(_child(each, transform, units) for each in _picks(transform))
         self.count = int(getattr(transform, "num_ops", 1))
         self._magnitudes: dict[Any, _Magnitudes] = {}
-        """Magnitudes by position and image size. Without them a RandAugment takes 76 µs of the host per batch of 64, with them 49."""
+        """Magnitudes by position and image size. A RandAugment takes 49 µs of the host for a batch of 64, and 76 µs without."""
 
     def unsupported(self) -> str | None:
         """Why the transform is left to torchvision, or ``None``."""

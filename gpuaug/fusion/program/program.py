@@ -79,8 +79,8 @@ class Program:
         """Plans for calls on images alone.
 
         In a training loop a call comes after milliseconds of other code, whose data fill the processor's caches, and each line
-        takes several times as long as in a loop of its own. So what is equal for all batches is looked up once: even in a loop of
-        its own, a call then takes 13 µs of the host and not 33 µs, without its launches (one core, 2026-11-26).
+        takes several times as long as in a loop of its own. So what is equal for all batches is looked up once: even in a loop
+        of its own, a call then takes 13 µs of the host and not 33 µs, without its launches (one core, 2026-11-26).
         """
         self._sizing = sizing_ops(self.ops, ragged=options.ragged)
         self._refusal, self._views, self._ragged = lowered.refusal, options.views, options.ragged

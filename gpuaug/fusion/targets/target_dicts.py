@@ -83,7 +83,7 @@ class TargetDicts:
     Args:
         given: One mapping for each image.
         size: Of the images.
-        places: Where images have sizes of their own, these on the device: (B, 3), with height and width last.
+        places: ``Ragged.places`` where images have sizes of their own.
         device: That of the images.
         boxes: What ``boxes`` are, unless they say so themselves. ``bbox`` is COCO's, a corner and the sides.
         ending: What becomes of them in the end.

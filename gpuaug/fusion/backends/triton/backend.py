@@ -30,7 +30,7 @@ from gpuaug.fusion.program.plan import GatherPass, OpPass, Plan
 
 _KINDS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
 _FILTERS = {"": 0, "triangle": 1, "cubic": 2}
-_LAYOUTS = {"": 0, "chw": 1, "hwc": 2}
+_LAYOUTS = {"": 0, "chw": 1, "hwc": 2, "windows": 3}
 _GREATEST_VALUES = {torch.uint8: 255, KEPT: 65535}
 _MAPS = {"": 1, "constant": 2, "reflect": 3, "replicate": 4}
 
@@ -224,7 +224,7 @@ def _laid_out(images: Tensor | Ragged) -> tuple[str, tuple[int, ...], int]:
         return "", images.stride(), min(images.shape[2:])
     shapes = images.shapes
     strides = (0, 0, 0, 1) if shapes.layout == "chw" else (0, 1, 0, shapes.channels)
-    return shapes.layout, strides, shapes.least
+    return shapes.layout if shapes.windows is None else "windows", strides, shapes.least
 
 
 def _compiled_in(constants: dict[str, Any], strides: tuple[int, ...], out: Tensor, *, whole: bool) -> dict[str, Any]:

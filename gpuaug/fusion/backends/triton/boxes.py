@@ -68,7 +68,10 @@ def box_kernel(
     SHARE: tl.constexpr, TO_SHARE: tl.constexpr, CLIP: tl.constexpr, GIVEN: tl.constexpr, OWNED: tl.constexpr,
     RAGGED: tl.constexpr, DOUBLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What ``gpuaug.fusion.ops.boxes.follow`` computes. Grid: (blocks of boxes, 1, 1)."""
+    """What ``gpuaug.fusion.ops.boxes.follow`` computes. Grid: (blocks of boxes, 1, 1).
+
+    ``RAGGED``: columns of ``places``, or 0 where all images have one size.
+    """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = at < count
     owner = at // each
@@ -106,8 +109,8 @@ def box_kernel(
             height = none + source_height
             width = none + source_width
             if RAGGED:
-                height = number(places + owner * 3 + 1, live, DOUBLE)
-                width = number(places + owner * 3 + 2, live, DOUBLE)
+                height = number(places + owner * RAGGED + 1, live, DOUBLE)
+                width = number(places + owner * RAGGED + 2, live, DOUBLE)
             x1, y1, x2, y2 = x1 * width, y1 * height, x2 * width, y2 * height
         if LAYOUT == 3:
             x1 = x1 - x2 / 2
@@ -177,7 +180,7 @@ def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -
     tail = (4, 2) if way.to.layout == "vertices" else (to_width,)
     made = torch.empty((*shape, *tail), dtype=dtype, device=values.device)
     kept = torch.empty(shape, dtype=torch.bool, device=values.device) if way.clip else None
-    ragged = isinstance(way.source, Tensor)
+    ragged = way.source.shape[1] if isinstance(way.source, Tensor) else 0
     owned = way.owners is not None
     key = (values.dtype, dtype, way.form, width, way.to, way.clip, valid is None, owned, ragged)
     launch = _launches.get(key)

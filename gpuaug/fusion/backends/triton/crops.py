@@ -73,18 +73,18 @@ def crops_kernel(
     CROP_CANDIDATES: tl.constexpr, NUMBERS_AT: tl.constexpr, WARP_AT: tl.constexpr, MASK_WARP_AT: tl.constexpr,
     MATRIX_AT: tl.constexpr, REST_AT: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, HALF_PIXEL: tl.constexpr,
     LEAST_AREA: tl.constexpr, BY_AREA: tl.constexpr, LEAST_LOG_ASPECT: tl.constexpr, BY_LOG_ASPECT: tl.constexpr,
-    NARROWEST: tl.constexpr, WIDEST: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr,
+    NARROWEST: tl.constexpr, WIDEST: tl.constexpr, CENTRED: tl.constexpr, PLACE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """What ``gpuaug.fusion.ops.resize.ResizedCrop.draw_parameters`` finds, bit for bit, written into the rows.
 
-    ``places`` holds the first element, the height and the width of each image; every view has samples of them all.
+    ``places`` is ``Ragged.places``, of ``PLACE`` columns; every view has samples of all images.
 
     Grid: (blocks of samples, 1, 1).
     """
     sample = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = sample < samples
     row = rows + sample.to(tl.int64) * row_stride
-    place = places + (sample % images).to(tl.int64) * 3
+    place = places + (sample % images).to(tl.int64) * PLACE
     height = tl.load(place + 1, mask=live, other=1)
     width = tl.load(place + 2, mask=live, other=1)
     length = tl.sqrt_rn((height * width).to(tl.float32))
@@ -144,20 +144,20 @@ def fit(step: GatherPass, crop: ResizedCrop, rows: Tensor, places: Tensor, layou
 
     Shape:
         - rows: (V · B, ``layout.width``) float32, for V views
-        - places: (B, 3) int64
+        - places: (B, 3 or 4) int64
     """
     samples, images = rows.shape[0], places.shape[0]
     if not samples:
         return
-    key = crops_kernel, layout, samples, images
+    key = crops_kernel, layout, samples, images, places.shape[1]
     launch = step.prepared.get(key)
     if launch is None:
-        launch = step.prepared[key] = _launch(step, crop, layout, samples, images)
+        launch = step.prepared[key] = _launch(step, crop, layout, samples, images, places.shape[1])
     with on_device(rows.device):
         launch((rows, places))
 
 
-def _launch(step: GatherPass, crop: ResizedCrop, layout: DeviceCropColumns, samples: int, images: int) -> Launch:
+def _launch(step: GatherPass, crop: ResizedCrop, layout: DeviceCropColumns, samples: int, images: int, place: int) -> Launch:
     out = crop.out(step.source)
     constants: dict[str, Any] = {
         "CROP_CANDIDATES": CROP_CANDIDATES,
@@ -176,6 +176,7 @@ def _launch(step: GatherPass, crop: ResizedCrop, layout: DeviceCropColumns, samp
         "NARROWEST": crop.ratios[0],
         "WIDEST": crop.ratios[1],
         "CENTRED": crop.centred,
+        "PLACE": place,
         "BLOCK": BLOCK,
     }
     grid = (triton.cdiv(samples, BLOCK), 1, 1)

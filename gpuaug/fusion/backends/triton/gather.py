@@ -253,7 +253,8 @@ def gather_kernel(
     It is (filter or 0, largest value of the source, to which weighed values are clamped, or 0 for no clamp).
 
     With ``VIEWS`` there are more samples than ``images``, and each image is the source of one in every view. ``RAGGED``: 0, all
-    images have one size; else each lies where ``places`` says, in planes (1) or with the channels of a pixel together (2).
+    images have one size; else each lies where ``places`` says, in planes (1) or with the channels of a pixel together (2), or
+    so with its window alone (3).
 
     Grid: (tiles of an image, samples, planes; one plane where a block makes all three).
     """
@@ -270,8 +271,8 @@ def gather_kernel(
     if VIEWS:
         image = sample % images
     if RAGGED > 0:
-        place = places + 3 * image.to(tl.int64)
-        width = tl.load(place + 2).to(tl.int32)
+        place = places + (4 if RAGGED == 3 else 3) * image.to(tl.int64)
+        width = tl.load(place + (3 if RAGGED == 3 else 2)).to(tl.int32)
         source_h = width * SOURCE_W
         source_c = 1
         if RAGGED == 1:

@@ -172,8 +172,8 @@ def run_beside(launch: Callable[[], Any], other: Callable[[], Any] | None) -> No
 def prepared(step: P, source: Any, rows: Tensor, out: Tensor, make: Callable[[P, Any, Tensor, Tensor], T]) -> T:
     """What ``make`` has worked out for a pass and a source of this kind, from the second time on without calling it.
 
-    A pass belongs to images of one size, or of any, so the kind is the types, the sizes and the strides. To work out the launch of
-    a crop, a flip and a jitter takes 16 µs of the host, to find it again 1 µs (one core, 2026-11-26).
+    A pass belongs to images of one size, or of any, so the kind is the types, the sizes and the strides. To work out the launch
+    of a crop, a flip and a jitter takes 16 µs of the host, to find it again 1 µs (one core, 2026-11-26).
     """
     key = make, kind_of(source), out.dtype, out.shape, rows.stride(0), out.stride()
     found: T | None = step.prepared.get(key)
@@ -206,7 +206,8 @@ def kind_of(source: Tensor | Ragged) -> tuple[Any, ...]:
     """All of a source of images that a launch depends on, but its memory."""
     if isinstance(source, Tensor):
         return source.dtype, source.shape[0], source.stride()
-    return source.data.dtype, len(source), source.shapes.channels, source.shapes.layout, source.shapes.least > 1
+    shapes = source.shapes
+    return source.data.dtype, len(source), shapes.channels, shapes.layout, shapes.windows is None, shapes.least > 1
 
 
 def is_current(device: torch.device) -> bool:

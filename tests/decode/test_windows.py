@@ -1,0 +1,219 @@
+"""Decoding of windows: batches equal those of whole images bit for bit, and whole images are decoded where more is read."""
+
+from collections import namedtuple
+from contextlib import nullcontext
+
+import kornia.augmentation as K
+import numpy as np
+import pytest
+import torch
+from support import nvjpeg_double
+from support.encoded import by_pil, encoded, mixed_files
+from support.values import assert_values
+from torch.utils.data import DataLoader
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+import gpuaug
+from gpuaug import DecodeStage, GpuAugWarning, StreamedLoader, TransformStage, collate_encoded, fuse
+from gpuaug.decode import work
+from gpuaug.decode.decoders import registry
+from gpuaug.stages.base import BoundStage, _BoundTransform
+
+ON_CARD = ("engines", "hybrid")
+FILES = [file for file in mixed_files() if min(by_pil(file).shape[:2]) > 12] * 2
+CROP = (K.RandomResizedCrop((16, 20), scale=(0.1, 0.5)), K.RandomHorizontalFlip())
+PIPELINES = {
+    "Kornia's crop": lambda: K.AugmentationSequential(*CROP, K.ColorJitter(0.2, 0.2, 0.2, 0.1)),
+    "torchvision's crop": lambda: v2.Compose([v2.RandomResizedCrop(16, antialias=True), v2.ToDtype(torch.float32, scale=True)]),
+    "RandomCrop": lambda: v2.RandomCrop(16, padding=3, pad_if_needed=True),
+    "CenterCrop": lambda: v2.CenterCrop(14),
+    "a fallback behind": lambda: K.AugmentationSequential(*CROP, K.RandomMedianBlur(p=1.0)),
+}
+
+
+@pytest.fixture(params=["cpu", "double", *(pytest.param(name, marks=pytest.mark.gpu) for name in ON_CARD)])
+def device(request, monkeypatch):
+    """A CPU, the same with a double of nvJPEG, or a GPU whose images are decoded by this decoder."""
+    if request.param == "double":
+        nvjpeg_double.use(monkeypatch)
+    if request.param not in ON_CARD:
+        return "cpu"
+    find = registry.find
+    monkeypatch.setattr(registry, "find", lambda backend, device: find(request.param, device))
+    return "cuda"
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Windows that stages gave, in order."""
+    windows = _BoundTransform.windows
+    given = []
+
+    def noted(stage, *arguments):
+        given.append(windows(stage, *arguments))
+        return given[-1]
+
+    monkeypatch.setattr(_BoundTransform, "windows", noted)
+    return given
+
+
+def whole_images(monkeypatch):
+    monkeypatch.setattr(_BoundTransform, "windows", BoundStage.windows)
+
+
+def batches(device, stages, *, files=FILES, members=None, **options):
+    """What a loader yields, and the number of pixels that it left out."""
+    labels = torch.arange(len(files))
+    found = []
+    with StreamedLoader(members or [[collate_encoded(files), labels]] * 2, stages, device=device, seed=3, **options) as loader:
+        found += [[member.clone() if isinstance(member, torch.Tensor) else member for member in batch] for batch in loader]
+        return found, loader.stats().undecoded_pixels
+
+
+def assert_equal(one, other):
+    for first, second in zip(one, other, strict=True):
+        for a, b in zip(first, second, strict=True):
+            assert_values(a, b)
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_batches_are_those_of_whole_images(device, pipeline, monkeypatch):
+    monkeypatch.setattr(work, "POISON", 0xAA)
+    left = pytest.warns(GpuAugWarning, match="left to Kornia") if "fallback" in pipeline else nullcontext()
+    with left:
+        stages = [DecodeStage(), fuse(PIPELINES[pipeline](), ragged=True)]
+    made, undecoded = batches(device, stages)
+    whole_images(monkeypatch)
+    expected, none = batches(device, stages)
+    assert_equal(made, expected)
+    assert undecoded > none == 0
+
+
+@pytest.mark.parametrize("options", [{"channels": 1}, {"min_side": 16}, {"exif": False}])
+@pytest.mark.parametrize("views", [1, 3])
+def test_options_of_stages_do_not_change_what_a_window_holds(device, options, views, monkeypatch):
+    stages = [DecodeStage(**options), fuse(K.AugmentationSequential(*CROP), ragged=True, views=views)]
+    made, undecoded = batches(device, stages)
+    whole_images(monkeypatch)
+    assert_equal(made, batches(device, stages)[0])
+    assert undecoded > 0
+
+
+def test_targets_follow_as_they_do_whole_images(device, monkeypatch):
+    generator = torch.Generator("cpu").manual_seed(0)
+    sizes = [by_pil(file).shape[:2] for file in FILES]
+    boxes = [torch.tensor([[1.0, 2.0, 9.0, 11.0]]).repeat(2, 1) + index % 3 for index in range(len(FILES))]
+    targets = [
+        {
+            "boxes": tv_tensors.BoundingBoxes(each, format="XYXY", canvas_size=size),
+            "masks": tv_tensors.Mask(torch.randint(0, 2, (2, *size), generator=generator, dtype=torch.uint8)),
+            "labels": torch.arange(2),
+        }
+        for each, size in zip(boxes, sizes, strict=True)
+    ]
+    members = [[collate_encoded(FILES), targets]]
+    pipeline = v2.Compose([v2.RandomResizedCrop(24, scale=(0.1, 0.6)), v2.RandomHorizontalFlip()])
+    stages = [DecodeStage(), fuse(pipeline, ragged=True)]
+    (((images, found),), undecoded) = batches(device, stages, members=members)
+    whole_images(monkeypatch)
+    (((expected, wanted),), _) = batches(device, stages, members=members)
+    assert_values(images, expected)
+    for one, other in zip(found, wanted, strict=True):
+        for name in one:
+            assert_values(one[name], other[name], about=name)
+            assert type(one[name]) is type(other[name])
+    assert undecoded > 0
+
+
+def test_a_bad_image_is_replaced_with_the_window_of_the_other_images_size(device, monkeypatch):
+    cut = [FILES[0][:200] + b"\xff\xd9", FILES[1][: len(FILES[1]) // 2] + b"\xff\xd9"]
+    files = [FILES[0], b"no image", encoded(64, 40, "PNG"), *cut]
+    stages = [DecodeStage(on_error="replace"), fuse(K.AugmentationSequential(*CROP), ragged=True)]
+    made, undecoded = batches(device, stages, files=files)
+    whole_images(monkeypatch)
+    assert_equal(made, batches(device, stages, files=files)[0])
+    assert undecoded > 0
+
+
+Item = namedtuple("Item", "images other")
+AUGMENT = fuse(K.AugmentationSequential(*CROP), ragged=True)
+READS_MORE = {
+    "a stage before": ([TransformStage(lambda images: images, on=0), AUGMENT], list),
+    "a stage before that is given the whole batch": ([TransformStage(lambda batch: batch, on=None), AUGMENT], list),
+    "a stage that keeps its input": ([TransformStage(AUGMENT, into=2)], list),
+    "no fused stage": ([TransformStage(lambda images: torch.stack([image[:, :9, :9] for image in images]))], list),
+    "a function around the fused pipeline": ([TransformStage(lambda images: AUGMENT(images))], list),
+    "a stage that reads what another adds": (
+        [TransformStage(lambda label: label, on=1, into=2), TransformStage(AUGMENT, on={0: "input", 2: "class"})],
+        list,
+    ),
+    "one member in two places": ([TransformStage(AUGMENT, on="images")], lambda batch: {"images": batch[0], "same": batch[0]}),
+    "no crop first": ([fuse(K.AugmentationSequential(K.Resize((20, 20)), K.RandomCrop((8, 8))), ragged=True)], list),
+}
+
+
+@pytest.mark.parametrize("case", READS_MORE)
+def test_whole_images_are_decoded_where_more_than_a_window_is_read(case, asked):
+    stages, form = READS_MORE[case]
+    members = [form((collate_encoded(FILES), torch.arange(len(FILES))))]
+    with StreamedLoader(members, [DecodeStage(), *stages], device="cpu") as loader:
+        for _ in loader:
+            pass
+    assert loader.stats().undecoded_pixels == 0
+    assert not any(windows is not None for windows in asked)
+
+
+READS_A_WINDOW = {
+    "a tensor alone": ([AUGMENT], lambda batch: batch[0]),
+    "a mapping": ([TransformStage(AUGMENT, on="image")], lambda batch: {"image": batch[0], "label": batch[1]}),
+    "a record": ([TransformStage(AUGMENT, on="images")], lambda batch: Item(*batch)),
+    "data keys": ([TransformStage(AUGMENT, on={0: "input"})], list),
+    "stages behind": ([AUGMENT, TransformStage(lambda images: images + 1), TransformStage(lambda batch: batch, on=None)], list),
+    "a stage before on another member": ([TransformStage(lambda labels: labels + 1, on=1), AUGMENT], list),
+    "the decoder last": ([AUGMENT, DecodeStage()], list),
+}
+
+
+@pytest.mark.parametrize("case", READS_A_WINDOW)
+def test_windows_are_decoded_where_one_stage_alone_reads_the_images(case):
+    stages, form = READS_A_WINDOW[case]
+    decode = [] if isinstance(stages[-1], DecodeStage) else [DecodeStage()]
+    members = [form((collate_encoded(FILES), torch.arange(len(FILES))))]
+    with StreamedLoader(members, [*decode, *stages], device="cpu") as loader:
+        for _ in loader:
+            pass
+    sizes = np.array([by_pil(file).shape[:2] for file in FILES])
+    assert 0.2 * sizes.prod(1).sum() < loader.stats().undecoded_pixels < sizes.prod(1).sum()
+
+
+def test_two_members_have_windows_of_their_own(device, monkeypatch):
+    members = [[collate_encoded(FILES), collate_encoded(FILES[::-1])]]
+    stages = [DecodeStage(), TransformStage(AUGMENT, on=0), TransformStage(AUGMENT, on=1)]
+    made, undecoded = batches(device, stages, members=members)
+    whole_images(monkeypatch)
+    assert_equal(made, batches(device, stages, members=members)[0])
+    assert undecoded > 0
+
+
+def test_windows_follow_from_the_position_also_after_a_resume_and_with_workers(monkeypatch):
+    def loader():
+        source = DataLoader(FILES, batch_size=5, num_workers=0, collate_fn=collate_encoded)
+        return StreamedLoader(source, [DecodeStage(), AUGMENT], device="cpu", seed=1)
+
+    expected = [batch.clone() for batch in loader()]
+    first = loader()
+    run = iter(first)
+    begun = [next(run).clone() for _ in range(2)]
+    again = loader()
+    again.load_state_dict(first.state_dict())
+    resumed = [*begun, *(batch.clone() for batch in again)]
+    assert_equal([resumed], [expected])
+    whole_images(monkeypatch)
+    assert_equal([[batch.clone() for batch in loader()]], [expected])
+
+
+def test_a_picture_shows_whole_images():
+    loader = StreamedLoader([[collate_encoded(FILES), torch.arange(len(FILES))]], [DecodeStage(), AUGMENT], device="cpu")
+    gpuaug.show(loader)
+    assert loader.stats().undecoded_pixels == 0
