@@ -53,7 +53,10 @@ SAME = {
 
 
 def through_both(modules, images, dtype, memory_format, **options):
-    """(torch executor's output, kernels' output) for the same draws; kernels get other pixels outside the windows of crops, or none."""
+    """(torch executor's output, kernels' output) for the same draws.
+
+    Outside the windows of crops, kernels get no pixels, or others.
+    """
     augment = gpuaug.fuse(modules, ragged=not isinstance(images, torch.Tensor), **options)
     size = size_of(images)
     segment = augment._program().segments.at(0, size, masks=False)
