@@ -205,11 +205,11 @@ class Fused(nn.Module):
             seed = whole_number("seed", seed, "Leave it out for one from torch's generator.", most=2**64 - 1)
         return self._program_given(dtype).draw(size, next_seed() if seed is None else seed)
 
-    def windows(self, shapes: Shapes) -> NDArray[np.int64] | None:
+    def windows_read(self, shapes: Shapes) -> NDArray[np.int64] | None:
         """Window of each image that the next call on a ragged batch reads, for a stage that makes the images.
 
-        It takes the seed that the call would take. Within a stage of a loader, that is the seed of the stage's first call at
-        the position of the batch, and nothing is drawn from torch's generator.
+        The seed is the one that a call would take: within a stage of a loader it follows from the position of the batch,
+        elsewhere it is drawn from torch's global generator.
 
         Args:
             shapes: Sizes of the images, upright.

@@ -262,7 +262,7 @@ class _BoundTransform(BoundStage):
         return [name for name in others if holds_targets(batches.member(batch, name))]
 
     def windows(self, values: tuple[Any, ...], member: Any, shapes: Shapes, position: Position) -> NDArray[np.int64] | None:
-        windows_read = getattr(self._transform, "windows", None)
+        windows_read = getattr(self._transform, "windows_read", None)
         places = [place for place, value in enumerate(values) if value is member]
         keys = self._selection.data_keys or ["input"]
         if windows_read is None or self._selection.into is not ... or len(places) != 1:

@@ -310,7 +310,8 @@ def found(monkeypatch, tmp_path, *, wheel=False, conda=False, system=None):
     monkeypatch.delitem(sys.modules, "turbojpeg", raising=False)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: system)
-    monkeypatch.setattr(ctypes, "CDLL", load)
+    monkeypatch.setattr(ctypes, "PyDLL", load)
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: turbojpeg_library)
     result = turbojpeg.library.__wrapped__()
     assert "turbojpeg" not in sys.modules
     return result is not None, loaded[-1] if result is not None else None

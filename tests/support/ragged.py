@@ -27,6 +27,7 @@ def pack(images, layout="chw"):
 def overwritten(batch, windows):
     """The same batch with other values in all pixels outside the windows, (B, 4): top, left, height and width."""
     others = torch.randint(1, 256, batch.data.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    others = others.to(batch.device)
     made = Ragged(batch.data + others, batch.places, batch.shapes)
     for target, source, (top, left, height, width) in zip(made, batch, windows.tolist(), strict=True):
         inside = np.s_[:, top : top + height, left : left + width]

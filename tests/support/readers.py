@@ -55,7 +55,7 @@ SAME = {
 def through_both(modules, images, dtype, memory_format, **options):
     """(torch executor's output, kernels' output) for the same draws.
 
-    Kernels get other pixels outside the windows of crops, or none.
+    Outside the windows of crops, kernels get no pixels, or others.
     """
     augment = gpuaug.fuse(modules, ragged=not isinstance(images, torch.Tensor), **options)
     size = size_of(images)

@@ -78,7 +78,9 @@ def library() -> ctypes.CDLL | None:
     """
     for path in _paths():
         try:
-            found = ctypes.CDLL(path)
+            # PyDLL keeps the interpreter's lock, for calls that take less time than to take it again beside other threads.
+            found = ctypes.PyDLL(path)
+            found.decompress = ctypes.CDLL(path).tj3Decompress8
             found.tj3Init.argtypes = [c_int]
             found.tj3Init.restype = c_void_p
             found.tj3Destroy.argtypes = [c_void_p]
@@ -87,7 +89,7 @@ def library() -> ctypes.CDLL | None:
             found.tj3DecompressHeader.argtypes = [c_void_p, c_void_p, c_size_t]
             found.tj3SetScalingFactor.argtypes = [c_void_p, _Scale]
             found.tj3SetCroppingRegion.argtypes = [c_void_p, _Region]
-            found.tj3Decompress8.argtypes = [c_void_p, c_void_p, c_size_t, c_void_p, c_int, c_int]
+            found.decompress.argtypes = [c_void_p, c_void_p, c_size_t, c_void_p, c_int, c_int]
         except (OSError, AttributeError):  # AttributeError: libjpeg-turbo 2 has none of these functions
             continue
         return found
@@ -181,7 +183,7 @@ def decode(
         region = buffer if buffer.shape == shape else _scratch(shape)
         row_bytes = shape[1] * shape[2]
         format_ = _PIXEL_FORMATS[shape[2]]  # refused for CMYK; 12 bits are refused always
-        if turbojpeg.tj3Decompress8(handle, file.ctypes.data, file.size, region.ctypes.data, row_bytes, format_):
+        if turbojpeg.decompress(handle, file.ctypes.data, file.size, region.ctypes.data, row_bytes, format_):
             return False
         if region is not buffer:
             buffer[:] = region[:, left - start : left - start + width]

@@ -122,13 +122,18 @@ class Places:
         self.channels, self.dtype, self._data = channels, data.dtype, data
         self._first, height, width, *pitch = places[:, :, None, None].unbind(1)
         self._pixel = channels if packed else 1
+        self._holds_windows = bool(pitch)
         self._row = (pitch[0] if pitch else width) * self._pixel
         self._plane: Tensor | int = 1 if packed else (height * width)[:, None]
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """(V · B, C, h, w) at whole pixels (V · B or 1, h or 1, w or 1)."""
         plane = torch.arange(self.channels, device=x.device)[:, None, None] * self._plane
-        return self._data.take((self._first + y * self._row + x * self._pixel)[:, None] + plane)
+        elements = (self._first + y * self._row + x * self._pixel)[:, None] + plane
+        if self._holds_windows:
+            # Where padding is written, pixel (0, 0) is read, which the window may lack.
+            elements = elements.clamp_(0, self._data.numel() - 1)
+        return self._data.take(elements)
 
 
 Reader = Planes | Places

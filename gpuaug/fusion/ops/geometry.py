@@ -117,9 +117,9 @@ class GatherOp(Op):
         return np.eye(3)
 
     def window(self, drawn: OpDraws, size: Size) -> Array | None:
-        """Smallest window of each input image that a pass which begins with the op may read, whatever ops follow in the pass.
+        """Window of each input image outside of which no pixel influences a pass that begins with the op, whatever ops follow.
 
-        Pixels outside the window have no influence on the output.
+        Triton's kernels read nothing outside the window. The torch executor reads pixel (0, 0) too, where it writes padding.
 
         Shape:
             - returns: (B, 4) int64: top, left, height and width. ``None``: the whole images.
@@ -151,7 +151,8 @@ class IndexOp(GatherOp):
         """Positions of the map within the image; where all are padding, the nearest pixels of the image."""
         if self.edge == "reflect":
             return None
-        map_, out = self.map(drawn, size), self.out_drawn(drawn, size)
+        map_ = self.map(drawn, size)
+        out = self.out_drawn(drawn, size)
         left, width = map_.x.read(out.width, size.width)
         top, height = map_.y.read(out.height, size.height)
         return window_table(size, top, left, height, width)
@@ -187,9 +188,6 @@ class BoxCropOp(IndexOp):
     def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
         """Empty: which window they lead to depends on boxes."""
         return {}
-
-    def window(self, drawn: OpDraws, size: Size) -> None:
-        """``None``: the window depends on boxes."""
 
     @abstractmethod
     def windows(self, numbers: Tensor, sides: Tensor, boxes: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:

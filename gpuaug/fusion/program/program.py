@@ -15,7 +15,7 @@ from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
 from gpuaug.fusion.ops.base import Array, Drawn, Op, Size, draw_each
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
-from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp
+from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.options import Options
@@ -154,18 +154,20 @@ class Program:
         """
         try:
             self.check_sizes(size)
-            segment = self.segments.at(0, size, masks=False)
+            planned = self.segments.at(0, size, masks=False).plan
         except GpuAugError:
             return None
-        if segment.plan is None or segment.plan.box_crop is not None or not isinstance(segment.ops[0], GatherOp):
+        if planned is None or planned.box_crop is not None:
             return None
-        first, of_views = segment.ops[0], size.times(self._views)
-        sampler = Sampler(seeds_of_views(seed, self._views), size.batch, segment.plan.numbers)
+        first = self._sizing[0]
+        of_views = size.times(self._views)
+        sampler = Sampler(seeds_of_views(seed, self._views), size.batch, planned.numbers)
         windows = first.window(first.draw(sampler, of_views), of_views)
         if windows is None:
             return None
         starts, sides = windows.reshape(self._views, size.batch, 2, 2).transpose(2, 0, 1, 3)
-        start, end = starts.min(0), (starts + sides).max(0)
+        start = starts.min(0)
+        end = (starts + sides).max(0)
         if not start.any() and np.all(end[:, 0] == size.height) and np.all(end[:, 1] == size.width):
             return None
         return np.concatenate((start, end - start), 1)

@@ -69,7 +69,7 @@ class TablePrefetch:
             ops: All of the plan's.
             size: Of the batch.
             device: Where the rows go.
-            layout: Offset, height and width of each image of a ragged batch, (B, 3) int64 on the device.
+            layout: ``Ragged.places`` of a ragged batch, on the device.
             points: Whether boxes or keypoints follow.
             views: Of each image.
 
@@ -80,7 +80,9 @@ class TablePrefetch:
         seed = next_seed()
         # Rows are on their way on the stream that was current, so a call on another one has to make its own.
         stream = current_stream(device.index if device.type == "cuda" else -1)
-        key = (size.batch, points, device, stream, *(op.read_at_draw for op in planned.rereading))
+        # Windows have been drawn on the host, which then fits their crops, too.
+        windows = layout is not None and layout.shape[1] == 4
+        key = (size.batch, points, windows, device, stream, *(op.read_at_draw for op in planned.rereading))
         past = None
         for block in self._blocks:
             if block.planned is planned and block.key == key:
@@ -97,7 +99,7 @@ class TablePrefetch:
         tables: HostTables | DeviceCropTables
         if not size.ragged:
             tables = HostTables(coming)
-        elif (crop := device_crop(planned)) is not None and dispatch.name(device) == "triton":
+        elif (crop := device_crop(planned)) is not None and dispatch.name(device) == "triton" and not windows:
             tables = DeviceCropTables(coming, crop)
         elif size_dependent := size_dependent_ops(planned, ops):
             tables = HostTables(coming, size_dependent)

@@ -70,7 +70,7 @@ class Targets:
         self.device: torch.device = images.device
         self.size, self.dtype = size_of(images), dtype_of(images)
         self.places = images.places if isinstance(images, Ragged) else None
-        """Offset, height and width of each ragged image, (B, 3)."""
+        """``Ragged.places`` of ragged images."""
         self._typed: dict[int, TypedTargets] = {}
         """Targets that are found by their type, by the index of the input that holds them."""
         inputs = self._spread(inputs)
