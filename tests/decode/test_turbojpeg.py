@@ -9,6 +9,7 @@ import random
 import sys
 import threading
 from ctypes import byref, c_int, c_size_t, c_void_p
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +26,9 @@ pytestmark = pytest.mark.skipif(turbojpeg.library() is None, reason="no libturbo
 
 SUBSAMPLINGS = ("4:4:4", "4:2:2", "4:2:0", "grey", "4:4:0", "4:1:1")
 """In the order of ``TJSAMP``."""
+
+PYTHONAPI = 4
+"""Flag of ctypes' functions that keep the interpreter's lock."""
 CODINGS = {
     "baseline": {},
     "progressive": {12: 1},
@@ -41,7 +45,10 @@ FILLED = 0xA5
 @functools.cache
 def jpeg(height, width, subsampling="4:2:0", coding="baseline"):
     """A JPEG of noise, which is where samples differ most from their neighbours, in codings that PIL does not write."""
-    library, pixels = turbojpeg.library(), np.random.default_rng(height + width).integers(0, 256, (height, width, 3), np.uint8)
+    library, pixels = (
+        turbojpeg.library().quick,
+        np.random.default_rng(height + width).integers(0, 256, (height, width, 3), np.uint8),
+    )
     library.tj3Compress8.argtypes = [c_void_p, c_void_p, c_int, c_int, c_int, c_int, c_void_p, c_void_p]
     library.tj3Set.argtypes = [c_void_p, c_int, c_int]
     library.tj3Free.argtypes = [c_void_p]
@@ -274,7 +281,7 @@ def test_windows_are_decoded_side_by_side():
     for thread in threads:
         thread.join()
     assert not wrong
-    assert type(turbojpeg.library()) is ctypes.CDLL  # ctypes.PyDLL would hold the lock of the interpreter
+    assert not type(turbojpeg.library().decompress)._flags_ & PYTHONAPI
 
 
 def test_large_scratch_is_not_kept(monkeypatch):
@@ -299,7 +306,7 @@ def found(monkeypatch, tmp_path, *, wheel=False, conda=False, system=None):
             raise OSError
         return turbojpeg_library
 
-    turbojpeg_library = turbojpeg.library()
+    turbojpeg_library = turbojpeg.library().quick
     for name, present in (("turbojpeg.libs/libturbojpeg-1.so.0", wheel), ("lib/libturbojpeg.so.0", conda)):
         if present:
             (tmp_path / name).parent.mkdir(parents=True)
@@ -340,5 +347,5 @@ def test_the_version_is_read_from_the_file_or_is_its_name(monkeypatch, tmp_path)
     path = tmp_path / "libturbojpeg.so.0.3.0"
     path.write_bytes(b"\0libjpeg-turbo version 3.0.1 (build 1)\0")
     for name, version in ((str(path), "libjpeg-turbo 3.0.1"), ("libturbojpeg.so.0", "libturbojpeg.so.0")):
-        monkeypatch.setattr(turbojpeg, "library", lambda name=name: type("Library", (), {"_name": name}))
+        monkeypatch.setattr(turbojpeg, "library", lambda name=name: turbojpeg.Library(SimpleNamespace(_name=name), None))
         assert turbojpeg.version.__wrapped__() == version

@@ -84,7 +84,8 @@ PUBLIC = {
     "Stage.bind": "(self, name, lanes)",
     "Stats": (
         "(batches=0, copied_bytes=0, depth=0, ready=0, starved=0, starved_ms=0.0, slot_batches=0, other_batches=0, "
-        "held_back=0, held_back_ms=0.0, replaced=0, undecoded_pixels=0, decode_waits=0, decode_wait_ms=0.0, pinned_bytes=0, decode_bytes=0)"
+        "held_back=0, held_back_ms=0.0, replaced=0, undecoded_pixels=0, decode_waits=0, decode_wait_ms=0.0, "
+        "pinned_bytes=0, decode_bytes=0)"
     ),
     "StreamedLoader": "(loader, stages=(), *, device=None, depth=2, seed=None, rank=None, feed='auto', feed_bytes=None)",
     "StreamedLoader.batch_sampler": "property",

@@ -11,7 +11,11 @@ from gpuaug.loader.checkpoint import Progress
 
 CONSTRUCTED = {"DecodeStage", "FeatureStage", "Stage", "StreamedLoader", "TransformStage"}
 """Classes that users construct. Objects of the others are returned to them."""
-PASSED_ON = {"Ragged.pin_memory": "torch checks its arguments", "bind": "the loader calls it", "windows_read": "a stage calls it"}
+PASSED_ON = {
+    "Ragged.pin_memory": "torch checks its arguments",
+    "bind": "the loader calls it",
+    "windows_read": "a stage calls it",
+}
 LONGEST = 600
 
 

@@ -8,12 +8,13 @@ import ctypes.util
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from ctypes import c_int, c_size_t, c_void_p
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,8 +70,17 @@ class _Scale(ctypes.Structure):
     _fields_ = (("num", c_int), ("denom", c_int))
 
 
+class Library(NamedTuple):
+    """The functions of a library."""
+
+    quick: ctypes.PyDLL
+    """Keeps the interpreter's lock, for calls that take less time than to take the lock again beside other threads."""
+    decompress: Callable[..., int]
+    """``tj3Decompress8``, with the lock released."""
+
+
 @cache
-def library() -> ctypes.CDLL | None:
+def library() -> Library | None:
     """The functions of the first library found that decodes regions, or ``None``.
 
     Searched in this order: the environment of conda and the system, whose libraries are kept up to date, and the wheel
@@ -78,21 +88,20 @@ def library() -> ctypes.CDLL | None:
     """
     for path in _paths():
         try:
-            # PyDLL keeps the interpreter's lock, for calls that take less time than to take it again beside other threads.
-            found = ctypes.PyDLL(path)
-            found.decompress = ctypes.CDLL(path).tj3Decompress8
-            found.tj3Init.argtypes = [c_int]
-            found.tj3Init.restype = c_void_p
-            found.tj3Destroy.argtypes = [c_void_p]
-            found.tj3Destroy.restype = None
-            found.tj3Get.argtypes = [c_void_p, c_int]
-            found.tj3DecompressHeader.argtypes = [c_void_p, c_void_p, c_size_t]
-            found.tj3SetScalingFactor.argtypes = [c_void_p, _Scale]
-            found.tj3SetCroppingRegion.argtypes = [c_void_p, _Region]
-            found.decompress.argtypes = [c_void_p, c_void_p, c_size_t, c_void_p, c_int, c_int]
+            quick = ctypes.PyDLL(path)
+            quick.tj3Init.argtypes = [c_int]
+            quick.tj3Init.restype = c_void_p
+            quick.tj3Destroy.argtypes = [c_void_p]
+            quick.tj3Destroy.restype = None
+            quick.tj3Get.argtypes = [c_void_p, c_int]
+            quick.tj3DecompressHeader.argtypes = [c_void_p, c_void_p, c_size_t]
+            quick.tj3SetScalingFactor.argtypes = [c_void_p, _Scale]
+            quick.tj3SetCroppingRegion.argtypes = [c_void_p, _Region]
+            decompress = ctypes.CDLL(path).tj3Decompress8
+            decompress.argtypes = [c_void_p, c_void_p, c_size_t, c_void_p, c_int, c_int]
         except (OSError, AttributeError):  # AttributeError: libjpeg-turbo 2 has none of these functions
             continue
-        return found
+        return Library(quick, decompress)
     return None
 
 
@@ -115,7 +124,7 @@ def version() -> str:
     """Name and version of the library, which no function of its interface returns: a text in its file, or the file's name."""
     found = library()
     assert found is not None
-    path = Path(found._name)
+    path = Path(found.quick._name)
     with suppress(OSError):  # of the system's library, which has no path
         if match := _VERSION.search(path.read_bytes()):
             return f"libjpeg-turbo {match[1].decode()}"
@@ -149,8 +158,9 @@ def decode(
         Huffman decoding of all rows down to the end of the window, or of the whole image if it has several scans. All other
         work is for the window alone, widened to columns that are decoded together. A copy of the window if it was widened.
     """
-    turbojpeg = library()
-    assert turbojpeg is not None
+    found = library()
+    assert found is not None
+    turbojpeg = found.quick
     top, left, height, width = window
     full_height, full_width = full
     columns = -(-full_width // scale)
@@ -183,7 +193,7 @@ def decode(
         region = buffer if buffer.shape == shape else _scratch(shape)
         row_bytes = shape[1] * shape[2]
         format_ = _PIXEL_FORMATS[shape[2]]  # refused for CMYK; 12 bits are refused always
-        if turbojpeg.decompress(handle, file.ctypes.data, file.size, region.ctypes.data, row_bytes, format_):
+        if found.decompress(handle, file.ctypes.data, file.size, region.ctypes.data, row_bytes, format_):
             return False
         if region is not buffer:
             buffer[:] = region[:, left - start : left - start + width]
