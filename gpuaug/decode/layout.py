@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -45,6 +46,32 @@ class Taker(Protocol):
 
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
         """(B,) whether it decodes each file, by the records of ``HEADER`` alone."""
+
+
+class ImageFacts(NamedTuple):
+    """What a decoder on the host needs to know of one image: in plain numbers, which threads read many times faster."""
+
+    start: int
+    """First byte of the file in the batch's files."""
+    length: int
+    """Bytes of the file."""
+    format: int
+    """Number of the ``Format``."""
+    channels: int
+    """Channels in the file."""
+    height: int
+    """In the file, as is ``width``."""
+    width: int
+    stored_orientation: int
+    """Orientation in the file's EXIF."""
+    orientation: int
+    """Orientation that is undone."""
+    scale: int
+    """Downsampling factor."""
+    window: list[int]
+    """Top, left, height and width of the decoded part of the upright, downsampled image."""
+    whole: bool
+    """Whether the window is the whole image."""
 
 
 class Layout:
@@ -113,6 +140,15 @@ class Layout:
         raw_lengths = np.where(self.needs_postprocessing, stored.prod(1) * options.channels, 0)
         self.raw_starts = raw_lengths.cumsum() - raw_lengths
         self.raw_length = int(raw_lengths.sum())
+
+    @cached_property
+    def facts(self) -> list[ImageFacts]:
+        """Facts of each image."""
+        table = self.headers
+        names = ("start", "length", "format", "channels", "height", "width", "orientation")
+        whole = (self.windows[:, 2:] == self.shapes.sizes).all(1)
+        columns = (*(table[name] for name in names), self.orientations, self.scales, self.windows, whole)
+        return [ImageFacts(*each) for each in zip(*(column.tolist() for column in columns), strict=True)]
 
     def places(self) -> torch.Tensor:
         """(B, 3) or, with windows, (B, 4) int64: ``Ragged.places``."""

@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
+from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from functools import cache
 from glob import glob
 from pathlib import Path
@@ -123,6 +123,8 @@ class Library:
         # CDLL releases the GIL during a call. PyDLL keeps it, for calls that take less time than releasing it.
         self._library, self._quick = ctypes.CDLL(path), ctypes.PyDLL(path)
         self._handle = c_void_p()
+        self._set_roi = self._quick.nvjpegDecodeParamsSetROI
+        self._set_roi.argtypes = [c_void_p, c_int, c_int, c_int, c_int]
 
     @property
     def exact_windows(self) -> bool:
@@ -139,6 +141,11 @@ class Library:
         for kind, part in enumerate(parts):
             self._call("nvjpegGetProperty", c_int(kind), byref(part))
         return ".".join(str(part.value) for part in parts)
+
+    def _set_window(self, parameters: int, window: Sequence[int]) -> None:
+        """Set top, left, height and width of the part of an image to decode."""
+        top, left, height, width = window
+        self._set_roi(parameters, left, top, width, height)
 
     def _create(self, backend: int) -> None:
         self._call("nvjpegCreateEx", c_int(backend), None, None, c_uint(FLAGS), byref(self._handle))
@@ -250,7 +257,7 @@ class BatchDecoder(Library):
             except IndexError:
                 parameters = self._made("nvjpegDecodeParamsCreate", self._handle)
                 self._quick.nvjpegDecodeParamsSetOutputFormat(c_void_p(parameters), c_int(form))
-            set_window(self._quick, parameters, window)
+            self._set_window(parameters, window)
             found.append(parameters)
         return np.array(found, np.uint64)
 
@@ -268,12 +275,6 @@ class BatchDecoder(Library):
         return self._states[kind]
 
 
-def set_window(library: ctypes.CDLL, parameters: int, window: Sequence[int]) -> None:
-    """Set top, left, height and width of the part of an image to decode."""
-    top, left, height, width = window
-    library.nvjpegDecodeParamsSetROI(c_void_p(parameters), c_int(left), c_int(top), c_int(width), c_int(height))
-
-
 class PhasedState:
     """Decoding state of one image between its phases: handles of nvJPEG, as numbers."""
 
@@ -284,7 +285,8 @@ class PhasedState:
         self.width, self.height = c_uint(), c_uint()
         self.form = 0
         """Form of the output that the parameters are set to."""
-        self.output = np.zeros(1, OUTPUT)
+        self.output = (c_uint64 * 8)()
+        """A record of ``OUTPUT``: addresses of four planes, then their pitches."""
 
 
 class PhasedDecoder(Library):
@@ -387,7 +389,7 @@ class PhasedDecoder(Library):
             if state.form != form:
                 self._quick.nvjpegDecodeParamsSetOutputFormat(c_void_p(state.parameters), c_int(form))
                 state.form = form
-            set_window(self._quick, state.parameters, window)
+            self._set_window(state.parameters, window)
             status = self._host(handle, decoder, state.state, state.parameters, state.stream)
         if status and status not in OF_THE_FILE:
             raise NvJpegError("nvjpegDecodeJpegHost", status)
@@ -409,10 +411,11 @@ class PhasedDecoder(Library):
             NvJpegError: If it fails for another reason than the file.
         """
         handle, decoder = self._handles
-        state.output["channel"][0, 0], state.output["pitch"][0, 0] = address, pitch
+        state.output[0] = address
+        state.output[4] = pitch
         status = self._transfer(handle, decoder, state.state, state.stream, stream)
         if not status:
-            status = self._on_device(handle, decoder, state.state, state.output.ctypes.data, stream)
+            status = self._on_device(handle, decoder, state.state, state.output, stream)
         if status and status not in OF_THE_FILE:
             raise NvJpegError("nvjpegDecodeJpegDevice", status)
         return f"nvJPEG finds: {STATUS[status]}" if status else ""

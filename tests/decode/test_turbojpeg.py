@@ -21,6 +21,7 @@ from support.other_encoders import files
 
 from gpuaug.core.encoded import Format
 from gpuaug.decode.decoders import cpu, turbojpeg
+from gpuaug.decode.layout import ImageFacts
 
 pytestmark = pytest.mark.skipif(turbojpeg.library() is None, reason="no libturbojpeg of libjpeg-turbo 3")
 
@@ -67,7 +68,8 @@ def whole(file, channels, scale):
     """(h, w, C), by PIL, which decodes a JPEG with a side shorter than ``scale`` by a smaller one: then ``None``."""
     if scale > 1 and min(size(file)) < scale:
         return None
-    return cpu._by_pil(np.frombuffer(file, np.uint8), channels, scale, {"format": Format.JPEG})
+    facts = ImageFacts(0, len(file), int(Format.JPEG), 3, *size(file), 1, 1, scale, [], True)
+    return cpu._by_pil(np.frombuffer(file, np.uint8), channels, facts)
 
 
 @functools.cache

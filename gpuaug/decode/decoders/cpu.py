@@ -15,7 +15,7 @@ from gpuaug.core.streams import Event
 from gpuaug.decode.decoders import libwebp, turbojpeg
 from gpuaug.decode.decoders.base import FileDecoder, Resources
 from gpuaug.decode.headers import opened
-from gpuaug.decode.layout import Layout
+from gpuaug.decode.layout import ImageFacts, Layout
 from gpuaug.decode.work import Work
 from gpuaug.feed.image_input import prepared, unpacked
 
@@ -23,7 +23,9 @@ COSTS = np.zeros(len(Format), np.int64)
 """Relative time per pixel of each ``Format``, to decode the slowest files first."""
 COSTS[[Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG, Format.LOSSLESS_JPEG, Format.OTHER]] = 1, 3, 3, 6, 8
 
-_CUT = (Format.JPEG, Format.OTHER_JPEG)
+_OTHER, _LOSSLESS = int(Format.OTHER), int(Format.LOSSLESS_JPEG)
+
+_CUT = (int(Format.JPEG), int(Format.OTHER_JPEG))
 """Formats of which less than the whole is decoded where a window is wanted."""
 
 _UPSIDE_DOWN, _MIRRORED = (3, 4, 6, 7), (2, 3, 7, 8)
@@ -125,35 +127,33 @@ def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np
     Returns:
         Why the file cannot be decoded; an empty string on success.
     """
-    header = layout.headers[index]
-    scale = int(layout.scales[index])
-    height, width = (-(-side // scale) for side in layout.stored[index].tolist())
+    facts = layout.facts[index]
+    orientation, scale = facts.orientation, facts.scale
+    height, width = -(-facts.height // scale), -(-facts.width // scale)
     shape = (height, width, layout.channels)
-    orientation = int(layout.orientations[index])
-    top, left, high, wide = window = layout.windows[index].tolist()
-    whole = [high, wide] == layout.shapes.sizes[index].tolist()
     try:
-        if not whole and _cut_by_library(file, header, scale, orientation, window, room):
+        if not facts.whole and _cut_by_library(file, facts, room):
             return ""
-        buffer = room if orientation == 1 and whole else np.empty(shape, np.uint8)
-        made = _by_library(file, header, scale, buffer)
+        buffer = room if orientation == 1 and facts.whole else np.empty(shape, np.uint8)
+        made = _by_library(file, facts, buffer)
         if made is None:
-            made = _by_pil(file, layout.channels, scale, header)
+            made = _by_pil(file, layout.channels, facts)
     except Exception as error:  # a decoder may raise any error for a damaged file
         return f"{type(error).__name__}: {error}"
     if made.shape != shape:
         return f"its {made.shape[1]}x{made.shape[0]} pixels are not the {width}x{height} of its header"
     if made is not room:
+        top, left, high, wide = facts.window
         _copy(_turned(made, orientation)[top : top + high, left : left + wide], room)
     return ""
 
 
-def _by_library(file: NDArray[np.uint8], header: Any, scale: int, buffer: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
+def _by_library(file: NDArray[np.uint8], facts: ImageFacts, buffer: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
     """The image (h, w, C) as decoded by a library that is faster than PIL, or ``None`` if none takes or accepts the file."""
-    if int(header["format"]) != Format.OTHER:  # NumPy's integers take 4 µs to be compared with a member of an enumeration
+    if facts.format != _OTHER:
         # CMYK JPEGs have 4 channels; PIL converts them.
-        if simplejpeg() is not None and header["channels"] in (1, 3) and _fits_simplejpeg(file, header, scale):
-            return _by_simplejpeg(file, buffer, smaller=scale > 1)
+        if simplejpeg() is not None and facts.channels in (1, 3) and _fits_simplejpeg(file, facts):
+            return _by_simplejpeg(file, buffer, smaller=facts.scale > 1)
         return None
     prefix = file[:16].tobytes()
     if prefix[:8] == _PNG and imagecodecs() is not None and _fits_libspng(file):
@@ -163,50 +163,47 @@ def _by_library(file: NDArray[np.uint8], header: Any, scale: int, buffer: NDArra
     return None
 
 
-def _cut_by_library(
-    file: NDArray[np.uint8], header: Any, scale: int, orientation: int, window: list[int], room: NDArray[np.uint8]
-) -> bool:
+def _cut_by_library(file: NDArray[np.uint8], facts: ImageFacts, room: NDArray[np.uint8]) -> bool:
     """Decode the window of a JPEG into its memory, and nothing else of it. Returns whether there is a library that does.
 
     Of a progressive JPEG all scans have to be read, which takes as long as the whole image.
     """
-    if header["format"] not in _CUT or header["channels"] not in (1, 3) or turbojpeg.library() is None:
+    if facts.format not in _CUT or facts.channels not in (1, 3) or turbojpeg.library() is None:
         return False
-    full = int(header["height"]), int(header["width"])
-    top, left, height, width = _stored_window(window, tuple(-(-side // scale) for side in full), orientation)
-    buffer = room if orientation == 1 else np.empty((height, width, room.shape[2]), np.uint8)
-    if not turbojpeg.decode(file, buffer, (top, left, height, width), full, scale):
+    window = _stored_window(facts)
+    buffer = room if facts.orientation == 1 else np.empty((*window[2:], room.shape[2]), np.uint8)
+    if not turbojpeg.decode(file, buffer, window, (facts.height, facts.width), facts.scale):
         return False
     if buffer is not room:
-        _copy(_turned(buffer, orientation), room)
+        _copy(_turned(buffer, facts.orientation), room)
     return True
 
 
-def _stored_window(window: list[int], stored: tuple[int, ...], orientation: int) -> list[int]:
-    """The window of an image as stored, of these sides, whose upright pixels are those of ``window``."""
-    top, left, height, width = window
-    if orientation > 4:
+def _stored_window(facts: ImageFacts) -> tuple[int, int, int, int]:
+    """Top, left, height and width of the window in the downsampled image as stored."""
+    top, left, height, width = facts.window
+    if facts.orientation > 4:
         top, left, height, width = left, top, width, height
-    if orientation in _UPSIDE_DOWN:
-        top = stored[0] - top - height
-    if orientation in _MIRRORED:
-        left = stored[1] - left - width
-    return [top, left, height, width]
+    if facts.orientation in _UPSIDE_DOWN:
+        top = -(-facts.height // facts.scale) - top - height
+    if facts.orientation in _MIRRORED:
+        left = -(-facts.width // facts.scale) - left - width
+    return top, left, height, width
 
 
-def _fits_simplejpeg(file: NDArray[np.uint8], header: Any, scale: int) -> bool:
+def _fits_simplejpeg(file: NDArray[np.uint8], facts: ImageFacts) -> bool:
     """Whether simplejpeg finds the size and channels of the header, and so writes no more than its buffer holds.
 
     It checks its buffer against the downsampled size, but writes a lossless JPEG at full size.
     """
-    if scale > 1 and header["format"] == Format.LOSSLESS_JPEG:
+    if facts.scale > 1 and facts.format == _LOSSLESS:
         return False
     try:
         height, width, colorspace, _ = simplejpeg().decode_jpeg_header(file.data)  # 1.3 µs
     except (ValueError, KeyError):  # KeyError: of a subsampling without a name there, such as 1x4
         return False
     channels = {"Gray": 1, "RGB": 3, "YCbCr": 3}.get(colorspace)
-    return (height, width, channels) == (header["height"], header["width"], header["channels"])
+    return (height, width, channels) == (facts.height, facts.width, facts.channels)
 
 
 def _by_simplejpeg(file: NDArray[np.uint8], buffer: NDArray[np.uint8], *, smaller: bool) -> NDArray[np.uint8] | None:
@@ -282,21 +279,22 @@ def _converted(made: NDArray[np.uint8], channels: Any) -> NDArray[np.uint8]:
     return unpacked(prepared(Image.fromarray(made) if channels == 1 else made, channels, convert=True, where="the file"))
 
 
-def _by_pil(file: NDArray[np.uint8], channels: Any, scale: int, header: Any) -> NDArray[np.uint8]:
+def _by_pil(file: NDArray[np.uint8], channels: Any, facts: ImageFacts) -> NDArray[np.uint8]:
     """The decoded image, (h, w, C), in the orientation of the file. Of several in a file, the first."""
     from PIL import JpegImagePlugin  # here, so that importing gpuaug does not import PIL
 
-    jpeg = header["format"] != Format.OTHER
+    jpeg = facts.format != _OTHER
     # JpegImageFile, because PIL.Image.open opens JPEGs of many phones as MPO, a format of several pictures.
     with JpegImagePlugin.JpegImageFile(io.BytesIO(file.data)) if jpeg else opened(file.data) as image:
-        if jpeg and header["format"] != Format.LOSSLESS_JPEG:  # libjpeg-turbo converts no lossless JPEG
+        if jpeg and facts.format != _LOSSLESS:  # libjpeg-turbo converts no lossless JPEG
             grey = channels == 1 and image.mode in ("L", "RGB", "YCbCr")
             # "L" reads the luma stored in the file, as the engines do.
             # PIL picks the smallest scaled size that is at least the one asked for and rounds it up, so sides are rounded down.
-            image.draft("L" if grey else image.mode, (max(image.width // scale, 1), max(image.height // scale, 1)))
+            sides = (max(image.width // facts.scale, 1), max(image.height // facts.scale, 1))
+            image.draft("L" if grey else image.mode, sides)
         made = unpacked(prepared(image, channels, convert=True, where="the file"))
         if image.format == "TIFF":  # which PIL turns as it decodes
-            made = _turned(made, _BACK.get(int(header["orientation"]), int(header["orientation"])))
+            made = _turned(made, _BACK.get(facts.stored_orientation, facts.stored_orientation))
         return made
 
 
@@ -327,13 +325,16 @@ def _decode_some(work: Work, indices: Iterator[int], done: "SimpleQueue[int | Ba
         done: Takes an entry for each image: its index, ``None`` if it cannot be decoded, or an error to raise at the batch.
     """
     layout = work.layout
-    data, starts = (work.data, layout.starts) if work.staging is None else (work.staging, layout.staged_starts)
+    data, firsts = (work.data, layout.starts) if work.staging is None else (work.staging, layout.staged_starts)
+    starts = firsts.tolist()
     room, files = data.numpy(), work.encoded.data.numpy()
     for index in indices:
         try:
-            header = layout.headers[index]
-            file = files[header["start"] : header["start"] + header["length"]]
-            if problem := decode(file, layout, index, layout.image(room, index, int(starts[index]))):
+            facts = layout.facts[index]
+            file = files[facts.start : facts.start + facts.length]
+            _, _, height, width = facts.window
+            pixels = room[starts[index] : starts[index] + height * width * layout.channels]
+            if problem := decode(file, layout, index, pixels.reshape(height, width, layout.channels)):
                 work.problems[index] = problem
             done.put(None if problem else index)
         except BaseException as error:  # raised at the batch

@@ -164,12 +164,13 @@ def decode(
     top, left, height, width = window
     full_height, full_width = full
     columns = -(-full_width // scale)
+    address = _address(file)
     if left + width > columns:
         return False
     # A new one for each file (1 µs), because it keeps the tables of a file for the next one, which may lack some.
     handle = turbojpeg.tj3Init(_DECOMPRESS)
     try:
-        if turbojpeg.tj3DecompressHeader(handle, file.ctypes.data, file.size):  # each call fails if there is a warning
+        if turbojpeg.tj3DecompressHeader(handle, address, file.size):  # each call fails if there is a warning
             return False
         get = turbojpeg.tj3Get
         subsampling = get(handle, _SUBSAMPLING)
@@ -193,13 +194,19 @@ def decode(
         region = buffer if buffer.shape == shape else _scratch(shape)
         row_bytes = shape[1] * shape[2]
         format_ = _PIXEL_FORMATS[shape[2]]  # refused for CMYK; 12 bits are refused always
-        if found.decompress(handle, file.ctypes.data, file.size, region.ctypes.data, row_bytes, format_):
+        if found.decompress(handle, address, file.size, _address(region), row_bytes, format_):
             return False
         if region is not buffer:
             buffer[:] = region[:, left - start : left - start + width]
         return True
     finally:
         turbojpeg.tj3Destroy(handle)
+
+
+def _address(array: NDArray[np.uint8]) -> int:
+    """Address of an array's first element, in a third of the time that ``ctypes.data`` takes."""
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def _scratch(shape: tuple[int, int, int]) -> NDArray[np.uint8]:
