@@ -19,6 +19,7 @@ from PIL import Image
 from support.encoded import encoded
 from support.other_encoders import files
 
+from gpuaug import collate_encoded
 from gpuaug.core.encoded import Format
 from gpuaug.decode.decoders import cpu, turbojpeg
 from gpuaug.decode.layout import ImageFacts
@@ -68,7 +69,7 @@ def whole(file, channels, scale):
     """(h, w, C), by PIL, which decodes a JPEG with a side shorter than ``scale`` by a smaller one: then ``None``."""
     if scale > 1 and min(size(file)) < scale:
         return None
-    facts = ImageFacts(0, len(file), int(Format.JPEG), 3, *size(file), 1, 1, scale, [], True)
+    facts = ImageFacts(0, len(file), int(Format.JPEG), 3, *size(file), 1, 1, scale, [], [], True)
     return cpu._by_pil(np.frombuffer(file, np.uint8), channels, facts)
 
 
@@ -121,6 +122,25 @@ def test_windows_have_the_pixels_of_the_whole_image(subsampling, coding):
         if whole(file, channels, scale) is not None:
             shape = (-(-height // scale), -(-width // scale))
             assert all(same(file, window, channels, scale) for window in some_windows(*shape, 8, seed=height + scale))
+
+
+@pytest.mark.parametrize("subsampling", SUBSAMPLINGS)
+def test_a_region_is_decoded_straight_into_its_buffer_and_has_the_pixels_of_its_window(subsampling, monkeypatch):
+    monkeypatch.setattr(turbojpeg, "_scratch", None)
+    for (height, width), scale in itertools.product([(1, 1), (17, 33), (37, 70), (19, 100), (50, 9)], SCALES):
+        file = jpeg(height, width, subsampling)
+        expected = whole(file, 3, scale)
+        if expected is None:
+            continue
+        windows = np.array(list(some_windows(*expected.shape[:2], 8, seed=height + scale)))
+        table = np.repeat(collate_encoded([file]).headers.table, len(windows))
+        regions = turbojpeg.regions(windows, table, np.full(len(windows), scale))
+        for (top, left, high, wide), region in zip(windows.tolist(), regions.tolist(), strict=True):
+            assert (region[0], region[2]) == (top, high)
+            assert region[1] <= left <= left + wide <= region[1] + region[3]
+            made, first = np.empty((high, region[3], 3), np.uint8), left - region[1]
+            assert turbojpeg.decode(np.frombuffer(file, np.uint8), made, region, (height, width), scale, (first, wide))
+            assert np.array_equal(made[:, first : first + wide], expected[top : top + high, left : left + wide])
 
 
 @pytest.mark.parametrize("scale", SCALES)

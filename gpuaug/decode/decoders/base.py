@@ -83,6 +83,16 @@ class FileDecoder(ABC):
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
         """(B,) whether it decodes each file, by the records of ``HEADER`` alone."""
 
+    def widened(self, windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Windows that contain those wanted, and are decoded in less time.
+
+        Args:
+            windows: (n, 4) top, left, height and width in images that are upright as stored.
+            table: (n,) records of ``HEADER``.
+            scales: (n,) downsampling factors.
+        """
+        return windows
+
     @abstractmethod
     def begin(self, work: Work, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Start to decode the images ``indices`` of a batch. Called on a thread of ``Pools.batches``.

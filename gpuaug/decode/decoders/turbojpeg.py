@@ -131,8 +131,30 @@ def version() -> str:
     return path.name
 
 
+def regions(windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Regions that libjpeg decodes, each of which contains a window and a margin, at whole columns of blocks.
+
+    Args:
+        windows: (n, 4) top, left, height and width.
+        table: (n,) records of ``HEADER`` with a sampling.
+        scales: (n,) downsampling factors.
+    """
+    top, left, height, width = windows.T
+    mcu_widths = np.where(table["channels"] == 1, 8, (table["sampling"].astype(np.int64) - 1) // 4 * 8)
+    margins = np.where(mcu_widths > 8, _MARGIN, 0)
+    multiples = np.maximum(mcu_widths // scales, 1)
+    starts = np.maximum(left - margins, 0) // multiples * multiples
+    ends = np.minimum(left + width + margins, -(-table["width"].astype(np.int64) // scales))
+    return np.column_stack([top, starts, height, ends - starts])
+
+
 def decode(
-    file: NDArray[np.uint8], buffer: NDArray[np.uint8], window: tuple[int, int, int, int], full: tuple[int, int], scale: int
+    file: NDArray[np.uint8],
+    buffer: NDArray[np.uint8],
+    window: tuple[int, int, int, int],
+    full: tuple[int, int],
+    scale: int,
+    inner: tuple[int, int] | None = None,
 ) -> bool:
     """Decode a window of a JPEG, with the interpreter's lock released.
 
@@ -148,6 +170,8 @@ def decode(
         window: (top, left, height, width) in pixels of the downsampled image, in the orientation of the file.
         full: (height, width) of the image in its header, before downsampling.
         scale: Downsampling factor 1, 2, 4 or 8. Sides are rounded up.
+        inner: First column and number of columns of ``buffer`` that are wanted. Left out: all. The content of other columns is
+            undefined.
 
     Returns:
         Whether the window was decoded; ``False`` also for an image of another size than ``full``, a window beyond the image,
@@ -156,7 +180,7 @@ def decode(
 
     Cost:
         Huffman decoding of all rows down to the end of the window, or of the whole image if it has several scans. All other
-        work is for the window alone, widened to columns that are decoded together. A copy of the window if it was widened.
+        work is for the window alone, widened to columns that are decoded together. A copy if ``buffer`` is not of that width.
     """
     found = library()
     assert found is not None
@@ -164,6 +188,7 @@ def decode(
     top, left, height, width = window
     full_height, full_width = full
     columns = -(-full_width // scale)
+    first, wanted = (0, width) if inner is None else inner
     address = _address(file)
     if left + width > columns:
         return False
@@ -183,21 +208,22 @@ def decode(
         mcu_width = _MCU_WIDTHS[subsampling]
         margin = _MARGIN if mcu_width > 8 else 0
         multiple = max(mcu_width // scale, 1)
-        start = max(left - margin, 0) // multiple * multiple
-        end = min(left + width + margin, columns)
+        start = max(left + first - margin, 0) // multiple * multiple
+        end = min(left + first + wanted + margin, columns)
         # A region is set for whole images, too: a lossless JPEG, which is decoded without regard to the scale, is refused here.
         if turbojpeg.tj3SetScalingFactor(handle, _Scale(1, scale)) or turbojpeg.tj3SetCroppingRegion(
             handle, _Region(start, top, end - start, height)
         ):
             return False
         shape = (height, end - start, buffer.shape[2])
-        region = buffer if buffer.shape == shape else _scratch(shape)
+        region = buffer if start == left and buffer.shape == shape else _scratch(shape)
         row_bytes = shape[1] * shape[2]
         format_ = _PIXEL_FORMATS[shape[2]]  # refused for CMYK; 12 bits are refused always
         if found.decompress(handle, address, file.size, _address(region), row_bytes, format_):
             return False
         if region is not buffer:
-            buffer[:] = region[:, left - start : left - start + width]
+            at = left + first - start
+            buffer[:, first : first + wanted] = region[:, at : at + wanted]
         return True
     finally:
         turbojpeg.tj3Destroy(handle)
