@@ -75,7 +75,7 @@ class PhasedDecoder:
         pass
 
     def state(self, capacity):
-        return SimpleNamespace(image=None)
+        return SimpleNamespace(image=None, used=None)
 
     def held_bytes(self, state):
         return 1, 2
