@@ -20,7 +20,6 @@ import torch
 from numpy.typing import NDArray
 
 from gpuaug.core.errors import GpuAugError
-from gpuaug.core.streams import Event
 
 HYBRID, HARDWARE = 1, 3
 """``NVJPEG_BACKEND_HYBRID`` and ``_HARDWARE``: Huffman codes on the host, the rest on the card; all on the JPEG engines."""
@@ -279,13 +278,11 @@ class BatchDecoder(Library):
 class PhasedState:
     """Decoding state of one image between its phases: handles of nvJPEG, as numbers."""
 
-    __slots__ = ("device", "form", "height", "output", "parameters", "pinned", "state", "stream", "used", "width")
+    __slots__ = ("device", "form", "height", "output", "parameters", "pinned", "state", "stream", "width")
 
     def __init__(self, state: int, pinned: int, device: int, stream: int, parameters: int) -> None:
         self.state, self.pinned, self.device, self.stream, self.parameters = state, pinned, device, stream, parameters
         self.width, self.height = c_uint(), c_uint()
-        self.used: Event | None = None
-        """Event after the GPU work of the last image."""
         self.form = 0
         """Form of the output that the parameters are set to."""
         self.output = (c_uint64 * 8)()

@@ -24,7 +24,6 @@ from gpuaug import DecodeStage, GpuAugWarning, StreamedLoader, collate_encoded
 from gpuaug.core import batch
 from gpuaug.core.streams import Lane, Lanes
 from gpuaug.decode import decoder, nvjpeg, stage, work
-from gpuaug.decode.decoders import engines
 from gpuaug.decode.decoders.base import PREPARED
 from gpuaug.feed import feed
 from gpuaug.feed.prefetch import ListFeedIterator
@@ -76,10 +75,6 @@ class Machine:
         """Set while the engines work."""
         self.going.set()
         self._owners = []
-        self._called = set()
-        """Pixels that a call of the engines has written to."""
-        self._for_engines = set()
-        """Pixels that engines write to."""
         self._slot_keys = {}
         self.most_staged = 0
         """The most pieces of page-locked memory that pixels lay in at once."""
@@ -152,24 +147,12 @@ class Machine:
 
         class Phased(nvjpeg_double.PhasedDecoder):
             def card_phase(self, state, address, pitch, number):
-                # Decoders write to parts of one buffer at once. The checker knows no parts, but an order of the host.
-                owner = machine._owner(address)
-                until(lambda: owner in machine._called or owner not in machine._for_engines)
                 lane = next(stream for stream in itertools.chain(*cuda._streams.values()) if stream.cuda_stream == number)
                 with cuda.operation() as history:
-                    history.write(lane, owner)
+                    history.write(lane, machine._owner(address))
                 return ""
 
-        begin = engines.Engines.begin
-
-        def begun(decoder, work, indices, resources):
-            raw = work.layout.needs_postprocessing[indices]
-            targets = [memory for memory, any_ in ((work.data, not raw.all()), (work.raw, raw.any())) if any_]
-            machine._for_engines |= {machine._owner(target.data_ptr()) for target in targets}
-            return begin(decoder, work, indices, resources)
-
         nvjpeg_double.use(patch, Engines, Phased)
-        patch.setattr(engines.Engines, "begin", begun)
         patch.setattr(decoder, "allocated", allocated)
         patch.setattr(nvjpeg, "enter", lambda device: None)
         patch.setattr(work.Work, "to", copied)
@@ -192,7 +175,6 @@ class Machine:
             history.read(lane, SCRATCH)
             for target in targets:
                 history.write(lane, target)
-        self._called |= targets
 
     def _owner(self, address):
         # The latest: malloc gives an address again.

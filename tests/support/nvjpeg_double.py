@@ -75,7 +75,7 @@ class PhasedDecoder:
         pass
 
     def state(self, capacity):
-        return SimpleNamespace(image=None, used=None)
+        return SimpleNamespace(image=None)
 
     def held_bytes(self, state):
         return 1, 2

@@ -1,6 +1,5 @@
 """The interface of a decoder of image files."""
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -52,42 +51,6 @@ class Resources:
     card_lanes: "SimpleQueue[Lane]"
     """Idle lanes for calls of decoders of the card. A call takes a lane and puts it back."""
     pools: Pools
-
-
-class Ended:
-    """Images of a batch that are no longer being decoded.
-
-    The thread that waits for them wakes once. Woken by each image, it would take the interpreter's lock from threads that
-    decode.
-
-    Args:
-        count: Number of images in the batch, at least one.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._entries: list[int | BaseException | None] = []
-        self._all = threading.Event()
-
-    def note(self, entry: int | BaseException | None) -> None:
-        """Add one image: its index, ``None`` if it cannot be decoded, or an error to raise at the batch."""
-        self._entries.append(entry)
-        if len(self._entries) == self._count:
-            self._all.set()
-
-    def wait(self) -> list[int | None]:
-        """Wait for all images, also after an error: none may write to memory that is used again. Returns what was noted.
-
-        Raises:
-            BaseException: The first error that was noted.
-        """
-        self._all.wait()
-        indices = []
-        for entry in self._entries:
-            if isinstance(entry, BaseException):
-                raise entry
-            indices.append(entry)
-        return indices
 
 
 class FileDecoder(ABC):

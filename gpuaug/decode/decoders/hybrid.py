@@ -1,11 +1,12 @@
 """JPEGs decoded by host threads and the card together: threads read the Huffman codes, and the card does the rest."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from gpuaug.core.encoded import Format
 from gpuaug.core.streams import Event, Lane
 from gpuaug.decode import nvjpeg
-from gpuaug.decode.decoders.base import PREPARED, Ended, FileDecoder, Resources
+from gpuaug.decode.decoders.base import PREPARED, FileDecoder, Resources
 from gpuaug.decode.decoders.engines import fits_nvjpeg
 from gpuaug.decode.work import Work
 
@@ -39,6 +40,9 @@ LARGE_SHARE = 6
 Engines decoded 890 files of 12 megapixels a second, and a thread of the host 60 (H200, random resized crops).
 """
 
+GROUP = 16
+"""Images whose card phases are queued behind one event."""
+
 
 def most_states(capacity: int) -> int:
     """Maximum number of states of a capacity in bytes."""
@@ -46,7 +50,7 @@ def most_states(capacity: int) -> int:
 
 
 class Hybrid(FileDecoder):
-    """nvJPEG by phases: threads that decode on the CPU run the host phase and queue the card phase on a lane of the loader.
+    """nvJPEG by phases: the host phase on the threads that decode on the CPU, the card phase on a lane of the loader.
 
     Args:
         device: A CUDA device.
@@ -90,69 +94,43 @@ class Hybrid(FileDecoder):
         return partial(self._decode, work, indices, resources)
 
     def _decode(self, work: Work, indices: NDArray[Any], resources: Resources) -> Event:
-        """Submit the images to the threads, the longest files first."""
+        """Submit the host phases, the longest first, and queue the card phases as they end."""
         layout = work.layout
         indices = indices[np.argsort(-layout.headers["length"][indices])]
         images = _images(work, indices)
-        lane = resources.card_lanes.get()
-        batch = _Batch(work.problems, images, iter(range(len(images))), lane, Ended(len(images)))
+        batch = _Batch(work.problems, images, iter(range(len(images))))
+        lane = resources.card_lanes.get()  # before any state is taken, which this thread alone would put back
         try:
             try:
                 for _ in range(min(len(images), resources.pools.threads)):
-                    resources.pools.images.submit(self._decode_some, batch, resources)
+                    resources.pools.images.submit(self._host_phases, batch, resources)
             except RuntimeError as error:  # no thread can be started; others may have begun
-                for _ in batch.left:
-                    batch.ended.note(error)
-            batch.ended.wait()
-            event = lane.record_event()
-            event.synchronize()  # other decoders write to the same memory, and nothing else orders them
-            return event
+                batch.give_up(error)
+            return self._card_phases(batch, lane)
         finally:
             resources.card_lanes.put(lane)
 
-    def _decode_some(self, batch: "_Batch", resources: Resources) -> None:
-        """Decode images of a batch until none is left to begin."""
+    def _host_phases(self, batch: "_Batch", resources: Resources) -> None:
+        """Run host phases of a batch until none is left to begin."""
         for number in batch.left:
             image = batch.images[number]
             try:
                 nvjpeg.enter(resources.lanes.device)  # here, so that its error is raised at the batch
-                if problem := self._problem(image, batch.lane):
+                state, problem = self._state(image.capacity), "it was not decoded"
+                try:
+                    problem = self._decoder.host_phase(state, *image.file)
+                finally:
+                    if problem:
+                        self._pools[image.capacity].idle.put(state)
+                if problem:
                     batch.problems[image.position] = problem
-                batch.ended.note(None)
+                batch.ready.put(None if problem else (image, state))
             except BaseException as error:  # raised at the batch
-                batch.ended.note(error)
-
-    def _problem(self, image: "_Image", lane: Lane) -> str:
-        """Run the host phase of an image and queue its card phase. Returns why the image cannot be decoded, or an empty string.
-
-        One thread does both: handed over to another one, an image would cost two more waits for the interpreter's lock.
-        """
-        state = self._state(image.capacity)
-        try:
-            problem = self._decoder.host_phase(state, *image.file)
-            if problem:
-                return problem
-            try:
-                return self._decoder.card_phase(state, *image.target, lane.number)
-            finally:
-                state.used = lane.record_event()
-        finally:
-            self._pools[image.capacity].idle.put(state)
+                batch.ready.put(error)
 
     def _state(self, capacity: int) -> nvjpeg.PhasedState:
         """A state that no image uses. Waits for one if there are as many as there may be, or as memory allows."""
         pool = self._pools.get(capacity) or self._pools.setdefault(capacity, _States())
-        state = self._idle_or_new(pool, capacity) or pool.idle.get()
-        try:
-            if state.used is not None:
-                state.used.synchronize()
-        except BaseException:
-            pool.idle.put(state)
-            raise
-        return state
-
-    def _idle_or_new(self, pool: "_States", capacity: int) -> nvjpeg.PhasedState | None:
-        """A state, or ``None`` if all are in use and no more can be made."""
         try:
             return pool.idle.get_nowait()
         except Empty:
@@ -164,7 +142,53 @@ class Hybrid(FileDecoder):
                     except nvjpeg.NvJpegError:  # no memory for one more
                         if not pool.made:
                             raise
-        return None
+        return pool.idle.get()
+
+    def _put_back(self, used: list["_Used"]) -> None:
+        for capacity, state in used:
+            self._pools[capacity].idle.put(state)
+
+    def _card_phases(self, batch: "_Batch", lane: Lane) -> Event:
+        """Queue the card phase of each image whose host phase has ended, until all have. Returns the event behind them."""
+        queued, states = deque[tuple[Event, list[_Used]]](), list[_Used]()
+        ready, left = batch.ready, len(batch.images)
+        error: BaseException | None = None
+        try:
+            while left or states or queued:
+                if len(states) == GROUP or (states and (ready.empty() or not left)):
+                    queued.append((lane.record_event(), states))
+                    states = []
+                # States go back before this thread waits for host phases, which may be waiting for states.
+                if queued and (len(queued) > 1 or ready.empty()):
+                    event, ended = queued[0]
+                    event.synchronize()
+                    queued.popleft()
+                    self._put_back(ended)
+                elif left:
+                    done = ready.get()
+                    left -= 1
+                    if isinstance(done, BaseException):
+                        error = error or done
+                    elif done is not None:
+                        image, state = done
+                        states.append((image.capacity, state))
+                        try:
+                            if problem := self._decoder.card_phase(state, *image.target, lane.number):
+                                batch.problems[image.position] = problem
+                        except nvjpeg.NvJpegError as failed:
+                            error = error or failed
+        except BaseException as failed:  # an event that cannot be recorded or waited for: the card does no more work
+            batch.give_up(failed)
+            for _, ended in queued:
+                self._put_back(ended)
+            self._put_back(states)
+            for _ in range(left):  # until no thread reads a file
+                if isinstance(done := ready.get(), tuple):
+                    self._put_back([(done[0].capacity, done[1])])
+            raise
+        if error is not None:
+            raise error
+        return lane.record_event()
 
 
 class LargeShare(FileDecoder):
@@ -210,7 +234,10 @@ class _States:
 
     made: list[nvjpeg.PhasedState] = field(default_factory=list)
     idle: "SimpleQueue[nvjpeg.PhasedState]" = field(default_factory=SimpleQueue)
-    """States that no image uses, the one whose card phase was queued first in front."""
+
+
+_Used: TypeAlias = tuple[int, nvjpeg.PhasedState]
+"""A state that an image uses, and its capacity."""
 
 
 class _Image(NamedTuple):
@@ -228,15 +255,19 @@ class _Image(NamedTuple):
 
 @dataclass(slots=True)
 class _Batch:
-    """The images of a batch that threads decode."""
+    """The images of a batch between their phases."""
 
     problems: dict[int, str]
     images: list[_Image]
     left: Iterator[int]
-    """Numbers of the images that no thread has begun."""
-    lane: Lane
-    """Lane of the card phases."""
-    ended: Ended
+    """Numbers of the images whose host phase has not begun."""
+    ready: "SimpleQueue[tuple[_Image, nvjpeg.PhasedState] | BaseException | None]" = field(default_factory=SimpleQueue)
+    """An entry for each image whose host phase has ended; ``None`` for one that cannot be decoded."""
+
+    def give_up(self, error: BaseException) -> None:
+        """Put ``error`` into ``ready`` for each image whose host phase has not begun, and begin none of these phases."""
+        for _ in self.left:
+            self.ready.put(error)
 
 
 def _images(work: Work, indices: NDArray[Any]) -> list[_Image]:
