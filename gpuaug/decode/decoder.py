@@ -60,9 +60,7 @@ class Decoder:
     @property
     def version(self) -> str:
         """The decoders, each with its libraries and their versions."""
-        # From the end, since a share of one decoder's files may go to a later one.
-        named = dict.fromkeys(f"{each.name}: {each.version}" for each in reversed(self.decoders))
-        return "; ".join(reversed(named))
+        return "; ".join(f"{each.name}: {each.version}" for each in self.decoders)
 
     @property
     def pinned_bytes(self) -> int:
@@ -147,8 +145,7 @@ class Decoder:
     ) -> None:
         """Begin decoders, and add the name of each and a function that waits for it to ``begun``."""
         for work in works:
-            # A decoder that decodes while it is waited for is waited for first: the others decode meanwhile.
-            for number, decoder in sorted(enumerate(self.decoders), key=lambda item: not item[1].decodes_while_waited_for):
+            for number, decoder in reversed(list(enumerate(self.decoders))):  # the hybrid decoder's function decodes, so first
                 indices = np.flatnonzero(work.layout.decoders == number)
                 if decoder.on_card == on_card and len(indices):
                     begun.append((decoder.name, decoder.begin(work, indices, resources)))

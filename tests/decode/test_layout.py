@@ -5,13 +5,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import nvjpeg_double
 from support.nvjpeg_double import ON_CARD
 
 from gpuaug.core.encoded import HEADER, Format, Headers
-from gpuaug.decode.decoders import registry
 from gpuaug.decode.decoders.engines import MOST_SIDE
-from gpuaug.decode.decoders.hybrid import LARGE_PIXELS, LARGE_SHARE
 from gpuaug.decode.layout import Layout, Options, nearest_good, problems, slab_length, turned
 
 OPTIONS = Options(channels=3, min_side=None, exif=True, max_pixels=10**9)
@@ -193,20 +190,3 @@ def test_decoders_that_decode_no_windows_decode_whole_images(monkeypatch):
     given.table["format"][1] = Format.OTHER
     layout = Layout(given, OPTIONS, ON_CARD, windows=lambda shapes: np.array([[1, 2, 3, 4]] * 2))
     assert layout.windows.tolist() == [[0, 0, 20, 30], [1, 2, 3, 4]]
-
-
-def test_a_share_of_large_files_is_decoded_beside_the_engines_by_their_length_alone(monkeypatch):
-    nvjpeg_double.use(monkeypatch)
-    side = int(LARGE_PIXELS**0.5)
-    table = headers(*[(side, side)] * 4000, (side, side - 1)).table
-    table["length"] = 10**6 + np.arange(len(table))
-    share, engines, hybrid, _ = registry.used(registry.find("auto", "a device"))
-    taken = share.takes(table)
-    assert (share.name, engines.name, hybrid.name) == ("hybrid", "engines", "hybrid")
-    assert not taken[-1]
-    assert abs(taken.mean() - LARGE_SHARE / 16) < 0.02
-    order = np.random.default_rng(0).permutation(len(table))
-    assert np.array_equal(share.takes(table[order]), taken[order])
-    table["format"] = Format.PROGRESSIVE_JPEG  # engines take none of these, and the hybrid decoder has them all
-    assert not share.takes(table).any()
-    assert [each.name for each in registry.used(registry.find("engines", "a device"))] == ["engines", "cpu"]

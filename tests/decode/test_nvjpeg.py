@@ -15,7 +15,6 @@ from support.nvjpeg_double import BatchDecoder, PhasedDecoder
 from gpuaug import DecodeStage, DeviceError, GpuAugError, GpuAugWarning
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.decoders import registry
-from gpuaug.decode.decoders.hybrid import LargeShare
 
 CARD = torch.device("cuda", 0)
 
@@ -92,8 +91,7 @@ def refuse(monkeypatch, status, *refused):
 
 
 def names(found):
-    """The decoders by name, without the share of large files that the hybrid decoder has where there are engines."""
-    return [each.name for each in registry.used(found) if not isinstance(each, LargeShare)]
+    return [each.name for each in registry.used(found)]
 
 
 @pytest.mark.usefixtures("none_made")

@@ -64,8 +64,6 @@ class FileDecoder(ABC):
     host."""
     decodes_windows: bool = True
     """Whether it decodes the window of an image, with the pixels that the whole image has there."""
-    decodes_while_waited_for: ClassVar[bool] = False
-    """Whether the function that ``begin`` returns decodes, on the thread that calls it."""
     calls: int = 1
     """Maximum number of concurrent calls on the lanes of one loader."""
 

@@ -31,15 +31,6 @@ LEAST_CAPACITY = 2**21
 MOST_PIXELS = 2**25
 """Pixels of the largest image. Its coefficients take 6 bytes a pixel at most, in page-locked memory."""
 
-LARGE_PIXELS = 2**22
-"""Pixels from which files that engines take are shared with them."""
-
-LARGE_SHARE = 6
-"""Sixteenths of these files that are decoded here.
-
-Engines decoded 890 files of 12 megapixels a second, and a thread of the host 60 (H200, random resized crops).
-"""
-
 GROUP = 16
 """Images whose card phases are queued behind one event."""
 
@@ -61,7 +52,6 @@ class Hybrid(FileDecoder):
 
     name, on_card = "hybrid", True
     files = "baseline JPEG in one scan, or progressive JPEG: 4:4:4, 4:2:2, 4:2:0, 4:4:0 or grey, at most 32 megapixels"
-    decodes_while_waited_for = True
     calls = PREPARED
 
     def __init__(self, device: torch.device) -> None:
@@ -189,43 +179,6 @@ class Hybrid(FileDecoder):
         if error is not None:
             raise error
         return lane.record_event()
-
-
-class LargeShare(FileDecoder):
-    """A share of the large files that engines take, decoded by a hybrid decoder, because engines are slow on large files.
-
-    The length of a file decides, so that a file always has the same decoder.
-
-    Args:
-        hybrid: The decoder.
-    """
-
-    name, on_card = "hybrid", True
-    files = "6 of 16 baseline JPEGs of 4 megapixels or more, by their length"
-    decodes_while_waited_for = True
-    calls = 0  # its calls are those of ``hybrid``
-
-    def __init__(self, hybrid: Hybrid) -> None:
-        self._hybrid = hybrid
-        self.decodes_windows = hybrid.decodes_windows
-
-    @property
-    def version(self) -> str:
-        """The decoder's."""
-        return self._hybrid.version
-
-    def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
-        """(B,) whether each file is large, and in the share."""
-        taken = self._hybrid.takes(table)
-        taken &= table["format"] == Format.JPEG
-        taken &= table["height"].astype(np.int64) * table["width"] >= LARGE_PIXELS
-        # Neighbouring lengths are spread over all sixteenths, by the golden ratio.
-        taken &= (table["length"].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(60) < LARGE_SHARE
-        return taken
-
-    def begin(self, work: Work, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
-        """The decoder's."""
-        return self._hybrid.begin(work, indices, resources)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from gpuaug.decode import nvjpeg
 from gpuaug.decode.decoders.base import FileDecoder
 from gpuaug.decode.decoders.cpu import Cpu
 from gpuaug.decode.decoders.engines import Engines
-from gpuaug.decode.decoders.hybrid import Hybrid, LargeShare
+from gpuaug.decode.decoders.hybrid import Hybrid
 
 Backend = Literal["auto", "engines", "hybrid", "cpu"]
 
@@ -87,11 +87,7 @@ def find(backend: Backend, device: torch.device) -> Found:
 
 def used(found: Found) -> list[FileDecoder]:
     """The decoders that are used, in order: the first that takes a file decodes it."""
-    decoders = [each for each in found.values() if isinstance(each, FileDecoder)]
-    hybrid = found.get("hybrid")
-    if isinstance(found.get("engines"), Engines) and isinstance(hybrid, Hybrid):
-        return [LargeShare(hybrid), *decoders]
-    return decoders
+    return [each for each in found.values() if isinstance(each, FileDecoder)]
 
 
 def _on_card(kind: type[Engines | Hybrid], device: torch.device) -> FileDecoder | Absence:

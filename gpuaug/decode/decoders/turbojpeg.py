@@ -211,19 +211,20 @@ def decode(
         start = max(left + first - margin, 0) // multiple * multiple
         end = min(left + first + wanted + margin, columns)
         # A region is set for whole images, too: a lossless JPEG, which is decoded without regard to the scale, is refused here.
-        if turbojpeg.tj3SetScalingFactor(handle, _Scale(1, scale)) or turbojpeg.tj3SetCroppingRegion(
-            handle, _Region(start, top, end - start, height)
+        region = _Region(start, top, end - start, height)
+        if (scale > 1 and turbojpeg.tj3SetScalingFactor(handle, _Scale(1, scale))) or turbojpeg.tj3SetCroppingRegion(
+            handle, region
         ):
             return False
         shape = (height, end - start, buffer.shape[2])
-        region = buffer if start == left and buffer.shape == shape else _scratch(shape)
+        made = buffer if start == left and buffer.shape == shape else _scratch(shape)
         row_bytes = shape[1] * shape[2]
         format_ = _PIXEL_FORMATS[shape[2]]  # refused for CMYK; 12 bits are refused always
-        if found.decompress(handle, address, file.size, _address(region), row_bytes, format_):
+        if found.decompress(handle, address, file.size, _address(made), row_bytes, format_):
             return False
-        if region is not buffer:
+        if made is not buffer:
             at = left + first - start
-            buffer[:, first : first + wanted] = region[:, at : at + wanted]
+            buffer[:, first : first + wanted] = made[:, at : at + wanted]
         return True
     finally:
         turbojpeg.tj3Destroy(handle)
