@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -40,6 +40,17 @@ class Shapes:
 
     def __repr__(self) -> str:
         return f"Shapes({len(self.sizes)} images of {self.channels} channels, {self.layout})"
+
+
+class Windows(NamedTuple):
+    """The part of each image that a stage reads, known before the images are."""
+
+    table: NDArray[np.int64]
+    """(B, 4) top, left, height and width."""
+    out: tuple[int, int]
+    """Height and width that the stage resizes windows to."""
+    alone: bool = True
+    """Whether nothing follows the images that is in pixels of theirs, such as boxes."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from gpuaug.core.encoded import Format, Headers
-from gpuaug.core.ragged import Ragged, Shapes
+from gpuaug.core.ragged import Ragged, Shapes, Windows
 
 SLAB_STEP = 1.125
 """Factor between sizes of memory blocks for pixels, so that batches of similar size reuse one cached block."""
@@ -24,13 +24,12 @@ class Options:
     min_side: int | None
     exif: bool
     max_pixels: int
+    scales_windows: bool = False
+    """Whether windows are decoded at the smallest scale at which they keep the size that they are resized to."""
 
 
-WindowsOf = Callable[[Shapes], NDArray[np.int64] | None]
-"""Function of the sizes of images that gives the window of each that is to be decoded, (B, 4) top, left, height and width.
-
-``None``: whole images.
-"""
+WindowsOf = Callable[[Shapes], Windows | None]
+"""Function of the sizes of images that gives the window of each that is to be decoded. ``None``: whole images."""
 
 
 class Taker(Protocol):
@@ -111,8 +110,6 @@ class Layout:
         self.orientations = table["orientation"] if options.exif else np.ones(len(table), np.uint8)
         self.stored = stored
         """(B, 2) heights and widths in the files."""
-        shrunk = -(-stored // self.scales[:, None])
-        sizes = np.where((self.orientations > 4)[:, None], shrunk[:, ::-1], shrunk)
         self.decoders = np.stack([each.takes(table) for each in decoders]).argmax(0)
         """(B,) index of the decoder of each image."""
         on_card = np.array([each.on_card for each in decoders])[self.decoders]
@@ -121,15 +118,18 @@ class Layout:
 
         ``finish`` then downsamples or rotates it into the batch.
         """
+        self.shapes = self._whole()
+        found = windows(self.shapes) if windows is not None else None
+        if windows is not None and found is not None and options.scales_windows and found.alone:
+            found = self._scaled(found, windows, jpeg & ~on_card)
+        sizes = self.shapes.sizes
         self.windows = np.column_stack([np.zeros_like(sizes), sizes])
         """(B, 4) top, left, height and width of the part of each upright image that the batch holds."""
         self.wanted = self.windows
         """(B, 4) part of ``windows`` that was asked for. Pixels beside it are undefined."""
-        self.shapes = Shapes(sizes, options.channels, "hwc")
-        found = windows(self.shapes) if windows is not None else None
         if found is not None:
             cut = np.array([each.decodes_windows for each in decoders])[self.decoders] & ~self.needs_postprocessing
-            self.wanted = np.where(cut[:, None], found, self.windows)
+            self.wanted = np.where(cut[:, None], found.table, self.windows)
             self.windows = self.wanted.copy()
             for number, decoder in enumerate(decoders):
                 own = cut & (self.decoders == number) & (self.orientations == 1)
@@ -151,6 +151,27 @@ class Layout:
         raw_lengths = np.where(self.needs_postprocessing, stored.prod(1) * options.channels, 0)
         self.raw_starts = raw_lengths.cumsum() - raw_lengths
         self.raw_length = int(raw_lengths.sum())
+
+    def _whole(self) -> Shapes:
+        """Sizes of the upright images at their scales."""
+        shrunk = -(-self.stored // self.scales[:, None])
+        return Shapes(np.where((self.orientations > 4)[:, None], shrunk[:, ::-1], shrunk), self.channels, "hwc")
+
+    def _scaled(self, found: Windows, windows: WindowsOf, scalable: NDArray[np.bool_]) -> Windows | None:
+        """Windows at the smallest scale of each image at which its window has the size that it is resized to.
+
+        Crops are drawn anew for images of that scale, from the same random numbers. Their sides are rounded anew, too.
+        """
+        out, times = np.array(found.out), (found.table[:, 2:] // found.out).min(1)
+        self.scales = np.where(scalable, 2 ** np.log2(np.clip(times, 1, 8)).astype(np.int64), self.scales)
+        while True:
+            self.shapes = self._whole()
+            again = windows(self.shapes)
+            sides = self.shapes.sizes if again is None else again.table[:, 2:]
+            small = (sides < out).any(1) & (self.scales > 1)
+            if not small.any():
+                return again
+            self.scales[small] //= 2
 
     @cached_property
     def facts(self) -> list[ImageFacts]:

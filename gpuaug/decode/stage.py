@@ -7,15 +7,14 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from gpuaug.core import batch as batches
 from gpuaug.core import devices
 from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import (
+    ArgumentError,
     ArgumentTypeError,
     DecodeError,
     SelectionError,
@@ -25,7 +24,7 @@ from gpuaug.core.errors import (
     whole_number,
 )
 from gpuaug.core.machine import allowed_cores, local_ranks
-from gpuaug.core.ragged import Ragged, Shapes
+from gpuaug.core.ragged import Ragged, Shapes, Windows
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Event, Lanes
 from gpuaug.decode.decoder import Decoder
@@ -74,6 +73,9 @@ class DecodeStage(Stage):
         channels: Channels of the decoded images: 3 for RGB, 1 for grey.
         min_side: Decode JPEGs at 1/2, 1/4 or 1/8 of their size where the short side keeps at least this many pixels. Lossless
             JPEGs and other formats are decoded whole.
+        scale: ``"auto"``: of JPEGs that the CPU decodes, decode the window that a fused stage crops to at the smallest of 1/1,
+            1/2, 1/4 and 1/8 at which it still has the size that it is resized to, if images alone go through that stage. Pixels
+            then differ from those of whole images. Left out: at 1/1.
         exif: Whether images are turned upright by the orientation in their EXIF, or in XMP alone, before any stage sees their
             size: as by PIL's ``exif_transpose``. ``False`` gives images of all formats as they are stored.
         on_error: For an image that cannot be decoded, ``"raise"`` an error at its batch, or ``"replace"`` its sample, in every
@@ -117,6 +119,7 @@ class DecodeStage(Stage):
         backend: registry.Backend = "auto",
         channels: Literal[1, 3] = 3,
         min_side: int | None = None,
+        scale: Literal["auto"] | None = None,
         exif: bool = True,
         on_error: OnError = "raise",
         max_pixels: int = MAX_PIXELS,
@@ -132,11 +135,14 @@ class DecodeStage(Stage):
         exif = flag("exif", exif, "Leave it out to have images upright.")
         if min_side is not None:
             min_side = whole_number("min_side", min_side, "Leave it out to decode whole images.", least=1)
+        scale = one_of("scale", scale, ("auto", None), "Leave it out to decode in full resolution.")
+        if scale is not None and min_side is not None:
+            raise ArgumentError(f"min_side must be left out with scale='auto', got {min_side}. Leave one of them out.")
         max_pixels = whole_number("max_pixels", max_pixels, "Leave it out for PIL's own limit.", least=1)
         if threads is not None:
             threads = whole_number("threads", threads, "Leave it out for 3/4 of the cores.", least=1, most=MOST_THREADS)
         self.threads = threads
-        self.options = Options(channels, min_side, exif, max_pixels)
+        self.options = Options(channels, min_side, exif, max_pixels, scales_windows=scale is not None)
 
     def __repr__(self) -> str:
         return f"DecodeStage(backend={self.backend!r}, on_error={self.on_error!r})"
@@ -245,7 +251,7 @@ class BoundDecode(BoundStage):
 
     def _windows(
         self, encoded: Encoded, batch: Batch, position: Position, stages: Sequence[BoundStage], shapes: Shapes
-    ) -> NDArray[np.int64] | None:
+    ) -> Windows | None:
         """The windows of the images that the first stage to read ``encoded`` reads; ``None`` for whole images."""
         if sum(each is encoded for each in _encoded_in(batch)) > 1:
             return None
@@ -257,7 +263,7 @@ class BoundDecode(BoundStage):
             except SelectionError:  # it reads what another stage adds
                 return None
             if any(each is encoded for each in _encoded_in(values)):
-                return stage.windows(values, encoded, shapes, position)
+                return stage.windows(batch, encoded, shapes, position)
         return None
 
     def read(self, batch: Batch) -> tuple[Any, ...]:

@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gpuaug.core.devices import plain_torch_reason
 from gpuaug.core.errors import ArgumentTypeError, GpuAugError, one_of, whole_number
-from gpuaug.core.ragged import Ragged, Shapes
+from gpuaug.core.ragged import Ragged, Shapes, Windows
 from gpuaug.core.rng import next_seed
 from gpuaug.core.settings import autocasts, without_autocast
 from gpuaug.core.torchvision_types import holds_targets
@@ -205,7 +203,7 @@ class Fused(nn.Module):
             seed = whole_number("seed", seed, "Leave it out for one from torch's generator.", most=2**64 - 1)
         return self._program_given(dtype).draw(size, next_seed() if seed is None else seed)
 
-    def windows_read(self, shapes: Shapes) -> NDArray[np.int64] | None:
+    def windows_read(self, shapes: Shapes) -> Windows | None:
         """Window of each image that the next call on a ragged batch reads, for a stage that makes the images.
 
         The seed is the one that a call would take: within a stage of a loader it follows from the position of the batch,
@@ -214,9 +212,9 @@ class Fused(nn.Module):
         Args:
             shapes: Sizes of the images, upright.
 
-        Shape:
-            - returns: (B, 4): top, left, height and width of the smallest window that holds all pixels which any view reads.
-              ``None``: the images are read whole, or the windows are not known before the pixels are.
+        Returns:
+            The smallest window of each image that holds all pixels which any view reads. ``None``: the images are read whole,
+            or the windows are not known before the pixels are.
 
         Cost:
             Host time alone: the draws of the first op. No launch.

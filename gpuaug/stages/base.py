@@ -6,13 +6,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, shown
-from gpuaug.core.ragged import Shapes
+from gpuaug.core.ragged import Shapes, Windows
 from gpuaug.core.rng import Calls, Generators, Position
 from gpuaug.core.streams import Event, Lanes
 from gpuaug.core.torchvision_types import drawn_once, holds_targets
@@ -133,17 +130,17 @@ class BoundStage(ABC):
         """
         return self._selection.read(batch)
 
-    def windows(self, values: tuple[Any, ...], member: Any, shapes: Shapes, position: Position) -> NDArray[np.int64] | None:
+    def windows(self, batch: Batch, member: Any, shapes: Shapes, position: Position) -> Windows | None:
         """The part of each image that the stage reads, known before the images are.
 
         Args:
-            values: The result of ``selected``, of a batch whose images are not decoded.
-            member: The value among ``values`` that stands for the images.
+            batch: Batch whose images are not decoded.
+            member: Member of the batch that stands for the images. The stage reads it.
             shapes: Sizes of the decoded images.
             position: Random-number key of the batch.
 
         Returns:
-            (B, 4) top, left, height and width. ``None`` if the stage reads whole images, or leaves the images in the batch.
+            The windows. ``None`` if the stage reads whole images, or leaves the images in the batch.
         """
         return None
 
@@ -261,8 +258,9 @@ class _BoundTransform(BoundStage):
         others = (name for name in batches.member_names(batch) if name not in self._selection.names(batch))
         return [name for name in others if holds_targets(batches.member(batch, name))]
 
-    def windows(self, values: tuple[Any, ...], member: Any, shapes: Shapes, position: Position) -> NDArray[np.int64] | None:
+    def windows(self, batch: Batch, member: Any, shapes: Shapes, position: Position) -> Windows | None:
         windows_read = getattr(self._transform, "windows_read", None)
+        values = self.selected(batch)
         places = [place for place, value in enumerate(values) if value is member]
         keys = self._selection.data_keys or ["input"]
         if windows_read is None or self._selection.into is not ... or len(places) != 1:
@@ -270,8 +268,11 @@ class _BoundTransform(BoundStage):
         if places[0] >= len(keys) or keys[places[0]] not in ("input", "image"):
             return None
         with Calls(position, self.name):
-            found: NDArray[np.int64] | None = windows_read(shapes)
-        return found
+            found: Windows | None = windows_read(shapes)
+        if found is None:
+            return None
+        followed = len(values) > 1 or (self._follows_types and bool(self._members_by_type(batch)))
+        return found._replace(alone=found.alone and not followed)
 
     def write(self, batch: Batch, result: Any) -> Batch:
         if not self._typed:

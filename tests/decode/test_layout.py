@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from support.nvjpeg_double import ON_CARD
 
 from gpuaug.core.encoded import HEADER, Format, Headers
+from gpuaug.core.ragged import Windows
 from gpuaug.decode.decoders.engines import MOST_SIDE
 from gpuaug.decode.layout import Layout, Options, nearest_good, problems, slab_length, turned
 
@@ -155,7 +156,7 @@ def test_places_of_windows_count_from_the_first_pixel_of_the_image(sizes, channe
         top, left = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
         windows.append((top, left, data.draw(st.integers(1, height - top)), data.draw(st.integers(1, width - left))))
     options = Options(channels, None, exif=True, max_pixels=10**9)
-    layout = Layout(headers(*sizes), options, ON_CARD, windows=lambda shapes: np.array(windows))
+    layout = Layout(headers(*sizes), options, ON_CARD, windows=lambda shapes: Windows(np.array(windows), (1, 1)))
     assert layout.shapes.sizes.tolist() == [list(size) for size in sizes]
     assert layout.length == layout.shapes.held == sum(height * width for *_, height, width in windows) * channels
     assert layout.undecoded == sum(height * width for height, width in sizes) - layout.length // channels
@@ -175,11 +176,11 @@ def test_images_that_the_card_turns_or_makes_smaller_are_decoded_whole():
     given.table["orientation"][1] = 6
     given.table["format"][2] = Format.OTHER
     windows = np.array([[1, 2, 3, 4]] * 3)
-    layout = Layout(given, OPTIONS, ON_CARD, windows=lambda shapes: windows)
+    layout = Layout(given, OPTIONS, ON_CARD, windows=lambda shapes: Windows(windows, (1, 1)))
     assert layout.windows.tolist() == [[1, 2, 3, 4], [0, 0, 30, 20], [1, 2, 3, 4]]
     assert layout.card_windows(np.arange(2)).tolist() == [[1, 2, 3, 4], [0, 0, 20, 30]]
     smaller = Layout(
-        given, Options(3, 10, exif=True, max_pixels=10**9), ON_CARD, windows=lambda shapes: np.array([[1, 2, 3, 4]] * 3)
+        given, Options(3, 10, exif=True, max_pixels=10**9), ON_CARD, windows=lambda shapes: Windows(windows, (1, 1))
     )
     assert smaller.windows.tolist() == [[0, 0, 10, 15], [0, 0, 15, 10], [1, 2, 3, 4]]
 
@@ -188,5 +189,5 @@ def test_decoders_that_decode_no_windows_decode_whole_images(monkeypatch):
     monkeypatch.setattr(ON_CARD[0], "decodes_windows", False)
     given = headers((20, 30), (20, 30))
     given.table["format"][1] = Format.OTHER
-    layout = Layout(given, OPTIONS, ON_CARD, windows=lambda shapes: np.array([[1, 2, 3, 4]] * 2))
+    layout = Layout(given, OPTIONS, ON_CARD, windows=lambda shapes: Windows(np.array([[1, 2, 3, 4]] * 2), (1, 1)))
     assert layout.windows.tolist() == [[0, 0, 20, 30], [1, 2, 3, 4]]

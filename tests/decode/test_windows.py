@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 import torch
 from support import nvjpeg_double
-from support.encoded import by_pil, encoded, mixed_files
+from support.encoded import by_pil, encoded, mixed_files, psnr_db
 from support.values import assert_values
 from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug import DecodeStage, GpuAugWarning, StreamedLoader, TransformStage, collate_encoded, fuse
-from gpuaug.decode import work
+from gpuaug import ArgumentError, DecodeStage, GpuAugWarning, StreamedLoader, TransformStage, collate_encoded, fuse
+from gpuaug.core.encoded import Format
+from gpuaug.decode import layout, work
 from gpuaug.decode.decoders import registry
 from gpuaug.stages.base import BoundStage, _BoundTransform
 
@@ -217,3 +218,80 @@ def test_a_picture_shows_whole_images():
     loader = StreamedLoader([[collate_encoded(FILES), torch.arange(len(FILES))]], [DecodeStage(), AUGMENT], device="cpu")
     gpuaug.show(loader)
     assert loader.stats().undecoded_pixels == 0
+
+
+LARGE = [encoded(120 + 60 * number, 400 - 30 * number, seed=number, quality=95, orientation=1 + number) for number in range(8)]
+LARGE += [encoded(500, 300, "PNG"), encoded(300, 500, progressive=True), encoded(90, 500, mode="L"), encoded(30, 40)]
+LARGE += FILES[:3]
+
+
+def scaled(device, monkeypatch, pipeline, members=None, **options):
+    """(batches, layouts) of a loader that decodes at the smallest scale."""
+    layouts, made = [], layout.Layout.__init__
+
+    def noted(self, *arguments, **keywords):
+        made(self, *arguments, **keywords)
+        layouts.append(self)
+
+    monkeypatch.setattr(layout.Layout, "__init__", noted)
+    stages = [DecodeStage(scale="auto"), fuse(pipeline, ragged=True, **options)]
+    return batches(device, stages, files=LARGE, members=members)[0], layouts
+
+
+@pytest.mark.parametrize("on_card", [False, True])
+@pytest.mark.parametrize("crop", [K.RandomResizedCrop((24, 20)), v2.RandomResizedCrop(20, scale=(0.1, 1.0))])
+def test_windows_are_decoded_at_the_smallest_scale_that_keeps_the_size_of_the_result(on_card, crop, monkeypatch):
+    if on_card:
+        nvjpeg_double.use(monkeypatch)
+    made, layouts = scaled("cpu", monkeypatch, crop)
+    out = np.array(made[0][0].shape[2:])
+    scales = set()
+    for each in layouts:
+        for facts, window, sides in zip(each.facts, each.wanted, each.shapes.sizes, strict=True):
+            jpeg = facts.format in (Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG)
+            assert tuple(sides) == tuple(-(-side // facts.scale) for side in upright(facts))
+            if facts.scale > 1:
+                scales.add(facts.scale)
+                assert jpeg
+                assert (window[2:] >= out).all()
+            elif jpeg and not on_card:
+                assert (window[2:] < 2 * out + 2).any()  # sides are rounded anew at another scale
+    assert scales == (set() if on_card else {2, 4, 8})
+
+
+def upright(facts):
+    sides = (facts.height, facts.width)
+    return sides[::-1] if facts.orientation > 4 else sides
+
+
+def test_pixels_at_a_smaller_scale_are_close_to_those_of_the_whole_image(monkeypatch):
+    pipeline = v2.RandomResizedCrop(20, scale=(0.9, 1.0), ratio=(1.0, 1.0))
+    made, layouts = scaled("cpu", monkeypatch, pipeline)
+    expected, _ = batches("cpu", [DecodeStage(), fuse(pipeline, ragged=True)], files=LARGE)
+    shrunk = layouts[0].scales > 1
+    assert shrunk.sum() > 5
+    assert psnr_db(made[0][0][shrunk].numpy(), expected[0][0][shrunk].numpy()) > 24
+
+
+@pytest.mark.parametrize("case", ["boxes beside the images", "views"])
+def test_a_smaller_scale_is_for_images_alone(case, monkeypatch):
+    boxes = [{"boxes": torch.tensor([[1.0, 2.0, 9.0, 11.0]])} for _ in LARGE]
+    pipeline = v2.RandomResizedCrop(20)
+    options = {"views": 2} if case == "views" else {}
+    members = None if options else [[collate_encoded(LARGE), boxes]]
+    if members:
+        keys = {0: "input", 1: "targets"}
+        stages = [DecodeStage(scale="auto"), TransformStage(fuse(pipeline, ragged=True), on=keys)]
+        made, _ = batches("cpu", stages, members=members)
+        expected, _ = batches("cpu", [DecodeStage(), stages[1]], members=members)
+        assert_values(made[0][0], expected[0][0])
+    else:
+        made, layouts = scaled("cpu", monkeypatch, pipeline, **options)
+        assert all((each.scales == 1).all() for each in layouts)
+
+
+def test_a_scale_and_a_least_side_exclude_each_other():
+    with pytest.raises(ArgumentError, match=r"min_side must be left out with scale='auto', got 40\. Leave one of them out\."):
+        DecodeStage(scale="auto", min_side=40)
+    with pytest.raises(ArgumentError, match="scale must be"):
+        DecodeStage(scale=2)

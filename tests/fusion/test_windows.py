@@ -82,7 +82,8 @@ SETTINGS = st.fixed_dictionaries({"views": st.integers(1, 3), "antialias": st.bo
 def windows_at(augment, shapes, position=POSITION, name="transform"):
     """The windows that a stage of this name asks for."""
     with Calls(position, name):
-        return augment.windows_read(shapes)
+        found = augment.windows_read(shapes)
+    return None if found is None else found.table
 
 
 def called_at(augment, batch):

@@ -70,7 +70,7 @@ def through_both(modules, images, dtype, memory_format, **options):
     )
     expected = run(plan, images, table)
     if size.ragged and (windows := augment._program().windows(size, 3)) is not None:
-        images = cut(images, windows) if images.shapes.layout == "hwc" else overwritten(images, windows)
+        images = cut(images, windows.table) if images.shapes.layout == "hwc" else overwritten(images, windows.table)
     return expected, backend.run(plan, images, table, dtype, memory_format)
 
 

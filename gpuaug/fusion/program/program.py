@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, GpuAugError
+from gpuaug.core.ragged import Windows
 from gpuaug.core.rng import seeds_of_views
 from gpuaug.fusion.draws import Draws
 from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
-from gpuaug.fusion.ops.base import Array, Drawn, Op, Size, draw_each
+from gpuaug.fusion.ops.base import Drawn, Op, Size, draw_each
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
 from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.ops.mix import MixOp
@@ -141,16 +142,16 @@ class Program:
         first, *more = (self._draw_view(size, each) for each in seeds_of_views(seed, self._views))
         return replace(first, _more=tuple(more))
 
-    def windows(self, size: Size, seed: int) -> Array | None:
+    def windows(self, size: Size, seed: int) -> Windows | None:
         """Smallest window of each image of a ragged batch that holds all pixels which a call reads, over all views.
 
         Args:
             size: Size of the images.
             seed: Seed of the call.
 
-        Shape:
-            - returns: (B, 4) int64: top, left, height and width. ``None`` where all images are read whole, where the windows
-              depend on more than the seed and the sizes, and for images that the call refuses.
+        Returns:
+            The windows. ``None`` where all images are read whole, where the windows depend on more than the seed and the sizes,
+            and for images that the call refuses.
         """
         try:
             self.check_sizes(size)
@@ -170,7 +171,8 @@ class Program:
         end = (starts + sides).max(0)
         if not start.any() and np.all(end[:, 0] == size.height) and np.all(end[:, 1] == size.width):
             return None
-        return np.concatenate((start, end - start), 1)
+        out = first.out(size)
+        return Windows(np.concatenate((start, end - start), 1), (out.height, out.width), alone=self._views == 1)
 
     def _draw_view(self, size: Size, seed: int) -> Draws:
         planned = self.segments.at(0, size, masks=False).plan
