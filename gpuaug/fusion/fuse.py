@@ -339,7 +339,7 @@ class Fused(nn.Module):
         size = size_given(shape) if shape is not None else self._seen[0][0] if self._seen else known
         dtype = self._seen[0][2] if dtype is None and self._seen else dtype
         program = self._program_given(dtype)
-        return explain.explanation(
+        made = explain.explanation(
             program.segments,
             size,
             program.dtype,
@@ -349,6 +349,9 @@ class Fused(nn.Module):
             source_dtype=dtype or (torch.float32 if self._program().refuses else torch.uint8),
             plain_torch=plain_torch_reason(self._seen[0][1]) if self._seen else None,
         )
+        crop = program.cropped_by
+        note = f"{crop}: a DecodeStage in front decodes the window of each image that is read, and not the rest."
+        return replace(made, notes=(*made.notes, note)) if crop else made
 
     def _executor(self) -> str:
         """What ran the last call; nothing before the first."""

@@ -249,3 +249,18 @@ def test_windows_of_a_position_are_those_of_the_loader(views):
     for got, expected in zip(streamed(others), streamed(batches), strict=True):
         assert_values(got, expected)
     assert not torch.equal(streamed([overwritten(batches[0], windows[1][:3])])[0], streamed(batches[:1])[0])
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "options", "name"),
+    [
+        (K.RandomResizedCrop((8, 8)), {"ragged": True}, "RandomResizedCrop"),
+        (v2.Compose([v2.CenterCrop(8), v2.RandomVerticalFlip()]), {"ragged": True}, "CenterCrop"),
+        (K.Resize((8, 8)), {"ragged": True}, ""),
+        (K.RandomResizedCrop((8, 8)), {}, ""),
+    ],
+)
+def test_explain_says_that_a_decoder_leaves_out_what_is_not_read(pipeline, options, name):
+    text = str(gpuaug.fuse(pipeline, **options).explain())
+    assert ("a DecodeStage in front decodes the window" in text) == bool(name)
+    assert name in text

@@ -162,6 +162,7 @@ PARAMETERS = {
     "DecodeStage(channels)": Parameter(lambda v: DecodeStage(channels=v), 1, **CHANNELS),
     "DecodeStage(threads)": Parameter(lambda v: DecodeStage(threads=v), 2, LEFT_OUT | FROM_1),
     "DecodeStage(min_side)": Parameter(lambda v: DecodeStage(min_side=v), 64, LEFT_OUT | FROM_1 | LARGE),
+    "DecodeStage(scale)": Parameter(lambda v: DecodeStage(scale=v), "auto", LEFT_OUT),
     "DecodeStage(exif)": Parameter(lambda v: DecodeStage(exif=v), False, FLAG),
     "DecodeStage(on_error)": Parameter(lambda v: DecodeStage(on_error=v), "replace"),
     "DecodeStage(max_pixels)": Parameter(lambda v: DecodeStage(max_pixels=v), 100, FROM_1 | LARGE),

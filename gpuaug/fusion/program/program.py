@@ -174,6 +174,12 @@ class Program:
         out = first.out(size)
         return Windows(np.concatenate((start, end - start), 1), (out.height, out.width), alone=self._views == 1)
 
+    @property
+    def cropped_by(self) -> str:
+        """Name of the crop whose windows are known before the pixels of ragged batches are; empty without one."""
+        photograph = Size(1, 3, np.array([480]), np.array([640]))
+        return self._sizing[0].name if self._sizing and self.windows(photograph, 0) is not None else ""
+
     def _draw_view(self, size: Size, seed: int) -> Draws:
         planned = self.segments.at(0, size, masks=False).plan
         columns = planned.numbers if planned is not None else 8

@@ -106,5 +106,13 @@ def engines_without_a_gpu(told):
     assert len(decoded(gpuaug.collate_encoded(FILES))) == 2
 
 
+@example("min_side must be left out with scale='auto'")
+def a_scale_and_a_least_side(told):
+    with told:
+        gpuaug.DecodeStage(scale="auto", min_side=8)
+    for options in ({"scale": "auto"}, {"min_side": 8}):
+        assert len(decoded(gpuaug.collate_encoded(FILES), **options)) == 2
+
+
 untried("needs a GPU", "Images are not decoded while a model trains", "The CPU decodes images, which may be too slow")
 untried("needs a GPU; see tests/protocol/test_decoding.py", "Copies of decoded images make the decoder wait")
