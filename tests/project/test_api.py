@@ -23,8 +23,8 @@ PUBLIC = {
     "DecodeError": "GpuAugError, ValueError",
     "DecodeStage.decoders": "property",
     "DecodeStage": (
-        "(*, on=…, backend='auto', channels=3, min_side=None, scale=None, exif=True, on_error='raise', max_pixels=178956970, threads=None, "
-        "name=None)"
+        "(*, on=…, backend='auto', channels=3, min_side=None, scale=None, exif=True, on_error='raise', max_pixels=178956970, "
+        "threads=None, name=None)"
     ),
     "DecodeStage.bind": "(self, name, lanes)",
     "DeviceError": "GpuAugError, RuntimeError",
