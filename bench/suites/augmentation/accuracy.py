@@ -13,6 +13,7 @@ gpuaug, from torchvision workers collate images as they are, and a StreamedLoade
                          pipeline on the device
 gpuaug, antialiased      the same of Kornia's modules
 gpuaug                   the same without antialiasing, as Kornia crops
+gpuaug, scaled           with --data: as "gpuaug, from torchvision", decoded on the CPU at the smallest scale that suits each crop
 
 All models are tested on the same tensors: torchvision's Resize and CenterCrop, computed once on the CPU. Figures of a row:
 mean, minimum and maximum of top-1 over the seeds; images per second of the training without its first epoch; their ratio to
@@ -52,6 +53,7 @@ from gpuaug.benchkit.environment import environment
 from gpuaug.benchkit.windows import synchronize
 
 WORKERS, FUSED, ANTIALIASED, PLAIN = "torchvision, workers", "gpuaug, from torchvision", "gpuaug, antialiased", "gpuaug"
+SCALED = "gpuaug, scaled"
 COLUMNS = ("name", "top1_percent", "top1_low_percent", "top1_high_percent", "images_per_s", "ratio", "wall_s")
 
 _AREA = (0.5, 1.0)
@@ -72,7 +74,7 @@ def on_workers(size: int) -> nn.Module:
 
 def on_device(name: str, size: int) -> nn.Module:
     """The pipeline of a row as gpuaug runs it, for a ragged batch."""
-    if name == FUSED:
+    if name in (FUSED, SCALED):
         return gpuaug.fuse(on_workers(size), memory_format=torch.channels_last, ragged=True)
     pipeline = K.AugmentationSequential(
         K.RandomResizedCrop((size, size), scale=_AREA),
@@ -94,7 +96,7 @@ def batches(name: str, images: image_folders.Images, seed: int, options: Namespa
     elif images.decoded is None:
         dataset = images.encoded()
         collate = gpuaug.collate_encoded
-        stages.insert(0, gpuaug.DecodeStage())
+        stages.insert(0, gpuaug.DecodeStage(backend="cpu", scale="auto") if name == SCALED else gpuaug.DecodeStage())
     loader = DataLoader(
         dataset,
         batch_size=options.batch[0],
@@ -178,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         character_images.make(options.make)
         return None
     options.epochs = options.epochs or (2 if options.quick else 24)
-    ways = [Skipped(name, "") for name in (WORKERS, FUSED, ANTIALIASED, PLAIN)]
+    ways = [Skipped(name, "") for name in (WORKERS, FUSED, ANTIALIASED, PLAIN, *([SCALED] if options.data else []))]
     names = [way.name for way in select_rows(ways, options.rows, WORKERS)]
     del options.seconds  # there are no windows, and repeats are seeds
     found_environment = environment(options.device)
@@ -195,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     options.batch = (min(options.batch[0], len(split.train)),)
     settings = {
         "baseline": WORKERS,
-        "ours": [FUSED, ANTIALIASED, PLAIN],
+        "ours": [FUSED, ANTIALIASED, PLAIN, SCALED],
         "ceilings": [],
         "columns": COLUMNS,
         "images": "the user's" if options.data else "characters of matplotlib's fonts over scikit-image's photographs",
