@@ -13,7 +13,8 @@ gpuaug, from torchvision workers collate images as they are, and a StreamedLoade
                          pipeline on the device
 gpuaug, antialiased      the same of Kornia's modules
 gpuaug                   the same without antialiasing, as Kornia crops
-gpuaug, scaled           with --data: as "gpuaug, from torchvision", decoded on the CPU at the smallest scale that suits each crop
+gpuaug, scaled           with --data: "gpuaug, from torchvision" of images that the CPU decodes, each at the smallest scale that
+                         keeps the size of its crop's result
 
 All models are tested on the same tensors: torchvision's Resize and CenterCrop, computed once on the CPU. Figures of a row:
 mean, minimum and maximum of top-1 over the seeds; images per second of the training without its first epoch; their ratio to

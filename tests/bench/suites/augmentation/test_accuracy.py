@@ -14,7 +14,7 @@ from bench.harness import measurement
 from bench.suites.augmentation import accuracy
 from gpuaug.benchkit import results
 
-NAMES = ["torchvision, workers", "gpuaug, from torchvision", "gpuaug, antialiased", "gpuaug"]
+NAMES = ["torchvision, workers", "gpuaug, from torchvision", "gpuaug, antialiased", "gpuaug", "gpuaug, scaled"]
 TINY = ["--device", "cpu", "--size", "32", "--batch", "8", "--epochs", "1", "--repeats", "1", "--workers", "0"]
 
 
@@ -81,7 +81,7 @@ def pretended(monkeypatch, tmp_path, class_folder):
     def train(name, split, test, seed, options):
         ran.append((seed, name))
         number = NAMES.index(name)
-        rates = ((100, 110, 120), (150, 150, 150), (200, 200, 200), (300, 250, 340))[number]
+        rates = ((100, 110, 120), (150, 150, 150), (200, 200, 200), (300, 250, 340), (90, 80, 70))[number]
         return {"top1_percent": 70.0 + number + 3 * seed, "images_per_s": float(rates[seed]), "wall_s": 5.0 + seed}
 
     monkeypatch.setattr(accuracy, "train", train)
@@ -95,7 +95,7 @@ def test_figures_are_of_all_seeds_and_ratios_of_one(pretended):
     made, ran, _ = pretended
     assert [name for seed, name in ran if seed == 0] == NAMES
     assert [name for seed, name in ran if seed == 1] == NAMES[::-1]
-    baseline, *_, plain = made["rows"]
+    baseline, *_, plain, _ = made["rows"]
     assert (plain["top1_percent"], plain["top1_low_percent"], plain["top1_high_percent"]) == (76.0, 73.0, 79.0)
     assert (plain["images_per_s"], plain["rounds"], plain["wall_s"]) == (300.0, [300.0, 250.0, 340.0], 6.0)
     assert plain["ratio"] == pytest.approx(340 / 120), "that of the medians is 300 / 110"
@@ -115,9 +115,9 @@ def test_table_and_picture_show_top_1(pretended, tmp_path):
     figure = plot.draw(json.loads(path.read_text()))
     (axis,) = figure.axes
     assert axis.get_xlabel() == "top-1, %"
-    assert [bar.get_width() for bar in axis.patches] == [73, 74, 75, 76]
+    assert [bar.get_width() for bar in axis.patches] == [73, 74, 75, 76, 77]
     whiskers = [tuple(line[:, 0]) for lines in axis.collections for line in lines.get_segments()]
-    assert whiskers == [(70, 76), (71, 77), (72, 78), (73, 79)]
+    assert whiskers == [(70, 76), (71, 77), (72, 78), (73, 79), (74, 80)]
 
 
 def test_rows_that_are_not_there_are_refused():
