@@ -197,9 +197,9 @@ def test_two_members_have_windows_of_their_own(device, monkeypatch):
     assert undecoded > 0
 
 
-def test_windows_follow_from_the_position_also_after_a_resume_and_with_workers(monkeypatch):
+def test_windows_follow_from_the_position_also_after_a_resume(monkeypatch):
     def loader():
-        source = DataLoader(FILES, batch_size=5, num_workers=0, collate_fn=collate_encoded)
+        source = DataLoader(FILES, batch_size=5, collate_fn=collate_encoded)
         return StreamedLoader(source, [DecodeStage(), AUGMENT], device="cpu", seed=1)
 
     expected = [batch.clone() for batch in loader()]
