@@ -128,9 +128,9 @@ class Library:
 
     @property
     def exact_windows(self) -> bool:
-        """Whether the pixels of a window are those of the whole image: with interpolated chroma, from nvJPEG 13.2 on.
+        """Whether the pixels of a window equal those of the whole image.
 
-        Source: release notes of nvJPEG 13.2.
+        Before nvJPEG 13.2, windows with interpolated chroma may be wrong by a pixel at their edges.
         """
         return tuple(int(part) for part in self.version.split(".")[:2]) >= (13, 2)
 

@@ -26,7 +26,7 @@ COSTS[[Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG, Format.LOSSLESS_
 _OTHER, _LOSSLESS = int(Format.OTHER), int(Format.LOSSLESS_JPEG)
 
 _CUT = (int(Format.JPEG), int(Format.OTHER_JPEG))
-"""Formats of which less than the whole is decoded where a window is wanted."""
+"""Formats whose windows libturbojpeg decodes without the rest of the image."""
 
 _UPSIDE_DOWN, _MIRRORED = (3, 4, 6, 7), (2, 3, 7, 8)
 """Orientations whose rows or columns are reversed. Above 4, rows then become columns."""

@@ -117,7 +117,7 @@ class GatherOp(Op):
         return np.eye(3)
 
     def window(self, drawn: OpDraws, size: Size) -> Array | None:
-        """Window of each input image outside of which no pixel influences a pass that begins with the op, whatever ops follow.
+        """Window of each input image that holds all pixels which influence a pass that begins with the op, whatever ops follow.
 
         Triton's kernels read nothing outside the window. The torch executor reads pixel (0, 0) too, where it writes padding.
 
