@@ -146,7 +146,11 @@ READS_MORE = {
     "no fused stage": ([TransformStage(lambda images: torch.stack([image[:, :9, :9] for image in images]))], list),
     "a function around the fused pipeline": ([TransformStage(lambda images: AUGMENT(images))], list),
     "a stage that reads what another adds": (
-        [TransformStage(lambda label: label, on=1, into=2), TransformStage(AUGMENT, on={0: "input", 2: "class"})],
+        [
+            TransformStage(lambda label: label, on=1, into=2),
+            TransformStage(lambda images, label: images, on=(0, 2), into=0),
+            AUGMENT,
+        ],
         list,
     ),
     "one member in two places": ([TransformStage(AUGMENT, on="images")], lambda batch: {"images": batch[0], "same": batch[0]}),

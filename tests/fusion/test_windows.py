@@ -154,6 +154,14 @@ def check(crop, behind, sizes, settings, layout="chw"):
         assert_values(called_at(augment, cut(batch, windows)), got, equal_nan=True, about=f"{about}, cut")
 
 
+@cases(6)
+@given(st.integers(1, 3))
+def test_padding_is_written_where_the_window_lacks_the_first_pixel(side):
+    """The torch executor reads the first pixel of an image for all pixels of padding."""
+    turned = v2.RandomRotation((90, 90), InterpolationMode.BILINEAR)
+    check(v2.RandomCrop((side, side)), [turned], [(15, 15)] * 4, {"dtype": torch.float32}, "hwc")
+
+
 LAYOUTS = st.sampled_from(["chw", "hwc"])
 
 
