@@ -51,7 +51,7 @@ class Taker(Protocol):
 
 
 class ImageFacts(NamedTuple):
-    """What a decoder on the host needs to know of one image: in plain numbers, which threads read many times faster."""
+    """Header fields and window of one image as Python numbers, which threads read faster than records of NumPy."""
 
     start: int
     """First byte of the file in the batch's files."""
@@ -189,11 +189,6 @@ class Layout:
         top, left, _, width = self.windows.T
         firsts = self.starts - (top * width + left) * self.channels
         return torch.from_numpy(np.column_stack([firsts, self.shapes.sizes, width]))
-
-    def image(self, data: NDArray[np.uint8], index: int, start: int) -> NDArray[np.uint8]:
-        """View (h, w, C) of the decoded part of one image in flat memory, which begins at ``start``."""
-        height, width = self.windows[index, 2:].tolist()
-        return data[start : start + height * width * self.channels].reshape(height, width, self.channels)
 
     def card_windows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n, 4) top, left, height and width of the part of each file that the card decodes.

@@ -75,7 +75,7 @@ class DecodeStage(Stage):
             JPEGs and other formats are decoded whole.
         scale: ``"auto"``: of JPEGs that the CPU decodes, decode the window that a fused stage crops to at the smallest of 1/1,
             1/2, 1/4 and 1/8 at which it still has the size that it is resized to, if images alone go through that stage. Pixels
-            then differ from those of whole images. Left out: at 1/1.
+            then differ from the pixels of whole images. Left out: full resolution.
         exif: Whether images are turned upright by the orientation in their EXIF, or in XMP alone, before any stage sees their
             size: as by PIL's ``exif_transpose``. ``False`` gives images of all formats as they are stored.
         on_error: For an image that cannot be decoded, ``"raise"`` an error at its batch, or ``"replace"`` its sample, in every

@@ -8,7 +8,7 @@ import numpy as np
 import PIL
 import pytest
 from PIL import Image
-from support.encoded import by_pil, encoded, mixed_files, smooth
+from support.encoded import by_pil, encoded, mixed_files, room_of, smooth
 
 from gpuaug import DecodeStage, collate_encoded
 from gpuaug.decode.decoders import cpu, turbojpeg
@@ -38,7 +38,7 @@ def decoded(file, *, header=None, channels=3, min_side=None, exif=True):
     for name, value in (header or {}).items():
         batch.headers.table[name] = value
     layout = Layout(batch.headers, Options(channels, min_side, exif, 10**9), [cpu.Cpu()])
-    room = layout.image(np.full(layout.length, 77, np.uint8), 0, 0)
+    room = room_of(layout, np.full(layout.length, 77, np.uint8), 0, 0)
     return room, cpu.decode(batch.file(0), layout, 0, room)
 
 

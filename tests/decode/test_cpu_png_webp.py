@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 import PIL._imaging
 import pytest
-from support.encoded import by_pil
+from support.encoded import by_pil, room_of
 from support.png_files import KINDS, chunk, damaged_png, damaged_webp, joined, png, png_chunks, rows, webp, webps
 
 from gpuaug import collate_encoded
@@ -55,7 +55,7 @@ def decoded(file, channels=3):
         return None, batch.headers.problems[0]
     layout = Layout(batch.headers, Options(channels, None, True, 10**9), [cpu.Cpu()])
     memory = np.full(layout.length + 2 * GUARD, 0xA5, np.uint8)
-    room = layout.image(memory[GUARD : GUARD + layout.length], 0, 0)
+    room = room_of(layout, memory[GUARD : GUARD + layout.length], 0, 0)
     problem = cpu.decode(batch.file(0), layout, 0, room)
     assert (memory[:GUARD] == 0xA5).all()
     assert (memory[GUARD + layout.length :] == 0xA5).all()

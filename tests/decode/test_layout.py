@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.encoded import room_of
 from support.nvjpeg_double import ON_CARD
 
 from gpuaug.core.encoded import HEADER, Format, Headers
@@ -96,7 +97,7 @@ def test_images_lie_behind_one_another(sizes, channels):
     layout = Layout(headers(*sizes), Options(channels, None, exif=True, max_pixels=10**9), ON_CARD[1:])
     buffer = np.zeros(layout.length, np.uint8)
     for index in range(len(sizes)):
-        room = layout.image(buffer, index, int(layout.starts[index]))
+        room = room_of(layout, buffer, index, int(layout.starts[index]))
         assert room.shape == (*sizes[index], channels)
         assert not room.any(), "it overlaps with one before it"
         room[:] = index + 1
@@ -166,7 +167,7 @@ def test_places_of_windows_count_from_the_first_pixel_of_the_image(sizes, channe
         assert tuple(size) == sizes[index]
         y, x = np.mgrid[top : top + height, left : left + width]
         elements = first + (y * pitch + x)[..., None] * channels + np.arange(channels)
-        room = layout.image(buffer, index, int(layout.starts[index]))
+        room = room_of(layout, buffer, index, int(layout.starts[index]))
         assert np.array_equal(buffer[elements], room)
         assert layout.card_windows(np.array([index])).tolist() == [[top, left, height, width]]
 

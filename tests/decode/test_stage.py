@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support import nvjpeg_double
+from support.decode_devices import ON_CARD, by_each_decoder, on_each_device
 from support.encoded import by_pil, encoded, mixed_files, psnr_db
 from support.processes import run_script
 from support.waiting import WAIT_S
@@ -23,15 +24,7 @@ from gpuaug import DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DecodeError, DeviceError, SelectionError
 from gpuaug.core.streams import Lanes
 from gpuaug.decode import decoder, layout, work
-from gpuaug.decode.decoders import registry
 
-ON_CARD = ("engines", "hybrid")
-on_each_device = pytest.mark.parametrize(
-    "device", ["cpu", "double", *(pytest.param(name, marks=pytest.mark.gpu) for name in ON_CARD)], indirect=True
-)
-by_each_decoder = pytest.mark.parametrize(
-    "device", [pytest.param(name, marks=pytest.mark.gpu) for name in ON_CARD], indirect=True
-)
 FILES = mixed_files()
 
 LEAST_DB = 50.0
@@ -39,18 +32,6 @@ LEAST_DB = 50.0
 
 LEAST_HALVED_DB = 30.0
 """The CPU makes a JPEG smaller by its coefficients, and not by the mean of pixels."""
-
-
-@pytest.fixture
-def device(request, monkeypatch):
-    """A CPU, the same with a double of nvJPEG, or a GPU whose images are decoded by this decoder if nothing else is told."""
-    if request.param == "double":
-        nvjpeg_double.use(monkeypatch)
-    if request.param not in ON_CARD:
-        return "cpu"
-    find = registry.find
-    monkeypatch.setattr(registry, "find", lambda backend, device: find(request.param if backend == "auto" else backend, device))
-    return "cuda"
 
 
 class Files:

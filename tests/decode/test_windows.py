@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support import nvjpeg_double
+from support.decode_devices import on_each_device
 from support.encoded import by_pil, encoded, mixed_files, psnr_db
 from support.values import assert_values
 from torch.utils.data import DataLoader
@@ -18,10 +19,8 @@ import gpuaug
 from gpuaug import ArgumentError, DecodeStage, GpuAugWarning, StreamedLoader, TransformStage, collate_encoded, fuse
 from gpuaug.core.encoded import Format
 from gpuaug.decode import layout, work
-from gpuaug.decode.decoders import registry
 from gpuaug.stages.base import BoundStage, _BoundTransform
 
-ON_CARD = ("engines", "hybrid")
 FILES = [file for file in mixed_files() if min(by_pil(file).shape[:2]) > 12] * 2
 CROP = (K.RandomResizedCrop((16, 20), scale=(0.1, 0.5)), K.RandomHorizontalFlip())
 PIPELINES = {
@@ -31,18 +30,6 @@ PIPELINES = {
     "CenterCrop": lambda: v2.CenterCrop(14),
     "a fallback behind": lambda: K.AugmentationSequential(*CROP, K.RandomMedianBlur(p=1.0)),
 }
-
-
-@pytest.fixture(params=["cpu", "double", *(pytest.param(name, marks=pytest.mark.gpu) for name in ON_CARD)])
-def device(request, monkeypatch):
-    """A CPU, the same with a double of nvJPEG, or a GPU whose images are decoded by this decoder."""
-    if request.param == "double":
-        nvjpeg_double.use(monkeypatch)
-    if request.param not in ON_CARD:
-        return "cpu"
-    find = registry.find
-    monkeypatch.setattr(registry, "find", lambda backend, device: find(request.param, device))
-    return "cuda"
 
 
 @pytest.fixture
@@ -78,6 +65,7 @@ def assert_equal(one, other):
             assert_values(a, b)
 
 
+@on_each_device
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_batches_are_those_of_whole_images(device, pipeline, monkeypatch):
     monkeypatch.setattr(work, "POISON", 0xAA)
@@ -91,6 +79,7 @@ def test_batches_are_those_of_whole_images(device, pipeline, monkeypatch):
     assert undecoded > none == 0
 
 
+@on_each_device
 @pytest.mark.parametrize("options", [{"channels": 1}, {"min_side": 16}, {"exif": False}])
 @pytest.mark.parametrize("views", [1, 3])
 def test_options_of_stages_do_not_change_what_a_window_holds(device, options, views, monkeypatch):
@@ -101,6 +90,7 @@ def test_options_of_stages_do_not_change_what_a_window_holds(device, options, vi
     assert undecoded > 0
 
 
+@on_each_device
 def test_targets_follow_as_they_do_whole_images(device, monkeypatch):
     generator = torch.Generator("cpu").manual_seed(0)
     sizes = [by_pil(file).shape[:2] for file in FILES]
@@ -127,6 +117,7 @@ def test_targets_follow_as_they_do_whole_images(device, monkeypatch):
     assert undecoded > 0
 
 
+@on_each_device
 def test_a_bad_image_is_replaced_with_the_window_of_the_other_images_size(device, monkeypatch):
     cut = [FILES[0][:200] + b"\xff\xd9", FILES[1][: len(FILES[1]) // 2] + b"\xff\xd9"]
     files = [FILES[0], b"no image", encoded(64, 40, "PNG"), *cut]
@@ -192,6 +183,7 @@ def test_windows_are_decoded_where_one_stage_alone_reads_the_images(case):
     assert 0.2 * sizes.prod(1).sum() < loader.stats().undecoded_pixels < sizes.prod(1).sum()
 
 
+@on_each_device
 def test_two_members_have_windows_of_their_own(device, monkeypatch):
     members = [[collate_encoded(FILES), collate_encoded(FILES[::-1])]]
     stages = [DecodeStage(), TransformStage(AUGMENT, on=0), TransformStage(AUGMENT, on=1)]

@@ -3,6 +3,7 @@
 import functools
 from unittest import mock
 
+import kornia.augmentation as K
 import pytest
 import torch
 from hypothesis import event, given
@@ -73,6 +74,44 @@ def test_damaged_files_between_those_of_engines_leave_them_as_they_are(files, op
     with pytest.MonkeyPatch.context() as patch:
         nvjpeg_double.use(patch)
         replaced(files, "cpu", backend="auto", **options)
+
+
+AUGMENT = gpuaug.fuse(K.RandomResizedCrop((12, 12), scale=(0.05, 0.5)), ragged=True)
+
+
+def cropped(files, poison, device, backend):
+    """Crops of a batch whose images are decoded in part, and whether any image was."""
+    decode = gpuaug.DecodeStage(max_pixels=MAX_PIXELS, backend=backend, on_error="replace")
+    with mock.patch.object(work, "POISON", poison), guarded():
+        with gpuaug.StreamedLoader([gpuaug.collate_encoded(files)], [decode, AUGMENT], device=device, seed=0) as loader:
+            (images,) = [batch.cpu() for batch in loader]
+        return images, loader.stats().undecoded_pixels > 0
+
+
+def check_windows(damaged, device, backend):
+    """A good file stands before each damaged one, and its crop depends on nothing else; no crop reads unwritten memory."""
+    files = [file for index, each in enumerate(damaged) for file in (GOOD[index % len(GOOD)], each)]
+    made, some = cropped(files, 0x00, device, backend)
+    assert_values(cropped(files, 0xFF, device, backend)[0], made, about="some pixels were not written")
+    wanted, _ = cropped([GOOD[index // 2 % len(GOOD)] for index in range(len(files))], 0xAA, device, backend)
+    assert_values(made[::2], wanted[::2], about="a neighbour's pixels")
+    assert some
+
+
+@cases(60)
+@given(st.lists(damaged_files(), min_size=1, max_size=8), st.sampled_from(["cpu", "auto"]))
+def test_damaged_files_leave_the_windows_of_others_as_they_are(files, backend):
+    with pytest.MonkeyPatch.context() as patch:
+        nvjpeg_double.use(patch)
+        check_windows(files, "cpu", backend)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["engines", "hybrid"])
+@cases(60)
+@given(st.lists(damaged_files(), min_size=1, max_size=8))
+def test_damaged_files_leave_the_windows_of_others_on_a_gpu_as_they_are(backend, files):
+    check_windows(files, "cuda", backend)
 
 
 @pytest.mark.gpu

@@ -44,3 +44,9 @@ def psnr_db(first, second):
     """Peak signal-to-noise ratio of two uint8 arrays."""
     error = ((first.astype(float) - second.astype(float)) ** 2).mean()
     return 10 * np.log10(255**2 / max(error, 1e-9))
+
+
+def room_of(layout, data, index, start):
+    """View (h, w, C) of the decoded part of one image of a batch, in flat memory, which begins at ``start``."""
+    height, width = layout.windows[index, 2:].tolist()
+    return data[start : start + height * width * layout.channels].reshape(height, width, layout.channels)

@@ -132,7 +132,7 @@ def version() -> str:
 
 
 def regions(windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Regions that libjpeg decodes, each of which contains a window and a margin, at whole columns of blocks.
+    """Regions that libjpeg decodes: windows with a margin, extended to whole columns of blocks.
 
     Args:
         windows: (n, 4) top, left, height and width.

@@ -41,7 +41,7 @@ OTHERS = {
 
 
 LONG = ("classifier_sizes",)
-"""Suites of which another suite with the same module and flags is measured in less time."""
+"""Suites that share module and flags with another suite, which is measured in less time."""
 
 
 @pytest.mark.parametrize(
