@@ -70,6 +70,39 @@ def test_wait_behind_read_is_unready(written):
     assert written.rules() == [UNREADY]
 
 
+@pytest.mark.parametrize("awaited", [{"first"}, {"second"}, {"first", "second"}])
+def test_read_waits_for_writes_to_every_part(history, awaited):
+    history.alloc("x", block=1)
+    for lane in ("first", "second"):
+        history.write(lane, "x", part=lane)
+    for lane in awaited:
+        order(history, lane, "consumer", event=lane)
+    history.read("consumer", "x")
+    assert history.rules() == [UNREADY] * (2 - len(awaited))
+
+
+@pytest.mark.parametrize("parts", [("a", "a"), ("a", None), (None, "a")])
+def test_unordered_writes_to_one_part_are_overwritten(history, parts):
+    history.alloc("x", block=1)
+    for lane, part in zip(("first", "second"), parts, strict=True):
+        history.write(lane, "x", part)
+    assert history.rules() == [OVERWRITTEN]
+
+
+def test_write_to_part_waits_for_readers(written):
+    order(written, "lane", "other")
+    written.read("lane", "x")
+    written.write("other", "x", part="a")
+    assert written.rules() == [OVERWRITTEN]
+
+
+def test_write_to_part_waits_for_last_use_of_memory(written):
+    written.free("x")
+    written.alloc("y", block=1)
+    written.write("other", "y", part="a")
+    assert written.rules() == [REUSED]
+
+
 def test_order_is_transitive_over_streams_and_events(written):
     order(written, "lane", "middle", "first")
     order(written, "middle", "consumer", "second")

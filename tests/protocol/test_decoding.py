@@ -119,8 +119,8 @@ class Machine:
             return work.data.buffer
 
         def copy_parts(lane, target, source, parts):
-            with cuda.stream(lane.stream):
-                cuda.write(target.buffer)
+            with cuda.operation() as history:
+                history.write(lane.stream, target.buffer.key, part="images decoded on the CPU")
 
         class Slotted(ListFeedIterator):
             def _get(self, block):
@@ -149,7 +149,7 @@ class Machine:
             def card_phase(self, state, address, pitch, number):
                 lane = next(stream for stream in itertools.chain(*cuda._streams.values()) if stream.cuda_stream == number)
                 with cuda.operation() as history:
-                    history.write(lane, machine._owner(address))
+                    history.write(lane, machine._owner(address), part=address)
                 return ""
 
         nvjpeg_double.use(patch, Engines, Phased)
@@ -163,18 +163,19 @@ class Machine:
     def _decode(self, addresses, outputs, number):
         cuda, history = self.cuda, self.cuda.history
         lane = next(stream for stream in itertools.chain(*cuda._streams.values()) if stream.cuda_stream == number)
-        targets = {self._owner(address) for address in outputs["channel"][:, 0].tolist()}
+        images = [(self._owner(address), address) for address in outputs["channel"][:, 0].tolist()]
         with cuda.operation():
             for (start, end), slot in self._slot_keys.items():
                 if start <= addresses[0] < end:
                     history.read(self.engines, slot)
-            for target in (SCRATCH, *targets):
-                history.write(self.engines, target)
+            history.write(self.engines, SCRATCH)
+            for pixels, part in images:
+                history.write(self.engines, pixels, part)
             history.record("end of the call", self.engines)
             history.learn("end of the call")
             history.read(lane, SCRATCH)
-            for target in targets:
-                history.write(lane, target)
+            for pixels, part in images:
+                history.write(lane, pixels, part)
 
     def _owner(self, address):
         # The latest: malloc gives an address again.

@@ -10,7 +10,7 @@ import itertools
 import threading
 from collections import defaultdict, deque
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 UNREADY = "unready"  # a read that may come before the write of what it reads
@@ -36,9 +36,15 @@ class _Access:
     count: int  # how many the stream had made with this one
     buffer: Any
     verb: str
+    part: Any = None  # the part of the buffer that is written; None for all of it
+
+    def beside(self, other):
+        """Whether this and ``other`` are writes to different parts of one buffer."""
+        return self.buffer == other.buffer and None not in (self.part, other.part) and self.part != other.part
 
     def __str__(self):
-        return f"{self.stream} {self.verb} {self.buffer}"
+        part = "" if self.part is None else f" at {self.part}"
+        return f"{self.stream} {self.verb} {self.buffer}{part}"
 
 
 @dataclass
@@ -47,7 +53,8 @@ class _Occupant:
 
     block: Any
     batch: int
-    written: _Access | None = None
+    written: list[_Access] = field(default_factory=list)
+    """The latest write to the whole buffer, and those to parts of it after that write."""
     freed: bool = False
     handed_over: bool = False
 
@@ -64,7 +71,7 @@ class History:
         self._clocks = defaultdict(dict)
         self._events = {}
         self._buffers = {}
-        self._users = {}  # of each block, since it was last written, that write included
+        self._users = {}  # of each block, since a buffer in it was last written as a whole, that write included
         self._batches = defaultdict(list)  # of each stream, after each access: the latest batch that it has worked on
         self._latest_received = -1
 
@@ -77,27 +84,31 @@ class History:
         self.log.append(f"free {buffer}")
         self._buffers[buffer].freed = True
 
-    def write(self, stream, buffer):
-        occupant, now = self._access(stream, buffer, "writes")
+    def write(self, stream, buffer, part=None):
+        """``part``: any name of a part of the buffer that does not overlap with parts of other names."""
+        occupant, now = self._access(stream, buffer, "writes", part)
         block = occupant.block
         if occupant.handed_over:
             self._violate(CHANGED, f"{now}, which had been handed over")
         for earlier in self._users.get(block, ()):
-            if self._ordered(earlier, stream):
+            if self._ordered(earlier, stream) or now.beside(earlier):
                 continue
             if earlier.buffer == buffer:
                 self._violate(OVERWRITTEN, f"{now}, and nothing orders it after: {earlier}")
             else:
                 self._violate(REUSED, f"{now} in block {block}, and nothing orders it after the memory's last use: {earlier}")
-        occupant.written = now
-        self._users[block] = [now]
+        if part is None:
+            occupant.written, self._users[block] = [], []
+        occupant.written.append(now)
+        self._users.setdefault(block, []).append(now)
 
     def read(self, stream, buffer):
         occupant, now = self._access(stream, buffer, "reads")
-        if occupant.written is None:
+        if not occupant.written:
             self._violate(UNREADY, f"{now}, which nothing has written")
-        elif not self._ordered(occupant.written, stream):
-            self._violate(UNREADY, f"{now}, and nothing orders it after: {occupant.written}")
+        for written in occupant.written:
+            if not self._ordered(written, stream):
+                self._violate(UNREADY, f"{now}, and nothing orders it after: {written}")
         self._users.setdefault(occupant.block, []).append(now)
 
     def record(self, event, stream):
@@ -156,12 +167,12 @@ class History:
         found = [f"{violation.rule}: {violation.text}" for violation in self.violations]
         return "\n".join([*found, "", *self.log[-60:]])
 
-    def _access(self, stream, buffer, verb):
+    def _access(self, stream, buffer, verb, part=None):
         occupant = self._buffers[buffer]
         clock, batches = self._known_to(stream), self._batches[stream]
         clock[stream] = clock.get(stream, 0) + 1
         batches.append(max(occupant.batch, self.latest_batch(stream)))
-        now = _Access(stream, clock[stream], buffer, verb)
+        now = _Access(stream, clock[stream], buffer, verb, part)
         self.log.append(str(now))
         if occupant.freed:
             self._violate(FREED, f"{now}, which had been given back")
