@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
-from gpuaug.core.errors import ArgumentTypeError
+from gpuaug.core.errors import ArgumentTypeError, DecodeError
+from gpuaug.decode.headers import parse
 
 _SIGNATURES = (
     b"\xff\xd8\xff",  # JPEG
@@ -39,6 +41,32 @@ class EncodedFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
+
+    @property
+    def height(self) -> int:
+        """Height in pixels, of the image turned upright.
+
+        Raises:
+            OSError: If there is no such file.
+            DecodeError: If it is no image.
+
+        Cost:
+            Reads the file. The batch reads it again, from the page cache.
+        """
+        return self._size()[0]
+
+    @property
+    def width(self) -> int:
+        """Width in pixels, as ``height``."""
+        return self._size()[1]
+
+    def _size(self) -> list[int]:
+        with open(self.path, "rb") as file:
+            header = parse(file.read())
+        if header.problem:
+            raise DecodeError(f"{self.path} has no size, because of its header: {header.problem}. Leave it out of the dataset.")
+        sides = [header.height, header.width]
+        return sides[::-1] if header.orientation > 4 else sides  # 5 to 8 turn it by a quarter
 
     def __fspath__(self) -> str:
         return self.path
@@ -70,7 +98,8 @@ def read_encoded(path: str | os.PathLike[str]) -> EncodedFile:
         path: Path of an image file. A missing file is found when the batch is made.
 
     Returns:
-        An object with the path as ``path``. It holds no pixels, so transforms of the dataset cannot run on it:
+        An object with the path as ``path``, and ``height`` and ``width``, which read the file. It holds no
+        pixels, so transforms of the dataset cannot run on it:
         torchvision's v2 transforms raise ``ArgumentTypeError``. Give transforms to the loader as stages.
 
     Raises:
@@ -83,6 +112,7 @@ def read_encoded(path: str | os.PathLike[str]) -> EncodedFile:
         >>> read_encoded("photos/cat.jpg").path
         'photos/cat.jpg'
     """
+    _tell_torchvision_of_sizes()
     try:
         return EncodedFile(os.fsdecode(path))
     except TypeError as error:
@@ -90,6 +120,17 @@ def read_encoded(path: str | os.PathLike[str]) -> EncodedFile:
             f"The path of an image must be a str or a path of pathlib, got {type(path).__name__}. "
             "Return the bytes of a file as they are."
         ) from error
+
+
+def _tell_torchvision_of_sizes() -> None:
+    """Have torchvision's ``get_size`` take files: ``wrap_dataset_for_transforms_v2`` calls it for the canvas of boxes.
+
+    torchvision has no public function for that. Without the private one, the wrapper raises its own ``TypeError``.
+    """
+    functional = sys.modules.get("torchvision.transforms.v2.functional")
+    kernels = getattr(getattr(functional, "_utils", None), "_KERNEL_REGISTRY", {}).get(getattr(functional, "get_size", None))
+    if kernels is not None:
+        kernels.setdefault(EncodedFile, EncodedFile._size)
 
 
 def are_encoded(members: Sequence[Any], path: str) -> bool:
