@@ -122,11 +122,15 @@ def explanation(
         passes = segment.plan.passes if segment.plan is not None else ()
         read = torch.float32 if lines else source_dtype
         types = types_written(passes, read, dtype if segment is found[-1] else torch.float32) if passes else ()
+        at: Size | None = size
         for step, written in zip(passes, types, strict=True):
             fitted = not lines and whole is not None and device_crop(whole) is not None
             launches = 1 if in_strips(step.front, read, written) else step.launches
-            lines.append(_line(step, size, read.itemsize, written.itemsize, views, runs * (launches + fitted)))
-            read = written
+            out = at if step.out.ragged and not step.moves else None
+            lines.append(
+                _line(step, at, out, size.batch * views, (read.itemsize, written.itemsize), runs * (launches + fitted))
+            )
+            read, at = written, out
     said = {
         "nothing left to do, as passes convert images where they read and write them": [
             name for name, of_boxes in done if not of_boxes
@@ -172,16 +176,33 @@ def _choice_line(choice: RandomApply, size: Size, runs: int) -> Line:
     return Line((choice.name,), what, None if launches is None else runs * launches, None, None, at_most=True)
 
 
-def _line(step: Pass, size: Size, read: int, written: int, views: int, launches: int) -> Line:
-    source = step.source
-    read_bytes: int | None = None  # of images whose sizes are not known yet
-    if not source.ragged:
-        read_bytes = size.batch * views * source.channels * source.height * source.width * read
-    elif _known(size):
-        read_bytes = int(np.sum(np.multiply(size.height, size.width))) * views * size.channels * read
-    pixels_out = size.batch * views * step.out.channels * step.out.height * step.out.width
+def _line(step: Pass, at: Size | None, out: Size | None, samples: int, itemsizes: tuple[int, int], launches: int) -> Line:
+    """Line of one pass.
+
+    Args:
+        step: The pass.
+        at: Size of the images that it reads, where these differ in size; ``None`` if it is drawn.
+        out: Size of the images that it writes, where these differ in size; ``None`` if it is drawn.
+        samples: Number of images.
+        itemsizes: Bytes of each value that the pass reads, and of each that it writes.
+        launches: Number of kernels.
+    """
+    read, written = (
+        None if (values := _values(side, known, samples)) is None else values * itemsize
+        for side, known, itemsize in zip((step.source, step.out), (at, out), itemsizes, strict=True)
+    )
     names = tuple(dict.fromkeys(op.name for op in step.ops))
-    return Line(names, step.describe(), launches, read_bytes, pixels_out * written)
+    return Line(names, step.describe(), launches, read, written)
+
+
+def _values(size: Size, drawn: Size | None, samples: int) -> int | None:
+    """Number of values of all images; ``None`` if their sizes are not known. ``drawn``: sizes, where images differ in size."""
+    if not size.ragged:
+        values: int = samples * size.channels * size.height * size.width
+        return values
+    if drawn is None or not _known(drawn):
+        return None
+    return int(np.sum(np.multiply(drawn.height, drawn.width))) * (samples // drawn.batch) * size.channels
 
 
 def _known(size: Size) -> bool:

@@ -19,7 +19,7 @@ from gpuaug.fusion.backends.readers import size_given
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
 from gpuaug.fusion.lower.tree import ending_of, leaves, transforms_done
-from gpuaug.fusion.ops.base import ANY_SIDES, Size
+from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp, Retyped
 from gpuaug.fusion.ops.mix import CutMix, SoftLabels, classes_of
 from gpuaug.fusion.options import BoxForm, Options
@@ -364,18 +364,20 @@ class Fused(nn.Module):
                 targets.soften(self._soft, program.mixes)
             planned = program.segments.whole(targets.size, masks=targets.has_masks, views=self.options.views)
             if planned is not None:
-                table = self._table(program, planned, targets, draws)
-                targets.run_plan(planned, table, program.dtype, self.memory_format)
+                views = None if draws is None else [of_all_parts(program.plain_ops, view._drawn) for view in draws.views]
+                table = self._table(program, planned, targets, views)
+                canvases = () if views is None else planned.canvases(targets.size, views)
+                targets.run_plan(planned, table, canvases, program.dtype, self.memory_format)
             elif draws is not None:
                 self._run_segments(program, targets, draws)
             return targets.results(keepdim=self._keepdim, views=self.options.views)
 
-    def _table(self, program: Program, planned: Plan, targets: Targets, draws: Draws | None) -> Tensor:
-        """The rows of all views for the plan that is the whole pipeline."""
+    def _table(self, program: Program, planned: Plan, targets: Targets, views: Sequence[dict[Op, OpDraws]] | None) -> Tensor:
+        """The rows of all views for the plan that is the whole pipeline. ``views``: draws of each op, for each view."""
         ops, size, device, points = program.plain_ops, targets.size, targets.device, targets.has_points
-        if draws is None:
+        if views is None:
             return self._prefetch.table(planned, ops, size, device, targets.places, points=points, views=self.options.views)
-        tables = [make_table(planned, size, of_all_parts(ops, view._drawn), device, points=points) for view in draws.views]
+        tables = [make_table(planned, size, drawn, device, points=points) for drawn in views]
         return torch.cat(tables) if len(tables) > 1 else tables[0]
 
     def _run_segments(self, program: Program, targets: Targets, draws: Draws) -> None:
@@ -397,8 +399,9 @@ class Fused(nn.Module):
                     if not last:
                         targets.check_size(segment.eager, size)
                 elif segment.plan is not None:
-                    table = make_table(segment.plan, size, of_all_parts(segment.ops, drawn), targets.device, points=points)
-                    targets.run_plan(segment.plan, table, *form)
+                    of_parts = of_all_parts(segment.ops, drawn)
+                    table = make_table(segment.plan, size, of_parts, targets.device, points=points)
+                    targets.run_plan(segment.plan, table, segment.plan.canvases(size, [of_parts]), *form)
                     size = size.to(segment.plan.out.height, segment.plan.out.width)
                 start = segment.stop
 

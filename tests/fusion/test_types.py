@@ -385,7 +385,7 @@ RESIZING = {
     "symmetric": v2.Pad(2, padding_mode="symmetric"),
     "a function": v2.Lambda(lambda image: image[:, :5, :7]),
     "a function that converts": v2.Lambda(lambda image: image[:, :5].float() / 255),
-    "turned": v2.RandomRotation((90, 90), expand=True),
+    "turned": v2.RandomRotation((90, 90), expand=True, center=(3, 4)),
     "Kornia's": K.Resize((8, 12), antialias=True),
 }
 

@@ -208,7 +208,8 @@ BOXES_AND_SIZES = {
     "a reflection": lambda: [v2.RandomCrop(12, padding=3, padding_mode="reflect")],
     "a crop by boxes": lambda: [v2.RandomIoUCrop(), v2.Resize((12, 12))],
     "a crop by boxes, later": lambda: [v2.CenterCrop(20), v2.RandomIoUCrop(), v2.Resize((12, 12))],
-    "a crop that is too large": lambda: [v2.CenterCrop((60, 12))],
+    "a crop that is too large": lambda: [K.CenterCrop((60, 12))],
+    "colours, then a crop": lambda: [v2.ColorJitter(0.4), v2.CenterCrop(12)],
     "a warp": lambda: [K.RandomRotation(20.0), K.CenterCrop(12)],
 }
 

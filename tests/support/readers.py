@@ -10,7 +10,7 @@ import gpuaug
 from gpuaug.fusion.backends.readers import size_of
 from gpuaug.fusion.backends.torch_backend import run
 from gpuaug.fusion.backends.triton import backend
-from gpuaug.fusion.table.rows import make_table
+from gpuaug.fusion.table.rows import make_table, of_all_parts
 
 SIZES = [(37, 52), (64, 40), (21, 48)]
 NARROW = [(1, 30), (37, 1), (1, 1), (20, 20)]
@@ -32,6 +32,11 @@ RAGGED = {
     "short side": ([K.Resize(18), K.CenterCrop(14)], SIZES, {}),
     "drawn size": ([v2.RandomResize(12, 40), v2.RandomCrop(20, pad_if_needed=True, fill=0.25)], SIZES, {"views": 2}),
     "jittered": ([crop(), K.ColorJitter(0.4, 0.4, 0.4, 0.1), K.RandomGrayscale(p=0.5)], SIZES, {"views": 2}),
+    "colours first": ([v2.RandomPhotometricDistort(p=1.0), v2.RandomHorizontalFlip(), crop()], SIZES, {"views": 2}),
+    "contrast first, narrow": ([v2.ColorJitter(contrast=0.5), v2.RandomInvert(), crop()], NARROW, {}),
+    "two contrasts first": ([v2.ColorJitter(contrast=0.5), v2.ColorJitter(0.5, 0.5), v2.CenterCrop((30, 60))], SIZES, {}),
+    "turned first": ([K.RandomRotation(30.0), K.RandomInvert(), crop()], SIZES, {}),
+    "two drawn sizes": ([v2.RandomResize(12, 30), v2.RandomZoomOut(0.5, (1.0, 1.5)), v2.CenterCrop(20)], SIZES, {}),
     "smooth": ([crop(align_corners=False)], SIZES, {"antialias": True}),
     "smooth, cubic": ([crop(resample="bicubic")], SIZES, {"antialias": True, "views": 2}),
     "smooth, turned": ([crop(), K.RandomVerticalFlip(p=0.5)], SIZES, {"antialias": True}),
@@ -62,16 +67,13 @@ def through_both(modules, images, dtype, memory_format, **options):
     segment = augment._program().segments.at(0, size, masks=False)
     plan = segment.plan
     assert segment.stop == len(augment._program().ops), f"left to Kornia: {segment.eager}"
-    table = torch.cat(
-        [
-            make_table(plan, size, dict(zip(segment.ops, view._drawn, strict=True)), images.device, points=False)
-            for view in augment._program().draw(size, 3).views
-        ]
-    )
-    expected = run(plan, images, table)
+    drawn = [of_all_parts(segment.ops, view._drawn) for view in augment._program().draw(size, 3).views]
+    table = torch.cat([make_table(plan, size, each, images.device, points=False) for each in drawn])
+    canvases = plan.canvases(size, drawn)
+    expected = run(plan, images, table, canvases)
     if size.ragged and (windows := augment._program().windows(size, 3)) is not None:
         images = cut(images, windows.table) if images.shapes.layout == "hwc" else overwritten(images, windows.table)
-    return expected, backend.run(plan, images, table, dtype, memory_format)
+    return expected, backend.run(plan, images, table, dtype, memory_format, canvases)
 
 
 def disagreement(modules, images, dtype, memory_format, **options):

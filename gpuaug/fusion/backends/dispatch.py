@@ -17,7 +17,7 @@ from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.boxes import Way
 from gpuaug.fusion.ops.mix import SoftLabels
 from gpuaug.fusion.pixels import converted
-from gpuaug.fusion.program.plan import GatherPass, Pass, Plan
+from gpuaug.fusion.program.plan import Canvases, GatherPass, Pass, Plan
 
 
 def run(
@@ -26,8 +26,17 @@ def run(
     table: Tensor,
     dtype: torch.dtype = torch.float32,
     memory_format: torch.memory_format = torch.contiguous_format,
+    canvases: Canvases = (),
 ) -> Tensor:
     """Run a plan on images, with whichever executor fits their device.
+
+    Args:
+        plan: For images of this size.
+        images: uint8 or floating.
+        table: Rows of the samples.
+        dtype: Type of the result.
+        memory_format: Memory format of the result.
+        canvases: ``Plan.canvases``.
 
     Shape:
         - images: (B, C, H, W), uint8 or floating, or a ragged batch of B
@@ -38,13 +47,26 @@ def run(
     if not data.numel() or not plan.out.height or not plan.out.width:
         shape = table.shape[0], plan.out.channels, plan.out.height, plan.out.width
         return data.new_zeros(shape, dtype=dtype).to(memory_format=memory_format)
-    if data.is_cuda and (triton := _triton(images.device, (plan, images, table, dtype, memory_format))) is not None:
-        return triton.run(plan, images, table, dtype, memory_format)  # type: ignore[no-any-return]
-    return converted(torch_backend.run(plan, images, table), dtype).contiguous(memory_format=memory_format)
+    if data.is_cuda and (triton := _triton(images.device, (plan, images, table, dtype, memory_format, canvases))) is not None:
+        return triton.run(plan, images, table, dtype, memory_format, canvases)  # type: ignore[no-any-return]
+    return converted(torch_backend.run(plan, images, table, canvases), dtype).contiguous(memory_format=memory_format)
 
 
-def run_mask(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None = None) -> Tensor:
+def run_mask(
+    step: Pass,
+    masks: Tensor,
+    table: Tensor,
+    places: MaskPlaces | None = None,
+    canvas: tuple[int, int] | None = None,
+) -> Tensor:
     """Take masks of any type through what a pass moves and erases.
+
+    Args:
+        step: The pass.
+        masks: Of any type.
+        table: Rows of the samples.
+        places: Places of masks that differ in size.
+        canvas: The pass's of ``Plan.canvases``, if images differ in size behind the pass.
 
     Shape:
         - masks: (B, C, H, W), or where there are ``places`` of N of them what their elements are counted from
@@ -53,12 +75,12 @@ def run_mask(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None
     """
     if not masks.numel():
         shape = masks.shape[:2] if places is None else (len(places.owners), 1)
-        return masks.new_zeros((*shape, step.out.height, step.out.width))
+        return masks.new_zeros((*shape, *(canvas or (step.out.height, step.out.width))))
     if isinstance(step, GatherPass) and step.moves:
         if masks.is_cuda and (triton := _triton(masks.device)) is not None:
-            masks = triton.run_mask(step, masks, table, places)
+            masks = triton.run_mask(step, masks, table, places, canvas)
         else:
-            masks = torch_backend.gather_mask(step, masks, table, places)
+            masks = torch_backend.gather_mask(step, masks, table, places, canvas)
     return torch_backend.erased(step, masks, table, places)
 
 

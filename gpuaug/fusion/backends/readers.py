@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown, whole_number
-from gpuaug.core.ragged import Ragged
+from gpuaug.core.ragged import Ragged, Shapes
 from gpuaug.fusion.ops.base import Size
 
 
@@ -148,9 +148,11 @@ def reader(images: Tensor | Ragged, samples: int) -> Reader:
     return Places(images.data, images.places.repeat(views, 1), shapes.channels, packed=shapes.layout == "hwc")
 
 
-def reader_of(images: Tensor | Ragged, index: int) -> Reader:
-    """Reader of the pixels of one image."""
+def image_of(images: Tensor | Ragged, index: int) -> Tensor | Ragged:
+    """One image of a batch, as a batch of one."""
     if isinstance(images, Tensor):
-        return Planes(images[index : index + 1], 1)
+        return images[index : index + 1]
     shapes = images.shapes
-    return Places(images.data, images.places[index : index + 1], shapes.channels, packed=shapes.layout == "hwc")
+    own = slice(index, index + 1)
+    windows = None if shapes.windows is None else shapes.windows[own]
+    return Ragged(images.data, images.places[own], Shapes(shapes.sizes[own], shapes.channels, shapes.layout, windows))

@@ -1,26 +1,29 @@
 """The plan in torch, on any device: the reference that the kernels are compared with, and what runs on a CPU."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from gpuaug.core.limits import MOST_WARPED
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends.antialias import antialiased
-from gpuaug.fusion.backends.readers import MaskPlaces, Places, Planes, Reader, dtype_of, reader, reader_of, viewed
+from gpuaug.fusion.backends.readers import MaskPlaces, Places, Planes, Reader, dtype_of, image_of, reader, viewed
 from gpuaug.fusion.ops.base import RowOp
 from gpuaug.fusion.ops.positional import Erasing
 from gpuaug.fusion.pixels import byte_share, unit_range
 from gpuaug.fusion.program.gather import Columns, Gather, Part
-from gpuaug.fusion.program.plan import GatherPass, Pass, Plan
+from gpuaug.fusion.program.plan import Canvases, GatherPass, Pass, Plan
 
 
-def run(plan: Plan, images: Tensor | Ragged, table: Tensor) -> Tensor:
+def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases = ()) -> Tensor:
     """Run all passes.
 
     Args:
         plan: For images of this size.
         images: uint8 or floating.
         table: The samples' numbers, on the device of the images.
+        canvases: ``Plan.canvases``.
 
     Shape:
         - images: (B, C, H, W), or a ragged batch of B
@@ -33,8 +36,11 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor) -> Tensor:
         Some tens of launches a pass on a GPU, and several copies of the images.
     """
     first, *others = plan.passes
-    made = run_pass(first, images, table)
-    for step in others:
+    made = run_pass(first, images, table, *canvases[:1])
+    for index, step in enumerate(others, 1):
+        if step.out.ragged:
+            made = run_pass(step, made, table, canvases[index])
+            continue
         samples = _samples_of(step, table)
         if samples is None:
             made = run_pass(step, made, table)
@@ -54,8 +60,15 @@ def _samples_of(step: Pass, table: Tensor) -> Tensor | None:
     return None if bool(applies.all()) else applies.nonzero()[:, 0]
 
 
-def run_pass(step: Pass, images: Tensor | Ragged, table: Tensor) -> Tensor:
-    """One pass: its front, then its pointwise ops."""
+def run_pass(step: Pass, images: Tensor | Ragged, table: Tensor, canvas: tuple[int, int] | None = None) -> Tensor:
+    """One pass: its front, then its pointwise ops.
+
+    ``canvas``: height and width of the result, at least those of the images behind the pass.
+    """
+    if step.out.ragged:
+        assert isinstance(step, GatherPass)
+        assert canvas is not None
+        return _on_canvas(step, images, table, canvas)
     rows = step.rows_of(table)
     if isinstance(step, GatherPass):
         values = gather(step, images, rows)
@@ -65,6 +78,16 @@ def run_pass(step: Pass, images: Tensor | Ragged, table: Tensor) -> Tensor:
     for op, (_, column, _) in zip(step.points, step.program, strict=True):
         values = masked(op, values, rows[:, column:])
     return values
+
+
+def _on_canvas(step: GatherPass, images: Tensor | Ragged, table: Tensor, canvas: tuple[int, int]) -> Tensor:
+    """A pass behind which images differ in size: every sample by itself, at the top left of a canvas of zeros."""
+    made = torch.zeros((len(table), step.out.channels, *canvas), dtype=torch.float32, device=images.device)
+    for sample, row in enumerate(table):
+        height, width = (int(side) for side in step.rows_of(row[None])[0, step.columns.sides :][:2])
+        alone = replace(step, out=step.out.to(height, width))
+        made[sample, :, :height, :width] = run_pass(alone, image_of(images, sample % len(images)), row[None])[0]
+    return made
 
 
 def masked(op: RowOp, images: Tensor, rows: Tensor) -> Tensor:
@@ -107,20 +130,29 @@ def gather(step: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
     return values
 
 
-def gather_mask(step: GatherPass, masks: Tensor, table: Tensor, places: MaskPlaces | None = None) -> Tensor:
-    """Move the pixels of masks of any dtype, to the nearest.
+def gather_mask(
+    step: GatherPass,
+    masks: Tensor,
+    table: Tensor,
+    places: MaskPlaces | None = None,
+    canvas: tuple[int, int] | None = None,
+) -> Tensor:
+    """Move the pixels of masks of any dtype, to the nearest. ``canvas``: as of ``dispatch.run_mask``.
 
     Shape:
         - masks: (B, C, H, W), or flat where there are ``places`` of N of them
         - returns: (B, C, H', W'); with places (N, 1, H', W')
     """
-    front, columns, out = step.front, step.columns, step.out
+    front, columns = step.front, step.columns
     dtype = masks.dtype
     masks = as_bits(masks)
     table = _rows(step.rows_of(table), places)
     place = _Place(table)
-    x = torch.arange(out.width, device=masks.device)[None, None, :]
-    y = torch.arange(out.height, device=masks.device)[None, :, None]
+    height, width = canvas or (step.out.height, step.out.width)
+    x = torch.arange(width, device=masks.device)[None, None, :]
+    y = torch.arange(height, device=masks.device)[None, :, None]
+    if canvas is not None:
+        x, y = torch.minimum(x, place.whole(columns.sides + 1) - 1), torch.minimum(y, place.whole(columns.sides) - 1)
     inside: Tensor | None = None
     if front.after.ops:
         x, y, inside = _mapped(front.after, place, columns.after, x, y)
@@ -280,7 +312,7 @@ def _antialiased(front: Gather, columns: Columns, images: Tensor | Ragged, table
     """Every sample by itself. Its numbers are read on the host, which on a CPU costs nothing."""
     made = []
     for sample, row in enumerate(table[:, columns.warp : columns.warp + 6].tolist()):
-        taps = _Taps(reader_of(images, sample % len(images)), front, columns, _Place(table[sample : sample + 1]))
+        taps = _Taps(reader(image_of(images, sample % len(images)), 1), front, columns, _Place(table[sample : sample + 1]))
         own_x = x[sample % len(x), 0]
         own_y = y[sample % len(y), :, 0]
 

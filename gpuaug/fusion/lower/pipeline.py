@@ -14,7 +14,7 @@ from gpuaug.core.torchvision_types import torchvision_class
 from gpuaug.fusion.lower.image_types import ImageTypes, Refusal
 from gpuaug.fusion.lower.kornia import lower_container, lower_module
 from gpuaug.fusion.lower.refusals import refuse_held, refuse_transform
-from gpuaug.fusion.lower.tree import Group, Leaf, Tree, leaves
+from gpuaug.fusion.lower.tree import Group, Leaf, Tree, judged_crops, leaves
 from gpuaug.fusion.ops.base import FrontOp, Op
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
 from gpuaug.fusion.ops.color import Posterize
@@ -75,6 +75,9 @@ def lower(
         if op.package == "Kornia":
             op.set_antialias(cubic=op.settings["resample"] == Resample.BICUBIC)
     _expect_rounding(tree)
+    for crop, judge in judged_crops(tree):
+        assert judge.ending is not None
+        crop.least = judge.ending.min_size, judge.ending.min_area
     return Lowered(tree, types.dtype, types.refusal)
 
 

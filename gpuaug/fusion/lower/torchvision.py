@@ -200,15 +200,15 @@ class TorchvisionLowering:
             raise ArgumentTypeError(
                 f"{name} must hold torchvision's transforms, got {foreign}. Replace it with one of torchvision's."
             )
+        sizing = [op for leaf in each_leaf if (op := _sizing(leaf.op)) is not None and not op.draws_size]
+        if not reason and not sizing:
+            return Group(name, tuple(trees), is_container=False)
         drawn = next((leaf.name for leaf in each_leaf if isinstance(leaf.op, Op) and leaf.op.draws_size), None)
         if drawn is not None:
             raise ArgumentTypeError(
                 f"{name} must hold transforms that give all images one size, got {drawn}. Keep {name} in the dataset, and fuse "
                 "the rest with ragged=True."
             )
-        sizing = [op for leaf in each_leaf if (op := _sizing(leaf.op)) is not None]
-        if not reason and not sizing:
-            return Group(name, tuple(trees), is_container=False)
         reason = reason or f"{sizing[0].name} in it may change the size of some images"
         self._types.dtype = dtype
         return self._fallback(name, container, reason, *sizing[-1:], keeps_range=False)

@@ -6,8 +6,9 @@ from typing import Any
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import Op
+from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
 from gpuaug.fusion.ops.fallback import EagerOp
-from gpuaug.fusion.ops.geometry import GatherOp
+from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp
 from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
 
 
@@ -56,15 +57,29 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
             yield from leaves(item)
 
 
+def judged_crops(tree: Tree) -> Iterator[tuple[BoxCropOp, Done]]:
+    """Each crop by boxes behind which, or behind flips of it, a transform judges the boxes, and that transform."""
+    crop: BoxCropOp | None = None
+    for each in _in_order(tree):
+        if isinstance(each, Done):
+            if crop is not None and each.is_last:
+                yield crop, each
+        elif not isinstance(each.op, HorizontalFlip | VerticalFlip):
+            crop = each.op if isinstance(each.op, BoxCropOp) else None
+
+
 def ending_of(tree: Tree) -> Ending:
     """What becomes of targets in the end.
 
     Raises:
-        ArgumentError: If boxes are judged before what moves them.
+        ArgumentError: If boxes are judged before what moves them, other than in a crop by boxes.
     """
     ending = AS_THEY_CAME
     judge = ""
+    of_crops = [done for _, done in judged_crops(tree)]
     for each in _in_order(tree):
+        if any(each is done for done in of_crops):
+            continue
         if isinstance(each, Done):
             ending = ending.then(each.ending) if each.ending is not None else ending
             judge = judge or (each.name if each.is_last else "")

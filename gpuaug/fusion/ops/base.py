@@ -115,7 +115,7 @@ class Op(ABC):
     words: ClassVar[str]
     """The description in ``explain()``, if it is the same for all modules of the class."""
 
-    draws_size: ClassVar[bool] = False
+    draws_size: bool = False
     """True if each sample draws its own output size."""
 
     package: ClassVar[str] = "Kornia"

@@ -159,15 +159,18 @@ class IndexOp(GatherOp):
 
 
 class BoxCropOp(IndexOp):
-    """A crop that the device chooses by the boxes of each image; a resize to two sides stands directly behind it.
+    """A crop that the device chooses by the boxes of each image.
 
-    On the host it leaves images whole. The window that is chosen becomes that of the resize, in the parameter table. Draws hold
-    ``"numbers"``, (B, columns) float32, from which it is chosen.
+    A resize to two sides stands behind it, and flips may stand between the two. On the host it leaves images whole. The window
+    that is chosen becomes that of the resize, in the parameter table. Draws hold ``"numbers"``, (B, columns) float32, from
+    which it is chosen. A row of ones leaves the image whole.
     """
 
     draws_size = True
     columns: ClassVar[int]
     """How many numbers each sample draws."""
+    least: tuple[float, float] = (0.0, 0.0)
+    """Least side in pixels, and least area, of the part of a box that lies within the crop. Other boxes are not kept."""
 
     def out(self, size: Size) -> Size:
         """One of each sample's own."""
@@ -252,8 +255,11 @@ class ResampleOp(GatherOp):
 
 
 def changes_size_by_chance(op: Op, *, size: Size) -> str | None:
-    """Why an op that may be skipped cannot be lowered, or ``None``. A skipped sample keeps its input size."""
-    if op.is_random and (size.ragged or op.out(size) != size):
+    """Why an op that may be skipped cannot be lowered, or ``None``. A skipped sample keeps its input size.
+
+    An op that draws a size for each sample may be skipped.
+    """
+    if op.is_random and not op.draws_size and (size.ragged or op.out(size) != size):
         return f"with p={op.p * op.p_batch} the size of the output depends on the draw"
     return None
 

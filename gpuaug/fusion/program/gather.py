@@ -53,7 +53,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Where in a sample's row the numbers of a gather begin; -1 for those it has not."""
+    """First column in a sample's row of each group of numbers of a gather; -1 for a group that the gather does not have."""
 
     after: int
     warp: int
@@ -62,6 +62,8 @@ class Columns:
     warp_fill: int
     after_fill: int
     before_fill: int
+    sides: int
+    """Height and width of the output image, where images differ in size behind the pass."""
     end: int
 
 
@@ -143,8 +145,14 @@ class Gather:
         """Whether a fill is blended in by the share that a pixel takes from outside the frame, as torchvision does."""
         return isinstance(self.warp, WarpOp) and self.warp.edge == "fill"
 
-    def columns(self, channels: int, masks: bool) -> Columns:
-        """Lay out the numbers."""
+    def columns(self, channels: int, masks: bool, *, sides: bool = False) -> Columns:
+        """Lay out the numbers.
+
+        Args:
+            channels: Number of channels of the images.
+            masks: Whether masks follow.
+            sides: Whether images differ in size behind the pass.
+        """
         at = 0
         places = {}
         own_mask_warp = masks and isinstance(self.warp, ResampleOp) and not self.half_pixel_centers
@@ -156,6 +164,7 @@ class Gather:
             ("warp_fill", channels if self.fills else 0),
             ("after_fill", channels if self.after.edge == "constant" else 0),
             ("before_fill", channels if self.before.edge == "constant" else 0),
+            ("sides", 2 if sides else 0),
         ):
             places[name] = at if width else -1
             at += width
@@ -182,6 +191,8 @@ class Gather:
             else:
                 self._write_warp(op, drawn_of(op), at, columns, table, fixed)
             at = op.out_drawn(drawn_of(op), at)
+        if columns.sides >= 0:
+            _write((at.height, at.width), table, columns.sides, fixed)
         for map_at, part, column, fill_column in (
             (before, self.before, columns.before, columns.before_fill),
             (after, self.after, columns.after, columns.after_fill),

@@ -6,11 +6,12 @@ between passes are in ``intermediates.py``.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
@@ -81,6 +82,14 @@ class BasePass(ABC):
     def fill_front(self, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, fixed: bool) -> None:
         """Write the front's numbers of each sample into its rows, (B, K) float32; without ``fixed``, the drawn ones."""
 
+    def out_drawn(self, drawn_of: Callable[[Any], OpDraws], size: Size) -> Size:
+        """Size of the output images, given the draws of each op and the size of the images that the pass reads."""
+        if not self.out.ragged:
+            return size.to(self.out.height, self.out.width)
+        for op in self.moves:
+            size = op.out_drawn(drawn_of(op), size)
+        return size
+
     def describe(self) -> str:
         """In a few words."""
         return ", ".join([self.front.describe(), *(op.describe() for op in self.points)])
@@ -126,6 +135,9 @@ class OpPass(BasePass, Generic[F]):
 
 Pass = GatherPass | OpPass[FrontOp]
 
+Canvases: TypeAlias = tuple[tuple[int, int], ...]
+"""Height and width of the memory for an image behind each pass but the last; empty if images never differ in size there."""
+
 
 class BoxCrop(NamedTuple):
     """A crop that the device chooses by the boxes of each image, and the pass that holds it."""
@@ -154,6 +166,25 @@ class Plan:
     rereading: tuple[Op, ...] = ()
     """Ops with settings that every draw reads."""
     box_crop: BoxCrop | None = None
+
+    def canvases(self, size: Size, views: Sequence[Mapping[Op, OpDraws]]) -> Canvases:
+        """Height and width of the memory for an image behind each pass but the last; empty if images have one size everywhere.
+
+        An image that is smaller lies at the top left.
+
+        Args:
+            size: Size of the images that the first pass reads.
+            views: Draws of each op, for each view.
+        """
+        if not any(step.out.ragged for step in self.passes):
+            return ()
+        sides = np.zeros((len(self.passes) - 1, 2), np.int64)
+        for drawn in views:
+            at = size
+            for index, step in enumerate(self.passes[:-1]):
+                at = step.out_drawn(drawn.__getitem__, at)
+                sides[index] = np.maximum(sides[index], (np.max(at.height, initial=0), np.max(at.width, initial=0)))
+        return tuple((height, width) for height, width in sides.tolist())
 
 
 @dataclass(slots=True)
@@ -225,7 +256,7 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
                 _check_mask_fill(front)
             for op in front.order:
                 at = op.out(at)
-            columns = front.columns(channels, masks)
+            columns = front.columns(channels, masks, sides=at.ragged)
             program, width = _program(points, columns.end, channels)
             passes.append(GatherPass(front, points, source, at, program, columns=columns))
         else:
@@ -245,7 +276,7 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
         size,
         at,
         masks,
-        needs_own_batch=any(op.needs_own_batch for op in ops),
+        needs_own_batch=any(op.needs_own_batch for op in ops) or any(step.out.ragged for step in passes),
         rereading=tuple(op for op in ops if op.read_at_draw),
         box_crop=box_crop,
     )

@@ -16,7 +16,7 @@ from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
 from gpuaug.fusion.ops.base import Drawn, Op, Size, draw_each
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
-from gpuaug.fusion.ops.geometry import BoxCropOp
+from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.options import Options
@@ -161,6 +161,8 @@ class Program:
         if planned is None or planned.box_crop is not None:
             return None
         first = self._sizing[0]
+        if not isinstance(first, GatherOp):
+            return None
         of_views = size.times(self._views)
         sampler = Sampler(seeds_of_views(seed, self._views), size.batch, planned.numbers)
         windows = first.window(first.draw(sampler, of_views), of_views)

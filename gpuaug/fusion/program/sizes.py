@@ -7,21 +7,22 @@ import numpy as np
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.limits import MOST_ELEMENTS, MOST_SIDE, MOST_WARPED
 from gpuaug.fusion.lower.kornia import REQUIREMENT, untested_version
-from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
+from gpuaug.fusion.ops.base import ANY_SIDES, Op, PointOp, Size
+from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, WarpOp
 from gpuaug.fusion.ops.resize import Resize
 from gpuaug.fusion.policies.random_apply import RandomApply
-from gpuaug.fusion.program.gather import Gather
 
 _CUT_UP = "Cut them up, or shrink them, in the dataset."
 
 
-def sizing_ops(ops: Sequence[Op | EagerOp], *, ragged: bool) -> tuple[GatherOp, ...]:
-    """The ops that give a ragged batch one size, which the first pass has to do; none where batches are not ``ragged``.
+def sizing_ops(ops: Sequence[Op | EagerOp], *, ragged: bool) -> tuple[Op, ...]:
+    """The ops up to the one that gives a ragged batch one size; none where batches are not ``ragged``.
 
     Raises:
-        ArgumentError: If they do not, or if an op draws a size for each image, and none in its pass gives them one again.
+        ArgumentError: If none does, or if an op draws a size for each image, and none behind it gives them one again; or if an
+            op before that one reads more than a pixel.
     """
     untested = untested_version()
     if ragged and untested is not None and any(op.package == "Kornia" for op in ops):
@@ -40,29 +41,28 @@ def sizing_ops(ops: Sequence[Op | EagerOp], *, ragged: bool) -> tuple[GatherOp, 
     return first
 
 
-def _to_one_size(ops: Sequence[Op | EagerOp]) -> tuple[GatherOp, ...]:
+def _to_one_size(ops: Sequence[Op | EagerOp]) -> tuple[Op, ...]:
     """The first ops, up to the one that gives images of different sizes one."""
-    front = Gather()
     size = Size(1, 3, *ANY_SIDES)
-    taken: list[GatherOp] = []
+    taken: list[Op] = []
     for op in ops:
+        cropped = _cropped_by_boxes(taken)
         if isinstance(op, EagerOp):
             reason: str | None = op.reason
-        elif not isinstance(op, GatherOp):
-            reason = "it does more than move pixels"
-        elif taken and isinstance(taken[-1], BoxCropOp) and not _stretches(op):
-            reason = "only a v2.Resize to two sides may follow a crop by boxes"
-        elif not front.accepts(op):
-            reason = f"it needs a pass of its own after {taken[-1].name}"
+        elif not all(isinstance(part, GatherOp) or _is_pointwise(part) for part in op.parts):
+            reason = "it reads other pixels of an image, or their coordinates"
+        elif cropped and not (isinstance(op, HorizontalFlip | VerticalFlip) or _stretches(op)):
+            reason = "only flips and a v2.Resize to two sides may follow a crop by boxes"
         else:  # what is drawn by the images' sizes is known with these alone
             reason = None if op.draws_size else op.unsupported_size(size)
         if reason is not None:
             where, way_out = _advice(taken)
             raise ArgumentError(
-                f"pipeline must give images one size before anything else {where}, got {op.name}: {reason}. {way_out}."
+                f"pipeline must only move and recolour pixels until images have one size {where}, got {op.name}: {reason}. "
+                f"{way_out}."
             )
-        assert isinstance(op, GatherOp)
-        front, size = front.adding(op), op.out(size)
+        assert isinstance(op, Op)
+        size = op.out(size)
         taken.append(op)
         if not size.ragged:
             return tuple(taken)
@@ -70,23 +70,33 @@ def _to_one_size(ops: Sequence[Op | EagerOp]) -> tuple[GatherOp, ...]:
     raise ArgumentError(f"pipeline must give images one size {where}, got {taken[-1].name} as its end. {way_out}.")
 
 
-def _stretches(op: GatherOp) -> bool:
+def _is_pointwise(op: Op) -> bool:
+    """Whether an output pixel depends on that pixel alone, wherever it lies, and on the mean of its image."""
+    return isinstance(op, PointOp) and not op.positional
+
+
+def _cropped_by_boxes(taken: Sequence[Op]) -> str:
+    """Name of the crop by boxes that no resize has followed yet; empty without one."""
+    crop = next((op for op in reversed(taken) if not isinstance(op, HorizontalFlip | VerticalFlip)), None)
+    return crop.name if isinstance(crop, BoxCropOp) else ""
+
+
+def _stretches(op: Op | EagerOp) -> bool:
     """True for a Resize of torchvision's to two sides."""
     return isinstance(op, Resize) and op.package == "torchvision" and not op.out(Size(1, 3, *ANY_SIDES)).ragged
 
 
-def _advice(taken: Sequence[GatherOp]) -> tuple[str, str]:
+def _advice(taken: Sequence[Op]) -> tuple[str, str]:
     """From where on images differ in size, by the ops before the one that is refused, and what to do about it."""
-    if taken and isinstance(taken[-1], BoxCropOp):
-        name = taken[-1].name
+    if name := _cropped_by_boxes(taken):
         return f"behind {name}", f"Put v2.Resize((300, 300)) directly behind it, or keep {name} in the dataset"
     drawn = next((op.name for op in taken if op.draws_size), None)
     if drawn is not None:
         crop = "v2.RandomCrop((224, 224), pad_if_needed=True)"
-        way_out = f"Put what gives them one size directly behind it, such as {crop}, or keep {drawn} in the dataset"
+        way_out = f"Put what gives them one size behind it, such as {crop}, or keep {drawn} in the dataset"
         return f"behind {drawn}", way_out
     such_as = "RandomResizedCrop((224, 224)), Resize((224, 224)) or CenterCrop((224, 224))"
-    return "where ragged=True", f"Begin with what gives them one size, such as {such_as}"
+    return "where ragged=True", f"Put what gives them one size in front of it, such as {such_as}"
 
 
 def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
-from gpuaug.fusion.ops.geometry import BoxCropOp
+from gpuaug.fusion.ops.geometry import BoxCropOp, ResampleOp
 from gpuaug.fusion.program.plan import Pass, Plan
 
 MATRIX = 9
@@ -51,22 +51,27 @@ def send(samples: int, width: int, fill: Callable[[Array], None], device: torch.
 
 def points_width(planned: Plan) -> int:
     """Columns that a row ends with where boxes or keypoints follow: a matrix, or what a crop by boxes is chosen from."""
-    return MATRIX if planned.box_crop is None else 2 * MATRIX + planned.box_crop.op.columns
+    return MATRIX if planned.box_crop is None else 2 * MATRIX + planned.box_crop.op.columns + 2
 
 
 def fill_matrix(planned: Plan, size: Size, drawn: dict[Op, OpDraws], out: Array) -> None:
     """Write the matrix of all ops that move pixels, (B, 9) float32: input → output pixel coordinates.
 
-    With a crop by boxes: the matrix of the ops before it, that of the ops behind it, and the numbers that it is drawn from.
+    With a crop by boxes: the matrix of the ops before it, that of the ops behind it, the numbers that it is drawn from, and for
+    x and y -1 where flips between the crop and its resize turn the image, else 1.
     """
     total = np.eye(3)[None]
+    flips: Array | None = None
     for step in planned.passes:
         for op in step.moves:
             if isinstance(op, BoxCropOp):
                 out[:, :MATRIX] = total.reshape(-1, MATRIX)
-                out[:, 2 * MATRIX :] = drawn[op]["numbers"]
-                out = out[:, MATRIX : 2 * MATRIX]
+                out[:, 2 * MATRIX : -2] = np.where(drawn[op]["apply_mask"][:, None], drawn[op]["numbers"], 1)
+                out, flips = out[:, MATRIX : 2 * MATRIX], out[:, -2:]
                 total = np.eye(3)[None]
+            elif flips is not None and isinstance(op, ResampleOp):
+                flips[:] = np.sign(total[:, (0, 1), (0, 1)])
+                flips = None
             total = op.matrix(drawn[op], size) @ total
             size = op.out_drawn(drawn[op], size)
     out[:] = total.reshape(-1, MATRIX)
@@ -83,7 +88,7 @@ def fill_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], table: Array
         table[:, : planned.width] = planned.template
     at = size
     for number, step in enumerate(planned.passes):
-        after = at.to(step.out.height, step.out.width)
+        after = step.out_drawn(drawn.__getitem__, at)
         rows = step.rows_of(table)
         for op, (_, column, _) in zip(step.points, step.program, strict=True):
             if first or op.is_random or not op.fixed:

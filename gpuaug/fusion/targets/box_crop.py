@@ -56,17 +56,27 @@ def crop_by_boxes(
     at = crop.step.first + crop.step.columns.warp
     scale = table[:, at : at + 4 : 3]
     sides = table[:, at + 2 : at + 6 : 3]
-    up_to, behind, numbers = table[:, plan.width :].split((3 * 3, 3 * 3, crop.op.columns), 1)
+    up_to, behind, numbers, flips = table[:, plan.width :].split((3 * 3, 3 * 3, crop.op.columns, 2), 1)
     up_to = composed(before, up_to.view(-1, 3, 3))
     boxes, owners = records.boxes_at(up_to)
     boxes = torch.minimum(boxes.clamp(min=0), sides.repeat(1, 2)[owners])
-    windows, records.kept = crop.op.windows(numbers, sides, boxes, owners)
+    windows, kept = crop.op.windows(numbers, sides, boxes, owners)
     start, count = windows[:, :2], windows[:, 2:]
+    records.kept = (
+        kept & _is_large(boxes, start[owners], (start + count)[owners], crop.op.least) if any(crop.op.least) else kept
+    )
     # A nearest pixel depends on the last digit of the scale, so it is divided once, by what the whole image is resized to.
     target = (sides / scale).round()
-    columns = torch.stack((count / target, start, count), 2).flatten(1)
+    first = torch.where(flips < 0, sides - start - count, start)
+    columns = torch.stack((count / target, first, count), 2).flatten(1)
     zoom = sides / count
     matrix = torch.nn.functional.pad(zoom, (0, 1), value=1.0).diag_embed()
     matrix[:, :2, 2] = (0.5 - start) * zoom - 0.5
     rows = torch.cat((table[:, :at], columns, table[:, at + 6 :]), 1)
     return rows, composed(composed(up_to, matrix), behind.view(-1, 3, 3))
+
+
+def _is_large(boxes: Tensor, first: Tensor, last: Tensor, least: tuple[float, float]) -> Tensor:
+    """Mask of the boxes, (n,), whose part between two corners, (n, 2) each, has the least side and area."""
+    sides = (torch.minimum(boxes[:, 2:], last) - torch.maximum(boxes[:, :2], first)).clamp(min=0)
+    return (sides >= least[0]).all(1) & (sides.prod(1) >= least[1])

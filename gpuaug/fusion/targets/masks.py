@@ -14,7 +14,7 @@ from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskPlaces
 from gpuaug.fusion.ops.base import Array, Size
 from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
-from gpuaug.fusion.program.plan import Plan
+from gpuaug.fusion.program.plan import Canvases, Plan
 
 _NO_NUMBERS: Array = np.empty(0, np.int64)
 
@@ -63,8 +63,8 @@ class MaskList:
         self._owners = owners
         self._places = MaskPlaces(owners, spans.view(-1, 3)) if len(spans) else None
 
-    def run(self, plan: Plan, table: Tensor) -> None:
-        """Take all masks through the passes of a plan.
+    def run(self, plan: Plan, table: Tensor, canvases: Canvases = ()) -> None:
+        """Take all masks through the passes of a plan. ``canvases``: ``Plan.canvases``.
 
         Cost:
             A launch for each pass, and some for erasing; and one that takes each mask's row, unless the first pass is the only
@@ -72,14 +72,15 @@ class MaskList:
         """
         assert self._owners is not None
         rows: Tensor | None = None
-        for step in plan.passes:
+        for index, step in enumerate(plan.passes):
+            canvas = canvases[index] if step.out.ragged else None
             if self._places is not None:
-                self._values = dispatch.run_mask(step, self._values, table, self._places)
-                # After a pass all masks have one size.
-                self._places = None
+                if canvas is None or step.moves:
+                    self._values = dispatch.run_mask(step, self._values, table, self._places, canvas)
+                    self._places = None  # behind a pass all masks have memory of one size
                 continue
             rows = table.index_select(0, self._owners) if rows is None else rows
-            self._values = dispatch.run_mask(step, self._values, rows)
+            self._values = dispatch.run_mask(step, self._values, rows, canvas=canvas)
 
     def results(self, ending: Ending = AS_THEY_CAME) -> Sequence[Tensor]:
         """The masks of each, as they were given, or of the type that is wanted."""

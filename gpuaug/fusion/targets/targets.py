@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from kornia.constants import DataKey, Resample
 from torch import Tensor
@@ -20,7 +21,7 @@ from gpuaug.fusion.ops.mix import MixOp, SoftLabels
 from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
 from gpuaug.fusion.options import BoxForm
 from gpuaug.fusion.pixels import converted
-from gpuaug.fusion.program.plan import OpPass, Plan
+from gpuaug.fusion.program.plan import Canvases, OpPass, Plan
 from gpuaug.fusion.targets.box_crop import crop_by_boxes, records_of
 from gpuaug.fusion.targets.data_keys import BOXES, check, name_of
 from gpuaug.fusion.targets.masks import MaskList, like, owners_of, to_device
@@ -162,15 +163,16 @@ class Targets:
             )
         if key != "mask":
             return
-        if self.size.ragged:
+        size = self.size
+        fits = value.ndim == 4 and bool(np.all(size.height == value.shape[2]) and np.all(size.width == value.shape[3]))
+        if size.ragged and not fits:
             raise ArgumentError(
                 f"mask must be a list of one tensor for each image where these differ in size, got {tuple(value.shape)}. "
                 "Leave them as they come: list(masks)."
             )
-        size = self.size.shape
-        if tuple(value.shape) != (size[0], value.shape[1], *size[2:]):
+        if not fits:
             raise ArgumentError(
-                f"mask must be of the images' size {size}, got {tuple(value.shape)}. Resize it to theirs first."
+                f"mask must be of the images' size {size.shape}, got {tuple(value.shape)}. Resize it to theirs first."
             )
 
     def _check_no_map(self, labels: Any) -> None:
@@ -249,6 +251,7 @@ class Targets:
         self,
         plan: Plan,
         table: Tensor,
+        canvases: Canvases = (),
         dtype: torch.dtype = torch.float32,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
@@ -261,16 +264,16 @@ class Targets:
         for index, key in enumerate(self.keys):
             value = self.values[index]
             if key == "input":
-                self.values[index] = dispatch.run(plan, value, table, dtype, memory_format)
+                self.values[index] = dispatch.run(plan, value, table, dtype, memory_format, canvases)
             elif isinstance(value, MaskList):
-                value.run(plan, table)
+                value.run(plan, table, canvases)
             elif key == "mask":
-                for step in plan.passes:
-                    value = dispatch.run_mask(step, value, table)
+                for number, step in enumerate(plan.passes):
+                    value = dispatch.run_mask(step, value, table, canvas=canvases[number] if step.out.ragged else None)
                 self.values[index] = value
             elif key == "targets":
                 if value.masks is not None:
-                    value.masks.run(plan, table)
+                    value.masks.run(plan, table, canvases)
             elif key == "class":
                 for step in plan.passes:
                     if isinstance(step, OpPass) and isinstance(step.front, MixOp):

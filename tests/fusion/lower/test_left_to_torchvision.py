@@ -41,7 +41,7 @@ REASONS = {
         "interpolation='bicubic' without antialias",
     ),
     "symmetric": (v2.Pad(2, padding_mode="symmetric"), "padding_mode='symmetric'"),
-    "expand": (v2.RandomRotation((90, 90), expand=True), "expand=True"),
+    "expand": (v2.RandomRotation((90, 90), expand=True, center=(3, 4)), "expand=True with a center"),
     "corners": (v2.RandomPerspective(1.0, p=0.0), "distortion_scale=1, by which corners may meet"),
     "random values": (v2.RandomErasing(value="random"), "value='random'"),
     "values": (v2.RandomErasing(value=(1, 2, 3)), "value has a number for each channel"),

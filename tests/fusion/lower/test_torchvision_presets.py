@@ -79,8 +79,8 @@ RESIZED = {
 }
 """What stands behind presets that end with a crop by boxes."""
 
-RAGGED = ("lsj", "ssd, colours last", "ssdlite")
-"""Presets that begin with what gives images of all sizes one."""
+RAGGED = ("lsj", "ssd", "ssd, colours last", "ssdlite")
+"""Presets that give images of all sizes one."""
 
 SIZED = {"hflip": (40, 70), "lsj": (64, 64), "ssd": (30, 30), "ssd, colours last": (30, 30), "ssdlite": (32, 32)}
 """Presets that give all images one size, and the size that comes out of images of 40x70."""
@@ -139,15 +139,16 @@ def test_preset_with_drawn_sizes_is_the_same_at_every_depth(name, ragged):
 
 
 IOU_CROP = (
-    "pipeline must give images one size before anything else behind {name}, got {behind}: only a v2.Resize to two sides may "
-    "follow a crop by boxes. Put v2.Resize((300, 300)) directly behind it, or keep {name} in the dataset."
+    "pipeline must give images one size behind {name}, got {behind} as its end. Put v2.Resize((300, 300)) directly behind it, "
+    "or keep {name} in the dataset."
 )
 SAID = {
     "multiscale": (
         "pipeline must give images one size behind RandomShortestSize_1, got RandomHorizontalFlip_2 as its end. Put what gives "
-        "them one size directly behind it, such as v2.RandomCrop((224, 224), pad_if_needed=True), or keep RandomShortestSize_1 "
+        "them one size behind it, such as v2.RandomCrop((224, 224), pad_if_needed=True), or keep RandomShortestSize_1 "
         "in the dataset."
     ),
+    "ssd": IOU_CROP.format(name="RandomIoUCrop_3", behind="RandomHorizontalFlip_4"),
     "ssd, colours last": IOU_CROP.format(name="RandomIoUCrop_2", behind="RandomHorizontalFlip_3"),
     "ssdlite": IOU_CROP.format(name="RandomIoUCrop_1", behind="RandomHorizontalFlip_2"),
 }
@@ -176,6 +177,6 @@ def test_rest_of_a_preset_runs_fused_behind_the_dataset(name):
 
 
 def test_multiscale_preset_has_no_rest_that_gives_one_size():
-    text = "pipeline must give images one size where ragged=True, got RandomHorizontalFlip_0 as its end. Begin with what gives"
+    text = "pipeline must give images one size where ragged=True, got RandomHorizontalFlip_0 as its end. Put what gives"
     with pytest.raises(gpuaug.ArgumentError, match=text):
         gpuaug.fuse([FLIP, *ENDING], ragged=True)

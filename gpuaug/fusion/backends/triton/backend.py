@@ -26,7 +26,7 @@ from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.color_jitter import BEFORE_CONTRAST, CONTRAST, FROM_CONTRAST
 from gpuaug.fusion.program.gather import Gather, Part
 from gpuaug.fusion.program.intermediates import KEPT, is_clean, marked_program, types_written
-from gpuaug.fusion.program.plan import GatherPass, OpPass, Plan
+from gpuaug.fusion.program.plan import Canvases, GatherPass, OpPass, Plan
 
 _KINDS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
 _FILTERS = {"": 0, "triangle": 1, "cubic": 2}
@@ -58,8 +58,23 @@ REST_BLOCK = 1024
 """Pixels of a block where the second pass over an image reads what the first has kept."""
 
 
-def run(plan: Plan, images: Tensor | Ragged, table: Tensor, dtype: torch.dtype, memory_format: torch.memory_format) -> Tensor:
+def run(
+    plan: Plan,
+    images: Tensor | Ragged,
+    table: Tensor,
+    dtype: torch.dtype,
+    memory_format: torch.memory_format,
+    canvases: Canvases = (),
+) -> Tensor:
     """Run all passes on the current stream.
+
+    Args:
+        plan: For images of this size.
+        images: uint8 or floating.
+        table: Rows of the samples.
+        dtype: Type of the result.
+        memory_format: Memory format of the result.
+        canvases: ``Plan.canvases``.
 
     Shape:
         - images: (B, C, H, W), uint8 or floating, any strides; or a ragged batch of B
@@ -81,25 +96,31 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, dtype: torch.dtype, 
         images = images.float()
     if not is_current(images.device):
         with on_device(images.device):
-            return run(plan, images, table, dtype, memory_format)
+            return run(plan, images, table, dtype, memory_format, canvases)
     key = types_written, dtype_of(images), dtype
     types = plan.passes[-1].prepared.get(key)
     if types is None:
         types = types_written(plan.passes, dtype_of(images), dtype)
         with compiled_together():
-            _run(plan, images, table, types, memory_format)
+            _run(plan, images, table, types, memory_format, canvases)
         plan.passes[-1].prepared[key] = types
-    return _run(plan, images, table, types, memory_format)
+    return _run(plan, images, table, types, memory_format, canvases)
 
 
 def _run(
-    plan: Plan, images: Tensor | Ragged, table: Tensor, types: tuple[torch.dtype, ...], memory_format: torch.memory_format
+    plan: Plan,
+    images: Tensor | Ragged,
+    table: Tensor,
+    types: tuple[torch.dtype, ...],
+    memory_format: torch.memory_format,
+    canvases: Canvases,
 ) -> Tensor:
     source = images
     last = len(plan.passes) - 1
     buffers: Tensor | None = None
     for index, step in enumerate(plan.passes):
-        shape = table.shape[0], step.out.channels, step.out.height, step.out.width
+        sides = canvases[index] if step.out.ragged else (step.out.height, step.out.width)
+        shape = table.shape[0], step.out.channels, *sides
         if index == last:
             out = torch.empty(shape, dtype=types[index], device=images.device, memory_format=memory_format)
         elif plan.passes[-1].way < 0:
@@ -147,19 +168,26 @@ class _Gathering:
 
 def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Tensor) -> _Gathering:
     front = step.front
-    batch, channels = out.shape[:2]
+    batch, channels, height, width = out.shape
     layout, strides, narrowest = _laid_out(images)
+    on_canvas = step.source.ragged and isinstance(images, Tensor)
+    """Whether images of different sizes are read, each at the top left of its memory."""
     rgb = channels == 3
     clean = is_clean(front, dtype_of(images))
     tile = ANTIALIASED_TILE if front.filter else COLOUR_TILE if step.mean else TILES[front.kind]
     warps = 1 if front.filter else 4
-    across, down = _tiles(step.out, tile)
+    across, down = _tiles(height, width, tile)
     even = out.shape[3] % 2 == 0  # rows and samples then begin at addresses of 32 bits
     constants = {
         "RAGGED": _LAYOUTS[layout],
         "VIEWS": batch != len(images),
         "SOURCE_W": strides[3],
-        "PAIRS": clean and front.kind == "resample" and not front.nearest and not front.before.ops and narrowest > 1,
+        "PAIRS": clean
+        and front.kind == "resample"
+        and not front.nearest
+        and not front.before.ops
+        and narrowest > 1
+        and not on_canvas,
         "ANTIALIAS": (_FILTERS[front.filter], _GREATEST_VALUES.get(dtype_of(images), 1) if front.clamps else 0),
         "WORDS": out.stride(1) == 1 and rgb and out.dtype.itemsize == 2 and even,
         "OUT_W": out.stride(3),
@@ -176,8 +204,11 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
         "TILE": tile,
         **_constants(step),
     }
-    constants |= _compiled_in(constants, strides, out, whole=step.out.width % tile[1] == 0 and step.out.height % tile[0] == 0)
-    source = (len(images), step.out.height, step.out.width)
+    if on_canvas or step.out.ragged:  # whose memory has other sides in every batch
+        constants |= _NOT_COMPILED_IN
+    else:
+        constants |= _compiled_in(constants, strides, out, whole=width % tile[1] == 0 and height % tile[0] == 0)
+    source = (len(images), height, width)
     row_stride = table.stride(0)
     out_strides = out.stride()[:3]
     if not step.mean:
@@ -193,7 +224,8 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
     # With 16 bits a value, pixels are rounded: only for results that have no more. Of a pass between two buffers, the second
     # kernel would not know which samples are left where they are.
     between = step.way >= 0 and out.dtype == KEPT
-    keep = clean and out.dtype.itemsize == 2 and not between and all(op.keeps_unit_range for op in step.points[:at])
+    rounds = out.dtype.itemsize == 2 and not between and not step.out.ragged
+    keep = clean and rounds and all(op.keeps_unit_range for op in step.points[:at])
     summing = {**constants, "OUT_W": 1, "PROGRAM": summed, "COUNT": len(summed), "PARTIALS": 0}
     summing |= {"REDUCE": True, "APPLY_AT": apply_mask, "KEEP": keep, "WORDS": keep and even}
     numbers = (*source, across, row_stride, blocks, blocks, *strides[:3])
@@ -201,7 +233,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
     if not keep:
         pixels = Launch(gather_kernel, (blocks, batch, 1), (*numbers, *out_strides), constants, warps=warps)
         return _Gathering(sums, (batch, blocks), keep, pixels)
-    area = step.out.height * step.out.width
+    area = height * width
     resting = {name: constants[name] for name in ("PIXELS", "OUT_W", "PARTIALS")}
     known = constants["PIXELS"]
     resting |= {
@@ -211,11 +243,14 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
         "WORDS": known > 0 and known % 2 == 0 and out.stride(1) == 1,
         "BLOCK": REST_BLOCK,
     }
-    numbers = (step.out.height, step.out.width, row_stride, blocks, *out_strides[:2])
+    numbers = (height, width, row_stride, blocks, *out_strides[:2])
     return _Gathering(sums, (batch, blocks), keep, Launch(rest_kernel, (-(-area // REST_BLOCK), batch, 1), numbers, resting))
 
 
 _first_sizes: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+_NOT_COMPILED_IN: dict[str, Any] = {"SOURCE": (0, 0), "WIDTH": 0, "PIXELS": 0, "WHOLE": False}
+"""Constants of kernels that take all strides and sizes as arguments."""
 
 
 def _laid_out(images: Tensor | Ragged) -> tuple[str, tuple[int, ...], int]:
@@ -240,11 +275,24 @@ def _compiled_in(constants: dict[str, Any], strides: tuple[int, ...], out: Tenso
         "WHOLE": whole,
     }
     first = _first_sizes.setdefault((*constants.values(), out.dtype), sizes)
-    return sizes if first == sizes else {**dict.fromkeys(sizes, 0), "SOURCE": (0, 0)}
+    return sizes if first == sizes else _NOT_COMPILED_IN
 
 
-def run_mask(step: GatherPass, masks: Tensor, table: Tensor, places: MaskPlaces | None = None) -> Tensor:
+def run_mask(
+    step: GatherPass,
+    masks: Tensor,
+    table: Tensor,
+    places: MaskPlaces | None = None,
+    canvas: tuple[int, int] | None = None,
+) -> Tensor:
     """Take masks of any type to the nearest pixel of a gather pass.
+
+    Args:
+        step: The pass.
+        masks: Of any type.
+        table: Rows of the samples.
+        places: Places of masks that differ in size.
+        canvas: The pass's of ``Plan.canvases``, if images differ in size behind the pass.
 
     Shape:
         - masks: (B, C, H, W), or where there are ``places`` of N of them what their elements are counted from
@@ -254,20 +302,22 @@ def run_mask(step: GatherPass, masks: Tensor, table: Tensor, places: MaskPlaces 
     flat = places is not None
     table = step.rows_of(table)
     batch, channels = masks.shape[:2] if places is None else (len(places.owners), 1)
-    made = torch.empty((batch, channels, step.out.height, step.out.width), dtype=masks.dtype, device=masks.device)
+    height, width = canvas or (step.out.height, step.out.width)
+    made = torch.empty((batch, channels, height, width), dtype=masks.dtype, device=masks.device)
     # How many masks there are differs from batch to batch, and so is no part of what is prepared.
     key = _masking, masks.dtype, masks.stride(-1), flat
     found = step.prepared.get(key)
     if found is None:
         found = step.prepared[key] = _masking(step, masks, flat=flat)
+    across, down = _tiles(height, width, found.tile)
     strides = (0, 0, 0) if flat else masks.stride()[:3]
-    sizes = (step.out.height, step.out.width, found.across, table.stride(0))
+    sizes = (height, width, across, table.stride(0))
     owners, samples = (table, table) if places is None else places
     tensors = (as_bits(masks), as_bits(made), table, owners, samples)
     numbers = (*found.fills, *sizes, *strides, *made.stride()[:3])
     with on_device(masks.device):
         for first in range(0, batch, MOST_SAMPLES):
-            found.launch(tensors, (found.tiles, min(batch - first, MOST_SAMPLES), channels), (first, *numbers))
+            found.launch(tensors, (across * down, min(batch - first, MOST_SAMPLES), channels), (first, *numbers))
     return made
 
 
@@ -276,8 +326,7 @@ class _Masking:
     """The launch for masks of one kind, and the bits of what padding holds in them."""
 
     fills: tuple[int, int]
-    across: int
-    tiles: int
+    tile: tuple[int, int]
     launch: Launch
 
 
@@ -285,7 +334,6 @@ def _masking(step: GatherPass, masks: Tensor, *, flat: bool) -> _Masking:
     front = step.front
     before, after = (mask_fill(part, masks.dtype) for part in (front.before, front.after))
     tile = TILES[front.kind]
-    across, down = _tiles(step.out, tile)
     constants = {
         **_constants(step),
         "HALF_PIXEL": front.mask_half_pixel_centers,
@@ -296,7 +344,7 @@ def _masking(step: GatherPass, masks: Tensor, *, flat: bool) -> _Masking:
     }
     for name in ("NEAREST", "WARP_FILL"):
         del constants[name]
-    return _Masking((before, after), across, across * down, Launch(mask_kernel, (1, 1, 1), (), constants))
+    return _Masking((before, after), tile, Launch(mask_kernel, (1, 1, 1), (), constants))
 
 
 def probe(device: torch.device, first: tuple[Any, ...] | None = None) -> None:
@@ -331,6 +379,7 @@ def _constants(step: GatherPass) -> dict[str, Any]:
         "WARP_AT": max(columns.warp, 0),
         "WARP_FILL": columns.warp_fill,
         "BEFORE": (_map(front.before), max(columns.before, 0), max(columns.before_fill, 0)),
+        "SIDES": columns.sides,
     }
 
 
@@ -338,5 +387,6 @@ def _map(part: Part) -> int:
     return _MAPS[part.edge] if part.ops else 0
 
 
-def _tiles(size: Size, tile: tuple[int, int]) -> tuple[int, int]:
-    return -(-size.width // tile[1]), -(-size.height // tile[0])
+def _tiles(height: int, width: int, tile: tuple[int, int]) -> tuple[int, int]:
+    """Number of tiles across and down."""
+    return -(-width // tile[1]), -(-height // tile[0])

@@ -236,7 +236,7 @@ def gather_kernel(
     SOURCE: tl.constexpr, SOURCE_W: tl.constexpr, PAIRS: tl.constexpr, ANTIALIAS: tl.constexpr,
     WIDTH: tl.constexpr, PIXELS: tl.constexpr, WHOLE: tl.constexpr, WORDS: tl.constexpr, OUT_W: tl.constexpr,
     PROGRAM: tl.constexpr, COUNT: tl.constexpr,
-    CHANNELS: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, KIND: tl.constexpr,
+    CHANNELS: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, SIDES: tl.constexpr, KIND: tl.constexpr,
     HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr, ZEROS: tl.constexpr,
     AFTER: tl.constexpr, WARP_AT: tl.constexpr, WARP_FILL: tl.constexpr, BEFORE: tl.constexpr, TILE: tl.constexpr,
     REDUCE: tl.constexpr, APPLY_AT: tl.constexpr, KEEP: tl.constexpr, PARTIALS: tl.constexpr, WAY: tl.constexpr,
@@ -254,7 +254,8 @@ def gather_kernel(
 
     With ``VIEWS`` there are more samples than ``images``, and each image is the source of one in every view. ``RAGGED``: 0, all
     images have one size; else each lies where ``places`` says, in planes (1) or with the channels of a pixel together (2), or
-    so with its window alone (3).
+    so with its window alone (3). ``SIDES``: column of height and width of the output image, where images differ in size behind
+    the pass and lie at the top left of (``out_height``, ``out_width``); or -1.
 
     Grid: (tiles of an image, samples, planes; one plane where a block makes all three).
     """
@@ -272,11 +273,11 @@ def gather_kernel(
         image = sample % images
     if RAGGED > 0:
         place = places + (4 if RAGGED == 3 else 3) * image.to(tl.int64)
-        width = tl.load(place + (3 if RAGGED == 3 else 2)).to(tl.int32)
-        source_h = width * SOURCE_W
+        line = tl.load(place + (3 if RAGGED == 3 else 2)).to(tl.int32)
+        source_h = line * SOURCE_W
         source_c = 1
         if RAGGED == 1:
-            source_c = tl.load(place + 1).to(tl.int32) * width
+            source_c = tl.load(place + 1).to(tl.int32) * line
         pointer = source + tl.load(place) + plane * source_c
     else:
         pointer = source + image.to(tl.int64) * source_b + plane * source_c
@@ -294,21 +295,31 @@ def gather_kernel(
         if tl.load(row + APPLY_AT) == 0:
             tl.store(partial + sample * tiles + tile, 0.0)  # nothing uses it, but all of it is read
             return
+    height = out_height
+    width = out_width
+    if SIDES >= 0:
+        height = tl.load(row + SIDES).to(tl.int32)
+        width = tl.load(row + SIDES + 1).to(tl.int32)
     mean = 0.0
     if PARTIALS > 0:
-        mean = mean_of(partial, sample, blocks, out_height * out_width, PARTIALS)
+        mean = mean_of(partial, sample, blocks, height * width, PARTIALS)
     if KEEP:
         kept += sample.to(tl.int64) * (3 * (PIXELS if PIXELS > 0 else out_height * out_width))
     out += sample.to(tl.int64) * out_b + plane * out_c
     first = (tile // tiles_x) * TILE[0]
     left = (tile % tiles_x) * TILE[1]
+    if SIDES >= 0:
+        if (left >= width) | (first >= height):
+            if REDUCE:
+                tl.store(partial + sample * tiles + tile, 0.0)
+            return
     x, y = tile_pixels(left, first, TILE[0] if ANTIALIAS[0] == 0 else 1, TILE[1], WORDS)
-    read_x = x if WHOLE else tl.minimum(x, out_width - 1)
+    read_x = x if WHOLE else tl.minimum(x, width - 1)
     inside_x = x == x
     if AFTER[0] > 0:
         read_x, inside_x = mapped(read_x, row + AFTER[1], 0, AFTER[0])
     if ANTIALIAS[0] == 0:
-        read_y = y if WHOLE else tl.minimum(y, out_height - 1)
+        read_y = y if WHOLE else tl.minimum(y, height - 1)
         inside_y = y == y
         if AFTER[0] > 0:
             read_y, inside_y = mapped(read_y, row + AFTER[1], 1, AFTER[0])
@@ -319,11 +330,11 @@ def gather_kernel(
         if AFTER[0] == 2:
             r, g, b = padded(r, g, b, inside_x & inside_y, row + AFTER[2], plane, RGB)
         total = finished(
-            r, g, b, left, first, x, y, sample, plane, out_height, out_width, row, mean, kept, out, out_c, out_h,
+            r, g, b, left, first, x, y, sample, plane, height, width, row, mean, kept, out, out_c, out_h,
             PROGRAM, COUNT, CHANNELS, RGB, REDUCE, KEEP, WIDTH, PIXELS, WHOLE, WORDS, OUT_W, TILE[0], TILE[1],
         )  # fmt: skip
     else:
-        end = tl.minimum(first + TILE[0], out_height)
+        end = tl.minimum(first + TILE[0], height)
         scale_x, start_x, count_x = window(row + WARP_AT)
         at_x = resampled(read_x, scale_x, HALF_PIXEL, False)
         columns = at_x, scale_x, start_x, count_x, tl.div_rn(1.0, weight_sum(at_x, scale_x, count_x, ANTIALIAS[0]))
@@ -346,7 +357,7 @@ def gather_kernel(
                 r, g, b = padded(r, g, b, (inside_x & inside_y) != 0, row + AFTER[2], plane, RGB)
             y = first + tl.zeros(x.shape, tl.int32)
             total += finished(
-                r, g, b, left, first, x, y, sample, plane, out_height, out_width, row, mean, kept, out, out_c, out_h,
+                r, g, b, left, first, x, y, sample, plane, height, width, row, mean, kept, out, out_c, out_h,
                 PROGRAM, COUNT, CHANNELS, RGB, REDUCE, KEEP, WIDTH, PIXELS, WHOLE, WORDS, OUT_W, 1, TILE[1],
             )  # fmt: skip
             first += 1

@@ -16,12 +16,12 @@ def mask_kernel(
     source, out, rows, owners, samples, first, before_fill, after_fill, out_height, out_width, tiles_x, row_stride,
     source_b, source_c, source_h, out_b, out_c, out_h,
     FLAT: tl.constexpr, SOURCE_W: tl.constexpr, KIND: tl.constexpr, HALF_PIXEL: tl.constexpr, ZEROS: tl.constexpr,
-    AFTER: tl.constexpr, WARP_AT: tl.constexpr, BEFORE: tl.constexpr, TILE: tl.constexpr,
+    AFTER: tl.constexpr, WARP_AT: tl.constexpr, BEFORE: tl.constexpr, SIDES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The nearest pixel of a mask, its bits unread.
 
     With ``FLAT`` masks have sizes of their own, and lie where their ``owners`` and the ``samples`` of these say, counted from
-    ``source``: see ``MaskPlaces``.
+    ``source``: see ``MaskPlaces``. ``SIDES``: as of ``gather_kernel``.
 
     Grid: (tiles of an image, masks from the ``first`` of this launch on, planes).
     """
@@ -33,9 +33,11 @@ def mask_kernel(
     row = rows + sample * row_stride
     before = row + BEFORE[1]
     target_x, target_y = tile_pixels((tile % tiles_x) * TILE[1], (tile // tiles_x) * TILE[0], TILE[0], TILE[1], False)
-    live = (target_x < out_width) & (target_y < out_height)
-    x = tl.minimum(target_x, out_width - 1)
-    y = tl.minimum(target_y, out_height - 1)
+    height = tl.load(row + SIDES).to(tl.int32) if SIDES >= 0 else out_height
+    width = tl.load(row + SIDES + 1).to(tl.int32) if SIDES >= 0 else out_width
+    live = (target_x < width) & (target_y < height)
+    x = tl.minimum(target_x, width - 1)
+    y = tl.minimum(target_y, height - 1)
     inside_x = x == x
     inside_y = y == y
     if AFTER[0] > 0:
@@ -61,8 +63,8 @@ def mask_kernel(
         framed = framed_x & framed_y
         within = within_x & within_y
     if FLAT:
-        width = tl.load(place + 2)
-        pointer = source + tl.load(place) + mask * tl.load(place + 1) * width + y * width + x
+        line = tl.load(place + 2)
+        pointer = source + tl.load(place) + mask * tl.load(place + 1) * line + y * line + x
     else:
         pointer = source + mask.to(tl.int64) * source_b + plane * source_c + y * source_h + x * SOURCE_W
     value = tl.load(pointer, mask=live & framed, other=0)

@@ -33,21 +33,21 @@ class VerticalFlip(TorchvisionOp, crop.VerticalFlip):
 
 
 class CenterCrop(TorchvisionOp, crop.CenterCrop):
-    """CenterCrop, with margins rounded to the nearest, and half to even."""
+    """CenterCrop: margins are rounded to the nearest, and half to even; shorter sides than the crop's are padded with 0."""
+
+    edge = "constant"
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         self._height, self._width = transform.size
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Images that are smaller than the crop are padded by torchvision."""
-        if np.any(self._height > size.height) or np.any(self._width > size.width):
-            return f"crops {self._height}x{self._width} out of {size.height}x{size.width}, which torchvision pads"
-        return None
+        """A skipped sample keeps the size that it came with."""
+        return changes_size_by_chance(self, size=size)
 
     def start(self, size: Size) -> tuple[Any, Any]:
-        """The first column and row."""
-        return np.rint((size.width - self._width) / 2), np.rint((size.height - self._height) / 2)
+        """The first column and row, below 0 where padding is in front of the image."""
+        return _margin(size.width, self._width), _margin(size.height, self._height)
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """The crop."""
@@ -235,6 +235,11 @@ class ZoomOut(TorchvisionOp, IndexOp):
     def describe(self) -> str:
         """In a few words."""
         return f"zoom out by {self._least} to {self._most}"
+
+
+def _margin(length: Any, cropped: int) -> Any:
+    """Pixels in front of a centred crop of ``cropped`` pixels."""
+    return np.where(length < cropped, -((cropped - length) // 2), np.rint((length - cropped) / 2))[()]
 
 
 def _scaled(size: Size, scale: Array) -> Size:

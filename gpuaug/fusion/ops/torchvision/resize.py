@@ -126,12 +126,15 @@ class _DrawnResize(_WholeResize):
         return size.to(*ANY_SIDES)
 
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """The size that each sample drew."""
-        return self._out(drawn[self.drawn_as], size)
+        """The size that each sample drew, or its own size where it is skipped."""
+        out = self._out(drawn[self.drawn_as], size)
+        applies = drawn["apply_mask"]
+        return size.to(np.where(applies, out.height, size.height), np.where(applies, out.width, size.width))
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
-        """Those of the least and of the largest number."""
-        return tuple(self._out(self._number(uniform), size) for uniform in LEAST_AND_LARGEST)
+        """Those of the least and of the largest number, and the images where samples may be skipped."""
+        drawn = tuple(self._out(self._number(uniform), size) for uniform in LEAST_AND_LARGEST)
+        return (*drawn, size) if self.is_random else drawn
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """One number a sample."""

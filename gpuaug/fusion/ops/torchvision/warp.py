@@ -11,9 +11,10 @@ from torch import nn
 from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import warp
-from gpuaug.fusion.ops.base import Array, OpDraws, Size
+from gpuaug.fusion.ops.base import ANY_SIDES, Array, OpDraws, Size
+from gpuaug.fusion.ops.geometry import changes_size_by_chance
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, image_fill, interpolation_of, mask_fill
+from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, image_fill, interpolation_of, mask_fill, whole_sides
 
 
 class _Warp(TorchvisionOp, warp.MatrixWarp):
@@ -48,26 +49,67 @@ class _Warp(TorchvisionOp, warp.MatrixWarp):
 
 
 class Rotation(_Warp):
-    """RandomRotation: against the clock."""
+    """RandomRotation: against the clock, within the frame, or with ``expand`` in the least frame that holds the image."""
+
+    def __init__(self, name: str, transform: Any, units: Units) -> None:
+        _Warp.__init__(self, name, transform, units)
+        self._degrees = tuple(float(bound) for bound in transform.degrees)
+        self._expands = bool(transform.expand)
+        self.draws_size = self._expands and self._degrees[0] != self._degrees[1]
 
     def unsupported(self) -> str | None:
         """Why the transform is left to torchvision, or ``None``."""
-        return "expand=True" if self.module.expand else super().unsupported()
+        return "expand=True with a center" if self._expands and self.module.center is not None else super().unsupported()
+
+    def unsupported_size(self, size: Size) -> str | None:
+        """A skipped sample keeps the size that it came with."""
+        return changes_size_by_chance(self, size=size) if self._expands else None
+
+    def out(self, size: Size) -> Size:
+        """The frame's size, or one of each sample's own."""
+        if self.draws_size:
+            return size.to(*ANY_SIDES)
+        return _turned(size, self._degrees[0]) if self._expands else size
+
+    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
+        """The frame of each sample's angle, or its own size where it is skipped."""
+        if not self.draws_size:
+            return self.out(size)
+        turned = _turned(size, drawn["angle"])
+        applies = drawn["apply_mask"]
+        return size.to(np.where(applies, turned.height, size.height), np.where(applies, turned.width, size.width))
+
+    def out_bounds(self, size: Size) -> tuple[Size, ...]:
+        """Frames with the least and the largest sides: at the bounds, at quarters, and where a diagonal lies along a side."""
+        if not self.draws_size:
+            return super().out_bounds(size)
+        first, last = self._degrees
+        diagonal = float(np.rad2deg(np.arctan2(np.max(size.height), np.max(size.width)))) if not size.ragged else 45.0
+        quarters = np.arange(np.floor(first / 90), np.ceil(last / 90) + 1) * 90
+        angles = np.concatenate((quarters, quarters + diagonal, quarters - diagonal))
+        within = [first, last, *angles[(first < angles) & (angles < last)].tolist()]
+        bounds = tuple(_turned(size, angle) for angle in within)
+        return (*bounds, size) if self.is_random else bounds
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """An angle a sample, in degrees."""
-        return {"angle": sampler.within(*(float(bound) for bound in self.module.degrees))}  # type: ignore[union-attr]
+        return {"angle": sampler.within(*self._degrees)}
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
         turned = np.deg2rad(drawn["angle"].astype(np.float64))
         cosine, sine = np.cos(turned), np.sin(turned)
-        return warp.about_centre(cosine, sine, -sine, cosine, size, self._centre)
+        matrix = warp.about_centre(cosine, sine, -sine, cosine, size, self._centre)
+        if self._expands:
+            frame = _turned(size, drawn["angle"])
+            matrix[:, 0, 2] += (frame.width - size.width) / 2
+            matrix[:, 1, 2] += (frame.height - size.height) / 2
+        return matrix
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """The angle."""
         angle = float(drawn["angle"][sample])
         transform = self.module
-        return [("rotate", {"angle": angle, "expand": False, "center": transform.center, **self._how()})]
+        return [("rotate", {"angle": angle, "expand": self._expands, "center": transform.center, **self._how()})]
 
     def describe(self) -> str:
         """In a word."""
@@ -156,6 +198,21 @@ class Perspective(_Warp):
     def describe(self) -> str:
         """In a word."""
         return "perspective"
+
+
+def _turned(size: Size, angle: Any) -> Size:
+    """Size of the frame of images turned by ``angle`` degrees, (B,) or one number, in float32 as in torchvision."""
+    turned = np.deg2rad(-(np.asarray(angle, np.float64) % 360))
+    cosine, sine = np.abs(np.cos(turned)).astype(np.float32), np.abs(np.sin(turned)).astype(np.float32)
+    half_width, half_height = np.float32(0.5) * np.float32(size.width), np.float32(0.5) * np.float32(size.height)
+    across, down = half_width * cosine + half_height * sine, half_width * sine + half_height * cosine
+    return whole_sides(size, _pixels(down, half_height), _pixels(across, half_width))
+
+
+def _pixels(reach: Any, half: Any) -> Any:
+    """Number of pixels between ``half - reach`` and ``half + reach``, less 1e-4 of a pixel at both ends."""
+    first, last = (np.trunc(end * np.float32(1e4)) * np.float32(1e-4) for end in (half - reach, half + reach))
+    return np.ceil(last) - np.floor(first)
 
 
 def _within(sampler: Sampler, bounds: Any) -> Array:

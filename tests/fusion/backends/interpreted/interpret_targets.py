@@ -3,6 +3,7 @@
 import itertools
 from unittest import mock
 
+import kornia.augmentation as K
 import numpy as np
 import torch
 from support.detection import boxes_of, masks
@@ -115,9 +116,31 @@ def masks_agree(name, dtype):
     )
 
 
+PASSES = {
+    "turned, inverted, cropped": [K.RandomRotation(30.0), K.RandomInvert(), K.RandomResizedCrop((14, 16))],
+    "two fills": [v2.RandomZoomOut(0.5, (1.0, 2.0)), v2.CenterCrop((40, 48))],
+    "two drawn sizes": [v2.RandomResize(12, 30), v2.RandomInvert(), v2.RandomZoomOut(), v2.CenterCrop(20)],
+}
+
+
+def masks_of_several_passes_agree(name):
+    """Whether masks come out of all passes as torch makes them, where images differ in size behind some of them."""
+    images = [photographs(1, 3, *sides, seed=seed)[0] for seed, sides in enumerate(SIDES)]
+    given = [{"masks": masks(n, *sides, dtype=torch.uint8, seed=n)} for n, sides in zip(COUNTS, SIDES, strict=True)]
+    augment, batch = gpuaug.fuse(PASSES[name], ragged=True), gpuaug.collate_ragged(images)
+    draws = augment.draw(batch, seed=1)
+    _, expected = augment(batch, given, data_keys=["input", "targets"], draws=draws)
+    with mock.patch.object(dispatch.torch_backend, "gather_mask", backend.run_mask):
+        _, got = augment(batch, given, data_keys=["input", "targets"], draws=draws)
+    apart = [(one["masks"] != other["masks"]).float() for one, other in zip(got, expected, strict=True)]
+    # A tap half way between two pixels may fall on either.
+    return torch.cat(apart).mean() <= 0.01 and any(bool(each["masks"].any()) for each in expected)
+
+
 def box_crops_agree():
     """Whether images and boxes come out of the kernels as torch makes them, where crops are chosen by boxes."""
-    augment = gpuaug.fuse([v2.RandomZoomOut(64, (1.0, 2.0)), v2.RandomIoUCrop(), v2.Resize((14, 12))], dtype=torch.float32)
+    modules = [v2.RandomZoomOut(64, (1.0, 2.0)), v2.RandomIoUCrop(), v2.RandomHorizontalFlip(), v2.Resize((14, 12))]
+    augment = gpuaug.fuse(modules, dtype=torch.float32)
     images, records = photographs(3, 3, 21, 37), [{"boxes": boxes} for boxes in boxes_of(3, 21, 37)]
     draws = augment.draw(images.shape, seed=1)
     expected, torchs = augment(images, records, data_keys=["input", "targets"], draws=draws)
@@ -141,5 +164,8 @@ def failures(*, every):
             for dtype in MASK_DTYPES if every else MASK_DTYPES[number % 4 :][:1]:
                 if not masks_agree(name, dtype):
                     yield f"masks, {name}, {dtype}"
+        for name in PASSES:
+            if not masks_of_several_passes_agree(name):
+                yield f"masks of several passes, {name}"
         if not box_crops_agree():
             yield "crops by boxes"

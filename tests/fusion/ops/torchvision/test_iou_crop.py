@@ -183,10 +183,29 @@ def batch_of(ragged):
     return gpuaug.collate_ragged(images) if ragged else torch.stack(images), images, targets
 
 
-def through_torchvision(image, target, draws, sample, op, monkeypatch):
+JUDGE = v2.SanitizeBoundingBoxes(min_size=6.0, min_area=60.0)
+PIPELINES = {
+    "every time": MODULES,
+    "by chance": [
+        v2.RandomApply([v2.RandomIoUCrop(sampler_options=[0.3] * 4 + [1.0])], p=0.6),
+        v2.RandomHorizontalFlip(),
+        RESIZE,
+    ],
+    "RT-DETR": [
+        v2.RandomApply([ZOOM_OUT], p=0.5),
+        v2.RandomApply([v2.RandomIoUCrop(sampler_options=[0.3] * 4 + [1.0])], p=0.8),
+        JUDGE,
+        v2.RandomHorizontalFlip(),
+        v2.RandomVerticalFlip(),
+        RESIZE,
+    ],
+}
+
+
+def through_torchvision(image, target, augment, draws, sample, monkeypatch):
     """What torchvision's transforms make of a sample for its draws."""
-    drawn, numbers = draws.of(sample), draws._drawn[2]["numbers"][sample]
-    sample = tv_tensors.Image(image.float() / 255), {**target}
+    judged = JUDGE in augment.pipeline[0]
+    sample_of, sample = sample, (tv_tensors.Image(image.float() / 255), {**target})
     kinds = (tv_tensors.Image, tv_tensors.BoundingBoxes, tv_tensors.Mask)
 
     def on_all(function, *args, **options):
@@ -194,42 +213,63 @@ def through_torchvision(image, target, draws, sample, op, monkeypatch):
         made = {key: function(value, *args, **options) if isinstance(value, kinds) else value for key, value in target.items()}
         return function(image, *args, fill=51 / 255, **options) if "padding" in options else function(image, *args), made
 
-    if "RandomHorizontalFlip_0" in drawn:
-        sample = on_all(functional.horizontal_flip)
-    if "RandomZoomOut_1" in drawn:
-        scale, left, top = (drawn["RandomZoomOut_1"][name] for name in ("scale", "x", "y"))
+    for op, drawn in zip(augment._program().ops, draws._drawn, strict=True):
         height, width = sample[0].shape[1:]
-        right, below = int(np.float32(width) * np.float32(scale)) - width, int(np.float32(height) * np.float32(scale)) - height
-        sample = on_all(functional.pad, padding=[int(left), int(top), right - int(left), below - int(top)])
-    height, width = sample[0].shape[1:]
-    with monkeypatch.context() as patched:
-        GivenNumbers(op, numbers, width, height).into(patched)
-        sample = v2.RandomIoUCrop()(*sample)
-    sample = RESIZE(*sample)
-    return on_all(functional.vertical_flip) if "RandomVerticalFlip_4" in drawn else sample
+        if drawn["apply_mask"][sample_of]:
+            if isinstance(op.module, v2.RandomHorizontalFlip):
+                sample = on_all(functional.horizontal_flip)
+            elif isinstance(op.module, v2.RandomVerticalFlip):
+                sample = on_all(functional.vertical_flip)
+            elif isinstance(op.module, v2.RandomZoomOut):
+                scale, left, top = (drawn[name][sample_of] for name in ("scale", "x", "y"))
+                right, below = (int(np.float32(side) * np.float32(scale)) - side for side in (width, height))
+                sample = on_all(functional.pad, padding=[int(left), int(top), right - int(left), below - int(top)])
+            elif isinstance(op, IoUCrop):
+                with monkeypatch.context() as patched:
+                    GivenNumbers(op, drawn["numbers"][sample_of], width, height).into(patched)
+                    sample = op.module(*sample)
+            else:
+                sample = op.module(*sample)
+        if isinstance(op, IoUCrop) and judged:
+            sample = JUDGE(*sample)
+    return sample
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-def test_images_and_targets_are_those_of_torchvision_for_the_same_numbers(ragged, monkeypatch):
-    augment = gpuaug.fuse([*MODULES, v2.SanitizeBoundingBoxes()], dtype=torch.float32, ragged=ragged)
+@pytest.mark.parametrize("name", PIPELINES)
+def test_images_and_targets_are_those_of_torchvision_for_the_same_numbers(name, ragged, monkeypatch):
+    augment = gpuaug.fuse([*PIPELINES[name], v2.SanitizeBoundingBoxes()], dtype=torch.float32, ragged=ragged)
     batch, images, targets = batch_of(ragged)
-    draws = augment.draw(batch if ragged else batch.shape, seed=6)
-    made, followed = augment(batch, targets, data_keys=KEYS, draws=draws)
-    cropped = dropped = 0
-    for index, (image, target) in enumerate(zip(images, targets, strict=True)):
-        expected = through_torchvision(image, target, draws, index, augment._program().box_crop, monkeypatch)
-        torch.testing.assert_close(made[index], expected[0].as_subclass(torch.Tensor), atol=5e-5, rtol=0)
-        # A flip of torchvision's takes boxes out of the frame by a rounding error.
-        kept = v2.SanitizeBoundingBoxes()(v2.ClampBoundingBoxes()(*expected))[1]
-        (got,) = gpuaug.sanitize([followed[index]])
-        torch.testing.assert_close(got["boxes"], kept["boxes"], atol=1e-3, rtol=0)
-        assert_values(got["labels"], kept["labels"])
-        assert_values(got["masks"], kept["masks"])
-        gone = followed[index]["boxes"][~followed[index]["valid"]]
-        assert (gone[:, 2:] - gone[:, :2] < 1).any(1).all()
-        dropped += len(gone)
-        cropped += bool(len(kept["labels"])) and not torch.equal(kept["labels"], target["labels"])
+    cropped = dropped = skipped = 0
+    for seed in (6, 7):
+        draws = augment.draw(batch if ragged else batch.shape, seed=seed)
+        made, followed = augment(batch, targets, data_keys=KEYS, draws=draws)
+        skipped += any((~drawn["apply_mask"]).sum() for drawn in draws._drawn if "numbers" in drawn)
+        for index, (image, target) in enumerate(zip(images, targets, strict=True)):
+            expected = through_torchvision(image, target, augment, draws, index, monkeypatch)
+            torch.testing.assert_close(made[index], expected[0].as_subclass(torch.Tensor), atol=5e-5, rtol=0)
+            # A flip of torchvision's takes boxes out of the frame by a rounding error.
+            kept = v2.SanitizeBoundingBoxes()(v2.ClampBoundingBoxes()(*expected))[1]
+            (got,) = gpuaug.sanitize([followed[index]])
+            torch.testing.assert_close(got["boxes"], kept["boxes"], atol=1e-3, rtol=0)
+            assert_values(got["labels"], kept["labels"])
+            assert_values(got["masks"], kept["masks"])
+            gone = followed[index]["boxes"][~followed[index]["valid"]]
+            dropped += len(gone)
+            cropped += bool(len(kept["labels"])) and not torch.equal(kept["labels"], target["labels"])
+            if name == "every time":
+                assert (gone[:, 2:] - gone[:, :2] < 1).any(1).all()
     assert cropped > 0 < dropped
+    assert skipped or name == "every time"
+
+
+def test_boxes_are_judged_by_their_size_in_the_crop():
+    """Behind a crop they are small, behind the resize large."""
+    boxes = torch.tensor([[10.0, 10.0, 15.0, 20.0], [10.0, 10.0, 17.0, 20.0]])
+    targets = [{"boxes": boxes, "labels": torch.arange(2)}]
+    pipeline = [v2.RandomIoUCrop(sampler_options=[1.0]), JUDGE, v2.Resize((400, 400)), v2.SanitizeBoundingBoxes()]
+    _, (found,) = gpuaug.fuse(pipeline)(torch.zeros(1, 3, 40, 40, dtype=torch.uint8), targets, data_keys=KEYS)
+    assert found["valid"].tolist() == [False, True]
 
 
 def test_boxes_end_at_the_frame_of_the_image_that_is_cropped(monkeypatch):
@@ -350,13 +390,14 @@ def test_boxes_are_where_an_earlier_plan_has_taken_them():
 
 
 BEHIND = (
-    "pipeline must give images one size before anything else behind RandomIoUCrop_0, got {}: only a v2.Resize to two sides "
-    "may follow a crop by boxes. Put v2.Resize((300, 300)) directly behind it, or keep RandomIoUCrop_0 in the "
-    "dataset."
+    "pipeline must only move and recolour pixels until images have one size behind RandomIoUCrop_0, got {}: only flips and a "
+    "v2.Resize to two sides may follow a crop by boxes. Put v2.Resize((300, 300)) directly behind it, or keep RandomIoUCrop_0 "
+    "in the dataset."
 )
 OWN_SIZES = "RandomIoUCrop_0 must be one that gpuaug.fuse lowers, since it gives each image a size of its own, got {}. Keep it"
 REFUSED = {
-    "flip": ([v2.RandomHorizontalFlip(), RESIZE], gpuaug.ArgumentError, BEHIND.format("RandomHorizontalFlip_1")),
+    "colour": ([v2.RandomInvert(), RESIZE], gpuaug.ArgumentError, BEHIND.format("RandomInvert_1")),
+    "flip": ([v2.RandomHorizontalFlip()], gpuaug.ArgumentError, "got RandomHorizontalFlip_1 as its end. Put v2.Resize"),
     "one side": ([v2.Resize(30)], gpuaug.ArgumentError, BEHIND.format("Resize_1")),
     "Kornia's": ([K.Resize((30, 26))], gpuaug.ArgumentError, BEHIND.format("Resize_1")),
     "crop": ([v2.RandomResizedCrop(30)], gpuaug.ArgumentError, BEHIND.format("RandomResizedCrop_1")),

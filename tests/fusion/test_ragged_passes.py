@@ -1,0 +1,159 @@
+"""Passes behind which images differ in size: each image as its library makes it by itself, from the same draws."""
+
+import itertools
+
+import kornia.augmentation as K
+import pytest
+import torch
+from support.ragged import images_of, one_by_one, pack, targets_of
+from support.torchvision_replay import replayed
+from support.values import assert_values
+from torchvision import tv_tensors
+from torchvision.transforms import InterpolationMode, v2
+
+import gpuaug
+
+BILINEAR = InterpolationMode.BILINEAR
+TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
+
+FIRST = {
+    "distort": lambda: [v2.RandomPhotometricDistort(p=0.8)],
+    "jitter, grey": lambda: [v2.ColorJitter(0.4, 0.4, 0.4, 0.1), v2.RandomGrayscale(0.3)],
+    "two contrasts": lambda: [v2.ColorJitter(contrast=0.5), v2.RandomInvert(), v2.ColorJitter(contrast=(1.5, 2.0))],
+    "flip, distort, flip": lambda: [v2.RandomHorizontalFlip(), v2.RandomPhotometricDistort(), v2.RandomVerticalFlip()],
+    "normalize": lambda: [v2.Normalize([0.0, 0.0, 0.0], [1.0, 2.0, 1.5])],
+    "turn": lambda: [v2.RandomRotation(30, BILINEAR, fill=0.5)],
+    "turn in a larger frame": lambda: [v2.RandomRotation(40, BILINEAR, expand=True, fill={tv_tensors.Mask: 0, "others": 0.5})],
+    "turn, distort": lambda: [v2.RandomPerspective(0.4), v2.RandomPhotometricDistort()],
+    "pad": lambda: [v2.Pad((3, 1), fill=0.25), v2.RandomSolarize(0.4)],
+    "shorter side": lambda: [v2.Resize(20, max_size=30), v2.RandomInvert()],
+    "by chance": lambda: [v2.RandomApply([v2.ColorJitter(0.4, 0.4), v2.RandomRotation(30, BILINEAR)], p=0.5)],
+}
+"""What needs a pass before images get one size."""
+
+THEN = {
+    "resized crop": lambda: [v2.RandomResizedCrop((12, 16))],
+    "resize": lambda: [v2.Resize((12, 16)), v2.RandomHorizontalFlip()],
+    "zoom out, resize": lambda: [v2.RandomZoomOut(0.25), v2.Resize((12, 16), antialias=False)],
+    "letterbox": lambda: [v2.Resize(None, max_size=20), v2.CenterCrop(20)],
+    "crop": lambda: [v2.RandomCrop(24, pad_if_needed=True, fill=0.5), v2.ColorJitter(contrast=0.5)],
+    "drawn size": lambda: [v2.RandomShortestSize([10, 14], max_size=30), v2.CenterCrop((16, 30))],
+}
+
+PIPELINES = {
+    **{
+        f"{first}, {then}": (lambda f=first, t=then: [*FIRST[f](), *THEN[t]()])
+        for first, then in itertools.product(FIRST, THEN)
+    },
+    "three passes": lambda: [
+        v2.RandomRotation(30, BILINEAR),
+        v2.RandomInvert(),
+        v2.RandomPerspective(0.4),
+        v2.RandomGrayscale(),
+        v2.RandomResizedCrop((12, 16)),
+    ],
+    "two fills": lambda: [v2.RandomZoomOut(0.5), v2.CenterCrop((40, 48))],
+    "two drawn sizes": lambda: [v2.RandomResize(20, 40), v2.RandomZoomOut(0.5), v2.CenterCrop(30)],
+    "colour between": lambda: [v2.ScaleJitter((30, 30)), v2.RandomPhotometricDistort(), v2.RandomCrop(20, pad_if_needed=True)],
+}
+SIZES = [(37, 52), (64, 40), (30, 30), (20, 33)]
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_each_image_equals_torchvision(name):
+    images = images_of(SIZES)
+    augment, batch = gpuaug.fuse([TO_FLOAT, *PIPELINES[name]()], ragged=True), pack(images, "hwc")
+    for seed in range(2):
+        draws = augment.draw(batch, seed=seed)
+        expected = replayed(draws, [image.float() / 255 for image in images])
+        got = augment(batch, draws=draws)
+        # A hue at the border of two sixths may fall on either side of it, and a level at a threshold.
+        jumps = any(word in name for word in ("distort", "jitter", "pad", "chance", "colour"))
+        assert_values(got, expected, atol=2e-4, share=2e-3 if jumps else 0, draws=draws)
+
+
+@pytest.mark.parametrize("name", ["two fills", "two drawn sizes", "colour between"])
+def test_sizes_drawn_for_images_of_one_size_equal_torchvision(name):
+    images = torch.stack(images_of([(30, 40)] * 3)).float() / 255
+    augment = gpuaug.fuse(PIPELINES[name]())
+    draws = augment.draw(images.shape, seed=1, dtype=images.dtype)
+    assert_values(augment(images, draws=draws), replayed(draws, images), atol=1e-4, share=2e-3)
+
+
+KORNIA = {
+    "colour first": lambda: [K.ColorJitter(0.4, 0.4, 0.4, 0.1), K.RandomInvert(), K.RandomResizedCrop((12, 16))],
+    "two interpolations": lambda: [K.RandomRotation(20.0, p=0.7), K.RandomGamma(), K.RandomResizedCrop((12, 16))],
+    "letterbox": lambda: [K.RandomGrayscale(), K.Resize(30, side="long"), K.PadTo((30, 30))],
+}
+
+
+@pytest.mark.parametrize("name", KORNIA)
+def test_each_image_equals_kornia(name):
+    images, pipeline = images_of(SIZES), K.AugmentationSequential(*KORNIA[name]())
+    augment, batch = gpuaug.fuse(pipeline, ragged=True), pack(images)
+    draws = augment.draw(batch, seed=3)
+    assert_values(augment(batch, draws=draws), one_by_one(pipeline, images, draws), atol=1e-4, share=1e-3)
+
+
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "distort, letterbox",
+        "turn, distort, zoom out, resize",
+        "turn in a larger frame, crop",
+        "turn in a larger frame, resize",
+        "two drawn sizes",
+        "three passes",
+    ],
+)
+def test_targets_follow_as_they_do_for_each_image_alone(name, views):
+    images = images_of(SIZES)
+    targets = targets_of(images)
+    augment = gpuaug.fuse(PIPELINES[name](), ragged=True, views=views)
+    batch = pack(images)
+    draws = augment.draw(batch, seed=2)
+    made, found = augment(batch, targets, data_keys=["input", "targets"], draws=draws)
+    alone = gpuaug.fuse(PIPELINES[name](), ragged=True)
+    for sample, (view, (image, target)) in enumerate(itertools.product(draws.views, zip(images, targets, strict=True))):
+        own = view.alone(sample % len(images))
+        one, expected = alone(pack([image]), [target], data_keys=["input", "targets"], draws=own)
+        assert_values(made[sample], one[0])
+        for key, value in expected[0].items():
+            assert_values(found[sample][key], value)
+
+
+def test_masks_follow_what_moves_before_images_have_one_size():
+    """A mask that is the image, by nearest pixels: as the image, where this takes nearest pixels too."""
+    nearest = InterpolationMode.NEAREST_EXACT
+    pipeline = [v2.RandomHorizontalFlip(), v2.RandomZoomOut(0.5), v2.RandomInvert(0.0), v2.Resize((12, 16), nearest)]
+    pipeline[1]._fill = {torch.Tensor: 0, "others": 0}
+    images = images_of(SIZES, channels=1)
+    augment = gpuaug.fuse(pipeline, ragged=True, dtype=torch.uint8)
+    masks = [{"masks": image.clone()} for image in images]
+    torch.manual_seed(0)
+    made, found = augment(pack(images), masks, data_keys=["input", "targets"])
+    for image, each in zip(made, found, strict=True):
+        assert_values(each["masks"], image)
+
+
+def test_calls_draw_what_draw_gives():
+    augment = gpuaug.fuse(PIPELINES["distort, resized crop"](), ragged=True)
+    batches = [pack(images_of(SIZES[first:])) for first in range(3)]
+    torch.manual_seed(0)
+    got = [augment(batch) for batch in batches]
+    torch.manual_seed(0)
+    for batch, made in zip(batches, got, strict=True):
+        assert_values(augment(batch, draws=augment.draw(batch)), made)
+
+
+def test_explain_counts_the_bytes_of_images_between_passes():
+    batch = pack(images_of(SIZES))
+    pixels = sum(height * width for height, width in SIZES)
+    lines = gpuaug.fuse(PIPELINES["distort, resize"](), ragged=True).explain(batch).lines
+    assert [(line.read_bytes, line.written_bytes) for line in lines] == [
+        (3 * pixels, 12 * pixels),
+        (12 * pixels, 4 * 3 * 12 * 16),
+    ]
+    lines = gpuaug.fuse(PIPELINES["turn, distort, resize"](), ragged=True).explain(batch).lines
+    assert lines[1].read_bytes is None, "it is drawn"
