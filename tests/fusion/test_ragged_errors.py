@@ -88,6 +88,18 @@ TOO_SMALL = {
         [v2.RandomShortestSize([20], 20), v2.RandomCrop(30, pad_if_needed=True, padding_mode="reflect")],
         "images must fit RandomCrop_1, got 36x48{}, which reflects further than the image is wide. Pad or resize before it.",
     ),
+    "skipped": (
+        [v2.RandomApply([v2.RandomShortestSize([80])]), v2.RandomCrop(45)],
+        "images must fit RandomCrop_1, got 36x48{}, which crops 45x45 out of 36x48. Pad or resize before it.",
+    ),
+    "not turned": (
+        [v2.RandomRotation(45, expand=True), v2.RandomCrop(45)],
+        "images must fit RandomCrop_1, got 36x48{}, which crops 45x45 out of 36x48. Pad or resize before it.",
+    ),
+    "turn skipped": (
+        [v2.RandomApply([v2.RandomRotation((40, 50), expand=True)]), v2.RandomCrop(45)],
+        "images must fit RandomCrop_1, got 36x48{}, which crops 45x45 out of 36x48. Pad or resize before it.",
+    ),
     "no pixels": (
         [v2.ScaleJitter((40, 40), (0.03, 2.0)), v2.RandomCrop(24, pad_if_needed=True)],
         "images must fit ScaleJitter_0, got 36x48{}, which comes out without pixels. Pad or resize before it.",

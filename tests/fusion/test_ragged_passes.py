@@ -101,6 +101,7 @@ def test_each_image_equals_kornia(name):
     [
         "distort, letterbox",
         "turn, distort, zoom out, resize",
+        "flip, distort, flip, resized crop",
         "turn in a larger frame, crop",
         "turn in a larger frame, resize",
         "two drawn sizes",

@@ -182,12 +182,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
         "RAGGED": _LAYOUTS[layout],
         "VIEWS": batch != len(images),
         "SOURCE_W": strides[3],
-        "PAIRS": clean
-        and front.kind == "resample"
-        and not front.nearest
-        and not front.before.ops
-        and narrowest > 1
-        and not on_canvas,
+        "PAIRS": clean and front.kind == "resample" and not front.nearest and not front.before.ops and narrowest > 1,
         "ANTIALIAS": (_FILTERS[front.filter], _GREATEST_VALUES.get(dtype_of(images), 1) if front.clamps else 0),
         "WORDS": out.stride(1) == 1 and rgb and out.dtype.itemsize == 2 and even,
         "OUT_W": out.stride(3),

@@ -80,16 +80,14 @@ class Rotation(_Warp):
         return size.to(np.where(applies, turned.height, size.height), np.where(applies, turned.width, size.width))
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
-        """Frames with the least and the largest sides: at the bounds, at quarters, and where a diagonal lies along a side."""
+        """Frames whose sides may be the least, at the bounds and at quarter turns; the image if it may be skipped; the diagonal."""
         if not self.draws_size:
             return super().out_bounds(size)
         first, last = self._degrees
-        diagonal = float(np.rad2deg(np.arctan2(np.max(size.height), np.max(size.width)))) if not size.ragged else 45.0
-        quarters = np.arange(np.floor(first / 90), np.ceil(last / 90) + 1) * 90
-        angles = np.concatenate((quarters, quarters + diagonal, quarters - diagonal))
-        within = [first, last, *angles[(first < angles) & (angles < last)].tolist()]
-        bounds = tuple(_turned(size, angle) for angle in within)
-        return (*bounds, size) if self.is_random else bounds
+        quarters = np.arange(np.ceil(first / 90), np.floor(last / 90) + 1) * 90
+        least = [_turned(size, angle) for angle in (first, last, *quarters.tolist())]
+        diagonal = np.hypot(size.height, size.width) + 1
+        return (*least, *([size] if self.is_random else []), whole_sides(size, diagonal, diagonal))
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """An angle a sample, in degrees."""
