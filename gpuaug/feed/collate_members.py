@@ -14,6 +14,7 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note, shown
 from gpuaug.core.settings import on_host
+from gpuaug.core.torchvision_types import type_name
 
 Place = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor | None]
 """Memory for a tensor of this shape, strides and dtype, or ``None`` if there is no room."""
@@ -160,12 +161,13 @@ def _collated(members: Sequence[Any], path: str) -> Any:
 
 
 def _is_target(value: Any) -> bool:
-    """Whether ``value`` is one image's target: a mapping, an empty container, or one that holds more than numbers and text.
+    """Whether ``value`` is one image's target: a mask, boxes or keypoints of torchvision's, or a container.
 
-    Of a mapping the keys may be other ones for an image without annotations, so what is in it does not count.
+    Of containers: a mapping, an empty container, or one that holds more than numbers and text. Of a mapping the keys may be
+    other ones for an image without annotations, so what is in it does not count.
     """
     if not batches.is_container(value):
-        return False
+        return type_name(value) in ("Mask", "BoundingBoxes", "KeyPoints")
     if isinstance(value, Mapping):
         return True
     inside = [batches.member(value, name) for name in batches.member_names(value)]

@@ -223,11 +223,22 @@ def test_targets_stay_lists(targets):
     assert labels.tolist() == [0, 1]
 
 
-def test_tv_tensors_masks_and_boxes_are_not_images():
-    masks = [tv_tensors.Mask(np.full((3, 4, 5), i, np.uint8)) for i in range(2)]
-    images, got = collate_ragged([(pil(0, 2, 3), masks[0]), (pil(1, 4, 5), masks[1])])
+@pytest.mark.parametrize("sizes", [[(4, 5), (4, 5)], [(2, 3), (4, 5)]], ids=["of one size", "of two"])
+def test_tensors_of_torchvisions_that_follow_images_stay_a_list_of_their_type(sizes):
+    frames = [{"format": "XYXY", "canvas_size": size} for size in sizes]
+    samples = [
+        (
+            pil(0, *size),
+            tv_tensors.Mask(torch.full((3, *size), 1, dtype=torch.uint8)),
+            tv_tensors.BoundingBoxes(torch.ones(1, 4), **frame),
+        )
+        for size, frame in zip(sizes, frames, strict=True)
+    ]
+    images, *others = collate_ragged(samples)
     assert type(images) is Ragged
-    assert got.shape == (2, 3, 4, 5)
+    for member, listed in enumerate(others, 1):
+        assert type(listed) is list
+        assert all(one is sample[member] for one, sample in zip(listed, samples, strict=True))
 
 
 FINE = pil(0, 2, 3)

@@ -138,6 +138,17 @@ def test_masks_follow_what_moves_before_images_have_one_size():
         assert_values(each["masks"], image)
 
 
+@pytest.mark.parametrize("channels", [(), (1,), (2,)], ids=str)
+def test_stacked_masks_of_images_of_one_size_follow_as_each_alone(channels):
+    images = images_of([(30, 44)] * 3)
+    masks = torch.randint(0, 9, (3, *channels, 30, 44), generator=torch.Generator().manual_seed(0))
+    augment, batch = gpuaug.fuse(PIPELINES["turn in a larger frame, resize"](), ragged=True), pack(images)
+    draws = augment.draw(batch, seed=1)
+    _, together = augment(batch, masks, data_keys=["input", "mask"], draws=draws)
+    _, apart = augment(batch, list(masks), data_keys=["input", "mask"], draws=draws)
+    assert_values(together.view(3, -1, 12, 16), torch.stack(apart).view(3, -1, 12, 16))
+
+
 def test_calls_draw_what_draw_gives():
     augment = gpuaug.fuse(PIPELINES["distort, resized crop"](), ragged=True)
     batches = [pack(images_of(SIZES[first:])) for first in range(3)]

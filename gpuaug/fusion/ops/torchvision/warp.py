@@ -80,7 +80,7 @@ class Rotation(_Warp):
         return size.to(np.where(applies, turned.height, size.height), np.where(applies, turned.width, size.width))
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
-        """Frames whose sides may be the least, at the bounds and at quarter turns; the image if it may be skipped; the diagonal."""
+        """Frames at the bounds and at quarter turns, the image if it may be skipped, and a square that holds any frame."""
         if not self.draws_size:
             return super().out_bounds(size)
         first, last = self._degrees
