@@ -66,7 +66,10 @@ REFUSED = {
     "several images": (v2.Compose([v2.TenCrop(4)]), "TenCrop. It makes several images"),
     "of keypoints": (v2.ClampKeyPoints(), "ClampKeyPoints. It is for keypoints"),
     "what comes with weights": (FCN_ResNet50_Weights.DEFAULT.transforms(), "SemanticSegmentation. Write out"),
-    "by chance": (v2.RandomApply([v2.ScaleJitter((8, 8))]), "got ScaleJitter_0. Keep RandomApply in the dataset"),
+    "by chance, beside a resize": (
+        v2.RandomOrder([v2.ScaleJitter((8, 8)), v2.Resize(9)]),
+        "got ScaleJitter_0. Keep RandomOrder in",
+    ),
     "in a long order": (
         v2.RandomOrder([*[v2.RandomInvert()] * 4, v2.ScaleJitter((8, 8))]),
         "got ScaleJitter_4. Keep RandomOrder in the dataset",
