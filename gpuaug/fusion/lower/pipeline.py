@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from kornia import augmentation as K
 from kornia.constants import Resample
 from torch import nn
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
-from gpuaug.core.torchvision_types import torchvision_class
+from gpuaug.core.torchvision_types import class_of, torchvision_class
 from gpuaug.fusion.lower.image_types import ImageTypes, Refusal
-from gpuaug.fusion.lower.kornia import lower_container, lower_module
+from gpuaug.fusion.lower.kornia import CONTAINERS, lower_container, lower_module
 from gpuaug.fusion.lower.refusals import refuse_held, refuse_transform
 from gpuaug.fusion.lower.tree import Group, Leaf, Tree, leaves
 from gpuaug.fusion.ops.base import FrontOp, Op
@@ -152,7 +151,7 @@ class _Lowering:
             )
         refuse_held(module)
         self._types.enter_kornia()
-        if type(module) in (K.AugmentationSequential, K.ImageSequential):
+        if class_of(module, CONTAINERS) is not None:
             return lower_container(name, module, self._pick, self.tree)
         leaf = lower_module(name, module, self._pick)
         self._follow(leaf)

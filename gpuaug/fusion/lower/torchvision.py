@@ -1,5 +1,6 @@
-"""torchvision's transforms, v2 → ops, by exact type; everything else is called on each image by itself, in its place.
+"""torchvision's transforms, v2 → ops; everything else is called on each image by itself, in its place.
 
+A subclass that overrides no method of its base is lowered as its base.
 Given bytes, the transforms of a pipeline see bytes up to its ``ToDtype(torch.float32, scale=True)`` and floats in [0, 1] behind
 it; given floats, they see floats. Their fills and thresholds are values of such images. A fused pipeline computes in [0, 1]
 throughout.
@@ -18,7 +19,7 @@ from torchvision.transforms import v2
 from torchvision.transforms._presets import ImageClassification
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
-from gpuaug.core.torchvision_types import in_sequence, torchvision_class
+from gpuaug.core.torchvision_types import class_of, difference, in_sequence, nearest_class, torchvision_class
 from gpuaug.fusion.lower.image_types import ImageTypes
 from gpuaug.fusion.lower.refusals import is_timms_to_tensor, refuse_transform, v2_of
 from gpuaug.fusion.lower.tree import Done, Group, Leaf, Tree, leaves
@@ -59,6 +60,21 @@ CHANGES_RANGE = (v2.Lambda, v2.LinearTransformation, v2.Normalize)
 BY_CHANCE = (v2.RandomApply, v2.RandomChoice, v2.RandomOrder)
 """Containers whose transforms run for some samples, or in an order that each draws."""
 
+KNOWN: frozenset[type] = frozenset(
+    {
+        *LOWERED,
+        *PASSED,
+        *ENDINGS,
+        *CONVERSIONS,
+        *BY_CHANCE,
+        *mixes.LOWERED,
+        v2.Compose,
+        v1.ConvertImageDtype,
+        ImageClassification,
+    }
+)
+"""Classes whose instances, and those of subclasses that override none of their methods, are lowered."""
+
 MOST_ORDERED = 4
 """The longest ``RandomOrder`` that is lowered: every transform of it has an op for each place in the order."""
 
@@ -91,7 +107,7 @@ class TorchvisionLowering:
             ArgumentTypeError: If it cannot run on the images of a batch.
             ArgumentError: If the images are not what it takes.
         """
-        if type(transform) in ENDINGS:
+        if class_of(transform, KNOWN) in ENDINGS:
             return _ending(name or type(transform).__name__, transform)
         mix = _mix(name or type(transform).__name__, transform)
         if mix is not None:
@@ -99,10 +115,10 @@ class TorchvisionLowering:
                 self._types.require_floats(mix.name)
             return Leaf(mix.name, mix)
         transform = v2_of(_written_out(transform), (*LOWERED, *PASSED, *CONVERSIONS, *BY_CHANCE, v2.Compose))
-        kind = type(transform)
+        kind = class_of(transform, KNOWN)
         if kind is v2.Compose:
             return Group(name, tuple(self._member(*each) for each in _named(transform.transforms)), is_container=False)
-        name = name or kind.__name__
+        name = name or type(transform).__name__
         if kind in PASSED:
             return Done(name)
         if kind in CONVERSIONS:
@@ -129,23 +145,20 @@ class TorchvisionLowering:
 
     def _leaf(self, name: str, transform: Any) -> Leaf:
         refuse_transform(transform)
-        units = self.units
-        base = next((base for base in type(transform).__mro__ if base in LOWERED), None)
-        op = None if base is None else LOWERED[base](name, transform, units)
-        if op is None or base is None:
-            reason: str | None = "no lowering for this type"
-        elif base is not type(transform):
-            reason = f"a subclass of {base.__name__}, which may do anything"
-        else:
-            reason = op.unsupported()
-        if reason is not None and op is not None and op.draws_size:
+        base: Any = nearest_class(transform, KNOWN) or torchvision_class(transform)
+        changed = "" if base is None else difference(transform, base)
+        op, reason = self._op(name, transform, base)
+        if changed is not None:
+            known = base is not None and any(kind.__name__ == base.__name__ for kind in KNOWN)
+            reason = changed if known else "no lowering for this type"
+        if reason is not None and base in LOWERED and LOWERED[base].draws_size:
             raise ArgumentTypeError(
                 f"{name} must be one that gpuaug.fuse lowers, since it gives each image a size of its own, got {reason}. "
                 "Keep it in the dataset, and fuse the rest with ragged=True."
             )
         if reason is not None:
-            keeps_range = torchvision_class(transform) is type(transform) and type(transform) not in CHANGES_RANGE
-            checked = op is not None and base is type(transform) and op.per_channel(_SOME.channels)
+            keeps_range = changed is None and base not in CHANGES_RANGE
+            checked = op is not None and changed is None and op.per_channel(_SOME.channels)
             return self._fallback(name, transform, reason, op if checked else _sizing(op), keeps_range=keeps_range)
         assert op is not None
         op.image_dtype = self._types.dtype
@@ -158,10 +171,22 @@ class TorchvisionLowering:
             self._types.normalize(op)
         return Leaf(name, op)
 
+    def _op(self, name: str, transform: Any, base: Any) -> tuple[TorchvisionOp | None, str | None]:
+        """The op for the attributes of a transform of class ``base``, and why torchvision runs the transform, or ``None``."""
+        if base not in LOWERED:
+            return None, "no lowering for this type"
+        try:
+            op = LOWERED[base](name, transform, self.units)
+            return op, op.unsupported()
+        except (AttributeError, KeyError, TypeError) as error:
+            if type(transform) is base:
+                raise
+            return None, f"a subclass of {base.__name__} with other attributes: {error}"
+
     def _converted(self, name: str, transform: Any) -> Tree:
         """A conversion: part of how images are read and written, or one from floats to bytes, which torchvision runs."""
         dtype, scale = _conversion(transform)
-        given = getattr(transform, "dtype", None)
+        given = transform.dtype if isinstance(transform, v2.ToDtype) else None
         ending = Ending(masks=given.get(tv_tensors.Mask)) if isinstance(given, dict) else None
         done = Done(name, (("to_dtype", {"dtype": dtype, "scale": scale}),), ending)
         if dtype is None:
@@ -186,7 +211,7 @@ class TorchvisionLowering:
     def _by_chance(self, name: str, container: Any) -> Tree:
         """The transforms of a container, behind gates that share what it draws; or the container on each image by itself."""
         members = list(_named(container.transforms))
-        if any(_scales(each) or type(each) in ENDINGS for each in _in_sequence([each for _, each in members])):
+        if any(_scales(each) or class_of(each, ENDINGS) for each in _in_sequence([each for _, each in members])):
             raise ArgumentError(
                 f"{name} must hold transforms that leave the type of images as it is, got a conversion. Put the conversion "
                 f"behind {name}."
@@ -216,10 +241,10 @@ class TorchvisionLowering:
     def _gated(self, container: Any, members: Sequence[tuple[str, Any]]) -> list[Tree]:
         count = len(members)
         outcomes: list[list[tuple[bool, ...]]]
-        if type(container) is v2.RandomApply:
+        if isinstance(container, v2.RandomApply):
             draw = Draw((float(container.p),))
             outcomes = [[(True, False)] * count]
-        elif type(container) is v2.RandomChoice:
+        elif isinstance(container, v2.RandomChoice):
             draw = Draw(tuple(accumulate(container.p))[:-1])
             outcomes = [[tuple(member == other for other in range(count)) for member in range(count)]]
         else:
@@ -243,7 +268,7 @@ def _ending(name: str, transform: Any) -> Done:
     Raises:
         ArgumentError: If it converts boxes to rotated ones.
     """
-    kind = type(transform)
+    kind = class_of(transform, ENDINGS)
     if kind is v2.ToPureTensor:
         return Done(name, ending=Ending(is_pure=True))
     if kind is v2.ConvertBoundingBoxFormat:
@@ -269,7 +294,7 @@ def _mix(name: str, transform: Any) -> MixOp | None:
     Raises:
         ArgumentTypeError: If it picks from more than mixes, or picks several.
     """
-    kind = type(transform)
+    kind: Any = class_of(transform, KNOWN)
     if kind in mixes.LOWERED:
         return mixes.LOWERED[kind](name, transform)
     inner = [(each, _mix(each, held)) for each, held in _named(transform.transforms)] if kind in BY_CHANCE else []
@@ -304,7 +329,7 @@ def _named(transforms: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _is_long_order(container: Any) -> bool:
-    return type(container) is v2.RandomOrder and len(container.transforms) > MOST_ORDERED
+    return isinstance(container, v2.RandomOrder) and len(container.transforms) > MOST_ORDERED
 
 
 def _sizing(op: Op | EagerOp | None) -> Op | None:
@@ -331,14 +356,14 @@ def _conversion(transform: Any) -> tuple[torch.dtype | None, bool]:
                 "gpuaug.fuse, which leaves its type as it is."
             )
         given = next((given[kind] for kind in _IMAGES if kind in given), None)
-    return given, bool(getattr(transform, "scale", True))
+    return given, bool(transform.scale) if isinstance(transform, v2.ToDtype) else True
 
 
 def _scales(transform: Any) -> bool:
     """Whether it makes floats in [0, 1] of bytes."""
     if is_timms_to_tensor(transform):
         return True
-    if type(transform) not in CONVERSIONS and type(transform) is not v1.ConvertImageDtype:
+    if class_of(transform, (*CONVERSIONS, v1.ConvertImageDtype)) is None:
         return False
     dtype, scale = _conversion(transform)
     return dtype is not None and dtype.is_floating_point and scale
@@ -355,7 +380,7 @@ def count_scalings(pipeline: Any) -> int:
 
 def _written_out(transform: Any) -> Any:
     """What ``weights.transforms()`` of a classifier does, as a list of transforms."""
-    if type(transform) is not ImageClassification:
+    if class_of(transform, (ImageClassification,)) is None:
         return transform
     resize = v2.Resize(transform.resize_size, transform.interpolation, antialias=transform.antialias)
     to_float = v2.ToDtype(torch.float32, scale=True)

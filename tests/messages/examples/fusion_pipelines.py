@@ -216,7 +216,8 @@ def sizes_drawn_by_chance(told):
 @example("must be one that gpuaug.fuse lowers, since it gives each image a size of its own")
 def sizes_drawn_by_a_subclass(told):
     class Jitter(v2.ScaleJitter):
-        pass
+        def make_params(self, flat_inputs):
+            return super().make_params(flat_inputs)
 
     crop = v2.RandomCrop((4, 4), pad_if_needed=True)
     with told:
