@@ -5,7 +5,7 @@ the same crop.
 """
 
 import functools
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -45,7 +45,7 @@ _FOUND = frozenset({*TARGET_TYPES, "Video"})
 HOLDS_NOTHING = frozenset({Tensor, int, float, bool, str, bytes, type(None)})
 """Types of values that hold none of torchvision's tensors."""
 
-_NOT_APPLIED = frozenset(
+NOT_APPLIED = frozenset(
     {
         *("__init__", "__init_subclass__", "__repr__", "extra_repr", "_get_name", "__dir__", "__getstate__", "__setstate__"),
         *("__doc__", "__module__", "__dict__", "__weakref__", "__annotations__", "__annotate_func__", "__annotations_cache__"),
@@ -95,7 +95,7 @@ def _overridden(kind: type, base: type) -> str | None:
     attributes = _attributes(base)
     for added in (each for each in order[: order.index(bases[-1])] if each not in bases):
         for name, value in vars(added).items():
-            if name in _NOT_APPLIED:
+            if name in NOT_APPLIED:
                 continue
             if name in _OF_OBJECT or not _is_same(value, attributes.get(name, value)):
                 return name
@@ -128,8 +128,13 @@ def _attributes(base: type) -> dict[str, Any]:
 def names_used(base: type) -> frozenset[str]:
     """Names of attributes, and of globals, in the code of ``base``, a class of a library's."""
     functions = (getattr(value, "__func__", value) for kind in base.__mro__ for value in vars(kind).values())
+    return code_names(function for function in functions if isinstance(function, FunctionType))
+
+
+def code_names(functions: Iterable[FunctionType]) -> frozenset[str]:
+    """Names of attributes and of globals in the code of functions, and of the functions in it."""
     names: set[str] = set()
-    codes = [function.__code__ for function in functions if isinstance(function, FunctionType)]
+    codes = [function.__code__ for function in functions]
     while codes:
         code = codes.pop()
         names.update(code.co_names)

@@ -11,6 +11,7 @@ from itertools import accumulate, permutations
 from math import factorial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torchvision import transforms as v1
@@ -20,6 +21,7 @@ from torchvision.transforms._presets import ImageClassification
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.torchvision_types import class_of, difference, in_sequence, nearest_class, torchvision_class
+from gpuaug.fusion.lower import lerobot
 from gpuaug.fusion.lower.image_types import ImageTypes
 from gpuaug.fusion.lower.refusals import is_timms_to_tensor, refuse_transform, v2_of
 from gpuaug.fusion.lower.tree import Done, Group, Leaf, Tree, leaves
@@ -123,7 +125,7 @@ class TorchvisionLowering:
             return Done(name)
         if kind in CONVERSIONS:
             return self._converted(name, transform)
-        if kind in BY_CHANCE:
+        if kind in BY_CHANCE or lerobot.is_a(transform, "RandomSubsetApply"):
             return self._by_chance(name, transform)
         return self._leaf(name, transform)
 
@@ -145,11 +147,13 @@ class TorchvisionLowering:
 
     def _leaf(self, name: str, transform: Any) -> Leaf:
         refuse_transform(transform)
-        base: Any = nearest_class(transform, KNOWN) or torchvision_class(transform)
-        changed = "" if base is None else difference(transform, base)
+        base: Any = nearest_class(transform, KNOWN)
+        if base is None:
+            base = lerobot.lerobot_class(transform) or torchvision_class(transform)
         op, reason = self._op(name, transform, base)
+        changed = _difference(transform, base)
         if changed is not None:
-            known = base is not None and any(kind.__name__ == base.__name__ for kind in KNOWN)
+            known = base is not None and (lerobot.is_lerobots(base) or base.__name__ in {kind.__name__ for kind in KNOWN})
             reason = changed if known else "no lowering for this type"
         if reason is not None and base in LOWERED and LOWERED[base].draws_size:
             raise ArgumentTypeError(
@@ -173,10 +177,11 @@ class TorchvisionLowering:
 
     def _op(self, name: str, transform: Any, base: Any) -> tuple[TorchvisionOp | None, str | None]:
         """The op for the attributes of a transform of class ``base``, and why torchvision runs the transform, or ``None``."""
-        if base not in LOWERED:
+        kind = LOWERED.get(base) if base is None or not lerobot.is_lerobots(base) else lerobot.LOWERED.get(base.__name__)
+        if kind is None:
             return None, "no lowering for this type"
         try:
-            op = LOWERED[base](name, transform, self.units)
+            op = kind(name, transform, self.units)
             return op, op.unsupported()
         except (AttributeError, KeyError, TypeError) as error:
             if type(transform) is base:
@@ -217,7 +222,7 @@ class TorchvisionLowering:
                 f"behind {name}."
             )
         dtype = self._types.dtype
-        reason = f"more than {MOST_ORDERED} transforms" if _is_long_order(container) else None
+        reason = _too_long(container)
         trees = [self._member(*each) for each in members] if reason else self._gated(container, members)
         each_leaf = [leaf for tree in trees for leaf in leaves(tree)]
         foreign = next((leaf.name for leaf in each_leaf if leaf.op.package != "torchvision"), None)
@@ -240,25 +245,34 @@ class TorchvisionLowering:
 
     def _gated(self, container: Any, members: Sequence[tuple[str, Any]]) -> list[Tree]:
         count = len(members)
-        outcomes: list[list[tuple[bool, ...]]]
+        in_order = False
         if isinstance(container, v2.RandomApply):
             draw = Draw((float(container.p),))
-            outcomes = [[(True, False)] * count]
+            orders: list[tuple[int, ...]] = [tuple(range(count)), ()]
         elif isinstance(container, v2.RandomChoice):
             draw = Draw(tuple(accumulate(container.p))[:-1])
-            outcomes = [[tuple(member == other for other in range(count)) for member in range(count)]]
-        else:
+            orders = [(member,) for member in range(count)]
+        elif isinstance(container, v2.RandomOrder):
+            in_order = True
             orders = list(permutations(range(count)))
             draw = Draw(tuple((place + 1) / factorial(count) for place in range(len(orders) - 1)))
-            outcomes = [
-                [tuple(order[place] == member for order in orders) for member in range(count)] for place in range(count)
-            ]
+        else:
+            in_order = container.random_order
+            orders, shares = lerobot.subsets(container)
+            draw = Draw(tuple(accumulate(shares))[:-1])
+        # By the place in the order and the member there, or by the member alone, which runs in its own place: the outcomes
+        # under which it runs.
+        outcomes = [[[member in order for order in orders] for member in range(count)]]
+        if in_order:
+            places = range(len(orders[0]))
+            outcomes = [[[order[place] == member for order in orders] for member in range(count)] for place in places]
         made = []
         for turn in outcomes:
             for member, runs in zip(members, turn, strict=True):
-                made.append(self._member(*member))
-                for leaf in leaves(made[-1]):
-                    leaf.op.gates = (Gate(draw, runs), *leaf.op.gates)
+                if any(runs):
+                    made.append(self._member(*member))
+                    for leaf in leaves(made[-1]):
+                        leaf.op.gates = (Gate(draw, np.array(runs)), *leaf.op.gates)
         return made
 
 
@@ -297,7 +311,8 @@ def _mix(name: str, transform: Any) -> MixOp | None:
     kind: Any = class_of(transform, KNOWN)
     if kind in mixes.LOWERED:
         return mixes.LOWERED[kind](name, transform)
-    inner = [(each, _mix(each, held)) for each, held in _named(transform.transforms)] if kind in BY_CHANCE else []
+    picks = kind in BY_CHANCE or lerobot.is_a(transform, "RandomSubsetApply")
+    inner = [(each, _mix(each, held)) for each, held in _named(transform.transforms)] if picks else []
     found = [(each, mix) for each, mix in inner if mix is not None]
     if not found:
         return None
@@ -328,8 +343,19 @@ def _named(transforms: Sequence[Any]) -> Iterator[tuple[str, Any]]:
         yield f"{getattr(each, '__name__', type(each).__name__)}_{index}", each
 
 
-def _is_long_order(container: Any) -> bool:
-    return isinstance(container, v2.RandomOrder) and len(container.transforms) > MOST_ORDERED
+def _too_long(container: Any) -> str | None:
+    """Why a container has too many outcomes to be lowered, or ``None``."""
+    if lerobot.lerobot_class(container) is not None:
+        return lerobot.unsupported_subset(container)
+    is_long = isinstance(container, v2.RandomOrder) and len(container.transforms) > MOST_ORDERED
+    return f"more than {MOST_ORDERED} transforms" if is_long else None
+
+
+def _difference(transform: Any, base: type | None) -> str | None:
+    """What a transform may do otherwise than ``base``, the nearest of its classes that is known."""
+    if base is None:
+        return "a function"
+    return lerobot.unlike(transform, base) if lerobot.is_lerobots(base) else difference(transform, base)
 
 
 def _sizing(op: Op | EagerOp | None) -> Op | None:
@@ -379,7 +405,9 @@ def count_scalings(pipeline: Any) -> int:
 
 
 def _written_out(transform: Any) -> Any:
-    """What ``weights.transforms()`` of a classifier does, as a list of transforms."""
+    """``weights.transforms()`` of a classifier as a list of transforms; what LeRobot's ``ImageTransforms`` calls."""
+    if lerobot.is_a(transform, "ImageTransforms"):
+        return transform.tf
     if class_of(transform, (ImageClassification,)) is None:
         return transform
     resize = v2.Resize(transform.resize_size, transform.interpolation, antialias=transform.antialias)

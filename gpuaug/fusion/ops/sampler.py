@@ -220,14 +220,12 @@ class Gate:
     """The condition under which an op of a container runs: the outcomes of the container's draw."""
 
     draw: Draw
-    outcomes: tuple[bool, ...]
+    outcomes: NDArray[np.bool_]
     """``outcomes[i]``: True if the op runs when the draw falls into bin ``i``. Length ``len(draw.ends) + 1``."""
 
     def applies(self, sampler: Sampler) -> NDArray[np.bool_]:
         """Mask of the samples that the op runs for: bool, (B,)."""
-        found: NDArray[np.bool_] = np.array(self.outcomes)[
-            np.searchsorted(self.draw.ends, sampler.shared(self.draw), side="right")
-        ]
+        found: NDArray[np.bool_] = self.outcomes[np.searchsorted(self.draw.ends, sampler.shared(self.draw), side="right")]
         return found
 
 
