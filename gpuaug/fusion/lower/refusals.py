@@ -34,18 +34,25 @@ NOT_TAKEN = {
 }
 """Names of torchvision's transforms that cannot run image by image, and the advice for each."""
 
+TIMMS_MODULES = ("timm.data.auto_augment", "timm.data.random_erasing", "timm.data.transforms")
+"""Modules of the transforms of timm's."""
+
 TIMM = {
-    "CenterCropOrPad": "Write v2.CenterCrop(…) instead",
-    "MaybePILToTensor": "Write v2.PILToTensor() instead",
+    "AugMixAugment": "Write v2.AugMix(…) instead, which torchvision runs image by image",
+    "AutoAugment": "Write v2.AutoAugment() instead, which has one policy",
     "RandAugment": "Write v2.RandAugment(…) instead, which has other magnitudes",
-    "RandomCropOrPad": "Write v2.RandomCrop(…, pad_if_needed=True) instead",
-    "RandomErasing": "Write v2.RandomErasing(…) instead",
-    "RandomResizedCropAndInterpolation": "Write v2.RandomResizedCrop(…) instead",
-    "ResizeKeepRatio": f"v2 has none that keeps the ratio and reaches two sides. {_IN_DATASET}",
     "ToNumpy": "gpuaug.fuse takes tensors and gives tensors. Leave it out",
     "ToTensor": "Write v2.ToDtype(torch.float32, scale=True) instead, and divide later means and deviations by 255",
 }
 """Names of timm's transforms, and the advice for each."""
+
+
+TIMMS_SETTINGS = {
+    "with mode='rand'": "Pass re_mode='const' to create_transform",
+    "with random interpolation": "Pass interpolation='bicubic' to create_transform",
+    "with several rectangles": "Pass re_count=1 to create_transform",
+}
+"""Settings of timm's transforms that torchvision has not, and the advice for each."""
 
 
 def refuse_held(module: nn.Module) -> None:
@@ -79,10 +86,7 @@ def refuse_transform(transform: Any) -> None:
     """
     kind = type(transform)
     if kind.__module__.startswith("timm.") and kind.__name__ in TIMM:
-        raise ArgumentTypeError(
-            f"pipeline must be made of torchvision's transforms, v2, or Kornia's modules, got timm's {kind.__name__}. "
-            f"{TIMM[kind.__name__]}."
-        )
+        raise refuse_timms(kind.__name__, TIMM[kind.__name__])
     base = torchvision_class(transform)
     if base is not None and base.__name__ in NOT_TAKEN:
         changed = difference(transform, base)
@@ -91,6 +95,13 @@ def refuse_transform(transform: Any) -> None:
             f"pipeline must be made of transforms that take one image and give one, got torchvision's {name}. "
             f"{NOT_TAKEN[base.__name__]}."
         )
+
+
+def refuse_timms(name: str, way_out: str) -> ArgumentTypeError:
+    """The error for a transform of timm's."""
+    return ArgumentTypeError(
+        f"pipeline must be made of torchvision's transforms, v2, or Kornia's modules, got timm's {name}. {way_out}."
+    )
 
 
 def is_timms_to_tensor(transform: Any) -> bool:

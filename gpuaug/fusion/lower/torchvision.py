@@ -21,7 +21,7 @@ from torchvision.transforms._presets import ImageClassification
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.torchvision_types import class_of, difference, in_sequence, nearest_class, torchvision_class
-from gpuaug.fusion.lower import lerobot
+from gpuaug.fusion.lower import by_name
 from gpuaug.fusion.lower.image_types import ImageTypes
 from gpuaug.fusion.lower.refusals import is_timms_to_tensor, refuse_transform, v2_of
 from gpuaug.fusion.lower.tree import Done, Group, Leaf, Tree, leaves
@@ -125,14 +125,14 @@ class TorchvisionLowering:
             return Done(name)
         if kind in CONVERSIONS:
             return self._converted(name, transform)
-        if kind in BY_CHANCE or lerobot.is_a(transform, "RandomSubsetApply"):
+        if kind in BY_CHANCE or by_name.is_a(transform, "lerobot.RandomSubsetApply"):
             return self._by_chance(name, transform)
         return self._leaf(name, transform)
 
     def _member(self, name: str, transform: Any) -> Tree:
         """What a container of torchvision's holds; it calls functions and modules for each image."""
         taken_apart = type(transform) is nn.Sequential or type(transform).__module__.startswith("kornia.")
-        if taken_apart or torchvision_class(transform) is not None:
+        if taken_apart or torchvision_class(transform) is not None or by_name.named_class(transform) is not None:
             return self._lower(name, transform)
         refuse_transform(transform)
         return self._fallback(name, transform, "it may do anything", keeps_range=False)
@@ -149,13 +149,14 @@ class TorchvisionLowering:
         refuse_transform(transform)
         base: Any = nearest_class(transform, KNOWN)
         if base is None:
-            base = lerobot.lerobot_class(transform) or torchvision_class(transform)
+            base = by_name.named_class(transform) or torchvision_class(transform)
         op, reason = self._op(name, transform, base)
         changed = _difference(transform, base)
         if changed is not None:
-            known = base is not None and (lerobot.is_lerobots(base) or base.__name__ in {kind.__name__ for kind in KNOWN})
+            known = base is not None and (by_name.qualified_name(base) or base.__name__ in {kind.__name__ for kind in KNOWN})
             reason = changed if known else "no lowering for this type"
-        if reason is not None and base in LOWERED and LOWERED[base].draws_size:
+        draws_size = op.draws_size if op is not None else base in LOWERED and LOWERED[base].draws_size
+        if reason is not None and draws_size:
             raise ArgumentTypeError(
                 f"{name} must be one that gpuaug.fuse lowers, since it gives each image a size of its own, got {reason}. "
                 "Keep it in the dataset, and fuse the rest with ragged=True."
@@ -177,7 +178,7 @@ class TorchvisionLowering:
 
     def _op(self, name: str, transform: Any, base: Any) -> tuple[TorchvisionOp | None, str | None]:
         """The op for the attributes of a transform of class ``base``, and why torchvision runs the transform, or ``None``."""
-        kind = LOWERED.get(base) if base is None or not lerobot.is_lerobots(base) else lerobot.LOWERED.get(base.__name__)
+        kind = LOWERED.get(base) or by_name.LOWERED.get(by_name.qualified_name(base))
         if kind is None:
             return None, "no lowering for this type"
         try:
@@ -258,7 +259,7 @@ class TorchvisionLowering:
             draw = Draw(tuple((place + 1) / factorial(count) for place in range(len(orders) - 1)))
         else:
             in_order = container.random_order
-            orders, shares = lerobot.subsets(container)
+            orders, shares = by_name.subsets(container)
             draw = Draw(tuple(accumulate(shares))[:-1])
         # By the place in the order and the member there, or by the member alone, which runs in its own place: the outcomes
         # under which it runs.
@@ -311,7 +312,7 @@ def _mix(name: str, transform: Any) -> MixOp | None:
     kind: Any = class_of(transform, KNOWN)
     if kind in mixes.LOWERED:
         return mixes.LOWERED[kind](name, transform)
-    picks = kind in BY_CHANCE or lerobot.is_a(transform, "RandomSubsetApply")
+    picks = kind in BY_CHANCE or by_name.is_a(transform, "lerobot.RandomSubsetApply")
     inner = [(each, _mix(each, held)) for each, held in _named(transform.transforms)] if picks else []
     found = [(each, mix) for each, mix in inner if mix is not None]
     if not found:
@@ -345,8 +346,8 @@ def _named(transforms: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 
 def _too_long(container: Any) -> str | None:
     """Why a container has too many outcomes to be lowered, or ``None``."""
-    if lerobot.lerobot_class(container) is not None:
-        return lerobot.unsupported_subset(container)
+    if by_name.named_class(container) is not None:
+        return by_name.unsupported_subset(container)
     is_long = isinstance(container, v2.RandomOrder) and len(container.transforms) > MOST_ORDERED
     return f"more than {MOST_ORDERED} transforms" if is_long else None
 
@@ -355,7 +356,7 @@ def _difference(transform: Any, base: type | None) -> str | None:
     """What a transform may do otherwise than ``base``, the nearest of its classes that is known."""
     if base is None:
         return "a function"
-    return lerobot.unlike(transform, base) if lerobot.is_lerobots(base) else difference(transform, base)
+    return by_name.unlike(transform, base) if by_name.qualified_name(base) else difference(transform, base)
 
 
 def _sizing(op: Op | EagerOp | None) -> Op | None:
@@ -405,9 +406,8 @@ def count_scalings(pipeline: Any) -> int:
 
 
 def _written_out(transform: Any) -> Any:
-    """``weights.transforms()`` of a classifier as a list of transforms; what LeRobot's ``ImageTransforms`` calls."""
-    if lerobot.is_a(transform, "ImageTransforms"):
-        return transform.tf
+    """Transforms that do the same as ``weights.transforms()`` of a classifier, or as one of timm's or LeRobot's."""
+    transform = by_name.written_out(transform)
     if class_of(transform, (ImageClassification,)) is None:
         return transform
     resize = v2.Resize(transform.resize_size, transform.interpolation, antialias=transform.antialias)
