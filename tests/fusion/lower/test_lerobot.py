@@ -8,6 +8,7 @@ import torch
 from support import lerobot as written
 from support.replay import overriding, photographs
 from support.torchvision_replay import assert_replays
+from support.values import assert_values
 from torchvision.transforms import v2
 
 import gpuaug
@@ -92,7 +93,7 @@ def test_the_sharpness_is_drawn_from_its_range(package):
     calls = gpuaug.fuse(made).draw((4000, 3, 4, 4), seed=0).as_torchvision()
     ours = torch.tensor([arguments["sharpness_factor"] for ((_, arguments),) in calls]).sort().values
     uniform = torch.linspace(0.5, 1.5, len(ours))
-    assert float((ours - uniform).abs().max()) < 0.04
+    assert_values(ours, uniform, atol=0.04)
     assert_replays(v2.Compose([made]), photographs(8, dtype=torch.float32), atol=2e-6)
 
 

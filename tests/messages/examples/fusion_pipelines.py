@@ -43,6 +43,25 @@ def preset_object(told):
     torch.testing.assert_close(gpuaug.fuse(preset.transforms)(IMAGES), torch.stack([preset(image) for image in IMAGES]))
 
 
+@example("Write out what it does: v2.Resize, v2.CenterCrop, v2.ToDtype and v2.Normalize(processor.image_mean, …)")
+def image_processor(told):
+    class Processor:
+        do_resize = True
+        image_mean = (0.5, 0.4, 0.3)
+        image_std = (0.2, 0.2, 0.2)
+
+        def __call__(self, images):
+            resized = v2.functional.resize(images, [6, 6])
+            return v2.functional.normalize(resized / 255, self.image_mean, self.image_std)
+
+    processor = Processor()
+    with told:
+        gpuaug.fuse(processor)
+    to_float = v2.ToDtype(torch.float32, scale=True)
+    written = [v2.Resize((6, 6)), to_float, v2.Normalize(processor.image_mean, processor.image_std)]
+    torch.testing.assert_close(gpuaug.fuse(written)(IMAGES), processor(IMAGES), atol=0.03, rtol=0)
+
+
 @example("Pass the transforms that it calls, or v2.Compose([function])")
 def function_as_pipeline(told):
     def function(image):
