@@ -1,8 +1,11 @@
-"""Hugging Face's Trainer, whose loaders are wrapped where it makes them."""
+"""Hugging Face's Trainer, whose loaders are wrapped where it makes them, and its image processors."""
 
 import pytest
 import torch
+from support.replay import photographs
+from support.values import assert_values
 from torch.utils.data import Dataset, default_collate
+from torchvision.transforms import v2
 
 import gpuaug
 
@@ -119,3 +122,26 @@ def test_a_run_that_is_resumed_without_the_line_for_it_says_the_line(make_traine
     resumed = make_trainer()
     with pytest.raises(gpuaug.ArgumentError, match=r"transformers.trainer.skip_first_batches = gpuaug.integrations"):
         resumed.train(resume_from_checkpoint=f"{resumed.args.output_dir}/checkpoint-15")
+
+
+@pytest.mark.parametrize("name", ["ViT", "CLIP", "DeiT", "Siglip", "Blip"])
+def test_an_image_processor_written_out_is_one_launch_with_its_values(name):
+    """As docs/validation.md writes it out."""
+    transformers = pytest.importorskip("transformers")
+    processor = getattr(transformers, f"{name}ImageProcessor")()
+    if not hasattr(processor, "backend"):
+        pytest.skip("transformers before 5 returns other pixels from Pillow")
+    with pytest.raises(gpuaug.ArgumentTypeError, match="Write out what it does"):
+        gpuaug.fuse(processor)
+    size, crop = processor.size, processor.crop_size
+    sides = [size.shortest_edge] if size.shortest_edge else [size.height, size.width]
+    transforms = [v2.Resize(sides, processor.resample)]
+    transforms += [v2.CenterCrop([crop.height, crop.width])] if processor.do_center_crop else []
+    transforms += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(processor.image_mean, processor.image_std)]
+    images = [photographs(1, 3, *sides)[0] for sides in ((240, 301), (300, 260))]
+    preprocess = gpuaug.fuse(transforms, ragged=True)
+    assert preprocess.explain().launches == 1
+    got = preprocess(gpuaug.collate_ragged(images))
+    assert_values(
+        got, processor(images, return_tensors="pt")["pixel_values"], atol=2.01 / 255 / 0.26
+    )  # rounded to bytes per axis
