@@ -71,13 +71,13 @@ def test_bad_arguments_are_refused(arguments, options, error, text):
             (torch.zeros(2, 3, 4, 4, dtype=torch.int64),),
             {},
             gpuaug.ArgumentTypeError,
-            "images must be uint8 or floating of 16 bits or more, got torch.int64. Scale them",
+            "images must be uint8, uint16, int16 or floating of 16 bits or more, got torch.int64. Scale them",
         ),
         (
             (torch.zeros(2, 3, 4, 4).to(torch.float8_e4m3fn),),
             {},
             gpuaug.ArgumentTypeError,
-            "images must be uint8 or floating of 16 bits or more, got torch.float8_e4m3fn. Scale them",
+            "images must be uint8, uint16, int16 or floating of 16 bits or more, got torch.float8_e4m3fn. Scale them",
         ),
         (([1, 2],), {}, gpuaug.ArgumentTypeError, "input must be a tensor or a gpuaug.Ragged, got list. Stack images"),
         *(

@@ -1,5 +1,7 @@
 """The plan in torch, on any device: the reference that the kernels are compared with, and what runs on a CPU."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from gpuaug.fusion.backends.antialias import antialiased
 from gpuaug.fusion.backends.readers import MaskPlaces, Places, Planes, Reader, dtype_of, reader, reader_of, viewed
 from gpuaug.fusion.ops.base import RowOp
 from gpuaug.fusion.ops.positional import Erasing
-from gpuaug.fusion.pixels import byte_share, unit_range
+from gpuaug.fusion.pixels import LARGEST, share_of, unit_range
 from gpuaug.fusion.program.gather import Columns, Gather, Part
 from gpuaug.fusion.program.plan import GatherPass, Pass, Plan
 
@@ -19,7 +21,7 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor) -> Tensor:
 
     Args:
         plan: For images of this size.
-        images: uint8 or floating.
+        images: Of a type in ``PIXELS``.
         table: The samples' numbers, on the device of the images.
 
     Shape:
@@ -33,7 +35,7 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor) -> Tensor:
         Some tens of launches a pass on a GPU, and several copies of the images.
     """
     first, *others = plan.passes
-    made = run_pass(first, images, table)
+    made = run_pass(first, _readable(images), table)
     for step in others:
         samples = _samples_of(step, table)
         if samples is None:
@@ -41,6 +43,14 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor) -> Tensor:
         elif len(samples):
             made = made.index_copy(0, samples, run_pass(step, made[samples], table[samples]))
     return made
+
+
+def _readable(images: Tensor | Ragged) -> Tensor | Ragged:
+    """The images; those of 16 bits as floats in image units, since torch has few functions for uint16."""
+    dtype = dtype_of(images)
+    if dtype not in LARGEST or dtype == torch.uint8:
+        return images
+    return replace(images, data=unit_range(images.data)) if isinstance(images, Ragged) else unit_range(images)
 
 
 def _samples_of(step: Pass, table: Tensor) -> Tensor | None:
@@ -96,7 +106,7 @@ def gather(step: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
         values = _interpolated(
             front, place, columns.warp, taps, x, y, nearest=front.nearest, half_pixel_centers=front.half_pixel_centers
         )
-    values = byte_share(values.float()) if dtype_of(images) == torch.uint8 else values.float()
+    values = share_of(values.float(), torch.uint8) if dtype_of(images) == torch.uint8 else values.float()
     if front.fills:
         share = _share_inside(front, place, columns.warp, x, y)
         fill = place.channels(columns.warp_fill, out.channels)

@@ -166,4 +166,4 @@ class _Lowering:
         if isinstance(op, Normalize) and not isinstance(op, Denormalize):
             types.normalize(op)
         elif isinstance(op, Denormalize) or (isinstance(op, EagerOp) and not type(op.module).__module__.startswith("kornia.")):
-            types.in_unit_range = False
+            types.at_most_one = False

@@ -16,6 +16,7 @@ from support.mask_lists import PIPELINES, rows_of
 from support.op_cases import CASES
 from support.ragged import images_of, pack
 from support.replay import photographs
+from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.fusion.backends.readers import MaskPlaces
@@ -95,6 +96,12 @@ def made(monkeypatch):
 def test_kernels_compile_for_a_gpu(name, made):
     modules = next(group[name] for group in (pipelines.EXACT, pipelines.CLOSE, pipelines.RGB_CLOSE) if name in group)
     through_both(modules(), photographs(2), torch.bfloat16, torch.channels_last)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.int16], ids=str)
+def test_images_of_16_bits_compile_for_a_gpu(dtype, made):
+    modules = [v2.RandomRotation(30, fill=None), v2.GaussianBlur((3, 3)), v2.RandomGrayscale()]
+    through_both(modules, photographs(2, dtype=dtype), dtype, torch.channels_last)
 
 
 def test_every_pointwise_op_compiles_for_a_gpu(made):

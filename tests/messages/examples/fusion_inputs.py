@@ -39,8 +39,8 @@ def clips_replay_one_draw(told):
 
 
 @example("Scale them to [0, 1] first")
-def images_of_16_bits(told):
-    images = torch.tensor([300, 1000, 20000, 60000], dtype=torch.int32).to(torch.uint16).view(1, 1, 2, 2)
+def images_of_32_bits(told):
+    images = torch.tensor([300, 1000, 20000, 2**31 - 1], dtype=torch.int32).view(1, 1, 2, 2)
     augment = gpuaug.fuse([FLIP, TO_FLOAT])
     with told:
         augment(images)

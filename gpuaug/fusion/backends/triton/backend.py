@@ -25,7 +25,7 @@ from gpuaug.fusion.backends.triton.second_pass import rest_kernel
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.color_jitter import BEFORE_CONTRAST, CONTRAST, FROM_CONTRAST
 from gpuaug.fusion.program.gather import Gather, Part
-from gpuaug.fusion.program.intermediates import KEPT, is_clean, marked_program, types_written
+from gpuaug.fusion.program.intermediates import KEPT, is_clean, marked_program, may_round, types_written
 from gpuaug.fusion.program.plan import GatherPass, OpPass, Plan
 
 _KINDS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
@@ -62,9 +62,9 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, dtype: torch.dtype, 
     """Run all passes on the current stream.
 
     Shape:
-        - images: (B, C, H, W), uint8 or floating, any strides; or a ragged batch of B
+        - images: (B, C, H, W), of a type in ``PIXELS``, any strides; or a ragged batch of B
         - table: (V · B, K) float32, for V views
-        - returns: (V · B, C, H', W') of ``dtype`` and ``memory_format``; in [0, 255] if ``dtype`` is uint8
+        - returns: (V · B, C, H', W') of ``dtype`` and ``memory_format``
 
     Raises:
         ArgumentError: If there are more samples than a launch can have.
@@ -161,7 +161,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
         "SOURCE_W": strides[3],
         "PAIRS": clean and front.kind == "resample" and not front.nearest and not front.before.ops and narrowest > 1,
         "ANTIALIAS": (_FILTERS[front.filter], _GREATEST_VALUES.get(dtype_of(images), 1) if front.clamps else 0),
-        "WORDS": out.stride(1) == 1 and rgb and out.dtype.itemsize == 2 and even,
+        "WORDS": out.stride(1) == 1 and rgb and out.dtype.is_floating_point and out.dtype.itemsize == 2 and even,
         "OUT_W": out.stride(3),
         "PROGRAM": marked_program(step, clean=clean),
         "COUNT": len(step.program),
@@ -193,7 +193,8 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
     # With 16 bits a value, pixels are rounded: only for results that have no more. Of a pass between two buffers, the second
     # kernel would not know which samples are left where they are.
     between = step.way >= 0 and out.dtype == KEPT
-    keep = clean and out.dtype.itemsize == 2 and not between and all(op.keeps_unit_range for op in step.points[:at])
+    rounds = may_round(step, dtype_of(images), out.dtype) and not between
+    keep = clean and rounds and all(op.keeps_unit_range for op in step.points[:at])
     summing = {**constants, "OUT_W": 1, "PROGRAM": summed, "COUNT": len(summed), "PARTIALS": 0}
     summing |= {"REDUCE": True, "APPLY_AT": apply_mask, "KEEP": keep, "WORDS": keep and even}
     numbers = (*source, across, row_stride, blocks, blocks, *strides[:3])
@@ -208,7 +209,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
         "PROGRAM": rest,
         "COUNT": len(rest),
         "WHOLE": known > 0 and known % REST_BLOCK == 0,
-        "WORDS": known > 0 and known % 2 == 0 and out.stride(1) == 1,
+        "WORDS": known > 0 and known % 2 == 0 and out.stride(1) == 1 and out.dtype.is_floating_point,
         "BLOCK": REST_BLOCK,
     }
     numbers = (step.out.height, step.out.width, row_stride, blocks, *out_strides[:2])

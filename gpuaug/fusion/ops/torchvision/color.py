@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
@@ -19,6 +20,7 @@ class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
     """ColorJitter: four adjustments in an order that each sample draws."""
 
     red_share = channel.TORCHVISION_RED
+    left_types = (torch.int16,)
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
@@ -148,6 +150,8 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
 class Invert(TorchvisionOp, color.Invert):
     """RandomInvert."""
 
+    left_types = (torch.int16,)
+
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
         super().__init__(name, transform, units)
         self.settings = {"max_val": 1.0}
@@ -164,11 +168,12 @@ class Solarize(TorchvisionOp, color.Solarize):
         ArgumentError: If the threshold is larger than any value of the images.
     """
 
+    left_types = (torch.uint16, torch.int16)
     fixed = True
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
-        at = float(below_byte(transform.threshold)) if units == "bytes" else transform.threshold
+        at = float(below_byte(transform.threshold)) if units == torch.uint8 else transform.threshold
         self._threshold = self.share(at)
         if self._threshold > 1:
             raise ArgumentError(
@@ -193,6 +198,7 @@ class Solarize(TorchvisionOp, color.Solarize):
 class Posterize(TorchvisionOp, color.Posterize):
     """RandomPosterize of bytes: keeps the upper bits."""
 
+    left_types = (torch.uint16, torch.int16)
     fixed = True
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
@@ -200,9 +206,9 @@ class Posterize(TorchvisionOp, color.Posterize):
 
     def unsupported(self) -> str | None:
         """Why the transform is left to torchvision, or ``None``."""
-        return (
-            None if self.units == "bytes" else "its levels of floats are others than of bytes, as before v2.ToDtype(scale=True)"
-        )
+        if self.units.is_floating_point:
+            return "its levels of floats are others than of bytes, as before v2.ToDtype(scale=True)"
+        return super().unsupported()
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Nothing: the number of bits is given."""
