@@ -15,7 +15,7 @@ from gpuaug.fusion.lower.image_types import ImageTypes, Refusal
 from gpuaug.fusion.lower.kornia import lower_container, lower_module
 from gpuaug.fusion.lower.refusals import refuse_held, refuse_transform
 from gpuaug.fusion.lower.tree import Group, Leaf, Tree, leaves
-from gpuaug.fusion.ops.base import FrontOp, Op
+from gpuaug.fusion.ops.base import ChannelOp, FrontOp, Op
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
 from gpuaug.fusion.ops.color import Posterize
 from gpuaug.fusion.ops.fallback import EagerOp
@@ -105,7 +105,7 @@ def _rounds(op: Op | EagerOp) -> bool:
     """True if an op may make pixels of equal ones that are a rounding error apart."""
     if isinstance(op, WarpOp | ResampleOp):
         return not op.nearest
-    return isinstance(op, EagerOp) or (isinstance(op, FrontOp) and not isinstance(op, LevelsOp))
+    return isinstance(op, EagerOp) or (isinstance(op, FrontOp) and not isinstance(op, LevelsOp | ChannelOp))
 
 
 def _advice_for(value: Any) -> str:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from gpuaug.fusion.ops.base import FrontOp
+from gpuaug.fusion.ops.base import ChannelOp, FrontOp
 from gpuaug.fusion.ops.color_jitter import CLEAN, ColorJiggle, ColorJitter
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.ops.geometry import WarpOp
@@ -48,7 +48,8 @@ def is_clean(front: Gather | FrontOp, given: torch.dtype) -> bool:
     if given.is_floating_point or given.is_signed:
         return False
     if not isinstance(front, Gather):
-        return front.kernel != "mix"  # whose weights the user may choose
+        # The user may choose the weights of a mix, and those of a grey.
+        return front.keeps_unit_range if isinstance(front, ChannelOp) else front.kernel != "mix"
     fills = (*np.atleast_1d(front.warp.fill), 0.0) if isinstance(front.warp, WarpOp) else (0.0,)
     bounded = bool(min(fills) >= 0 and max(fills) <= 1)  # the user may fill with any value; Triton compiles no bool of NumPy's
     swings = front.filter == "cubic" and not front.clamps

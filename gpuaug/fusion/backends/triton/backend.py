@@ -14,6 +14,7 @@ from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends.readers import MaskPlaces, dtype_of, viewed
 from gpuaug.fusion.backends.torch_backend import as_bits, mask_fill
 from gpuaug.fusion.backends.triton.cache import use_writable_cache
+from gpuaug.fusion.backends.triton.channels import mix_channels
 from gpuaug.fusion.backends.triton.filters.blur import blur
 from gpuaug.fusion.backends.triton.filters.levels import level
 from gpuaug.fusion.backends.triton.filters.sharpness import sharpen
@@ -48,6 +49,7 @@ MOST_SAMPLES = 65535
 
 OP_KERNELS: dict[str, Callable[[OpPass[Any], Tensor, Tensor, Tensor], object]] = {
     "blur": blur,
+    "channels": mix_channels,
     "levels": level,
     "mix": mix,
     "sharpness": sharpen,
@@ -184,7 +186,9 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
         numbers = (*source, across, row_stride, across * down, 0, *strides[:3], *out_strides)
         grid = (across * down, batch, 1 if rgb else channels)
         return _Gathering(None, (0, 0), False, Launch(gather_kernel, grid, numbers, constants, warps=warps))
-    blocks = across * down
+    tiles = across * down
+    planes = 1 if rgb else channels
+    blocks = tiles * planes
     constants["PARTIALS"] = next_power_of_2(blocks)
     at = next(index for index, op in enumerate(step.points) if op.needs_mean)
     code, apply_mask, flags = constants["PROGRAM"][at]
@@ -194,13 +198,13 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
     # kernel would not know which samples are left where they are.
     between = step.way >= 0 and out.dtype == KEPT
     rounds = may_round(step, dtype_of(images), out.dtype) and not between
-    keep = clean and rounds and all(op.keeps_unit_range for op in step.points[:at])
+    keep = rgb and clean and rounds and all(op.keeps_unit_range for op in step.points[:at])
     summing = {**constants, "OUT_W": 1, "PROGRAM": summed, "COUNT": len(summed), "PARTIALS": 0}
     summing |= {"REDUCE": True, "APPLY_AT": apply_mask, "KEEP": keep, "WORDS": keep and even}
-    numbers = (*source, across, row_stride, blocks, blocks, *strides[:3])
-    sums = Launch(gather_kernel, (blocks, batch, 1), (*numbers, 0, 0, 0), summing, warps=warps)
+    numbers = (*source, across, row_stride, tiles, blocks, *strides[:3])
+    sums = Launch(gather_kernel, (tiles, batch, planes), (*numbers, 0, 0, 0), summing, warps=warps)
     if not keep:
-        pixels = Launch(gather_kernel, (blocks, batch, 1), (*numbers, *out_strides), constants, warps=warps)
+        pixels = Launch(gather_kernel, (tiles, batch, planes), (*numbers, *out_strides), constants, warps=warps)
         return _Gathering(sums, (batch, blocks), keep, pixels)
     area = step.out.height * step.out.width
     resting = {name: constants[name] for name in ("PIXELS", "OUT_W", "PARTIALS")}
@@ -209,7 +213,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
         "PROGRAM": rest,
         "COUNT": len(rest),
         "WHOLE": known > 0 and known % REST_BLOCK == 0,
-        "WORDS": known > 0 and known % 2 == 0 and out.stride(1) == 1 and out.dtype.is_floating_point,
+        "WORDS": known > 0 and known % 2 == 0 and out.stride(1) == 1,
         "BLOCK": REST_BLOCK,
     }
     numbers = (step.out.height, step.out.width, row_stride, blocks, *out_strides[:2])

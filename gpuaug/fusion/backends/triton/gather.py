@@ -189,7 +189,7 @@ def finished(
     grey = tl.zeros(live.shape, tl.float32)
     if REDUCE:
         # The last op is the jitter, whose flags say how greys are weighed.
-        grey = tl.where(live, grey_of(r, g, b, PROGRAM[COUNT - 1][2]), 0.0)
+        grey = tl.where(live, grey_of(r, g, b, PROGRAM[COUNT - 1][2]) if RGB else r, 0.0)
         if KEEP:
             line = WIDTH if WIDTH > 0 else width
             pixels = PIXELS if PIXELS > 0 else height * width
@@ -256,6 +256,8 @@ def gather_kernel(
     images have one size; else each lies where ``places`` says, in planes (1) or with the channels of a pixel together (2), or
     so with its window alone (3).
 
+    The sums of a sample's blocks lie together, those of its planes behind one another: ``blocks`` of them.
+
     Grid: (tiles of an image, samples, planes; one plane where a block makes all three).
     """
     RGB: tl.constexpr = CHANNELS == 3
@@ -292,11 +294,11 @@ def gather_kernel(
             fill_r, fill_g, fill_b = fill_r * SCALE, fill_g * SCALE, fill_b * SCALE
     if REDUCE and not KEEP:
         if tl.load(row + APPLY_AT) == 0:
-            tl.store(partial + sample * tiles + tile, 0.0)  # nothing uses it, but all of it is read
+            tl.store(partial + sample * blocks + plane * tiles + tile, 0.0)  # nothing uses it, but all of it is read
             return
     mean = 0.0
     if PARTIALS > 0:
-        mean = mean_of(partial, sample, blocks, out_height * out_width, PARTIALS)
+        mean = mean_of(partial, sample, blocks, out_height * out_width * (1 if RGB else CHANNELS), PARTIALS)
     if KEEP:
         kept += sample.to(tl.int64) * (3 * (PIXELS if PIXELS > 0 else out_height * out_width))
     out += sample.to(tl.int64) * out_b + plane * out_c
@@ -351,4 +353,4 @@ def gather_kernel(
             )  # fmt: skip
             first += 1
     if REDUCE:
-        tl.store(partial + sample * tiles + tile, tl.sum(total))
+        tl.store(partial + sample * blocks + plane * tiles + tile, tl.sum(total))

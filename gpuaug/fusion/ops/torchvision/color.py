@@ -39,6 +39,10 @@ class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
         """A bit for each adjustment that can take part, and that of torchvision's greys."""
         return super().flags | color_jitter.TORCHVISION_GREY
 
+    def channels_taken(self, channels: int) -> tuple[str, str] | None:
+        """Saturation and hue leave grey images as they are."""
+        return None if channels in (1, 3) else ("1 or 3", self.name)
+
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Four factors a sample, and an order."""
         return {"factors": sampler.between(self._low, self._high), "order": sampler.uniform(4).T.argsort(axis=1)}
@@ -87,7 +91,7 @@ class PhotometricDistort(ColorJitter):
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """The parameters; the op applies to samples that drew any."""
         drawn = super().draw(sampler, size)
-        changes = (drawn["order"] != color_jitter.NONE).any(1) | (drawn["channels"] != np.arange(3)).any(1)
+        changes = (drawn["order"] != color_jitter.NONE).any(1) | (drawn["channels"] != np.arange(size.channels)).any(1)
         return {**drawn, "apply_mask": drawn["apply_mask"] & changes}
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -96,7 +100,7 @@ class PhotometricDistort(ColorJitter):
         factors = sampler.between(self._low, self._high)
         order = np.where(sampler.uniform()[:, None] < 0.5, (0, 1, 2, 3), (0, 2, 3, 1))
         order = np.where(np.take_along_axis(taken[:4].T, order, 1), order, color_jitter.NONE)
-        channels = np.where(taken[4][:, None], sampler.uniform(3).T.argsort(axis=1), np.arange(3))
+        channels = np.where(taken[4][:, None], sampler.uniform(size.channels).T.argsort(axis=1), np.arange(size.channels))
         return {"factors": factors, "order": order, "channels": channels}
 
     def of_sample(self, drawn: OpDraws, index: int) -> OpDraws:
@@ -116,7 +120,8 @@ class PhotometricDistort(ColorJitter):
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """The jitter, then the channels."""
-        return channel.reordered(super().apply(images, rows), rows[:, 9:12])
+        made = super().apply(images, rows)
+        return channel.reordered(made, rows[:, 9:12]) if images.shape[1] == 3 else made
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """The adjustments that are made, in their order, and where each channel comes from."""
@@ -124,7 +129,7 @@ class PhotometricDistort(ColorJitter):
 
 
 class Grayscale(TorchvisionOp, channel.Grayscale):
-    """RandomGrayscale, and Grayscale to three channels; to one, it only tells the shape of what comes out."""
+    """RandomGrayscale, and Grayscale to three channels; to one, or of one to three, it only tells what shape comes out."""
 
     @property
     def _to_one(self) -> bool:
@@ -136,15 +141,25 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
 
     def out(self, size: Size) -> Size:
         """As many channels as are asked for."""
-        return Size(size.batch, 1, size.height, size.width) if self._to_one else size
+        channels: Any = getattr(self.module, "num_output_channels", size.channels)
+        return Size(size.batch, channels, size.height, size.width)
+
+    def unsupported_size(self, size: Size) -> str | None:
+        """A fused pass has as many channels as its source."""
+        channels = self.out(size).channels
+        return None if channels == size.channels else f"makes {channels} channels of {size.channels}"
+
+    def channels_taken(self, channels: int) -> tuple[str, str] | None:
+        """RGB, and grey images, which stay as they are."""
+        return None if channels in (1, 3) else ("1 or 3", self.name)
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The channels' weights."""
-        out[:, 1:4] = (channel.TORCHVISION_RED, *channel.GREY[1:])
+        out[:, 1:] = (channel.TORCHVISION_RED, *channel.GREY[1:]) if size.channels == 3 else 1
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """The grey, in as many channels."""
-        return [("rgb_to_grayscale", {"num_output_channels": 3})]
+        return [("rgb_to_grayscale", {"num_output_channels": size.channels})]
 
 
 class Invert(TorchvisionOp, color.Invert):
@@ -225,7 +240,7 @@ class Posterize(TorchvisionOp, color.Posterize):
 
 
 class ChannelPermutation(TorchvisionOp, channel.ChannelShuffle):
-    """RandomChannelPermutation of three channels."""
+    """RandomChannelPermutation."""
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """Where each channel comes from."""

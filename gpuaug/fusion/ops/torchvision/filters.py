@@ -35,6 +35,10 @@ class Sharpness(TorchvisionOp, filters.SharpnessOp):
 
     left_types = (torch.int16,)
 
+    def channels_taken(self, channels: int) -> tuple[str, str] | None:
+        """Grey images and RGB."""
+        return None if channels in (1, 3) else ("1 or 3", self.name)
+
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
 
@@ -77,9 +81,9 @@ class Autocontrast(TorchvisionOp, filters.AutoContrast):
         self.rounds = units == torch.uint8
         self.to_levels = (255.0, 0.5 + filters.SLACK)
 
-    def unsupported_size(self, size: Size) -> str | None:
-        """Other numbers of channels are torchvision's to refuse."""
-        return None if size.channels in (1, 3) else f"takes 1 or 3 channels, the images have {size.channels}"
+    def channels_taken(self, channels: int) -> tuple[str, str] | None:
+        """Grey images and RGB."""
+        return None if channels in (1, 3) else ("1 or 3", self.name)
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """No arguments."""

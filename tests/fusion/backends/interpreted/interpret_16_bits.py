@@ -57,6 +57,8 @@ INT16 = [
 
 def failures(*, every):
     """Names of the pipelines whose kernels differ, and how."""
+    if text := disagreement("", [v2.ColorJitter(0.4, (3.0, 4.0))], images(torch.uint16, 1), torch.uint16, PLANES):
+        yield f"jitter of one channel: {text}"
     for source, cases in ((torch.uint16, UINT16), (torch.int16, INT16)):
         for number, (make, dtype, memory_format) in enumerate(cases):
             if text := disagreement("", make(), images(source), dtype, memory_format):

@@ -29,6 +29,7 @@ HOLES = pipelines.with_holes(FLOAT)
 
 ALSO = {
     "apply masks": (2, 4),
+    "channels": (3, 4),
     "colour": (1, 2, 3),
     "crop, padded": (1,),
     "crop, reflected": (1, 4),
