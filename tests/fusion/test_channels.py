@@ -15,6 +15,9 @@ from support.values import assert_values
 from torchvision.transforms import v2
 
 import gpuaug
+from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.ops.color import Invert
+from gpuaug.fusion.ops.fallback import EagerKornia
 
 CHANNELS = [1, 4, 6, 13]
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
@@ -139,6 +142,9 @@ def test_containers_that_pick_leave_these_ops_to_kornia():
     picks = K.AugmentationSequential(K.RandomChannelShuffle(p=1.0), K.RandomInvert(p=1.0), random_apply=1)
     augment, images = gpuaug.fuse(picks), photographs(2, 4)
     assert "left to Kornia: shuffle channels" in str(augment.explain(images.shape))
+    (picking,) = augment._program().ops
+    run = [type(picking._run_by(child, 0, Size(*images.shape))) for child in (0, 1)]
+    assert run == [EagerKornia, Invert]
     for seed in range(4):
         draws = augment.draw(images.shape, seed=seed)
         assert_values(augment(images, draws=draws), picks(images / 255, params=draws.as_kornia()), atol=1e-6)

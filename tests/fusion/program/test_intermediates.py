@@ -85,6 +85,11 @@ def test_images_that_may_be_anything_stay_float32():
     assert types([CROP, BLUR], torch.int16, HALF) == (FLOAT, HALF)
 
 
+@pytest.mark.parametrize(("weights", "clean"), [(None, True), (torch.ones(4) / 4, True), (torch.ones(4), False)])
+def test_greys_of_many_channels_are_clean_by_their_weights(weights, clean):
+    assert is_clean(LOWERED[K.RandomGrayscale]("grey", K.RandomGrayscale(rgb_weights=weights)), BYTES) is clean
+
+
 def test_whole_numbers_of_16_bits_are_rounded_once():
     assert types([CROP, BLUR], KEPT, HALF) == (KEPT, HALF)
     assert types([CROP, BLUR], KEPT, KEPT) == (FLOAT, KEPT)
